@@ -1,0 +1,82 @@
+# `make run` and `make test` need Python 3.11 or newer and nothing else: each makes what it needs in .venv.
+
+VENV ?= .venv
+BIN := $(VENV)/bin
+PYTHONS := $(if $(PYTHON),$(PYTHON),python3 python3.13 python3.12 python3.11)
+# An installation is repeated only when its lock changed.
+MADE := $(VENV)/.made
+RUN := $(VENV)/.run-$(shell cat requirements.lock pyproject.toml | cksum | cut -d ' ' -f 1)
+DEV := $(VENV)/.dev-$(shell cat requirements-dev.lock pyproject.toml | cksum | cut -d ' ' -f 1)
+PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet
+# The tests share one Postgres; more than two at once gain nothing on small machines.
+PYTEST := $(BIN)/python -m pytest -n 2
+
+.DEFAULT_GOAL := help
+.PHONY: help run demo test test-all test-deps check format bench bench-relay docs lock clean
+
+help: ## these lines
+	@grep -E '^[a-z-]+:.*##' Makefile | sed -E 's/:[^#]*##/\t/' | expand -t 12
+
+run: $(RUN) ## Halfnote on 127.0.0.1:8080, with a Postgres of its own
+	@$(BIN)/halfnote serve
+
+demo: $(RUN) ## order 1030 with a real producer and receiver, and a producer that dies and is rescued
+	@$(BIN)/python -m demo
+
+test: $(DEV) ## the tests, but for those that take minutes
+	$(PYTEST) -m "not slow"
+
+test-all: $(DEV) ## every test
+	$(PYTEST)
+
+test-deps: ## the servers that tests of brokers need: RabbitMQ, NATS, Redis by apt, Kafka by Maven; others skip those tests
+	@scripts/test-deps
+
+check: $(DEV) ## format, lint, types, direction of imports
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+format: $(DEV) ## put the sources in form
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+bench: $(DEV) ## what the README's figures come from; QUICK=1 takes under a minute
+	$(BIN)/python -m bench
+
+bench-relay: $(DEV) ## the relay's figures, a quarter of an hour; QUICK=1 takes under two minutes
+	$(BIN)/python -m bench relay
+
+docs: $(DEV) ## the pages that are made from the code
+	$(BIN)/python -m scripts.config_docs
+	$(BIN)/python scripts/errors_page > docs/errors.md
+
+lock: ## the locks anew from pyproject.toml; needs uv
+	scripts/lock
+
+clean: ## everything that was made, but not .halfnote, which holds messages
+	rm -rf $(VENV) .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis bench/out
+	find . -name __pycache__ -prune -exec rm -rf {} +
+
+$(MADE):
+	@for python in $(PYTHONS); do \
+	  if "$$python" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; then \
+	    echo "Making $(VENV) with $$("$$python" --version)"; \
+	    "$$python" -m venv $(VENV) && touch $@ && exit 0; \
+	    echo "Python could not make a virtual environment (on Debian and Ubuntu: apt install python3-venv)." >&2; exit 1; \
+	  fi; \
+	done; \
+	echo "Halfnote needs Python 3.11 or newer; tried: $(PYTHONS). Name yours: make PYTHON=/path/to/python3" >&2; exit 1
+
+$(RUN): $(MADE)
+	@echo "Installing what requirements.lock names (a minute, the first time)"
+	@$(PIP) --require-hashes -r requirements.lock
+	@$(PIP) --no-deps --no-build-isolation -e .
+	@rm -f $(VENV)/.run-*; touch $@
+
+$(DEV): $(MADE)
+	@echo "Installing what requirements-dev.lock names (a minute, the first time)"
+	@$(PIP) --require-hashes -r requirements-dev.lock
+	@$(PIP) --no-deps --no-build-isolation -e .
+	@rm -f $(VENV)/.dev-*; touch $@

@@ -1,0 +1,1 @@
+"""Halfnote: a transaction coordinator over HTTP."""

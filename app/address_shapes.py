@@ -1,0 +1,76 @@
+"""How hosts, ports and URLs are written in requests: patterns for the document and for the checks alike."""
+
+import ipaddress
+import re
+from typing import Annotated
+from urllib.parse import urlsplit
+
+from pydantic import AfterValidator, WithJsonSchema
+
+from app.callbacks import LONGEST_URL, Network, allowed
+
+HOST = r"([A-Za-z0-9]([A-Za-z0-9._-]{0,251}[A-Za-z0-9])?|\[[0-9A-Fa-f:.]+\])"
+PORT = r":([1-9][0-9]{0,3}|[1-5][0-9]{4}|6[0-4][0-9]{3}|65[0-4][0-9]{2}|655[0-2][0-9]|6553[0-5])"
+# A path of one segment, percent-encoded.
+_SEGMENT = r"([A-Za-z0-9._~!$&'()*+,;=:@-]|%[0-9A-Fa-f]{2})*"
+
+
+def _url(schemes: str, path: str, fault: str) -> AfterValidator:
+    whole = re.compile(rf"{schemes}://{HOST}({PORT})?{path}").fullmatch
+
+    def check(value: str) -> str:
+        if len(value) > LONGEST_URL or not whole(value):
+            raise ValueError(f"must be {fault}, without user, password or query")
+        return value
+
+    return AfterValidator(check)
+
+
+def _schema(schemes: str, path: str) -> WithJsonSchema:
+    pattern = rf"^{schemes}://{HOST}({PORT})?{path}$"
+    return WithJsonSchema({"type": "string", "maxLength": LONGEST_URL, "pattern": pattern})
+
+
+_AMQP = ("amqps?", f"(/{_SEGMENT})?")
+_NATS = ("(nats|tls)", "")
+_REDIS = ("rediss?", "(/[0-9]{0,4})?")
+AmqpUrl = Annotated[
+    str, _url(*_AMQP, "amqp:// or amqps://, a host, perhaps a port and `/vhost` (percent-encoded)"), _schema(*_AMQP)
+]
+NatsUrl = Annotated[str, _url(*_NATS, "nats:// or tls://, a host and perhaps a port"), _schema(*_NATS)]
+RedisUrl = Annotated[
+    str,
+    _url(*_REDIS, "redis:// or rediss://, a host, perhaps a port and `/` with a database's number"),
+    _schema(*_REDIS),
+]
+
+# A name of 253 characters and a port; an address is shorter.
+HOST_PORT_MAX = 259
+_HOST_PORT = f"{HOST}{PORT}"
+_host_port = re.compile(_HOST_PORT).fullmatch
+
+
+def _check_host_port(value: str) -> str:
+    if len(value) > HOST_PORT_MAX or not _host_port(value):
+        raise ValueError("must be `host:port`")
+    return value
+
+
+HostPort = Annotated[
+    str,
+    AfterValidator(_check_host_port),
+    WithJsonSchema({"type": "string", "maxLength": HOST_PORT_MAX, "pattern": f"^{_HOST_PORT}$"}),
+]
+
+
+def host_fault(address: str, networks: tuple[Network, ...]) -> str | None:
+    """Say what is wrong with the host of a URL or of `host:port`, or None. A name is judged only when it is dialled."""
+    try:
+        host = urlsplit(address if "://" in address else f"//{address}").hostname or ""
+    except ValueError:
+        return "is not an address"
+    try:
+        ipaddress.ip_address(host)
+    except ValueError:
+        return None
+    return None if allowed(host, networks) else "leads to an address outside HALFNOTE_ALLOW_NETWORKS"

@@ -1,0 +1,33 @@
+"""`halfnote`: serve, migrate, and on the command line what the API does."""
+
+import sys
+
+import typer
+
+from app.cli import dead_letters, deciding, groups, operation, serve, subscriptions, transactions
+from app.cli.refusal import Refusal
+
+app = typer.Typer(
+    name="halfnote",
+    help="A transaction coordinator over HTTP. Calls go to --url (or HALFNOTE_URL).",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+)
+serve.install(app)
+operation.install(app)
+deciding.install(transactions.app)
+app.add_typer(groups.app, name="groups")
+app.add_typer(subscriptions.app, name="subscriptions")
+app.add_typer(transactions.app, name="transactions")
+app.add_typer(dead_letters.app, name="dead-letters")
+
+
+def main() -> None:
+    """Run the command line; a refusal is one line on stderr and exit code 1, wrong usage is 2."""
+    try:
+        app(prog_name="halfnote")
+    except Refusal as refusal:
+        print(f"halfnote: {refusal}", file=sys.stderr)
+        sys.exit(refusal.code)

@@ -1,0 +1,103 @@
+"""Calls to the service over HTTP, and what becomes of a refusal."""
+
+import json
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+from urllib.parse import quote
+
+import httpx
+import typer
+
+from app.cli.refusal import Refusal
+
+DEFAULT_URL = "http://127.0.0.1:8080"
+# A person waits; a test of a callback may take its whole timeout.
+TIMEOUT_S = 60.0
+
+Url = Annotated[str, typer.Option(envvar="HALFNOTE_URL", help="where Halfnote is")]
+AsJson = Annotated[bool, typer.Option("--json", help="print the API's JSON instead of a table")]
+FromFile = Annotated[
+    Path | None, typer.Option("--file", help="JSON with the whole request, `-` for stdin; options go over it")
+]
+
+
+def call(
+    url: str,
+    method: str,
+    path: str,
+    *,
+    query: dict[str, Any] | None = None,
+    content: dict[str, Any] | None = None,
+    as_json: bool = False,
+) -> Any:
+    """Return the decoded answer, None if it is empty. Raises Refusal for a problem or if nothing answers.
+
+    With `as_json` a problem is printed on stdout as the API answered it.
+    """
+    parameters = {name: value for name, value in (query or {}).items() if value is not None}
+    try:
+        # Without the environment's proxies: the service is on this machine or in this network.
+        with httpx.Client(base_url=url, timeout=TIMEOUT_S, trust_env=False) as client:
+            answer = client.request(method, path, params=parameters, json=content)
+    except (httpx.ConnectError, httpx.UnsupportedProtocol, httpx.InvalidURL) as error:
+        raise Refusal(
+            f"No Halfnote answers on {url} ({error}).\n"
+            "  Start it by `make run` or `halfnote serve`, or say where it is by --url or HALFNOTE_URL."
+        ) from None
+    except httpx.HTTPError as error:
+        raise Refusal(f"{url} did not answer {method} {path}: {error or type(error).__name__}.") from None
+    if answer.is_error:
+        if as_json:
+            print(answer.text)
+        raise Refusal(problem_text(url, answer))
+    return answer.json() if answer.content else None
+
+
+def path_of(*parts: str) -> str:
+    """Return a path of the API; names may hold any character."""
+    return "".join(f"/{quote(part, safe='')}" for part in parts)
+
+
+def problem_text(url: str, answer: httpx.Response) -> str:
+    """Return a problem in words: title, detail, what else it says, and where its type is explained."""
+    try:
+        problem = answer.json()
+        lines = [f"{problem['title']} ({answer.status_code})", problem["detail"]]
+    except (ValueError, KeyError, TypeError):
+        return f"{url} answered {answer.status_code}, and not as Halfnote does. Is it the right address?"
+    more = {name: value for name, value in problem.items() if name not in ("type", "title", "status", "detail")}
+    lines += [f"{name}: {value if isinstance(value, str) else json.dumps(value)}" for name, value in more.items()]
+    lines.append(f"type: {httpx.URL(url).join(problem['type'])}")
+    return "\n  ".join(lines)
+
+
+def request_of(file: Path | None, **options: Any) -> dict[str, Any]:
+    """Return a request's content: the file's, with the options that were given over it. Raises Refusal."""
+    content: dict[str, Any] = {}
+    if file is not None:
+        try:
+            read = json.loads(sys.stdin.read() if str(file) == "-" else file.read_text())
+        except (OSError, ValueError) as error:
+            raise Refusal(f"{file} cannot be read as JSON: {error}", code=2) from None
+        if not isinstance(read, dict):
+            raise Refusal(f"{file} is not a JSON object.", code=2)
+        content = read
+    return content | {name: value for name, value in options.items() if value is not None and value != []}
+
+
+def all_pages(url: str, path: str, *, as_json: bool) -> list[dict[str, Any]]:
+    """Return what all pages of a list hold. Raises Refusal."""
+    found: list[dict[str, Any]] = []
+    cursor = None
+    while True:
+        page = call(url, "GET", path, query={"cursor": cursor}, as_json=as_json)
+        found += page["items"]
+        cursor = page["next_cursor"]
+        if cursor is None:
+            return found
+
+
+def print_json(answer: Any) -> None:
+    """Print an answer for machines, as JSON indented by two."""
+    print(json.dumps(answer, indent=2, ensure_ascii=False))

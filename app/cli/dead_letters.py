@@ -1,0 +1,252 @@
+"""`halfnote dead-letters`: what was given up for a subscription, and what a person does about it."""
+
+from collections.abc import Callable
+from typing import Annotated, Any
+
+import typer
+
+from app.cli.api import DEFAULT_URL, AsJson, Url, call, path_of, print_json
+from app.cli.refusal import Refusal
+from app.cli.tables import moment, print_fields, print_table, short_moment, text
+
+app = typer.Typer(help="Dead letters: what was given up, to be redelivered or dropped.", no_args_is_help=True)
+
+# What the API gives at most on one page, and moves at most in one call.
+PAGE_MAX = 1000
+MOVED_MAX = 10_000
+
+SubscriptionName = Annotated[str, typer.Argument(metavar="SUBSCRIPTION")]
+MessageId = Annotated[str, typer.Argument(metavar="MESSAGE_ID")]
+MessageIds = Annotated[list[str] | None, typer.Argument(metavar="[MESSAGE_ID]...", help="or a filter")]
+Of = Annotated[str | None, typer.Option("--subscription", help="of this subscription")]
+Topic = Annotated[str | None, typer.Option(help="of this topic")]
+Key = Annotated[str | None, typer.Option(help="of this key")]
+Because = Annotated[str | None, typer.Option("--because", help="dead for this reason, as retries_exhausted")]
+DiedAfter = Annotated[str | None, typer.Option(help="died at this time or later (RFC 3339)")]
+DiedBefore = Annotated[str | None, typer.Option(help="died before this time (RFC 3339)")]
+Replay = Annotated[int | None, typer.Option(help="of MESSAGE_IDs: the replay they died in")]
+Reason = Annotated[str | None, typer.Option(help="why, for whoever reads it later")]
+Actor = Annotated[str | None, typer.Option(envvar="USER", help="who does it, as it is recorded")]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="with a filter: only tell which ones")]
+Yes = Annotated[bool, typer.Option("--yes", help="with a filter: do not ask")]
+
+
+@app.command("list")
+def list_dead_letters(
+    subscription: Of = None,
+    topic: Topic = None,
+    key: Key = None,
+    because: Because = None,
+    died_after: DiedAfter = None,
+    died_before: DiedBefore = None,
+    limit: Annotated[int, typer.Option(help="at most so many")] = 50,
+    cursor: Annotated[str | None, typer.Option(help="where the list before ended")] = None,
+    url: Url = DEFAULT_URL,
+    as_json: AsJson = False,
+) -> None:
+    """List dead letters, newest first."""
+    query = _filter(subscription, topic, key, because, died_after, died_before)
+    found: list[dict[str, Any]] = []
+    # A page of the API may hold fewer than there are.
+    while True:
+        asked = {**query, "limit": min(limit - len(found), PAGE_MAX), "cursor": cursor}
+        page = call(url, "GET", "/dead-letters", query=asked, as_json=as_json)
+        found += page["items"]
+        cursor = page["next_cursor"]
+        if cursor is None or len(found) >= limit:
+            break
+    if as_json:
+        print_json({"items": found, "next_cursor": cursor})
+        return
+    rows = [(one["message_id"], short_moment(one["died_at"]), _about(one)) for one in found]
+    print_table(("message", "died (utc)", "subscription: why"), rows, whole=("message", "died (utc)"))
+    if cursor:
+        print(f"\nThere may be more:\n--cursor {cursor}")
+
+
+@app.command("show")
+def show(
+    subscription: SubscriptionName,
+    message_id: MessageId,
+    replay: Annotated[int | None, typer.Option(help="the replay it died in")] = None,
+    url: Url = DEFAULT_URL,
+    as_json: AsJson = False,
+) -> None:
+    """Show a dead letter: why, its last answer, and its message."""
+    path = path_of("dead-letters", subscription, message_id)
+    letter = call(url, "GET", path, query={"replay": replay}, as_json=as_json)
+    if as_json:
+        print_json(letter)
+        return
+    tries = f"{letter['attempts']}, the first {moment(letter['first_at'])} UTC" if "first_at" in letter else None
+    print_fields(
+        {
+            "message": letter["message_id"],
+            "subscription": letter["subscription"],
+            "replay": text(letter.get("replay")),
+            "group": letter["producer_group"],
+            "topic": letter["topic"],
+            "key": letter["key"],
+            "tag": letter["tag"],
+            "headers": text(letter["headers"] or None),
+            "offset": text(letter["offset"]),
+            "died": f"{moment(letter['died_at'])} UTC",
+            "because": letter["reason"],
+            "tries": tries or text(letter["attempts"]),
+            "last error": letter.get("error"),
+            "last answer": letter.get("response"),
+            "redelivered": "\n".join(map(_earlier, letter["redelivered"])) or None,
+            "body": text(letter["body"]) or "null" if "body" in letter else None,
+            "body (base64)": letter.get("body_base64"),
+        }
+    )
+
+
+@app.command("redeliver")
+def redeliver(
+    message_ids: MessageIds = None,
+    subscription: Of = None,
+    topic: Topic = None,
+    key: Key = None,
+    because: Because = None,
+    died_after: DiedAfter = None,
+    died_before: DiedBefore = None,
+    replay: Replay = None,
+    reason: Reason = None,
+    actor: Actor = None,
+    dry_run: DryRun = False,
+    yes: Yes = False,
+    url: Url = DEFAULT_URL,
+    as_json: AsJson = False,
+) -> None:
+    """Deliver dead letters once more: MESSAGE_IDs of a --subscription, or all that meet a filter."""
+    filters = _filter(subscription, topic, key, because, died_after, died_before)
+    wanted = _selection(message_ids, filters, replay) | _given(reason=reason, actor=actor)
+
+    def act(content: dict[str, Any]) -> Any:
+        return call(url, "POST", "/dead-letters/redeliver", content=content, as_json=as_json)
+
+    answer = _acted(act, wanted, "redelivered", dry_run=dry_run, ask=not yes)
+    print_json(answer) if as_json else _tell(answer, "redelivered")
+
+
+@app.command("drop")
+def drop(
+    message_ids: MessageIds = None,
+    subscription: Of = None,
+    topic: Topic = None,
+    key: Key = None,
+    because: Because = None,
+    died_after: DiedAfter = None,
+    died_before: DiedBefore = None,
+    replay: Replay = None,
+    reason: Reason = None,
+    actor: Actor = None,
+    dry_run: DryRun = False,
+    yes: Yes = False,
+    url: Url = DEFAULT_URL,
+    as_json: AsJson = False,
+) -> None:
+    """Give dead letters up for good: MESSAGE_IDs of a --subscription, or all that meet a filter."""
+    filters = _filter(subscription, topic, key, because, died_after, died_before)
+    wanted = _selection(message_ids, filters, replay) | _given(reason=reason, actor=actor)
+
+    def act(content: dict[str, Any]) -> Any:
+        return call(url, "DELETE", "/dead-letters", content=content, as_json=as_json)
+
+    answer = _acted(act, wanted, "dropped", dry_run=dry_run, ask=not yes)
+    print_json(answer) if as_json else _tell(answer, "dropped")
+
+
+def _filter(
+    subscription: str | None,
+    topic: str | None,
+    key: str | None,
+    because: str | None,
+    died_after: str | None,
+    died_before: str | None,
+) -> dict[str, Any]:
+    return _given(
+        subscription=subscription,
+        topic=topic,
+        key=key,
+        reason=because,
+        died_after=died_after,
+        died_before=died_before,
+    )
+
+
+def _given(**options: Any) -> dict[str, Any]:
+    return {name: value for name, value in options.items() if value is not None}
+
+
+def _selection(message_ids: list[str] | None, filters: dict[str, Any], replay: int | None) -> dict[str, Any]:
+    """Return a request's selection. Raises Refusal for one that is neither ids nor a filter, or both."""
+    if not message_ids:
+        if not filters or replay is not None:
+            raise Refusal("Name MESSAGE_IDs and their --subscription, or a filter such as --subscription.", code=2)
+        return {"filter": filters}
+    if set(filters) != {"subscription"}:
+        raise Refusal("MESSAGE_IDs go with --subscription and with no other filter.", code=2)
+    return {"ids": [{**filters, "message_id": one, **_given(replay=replay)} for one in message_ids]}
+
+
+def _acted(
+    act: Callable[[dict[str, Any]], Any], wanted: dict[str, Any], done: str, *, dry_run: bool, ask: bool
+) -> dict[str, Any]:
+    """Do what is wanted; by a filter, tell first how many it takes and ask, then do it in as many calls as it needs.
+
+    Raises Refusal if the person does not want to.
+    """
+    if "ids" in wanted:
+        answer: dict[str, Any] = act(wanted)
+        return answer
+    told: dict[str, Any] = act({**wanted, "dry_run": True, "at_most": PAGE_MAX})
+    if dry_run or not told["left"]:
+        return told
+    if ask and not typer.confirm(f"{_many(told['left'])} will be {done}. Go on?", err=True):
+        raise Refusal(f"Nothing was {done}.")
+    # No more than were told of: some may die again meanwhile.
+    total, whole = told["left"], {**told, "dry_run": False, done: 0, "ids": []}
+    while whole[done] < total:
+        answer = act({**wanted, "dry_run": False, "at_most": min(total - whole[done], MOVED_MAX)})
+        ids, count = whole["ids"] + answer["ids"], whole[done] + answer[done]
+        whole |= {**answer, "ids": ids, done: count}
+        if not answer[done]:
+            break
+    return whole
+
+
+def _tell(answer: dict[str, Any], done: str) -> None:
+    if answer["dry_run"]:
+        for one in answer["ids"]:
+            print(f"{one['message_id']} {one['subscription']}{_of_replay(one)}")
+        print(f"{_many(answer['left'])} would be {done}.")
+        return
+    print(f"{_many(answer[done])} {'was' if answer[done] == 1 else 'were'} {done}.")
+    if answer["not_found"]:
+        print(f"{answer['not_found']} not found: redelivered or dropped before, or never dead.")
+    if answer["left"]:
+        print(f"{_many(answer['left'])} still {'meets' if answer['left'] == 1 else 'meet'} the filter.")
+    for one in answer.get("waiting", ()):
+        print(f"{one['subscription']} is {one['state']}: they go out when it is resumed.")
+
+
+def _many(count: int) -> str:
+    return f"{count} dead letter{'' if count == 1 else 's'}"
+
+
+def _about(one: dict[str, Any]) -> str:
+    """Return whose a dead letter is and why it is one."""
+    error = f" ({one['error']})" if one.get("error") else ""
+    return f"{one['subscription']}{_of_replay(one)}: {one['reason']}{error}"
+
+
+def _of_replay(one: dict[str, Any]) -> str:
+    return f", replay {one['replay']}" if "replay" in one else ""
+
+
+def _earlier(one: dict[str, Any]) -> str:
+    by = f" by {one['actor']}" if one.get("actor") else ""
+    why = f": {one['reason']}" if one.get("reason") else ""
+    return f"{moment(one['at'])} UTC{by}{why}"

@@ -1,0 +1,136 @@
+"""`halfnote groups`: producer groups, whom Halfnote asks about their transactions."""
+
+from typing import Annotated, Any
+
+import typer
+
+from app.cli.api import DEFAULT_URL, AsJson, FromFile, Url, all_pages, call, path_of, print_json, request_of
+from app.cli.tables import moment, print_fields, print_new_secret, print_table, span, text
+
+app = typer.Typer(help="Producer groups: whom to ask about a transaction, and when.", no_args_is_help=True)
+
+GroupName = Annotated[str, typer.Argument(metavar="NAME", help="the producer group")]
+CheckUrls = Annotated[list[str] | None, typer.Option("--check-url", help="where to ask; repeat it for failover")]
+Seconds = Annotated[int | None, typer.Option(help="in seconds")]
+Number = Annotated[int | None, typer.Option()]
+OnExhausted = Annotated[str | None, typer.Option(help="rollback or park, when the last check brought no verdict")]
+Secret = Annotated[str | None, typer.Option(help="whsec_...; made and shown for a new group if none is given")]
+
+
+@app.command("put")
+def put(
+    name: GroupName,
+    check_url: CheckUrls = None,
+    immunity_s: Seconds = None,
+    interval_s: Seconds = None,
+    max_checks: Number = None,
+    check_timeout_s: Seconds = None,
+    unanswered_park_s: Seconds = None,
+    on_exhausted: OnExhausted = None,
+    check_max_in_flight: Number = None,
+    ping_interval_s: Seconds = None,
+    secret: Secret = None,
+    file: FromFile = None,
+    url: Url = DEFAULT_URL,
+    as_json: AsJson = False,
+) -> None:
+    """Register a group, or replace its URLs and policy. What is not given gets its default; a secret is kept."""
+    content = request_of(
+        file,
+        check_urls=check_url,
+        immunity_s=immunity_s,
+        interval_s=interval_s,
+        max_checks=max_checks,
+        check_timeout_s=check_timeout_s,
+        unanswered_park_s=unanswered_park_s,
+        on_exhausted=on_exhausted,
+        check_max_in_flight=check_max_in_flight,
+        ping_interval_s=ping_interval_s,
+        secret=secret,
+    )
+    _show(call(url, "PUT", path_of("producer-groups", name), content=content, as_json=as_json), as_json)
+
+
+@app.command("get")
+def get(name: GroupName, url: Url = DEFAULT_URL, as_json: AsJson = False) -> None:
+    """Show a group: its policy, and how its check URLs answered last."""
+    _show(call(url, "GET", path_of("producer-groups", name), as_json=as_json), as_json)
+
+
+@app.command("list")
+def list_groups(url: Url = DEFAULT_URL, as_json: AsJson = False) -> None:
+    """List the groups."""
+    groups = all_pages(url, "/producer-groups", as_json=as_json)
+    if as_json:
+        print_json(groups)
+        return
+    rows = [
+        (
+            group["name"],
+            "\n".join(group["check_urls"]),
+            f"{span(group['immunity_s'])}, then every {span(group['interval_s'])}",
+            f"{group['max_checks']}, then {group['on_exhausted']}",
+        )
+        for group in groups
+    ]
+    print_table(("group", "check urls", "asked after", "checks"), rows)
+
+
+@app.command("test")
+def ping(name: GroupName, url: Url = DEFAULT_URL, as_json: AsJson = False) -> None:
+    """Ping each check URL now. Exit code 1 if one did not answer."""
+    answer = call(url, "POST", path_of("producer-groups", name, "test"), as_json=as_json)
+    if as_json:
+        print_json(answer)
+    else:
+        rows = [
+            (
+                one["url"],
+                "answered" if one["ok"] else one["error"] or "refused",
+                text(one["status"]) or "",
+                f"{one['duration_ms']} ms",
+            )
+            for one in answer["results"]
+        ]
+        print_table(("check url", "outcome", "status", "took"), rows)
+    if not all(one["ok"] for one in answer["results"]):
+        raise typer.Exit(1)
+
+
+@app.command("rotate-secret")
+def rotate_secret(name: GroupName, url: Url = DEFAULT_URL, as_json: AsJson = False) -> None:
+    """Make a new secret, shown this once; for a day the old one signs beside it."""
+    answer = call(url, "POST", path_of("producer-groups", name, "rotate-secret"), as_json=as_json)
+    print_json(answer) if as_json else print_new_secret(answer)
+
+
+@app.command("delete")
+def delete(name: GroupName, url: Url = DEFAULT_URL, as_json: AsJson = False) -> None:
+    """Delete a group; refused while it has undecided transactions."""
+    call(url, "DELETE", path_of("producer-groups", name), as_json=as_json)
+
+
+def _show(group: dict[str, Any], as_json: bool) -> None:
+    if as_json:
+        print_json(group)
+        return
+    print_fields(
+        {
+            "group": group["name"],
+            "asked": f"{span(group['immunity_s'])} after its birth, then every {span(group['interval_s'])}",
+            "checks": f"{group['max_checks']} answered unknown, then {group['on_exhausted']}",
+            "one check": f"{span(group['check_timeout_s'])} at most, {group['check_max_in_flight']} at once",
+            "unanswered": f"parked after {span(group['unanswered_park_s'])}",
+            "pinged": f"every {span(group['ping_interval_s'])}",
+            "registered": moment(group["created_at"]),
+            "changed": moment(group["updated_at"]),
+            "secret (shown this once)": group.get("secret"),
+        }
+    )
+    print()
+    rows = [(one["url"], moment(one["last_ok"]) or "never", _last_error(one)) for one in group["urls"]]
+    print_table(("check url", "last answered", "last error"), rows)
+
+
+def _last_error(one: dict[str, Any]) -> str:
+    return f"{moment(one['last_error_at'])} {one['last_error']}" if one["last_error"] else "none"

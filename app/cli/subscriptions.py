@@ -1,0 +1,121 @@
+"""`halfnote subscriptions`: where committed messages go."""
+
+from typing import Annotated, Any
+
+import typer
+
+from app.cli import replays
+from app.cli.api import DEFAULT_URL, AsJson, FromFile, Url, all_pages, call, path_of, print_json, request_of
+from app.cli.subscribing import address_text, destination_from, print_subscription
+from app.cli.tables import print_fields, print_new_secret, print_table, text
+
+app = typer.Typer(help="Subscriptions: where committed messages go.", no_args_is_help=True)
+replays.install(app)
+
+SubscriptionName = Annotated[str, typer.Argument(metavar="NAME", help="the subscription")]
+Topics = Annotated[list[str] | None, typer.Option("--topic", help="a topic, or its beginning and `*`; repeatable")]
+Target = Annotated[
+    str | None,
+    typer.Option(
+        "--to",
+        help="a webhook's URL, or amqp://..., nats://..., redis://..., kafka://host:port,host:port (kafka+tls://...)",
+    ),
+]
+Fields = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--set",
+        metavar="FIELD=VALUE",
+        help="a field of the destination, such as mode, exchange, subject, stream, username or password; repeatable",
+    ),
+]
+Tags = Annotated[list[str] | None, typer.Option("--tag", help="only messages with one of these tags; repeatable")]
+
+
+@app.command("put")
+def put(
+    name: SubscriptionName,
+    topic: Topics = None,
+    to: Target = None,
+    field: Fields = None,
+    tag: Tags = None,
+    secret: Annotated[str | None, typer.Option(help="whsec_... or whsk_...; made for a new webhook if none")] = None,
+    start: Annotated[str | None, typer.Option(help="latest or earliest; read only when it is made")] = None,
+    ordered: Annotated[str | None, typer.Option(help="none, or key: messages of one key one after another")] = None,
+    on_dead: Annotated[str | None, typer.Option(help="with --ordered key: release or hold its key")] = None,
+    shards: Annotated[int | None, typer.Option(help="how many workers may share it")] = None,
+    max_in_flight: Annotated[int | None, typer.Option(help="requests under way at once")] = None,
+    rate: Annotated[float | None, typer.Option(help="messages a second at most")] = None,
+    timeout_s: Annotated[float | None, typer.Option(help="for a whole answer")] = None,
+    file: FromFile = None,
+    url: Url = DEFAULT_URL,
+    as_json: AsJson = False,
+) -> None:
+    """Make a subscription, or change it. What is not given gets its default; secrets and passwords are kept."""
+    limits = {"shards": shards, "max_in_flight": max_in_flight, "rate_per_s": rate, "timeout_s": timeout_s}
+    content = request_of(file, topics=topic, start=start, ordered=ordered, on_dead=on_dead, **limits)
+    if tag:
+        content["filters"] = {**(content.get("filters") or {}), "tags": tag}
+    destination = destination_from(content.get("destination"), to, field or [], secret)
+    if destination is not None:
+        content["destination"] = destination
+    _show(call(url, "PUT", path_of("subscriptions", name), content=content, as_json=as_json), as_json)
+
+
+@app.command("get")
+def get(name: SubscriptionName, url: Url = DEFAULT_URL, as_json: AsJson = False) -> None:
+    """Show a subscription: where it goes, where it stands in the log, and its last error."""
+    _show(call(url, "GET", path_of("subscriptions", name), as_json=as_json), as_json)
+
+
+@app.command("list")
+def list_subscriptions(url: Url = DEFAULT_URL, as_json: AsJson = False) -> None:
+    """List the subscriptions."""
+    found = all_pages(url, "/subscriptions", as_json=as_json)
+    if as_json:
+        print_json(found)
+        return
+    rows = [(one["name"], one["state"], ", ".join(one["topics"]), address_text(one["destination"])) for one in found]
+    print_table(("subscription", "state", "topics", "to"), rows, whole=("state",))
+
+
+@app.command("delete")
+def delete(name: SubscriptionName, url: Url = DEFAULT_URL, as_json: AsJson = False) -> None:
+    """Delete a subscription. What is in flight is still settled; what waits for a retry goes with it."""
+    call(url, "DELETE", path_of("subscriptions", name), as_json=as_json)
+
+
+@app.command("pause")
+def pause(name: SubscriptionName, url: Url = DEFAULT_URL, as_json: AsJson = False) -> None:
+    """Deliver nothing until it is resumed; nothing is lost."""
+    _show(call(url, "POST", path_of("subscriptions", name, "pause"), as_json=as_json), as_json)
+
+
+@app.command("resume")
+def resume(name: SubscriptionName, url: Url = DEFAULT_URL, as_json: AsJson = False) -> None:
+    """Go on from the checkpoint."""
+    _show(call(url, "POST", path_of("subscriptions", name, "resume"), as_json=as_json), as_json)
+
+
+@app.command("test")
+def send_test(name: SubscriptionName, url: Url = DEFAULT_URL, as_json: AsJson = False) -> None:
+    """Send a test message now. Exit code 1 if it was not taken."""
+    answer = call(url, "POST", path_of("subscriptions", name, "test"), as_json=as_json)
+    if as_json:
+        print_json(answer)
+    else:
+        took = f"{answer['duration_ms']} ms"
+        print_fields({**{name: text(value) for name, value in answer.items() if name != "duration_ms"}, "took": took})
+    if answer["outcome"] != "delivered":
+        raise typer.Exit(1)
+
+
+@app.command("rotate-secret")
+def rotate_secret(name: SubscriptionName, url: Url = DEFAULT_URL, as_json: AsJson = False) -> None:
+    """Make a new secret, shown this once; for a day the old one signs beside it."""
+    answer = call(url, "POST", path_of("subscriptions", name, "rotate-secret"), as_json=as_json)
+    print_json(answer) if as_json else print_new_secret(answer)
+
+
+def _show(subscription: dict[str, Any], as_json: bool) -> None:
+    print_json(subscription) if as_json else print_subscription(subscription)

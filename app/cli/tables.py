@@ -1,0 +1,75 @@
+"""What people read: tables and lists of fields that fit 80 columns, and wrap rather than hide where they don't."""
+
+import json
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import UTC, datetime
+from typing import Any
+
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+NARROWEST = 80
+
+
+def print_table(columns: Sequence[str], rows: Iterable[Sequence[str]], *, whole: Sequence[str] = ()) -> None:
+    """Print rows under their columns' names; the columns named in `whole` (ids to copy) are never broken."""
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
+    for name in columns:
+        table.add_column(name.upper(), overflow="fold", no_wrap=name in whole)
+    for row in rows:
+        table.add_row(*map(escape, row))
+    _print(table)
+
+
+def print_fields(fields: Mapping[str, str | None]) -> None:
+    """Print names and values below each other, but for those without a value."""
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), show_header=False)
+    table.add_column(style="dim", no_wrap=True)
+    table.add_column(overflow="fold")
+    for name, value in fields.items():
+        if value is not None:
+            table.add_row(name, escape(value))
+    _print(table)
+
+
+def print_new_secret(answer: dict[str, Any]) -> None:
+    """Print what a rotation answered."""
+    print_fields({"secret": answer["secret"], "the former signs until": moment(answer["former_signs_until"])})
+
+
+def _print(table: Table) -> None:
+    """Print as wide as the terminal, 80 columns at least and where there is none; no line ends in blanks."""
+    screen = Console(file=sys.stdout, highlight=False)
+    page = Console(file=sys.stdout, highlight=False, width=max(NARROWEST, screen.width))
+    with page.capture() as printed:
+        page.print(table)
+    print("\n".join(line.rstrip() for line in printed.get().splitlines()))
+
+
+def moment(value: str | None) -> str | None:
+    """Return a time of the API as people write it, UTC to the second; None for none."""
+    if value is None:
+        return None
+    return f"{datetime.fromisoformat(value).astimezone(UTC):%Y-%m-%d %H:%M:%S}"
+
+
+def short_moment(value: str) -> str:
+    """Return a time of the API for a narrow column: UTC to the minute, without the year."""
+    return f"{datetime.fromisoformat(value).astimezone(UTC):%m-%d %H:%M}"
+
+
+def span(seconds: float) -> str:
+    """Return a number of seconds in its largest fitting unit, such as `72 h`."""
+    for unit, size in (("d", 86_400), ("h", 3600), ("min", 60)):
+        if seconds >= 2 * size and seconds % size == 0:
+            return f"{seconds / size:g} {unit}"
+    return f"{seconds:g} s"
+
+
+def text(value: Any) -> str | None:
+    """Return a value of an answer as text: JSON for what is nested, None for null."""
+    if value is None or isinstance(value, str):
+        return value
+    return json.dumps(value, ensure_ascii=False)

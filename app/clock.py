@@ -1,0 +1,38 @@
+"""Where "now" comes from: the database's clock, as this process knows it."""
+
+import time
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+
+import asyncpg
+
+SKEW_SAID_S = 1.0
+SKEW_NOT_READY_S = 5.0
+
+
+@dataclass(slots=True)
+class Clock:
+    """The database's time by this machine's clock plus a measured offset; tests set `offset_s` or `fixed`."""
+
+    offset_s: float = 0.0
+    fixed: datetime | None = None
+
+    def now(self) -> datetime:
+        """Return the database's time, timezone-aware UTC, to the microsecond."""
+        if self.fixed is not None:
+            return self.fixed
+        return datetime.fromtimestamp(time.time() + self.offset_s, UTC)
+
+    async def measure(self, connection: asyncpg.Connection) -> float:
+        """Measure the offset (seconds, database minus this machine) against half the round trip; return it."""
+        asked = time.time()
+        # clock_timestamp(): the database's clock itself is what is measured.
+        theirs: datetime = await connection.fetchval("select clock_timestamp()")
+        answered = time.time()
+        self.offset_s = theirs.timestamp() - (asked + answered) / 2
+        return self.offset_s
+
+
+def from_ms(milliseconds: int) -> datetime:
+    """Return the UTC time of a Unix time in milliseconds (exact, no floats)."""
+    return datetime(1970, 1, 1, tzinfo=UTC) + timedelta(milliseconds=milliseconds)

@@ -1,0 +1,88 @@
+"""Every option of the service, named once, with its unit and default."""
+
+import ipaddress
+from pathlib import Path
+from typing import Annotated, Literal
+
+from pydantic import Field, field_validator
+from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
+
+Role = Literal["all", "api", "worker"]
+Accept = Literal["all", "ends"]
+
+
+class Settings(BaseSettings):
+    """Options, read from the environment as `HALFNOTE_<NAME>` when the service starts (never at import)."""
+
+    model_config = SettingsConfigDict(env_prefix="HALFNOTE_", extra="ignore", frozen=True)
+
+    database_url: str | None = Field(None, description="the user's own Postgres (15+); empty: the embedded one")
+    data_dir: Path = Field(Path(".halfnote"), description="where the embedded Postgres keeps its files")
+    host: str = Field("127.0.0.1", description="address to listen on; only loopback until there are keys")
+    port: int = Field(8080, ge=1, le=65535, description="port to listen on")
+    role: Role = Field("all", description="`api` runs no loops; `worker` is for the loops, and still answers health")
+    workers: int = Field(1, ge=1, le=64, description="API processes of one `halfnote serve`")
+    accept: Accept = Field("all", description="`ends` refuses new halves while ends, checks and relay go on")
+    allow_networks: Annotated[tuple[str, ...], NoDecode] = Field(
+        ("127.0.0.0/8", "::1/128"), description="networks that callbacks may be dialled in, comma-separated"
+    )
+    origin: str = Field(
+        "halfnote",
+        max_length=253,
+        pattern=r"^[A-Za-z0-9]([A-Za-z0-9.-]*[A-Za-z0-9])?$",
+        description="the name by which webhooks that are asked for their consent know this service, like a DNS name",
+    )
+    allowed_hosts: Annotated[tuple[str, ...], NoDecode] = Field(
+        ("127.0.0.1", "localhost", "::1", "testserver"), description="`Host` names that are answered, comma-separated"
+    )
+
+    pool_size: int = Field(8, ge=2, description="database connections for everything but the flush lanes")
+    batch_max: int = Field(500, ge=1, le=500, description="requests in one flush")
+    queue_max: int = Field(10_000, ge=1, description="requests waiting for a flush; past it 503 with Retry-After")
+    linger_s: float = Field(0.001, ge=0, le=0.1, description="wait for company before a flush, if others were waiting")
+    flush_timeout_s: float = Field(10.0, gt=0, description="a flush that takes longer is answered outcome-unknown")
+
+    body_limit_bytes: int = Field(4 * 1024 * 1024, ge=1024, description="request body of a transaction")
+    context_limit_bytes: int = Field(4096, ge=0, description="`context` of a half, as JSON")
+    headers_limit_bytes: int = Field(8192, ge=0, description="`headers` of one message, names and values together")
+    id_skew_s: int = Field(300, ge=1, description="how far a new transaction_id's time may be from the coordinator's")
+    delay_limit_s: int = Field(40 * 86_400, ge=0, description="longest deliver_after_s")
+    retention_s: int = Field(7 * 86_400, ge=3600, description="how long a settled day is kept")
+    max_retention_s: int = Field(45 * 86_400, ge=3600, description="when a day leaves whatever holds it")
+    days_ahead: int = Field(7, ge=1, le=60, description="partitions made ahead of today")
+    drain_s: float = Field(8.0, gt=0, description="how long SIGTERM waits for what is in flight")
+    check_concurrency: int = Field(64, ge=1, description="checks one worker asks at once, over all groups")
+
+    @field_validator("allow_networks", "allowed_hosts", mode="before")
+    @classmethod
+    def _split(cls, value: object) -> object:
+        return tuple(part.strip() for part in value.split(",") if part.strip()) if isinstance(value, str) else value
+
+    @field_validator("host")
+    @classmethod
+    def _loopback(cls, value: str) -> str:
+        if value != "localhost" and not _is_loopback(value):
+            raise ValueError(
+                f"{value} can be reached from other machines, and there are no API keys yet to tell who calls. "
+                "Listen on 127.0.0.1 or ::1, and put a proxy that authenticates in front."
+            )
+        return value
+
+    @field_validator("allow_networks")
+    @classmethod
+    def _networks(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        for network in value:
+            ipaddress.ip_network(network)
+        return value
+
+    @property
+    def embedded(self) -> bool:
+        """Whether this service runs its own Postgres."""
+        return not self.database_url
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False

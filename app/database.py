@@ -1,0 +1,126 @@
+"""The one way to Postgres: SQLAlchemy's pool of asyncpg connections, each as durable as the contract promises."""
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import TypeAlias
+
+import asyncpg
+from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_engine
+
+Connection: TypeAlias = "asyncpg.Connection[asyncpg.Record]"
+
+OLDEST_SERVER = (15,)
+# Weaker settings let a commit be acknowledged before it is on disk; stronger ones are the operator's to choose.
+WEAK_COMMITS = ("off", "local", "remote_write")
+
+# For statements that only look things up by key. Planning them anew costs more than running them. And a plan that was
+# made while a day was empty is kept until the day is analyzed, a minute later: it must not scan what is full by then.
+KEYED_PLANS = "set plan_cache_mode = force_generic_plan; set enable_seqscan = off"
+
+
+class UnusableDatabase(Exception):
+    """The database cannot serve Halfnote as it is; the text says what to change."""
+
+
+async def connect(dsn: str, *, timeout_s: float = 10.0) -> Connection:
+    """Open one connection with `synchronous_commit` at least `on`, UTC, and without JIT (hot statements are short).
+
+    Raises OSError, asyncpg.PostgresError or TimeoutError as asyncpg does.
+    """
+    connection = await asyncpg.connect(
+        dsn, timeout=timeout_s, server_settings={"application_name": "halfnote", "jit": "off", "timezone": "UTC"}
+    )
+    try:
+        if await connection.fetchval("select current_setting('synchronous_commit')") in WEAK_COMMITS:
+            await connection.execute("set synchronous_commit = on")
+    except BaseException:
+        # Nobody else knows of it yet.
+        connection.terminate()
+        raise
+    return connection
+
+
+class Database:
+    """A bounded pool over one Postgres. `connection()` is autocommit; `transaction()` commits at its end."""
+
+    def __init__(self, dsn: str, *, pool_size: int) -> None:
+        self.dsn = dsn
+        self.engine: AsyncEngine = create_async_engine(
+            "postgresql+asyncpg://",
+            async_creator=lambda: connect(dsn),
+            pool_size=pool_size,
+            max_overflow=0,
+            pool_timeout=10,
+            # jsonb stays text, as on the connections outside the pool: who reads a column decodes it.
+            json_deserializer=str,
+        )
+
+    @asynccontextmanager
+    async def connection(self) -> AsyncIterator[Connection]:
+        """Lend one raw asyncpg connection; a broken one is replaced first and never goes back to the pool."""
+        async with self.engine.connect() as pooled:
+            raw = await _alive(pooled)
+            try:
+                yield raw
+            except BaseException:
+                # Interrupted mid-statement it may hold a transaction or an unread answer.
+                if raw.is_closed() or raw.is_in_transaction():
+                    await pooled.invalidate()
+                raise
+
+    @asynccontextmanager
+    async def transaction(self) -> AsyncIterator[Connection]:
+        """Lend one connection inside a database transaction."""
+        async with self.connection() as raw, raw.transaction():
+            yield raw
+
+    async def dedicated(self) -> Connection:
+        """Open a connection outside the pool, for a lane or a listener that keeps it."""
+        connection = await connect(self.dsn)
+        try:
+            await connection.execute(KEYED_PLANS)
+        except BaseException:
+            connection.terminate()
+            raise
+        return connection
+
+    async def close(self) -> None:
+        """Close every pooled connection."""
+        await self.engine.dispose()
+
+
+async def _alive(pooled: AsyncConnection) -> Connection:
+    """Return the asyncpg connection behind a pooled one, after replacing those that died while they rested."""
+    while True:
+        fairy = await pooled.get_raw_connection()
+        raw: Connection | None = fairy.driver_connection
+        if raw is not None and not raw.is_closed():
+            return raw
+        await pooled.invalidate()
+
+
+async def refuse_unusable(dsn: str) -> None:
+    """Raise UnusableDatabase for a server that is too old or sits behind a transaction pooler.
+
+    Leases and LISTEN need a session of one's own. Two clients that are given the same backend, one of them inside a
+    transaction, have a transaction pooler between them and Postgres.
+    """
+    first = await connect(dsn)
+    try:
+        if first.get_server_version() < OLDEST_SERVER:
+            raise UnusableDatabase("Halfnote needs Postgres 15 or newer; this server is older. Upgrade it.")
+        before = await first.fetchval("select pg_backend_pid()")
+        second = await connect(dsn)
+        try:
+            async with second.transaction():
+                other = await second.fetchval("select pg_backend_pid()")
+                after = await first.fetchval("select pg_backend_pid()")
+        finally:
+            await second.close()
+        if before == other or before != after:
+            raise UnusableDatabase(
+                "HALFNOTE_DATABASE_URL leads to a transaction pooler; Halfnote keeps sessions (LISTEN, leases). "
+                "Use a direct connection, or the pooler's session mode."
+            )
+    finally:
+        await first.close()

@@ -1,0 +1,1 @@
+"""Where messages go: one interface, one file for each kind of destination."""

@@ -1,0 +1,64 @@
+"""Which destination a subscription's `destination` names: the one place that knows every kind.
+
+The clients of brokers are extras of the distribution, and imported only where one is needed.
+"""
+
+from importlib import import_module
+from importlib.util import find_spec
+from ipaddress import ip_network
+
+from app.callbacks import CallbackClient, Network
+from app.destinations.base import Destination
+from app.destinations.webhook import Webhook
+from app.store.subscriptions import Subscription
+
+# The module of each broker's client; the extra that brings it is called as the kind is.
+CLIENTS = {"rabbitmq": "aio_pika", "nats": "nats", "kafka": "aiokafka", "redis": "redis"}
+LOOPBACK: tuple[Network, ...] = (ip_network("127.0.0.0/8"), ip_network("::1/128"))
+
+
+class NotInstalled(Exception):
+    """The client of this kind of destination is not installed here; the text says how to install it."""
+
+    def __init__(self, kind: str) -> None:
+        self.kind, self.command = kind, f"pip install 'halfnote-server[{kind}]'"
+        super().__init__(f"the client for {kind} is not installed here: {self.command}")
+
+
+def installed(kind: str) -> bool:
+    """Tell whether this process can make destinations of a kind."""
+    return kind not in CLIENTS or find_spec(CLIENTS[kind]) is not None
+
+
+def destination_of(
+    subscription: Subscription,
+    client: CallbackClient,
+    networks: tuple[Network, ...] = LOOPBACK,
+    origin: str = "halfnote",
+) -> Destination:
+    """Return where a subscription's messages go. Raises NotInstalled.
+
+    `client`, which dials allowed addresses only, is for webhooks; brokers are dialled in `networks`. `origin` is who we
+    are to a webhook that was asked for its consent.
+    """
+    stored = subscription.destination
+    kind: str = stored["type"]
+    if kind == "webhook":
+        return Webhook(
+            client,
+            stored["url"],
+            stored.get("headers") or {},
+            subscription.secrets,
+            subscription.timeout_s,
+            stored.get("mode", "binary"),
+            stored.get("batch_max", 1),
+            origin if stored.get("consent") else None,
+        )
+    if kind not in CLIENTS:
+        raise ValueError(f"subscription {subscription.name} has an unknown destination type {kind!r}")
+    if not installed(kind):
+        raise NotInstalled(kind)
+    made: Destination = import_module(f"app.destinations.{kind}").of(
+        stored, subscription.credentials, subscription.timeout_s, networks
+    )
+    return made

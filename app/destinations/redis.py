@@ -1,0 +1,244 @@
+"""Redis Streams: one entry a message (`XADD`), a call's messages in one pipeline.
+
+An entry's fields: `body` (the producer's bytes), `content-type`, `ce_<attribute>` as CloudEvents' Kafka binding names
+them (there is none for Redis), `halfnote-…` and the message's own headers as `halfnote-h-<name>`; values are UTF-8.
+
+What acknowledged means is the server's to say: Redis answers when the entry is in its memory. With `appendonly yes` and
+`appendfsync everysec`, its default, a crash of the machine can lose the last second of what was answered; `appendfsync
+always` answers only after the fsync. Replication is asynchronous: a failover can lose entries too. `WAIT` is not sent:
+it counts replicas that have the entry in memory, makes nothing durable, holds up a whole connection, and a failover may
+choose another replica all the same. Whoever needs every entry sets `appendfsync always`.
+"""
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from time import perf_counter
+from typing import Any
+from urllib.parse import urlsplit
+
+from redis.asyncio import Connection, SSLConnection
+from redis.exceptions import BusyLoadingError, OutOfMemoryError, ReadOnlyError, RedisError, ResponseError
+
+from app.callbacks import AGENT, Network
+from app.destinations.base import Delivered, Delivery, Destination, Failed, Outcome, Refused
+from app.destinations.cloudevents import attributes, own_headers
+from app.destinations.dialling import resolved
+from app.destinations.placeholders import filled
+
+# How many messages one pipeline takes; a larger one gains nothing.
+BATCH_MAX = 500
+PORT = 6379
+# The server's default for the largest value, `proto-max-bulk-len`.
+LARGEST_BYTES = 512 * 1024 * 1024
+TOO_LARGE = "too_large"
+
+
+def of(
+    destination: Mapping[str, Any], credentials: Mapping[str, str], timeout_s: float, networks: tuple[Network, ...]
+) -> Destination:
+    """Return the destination of a stored `{type: "redis", url, stream?, maxlen?, username?}`."""
+    return Redis(
+        destination["url"],
+        destination.get("stream") or "{topic}",
+        destination.get("maxlen"),
+        (destination.get("username"), credentials.get("password")),
+        timeout_s,
+        networks,
+    )
+
+
+class Dialled(Connection):
+    """A connection to an address that was judged; with TLS the certificate is the name's all the same."""
+
+    def __init__(self, *, address: str, **options: Any) -> None:
+        super().__init__(**options)
+        self._address = address
+        self._transport: asyncio.WriteTransport | None = None
+
+    def _connection_arguments(self) -> Mapping[str, Any]:
+        arguments = {**super()._connection_arguments(), "host": self._address}
+        return {**arguments, "server_hostname": self.host} if "ssl" in arguments else arguments
+
+    async def _connect(self) -> None:
+        await super()._connect()  # type: ignore[no-untyped-call]
+        self._transport = self._writer.transport if self._writer is not None else None
+
+    async def drop(self) -> None:
+        """Let go of the socket at once, whatever is still to be written to it."""
+        if self._transport is not None:
+            self._transport.abort()
+        await self.disconnect()
+
+
+class DialledSecurely(Dialled, SSLConnection):
+    """The same with TLS."""
+
+
+class TooLarge(Exception):
+    """The server takes no value of this size: what it would answer, but it would close the connection as well."""
+
+
+class Redis:
+    """A stream, or several by placeholders, on one connection; calls take turns on it, which keeps their order."""
+
+    batch_max = BATCH_MAX
+
+    def __init__(
+        self,
+        url: str,
+        stream: str,
+        maxlen: int | None,
+        account: tuple[str | None, str | None],
+        timeout_s: float,
+        networks: tuple[Network, ...],
+    ) -> None:
+        self.address = url
+        self._url = urlsplit(url)
+        self._stream = stream
+        self._trim = ("MAXLEN", "~", str(maxlen)) if maxlen else ()
+        self._account = account
+        self._timeout_s = timeout_s
+        self._networks = networks
+        self._turn = asyncio.Lock()
+        self._connection: Dialled | None = None
+        self._largest = LARGEST_BYTES
+
+    async def deliver(self, deliveries: Sequence[Delivery], now: datetime) -> Sequence[Outcome]:
+        """Add entries in one pipeline; each has an outcome of its own, also when the connection breaks in between."""
+        started = perf_counter()
+        replies: list[Exception | None] = []
+        sent, error, unreachable = False, "", False
+        try:
+            async with asyncio.timeout(self._timeout_s), self._turn:
+                connection = await self._connected()
+                sent = True
+                await self._add(connection, deliveries, replies)
+        except TimeoutError:
+            error = f"no answer within {self._timeout_s:g} s"
+        except (RedisError, OSError) as failure:
+            error = f"{type(failure).__name__}: {failure}"
+            # A server that still reads its data from the disk is not there yet.
+            unreachable = isinstance(failure, BusyLoadingError)
+        unreachable = unreachable or (not sent and self._connection is None)
+        duration_ms = round((perf_counter() - started) * 1000)
+        outcomes: list[Outcome] = [
+            self._outcome(delivery, reply, duration_ms) for delivery, reply in zip(deliveries, replies, strict=False)
+        ]
+        lost = Failed(error, None, None, None, duration_ms, unreachable)
+        return outcomes + [lost] * (len(deliveries) - len(outcomes))
+
+    async def close(self) -> None:
+        """Close the connection."""
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            await connection.drop()
+
+    async def _connected(self) -> Dialled:
+        connection = self._connection
+        if connection is not None:
+            # Something to read before anything was asked: the server closed the connection, or said why it will.
+            if connection.is_connected and not await connection.can_read():
+                return connection
+            await self.close()
+        host, port = self._url.hostname or "", self._url.port or PORT
+        addresses = await resolved(host, port, self._networks)
+        for address in addresses:
+            connection = self._dialled(host, port, address)
+            try:
+                await connection.connect()  # type: ignore[no-untyped-call]
+                self._largest = await _largest(connection)
+            except BaseException as failure:
+                await connection.drop()
+                if address != addresses[-1] and isinstance(failure, OSError | RedisError):
+                    continue
+                raise
+            self._connection = connection
+            return connection
+        raise OSError(f"{host} has no address")
+
+    def _dialled(self, host: str, port: int, address: str) -> Dialled:
+        username, password = self._account
+        return (DialledSecurely if self._url.scheme == "rediss" else Dialled)(
+            address=address,
+            host=host,
+            port=port,
+            db=int(self._url.path.strip("/") or 0),
+            username=username,
+            password=password,
+            protocol=2,
+            driver_info=None,
+            client_name=AGENT,
+            # The call's own deadline covers all of it.
+            socket_timeout=None,
+            socket_connect_timeout=None,
+        )
+
+    async def _add(self, connection: Dialled, deliveries: Sequence[Delivery], replies: list[Exception | None]) -> None:
+        """Send what fits and put each one's reply into `replies`, in order: None, or what is wrong with it."""
+        try:
+            if max(len(delivery.body) for delivery in deliveries) > self._largest:
+                # Perhaps it was raised since the connection was made.
+                self._largest = await _largest(connection)
+            fits = [len(delivery.body) <= self._largest for delivery in deliveries]
+            commands = [self._entry(delivery) for delivery, fit in zip(deliveries, fits, strict=True) if fit]
+            await connection.send_packed_command(connection.pack_commands(commands), check_health=False)
+            for fit in fits:
+                replies.append(await _reply(connection) if fit else TooLarge())
+        except BaseException:
+            await self.close()
+            raise
+        if any(isinstance(reply, ReadOnlyError) or _is_too_large(reply) for reply in replies):
+            # A failover may have moved the name to another server; after an error of protocol the server has hung up.
+            await self.close()
+
+    def _entry(self, delivery: Delivery) -> tuple[str | bytes, ...]:
+        entry: list[str | bytes] = ["XADD", filled(self._stream, delivery), *self._trim, "*"]
+        entry += ("body", delivery.body, "content-type", delivery.content_type)
+        for name, value in attributes(delivery).items():
+            if name != "datacontenttype":
+                entry += ("ce_" + name, value)
+        for name, value in own_headers(delivery).items():
+            entry += (name, value)
+        return tuple(entry)
+
+    def _outcome(self, delivery: Delivery, reply: Exception | None, duration_ms: int) -> Outcome:
+        if reply is None:
+            return Delivered(None, duration_ms)
+        text = str(reply)
+        if isinstance(reply, TooLarge) or _is_too_large(reply):
+            most = f"this Redis takes at most {self._largest:,}" if not text else "more than this Redis takes"
+            error = f"a body of {len(delivery.body):,} bytes; {most} (proto-max-bulk-len)"
+            return Refused(TOO_LARGE, error, None, text or None, duration_ms)
+        if text.startswith("WRONGTYPE"):
+            key = filled(self._stream, delivery)
+            error = f"the key {key} holds something else than a stream; remove it, or name another stream"
+        elif isinstance(reply, OutOfMemoryError):
+            error = "Redis has reached its maxmemory and takes nothing more"
+        elif isinstance(reply, ReadOnlyError):
+            error = "this Redis is a replica, which takes no writes; name the primary"
+        else:
+            error = f"XADD failed: {text}"
+        return Failed(error, None, text, None, duration_ms)
+
+
+def _is_too_large(reply: Exception | None) -> bool:
+    return str(reply).startswith("Protocol error: invalid bulk length")
+
+
+async def _reply(connection: Connection) -> Exception | None:
+    try:
+        await connection.read_response()
+    except ResponseError as refusal:
+        return refusal
+    return None
+
+
+async def _largest(connection: Connection) -> int:
+    """Ask for `proto-max-bulk-len`; where asking is not allowed (managed services), it is the default."""
+    try:
+        await connection.send_command("CONFIG", "GET", "proto-max-bulk-len", check_health=False)
+        answer = await connection.read_response()
+    except ResponseError:
+        return LARGEST_BYTES
+    return int(answer[1]) if answer else LARGEST_BYTES

@@ -1,0 +1,176 @@
+"""Webhooks: POSTs signed by Standard Webhooks 1.0, each a CloudEvent 1.0.2 in one of HTTP's three modes.
+
+`binary`: the body as the producer gave it, all else in headers. `structured`: the event as JSON, body included.
+`batch`: a JSON array of events.
+"""
+
+import re
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from hashlib import sha256
+from typing import Literal
+from urllib.parse import quote, urlsplit, urlunsplit
+
+from app.callbacks import CallbackClient, Reply
+from app.destinations.base import Delivered, Delivery, Failed, Gone, Outcome, Refused
+from app.destinations.batches import Batches
+from app.destinations.cloudevents import BATCH, EVENT, context, event, joined, own_headers
+from app.signing import Secret, Signer
+
+Mode = Literal["binary", "structured", "batch"]
+
+# CloudEvents HTTP binding 1.0.2 §3.1.3.2: all but printable ASCII is percent-encoded as UTF-8, and space, " and % too.
+_PRINTABLE = "".join(chr(code) for code in range(0x21, 0x7F) if chr(code) not in '"%')
+_needs_none = re.compile(r"[!#$&-~]*").fullmatch
+
+# What a subscription's own headers may not set: what HTTP needs, and what Halfnote says itself.
+DENIED = frozenset(
+    {
+        "accept-encoding",
+        "connection",
+        "content-encoding",
+        "content-length",
+        "content-type",
+        "expect",
+        "host",
+        "keep-alive",
+        "proxy-connection",
+        "te",
+        "trailer",
+        "transfer-encoding",
+        "upgrade",
+    }
+)
+DENIED_PREFIXES = ("webhook-", "ce-", "halfnote-", "proxy-")
+
+ABORT = "abort-message"
+REASON_LIMIT = 500
+
+
+class Webhook:
+    """An HTTP endpoint that takes POSTs. `headers` are the subscription's own, sent with each.
+
+    `origin`: who we are, for a receiver that was asked for its consent (CloudEvents' HTTP webhooks 1.0.2 §2.1).
+    """
+
+    def __init__(
+        self,
+        client: CallbackClient,
+        url: str,
+        headers: Mapping[str, str],
+        secrets: Sequence[Secret],
+        timeout_s: float,
+        mode: Mode = "binary",
+        batch_max: int = 1,
+        origin: str | None = None,
+    ) -> None:
+        self._client, self._url, self._timeout_s, self._mode = client, url, timeout_s, mode
+        self._batch_max = batch_max if mode == "batch" else 1
+        self._signer = Signer(secrets)
+        self._always = {name.lower(): value for name, value in headers.items()}
+        if origin is not None:
+            self._always["webhook-request-origin"] = origin
+
+    @property
+    def address(self) -> str:
+        """The URL without its query, which may hold a token."""
+        return urlunsplit(urlsplit(self._url)._replace(query=""))
+
+    @property
+    def batch_max(self) -> int:
+        """One message a request, but for batches."""
+        return self._batch_max
+
+    async def deliver(self, deliveries: Sequence[Delivery], now: datetime) -> Sequence[Outcome]:
+        """POST the message or the batch, signed as of `now`, and judge the answer (design: Delivery)."""
+        if self._mode == "batch":
+            return await Batches(self._post_batch, now, self._timeout_s).deliver(deliveries, self._batch_max)
+        [delivery] = deliveries
+        body = delivery.body if self._mode == "binary" else event(delivery)
+        described = message_headers(delivery) if self._mode == "binary" else structured_headers(delivery)
+        return [await self._post(delivery.message_id, body, described, now, self._timeout_s)]
+
+    async def close(self) -> None:
+        """Nothing of its own to let go of: the client is shared."""
+
+    async def _post_batch(self, deliveries: Sequence[Delivery], now: datetime, timeout_s: float) -> Outcome:
+        body = joined(event(delivery) for delivery in deliveries)
+        return await self._post(batch_id(deliveries), body, batch_headers(deliveries[0]), now, timeout_s)
+
+    async def _post(
+        self, webhook_id: str, body: bytes, described: Mapping[str, str], now: datetime, timeout_s: float
+    ) -> Outcome:
+        sent = {**self._always, **described, **self._signer.headers(webhook_id, body, now)}
+        return outcome_of(await self._client.call(self._url, body, sent, timeout_s=timeout_s), now)
+
+
+def outcome_of(reply: Reply, now: datetime) -> Outcome:
+    """Judge an answer: 2xx is success, 410 ends the subscription, `abort-message` the message, all else is a failure.
+
+    A redirect is a failure: the address that was checked and signed for is the one that counts. Source: Standard
+    Webhooks 1.0, "Consumer failure", and design, Delivery.
+    """
+    if reply.status is None:
+        return Failed(reply.error or "no answer", None, None, None, reply.duration_ms, reply.unreachable)
+    if 200 <= reply.status < 300:
+        return Delivered(reply.status, reply.duration_ms)
+    response, error = reply.text or None, f"answered {reply.status}"
+    if reply.headers.get("webhook-delivery", "").strip().lower() == ABORT:
+        reason = reply.headers.get("halfnote-reason", "").strip()[:REASON_LIMIT].replace("\x00", "")
+        return Refused(reason or ABORT, error, reply.status, response, reply.duration_ms)
+    if reply.status == 410:
+        return Gone(error, reply.status, response, reply.duration_ms)
+    if 300 <= reply.status < 400:
+        error = f"redirected ({reply.status}); name the final URL in the subscription"
+    wait_s = reply.retry_after_s(now) if reply.status in (429, 503) else None
+    return Failed(error, reply.status, response, wait_s, reply.duration_ms)
+
+
+def message_headers(delivery: Delivery) -> dict[str, str]:
+    """Return the headers that describe a message whose body goes as it is: CloudEvents', Halfnote's, its own."""
+    headers = {f"ce-{name}": encoded(value) for name, value in context(delivery).items()}
+    headers["content-type"] = delivery.content_type
+    for name, value in own_headers(delivery).items():
+        headers[name] = encoded(value)
+    return headers
+
+
+def structured_headers(delivery: Delivery) -> dict[str, str]:
+    """Return the headers of one event as JSON: Halfnote's and the message's own; no `ce-`, which would mean binary."""
+    return {"content-type": EVENT, **{name: encoded(value) for name, value in own_headers(delivery).items()}}
+
+
+def batch_headers(one: Delivery) -> dict[str, str]:
+    """Return the headers of a batch: what its messages, of which this is `one`, have in common."""
+    headers = {"content-type": BATCH, "halfnote-subscription": encoded(one.subscription)}
+    if one.replay is not None:
+        headers["halfnote-replay"] = encoded(one.replay)
+    return headers
+
+
+def batch_id(deliveries: Sequence[Delivery]) -> str:
+    """Return the `webhook-id` of a batch: of a single message its id; else made of the ids of all, in whatever order.
+
+    So it is the same when the same messages go out together again. Messages that failed may go out in other company:
+    receivers tell what they have seen by the `id` of each event.
+    """
+    if len(deliveries) == 1:
+        return deliveries[0].message_id
+    ids = sorted(delivery.message_id for delivery in deliveries)
+    return "bat_" + sha256("\n".join(ids).encode()).hexdigest()[:32]
+
+
+def encoded(value: str) -> str:
+    """Percent-encode a header value as the CloudEvents HTTP binding says."""
+    return value if _needs_none(value) else quote(value, safe=_PRINTABLE)
+
+
+def header_fault(name: str, value: str) -> str | None:
+    """Say why a subscription may not send this header of its own, or None."""
+    if not name or not name.isascii() or not all(c.isalnum() or c in "!#$%&'*+-.^_`|~" for c in name):
+        return "is not an HTTP header name"
+    if name.lower() in DENIED or name.lower().startswith(DENIED_PREFIXES):
+        return "is set by Halfnote or by HTTP itself and cannot be given"
+    if not all(" " <= c <= "~" for c in value) or value != value.strip():
+        return "has a value that is not printable ASCII without outer spaces"
+    return None

@@ -1,0 +1,118 @@
+"""What every request must pass before its route is looked at: host, origin, content type and size.
+
+Called by the hot paths and by the middleware in front of FastAPI, so that there is one place for each rule.
+"""
+
+from collections.abc import Awaitable, Callable, MutableMapping
+from typing import Any, TypeAlias
+from urllib.parse import urlsplit
+
+from app.config import Settings
+from app.errors import BadRequest, BodyTooLarge, ForeignOrigin, HostNotAllowed, WrongContentType
+
+Scope: TypeAlias = MutableMapping[str, Any]
+AsgiMessage: TypeAlias = MutableMapping[str, Any]
+Receive: TypeAlias = Callable[[], Awaitable[AsgiMessage]]
+Send: TypeAlias = Callable[[AsgiMessage], Awaitable[None]]
+AsgiApp: TypeAlias = Callable[[Scope, Receive, Send], Awaitable[None]]
+
+READING = ("GET", "HEAD", "OPTIONS")
+# Names remembered as allowed; bounded, because the header is the caller's.
+HOSTS_REMEMBERED = 100
+
+
+class ClientGone(Exception):
+    """The client went away before its request was read; nobody is there to answer."""
+
+
+class Door:
+    """The rules of one process, from its settings."""
+
+    def __init__(self, settings: Settings) -> None:
+        self.limit_bytes = settings.body_limit_bytes
+        self._allowed = {host.lower().strip("[]") for host in (*settings.allowed_hosts, settings.host)}
+        self._seen: set[bytes] = set()
+
+    def check(self, scope: Scope) -> None:
+        """Refuse a foreign host or origin, a body that is not JSON, and one that says it is too large.
+
+        Raises HostNotAllowed, ForeignOrigin, WrongContentType, BodyTooLarge or BadRequest.
+        """
+        host = content_type = origin = None
+        length = 0
+        for name, value in scope["headers"]:
+            if name == b"host":
+                host = value
+            elif name == b"content-type":
+                content_type = value
+            elif name == b"content-length":
+                length = _length(value)
+            elif name == b"transfer-encoding":
+                length = -1
+            elif name == b"origin":
+                origin = value
+        if host not in self._seen:
+            self._check_host(host)
+        if scope["method"] in READING:
+            return
+        if origin is not None:
+            self._check_origin(origin)
+        if length and content_type != b"application/json":
+            _check_content_type(content_type)
+        if length > self.limit_bytes:
+            raise self.too_large()
+
+    def too_large(self) -> BodyTooLarge:
+        """Return the refusal of a body over the limit."""
+        return BodyTooLarge(f"The body is over {self.limit_bytes} bytes.", limit_bytes=self.limit_bytes)
+
+    def _check_host(self, host: bytes | None) -> None:
+        if host is None or _host_name(host.decode("latin-1")) not in self._allowed:
+            raise HostNotAllowed("This Host is not answered; HALFNOTE_ALLOWED_HOSTS lists those that are.")
+        if len(self._seen) < HOSTS_REMEMBERED:
+            self._seen.add(host)
+
+    def _check_origin(self, origin: bytes) -> None:
+        if _host_name(origin.decode("latin-1").partition("://")[2]) not in self._allowed:
+            raise ForeignOrigin("A page of another origin asked for this; Halfnote answers services alone.")
+
+
+def _length(value: bytes) -> int:
+    if not value.isdigit():
+        raise BadRequest("Content-Length is not a number.")
+    return int(value)
+
+
+def _host_name(host: str) -> str | None:
+    try:
+        return (urlsplit(f"//{host}").hostname or "").lower()
+    except ValueError:
+        return None
+
+
+def _check_content_type(content_type: bytes | None) -> None:
+    kind, _, parameters = (content_type or b"").decode("latin-1").lower().partition(";")
+    if kind.strip() != "application/json" or parameters.strip() not in ("", "charset=utf-8", 'charset="utf-8"'):
+        raise WrongContentType("Send the body as `Content-Type: application/json`, in UTF-8.")
+
+
+async def read_body(receive: Receive, door: Door) -> bytes:
+    """Read a request's body whole. Raises BodyTooLarge as soon as it is over the limit, ClientGone if it breaks off."""
+    message = await receive()
+    if message["type"] == "http.disconnect":
+        raise ClientGone
+    body: bytes = message.get("body", b"")
+    if not message.get("more_body"):
+        if len(body) > door.limit_bytes:
+            raise door.too_large()
+        return body
+    parts, size = [body], len(body)
+    while message.get("more_body"):
+        message = await receive()
+        if message["type"] == "http.disconnect":
+            raise ClientGone
+        parts.append(message.get("body", b""))
+        size += len(parts[-1])
+        if size > door.limit_bytes:
+            raise door.too_large()
+    return b"".join(parts)

@@ -1,0 +1,61 @@
+"""One owner for one embedded Postgres: a file lock that the operating system drops when its owner dies."""
+
+import os
+import sys
+from pathlib import Path
+
+from app.embedded.errors import EmbeddedPostgresError
+
+if sys.platform == "win32":
+    import msvcrt
+
+    # Windows makes locked bytes unreadable, so the locked one lies far behind the owner's pid.
+    _LOCKED_BYTE = 1 << 20
+
+    def _try_lock(descriptor: int) -> None:
+        os.lseek(descriptor, _LOCKED_BYTE, os.SEEK_SET)
+        msvcrt.locking(descriptor, msvcrt.LK_NBLCK, 1)
+        os.lseek(descriptor, 0, os.SEEK_SET)
+
+else:
+    import fcntl
+
+    def _try_lock(descriptor: int) -> None:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+
+
+class Ownership:
+    """A held lock. It ends with `release` or with the owner's death, even by `kill -9`."""
+
+    def __init__(self, descriptor: int) -> None:
+        self._descriptor: int | None = descriptor
+
+    @classmethod
+    def acquire(cls, lock_file: Path, *, data_dir: Path) -> "Ownership":
+        """Takes the lock and writes this pid into the file; raises EmbeddedPostgresError naming who holds it."""
+        # Python opens descriptors as not inheritable: Postgres, which may outlive us, must not keep the lock alive.
+        descriptor = os.open(lock_file, os.O_RDWR | os.O_CREAT, 0o644)
+        try:
+            _try_lock(descriptor)
+        except OSError as error:
+            owner = os.read(descriptor, 20).decode(errors="replace").strip() or "unknown"
+            os.close(descriptor)
+            raise EmbeddedPostgresError(
+                f"{data_dir} is in use by another Halfnote service (pid {owner}). Choose another HALFNOTE_DATA_DIR, "
+                "give both services one database by HALFNOTE_DATABASE_URL, or let the running service use more "
+                "workers (`halfnote serve --workers N`)."
+            ) from error
+        os.ftruncate(descriptor, 0)
+        os.write(descriptor, f"{os.getpid()}\n".encode())
+        return cls(descriptor)
+
+    @property
+    def held(self) -> bool:
+        """Whether it has not been released."""
+        return self._descriptor is not None
+
+    def release(self) -> None:
+        """Gives the lock up; a second call does nothing."""
+        if self._descriptor is not None:
+            os.close(self._descriptor)
+            self._descriptor = None

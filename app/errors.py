@@ -1,0 +1,359 @@
+"""Domain errors. Each carries its HTTP status and problem type (RFC 9457); `docs/errors.md` is made from this file."""
+
+from typing import Any, ClassVar
+
+import msgspec
+
+TYPE_PREFIX = "/problems/"
+
+
+class Problem(Exception):
+    """An expected refusal. The class says what it means and what to do; `detail` says it for this request."""
+
+    status: ClassVar[int] = 500
+    slug: ClassVar[str] = "internal"
+    title: ClassVar[str] = "Internal error"
+
+    def __init__(self, detail: str, *, retry_after_s: int | None = None, **extra: Any) -> None:
+        super().__init__(detail)
+        self.detail = detail
+        self.retry_after_s = retry_after_s
+        self.extra = extra
+
+    def body(self) -> bytes:
+        """Return the problem document as JSON bytes."""
+        return msgspec.json.encode(
+            {
+                "type": TYPE_PREFIX + self.slug,
+                "title": self.title,
+                "status": self.status,
+                "detail": self.detail,
+                **self.extra,
+            }
+        )
+
+    def headers(self) -> list[tuple[bytes, bytes]]:
+        """Return the response headers that belong to the problem, as ASGI takes them."""
+        headers = [(b"content-type", b"application/problem+json")]
+        if self.retry_after_s is not None:
+            headers.append((b"retry-after", str(self.retry_after_s).encode()))
+        return headers
+
+
+class InternalError(Problem):
+    """A defect of Halfnote. The log has the trace under the same `request_id`. Repeating a half with its id is safe."""
+
+
+class MalformedJson(Problem):
+    """The body is not JSON in UTF-8 (NaN, Infinity, lone surrogates and bottomless nesting are not JSON).
+
+    Mend the body; nothing was stored.
+    """
+
+    status, slug, title = 400, "malformed-json", "Malformed JSON"
+
+
+class BadRequest(Problem):
+    """The request cannot be read as HTTP should be. The detail says why; nothing was stored."""
+
+    status, slug, title = 400, "bad-request", "Bad request"
+
+
+class WrongGroup(Problem):
+    """The transaction belongs to another producer group. Send the group that posted the half."""
+
+    status, slug, title = 403, "wrong-group", "Another group's transaction"
+
+
+class ForeignOrigin(Problem):
+    """The request was made by a web page of another origin. Halfnote is called by services, not by pages."""
+
+    status, slug, title = 403, "foreign-origin", "Foreign origin"
+
+
+class NotFound(Problem):
+    """No such path. `GET /openapi.json` and `/docs` list what there is."""
+
+    status, slug, title = 404, "not-found", "Not found"
+
+
+class TransactionUnknown(Problem):
+    """No transaction has this id.
+
+    Its half was never acknowledged: post the half (again, with the same id) before the end.
+    """
+
+    status, slug, title = 404, "transaction-unknown", "Unknown transaction"
+
+
+class MessageUnknown(Problem):
+    """No message has this id. A message_id is `<transaction_id>-<position>`, as `/half` answered it."""
+
+    status, slug, title = 404, "message-unknown", "Unknown message"
+
+
+class GroupUnknown(Problem):
+    """No producer group has this name. Register it by `PUT /producer-groups/{name}`."""
+
+    status, slug, title = 404, "group-unknown", "Unknown producer group"
+
+
+class SubscriptionUnknown(Problem):
+    """No subscription has this name. Make it by `PUT /subscriptions/{name}`."""
+
+    status, slug, title = 404, "subscription-unknown", "Unknown subscription"
+
+
+class DeadLetterUnknown(Problem):
+    """The subscription has no such dead letter.
+
+    It may have been redelivered or dropped: `GET /transactions/{id}` says what became of the message. One that died in
+    a replay is asked for with `replay`.
+    """
+
+    status, slug, title = 404, "dead-letter-unknown", "Unknown dead letter"
+
+
+class ReplayUnknown(Problem):
+    """The subscription has no replay of this id. `GET /subscriptions/{name}/replays` lists those it has."""
+
+    status, slug, title = 404, "replay-unknown", "Unknown replay"
+
+
+class MethodNotAllowed(Problem):
+    """The path exists, but not with this method; `Allow` names those it has."""
+
+    status, slug, title = 405, "method-not-allowed", "Method not allowed"
+
+    def __init__(self, detail: str, *, allow: str) -> None:
+        super().__init__(detail)
+        self.allow = allow
+
+    def headers(self) -> list[tuple[bytes, bytes]]:
+        """Return the response headers, `Allow` among them."""
+        return [*super().headers(), (b"allow", self.allow.encode())]
+
+
+class ContentDiffers(Problem):
+    """This transaction_id is stored with other content.
+
+    `field` names the first field that differs. Choose a new id for a new transaction, or repeat the first request
+    unchanged.
+    """
+
+    status, slug, title = 409, "content-differs", "The id is stored with other content"
+
+
+class VerdictConflict(Problem):
+    """The transaction was already decided the other way, for good; `recorded` says by whom and when.
+
+    A commit that came after a rollback: `POST /transactions/{id}/reissue` sends its messages as a new
+    transaction.
+    """
+
+    status, slug, title = 409, "verdict-conflict", "Already decided the other way"
+
+
+class TooEarly(Problem):
+    """The transaction is not in doubt yet: its producer may still be at work.
+
+    Wait until `first_check_at`, or send `force: true`.
+    """
+
+    status, slug, title = 409, "too-early", "Not in doubt yet"
+
+
+class AlreadyDecided(Problem):
+    """The transaction has its verdict already, so there is nothing to ask."""
+
+    status, slug, title = 409, "already-decided", "Already decided"
+
+
+class NotRolledBack(Problem):
+    """Only a rolled-back transaction can be reissued, and only once; `state` or `reissued_as` says what this one is."""
+
+    status, slug, title = 409, "not-reissuable", "Not a rolled-back transaction"
+
+
+class GroupInUse(Problem):
+    """The group has undecided transactions (`undecided`).
+
+    Let them end, or decide them by `POST /transactions/verdict`, then delete again.
+    """
+
+    status, slug, title = 409, "group-in-use", "The group has undecided transactions"
+
+
+class NotSigned(Problem):
+    """Only webhooks have a signing secret. A broker's password or token is changed by `PUT /subscriptions/{name}`."""
+
+    status, slug, title = 409, "not-signed", "Nothing is signed for this destination"
+
+
+class ReplayOver(Problem):
+    """The replay has come to its end (`state`), so there is nothing to cancel."""
+
+    status, slug, title = 409, "replay-over", "The replay is over"
+
+
+class TooManyReplays(Problem):
+    """The subscription has as many replays running as it may (`limit`). Let one end, or cancel one."""
+
+    status, slug, title = 409, "too-many-replays", "Too many replays"
+
+
+class LogGone(Problem):
+    """What the replay asks for has left the database. `oldest` is the lowest offset that is still there."""
+
+    status, slug, title = 410, "log-gone", "That part of the log is gone"
+
+
+class DayGone(Problem):
+    """The transaction's day has left the database. `archive` names where it is kept, or is null if it is not kept."""
+
+    status, slug, title = 410, "day-gone", "The day is gone"
+
+
+class BodyTooLarge(Problem):
+    """The request body is over the limit (`limit_bytes`, HALFNOTE_BODY_LIMIT_BYTES).
+
+    Send less, or a reference to where the content lies.
+    """
+
+    status, slug, title = 413, "body-too-large", "Request body too large"
+
+
+class WrongContentType(Problem):
+    """Requests with a body are `application/json` (UTF-8), so that no web page can post them unasked."""
+
+    status, slug, title = 415, "content-type", "Content-Type must be application/json"
+
+
+class HostNotAllowed(Problem):
+    """The `Host` header names a host that this service does not answer for (a browser may have been led here by DNS).
+
+    Use the service's own address, or name the host in HALFNOTE_ALLOWED_HOSTS.
+    """
+
+    status, slug, title = 421, "host-not-allowed", "Host not allowed"
+
+
+class Invalid(Problem):
+    """A field has a wrong value. `field` names it and the detail says what is expected; nothing was stored."""
+
+    status, slug, title = 422, "invalid", "Invalid request"
+
+
+class IdTimeSkew(Problem):
+    """A new transaction_id must carry a time within 5 minutes of the coordinator's.
+
+    `coordinator_time`, `id_time` and `skew_s` say how far it is off. Set the producer's clock, or let the coordinator
+    choose the id.
+    """
+
+    status, slug, title = 422, "id-time-skew", "The id's time is too far from the coordinator's"
+
+
+class GroupUnregistered(Problem):
+    """A half needs a registered producer group, or nobody could be asked about it.
+
+    Register it by `PUT /producer-groups/{name}`.
+    """
+
+    status, slug, title = 422, "group-unregistered", "Unregistered producer group"
+
+
+class TopicReserved(Problem):
+    """Topics that begin with `halfnote.` are Halfnote's own. Choose another name."""
+
+    status, slug, title = 422, "topic-reserved", "Reserved topic"
+
+
+class GroupReserved(Problem):
+    """The producer group `halfnote` is Halfnote's own: operational messages come from it. Choose another name."""
+
+    status, slug, title = 422, "group-reserved", "Reserved producer group"
+
+
+class AddressNotAllowed(Problem):
+    """A callback URL leads to an address outside HALFNOTE_ALLOW_NETWORKS. Use an allowed one, or open its network."""
+
+    status, slug, title = 422, "address-not-allowed", "Callback address not allowed"
+
+
+class ClientNotInstalled(Problem):
+    """The service lacks the client for this kind of broker.
+
+    Run `command` where the service runs, on every replica, start it anew and repeat.
+    """
+
+    status, slug, title = 422, "client-not-installed", "The broker's client is not installed"
+
+
+class ConsentRefused(Problem):
+    """The webhook was asked for its consent (`OPTIONS`, CloudEvents' HTTP webhooks §4) and did not give it.
+
+    The detail says what it answered. Have it answer with `WebHook-Allowed-Origin`, or send `consent: false`.
+    """
+
+    status, slug, title = 422, "consent-refused", "The webhook did not consent"
+
+
+class Overloaded(Problem):
+    """More requests wait than HALFNOTE_QUEUE_MAX. Nothing was stored. Repeat after `Retry-After` seconds."""
+
+    status, slug, title = 503, "overloaded", "Too many requests are waiting"
+
+
+class Draining(Problem):
+    """New halves are refused while this service is drained; ends are still taken.
+
+    HALFNOTE_ACCEPT=ends or `halfnote drain` was set, or the service is stopping. Send the half to another replica, or
+    after `Retry-After` seconds.
+    """
+
+    status, slug, title = 503, "draining", "New halves are refused"
+
+
+class OutcomeUnknown(Problem):
+    """The database did not confirm the commit: it may or may not have happened.
+
+    Repeat the request with the `transaction_id` named here; that is safe and tells which.
+    """
+
+    status, slug, title = 503, "outcome-unknown", "Outcome unknown"
+
+
+class DatabaseUnavailable(Problem):
+    """The database cannot be reached or refused the statement.
+
+    Nothing was acknowledged. Repeat after `Retry-After` seconds; it recovers by itself.
+    """
+
+    status, slug, title = 503, "database-unavailable", "Database unavailable"
+
+
+class DatabaseReadOnly(Problem):
+    """The database is read-only or in recovery (a standby, or a failover in progress).
+
+    Nothing was stored. Repeat after `Retry-After` seconds; it recovers by itself.
+    """
+
+    status, slug, title = 503, "database-read-only", "Database read-only"
+
+
+class StorageFull(Problem):
+    """The database's disk is full. Nothing was stored. Make room; repeat after `Retry-After` seconds."""
+
+    status, slug, title = 503, "storage-full", "Storage full"
+
+
+class NotReady(Problem):
+    """The service is starting or its database is behind on migrations; `GET /readyz` says what is missing."""
+
+    status, slug, title = 503, "not-ready", "Not ready"
+
+
+def all_problems() -> list[type[Problem]]:
+    """Return every problem type, by status and then name, as documentation lists them."""
+    return sorted({InternalError, *Problem.__subclasses__()}, key=lambda problem: (problem.status, problem.slug))

@@ -1,0 +1,180 @@
+"""What stands between the hot paths and FastAPI: the door's rules, bounded bodies, metrics, and error handlers."""
+
+from collections.abc import Awaitable, Callable, Sequence
+from time import perf_counter
+from typing import Any
+
+import asyncpg
+import structlog
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from sqlalchemy.exc import SQLAlchemyError
+from starlette.datastructures import State
+from starlette.exceptions import HTTPException
+from starlette.responses import Response
+from starlette.routing import Match
+
+from app.decoding import check_json
+from app.door import READING, AsgiApp, AsgiMessage, ClientGone, Door, Receive, Scope, Send, read_body
+from app.errors import BadRequest, InternalError, Invalid, MethodNotAllowed, NotFound, NotReady, Problem
+from app.lanes import problem_of
+from app.runtime import Runtime
+
+log = structlog.get_logger(__name__)
+
+METHODS = ("GET", "POST", "PUT", "PATCH", "DELETE")
+
+
+class Front:
+    """ASGI middleware of every path but the hot ones."""
+
+    def __init__(self, app: AsgiApp, state: State) -> None:
+        self._app = app
+        self._state = state
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        runtime: Runtime | None = getattr(self._state, "runtime", None)
+        if runtime is None:
+            await _send_problem(NotReady("The service is starting.", retry_after_s=1), send)
+            return
+        started = perf_counter()
+        status = 500
+
+        async def note(message: AsgiMessage) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+            await send(message)
+
+        try:
+            runtime.door.check(scope)
+            if scope["method"] not in READING:
+                receive = _again(await _read_json(receive, runtime.door), receive)
+            await self._app(scope, receive, note)
+        except ClientGone:
+            return
+        except Problem as problem:
+            await _send_problem(problem, note)
+        route = getattr(scope.get("route"), "path", "(none)")
+        runtime.metrics.observe_request(route, status, perf_counter() - started)
+
+
+async def _read_json(receive: Receive, door: Door) -> bytes:
+    """Read a body whole and see that it is JSON as the hot paths take it.
+
+    The framework's own reader takes NaN, lone surrogates and endless nesting. Raises BodyTooLarge or MalformedJson.
+    """
+    body = await read_body(receive, door)
+    if body:
+        check_json(body)
+    return body
+
+
+def _again(body: bytes, receive: Receive) -> Receive:
+    """Hand a body that was read to the framework, and then what comes after it."""
+    unread = True
+
+    async def replay() -> AsgiMessage:
+        nonlocal unread
+        if not unread:
+            return await receive()
+        unread = False
+        return {"type": "http.request", "body": body, "more_body": False}
+
+    return replay
+
+
+async def _send_problem(problem: Problem, send: Send) -> None:
+    body = problem.body()
+    headers = [*problem.headers(), (b"content-length", str(len(body)).encode())]
+    await send({"type": "http.response.start", "status": problem.status, "headers": headers})
+    await send({"type": "http.response.body", "body": body})
+
+
+def problem_response(problem: Problem) -> Response:
+    """Return a problem as a Starlette response."""
+    headers = {name.decode(): value.decode() for name, value in problem.headers()}
+    return Response(problem.body(), problem.status, headers=headers)
+
+
+def install_error_handlers(api: FastAPI) -> None:
+    """Turn every error into problem+json, in one place."""
+
+    async def on_problem(request: Request, error: Exception) -> Response:
+        assert isinstance(error, Problem)
+        return problem_response(error)
+
+    async def on_database(request: Request, error: Exception) -> Response:
+        return problem_response(problem_of(getattr(error, "orig", None) or error))
+
+    async def on_defect(request: Request, error: Exception) -> Response:
+        log.error("defect", path=request.url.path, exc_info=error)
+        return problem_response(InternalError("Halfnote made a mistake; its log has the trace."))
+
+    handlers: dict[Any, Callable[[Request, Any], Awaitable[Response]]] = {
+        Problem: on_problem,
+        RequestValidationError: _on_validation,
+        HTTPException: _on_http,
+        asyncpg.PostgresError: on_database,
+        asyncpg.InterfaceError: on_database,
+        asyncpg.InternalClientError: on_database,
+        SQLAlchemyError: on_database,
+        OSError: on_database,
+        Exception: on_defect,
+    }
+    for kind, handler in handlers.items():
+        api.add_exception_handler(kind, handler)
+
+
+async def _on_validation(request: Request, error: RequestValidationError) -> Response:
+    first = error.errors()[0]
+    source, *where = first["loc"]
+    if source == "body":
+        where = _in_body(where, error.body, missing=first["type"] == "missing")
+    field = _field(where) or "(body)"
+    return problem_response(Invalid(f"`{field}`: {first['msg'].removeprefix('Value error, ')}.", field=field))
+
+
+def _in_body(where: Sequence[str | int], body: Any, *, missing: bool) -> list[str | int]:
+    """Leave out of a place what the body does not have: pydantic also names the variants of a union it tried."""
+    kept: list[str | int] = []
+    for part in where:
+        if _has(body, part):
+            body = body[part]
+        elif not (missing and part == where[-1]):
+            continue
+        kept.append(part)
+    return kept
+
+
+def _has(body: Any, part: str | int) -> bool:
+    return part in body if isinstance(body, dict) else isinstance(body, list) and isinstance(part, int)
+
+
+def _field(where: Sequence[str | int]) -> str:
+    """Write a place as the hot paths do: `messages[0].topic`."""
+    return "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in where).removeprefix(".")
+
+
+async def _on_http(request: Request, error: HTTPException) -> Response:
+    if error.status_code == 405:
+        return problem_response(
+            MethodNotAllowed(f"{request.method} is not for this path.", allow=", ".join(_methods(request)))
+        )
+    if error.status_code == 404:
+        return problem_response(NotFound("No such path; GET /openapi.json lists what there is."))
+    return problem_response(BadRequest(str(error.detail)))
+
+
+def _methods(request: Request) -> list[str]:
+    """Return the methods that a path has; the framework names those of one of its routes alone."""
+    return [
+        method
+        for method in METHODS
+        if any(
+            route.matches({**request.scope, "method": method})[0] is Match.FULL for route in request.app.router.routes
+        )
+    ]

@@ -1,0 +1,180 @@
+"""What the producer-group routes accept and answer."""
+
+import re
+from datetime import datetime
+from typing import Annotated, Any, Literal
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, SecretStr, WithJsonSchema
+
+from app.address_shapes import HOST, PORT
+from app.routers.shared import Strict, Whole
+from app.signing import secret_fault
+
+URLS_MAX = 16
+_URL = rf"https?://{HOST}({PORT})?([/?][!-\"$-~]*)?"
+_url = re.compile(_URL).fullmatch
+_GROUP4 = "[A-Za-z0-9+/]{4}"
+_SECRET = rf"whsec_({_GROUP4}){{8,20}}({_GROUP4}|[A-Za-z0-9+/]{{3}}=|({_GROUP4})?[A-Za-z0-9+/]{{2}}==)?"
+
+
+def _check_url(value: str) -> str:
+    if not _url(value):
+        raise ValueError("must be an http:// or https:// URL in ASCII, without user, password or fragment")
+    return value
+
+
+def _check_secret(value: SecretStr) -> SecretStr:
+    fault = secret_fault(value.get_secret_value())
+    if fault:
+        raise ValueError(fault)
+    return value
+
+
+CheckUrlText = Annotated[
+    str,
+    AfterValidator(_check_url),
+    WithJsonSchema({"type": "string", "format": "uri", "maxLength": 2048, "pattern": f"^{_URL}$"}),
+]
+SecretText = Annotated[
+    SecretStr,
+    AfterValidator(_check_secret),
+    WithJsonSchema({"type": "string", "pattern": f"^{_SECRET}$"}),
+]
+
+SHAPE_EXAMPLE: dict[str, Any] = {
+    "check_urls": ["http://127.0.0.1:9000/halfnote/check"],
+    "immunity_s": 6,
+    "interval_s": 30,
+    "max_checks": 15,
+    "check_timeout_s": 5,
+    "unanswered_park_s": 259_200,
+    "on_exhausted": "rollback",
+    "check_max_in_flight": 32,
+    "ping_interval_s": 60,
+}
+EXAMPLE: dict[str, Any] = {
+    "name": "shop",
+    **SHAPE_EXAMPLE,
+    "created_at": "2026-11-21T08:00:00Z",
+    "updated_at": "2026-11-21T08:00:00Z",
+    "urls": [
+        {
+            "url": "http://127.0.0.1:9000/halfnote/check",
+            "last_ok": "2026-11-21T08:01:00Z",
+            "last_error": None,
+            "last_error_at": None,
+        }
+    ],
+}
+
+
+class GroupPut(Strict):
+    """A producer group as it shall be. Durations are seconds; what is left out gets its default."""
+
+    model_config = ConfigDict(json_schema_extra={"examples": [SHAPE_EXAMPLE]})
+
+    check_urls: Annotated[
+        list[CheckUrlText],
+        Field(
+            min_length=1,
+            max_length=URLS_MAX,
+            description="asked in turn; the next at once if one does not answer",
+            json_schema_extra={"uniqueItems": True},
+        ),
+    ]
+    immunity_s: Whole = Field(6, ge=1, le=86_400, description="how long a new half is left alone")
+    interval_s: Whole = Field(30, ge=1, le=86_400, description="time between checks")
+    max_checks: Whole = Field(15, ge=1, le=1000, description="answered checks until `on_exhausted`")
+    check_timeout_s: Whole = Field(5, ge=1, le=60, description="time for a whole answer, for each URL")
+    unanswered_park_s: Whole = Field(
+        259_200, ge=60, le=2_592_000, description="parked when no check was answered for so long"
+    )
+    on_exhausted: Literal["rollback", "park"] = Field(
+        "rollback", description="what `max_checks` times unknown leads to"
+    )
+    check_max_in_flight: Whole = Field(32, ge=1, le=1000, description="checks asked at once, over all replicas")
+    ping_interval_s: Whole = Field(60, ge=5, le=86_400, description="how often each URL is pinged")
+    secret: SecretText | None = Field(None, description="signs checks and pings; made for a new group if not given")
+
+
+class UrlState(BaseModel):
+    """How one check URL did last, by checks and pings."""
+
+    url: str
+    last_ok: datetime | None = Field(description="when it last answered")
+    last_error: str | None = Field(description="what went wrong when it last failed to")
+    last_error_at: datetime | None
+
+
+class GroupAnswer(BaseModel):
+    """A producer group; its secret is never part of this."""
+
+    model_config = ConfigDict(json_schema_extra={"examples": [EXAMPLE]})
+
+    name: str
+    check_urls: list[str]
+    immunity_s: int
+    interval_s: int
+    max_checks: int
+    check_timeout_s: int
+    unanswered_park_s: int
+    on_exhausted: Literal["rollback", "park"]
+    check_max_in_flight: int
+    ping_interval_s: int
+    created_at: datetime
+    updated_at: datetime
+    urls: list[UrlState] = Field(description="one for each of `check_urls`")
+
+
+class GroupCreated(GroupAnswer):
+    """A new producer group, with its secret unless that was given."""
+
+    secret: str | None = Field(description="shown this once; null if it was given")
+
+
+class GroupList(BaseModel):
+    """A page of producer groups, by name."""
+
+    items: list[GroupAnswer]
+    next_cursor: str | None = Field(description="send it as `cursor` for the next page; null: this was the last")
+
+
+class PingResult(BaseModel):
+    """What a ping of one URL brought."""
+
+    url: str
+    ok: bool = Field(description="answered with 2xx in time")
+    status: int | None
+    duration_ms: int
+    error: str | None
+
+
+class PingAnswer(BaseModel):
+    """What a ping of each URL brought."""
+
+    model_config = ConfigDict(
+        json_schema_extra={
+            "examples": [
+                {
+                    "results": [
+                        {
+                            "url": "http://127.0.0.1:9000/halfnote/check",
+                            "ok": True,
+                            "status": 204,
+                            "duration_ms": 3,
+                            "error": None,
+                        }
+                    ]
+                }
+            ]
+        }
+    )
+
+    results: list[PingResult]
+
+
+class NewSecret(BaseModel):
+    """A new secret."""
+
+    secret: str = Field(description="shown this once", examples=["whsec_" + "M" * 43 + "="])
+    former_signs_until: datetime | None = Field(description="until then the former secret signs as well")

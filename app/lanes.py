@@ -1,0 +1,278 @@
+"""Group commit: requests queue in process and one lane flushes them, many to a database commit.
+
+Invariants: a request is answered only after the commit that holds it; a batch holds an id at most once; the queue is
+bounded; a caller that goes away does not take its batch along; one bad row fails alone; a commit whose outcome nobody
+knows is called `outcome-unknown`, never a success and never a failure.
+"""
+
+import asyncio
+from collections import deque
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from time import perf_counter
+from typing import Generic, Protocol, TypeVar
+from uuid import UUID
+
+import asyncpg
+import structlog
+
+from app.database import Connection
+from app.errors import (
+    DatabaseReadOnly,
+    DatabaseUnavailable,
+    InternalError,
+    Invalid,
+    OutcomeUnknown,
+    Overloaded,
+    Problem,
+    StorageFull,
+)
+from app.flush_timeout import FlushTimeout
+
+log = structlog.get_logger(__name__)
+
+# Errors of one row (data exception, constraint violation): the batch is split to find it. Any other fails the batch.
+ROW_ERRORS = ("22", "23")
+READ_ONLY = ("25006", "57P03")
+STORAGE_FULL = ("53100",)
+# check_violation; without a constraint's name it means that no partition takes the row.
+NO_PARTITION = "23514"
+# The backend went away (shutdown, crash, protocol): what it was doing may have been committed.
+GONE = ("08", "57P01", "57P02", "57P05")
+# What a last flush gets when the lane is closed.
+CLOSE_WITHIN_S = 1.0
+# Syntax, names and rights: a defect of a statement, or a database that is not as migrations left it.
+OUR_MISTAKES = "42"
+RETRY_AFTER_S = 1
+# How asyncpg speaks of a connection that broke; the last one when it was broken before the statement went out.
+BROKEN = (OSError, TimeoutError, asyncpg.InterfaceError, asyncpg.InternalClientError)
+
+
+class Identified(Protocol):
+    """What a lane carries: anything that names its transaction."""
+
+    @property
+    def transaction_id(self) -> UUID: ...
+
+
+R = TypeVar("R", bound=Identified)
+Outcome = TypeVar("Outcome")
+
+
+@dataclass(frozen=True, slots=True)
+class LaneLimits:
+    """How a lane gathers: rows in a flush, requests waiting, seconds to linger for company, seconds to a timeout."""
+
+    batch_max: int = 500
+    queue_max: int = 10_000
+    linger_s: float = 0.001
+    flush_timeout_s: float = 10.0
+
+
+class Lane(Generic[R, Outcome]):
+    """One queue, one connection, one flush at a time.
+
+    `flush(connection, requests)` gets distinct ids, sorted, and returns one outcome each, in order. `follow(request,
+    outcome)` answers a request from the outcome of the first with its id, or returns None to have it flushed next.
+    """
+
+    def __init__(
+        self,
+        connect: Callable[[], Awaitable[Connection]],
+        flush: Callable[[Connection, Sequence[R]], Awaitable[Sequence[Outcome]]],
+        follow: Callable[[R, Outcome], Outcome | None],
+        limits: LaneLimits,
+        observe: Callable[[int, float, int], None],
+    ) -> None:
+        self._connect = connect
+        self._flush = flush
+        self._follow = follow
+        self._limits = limits
+        self._observe = observe
+        self._queue: deque[tuple[R, asyncio.Future[Outcome]]] = deque()
+        self._connection: Connection | None = None
+        self._runner: asyncio.Task[None] | None = None
+        self._company = False
+        self._warning: str | None = None
+        self._timeout = FlushTimeout(limits.flush_timeout_s)
+
+    @property
+    def depth(self) -> int:
+        """Requests that wait for a flush."""
+        return len(self._queue)
+
+    def submit(self, request: R) -> "asyncio.Future[Outcome]":
+        """Queue a request; the future resolves after its commit. Raises Overloaded when the queue is full."""
+        if len(self._queue) >= self._limits.queue_max:
+            raise Overloaded(
+                f"{len(self._queue)} requests wait for the database already; repeat later.", retry_after_s=RETRY_AFTER_S
+            )
+        future: asyncio.Future[Outcome] = asyncio.get_running_loop().create_future()
+        self._queue.append((request, future))
+        if self._runner is None:
+            self._runner = asyncio.create_task(self._run())
+        return future
+
+    def give_up(self) -> None:
+        """Answer whoever still waits: the flush under way is `outcome-unknown`, what is queued was not stored."""
+        waiting = list(self._queue)
+        self._queue.clear()
+        self._fail(waiting, DatabaseUnavailable("The service is stopping; repeat later.", retry_after_s=RETRY_AFTER_S))
+        self._drop()
+
+    async def close(self) -> None:
+        """Flush what is queued, then close the connection; a database that hangs is not waited for."""
+        if self._runner is not None:
+            await asyncio.wait([self._runner], timeout=CLOSE_WITHIN_S)
+        if self._runner is not None:
+            self._runner.cancel()
+            await asyncio.wait([self._runner])
+        self._drop()
+
+    async def _run(self) -> None:
+        try:
+            if self._company and self._limits.linger_s:
+                await asyncio.sleep(self._limits.linger_s)
+            while self._queue:
+                await self._flush_next()
+        finally:
+            self._runner = None
+
+    async def _flush_next(self) -> None:
+        """Take a batch, flush it, answer it, and answer or requeue those that asked for the same ids."""
+        if len(self._queue) == 1:
+            self._company = False
+            await self._settle([self._queue.popleft()])
+            return
+        batch: dict[UUID, tuple[R, asyncio.Future[Outcome]]] = {}
+        repeats: list[tuple[R, asyncio.Future[Outcome]]] = []
+        while self._queue and len(batch) < self._limits.batch_max:
+            entry = self._queue.popleft()
+            if batch.setdefault(entry[0].transaction_id, entry) is not entry:
+                repeats.append(entry)
+        self._company = len(batch) > 1
+        entries = [batch[key] for key in sorted(batch)]
+        await self._settle(entries)
+        for request, future in reversed(repeats):
+            first = batch[request.transaction_id][1]
+            answer = None if first.cancelled() or first.exception() else self._follow(request, first.result())
+            if answer is None:
+                self._queue.appendleft((request, future))
+            elif not future.done():
+                future.set_result(answer)
+
+    async def _settle(self, entries: list[tuple[R, asyncio.Future[Outcome]]]) -> None:
+        """Flush entries and resolve their futures; a bad row is found by halving and fails alone."""
+        try:
+            outcomes, taken_s = await self._attempt([request for request, _ in entries])
+        except asyncpg.PostgresError as error:
+            if error.sqlstate[:2] in ROW_ERRORS and len(entries) > 1:
+                middle = len(entries) // 2
+                await self._settle(entries[:middle])
+                await self._settle(entries[middle:])
+                return
+            self._fail(entries, error)
+        except Exception as error:
+            self._fail(entries, error)
+        else:
+            for (_, future), outcome in zip(entries, outcomes, strict=True):
+                if not future.done():
+                    future.set_result(outcome)
+            # After whoever was answered just now: nobody need wait for a count.
+            asyncio.get_running_loop().call_soon(self._observe, len(entries), taken_s, len(self._queue))
+
+    async def _attempt(self, requests: list[R]) -> tuple[Sequence[Outcome], float]:
+        """Flush once on the lane's connection, within the timeout; raises what the database says.
+
+        Returns the outcomes and the seconds it took.
+        """
+        connection = self._connection
+        if connection is None or connection.is_closed():
+            connection = await self._ready()
+        self._warning = None
+        started = perf_counter()
+        try:
+            with self._timeout:
+                outcomes = await self._flush(connection, requests)
+        except asyncpg.PostgresError as error:
+            if connection.is_closed() or error.sqlstate.startswith(GONE):
+                self._drop()
+                raise _Unconfirmed(str(error)) from error
+            if error.sqlstate in READ_ONLY:
+                # After a failover the address may lead elsewhere, and a session may keep a read-only default.
+                self._drop()
+            raise
+        except BROKEN as error:
+            self._drop()
+            raise _Unconfirmed(str(error) or type(error).__name__) from error
+        except BaseException:
+            self._drop()
+            raise
+        if self._warning is not None:
+            raise _Unconfirmed(self._warning)
+        return outcomes, perf_counter() - started
+
+    async def _ready(self) -> Connection:
+        try:
+            connection = self._connection = await self._connect()
+        except asyncpg.PostgresError:
+            raise
+        except BROKEN as error:
+            raise DatabaseUnavailable(
+                "The database cannot be reached; repeat later.", retry_after_s=RETRY_AFTER_S
+            ) from error
+        connection.add_log_listener(self._listen)
+        return connection
+
+    def _listen(self, connection: object, message: asyncpg.PostgresLogMessage) -> None:
+        # A cancelled wait for a synchronous standby is a mere warning, and the statement still reports success.
+        if getattr(message, "severity_en", None) == "WARNING" and getattr(message, "sqlstate", "") == "01000":
+            self._warning = str(getattr(message, "message", "warning"))
+
+    def _drop(self) -> None:
+        if self._connection is not None:
+            self._connection.terminate()
+            self._connection = None
+
+    def _fail(self, entries: list[tuple[R, asyncio.Future[Outcome]]], error: Exception) -> None:
+        problems = [problem_of(error, request.transaction_id) for request, _ in entries]
+        if entries:
+            log.warning("flush_failed", requests=len(entries), error=str(error), problem=problems[0].slug)
+        for (_, future), problem in zip(entries, problems, strict=True):
+            if not future.done():
+                future.set_exception(problem)
+                # Whoever asked may be gone; an exception nobody fetches is not news.
+                future.exception()
+
+
+class _Unconfirmed(Exception):
+    """The flush was sent and no commit was confirmed."""
+
+
+def problem_of(error: Exception, transaction_id: UUID | None = None) -> Problem:
+    """Turn what a database call raised into the problem that HTTP answers; unknown errors become `internal`."""
+    if isinstance(error, Problem):
+        return error
+    if isinstance(error, _Unconfirmed):
+        return OutcomeUnknown(
+            "The database did not confirm the commit. Repeat the request with this transaction_id.",
+            retry_after_s=RETRY_AFTER_S,
+            **({"transaction_id": str(transaction_id)} if transaction_id else {}),
+        )
+    state = getattr(error, "sqlstate", None) or ""
+    if state in READ_ONLY:
+        return DatabaseReadOnly("The database takes no writes just now; repeat later.", retry_after_s=RETRY_AFTER_S)
+    if state in STORAGE_FULL:
+        return StorageFull("The database's disk is full; make room and repeat.", retry_after_s=10 * RETRY_AFTER_S)
+    if state == NO_PARTITION and not getattr(error, "constraint_name", None):
+        return DatabaseUnavailable("The id's day has no partition yet; GET /readyz says why.", retry_after_s=10)
+    if state[:2] in ROW_ERRORS:
+        return Invalid(f"The database cannot store this request: {error}")
+    if state.startswith(OUR_MISTAKES):
+        log.error("defect", sqlstate=state, exc_info=error)
+    if isinstance(error, (asyncpg.PostgresError, *BROKEN)):
+        return DatabaseUnavailable(
+            "The database did not take the statement; repeat later.", retry_after_s=RETRY_AFTER_S
+        )
+    log.error("defect", exc_info=error)
+    return InternalError("Halfnote made a mistake; its log has the trace.")

@@ -1,0 +1,84 @@
+"""Repeats steps: the only `while True`. A step that fails is logged and tried again, later and later."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from datetime import datetime
+from time import monotonic
+from typing import Protocol
+
+import structlog
+
+from app.runtime import Runtime
+
+log = structlog.get_logger(__name__)
+
+LONGEST_BACKOFF_S = 10.0
+
+
+class Result(Protocol):
+    """What a step tells the runner: whether more is waiting, so that it need not rest."""
+
+    @property
+    def more(self) -> bool: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Turned:
+    """A step's plain result: how much it did, and whether more is waiting."""
+
+    done: int = 0
+    more: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Loop:
+    """A step and how often to take it; `wake`, if set, ends the rest early, but not before `calm_s` has passed.
+
+    `drain`, if set, is awaited once after the last step: it settles what is in flight and releases leases.
+    """
+
+    name: str
+    step: Callable[[Runtime, datetime], Awaitable[Result]]
+    every_s: float
+    wake: asyncio.Event | None = None
+    drain: Callable[[Runtime], Awaitable[None]] | None = None
+    calm_s: float = 0.0
+
+
+async def run(loop: Loop, runtime: Runtime, stopping: asyncio.Event) -> None:
+    """Take steps until `stopping` is set; the step under way is finished first."""
+    # A first step that never ends is late like any other.
+    runtime.heartbeats[loop.name], runtime.every_s[loop.name] = monotonic(), loop.every_s
+    backoff_s = 0.0
+    while not stopping.is_set():
+        if loop.wake is not None:
+            loop.wake.clear()
+        began = monotonic()
+        try:
+            result = await loop.step(runtime, runtime.clock.now())
+        except Exception as error:
+            backoff_s = min(LONGEST_BACKOFF_S, max(0.2, backoff_s * 2))
+            log.warning("loop_failed", loop=loop.name, error=str(error), kind=type(error).__name__, retry_s=backoff_s)
+            await rest(backoff_s, stopping, None)
+            continue
+        backoff_s = 0.0
+        runtime.heartbeats[loop.name] = monotonic()
+        if not result.more:
+            await rest(loop.every_s, stopping, loop.wake)
+            # What woke it first is seen at once; what comes right after shares the next turn.
+            hurry_s = loop.calm_s - (monotonic() - began)
+            if hurry_s > 0 and not stopping.is_set():
+                await rest(hurry_s, stopping, None)
+    if loop.drain is not None:
+        await loop.drain(runtime)
+
+
+async def rest(seconds: float, stopping: asyncio.Event, wake: asyncio.Event | None) -> None:
+    """Wait for `seconds`, or until stopping or woken."""
+    waiting = [asyncio.ensure_future(event.wait()) for event in (stopping, wake) if event is not None]
+    try:
+        await asyncio.wait(waiting, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        for waiter in waiting:
+            waiter.cancel()

@@ -1,0 +1,459 @@
+"""The tables, as SQLAlchemy Core sees them. Migrations make them; a test holds that the two agree.
+
+What is big is append-only and partitioned by transaction_id (a UUIDv7, so a partition is a day); what is mutable is
+small.
+"""
+
+from typing import Any
+
+from sqlalchemy import (
+    ARRAY,
+    BigInteger,
+    Boolean,
+    CheckConstraint,
+    Column,
+    Date,
+    DateTime,
+    Double,
+    Identity,
+    Index,
+    Integer,
+    LargeBinary,
+    MetaData,
+    PrimaryKeyConstraint,
+    Sequence,
+    SmallInteger,
+    Table,
+    Text,
+    Uuid,
+    text,
+)
+from sqlalchemy.dialects.postgresql import JSONB
+
+metadata = MetaData()
+Time = DateTime(timezone=True)
+
+# CACHE 1: a session that cached offsets would hand out old ones after newer ones were seen.
+outbox_offset = Sequence("outbox_offset", metadata=metadata, cache=1)
+attempt_id = Sequence("attempt_id", metadata=metadata)
+
+DAY_TABLES = ("half", "op", "outbox", "receipt", "attempt")
+
+_BY_DAY: dict[str, Any] = {"postgresql_partition_by": "RANGE (transaction_id)"}
+
+half = Table(
+    "half",
+    metadata,
+    Column("transaction_id", Uuid, nullable=False),
+    Column("position", SmallInteger, nullable=False),
+    Column("producer_group", Text, nullable=False),
+    Column("topic", Text, nullable=False),
+    Column("key", Text),
+    Column("tag", Text),
+    Column("headers", JSONB),
+    Column("content_type", Text, nullable=False),
+    Column("body", LargeBinary, nullable=False),
+    # SHA-256 of the body, so that the nightly proof compares content without reading it.
+    Column("body_digest", LargeBinary, nullable=False),
+    Column("deliver_after_s", Double),
+    Column("born_at", Time, nullable=False),
+    Column("first_check_at", Time, nullable=False),
+    # On position 0 only; `digest` is SHA-256 over the whole decoded request:
+    Column("digest", LargeBinary),
+    Column("context", JSONB),
+    Column("policy", JSONB),
+    Column("traceparent", Text),
+    Column("reissued_from", Uuid),
+    PrimaryKeyConstraint("transaction_id", "position"),
+    Index("half_first_check", "first_check_at", postgresql_where=text('"position" = 0')),
+    Index("half_key", "key", "transaction_id", postgresql_where=text("key IS NOT NULL")),
+    **_BY_DAY,
+)
+
+op = Table(
+    "op",
+    metadata,
+    Column("transaction_id", Uuid, nullable=False),
+    Column("verdict", SmallInteger, nullable=False),
+    Column("source", SmallInteger, nullable=False),
+    Column("actor", Text),
+    Column("reason", Text),
+    Column("decided_at", Time, nullable=False),
+    # What makes an outcome exactly one.
+    PrimaryKeyConstraint("transaction_id"),
+    CheckConstraint("verdict IN (1, 2)", name="op_verdict"),
+    CheckConstraint("source BETWEEN 0 AND 3", name="op_source"),
+    **_BY_DAY,
+)
+
+outbox = Table(
+    "outbox",
+    metadata,
+    Column("transaction_id", Uuid, nullable=False),
+    Column("position", SmallInteger, nullable=False),
+    Column("offset", BigInteger, nullable=False),
+    Column("topic", Text, nullable=False),
+    Column("key", Text),
+    Column("tag", Text),
+    Column("due_at", Time),
+    Column("committed_at", Time, nullable=False),
+    PrimaryKeyConstraint("transaction_id", "position"),
+    Index("outbox_by_offset", "offset"),
+    **_BY_DAY,
+)
+
+receipt = Table(
+    "receipt",
+    metadata,
+    Column("transaction_id", Uuid, nullable=False),
+    Column("position", SmallInteger, nullable=False),
+    Column("subscription_id", Integer, nullable=False),
+    Column("offset", BigInteger, nullable=False),
+    Column("outcome", Text, nullable=False),
+    Column("attempts", Integer, nullable=False),
+    Column("first_at", Time, nullable=False),
+    Column("duration_ms", Integer, nullable=False),
+    Column("status", Integer),
+    Column("digest", LargeBinary),
+    Column("settled_at", Time, nullable=False),
+    # 0: the live delivery; else the replay that sent it once more.
+    Column("replay", Integer, nullable=False, server_default=text("0")),
+    PrimaryKeyConstraint("transaction_id", "position", "subscription_id", "replay"),
+    Index("receipt_by_offset", "subscription_id", "replay", "offset"),
+    **_BY_DAY,
+)
+
+attempt = Table(
+    "attempt",
+    metadata,
+    Column("transaction_id", Uuid, nullable=False),
+    Column("attempt_id", BigInteger, nullable=False, server_default=text("nextval('attempt_id')")),
+    Column("kind", Text, nullable=False),
+    Column("at", Time, nullable=False),
+    Column("number", Integer),
+    Column("outcome", Text, nullable=False),
+    Column("position", SmallInteger),
+    Column("subscription_id", Integer),
+    Column("verdict", SmallInteger),
+    Column("source", SmallInteger),
+    Column("destination", Text),
+    Column("status", Integer),
+    Column("duration_ms", Integer),
+    Column("error", Text),
+    Column("response", Text),
+    Column("replay", Integer),
+    PrimaryKeyConstraint("transaction_id", "attempt_id"),
+    CheckConstraint("kind IN ('check', 'delivery', 'refused', 'swept', 'parked')", name="attempt_kind"),
+    # At most one refused end per transaction, verdict and source: a producer in a loop cannot fill the disk.
+    Index(
+        "attempt_refused",
+        "transaction_id",
+        "verdict",
+        "source",
+        unique=True,
+        postgresql_where=text("kind = 'refused'"),
+    ),
+    **_BY_DAY,
+)
+
+reissue = Table(
+    "reissue",
+    metadata,
+    # The primary key makes it once: a second click sends nothing twice.
+    Column("transaction_id", Uuid, primary_key=True),
+    Column("reissued_as", Uuid, nullable=False),
+    Column("actor", Text),
+    Column("reason", Text, nullable=False),
+    Column("at", Time, nullable=False),
+)
+
+# Mutable and small from here on: room in each page and an eager vacuum keep their updates cheap.
+_MUTABLE: dict[str, Any] = {"postgresql_with": {"fillfactor": 50, "autovacuum_vacuum_scale_factor": 0.02}}
+
+producer_group = Table(
+    "producer_group",
+    metadata,
+    Column("name", Text, primary_key=True),
+    Column("check_urls", ARRAY(Text), nullable=False),
+    Column("immunity_s", Integer, nullable=False),
+    Column("interval_s", Integer, nullable=False),
+    Column("max_checks", Integer, nullable=False),
+    Column("check_timeout_s", Integer, nullable=False),
+    Column("unanswered_park_s", Integer, nullable=False),
+    Column("on_exhausted", Text, nullable=False),
+    Column("check_max_in_flight", Integer, nullable=False),
+    Column("ping_interval_s", Integer, nullable=False),
+    Column("secrets", JSONB, nullable=False),
+    Column("created_at", Time, nullable=False),
+    Column("updated_at", Time, nullable=False),
+    # Kept as a tombstone, so that a half that raced the deletion can still be asked about.
+    Column("deleted_at", Time),
+    # What check-back learnt: how many it dares to have in flight, and until when the group asked to be left alone.
+    Column("check_window", Integer, nullable=False),
+    Column("held_until", Time),
+    Column("next_ping_at", Time, nullable=False),
+    CheckConstraint("on_exhausted IN ('rollback', 'park')", name="producer_group_on_exhausted"),
+)
+
+check_url = Table(
+    "check_url",
+    metadata,
+    Column("producer_group", Text, nullable=False),
+    Column("url", Text, nullable=False),
+    Column("last_ok_at", Time),
+    Column("last_error_at", Time),
+    Column("last_error", Text),
+    PrimaryKeyConstraint("producer_group", "url"),
+)
+
+topic = Table(
+    "topic",
+    metadata,
+    Column("name", Text, primary_key=True),
+    Column("first_seen_at", Time, nullable=False),
+)
+
+check_back = Table(
+    "check_back",
+    metadata,
+    Column("transaction_id", Uuid, primary_key=True),
+    Column("producer_group", Text, nullable=False),
+    Column("state", SmallInteger, nullable=False),
+    Column("swept_at", Time, nullable=False),
+    # Asked: calls made, each with its own number in `webhook-id`. Answered: those that count against max_checks.
+    Column("asked", Integer, nullable=False, server_default=text("0")),
+    Column("answered", Integer, nullable=False, server_default=text("0")),
+    Column("unanswered", Integer, nullable=False, server_default=text("0")),
+    Column("unanswered_since", Time),
+    # The number of the newest check that has its answer, so that no check is counted twice.
+    Column("last_answered", Integer, nullable=False, server_default=text("0")),
+    # Null: nobody asks (parked, until a person wants it asked).
+    Column("next_check_at", Time),
+    Column("leased_until", Time),
+    Column("lease_epoch", BigInteger, nullable=False, server_default=text("0")),
+    Column("parked_at", Time),
+    Column("parked_reason", Text),
+    CheckConstraint("state IN (1, 2)", name="check_back_state"),
+    Index("check_back_due", "producer_group", "next_check_at"),
+    Index("check_back_leased", "producer_group", "leased_until", postgresql_where=text("leased_until IS NOT NULL")),
+    **_MUTABLE,
+)
+
+sweep = Table(
+    "sweep",
+    metadata,
+    Column("name", Text, primary_key=True),
+    Column("reached", Time, nullable=False),
+    Column("ran_at", Time, nullable=False),
+)
+
+subscription = Table(
+    "subscription",
+    metadata,
+    Column("subscription_id", Integer, Identity(always=True), primary_key=True),
+    Column("name", Text, nullable=False),
+    Column("topics", ARRAY(Text), nullable=False),
+    Column("filters", JSONB),
+    Column("destination", JSONB, nullable=False),
+    Column("secrets", JSONB, nullable=False),
+    # What a broker wants to know of who dials it, by name; never shown.
+    Column("credentials", JSONB, nullable=False, server_default=text("'{}'")),
+    Column("start", JSONB, nullable=False),
+    Column("ordered", Text, nullable=False, server_default=text("'none'")),
+    Column("on_dead", Text, nullable=False, server_default=text("'release'")),
+    Column("shards", Integer, nullable=False, server_default=text("1")),
+    Column("max_in_flight", Integer, nullable=False),
+    Column("rate_per_s", Double),
+    # What the receiver of a webhook granted when it was asked for its consent.
+    Column("granted_per_s", Double),
+    Column("timeout_s", Double, nullable=False),
+    Column("retry", ARRAY(Double), nullable=False),
+    Column("state", Text, nullable=False),
+    Column("state_reason", Text),
+    Column("created_at", Time, nullable=False),
+    Column("updated_at", Time, nullable=False),
+    Column("deleted_at", Time),
+    CheckConstraint("state IN ('active', 'paused', 'disabled')", name="subscription_state"),
+    CheckConstraint("ordered IN ('none', 'key')", name="subscription_ordered"),
+    CheckConstraint("on_dead IN ('release', 'hold')", name="subscription_on_dead"),
+    Index("subscription_name", "name", unique=True, postgresql_where=text("deleted_at IS NULL")),
+)
+
+checkpoint = Table(
+    "checkpoint",
+    metadata,
+    Column("subscription_id", Integer, nullable=False),
+    # How many shards this row is one of: a holder of another layout finds no row of its own and writes nothing.
+    Column("shards", Integer, nullable=False),
+    Column("shard", Integer, nullable=False),
+    Column("offset", BigInteger, nullable=False),
+    Column("moved_at", Time, nullable=False),
+    # The breaker: since when it is open, and what opened it.
+    Column("opened_at", Time),
+    Column("opened_because", Text),
+    # What the holder lately delivered and failed to deliver, and when it last said so.
+    Column("delivered_per_s", Double, nullable=False, server_default=text("0")),
+    Column("failed_per_s", Double, nullable=False, server_default=text("0")),
+    Column("rated_at", Time),
+    PrimaryKeyConstraint("subscription_id", "shards", "shard"),
+    **_MUTABLE,
+)
+
+# A second pass over a part of the log for one subscription, beside its live delivery.
+replay = Table(
+    "replay",
+    metadata,
+    Column("replay_id", Integer, Identity(always=True), primary_key=True),
+    Column("subscription_id", Integer, nullable=False),
+    Column("after", BigInteger, nullable=False),
+    Column("until", BigInteger, nullable=False),
+    Column("filters", JSONB),
+    Column("offset", BigInteger, nullable=False),
+    Column("state", Text, nullable=False),
+    Column("actor", Text),
+    Column("reason", Text),
+    Column("created_at", Time, nullable=False),
+    Column("moved_at", Time, nullable=False),
+    Column("ended_at", Time),
+    CheckConstraint("state IN ('running', 'done', 'cancelled')", name="replay_state"),
+    Index("replay_subscription", "subscription_id", "replay_id"),
+    Index("replay_running", "subscription_id", postgresql_where=text("state = 'running'")),
+    **_MUTABLE,
+)
+
+lease = Table(
+    "lease",
+    metadata,
+    Column("name", Text, primary_key=True),
+    Column("owner", Text, nullable=False),
+    Column("epoch", BigInteger, nullable=False),
+    Column("expires_at", Time, nullable=False),
+    **_MUTABLE,
+)
+
+
+# What a message's day held of it, for rows that outlive the day; null while the day is here.
+def _copy() -> list[Column[Any]]:
+    return [
+        Column("producer_group", Text),
+        Column("tag", Text),
+        Column("headers", JSONB),
+        Column("content_type", Text),
+        Column("body", LargeBinary),
+        Column("body_digest", LargeBinary),
+        Column("committed_at", Time),
+    ]
+
+
+delivery_retry = Table(
+    "delivery_retry",
+    metadata,
+    Column("subscription_id", Integer, nullable=False),
+    Column("replay", Integer, nullable=False, server_default=text("0")),
+    Column("transaction_id", Uuid, nullable=False),
+    Column("position", SmallInteger, nullable=False),
+    Column("offset", BigInteger, nullable=False),
+    Column("topic", Text, nullable=False),
+    Column("key", Text),
+    Column("attempts", Integer, nullable=False),
+    # Null: never tried. Then a due time to come is the producer's delay, and one that is past is a message that waits
+    # for others of its key.
+    Column("first_at", Time),
+    Column("due_at", Time, nullable=False),
+    Column("leased_until", Time),
+    Column("lease_epoch", BigInteger, nullable=False, server_default=text("0")),
+    Column("last_error", Text),
+    *_copy(),
+    PrimaryKeyConstraint("subscription_id", "replay", "transaction_id", "position"),
+    Index("delivery_retry_due", "subscription_id", "replay", "due_at"),
+    Index("delivery_retry_offset", "subscription_id", "offset"),
+    Index("delivery_retry_key", "subscription_id", "replay", "key", "offset", postgresql_where=text("key IS NOT NULL")),
+    **_MUTABLE,
+)
+
+dead_letter = Table(
+    "dead_letter",
+    metadata,
+    Column("subscription_id", Integer, nullable=False),
+    Column("replay", Integer, nullable=False, server_default=text("0")),
+    Column("transaction_id", Uuid, nullable=False),
+    Column("position", SmallInteger, nullable=False),
+    Column("offset", BigInteger, nullable=False),
+    Column("topic", Text, nullable=False),
+    Column("key", Text),
+    Column("attempts", Integer, nullable=False),
+    Column("first_at", Time),
+    Column("reason", Text, nullable=False),
+    Column("status", Integer),
+    Column("error", Text),
+    Column("response", Text),
+    Column("died_at", Time, nullable=False),
+    *_copy(),
+    PrimaryKeyConstraint("subscription_id", "replay", "transaction_id", "position"),
+    Index("dead_letter_offset", "subscription_id", "offset"),
+    Index("dead_letter_key", "subscription_id", "replay", "key", "offset", postgresql_where=text("key IS NOT NULL")),
+    # For lists, newest first: of all subscriptions, and of one.
+    Index("dead_letter_died", "died_at", "transaction_id", "position", "subscription_id", "replay"),
+    Index("dead_letter_of", "subscription_id", "died_at", "transaction_id", "position", "replay"),
+)
+
+# What people did about dead letters, and what those were: the row itself is gone by then.
+redelivery = Table(
+    "redelivery",
+    metadata,
+    Column("redelivery_id", BigInteger, Identity(always=True), primary_key=True),
+    Column("subscription_id", Integer, nullable=False),
+    Column("replay", Integer, nullable=False),
+    Column("transaction_id", Uuid, nullable=False),
+    Column("position", SmallInteger, nullable=False),
+    Column("offset", BigInteger, nullable=False),
+    Column("what", Text, nullable=False),
+    Column("actor", Text),
+    Column("reason", Text),
+    Column("at", Time, nullable=False),
+    Column("died_at", Time, nullable=False),
+    Column("died_because", Text, nullable=False),
+    Column("attempts", Integer, nullable=False),
+    CheckConstraint("what IN ('redelivered', 'dropped')", name="redelivery_what"),
+    Index("redelivery_transaction", "transaction_id"),
+    Index("redelivery_at", "at"),
+)
+
+# When each cause of an operational message was last announced, and how many were held back since.
+# The newest of these is kept, to be announced when the time of the limit is over.
+announced = Table(
+    "announced",
+    metadata,
+    Column("topic", Text, nullable=False),
+    Column("cause", Text, nullable=False),
+    Column("at", Time, nullable=False),
+    Column("held_back", Integer, nullable=False, server_default=text("0")),
+    Column("key", Text),
+    Column("body", LargeBinary),
+    PrimaryKeyConstraint("topic", "cause"),
+    **_MUTABLE,
+)
+
+day = Table(
+    "day",
+    metadata,
+    Column("day", Date, primary_key=True),
+    Column("low", Uuid, nullable=False),
+    Column("high", Uuid, nullable=False),
+    Column("state", Text, nullable=False),
+    Column("decided", Boolean, nullable=False, server_default=text("false")),
+    Column("archive", Text),
+    # What keeps a day whose retention is over, as upkeep last saw it: in_doubt, parked, undelivered:<subscription>, …
+    Column("held", ARRAY(Text), nullable=False, server_default=text("'{}'")),
+    Column("changed_at", Time, nullable=False),
+    CheckConstraint("state IN ('open', 'archiving', 'gone')", name="day_state"),
+    Index("day_low", "low"),
+)
+
+service_switch = Table(
+    "service_switch",
+    metadata,
+    Column("name", Text, primary_key=True),
+    Column("value", Text, nullable=False),
+    Column("changed_at", Time, nullable=False),
+)

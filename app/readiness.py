@@ -1,0 +1,133 @@
+"""What `GET /readyz` finds: checks that decide whether this process is ready, and warnings that do not."""
+
+import asyncio
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import timedelta
+from time import monotonic
+
+import asyncpg
+from sqlalchemy.exc import SQLAlchemyError
+
+from app.clock import SKEW_NOT_READY_S
+from app.database import Connection
+from app.migrate import current, head
+from app.runtime import Runtime
+from app.store import days
+from app.store.server import ServerState, check_urls_down, server_state
+
+# A probe that waits longer is as good as unanswered.
+ANSWER_WITHIN_S = 3.0
+# A loop is late when its last turn is longer ago than this and three of its rests.
+TURN_WITHIN_S = 60.0
+NAMED_AT_MOST = 20
+
+UNREACHABLE = (asyncpg.PostgresError, asyncpg.InterfaceError, SQLAlchemyError, OSError, TimeoutError)
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """One thing that was looked at; `detail` says what was found and, if it is not ok, what to do."""
+
+    name: str
+    ok: bool
+    detail: str
+
+
+@dataclass(frozen=True, slots=True)
+class Readiness:
+    """All that was found; only `checks` decide."""
+
+    checks: list[Check]
+    warnings: list[Check]
+
+    @property
+    def ready(self) -> bool:
+        """Whether every check is ok."""
+        return all(check.ok for check in self.checks)
+
+
+async def readiness(runtime: Runtime) -> Readiness:
+    """Look at the database and at this process; never takes much longer than ANSWER_WITHIN_S and never raises for a
+    database that does not answer."""
+    try:
+        async with asyncio.timeout(ANSWER_WITHIN_S), runtime.database.connection() as connection:
+            checks, warnings = await _of_database(runtime, connection)
+    except UNREACHABLE as error:
+        checks, warnings = [Check("database", False, f"it does not answer: {_first_line(error)}")], []
+    return Readiness([*checks, *_of_process(runtime)], [*warnings, *_of_switches(runtime)])
+
+
+async def _of_database(runtime: Runtime, connection: Connection) -> tuple[list[Check], list[Check]]:
+    state = await server_state(connection)
+    revision = await current(connection)
+    checks = [_database(state), _migrations(revision)]
+    if revision != head():
+        return checks, []
+    checks.append(await _partitions(runtime, connection))
+    warnings = [_durability(state), await _held(connection), await _check_urls(connection)]
+    return checks, [warning for warning in warnings if not warning.ok]
+
+
+def _database(state: ServerState) -> Check:
+    if state.in_recovery:
+        return Check("database", False, "it is in recovery (a standby, or a failover under way) and takes no writes")
+    if state.read_only:
+        return Check("database", False, "default_transaction_read_only is on, so it takes no writes")
+    return Check("database", True, f"Postgres {state.version} takes writes")
+
+
+def _migrations(revision: str | None) -> Check:
+    if revision == head():
+        return Check("migrations", True, f"at revision {revision}")
+    return Check(
+        "migrations", False, f"at revision {revision or 'none'}, this version needs {head()}: run `halfnote migrate`"
+    )
+
+
+async def _partitions(runtime: Runtime, connection: Connection) -> Check:
+    today = runtime.clock.now().date()
+    known = {day.day for day in await days.days(connection) if day.state == "open"}
+    missing = [day.isoformat() for day in (today, today + timedelta(days=1)) if day not in known]
+    if missing:
+        return Check("partitions", False, f"none for {', '.join(missing)}: is upkeep (a worker) running?")
+    return Check("partitions", True, f"there until {max(known).isoformat()}")
+
+
+def _durability(state: ServerState) -> Check:
+    off = [name for name, on in (("fsync", state.fsync), ("full_page_writes", state.full_page_writes)) if not on]
+    return Check("durability", not off, f"{' and '.join(off)} off: a power cut can lose what was acknowledged")
+
+
+async def _held(connection: Connection) -> Check:
+    held = [f"{day.day.isoformat()} by {', '.join(day.held)}" for day in await days.held_days(connection)]
+    return Check("days_held", not held, "past their retention, but held: " + "; ".join(held[:NAMED_AT_MOST]))
+
+
+async def _check_urls(connection: Connection) -> Check:
+    down = await check_urls_down(connection, NAMED_AT_MOST)
+    return Check("check_urls", not down, "the last call failed: " + "; ".join(down))
+
+
+def _of_process(runtime: Runtime) -> Iterator[Check]:
+    skew_s = runtime.clock.offset_s
+    yield Check(
+        "clock",
+        abs(skew_s) <= SKEW_NOT_READY_S,
+        f"{abs(skew_s):.3f} s {'behind' if skew_s > 0 else 'ahead of'} the database's",
+    )
+    for name, beat in sorted(runtime.heartbeats.items()):
+        age_s = monotonic() - beat
+        late = age_s > TURN_WITHIN_S + 3 * runtime.every_s.get(name, 0.0)
+        yield Check(f"loop:{name}", not late, f"last turn {age_s:.0f} s ago" + (": see its log lines" if late else ""))
+    if runtime.stopping:
+        yield Check("stopping", False, "this process is draining and will end")
+
+
+def _of_switches(runtime: Runtime) -> Iterator[Check]:
+    if runtime.refusing_halves and not runtime.stopping:
+        yield Check("accept", False, "new halves are refused (HALFNOTE_ACCEPT, or PUT /accept)")
+
+
+def _first_line(error: BaseException) -> str:
+    return (str(error).splitlines() or [type(error).__name__])[0]

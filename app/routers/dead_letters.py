@@ -1,0 +1,312 @@
+"""Dead letters: what was given up for a subscription. A person looks at them, redelivers them or drops them."""
+
+import re
+from collections.abc import Collection
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from typing import Annotated
+from uuid import UUID
+
+import msgspec
+import structlog
+from fastapi import APIRouter, Body, Path, Query
+from fastapi.responses import Response
+from pydantic import AfterValidator, Field, WithJsonSchema
+
+from app.bodies import with_body
+from app.database import Connection
+from app.dead_letter_shapes import (
+    BY_FILTER_EXAMPLE,
+    BY_IDS_EXAMPLE,
+    REPLAY_MAX,
+    ByFilter,
+    ByIds,
+    DeadLetterFilter,
+    DeadLetterPage,
+    DeadLetterRef,
+    DeadLetterRow,
+    DeadLetterShown,
+    DropAnswer,
+    EarlierRedelivery,
+    RedeliverAnswer,
+    Selection,
+    Waiting,
+)
+from app.errors import DeadLetterUnknown, Invalid, SubscriptionUnknown
+from app.ids import message_id, parse_message_id
+from app.redelivering import Acted, act_on, act_on_all, would_act_on
+from app.routers.shared import Name, NamePath, RuntimeDep, Strict, Time, problems
+from app.runtime import Runtime
+from app.shapes import ID
+from app.store.dead_letters import (
+    HIGHEST,
+    LOWEST,
+    DeadLetter,
+    DeadLetterSummary,
+    Filter,
+    Named,
+    Place,
+    list_dead_letters,
+    named,
+    one_dead_letter,
+)
+from app.store.redeliveries import Deed, Earlier, Key, earlier_redeliveries
+from app.timeline import known
+
+router = APIRouter(prefix="/dead-letters", tags=["dead letters"])
+log = structlog.get_logger(__name__)
+
+PAGE_MAX = 1000
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+_UUID = "[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}"
+# When it died in microseconds, its message, subscription and replay.
+_CURSOR = f"([0-9]{{1,16}})_({_UUID})-([0-9]{{1,3}})_([0-9]{{1,9}})_([0-9]{{1,9}})"
+_cursor = re.compile(_CURSOR).fullmatch
+
+
+def _is_cursor(value: str) -> str:
+    if _cursor(value) is None:
+        raise ValueError("send the `next_cursor` of the page before")
+    return value
+
+
+Wanted = Annotated[
+    Selection,
+    Body(
+        openapi_examples={
+            "by ids": {"summary": "These", "value": BY_IDS_EXAMPLE},
+            "by filter": {"summary": "All that meet a filter", "value": BY_FILTER_EXAMPLE},
+        }
+    ),
+]
+Cursor = Annotated[
+    str, AfterValidator(_is_cursor), WithJsonSchema({"type": "string", "pattern": f"^{_CURSOR.replace('?:', '')}$"})
+]
+
+
+class DeadLetterQuery(Strict):
+    """Filters of a list; those given must all be met."""
+
+    subscription: Name | None = Field(None, description="of this subscription", examples=["mailer"])
+    topic: Name | None = Field(None, description="of this topic", examples=["order"])
+    key: Name | None = Field(None, description="of this key", examples=["order-1030"])
+    reason: Name | None = Field(None, description="dead for this reason", examples=["retries_exhausted"])
+    died_after: Time | None = Field(None, description="died at this time or later")
+    died_before: Time | None = Field(None, description="died before this time")
+    cursor: Cursor | None = Field(None, description="`next_cursor` of the page before")
+    limit: int = Field(100, ge=1, le=PAGE_MAX, description="dead letters on a page")
+
+
+class ReplayQuery(Strict):
+    """Which of a message's deliveries to a subscription."""
+
+    replay: int = Field(0, ge=0, le=REPLAY_MAX, description="the replay it died in; 0: the live delivery")
+
+
+@router.get(
+    "",
+    summary="List dead letters, newest first",
+    response_model_exclude_unset=True,
+    responses=problems(Invalid, SubscriptionUnknown),
+)
+async def list_of_dead_letters(runtime: RuntimeDep, query: Annotated[DeadLetterQuery, Query()]) -> DeadLetterPage:
+    """Return a page of dead letters by when they died.
+
+    Answers in bounded time whatever is stored: where few meet the filter, a page may hold fewer than `limit`, or none,
+    and still have a `next_cursor`. The list is over when `next_cursor` is null.
+    """
+    async with runtime.database.connection() as connection:
+        wanted = await _filter(connection, query)
+        if query.cursor is not None:
+            wanted = _below(wanted, query.cursor)
+        rows, below = await list_dead_letters(connection, wanted, query.limit)
+    return DeadLetterPage(items=[_row(row) for row in rows], next_cursor=None if below is None else _cursor_of(below))
+
+
+@router.get(
+    "/{subscription}/{message_id}",
+    summary="Show a dead letter with its message",
+    response_model=DeadLetterShown,
+    responses=problems(DeadLetterUnknown, SubscriptionUnknown),
+)
+async def get_dead_letter(
+    runtime: RuntimeDep,
+    subscription: NamePath,
+    message_id: Annotated[str, Path(description="the message's id", examples=[f"{ID}-0"])],
+    query: Annotated[ReplayQuery, Query()],
+) -> Response:
+    """Return a dead letter: what the last attempt came to, and the message as `GET /messages/{message_id}` has it.
+
+    Its message is here also when its day has left the database.
+    """
+    parsed = parse_message_id(message_id)
+    async with runtime.database.connection() as connection:
+        owner = (await _known(connection, [subscription]))[subscription]
+        key = None if parsed is None else (owner.subscription_id, query.replay, *parsed)
+        letter = None if key is None else await one_dead_letter(connection, *key)
+        if key is None or letter is None:
+            raise DeadLetterUnknown(f"`{subscription}` has no dead letter of this message.")
+        earlier = await earlier_redeliveries(connection, *key)
+    return with_body(_shown(subscription, letter, earlier), letter.body, letter.content_type)
+
+
+@router.post(
+    "/redeliver",
+    summary="Redeliver dead letters",
+    response_model_exclude_unset=True,
+    responses=problems(Invalid, SubscriptionUnknown),
+)
+async def redeliver_dead_letters(runtime: RuntimeDep, wanted: Wanted) -> RedeliverAnswer:
+    """Have dead letters delivered once more, at once, with all their tries before them again.
+
+    To ask for the same again changes nothing: they are `not_found` then. With a filter `dry_run` is true unless you say
+    otherwise. Of a paused or disabled subscription they are redelivered when it is resumed (`waiting`). What fails to
+    the end again is a new dead letter.
+    """
+    acted, chosen, dry_run = await _act(runtime, wanted, drop=False)
+    states = {one.subscription: one.state for one in acted.moved}
+    if acted.moved:
+        runtime.wake_ups.relay.set()
+    return RedeliverAnswer(
+        dry_run=dry_run,
+        redelivered=len(acted.moved),
+        not_found=acted.not_found,
+        left=acted.left,
+        ids=chosen,
+        waiting=[
+            Waiting.model_validate({"subscription": name, "state": state})
+            for name, state in sorted(states.items())
+            if state != "active"
+        ],
+    )
+
+
+@router.delete(
+    "",
+    summary="Drop dead letters",
+    response_model_exclude_unset=True,
+    responses=problems(Invalid, SubscriptionUnknown),
+)
+async def drop_dead_letters(runtime: RuntimeDep, wanted: Wanted) -> DropAnswer:
+    """Give dead letters up for good; they are never delivered to their subscription, whatever happens.
+
+    The same selection as `/dead-letters/redeliver`, in the request's body. With a filter `dry_run` is true unless you
+    say otherwise. A key that `on_dead: hold` stopped goes on.
+    """
+    acted, chosen, dry_run = await _act(runtime, wanted, drop=True)
+    return DropAnswer(dry_run=dry_run, dropped=len(acted.moved), not_found=acted.not_found, left=acted.left, ids=chosen)
+
+
+async def _act(runtime: Runtime, wanted: ByIds | ByFilter, *, drop: bool) -> tuple[Acted, list[DeadLetterRef], bool]:
+    """Do what is asked for; return what came of it, which ones it was or would be, and whether it was a dry run."""
+    deed, now = Deed(drop, wanted.actor, wanted.reason), runtime.clock.now()
+    async with runtime.database.connection() as connection:
+        if isinstance(wanted, ByIds):
+            acted = await act_on(connection, await _keys(connection, wanted), deed, now)
+        else:
+            meets = await _filter(connection, wanted.filter)
+            if wanted.dry_run:
+                found, count = await would_act_on(connection, meets, wanted.at_most)
+                return Acted([], left=count), [_ref(one.subscription, one.place) for one in found], True
+            acted = await act_on_all(connection, meets, wanted.at_most, deed, now)
+    log.info(
+        "dead_letters_dropped" if drop else "dead_letters_redelivered",
+        count=len(acted.moved),
+        subscriptions=sorted({one.subscription for one in acted.moved}),
+        actor=wanted.actor,
+        reason=wanted.reason,
+        left=acted.left,
+    )
+    return acted, [_ref(one.subscription, one.place) for one in acted.moved], False
+
+
+async def _known(connection: Connection, names: Collection[str]) -> dict[str, Named]:
+    """Return the subscriptions of these names. Raises SubscriptionUnknown for the first that is not there."""
+    found = await named(connection, list(names))
+    for name in names:
+        if name not in found:
+            raise SubscriptionUnknown(f"No subscription is called `{name}`, so it has no dead letters.")
+    return found
+
+
+async def _keys(connection: Connection, wanted: ByIds) -> list[Key]:
+    owners = await _known(connection, {one.subscription for one in wanted.ids})
+    keys = []
+    for one in wanted.ids:
+        parsed = parse_message_id(one.message_id)
+        assert parsed is not None  # the shape looked at it
+        keys.append(Key(owners[one.subscription].subscription_id, one.replay, *parsed))
+    return keys
+
+
+async def _filter(connection: Connection, asked: DeadLetterQuery | DeadLetterFilter) -> Filter:
+    owner = None
+    if asked.subscription is not None:
+        owner = (await _known(connection, [asked.subscription]))[asked.subscription].subscription_id
+    return Filter(
+        subscription_id=owner,
+        topic=asked.topic,
+        key=asked.key,
+        reason=asked.reason,
+        died_after=asked.died_after or LOWEST.died_at,
+        below=Place(asked.died_before) if asked.died_before else HIGHEST,
+    )
+
+
+def _below(wanted: Filter, cursor: str) -> Filter:
+    found = _cursor(cursor)
+    assert found is not None  # the shape looked at it
+    micros, transaction_id, *rest = found.groups()
+    place = Place(_EPOCH + timedelta(microseconds=int(micros)), UUID(transaction_id), *map(int, rest))
+    return replace(wanted, below=min(wanted.below, place))
+
+
+def _cursor_of(place: Place) -> str:
+    micros = (place.died_at - _EPOCH) // timedelta(microseconds=1)
+    return f"{micros}_{message_id(place.transaction_id, place.position)}_{place.subscription_id}_{place.replay}"
+
+
+def _ref(subscription: str, place: Place) -> DeadLetterRef:
+    return DeadLetterRef(
+        subscription=subscription,
+        message_id=message_id(place.transaction_id, place.position),
+        **known(replay=place.replay or None),
+    )
+
+
+def _row(row: DeadLetterSummary) -> DeadLetterRow:
+    return DeadLetterRow(
+        **_ref(row.subscription, row.place).model_dump(exclude_unset=True),
+        topic=row.topic,
+        key=row.key,
+        offset=row.offset,
+        attempts=row.attempts,
+        reason=row.reason,
+        died_at=row.place.died_at,
+        **known(status=row.status, error=row.error),
+    )
+
+
+def _shown(subscription: str, letter: DeadLetter, earlier: list[Earlier]) -> DeadLetterShown:
+    return DeadLetterShown(
+        **_ref(subscription, letter.place).model_dump(exclude_unset=True),
+        transaction_id=letter.place.transaction_id,
+        producer_group=letter.producer_group,
+        topic=letter.topic,
+        key=letter.key,
+        tag=letter.tag,
+        headers=msgspec.json.decode(letter.headers) if letter.headers else {},
+        content_type=letter.content_type,
+        offset=letter.offset,
+        attempts=letter.attempts,
+        reason=letter.reason,
+        died_at=letter.place.died_at,
+        redelivered=[EarlierRedelivery(at=one.at, **known(actor=one.actor, reason=one.reason)) for one in earlier],
+        **known(
+            first_at=letter.first_at,
+            committed_at=letter.committed_at,
+            status=letter.status,
+            error=letter.error,
+            response=letter.response,
+        ),
+    )

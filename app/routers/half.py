@@ -1,0 +1,73 @@
+"""`POST /half`: a half message, stored and invisible."""
+
+import msgspec
+
+from app.decoding import decode
+from app.errors import ContentDiffers, DatabaseUnavailable, Draining, GroupUnregistered, Problem
+from app.halves import first_difference, half_of, id_skew
+from app.ids import message_id
+from app.runtime import Runtime
+from app.schemas import HalfAnswer, HalfMessageAnswer, HalfRequest
+from app.store.halves import Half, StoredHalf, half_rows, stored_halves
+
+_decoder = msgspec.json.Decoder(HalfRequest)
+_encode = msgspec.json.Encoder().encode
+
+
+async def post_half(runtime: Runtime, body: bytes) -> tuple[int, bytes]:
+    """Store a half: 201 after its commit, 200 for a repeat of what is stored.
+
+    Raises Problem: see `refuse_new_half` and `refuse_unstored`, and what decoding and the lane raise.
+    """
+    request = decode(_decoder, body)
+    half = half_of(request, runtime.settings, runtime.clock)
+    await refuse_new_half(runtime, half, chosen=request.transaction_id is not None)
+    stored = await runtime.lanes.half.submit(half)
+    if not stored.fresh and stored.digest != half.digest:
+        raise await unstored(runtime, half, stored)
+    return (201 if stored.fresh else 200), _encode(
+        HalfAnswer(
+            half.transaction_id,
+            stored.born_at,  # type: ignore[arg-type]  # set wherever a digest is
+            stored.first_check_at,  # type: ignore[arg-type]
+            not stored.fresh,
+            [
+                HalfMessageAnswer(message_id(half.transaction_id, position), message.topic)
+                for position, message in enumerate(half.messages)
+            ],
+        )
+    )
+
+
+async def refuse_new_half(runtime: Runtime, half: Half, *, chosen: bool) -> None:
+    """Refuse a half while the service is drained, and a chosen id whose time is off unless it is stored already.
+
+    Raises Draining or IdTimeSkew.
+    """
+    if runtime.refusing_halves:
+        raise Draining("This service takes ends, but no new halves.", retry_after_s=5)
+    if not chosen:
+        return
+    skew = id_skew(half.transaction_id, runtime.settings, runtime.clock)
+    if skew is None:
+        return
+    async with runtime.database.connection() as connection:
+        stored = await stored_halves(connection, [half.transaction_id], [half.producer_group])
+    if stored[half.transaction_id].digest is None:
+        raise skew
+
+
+async def unstored(runtime: Runtime, half: Half, stored: StoredHalf) -> Problem:
+    """Return why a half was not stored: its id holds other content, or its group is not registered."""
+    if stored.digest is not None:
+        async with runtime.database.connection() as connection:
+            rows = await half_rows(connection, half.transaction_id)
+        field = first_difference(rows, half)
+        return ContentDiffers(f"This transaction_id is stored with another `{field}`.", field=field)
+    if not stored.registered:
+        return GroupUnregistered(
+            f"Producer group `{half.producer_group}` is not registered: PUT /producer-groups/<name> first.",
+            field="producer_group",
+        )
+    # The group was registered, or the day made, between two statements of one flush.
+    return DatabaseUnavailable("The half could not be stored just now; repeat it.", retry_after_s=1)

@@ -1,0 +1,25 @@
+"""`GET /problems/{slug}`: where a problem's `type` leads: what it means and what to do."""
+
+import inspect
+
+from fastapi import APIRouter
+from fastapi.responses import PlainTextResponse
+
+from app.errors import NotFound, all_problems
+from app.routers.shared import problems
+
+router = APIRouter(tags=["meta"])
+
+
+@router.get(
+    "/problems/{slug}",
+    response_class=PlainTextResponse,
+    summary="What a problem type means",
+    responses=problems(NotFound),
+)
+async def get_problem(slug: str) -> str:
+    """Return a problem type's status, title, meaning and remedy as text."""
+    for problem in all_problems():
+        if problem.slug == slug:
+            return f"{problem.status} {problem.title}\n\n{inspect.getdoc(problem)}\n"
+    raise NotFound(f"No problem type is called `{slug}`; docs/errors.md lists them.")

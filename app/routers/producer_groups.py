@@ -1,0 +1,214 @@
+"""Producer groups: check URLs and policy. Repeated PUTs change nothing, and secrets are shown once at most."""
+
+import asyncio
+from dataclasses import asdict
+from datetime import datetime
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Query, Response
+from fastapi.responses import JSONResponse
+
+from app.asking import ping
+from app.callbacks import allowed_networks, url_fault
+from app.database import Connection
+from app.errors import AddressNotAllowed, GroupInUse, GroupReserved, GroupUnknown, Invalid
+from app.group_shapes import (
+    EXAMPLE,
+    GroupAnswer,
+    GroupCreated,
+    GroupList,
+    GroupPut,
+    NewSecret,
+    PingAnswer,
+    PingResult,
+    UrlState,
+)
+from app.routers.shared import NamePath, PageQuery, RuntimeDep, problems
+from app.runtime import Runtime
+from app.signing import Secret, new_secret, rotated
+from app.store import producer_groups as store
+from app.store.announcements import GROUP
+from app.store.check_urls import CheckUrl, forget_urls, note_urls, urls_of
+from app.store.producer_groups import GroupShape, ProducerGroup
+
+router = APIRouter(prefix="/producer-groups", tags=["producer groups"])
+
+_CREATED: dict[int | str, dict[str, Any]] = {
+    201: {
+        "model": GroupCreated,
+        "description": "The group is new; `secret` is shown this once, unless it was given",
+        "content": {"application/json": {"example": {**EXAMPLE, "secret": "whsec_" + "M" * 43 + "="}}},
+    }
+}
+
+
+@router.put(
+    "/{name}",
+    response_model=GroupAnswer,
+    summary="Register a producer group, or change it",
+    responses={**_CREATED, **problems(Invalid, AddressNotAllowed, GroupReserved)},
+)
+async def put_group(name: NamePath, wanted: GroupPut, runtime: RuntimeDep) -> GroupAnswer | JSONResponse:
+    """Give a group its check URLs and policy.
+
+    A field that is left out gets its default, so the same PUT again is 200 and changes nothing; the secret alone is
+    kept if none is given. Another secret than the current one is a rotation: for 24 hours both sign.
+
+    A name is one path segment: a group whose name holds `/` cannot be registered. Nor can `halfnote`: operational
+    messages come from it.
+    """
+    if name == GROUP:
+        raise GroupReserved(f"`{GROUP}` is the producer group of Halfnote's own messages: choose another name.")
+    shape = _checked(wanted, runtime)
+    secret = wanted.secret.get_secret_value() if wanted.secret else None
+    made = Secret(secret or new_secret())
+    async with runtime.database.transaction() as connection:
+        fresh = await _put(connection, name, shape, made, given=secret is not None, now=runtime.clock.now())
+        await forget_urls(connection, name, shape.check_urls)
+        [answer] = await _answers(connection, [await _known(connection, name)])
+    if not fresh:
+        return answer
+    created = GroupCreated(**answer.model_dump(), secret=None if secret else made.secret)
+    return JSONResponse(created.model_dump(mode="json"), 201, headers={"cache-control": "no-store"})
+
+
+@router.get("", summary="List producer groups", responses=problems(Invalid))
+async def list_groups(
+    runtime: RuntimeDep,
+    query: Annotated[PageQuery, Query()],
+) -> GroupList:
+    """List registered groups by name, a page at a time."""
+    async with runtime.database.connection() as connection:
+        groups = await store.read_groups(connection, query.cursor or "", query.limit + 1)
+        page = groups[: query.limit]
+        items = await _answers(connection, page)
+    return GroupList(items=items, next_cursor=page[-1].name if len(groups) > query.limit else None)
+
+
+@router.get("/{name}", summary="Show a producer group", responses=problems(GroupUnknown))
+async def get_group(name: NamePath, runtime: RuntimeDep) -> GroupAnswer:
+    """Show a group and how each of its URLs did last. Secrets are not shown."""
+    async with runtime.database.connection() as connection:
+        [answer] = await _answers(connection, [await _known(connection, name)])
+    return answer
+
+
+@router.delete(
+    "/{name}", status_code=204, summary="Delete a producer group", responses=problems(GroupUnknown, GroupInUse)
+)
+async def delete_group(name: NamePath, runtime: RuntimeDep) -> None:
+    """Delete a group that has no undecided transaction."""
+    async with runtime.database.transaction() as connection:
+        group = await store.lock_group(connection, name)
+        if group is None or group.deleted_at is not None:
+            raise _unknown(name)
+        undecided = await store.count_undecided(connection, name)
+        if undecided:
+            raise GroupInUse(f"`{name}` has {undecided} undecided transactions.", undecided=undecided)
+        await store.delete_group(connection, name, runtime.clock.now())
+        await forget_urls(connection, name, [])
+
+
+@router.post("/{name}/test", summary="Ping a group's URLs now", responses=problems(GroupUnknown))
+async def test_group(name: NamePath, runtime: RuntimeDep) -> PingAnswer:
+    """Send a signed `halfnote.ping` to each URL of the group, all at once, and tell what came back."""
+    async with runtime.database.connection() as connection:
+        group = await _known(connection, name)
+    now = runtime.clock.now()
+    timeout_s = group.shape.check_timeout_s
+    results = await asyncio.gather(
+        *(
+            ping(runtime.checks_http, name, url, group.secrets, timeout_s=timeout_s, now=now)
+            for url in group.shape.check_urls
+        )
+    )
+    async with runtime.database.connection() as connection:
+        await note_urls(connection, [CheckUrl.of(name, result.url, result.error, now) for result in results])
+    return PingAnswer(
+        results=[
+            PingResult(url=r.url, ok=r.error is None, status=r.status, duration_ms=r.duration_ms, error=r.error)
+            for r in results
+        ]
+    )
+
+
+@router.post("/{name}/rotate-secret", summary="Give a group a new secret", responses=problems(GroupUnknown))
+async def rotate_secret(name: NamePath, runtime: RuntimeDep, response: Response) -> NewSecret:
+    """Make a new secret, shown this once. For 24 hours the old one signs along, so that receivers can be changed."""
+    now = runtime.clock.now()
+    secret = new_secret()
+    async with runtime.database.transaction() as connection:
+        group = await store.lock_group(connection, name)
+        if group is None or group.deleted_at is not None:
+            raise _unknown(name)
+        secrets = rotated(group.secrets, secret, now)
+        await store.change_secrets(connection, name, secrets, now)
+    response.headers["cache-control"] = "no-store"
+    return NewSecret(secret=secret, former_signs_until=_former_until(secrets))
+
+
+def _former_until(secrets: list[Secret]) -> datetime | None:
+    return max((former.expires_at for former in secrets if former.expires_at is not None), default=None)
+
+
+def _checked(wanted: GroupPut, runtime: Runtime) -> GroupShape:
+    """Return the shape that is wanted. Raises Invalid or AddressNotAllowed naming the field."""
+    networks = allowed_networks(runtime.settings)
+    for index, url in enumerate(wanted.check_urls):
+        fault = url_fault(url, networks)
+        if fault is None:
+            continue
+        problem = AddressNotAllowed if "HALFNOTE_ALLOW_NETWORKS" in fault else Invalid
+        raise problem(f"`check_urls[{index}]` {fault}.", field=f"check_urls[{index}]")
+    if len(set(wanted.check_urls)) < len(wanted.check_urls):
+        raise Invalid("`check_urls` names a URL twice.", field="check_urls")
+    return GroupShape(**wanted.model_dump(exclude={"secret"}))
+
+
+async def _put(
+    connection: Connection, name: str, shape: GroupShape, secret: Secret, *, given: bool, now: datetime
+) -> bool:
+    """Store the shape; return whether the group is new. `given`: the secret is the user's choice."""
+    if await store.add_group(connection, name, shape, [secret], now):
+        return True
+    stored = await store.lock_group(connection, name)
+    assert stored is not None  # a group's row is never deleted
+    if stored.deleted_at is not None:
+        await store.change_group(connection, name, shape, [secret], now)
+        return True
+    rotates = given and secret.secret != stored.secrets[0].secret
+    if rotates or shape != stored.shape:
+        secrets = rotated(stored.secrets, secret.secret, now) if rotates else stored.secrets
+        await store.change_group(connection, name, shape, secrets, now)
+    return False
+
+
+async def _answers(connection: Connection, groups: list[ProducerGroup]) -> list[GroupAnswer]:
+    known = await urls_of(connection, [group.name for group in groups])
+    return [
+        GroupAnswer(
+            name=group.name,
+            **asdict(group.shape),
+            created_at=group.created_at,
+            updated_at=group.updated_at,
+            urls=[_url_state(known.get((group.name, url)), url) for url in group.shape.check_urls],
+        )
+        for group in groups
+    ]
+
+
+def _url_state(known: CheckUrl | None, url: str) -> UrlState:
+    if known is None:
+        return UrlState(url=url, last_ok=None, last_error=None, last_error_at=None)
+    return UrlState(url=url, last_ok=known.last_ok_at, last_error=known.last_error, last_error_at=known.last_error_at)
+
+
+async def _known(connection: Connection, name: str) -> ProducerGroup:
+    group = await store.read_group(connection, name)
+    if group is None:
+        raise _unknown(name)
+    return group
+
+
+def _unknown(name: str) -> GroupUnknown:
+    return GroupUnknown(f"No producer group is called `{name}`: PUT /producer-groups/<name> registers one.")

@@ -1,0 +1,121 @@
+"""`POST /transactions/{id}/reissue`: the messages of a rolled-back transaction go out as a new committed one."""
+
+from collections.abc import Sequence
+from uuid import UUID
+
+from fastapi import APIRouter
+
+from app.database import Connection
+from app.errors import DayGone, Draining, GroupUnregistered, NotRolledBack, TransactionUnknown
+from app.ids import message_id, uuid7
+from app.routers.end import unknown_transaction
+from app.routers.shared import RuntimeDep, Strict, problems
+from app.routers.transactions import TransactionId
+from app.routers.verdicts import Actor, Reason
+from app.runtime import Runtime
+from app.shapes import PublishedShown, ReissueAnswer
+from app.store.halves import Half, HalfMessage, HalfRow, half_rows, insert_halves
+from app.store.ops import End, Recorded, record_ends
+from app.store.reissues import Reissue, add_reissue, reissued_as
+from app.store.transactions import transaction_state
+from app.verdicts import Source, State, Verdict
+
+router = APIRouter(prefix="/transactions", tags=["transactions"])
+
+
+class ReissueRequest(Strict):
+    """A person's decision to send the messages after all."""
+
+    reason: Reason
+    actor: Actor = None
+
+
+@router.post(
+    "/{transaction_id:uuid}/reissue",
+    status_code=201,
+    summary="Send a rolled-back transaction's messages after all",
+    responses=problems(TransactionUnknown, NotRolledBack, DayGone, GroupUnregistered, Draining),
+)
+async def reissue_transaction(
+    runtime: RuntimeDep, transaction_id: TransactionId, wanted: ReissueRequest
+) -> ReissueAnswer:
+    """Store and commit the same messages as a new transaction; the old verdict stands, and each names the other.
+
+    Happens once: a second call is refused with `reissued_as`. Delays (`deliver_after_s`) count from the new commit.
+    """
+    if runtime.refusing_halves:
+        raise Draining("This service takes ends, but no new halves.", retry_after_s=5)
+    rows = await _rolled_back(runtime, transaction_id)
+    made = Reissue(transaction_id, uuid7(runtime.clock.now()), wanted.actor, wanted.reason)
+    async with runtime.database.transaction() as connection:
+        recorded = await _reissue(connection, runtime, rows, made)
+    runtime.metrics.halves.inc()
+    runtime.metrics.verdicts.labels(Verdict.COMMIT.word, Source.OPERATOR.word).inc()
+    runtime.wake_ups.published()
+    assert recorded.decided_at is not None
+    return ReissueAnswer(
+        transaction_id=made.reissued_as,
+        reissued_from=transaction_id,
+        committed_at=recorded.decided_at,
+        messages=[
+            PublishedShown(message_id=message_id(made.reissued_as, position), topic=topic, offset=offset)
+            for position, topic, offset in recorded.messages
+        ],
+    )
+
+
+async def _rolled_back(runtime: Runtime, transaction_id: UUID) -> list[HalfRow]:
+    """Return the messages of a rolled-back transaction; a verdict never changes, so what is read here still holds."""
+    async with runtime.database.connection() as connection:
+        standing = await transaction_state(connection, transaction_id)
+        rows = await half_rows(connection, transaction_id)
+    if standing is None or not rows:
+        raise await unknown_transaction(runtime, transaction_id)
+    if standing.state is not State.ROLLED_BACK:
+        raise NotRolledBack(
+            f"Only a rolled-back transaction can be reissued; this one is {standing.state}.", state=standing.state
+        )
+    return rows
+
+
+async def _reissue(connection: Connection, runtime: Runtime, rows: Sequence[HalfRow], made: Reissue) -> Recorded:
+    """Write the reissue, the new half and its commit, all in the caller's database transaction."""
+    now = runtime.clock.now()
+    if not await add_reissue(connection, made, now):
+        earlier = await reissued_as(connection, made.transaction_id)
+        raise NotRolledBack(f"The transaction was reissued already, as {earlier}.", reissued_as=earlier)
+    half = _copy(rows, made)
+    if not await insert_halves(connection, [half], [], now):
+        raise GroupUnregistered(
+            f"Producer group `{half.producer_group}` is no longer registered: PUT /producer-groups/<name> first.",
+            field="producer_group",
+        )
+    end = End(half.transaction_id, None, Verdict.COMMIT, Source.OPERATOR, actor=made.actor, reason=made.reason)
+    return (await record_ends(connection, [end], now))[half.transaction_id]
+
+
+def _copy(rows: Sequence[HalfRow], made: Reissue) -> Half:
+    first = rows[0]
+    assert first.digest is not None
+    return Half(
+        made.reissued_as,
+        first.producer_group,
+        [
+            HalfMessage(
+                row.topic,
+                row.key,
+                row.tag,
+                row.headers,
+                row.content_type,
+                row.body,
+                row.body_digest,
+                row.deliver_after_s,
+            )
+            for row in rows
+        ],
+        first.digest,
+        context=first.context,
+        policy=first.policy,
+        traceparent=first.traceparent,
+        reissued_from=made.transaction_id,
+    )

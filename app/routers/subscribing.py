@@ -1,0 +1,117 @@
+"""What a PUT of a subscription comes to: addresses are checked, secrets kept or made, a webhook asked for consent."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from datetime import datetime
+from math import ceil
+from typing import Any
+
+from app.address_shapes import host_fault
+from app.callbacks import Network, allowed_networks, url_fault
+from app.destination_shapes import DestinationPut, KafkaPut, WebhookPut
+from app.destinations.consent import consent
+from app.destinations.kinds import NotInstalled, installed
+from app.errors import AddressNotAllowed, ClientNotInstalled, ConsentRefused, DatabaseUnavailable, Invalid
+from app.runtime import Runtime
+from app.signing import Secret, kind_of, new_secret, rotated
+from app.store.subscriptions import Private, Subscription, Wanted
+from app.subscription_shapes import SubscriptionPut
+
+_SECRET_FIELDS = {"secret", "password", "token"}
+
+
+@dataclass(frozen=True, slots=True)
+class Granted:
+    """A webhook's consent, to so many requests a second (None: without a limit)."""
+
+    rate_per_s: float | None
+
+
+def checked(name: str, wanted: SubscriptionPut, runtime: Runtime) -> Wanted:
+    """Return what is wanted, but for secrets. Raises Invalid, AddressNotAllowed or ClientNotInstalled."""
+    for field, fault in _faults(wanted.destination, allowed_networks(runtime.settings)):
+        problem = AddressNotAllowed if "HALFNOTE_ALLOW_NETWORKS" in fault else Invalid
+        raise problem(f"`{field}` {fault}.", field=field)
+    if not installed(wanted.destination.type):
+        missing = NotInstalled(wanted.destination.type)
+        raise ClientNotInstalled(f"{str(missing).capitalize()}", field="destination.type", command=missing.command)
+    fields = wanted.model_dump(mode="json", exclude={"destination": _SECRET_FIELDS}, exclude_none=True)
+    return Wanted(name=name, **{"filters": None, "rate_per_s": None, **fields})
+
+
+def _faults(destination: DestinationPut, networks: tuple[Network, ...]) -> Iterator[tuple[str, str]]:
+    """Yield what is wrong with a destination's addresses, with the field at fault."""
+    match destination:
+        case WebhookPut(url=url):
+            found = [("destination.url", url_fault(url, networks))]
+        case KafkaPut(bootstrap=brokers):
+            found = [(f"destination.bootstrap[{n}]", host_fault(one, networks)) for n, one in enumerate(brokers)]
+        case other:
+            found = [("destination.url", host_fault(other.url, networks))]
+    yield from ((field, fault) for field, fault in found if fault is not None)
+
+
+def private_of(destination: DestinationPut, stored: Subscription | None, now: datetime) -> tuple[Private, str | None]:
+    """Return what is to be kept in secret, and the secret that was made and that nobody has seen yet, if any.
+
+    A stored one of the same type keeps what is not given. Raises Invalid.
+    """
+    former = stored if stored is not None and stored.destination["type"] == destination.type else None
+    if not isinstance(destination, WebhookPut):
+        return Private([], _credentials(destination, former)), None
+    given = destination.secret.get_secret_value() if destination.secret else None
+    current = former.secrets[0].secret if former else None
+    if given is None and (current is None or kind_of(current) != destination.signing):
+        made = new_secret(destination.signing)
+    else:
+        made = None
+    wanted = given or made or current
+    assert wanted is not None  # what is neither given nor stored was made
+    if former is None:
+        secrets = [Secret(wanted)]
+    else:
+        secrets = former.secrets if wanted == current else rotated(former.secrets, wanted, now)
+    return Private(secrets, {}), made
+
+
+def _credentials(destination: Any, former: Subscription | None) -> dict[str, str]:
+    """Return a broker's password or token: what is given, or what was stored for the same user."""
+    names = ("password", "token")
+    given = {name: getattr(destination, name, None) for name in names}
+    found = {name: value.get_secret_value() for name, value in given.items() if value is not None}
+    if not found and former is not None and former.destination.get("username") == destination.username:
+        found = former.credentials
+    if destination.username is not None and "password" not in found:
+        raise Invalid(
+            "`destination.password` is needed with `username`: none is stored for it.", field="destination.password"
+        )
+    return found
+
+
+def consents(destination: dict[str, Any], stored: Subscription | None) -> bool:
+    """Tell whether a webhook (as stored JSON) must be asked: it wants to be, and was not at this URL."""
+    if not destination.get("consent"):
+        return False
+    former = stored.destination if stored is not None else {}
+    return not (former.get("consent") and former["url"] == destination["url"])
+
+
+async def ask_consent(runtime: Runtime, wanted: Wanted) -> Granted:
+    """Ask a webhook for its consent. Raises ConsentRefused."""
+    url = wanted.destination["url"]
+    rate = None if wanted.rate_per_s is None else ceil(wanted.rate_per_s * 60)
+    found = await consent(runtime.deliveries_http, url, runtime.settings.origin, rate, wanted.timeout_s)
+    if isinstance(found, str):
+        raise ConsentRefused(f"`destination.url` {found}.", field="destination.url")
+    return Granted(None if found.rate_per_min is None else found.rate_per_min / 60)
+
+
+def with_grant(private: Private, wanted: Wanted, stored: Subscription | None, granted: Granted | None) -> Private:
+    """Return what is kept, with what the webhook granted now or before. Raises DatabaseUnavailable if neither is so."""
+    if not wanted.destination.get("consent"):
+        return private
+    if granted is not None:
+        return replace(private, granted_per_s=granted.rate_per_s)
+    if stored is None or consents(wanted.destination, stored):
+        raise DatabaseUnavailable(f"`{wanted.name}` was changed at the same time; repeat.", retry_after_s=1)
+    return replace(private, granted_per_s=stored.granted_per_s)

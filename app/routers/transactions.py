@@ -1,0 +1,131 @@
+"""`GET /transactions` and `GET /transactions/{id}`: where transactions stand and what happened to them."""
+
+from datetime import datetime
+from typing import Annotated
+from uuid import UUID
+
+from fastapi import APIRouter, Path, Query
+from pydantic import Field
+
+from app.errors import DayGone, Invalid, TransactionUnknown
+from app.ids import lowest_id
+from app.routers.end import unknown_transaction
+from app.routers.shared import Id, Name, RuntimeDep, Strict, Time, problems
+from app.runtime import Runtime
+from app.shapes import ID, TransactionPage, TransactionRow, TransactionShown
+from app.store.history import read_history
+from app.store.transactions import HIGHEST, LOWEST, Filter, TransactionSummary, list_transactions
+from app.timeline import known, transaction_shown
+from app.verdicts import Source, State, Verdict
+
+router = APIRouter(prefix="/transactions", tags=["transactions"])
+
+PAGE_MAX = 1000
+# An id's time and its birth differ by the skew allowed to a new id, and by the longest wait in the queue.
+QUEUE_S = 60
+
+TransactionId = Annotated[UUID, Path(description="the transaction's id, a UUIDv7", examples=[ID])]
+
+
+class TransactionQuery(Strict):
+    """Filters of a list; those given must all be met."""
+
+    producer_group: Name | None = Field(None, description="of this producer group", examples=["shop"])
+    state: State | None = Field(None, description="standing here now")
+    topic: Name | None = Field(None, description="with a message on this topic", examples=["order"])
+    key: Name | None = Field(None, description="with a message of this key", examples=["order-1030"])
+    born_after: Time | None = Field(None, description="born at this time or later")
+    born_before: Time | None = Field(None, description="born before this time")
+    cursor: Id | None = Field(None, description="`next_cursor` of the page before")
+    limit: int = Field(100, ge=1, le=PAGE_MAX, description="transactions on a page")
+
+
+@router.get(
+    "",
+    summary="List transactions, newest first",
+    response_model_exclude_unset=True,
+    responses=problems(Invalid),
+)
+async def list_of_transactions(runtime: RuntimeDep, query: Annotated[TransactionQuery, Query()]) -> TransactionPage:
+    """Return a page of transactions by id, newest first.
+
+    Answers in bounded time whatever is stored: where few transactions meet the filter, a page may hold fewer than
+    `limit`, or none, and still have a `next_cursor`. The list is over when `next_cursor` is null.
+    """
+    wanted = filter_of(
+        runtime,
+        producer_group=query.producer_group,
+        state=query.state,
+        topic=query.topic,
+        key=query.key,
+        born_after=query.born_after,
+        born_before=query.born_before,
+        cursor=query.cursor,
+    )
+    async with runtime.database.connection() as connection:
+        rows, cursor = await list_transactions(connection, wanted, query.limit)
+    return TransactionPage(items=[_row(row) for row in rows], next_cursor=cursor)
+
+
+@router.get(
+    "/{transaction_id:uuid}",
+    summary="Where a transaction stands and what happened to it",
+    response_model_exclude_unset=True,
+    responses=problems(TransactionUnknown, DayGone),
+)
+async def get_transaction(runtime: RuntimeDep, transaction_id: TransactionId) -> TransactionShown:
+    """Return a transaction's state, messages and timeline, all of one moment.
+
+    The rows of check-back are gone once it is decided, and `swept` and `parked` with them; checks and the verdict stay.
+    """
+    async with runtime.database.connection() as connection:
+        history = await read_history(connection, transaction_id)
+    if history is None:
+        raise await unknown_transaction(runtime, transaction_id)
+    return transaction_shown(history)
+
+
+def filter_of(
+    runtime: Runtime,
+    *,
+    producer_group: str | None,
+    state: State | None,
+    topic: str | None = None,
+    key: str | None = None,
+    born_after: datetime | None,
+    born_before: datetime | None,
+    cursor: UUID | None = None,
+) -> Filter:
+    """Return a list's filter; a range of birth times also bounds the ids, and so the days that are read."""
+    margin_s = runtime.settings.id_skew_s + QUEUE_S
+    low = LOWEST if born_after is None else lowest_id(born_after, -margin_s)
+    high = HIGHEST if born_before is None else lowest_id(born_before, margin_s)
+    return Filter(
+        low=low,
+        high=high if cursor is None else min(high, cursor),
+        producer_group=producer_group,
+        topic=topic,
+        key=key,
+        state=state,
+        born_after=born_after,
+        born_before=born_before,
+    )
+
+
+def _row(row: TransactionSummary) -> TransactionRow:
+    return TransactionRow(
+        transaction_id=row.transaction_id,
+        producer_group=row.producer_group,
+        state=row.state,
+        born_at=row.born_at,
+        topic=row.topic,
+        key=row.key,
+        message_count=row.message_count,
+        **known(
+            verdict=None if row.verdict is None else Verdict(row.verdict).word,
+            source=None if row.source is None else Source(row.source).word,
+            decided_at=row.decided_at,
+            next_check_at=row.next_check_at,
+            parked_reason=row.parked_reason if row.state is State.PARKED else None,
+        ),
+    )

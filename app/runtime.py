@@ -1,0 +1,41 @@
+"""What one process of the service holds while it runs."""
+
+from dataclasses import dataclass, field
+from uuid import uuid4
+
+from app.callbacks import CallbackClient
+from app.clock import Clock
+from app.config import Settings
+from app.database import Database
+from app.door import Door
+from app.flush import Lanes
+from app.telemetry import Metrics
+from app.wakeups import WakeUps
+
+
+@dataclass(slots=True)
+class Runtime:
+    """The parts that requests and loops share; made at start, closed at stop."""
+
+    settings: Settings
+    database: Database
+    clock: Clock
+    metrics: Metrics
+    lanes: Lanes
+    door: Door
+    # Two clients: check-back must not wait for a connection that a slow subscriber holds.
+    checks_http: CallbackClient
+    deliveries_http: CallbackClient
+    wake_ups: WakeUps
+    # Who holds this process's leases.
+    owner: str = field(default_factory=lambda: uuid4().hex)
+    # Set when new halves are refused: by HALFNOTE_ACCEPT, by `halfnote drain`, or because the process is stopping.
+    refusing_halves: bool = False
+    stopping: bool = False
+    # When each loop last finished a turn (monotonic seconds) and how often it is meant to, for `readyz`.
+    heartbeats: dict[str, float] = field(default_factory=dict)
+    every_s: dict[str, float] = field(default_factory=dict)
+
+    def follow_switch(self, accept: str) -> None:
+        """Refuse new halves if the switch says `ends`, if the settings do, or if the process is stopping."""
+        self.refusing_halves = self.stopping or "ends" in (accept, self.settings.accept)

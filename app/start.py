@@ -1,0 +1,183 @@
+"""Starting and stopping one process of the service: database, clock, lanes, loops; and the drain at SIGTERM."""
+
+import asyncio
+import gc
+import threading
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
+from time import monotonic
+
+import structlog
+
+from app.callbacks import callback_client
+from app.clock import Clock
+from app.config import Settings
+from app.database import Database, UnusableDatabase, refuse_unusable
+from app.door import Door
+from app.embedded import EmbeddedPostgres
+from app.flush import Lanes
+from app.lanes import LaneLimits
+from app.loops import all_loops
+from app.loops.runner import Loop, rest, run
+from app.migrate import current, head, migrate, refuse_newer
+from app.runtime import Runtime
+from app.stopping import heard
+from app.telemetry import Metrics
+from app.wakeups import WakeUps
+
+log = structlog.get_logger(__name__)
+
+WATCH_EVERY_S = 1.0
+# The part of the drain after which a flush that hangs is given up.
+GIVES_UP_AFTER = 0.8
+# What loops get of the drain even if the last requests took all of it.
+LEAST_DRAIN_S = 0.5
+COLLECT_AFTER = 10_000
+
+
+async def refuse_behind(dsn: str) -> None:
+    """Raise UnusableDatabase if the user's database is not at this version's schema, but behind or ahead of it."""
+    database = Database(dsn, pool_size=1)
+    try:
+        async with database.connection() as connection:
+            revision = await current(connection)
+    finally:
+        await database.close()
+    refuse_newer(revision)
+    if revision != head():
+        raise UnusableDatabase(
+            f"The database is at revision {revision or 'none'}; this version of Halfnote needs {head()}. "
+            "Run `halfnote migrate` with the same HALFNOTE_DATABASE_URL, then start again."
+        )
+
+
+@asynccontextmanager
+async def database_url(settings: Settings) -> AsyncIterator[str]:
+    """Yield where the database is: the user's own, checked, or the embedded one, started, migrated and watched.
+
+    Raises UnusableDatabase or EmbeddedPostgresError, whose text says what to do.
+    """
+    if settings.database_url:
+        await refuse_unusable(settings.database_url)
+        await refuse_behind(settings.database_url)
+        yield settings.database_url
+        return
+    server = await _embedded(settings.data_dir)
+    stopping = asyncio.Event()
+    watcher = asyncio.create_task(_watch(server, stopping))
+    try:
+        await migrate(server.url, days_ahead=settings.days_ahead)
+        yield server.url
+    finally:
+        stopping.set()
+        await watcher
+        await asyncio.to_thread(server.stop)
+
+
+async def _embedded(data_dir: Path) -> EmbeddedPostgres:
+    """Start the embedded server; if that is interrupted, stop it again rather than leave it behind."""
+    interrupted = threading.Event()
+
+    def start() -> EmbeddedPostgres:
+        server = EmbeddedPostgres.start(data_dir)
+        if interrupted.is_set():
+            server.stop()
+        return server
+
+    try:
+        return await asyncio.to_thread(start)
+    except asyncio.CancelledError:
+        # A thread can't be cancelled: it ends by itself, and the process waits for it.
+        interrupted.set()
+        raise
+
+
+async def _watch(server: EmbeddedPostgres, stopping: asyncio.Event) -> None:
+    """Start the embedded server again when it has died; the lanes and the pool reconnect by themselves."""
+    while not stopping.is_set():
+        await rest(WATCH_EVERY_S, stopping, None)
+        if stopping.is_set() or server.alive():
+            continue
+        log.warning("embedded_postgres_died")
+        try:
+            await asyncio.to_thread(server.restart)
+            log.info("embedded_postgres_restarted")
+        except Exception as error:
+            log.error("embedded_postgres_not_restarted", error=str(error))
+
+
+@asynccontextmanager
+async def running(settings: Settings) -> AsyncIterator[Runtime]:
+    """Yield a running service and drain it at the end: loops finish their step, leases are released, lanes flush."""
+    async with AsyncExitStack() as stack:
+        dsn = await stack.enter_async_context(database_url(settings))
+        runtime = await assemble(settings, dsn, stack)
+        stopping = asyncio.Event()
+        loops = all_loops(runtime)
+        turning = [asyncio.create_task(run(loop, runtime, stopping), name=loop.name) for loop in loops]
+        spare_the_collector()
+        ends_at: list[float] = []
+
+        def begin() -> None:
+            runtime.stopping = runtime.refusing_halves = True
+            stopping.set()
+            ends_at.append(monotonic() + settings.drain_s)
+            # Before the web server cuts off its requests: they are answered, and told what is known.
+            asyncio.get_running_loop().call_later(settings.drain_s * GIVES_UP_AFTER, runtime.lanes.give_up)
+
+        with heard(begin):
+            try:
+                yield runtime
+            finally:
+                begin()
+                await _drain(turning, loops, max(LEAST_DRAIN_S, ends_at[0] - monotonic()))
+
+
+def spare_the_collector() -> None:
+    """Keep what was made at start out of every later garbage collection, and let the youngest generation grow.
+
+    A request leaves a few hundred short-lived objects; by default each 700th allocation starts a collection.
+    """
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(COLLECT_AFTER, 20, 20)
+
+
+async def assemble(settings: Settings, dsn: str, stack: AsyncExitStack) -> Runtime:
+    """Make the parts of one process over a migrated database; `stack` closes them in turn."""
+    database = Database(dsn, pool_size=settings.pool_size)
+    stack.push_async_callback(database.close)
+    clock = Clock()
+    async with database.connection() as connection:
+        await clock.measure(connection)
+    metrics = Metrics()
+    limits = LaneLimits(settings.batch_max, settings.queue_max, settings.linger_s, settings.flush_timeout_s)
+    wake_ups = WakeUps(database)
+    stack.push_async_callback(wake_ups.close)
+    lanes = Lanes(database, clock, metrics, limits, wake_ups.published)
+    stack.push_async_callback(lanes.close)
+    checks_http = await stack.enter_async_context(callback_client(settings))
+    deliveries_http = await stack.enter_async_context(callback_client(settings))
+    return Runtime(
+        settings=settings,
+        database=database,
+        clock=clock,
+        metrics=metrics,
+        lanes=lanes,
+        door=Door(settings),
+        checks_http=checks_http,
+        deliveries_http=deliveries_http,
+        wake_ups=wake_ups,
+        refusing_halves=settings.accept == "ends",
+    )
+
+
+async def _drain(turning: list[asyncio.Task[None]], loops: list[Loop], within_s: float) -> None:
+    if not turning:
+        return
+    _, late = await asyncio.wait(turning, timeout=within_s)
+    for loop in late:
+        log.warning("drain_cut_short", loop=loop.get_name())
+        loop.cancel()
+    await asyncio.gather(*turning, return_exceptions=True)

@@ -1,0 +1,96 @@
+"""The tables of a day on their way out: detached, counted, dropped."""
+
+from dataclasses import dataclass
+from datetime import date
+from typing import Literal
+
+from app.database import Connection
+from app.models import DAY_TABLES
+from app.store.days import partition_name
+
+# The order in which tables are detached: without its outbox rows the relay sees a day no more, without half no
+# transaction is there, so that none ever looks undecided because its op went first.
+DETACHED = ("outbox", "half", "op", "receipt", "attempt")
+assert set(DETACHED) == set(DAY_TABLES)
+
+STANDING = """
+select case when to_regclass($1) is null then 'dropped' else coalesce(
+  (select case when inhdetachpending then 'detaching' else 'attached' end from pg_inherits
+   where inhrelid = to_regclass($1) and inhparent = to_regclass($2)), 'detached') end
+"""
+
+Standing = Literal["attached", "detaching", "detached", "dropped"]
+
+
+@dataclass(frozen=True, slots=True)
+class Manifest:
+    """What a detached day holds, and what contradicts itself in it."""
+
+    halves: int
+    ops: int
+    messages: int
+    published: int
+    undecided: int
+    strays: int
+    unpublished: int
+    ghosts: int
+
+    @property
+    def sound(self) -> bool:
+        """Whether every op has its half, and what is published is exactly what was committed."""
+        return not (self.strays or self.unpublished or self.ghosts)
+
+
+async def standing(connection: Connection, table: str, day: date) -> Standing:
+    """Return how far a table's partition of the day is gone."""
+    found: Standing = await connection.fetchval(STANDING, partition_name(table, day), table)
+    return found
+
+
+async def detach(connection: Connection, table: str, day: date, *, finalize: bool) -> None:
+    """Detach one partition without stopping anybody; not in a database transaction.
+
+    It waits for statements that know the partition (the caller sets lock_timeout). Interrupted, the partition is left
+    `detaching`, and `finalize` ends it.
+    """
+    how = "finalize" if finalize else "concurrently"
+    await connection.execute(f"alter table {table} detach partition {partition_name(table, day)} {how}")
+
+
+async def manifest(connection: Connection, day: date) -> Manifest:
+    """Count what the detached tables of a day hold; reads them whole, which disturbs nobody."""
+    half, op, outbox = (partition_name(table, day) for table in ("half", "op", "outbox"))
+    row = await connection.fetchrow(f"""
+select (select count(*) from {half} where position = 0) as halves, (select count(*) from {op}) as ops,
+  (select count(*) from {half}) as messages, (select count(*) from {outbox}) as published,
+  (select count(*) from {half} h left join {op} o using (transaction_id)
+   where h.position = 0 and o.transaction_id is null) as undecided,
+  (select count(*) from {op} o left join (select transaction_id from {half} where position = 0) h using (transaction_id)
+   where h.transaction_id is null) as strays,
+  (select count(*) from {half} h join {op} o using (transaction_id)
+   left join {outbox} b on b.transaction_id = h.transaction_id and b.position = h.position
+   where o.verdict = 1 and b.transaction_id is null) as unpublished,
+  (select count(*) from {outbox} b left join (
+     select h.transaction_id, h.position from {half} h join {op} o using (transaction_id) where o.verdict = 1
+   ) c using (transaction_id, position)
+   where c.transaction_id is null) as ghosts
+""")  # noqa: S608 -- the names are made of a date
+    assert row is not None
+    return Manifest(**row)
+
+
+async def drop(connection: Connection, day: date) -> None:
+    """Drop the detached tables of a day, all or none."""
+    names = ", ".join(partition_name(table, day) for table in DETACHED)
+    await connection.execute(f"drop table {names}")
+
+
+async def undecided_ids(connection: Connection, day: date, at_most: int) -> list[str]:
+    """Return some of a detached day's transactions that have no verdict, as `<producer_group>/<transaction_id>`."""
+    half, op = partition_name("half", day), partition_name("op", day)
+    rows = await connection.fetch(
+        f"select h.producer_group, h.transaction_id from {half} h left join {op} o using (transaction_id) "  # noqa: S608
+        "where h.position = 0 and o.transaction_id is null order by h.transaction_id limit $1",
+        at_most,
+    )
+    return [f"{row['producer_group']}/{row['transaction_id']}" for row in rows]

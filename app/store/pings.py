@@ -1,0 +1,37 @@
+"""Which producer groups are to be pinged: one replica takes each group's turn."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+import msgspec
+
+from app.database import Connection
+
+# A small table. Locked rows are skipped: another replica is taking them, or somebody changes them; they come again.
+TAKE_DUE = """
+update producer_group g set next_ping_at = $1 + make_interval(secs => g.ping_interval_s)
+where g.name = any (array(
+  select name from producer_group where deleted_at is null and next_ping_at <= $1
+  order by next_ping_at limit $2
+  for update skip locked
+))
+returning g.name, g.check_urls, g.check_timeout_s, g.secrets
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class DueGroup:
+    """A group whose URLs are to be pinged now."""
+
+    name: str
+    check_urls: list[str]
+    check_timeout_s: int
+    secrets: list[Mapping[str, Any]]
+
+
+async def take_due(connection: Connection, limit: int, now: datetime) -> list[DueGroup]:
+    """Take the turn of the groups that are due; each is due again `ping_interval_s` later."""
+    rows = await connection.fetch(TAKE_DUE, now, limit)
+    return [DueGroup(row[0], row[1], row[2], msgspec.json.decode(row[3])) for row in rows]

@@ -1,0 +1,82 @@
+"""`python -m bench [name…]`: run benchmarks, print a table each and write bench/out/<name>.json. QUICK=1: seconds.
+
+Without names all but `relay`, which takes a quarter of an hour; `relay:<row>` is one of its rows.
+"""
+
+import os
+import signal
+import sys
+from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
+
+import uvloop
+
+from bench import checkback, http, latency, memory, processes, relay, stored
+from bench.machine import as_text
+from bench.report import Report
+from bench.stage import Stage, open_stage
+from bench.wrk import require_wrk
+
+BENCHMARKS: dict[str, Callable[[Stage], Awaitable[Report]]] = {
+    "http": http.bench,
+    "latency": latency.bench,
+    "processes": processes.bench,
+    "stored": stored.bench,
+    "checkback": checkback.bench,
+    "memory": memory.bench,
+}
+RELAY: dict[str, Callable[[Stage], Awaitable[Report]]] = {
+    "relay": relay.bench,
+    **{f"relay:{row}": partial(relay.bench, names=[row]) for row in relay.ROWS},
+}
+
+
+async def run(names: Sequence[str], *, quick: bool) -> list[Report]:
+    """Run the named benchmarks, one after another, over one Postgres."""
+    reports = []
+    async with open_stage(quick=quick) as stage:
+        print(as_text(stage.machine))
+        if quick:
+            print("QUICK: single short runs, good to see that it all works; no figure here means much.")
+        for name in names:
+            report = await (BENCHMARKS | RELAY)[name](stage)
+            path = report.write(stage.machine)
+            print(f"{report}\n  → {os.path.relpath(path)}", flush=True)
+            reports.append(report)
+    return reports
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Return 0 whatever the figures are: a benchmark tells, a test judges. 1 if a part of one broke off."""
+    names = list(arguments) or list(BENCHMARKS)
+    unknown = [name for name in names if name not in BENCHMARKS | RELAY]
+    if unknown:
+        known = ", ".join(BENCHMARKS | RELAY)
+        print(f"No benchmark is called {', '.join(unknown)}; there are {known}.", file=sys.stderr)
+        return 2
+    require_wrk()
+    # As Ctrl-C, so that everything is stopped in order.
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        reports = uvloop.run(run(names, quick=os.environ.get("QUICK", "0") not in ("", "0")))
+    except KeyboardInterrupt:
+        print("Stopped.", file=sys.stderr)
+        return 130
+    return tell(reports)
+
+
+def tell(reports: Sequence[Report]) -> int:
+    """Print which bars were missed and what broke off, and return the exit status."""
+    missed = [bar for report in reports for bar in report.bars if not bar.held]
+    broken = [what for report in reports for what in report.broken]
+    bars = sum(len(report.bars) for report in reports)
+    print(f"\n{len(missed)} of {bars} bars missed" if missed else f"\nEvery bar held ({bars})")
+    for bar in missed:
+        print(f"  {bar}")
+    for what in broken:
+        print(f"  BROKE OFF: {what}")
+    return 1 if broken else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

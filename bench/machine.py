@@ -1,0 +1,72 @@
+"""What the figures were taken on, and how durable the database was while they were taken."""
+
+import os
+import platform
+import sys
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from app.database import connect
+
+DURABILITY = ("fsync", "synchronous_commit", "full_page_writes", "wal_sync_method")
+# What makes a commit cheap without being written above.
+IN_MEMORY = ("tmpfs", "ramfs")
+
+
+async def describe(dsn: str, data: Path) -> dict[str, Any]:
+    """Return CPU, cores, memory, versions, and the durability settings as a flush connection sees them."""
+    # The service's own way to connect, because it sets synchronous_commit by itself.
+    connection = await connect(dsn)
+    try:
+        settings = {
+            name: await connection.fetchval("select current_setting($1)", name)
+            for name in (*DURABILITY, "shared_buffers", "server_version")
+        }
+    finally:
+        await connection.close()
+    return {
+        "cpu": cpu_model(),
+        "cores": os.cpu_count(),
+        "memory_gb": round(psutil.virtual_memory().total / 2**30, 1),
+        "system": f"{platform.system()} {platform.release()}",
+        "filesystem": filesystem(data),
+        "python": platform.python_version(),
+        "uvicorn": version("uvicorn"),
+        "postgres": settings["server_version"],
+        "shared_buffers": settings["shared_buffers"],
+        "durability": {name: settings[name] for name in DURABILITY},
+        "load_before": round(os.getloadavg()[0], 2),
+    }
+
+
+def cpu_model() -> str:
+    """Return the processor's name as the system tells it."""
+    if sys.platform == "linux":
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    return platform.processor() or platform.machine()
+
+
+def filesystem(path: Path) -> str:
+    """Return the type of the filesystem that holds `path`."""
+    mounts = [part for part in psutil.disk_partitions(all=True) if path.is_relative_to(part.mountpoint)]
+    return max(mounts, key=lambda part: len(part.mountpoint)).fstype if mounts else "unknown"
+
+
+def as_text(machine: dict[str, Any]) -> str:
+    """Return the description for people, with a warning for whatever makes the figures doubtful."""
+    settings = ", ".join(f"{name} = {value}" for name, value in machine["durability"].items())
+    lines = [
+        f"{machine['cpu']}, {machine['cores']} cores, {machine['memory_gb']} GB, {machine['system']}, "
+        f"Python {machine['python']}, uvicorn {machine['uvicorn']}, Postgres {machine['postgres']}",
+        f"Postgres, the service and the load share them. {settings}, data on {machine['filesystem']}",
+    ]
+    if machine["filesystem"] in IN_MEMORY:
+        lines.append("Careful: the data is in memory, where fsync costs nothing. Point TMPDIR at a disk.")
+    if machine["load_before"] > 0.3 * machine["cores"]:
+        lines.append(f"Careful: something else runs here (load {machine['load_before']}).")
+    return "\n".join(lines)

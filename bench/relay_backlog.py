@@ -1,0 +1,125 @@
+"""A backlog of a million messages, and a burst that is smoothed: is the rate flat, and the memory?"""
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from itertools import pairwise
+
+from bench.arrivals import Arrival, messages_of, now_s, parts_of, rate, rates_in_windows
+from bench.filling import fill_committed
+from bench.relay_stage import relaying
+from bench.report import Report
+from bench.services import Service
+from bench.stage import Stage
+
+TOPIC = "bench.backlog"
+BACKLOG, BACKLOG_QUICK = 1_000_000, 50_000
+# One by one a million takes as long as all other rows together, so only the end of the backlog goes that way.
+SINGLES, SINGLES_QUICK = 200_000, 10_000
+BATCH = 100
+LONGEST_S = 300
+PARTS = 10
+MEMORY_MB = 250
+LOOK_EVERY_S = 0.25
+
+RATE = 1000
+BURST, BURST_QUICK = 30_000, 5_000
+WINDOW_S, WINDOW_S_QUICK = 10, 2
+
+
+@dataclass(frozen=True, slots=True)
+class Look:
+    """A look at a process: when (on the receiver's clock), its resident memory, its CPU seconds so far."""
+
+    at_s: float
+    resident_mb: float
+    cpu_s: float
+
+
+async def drains(stage: Stage, report: Report) -> None:
+    """Store the backlog, subscribe to all of it in batches and to its end one by one; watch rates and memory."""
+    count, singles = (BACKLOG_QUICK, SINGLES_QUICK) if stage.quick else (BACKLOG, SINGLES)
+    async with relaying(stage, "relay_backlog") as relay:
+        await fill_committed(relay.dsn, TOPIC, count)
+        # As it were if the messages had come one after the other.
+        await relay.watch.execute("vacuum (analyze)", timeout=120)
+        await relay.watch.execute("checkpoint", timeout=120)
+        head: int = await relay.watch.fetchval('select max("offset") from outbox')
+        async with watched(relay.workers[0]) as looks:
+            batches = {"mode": "batch", "batch_max": BATCH}
+            await relay.subscribe(1, TOPIC, "batch", start="earliest", destination=batches)
+            batched = await relay.wait(count, within_s=LONGEST_S)
+            # Begins after it; offsets have no gaps here, as nothing else was published.
+            await relay.subscribe(2, TOPIC, start={"offset": head - singles})
+            single = await relay.wait(singles, within_s=LONGEST_S)
+    for name, drained in ((f"{count:,}, batches of {BATCH}", batched), (f"{singles:,}, one by one", single)):
+        _tell(report, name, drained.arrivals, looks)
+    highest_mb = max(look.resident_mb for look in looks)
+    report.add("worker's memory before", looks[0].resident_mb, "MB")
+    report.add("worker's memory, highest", highest_mb, "MB", ratio_to="worker's memory before")
+    report.hold("a worker's memory while it drains a backlog, MB", highest_mb, at_most=MEMORY_MB)
+
+
+def _tell(report: Report, name: str, arrivals: Sequence[Arrival], looks: Sequence[Look]) -> None:
+    tenths = parts_of(arrivals, PARTS)
+    parts = [rate(tenth) for tenth in tenths]
+    report.add(f"backlog of {name}", rate(arrivals), "messages/s")
+    report.add(f"{name}: first tenth", parts[0], "messages/s")
+    report.add(f"{name}: last tenth", parts[-1], "messages/s", ratio_to=f"{name}: first tenth")
+    costs = [cpu_between(looks, tenth[0].at_s, tenth[-1].at_s) * 1e6 / messages_of(tenth) for tenth in tenths]
+    base = f"{name}: worker's CPU, first tenth"
+    report.add(base, costs[0], "µs/message")
+    report.add(f"{name}: worker's CPU, last tenth", costs[-1], "µs/message", ratio_to=base)
+    report.notes.append(f"rate of each tenth, {name}: {', '.join(f'{part:,.0f}' for part in parts)} messages/s")
+    report.hold(f"last tenth against the first, backlog of {name}", parts[-1] / parts[0], at_least=0.85)
+
+
+async def smooths(stage: Stage, report: Report) -> None:
+    """Publish a burst to a subscription with `rate_per_s`, and look at every window of 10 s."""
+    count, window_s = (BURST_QUICK, WINDOW_S_QUICK) if stage.quick else (BURST, WINDOW_S)
+    async with relaying(stage, "relay_rate") as relay:
+        await relay.subscribe(1, TOPIC, rate_per_s=RATE)
+        drained = await relay.drain(TOPIC, count)
+    windows = rates_in_windows([arrival.at_s for arrival in drained.arrivals], window_s)
+    report.add("rate_per_s asked for", RATE, "messages/s")
+    report.add(f"a burst of {count:,} at rate_per_s", drained.rate, "messages/s", ratio_to="rate_per_s asked for")
+    report.add(f"slowest {window_s} s of it", min(windows), "messages/s", ratio_to="rate_per_s asked for")
+    report.add(f"fastest {window_s} s of it", max(windows), "messages/s", ratio_to="rate_per_s asked for")
+    report.hold(f"rate_per_s over the slowest {window_s} s", min(windows) / RATE, at_least=0.95)
+    report.hold(f"rate_per_s over the fastest {window_s} s", max(windows) / RATE, at_most=1.05)
+
+
+@asynccontextmanager
+async def watched(service: Service) -> AsyncIterator[list[Look]]:
+    """Yield a list of looks at a service, which grows until the end."""
+
+    def look() -> Look:
+        return Look(now_s(), service.resident_mb(), service.cpu_s())
+
+    looks = [look()]
+
+    async def keep_looking() -> None:
+        while True:
+            await asyncio.sleep(LOOK_EVERY_S)
+            looks.append(look())
+
+    looking = asyncio.create_task(keep_looking())
+    try:
+        yield looks
+    finally:
+        looking.cancel()
+        await asyncio.gather(looking, return_exceptions=True)
+        looks.append(look())
+
+
+def cpu_between(looks: Sequence[Look], begin_s: float, end_s: float) -> float:
+    """Return the CPU seconds of a time, as if they were spent evenly between two looks."""
+    return _cpu_at(looks, end_s) - _cpu_at(looks, begin_s)
+
+
+def _cpu_at(looks: Sequence[Look], at_s: float) -> float:
+    for before, after in pairwise(looks):
+        if before.at_s <= at_s <= after.at_s:
+            return before.cpu_s + (after.cpu_s - before.cpu_s) * (at_s - before.at_s) / (after.at_s - before.at_s)
+    raise ValueError(f"nobody looked around {at_s}")

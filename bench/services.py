@@ -1,0 +1,130 @@
+"""The programs a benchmark measures, each a process of its own: started, awaited, watched and stopped."""
+
+import asyncio
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+
+START_S = 60.0
+STOP_S = 15.0
+STARTED = "Application startup complete."
+ROOT = Path(__file__).parent.parent
+
+
+@dataclass(frozen=True, slots=True)
+class Service:
+    """A running service: where it listens, and its processes."""
+
+    port: int
+    root: psutil.Process
+
+    @property
+    def url(self) -> str:
+        """Where it listens."""
+        return f"http://127.0.0.1:{self.port}"
+
+    def processes(self) -> list[psutil.Process]:
+        """Return the processes that serve: the one, or the children of the one that started them."""
+        children = [child for child in self.root.children() if "spawn_main" in " ".join(child.cmdline())]
+        return children or [self.root]
+
+    def cpu_s(self) -> float:
+        """Return the CPU time that the serving processes took so far, user and system."""
+        return sum(cpu_s(process) for process in self.processes())
+
+    def resident_mb(self) -> float:
+        """Return the resident memory of the largest serving process."""
+        return max(process.memory_info().rss for process in self.processes()) / 2**20
+
+
+def cpu_s(process: psutil.Process) -> float:
+    """Return the CPU time of one process, user and system, in seconds."""
+    times = process.cpu_times()
+    return float(times.user + times.system)
+
+
+@asynccontextmanager
+async def serving(app: str, place: Path, env: Mapping[str, str], *, workers: int = 1) -> AsyncIterator[Service]:
+    """Serve an ASGI app by plain uvicorn, with the same flags for every row; yields once each worker has started.
+
+    Raises RuntimeError with the end of its log if it does not start.
+    """
+    port = free_port()
+    log = place / f"{app.replace(':', '.')}-{port}.log"
+    command = [sys.executable, "-m", "uvicorn", app, "--host", "127.0.0.1", "--port", str(port), "--no-access-log"]
+    # As `halfnote serve` has them.
+    command += ["--no-proxy-headers", "--no-server-header", "--http", "app.corked:CorkedHttp"]
+    command += ["--timeout-keep-alive", "75"]
+    if workers > 1:
+        command += ["--workers", str(workers)]
+    with log.open("wb") as file:
+        # A session of its own: a Ctrl-C reaches this program alone, which then stops the service in order.
+        process = subprocess.Popen(
+            command, cwd=ROOT, env=_clean() | dict(env), stdout=file, stderr=subprocess.STDOUT, start_new_session=True
+        )
+    try:
+        await _started(process, log, workers)
+        yield Service(port, psutil.Process(process.pid))
+    finally:
+        stop(process)
+
+
+@asynccontextmanager
+async def receiving() -> AsyncIterator[Service]:
+    """Run the fast receiver of webhooks and checks."""
+    process = subprocess.Popen(
+        [sys.executable, "-m", "bench.receiver"], cwd=ROOT, stdout=subprocess.PIPE, start_new_session=True
+    )
+    try:
+        assert process.stdout is not None
+        port = int(await asyncio.to_thread(process.stdout.readline))
+        yield Service(port, psutil.Process(process.pid))
+    finally:
+        stop(process)
+        if process.stdout is not None:
+            process.stdout.close()
+
+
+def stop(process: subprocess.Popen[bytes]) -> None:
+    """Stop a program and what it started, by SIGTERM and in the end by SIGKILL."""
+    children = psutil.Process(process.pid).children(recursive=True) if process.poll() is None else []
+    process.terminate()
+    try:
+        process.wait(STOP_S)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
+    for child in children:
+        if child.is_running():
+            child.kill()
+
+
+async def _started(process: subprocess.Popen[bytes], log: Path, workers: int) -> None:
+    """Wait until each worker said that it has started; uvicorn listens before the last of them has."""
+    try:
+        async with asyncio.timeout(START_S):
+            while log.read_text(errors="replace").count(STARTED) < workers:
+                if process.poll() is not None:
+                    raise RuntimeError(f"The service ended at its start:\n{log.read_text(errors='replace')[-3000:]}")
+                await asyncio.sleep(0.02)
+    except TimeoutError:
+        raise RuntimeError(f"The service did not start in {START_S:g} s:\n{log.read_text()[-3000:]}") from None
+
+
+def _clean() -> dict[str, str]:
+    """Return our environment without options of the service: the figures are those of its defaults."""
+    return {name: value for name, value in os.environ.items() if not name.startswith("HALFNOTE_")}
+
+
+def free_port() -> int:
+    """Return a port of 127.0.0.1 that nothing listens on."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])

@@ -1,0 +1,75 @@
+"""A client that costs next to nothing: a keep-alive connection, requests in, a status out; and open-loop pacing."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from time import perf_counter
+from typing import cast
+
+from bench.receiver import END_OF_HEAD, length_of
+
+
+class Wire(asyncio.Protocol):
+    """One connection that has one request under way at most."""
+
+    def __init__(self) -> None:
+        self._buffer = b""
+        self._transport: asyncio.Transport | None = None
+        self._answer: asyncio.Future[int] | None = None
+
+    @classmethod
+    async def to(cls, port: int) -> "Wire":
+        """Connect to a port of 127.0.0.1."""
+        _, wire = await asyncio.get_running_loop().create_connection(cls, "127.0.0.1", port)
+        return wire
+
+    async def ask(self, request: bytes) -> None:
+        """Send a request and await its answer whole. Raises RuntimeError for anything but a 2xx."""
+        assert self._transport is not None
+        self._answer = asyncio.get_running_loop().create_future()
+        self._transport.write(request)
+        status = await self._answer
+        if status // 100 != 2:
+            raise RuntimeError(f"answered {status}")
+
+    def close(self) -> None:
+        """Close the connection."""
+        if self._transport is not None:
+            self._transport.close()
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.Transport, transport)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        if self._answer is not None and not self._answer.done():
+            self._answer.set_exception(ConnectionError("closed before the answer"))
+
+    def data_received(self, data: bytes) -> None:
+        self._buffer += data
+        end = self._buffer.find(END_OF_HEAD)
+        if end < 0 or len(self._buffer) < end + len(END_OF_HEAD) + length_of(self._buffer[:end]):
+            return
+        status, self._buffer = int(self._buffer[9:12]), b""
+        if self._answer is not None and not self._answer.done():
+            self._answer.set_result(status)
+
+
+async def paced(rate: float, seconds: float, act: Callable[[int], Awaitable[None]]) -> list[float]:
+    """Call `act(n)` `rate` times a second, whether or not earlier calls are answered; return each one's seconds.
+
+    A call's time begins when it is sent, so a late answer delays no other and none is left out.
+    """
+    loop = asyncio.get_running_loop()
+
+    async def timed(n: int) -> float:
+        started = perf_counter()
+        await act(n)
+        return perf_counter() - started
+
+    calls = []
+    first = loop.time()
+    for n in range(int(rate * seconds)):
+        wait_s = first + n / rate - loop.time()
+        if wait_s > 0:
+            await asyncio.sleep(wait_s)
+        calls.append(asyncio.ensure_future(timed(n)))
+    return await asyncio.gather(*calls)

@@ -1,0 +1,82 @@
+"""`make demo`: plays the orders 1030 to 1033 and says what happens. Exit code 0 only if all happened as told."""
+
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import httpx
+
+from demo.play import Play
+from demo.processes import (
+    NotAsTold,
+    answers,
+    await_listening,
+    free_port,
+    halfnote_url,
+    new_secret,
+    own_halfnote,
+    running,
+)
+
+
+def main() -> int:
+    """Play the orders; return the exit code."""
+    try:
+        with halfnote() as url, tempfile.TemporaryDirectory(prefix="halfnote-demo-") as directory:
+            play_at(url, Path(directory))
+    except (NotAsTold, httpx.HTTPError) as error:
+        print(f"\nThis did not go as told: {error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        return 130
+    return 0
+
+
+@contextmanager
+def halfnote() -> Iterator[str]:
+    """Yield the URL of the service that runs, or of one that runs for the demo alone."""
+    url = halfnote_url()
+    if answers(url):
+        print(f"Playing against the Halfnote on {url}.", flush=True)
+        yield url
+        return
+    print(
+        f"No Halfnote answers on {url} (`make run` starts one).\n"
+        "Starting one for the demo, with a database that is thrown away afterwards ...",
+        flush=True,
+    )
+    with own_halfnote() as url:
+        yield url
+
+
+def play_at(url: str, directory: Path) -> None:
+    """Play against the service at the URL, with a shop and a receiver as processes of their own."""
+    secret, shop_port, receiver_port = new_secret(), free_port(), free_port()
+    with (
+        httpx.Client(base_url=url, timeout=10) as client,
+        httpx.Client(base_url=f"http://127.0.0.1:{shop_port}", timeout=10) as shop,
+        httpx.Client(base_url=f"http://127.0.0.1:{receiver_port}", timeout=10) as receiver,
+    ):
+        play = Play(client, shop, receiver, secret)
+        try:
+            with running("demo.receiver", secret, f"--port={receiver_port}"):
+                await_listening(receiver_port)
+                play.register()
+                shop_options = (f"--port={shop_port}", f"--database={directory / 'shop.db'}", f"--halfnote={url}")
+                with running("demo.producer", secret, *shop_options) as process:
+                    await_listening(shop_port)
+                    play.order_1030()
+                    transaction_id = play.order_1031_dies(process)
+                with running("demo.producer", secret, *shop_options):
+                    await_listening(shop_port)
+                    play.order_1031_is_rescued(transaction_id)
+                    play.order_1032_fails()
+                play.tell(transaction_id)
+        finally:
+            play.clean_up()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

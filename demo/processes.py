@@ -1,0 +1,114 @@
+"""Starts and ends the demo's processes, and waits for what they should bring about."""
+
+import os
+import secrets
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from base64 import b64encode
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import httpx
+
+STOP_S = 15.0
+
+
+class NotAsTold(Exception):
+    """Something did not happen as the demo says it does."""
+
+
+def halfnote_url() -> str:
+    """Return where the service should be: HALFNOTE_URL, else where `make run` would serve."""
+    host, port = os.environ.get("HALFNOTE_HOST", "127.0.0.1"), os.environ.get("HALFNOTE_PORT", "8080")
+    return os.environ.get("HALFNOTE_URL", f"http://{host}:{port}")
+
+
+def answers(url: str) -> bool:
+    """Tell whether a Halfnote is there at the URL, and not something else."""
+    try:
+        answer = httpx.get(f"{url}/version", timeout=2)
+        return answer.is_success and "version" in answer.json()
+    except (httpx.HTTPError, ValueError):
+        return False
+
+
+@contextmanager
+def own_halfnote() -> Iterator[str]:
+    """Run a service on a free port over a database that is thrown away; yield its URL."""
+    with tempfile.TemporaryDirectory(prefix="halfnote-demo-") as directory:
+        # As root the service runs Postgres as another user, which must get there.
+        Path(directory).chmod(0o755)
+        port = free_port()
+        url = f"http://127.0.0.1:{port}"
+        environment = {name: value for name, value in os.environ.items() if not name.startswith("HALFNOTE_")}
+        with open(Path(directory) / "log", "w+") as log:
+            command = [sys.executable, "-m", "app.cli", "serve", "--port", str(port)]
+            service = subprocess.Popen(  # noqa: S603 - our own program
+                [*command, "--data-dir", f"{directory}/halfnote"], env=environment, stdout=log, stderr=log
+            )
+            try:
+                await_true(lambda: answers(url) or service.poll() is not None, "the service starts", within_s=120)
+                if service.returncode is not None:
+                    raise NotAsTold(f"the service did not start:\n{(Path(directory) / 'log').read_text()}")
+                yield url
+            finally:
+                stop(service)
+
+
+@contextmanager
+def running(module: str, secret: str, *arguments: str) -> Iterator[subprocess.Popen[bytes]]:
+    """Run one of the demo's programs until the end of the block, or until it dies."""
+    environment = os.environ | {"DEMO_SECRET": secret}
+    process = subprocess.Popen([sys.executable, "-m", module, *arguments], env=environment)  # noqa: S603 - our own
+    try:
+        yield process
+    finally:
+        stop(process)
+
+
+def stop(process: subprocess.Popen[bytes]) -> None:
+    """End a process if it still runs: SIGTERM, and SIGKILL if that is not heard."""
+    if process.poll() is None:
+        process.send_signal(signal.SIGTERM)
+        try:
+            process.wait(STOP_S)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+
+
+def await_listening(port: int) -> None:
+    """Wait until something listens on the port of 127.0.0.1."""
+
+    def listening() -> bool:
+        with socket.socket() as probe:
+            return probe.connect_ex(("127.0.0.1", port)) == 0
+
+    await_true(listening, f"a process listens on port {port}")
+
+
+def await_true(happened: Callable[[], bool], what: str, *, within_s: float | None = None) -> None:
+    """Wait until it has happened. Raises NotAsTold if it has not in time: DEMO_WAIT_S, by default 30 s."""
+    within_s = within_s or float(os.environ.get("DEMO_WAIT_S", "30"))
+    deadline = time.monotonic() + within_s
+    while not happened():
+        if time.monotonic() > deadline:
+            raise NotAsTold(f"waited {within_s:g} s in vain until {what}")
+        time.sleep(0.02)
+
+
+def free_port() -> int:
+    """Return a port of 127.0.0.1 on which nothing listens."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def new_secret() -> str:
+    """Return a new webhook secret."""
+    return "whsec_" + b64encode(secrets.token_bytes(32)).decode()

@@ -1,0 +1,47 @@
+"""A service that gives loyalty points for orders: it receives committed messages as signed webhooks."""
+
+import argparse
+import os
+
+import uvicorn
+from fastapi import FastAPI, HTTPException, Request, Response
+
+from demo.signature import is_genuine
+
+
+def create_app(secret: str) -> FastAPI:
+    """Return the receiver's HTTP: Halfnote posts to /deliveries; GET /received tells which orders came."""
+    app = FastAPI()
+    received: dict[str, int] = {}
+
+    @app.post("/deliveries")
+    async def deliver(request: Request) -> Response:
+        body = await request.body()
+        if not is_genuine(secret, request.headers, body):
+            raise HTTPException(401, "not signed by Halfnote")
+        order = (await request.json())["order"]
+        # At least once: what came before is known by its id, and answered as the first time.
+        if request.headers["webhook-id"] not in received:
+            received[request.headers["webhook-id"]] = order
+            offset = request.headers["halfnote-offset"]
+            print(f"    receiver  order {order} delivered, signature verified, offset {offset}", flush=True)
+        return Response(status_code=204)
+
+    @app.get("/received")
+    async def orders() -> list[int]:
+        return list(received.values())
+
+    return app
+
+
+def main() -> None:
+    """Serve the receiver on 127.0.0.1; the secret of its subscription is in DEMO_SECRET."""
+    options = argparse.ArgumentParser()
+    options.add_argument("--port", type=int, required=True)
+    uvicorn.run(
+        create_app(os.environ["DEMO_SECRET"]), host="127.0.0.1", port=options.parse_args().port, log_level="warning"
+    )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,60 @@
+"""Writes docs/configuration.md from the one class that names every option: `make docs`."""
+
+from pathlib import Path
+from typing import Any, Literal, get_args, get_origin
+
+from pydantic.fields import FieldInfo
+
+from app.config import Settings
+
+PAGE = Path(__file__).parent.parent / "docs" / "configuration.md"
+
+HEAD = """# Configuration
+
+Every option is an environment variable, read when the service starts. `halfnote serve` takes some of them as flags
+as well (`--port` for `HALFNOTE_PORT`), and a flag goes over the variable. Times are in seconds (`_s`), sizes in bytes.
+This page is made from `app/config.py` by `make docs`.
+
+| variable | default | what it does |
+|---|---|---|
+"""
+
+TAIL = """
+Commands that call the API (`halfnote groups`, `transactions`, `subscriptions`, `drain`) find it by `HALFNOTE_URL` or
+`--url`.
+
+`halfnote serve --workers N` starts N processes whose metrics are summed. `uvicorn app.main:app` has its own `--host`,
+`--port` and `--workers`; with several workers it needs `HALFNOTE_DATABASE_URL` (the embedded Postgres has one owner),
+and `PROMETHEUS_MULTIPROC_DIR` naming an empty directory to sum the metrics.
+"""
+
+
+def page() -> str:
+    """Return the whole page."""
+    return HEAD + "".join(row(name, field) for name, field in Settings.model_fields.items()) + TAIL
+
+
+def row(name: str, field: FieldInfo) -> str:
+    """Return an option's line: name, default, meaning, and what values it takes."""
+    text = f"{field.description}{limits(field)}".replace("|", "\\|")
+    return f"| `HALFNOTE_{name.upper()}` | {default(field.default)} | {text} |\n"
+
+
+def default(value: Any) -> str:
+    """Return a default as it would be set."""
+    if value is None:
+        return "(none)"
+    return f"`{','.join(value) if isinstance(value, tuple) else value}`"
+
+
+def limits(field: FieldInfo) -> str:
+    """Return what values an option takes, where that is limited."""
+    if get_origin(field.annotation) is Literal:
+        return f" (one of {', '.join(f'`{choice}`' for choice in get_args(field.annotation))})"
+    bounds = {name: getattr(one, name) for one in field.metadata for name in ("ge", "gt", "le") if hasattr(one, name)}
+    words = {"ge": "at least", "gt": "more than", "le": "at most"}
+    return f" ({', '.join(f'{words[name]} {bound:,}' for name, bound in bounds.items())})" if bounds else ""
+
+
+if __name__ == "__main__":
+    PAGE.write_text(page())

@@ -1,0 +1,227 @@
+"""One embedded Postgres for a whole pytest run, shared by all xdist workers and started when a test first asks for it.
+
+A pytest plugin (`pytest_plugins = ["tests.pg"]` in conftest.py): the controller starts a keeper, a small program of its
+own that starts the server on demand and stops it when the controller's end of a pipe closes. That happens however
+pytest ends, also by `kill -9`, so no server is left behind; if the keeper was killed as well, the next run cleans up.
+"""
+
+import os
+import secrets
+import shutil
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+import traceback
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from urllib.parse import urlsplit, urlunsplit
+
+import psutil
+import pytest
+
+from app.embedded import EmbeddedPostgres, EmbeddedPostgresError
+from app.embedded.ownership import Ownership
+from app.embedded.place import find_place
+from app.embedded.shutdown import kill_server
+from app.embedded.survivors import clear, postmasters_of
+from tests import kept
+
+SETTINGS = {
+    # Only here: nobody needs the tests' rows after a power cut. Tests of crashes start servers of their own.
+    "fsync": "off",
+    "max_connections": "300",
+}
+
+RUN = "HALFNOTE_TESTS_RUN"  # the run's directory, for the workers
+_WAIT_S = 120.0
+_keepers: dict[pytest.Config, subprocess.Popen[bytes]] = {}
+
+
+@dataclass(frozen=True)
+class SharedServer:
+    """The run's server; `url` is of its database `halfnote`, `programs` the directory of psql and the like."""
+
+    url: str
+    programs: Path
+
+    def bin(self, name: str) -> Path:
+        """As EmbeddedPostgres.bin."""
+        return self.programs / name
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """In the controller (or the only process): makes the run's directory and starts its keeper."""
+    if hasattr(config, "workerinput"):
+        return
+    _sweep()
+    # Its name tells whose it is; the server's unprivileged user must be able to enter it.
+    run = Path(tempfile.mkdtemp(prefix=f"{_prefix()}{os.getpid()}-"))
+    run.chmod(0o755)
+    os.environ[RUN] = str(run)
+    _keepers[config] = subprocess.Popen(
+        [sys.executable, "-m", "tests.pg", str(run)],
+        cwd=Path(__file__).parent.parent,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.DEVNULL,
+        # A Ctrl-C ends pytest, and pytest's end the keeper.
+        start_new_session=True,
+    )
+
+
+def pytest_unconfigure(config: pytest.Config) -> None:
+    """Waits until the keeper has stopped the server and removed the run's directory."""
+    keeper = _keepers.pop(config, None)
+    if keeper is not None:
+        keeper.communicate()
+
+
+@pytest.fixture
+def data_dir() -> Iterator[Path]:
+    """A HALFNOTE_DATA_DIR for a server of the test's own, reachable for the server's user if we are root (pytest's
+    tmp_path is not). Whatever still runs on it when the test ends is killed."""
+    directory = Path(tempfile.mkdtemp(prefix="halfnote-test-")).resolve()
+    directory.chmod(0o755)
+    data_dir = directory / "halfnote"
+    yield data_dir
+    if data_dir.exists():
+        for postmaster in postmasters_of(find_place(data_dir)):
+            kill_server(postmaster)
+    shutil.rmtree(directory)
+
+
+def server() -> SharedServer:
+    """The run's server, started if it is not yet."""
+    run = _run()
+    (run / "wanted").touch()
+    url, programs = _await_result(run / "server").splitlines()
+    return SharedServer(url, Path(programs))
+
+
+def create_database(template: str | None = None) -> str:
+    """Creates a database, a copy of `template` if one is named; returns its url."""
+    name = f"t_{secrets.token_hex(8)}"
+    # Copying files beats writing them through the WAL as long as nothing is synced.
+    _execute(f"CREATE DATABASE {name}" + (f" TEMPLATE {template} STRATEGY file_copy" if template else ""))
+    return _url_of(name)
+
+
+def drop_database(url: str) -> None:
+    """Drops the database and ends whatever sessions it still has."""
+    _execute(f"DROP DATABASE IF EXISTS {urlsplit(url).path[1:]} WITH (FORCE)")
+
+
+def ensure_template(name: str, build: Callable[[str], None]) -> str:
+    """Creates the database `name` and fills it by `build(url)`, once in a run whichever worker comes first."""
+
+    def work() -> str:
+        _execute(f"CREATE DATABASE {name}")
+        build(_url_of(name))
+        return name
+
+    return once(f"template-{name}", work)
+
+
+def once(name: str, work: Callable[[], str]) -> str:
+    """The result of `work`, done by the first worker that asks in this run; the others wait for it."""
+    place = _run() / name
+    try:
+        place.mkdir()
+    except FileExistsError:
+        return _await_result(place)
+    return _keep_result(place, work)
+
+
+def _keep_result(place: Path, work: Callable[[], str]) -> str:
+    try:
+        result = work()
+    except BaseException:
+        (place / "failed").write_text(traceback.format_exc())
+        raise
+    (place / "result.new").write_text(result)
+    (place / "result.new").rename(place / "result")
+    return result
+
+
+def _await_result(place: Path) -> str:
+    deadline = time.monotonic() + _WAIT_S
+    while time.monotonic() < deadline:
+        if (place / "result").exists():
+            return (place / "result").read_text()
+        if (place / "failed").exists():
+            raise RuntimeError((place / "failed").read_text())
+        time.sleep(0.01)
+    raise TimeoutError(f"{place.name} did not come within {_WAIT_S:g} s")
+
+
+def _run() -> Path:
+    return Path(os.environ[RUN])
+
+
+def _url_of(database: str) -> str:
+    return urlunsplit(urlsplit(server().url)._replace(path=f"/{database}"))
+
+
+def _execute(statement: str) -> None:
+    psql = [str(server().bin("psql")), "-X", "-q", "-v", "ON_ERROR_STOP=1", "-c", statement, server().url]
+    outcome = subprocess.run(psql, capture_output=True, text=True)
+    if outcome.returncode != 0:
+        raise RuntimeError(f"{statement}: {outcome.stderr.strip()}")
+
+
+def _prefix() -> str:
+    return f"halfnote-tests-{os.getuid() if hasattr(os, 'getuid') else 0}-"
+
+
+def _sweep() -> None:
+    """Removes what runs left whose keeper was killed; a keeper that is still at it holds the lock."""
+    for run in Path(tempfile.gettempdir()).glob(f"{_prefix()}*"):
+        if psutil.pid_exists(int(run.name.removeprefix(_prefix()).split("-")[0])):
+            continue
+        home = run / "server" / "postgres"
+        kept.end_all(run)
+        try:
+            if home.is_dir():
+                ownership = Ownership.acquire(home / "lock", data_dir=run)
+                clear(find_place(run / "server"))
+                ownership.release()
+        except EmbeddedPostgresError:
+            continue
+        shutil.rmtree(run, ignore_errors=True)
+
+
+def _keep(run: Path) -> None:
+    """The keeper: starts the server when it is wanted, stops it when the controller is gone."""
+    gone = threading.Event()
+
+    def watch() -> None:
+        sys.stdin.read()
+        gone.set()
+
+    threading.Thread(target=watch, daemon=True).start()
+    while not gone.wait(0.02):
+        if (run / "wanted").exists():
+            _serve(run, gone)
+    kept.end_all(run)
+    shutil.rmtree(run)
+
+
+def _serve(run: Path, gone: threading.Event) -> None:
+    place = run / "server"
+    place.mkdir()
+    running: list[EmbeddedPostgres] = []
+
+    def start() -> str:
+        running.append(EmbeddedPostgres.start(place, settings=SETTINGS))
+        return f"{running[0].url}\n{running[0].bin('psql').parent}"
+
+    _keep_result(place, start)
+    gone.wait()
+    running[0].stop()
+    shutil.rmtree(running[0].log_dir.parent)  # elsewhere if the temporary directory is closed to the server's user
+
+
+if __name__ == "__main__":
+    _keep(Path(sys.argv[1]))

@@ -1,0 +1,151 @@
+"""A producer's check URL on a real socket: it keeps what came and answers what a test wants."""
+
+import asyncio
+import json
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any
+
+from aiohttp import web
+
+
+@dataclass(frozen=True)
+class Call:
+    """One request that came."""
+
+    body: bytes
+    headers: dict[str, str]
+
+    def json(self) -> Any:
+        return json.loads(self.body)
+
+
+Answer = Callable[[Call], Awaitable[web.StreamResponse]]
+
+
+class Responder:
+    """Answers every POST by `answer`, or with `status` and the JSON `content`; `calls` are what came, in order."""
+
+    def __init__(self, answer: Answer | None = None, *, status: int = 200, content: Any = None, **headers: str) -> None:
+        self.calls: list[Call] = []
+        self.answer = answer
+        self.status, self.content, self.headers = status, content, headers
+        self.open, self.most_open = 0, 0
+
+    async def __aenter__(self) -> "Responder":
+        app = web.Application(client_max_size=8 * 1024 * 1024)
+        app.router.add_post("/check", self._on_post)
+        self._runner = web.AppRunner(app, access_log=None, shutdown_timeout=0)
+        await self._runner.setup()
+        site = web.TCPSite(self._runner, "127.0.0.1", 0)
+        await site.start()
+        self.url = f"http://127.0.0.1:{self._runner.addresses[0][1]}/check"
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None
+    ) -> None:
+        await self._runner.cleanup()
+
+    async def _on_post(self, request: web.Request) -> web.StreamResponse:
+        call = Call(await request.read(), {name.lower(): value for name, value in request.headers.items()})
+        self.calls.append(call)
+        self.open += 1
+        self.most_open = max(self.open, self.most_open)
+        try:
+            if self.answer is not None:
+                return await self.answer(call)
+            text = None if self.content is None else json.dumps(self.content)
+            return web.Response(status=self.status, text=text, headers=self.headers)
+        finally:
+            self.open -= 1
+
+
+class Silent:
+    """A server that takes connections and never answers."""
+
+    async def __aenter__(self) -> "Silent":
+        self.asked = 0
+        self._gone = asyncio.Event()
+
+        async def hang(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            self.asked += 1
+            await self._gone.wait()
+            writer.transport.abort()
+
+        self._server = await asyncio.start_server(hang, "127.0.0.1", 0)
+        self.url = f"http://127.0.0.1:{self._server.sockets[0].getsockname()[1]}/check"
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None
+    ) -> None:
+        self._gone.set()
+        self._server.close()
+        await self._server.wait_closed()
+
+
+@dataclass(frozen=True)
+class Heard:
+    """One request as it came over the wire; `headers` are lower-cased."""
+
+    method: str
+    headers: dict[str, str]
+    body: bytes
+
+
+class Wire:
+    """A server whose answers are bytes: for what no HTTP server would say.
+
+    `write` gets the connection after each whole request; the connection is kept unless it closes it.
+    """
+
+    def __init__(self, write: Callable[[asyncio.StreamWriter], Awaitable[None]]) -> None:
+        self.write = write
+        self.heard: list[Heard] = []
+        self._serving: set[asyncio.Task[None]] = set()
+
+    async def __aenter__(self) -> "Wire":
+        self._server = await asyncio.start_server(self._accept, "127.0.0.1", 0)
+        self.url = f"http://127.0.0.1:{self._server.sockets[0].getsockname()[1]}/hook"
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None
+    ) -> None:
+        self._server.close()
+        for task in self._serving:
+            task.cancel()
+        await asyncio.gather(*self._serving, return_exceptions=True)
+        await self._server.wait_closed()
+
+    def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.create_task(self._serve(reader, writer))
+        self._serving.add(task)
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            while not writer.is_closing():
+                lines = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1").split("\r\n")
+                headers = {
+                    name.lower(): value.strip() for name, _, value in (line.partition(":") for line in lines[1:])
+                }
+                body = await reader.readexactly(int(headers.get("content-length", "0")))
+                self.heard.append(Heard(lines[0].partition(" ")[0], headers, body))
+                await self.write(writer)
+        except (asyncio.IncompleteReadError, ConnectionError):
+            pass  # it was hung up on
+        finally:
+            writer.transport.abort()
+
+
+def plain(status: int, body: bytes = b"", **headers: str) -> Callable[[asyncio.StreamWriter], Awaitable[None]]:
+    """Return what writes one ordinary answer; `_` in names stands for `-`."""
+    head = "".join(f"{name.replace('_', '-')}: {value}\r\n" for name, value in headers.items())
+
+    async def write(writer: asyncio.StreamWriter) -> None:
+        writer.write(f"HTTP/1.1 {status} Some\r\n{head}content-length: {len(body)}\r\n\r\n".encode() + body)
+        await writer.drain()
+
+    return write

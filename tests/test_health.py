@@ -1,0 +1,315 @@
+"""Health, versions, topics and the accept switch, over the whole ASGI app."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack
+from datetime import timedelta
+from time import monotonic
+from typing import Any
+
+import httpx
+import pytest
+from structlog.testing import capture_logs
+
+from app.config import Settings
+from app.database import Connection, Database, connect
+from app.loops import accept, all_loops, clock, gauges
+from app.loops.runner import Loop, Turned, run
+from app.migrate import head
+from app.runtime import Runtime
+from app.start import assemble
+from tests.conftest import client_of
+from tests.days import go_to, long_ago, park, post_half, post_transaction, subscribe
+
+
+async def ready(client: httpx.AsyncClient) -> tuple[int, dict[str, Any], dict[str, Any]]:
+    """The status, the checks and the warnings of `/readyz`, by name."""
+    answer = await client.get("/readyz")
+    body = answer.json()
+    assert body["status"] == ("ready" if answer.status_code == 200 else "not_ready")
+    return answer.status_code, *({check["name"]: check for check in body[part]} for part in ("checks", "warnings"))
+
+
+@pytest.fixture
+async def cut_off(settings: Settings, dsn: str) -> AsyncIterator[httpx.AsyncClient]:
+    """A client of a service whose database does not answer any more."""
+    async with AsyncExitStack() as stack:
+        runtime = await assemble(settings, dsn, stack)
+        await runtime.database.close()
+        # The discard port: nothing listens there.
+        runtime.database = Database("postgresql://nobody@127.0.0.1:9/none", pool_size=2)
+        stack.push_async_callback(runtime.database.close)
+        yield await stack.enter_async_context(client_of(runtime))
+
+
+async def test_livez_never_touches_the_database(cut_off: httpx.AsyncClient) -> None:
+    answer = await cut_off.get("/livez")
+    assert (answer.status_code, answer.json()) == (200, {"status": "ok"})
+
+
+async def test_metrics_need_no_database(cut_off: httpx.AsyncClient) -> None:
+    assert (await cut_off.get("/metrics")).status_code == 200
+
+
+async def test_readyz_says_that_the_database_is_gone(cut_off: httpx.AsyncClient) -> None:
+    status, checks, _ = await ready(cut_off)
+    assert status == 503
+    assert checks["database"]["ok"] is False
+    assert "does not answer" in checks["database"]["detail"]
+    assert checks["clock"]["ok"] is True
+    assert (await cut_off.get("/version")).status_code == 503
+
+
+async def test_readyz_of_a_service_that_is_well(client: httpx.AsyncClient) -> None:
+    status, checks, warnings = await ready(client)
+    assert status == 200
+    assert set(checks) == {"database", "migrations", "partitions", "clock"}
+    assert all(check["ok"] for check in checks.values())
+    # The tests' server runs with fsync off.
+    assert set(warnings) == {"durability"}
+    assert warnings["durability"]["detail"].startswith("fsync off")
+
+
+async def test_readyz_says_that_the_database_takes_no_writes(
+    client: httpx.AsyncClient, dsn: str, runtime: Runtime
+) -> None:
+    other = await connect(dsn)
+    name = await other.fetchval("select current_database()")
+    await other.execute(f"alter database {name} set default_transaction_read_only = on")
+    await other.close()
+    await runtime.database.close()
+    status, checks, _ = await ready(client)
+    assert status == 503
+    assert checks["database"]["ok"] is False
+    assert "takes no writes" in checks["database"]["detail"]
+
+
+async def test_readyz_says_that_migrations_are_behind(client: httpx.AsyncClient, db: Connection) -> None:
+    await db.execute("update alembic_version set version_num = '0001'")
+    status, checks, _ = await ready(client)
+    assert status == 503
+    assert "halfnote migrate" in checks["migrations"]["detail"]
+
+
+async def test_readyz_asks_for_the_partitions_of_today_and_tomorrow(
+    client: httpx.AsyncClient, runtime: Runtime, db: Connection
+) -> None:
+    # The tests' databases have seven days ahead.
+    runtime.clock.fixed = long_ago(-6)
+    assert (await ready(client))[0] == 200
+    runtime.clock.fixed = long_ago(-7)
+    status, checks, _ = await ready(client)
+    assert status == 503
+    assert long_ago(-8).date().isoformat() in checks["partitions"]["detail"]
+    assert long_ago(-7).date().isoformat() not in checks["partitions"]["detail"]
+
+
+@pytest.mark.parametrize(
+    ("offset_s", "ok", "said"), [(4.9, True, "behind"), (5.1, False, "behind"), (-5.1, False, "ahead")]
+)
+async def test_readyz_judges_the_clock(
+    client: httpx.AsyncClient, runtime: Runtime, offset_s: float, ok: bool, said: str
+) -> None:
+    runtime.clock.offset_s = offset_s
+    status, checks, _ = await ready(client)
+    assert status == (200 if ok else 503)
+    assert checks["clock"]["ok"] is ok
+    assert said in checks["clock"]["detail"]
+
+
+async def test_readyz_names_a_loop_that_stands_still(client: httpx.AsyncClient, runtime: Runtime) -> None:
+    runtime.heartbeats.update(upkeep=monotonic() - 200, relay=monotonic() - 200)
+    runtime.every_s.update(upkeep=60.0, relay=1.0)
+    status, checks, _ = await ready(client)
+    assert status == 503
+    assert checks["loop:upkeep"]["ok"] is True
+    assert checks["loop:relay"]["ok"] is False
+
+
+async def test_loop_that_never_ends_a_turn_has_an_age(runtime: Runtime) -> None:
+    entered = asyncio.Event()
+
+    async def hang(runtime: Runtime, now: object) -> Turned:
+        entered.set()
+        await asyncio.Event().wait()
+        return Turned()
+
+    before = monotonic()
+    running = asyncio.create_task(run(Loop("stuck", hang, 3.0), runtime, asyncio.Event()))
+    await entered.wait()
+    running.cancel()
+    assert before <= runtime.heartbeats["stuck"] <= monotonic()
+    assert runtime.every_s["stuck"] == 3.0
+
+
+async def test_readyz_warns_of_held_days_and_dead_check_urls(
+    client: httpx.AsyncClient, runtime: Runtime, db: Connection, group: str
+) -> None:
+    await db.execute("update day set held = '{parked,undelivered:billing}' where day = $1", long_ago(0).date())
+    await db.execute(
+        "insert into check_url values ('shop', 'http://127.0.0.1:9/a', now() - interval '1 min', now(), 'refused'), "
+        "('shop', 'http://127.0.0.1:9/b', now(), now() - interval '1 min', 'refused'), "
+        "('shop', 'http://127.0.0.1:9/c', null, now(), 'refused')"
+    )
+    status, _, warnings = await ready(client)
+    assert status == 200
+    assert f"{long_ago(0).date().isoformat()} by parked, undelivered:billing" in warnings["days_held"]["detail"]
+    detail = warnings["check_urls"]["detail"]
+    assert "/a" in detail
+    assert "/b" not in detail
+    assert "/c" in detail
+
+
+async def test_stopping_process_is_not_ready(client: httpx.AsyncClient, runtime: Runtime) -> None:
+    runtime.stopping = runtime.refusing_halves = True
+    status, checks, warnings = await ready(client)
+    assert status == 503
+    assert checks["stopping"]["ok"] is False
+    assert "accept" not in warnings
+
+
+async def test_version(client: httpx.AsyncClient) -> None:
+    answer = (await client.get("/version")).json()
+    assert set(answer) == {"version", "schema_revision", "python", "postgres"}
+    assert answer["schema_revision"] == head()
+    assert int(answer["postgres"].split(".")[0].split()[0]) >= 15
+
+
+async def test_topics_name_their_subscriptions(
+    client: httpx.AsyncClient, db: Connection, group: str, runtime: Runtime
+) -> None:
+    for topic in ("billing.paid", "billing", "ordr", "order"):
+        await post_half(client, {"topic": topic, "body": 1})
+    await subscribe(db, "b-all", "billing.*", "order")
+    await subscribe(db, "a-orders", "order", state="paused")
+    answer = (await client.get("/topics")).json()
+    assert {row["topic"]: row["subscriptions"] for row in answer["items"]} == {
+        "billing": [],
+        "billing.paid": ["b-all"],
+        "order": ["a-orders", "b-all"],
+        "ordr": [],
+    }
+    assert answer["next_cursor"] is None
+
+
+async def test_topics_come_in_pages(client: httpx.AsyncClient, group: str) -> None:
+    await post_half(client, *({"topic": f"t{n}", "body": 1} for n in range(5)))
+    seen: list[str] = []
+    cursor: dict[str, str] = {}
+    while True:
+        page = (await client.get("/topics", params={"limit": 2, **cursor})).json()
+        assert len(page["items"]) <= 2
+        seen += [row["topic"] for row in page["items"]]
+        if page["next_cursor"] is None:
+            break
+        cursor = {"cursor": page["next_cursor"]}
+    assert seen == [f"t{n}" for n in range(5)]
+
+
+@pytest.mark.parametrize("params", [{"limit": "0"}, {"limit": "1001"}, {"cursor": "a\0"}, {"page": "2"}])
+async def test_topics_refuse_bad_parameters(client: httpx.AsyncClient, params: dict[str, str]) -> None:
+    answer = await client.get("/topics", params=params)
+    assert (answer.status_code, answer.json()["field"]) == (422, next(iter(params)))
+
+
+async def test_accept_switch_reaches_every_replica(
+    client: httpx.AsyncClient, runtime: Runtime, settings: Settings, dsn: str, group: str
+) -> None:
+    undecided = await post_half(client)
+    assert (await client.get("/accept")).json() == {"accept": "all", "changed_at": None, "here": "all"}
+    answer = await client.put("/accept", json={"accept": "ends"})
+    assert answer.status_code == 200
+    assert (answer.json()["accept"], answer.json()["here"]) == ("ends", "ends")
+    async with AsyncExitStack() as stack:
+        other = await assemble(settings, dsn, stack)
+        there = await stack.enter_async_context(client_of(other))
+        assert not other.refusing_halves
+        await accept.step(other, other.clock.now())
+        for replica in (client, there):
+            refused = await replica.post(
+                "/half", json={"producer_group": group, "messages": [{"topic": "t", "body": 1}]}
+            )
+            assert refused.status_code == 503
+            assert refused.json()["type"] == "/problems/draining"
+            assert "accept" in (await ready(replica))[2]
+        end = {"transaction_id": undecided, "producer_group": group, "verdict": "commit"}
+        assert (await there.post("/end", json=end)).status_code == 200
+        assert (await there.put("/accept", json={"accept": "all"})).status_code == 200
+        await accept.step(runtime, runtime.clock.now())
+        await post_half(client)
+        await post_half(there)
+
+
+@pytest.mark.parametrize("reason", ["setting", "stopping"])
+async def test_switch_does_not_override_settings_or_a_stop(
+    settings: Settings, dsn: str, group: str, reason: str
+) -> None:
+    async with AsyncExitStack() as stack:
+        told = settings.model_copy(update={"accept": "ends"} if reason == "setting" else {})
+        runtime = await assemble(told, dsn, stack)
+        runtime.stopping = reason == "stopping"
+        client = await stack.enter_async_context(client_of(runtime))
+        assert (await client.put("/accept", json={"accept": "all"})).json()["here"] == "ends"
+        await accept.step(runtime, runtime.clock.now())
+        assert runtime.refusing_halves
+
+
+@pytest.mark.parametrize("body", [{"accept": "none"}, {}, {"accept": "all", "more": 1}])
+async def test_accept_refuses_other_words(client: httpx.AsyncClient, body: dict[str, Any]) -> None:
+    assert (await client.put("/accept", json=body)).status_code == 422
+
+
+async def test_every_role_follows_and_only_workers_work(runtime: Runtime, settings: Settings) -> None:
+    everything = {loop.name for loop in all_loops(runtime)}
+    runtime.settings = settings.model_copy(update={"role": "api"})
+    following = {loop.name for loop in all_loops(runtime)}
+    assert {"accept", "clock"} <= following
+    assert {"upkeep", "gauges"} <= everything - following
+
+
+async def test_clock_loop_measures_and_says_so(runtime: Runtime) -> None:
+    runtime.clock.offset_s = 99.0
+    with capture_logs() as lines:
+        await clock.step(runtime, runtime.clock.now())
+    assert abs(runtime.clock.offset_s) < 1
+    assert lines == []
+    assert exposed(runtime)["halfnote_clock_skew_seconds"] == runtime.clock.offset_s
+
+
+async def test_gauges_look_at_the_verdict_first(
+    client: httpx.AsyncClient, runtime: Runtime, db: Connection, group: str
+) -> None:
+    then = long_ago(0) - timedelta(hours=1)
+    await go_to(runtime, db, then)
+    in_doubt = [await post_half(client), await post_half(client), await post_transaction(client)]
+    for transaction_id in in_doubt:
+        await park(db, transaction_id)
+    await db.execute("update check_back set state = 1")
+    for transaction_id in (await post_half(client), await post_transaction(client)):
+        await park(db, transaction_id)
+    await gauges.step(runtime, then + timedelta(seconds=90))
+    shown = exposed(runtime)
+    assert shown["halfnote_in_doubt"] == 2
+    assert shown["halfnote_parked"] == 1
+    assert shown["halfnote_oldest_in_doubt_seconds"] == 90
+    await db.execute("delete from check_back")
+    await gauges.step(runtime, then)
+    shown = exposed(runtime)
+    assert (shown["halfnote_in_doubt"], shown["halfnote_oldest_in_doubt_seconds"]) == (0, 0)
+
+
+async def test_gauges_show_what_holds_days_and_what_no_longer_does(runtime: Runtime, db: Connection) -> None:
+    day = long_ago(0).date()
+    await db.execute("update day set held = '{parked}' where day = $1", day)
+    await gauges.step(runtime, runtime.clock.now())
+    series = f'halfnote_day_held{{cause="parked",day="{day.isoformat()}"}}'
+    assert exposed(runtime)[series] == 1
+    await db.execute("update day set held = '{}'")
+    await gauges.step(runtime, runtime.clock.now())
+    assert exposed(runtime)[series] == 0
+
+
+def exposed(runtime: Runtime) -> dict[str, float]:
+    """The values that `/metrics` shows, by series."""
+    lines = runtime.metrics.exposition().decode().splitlines()
+    return {series: float(value) for series, _, value in (line.rpartition(" ") for line in lines) if series[0] != "#"}

@@ -1,0 +1,251 @@
+"""Group commit under faults: what fails alone, what fails together, and what nobody can know."""
+
+import asyncio
+from dataclasses import replace
+from datetime import datetime, timedelta
+from typing import Any
+from uuid import UUID
+
+import asyncpg
+import httpx
+import pytest
+
+from app.config import Settings
+from app.database import Connection, connect
+from app.errors import DatabaseUnavailable, OutcomeUnknown, Overloaded
+from app.flush import Lanes, follow_half
+from app.hot import Hot
+from app.ids import uuid7
+from app.lanes import Lane, LaneLimits, problem_of
+from app.runtime import Runtime
+from app.store.halves import Half
+from tests.conftest import client_of
+from tests.test_races import half_with, now, until_waiting
+
+ORDER: dict[str, Any] = {"topic": "order", "body": {"order": 1030}}
+
+
+def new_half(at: datetime | None = None) -> Half:
+    return half_with(uuid7(at or now()), b"{}")
+
+
+def lanes_with(runtime: Runtime, **limits: Any) -> Lanes:
+    return Lanes(runtime.database, runtime.clock, runtime.metrics, LaneLimits(**limits))
+
+
+async def test_a_bad_row_fails_alone(runtime: Runtime, db: Connection, group: str) -> None:
+    halves = [new_half() for _ in range(20)]
+    homeless = new_half(now() + timedelta(days=30))
+    outcomes = await asyncio.gather(
+        *(runtime.lanes.half.submit(half) for half in [*halves, homeless]), return_exceptions=True
+    )
+    assert isinstance(outcomes[-1], DatabaseUnavailable)
+    assert [outcome.fresh for outcome in outcomes[:-1]] == [True] * 20  # type: ignore[union-attr]
+    assert await db.fetchval("select count(*) from half") == 20
+
+
+async def test_a_full_queue_refuses_and_stores_nothing(runtime: Runtime, db: Connection, group: str) -> None:
+    lanes = lanes_with(runtime, queue_max=3)
+    accepted = [lanes.half.submit(new_half()) for _ in range(3)]
+    with pytest.raises(Overloaded) as refused:
+        lanes.half.submit(new_half())
+    assert refused.value.retry_after_s == 1
+    await asyncio.gather(*accepted)
+    assert await db.fetchval("select count(*) from half") == 3
+    await lanes.close()
+
+
+async def test_a_batch_is_bounded(runtime: Runtime, group: str) -> None:
+    sizes: list[int] = []
+
+    async def flush(connection: Connection, halves: Any) -> list[Any]:
+        sizes.append(len(halves))
+        return list(halves)
+
+    lane: Lane[Half, Any] = Lane(
+        runtime.database.dedicated, flush, follow_half, LaneLimits(batch_max=8), lambda *figures: None
+    )
+    await asyncio.gather(*(lane.submit(new_half()) for _ in range(20)))
+    await lane.close()
+    assert sizes == [8, 8, 4]
+
+
+async def test_a_connection_that_dies_in_a_flush_leaves_the_outcome_unknown(
+    client: httpx.AsyncClient, db: Connection, dsn: str, group: str
+) -> None:
+    chosen = str(uuid7(now()))
+    request = {"producer_group": "shop", "transaction_id": chosen, "messages": [ORDER]}
+    async with _holding(dsn, UUID(chosen)):
+        asked = asyncio.create_task(client.post("/half", json=request))
+        await until_waiting(db)
+        await db.execute(
+            "select pg_terminate_backend(pid) from pg_stat_activity where wait_event_type = 'Lock' "
+            "and datname = current_database()"
+        )
+        answer = await asked
+    assert answer.status_code == 503
+    assert answer.json()["type"] == "/problems/outcome-unknown"
+    assert answer.json()["transaction_id"] == chosen
+    again = await client.post("/half", json=request)
+    assert again.status_code == 201
+
+
+async def test_a_commit_that_hangs_is_given_up_and_the_lane_goes_on(
+    runtime: Runtime, db: Connection, dsn: str, group: str
+) -> None:
+    lanes = lanes_with(runtime, flush_timeout_s=0.3)
+    stuck = new_half()
+    async with _holding(dsn, stuck.transaction_id):
+        with pytest.raises(OutcomeUnknown) as unknown:
+            await lanes.half.submit(stuck)
+        assert unknown.value.extra["transaction_id"] == str(stuck.transaction_id)
+        assert (await lanes.half.submit(new_half())).fresh
+    assert (await lanes.half.submit(stuck)).digest == stuck.digest
+    await lanes.close()
+
+
+async def test_the_timeout_counts_from_each_flush_s_own_beginning(runtime: Runtime) -> None:
+    """The timer is shared: it must not cut short a flush that began while one before it was timed."""
+    limit_s, took = 2.0, asyncio.Event()
+
+    async def flush(connection: Connection, halves: Any) -> list[Any]:
+        if halves[0].digest != b"quick":
+            took.set()
+            await asyncio.sleep(limit_s * 0.5 if halves[0].digest == b"slow" else 3600)
+        return list(halves)
+
+    limits = LaneLimits(flush_timeout_s=limit_s)
+    lane: Lane[Half, Any] = Lane(runtime.database.dedicated, flush, follow_half, limits, lambda *figures: None)
+    await lane.submit(replace(new_half(), digest=b"quick"))
+    # The timer rings in the midst of the slow one.
+    await asyncio.sleep(limit_s * 0.75)
+    slow = replace(new_half(), digest=b"slow")
+    assert await lane.submit(slow) == slow
+    began = asyncio.get_running_loop().time()
+    with pytest.raises(OutcomeUnknown):
+        await lane.submit(replace(new_half(), digest=b"endless"))
+    assert limit_s - 0.1 <= asyncio.get_running_loop().time() - began < limit_s * 3
+    # And a lane that is closed in the midst of a flush is not mistaken for one that took too long.
+    took.clear()
+    cut_off = lane.submit(replace(new_half(), digest=b"endless"))
+    await took.wait()
+    await lane.close()
+    assert not cut_off.done()
+    cut_off.cancel()
+
+
+async def test_a_caller_that_goes_away_does_not_take_its_batch_along(
+    runtime: Runtime, db: Connection, group: str
+) -> None:
+    leaving = asyncio.create_task(_submit(runtime, new_half()))
+    staying = [asyncio.create_task(_submit(runtime, new_half())) for _ in range(5)]
+    await asyncio.sleep(0)
+    leaving.cancel()
+    await asyncio.gather(*staying)
+    assert await db.fetchval("select count(*) from half") == 6
+
+
+async def _submit(runtime: Runtime, half: Half) -> Any:
+    return await runtime.lanes.half.submit(half)
+
+
+async def test_a_client_that_disconnects_in_its_body_stores_nothing(
+    runtime: Runtime, db: Connection, group: str
+) -> None:
+    app = client_of(runtime)._transport.app  # type: ignore[attr-defined]
+    assert isinstance(app, Hot)
+    parts = iter(
+        [
+            {"type": "http.request", "body": b'{"producer_group":"shop",', "more_body": True},
+            {"type": "http.disconnect"},
+        ]
+    )
+    sent: list[Any] = []
+
+    async def receive() -> Any:
+        return next(parts)
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+
+    headers = [(b"host", b"testserver"), (b"content-type", b"application/json"), (b"content-length", b"900")]
+    await app({"type": "http", "method": "POST", "path": "/half", "headers": headers}, receive, send)
+    assert sent == []
+    assert await db.fetchval("select count(*) from half") == 0
+
+
+async def test_read_only_is_said_and_recovers_by_itself(client: httpx.AsyncClient, db: Connection, group: str) -> None:
+    name = await db.fetchval("select current_database()")
+    request = {"producer_group": "shop", "messages": [ORDER]}
+    await db.execute(f"alter database {name} set default_transaction_read_only = on")
+    refused = await client.post("/half", json=request)
+    assert (refused.status_code, refused.json()["type"]) == (503, "/problems/database-read-only")
+    assert "retry-after" in refused.headers
+    await db.execute(f"alter database {name} set default_transaction_read_only = off")
+    assert (await client.post("/half", json=request)).status_code == 201
+
+
+async def test_lanes_commit_durably_whatever_the_database_says(runtime: Runtime, db: Connection, dsn: str) -> None:
+    name = await db.fetchval("select current_database()")
+    for weak in ("off", "local", "remote_write"):
+        await db.execute(f"alter database {name} set synchronous_commit = {weak}")
+        fresh = await runtime.database.dedicated()
+        assert await fresh.fetchval("show synchronous_commit") == "on"
+        await fresh.close()
+    await db.execute(f"alter database {name} set synchronous_commit = remote_apply")
+    strong = await connect(dsn)
+    assert await strong.fetchval("show synchronous_commit") == "remote_apply"
+    await strong.close()
+
+
+@pytest.mark.parametrize(
+    ("error", "slug"),
+    [
+        (asyncpg.ReadOnlySQLTransactionError("x"), "database-read-only"),
+        (asyncpg.CannotConnectNowError("x"), "database-read-only"),
+        (asyncpg.DiskFullError("x"), "storage-full"),
+        (asyncpg.DeadlockDetectedError("x"), "database-unavailable"),
+        (asyncpg.InvalidTextRepresentationError("x"), "invalid"),
+        (ConnectionRefusedError(), "database-unavailable"),
+        (asyncpg.InternalClientError("x"), "database-unavailable"),
+        (RuntimeError("a defect"), "internal"),
+    ],
+)
+def test_what_the_database_says_has_its_problem(error: Exception, slug: str) -> None:
+    assert problem_of(error).slug == slug
+
+
+async def test_requests_of_one_id_wait_without_holding_up_others(
+    runtime: Runtime, settings: Settings, db: Connection, group: str
+) -> None:
+    same = new_half()
+    different = replace(same, digest=b"other")
+    others = [new_half() for _ in range(10)]
+    outcomes = await asyncio.gather(
+        *(runtime.lanes.half.submit(half) for half in [same, same, different, same, *others])
+    )
+    assert [outcome.fresh for outcome in outcomes] == [True, False, False, False, *[True] * 10]
+    assert outcomes[2].digest == same.digest
+    assert await db.fetchval("select count(*) from half") == 11
+
+
+class _holding:
+    """Holds a half of an id uncommitted, so that whoever stores the same id waits; gives it up at the end."""
+
+    def __init__(self, dsn: str, transaction_id: UUID) -> None:
+        self._dsn = dsn
+        self._transaction_id = transaction_id
+
+    async def __aenter__(self) -> None:
+        self._connection = await connect(self._dsn)
+        await self._connection.execute("begin")
+        await self._connection.execute(
+            "insert into half (transaction_id, position, producer_group, topic, content_type, body, body_digest, "
+            "born_at, first_check_at) values ($1, 0, 'other', 't', 'a/b', '', '', now(), now())".replace(
+                "$1", f"'{self._transaction_id}'"
+            )
+        )
+
+    async def __aexit__(self, *error: object) -> None:
+        await self._connection.execute("rollback")
+        await self._connection.close()

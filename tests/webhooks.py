@@ -1,0 +1,49 @@
+"""What the tests of webhooks share: deliveries, and a client as the service has it."""
+
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from datetime import UTC, datetime, timedelta
+from typing import Any
+from uuid import UUID
+
+from app.callbacks import CallbackClient, callback_client
+from app.config import Settings
+from app.destinations.base import Delivery
+from app.destinations.webhook import Webhook
+from app.signing import Secret
+
+SECRET = "whsec_" + "M" * 43 + "="
+COMMITTED = datetime(2026, 11, 21, 8, 0, 0, 123456, tzinfo=UTC)
+
+
+def message(number: int = 1, **fields: Any) -> Delivery:
+    """Return a delivery of the topic `order`, but for `fields`."""
+    transaction_id = UUID(int=(0x0190_0000_0000_7000_8000 << 48) + number)
+    known: dict[str, Any] = {
+        "subscription": "mailer",
+        "message_id": f"{transaction_id}-0",
+        "transaction_id": transaction_id,
+        "offset": number,
+        "producer_group": "shop",
+        "topic": "order",
+        "key": f"order-{number}",
+        "tag": None,
+        "headers": {},
+        "content_type": "application/json",
+        "body": b'{"order": %d}' % number,
+        "committed_at": COMMITTED + timedelta(seconds=number),
+        "attempt": 1,
+    }
+    return Delivery(**{**known, **fields})
+
+
+@asynccontextmanager
+async def dialling(networks: str = "127.0.0.0/8,::1/128") -> AsyncIterator[CallbackClient]:
+    """Yield a client that dials these networks alone."""
+    async with callback_client(Settings(_env_file=None, allow_networks=networks)) as client:  # type: ignore[call-arg,arg-type]
+        yield client
+
+
+def webhook(client: CallbackClient, url: str, headers: Mapping[str, str] | None = None, **fields: Any) -> Webhook:
+    """Return a webhook at a URL with one secret and 10 s, but for `fields`."""
+    return Webhook(client, url, headers or {}, **{"secrets": [Secret(SECRET)], "timeout_s": 10.0, **fields})
