@@ -6,13 +6,15 @@ PYTHONS := $(if $(PYTHON),$(PYTHON),python3 python3.13 python3.12 python3.11)
 # An installation is repeated only when its lock changed.
 MADE := $(VENV)/.made
 RUN := $(VENV)/.run-$(shell cat requirements.lock pyproject.toml | cksum | cut -d ' ' -f 1)
+SPARK := $(VENV)/.spark-$(shell cat requirements-spark.lock pyproject.toml | cksum | cut -d ' ' -f 1)
 DEV := $(VENV)/.dev-$(shell cat requirements-dev.lock pyproject.toml | cksum | cut -d ' ' -f 1)
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet
 # The tests share one Postgres; more than two at once gain nothing on small machines.
-PYTEST := $(BIN)/python -m pytest -n 2
+# Tests that name a group run in one process, so that there is one Spark session.
+PYTEST := $(BIN)/python -m pytest -n 2 --dist loadgroup
 
 .DEFAULT_GOAL := help
-.PHONY: help run demo test test-all test-deps check format bench bench-relay docs lock clean
+.PHONY: help run demo reconcile test test-all test-deps check format bench bench-relay bench-spark docs lock clean
 
 help: ## these lines
 	@grep -E '^[a-z-]+:.*##' Makefile | sed -E 's/:[^#]*##/\t/' | expand -t 12
@@ -22,6 +24,9 @@ run: $(RUN) ## Halfnote on 127.0.0.1:8080, with a Postgres of its own
 
 demo: $(RUN) ## order 1030 with a real producer and receiver, and a producer that dies and is rescued
 	@$(BIN)/python -m demo
+
+reconcile: $(SPARK) ## the nightly proof over the embedded database, now; needs Java 17
+	@$(BIN)/halfnote reconcile
 
 test: $(DEV) ## the tests, but for those that take minutes
 	$(PYTEST) -m "not slow"
@@ -47,6 +52,9 @@ bench: $(DEV) ## what the README's figures come from; QUICK=1 takes under a minu
 
 bench-relay: $(DEV) ## the relay's figures, a quarter of an hour; QUICK=1 takes under two minutes
 	$(BIN)/python -m bench relay
+
+bench-spark: $(DEV) ## the proof's figures; QUICK=1 takes a few minutes
+	$(BIN)/python -m bench spark
 
 docs: $(DEV) ## the pages that are made from the code
 	$(BIN)/python -m scripts.config_docs
@@ -74,6 +82,12 @@ $(RUN): $(MADE)
 	@$(PIP) --require-hashes -r requirements.lock
 	@$(PIP) --no-deps --no-build-isolation -e .
 	@rm -f $(VENV)/.run-*; touch $@
+
+$(SPARK): $(MADE)
+	@echo "Installing what requirements-spark.lock names (PySpark is 400 MB; some minutes, the first time)"
+	@$(PIP) --require-hashes -r requirements-spark.lock
+	@$(PIP) --no-deps --no-build-isolation -e .
+	@rm -f $(VENV)/.spark-*; touch $@
 
 $(DEV): $(MADE)
 	@echo "Installing what requirements-dev.lock names (a minute, the first time)"

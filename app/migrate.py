@@ -12,7 +12,18 @@ from alembic.script import ScriptDirectory
 
 from app.database import Connection, UnusableDatabase, connect
 from app.models import DAY_TABLES
+from app.policy import LONGEST_BACKOFF_S, LONGEST_HOLD_S, AskingPolicy
 from app.store import days
+from app.store.shared_rules import write_rules
+
+# What the nightly proof must know as well; it reads them from the database.
+SHARED_RULES = {
+    "longest_backoff_s": LONGEST_BACKOFF_S,
+    "longest_hold_s": LONGEST_HOLD_S,
+    "interval_s": AskingPolicy().interval_s,
+    "max_checks": AskingPolicy().max_checks,
+    "unanswered_park_s": AskingPolicy().unanswered_park_s,
+}
 
 LOCK_RETRIES = 60
 LOCK_TIMEOUT_MS = 100
@@ -75,6 +86,7 @@ async def migrate(dsn: str, *, days_ahead: int) -> None:
         # The database's own clock: partitions are judged by it, and no service is running yet that has measured it.
         now: datetime = await connection.fetchval("select clock_timestamp()")
         await ensure_days(connection, now, days_ahead=days_ahead)
+        await write_rules(connection, SHARED_RULES)
     finally:
         await connection.close()
 

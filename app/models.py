@@ -273,6 +273,9 @@ subscription = Table(
     Column("created_at", Time, nullable=False),
     Column("updated_at", Time, nullable=False),
     Column("deleted_at", Time),
+    # What the nightly proof needs: the offset it began after, and since when it has its topics and filters.
+    Column("started_after", BigInteger, nullable=False),
+    Column("matches_since", Time, nullable=False),
     CheckConstraint("state IN ('active', 'paused', 'disabled')", name="subscription_state"),
     CheckConstraint("ordered IN ('none', 'key')", name="subscription_ordered"),
     CheckConstraint("on_dead IN ('release', 'hold')", name="subscription_on_dead"),
@@ -446,6 +449,9 @@ day = Table(
     # What keeps a day whose retention is over, as upkeep last saw it: in_doubt, parked, undelivered:<subscription>, …
     Column("held", ARRAY(Text), nullable=False, server_default=text("'{}'")),
     Column("changed_at", Time, nullable=False),
+    # What the archive holds: rows, id ranges and digests by table. Compared with the tables before they are dropped.
+    Column("archive_manifest", JSONB),
+    Column("archived_at", Time),
     CheckConstraint("state IN ('open', 'archiving', 'gone')", name="day_state"),
     Index("day_low", "low"),
 )
@@ -456,4 +462,86 @@ service_switch = Table(
     Column("name", Text, primary_key=True),
     Column("value", Text, nullable=False),
     Column("changed_at", Time, nullable=False),
+)
+
+# What the service goes by and the nightly proof must know as well, in seconds or counts; written when a database is
+# migrated.
+shared_rule = Table(
+    "shared_rule",
+    metadata,
+    Column("name", Text, primary_key=True),
+    Column("value", Double, nullable=False),
+)
+
+# The nightly proof. It writes these in one database transaction at the end of a run.
+reconciliation_run = Table(
+    "reconciliation_run",
+    metadata,
+    Column("run_id", BigInteger, Identity(always=True), primary_key=True),
+    Column("state", Text, nullable=False),
+    # local[2], spark://…
+    Column("engine", Text, nullable=False),
+    Column("source", Text, nullable=False),
+    # The time of the snapshot: what was visible then is what was reconciled.
+    Column("seen_at", Time),
+    Column("started_at", Time, nullable=False),
+    Column("ended_at", Time, nullable=False),
+    Column("days", ARRAY(Date), nullable=False),
+    # Findings of these days: open after the run, new in it, resolved by it.
+    Column("open", Integer, nullable=False),
+    Column("new", Integer, nullable=False),
+    Column("resolved", Integer, nullable=False),
+    # By stage.
+    Column("seconds", JSONB, nullable=False),
+    Column("error", Text),
+    CheckConstraint("state IN ('proved', 'findings', 'failed')", name="reconciliation_run_state"),
+    CheckConstraint("source IN ('primary', 'standby', 'archive')", name="reconciliation_run_source"),
+)
+
+reconciliation_day = Table(
+    "reconciliation_day",
+    metadata,
+    Column("day", Date, primary_key=True),
+    # The last run that looked at it.
+    Column("run_id", BigInteger, nullable=False),
+    Column("state", Text, nullable=False),
+    Column("reconciled_at", Time, nullable=False),
+    # Rows by table; findings by kind, all of them, also those past the limit of what is stored.
+    Column("counts", JSONB, nullable=False),
+    Column("found", JSONB, nullable=False),
+    # What tells whether the day changed since.
+    Column("signature", JSONB, nullable=False),
+    # What the report's plots are drawn from.
+    Column("figures", JSONB, nullable=False),
+    CheckConstraint("state IN ('provisional', 'final')", name="reconciliation_day_state"),
+)
+
+finding = Table(
+    "finding",
+    metadata,
+    Column("finding_id", BigInteger, Identity(always=True), primary_key=True),
+    Column("day", Date, nullable=False),
+    Column("kind", Text, nullable=False),
+    # A transaction's, message's or delivery's id, a topic, a producer group: what it is about, once a day and kind.
+    Column("subject", Text, nullable=False),
+    Column("transaction_id", Uuid),
+    Column("position", SmallInteger),
+    Column("subscription_id", Integer),
+    Column("producer_group", Text),
+    Column("detail", JSONB, nullable=False),
+    Column("first_run", BigInteger, nullable=False),
+    Column("first_seen_at", Time, nullable=False),
+    Column("last_run", BigInteger, nullable=False),
+    Column("last_seen_at", Time, nullable=False),
+    Column("resolved_run", BigInteger),
+    Column("resolved_at", Time),
+    # Null: nobody was told yet.
+    Column("announced_at", Time),
+    Index("finding_subject", "day", "kind", "subject", unique=True),
+    Index("finding_open", "day", "kind", postgresql_where=text("resolved_at IS NULL")),
+    Index(
+        "finding_unannounced",
+        "finding_id",
+        postgresql_where=text("announced_at IS NULL AND resolved_at IS NULL"),
+    ),
 )

@@ -42,7 +42,8 @@ async def dead(full: Connection) -> Connection:
     """Dead letters of stored messages: EACH for each of the subscriptions, a thousand of them of one settle."""
     await full.execute(
         "insert into subscription (name, topics, destination, secrets, start, max_in_flight, timeout_s, retry, state, "
-        "created_at, updated_at) select 's' || n, '{order}', '{}', '[]', '{}', 1, 1, '{}', 'active', now(), now() "
+        "created_at, updated_at, started_after, matches_since) "
+        "select 's' || n, '{order}', '{}', '[]', '{}', 1, 1, '{}', 'active', now(), now(), 0, now() "
         "from generate_series(1, $1::int) n",
         SUBSCRIPTIONS,
     )

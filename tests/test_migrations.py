@@ -35,6 +35,9 @@ CHOSEN = {
     ("check_back", "state"): 2,
     ("subscription", "state"): "active",
     ("replay", "state"): "running",
+    ("reconciliation_run", "state"): "proved",
+    ("reconciliation_run", "source"): "standby",
+    ("reconciliation_day", "state"): "final",
     "ordered": "key",
     "on_dead": "hold",
     "what": "dropped",
@@ -53,6 +56,7 @@ OF_TYPE: dict[str, Any] = {
     "uuid": uuid7(AT),
     "text[]": ["x"],
     "double precision[]": [1.5],
+    "date[]": [AT.date()],
 }
 
 

@@ -216,8 +216,8 @@ async def test_topics_and_resting_subscriptions_are_short_ranges(full: Connectio
     assert sum(scan.rows for scan in of(found, "outbox")) <= 500 + DAYS
     await full.execute(
         """insert into subscription (name, topics, destination, secrets, start, max_in_flight, timeout_s, retry, state,
-             created_at, updated_at)
-           values ('mailer', '{order}', '{}', '[]', '{}', 1, 1, '{}', 'paused', now(), now())"""
+             created_at, updated_at, started_after, matches_since)
+           values ('mailer', '{order}', '{}', '[]', '{}', 1, 1, '{}', 'paused', now(), now(), 0, now())"""
     )
     await full.execute(
         'insert into checkpoint (subscription_id, shards, shard, "offset", moved_at) '

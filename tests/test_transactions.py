@@ -173,7 +173,8 @@ async def subscribe(db: Connection, name: str, **columns: Any) -> int:
     }
     names, marks = ", ".join(row), ", ".join(f"${index}" for index in range(2, len(row) + 2))
     made: int = await db.fetchval(
-        f"insert into subscription (name, created_at, updated_at, {names}) values ($1, now(), now(), {marks}) "
+        f"insert into subscription (name, created_at, updated_at, started_after, matches_since, {names}) "
+        f"values ($1, now(), now(), 0, now(), {marks}) "
         "returning subscription_id",
         name,
         *row.values(),

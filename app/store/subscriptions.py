@@ -22,8 +22,9 @@ COLUMNS = """subscription_id, name, topics, filters, destination, secrets, crede
 CREATE = f"""
 with made as (
   insert into subscription (name, topics, filters, destination, ordered, on_dead, shards, max_in_flight, rate_per_s,
-    timeout_s, retry, secrets, credentials, granted_per_s, start, state, created_at, updated_at)
-  values ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, 'active', $17, $17)
+    timeout_s, retry, secrets, credentials, granted_per_s, start, state, created_at, updated_at, started_after,
+    matches_since)
+  values ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, 'active', $17, $17, $16, $17)
   on conflict (name) where deleted_at is null do nothing
   returning {COLUMNS}
 ), placed as (
@@ -37,7 +38,8 @@ select * from made
 CHANGE = f"""
 update subscription set topics = $2, filters = $3, destination = $4, ordered = $5, on_dead = $6, shards = $7,
   max_in_flight = $8, rate_per_s = $9, timeout_s = $10, retry = $11, secrets = $12, credentials = $13,
-  granted_per_s = $14, updated_at = $15
+  granted_per_s = $14, updated_at = $15,
+  matches_since = case when topics = $2 and filters is not distinct from $3 then matches_since else $15 end
 where name = $1 and deleted_at is null
 returning {COLUMNS}
 """  # noqa: S608

@@ -1,0 +1,16 @@
+"""What the service goes by and the nightly proof, which imports nothing of it, reads."""
+
+from collections.abc import Mapping
+
+from app.database import Connection
+
+# Safe under concurrency: whoever migrates last has the last word, and of one version all say the same.
+WRITE = """
+insert into shared_rule (name, value) select * from unnest($1::text[], $2::float8[]) order by 1
+on conflict (name) do update set value = excluded.value
+"""
+
+
+async def write_rules(connection: Connection, rules: Mapping[str, float]) -> None:
+    """Write down what the rules are; durations in seconds."""
+    await connection.execute(WRITE, list(rules), [float(value) for value in rules.values()])
