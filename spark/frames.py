@@ -1,0 +1,40 @@
+"""What the rules read: the tables of one day, as of one moment."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import date, datetime
+from typing import Any
+
+from pyspark.sql import DataFrame
+
+
+@dataclass(frozen=True)
+class Frames:
+    """One day's rows, in the schemas of spark/schemas.py.
+
+    `half` to `redelivery` hold the rows of the day's ids only; `subscription`, `checkpoint` and `producer_group` are
+    whole. `seen_at` is the time of the snapshot, aware. `rules` is the table shared_rule: seconds and counts by name.
+    """
+
+    day: date
+    seen_at: datetime
+    half: DataFrame
+    op: DataFrame
+    outbox: DataFrame
+    receipt: DataFrame
+    attempt: DataFrame
+    check_back: DataFrame
+    delivery_retry: DataFrame
+    dead_letter: DataFrame
+    redelivery: DataFrame
+    subscription: DataFrame
+    checkpoint: DataFrame
+    producer_group: DataFrame
+    rules: Mapping[str, float] = field(default_factory=dict)
+    # What the producers' and the consumers' own databases say, where they were given.
+    producer_ledger: DataFrame | None = None
+    consumer_ledger: DataFrame | None = None
+    # ARCHIVE's columns as the day's archive has them; the manifest written with it; and what the tables hold now.
+    archive: DataFrame | None = None
+    archive_manifest: Mapping[str, Any] | None = None
+    found_manifest: Mapping[str, Any] | None = None

@@ -1,0 +1,194 @@
+"""What the frames look like: names and types, for Postgres, Parquet and tests alike.
+
+Times are UTC. Ids are strings in canonical text, lower case. What is jsonb in Postgres is a string of JSON. Numbers
+that stand for names are the service's: op.verdict 1 commit, 2 rollback; op.source 0 producer, 1 check, 2 policy,
+3 operator; check_back.state 1 in doubt, 2 parked; replay 0 live, else the replay's id.
+"""
+
+from pyspark.sql.types import (
+    ArrayType,
+    BinaryType,
+    DataType,
+    DateType,
+    DoubleType,
+    IntegerType,
+    LongType,
+    ShortType,
+    StringType,
+    StructField,
+    StructType,
+    TimestampType,
+)
+
+_TYPES: dict[str, DataType] = {
+    "string": StringType(),
+    "short": ShortType(),
+    "int": IntegerType(),
+    "long": LongType(),
+    "double": DoubleType(),
+    "binary": BinaryType(),
+    "time": TimestampType(),
+    "date": DateType(),
+    "strings": ArrayType(StringType()),
+}
+
+
+def _schema(columns: str) -> StructType:
+    """Return the schema of lines `type name, name …`; a name with `!` is never null."""
+    fields = []
+    for line in columns.strip().splitlines():
+        kind, names = line.split(maxsplit=1)
+        fields += [(name.rstrip("!"), _TYPES[kind], not name.endswith("!")) for name in names.split(", ")]
+    return StructType([StructField(*field) for field in fields])
+
+
+# A message as its producer gave it; `policy` on position 0 only, where the producer gave one.
+HALF = _schema("""
+string transaction_id!
+short position!
+string producer_group!, topic!, key, tag, headers
+binary body_digest!
+double deliver_after_s
+time born_at!, first_check_at!
+string policy
+""")
+
+OP = _schema("""
+string transaction_id!
+short verdict!, source!
+time decided_at!
+""")
+
+OUTBOX = _schema("""
+string transaction_id!
+short position!
+long offset!
+string topic!, key, tag
+time due_at, committed_at!
+""")
+
+# A delivery that is over. `digest`: of the body that was sent.
+RECEIPT = _schema("""
+string transaction_id!
+short position!
+int subscription_id!
+long offset!
+string outcome!
+int attempts!
+time first_at!
+int duration_ms!, status
+binary digest
+time settled_at!
+int replay!
+""")
+
+ATTEMPT = _schema("""
+string transaction_id!
+long attempt_id!
+string kind!
+time at!
+int number
+string outcome!
+short position
+int subscription_id
+short verdict, source
+int status, duration_ms, replay
+""")
+
+CHECK_BACK = _schema("""
+string transaction_id!, producer_group!
+short state!
+time swept_at!
+int asked!, answered!, unanswered!
+time unanswered_since, next_check_at, parked_at
+string parked_reason
+""")
+
+DELIVERY_RETRY = _schema("""
+int subscription_id!, replay!
+string transaction_id!
+short position!
+long offset!
+string topic!, key
+int attempts!
+time due_at!
+""")
+
+DEAD_LETTER = _schema("""
+int subscription_id!, replay!
+string transaction_id!
+short position!
+long offset!
+string topic!, key
+int attempts!
+string reason!
+time died_at!
+""")
+
+# What a person did about a dead letter: redelivered or dropped.
+REDELIVERY = _schema("""
+int subscription_id!, replay!
+string transaction_id!
+short position!
+string what!
+time at!
+""")
+
+SUBSCRIPTION = _schema("""
+int subscription_id!
+string name!
+strings topics!
+string filters, state!
+long started_after!
+time matches_since!, created_at!, deleted_at
+""")
+
+CHECKPOINT = _schema("""
+int subscription_id!, shards!, shard!
+long offset!
+""")
+
+PRODUCER_GROUP = _schema("""
+string name!
+int interval_s!, max_checks!, unanswered_park_s!
+string on_exhausted!
+""")
+
+# One thing that does not agree. (day, kind, subject) is unique; `detail` is a JSON object.
+FINDING = _schema("""
+date day!
+string kind!, subject!, transaction_id
+short position
+int subscription_id
+string producer_group, detail!
+""")
+
+# What a producer's own database says: commit or rollback.
+PRODUCER_LEDGER = _schema("""
+string transaction_id!, verdict!
+""")
+
+# What a consumer saw, and how often; `subscription` is a name, null: any.
+CONSUMER_LEDGER = _schema("""
+string message_id!
+long times_seen!
+string subscription
+""")
+
+# What a day's archive says of its messages.
+ARCHIVE = _schema("""
+string transaction_id!
+short position!
+binary body_digest!
+""")
+
+# By the names of the frames (spark/frames.py). The first five are the day's own tables, split into partitions by day.
+BIG = {"half": HALF, "op": OP, "outbox": OUTBOX, "receipt": RECEIPT, "attempt": ATTEMPT}
+OF_DAY = {
+    "check_back": CHECK_BACK,
+    "delivery_retry": DELIVERY_RETRY,
+    "dead_letter": DEAD_LETTER,
+    "redelivery": REDELIVERY,
+}
+WHOLE = {"subscription": SUBSCRIPTION, "checkpoint": CHECKPOINT, "producer_group": PRODUCER_GROUP}
+FRAMES = BIG | OF_DAY | WHOLE

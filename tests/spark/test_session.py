@@ -1,0 +1,46 @@
+"""The session, its jar, and the schemas."""
+
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pytest
+from pyspark.sql import SparkSession
+
+from spark import schemas
+from spark.frames import Frames
+from spark.jar import COORDINATE, NoJarError, jar_settings
+from tests.spark.conftest import frame, write_frame
+
+pytestmark = pytest.mark.xdist_group("spark")
+
+
+def test_a_jar_that_is_named_is_used_and_must_be_there(tmp_path: Path) -> None:
+    jar = tmp_path / "driver.jar"
+    with pytest.raises(NoJarError, match=COORDINATE):
+        jar_settings({"HALFNOTE_JDBC_JAR": str(jar)})
+    jar.touch()
+    assert jar_settings({"HALFNOTE_JDBC_JAR": str(jar)}) == {"spark.jars": str(jar)}
+
+
+def test_without_any_jar_it_comes_from_maven(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert jar_settings({}) == {"spark.jars.packages": COORDINATE}
+
+
+def test_every_frame_has_its_schema() -> None:
+    optional = {"producer_ledger", "consumer_ledger", "archive", "archive_manifest", "found_manifest"}
+    assert set(Frames.__dataclass_fields__) - optional - {"day", "seen_at", "rules"} == set(schemas.FRAMES)
+
+
+def test_rows_come_back_as_they_were_written(spark: SparkSession, tmp_path: Path) -> None:
+    row = {
+        "transaction_id": "019a9f6c-0000-7000-8000-000000000001",
+        "position": 0,
+        "offset": 2**40,
+        "topic": "order",
+        "committed_at": datetime(2026, 10, 25, 1, 30, 0, 123456, tzinfo=UTC),
+    }
+    write_frame(spark, schemas.OUTBOX, [row], tmp_path / "outbox")
+    read = spark.read.schema(schemas.OUTBOX).parquet(str(tmp_path / "outbox"))
+    assert read.collect() == frame(spark, schemas.OUTBOX, [row]).collect()
+    assert read.selectExpr("unix_micros(committed_at) as at").collect()[0]["at"] == 1_792_891_800_123_456
