@@ -1,0 +1,1 @@
+"""Days that never were: the rows of a plausible day, made of a seed, some thousand transactions at a time."""

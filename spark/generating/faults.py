@@ -1,0 +1,253 @@
+"""Faults planted in a chunk: each is one finding of its kind and of no other.
+
+A fault changes a plain transaction: one message that was delivered at once, or a rollback that nobody had to ask for.
+No transaction has two.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from spark.generating.columns import NONE, Ints, id_texts
+from spark.generating.deliveries import FIRST, Deliveries
+from spark.generating.messages import Messages
+from spark.generating.plan import MAX_CHECKS, MOST, Plan, refused_group
+from spark.generating.transactions import (
+    BACK_BY_POLICY,
+    COMMITTED,
+    IMMUNITY_US,
+    INTERVAL_US,
+    ROLLED_BACK,
+    Transactions,
+)
+
+
+class TooFewError(Exception):
+    """There are not enough transactions for so many faults."""
+
+
+@dataclass
+class Planted:
+    """What was planted: subjects by kind, and rows that no column of the chunk can hold.
+
+    `parked`, `refused`: places of transactions; `doubled`: (message's place, offset); `received`: (message's place,
+    subscription's number, offset).
+    """
+
+    subjects: dict[str, list[str]] = field(default_factory=dict)
+    parked: list[int] = field(default_factory=list)
+    refused: list[int] = field(default_factory=list)
+    doubled: list[tuple[int, int]] = field(default_factory=list)
+    received: list[tuple[int, int, int]] = field(default_factory=list)
+    groups: list[str] = field(default_factory=list)
+
+
+@dataclass
+class Ground:
+    """A chunk that faults are planted in; `spare` is the next offset that no message has."""
+
+    plan: Plan
+    made: Transactions
+    messages: Messages
+    deliveries: Deliveries
+    planted: Planted
+    spare: int
+
+    def id_of(self, place: int) -> str:
+        """Return the id of the transaction of a message."""
+        text: str = id_texts(self.made.ids[self.messages.of[place]][None, :])[0].as_py()
+        return text
+
+    def message_id(self, place: int) -> str:
+        """Return the id of a message."""
+        return f"{self.id_of(place)}-{self.messages.position[place]}"
+
+    def deliveries_of(self, place: int) -> Ints:
+        """Return the places of a message's deliveries."""
+        begin, end = np.searchsorted(self.deliveries.of[: self.live], [place, place + 1])
+        return np.arange(begin, end)
+
+    @property
+    def live(self) -> int:
+        """How many deliveries are no replay's; they come first, in order of the log."""
+        return int((self.deliveries.replay == 0).sum())
+
+    def next_offset(self) -> int:
+        """Take an offset that no message has, higher than all of the chunk."""
+        self.spare += 1
+        return self.spare - 1
+
+
+def plant(plan: Plan, chunk: int, made: Transactions, messages: Messages, deliveries: Deliveries) -> Planted:
+    """Plant the chunk's faults. Raises TooFewError if there is no room for them."""
+    spare = plan.first_offset + chunk * plan.offsets + MOST
+    ground = Ground(plan, made, messages, deliveries, Planted(), spare)
+    faults = plan.faults_of(chunk)
+    if not faults:
+        return ground.planted
+    rng = np.random.default_rng([plan.seed, plan.day.toordinal(), chunk, 1])
+    plain, back = _plain(ground), _rolled_back(ground)
+    victims = {False: iter(rng.permutation(plain)), True: iter(rng.permutation(back))}
+    for fault in faults:
+        kind = plan.kind_of(fault)
+        fits = _FITS.get(kind, _any)
+        place = next((int(place) for place in victims[kind in _ON_ROLLED_BACK] if fits(ground, int(place))), None)
+        if place is None:
+            raise TooFewError(f"{len(faults)} faults in {plan.size_of(chunk)} transactions are too many.")
+        subject = _PLANTS[kind](ground, place, fault)
+        ground.planted.subjects.setdefault(kind, []).append(subject)
+    return ground.planted
+
+
+def _plain(ground: Ground) -> Ints:
+    """Return the places of messages that can be spoilt: every second, so that each has a neighbour left alone."""
+    messages, deliveries, made = ground.messages, ground.deliveries, ground.made
+    touched = np.zeros(len(messages.of), dtype=bool)
+    touched[deliveries.of[(deliveries.outcome != FIRST) | (deliveries.replay != 0)]] = True
+    plain = (made.outcome[messages.of] == COMMITTED) & (made.sizes[messages.of] == 1)
+    plain &= np.isnan(messages.delay_s) & ~touched
+    # A message before it is needed, so the first ones are left out.
+    return np.flatnonzero(plain)[5::2]
+
+
+def _rolled_back(ground: Ground) -> Ints:
+    messages, made = ground.messages, ground.made
+    return np.flatnonzero((made.outcome[messages.of] == ROLLED_BACK) & (made.sizes[messages.of] == 1))
+
+
+def _op_without_half(ground: Ground, place: int, _: int) -> str:
+    ground.made.has_half[ground.messages.of[place]] = False
+    return ground.id_of(place)
+
+
+def _half_stuck(ground: Ground, place: int, _: int) -> str:
+    ground.made.has_op[ground.messages.of[place]] = False
+    return ground.id_of(place)
+
+
+def _committed_not_published(ground: Ground, place: int, _: int) -> str:
+    ground.messages.offset[place] = NONE
+    ground.deliveries.kept[ground.deliveries_of(place)] = False
+    return ground.id_of(place)
+
+
+def _published_without_commit(ground: Ground, place: int, _: int) -> str:
+    transaction = ground.messages.of[place]
+    ground.made.has_op[transaction] = ground.made.has_half[transaction] = False
+    return ground.message_id(place)
+
+
+def _published_after_rollback(ground: Ground, place: int, _: int) -> str:
+    ground.made.verdict[ground.messages.of[place]] = 2
+    return ground.message_id(place)
+
+
+def _offset_of_two_messages(ground: Ground, place: int, _: int) -> str:
+    messages = ground.messages
+    before = _before(messages, place)
+    messages.offset[place], messages.committed[place] = messages.offset[before], messages.committed[before]
+    return str(messages.offset[place])
+
+
+def _message_with_two_offsets(ground: Ground, place: int, _: int) -> str:
+    ground.planted.doubled.append((place, ground.next_offset()))
+    return ground.message_id(place)
+
+
+def _offsets_contradict_time(ground: Ground, place: int, _: int) -> str:
+    messages = ground.messages
+    messages.committed[place] = messages.committed[_before(messages, place)] - 1_000_000
+    return str(messages.offset[place])
+
+
+def _unrouted(ground: Ground, place: int, fault: int) -> str:
+    messages = ground.messages
+    messages.topic[place] = len(messages.topics)
+    messages.topics.append(f"gen-nobody-{fault}.placed")
+    ground.deliveries.kept[ground.deliveries_of(place)] = False
+    return messages.topics[-1]
+
+
+def _undelivered(ground: Ground, place: int, _: int) -> str:
+    first = ground.deliveries_of(place)[0]
+    ground.deliveries.kept[first] = False
+    return f"{ground.message_id(place)}:{ground.plan.ids[ground.deliveries.to[first]]}"
+
+
+def _receipt_without_message(ground: Ground, place: int, _: int) -> str:
+    to = int(ground.messages.to[place])
+    ground.planted.received.append((place, to, ground.next_offset()))
+    return f"{ground.message_id(place)}:{ground.plan.ids[to]}"
+
+
+def _receipt_not_matched(ground: Ground, place: int, _: int) -> str:
+    messages, taken = ground.messages, ground.deliveries.to[ground.deliveries_of(place)]
+    to = next(number for number in range(len(ground.plan.ids)) if number not in taken)
+    ground.planted.received.append((place, to, int(messages.offset[place])))
+    return f"{ground.message_id(place)}:{ground.plan.ids[to]}"
+
+
+def _content_differs(ground: Ground, place: int, _: int) -> str:
+    ground.deliveries.wrong[ground.deliveries_of(place)[0]] = True
+    return ground.message_id(place)
+
+
+def _parked(ground: Ground, place: int, _: int) -> str:
+    transaction = int(ground.messages.of[place])
+    ground.made.has_op[transaction] = False
+    ground.planted.parked.append(transaction)
+    return ground.id_of(place)
+
+
+def _checks_beyond_max(ground: Ground, place: int, _: int) -> str:
+    made, transaction = ground.made, ground.messages.of[place]
+    checks = MAX_CHECKS + 2
+    made.outcome[transaction], made.source[transaction], made.checks[transaction] = BACK_BY_POLICY, 2, checks
+    made.decided[transaction] = made.born[transaction] + IMMUNITY_US + checks * INTERVAL_US
+    return ground.id_of(place)
+
+
+def _verdict_refused(ground: Ground, place: int, fault: int) -> str:
+    transaction, name = int(ground.messages.of[place]), refused_group(fault)
+    ground.planted.refused.append(transaction)
+    ground.planted.groups.append(name)
+    # After the groups of all, and the service's own.
+    ground.made.group[transaction] = -len(ground.planted.groups)
+    return name
+
+
+def _any(ground: Ground, place: int) -> bool:
+    return True
+
+
+def _not_by_header(ground: Ground, place: int) -> bool:
+    """Whether a subscription by header takes a message cannot be told once its half is gone."""
+    return not (ground.deliveries.to[ground.deliveries_of(place)] % 4 == 3).any()
+
+
+def _before(messages: Messages, place: int) -> int:
+    """Return the place of the message before it in the log."""
+    return int(np.flatnonzero(messages.published[:place])[-1])
+
+
+_PLANTS: dict[str, Callable[[Ground, int, int], str]] = {
+    "op_without_half": _op_without_half,
+    "half_stuck": _half_stuck,
+    "committed_not_published": _committed_not_published,
+    "published_without_commit": _published_without_commit,
+    "published_after_rollback": _published_after_rollback,
+    "offset_of_two_messages": _offset_of_two_messages,
+    "message_with_two_offsets": _message_with_two_offsets,
+    "offsets_contradict_time": _offsets_contradict_time,
+    "unrouted": _unrouted,
+    "undelivered": _undelivered,
+    "receipt_without_message": _receipt_without_message,
+    "receipt_not_matched": _receipt_not_matched,
+    "content_differs": _content_differs,
+    "parked": _parked,
+    "checks_beyond_max": _checks_beyond_max,
+    "verdict_refused": _verdict_refused,
+}
+_ON_ROLLED_BACK = ("op_without_half", "half_stuck", "receipt_without_message", "parked", "checks_beyond_max")
+_FITS: dict[str, Callable[[Ground, int], bool]] = {"published_without_commit": _not_by_header}

@@ -1,0 +1,151 @@
+"""Makes days of any size: into Postgres, as if a service had run all that day, or as Parquet that the proof reads.
+
+    python -m spark.jobs.generate --database-url postgresql://… --transactions 3000000 --faults 1000
+    python -m spark.jobs.generate --parquet DIRECTORY --day 2026-11-20 --transactions 3000000
+
+The same seed and size make the same rows. The rules find nothing in a day without `--faults`, and each fault once:
+planted.json tells which, `{kind: [subject, …]}`. Not for a database that serves anybody.
+"""
+
+import argparse
+import json
+import os
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from datetime import UTC, date, datetime, timedelta
+from functools import partial
+from pathlib import Path
+
+import psycopg
+from pyspark.sql import SparkSession
+
+from spark.generating import parquet, postgres
+from spark.generating.faults import TooFewError
+from spark.generating.plan import ALLOWED, FORBIDDEN, Plan
+from spark.schemas import BIG
+from spark.session import session
+
+Fill = Callable[[Plan, int], tuple[dict[str, int], dict[str, list[str]]]]
+DATABASE_URL = "HALFNOTE_DATABASE_URL"
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Return 0 done, 1 it failed, 2 wrong usage."""
+    given = _parser().parse_args(argv)
+    dsn: str = given.database_url or os.environ.get(DATABASE_URL) or ""
+    if given.parquet is None and not dsn:
+        print(f"Say where to: --database-url (or {DATABASE_URL}), or --parquet.", file=sys.stderr)
+        return 2
+    try:
+        if given.parquet is not None:
+            to_parquet(given.parquet, _plan(given, given.day or _long_ago()), given.planted, master=given.master)
+        else:
+            plan = _plan(given, given.day or postgres.default_day(dsn))
+            to_postgres(dsn, plan, given.planted, unconstrained=given.unconstrained, master=given.master)
+    except (psycopg.Error, OSError, TooFewError, postgres.NotEmptyError) as error:
+        print(f"No day was made: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="generate", description="Makes a day, in Postgres or as Parquet.")
+    parser.add_argument("--database-url", metavar="URL", help=f"Postgres; default: {DATABASE_URL}")
+    parser.add_argument("--parquet", type=Path, metavar="DIR", help="write Parquet there instead")
+    parser.add_argument("--day", type=date.fromisoformat, help="default: two days ago (Parquet: five)")
+    parser.add_argument("--transactions", type=_at_least(1), default=100_000, metavar="N")
+    parser.add_argument("--subscriptions", type=_at_least(2), default=4, metavar="N")
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--faults", type=_at_least(0), default=0, metavar="N", help="how many, of each kind in turn")
+    parser.add_argument(
+        "--unconstrained",
+        action="store_true",
+        help="plant what constraints forbid as well: outbox loses its primary key, in an empty database only",
+    )
+    parser.add_argument("--planted", type=Path, metavar="FILE", help="default: planted.json, in DIR or here")
+    parser.add_argument("--master", help="where Spark runs; default: local[*]")
+    return parser
+
+
+def _at_least(least: int) -> Callable[[str], int]:
+    def number(text: str) -> int:
+        if (value := int(text)) < least:
+            raise argparse.ArgumentTypeError(f"at least {least}")
+        return value
+
+    return number
+
+
+def _plan(given: argparse.Namespace, day: date) -> Plan:
+    if day >= datetime.now(UTC).date():
+        raise SystemExit("A day must be over before it is made: choose an earlier --day.")
+    # Parquet has no constraints.
+    kinds = ALLOWED + FORBIDDEN if given.unconstrained or given.parquet is not None else ALLOWED
+    ids = tuple(range(1, given.subscriptions + 1))
+    return Plan(day, given.seed, given.transactions, faults=given.faults, kinds=kinds, ids=ids)
+
+
+def _long_ago() -> date:
+    return datetime.now(UTC).date() - timedelta(days=5)
+
+
+def to_parquet(
+    directory: Path, plan: Plan, planted: Path | None = None, *, master: str | None = None
+) -> dict[str, int]:
+    """Write a day below a directory; return its rows by table. Raises OSError, TooFewError."""
+    began = time.monotonic()
+    plan = replace(plan, seen_at=parquet.default_seen_at(plan))
+    directory.mkdir(parents=True, exist_ok=True)
+    rows, subjects = _fill(plan, partial(parquet.fill, directory.resolve()), master)
+    parquet.finish(directory, plan)
+    _tell(rows, subjects, began, planted or directory / "planted.json")
+    return rows
+
+
+def to_postgres(
+    dsn: str, plan: Plan, planted: Path | None = None, *, unconstrained: bool = False, master: str | None = None
+) -> dict[str, int]:
+    """Put a day into Postgres; return its rows by table. Raises psycopg's errors, NotEmptyError, TooFewError."""
+    began = time.monotonic()
+    plan = postgres.prepare(dsn, plan, len(plan.ids), unconstrained=unconstrained)
+    rows, subjects = _fill(plan, partial(postgres.fill, dsn), master)
+    # Each makes its indexes with a connection of its own; the largest first.
+    with ThreadPoolExecutor(2) as two:
+        list(two.map(partial(postgres.attach, dsn, plan), BIG))
+    postgres.finish(dsn, plan)
+    _tell(rows, subjects, began, planted or Path("planted.json"))
+    return rows
+
+
+def _fill(plan: Plan, fill: Fill, master: str | None) -> tuple[Counter[str], dict[str, list[str]]]:
+    """Make each chunk on one of Spark's workers, and add up what they say."""
+    spark: SparkSession = session(master)
+    context = spark.sparkContext
+    if str(context.master).startswith("local"):
+        # Workers on this machine find what this program finds, not what the PATH's Python does.
+        context.pythonExec = sys.executable
+    numbers = context.parallelize(range(plan.chunks), plan.chunks)
+    rows: Counter[str] = Counter()
+    subjects: dict[str, list[str]] = {}
+    for made, planted in numbers.map(partial(fill, plan)).collect():
+        rows.update(made)
+        for kind, found in planted.items():
+            subjects.setdefault(kind, []).extend(found)
+    return rows, subjects
+
+
+def _tell(rows: dict[str, int], subjects: dict[str, list[str]], began: float, planted: Path) -> None:
+    seconds = time.monotonic() - began
+    if subjects:
+        planted.write_text(json.dumps(subjects, indent=1, sort_keys=True) + "\n", encoding="utf-8")
+    total = sum(rows.values())
+    each = ", ".join(f"{name} {count:,}" for name, count in rows.items())
+    print(f"{total:,} rows in {seconds:.1f} s ({total / seconds:,.0f} a second): {each}")
+
+
+if __name__ == "__main__":
+    sys.exit(main())
