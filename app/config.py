@@ -49,6 +49,16 @@ class Settings(BaseSettings):
     delay_limit_s: int = Field(40 * 86_400, ge=0, description="longest deliver_after_s")
     retention_s: int = Field(7 * 86_400, ge=3600, description="how long a settled day is kept")
     max_retention_s: int = Field(45 * 86_400, ge=3600, description="when a day leaves whatever holds it")
+    archive: str | None = Field(
+        None,
+        description="directory or URL (any Hadoop filesystem) of the archive, without which no day leaves; empty: none",
+    )
+    archive_bodies: bool = Field(
+        True, description="whether the archive has the messages' bodies, or only their digests"
+    )
+    archive_keep_s: int | None = Field(
+        None, ge=86_400, description="how long a day stays in the archive, from its end; empty: for ever"
+    )
     days_ahead: int = Field(7, ge=1, le=60, description="partitions made ahead of today")
     drain_s: float = Field(8.0, gt=0, description="how long SIGTERM waits for what is in flight")
     check_concurrency: int = Field(64, ge=1, description="checks one worker asks at once, over all groups")
@@ -57,6 +67,11 @@ class Settings(BaseSettings):
     @classmethod
     def _split(cls, value: object) -> object:
         return tuple(part.strip() for part in value.split(",") if part.strip()) if isinstance(value, str) else value
+
+    @field_validator("archive", "archive_keep_s", mode="before")
+    @classmethod
+    def _empty_is_none(cls, value: object) -> object:
+        return None if value == "" else value
 
     @field_validator("host")
     @classmethod

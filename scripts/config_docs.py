@@ -44,6 +44,8 @@ def default(value: Any) -> str:
     """Return a default as it would be set."""
     if value is None:
         return "(none)"
+    if isinstance(value, bool):
+        return f"`{str(value).lower()}`"
     return f"`{','.join(value) if isinstance(value, tuple) else value}`"
 
 

@@ -1,7 +1,8 @@
 """One day's leave, step by step; a step that was interrupted goes on where it was.
 
-Closed (its row says `archiving`), nobody left who saw it open, proved to be over, its tables detached, counted, dropped
-together, gone. Nothing here takes a lock that a request would wait behind.
+Closed (its row says `archiving`), nobody left who saw it open, proved to be over, its tables detached, counted,
+compared with its archive where there is to be one, dropped together, gone. Nothing here takes a lock that a request
+would wait behind.
 """
 
 import asyncio
@@ -14,6 +15,7 @@ import structlog
 from app.announcing import dead_letter
 from app.database import Connection
 from app.ids import message_id
+from app.loops import archive_gate
 from app.migrate import LOCK_TIMEOUT_MS
 from app.runtime import Runtime
 from app.store import days, leaving, partitions
@@ -37,19 +39,23 @@ IN_THE_WAY = (asyncpg.LockNotAvailableError, asyncpg.QueryCanceledError)
 async def take_leave(runtime: Runtime, connection: Connection, day: Day, now: datetime, *, forced: bool) -> list[str]:
     """Take one day towards its end; return what keeps it, sorted, or nothing if it is gone.
 
-    `forced`: it leaves whatever is undecided or undelivered in it. `connection` is not in a database transaction.
+    `forced`: it leaves whatever is undecided or undelivered in it, but never without its archive where there is to be
+    one. `connection` is not in a database transaction.
     """
     subscriptions = await page(connection, "", EVERY_SUBSCRIPTION)
     if day.state == "open":
         causes = [] if forced else await _holding(connection, day, subscriptions, whole=False)
+        if not forced:
+            causes += await archive_gate.unarchived(runtime, connection, day, counted=not causes)
         if causes:
-            return causes
+            return sorted(causes)
         day = await _close(runtime, connection, day, subscriptions if forced else [], now)
     if not await _older_snapshots_ended(connection, day):
         return ["reader"]
     standings = [await partitions.standing(connection, table, day.day) for table in partitions.DETACHED]
     if set(standings) == {"attached"}:
         causes = await _prove(runtime, connection, day, subscriptions, forced, now)
+        causes = causes or await archive_gate.unarchived(runtime, connection, day, forced=forced)
         if causes:
             return causes
     return await _detach(connection, day) or await _drop(runtime, connection, day, forced, now)
@@ -163,11 +169,15 @@ async def _detach(connection: Connection, day: Day) -> list[str]:
 
 
 async def _drop(runtime: Runtime, connection: Connection, day: Day, forced: bool, now: datetime) -> list[str]:
-    """Count what the detached tables hold, and drop them together; a day that contradicts itself stays for a person."""
+    """Count what the detached tables hold, compare it with the archive, and drop them together; a day that contradicts
+    itself or its archive stays."""
     found = await partitions.manifest(connection, day.day)
     if not found.sound or (found.undecided and not forced):
         log.error("day_unsound", day=day.day.isoformat(), manifest=str(found))
         return ["manifest"]
+    causes = await archive_gate.differs(runtime, connection, day)
+    if causes:
+        return causes
     if found.undecided:
         named = await partitions.undecided_ids(connection, day.day, NAMED_AT_MOST)
         log.error("day_left_undecided", day=day.day.isoformat(), transactions=found.undecided, some=named)
