@@ -137,6 +137,16 @@ async def test_a_settle_touches_its_own_rows(full: Connection, generic: bool) ->
         *[("text[]", ["x"] * count)] * 3,
         ("timestamptz[]", [now] * count),
     ]
+    # Delivered at the first try.
+    columns += [
+        ("int[]", [1] * count),
+        ("uuid[]", ids),
+        ("smallint[]", [0] * count),
+        ("bigint[]", list(range(count))),
+        ("timestamptz[]", [now] * count),
+        ("bytea[]", [b"x"] * count),
+        *[("int[]", [1] * count)] * 2,
+    ]
     types = ["text", "timestamptz", *(kind for kind, _ in (*streams, *columns))]
     arguments = ["one", now, *(value for _, value in (*streams, *columns))]
     found = await scans(full, SETTLE, types, arguments, generic=generic)

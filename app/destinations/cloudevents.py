@@ -11,6 +11,7 @@ case nor `.`, `_` and `-`, and a header called `id` or `data` would be taken for
 
 from base64 import b64encode
 from collections.abc import Iterable
+from datetime import datetime
 from functools import lru_cache
 from typing import Any
 from urllib.parse import quote
@@ -48,7 +49,7 @@ def context(delivery: Delivery) -> dict[str, str]:
         "id": delivery.message_id,
         "source": source_of(delivery.producer_group),
         "type": delivery.topic,
-        "time": delivery.committed_at.isoformat().replace("+00:00", "Z"),
+        "time": _time_of(delivery.committed_at),
     }
     if delivery.key is not None:
         found["subject"] = delivery.key
@@ -70,6 +71,12 @@ def own_headers(delivery: Delivery) -> dict[str, str]:
     for name, value in delivery.headers.items():
         found[f"halfnote-h-{name}"] = value
     return found
+
+
+@lru_cache(maxsize=1024)
+def _time_of(committed_at: datetime) -> str:
+    """Return `time`; the messages of one flush share theirs."""
+    return committed_at.isoformat().replace("+00:00", "Z")
 
 
 @lru_cache(maxsize=1024)

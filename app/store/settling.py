@@ -16,6 +16,8 @@ from app.store.relay import Outgoing
 # with. What is repeated after a lost answer finds its rows and changes nothing more. A day that upkeep took meanwhile
 # is upkeep's: its rows are left out, but for those that carry a copy of their message: they go on without their day,
 # and no receipt can be written for them.
+# What the log's messages mostly come to, delivered at the first try, has arrays of its own ($30…): most columns are of
+# no use to it, and each costs the client more than all else here.
 # Served by the primary keys throughout.
 SETTLE = """
 with held as materialized (
@@ -65,8 +67,18 @@ with held as materialized (
   insert into receipt (transaction_id, position, subscription_id, replay, "offset", outcome, attempts, first_at,
     duration_ms, status, digest, settled_at)
   select transaction_id, position, subscription_id, replay, "offset", 'delivered', attempts, first_at, duration_ms,
-    status, digest, $2
-  from settled where result = 'delivered' and open on conflict do nothing
+    status, digest, $2::timestamptz
+  from settled where result = 'delivered' and open
+  union all
+  select p.transaction_id, p.position, h.subscription_id, h.replay, p."offset", 'delivered', 1, p.first_at,
+    p.duration_ms, p.status, p.digest, $2::timestamptz
+  from held h join unnest(
+    $30::int[], $31::uuid[], $32::smallint[], $33::bigint[], $34::timestamptz[], $35::bytea[], $36::int[], $37::int[]
+  ) as p(n, transaction_id, position, "offset", first_at, digest, status, duration_ms) on p.n = h.n
+  where exists (
+    select from day d where d.low <= p.transaction_id and d.high > p.transaction_id and d.state = 'open'
+  )
+  on conflict do nothing
 ), died as (
   insert into dead_letter (subscription_id, replay, transaction_id, position, "offset", topic, key, attempts, first_at,
     reason, status, error, response, died_at, producer_group, tag, headers, content_type, body, body_digest,
@@ -163,7 +175,17 @@ def _row(n: int, s: Settlement) -> tuple[object, ...]:
     )
 
 
-COLUMNS = 19
+def _plain_row(n: int, s: Settlement) -> tuple[object, ...]:
+    m = s.message
+    return n, m.transaction_id, m.position, m.offset, s.first_at, m.body_digest, s.status, s.duration_ms
+
+
+def _is_plain(s: Settlement) -> bool:
+    """Tell whether a message of the log was delivered at its first try: nothing else is to be written but a receipt."""
+    return s.result == "delivered" and s.attempts == 1 and s.message.claim is None and s.what is None
+
+
+COLUMNS, PLAIN_COLUMNS = 19, 8
 
 
 async def settle(connection: Connection, owner: str, batches: Sequence[Batch], now: datetime) -> list[bool]:
@@ -175,8 +197,18 @@ async def settle(connection: Connection, owner: str, batches: Sequence[Batch], n
         (b.lease.name, b.lease.epoch, b.subscription_id, b.replay, b.shards, b.shard, b.target, b.address)
         for b in batches
     ]
-    rows = [_row(n, settlement) for n, batch in enumerate(batches, 1) for settlement in batch.settlements]
-    columns = zip(*rows, strict=True) if rows else [()] * COLUMNS
+    rows, plain = [], []
+    for n, batch in enumerate(batches, 1):
+        for one in batch.settlements:
+            if _is_plain(one):
+                plain.append(_plain_row(n, one))
+            else:
+                rows.append(_row(n, one))
+    columns = [*_columns(rows, COLUMNS), *_columns(plain, PLAIN_COLUMNS)]
     held = await connection.fetch(SETTLE, owner, now, *zip(*streams, strict=True), *columns)
     found = {row[0] for row in held}
     return [n in found for n in range(1, len(batches) + 1)]
+
+
+def _columns(rows: Sequence[tuple[object, ...]], count: int) -> Sequence[tuple[object, ...]]:
+    return list(zip(*rows, strict=True)) if rows else [()] * count
