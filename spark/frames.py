@@ -31,6 +31,8 @@ class Frames:
     checkpoint: DataFrame
     producer_group: DataFrame
     rules: Mapping[str, float] = field(default_factory=dict)
+    # How many rows each frame has, as far as that is known.
+    rows: Mapping[str, int] = field(default_factory=dict)
     # What the producers' and the consumers' own databases say, where they were given.
     producer_ledger: DataFrame | None = None
     consumer_ledger: DataFrame | None = None

@@ -1,0 +1,68 @@
+"""Ctrl-C and SIGTERM: a run that is ended leaves nothing behind."""
+
+import signal
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import FrameType
+
+SIGNALS = (signal.SIGINT, signal.SIGTERM)
+
+
+class InterruptedRunError(KeyboardInterrupt):
+    """Somebody ended the run. A KeyboardInterrupt, so that whatever cleans up after one does so after SIGTERM too."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__(signal.Signals(number).name)
+        self.number = number
+
+    @property
+    def status(self) -> int:
+        """The exit status that shells know of a program which a signal ended."""
+        return 128 + self.number
+
+
+class Interrupts:
+    """Turns the first signal into InterruptedRunError in the main thread; later ones are not heeded."""
+
+    def __init__(self) -> None:
+        self._came: int | None = None
+        self._closed = False
+
+    def listen(self) -> None:
+        """Take the signals. Again after whatever else takes them: a new SparkContext takes SIGINT."""
+        if threading.current_thread() is threading.main_thread():
+            for number in SIGNALS:
+                signal.signal(number, self._on_signal)
+
+    @contextmanager
+    def closed(self) -> Iterator[None]:
+        """Finish the block whatever comes; the signal that came meanwhile counts at its end."""
+        self._closed = True
+        try:
+            yield
+        finally:
+            self._closed = False
+        if self._came is not None:
+            raise InterruptedRunError(self._came)
+
+    def _on_signal(self, number: int, frame: FrameType | None) -> None:
+        if self._came is not None:
+            return
+        self._came = number
+        if not self._closed:
+            raise InterruptedRunError(number)
+
+
+@contextmanager
+def interruptible() -> Iterator[Interrupts]:
+    """Listen until the end of the block, then leave the signals as they were."""
+    before = {number: signal.getsignal(number) for number in SIGNALS}
+    interrupts = Interrupts()
+    interrupts.listen()
+    try:
+        yield interrupts
+    finally:
+        if threading.current_thread() is threading.main_thread():
+            for number, how in before.items():
+                signal.signal(number, how)

@@ -1,0 +1,221 @@
+"""Where frames come from: Postgres, by JDBC in one snapshot, or Parquet.
+
+Reading Postgres is the only thing done while the snapshot is open: rows go to narrow Parquet in a staging directory,
+and everything else reads that. No bodies are read. A million halves take 4.2 s of processor time, half of it Parquet's:
+times as whole microseconds cost less than JDBC's own, ids as JDBC has them no more than their bytes would, and
+dictionaries of what hardly repeats would double the whole.
+"""
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from datetime import date, datetime
+from typing import Any
+
+from py4j.protocol import Py4JError
+from pyspark.errors import PySparkException
+from pyspark.sql import Column, Observation, SparkSession
+from pyspark.sql import functions as F
+from pyspark.sql.types import StringType, StructField, StructType, TimestampType
+
+from spark import schemas
+from spark.database import Day, Snapshot, partition_name
+from spark.errors import RunFailedError, SnapshotLostError
+from spark.files import Files
+from spark.frames import Frames
+from spark.progress import Progress
+from spark.standby import cancelled_by_replay
+
+FETCH_ROWS = 10_000
+# A range of pages that is read by one connection in some hundred milliseconds.
+PAGES_AT_ONCE = 4096
+# Stored as jsonb; everything else of type string is text or uuid, which JDBC brings as text.
+JSON = frozenset({"headers", "policy", "filters"})
+# Where hardly two rows have the same, a dictionary is built in vain.
+UNLIKE = ("transaction_id", "key", "body_digest", "digest", "offset", "attempt_id")
+
+# sessionInitStatement: JDBC has autocommit off by then (a fetch size is set), so this begins the database transaction
+# in which the rows are read, and nothing was read before it. Limits that a role or a database sets would end the read.
+IN_SNAPSHOT = """
+set transaction isolation level repeatable read, read only; set transaction snapshot '{}';
+set local statement_timeout = 0; set local idle_in_transaction_session_timeout = 0
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """What one frame is read from: a query and, to be read by several connections, the ranges that divide it."""
+
+    query: str
+    ranges: tuple[str, ...]
+
+
+def frames_from_postgres(
+    spark: SparkSession, snapshot: Snapshot, day: date, staging_dir: str, progress: Progress
+) -> Frames:
+    """Read a day in the snapshot, write it below `staging_dir` in the layout of `frames_from_parquet`, return that.
+
+    The caller has locked the day. Raises SnapshotLostError if the server ended the snapshot, RunFailedError if the read
+    failed otherwise; what is below `staging_dir` is useless then.
+    """
+    found, rules = snapshot.day(day), snapshot.rules()
+    files = Files(spark)
+    counts = snapshot.small_counts(found)
+    rows: dict[str, int] = {}
+    for name in schemas.FRAMES:
+        with progress.stage(f"read {name}", day) as stage:
+            if counts.get(name) == 0:
+                rows[name] = 0
+            else:
+                rows[name] = _stage(spark, snapshot, _source(snapshot, found, name), name, f"{staging_dir}/{name}")
+            stage.rows = rows[name]
+    described = {"day": str(day), "seen_at": snapshot.seen_at.isoformat(), "rules": rules, "rows": rows}
+    files.write_text(f"{staging_dir}/frames.json", json.dumps(described))
+    return frames_from_parquet(spark, staging_dir, day)
+
+
+def _source(snapshot: Snapshot, day: Day, name: str) -> Source:
+    columns = ", ".join(_expression(field) for field in schemas.FRAMES[name].fields)
+    if name in schemas.BIG:
+        relation = partition_name(name, day.day)
+        return Source(f"select {columns}, ctid from {relation}", page_ranges(snapshot.pages(relation)))  # noqa: S608
+    query = f"select {columns} from {name}"  # noqa: S608 -- names of ours
+    if name in schemas.OF_DAY:
+        query += f" where transaction_id >= '{day.low}' and transaction_id < '{day.high}'"
+    return Source(query, ("true",))
+
+
+def page_ranges(pages: int) -> tuple[str, ...]:
+    """Return conditions that divide a relation into ranges of pages; each is a TID range scan. No pages, no ranges."""
+    firsts = range(0, pages, PAGES_AT_ONCE)
+    return tuple(f"ctid >= '({first},0)'::tid and ctid < '({first + PAGES_AT_ONCE},0)'::tid" for first in firsts)
+
+
+def _expression(field: StructField) -> str:
+    """Return the SQL of a column as JDBC brings it: a time as microseconds since 1970, exact beyond the year 2200."""
+    if isinstance(field.dataType, TimestampType):
+        return f"(date_part('epoch', {field.name}) * 1000000)::bigint as {field.name}"
+    if field.name in JSON and isinstance(field.dataType, StringType):
+        shown = f"{field.name}::text"
+        if field.name == "policy":
+            shown = f"case when position = 0 then {shown} end"
+        return f"{shown} as {field.name}"
+    return f'"{field.name}"'
+
+
+def _column(field: StructField) -> Column:
+    """Return the column of a schema from what JDBC brought."""
+    brought = F.col(f"`{field.name}`")
+    if isinstance(field.dataType, TimestampType):
+        return F.timestamp_micros(brought).alias(field.name)
+    return brought.cast(field.dataType).alias(field.name)
+
+
+def _stage(spark: SparkSession, snapshot: Snapshot, source: Source, name: str, directory: str) -> int:
+    """Write what a query finds as Parquet; return how many rows that are."""
+    if not source.ranges:
+        return 0
+    schema = schemas.FRAMES[name]
+    counted = Observation(f"rows of {name}")
+    try:
+        read = spark.read.jdbc(**_jdbc(snapshot), table=f"({source.query}) source", predicates=list(source.ranges))
+        frame = read.select([_column(field) for field in schema.fields]).observe(counted, F.count("*").alias("rows"))
+        frame.write.options(**_parquet_options(schema)).parquet(directory)
+        rows: int = counted.get["rows"]
+    except (PySparkException, Py4JError) as error:
+        raise read_failure(error) from error
+    return rows
+
+
+def _jdbc(snapshot: Snapshot) -> dict[str, Any]:
+    """Return how JDBC reaches the very server that the snapshot is of, in the snapshot."""
+    info = snapshot.connection.info
+    if info.host.startswith("/"):
+        raise RunFailedError("Spark reads over TCP: name a host in the database's URL, not the directory of a socket.")
+    host = f"[{info.host}]" if ":" in info.host else info.host
+    names = {"sslmode": "sslmode", "sslrootcert": "sslrootcert", "sslcert": "sslcert", "sslkey": "sslkey"}
+    given = info.get_parameters()
+    return {
+        "url": f"jdbc:postgresql://{host}:{info.port}/{info.dbname}",
+        "properties": {
+            "driver": "org.postgresql.Driver",
+            "user": info.user,
+            "password": info.password,
+            "fetchsize": str(FETCH_ROWS),
+            "sessionInitStatement": IN_SNAPSHOT.format(snapshot.name),
+            "ApplicationName": "halfnote proof",
+            "tcpKeepAlive": "true",
+            **{ours: given[theirs] for theirs, ours in names.items() if theirs in given},
+        },
+    }
+
+
+def _parquet_options(schema: StructType) -> dict[str, str]:
+    unlike = [f.name for f in schema.fields if f.name in UNLIKE or isinstance(f.dataType, TimestampType)]
+    return {"compression": "zstd"} | {f"parquet.enable.dictionary#{name}": "false" for name in unlike}
+
+
+def read_failure(error: Exception) -> RunFailedError:
+    """Return what to raise for a failed read: SnapshotLostError where a new snapshot may do."""
+    said = root_cause(str(error))
+    if cancelled_by_replay(str(error)):
+        return SnapshotLostError(f"The standby cancelled a read: {said}")
+    return RunFailedError(f"A read failed: {said}")
+
+
+def root_cause(said: str) -> str:
+    """Return the one line of a Java stack trace that says what happened: that of the innermost cause."""
+    lines = [line.strip() for line in said.splitlines() if line.strip()]
+    causes = [line.removeprefix("Caused by: ") for line in lines if line.startswith("Caused by: ")]
+    return (causes or lines or ["unknown"])[-1 if causes else 0]
+
+
+def frames_from_parquet(spark: SparkSession, directory: str, day: date | None = None) -> Frames:
+    """Return the frames that are in a directory: `<frame>/*.parquet`, and frames.json with day, seen_at and rules.
+
+    A frame that frames.json says has no rows, and any small one, may be missing: it is empty. Raises RunFailedError if
+    the directory is none of frames, or of another day.
+    """
+    files = Files(spark)
+    described = _described(files, directory, day)
+    rows: Mapping[str, int] = described.get("rows", {})
+    frames: dict[str, Any] = {}
+    for name, schema in schemas.FRAMES.items():
+        place = f"{directory}/{name}"
+        if files.exists(place):
+            frames[name] = spark.read.schema(schema).parquet(place)
+        elif rows.get(name, 1 if name in schemas.BIG else 0):
+            raise RunFailedError(f"{place} is missing.")
+        else:
+            frames[name] = spark.createDataFrame([], schema)
+    return Frames(
+        day=date.fromisoformat(described["day"]),
+        seen_at=datetime.fromisoformat(described["seen_at"]),
+        rules=described.get("rules", {}),
+        rows=rows,
+        **frames,
+    )
+
+
+def _described(files: Files, directory: str, day: date | None) -> dict[str, Any]:
+    place = f"{directory}/frames.json"
+    if not files.exists(place):
+        raise RunFailedError(f"{place} is missing, so {directory} is no directory of frames.")
+    try:
+        described: dict[str, Any] = json.loads(files.read_text(place))
+        found = date.fromisoformat(described["day"])
+        datetime.fromisoformat(described["seen_at"])
+    except (ValueError, KeyError, TypeError) as error:
+        raise RunFailedError(f"{place} cannot be read: {type(error).__name__} {error}.") from error
+    if day is not None and found != day:
+        raise RunFailedError(f"{place} is of {found}, not of {day}.")
+    return described
+
+
+def days_of_parquet(spark: SparkSession, directory: str) -> Iterator[str]:
+    """Return the directories of frames: the given one, or those in it, by name."""
+    files = Files(spark)
+    if files.exists(f"{directory}/frames.json"):
+        yield directory
+        return
+    yield from sorted(place for place in files.children(directory) if files.exists(f"{place}/frames.json"))
