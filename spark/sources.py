@@ -19,10 +19,10 @@ from pyspark.sql import functions as F
 from pyspark.sql.types import StringType, StructField, StructType, TimestampType
 
 from spark import schemas
-from spark.database import Day, Snapshot, partition_name
+from spark.database import Connection, Day, Snapshot, partition_name
 from spark.errors import RunFailedError, SnapshotLostError
 from spark.files import Files
-from spark.frames import Frames
+from spark.frames import Frames, empty
 from spark.progress import Progress
 from spark.standby import cancelled_by_replay
 
@@ -67,14 +67,17 @@ def frames_from_postgres(
             if counts.get(name) == 0:
                 rows[name] = 0
             else:
-                rows[name] = _stage(spark, snapshot, _source(snapshot, found, name), name, f"{staging_dir}/{name}")
+                rows[name] = write_source(
+                    spark, snapshot, source_of(snapshot, found, name), name, f"{staging_dir}/{name}"
+                )
             stage.rows = rows[name]
     described = {"day": str(day), "seen_at": snapshot.seen_at.isoformat(), "rules": rules, "rows": rows}
     files.write_text(f"{staging_dir}/frames.json", json.dumps(described))
     return frames_from_parquet(spark, staging_dir, day)
 
 
-def _source(snapshot: Snapshot, day: Day, name: str) -> Source:
+def source_of(snapshot: Snapshot, day: Day, name: str) -> Source:
+    """Return what a day's frame is read from."""
     columns = ", ".join(_expression(field) for field in schemas.FRAMES[name].fields)
     if name in schemas.BIG:
         relation = partition_name(name, day.day)
@@ -111,14 +114,14 @@ def _column(field: StructField) -> Column:
     return brought.cast(field.dataType).alias(field.name)
 
 
-def _stage(spark: SparkSession, snapshot: Snapshot, source: Source, name: str, directory: str) -> int:
+def write_source(spark: SparkSession, snapshot: Snapshot, source: Source, name: str, directory: str) -> int:
     """Write what a query finds as Parquet; return how many rows that are."""
     if not source.ranges:
         return 0
     schema = schemas.FRAMES[name]
     counted = Observation(f"rows of {name}")
     try:
-        read = spark.read.jdbc(**_jdbc(snapshot), table=f"({source.query}) source", predicates=list(source.ranges))
+        read = spark.read.jdbc(**jdbc_in(snapshot), table=f"({source.query}) source", predicates=list(source.ranges))
         frame = read.select([_column(field) for field in schema.fields]).observe(counted, F.count("*").alias("rows"))
         frame.write.options(**_parquet_options(schema)).parquet(directory)
         rows: int = counted.get["rows"]
@@ -127,9 +130,16 @@ def _stage(spark: SparkSession, snapshot: Snapshot, source: Source, name: str, d
     return rows
 
 
-def _jdbc(snapshot: Snapshot) -> dict[str, Any]:
+def jdbc_in(snapshot: Snapshot) -> dict[str, Any]:
     """Return how JDBC reaches the very server that the snapshot is of, in the snapshot."""
-    info = snapshot.connection.info
+    reach = jdbc_to(snapshot.connection)
+    reach["properties"] |= {"fetchsize": str(FETCH_ROWS), "sessionInitStatement": IN_SNAPSHOT.format(snapshot.name)}
+    return reach
+
+
+def jdbc_to(connection: Connection) -> dict[str, Any]:
+    """Return how JDBC reaches the server and database of a connection: url and properties."""
+    info = connection.info
     if info.host.startswith("/"):
         raise RunFailedError("Spark reads over TCP: name a host in the database's URL, not the directory of a socket.")
     host = f"[{info.host}]" if ":" in info.host else info.host
@@ -141,8 +151,6 @@ def _jdbc(snapshot: Snapshot) -> dict[str, Any]:
             "driver": "org.postgresql.Driver",
             "user": info.user,
             "password": info.password,
-            "fetchsize": str(FETCH_ROWS),
-            "sessionInitStatement": IN_SNAPSHOT.format(snapshot.name),
             "ApplicationName": "halfnote proof",
             "tcpKeepAlive": "true",
             **{ours: given[theirs] for theirs, ours in names.items() if theirs in given},
@@ -187,7 +195,7 @@ def frames_from_parquet(spark: SparkSession, directory: str, day: date | None = 
         elif rows.get(name, 1 if name in schemas.BIG else 0):
             raise RunFailedError(f"{place} is missing.")
         else:
-            frames[name] = spark.createDataFrame([], schema)
+            frames[name] = empty(spark, schema)
     return Frames(
         day=date.fromisoformat(described["day"]),
         seen_at=datetime.fromisoformat(described["seen_at"]),
