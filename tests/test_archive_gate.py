@@ -142,7 +142,8 @@ async def test_an_archive_that_lacks_rows_does_not_close_the_day(
 CHANGES = {
     "a row more": [
         "attempt",
-        f"insert into attempt_{{0:%Y%m%d}} (transaction_id, kind, at, outcome) values ('{uuid7(THEN)}', 'check', now(), '')",
+        "insert into attempt_{0:%Y%m%d} (transaction_id, kind, at, outcome) "
+        f"values ('{uuid7(THEN)}', 'check', now(), '')",
     ],
     "a row fewer": ["attempt", "delete from attempt_{0:%Y%m%d}"],
     "another verdict's reason": ["op", "update op_{0:%Y%m%d} set reason = 'because'"],
