@@ -120,6 +120,21 @@ class ReplayUnknown(Problem):
     status, slug, title = 404, "replay-unknown", "Unknown replay"
 
 
+class DayNotReconciled(Problem):
+    """No run of the nightly proof has looked at this day; `days` names the newest ones that one looked at.
+
+    A run looks at the days that are in the database: `halfnote reconcile`.
+    """
+
+    status, slug, title = 404, "day-not-reconciled", "Not a reconciled day"
+
+
+class FindingUnknown(Problem):
+    """No finding has this id. `GET /findings` lists those there are, open and resolved."""
+
+    status, slug, title = 404, "finding-unknown", "Unknown finding"
+
+
 class MethodNotAllowed(Problem):
     """The path exists, but not with this method; `Allow` names those it has."""
 

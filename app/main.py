@@ -19,6 +19,7 @@ from app.routers import (
     messages,
     problems,
     producer_groups,
+    reconciliation,
     reissues,
     replays,
     subscription_acts,
@@ -69,6 +70,7 @@ def create_app() -> tuple[AsgiApp, FastAPI]:
     api.include_router(subscription_acts.router)
     api.include_router(replays.router)
     api.include_router(dead_letters.router)
+    api.include_router(reconciliation.router)
     install_error_handlers(api)
     install_document(api)
     return Hot(Front(api, api.state), api.state), api

@@ -37,6 +37,10 @@ TAGS = [
     {"name": "producer groups", "description": "Whom to ask, and when"},
     {"name": "subscriptions", "description": "Where committed messages go"},
     {"name": "dead letters", "description": "What was given up, to be redelivered or dropped by a person"},
+    {
+        "name": "nightly proof",
+        "description": "What was told and what was got, reconciled day by day: where they differ",
+    },
 ]
 
 # Refused before a route is looked at, or by the database behind any of them.

@@ -146,6 +146,16 @@ class Metrics:
         self.left_undelivered = counter(
             "left_undelivered", "Messages made dead letters because their day left", "subscription"
         )
+        self.reconciliation_age_s = gauge(
+            "reconciliation_age_seconds", "Time since the nightly proof last ended; +Inf if it never ran (s)"
+        )
+        self.reconciliation_proved_age_s = gauge(
+            "reconciliation_proved_age_seconds", "Time since it last ended without a finding; +Inf if it never did (s)"
+        )
+        self.reconciliation_run_s = gauge("reconciliation_run_seconds", "How long its last run took (s)")
+        self.reconciliation_state = gauge("reconciliation_state", "1 for what its last run came to", "state")
+        self.reconciliation_findings = gauge("reconciliation_findings", "Open findings", "kind")
+        self.reconciliation_days = gauge("reconciliation_days", "Days that it has looked at", "state")
         self.loop_age_s = gauge(
             "loop_age_seconds", "Time since a loop last finished a turn (s)", "loop", adds_up="livemax"
         )
@@ -155,6 +165,9 @@ class Metrics:
         self._timed: dict[str, Histogram] = {}
         self._held: set[tuple[str, str]] = set()
         self._with_dead_letters: set[str] = set()
+        self._with_findings: set[str] = set()
+        # The run of the nightly proof whose findings are shown.
+        self.shown_run: int | None = None
 
     def observe_request(self, route: str, status: int, seconds: float) -> None:
         """Count an answered request; `route` is the path's template, so that ids make no new series."""
@@ -176,6 +189,12 @@ class Metrics:
         for name in self._with_dead_letters | counts.keys():
             self.dead_letters.labels(name).set(counts.get(name, 0))
         self._with_dead_letters = set(counts)
+
+    def show_findings(self, counts: Mapping[str, int]) -> None:
+        """Set the open findings of these kinds, and to 0 those of kinds that have none any more."""
+        for kind in self._with_findings | counts.keys():
+            self.reconciliation_findings.labels(kind).set(counts.get(kind, 0))
+        self._with_findings = set(counts)
 
     def _counter(self, name: str, text: str, *labels: str) -> Counter:
         return Counter(f"halfnote_{name}", text, labels, registry=self.registry)

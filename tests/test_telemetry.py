@@ -50,6 +50,12 @@ FAMILIES = (
     "day_held",
     "left_undecided_total",
     "left_undelivered_total",
+    "reconciliation_age_seconds",
+    "reconciliation_proved_age_seconds",
+    "reconciliation_run_seconds",
+    "reconciliation_state",
+    "reconciliation_findings",
+    "reconciliation_days",
     "loop_age_seconds",
     "clock_skew_seconds",
 )

@@ -1,12 +1,17 @@
-"""Publishes what only the database knows: who is in doubt or parked, what is dead, and what holds old days."""
+"""Publishes what only the database knows: who is in doubt or parked, what is dead, what holds old days, what the
+nightly proof found."""
 
 from datetime import datetime
+from math import inf
 
+from app.database import Connection
 from app.loops.runner import Turned
 from app.runtime import Runtime
 from app.store import days
 from app.store.dead_letters import dead_letters_of
 from app.store.gauges import undecided
+from app.store.reconciliation import FIRST_RUN, RUN_STATES, list_runs, open_findings, standing
+from app.telemetry import Metrics
 
 EVERY_S = 5.0
 
@@ -17,6 +22,7 @@ async def step(runtime: Runtime, now: datetime) -> Turned:
         found = await undecided(connection)
         held = await days.held_days(connection)
         dead = await dead_letters_of(connection)
+        await _show_proof(runtime.metrics, connection, now)
     metrics = runtime.metrics
     metrics.in_doubt.set(found.in_doubt)
     metrics.parked.set(found.parked)
@@ -25,3 +31,25 @@ async def step(runtime: Runtime, now: datetime) -> Turned:
     metrics.show_held({(day.day.isoformat(), cause) for day in held for cause in day.held})
     metrics.show_dead_letters(dead)
     return Turned(done=1)
+
+
+async def _show_proof(metrics: Metrics, connection: Connection, now: datetime) -> None:
+    """Set what tells of the nightly proof; what is open is counted once a run, because only runs change it."""
+    stands = await standing(connection)
+    newest, _ = await list_runs(connection, FIRST_RUN, 1)
+    metrics.reconciliation_proved_age_s.set(_age(now, stands.proved_at))
+    metrics.reconciliation_age_s.set(_age(now, newest[0].ended_at if newest else None))
+    metrics.reconciliation_days.labels("provisional").set(stands.provisional)
+    metrics.reconciliation_days.labels("final").set(stands.final)
+    if not newest or newest[0].run_id == metrics.shown_run:
+        return
+    [run] = newest
+    metrics.reconciliation_run_s.set((run.ended_at - run.started_at).total_seconds())
+    for state in RUN_STATES:
+        metrics.reconciliation_state.labels(state).set(run.state == state)
+    metrics.show_findings(await open_findings(connection))
+    metrics.shown_run = run.run_id
+
+
+def _age(now: datetime, at: datetime | None) -> float:
+    return inf if at is None else max(0.0, (now - at).total_seconds())
