@@ -10,7 +10,9 @@ from datetime import datetime
 from typing import Any
 from uuid import UUID
 
+from app.finding_kinds import docs_of
 from app.store.announcements import Announcement
+from app.store.findings import Told
 
 # Topics that begin so are Halfnote's own, and only patterns that begin so match them.
 RESERVED = "halfnote."
@@ -21,6 +23,7 @@ DEAD = "halfnote.delivery.dead"
 DISABLED = "halfnote.subscription.disabled"
 BREAKER_OPENED = "halfnote.subscription.breaker_opened"
 BREAKER_CLOSED = "halfnote.subscription.breaker_closed"
+FINDING = "halfnote.finding"
 
 # What comes from outside, an error or a reason, is told up to this many characters.
 TEXT_MAX = 2000
@@ -97,6 +100,14 @@ def breaker_closed(
         return None
     open_s = None if opened_at is None else max(0.0, round((at - opened_at).total_seconds(), 3))
     return _of_subscription(BREAKER_CLOSED, subscription, at, {"opened_at": opened_at, "open_s": open_s})
+
+
+def findings(told: Told, *, at: datetime) -> Announcement:
+    """Return the news of findings of one day and kind; `count` is how many of these are open now."""
+    body = {"type": FINDING, "at": at, "day": told.day, "kind": told.kind, "count": told.open}
+    body |= {"examples": [_clean(subject) for subject in told.examples]}
+    body |= {"first_run": told.first_run, "last_run": told.last_run, "docs": docs_of(told.kind)}
+    return Announcement(FINDING, f"{told.day} {told.kind}", told.kind, body, stands_for=told.new)
 
 
 def only_reserved(topics: Iterable[str]) -> bool:

@@ -1,6 +1,6 @@
 """Background work: each loop is a step, and `runner.py` alone repeats steps."""
 
-from app.loops import accept, checkback, clock, gauges, held_back, ping, routing, sweep, upkeep
+from app.loops import accept, checkback, clock, findings, gauges, held_back, ping, routing, sweep, upkeep
 from app.loops.checkback import CheckBack
 from app.loops.ping import Pings
 from app.loops.relay import CALM_S, EVERY_S, Relay
@@ -31,6 +31,7 @@ def all_loops(runtime: Runtime) -> list[Loop]:
         Loop("checks", checks.step, checkback.EVERY_S, checks.wake, checks.drain),
         Loop("pings", Pings().step, ping.EVERY_S),
         Loop("held_back", held_back.step, held_back.EVERY_S),
+        Loop("findings", findings.step, findings.EVERY_S),
         Loop("gauges", gauges.step, gauges.EVERY_S),
         Loop("upkeep", upkeep.step, upkeep.EVERY_S),
     ]
