@@ -1,10 +1,20 @@
-"""`halfnote`: serve, migrate, and on the command line what the API does."""
+"""`halfnote`: serve, migrate, reconcile, and on the command line what the API does."""
 
 import sys
 
 import typer
 
-from app.cli import dead_letters, deciding, groups, operation, serve, subscriptions, transactions
+from app.cli import (
+    dead_letters,
+    deciding,
+    findings,
+    groups,
+    operation,
+    proof,
+    serve,
+    subscriptions,
+    transactions,
+)
 from app.cli.refusal import Refusal
 
 app = typer.Typer(
@@ -17,11 +27,13 @@ app = typer.Typer(
 )
 serve.install(app)
 operation.install(app)
+proof.install(app)
 deciding.install(transactions.app)
 app.add_typer(groups.app, name="groups")
 app.add_typer(subscriptions.app, name="subscriptions")
 app.add_typer(transactions.app, name="transactions")
 app.add_typer(dead_letters.app, name="dead-letters")
+app.add_typer(findings.app, name="findings")
 
 
 def main() -> None:

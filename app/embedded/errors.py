@@ -3,3 +3,7 @@
 
 class EmbeddedPostgresError(Exception):
     """The embedded Postgres cannot start; the text is one or two sentences that end in what to do about it."""
+
+
+class InUseError(EmbeddedPostgresError):
+    """Another process owns the cluster."""

@@ -4,7 +4,7 @@ import os
 import sys
 from pathlib import Path
 
-from app.embedded.errors import EmbeddedPostgresError
+from app.embedded.errors import InUseError
 
 if sys.platform == "win32":
     import msvcrt
@@ -32,7 +32,7 @@ class Ownership:
 
     @classmethod
     def acquire(cls, lock_file: Path, *, data_dir: Path) -> "Ownership":
-        """Takes the lock and writes this pid into the file; raises EmbeddedPostgresError naming who holds it."""
+        """Takes the lock and writes this pid into the file; raises InUseError naming who holds it."""
         # Python opens descriptors as not inheritable: Postgres, which may outlive us, must not keep the lock alive.
         descriptor = os.open(lock_file, os.O_RDWR | os.O_CREAT, 0o644)
         try:
@@ -40,7 +40,7 @@ class Ownership:
         except OSError as error:
             owner = os.read(descriptor, 20).decode(errors="replace").strip() or "unknown"
             os.close(descriptor)
-            raise EmbeddedPostgresError(
+            raise InUseError(
                 f"{data_dir} is in use by another Halfnote service (pid {owner}). Choose another HALFNOTE_DATA_DIR, "
                 "give both services one database by HALFNOTE_DATABASE_URL, or let the running service use more "
                 "workers (`halfnote serve --workers N`)."

@@ -21,10 +21,11 @@ _log = structlog.get_logger(__name__)
 
 @dataclass(frozen=True)
 class PidFile:
-    """What postmaster.pid says: who the server is (`started` in Unix seconds) and how far it has come."""
+    """What postmaster.pid says: who the server is (`started` in Unix seconds), where, and how far it has come."""
 
     pid: int
     started: int
+    port: int
     status: str
 
     @classmethod
@@ -32,7 +33,7 @@ class PidFile:
         """Reads it; None if there is none or it is cut short (Postgres writes it in steps)."""
         try:
             lines = (pgdata / "postmaster.pid").read_text().splitlines()
-            return cls(int(lines[0]), int(lines[2]), lines[7].strip() if len(lines) > 7 else "")
+            return cls(int(lines[0]), int(lines[2]), int(lines[3]), lines[7].strip() if len(lines) > 7 else "")
         except (FileNotFoundError, IndexError, ValueError):
             return None
 

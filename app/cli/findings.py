@@ -1,0 +1,101 @@
+"""`halfnote findings`: what the nightly proof found that does not agree, and what became of it."""
+
+from typing import Annotated, Any
+
+import typer
+
+from app.cli.api import DEFAULT_URL, AsJson, Url, call, path_of, print_json
+from app.cli.refusal import Refusal
+from app.cli.tables import moment, print_fields, print_table, text
+
+app = typer.Typer(help="Findings of the nightly proof; without a command: list the open ones.")
+
+# What the API gives at most on one page.
+PAGE_MAX = 1000
+
+FindingId = Annotated[int, typer.Argument(metavar="FINDING_ID")]
+Day = Annotated[str | None, typer.Option(help="of this day (YYYY-MM-DD)")]
+Kind = Annotated[str | None, typer.Option(help="of this kind, as parked")]
+StateName = Annotated[str | None, typer.Option("--state", help="open, resolved or all  [default: open]")]
+Limit = Annotated[int, typer.Option(help="at most so many")]
+Cursor = Annotated[str | None, typer.Option(help="where the list before ended")]
+
+
+@app.callback(invoke_without_command=True)
+def findings(
+    context: typer.Context,
+    day: Day = None,
+    kind: Kind = None,
+    state: StateName = None,
+    limit: Limit = 50,
+    cursor: Cursor = None,
+    url: Url = DEFAULT_URL,
+    as_json: AsJson = False,
+) -> None:
+    """Findings of the nightly proof; without a command: list the open ones."""
+    if context.invoked_subcommand is None:
+        list_findings(day, kind, state, limit, cursor, url, as_json)
+    elif any((day, kind, state, cursor, as_json)):
+        raise Refusal(f"Options go behind the command: halfnote findings {context.invoked_subcommand} …", code=2)
+
+
+@app.command("list")
+def list_findings(
+    day: Day = None,
+    kind: Kind = None,
+    state: StateName = None,
+    limit: Limit = 50,
+    cursor: Cursor = None,
+    url: Url = DEFAULT_URL,
+    as_json: AsJson = False,
+) -> None:
+    """List findings, newest day first."""
+    query = {"day": day, "kind": kind, "state": {"all": None, None: "open"}.get(state, state)}
+    found: list[dict[str, Any]] = []
+    # A page of the API may hold fewer than there are.
+    while True:
+        asked = {**query, "limit": min(limit - len(found), PAGE_MAX), "cursor": cursor}
+        page = call(url, "GET", "/findings", query=asked, as_json=as_json)
+        found += page["items"]
+        cursor = page["next_cursor"]
+        if cursor is None or len(found) >= limit:
+            break
+    if as_json:
+        print_json({"items": found, "next_cursor": cursor})
+        return
+    rows = [(str(one["finding_id"]), one["day"], f"{one['kind']}{_state(one)}\n{one['subject']}") for one in found]
+    print_table(("id", "day", "kind, subject"), rows, whole=("id", "day"))
+    if cursor:
+        print(f"\nThere may be more:\n--cursor {cursor}")
+
+
+@app.command("show")
+def show(finding_id: FindingId, url: Url = DEFAULT_URL, as_json: AsJson = False) -> None:
+    """Show a finding: what it is about, what is known, and where to read on."""
+    one = call(url, "GET", path_of("findings", str(finding_id)), as_json=as_json)
+    if as_json:
+        print_json(one)
+        return
+    resolved = f"{moment(one['resolved_at'])} UTC, by run {one['resolved_run']}" if "resolved_at" in one else None
+    shown = {
+        "finding": str(one["finding_id"]),
+        "day": one["day"],
+        "kind": one["kind"],
+        "subject": one["subject"],
+        "transaction": one.get("transaction_id"),
+        "message": one.get("message_id"),
+        "subscription": one.get("subscription"),
+        "group": one.get("producer_group"),
+    }
+    shown |= {name: text(value) for name, value in one["detail"].items() if name not in shown}
+    shown |= {
+        "first seen": f"{moment(one['first_seen_at'])} UTC, by run {one['first_run']}",
+        "last seen": f"{moment(one['last_seen_at'])} UTC, by run {one['last_run']}",
+        "resolved": resolved,
+        "what it means": f"{url}{one['docs']}",
+    }
+    print_fields(shown)
+
+
+def _state(one: dict[str, Any]) -> str:
+    return " (resolved)" if one["state"] == "resolved" else ""

@@ -1,0 +1,78 @@
+"""Programs of Spark, as processes of their own: what they need is looked for first, and signals are passed on."""
+
+import os
+import re
+import shutil
+import signal
+import subprocess
+from collections.abc import Mapping, Sequence
+from importlib.util import find_spec
+from pathlib import Path
+from types import FrameType
+
+from app.cli.refusal import Refusal
+from app.cli.serve import WRONG_USAGE
+
+NEEDED = ("pyspark", "psycopg", "pyarrow", "jinja2", "matplotlib")
+OLDEST_JAVA = 17
+GET_JAVA = (
+    "Spark needs Java 17: on Debian and Ubuntu `apt install openjdk-17-jre-headless`, on macOS "
+    "`brew install openjdk@17`, elsewhere from https://adoptium.net. Put it on the PATH, or name it by JAVA_HOME."
+)
+# To whom a closed terminal is news, the program's end is meant.
+PASSED_ON = {signal.SIGINT: signal.SIGINT, signal.SIGTERM: signal.SIGTERM}
+if os.name == "posix":
+    PASSED_ON[signal.SIGHUP] = signal.SIGTERM
+
+
+def refuse_without_spark() -> None:
+    """Raise Refusal if PySpark, or what comes with it, is not installed."""
+    missing = [name for name in NEEDED if find_spec(name) is None]
+    if missing:
+        raise Refusal(
+            f"The nightly proof needs {', '.join(missing)}. Install it where this command runs: "
+            "pip install 'halfnote-server[spark]'",
+            code=WRONG_USAGE,
+        )
+
+
+def refuse_without_java() -> None:
+    """Raise Refusal if there is no Java that Spark runs on."""
+    home = os.environ.get("JAVA_HOME")
+    # As Spark's own scripts look for it.
+    java = str(Path(home) / "bin" / "java") if home else shutil.which("java")
+    if java is None:
+        raise Refusal(f"There is no `java` on the PATH. {GET_JAVA}", code=WRONG_USAGE)
+    try:
+        said = subprocess.run([java, "-version"], capture_output=True, text=True).stderr  # noqa: S603 - as Spark does
+    except OSError as error:
+        raise Refusal(f"{java} cannot be run: {error.strerror}. {GET_JAVA}", code=WRONG_USAGE) from None
+    # Until 8 versions began with `1.`.
+    version = re.search(r'version "(?:1\.)?(\d+)', said)
+    if version is None or int(version[1]) < OLDEST_JAVA:
+        told = f"is Java {version[1]}" if version else "does not say which Java it is"
+        raise Refusal(f"{java} {told}. {GET_JAVA}", code=WRONG_USAGE)
+
+
+def follow(command: Sequence[str], environment: Mapping[str, str]) -> int:
+    """Run a program to its end, passing signals on to it; return its exit status, as shells tell it."""
+    early: list[int] = []
+    child: subprocess.Popen[bytes] | None = None
+
+    def pass_on(number: int, frame: FrameType | None) -> None:
+        if child is None:
+            early.append(PASSED_ON[signal.Signals(number)])
+        else:
+            child.send_signal(PASSED_ON[signal.Signals(number)])
+
+    before = {number: signal.signal(number, pass_on) for number in PASSED_ON}
+    try:
+        # In a group of its own: a terminal's Ctrl-C would reach it a second time, amid what it does about the first.
+        child = subprocess.Popen(command, env=environment, process_group=0 if os.name == "posix" else None)  # noqa: S603
+        for number in early:
+            child.send_signal(number)
+        ended = child.wait()
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+    return ended if ended >= 0 else 128 - ended
