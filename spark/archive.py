@@ -73,6 +73,13 @@ def manifest_of(files: ArchiveFiles, place: str) -> dict[str, Any]:
 def files_of(spark: SparkSession, files: ArchiveFiles, place: str, table: str) -> list[dict[str, Any]]:
     """Return a manifest's `files` of what is in a table's directory, each read back."""
     paths = [f"{table}/{name}" for name in files.names(f"{place}/{table}") if name.endswith(".parquet")]
+    return entries(spark, files, place, table, paths)
+
+
+def entries(
+    spark: SparkSession, files: ArchiveFiles, place: str, table: str, paths: Sequence[str]
+) -> list[dict[str, Any]]:
+    """Return a manifest's `files` of some files of a table, each read back."""
     listed = {"tables": {table: {"files": [{"path": path} for path in paths]}}}
     found = _by_path(read(spark, place, listed, table), table)
     nothing = TableManifest(0, None, None, "0")

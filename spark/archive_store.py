@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, date, datetime, timedelta
 from typing import Any
 from uuid import UUID
@@ -111,8 +111,17 @@ def point(connection: Connection, day: date, place: str, described: Mapping[str,
     return connection.execute(POINT.format(counts=same), given).rowcount == 1
 
 
-def redescribe(connection: Connection, day: ArchivedDay, described: Mapping[str, Any]) -> None:
-    """Put another manifest in the place of the one that was read. Raises RunFailedError if it is another by now."""
+def manifest_in(day: ArchivedDay) -> Mapping[str, Any]:
+    """Return the manifest of a day that is archived."""
+    assert day.archive_manifest is not None
+    return day.archive_manifest
+
+
+def redescribe(connection: Connection, day: ArchivedDay, described: Mapping[str, Any]) -> ArchivedDay:
+    """Put another manifest in the place of the one that was read; return the day with it.
+
+    Raises RunFailedError if it is another by now.
+    """
     given = {
         "manifest": Jsonb(described),
         "before": Jsonb(day.archive_manifest),
@@ -121,6 +130,7 @@ def redescribe(connection: Connection, day: ArchivedDay, described: Mapping[str,
     }
     if connection.execute(REDESCRIBE, given).rowcount != 1:
         raise RunFailedError(f"The archive of {day.day} changed meanwhile.")
+    return replace(day, archive_manifest=described)
 
 
 def forget(connection: Connection, day: date) -> None:

@@ -1,0 +1,210 @@
+"""An archived day brought back, and a body taken out of it for good."""
+
+import json
+from pathlib import Path
+
+import httpx
+import psycopg
+import pyarrow.parquet as pq
+import pytest
+
+from app.config import Settings
+from app.database import Connection
+from app.loops import upkeep
+from app.runtime import Runtime
+from spark.jobs import archive, redact, restore
+from spark.manifest import TABLES
+from tests.spark.archives import DAY, NOW, path_of, row_of, secret, settled_day
+
+pytestmark = [pytest.mark.xdist_group("spark"), pytest.mark.usefixtures("group", "spark")]
+
+SCHEMA = f"restored_{DAY:%Y%m%d}"
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    return tmp_path / "archive"
+
+
+@pytest.fixture
+def settings(dsn: str, root: Path) -> Settings:
+    return Settings(_env_file=None, database_url=dsn, pool_size=8, linger_s=0, archive=str(root))  # type: ignore[call-arg]
+
+
+@pytest.fixture
+async def ids(client: httpx.AsyncClient, runtime: Runtime, db: Connection, dsn: str, root: Path) -> list[str]:
+    """The transactions of an archived day, which is still in Postgres."""
+    ids = await settled_day(client, runtime, db)
+    assert archive.main(["--database-url", dsn, "--archive", str(root)]) == 0
+    return ids
+
+
+def bring_back(dsn: str, *options: str) -> int:
+    return restore.main(["--database-url", dsn, str(DAY), *options])
+
+
+def take_out(dsn: str, message_id: str) -> int:
+    return redact.main(["--database-url", dsn, message_id, "--reason", "request 17", "--actor", "ada"])
+
+
+def verify(dsn: str) -> int:
+    return archive.main(["--database-url", dsn, "--verify"])
+
+
+def bodies_below(root: Path) -> list[bytes]:
+    """Every body in whatever Parquet lies below a directory, named or not."""
+    files = [file for file in root.rglob("*") if file.is_file() and file.read_bytes()[:4] == b"PAR1"]
+    columns = [pq.ParquetFile(file).read() for file in files]
+    return [body for column in columns if "body" in column.column_names for body in column["body"].to_pylist() if body]
+
+
+async def test_a_restored_day_is_what_the_tables_were(ids: list[str], db: Connection, dsn: str) -> None:
+    assert bring_back(dsn) == 0
+    for table in TABLES:
+        kept, restored = f"select * from {table}", f"select * from {SCHEMA}.{table}"
+        assert await db.fetchval(f"select count(*) from ({restored}) x") > 0
+        for one, other in ((kept, restored), (restored, kept)):
+            assert await db.fetch(f"{one} except all {other}") == []
+    primary_keys = (
+        "select relname, pg_get_constraintdef(c.oid) from pg_constraint c join pg_class r on r.oid = conrelid "
+        "where contype = 'p' and relnamespace = to_regnamespace($1) and relname = any($2) order by 1"
+    )
+    restored_keys = await db.fetch(primary_keys, SCHEMA, list(TABLES))
+    assert len(restored_keys) == len(TABLES)
+    assert restored_keys == await db.fetch(primary_keys, "public", list(TABLES))
+
+
+async def test_a_gone_day_is_restored_once_and_removed(
+    ids: list[str], runtime: Runtime, db: Connection, dsn: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    await upkeep.step(runtime, NOW)
+    assert row_of(dsn).state == "gone"
+    assert bring_back(dsn) == 0
+    assert await db.fetchval(f"select count(*) from {SCHEMA}.half") == 10
+    # The service does not see it.
+    assert await db.fetchval("select count(*) from half") == 0
+    assert bring_back(dsn) == 1
+    assert "is there already" in capsys.readouterr().err
+    assert bring_back(dsn, "--drop") == 0
+    assert await db.fetchval(f"select to_regnamespace('{SCHEMA}')") is None
+    assert bring_back(dsn, "--drop") == 1
+
+
+async def test_a_spoilt_archive_is_not_restored(
+    ids: list[str], db: Connection, dsn: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (file,) = (path_of(row_of(dsn).archive) / "op").glob("*.parquet")
+    content = bytearray(file.read_bytes())
+    content[-20] ^= 1
+    file.write_bytes(content)
+    assert bring_back(dsn) == 1
+    assert "other bytes than were written" in capsys.readouterr().err
+    assert await db.fetchval("select count(*) from pg_namespace where nspname like 'restored%'") == 0
+
+
+async def test_a_day_that_is_not_archived_is_not_restored(dsn: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert restore.main(["--database-url", dsn, "2020-01-01"]) == 1
+    assert "There never was a day 2020-01-01" in capsys.readouterr().err
+
+
+async def test_a_redacted_body_is_nowhere(
+    ids: list[str], runtime: Runtime, db: Connection, dsn: str, root: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    await upkeep.step(runtime, NOW)
+    before = row_of(dsn).archive_manifest
+    assert before is not None
+    kept = bodies_below(root)
+    gone = json.dumps({"text": secret(1)}, separators=(",", ":")).encode()
+    assert kept.count(gone) == 1
+    assert take_out(dsn, f"{ids[1]}-0") == 0
+    left = bodies_below(root)
+    assert sorted([*left, gone]) == sorted(kept)
+    place = path_of(row_of(dsn).archive)
+    described = row_of(dsn).archive_manifest
+    assert described is not None
+    assert "rubbish" not in described
+    assert json.loads((place / "manifest.json").read_text()) == described
+    # What is in the directory is what the manifest names.
+    assert [f"half/{file.name}" for file in (place / "half").iterdir()] == [
+        file["path"] for file in described["tables"]["half"]["files"]
+    ]
+    assert not list(place.glob("redact-*"))
+    (record,) = described["redacted"]
+    assert (record["message_id"], record["actor"], record["reason"]) == (f"{ids[1]}-0", "ada", "request 17")
+    # The proof still holds: rows, ids and digests are what they were.
+    same = ("rows", "first_id", "last_id", "digest")
+    assert [described["tables"]["half"][name] for name in same] == [before["tables"]["half"][name] for name in same]
+    assert verify(dsn) == 0
+    assert take_out(dsn, f"{ids[1]}-0") == 0
+    assert "was redacted before" in capsys.readouterr().out
+    assert bring_back(dsn) == 0
+    nulls = await db.fetch(
+        f"select transaction_id::text || '-' || position as id from {SCHEMA}.half where body is null"
+    )
+    assert [row["id"] for row in nulls] == [f"{ids[1]}-0"]
+    # Now Postgres has copies of others again.
+    assert take_out(dsn, f"{ids[2]}-0") == 1
+    assert f"{SCHEMA} has the body too" in capsys.readouterr().err
+
+
+async def test_what_an_interrupted_redaction_left_is_removed(
+    ids: list[str], runtime: Runtime, db: Connection, dsn: str, root: Path
+) -> None:
+    """Killed after the row moved: the old file is still there, and manifest.json the old one."""
+    await upkeep.step(runtime, NOW)
+    place = path_of(row_of(dsn).archive)
+    (old,) = (place / "half").iterdir()
+    content, described = old.read_bytes(), (place / "manifest.json").read_text()
+    assert take_out(dsn, f"{ids[0]}-0") == 0
+    old.write_bytes(content)
+    (place / "manifest.json").write_text(described)
+    await db.execute(
+        "update day set archive_manifest = archive_manifest || $2 where day = $1",
+        DAY,
+        json.dumps({"rubbish": [f"half/{old.name}", "redact-0"]}),
+    )
+    assert archive.main(["--database-url", dsn, "--archive", str(root)]) == 0
+    assert not old.exists()
+    assert json.loads((place / "manifest.json").read_text()) == row_of(dsn).archive_manifest
+    assert verify(dsn) == 0
+
+
+async def test_what_is_still_in_postgres_is_not_redacted(
+    ids: list[str], runtime: Runtime, db: Connection, dsn: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert take_out(dsn, f"{ids[0]}-0") == 1
+    assert "still in Postgres" in capsys.readouterr().err
+    await db.execute(
+        'insert into dead_letter (subscription_id, transaction_id, position, "offset", topic, attempts, reason, '
+        "died_at) values (1, $1, 0, 1, 'order', 5, 'refused', now())",
+        ids[0],
+    )
+    await upkeep.step(runtime, NOW)
+    assert row_of(dsn).state == "gone"
+    assert take_out(dsn, f"{ids[0]}-0") == 1
+    assert "Postgres has copies of the body: a dead letter of billing" in capsys.readouterr().err
+    for message_id in (f"{ids[0]}-9", f"{ids[0][:-1]}x-0"):
+        assert ended(dsn, message_id) == (1 if message_id.endswith("-9") else 2)
+    await db.execute("delete from dead_letter")
+    assert take_out(dsn, f"{ids[0]}-0") == 0
+
+
+def ended(dsn: str, message_id: str) -> int:
+    """The exit status, also of wrong usage."""
+    try:
+        return take_out(dsn, message_id)
+    except SystemExit as wrong:
+        return int(str(wrong.code))
+
+
+async def test_a_body_is_not_taken_out_of_an_archive_that_has_none(
+    ids: list[str], runtime: Runtime, dsn: str, root: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert archive.main(["--database-url", dsn, "--archive", str(root), "--no-bodies", "--day", str(DAY)]) == 0
+    await upkeep.step(runtime, NOW)
+    assert take_out(dsn, f"{ids[0]}-0") == 1
+    assert "has no bodies" in capsys.readouterr().err
+    assert bring_back(dsn) == 0
+    with psycopg.connect(dsn) as connection:
+        row = connection.execute(f"select count(*), count(body), count(body_digest) from {SCHEMA}.half").fetchone()
+    assert row == (10, 0, 10)
