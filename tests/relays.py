@@ -45,9 +45,9 @@ async def step(relay: Relay, runtime: Runtime) -> None:
     runtime.wake_ups.relay.clear()
 
 
-async def turn_until(relay: Relay, runtime: Runtime, reached: Callable[[], Any]) -> None:
-    """Step the relay until `reached()`, which may be awaitable, is true; fails after 15 s."""
-    async with asyncio.timeout(15):
+async def turn_until(relay: Relay, runtime: Runtime, reached: Callable[[], Any], within_s: float = 15) -> None:
+    """Step the relay until `reached()`, which may be awaitable, is true; fails after `within_s`."""
+    async with asyncio.timeout(within_s):
         while True:
             so = reached()
             if asyncio.iscoroutine(so):

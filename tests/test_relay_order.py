@@ -10,10 +10,13 @@ import pytest
 from aiohttp import web
 
 from app.database import Connection
+from app.loops.keys import HELD_MOST
 from app.loops.relay import Relay
+from app.loops.stream import WINDOW_MOST
 from app.runtime import Runtime
 from tests.relays import order, publish, subscribe, turn_until
 from tests.responders import Call, Responder
+from tests.test_relay_kills import FILL
 
 
 @pytest.fixture
@@ -203,3 +206,38 @@ async def test_what_a_taker_sends_again_comes_in_order(
         came = by_key(receiver.calls)[f"k{number}"]
         assert came == sorted(came)
         assert sorted(set(came)) == sent[number::4]
+
+
+@pytest.mark.slow
+async def test_past_ten_thousand_held_rows_the_window_stops_and_goes_on_later(
+    client: httpx.AsyncClient, runtime: Runtime, relay: Relay, db: Connection
+) -> None:
+    """One key of which nothing is taken, and a backlog of it that is longer than what may be put by."""
+    messages, working = HELD_MOST + 3000, False
+    held = "select count(*) from delivery_retry"
+    reached = 'select "offset" from checkpoint'
+
+    async def failing(call: Call) -> web.Response:
+        return web.Response(status=200 if working else 500)
+
+    async with Responder(failing) as receiver:
+        await subscribe(client, receiver, ordered="key", retry=[0.5] * 100)
+        await db.execute(FILL, messages, 1)
+        await turn_until(relay, runtime, lambda: db.fetchval(f"select ({held}) >= $1", HELD_MOST), within_s=60)
+        stopped = await db.fetchval(reached)
+        # It is tried again, and again in vain: neither rows nor checkpoint go on.
+        tries = len(receiver.calls)
+        await turn_until(relay, runtime, lambda: len(receiver.calls) > tries + 5, within_s=60)
+        rows = await db.fetchval(held)
+        assert HELD_MOST <= rows < messages
+        assert rows <= HELD_MOST + WINDOW_MOST
+        assert await db.fetchval(reached) <= stopped + WINDOW_MOST
+        assert await db.fetchval("select count(*) from receipt") == 0
+        working, tries = True, len(receiver.calls)
+        # There is room again: the rest of the log is read on.
+        await turn_until(
+            relay, runtime, lambda: db.fetchval(f"select ({reached}) > $1", stopped + WINDOW_MOST), within_s=60
+        )
+    came = by_key(receiver.calls[tries:])["k0"]
+    assert len(came) > rows - HELD_MOST
+    assert came == sorted(came)
