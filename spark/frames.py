@@ -5,7 +5,9 @@ from dataclasses import dataclass, field
 from datetime import date, datetime
 from typing import Any
 
-from pyspark.sql import DataFrame
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
+from pyspark.sql.types import StructType
 
 
 @dataclass(frozen=True)
@@ -40,3 +42,8 @@ class Frames:
     archive: DataFrame | None = None
     archive_manifest: Mapping[str, Any] | None = None
     found_manifest: Mapping[str, Any] | None = None
+
+
+def empty(spark: SparkSession, schema: StructType) -> DataFrame:
+    """Return a frame without rows. One made of Python's rows would need Python where the executors are."""
+    return spark.range(0).select(*(F.lit(None).cast(field.dataType).alias(field.name) for field in schema.fields))

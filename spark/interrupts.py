@@ -2,11 +2,25 @@
 
 import signal
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
+
+
+# How long is waited for what cleans up; then the program ends without.
+PATIENCE_S = 30.0
+
+
+def apart(act: Callable[[], object]) -> None:
+    """Do something in a thread of its own, and wait for it.
+
+    Where the main thread was interrupted within a call to Java, its line to Java is out of step; another's is not.
+    """
+    thread = threading.Thread(target=act, daemon=True)
+    thread.start()
+    thread.join(PATIENCE_S)
 
 
 class InterruptedRunError(KeyboardInterrupt):
@@ -26,7 +40,7 @@ class Interrupts:
     """Turns the first signal into InterruptedRunError in the main thread; later ones are not heeded."""
 
     def __init__(self) -> None:
-        self._came: int | None = None
+        self._came = False
         self._closed = False
 
     def listen(self) -> None:
@@ -37,20 +51,16 @@ class Interrupts:
 
     @contextmanager
     def closed(self) -> Iterator[None]:
-        """Finish the block whatever comes; the signal that came meanwhile counts at its end."""
+        """Finish the block whatever comes. It is the last thing that a run does, so a signal comes too late then."""
         self._closed = True
         try:
             yield
         finally:
             self._closed = False
-        if self._came is not None:
-            raise InterruptedRunError(self._came)
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
-        if self._came is not None:
-            return
-        self._came = number
-        if not self._closed:
+        if not self._came and not self._closed:
+            self._came = True
             raise InterruptedRunError(number)
 
 

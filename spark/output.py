@@ -1,6 +1,7 @@
 """`--out`: findings as Parquet by day and the report, put in place when the database has taken the run."""
 
 from collections.abc import Iterable
+from contextlib import suppress
 from datetime import date
 
 from py4j.protocol import Py4JError
@@ -62,11 +63,9 @@ class Output:
             raise self._failure(error) from error
 
     def discard(self) -> None:
-        """Remove what lies aside."""
-        try:
+        """Remove what lies aside, if that can be."""
+        with suppress(Py4JError):
             self._files.remove(self._aside)
-        except Py4JError as error:
-            raise self._failure(error) from error
 
     def _failure(self, error: Exception) -> RunFailedError:
         return RunFailedError(f"{self._directory} cannot be written: {root_cause(str(error))}")

@@ -3,7 +3,7 @@
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from datetime import date, datetime
+from datetime import UTC, date, datetime
 from typing import Any, Literal
 
 import psycopg
@@ -11,6 +11,7 @@ from psycopg.types.json import Jsonb
 
 from spark.database import Connection, first_line
 from spark.errors import RunFailedError
+from spark.schemas import FINDING
 from spark.watermark import Seen, State
 
 # Of one kind and day, at most so many findings are stored; `found` says how many there were.
@@ -160,6 +161,33 @@ def writing(
             yield _written(connection, ended, here)
     except psycopg.Error as error:
         raise RunFailedError(f"The database did not take the result: {first_line(error)}") from error
+
+
+def unwritten(run: RunResult, days: Sequence[DayResult], findings: Sequence[tuple[Any, ...]]) -> Written:
+    """Return what a run would have written: for a run over Parquet, which no database hears of."""
+    count = sum(sum(day.found.values()) for day in days)
+    at = datetime.now(UTC)
+    columns = {"run_id": None, "ended_at": at, "new": count, "resolved": 0, "open": count, "error": None}
+    state = "findings" if count else "proved"
+    of_days = [
+        {name: value for name, value in vars(day).items() if name != "looked_for"}
+        | {"run_id": None, "reconciled_at": at}
+        for day in days
+    ]
+    here: dict[str, Any] = {
+        "finding_id": None,
+        "first_run": None,
+        "last_run": None,
+        "resolved_run": None,
+        "resolved_at": None,
+    }
+    here |= {"first_seen_at": at, "last_seen_at": at, "announced_at": None}
+    return Written(
+        run=vars(run) | columns | {"state": state},
+        days=of_days,
+        findings=[dict(zip(FINDING.names, finding, strict=True)) | here for finding in findings],
+        trend=of_days,
+    )
 
 
 def write_failure(connection: Connection, run: RunResult, error: str) -> None:

@@ -1,10 +1,14 @@
 """The Spark session, the same for every engine."""
 
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
 
 from pyspark import SparkConf, SparkContext
 from pyspark.sql import SparkSession
 
+from spark.interrupts import apart
 from spark.jar import jar_settings
 
 # Set by spark-submit, whose JVM is there before this program.
@@ -21,6 +25,8 @@ DEFAULTS = {
     "spark.ui.enabled": "false",
     "spark.ui.showConsoleProgress": "false",
     "spark.driver.memory": "2g",
+    # What fails is said by the program, with the cause that Java gives; its log says the same on a hundred lines.
+    "spark.log.level": "FATAL",
 }
 
 
@@ -37,6 +43,25 @@ def session(master: str | None = None, **conf: str) -> SparkSession:
     for name, value in chosen.items():
         builder = builder.config(name, value)
     return builder.getOrCreate()
+
+
+@contextmanager
+def running(place: Path, master: str | None = None) -> Iterator[SparkSession]:
+    """Lend a session whose files are all below `place`, and stop it at the end; one that was there before is lent as it
+    is, and goes on. Raises NoJarError.
+    """
+    before = SparkSession.getActiveSession()
+    if before is not None:
+        yield before
+        return
+    java = place / "java"
+    java.mkdir()
+    here = {"spark.local.dir": str(place / "local"), "spark.driver.extraJavaOptions": f"-Djava.io.tmpdir={java}"}
+    made = session(master, **here)
+    try:
+        yield made
+    finally:
+        apart(made.stop)
 
 
 def _submitted() -> dict[str, str]:
