@@ -1,0 +1,1 @@
+"""PURE: from frames to frames. rules.py names every rule."""

@@ -1,0 +1,36 @@
+"""Rules about deliveries: who should get a message got it, and nobody else."""
+
+from pyspark.sql import DataFrame
+from pyspark.sql import functions as F
+
+from spark.transforms.finding import delivery_id, findings
+from spark.transforms.joined import Joined
+from spark.transforms.routes import must_be_there
+
+
+def undelivered(j: Joined) -> DataFrame:
+    """A subscription must have got a message by now, and there is no trace of it."""
+    found = j.deliveries.where(F.col("matched") & ~F.col("traced") & must_be_there(j.seen_at, j.sla_s))
+    return findings(found, j.day, "undelivered", delivery_id(), "name", "topic", "offset", "committed_at", "due_at")
+
+
+def receipt_without_message(j: Joined) -> DataFrame:
+    """There is a receipt, a replay's too, of a message that is not in the outbox."""
+    found = j.deliveries.where("received and offset is null")
+    return findings(found, j.day, "receipt_without_message", delivery_id(), "name")
+
+
+def receipt_not_matched(j: Joined) -> DataFrame:
+    """A subscription got a message that its topics, tags and headers do not take, that was before its beginning, or
+    nobody knows the subscription.
+
+    Replays are left out: they begin before the subscription and by filters of their own. So is what was committed, or
+    first sent, before the subscription had its topics and filters (and a minute more, in which workers learn of them):
+    what is delayed, retried or redelivered goes by those of its time.
+    """
+    judged = "judged_from is null or committed_at >= judged_from and live >= judged_from"
+    found = j.deliveries.where(
+        f"live is not null and offset is not null and ({judged})"
+        " and (name is null or not matched or offset <= started_after)"
+    )
+    return findings(found, j.day, "receipt_not_matched", delivery_id(), "name", "topic", "offset", "committed_at")

@@ -1,0 +1,32 @@
+"""What every rule returns: rows of schemas.FINDING."""
+
+from datetime import date
+
+from pyspark.sql import Column, DataFrame
+from pyspark.sql import functions as F
+
+from spark.schemas import FINDING
+
+
+def findings(found: DataFrame, day: date, kind: str, subject: Column | str, *detail: Column | str) -> DataFrame:
+    """Return findings about `subject`, one a row; `detail` are the columns of the JSON object that tells more.
+
+    Of FINDING's other columns those are kept that `found` has.
+    """
+    told = F.to_json(F.struct(*detail)) if detail else F.lit("{}")
+    given = {"day": F.lit(day), "kind": F.lit(kind), "detail": told}
+    given["subject"] = F.col(subject) if isinstance(subject, str) else subject
+    for field in FINDING.fields:
+        if field.name not in given:
+            given[field.name] = F.col(field.name) if field.name in found.columns else F.lit(None)
+    return found.select(*(given[field.name].cast(field.dataType).alias(field.name) for field in FINDING.fields))
+
+
+def message_id() -> Column:
+    """The id of the message of `transaction_id` and `position`."""
+    return F.concat_ws("-", "transaction_id", "position")
+
+
+def delivery_id() -> Column:
+    """What a finding about one delivery is about: the message and the subscription."""
+    return F.concat_ws(":", message_id(), "subscription_id")

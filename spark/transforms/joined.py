@@ -1,0 +1,195 @@
+"""The joins that the rules read: what is known of each transaction, each message, and each delivery.
+
+They are exact, and made for the few rows that suspects.py leaves; on a whole day they work too, only slower.
+"""
+
+from dataclasses import dataclass
+from datetime import date
+from functools import reduce
+
+from pyspark.sql import Column, DataFrame
+from pyspark.sql import functions as F
+
+from spark.frames import Frames
+from spark.transforms.routes import due_from, headers_taken, routes, tag_taken, takers
+
+COMMIT, ROLLBACK = 1, 2
+IN_DOUBT, PARKED = 1, 2
+MESSAGE = ["transaction_id", "position"]
+DELIVERY = [*MESSAGE, "subscription_id"]
+
+_POLICY = "interval_s double, max_checks double"
+
+
+@dataclass(frozen=True)
+class Joined:
+    """What the rules read. `whole`: the day; `frames`: its rows that are suspect, and the joins of these.
+
+    `disorder`: the places of the whole log that do not follow from the one before. `sla_s`: how many seconds a delivery
+    may take.
+    """
+
+    whole: Frames
+    frames: Frames
+    sla_s: float
+    transactions: DataFrame
+    messages: DataFrame
+    deliveries: DataFrame
+    disorder: DataFrame
+
+    @property
+    def day(self) -> date:
+        """The day that is reconciled."""
+        return self.whole.day
+
+    @property
+    def seen_at(self) -> Column:
+        """The time of the snapshot."""
+        return F.lit(self.whole.seen_at)
+
+
+def transactions(f: Frames) -> DataFrame:
+    """Return one row for each transaction that any table knows.
+
+    From its half (null without one): `producer_group`, `born_at`, `first_check_at`, `positions`. `verdict`, `source`,
+    `decided_at`: from its op. `published`: positions in the outbox, null if there are none. From check_back: `state`,
+    `answered`, `next_check_at`, `parked_at`, `parked_reason`. `answers`: checks that were answered `unknown`, as far as
+    attempts tell, but for those that came after it was parked. Its policy, from itself, its group or the defaults:
+    `interval_s`, `max_checks`, `unanswered_park_s`.
+    """
+    parts = [_halves(f), _ops(f), _published(f), _check_backs(f), _answers(f)]
+    joined = reduce(lambda left, right: left.join(right, "transaction_id", "full"), parts)
+    groups = f.producer_group.select(
+        F.col("name").alias("producer_group"),
+        *(F.col(name).alias(f"group_{name}") for name in ("interval_s", "max_checks", "unanswered_park_s")),
+    )
+    own = F.from_json("policy", _POLICY)
+    return (
+        joined.join(F.broadcast(groups), "producer_group", "left")
+        .withColumn("interval_s", F.coalesce(own["interval_s"], "group_interval_s", _rule(f, "interval_s")))
+        .withColumn("max_checks", F.coalesce(own["max_checks"], "group_max_checks", _rule(f, "max_checks")))
+        .withColumn("unanswered_park_s", F.coalesce("group_unanswered_park_s", _rule(f, "unanswered_park_s")))
+        .drop("policy", "group_interval_s", "group_max_checks", "group_unanswered_park_s")
+    )
+
+
+def messages(f: Frames) -> DataFrame:
+    """Return one row for each message that half or outbox know.
+
+    `producer_group`, `headers`, `body_digest`: from its half. `offset` (the lowest), `offsets` (all of them, sorted),
+    `topic`, `key`, `tag`, `due_at`, `committed_at`: from the outbox. `verdict`: its transaction's. `has_half`: whether
+    there is a half of it, `of_half`: of any message of its transaction.
+    """
+    halves = f.half.groupBy(MESSAGE).agg(
+        *(F.min(name).alias(name) for name in ("producer_group", "headers", "body_digest")),
+    )
+    of_half = f.half.select("transaction_id").distinct().withColumn("of_half", F.lit(True))
+    outbox = f.outbox.groupBy(MESSAGE).agg(
+        F.min("offset").alias("offset"),
+        F.array_sort(F.collect_set("offset")).alias("offsets"),
+        *(F.min_by(name, "offset").alias(name) for name in ("topic", "key", "tag", "due_at", "committed_at")),
+    )
+    return (
+        halves.withColumn("has_half", F.lit(True))
+        .join(outbox, MESSAGE, "full")
+        .join(of_half, "transaction_id", "left")
+        .join(_ops(f), "transaction_id", "left")
+        .withColumn("has_half", F.coalesce("has_half", F.lit(False)))
+        .withColumn("of_half", F.coalesce("of_half", F.lit(False)))
+    )
+
+
+def deliveries(f: Frames, known: DataFrame | None = None) -> DataFrame:
+    """Return one row for each message and subscription that match or of which there is a trace.
+
+    `known`: `messages(f)`, if that is there already. `matched`: the subscription takes the message by topic, tag and
+    headers; null where that cannot be told, because it asks for headers and the half is gone. `traced`: it was
+    received, waits for a retry, is dead, or a person dealt with it (all of the live delivery). `live`: its live
+    receipt's first_at; `received`: whether there is any receipt, also a replay's; `delivered`: one that says so.
+    Besides: what `routes` says of the subscription (null columns for one that nobody knows), and of the message
+    `offset`, `topic`, `due_at`, `committed_at`, `has_half`, null without an outbox row.
+    """
+    sent = (messages(f) if known is None else known).where("offset is not null")
+    sent = sent.select(*MESSAGE, "offset", "topic", "tag", "headers", "due_at", "committed_at", "has_half")
+    matched = _matched(f, sent).join(_traces(f), DELIVERY, "full")
+    return (
+        matched.join(sent.drop("tag", "headers"), MESSAGE, "left")
+        .join(F.broadcast(routes(f).drop("topics", "tags", "taker")), "subscription_id", "left")
+        .withColumn("matched", _settle_match())
+        .withColumn("traced", F.coalesce("traced", F.lit(False)))
+        .withColumn("received", F.coalesce("received", F.lit(False)))
+        .withColumn("delivered", F.coalesce("delivered", F.lit(False)))
+        .withColumn("due_from", due_from())
+        .drop("headers")
+    )
+
+
+def _halves(f: Frames) -> DataFrame:
+    first = F.min_by(F.struct("producer_group", "born_at", "first_check_at", "policy"), "position").alias("first")
+    positions = F.array_sort(F.collect_set("position")).alias("positions")
+    return f.half.groupBy("transaction_id").agg(first, positions).select("transaction_id", "first.*", "positions")
+
+
+def _ops(f: Frames) -> DataFrame:
+    return f.op.select("transaction_id", "verdict", "source", "decided_at").dropDuplicates(["transaction_id"])
+
+
+def _published(f: Frames) -> DataFrame:
+    published = F.array_sort(F.collect_set("position")).alias("published")
+    return f.outbox.groupBy("transaction_id").agg(published)
+
+
+def _check_backs(f: Frames) -> DataFrame:
+    columns = ("state", "answered", "next_check_at", "parked_at", "parked_reason")
+    return f.check_back.select("transaction_id", *columns)
+
+
+def _answers(f: Frames) -> DataFrame:
+    """By number, because one check may stand twice; what a person asks of a parked one does not count."""
+    parked = f.attempt.where("kind = 'parked'").groupBy("transaction_id").agg(F.min("at").alias("parked_since"))
+    asked = f.attempt.where("kind = 'check' and outcome = 'unknown'").select("transaction_id", "number", "at")
+    return (
+        asked.join(parked, "transaction_id", "left")
+        .where(F.col("parked_since").isNull() | (F.col("at") < F.col("parked_since")))
+        .groupBy("transaction_id")
+        .agg(F.count_distinct("number").alias("answers"))
+    )
+
+
+def _rule(f: Frames, name: str) -> Column:
+    return F.lit(float(f.rules[name]))
+
+
+def _matched(f: Frames, sent: DataFrame) -> DataFrame:
+    """Return the deliveries whose message the subscription's topics take, with what tag and headers say to that."""
+    by_topic = takers(f, sent.select("topic").distinct()).where("subscription_id is not null")
+    wanted = by_topic.select("topic", "subscription_id", "tags", F.col("headers").alias("wanted"))
+    answer = F.when(~tag_taken(), F.lit(False)).when(
+        F.col("wanted").isNull() | F.col("has_half"), headers_taken(F.col("wanted"), F.col("headers"))
+    )
+    return sent.join(wanted, "topic").select(*DELIVERY, answer.alias("matched"), F.lit(True).alias("by_topic"))
+
+
+def _settle_match() -> Column:
+    """Whose topics do not take the message is not matched; whether a message that is gone is, cannot be told."""
+    return F.when(F.col("by_topic"), F.col("matched")).when(F.col("offset").isNotNull(), F.lit(False))
+
+
+def _traces(f: Frames) -> DataFrame:
+    others = [
+        frame.where("replay = 0").select(*DELIVERY, F.lit(None).cast("timestamp").alias("live"))
+        for frame in (f.delivery_retry, f.dead_letter, f.redelivery)
+    ]
+    receipts = f.receipt.select(
+        *DELIVERY,
+        F.when(F.col("replay") == 0, F.col("first_at")).alias("live"),
+        (F.col("replay") == 0).alias("traced"),
+        F.lit(True).alias("received"),
+        (F.col("outcome") == "delivered").alias("delivered"),
+    )
+    unreceived = {name: F.lit(name == "traced") for name in ("traced", "received", "delivered")}
+    every = reduce(DataFrame.unionByName, (other.withColumns(unreceived) for other in others), receipts)
+    return every.groupBy(DELIVERY).agg(
+        F.min("live").alias("live"),
+        *(F.bool_or(name).alias(name) for name in ("traced", "received", "delivered")),
+    )

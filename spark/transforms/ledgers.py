@@ -1,0 +1,131 @@
+"""Rules about what producers and consumers say themselves, where their ledgers are given."""
+
+from dataclasses import replace
+from datetime import UTC, date, datetime, timedelta
+
+from pyspark.sql import DataFrame
+from pyspark.sql import functions as F
+
+from spark.frames import Frames
+from spark.transforms.finding import findings, message_id
+from spark.transforms.joined import MESSAGE, Joined
+from spark.transforms.routes import RESERVED
+
+_ID = 36
+_MESSAGE_ID = r"^[0-9a-f-]{36}-[0-9]{1,4}$"
+
+
+def of_day(f: Frames) -> Frames:
+    """Return the frames with what the ledgers say of the day's transactions; the rest of them is another day's.
+
+    The consumers' gets the columns transaction_id and position.
+    """
+    low, high = _beginning(f.day), _beginning(f.day + timedelta(days=1))
+    producers, consumers = f.producer_ledger, f.consumer_ledger
+    of_the_day = (F.col("transaction_id") >= low) & (F.col("transaction_id") < high)
+    if producers is not None:
+        ids = F.lower("transaction_id").alias("transaction_id")
+        producers = producers.select(ids, F.lower("verdict").alias("verdict")).where(of_the_day)
+    if consumers is not None:
+        known = consumers.withColumn("message_id", F.lower("message_id")).where(
+            F.rlike("message_id", F.lit(_MESSAGE_ID))
+        )
+        consumers = known.withColumns(
+            {
+                "transaction_id": F.substring("message_id", 1, _ID),
+                "position": F.expr(f"cast(substring(message_id, {_ID + 2}) as smallint)"),
+            }
+        ).where(of_the_day)
+    return replace(f, producer_ledger=producers, consumer_ledger=consumers)
+
+
+def covered(subscription: DataFrame, ledger: DataFrame) -> DataFrame:
+    """Return the subscriptions (`subscription_id`, `name`) that a consumer ledger speaks of.
+
+    Those that it names; all if it names none.
+    """
+    named = ledger.select(F.col("subscription").alias("name")).where("name is not null").distinct()
+    names = named.agg(F.collect_set("name").alias("names"))
+    speaks = F.expr("size(names) = 0 or array_contains(names, name)")
+    return subscription.crossJoin(F.broadcast(names)).where(speaks).select("subscription_id", "name")
+
+
+def ledger_disagrees(j: Joined) -> DataFrame:
+    """The producer's ledger says one verdict, and the op is the other."""
+    recorded = F.expr("case verdict when 1 then 'commit' when 2 then 'rollback' end")
+    ops = j.transactions.where("verdict is not null").select(
+        "transaction_id", "producer_group", recorded.alias("recorded"), "source", "decided_at"
+    )
+    said = _producers(j).select("transaction_id", F.col("verdict").alias("ledger")).distinct()
+    found = said.join(ops, "transaction_id").where("ledger <> recorded")
+    detail = ("ledger", "recorded", "source", "decided_at")
+    return findings(found, j.day, "ledger_disagrees", "transaction_id", *detail)
+
+
+def ledger_not_sent(j: Joined) -> DataFrame:
+    """The producer committed it, and here is no half of it, or no verdict although the SLA is over since its birth."""
+    said = _producers(j).where("verdict = 'commit'").select("transaction_id").distinct()
+    known = j.transactions.select("transaction_id", "producer_group", "positions", "verdict", "born_at")
+    late = F.col("born_at") + F.make_dt_interval(secs=F.lit(j.sla_s)) <= j.seen_at
+    found = said.join(known, "transaction_id", "left").where(
+        F.col("positions").isNull() | (F.col("verdict").isNull() & late)
+    )
+    half = F.col("positions").isNotNull().alias("half")
+    return findings(found, j.day, "ledger_not_sent", "transaction_id", half, "born_at")
+
+
+def never_consumed(j: Joined) -> DataFrame:
+    """A subscription that the consumers' ledger speaks of received a message, and the ledger does not have it.
+
+    Halfnote's own messages are left out.
+    """
+    ledger = _consumers(j)
+    received = (
+        j.deliveries.where("delivered and offset is not null")
+        .where(~F.startswith("topic", F.lit(RESERVED)))
+        .join(F.broadcast(covered(j.whole.subscription, _whole_ledger(j))), ["subscription_id", "name"])
+    )
+    seen = ledger.select(*MESSAGE, F.col("subscription").alias("seen_by")).distinct()
+    same = [received[name] == seen[name] for name in MESSAGE]
+    same.append(F.col("seen_by").isNull() | (F.col("seen_by") == F.col("name")))
+    missing = received.join(seen, same, "left_anti")
+    found = missing.groupBy(*MESSAGE).agg(F.array_sort(F.collect_set("name")).alias("subscriptions"))
+    return findings(found, j.day, "never_consumed", message_id(), "subscriptions")
+
+
+def consumed_twice(j: Joined) -> DataFrame:
+    """A consumer saw a message more than once, by its own count."""
+    times = _consumers(j).groupBy(*MESSAGE, "subscription").agg(F.sum("times_seen").alias("times_seen"))
+    seen = F.array_sort(F.collect_list(F.struct("subscription", "times_seen"))).alias("seen")
+    found = times.where("times_seen > 1").groupBy(*MESSAGE).agg(seen)
+    return findings(found, j.day, "consumed_twice", message_id(), "seen")
+
+
+def consumed_not_sent(j: Joined) -> DataFrame:
+    """A consumer saw a message that is not in the outbox."""
+    sent = j.messages.where("offset is not null").select(*MESSAGE)
+    unknown = _consumers(j).where("times_seen > 0").join(sent, MESSAGE, "left_anti")
+    by = F.array_sort(F.collect_set("subscription")).alias("subscriptions")
+    return findings(unknown.groupBy(*MESSAGE).agg(by), j.day, "consumed_not_sent", message_id(), "subscriptions")
+
+
+def _beginning(day: date) -> str:
+    """Return what sorts before all ids of a day and after those of the days before: ids are UUIDv7, in lower case."""
+    milliseconds = int(datetime(day.year, day.month, day.day, tzinfo=UTC).timestamp() * 1000)
+    digits = f"{milliseconds:012x}"
+    return f"{digits[:8]}-{digits[8:]}"
+
+
+def _producers(j: Joined) -> DataFrame:
+    assert j.frames.producer_ledger is not None
+    return j.frames.producer_ledger
+
+
+def _consumers(j: Joined) -> DataFrame:
+    assert j.frames.consumer_ledger is not None
+    return j.frames.consumer_ledger
+
+
+def _whole_ledger(j: Joined) -> DataFrame:
+    assert j.whole.consumer_ledger is not None
+    return j.whole.consumer_ledger

@@ -1,0 +1,65 @@
+"""Rules about messages: what is committed is in the outbox and nothing else is, and content stays the same."""
+
+from pyspark.sql import DataFrame
+from pyspark.sql import functions as F
+
+from spark.transforms.finding import findings, message_id
+from spark.transforms.joined import MESSAGE, Joined
+from spark.transforms.routes import RESERVED
+
+
+def published_without_commit(j: Joined) -> DataFrame:
+    """A message is in the outbox, and its transaction has no verdict; or it has, and halves, but not of this message.
+
+    Of a verdict without any half tells op_without_half.
+    """
+    found = j.messages.where("offset is not null and (verdict is null or of_half and not has_half)")
+    return findings(found, j.day, "published_without_commit", message_id(), "offset", "topic", "has_half")
+
+
+def published_after_rollback(j: Joined) -> DataFrame:
+    """A message is in the outbox although its transaction was rolled back."""
+    found = j.messages.where("offset is not null and verdict = 2")
+    return findings(found, j.day, "published_after_rollback", message_id(), "offset", "topic", "source", "decided_at")
+
+
+def message_with_two_offsets(j: Joined) -> DataFrame:
+    """A message is in the outbox at more than one offset."""
+    found = j.messages.where("size(offsets) > 1")
+    return findings(found, j.day, "message_with_two_offsets", message_id(), "offsets", "topic")
+
+
+def content_differs(j: Joined) -> DataFrame:
+    """The digests that half, receipts (a replay's too) and archive have of a message are not all the same."""
+    digests = [
+        j.frames.half.select(*MESSAGE, F.lit("half").alias("source"), F.col("body_digest").alias("digest")),
+        j.frames.receipt.select(*MESSAGE, F.concat(F.lit("receipt:"), "subscription_id").alias("source"), "digest"),
+    ]
+    if j.frames.archive is not None:
+        digests.append(
+            j.frames.archive.select(*MESSAGE, F.lit("archive").alias("source"), F.col("body_digest").alias("digest"))
+        )
+    every = digests[0]
+    for more in digests[1:]:
+        every = every.unionByName(more)
+    told = F.map_from_entries(F.array_sort(F.collect_set(F.struct("source", F.lower(F.hex("digest")).alias("digest")))))
+    by_message = every.where("digest is not null").groupBy(MESSAGE)
+    found = by_message.agg(F.count_distinct("digest").alias("n"), told.alias("digests"))
+    return findings(found.where("n > 1"), j.day, "content_differs", message_id(), "digests")
+
+
+def unrouted(j: Joined) -> DataFrame:
+    """Topics with messages that no subscription ever matched, Halfnote's own left out.
+
+    A subscription matched what it takes, if it had begun then and was not deleted yet. What left any trace was matched
+    by topics and filters as they were then. What asks for headers counts if the half is gone.
+    """
+    began = "offset > started_after and (deleted_at is null or committed_at < deleted_at)"
+    matched = j.deliveries.where(f"traced or received or coalesce(matched, offset is not null) and {began}")
+    nobody = j.messages.where("offset is not null").join(matched.select(*MESSAGE), MESSAGE, "left_anti")
+    found = (
+        nobody.where(~F.startswith("topic", F.lit(RESERVED)))
+        .groupBy("topic")
+        .agg(F.count("*").alias("messages"), F.min_by(message_id(), "offset").alias("first"))
+    )
+    return findings(found, j.day, "unrouted", "topic", "messages", "first")

@@ -1,0 +1,103 @@
+"""Which subscription takes which message, as the service's relay decides it.
+
+A topic is taken by its name, or by a beginning (a pattern with a trailing `*`); `halfnote.…` by a beginning only if
+that begins so itself. An empty list of tags, and an empty set of headers, asks for all.
+"""
+
+from pyspark.sql import Column, DataFrame
+from pyspark.sql import functions as F
+
+from spark.frames import Frames
+
+RESERVED = "halfnote."
+# A change of topics and filters reaches every worker within this time.
+CHANGE_SETTLES_S = 60
+
+_FILTERS = "tags array<string>, headers map<string, string>"
+
+
+def routes(f: Frames) -> DataFrame:
+    """Return one row a subscription, deleted ones too.
+
+    `tags` and `headers` (a map) null: any. `judged_from`: what is committed from then on can be judged by its topics
+    and filters. `lowest`: the offset that its slowest shard has come to; 0 if nothing is known. `taker` is its number
+    as a hash, never 0.
+    """
+    lowest = f.checkpoint.groupBy("subscription_id").agg(F.min("offset").alias("lowest"))
+    wanted = F.from_json("filters", _FILTERS)
+    return (
+        f.subscription.join(lowest, "subscription_id", "left")
+        .select(
+            "subscription_id",
+            "name",
+            "topics",
+            "started_after",
+            "deleted_at",
+            F.when(F.size(wanted["tags"]) > 0, wanted["tags"]).alias("tags"),
+            F.when(F.size(wanted["headers"]) > 0, wanted["headers"]).alias("headers"),
+            (F.col("matches_since") + F.make_dt_interval(secs=F.lit(CHANGE_SETTLES_S))).alias("judged_from"),
+            F.coalesce("lowest", F.lit(0)).cast("long").alias("lowest"),
+        )
+        .withColumn("taker", F.xxhash64("subscription_id"))
+    )
+
+
+def takers(f: Frames, topics: DataFrame) -> DataFrame:
+    """Return one row for each topic of `topics` (column topic, distinct) and subscription that takes it by topic.
+
+    `place`: 0 for one of them, 1 for the next…; null columns, and place 0, for a topic that nobody takes.
+    """
+    asked = routes(f)
+    patterns = asked.select("subscription_id", F.explode("topics").alias("pattern")).distinct()
+    taken = topics.join(F.broadcast(patterns), _matches("topic", "pattern")).select("topic", "subscription_id")
+    return (
+        topics.join(taken.distinct().join(F.broadcast(asked), "subscription_id"), "topic", "left")
+        .drop("topics")
+        .withColumn("place", F.expr("row_number() over (partition by topic order by subscription_id) - 1"))
+    )
+
+
+def tag_taken() -> Column:
+    """Whether the filter `tags` takes the message's `tag`; never null."""
+    return F.col("tags").isNull() | F.coalesce(F.array_contains("tags", F.col("tag")), F.lit(False))
+
+
+def headers_taken(wanted: Column, sent: Column) -> Column:
+    """Whether the message's headers (a JSON object, or null) have all that is wanted (a map), names and values."""
+    found = F.from_json(sent, "map<string, string>")
+    missing = F.exists(
+        F.map_entries(wanted),
+        lambda pair: ~F.coalesce(F.try_element_at(found, pair["key"]) == pair["value"], F.lit(False)),
+    )
+    return F.coalesce(~missing, F.lit(True))
+
+
+def due_from() -> Column:
+    """When a message may go out: the producer's delay over, and committed."""
+    return F.coalesce("due_at", "committed_at")
+
+
+def must_be_there(seen_at: Column, sla_s: float) -> Column:
+    """Whether a subscription that takes the message must have got it by now, or have it in retry or dead; never null.
+
+    Not if it is deleted, began after the message, or has not come to it; nor if its topics and filters changed since
+    (within CHANGE_SETTLES_S), nor before the message's time and the SLA (seconds) are over.
+    """
+    return F.coalesce(
+        F.col("deleted_at").isNull()
+        & (F.col("offset") > F.col("started_after"))
+        & (F.col("offset") <= F.col("lowest"))
+        & (F.col("committed_at") >= F.col("judged_from"))
+        & (due_from() + F.make_dt_interval(secs=F.lit(sla_s)) <= seen_at),
+        F.lit(False),
+    )
+
+
+def _matches(topic: str, pattern: str) -> Column:
+    beginning = F.expr(f"substring({pattern}, 1, length({pattern}) - 1)")
+    by_beginning = (
+        F.endswith(F.col(pattern), F.lit("*"))
+        & F.startswith(F.col(topic), beginning)
+        & (~F.startswith(F.col(topic), F.lit(RESERVED)) | F.startswith(beginning, F.lit(RESERVED)))
+    )
+    return (F.col(topic) == F.col(pattern)) | by_beginning

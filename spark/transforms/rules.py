@@ -1,0 +1,106 @@
+"""Every rule, by its kind, and all of them over a day."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import reduce
+from typing import Literal, TypeAlias
+
+from pyspark.sql import DataFrame
+
+from spark.frames import Frames
+from spark.schemas import FINDING
+from spark.transforms import archive, deliveries, ledgers, messages, offsets, transactions
+from spark.transforms.joined import Joined
+from spark.transforms.joined import deliveries as joined_deliveries
+from spark.transforms.joined import messages as joined_messages
+from spark.transforms.joined import transactions as joined_transactions
+from spark.transforms.suspects import narrowed, suspects
+
+Needs: TypeAlias = Literal["always", "producer_ledger", "consumer_ledger", "archive"]
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """`kind` is the name of its findings and of their page in docs/findings; `needs`: without it there is no rule."""
+
+    kind: str
+    find: Callable[[Joined], DataFrame]
+    needs: Needs = "always"
+
+    @property
+    def page(self) -> str:
+        """Where it says what such a finding means and what a person does, from the project's root."""
+        return f"docs/findings/{self.kind}.md"
+
+    def applies(self, f: Frames) -> bool:
+        """Whether the frames have what the rule needs."""
+        if self.needs == "archive":
+            return f.archive_manifest is not None and f.found_manifest is not None
+        return self.needs == "always" or getattr(f, self.needs) is not None
+
+
+RULES: tuple[Rule, ...] = (
+    Rule("op_without_half", transactions.op_without_half),
+    Rule("half_stuck", transactions.half_stuck),
+    Rule("committed_not_published", transactions.committed_not_published),
+    Rule("published_without_commit", messages.published_without_commit),
+    Rule("published_after_rollback", messages.published_after_rollback),
+    Rule("offset_of_two_messages", offsets.offset_of_two_messages),
+    Rule("message_with_two_offsets", messages.message_with_two_offsets),
+    Rule("offsets_contradict_time", offsets.offsets_contradict_time),
+    Rule("unrouted", messages.unrouted),
+    Rule("undelivered", deliveries.undelivered),
+    Rule("receipt_without_message", deliveries.receipt_without_message),
+    Rule("receipt_not_matched", deliveries.receipt_not_matched),
+    Rule("content_differs", messages.content_differs),
+    Rule("parked", transactions.parked),
+    Rule("checks_beyond_max", transactions.checks_beyond_max),
+    Rule("verdict_refused", transactions.verdict_refused),
+    Rule("archive_differs", archive.archive_differs, "archive"),
+    Rule("ledger_disagrees", ledgers.ledger_disagrees, "producer_ledger"),
+    Rule("ledger_not_sent", ledgers.ledger_not_sent, "producer_ledger"),
+    Rule("never_consumed", ledgers.never_consumed, "consumer_ledger"),
+    Rule("consumed_twice", ledgers.consumed_twice, "consumer_ledger"),
+    Rule("consumed_not_sent", ledgers.consumed_not_sent, "consumer_ledger"),
+)
+
+
+def findings(f: Frames, *, sla_s: float, without: frozenset[str] = frozenset()) -> DataFrame:
+    """Return what the rules find, but for those of the kinds `without`, in the schema FINDING; it is computed already.
+
+    `sla_s`: how many seconds a delivery may take.
+    """
+    return _computed(found_in(joined(f, sla_s), without))
+
+
+def joined(f: Frames, sla_s: float) -> Joined:
+    """Return what the rules read: the joins over what is suspect, each computed already."""
+    f = ledgers.of_day(f)
+    few = narrowed(f, _computed(suspects(f, sla_s)), _computed)
+    known = _computed(joined_messages(few))
+    return Joined(
+        whole=f,
+        frames=few,
+        sla_s=sla_s,
+        transactions=_computed(joined_transactions(few)),
+        messages=known,
+        deliveries=_computed(joined_deliveries(few, known)),
+        disorder=_computed(offsets.disorder(f.outbox)),
+    )
+
+
+def found_in(j: Joined, without: frozenset[str] = frozenset()) -> DataFrame:
+    """Return what the rules find in the joins, but for those of the kinds `without`."""
+    found = [rule.find(j) for rule in RULES if rule.kind not in without and rule.applies(j.whole)]
+    nothing = j.whole.op.sparkSession.createDataFrame([], FINDING)
+    return reduce(DataFrame.unionByName, found, nothing)
+
+
+def _computed(frame: DataFrame) -> DataFrame:
+    """Return a frame's rows, few as they are, without the plan that they came by.
+
+    A cached frame would keep its plan, and those of all that it was made of; the rules' plans would grow with each step
+    until Spark spends minutes and its memory on them. Rows that an executor loses are lost: the run fails, and is
+    repeated. They are freed when nobody refers to them any more.
+    """
+    return frame.hint("rebalance").localCheckpoint(eager=True)

@@ -1,0 +1,93 @@
+"""Rules about transactions: half, op and check-back agree."""
+
+from pyspark.sql import Column, DataFrame
+from pyspark.sql import functions as F
+
+from spark.transforms.finding import findings
+from spark.transforms.joined import IN_DOUBT, PARKED, Joined
+
+# The hourly pass over every undecided day finds whatever the others missed; as long again for the pass itself.
+LONGEST_SWEEP_S = 7200
+# What a refused verdict's finding names at most.
+NAMED = 10
+
+
+def op_without_half(j: Joined) -> DataFrame:
+    """A verdict is recorded of a transaction of which there is no half, not even a part of it."""
+    found = j.transactions.where("verdict is not null and positions is null")
+    return findings(found, j.day, "op_without_half", "transaction_id", "verdict", "source", "decided_at")
+
+
+def half_stuck(j: Joined) -> DataFrame:
+    """A half has no verdict and is not parked, and by now no policy can still be waiting.
+
+    A half without an op is swept into check_back once its first check is due; the slowest pass goes over every
+    undecided day each hour (LONGEST_SWEEP_S). So without a row there, it is stuck as soon as that time is over.
+
+    In check_back it is asked until it is decided or parked. `max_checks` answers decide or park it. Each comes
+    `interval_s` after the one before, but before each there may be a run of checks that nobody answers; such a run
+    parks it once it has lasted `unanswered_park_s`. Each of these waits may be longer by `longest_hold_s`, for which
+    `Retry-After` holds a group, and by `longest_backoff_s`, which is longer than any lease. So the longest is
+    max_checks + 1 times the sum of all that, after the sweep. Only the checks that are still to come count: with
+    `answered` so many behind it, from the time of the next check on.
+    """
+    undecided = F.col("positions").isNotNull() & F.col("verdict").isNull() & ~F.col("state").eqNullSafe(PARKED)
+    swept = F.col("state").isNotNull()
+    over = F.when(swept, _after("next_check_at", _longest_wait_s(j))).otherwise(
+        _after("first_check_at", F.lit(LONGEST_SWEEP_S))
+    )
+    found = j.transactions.where(undecided & (over < j.seen_at)).withColumn("swept", swept)
+    return findings(found, j.day, "half_stuck", "transaction_id", "born_at", "first_check_at", "swept", "answered")
+
+
+def committed_not_published(j: Joined) -> DataFrame:
+    """A transaction is committed and some of its messages, or all, are not in the outbox."""
+    missing = F.array_except("positions", F.coalesce("published", F.array().cast("array<smallint>")))
+    found = j.transactions.where("verdict = 1 and positions is not null").withColumn("missing", missing)
+    return findings(found.where("size(missing) > 0"), j.day, "committed_not_published", "transaction_id", "missing")
+
+
+def parked(j: Joined) -> DataFrame:
+    """A transaction waits for a person. One that has a verdict only waits for upkeep to remove its row."""
+    found = j.transactions.where((F.col("state") == PARKED) & F.col("verdict").isNull())
+    reason = F.col("parked_reason").alias("reason")
+    return findings(found, j.day, "parked", "transaction_id", "parked_at", reason)
+
+
+def checks_beyond_max(j: Joined) -> DataFrame:
+    """A producer answered more checks than its policy asks for, and policy did not end it.
+
+    By check_back's count while it is in doubt; by the attempts that stay on record once it is decided. What a person
+    asks of a parked one is beyond no maximum. A group's `max_checks` is today's: of one that was lowered since, older
+    transactions may have more.
+    """
+    in_doubt = F.when(F.col("state") == IN_DOUBT, F.col("answered"))
+    found = j.transactions.withColumn("answered", F.greatest(in_doubt, F.col("answers")))
+    found = found.where(F.col("answered") > F.col("max_checks"))
+    most = F.col("max_checks").cast("int").alias("max_checks")
+    return findings(found, j.day, "checks_beyond_max", "transaction_id", "answered", most)
+
+
+def verdict_refused(j: Joined) -> DataFrame:
+    """Somebody tried to end transactions of a group against the verdict that stands."""
+    groups = j.transactions.select("transaction_id", F.coalesce("producer_group", F.lit("unknown")).alias("group"))
+    refused = j.frames.attempt.where("kind = 'refused'").join(groups, "transaction_id")
+    # Cut to the first few before they come together: a group may have tried a million.
+    each = refused.select("group", "transaction_id").distinct()
+    place = F.expr("row_number() over (partition by group order by transaction_id)")
+    named = each.withColumn("place", place).where(F.col("place") <= NAMED).groupBy("group")
+    few = named.agg(F.array_sort(F.collect_list("transaction_id")).alias("transactions"))
+    counted = refused.groupBy("group").agg(F.count("*").alias("refused")).join(few, "group")
+    found = counted.withColumn("producer_group", F.col("group"))
+    return findings(found, j.day, "verdict_refused", "producer_group", "refused", "transactions")
+
+
+def _longest_wait_s(j: Joined) -> Column:
+    rules = j.frames.rules
+    postponed = F.lit(rules["longest_hold_s"] + rules["longest_backoff_s"])
+    to_come = F.greatest(F.col("max_checks") - F.col("answered"), F.lit(0)) + 1
+    return to_come * (F.col("interval_s") + F.col("unanswered_park_s") + postponed)
+
+
+def _after(since: str, seconds: Column) -> Column:
+    return F.col(since) + F.make_dt_interval(secs=seconds.cast("decimal(18, 6)"))

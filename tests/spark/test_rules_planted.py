@@ -1,0 +1,193 @@
+"""A day with one fault of each kind: each rule finds its own, and no other rule finds it."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyspark.sql import SparkSession
+from pyspark.testing import assertDataFrameEqual
+
+from spark.transforms.joined import Joined
+from spark.transforms.rules import RULES, findings, found_in, joined
+from tests.spark.frames import Day, born, digest, expected, finding, id_of, message_id, of_message, plain_day
+
+pytestmark = pytest.mark.xdist_group("spark")
+
+ROOT = Path(__file__).parent.parent.parent
+SLA_S = 3600.0
+# The kinds of the contract; a rule that is lost must not go unseen.
+KINDS = frozenset(
+    """
+op_without_half half_stuck committed_not_published published_without_commit published_after_rollback
+offset_of_two_messages message_with_two_offsets offsets_contradict_time unrouted undelivered receipt_without_message
+receipt_not_matched content_differs parked checks_beyond_max verdict_refused archive_differs ledger_disagrees
+ledger_not_sent never_consumed consumed_twice consumed_not_sent
+""".split()  # noqa: SIM905 -- a list of names reads better so
+)
+
+Planted = dict[str, Any]
+
+
+def plant(day: Day) -> Planted:
+    """Plant a fault of each kind, on a transaction each (100 and more); return what is to be found, by kind."""
+    found: Planted = {}
+    for plant_one in (_plant_transactions, _plant_messages, _plant_offsets, _plant_deliveries, _plant_ledgers):
+        found |= plant_one(day)
+    return found
+
+
+def _about(kind: str, number: int, **columns: Any) -> Any:
+    return finding(kind, id_of(number), transaction_id=id_of(number), **columns)
+
+
+def _plant_transactions(day: Day) -> Planted:
+    day.op(100, 2)
+    day.half(101)
+    day.committed(102, 3)
+    day.rows["outbox"] = [row for row in day.rows["outbox"] if row["offset"] != 10201]
+    day.rows["receipt"] = [row for row in day.rows["receipt"] if row["offset"] != 10201]
+    day.half(103)
+    day.check_back(103, state=2, parked_at=born(200), parked_reason="nobody answers", next_check_at=None)
+    day.half(104)
+    day.op(104, 2, source=2)
+    for number in range(1, 18):
+        day.attempt(104, "check", number=number, outcome="unknown")
+    day.committed(105, producer_group="billing")
+    day.attempt(105, "refused", verdict=2, source=0)
+    archived = {"rows": 10, "first_id": id_of(1), "last_id": id_of(10), "digest": "123"}
+    day.extra["archive_manifest"] = {"tables": {"half": archived, "op": archived}}
+    day.extra["found_manifest"] = {"tables": {"half": archived, "op": archived | {"digest": "124"}}}
+    return {
+        "op_without_half": _about("op_without_half", 100),
+        "half_stuck": _about("half_stuck", 101, producer_group="shop"),
+        "committed_not_published": _about("committed_not_published", 102, producer_group="shop"),
+        "parked": _about("parked", 103, producer_group="shop"),
+        "checks_beyond_max": _about("checks_beyond_max", 104, producer_group="shop"),
+        "verdict_refused": finding("verdict_refused", "billing", producer_group="billing"),
+        "archive_differs": finding("archive_differs", "op"),
+    }
+
+
+def _plant_messages(day: Day) -> Planted:
+    day.sent(110)
+    day.received(110)
+    day.half(111)
+    day.op(111, 2)
+    day.sent(111)
+    day.received(111)
+    day.committed(112)
+    day.rows["receipt"][-1]["digest"] = digest("something else")
+    day.committed(113, topic="odrer")
+    day.rows["receipt"].pop()
+    return {
+        "published_without_commit": of_message("published_without_commit", 110),
+        "published_after_rollback": of_message("published_after_rollback", 111, producer_group="shop"),
+        "content_differs": of_message("content_differs", 112),
+        "unrouted": finding("unrouted", "odrer"),
+    }
+
+
+def _plant_offsets(day: Day) -> Planted:
+    for number in range(120, 126):
+        day.committed(number)
+    by_offset = {row["offset"]: row for row in day.rows["outbox"]}
+    by_offset[12100]["offset"] = 12000
+    by_offset[12100]["committed_at"] = by_offset[12000]["committed_at"]
+    day.sent(123, offset=12301)
+    by_offset[12500]["committed_at"] = born(0)
+    return {
+        "offset_of_two_messages": finding("offset_of_two_messages", "12000"),
+        "message_with_two_offsets": of_message("message_with_two_offsets", 123, producer_group="shop"),
+        "offsets_contradict_time": finding("offsets_contradict_time", "12500"),
+    }
+
+
+def _plant_deliveries(day: Day) -> Planted:
+    day.subscribe(2, "billing.*")
+    day.committed(130)
+    day.rows["receipt"].pop()
+    day.rolled_back(131)
+    day.received(131)
+    day.committed(132)
+    day.received(132, subscription=2)
+    kinds = {"undelivered": (130, 1), "receipt_without_message": (131, 1), "receipt_not_matched": (132, 2)}
+    return {
+        kind: of_message(kind, number, subscription_id=to) | {"subject": f"{message_id(number)}:{to}"}
+        for kind, (number, to) in kinds.items()
+    }
+
+
+def _plant_ledgers(day: Day) -> Planted:
+    for number in (140, 142, 143):
+        day.committed(number)
+    day.ledger(
+        "producer_ledger",
+        {"transaction_id": id_of(1), "verdict": "commit"},
+        {"transaction_id": id_of(11), "verdict": "rollback"},
+        {"transaction_id": id_of(140), "verdict": "rollback"},
+        {"transaction_id": id_of(141), "verdict": "commit"},
+    )
+    consumed = {(row["transaction_id"], row["position"]) for row in day.rows["receipt"]} - {(id_of(142), 0)}
+    sent = {(row["transaction_id"], row["position"]) for row in day.rows["outbox"]}
+    day.ledger(
+        "consumer_ledger",
+        *({"message_id": f"{one}-{position}", "times_seen": 1} for one, position in sorted(consumed & sent)),
+        {"message_id": message_id(143), "times_seen": 1},
+        {"message_id": message_id(144), "times_seen": 1},
+    )
+    return {
+        "ledger_disagrees": _about("ledger_disagrees", 140, producer_group="shop"),
+        "ledger_not_sent": _about("ledger_not_sent", 141),
+        "never_consumed": of_message("never_consumed", 142),
+        "consumed_twice": of_message("consumed_twice", 143),
+        "consumed_not_sent": of_message("consumed_not_sent", 144),
+    }
+
+
+@pytest.fixture(scope="module")
+def planted() -> tuple[Day, Planted]:
+    """A day with a fault of each kind, and the findings by kind."""
+    day = plain_day()
+    return day, plant(day)
+
+
+@pytest.fixture(scope="module")
+def planted_joins(spark: SparkSession, planted: tuple[Day, Planted]) -> Joined:
+    """What the rules read of that day."""
+    return joined(planted[0].frames(spark), SLA_S)
+
+
+def test_each_fault_is_found_and_nothing_else(spark: SparkSession, planted: tuple[Day, Planted]) -> None:
+    day, found = planted
+    actual = findings(day.frames(spark), sla_s=SLA_S)
+    assertDataFrameEqual(actual.drop("detail"), expected(spark, list(found.values())))
+
+
+@pytest.mark.parametrize("kind", sorted(KINDS))
+def test_a_rule_alone_finds_its_own_fault_and_no_other(
+    spark: SparkSession, planted: tuple[Day, Planted], planted_joins: Joined, kind: str
+) -> None:
+    # So whichever is switched off, exactly its own fault goes unfound.
+    actual = found_in(planted_joins, KINDS - {kind}).drop("detail")
+    assertDataFrameEqual(actual, expected(spark, [planted[1][kind]]))
+
+
+def test_a_rule_switched_off_leaves_the_others(
+    spark: SparkSession, planted: tuple[Day, Planted], planted_joins: Joined
+) -> None:
+    found = [row for name, row in planted[1].items() if name not in ("parked", "undelivered")]
+    actual = found_in(planted_joins, frozenset({"parked", "undelivered"})).drop("detail")
+    assertDataFrameEqual(actual, expected(spark, found))
+
+
+def test_every_kind_has_its_rule_its_page_and_a_fault(planted: tuple[Day, Planted]) -> None:
+    assert sorted(rule.kind for rule in RULES) == sorted(KINDS) == sorted(planted[1])
+    assert all((ROOT / rule.page).is_file() for rule in RULES)
+    assert {page.stem for page in (ROOT / "docs" / "findings").glob("*.md")} - {"README"} == KINDS
+
+
+def test_a_day_in_order_has_no_finding(spark: SparkSession) -> None:
+    day = plain_day()
+    day.ledger("producer_ledger", *({"transaction_id": id_of(n), "verdict": "commit"} for n in range(1, 11)))
+    day.ledger("consumer_ledger", *({"message_id": message_id(n), "times_seen": 1} for n in range(1, 11)))
+    assert findings(day.frames(spark), sla_s=SLA_S).collect() == []
