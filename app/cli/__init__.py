@@ -5,6 +5,7 @@ import sys
 import typer
 
 from app.cli import (
+    archive,
     dead_letters,
     deciding,
     findings,
@@ -28,6 +29,7 @@ app = typer.Typer(
 serve.install(app)
 operation.install(app)
 proof.install(app)
+archive.install(app)
 deciding.install(transactions.app)
 app.add_typer(groups.app, name="groups")
 app.add_typer(subscriptions.app, name="subscriptions")

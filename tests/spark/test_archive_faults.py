@@ -24,6 +24,7 @@ from tests.spark.archives import DAY, THEN, path_of, row_of, settled_day, until_
 pytestmark = [pytest.mark.xdist_group("spark"), pytest.mark.usefixtures("group"), pytest.mark.slow]
 
 MIB = 1024 * 1024
+PROGRAM = ("spark.jobs.archive",)
 
 
 @pytest.fixture
@@ -36,8 +37,10 @@ def settings(dsn: str, root: Path) -> Settings:
     return Settings(_env_file=None, database_url=dsn, pool_size=8, linger_s=0, archive=str(root))  # type: ignore[call-arg]
 
 
-def started(dsn: str, root: Path, log: Path, largest_file: int | None = None) -> "subprocess.Popen[bytes]":
-    """`halfnote archive`'s program in a session of its own, which may write no file larger than `largest_file`."""
+def started(
+    dsn: str, root: Path, log: Path, *program: str, largest_file: int | None = None
+) -> "subprocess.Popen[bytes]":
+    """A program in a session of its own, which may write no file larger than `largest_file`."""
 
     def limit() -> None:
         if largest_file is not None:
@@ -45,7 +48,7 @@ def started(dsn: str, root: Path, log: Path, largest_file: int | None = None) ->
 
     with log.open("wb") as output:
         return subprocess.Popen(
-            [sys.executable, "-m", "spark.jobs.archive", "--master", "local[1]"],
+            [sys.executable, "-m", *(program or PROGRAM), "--master", "local[1]"],
             cwd=ROOT,
             env={**os.environ, "HALFNOTE_DATABASE_URL": dsn, "HALFNOTE_ARCHIVE": str(root)},
             stdout=output,
@@ -100,7 +103,8 @@ async def test_without_room_it_fails_and_leaves_nothing(
     assert f"{DAY} was not archived: half could not be archived: java.io.IOException: File too large" in said
     assert row_of(dsn).archive is None
     assert list((root / f"day={DAY}").iterdir()) == []
-    again = started(dsn, root, tmp_path / "log")
+    # With room, and as cron calls it.
+    again = started(dsn, root, tmp_path / "log", "app.cli", "archive")
     assert again.wait(timeout=240) == 0, (tmp_path / "log").read_text()
     described = row_of(dsn).archive_manifest
     assert described is not None
