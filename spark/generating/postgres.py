@@ -14,6 +14,7 @@ import pyarrow as pa
 import pyarrow.csv as arrow_csv
 from psycopg import sql
 
+from spark.database import partition_name
 from spark.generating.chunk import chunk_of
 from spark.generating.columns import bytea_texts
 from spark.generating.plan import GROUPS, INTERVAL_S, MAX_CHECKS, OWN_TOPIC, UNANSWERED_PARK_S, Plan, topics_of
@@ -60,7 +61,8 @@ def prepare(dsn: str, plan: Plan, subscriptions: int, *, unconstrained: bool) ->
         if unconstrained:
             _refuse_rows(connection, list(BIG))
             connection.execute("alter table outbox drop constraint if exists outbox_pkey")
-        _refuse_rows(connection, [name for name in map(plan_table(plan.day), BIG) if _exists(connection, name)])
+        names = [partition_name(table, plan.day) for table in BIG]
+        _refuse_rows(connection, [name for name in names if _exists(connection, name)])
         for table in BIG:
             _make_table(connection, table, plan.day)
         plan = _numbered(connection, plan)
@@ -76,11 +78,6 @@ def prepare(dsn: str, plan: Plan, subscriptions: int, *, unconstrained: bool) ->
         return replace(plan, ids=ids)
 
 
-def plan_table(day: date) -> Any:
-    """Return what names a table's partition of a day, as the service does."""
-    return lambda table: f"{table}_{day:%Y%m%d}"
-
-
 def _exists(connection: psycopg.Connection, name: str) -> bool:
     return _value(connection, "select to_regclass(%s) is not null", name) is True
 
@@ -93,7 +90,7 @@ def _refuse_rows(connection: psycopg.Connection, names: list[str]) -> None:
 
 def _make_table(connection: psycopg.Connection, table: str, day: date) -> None:
     """Make the day's table anew, without indexes: they are made from what is in it."""
-    name = sql.Identifier(plan_table(day)(table))
+    name = sql.Identifier(partition_name(table, day))
     connection.execute(sql.SQL("drop table if exists {}").format(name))
     connection.execute(
         sql.SQL("create table {} (like {} including all excluding indexes)").format(name, sql.Identifier(table))
@@ -132,7 +129,7 @@ def fill(dsn: str, plan: Plan, chunk: int) -> tuple[dict[str, int], dict[str, li
         # Nobody waits for these rows.
         connection.execute("set local synchronous_commit = off")
         for table, rows in made.tables.items():
-            name = plan_table(plan.day)(table) if table in BIG else table
+            name = partition_name(table, plan.day) if table in BIG else table
             if rows.num_rows:
                 _copy(connection, name, rows)
     return {table: rows.num_rows for table, rows in made.tables.items()}, made.planted
@@ -151,14 +148,14 @@ def as_csv(rows: pa.Table) -> bytes:
         if pa.types.is_binary(column.type):
             rows = rows.set_column(at, column.name, bytea_texts(rows.column(at).combine_chunks()))
     buffer = BytesIO()
-    arrow_csv.write_csv(rows, buffer, arrow_csv.WriteOptions(include_header=False))
+    arrow_csv.write_csv(rows, buffer, arrow_csv.WriteOptions(include_header=False, batch_size=65_536))
     return buffer.getvalue()
 
 
 def attach(dsn: str, plan: Plan, table: str) -> None:
     """Attach a day's table, which makes its indexes, and analyze it."""
     low, high = (UUID(int=(plan.begins_us // 1000 + ms) << 80) for ms in (0, 86_400_000))
-    name = plan_table(plan.day)(table)
+    name = partition_name(table, plan.day)
     with psycopg.connect(dsn, autocommit=True) as connection:
         connection.execute("set maintenance_work_mem = '256MB'")
         if not _value(connection, _ATTACHED, name, table):
