@@ -1,6 +1,6 @@
 """`python -m bench [name…]`: run benchmarks, print a table each and write bench/out/<name>.json. QUICK=1: seconds.
 
-Without names all but `relay`, which takes a quarter of an hour; `relay:<row>` is one of its rows.
+Without names all but `relay` and `spark`, which take a quarter of an hour each; `relay:<row>` is one of its rows.
 """
 
 import os
@@ -11,7 +11,7 @@ from functools import partial
 
 import uvloop
 
-from bench import checkback, http, latency, memory, processes, relay, stored
+from bench import checkback, http, latency, memory, processes, relay, spark, stored
 from bench.machine import as_text
 from bench.report import Report
 from bench.stage import Stage, open_stage
@@ -29,6 +29,11 @@ RELAY: dict[str, Callable[[Stage], Awaitable[Report]]] = {
     "relay": relay.bench,
     **{f"relay:{row}": partial(relay.bench, names=[row]) for row in relay.ROWS},
 }
+SPARK: dict[str, Callable[[Stage], Awaitable[Report]]] = {
+    "spark": spark.bench,
+    **{f"spark:{row}": partial(spark.bench, names=[row]) for row in spark.ROWS},
+}
+ALL = BENCHMARKS | RELAY | SPARK
 
 
 async def run(names: Sequence[str], *, quick: bool) -> list[Report]:
@@ -39,7 +44,7 @@ async def run(names: Sequence[str], *, quick: bool) -> list[Report]:
         if quick:
             print("QUICK: single short runs, good to see that it all works; no figure here means much.")
         for name in names:
-            report = await (BENCHMARKS | RELAY)[name](stage)
+            report = await ALL[name](stage)
             path = report.write(stage.machine)
             print(f"{report}\n  → {os.path.relpath(path)}", flush=True)
             reports.append(report)
@@ -49,9 +54,9 @@ async def run(names: Sequence[str], *, quick: bool) -> list[Report]:
 def main(arguments: Sequence[str]) -> int:
     """Return 0 whatever the figures are: a benchmark tells, a test judges. 1 if a part of one broke off."""
     names = list(arguments) or list(BENCHMARKS)
-    unknown = [name for name in names if name not in BENCHMARKS | RELAY]
+    unknown = [name for name in names if name not in ALL]
     if unknown:
-        known = ", ".join(BENCHMARKS | RELAY)
+        known = ", ".join(ALL)
         print(f"No benchmark is called {', '.join(unknown)}; there are {known}.", file=sys.stderr)
         return 2
     require_wrk()

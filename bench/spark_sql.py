@@ -1,0 +1,83 @@
+"""The proof's rules as plain SQL, in Postgres and in DuckDB: what they find, and how long they take."""
+
+import json
+import time
+from contextlib import closing
+from dataclasses import dataclass
+from datetime import date
+from pathlib import Path
+from string import Template
+
+import duckdb
+
+from app.ids import day_bounds
+from app.models import DAY_TABLES
+from app.store.days import partition_name
+from bench.stage import connected
+
+HERE = Path(__file__).parent
+# An hour, as the proof's own default.
+SLA_S = 3600
+Found = frozenset[tuple[str, str]]
+FOUND = "select kind, subject from found"
+# As Spark has: two threads, 2 GB.
+DUCKDB = {"threads": "2", "memory_limit": "2GB"}
+FRAMES = (*DAY_TABLES, "check_back", "delivery_retry", "dead_letter", "redelivery")
+FRAMES += ("subscription", "checkpoint", "producer_group")
+# The small ones may be missing.
+EMPTY = {
+    "delivery_retry": "transaction_id varchar, position smallint, subscription_id integer, replay integer",
+}
+POSTGRES = {"work_mem": "256MB", "maintenance_work_mem": "256MB", "max_parallel_workers_per_gather": "1", "jit": "off"}
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What was found, as (kind, subject), and in how many seconds."""
+
+    found: Found
+    seconds: float
+
+
+async def by_postgres(dsn: str, day: date) -> Answer:
+    """Run the script in Postgres, in one connection."""
+    low, high = day_bounds(day)
+    names = {table: partition_name(table, day) for table in DAY_TABLES}
+    script = Template((HERE / "spark_rules.sql").read_text()).substitute(names, low=low, high=high, sla_s=SLA_S)
+    async with connected(dsn) as connection:
+        for name, value in POSTGRES.items():
+            await connection.execute(f"set {name} = '{value}'")
+        began = time.monotonic()
+        await connection.execute(script, timeout=1800)
+        seconds = time.monotonic() - began
+        rows = await connection.fetch(FOUND)
+    return Answer(frozenset((row["kind"], row["subject"]) for row in rows), seconds)
+
+
+def by_duckdb(directory: Path, spill: Path) -> Answer:
+    """Run the script in DuckDB over a directory of frames; what does not fit in memory goes to `spill`."""
+    told = json.loads((directory / "frames.json").read_text())
+    with closing(duckdb.connect(config=DUCKDB | {"temp_directory": str(spill)})) as connection:
+        connection.execute("set timezone = 'UTC'")
+        connection.execute("set preserve_insertion_order = false")
+        began = time.monotonic()
+        for name in FRAMES:
+            if (directory / name).is_dir():
+                connection.execute(f"create view {name} as select * from read_parquet('{directory}/{name}/*.parquet')")
+            else:
+                connection.execute(f"create table {name} ({EMPTY[name]})")
+        connection.execute("create table rule (name varchar, value double)")
+        connection.executemany("insert into rule values (?, ?)", list(told["rules"].items()))
+        connection.execute(
+            "create table moment as select ?::timestamptz as seen_at, ?::double as sla_s", [told["seen_at"], SLA_S]
+        )
+        connection.execute((HERE / "spark_rules_duckdb.sql").read_text())
+        seconds = time.monotonic() - began
+        rows = connection.execute(FOUND).fetchall()
+    return Answer(frozenset((kind, subject) for kind, subject in rows), seconds)
+
+
+def planted_in(file: Path) -> Found:
+    """Return what the generator planted."""
+    planted: dict[str, list[str]] = json.loads(file.read_text())
+    return frozenset((kind, subject) for kind, subjects in planted.items() for subject in subjects)
