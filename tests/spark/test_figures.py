@@ -205,8 +205,8 @@ def test_of_many_deliveries_a_part_stands_for_all(spark: SparkSession, monkeypat
     found = figures(
         frames(
             spark,
-            receipt=[receipt(name, 1, MIDNIGHT + SECOND) for name in ids],
-            outbox=[sent(name, MIDNIGHT) for name in ids],
+            receipt=[receipt(name, 1, MIDNIGHT + SECOND, offset=offset) for offset, name in enumerate(ids)],
+            outbox=[sent(name, MIDNIGHT) | {"offset": offset} for offset, name in enumerate(ids)],
         )
     )
     [one] = found["subscriptions"]
