@@ -28,7 +28,8 @@ LOCK_WAIT = "30s"
 DAYS = "select day, low, high, archive, archive_manifest from day where state <> 'gone' order by day"
 RULES = "select name, value from shared_rule"
 LOCK_HOLDER = """
-select a.application_name, a.client_addr::text, a.backend_start from pg_locks l join pg_stat_activity a using (pid)
+select a.application_name, host(a.client_addr) as client_addr, a.backend_start
+from pg_locks l join pg_stat_activity a using (pid)
 where l.locktype = 'advisory' and l.database = (select oid from pg_database where datname = current_database())
   and l.classid = 0 and l.objid = %s and l.objsubid = 1 and l.granted
 """

@@ -1,0 +1,109 @@
+"""What a run does with the days it read: findings, figures and what is still open, day by day."""
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+from uuid import UUID
+
+from py4j.protocol import Py4JError
+from pyspark.errors import PySparkException
+from pyspark.sql import DataFrame, Row, SparkSession
+from pyspark.sql import functions as F
+from pyspark.sql.window import Window
+
+from spark import results, schemas
+from spark.errors import RunFailedError
+from spark.frames import Frames, empty
+from spark.progress import Progress
+from spark.results import DayResult
+from spark.sources import root_cause
+from spark.transforms.figures import figures
+from spark.transforms.rules import RULES, findings
+from spark.transforms.waiting import waiting
+from spark.watermark import state_after
+
+
+@dataclass(frozen=True)
+class ReadDay:
+    """A day as it was read, and its signature at that moment."""
+
+    frames: Frames
+    signature: Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class ProvedDay:
+    """What a run says of a day, and all its findings, staged."""
+
+    result: DayResult
+    findings: DataFrame
+
+
+def prove(
+    spark: SparkSession, read: ReadDay, staging_dir: str, progress: Progress, *, sla_s: float, margin_s: float
+) -> ProvedDay:
+    """Apply the rules to a day. Raises RunFailedError if Spark cannot."""
+    f = read.frames
+    try:
+        with progress.stage("join", f.day) as stage:
+            cached = empty(spark, schemas.FINDING) if is_empty(f) else findings(f, sla_s=sla_s)
+            staged = _staged(spark, cached, f"{staging_dir}/findings")
+            cached.unpersist()
+            found = {row["kind"]: row["count"] for row in staged.groupBy("kind").count().collect()}
+            stage.rows = sum(found.values())
+        with progress.stage("figures", f.day):
+            drawn = figures(f)
+        with progress.stage("waiting", f.day) as stage:
+            stage.rows = waiting(f).count()
+    except (PySparkException, Py4JError) as error:
+        raise RunFailedError(f"The day {f.day} cannot be judged: {root_cause(str(error))}") from error
+    outcomes = {name: sum(counts) for name, counts in drawn["outcomes"].items()}
+    undecided = outcomes["undecided"] + outcomes["parked"]
+    unsettled = stage.rows + found.get("undelivered", 0)
+    return ProvedDay(
+        DayResult(
+            day=f.day,
+            state=state_after(f.day, f.seen_at, margin_s, undecided=undecided, unsettled=unsettled),
+            counts=dict(f.rows) | outcomes | {"undecided": undecided, "unsettled": unsettled},
+            found=found,
+            signature=read.signature,
+            figures=drawn,
+            looked_for={
+                rule.kind for rule in RULES if rule.applies(f) and found.get(rule.kind, 0) <= results.MOST_FINDINGS
+            },
+        ),
+        staged,
+    )
+
+
+def is_empty(f: Frames) -> bool:
+    """Tell whether there is nothing of the day that a rule could look at."""
+    beside = (f.producer_ledger, f.consumer_ledger, f.archive_manifest)
+    of_day = [f.rows.get(name, 1) for name in (*schemas.BIG, *schemas.OF_DAY)]
+    return not any(of_day) and all(part is None for part in beside)
+
+
+def first_findings(days: Iterable[ProvedDay], at_most: int) -> Iterator[tuple[Any, ...]]:
+    """Return the findings in the order of FINDING's columns; of a kind and day so many at most."""
+    for day in days:
+        kept = day.findings
+        if any(count > at_most for count in day.result.found.values()):
+            place = F.row_number().over(Window.partitionBy("kind").orderBy("subject"))
+            kept = kept.withColumn("place", place).where(F.col("place") <= at_most)
+        for row in kept.select(*schemas.FINDING.names).toLocalIterator():
+            yield _checked(row)
+
+
+def _checked(row: Row) -> tuple[Any, ...]:
+    """A ledger may name what is no transaction id: that stands in the subject alone."""
+    values = row.asDict()
+    try:
+        values["transaction_id"] = None if row["transaction_id"] is None else str(UUID(row["transaction_id"]))
+    except ValueError:
+        values["transaction_id"] = None
+    return tuple(values.values())
+
+
+def _staged(spark: SparkSession, frame: DataFrame, place: str) -> DataFrame:
+    frame.write.option("compression", "zstd").parquet(place)
+    return spark.read.schema(schemas.FINDING).parquet(place)

@@ -1,0 +1,156 @@
+"""What a run reads: which days, out of one snapshot, with ledgers and archives beside them."""
+
+from collections.abc import Callable, Collection, Iterator, Mapping
+from dataclasses import dataclass, replace
+from datetime import date, datetime
+
+from pyspark.sql import DataFrame, SparkSession
+
+from spark import archive, manifest
+from spark.database import Day, Snapshot, open_snapshot
+from spark.errors import RunFailedError, SnapshotLostError
+from spark.files import Files
+from spark.ledgers import Ledger, consumer_ledger, producer_ledger, write_set_aside
+from spark.progress import Progress
+from spark.proving import ReadDay
+from spark.sources import days_of_parquet, frames_from_parquet, frames_from_postgres
+from spark.standby import standby_warning
+from spark.watermark import Candidate, Seen, days_to_run
+
+# A standby that cancels more reads than this will cancel the next as well.
+MOST_SNAPSHOTS = 6
+
+
+@dataclass(frozen=True)
+class Read:
+    """The days of one snapshot, oldest first."""
+
+    seen_at: datetime
+    standby: bool
+    days: list[ReadDay]
+
+
+@dataclass(frozen=True)
+class Wish:
+    """Which days are wanted (`asked`, or by watermark from what the last runs `seen`), and how old a final one is."""
+
+    asked: Collection[date]
+    seen: Mapping[date, Seen]
+    margin_s: float
+
+
+def read_days(
+    spark: SparkSession,
+    url: str,
+    wish: Wish,
+    staging_dir: str,
+    progress: Progress,
+) -> Read:
+    """Read the days in one snapshot; with a new one if the server gave the first up. Raises RunFailedError."""
+    files = Files(spark)
+    for number in range(1, MOST_SNAPSHOTS + 1):
+        try:
+            with progress.stage("snapshot"), open_snapshot(url) as snapshot:
+                return _read(spark, snapshot, wish, staging_dir, progress)
+        except SnapshotLostError as lost:
+            files.remove(staging_dir)
+            if number == MOST_SNAPSHOTS:
+                raise RunFailedError(f"No snapshot lived long enough, of {number}. {lost}") from lost
+            progress.say("snapshot_lost", f"{lost} Beginning again with a new snapshot.", snapshots=number)
+    raise AssertionError("unreachable: the last try returns or raises")
+
+
+def _read(spark: SparkSession, snapshot: Snapshot, wish: Wish, staging_dir: str, progress: Progress) -> Read:
+    settings = snapshot.standby_settings()
+    warning = None if settings is None else standby_warning(settings)
+    if warning is not None:
+        progress.say("standby", warning)
+    days = {day.day: day for day in snapshot.days()}
+    # All that may be looked at, so that counting and reading find them there.
+    snapshot.lock([day for day in days if _may_run(wish, days[day])])
+    read = [
+        _read_day(spark, snapshot, days[day], f"{staging_dir}/{day}", progress)
+        for day in _chosen(snapshot, days, wish, progress)
+    ]
+    return Read(snapshot.seen_at, snapshot.standby, read)
+
+
+def _may_run(wish: Wish, day: Day) -> bool:
+    if wish.asked:
+        return day.day in wish.asked
+    seen = wish.seen.get(day.day)
+    return seen is None or seen.state != "final" or day.archive is not None
+
+
+def _chosen(snapshot: Snapshot, days: Mapping[date, Day], wish: Wish, progress: Progress) -> list[date]:
+    candidates = [Candidate(day.day, day.archive, wish.seen.get(day.day)) for day in days.values()]
+    try:
+        chosen = days_to_run(
+            candidates, snapshot.seen_at, wish.margin_s, lambda day: snapshot.signature(days[day]), wish.asked
+        )
+    except KeyError as missing:
+        here = ", ".join(map(str, days)) or "none"
+        raise RunFailedError(f"The day {missing.args[0]} is not here; here are: {here}.") from None
+    for day, why in chosen.items():
+        progress.say("day", f"{day}: {why}", day=day, reason=why)
+    return list(chosen)
+
+
+def _read_day(spark: SparkSession, snapshot: Snapshot, day: Day, staging_dir: str, progress: Progress) -> ReadDay:
+    frames = frames_from_postgres(spark, snapshot, day.day, staging_dir, progress)
+    if day.archive is not None and day.archive_manifest is not None:
+        with progress.stage("manifest", day.day):
+            found = manifest.of_day(snapshot.connection, day.day)
+        frames = archive.beside(frames, spark, day.archive, day.archive_manifest, found)
+    return ReadDay(frames, snapshot.signature(day, frames.rows))
+
+
+def read_parquet(spark: SparkSession, directory: str, asked: Collection[date]) -> Iterator[ReadDay]:
+    """Return the days that are in a directory as frames, or as archives; of those that were asked for."""
+    for place in days_of_parquet(spark, directory):
+        archived = Files(spark).exists(f"{place}/{archive.MANIFEST}")
+        frames = archive.frames_from_archive(spark, place) if archived else frames_from_parquet(spark, place)
+        if not asked or frames.day in asked:
+            yield ReadDay(frames, {})
+
+
+@dataclass(frozen=True)
+class Ledgers:
+    """What producers' and consumers' databases say, of all days."""
+
+    producer: DataFrame | None
+    consumer: DataFrame | None
+
+    def beside(self, day: ReadDay) -> ReadDay:
+        """Return the day with the ledgers beside it; the rules take from them what is of the day."""
+        frames = replace(day.frames, producer_ledger=self.producer, consumer_ledger=self.consumer)
+        return replace(day, frames=frames)
+
+
+def read_ledgers(
+    spark: SparkSession,
+    producer: str | None,
+    consumer: str | None,
+    staging_dir: str,
+    out: str | None,
+    progress: Progress,
+) -> Ledgers:
+    """Read the ledgers that are named; say what was set aside, and write it below `out` if that is given.
+
+    Raises LedgerError and RunFailedError.
+    """
+
+    def read(name: str, spec: str | None, reader: Callable[[SparkSession, str, str], Ledger]) -> DataFrame | None:
+        if spec is None:
+            return None
+        with progress.stage(f"read {name} ledger") as stage:
+            ledger = reader(spark, spec, f"{staging_dir}/{name}")
+            stage.rows = ledger.counts["read"]
+        if ledger.counts["set_aside"]:
+            aside = ", ".join(f"{reason} {count}" for reason, count in ledger.counts["set_aside"].items())
+            progress.say("set_aside", f"Set aside of the {name} ledger: {aside}", ledger=name, counts=ledger.counts)
+            if out is not None:
+                write_set_aside(ledger, f"{out}/set-aside/{name}")
+        return ledger.rows
+
+    return Ledgers(read("producer", producer, producer_ledger), read("consumer", consumer, consumer_ledger))

@@ -1,0 +1,26 @@
+"""Deliveries that are neither settled nor late: what keeps a day from being final."""
+
+from pyspark.sql import DataFrame
+from pyspark.sql import functions as F
+
+from spark.frames import Frames
+from spark.transforms.routes import routes, tag_taken, takers
+
+
+def waiting(f: Frames) -> DataFrame:
+    """Return `transaction_id`, `position`, `subscription_id` of what waits for a retry, or for its subscription's turn.
+
+    By topic and tag; a message that the headers' filter leaves out counts until the subscription has passed it.
+    """
+    delivery = ["transaction_id", "position", "subscription_id"]
+    retried = f.delivery_retry.where("replay = 0").select(delivery)
+    behind = routes(f).where("deleted_at is null").agg(F.min("lowest").alias("lowest")).first()
+    if behind is None or behind["lowest"] is None:
+        return retried
+    # Mostly nothing is left here, and the join costs nothing.
+    ahead = f.outbox.where(F.col("offset") > behind["lowest"])
+    taken = takers(f, ahead.select("topic").distinct()).where("subscription_id is not null and deleted_at is null")
+    coming = ahead.join(F.broadcast(taken), "topic").where(
+        (F.col("offset") > F.col("lowest")) & (F.col("offset") > F.col("started_after")) & tag_taken()
+    )
+    return retried.unionByName(coming.select(delivery)).distinct()
