@@ -95,6 +95,16 @@ async def test_many_are_told_in_steps_and_what_the_limit_holds_back_is_told_late
     assert (await bodies(db))[1]["examples"][-1] == "parked-25"
 
 
+async def test_nothing_is_told_of_halfnotes_own_messages(runtime: Runtime, db: Connection) -> None:
+    now = runtime.clock.now()
+    await find(db, "undelivered", f"{ID}-0:1", detail='{"topic": "halfnote.finding"}')
+    assert (await findings.step(runtime, now)).done == 0
+    assert (await unannounced(db), await told(db)) == (0, [])
+    await find(db, "undelivered", f"{ID}-0:2", detail='{"topic": "halfnotes"}')
+    assert (await findings.step(runtime, now)).done == 1
+    assert [one["examples"] for one in await bodies(db)] == [[f"{ID}-0:2"]]
+
+
 async def test_what_is_found_again_is_told_again(runtime: Runtime, db: Connection) -> None:
     now = runtime.clock.now()
     await find(db, "parked", ID)

@@ -55,7 +55,8 @@ OWN_PLANS = "; ".join(
 ONE = f"select {SHOWN} from finding f {NAMED} where f.finding_id = $1"  # noqa: S608
 
 # Served by finding_unannounced. Rows that another replica is at are skipped, never waited for, so each is told once;
-# those that become open again are in the index again. How many are open of a day and kind: finding_open.
+# those that become open again are in the index again. How many are open of a day and kind: finding_open. What is about
+# Halfnote's own messages is marked and not told: a message that nobody gets would be told of by another one.
 TELL = f"""
 with taken as materialized (
   select finding_id from finding where announced_at is null and resolved_at is null
@@ -63,9 +64,10 @@ with taken as materialized (
   for update skip locked
 ), told as (
   update finding f set announced_at = $1 from taken t where f.finding_id = t.finding_id
-  returning f.finding_id, f.day, f.kind, f.subject, f.first_run, f.last_run
+  returning f.finding_id, f.day, f.kind, f.subject, f.first_run, f.last_run, f.detail ->> 'topic' as topic
 ), numbered as (
   select *, row_number() over (partition by day, kind order by finding_id) as n from told
+  where topic is null or not topic ^@ 'halfnote.'
 )
 select t.day, t.kind, count(*) as new,
   (select count(*) from finding o where o.day = t.day and o.kind = t.kind and o.resolved_at is null) as open,
