@@ -27,6 +27,7 @@ from app.main import api, create_app
 from app.start import assemble
 from tests import pg
 from tests.conftest import migrated_template, register_group
+from tests.proofs import DAY, ID, find, reconciled
 
 EXAMPLES = 40
 
@@ -63,6 +64,8 @@ class Served:
             inner.state.runtime = runtime
             connection = await connect(self.dsn)
             await register_group(connection, "shop")
+            await reconciled(connection, "findings", DAY)
+            await find(connection, "parked", f"{ID}-0", transaction_id=ID, position=0, producer_group="shop")
             await connection.close()
             config = uvicorn.Config(app, host="127.0.0.1", port=0, lifespan="off", log_level="warning")
             self.server = _Server(config, self)
