@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 from datetime import UTC, date, datetime, timedelta
+from functools import cache
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -58,8 +59,13 @@ select subscription_id, 1, 0, 0, now() from made
 
 
 def days_ago(number: int) -> date:
-    """The UTC day so many days before today."""
-    return datetime.now(UTC).date() - timedelta(days=number)
+    """The UTC day so many days before today; today does not end while tests run."""
+    return _today() - timedelta(days=number)
+
+
+@cache
+def _today() -> date:
+    return datetime.now(UTC).date()
 
 
 def add_day(dsn: str, day: date) -> None:

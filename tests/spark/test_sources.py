@@ -1,0 +1,262 @@
+"""Reading Postgres in one snapshot: what arrives, what is seen, what is locked, and how it is read."""
+
+import io
+import json
+from collections.abc import Iterator
+from datetime import UTC, date, datetime, timedelta
+from pathlib import Path
+
+import psycopg
+import pytest
+from psycopg.types.json import Jsonb
+from pyspark.sql import SparkSession
+
+from spark import sources
+from spark.database import Snapshot, open_snapshot, partition_name
+from spark.errors import RunFailedError, SnapshotLostError
+from spark.frames import Frames
+from spark.progress import Progress
+from spark.sources import frames_from_parquet, frames_from_postgres, page_ranges
+from spark.standby import StandbySettings, cancelled_by_replay, standby_warning
+from tests.spark.days import Connection, add_day, days_ago, fill_day
+
+pytestmark = pytest.mark.xdist_group("spark")
+
+DAY = 3  # days ago
+
+
+@pytest.fixture
+def day() -> date:
+    return days_ago(DAY)
+
+
+@pytest.fixture
+def other(dsn: str) -> Iterator[Connection]:
+    """A session beside the one that reads; it gives up on locks as upkeep does."""
+    with psycopg.connect(dsn, autocommit=True) as connection:
+        connection.execute("set lock_timeout = '100ms'")
+        yield connection
+
+
+def read(spark: SparkSession, snapshot: Snapshot, day: date, directory: Path) -> Frames:
+    snapshot.lock([day])
+    return frames_from_postgres(spark, snapshot, day, str(directory), Progress(io.StringIO()))
+
+
+def test_rows_arrive_as_they_are(spark: SparkSession, dsn: str, day: date, other: Connection, tmp_path: Path) -> None:
+    add_day(dsn, day)
+    [low] = other.execute("select low from day where day = %s", [day]).fetchone() or []
+    at = datetime(day.year, day.month, day.day, 23, 59, 59, 999_999, tzinfo=UTC)
+    for position in (0, 1):
+        other.execute(
+            "insert into half (transaction_id, position, producer_group, topic, key, tag, headers, content_type, body, "
+            "body_digest, deliver_after_s, born_at, first_check_at, digest, policy) "
+            "values (%s, %s, 'shöp', 'order', null, %s, %s, 'text/plain', 'x', %s, %s, %s, %s, 'y', %s)",
+            [
+                low,
+                position,
+                'it\'s "quoted", | \\ and\nbroken',
+                Jsonb({"b": "ü", "a": "1"}),
+                b"\x00\xff\x10",
+                0.1,
+                at,
+                at + timedelta(microseconds=1),
+                Jsonb({"max_checks": 3}),
+            ],
+        )
+    other.execute(
+        "insert into subscription (name, topics, filters, destination, secrets, start, max_in_flight, timeout_s, "
+        "retry, state, created_at, updated_at, started_after, matches_since, deleted_at) values "
+        "('billing', %s, %s, '{}', '[]', '\"latest\"', 1, 1, '{}', 'active', %s, %s, 9007199254740993, %s, null)",
+        [["order", 'a,"b*'], Jsonb({"tags": ["x"]}), at, at, at],
+    )
+    other.execute(
+        'insert into delivery_retry (subscription_id, transaction_id, position, "offset", topic, attempts, due_at) '
+        "values (1, %s, 0, 5, 'order', 2, %s), (1, 'ffffffff-ffff-7fff-8fff-ffffffffffff', 0, 6, 'order', 2, %s)",
+        [low, at, at],
+    )
+    with open_snapshot(dsn) as snapshot:
+        f = read(spark, snapshot, day, tmp_path)
+    first, second = [row.asDict() for row in f.half.orderBy("position").collect()]
+    micros = f.half.selectExpr("unix_micros(born_at) as born", "unix_micros(first_check_at) as check").first()
+    assert micros is not None
+    assert (micros["born"], micros["check"]) == (_micros(at), _micros(at) + 1)
+    assert {name: first[name] for name in first if not name.endswith("_at")} == {
+        "transaction_id": str(low),
+        "position": 0,
+        "producer_group": "shöp",
+        "topic": "order",
+        "key": None,
+        "tag": 'it\'s "quoted", | \\ and\nbroken',
+        "headers": '{"a": "1", "b": "ü"}',
+        "body_digest": bytearray(b"\x00\xff\x10"),
+        "deliver_after_s": 0.1,
+        "policy": '{"max_checks": 3}',
+    }
+    assert (second["position"], second["policy"]) == (1, None)
+    [subscription] = f.subscription.collect()
+    assert (subscription["topics"], subscription["filters"]) == (["order", 'a,"b*'], '{"tags": ["x"]}')
+    assert (subscription["started_after"], subscription["deleted_at"]) == (9007199254740993, None)
+    assert [row["offset"] for row in f.delivery_retry.collect()] == [5]
+    assert f.rules["interval_s"] == 30
+    assert (f.rows["half"], f.rows["op"], f.rows["delivery_retry"]) == (2, 0, 1)
+    assert f.op.collect() == []
+
+
+def _micros(at: datetime) -> int:
+    return (at - datetime(1970, 1, 1, tzinfo=UTC)) // timedelta(microseconds=1)
+
+
+def test_what_was_written_after_the_snapshot_is_not_seen(
+    spark: SparkSession, dsn: str, day: date, other: Connection, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By no connection: each range of pages is read by one of its own, long after the snapshot was taken."""
+    monkeypatch.setattr(sources, "PAGES_AT_ONCE", 2)
+    fill_day(dsn, day, 300)
+    with open_snapshot(dsn) as snapshot:
+        assert len(page_ranges(snapshot.pages(partition_name("half", day)))) > 3
+        fill_day(dsn, day, 300, first=301)
+        other.execute("update checkpoint set \"offset\" = 1000; update subscription set name = 'another'")
+        other.execute("delete from op where true")
+        f = read(spark, snapshot, day, tmp_path)
+    assert dict(f.rows) | {"half": 300, "op": 300, "outbox": 300, "receipt": 300} == f.rows
+    assert {frame.count() for frame in (f.half, f.op, f.outbox, f.receipt)} == {300}
+    assert f.half.select("transaction_id").distinct().count() == 300
+    assert [row["offset"] for row in f.checkpoint.collect()] == [300]
+    assert [row["name"] for row in f.subscription.collect()] == ["billing"]
+
+
+def test_each_range_of_pages_is_a_tid_range_scan(dsn: str, day: date, other: Connection) -> None:
+    fill_day(dsn, day, 2000)
+    with open_snapshot(dsn) as snapshot:
+        source = sources.source_of(snapshot, snapshot.day(day), "half")
+        # As Spark asks: the wanted columns of the query, cut by a condition.
+        asked = f'select "transaction_id", "born_at" from ({source.query}) source where {page_ranges(9)[0]}'
+        plan = "\n".join(row["QUERY PLAN"] for row in snapshot.rows(f"explain {asked}"))
+    assert f"Tid Range Scan on {partition_name('half', day)}" in plan
+    assert "Seq Scan" not in plan
+
+
+def test_ranges_of_pages_leave_nothing_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sources, "PAGES_AT_ONCE", 10)
+    assert page_ranges(0) == ()
+    assert page_ranges(10) == ("ctid >= '(0,0)'::tid and ctid < '(10,0)'::tid",)
+    assert page_ranges(11)[1] == "ctid >= '(10,0)'::tid and ctid < '(20,0)'::tid"
+
+
+def test_a_drop_waits_for_the_reader(dsn: str, day: date, other: Connection) -> None:
+    fill_day(dsn, day, 3)
+    name = partition_name("outbox", day)
+    other.execute(f"alter table outbox detach partition {name}")
+    with open_snapshot(dsn) as snapshot:
+        snapshot.lock([day])
+        with pytest.raises(psycopg.errors.LockNotAvailable):
+            other.execute(f"drop table {name}")
+        # Detached, but here: what the snapshot shows is read.
+        assert snapshot.rows(f"select count(*) as rows from {name}") == [{"rows": 3}]
+    other.execute(f"drop table {name}")
+
+
+def test_a_day_that_was_dropped_before_the_lock_needs_a_new_snapshot(dsn: str, day: date, other: Connection) -> None:
+    add_day(dsn, day)
+    with open_snapshot(dsn) as snapshot:
+        assert day in [found.day for found in snapshot.days()]
+        with other.transaction():
+            for table in ("outbox", "half", "op", "receipt", "attempt"):
+                other.execute(f"drop table {partition_name(table, day)}")
+            other.execute("update day set state = 'gone' where day = %s", [day])
+        with pytest.raises(SnapshotLostError, match=partition_name("half", day)):
+            snapshot.lock([day])
+    with open_snapshot(dsn) as snapshot:
+        assert day not in [found.day for found in snapshot.days()]
+
+
+def test_a_day_that_is_made_while_reading_is_the_next_runs(
+    spark: SparkSession, dsn: str, day: date, tmp_path: Path
+) -> None:
+    fill_day(dsn, day, 3)
+    with open_snapshot(dsn) as snapshot:
+        fill_day(dsn, days_ago(DAY + 4), 5, first=100)
+        assert days_ago(DAY + 4) not in [found.day for found in snapshot.days()]
+        assert read(spark, snapshot, day, tmp_path).rows["half"] == 3
+
+
+def test_the_layout_is_that_of_parquet(spark: SparkSession, dsn: str, day: date, tmp_path: Path) -> None:
+    fill_day(dsn, day, 3)
+    with open_snapshot(dsn) as snapshot:
+        f = read(spark, snapshot, day, tmp_path)
+    described = json.loads((tmp_path / "frames.json").read_text())
+    assert described["day"] == str(day)
+    assert datetime.fromisoformat(described["seen_at"]) == f.seen_at
+    assert f.seen_at <= datetime.now(UTC) + timedelta(seconds=1)
+    again = frames_from_parquet(spark, str(tmp_path))
+    assert (again.day, again.seen_at, again.rules, again.rows) == (f.day, f.seen_at, f.rules, f.rows)
+    assert again.receipt.orderBy("offset").collect() == f.receipt.orderBy("offset").collect() != []
+    # Empty ones are left out.
+    assert not (tmp_path / "attempt").exists()
+    assert again.attempt.schema == f.attempt.schema
+
+
+def test_what_is_no_directory_of_frames_is_refused(spark: SparkSession, tmp_path: Path) -> None:
+    with pytest.raises(RunFailedError, match=r"frames\.json is missing"):
+        frames_from_parquet(spark, str(tmp_path))
+    (tmp_path / "frames.json").write_text('{"day": "2026-11-20"}')
+    with pytest.raises(RunFailedError, match="seen_at"):
+        frames_from_parquet(spark, str(tmp_path))
+    (tmp_path / "frames.json").write_text('{"day": "2026-11-20", "seen_at": "2026-11-21T00:00:00+00:00"}')
+    with pytest.raises(RunFailedError, match="half is missing"):
+        frames_from_parquet(spark, str(tmp_path))
+    with pytest.raises(RunFailedError, match="not of 2026-11-19"):
+        frames_from_parquet(spark, str(tmp_path), date(2026, 11, 19))
+
+
+def test_a_password_that_is_wrong_is_not_shown(dsn: str) -> None:
+    info = psycopg.conninfo.conninfo_to_dict(dsn)
+    with (
+        pytest.raises(RunFailedError) as refused,
+        open_snapshot(f"postgresql://{info['user']}:geheim@{info['host']}:{info['port']}/{info['dbname']}"),
+    ):
+        pass
+    assert "geheim" not in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("settings", "warned"),
+    [
+        (StandbySettings(False, 30), True),
+        (StandbySettings(False, 0), True),
+        (StandbySettings(True, 30), False),
+        (StandbySettings(False, -1), False),
+        (StandbySettings(False, 900), False),
+    ],
+)
+def test_a_standby_that_may_cancel_reads_is_told_of(settings: StandbySettings, warned: bool) -> None:
+    said = standby_warning(settings)
+    assert (said is not None and "hot_standby_feedback" in said) == warned
+
+
+@pytest.mark.parametrize(
+    ("said", "cancelled"),
+    [
+        ("ERROR: canceling statement due to conflict with recovery", True),
+        ("FATAL: terminating connection due to conflict with recovery", True),
+        ("ERROR: could not import the requested snapshot", True),
+        ('ERROR: snapshot "00000003-0000001B-1" does not exist', True),
+        ("FATAL: terminating connection due to administrator command", False),
+        ('ERROR: relation "half_20261120" does not exist', False),
+    ],
+)
+def test_what_a_cancelled_read_looks_like(said: str, cancelled: bool) -> None:
+    assert cancelled_by_replay(said) == cancelled
+
+
+def test_a_snapshot_whose_session_was_ended_says_so(dsn: str, day: date, other: Connection) -> None:
+    add_day(dsn, day)
+
+    def lock() -> None:
+        with open_snapshot(dsn) as snapshot:
+            other.execute("select pg_terminate_backend(%s)", [snapshot.connection.info.backend_pid])
+            snapshot.lock([day])
+
+    with pytest.raises(RunFailedError, match="failed while it was read: terminating connection"):
+        lock()
