@@ -26,7 +26,7 @@ from spark.archive_writing import parquet_options
 from spark.database import Connection
 from spark.errors import RunFailedError
 from spark.jobs.archive import CONF
-from spark.jobs.restore import schema_of
+from spark.jobs.restore import is_restored, schema_of
 from spark.manifest import COLUMNS, TableManifest
 from spark.session import session
 
@@ -41,7 +41,6 @@ select 'delivery that is tried again', s.name from delivery_retry d join subscri
 where d.transaction_id = %(id)s and d.position = %(position)s and d.body is not null
 order by 1, 2
 """
-RESTORED = "select to_regnamespace(%s) is not null as there"
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -133,8 +132,7 @@ def _day_of(connection: Connection, transaction_id: UUID, position: int) -> date
 
 
 def _refuse_copies(connection: Connection, day: date, transaction_id: UUID, position: int) -> None:
-    row = connection.execute(RESTORED, [schema_of(day)]).fetchone()
-    if row is not None and row["there"]:
+    if is_restored(connection, day):
         raise RunFailedError(f"{schema_of(day)} has the body too. Remove it first: halfnote restore {day} --drop")
     copies = connection.execute(COPIES, {"id": transaction_id, "position": position}).fetchall()
     if copies:

@@ -61,6 +61,16 @@ def schema_of(day: date) -> str:
     return f"restored_{day:%Y%m%d}"
 
 
+def aside_of(day: date) -> str:
+    """Return the name of the schema that is filled first."""
+    return f"{schema_of(day)}_aside"
+
+
+def is_restored(connection: Connection, day: date) -> bool:
+    """Tell whether a day is restored, be it in part."""
+    return _there(connection, schema_of(day)) or _there(connection, aside_of(day))
+
+
 def restore(spark: SparkSession, connection: Connection, day: ArchivedDay, progress: Progress) -> None:
     """Fill a schema aside, compare it with the manifest, and give it its name only then. Raises RunFailedError."""
     if day.archive is None or day.archive_manifest is None:
@@ -69,7 +79,7 @@ def restore(spark: SparkSession, connection: Connection, day: ArchivedDay, progr
         wrong = problems(spark, ArchiveFiles(spark), day.archive, day.archive_manifest)
     if wrong:
         raise RunFailedError(f"{day.archive} is not what was written: {'; '.join(wrong)}.")
-    aside = f"{schema_of(day.day)}_aside"
+    aside = aside_of(day.day)
     _execute(connection, f"drop schema if exists {aside} cascade")
     try:
         _fill(spark, connection, day, aside, progress)
@@ -82,10 +92,11 @@ def restore(spark: SparkSession, connection: Connection, day: ArchivedDay, progr
 
 
 def drop(connection: Connection, day: date) -> None:
-    """Remove a restored day. Raises RunFailedError if there is none."""
-    if not _there(connection, schema_of(day)):
+    """Remove a restored day, or what a killed restore left of one. Raises RunFailedError if there is none."""
+    if not is_restored(connection, day):
         raise RunFailedError(f"There is no {schema_of(day)}.")
-    _execute(connection, f"drop schema {schema_of(day)} cascade")
+    for schema in (schema_of(day), aside_of(day)):
+        _execute(connection, f"drop schema if exists {schema} cascade")
     print(f"Removed: {schema_of(day)}.")
 
 

@@ -150,19 +150,24 @@ async def test_a_redacted_body_is_nowhere(
 async def test_what_an_interrupted_redaction_left_is_removed(
     ids: list[str], runtime: Runtime, db: Connection, dsn: str, root: Path
 ) -> None:
-    """Killed after the row moved: the old file is still there, and manifest.json the old one."""
+    """Killed before the row moved: files of a new try. After: the old file, and the old manifest.json."""
     await upkeep.step(runtime, NOW)
     place = path_of(row_of(dsn).archive)
     (old,) = (place / "half").iterdir()
     content, described = old.read_bytes(), (place / "manifest.json").read_text()
+    begun = "update day set archive_manifest = archive_manifest || $2 where day = $1"
+    (place / "redact-1").mkdir()
+    for path in ("redact-1/part-0.parquet", "half/redacted-1.parquet"):
+        (place / path).write_bytes(content)
+    await db.execute(begun, DAY, json.dumps({"rubbish": ["redact-1", "half/redacted-1.parquet"]}))
+    assert archive.main(["--database-url", dsn, "--archive", str(root)]) == 0
+    assert list((place / "half").iterdir()) == [old]
+    assert not (place / "redact-1").exists()
+    assert json.loads((place / "manifest.json").read_text()) == json.loads(described)
     assert take_out(dsn, f"{ids[0]}-0") == 0
     old.write_bytes(content)
     (place / "manifest.json").write_text(described)
-    await db.execute(
-        "update day set archive_manifest = archive_manifest || $2 where day = $1",
-        DAY,
-        json.dumps({"rubbish": [f"half/{old.name}", "redact-0"]}),
-    )
+    await db.execute(begun, DAY, json.dumps({"rubbish": [f"half/{old.name}", "redact-0"]}))
     assert archive.main(["--database-url", dsn, "--archive", str(root)]) == 0
     assert not old.exists()
     assert json.loads((place / "manifest.json").read_text()) == row_of(dsn).archive_manifest
