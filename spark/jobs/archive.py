@@ -57,7 +57,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"The archive failed: {error}", file=sys.stderr)
     except JAVA_FAILED as error:
         print(f"The archive failed: {root_cause(str(error))}", file=sys.stderr)
-    except psycopg.Error as error:
+    except (psycopg.Error, OSError) as error:
         print(f"The archive failed: {database.first_line(error)}", file=sys.stderr)
     return FAILED
 

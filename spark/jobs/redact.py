@@ -61,7 +61,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             spark = session(given.master, **CONF)
             finish_redactions(connection, ArchiveFiles(spark))
             done = redact(spark, connection, archive_store.day_of(connection, day), *wanted, record)
-    except (RunFailedError, *JAVA_FAILED, psycopg.Error) as error:
+    except (RunFailedError, *JAVA_FAILED, psycopg.Error, OSError) as error:
         print(f"Nothing was redacted: {sources.root_cause(str(error))}", file=sys.stderr)
         return FAILED
     print(f"{given.message_id} is redacted." if done else f"{given.message_id} was redacted before.")

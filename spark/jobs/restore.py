@@ -48,7 +48,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             if _there(connection, schema_of(day.day)):
                 raise RunFailedError(f"{schema_of(day.day)} is there already. Remove it by --drop first.")
             restore(session(given.master), connection, day, Progress())
-    except (RunFailedError, *JAVA_FAILED, psycopg.Error) as error:
+    except (RunFailedError, *JAVA_FAILED, psycopg.Error, OSError) as error:
         print(f"Nothing was restored: {sources.root_cause(str(error))}", file=sys.stderr)
         return FAILED
     print(f"Restored: {schema_of(given.day)}. It answers plain SQL:")
