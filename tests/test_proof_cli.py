@@ -6,10 +6,12 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from app.cli import spark_program
@@ -30,7 +32,11 @@ __all__ = ["run"]
 
 # Stands in for Spark's program where what matters is how it is started and ended; tests/spark runs the real one.
 PROGRAM = """
-import json, os, signal, sys, time
+import json, os, signal, subprocess, sys, time
+if "--leaves" in sys.argv:
+    # Inherits what is printed to, so nobody sees its end before this one has ended as well.
+    print(subprocess.Popen(["sleep", "1000"]).pid, flush=True)
+    sys.exit(0)
 def told(number, frame):
     print(signal.Signals(number).name, flush=True)
     if "--ends" in sys.argv:
@@ -110,6 +116,22 @@ def test_signals_are_passed_on(environment: dict[str, str], dsn: str, number: si
     process.send_signal(number)
     printed, _ = process.communicate(timeout=60)
     assert (printed.split(), process.returncode) == ([number.name], 130)
+
+
+def test_what_the_program_leaves_behind_ends_with_it(environment: dict[str, str], dsn: str) -> None:
+    ended = reconcile({**environment, "HALFNOTE_DATABASE_URL": dsn}, "--leaves")
+    left = int(ended.stdout)
+    assert ended.returncode == 0
+    while not gone(left):
+        time.sleep(0.01)
+
+
+def gone(pid: int) -> bool:
+    """Tell whether a process has ended; the dead may still be in the table."""
+    try:
+        return psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return True
 
 
 def test_ctrl_c_on_a_terminal_reaches_the_program_once(environment: dict[str, str], dsn: str) -> None:

@@ -6,6 +6,7 @@ import shutil
 import signal
 import subprocess
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path
 from types import FrameType
@@ -55,7 +56,10 @@ def refuse_without_java() -> None:
 
 
 def follow(command: Sequence[str], environment: Mapping[str, str]) -> int:
-    """Run a program to its end, passing signals on to it; return its exit status, as shells tell it."""
+    """Run a program to its end, passing signals on to it; return its exit status, as shells tell it.
+
+    What it started ends with it: a program that is ended while its Java starts leaves that waiting for it for ever.
+    """
     early: list[int] = []
     child: subprocess.Popen[bytes] | None = None
 
@@ -72,6 +76,9 @@ def follow(command: Sequence[str], environment: Mapping[str, str]) -> int:
         for number in early:
             child.send_signal(number)
         ended = child.wait()
+        if os.name == "posix":
+            with suppress(ProcessLookupError, PermissionError):
+                os.killpg(child.pid, signal.SIGTERM)
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
