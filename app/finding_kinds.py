@@ -99,8 +99,8 @@ MEANINGS: dict[Kind, Meaning] = {
         "Decide it: `halfnote transactions verdict`.",
     ),
     Kind.CHECKS_BEYOND_MAX: Meaning(
-        "A producer answered more checks with `unknown` than its policy's `max_checks`, and nothing was decided.",
-        "See that a worker runs this version, then decide: `halfnote transactions verdict`.",
+        "A producer answered more checks than its policy's `max_checks`: policy should have ended it before.",
+        "See that a worker runs, and decide it if nobody has: `halfnote transactions verdict`.",
     ),
     Kind.VERDICT_REFUSED: Meaning(
         "This producer group tried to end transactions against the verdict that stands.",

@@ -62,8 +62,8 @@ MEANINGS: dict[str, tuple[str, str]] = {
         "Decide it: `halfnote transactions verdict`.",
     ),
     "checks_beyond_max": (
-        "A producer answered more checks with `unknown` than its policy's `max_checks`, and nothing was decided.",
-        "See that a worker runs this version, then decide: `halfnote transactions verdict`.",
+        "A producer answered more checks than its policy's `max_checks`: policy should have ended it before.",
+        "See that a worker runs, and decide it if nobody has: `halfnote transactions verdict`.",
     ),
     "verdict_refused": (
         "This producer group tried to end transactions against the verdict that stands.",
