@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import shutil
 import signal
 import subprocess
 from collections.abc import AsyncIterator, Mapping
@@ -85,10 +86,17 @@ def _must_prove(*statuses: int) -> None:
 @asynccontextmanager
 async def standby(stage: Stage, dsn: str, settings: Mapping[str, str]) -> AsyncIterator[str]:
     """Copy the stage's server, follow it, and yield where the same database is there."""
-    account = find_place(stage.server.data_dir).account
-    directory, port = stage.place / f"standby-{os.urandom(4).hex()}", free_port()
-    directory.mkdir(mode=0o700)
+    place = find_place(stage.server.data_dir)
+    account, port = place.account, free_port()
+    # Laid out as the primary is, because the copied configuration includes a file two directories above.
+    home = stage.place / f"standby-{os.urandom(4).hex()}"
+    directory = home / place.pgdata.relative_to(place.home)
+    directory.mkdir(parents=True, mode=0o700)
+    for above in (home, directory.parent):
+        above.chmod(0o755)
     account.own(directory)
+    for file in place.home.glob("*.conf"):
+        shutil.copy(file, home / file.name)
     as_server: dict[str, Any] = {"cwd": "/"}
     if account.uid is not None:
         as_server |= {"user": account.uid, "group": account.gid, "extra_groups": []}
@@ -103,7 +111,7 @@ async def standby(stage: Stage, dsn: str, settings: Mapping[str, str]) -> AsyncI
     try:
         parts = urlsplit(dsn)
         url = urlunsplit(parts._replace(netloc=f"{parts.netloc.rpartition(':')[0]}:{port}"))
-        await _caught_up(dsn, url)
+        await _caught_up(dsn, url, server)
         yield url
     finally:
         server.send_signal(signal.SIGINT)
@@ -127,12 +135,14 @@ def _copy(stage: Stage, dsn: str, directory: Path, as_server: Mapping[str, Any])
     )
 
 
-async def _caught_up(dsn: str, url: str) -> None:
-    """Wait until the standby takes sessions and shows all that the primary had."""
+async def _caught_up(dsn: str, url: str, server: "subprocess.Popen[bytes]") -> None:
+    """Wait until the standby takes sessions and shows all that the primary had. Raises BrokenRunError if it ends."""
     async with connected(dsn) as connection:
         written = await connection.fetchval("select pg_current_wal_flush_lsn()::text")
     async with asyncio.timeout(READY_S):
         while True:
+            if server.poll() is not None:
+                raise BrokenRunError("The standby ended while it was starting; standby.log says why.")
             try:
                 connection = await asyncpg.connect(url)
             except (OSError, asyncpg.PostgresError):
