@@ -1,5 +1,6 @@
 """Ctrl-C and SIGTERM: a run that is ended leaves nothing behind."""
 
+import logging
 import signal
 import threading
 from collections.abc import Callable, Iterator
@@ -61,6 +62,8 @@ class Interrupts:
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
         if not self._came and not self._closed:
             self._came = True
+            # Py4J logs the call that is broken off here with its whole stack, and the program ends anyway.
+            logging.disable()
             raise InterruptedRunError(number)
 
 

@@ -4,12 +4,13 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from pyspark import SparkConf, SparkContext
 from pyspark.sql import SparkSession
 
 from spark.interrupts import apart
-from spark.jar import jar_settings
+from spark.jar import COORDINATE, OPTION, NoJarError, jar_settings
 
 # Set by spark-submit, whose JVM is there before this program.
 _SUBMITTED = "PYSPARK_GATEWAY_PORT"
@@ -36,13 +37,17 @@ def session(master: str | None = None, **conf: str) -> SparkSession:
     `conf` comes before what spark-submit was told, that before the defaults here. Raises NoJarError.
     """
     given = _submitted()
-    chosen = {name: value for name, value in (DEFAULTS | _jar(given)).items() if name not in given} | conf
+    jar = _jar(given)
+    chosen = {name: value for name, value in (DEFAULTS | jar).items() if name not in given} | conf
     if master is not None or "spark.master" not in given:
         chosen["spark.master"] = master or "local[*]"
     builder = SparkSession.builder.appName("halfnote")
     for name, value in chosen.items():
         builder = builder.config(name, value)
-    return builder.getOrCreate()
+    made = builder.getOrCreate()
+    if _SUBMITTED in os.environ and jar:
+        _load(made, jar["spark.jars"])
+    return made
 
 
 @contextmanager
@@ -73,5 +78,17 @@ def _submitted() -> dict[str, str]:
 
 
 def _jar(given: dict[str, str]) -> dict[str, str]:
-    """Whoever names jars names the driver among them."""
-    return {} if {"spark.jars", "spark.jars.packages"} & given.keys() else jar_settings()
+    """Whoever names jars names the driver among them; a JVM that runs already fetches none from Maven."""
+    if {"spark.jars", "spark.jars.packages"} & given.keys():
+        return {}
+    settings = jar_settings()
+    if _SUBMITTED in os.environ and "spark.jars" not in settings:
+        raise NoJarError(f"spark-submit needs Postgres's driver: add --packages {COORDINATE}, or set {OPTION}.")
+    return settings
+
+
+def _load(made: SparkSession, jar: str) -> None:
+    """Bring a jar to where the driver looks for classes: once the JVM runs, spark.jars brings it to executors only."""
+    jvm: Any = made._jvm
+    loader = jvm.java.lang.Thread.currentThread().getContextClassLoader()
+    loader.addURL(jvm.java.io.File(jar).toURI().toURL())

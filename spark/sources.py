@@ -174,6 +174,9 @@ def read_failure(error: Exception) -> RunFailedError:
 def root_cause(said: str) -> str:
     """Return the one line of a Java stack trace that says what happened: that of the innermost cause."""
     lines = [line.strip() for line in said.splitlines() if line.strip()]
+    if len(lines) > 1 and lines[0].startswith("An error occurred while calling"):
+        # Py4J names its own call first.
+        lines = [lines[1].removeprefix(": "), *lines[2:]]
     causes = [line.removeprefix("Caused by: ") for line in lines if line.startswith("Caused by: ")]
     return (causes or lines or ["unknown"])[-1 if causes else 0]
 
