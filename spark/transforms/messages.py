@@ -42,7 +42,8 @@ def content_differs(j: Joined) -> DataFrame:
     every = digests[0]
     for more in digests[1:]:
         every = every.unionByName(more)
-    told = F.map_from_entries(F.array_sort(F.collect_set(F.struct("source", F.lower(F.hex("digest")).alias("digest")))))
+    source = F.struct("source", F.lower(F.hex("digest")).alias("digest"))
+    told = F.array_sort(F.collect_set(source))
     by_message = every.where("digest is not null").groupBy(MESSAGE)
     found = by_message.agg(F.count_distinct("digest").alias("n"), told.alias("digests"))
     return findings(found.where("n > 1"), j.day, "content_differs", message_id(), "digests")

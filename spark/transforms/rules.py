@@ -16,6 +16,9 @@ from spark.transforms.joined import messages as joined_messages
 from spark.transforms.joined import transactions as joined_transactions
 from spark.transforms.suspects import narrowed, suspects
 
+# So many rows are joined in one partition; more by several, as whole days are.
+FEW = 100_000
+
 Needs: TypeAlias = Literal["always", "producer_ledger", "consumer_ledger", "archive"]
 
 
@@ -97,10 +100,12 @@ def found_in(j: Joined, without: frozenset[str] = frozenset()) -> DataFrame:
 
 
 def _computed(frame: DataFrame) -> DataFrame:
-    """Return a frame's rows, few as they are, without the plan that they came by.
+    """Return a frame's rows without the plan that they came by; few of them in one partition.
 
     A cached frame would keep its plan, and those of all that it was made of; the rules' plans would grow with each step
-    until Spark spends minutes and its memory on them. Rows that an executor loses are lost: the run fails, and is
+    until Spark spends minutes and its memory on them. Joins of what is in one partition move nothing, so that a dozen
+    rules over a few rows are one stage, and not a hundred. Rows that an executor loses are lost: the run fails, and is
     repeated. They are freed when nobody refers to them any more.
     """
-    return frame.hint("rebalance").localCheckpoint(eager=True)
+    made = frame.hint("rebalance").localCheckpoint(eager=True)
+    return made.coalesce(1) if made.count() <= FEW else made

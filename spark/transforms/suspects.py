@@ -57,8 +57,8 @@ def suspects(f: Frames, sla_s: float) -> DataFrame:
 
 
 def narrowed(f: Frames, found: DataFrame, keep: Callable[[DataFrame], DataFrame]) -> Frames:
-    """Return the frames with the rows of suspects only, each passed to `keep`."""
-    frames = {name: getattr(f, name) for name in OF_TRANSACTIONS}
+    """Return the frames with the rows of suspects only, each passed to `keep`; what is known to be empty stays so."""
+    frames = {name: getattr(f, name) for name in OF_TRANSACTIONS if f.rows.get(name) != 0}
     kept: dict[str, Any] = {name: keep(_among(found, one)) for name, one in frames.items() if one is not None}
     return replace(f, **kept)
 
