@@ -1,0 +1,173 @@
+"""What is left out of the joins because nothing in it is suspect has no finding: with and without it, the same."""
+
+import random
+from datetime import timedelta
+from itertools import pairwise
+from typing import Any
+
+import pytest
+from pyspark.sql import SparkSession
+from pyspark.testing import assertDataFrameEqual
+
+from spark.frames import Frames
+from spark.schemas import OUTBOX
+from spark.transforms import joined, ledgers, offsets
+from spark.transforms.joined import Joined
+from spark.transforms.offsets import disorder
+from spark.transforms.rules import findings, found_in
+from spark.transforms.suspects import suspects
+from tests.spark.conftest import frame
+from tests.spark.frames import Day, born, digest, id_of, message_id, plain_day
+
+pytestmark = pytest.mark.xdist_group("spark")
+
+SLA_S = 3600.0
+TOPICS = ("order", "order.new", "billing.paid", "nobody", "halfnote.delivery.dead")
+
+
+def whole(f: Frames) -> Joined:
+    """What the rules read where nothing is left out."""
+    f = ledgers.of_day(f)
+    return Joined(
+        whole=f,
+        frames=f,
+        sla_s=SLA_S,
+        transactions=joined.transactions(f),
+        messages=joined.messages(f),
+        deliveries=joined.deliveries(f),
+        disorder=offsets.disorder(f.outbox),
+    )
+
+
+def random_day(chance: random.Random, transactions: int) -> Day:
+    """A day of transactions with one to three messages and five subscriptions, a third of it spoilt at random."""
+    day = plain_day()
+    day.subscribe(2, "order*", filters='{"tags": ["red", "blue"]}')
+    day.subscribe(3, "*", filters='{"headers": {"region": "eu"}}')
+    day.subscribe(4, "billing.*", started_after=30_000, matches_since=born(400), created_at=born(0))
+    day.subscribe(5, "order.new", deleted_at=born(500), lowest=0)
+    for number in range(100, 100 + transactions):
+        _transaction(day, chance, number)
+    for _ in range(transactions // 3):
+        _spoil(day, chance)
+    spoken = chance.sample(range(100, 100 + transactions), transactions // 2)
+    verdicts = ({"transaction_id": id_of(n), "verdict": chance.choice(("commit", "rollback"))} for n in spoken)
+    day.ledger("producer_ledger", *verdicts)
+    names = (None, "mailer-1", "mailer-3")
+    seen = (
+        {"message_id": message_id(n, chance.randrange(2)), "times_seen": 1, "subscription": chance.choice(names)}
+        for n in chance.choices(spoken, k=transactions // 2)
+    )
+    day.ledger("consumer_ledger", *seen)
+    return day
+
+
+def _transaction(day: Day, chance: random.Random, number: int) -> None:
+    verdict = chance.choice((1, 1, 1, 1, 2, None))
+    if verdict is not None:
+        day.op(number, verdict)
+    for position in range(chance.choice((1, 1, 2, 3))):
+        topic = chance.choice(TOPICS)
+        fields = {"topic": topic, "tag": chance.choice((None, "red", "green"))}
+        headers = chance.choice((None, '{"region": "eu"}', '{"region": "us"}'))
+        day.half(number, position, headers=headers, **fields)
+        if verdict != 1:
+            continue
+        day.sent(number, position, **fields)
+        for subscription in _takers(fields, headers, number):
+            day.received(number, position, subscription)
+
+
+def _takers(fields: dict[str, Any], headers: str | None, number: int) -> list[int]:
+    topic, tag = fields["topic"], fields["tag"]
+    takes = {
+        1: topic == "order",
+        2: topic.startswith("order") and tag == "red",
+        3: not topic.startswith("halfnote.") and headers == '{"region": "eu"}',
+        4: topic.startswith("billing.") and number * 100 > 30_000,
+    }
+    return [subscription for subscription, so in takes.items() if so]
+
+
+def _spoil(day: Day, chance: random.Random) -> None:
+    """Lose, double or change a row."""
+    table = chance.choice(("half", "op", "outbox", "receipt", "receipt"))
+    rows = day.rows[table]
+    index = chance.randrange(len(rows))
+    changed = dict(rows[index])
+    match table, chance.randrange(3):
+        case _, 0:
+            del rows[index]
+            return
+        case "half", _:
+            rows[index] = changed | {"body_digest": digest(str(chance.random()))}
+        case "op", _:
+            rows[index] = changed | {"verdict": 3 - changed["verdict"]}
+        case "outbox", 1:
+            rows.append(changed | {"offset": changed["offset"] + 50})
+        case "outbox", _:
+            rows[index] = changed | {"committed_at": changed["committed_at"] - timedelta(seconds=30)}
+        case "receipt", 1:
+            rows[index] = changed | {"subscription_id": chance.randrange(1, 8)}
+        case "receipt", _:
+            replay = chance.randrange(2)
+            rows[index] = changed | {"transaction_id": id_of(chance.randrange(100, 400)), "replay": replay}
+
+
+@pytest.mark.parametrize("seed", [1, 2])
+def test_what_is_left_out_has_no_finding(spark: SparkSession, seed: int) -> None:
+    f = random_day(random.Random(seed), 300).frames(spark)
+    found = findings(f, sla_s=SLA_S)
+    assertDataFrameEqual(found, found_in(whole(f)))
+    kinds = {row.kind for row in found.select("kind").distinct().collect()}
+    # What the frames cannot hold by chance is left out: parked, refused, archives.
+    assert len(kinds) >= 15, kinds
+
+
+def test_hardly_anything_of_a_day_in_order_is_suspect(spark: SparkSession) -> None:
+    day = plain_day()
+    day.subscribe(2, "order", filters='{"headers": {"region": "eu"}}')
+    day.subscribe(3, "order", started_after=0, lowest=500)
+    for number in range(100, 160):
+        eu = number % 3 == 0
+        day.committed(number, 2, headers='{"region": "eu"}' if eu else None)
+        for position in range(2) if eu else ():
+            day.received(number, position, subscription=2)
+    for number in range(1, 6):
+        day.received(number, subscription=3)
+    f = ledgers.of_day(day.frames(spark))
+    assert suspects(f, SLA_S).collect() == []
+
+
+@pytest.mark.parametrize("span", [4, 65_536])
+def test_disorder_is_found_within_ranges_and_at_their_borders(spark: SparkSession, span: int) -> None:
+    chance = random.Random(7)
+    made = [(offset, offset + chance.choice((0, 0, 0, -5, 9))) for offset in range(0, 4000, 3)]
+    made += [made[5], made[900]]
+    rows = [
+        {"transaction_id": id_of(n), "position": 0, "offset": offset, "topic": "order", "committed_at": born(second)}
+        for n, (offset, second) in enumerate(chance.sample(made, len(made)))
+    ]
+    ordered = sorted(made)
+    wanted = [
+        (offset, before)
+        for (before, earlier), (offset, second) in pairwise(ordered)
+        if offset == before or second < earlier
+    ]
+    found = disorder(frame(spark, OUTBOX, rows), span).collect()
+    assert sorted((row["offset"], row.before_offset) for row in found) == sorted(wanted)
+
+
+def test_a_skewed_day_of_one_group_with_100_subscriptions(spark: SparkSession) -> None:
+    day = plain_day()
+    for subscription in range(2, 102):
+        day.subscribe(subscription, "skewed")
+    for number in range(100, 190):
+        day.committed(number, topic="skewed", key="one")
+        day.rows["receipt"].pop()
+        for subscription in range(2, 102):
+            day.received(number, subscription=subscription)
+    lost = day.rows["receipt"].pop()
+    subject = f"{message_id(189)}:{lost['subscription_id']}"
+    found = findings(day.frames(spark), sla_s=SLA_S)
+    assert [(row.kind, row.subject) for row in found.collect()] == [("undelivered", subject)]
