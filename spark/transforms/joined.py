@@ -26,7 +26,7 @@ class Joined:
     """What the rules read. `whole`: the day; `frames`: its rows that are suspect, and the joins of these.
 
     `disorder`: the places of the whole log that do not follow from the one before. `sla_s`: how many seconds a delivery
-    may take.
+    may take. `suspects`: how many transactions that are.
     """
 
     whole: Frames
@@ -36,6 +36,7 @@ class Joined:
     messages: DataFrame
     deliveries: DataFrame
     disorder: DataFrame
+    suspects: int
 
     @property
     def day(self) -> date:

@@ -1,23 +1,36 @@
 """Every rule, by its kind, and all of them over a day."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import reduce
 from typing import Literal, TypeAlias
 
-from pyspark.sql import DataFrame
+from pyspark.sql import DataFrame, SparkSession
 
 from spark.frames import Frames
-from spark.schemas import FINDING
+from spark.schemas import BIG, FINDING
 from spark.transforms import archive, deliveries, ledgers, messages, offsets, transactions
 from spark.transforms.joined import Joined
 from spark.transforms.joined import deliveries as joined_deliveries
 from spark.transforms.joined import messages as joined_messages
 from spark.transforms.joined import transactions as joined_transactions
-from spark.transforms.suspects import narrowed, suspects
+from spark.transforms.suspects import narrowed, nothing_of, suspects
 
 # So many rows are joined in one partition; more by several, as whole days are.
 FEW = 100_000
+# The transactions that make no more rows than that, but for the oddest.
+FEW_SUSPECTS = 10_000
+# Of a small day all plans are run as they are.
+SMALL_DAY = 300_000
+# To compile plans, and to cut them to size while they run, takes a hundred times longer than to run them over a few
+# rows in one partition.
+AS_THEY_ARE = {
+    "spark.sql.codegen.wholeStage": "false",
+    "spark.sql.codegen.factoryMode": "NO_CODEGEN",
+    "spark.sql.adaptive.enabled": "false",
+    "spark.sql.shuffle.partitions": "1",
+}
 
 Needs: TypeAlias = Literal["always", "producer_ledger", "consumer_ledger", "archive"]
 
@@ -73,23 +86,45 @@ def findings(f: Frames, *, sla_s: float, without: frozenset[str] = frozenset()) 
 
     `sla_s`: how many seconds a delivery may take.
     """
-    return _computed(found_in(joined(f, sla_s), without))
+    spark = f.op.sparkSession
+    with _as_they_are(spark, if_=sum(f.rows.get(name, SMALL_DAY) for name in BIG) < SMALL_DAY):
+        j = joined(f, sla_s)
+        with _as_they_are(spark, if_=j.suspects <= FEW_SUSPECTS):
+            return _computed(found_in(j, without))
 
 
 def joined(f: Frames, sla_s: float) -> Joined:
     """Return what the rules read: the joins over what is suspect, each computed already."""
     f = ledgers.of_day(f)
-    few = narrowed(f, _computed(suspects(f, sla_s)), _computed)
-    known = _computed(joined_messages(few))
-    return Joined(
-        whole=f,
-        frames=few,
-        sla_s=sla_s,
-        transactions=_computed(joined_transactions(few)),
-        messages=known,
-        deliveries=_computed(joined_deliveries(few, known)),
-        disorder=_computed(offsets.disorder(f.outbox)),
-    )
+    suspect = _computed(suspects(f, sla_s))
+    count = suspect.count()
+    disorder = _computed(offsets.disorder(f.outbox))
+    few = narrowed(f, suspect, _computed) if count else nothing_of(f)
+    with _as_they_are(f.op.sparkSession, if_=count <= FEW_SUSPECTS):
+        known = _computed(joined_messages(few))
+        return Joined(
+            whole=f,
+            frames=few,
+            sla_s=sla_s,
+            transactions=_computed(joined_transactions(few)),
+            messages=known,
+            deliveries=_computed(joined_deliveries(few, known)),
+            disorder=disorder,
+            suspects=count,
+        )
+
+
+@contextmanager
+def _as_they_are(spark: SparkSession, *, if_: bool) -> Iterator[None]:
+    """Run the plans of what is in the block as they are, or as any other if not `if_`."""
+    before = {name: str(spark.conf.get(name)) for name in AS_THEY_ARE} if if_ else {}
+    for name in before:
+        spark.conf.set(name, AS_THEY_ARE[name])
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            spark.conf.set(name, value)
 
 
 def found_in(j: Joined, without: frozenset[str] = frozenset()) -> DataFrame:

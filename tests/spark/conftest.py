@@ -3,6 +3,7 @@
 Every module here begins with `pytestmark = pytest.mark.xdist_group("spark")`, so that one process has the one session.
 """
 
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,9 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import StructType
 
 from spark.session import session
+
+# Code that runs once is not worth the better compiler's time; also that of processes which tests start.
+os.environ.setdefault("JDK_JAVA_OPTIONS", "-XX:TieredStopAtLevel=1")
 
 SMALL = {
     "spark.driver.memory": "1g",
