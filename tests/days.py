@@ -66,7 +66,8 @@ async def subscribe(db: Connection, name: str, *topics: str, after: int = 0, **c
         "insert into subscription (name, topics, filters, destination, secrets, start, max_in_flight, timeout_s, "
         "retry, state, deleted_at, created_at, updated_at, "
         "started_after, matches_since) "
-        "values ($1, $2, $3, '{}', '[]', '\"latest\"', 1, 1, '{}', $4, $5, now(), now(), 0, now()) returning subscription_id",
+        "values ($1, $2, $3, '{}', '[]', '\"latest\"', 1, 1, '{}', $4, $5, now(), now(), 0, now()) "
+        "returning subscription_id",
         name,
         list(topics),
         row["filters"],
