@@ -7,7 +7,7 @@ dictionaries of what hardly repeats would double the whole.
 """
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import date, datetime
 from typing import Any
@@ -189,7 +189,7 @@ def frames_from_parquet(spark: SparkSession, directory: str, day: date | None = 
     """
     files = Files(spark)
     described = _described(files, directory, day)
-    rows: Mapping[str, int] = described.get("rows", {})
+    rows: dict[str, int] = dict(described.get("rows", {}))
     frames: dict[str, Any] = {}
     for name, schema in schemas.FRAMES.items():
         place = f"{directory}/{name}"
@@ -199,6 +199,9 @@ def frames_from_parquet(spark: SparkSession, directory: str, day: date | None = 
             raise RunFailedError(f"{place} is missing.")
         else:
             frames[name] = empty(spark, schema)
+        if name in schemas.BIG and name not in rows:
+            # Parquet's footers tell.
+            rows[name] = frames[name].count()
     return Frames(
         day=date.fromisoformat(described["day"]),
         seen_at=datetime.fromisoformat(described["seen_at"]),

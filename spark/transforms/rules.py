@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import reduce
 from typing import Literal, TypeAlias
 
@@ -15,14 +15,14 @@ from spark.transforms.joined import Joined
 from spark.transforms.joined import deliveries as joined_deliveries
 from spark.transforms.joined import messages as joined_messages
 from spark.transforms.joined import transactions as joined_transactions
-from spark.transforms.suspects import narrowed, nothing_of, suspects
+from spark.transforms.suspects import OF_TRANSACTIONS, narrowed, nothing_of, suspects
 
 # So many rows are joined in one partition; more by several, as whole days are.
 FEW = 100_000
 # The transactions that make no more rows than that, but for the oddest.
 FEW_SUSPECTS = 10_000
-# Of a small day all plans are run as they are.
-SMALL_DAY = 300_000
+# A day of fewer rows is joined whole, with no look for suspects first, and all its plans are run as they are.
+SMALL_DAY = 50_000
 # To compile plans, and to cut them to size while they run, takes a hundred times longer than to run them over a few
 # rows in one partition.
 AS_THEY_ARE = {
@@ -86,32 +86,43 @@ def findings(f: Frames, *, sla_s: float, without: frozenset[str] = frozenset()) 
 
     `sla_s`: how many seconds a delivery may take.
     """
-    spark = f.op.sparkSession
-    with _as_they_are(spark, if_=sum(f.rows.get(name, SMALL_DAY) for name in BIG) < SMALL_DAY):
-        j = joined(f, sla_s)
-        with _as_they_are(spark, if_=j.suspects <= FEW_SUSPECTS):
-            return _computed(found_in(j, without))
+    j = joined(f, sla_s)
+    with _as_they_are(f.op.sparkSession, if_=j.suspects <= FEW_SUSPECTS):
+        return _computed(found_in(j, without))
 
 
 def joined(f: Frames, sla_s: float) -> Joined:
     """Return what the rules read: the joins over what is suspect, each computed already."""
     f = ledgers.of_day(f)
+    rows = sum(f.rows.get(name, SMALL_DAY) for name in BIG)
+    spark = f.op.sparkSession
+    if rows < SMALL_DAY:
+        with _as_they_are(spark, if_=True):
+            return _joins_of(f, _in_one_partition(f), sla_s, suspects=0)
     suspect = _computed(suspects(f, sla_s))
     count = suspect.count()
-    disorder = _computed(offsets.disorder(f.outbox))
     few = narrowed(f, suspect, _computed) if count else nothing_of(f)
-    with _as_they_are(f.op.sparkSession, if_=count <= FEW_SUSPECTS):
-        known = _computed(joined_messages(few))
-        return Joined(
-            whole=f,
-            frames=few,
-            sla_s=sla_s,
-            transactions=_computed(joined_transactions(few)),
-            messages=known,
-            deliveries=_computed(joined_deliveries(few, known)),
-            disorder=disorder,
-            suspects=count,
-        )
+    with _as_they_are(spark, if_=count <= FEW_SUSPECTS):
+        return _joins_of(f, few, sla_s, suspects=count)
+
+
+def _joins_of(f: Frames, few: Frames, sla_s: float, *, suspects: int) -> Joined:
+    known = _computed(joined_messages(few))
+    return Joined(
+        whole=f,
+        frames=few,
+        sla_s=sla_s,
+        transactions=_computed(joined_transactions(few)),
+        messages=known,
+        deliveries=_computed(joined_deliveries(few, known)),
+        disorder=_computed(offsets.disorder(f.outbox)),
+        suspects=suspects,
+    )
+
+
+def _in_one_partition(f: Frames) -> Frames:
+    frames = {name: getattr(f, name) for name in OF_TRANSACTIONS}
+    return replace(f, **{name: one.coalesce(1) for name, one in frames.items() if one is not None})
 
 
 @contextmanager
@@ -142,5 +153,7 @@ def _computed(frame: DataFrame) -> DataFrame:
     rules over a few rows are one stage, and not a hundred. Rows that an executor loses are lost: the run fails, and is
     repeated. They are freed when nobody refers to them any more.
     """
+    if frame.sparkSession.conf.get("spark.sql.adaptive.enabled") == "false":
+        return frame.coalesce(1).localCheckpoint(eager=True)
     made = frame.hint("rebalance").localCheckpoint(eager=True)
     return made.coalesce(1) if made.count() <= FEW else made

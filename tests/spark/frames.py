@@ -178,8 +178,8 @@ class Day:
         """Give a ledger: `producer_ledger` or `consumer_ledger`."""
         self.extra[kind] = [*self.extra.get(kind, []), *rows]
 
-    def frames(self, spark: SparkSession) -> Frames:
-        """Return all of it as frames."""
+    def frames(self, spark: SparkSession, *, counted: bool = True) -> Frames:
+        """Return all of it as frames; if they are not `counted`, the rules take them for a large day's."""
         schema = {
             "producer_ledger": schemas.PRODUCER_LEDGER,
             "consumer_ledger": schemas.CONSUMER_LEDGER,
@@ -189,7 +189,8 @@ class Day:
             name: frame(spark, schema[name], value) if name in schema else value for name, value in self.extra.items()
         }
         made = {name: frame(spark, schemas.FRAMES[name], rows) for name, rows in self.rows.items()}
-        return Frames(day=DAY, seen_at=self.seen_at, rules=RULES, **made, **extra)
+        rows = {name: len(rows) for name, rows in self.rows.items()} if counted else {}
+        return Frames(day=DAY, seen_at=self.seen_at, rules=RULES, rows=rows, **made, **extra)
 
 
 def plain_day() -> Day:
