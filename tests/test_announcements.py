@@ -20,6 +20,7 @@ from app.announcing import (
     breaker_opened,
     dead_letter,
     disabled,
+    findings,
     parked,
     rolled_back,
 )
@@ -33,6 +34,7 @@ from app.runtime import Runtime
 from app.store import announcements as store
 from app.store import days, leaving
 from app.store.announcements import ANNOUNCE_EVERY_S, AT_ONCE, Announcement, announce, announce_held_back, forget
+from app.store.findings import Told
 from app.store.halves import insert_halves
 from app.store.ops import End, record_ends
 from app.store.subscriptions import one as subscription_of
@@ -432,6 +434,7 @@ def test_the_documented_bodies_are_those_that_are_made() -> None:
         ),
         disabled("billing", ["order"], reason="answered 410", at=at),
         breaker_opened("billing", ["order"], because="no connection", at=at),
+        findings(Told(at.date(), "parked", 2, 2, 30, 30, ["x"]), at=at),
         breaker_closed("billing", ["order"], opened_at=at - timedelta(seconds=1.5), at=at),
     ]
     page = (ROOT / "docs" / "operational-messages.md").read_text()
