@@ -1,0 +1,210 @@
+"""A day that the real service made has no finding; each fault planted in it by plain SQL is one, and the only one."""
+
+import asyncio
+import io
+from collections.abc import Iterator
+from copy import deepcopy
+from dataclasses import replace
+from datetime import date
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyspark.sql import SparkSession
+
+from spark import manifest, schemas
+from spark.database import connect, open_snapshot
+from spark.frames import Frames
+from spark.progress import Progress
+from spark.sources import frames_from_postgres
+from spark.transforms.joined import Joined
+from spark.transforms.rules import RULES, findings, found_in, joined
+from tests import pg
+from tests.conftest import migrated_template
+from tests.spark.conftest import frame
+from tests.spark.real import VICTIMS, make_day
+from tests.spark.unseen import UNSEEN
+
+pytestmark = [pytest.mark.xdist_group("spark"), UNSEEN]
+
+# Everything was due at once.
+SLA_S = 0.0
+Victims = dict[str, dict[str, Any]]
+
+# What is there to be spoilt: committed messages in the order of the log, and transactions rolled back.
+SENT = """
+select o.transaction_id::text as id, o."offset" from outbox o where o.topic = 'victim' order by o."offset"
+"""
+ROLLED_BACK = """
+select h.transaction_id::text as id from half h join op using (transaction_id)
+where h.topic = 'victim' and op.verdict = 2 order by 1
+"""
+
+# A receipt as the relay writes it.
+RECEIVED = """
+insert into receipt (transaction_id, position, subscription_id, "offset", outcome, attempts, first_at, duration_ms,
+  digest, settled_at)
+select h.transaction_id, h.position, {subscription}, 1, 'delivered', 1, now(), 5, h.body_digest, now()
+from half h where h.transaction_id = %(id)s
+"""
+
+# One statement for each kind; the victim is %(id)s, and nothing else is touched. Those of the second dictionary take a
+# transaction that was rolled back.
+ON_SENT = {
+    "committed_not_published": "with gone as (delete from receipt where transaction_id = %(id)s) "
+    "delete from outbox where transaction_id = %(id)s",
+    "published_without_commit": "with gone as (delete from half where transaction_id = %(id)s) "
+    "delete from op where transaction_id = %(id)s",
+    "published_after_rollback": "update op set verdict = 2 where transaction_id = %(id)s",
+    "offset_of_two_messages": 'update outbox o set "offset" = b."offset", committed_at = b.committed_at '
+    'from outbox b where o.transaction_id = %(id)s and b."offset" = %(offset)s - 1',
+    "message_with_two_offsets": 'insert into outbox (transaction_id, position, "offset", topic, committed_at) '
+    'select transaction_id, position, (select max("offset") + 1 from outbox), topic, clock_timestamp() from outbox '
+    "where transaction_id = %(id)s",
+    "offsets_contradict_time": "update outbox set committed_at = committed_at - interval '1 hour' "
+    "where transaction_id = %(id)s",
+    "unrouted": "with gone as (delete from receipt where transaction_id = %(id)s) "
+    "update outbox set topic = 'victm' where transaction_id = %(id)s",
+    "undelivered": "delete from receipt where transaction_id = %(id)s",
+    "receipt_not_matched": RECEIVED.format(subscription="(select min(subscription_id) from subscription)"),
+    "content_differs": "update half set body_digest = sha256('x') where transaction_id = %(id)s",
+    "verdict_refused": "insert into attempt (transaction_id, kind, at, outcome, verdict, source) "
+    "values (%(id)s, 'refused', now(), 'refused', 2, 0)",
+}
+ON_ROLLED_BACK = {
+    "op_without_half": "delete from half where transaction_id = %(id)s",
+    "half_stuck": "delete from op where transaction_id = %(id)s",
+    "receipt_without_message": RECEIVED.format(
+        subscription="(select subscription_id from subscription where name = 'takers')"
+    ),
+    "parked": "with gone as (delete from op where transaction_id = %(id)s) insert into check_back (transaction_id, "
+    "producer_group, state, swept_at, parked_at) values (%(id)s, 'shop', 2, now(), now())",
+    "checks_beyond_max": "insert into attempt (transaction_id, kind, at, number, outcome, source) "
+    "select %(id)s::uuid, 'check', now(), n, 'unknown', 1 from generate_series(1, 3) n",
+}
+IN_LEDGERS = ("ledger_disagrees", "never_consumed", "consumed_twice")
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """The url of a database with the day."""
+    url = pg.create_database(migrated_template())
+    asyncio.run(make_day(url, tmp_path_factory.mktemp("workers")))
+    yield url
+    pg.drop_database(url)
+
+
+def read(spark: SparkSession, url: str, path: Path) -> Frames:
+    """Return the frames of the day, with what its tables' manifest is."""
+    with open_snapshot(url) as snapshot:
+        found = snapshot.rows("select min(born_at)::date as day from half")
+        day: date = found[0]["day"]
+        snapshot.lock([day])
+        return frames_from_postgres(spark, snapshot, day, str(path / "staged"), Progress(stream=io.StringIO()))
+
+
+def with_ledgers(spark: SparkSession, url: str, f: Frames, *, victims: Victims | None = None) -> Frames:
+    """Return the frames with the ledgers and the archive's manifest that fit them; or with faults in those."""
+    with connect(url) as connection:
+        found = manifest.of_day(connection, f.day)
+    archived = deepcopy(found)
+    said = f.op.selectExpr("transaction_id", "case verdict when 1 then 'commit' else 'rollback' end as verdict")
+    received = f.receipt.where("outcome = 'delivered'").join(f.outbox, ["transaction_id", "position"], "left_semi")
+    seen = received.selectExpr("concat_ws('-', transaction_id, position) as message_id")
+    producers = {row.transaction_id: row.verdict for row in said.collect()}
+    consumers = {row.message_id: 1 for row in seen.distinct().collect()}
+    if victims is not None:
+        archived["tables"]["attempt"]["digest"] = "1030"
+        _spoil_ledgers(victims, producers, consumers)
+    of_producers = [{"transaction_id": one, "verdict": verdict} for one, verdict in producers.items()]
+    of_consumers = [{"message_id": one, "times_seen": times} for one, times in consumers.items()]
+    return replace(
+        f,
+        producer_ledger=frame(spark, schemas.PRODUCER_LEDGER, of_producers),
+        consumer_ledger=frame(spark, schemas.CONSUMER_LEDGER, of_consumers),
+        archive=f.half.select(*schemas.ARCHIVE.names),
+        archive_manifest=archived,
+        found_manifest=found,
+    )
+
+
+def _spoil_ledgers(victims: Victims, producers: dict[str, str], consumers: dict[str, int]) -> None:
+    messages = {kind: f"{victims[kind]['id']}-0" for kind in IN_LEDGERS}
+    producers[victims["ledger_disagrees"]["id"]] = "rollback"
+    producers[victims["ledger_not_sent"]["id"]] = "commit"
+    del consumers[messages["never_consumed"]]
+    consumers[messages["consumed_twice"]] = 2
+    consumers[f"{victims['consumed_not_sent']['id']}-0"] = 1
+
+
+def victims_of(connection: Any) -> Victims:
+    """Return who is to be spoilt, by kind: every second message, because a fault may need the one before it."""
+    sent, back = connection.execute(SENT).fetchall(), connection.execute(ROLLED_BACK).fetchall()
+    assert len(sent) >= len(back) == VICTIMS
+    victims = dict(zip((*ON_SENT, *IN_LEDGERS), sent[1::2], strict=False))
+    victims |= dict(zip(ON_ROLLED_BACK, back, strict=False))
+    # Of the day, and of no transaction.
+    for number, kind in enumerate(("ledger_not_sent", "consumed_not_sent")):
+        victims[kind] = {"id": f"{sent[0]['id'][:15]}fff-8000-{number:012}"}
+    assert victims.keys() == {rule.kind for rule in RULES} - {"archive_differs"}
+    return victims
+
+
+def plant(url: str) -> Victims:
+    """Plant a fault of each kind that tables can have; return whose it is, by kind."""
+    with connect(url) as connection:
+        victims = victims_of(connection)
+        connection.execute("alter table outbox drop constraint outbox_pkey")
+        for kind, statement in (ON_SENT | ON_ROLLED_BACK).items():
+            assert connection.execute(statement, victims[kind]).rowcount >= 1, kind
+    return victims
+
+
+def subjects(victims: Victims, subscriptions: dict[str, int]) -> dict[str, str]:
+    """Return the subject of each kind's finding."""
+    found = {kind: victim["id"] for kind, victim in victims.items()}
+    of_messages = ("published_without_commit", "published_after_rollback", "message_with_two_offsets")
+    of_messages += ("content_differs", "never_consumed", "consumed_twice", "consumed_not_sent")
+    found |= {kind: f"{found[kind]}-0" for kind in of_messages}
+    takers = {"undelivered": "takers", "receipt_without_message": "takers", "receipt_not_matched": "mailer"}
+    found |= {kind: f"{found[kind]}-0:{subscriptions[name]}" for kind, name in takers.items()}
+    offsets = {kind: victims[kind]["offset"] for kind in ("offset_of_two_messages", "offsets_contradict_time")}
+    found["offset_of_two_messages"] = str(offsets["offset_of_two_messages"] - 1)
+    found["offsets_contradict_time"] = str(offsets["offsets_contradict_time"])
+    return found | {"unrouted": "victm", "verdict_refused": "shop", "archive_differs": "attempt"}
+
+
+def test_the_day_as_the_service_made_it_has_no_finding(spark: SparkSession, made: str, tmp_path: Path) -> None:
+    f = with_ledgers(spark, made, read(spark, made, tmp_path))
+    rows = {name: getattr(f, name).count() for name in schemas.FRAMES}
+    # The day has what there is to judge.
+    assert min(rows[name] for name in schemas.FRAMES if name != "check_back") > 0, rows
+    found = findings(f, sla_s=SLA_S)
+    assert [(row.kind, row.subject, row.detail) for row in found.collect()] == []
+
+
+@pytest.fixture(scope="module")
+def spoilt(spark: SparkSession, made: str, tmp_path_factory: pytest.TempPathFactory) -> tuple[Joined, dict[str, str]]:
+    """What the rules read of the day with a fault of each kind, and the subjects of these by kind."""
+    url = pg.create_database(made.rpartition("/")[2])
+    try:
+        victims = plant(url)
+        read_day = read(spark, url, tmp_path_factory.mktemp("spoilt"))
+        f = with_ledgers(spark, url, read_day, victims=victims)
+    finally:
+        pg.drop_database(url)
+    subscriptions = {row.name: row.subscription_id for row in f.subscription.collect()}
+    return joined(f, SLA_S), subjects(victims, subscriptions)
+
+
+def test_each_planted_fault_is_one_finding(spoilt: tuple[Joined, dict[str, str]]) -> None:
+    j, wanted = spoilt
+    assert sorted((row.kind, row.subject) for row in found_in(j).collect()) == sorted(wanted.items())
+
+
+@pytest.mark.parametrize("kind", [rule.kind for rule in RULES])
+def test_each_is_found_by_its_own_rule_alone(spoilt: tuple[Joined, dict[str, str]], kind: str) -> None:
+    # So whichever is switched off, exactly its own fault goes unfound.
+    j, wanted = spoilt
+    others = frozenset(rule.kind for rule in RULES) - {kind}
+    assert [(row.kind, row.subject) for row in found_in(j, others).collect()] == [(kind, wanted[kind])]

@@ -1,0 +1,159 @@
+"""What goes wrong in the middle of a run: it fails cleanly, leaves nothing half-written, and the next one heals."""
+
+import asyncio
+import contextlib
+import os
+import signal
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import psycopg
+import pytest
+
+from app.embedded import EmbeddedPostgres
+from app.migrate import migrate
+from tests.spark.days import days_ago, fill_day, flip_ops, prove, rows, start_proof
+from tests.spark.unseen import UNSEEN
+
+pytestmark = [pytest.mark.xdist_group("spark"), UNSEEN, pytest.mark.usefixtures("spark")]
+
+COUNT = 20_000
+TABLES = ("reconciliation_run", "reconciliation_day", "finding")
+
+
+@pytest.fixture
+def running(dsn: str, tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
+    """A real run that has read the halves of its day, and reads on."""
+    fill_day(dsn, days_ago(2), COUNT)
+    flip_ops(dsn)
+    (tmp_path / "tmp").mkdir()
+    started = start_proof(
+        dsn, tmp_path / "tmp", "--day", days_ago(2), "--out", tmp_path / "out", "--master", "local[2]"
+    )
+    until(started, '"read half"')
+    yield started
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(started.pid, signal.SIGKILL)
+    started.communicate()
+
+
+def until(started: subprocess.Popen[str], sign: str) -> None:
+    """Read what a run says up to a sign; fail with all it said if it ends before."""
+    assert started.stderr is not None
+    said = []
+    for line in started.stderr:
+        said.append(line)
+        if sign in line:
+            return
+    raise AssertionError("".join(said))
+
+
+def written(dsn: str) -> list[int]:
+    return [rows(dsn, f"select count(*) as rows from {table}")[0]["rows"] for table in TABLES]
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_run_that_is_ended_leaves_nothing(
+    running: subprocess.Popen[str], dsn: str, tmp_path: Path, number: signal.Signals
+) -> None:
+    java = [child for child in psutil.Process(running.pid).children() if "java" in child.name()]
+    running.send_signal(number)
+    _, said = running.communicate(timeout=120)
+    assert running.returncode == 128 + number, said
+    assert f"Ended by {number.name}" in said
+    assert "Traceback" not in said
+    assert written(dsn) == [0, 0, 0]
+    psutil.wait_procs(java, timeout=60)
+    assert list((tmp_path / "tmp").iterdir()) == []
+    assert list((tmp_path / "out").iterdir()) == []
+    assert prove(dsn, "--day", days_ago(2)) == 3
+    assert written(dsn) == [1, 1, 1]
+
+
+def test_a_run_that_was_killed_is_cleared_away_by_the_next(
+    running: subprocess.Popen[str], dsn: str, tmp_path: Path
+) -> None:
+    java = [child for child in psutil.Process(running.pid).children() if "java" in child.name()]
+    running.kill()
+    running.wait()
+    psutil.wait_procs(java, timeout=60)
+    [left] = (tmp_path / "tmp").glob("halfnote-proof-*")
+    assert prove(dsn, "--day", days_ago(2), "--staging", tmp_path / "tmp", "--out", tmp_path / "out") == 3
+    assert not left.exists()
+    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["findings", "report.html"]
+    assert written(dsn) == [1, 1, 1]
+
+
+def test_a_database_that_goes_away_in_mid_read(data_dir: Path, tmp_path: Path) -> None:
+    server = EmbeddedPostgres.start(data_dir)
+    try:
+        asyncio.run(migrate(server.url, days_ahead=1))
+        fill_day(server.url, days_ago(2), COUNT)
+        flip_ops(server.url)
+        (tmp_path / "tmp").mkdir()
+        options = ("--day", days_ago(2), "--out", tmp_path / "out", "--master", "local[2]")
+        started = start_proof(server.url, tmp_path / "tmp", *options)
+        until(started, '"read half"')
+        server.kill()
+        _, said = started.communicate(timeout=120)
+        assert started.returncode == 1, said
+        assert "A read failed: " in said or "The database failed while it was read: " in said
+        assert "Traceback" not in said
+        assert list((tmp_path / "tmp").glob("halfnote-proof-*")) == []
+        assert list((tmp_path / "out").iterdir()) == []
+        server = EmbeddedPostgres.start(data_dir)
+        assert written(server.url) == [0, 0, 0]
+        assert prove(server.url, *options[:4]) == 3
+        assert written(server.url) == [1, 1, 1]
+    finally:
+        server.stop()
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A filesystem of 16 KB."""
+    place = tmp_path / "small"
+    place.mkdir()
+    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=16k", "tmpfs", place], capture_output=True)
+    if mounted.returncode != 0:
+        pytest.skip("only root may mount a filesystem")
+    yield place
+    subprocess.run(["umount", place], check=True)
+
+
+def test_a_full_disk_under_the_output(
+    dsn: str, small_disk: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    fill_day(dsn, days_ago(2), 100)
+    flip_ops(dsn)
+    assert prove(dsn, "--day", days_ago(2), "--out", small_disk / "out") == 1
+    said = capsys.readouterr().err
+    assert f"{small_disk}/out cannot be written: " in said
+    assert "No space left on device" in said
+    assert "Traceback" not in said
+    [run] = rows(dsn, "select * from reconciliation_run")
+    assert run["state"] == "failed"
+    assert "No space left on device" in run["error"]
+    assert written(dsn) == [1, 0, 0]
+    assert list((small_disk / "out").iterdir()) == []
+    assert prove(dsn, "--day", days_ago(2), "--out", tmp_path / "out") == 3
+    assert written(dsn) == [2, 1, 1]
+
+
+def test_a_database_that_does_not_take_the_result(dsn: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Whatever fails at the end takes the whole run back."""
+    fill_day(dsn, days_ago(2), 10)
+    flip_ops(dsn)
+    with psycopg.connect(dsn) as db:
+        db.execute("alter table reconciliation_day add constraint full_up check (state = 'nothing')")
+    assert prove(dsn, "--day", days_ago(2), "--out", tmp_path) == 1
+    assert "The database did not take the result: " in capsys.readouterr().err
+    assert [row["state"] for row in rows(dsn, "select state from reconciliation_run")] == ["failed"]
+    assert written(dsn) == [1, 0, 0]
+    assert list(tmp_path.iterdir()) == []
+    with psycopg.connect(dsn) as db:
+        db.execute("alter table reconciliation_day drop constraint full_up")
+    assert prove(dsn, "--day", days_ago(2), "--out", tmp_path) == 3
+    assert written(dsn) == [2, 1, 1]

@@ -1,0 +1,158 @@
+"""Reading from a real standby, which takes a snapshot away when the primary vacuumed."""
+
+import asyncio
+import io
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from urllib.parse import unquote, urlsplit, urlunsplit
+
+import psycopg
+import pytest
+from pyspark.sql import SparkSession
+
+from app.embedded import EmbeddedPostgres
+from app.embedded.place import find_place
+from app.migrate import migrate
+from spark.database import open_snapshot
+from spark.errors import SnapshotLostError
+from spark.progress import Progress
+from spark.reading import Wish, read_days
+from tests.processes import free_port
+from tests.spark.days import days_ago, fill_day, flip_ops, prove, rows
+from tests.spark.unseen import UNSEEN
+
+pytestmark = [pytest.mark.xdist_group("spark"), UNSEEN, pytest.mark.usefixtures("spark")]
+
+WAIT_S = 60
+PATIENT = {"max_standby_streaming_delay": "-1"}
+HASTY = {"max_standby_streaming_delay": "0", "hot_standby_feedback": "off"}
+
+
+@dataclass(frozen=True)
+class Primary:
+    """A server with a day in which something is wrong, and where a standby of it may be."""
+
+    server: EmbeddedPostgres
+    data_dir: Path
+
+    @contextmanager
+    def standby(self, settings: Mapping[str, str]) -> Iterator[str]:
+        """Copy the server, follow it, and yield the copy's url when it has all that the server has."""
+        account = find_place(self.data_dir).account
+        directory, port = self.data_dir.parent / f"standby-{free_port()}", free_port()
+        directory.mkdir(mode=0o700)
+        account.own(directory)
+        as_server: dict[str, Any] = {"cwd": "/"}
+        if account.uid is not None:
+            as_server |= {"user": account.uid, "group": account.gid, "extra_groups": []}
+        url = urlsplit(self.server.url)
+        copy = [self.server.bin("pg_basebackup"), "-D", directory, "-X", "stream", "-R", "-c", "fast", "--no-sync"]
+        reach = {"PGHOST": str(url.hostname), "PGPORT": str(url.port), "PGUSER": str(url.username)}
+        reach["PGPASSWORD"] = unquote(url.password or "")
+        subprocess.run(copy, env=os.environ | reach, check=True, **as_server)
+        told = {"port": str(port), "hot_standby": "on", "logging_collector": "off", "fsync": "off", **settings}
+        options = [part for name, value in told.items() for part in ("-c", f"{name}={value}")]
+        server = subprocess.Popen(
+            [self.server.bin("postgres"), "-D", directory, *options], stderr=subprocess.DEVNULL, **as_server
+        )
+        try:
+            there = urlunsplit(url._replace(netloc=f"{url.netloc.rpartition(':')[0]}:{port}"))
+            self._await(there)
+            yield there
+        finally:
+            # A fast shutdown: sessions of a test that failed do not keep it waiting.
+            server.send_signal(signal.SIGINT)
+            server.wait(WAIT_S)
+
+    def _await(self, url: str) -> None:
+        [written] = rows(self.server.url, "select pg_current_wal_flush_lsn()::text as lsn")
+        replayed = "select pg_last_wal_replay_lsn() >= %s::pg_lsn as caught_up"
+        deadline = time.monotonic() + WAIT_S
+        while time.monotonic() < deadline:
+            try:
+                if rows(url, replayed, written["lsn"])[0]["caught_up"]:
+                    return
+            except psycopg.OperationalError:
+                pass
+            time.sleep(0.05)
+        raise TimeoutError("the standby did not catch up")
+
+    def vacuum(self) -> None:
+        """Remove rows that the snapshots of now show, as no standby can beside a reader."""
+        with psycopg.connect(self.server.url, autocommit=True) as db:
+            db.execute("update checkpoint set moved_at = now()")
+            db.execute("vacuum checkpoint")
+
+
+@pytest.fixture
+def primary(data_dir: Path) -> Iterator[Primary]:
+    server = EmbeddedPostgres.start(data_dir, settings={"fsync": "off"})
+    try:
+        asyncio.run(migrate(server.url, days_ahead=0))
+        fill_day(server.url, days_ago(2), 200)
+        flip_ops(server.url)
+        yield Primary(server, data_dir)
+    finally:
+        server.stop()
+
+
+class Watched(io.StringIO):
+    """What a run says; when it has read the first halves, the primary vacuums until the standby ends the snapshot."""
+
+    def __init__(self, primary: Primary, standby: str) -> None:
+        super().__init__()
+        self._primary, self._standby = primary, standby
+        self._ended = False
+
+    def write(self, said: str) -> int:
+        if '"read half"' in said and not self._ended:
+            while self._held():
+                self._primary.vacuum()
+            self._ended = True
+        return super().write(said)
+
+    def _held(self) -> bool:
+        found = "select from pg_stat_activity where application_name like 'halfnote proof%%' and state like 'idle in%%'"
+        return bool(rows(self._standby, found))
+
+
+def test_a_standby_is_read_and_the_primary_written(primary: Primary, capsys: pytest.CaptureFixture[str]) -> None:
+    with primary.standby(PATIENT) as url:
+        assert prove(primary.server.url, "--read-url", url, "--day", days_ago(2)) == 3
+        assert '"note": "standby"' not in capsys.readouterr().err
+    [run] = rows(primary.server.url, "select * from reconciliation_run")
+    assert (run["source"], run["state"], run["open"]) == ("standby", "findings", 1)
+    assert run["seen_at"] < run["ended_at"]
+
+
+def test_a_run_whose_read_was_cancelled_begins_again(primary: Primary, spark: SparkSession, tmp_path: Path) -> None:
+    with primary.standby(HASTY) as url:
+        said = Watched(primary, url)
+        wish = Wish([days_ago(2)], {}, 3600)
+        read = read_days(spark, url, wish, str(tmp_path / "read"), Progress(said))
+        assert '"note": "standby"' in said.getvalue()
+        assert said.getvalue().count('"note": "snapshot_lost"') == 1
+        assert read.standby
+        [day] = read.days
+        assert (day.frames.rows["half"], day.frames.half.count()) == (200, 200)
+
+
+def test_a_snapshot_that_the_standby_ended_is_lost(primary: Primary) -> None:
+    with primary.standby(HASTY) as url:
+
+        def hold() -> None:
+            with open_snapshot(url) as snapshot:
+                deadline = time.monotonic() + WAIT_S
+                while time.monotonic() < deadline:
+                    primary.vacuum()
+                    snapshot.rows("select 1")
+
+        with pytest.raises(SnapshotLostError, match="conflict with recovery"):
+            hold()
