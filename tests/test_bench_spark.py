@@ -17,6 +17,7 @@ from bench.spark_sql import Found, by_duckdb, by_postgres
 from bench.stage import open_stage
 from spark.generating import parquet, postgres
 from spark.generating.plan import ALLOWED, FORBIDDEN, Plan
+from tests.spark.unseen import UNSEEN
 
 KINDS = ALLOWED + FORBIDDEN
 
@@ -89,6 +90,7 @@ def test_every_row_can_be_run_by_its_name(capsys: pytest.CaptureFixture[str]) ->
     assert "spark:growth" in capsys.readouterr().err
 
 
+@UNSEEN
 @pytest.mark.slow
 @pytest.mark.skipif(shutil.which("wrk") is None, reason="wrk is not installed")
 @pytest.mark.parametrize("row", list(bench_spark.ROWS))
