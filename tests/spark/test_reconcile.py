@@ -11,6 +11,7 @@ import pytest
 
 from spark import results
 from tests.spark.days import days_ago, fill_day, flip_ops, prove, rows
+from tests.spark.unseen import UNSEEN
 
 pytestmark = [pytest.mark.xdist_group("spark"), pytest.mark.usefixtures("spark")]
 
@@ -123,6 +124,7 @@ def test_what_was_not_looked_for_is_not_resolved(dsn: str, tmp_path: Path) -> No
     assert [row["resolved_at"] for row in findings(dsn)] == [None]
 
 
+@UNSEEN
 def test_a_kind_past_the_limit_is_cut_and_resolves_nothing(
     dsn: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
