@@ -9,7 +9,7 @@ from uuid import UUID
 
 from psycopg.types.json import Jsonb
 
-from spark.database import Connection, partition_name
+from spark.database import Connection, give_back, partition_name
 from spark.errors import RunFailedError
 from spark.manifest import TABLES
 
@@ -72,7 +72,7 @@ def archive_lock(connection: Connection) -> Iterator[None]:
     try:
         yield
     finally:
-        connection.close()
+        give_back(connection)
 
 
 def days(connection: Connection) -> list[ArchivedDay]:

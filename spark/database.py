@@ -1,5 +1,6 @@
 """The driver's own connections to Postgres: one that writes and holds the run's lock, one that holds the snapshot."""
 
+import contextlib
 import os
 import socket
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -10,6 +11,7 @@ from typing import Any, TypeAlias
 from uuid import UUID
 
 import psycopg
+from psycopg.pq import TransactionStatus
 from psycopg.rows import dict_row
 
 from spark import schemas
@@ -120,7 +122,15 @@ def only_run(url: str) -> Iterator[Connection]:
             raise BusyError(f"Another run is at it: {_holder(connection)}. Wait for its end, or end it.")
         yield connection
     finally:
-        connection.close()
+        give_back(connection)
+
+
+def give_back(connection: Connection) -> None:
+    """Close a connection that holds locks. The server sees an end only later: whoever comes next must not be refused."""
+    with contextlib.suppress(psycopg.Error):
+        if connection.info.transaction_status == TransactionStatus.IDLE:
+            connection.execute("select pg_advisory_unlock_all()")
+    connection.close()
 
 
 def _holder(connection: Connection) -> str:
