@@ -126,7 +126,7 @@ def only_run(url: str) -> Iterator[Connection]:
 
 
 def give_back(connection: Connection) -> None:
-    """Close a connection that holds locks. The server sees an end only later: whoever comes next must not be refused."""
+    """Close a connection, its locks first: the server may see its end only later, and would refuse the next."""
     with contextlib.suppress(psycopg.Error):
         if connection.info.transaction_status == TransactionStatus.IDLE:
             connection.execute("select pg_advisory_unlock_all()")
