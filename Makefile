@@ -41,7 +41,9 @@ check: $(DEV) ## format, lint, types, direction of imports
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
+	$(BIN)/mypy --config-file sdk/pyproject.toml
 	$(BIN)/lint-imports
+	PYTHONPATH=sdk $(BIN)/lint-imports --config sdk/pyproject.toml
 
 format: $(DEV) ## put the sources in form
 	$(BIN)/ruff format .

@@ -1,0 +1,50 @@
+"""The Python client of Halfnote: transactional messages over HTTP, for services with a database of their own."""
+
+from halfnote.errors import (
+    BarrierRefused,
+    HalfFailed,
+    HalfnoteError,
+    ListenerError,
+    PlainFailed,
+    Problem,
+    Refused,
+    Unconfirmed,
+    VerdictConflict,
+)
+from halfnote.listener import CheckedMessage, CheckedTransaction, CheckListener, TransactionListener
+from halfnote.outgoing import Outgoing
+from halfnote.producer import TransactionProducer
+from halfnote.sync_producer import SyncTransactionProducer
+from halfnote.tracing import traceparent
+from halfnote.transaction import PlainResult, Registration, Transaction, TransactionResult
+from halfnote.verdicts import COMMIT, ROLLBACK, UNKNOWN, Verdict
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "COMMIT",
+    "ROLLBACK",
+    "UNKNOWN",
+    "BarrierRefused",
+    "CheckListener",
+    "CheckedMessage",
+    "CheckedTransaction",
+    "HalfFailed",
+    "HalfnoteError",
+    "ListenerError",
+    "Outgoing",
+    "PlainFailed",
+    "PlainResult",
+    "Problem",
+    "Refused",
+    "Registration",
+    "SyncTransactionProducer",
+    "Transaction",
+    "TransactionListener",
+    "TransactionProducer",
+    "TransactionResult",
+    "Unconfirmed",
+    "Verdict",
+    "VerdictConflict",
+    "traceparent",
+]

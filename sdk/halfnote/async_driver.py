@@ -1,0 +1,134 @@
+"""Runs exchanges on asyncio with httpx; on httpx-aiohttp (`halfnote[fast]`) where that is installed."""
+
+import asyncio
+import inspect
+import logging
+import os
+from collections.abc import Mapping
+from importlib.util import find_spec
+from typing import Any, TypeVar
+
+import httpx
+
+from halfnote.exchange import (
+    Call,
+    Effect,
+    Exchange,
+    Later,
+    NoAnswer,
+    Raised,
+    Request,
+    Response,
+    Returned,
+    Wait,
+)
+from halfnote.http import FAILURES, LIMITS, answered, unanswered
+
+T = TypeVar("T")
+log = logging.getLogger("halfnote")
+
+# More ends than these waiting in the background, and check-back has to do the rest.
+BACKGROUND_MAX = 10_000
+_parents: list[httpx.AsyncClient | None] = []
+
+
+class AsyncDriver:
+    """One client for each event loop and process: connections survive neither a new loop nor a fork."""
+
+    def __init__(self, url: str, headers: Mapping[str, str], transport: httpx.AsyncBaseTransport | None = None) -> None:
+        self._url, self._headers, self._transport = url.rstrip("/"), dict(headers), transport
+        self._client: httpx.AsyncClient | None = None
+        self._owner: tuple[int, asyncio.AbstractEventLoop] | None = None
+        self._background: set[asyncio.Task[Any]] = set()
+
+    async def run(self, exchange: Exchange[T]) -> T:
+        """Do what an exchange asks for until it is over; return or raise what it does."""
+        try:
+            effect = next(exchange)
+            while True:
+                effect = exchange.send(await self._do(effect))
+        except StopIteration as stop:
+            result: T = stop.value
+            return result
+
+    def later(self, exchange: Exchange[Any]) -> bool:
+        """Run an exchange in the background; False if too many are under way."""
+        self._current()
+        if len(self._background) >= BACKGROUND_MAX:
+            return False
+        task = asyncio.get_running_loop().create_task(self.run(exchange))
+        self._background.add(task)
+        task.add_done_callback(self._over)
+        return True
+
+    async def close(self, grace_s: float) -> None:
+        """Give what is in the background `grace_s` seconds, then end it and close the connections."""
+        self._current()
+        background = list(self._background)
+        if background:
+            _, late = await asyncio.wait(background, timeout=grace_s)
+            for task in late:
+                task.cancel()
+            await asyncio.gather(*late, return_exceptions=True)
+        client, self._client, self._owner = self._client, None, None
+        if client is not None:
+            await client.aclose()
+
+    async def _do(self, effect: Effect) -> Any:
+        if isinstance(effect, Request):
+            return await self._ask(effect)
+        if isinstance(effect, Wait):
+            return await asyncio.sleep(effect.seconds)
+        if isinstance(effect, Later):
+            return self.later(effect.exchange)
+        return await _called(effect)
+
+    async def _ask(self, request: Request) -> Response | NoAnswer:
+        try:
+            answer = await self._current().request(
+                request.method,
+                self._url + request.path,
+                content=request.content or None,
+                headers=request.headers,
+                timeout=request.timeout_s,
+            )
+        except FAILURES as error:
+            return unanswered(error, request.timeout_s)
+        return answered(answer)
+
+    def _current(self) -> httpx.AsyncClient:
+        owner = (os.getpid(), asyncio.get_running_loop())
+        if self._client is None or self._owner != owner:
+            if self._owner is not None and self._owner[0] != owner[0]:
+                # Closing what a fork shares would disturb the parent, so it is never collected.
+                _parents.append(self._client)
+            self._client = httpx.AsyncClient(
+                headers=self._headers,
+                transport=self._transport if self._transport is not None else _transport(),
+                limits=LIMITS,
+                trust_env=False,
+            )
+            self._owner = owner
+            self._background = set()
+        return self._client
+
+    def _over(self, task: "asyncio.Task[Any]") -> None:
+        self._background.discard(task)
+        if not task.cancelled() and task.exception() is not None:
+            log.error("an end in the background failed", exc_info=task.exception())
+
+
+def _transport() -> httpx.AsyncBaseTransport | None:
+    if find_spec("httpx_aiohttp") is None:
+        return None
+    from httpx_aiohttp import AiohttpTransport
+
+    return AiohttpTransport(limits=LIMITS)
+
+
+async def _called(call: Call) -> Returned | Raised:
+    try:
+        value = call.function()
+        return Returned(await value if inspect.isawaitable(value) else value)
+    except Exception as error:
+        return Raised(error)

@@ -1,0 +1,125 @@
+"""What a `transaction()` block posts when it closes, for both producers, with a bound session and without."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, Literal, Protocol, TypeAlias
+
+from halfnote.conversation import Conversation, reason_of
+from halfnote.exchange import Exchange
+from halfnote.transaction import Transaction, TransactionResult
+from halfnote.verdicts import Verdict
+
+# `none`: none was begun. `doubtful`: its commit was tried and failed, so it may have succeeded all the same.
+DatabaseState: TypeAlias = Literal["none", "open", "committed", "rolled_back", "doubtful"]
+
+
+class Binding(Protocol):
+    """Watches one database transaction: the one that is open, else the next that commits."""
+
+    @property
+    def state(self) -> DatabaseState:
+        """Where it stands."""
+
+    def when_over(self, tell: Callable[[DatabaseState], None]) -> None:
+        """Tell, once, when the one that is open now is over."""
+
+    def release(self) -> None:
+        """Watch no longer, unless somebody still waits for the end."""
+
+
+@dataclass
+class OpenTransaction(Transaction):
+    """The transaction of a `transaction()` block; `result` is there when the block has closed."""
+
+    result: TransactionResult | None = None
+    rolled_back: str | None = field(default=None, repr=False)
+
+    def rollback(self, reason: str) -> None:
+        """Have the messages dropped when the block closes, without raising."""
+        self.rolled_back = reason
+
+
+class Block:
+    """One block. `later` runs an exchange in the background."""
+
+    def __init__(
+        self, conversation: Conversation, later: Callable[[Exchange[Any]], bool], binding: Binding | None
+    ) -> None:
+        self._conversation, self._later, self._binding = conversation, later, binding
+        self.transaction: OpenTransaction | None = None
+
+    def opening(self, half: Exchange[Transaction]) -> Exchange[OpenTransaction]:
+        """Post the half."""
+        posted = yield from half
+        self.transaction = OpenTransaction(**vars(posted))
+        return self.transaction
+
+    def closing(self, error: BaseException | None) -> Exchange[None]:
+        """Post the end; `error` is what leaves the block."""
+        transaction = self.transaction
+        assert transaction is not None
+        if self._binding is not None:
+            transaction.result = yield from self._bound(transaction, self._binding, error)
+            self._binding.release()
+        elif error is None:
+            transaction.result = yield from self._willed(transaction)
+        elif isinstance(error, Exception):
+            transaction.result = yield from self._conversation.failed(transaction, error)
+        else:
+            # A cancellation or an exit says nothing of what the database did meanwhile.
+            transaction.result = _left(transaction)
+
+    def _willed(self, transaction: OpenTransaction) -> Exchange[TransactionResult]:
+        if transaction.rolled_back is not None:
+            return (yield from self._conversation.end(transaction, Verdict.ROLLBACK, reason=transaction.rolled_back))
+        return (yield from self._conversation.end(transaction, Verdict.COMMIT))
+
+    def _bound(
+        self, transaction: OpenTransaction, binding: Binding, error: BaseException | None
+    ) -> Exchange[TransactionResult]:
+        state = binding.state
+        if error is not None and not isinstance(error, Exception):
+            # This is being cancelled: nothing to be waited for.
+            self._follow(transaction, binding, state)
+            return _left(transaction)
+        if state == "open":
+            self._follow(transaction, binding, state)
+            why = "its block closed while the bound database transaction is still open, which may yet be rolled back"
+            return (yield from self._conversation.leave_to_check(transaction, why))
+        if state == "none" and error is None:
+            why = "no database transaction was committed in its block"
+            return (yield from self._conversation.leave_to_check(transaction, why))
+        return (yield from self._over(transaction, state, error))
+
+    def _follow(self, transaction: OpenTransaction, binding: Binding, state: DatabaseState) -> None:
+        """Post the end in the background, now or when the database transaction is over."""
+
+        def tell(outcome: DatabaseState) -> None:
+            self._later(self._over(transaction, outcome, None))
+
+        if state == "open":
+            binding.when_over(tell)
+        elif state != "none":
+            tell(state)
+
+    def _over(
+        self, transaction: OpenTransaction, state: DatabaseState, error: Exception | None
+    ) -> Exchange[TransactionResult]:
+        """Post what a database transaction that is over says; what raised later in the block changes nothing."""
+        if state == "committed":
+            return (yield from self._conversation.end(transaction, Verdict.COMMIT, error=error))
+        if state == "doubtful":
+            return (yield from self._doubtful(transaction, error))
+        reason = "the database transaction was rolled back" if error is None else reason_of(error)
+        return (yield from self._conversation.end(transaction, Verdict.ROLLBACK, reason=reason, error=error))
+
+    def _doubtful(self, transaction: OpenTransaction, error: Exception | None) -> Exchange[TransactionResult]:
+        verdict = yield from self._conversation.settled(transaction)
+        reason = "the database's commit failed" + ("" if error is None else f": {reason_of(error)}")
+        if verdict is Verdict.UNKNOWN:
+            return (yield from self._conversation.leave_to_check(transaction, reason))
+        return (yield from self._conversation.end(transaction, verdict, reason=reason, error=error))
+
+
+def _left(transaction: Transaction) -> TransactionResult:
+    return TransactionResult(transaction.transaction_id, transaction.message_ids, Verdict.UNKNOWN, "left_to_check")

@@ -1,0 +1,219 @@
+"""What a producer says to Halfnote and in which order, as exchanges: the one core of both producers."""
+
+import logging
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+from urllib.parse import quote
+from uuid import UUID
+
+from halfnote.errors import (
+    BarrierRefused,
+    HalfFailed,
+    ListenerError,
+    PlainFailed,
+    Refused,
+    Unconfirmed,
+    VerdictConflict,
+)
+from halfnote.exchange import Call, Exchange, Later, Raised, Request, asked
+from halfnote.ids import new_id
+from halfnote.outgoing import Outgoing, as_list, encoded
+from halfnote.transaction import End, PlainResult, Registration, Transaction, TransactionResult
+from halfnote.verdicts import Verdict
+
+log = logging.getLogger("halfnote")
+
+REASON_MAX = 1000
+
+
+@dataclass(frozen=True)
+class Conversation:
+    """One producer's part. Durations in seconds.
+
+    `attempt_s` bounds one request, `half_within_s` all attempts at a half, `end_within_s` all attempts at an end, which
+    but for the first go on in the background. `traceparent` is asked for the W3C trace context of each transaction.
+    """
+
+    group: str
+    attempt_s: float = 5.0
+    half_within_s: float = 15.0
+    end_within_s: float = 60.0
+    traceparent: Callable[[], str | None] = lambda: None
+    clock: Callable[[], float] = time.monotonic
+
+    def half(
+        self,
+        messages: Outgoing | Sequence[Outgoing],
+        *,
+        transaction_id: UUID | None = None,
+        context: Any = None,
+        check: Mapping[str, Any] | None = None,
+    ) -> Exchange[Transaction]:
+        """Post a half. Raises HalfFailed, after which nothing has happened; ValueError or TypeError for no JSON."""
+        listed = as_list(messages)
+        transaction_id = transaction_id or new_id()
+        trace = self.traceparent()
+        content = self._content(transaction_id, listed, trace)
+        if context is not None:
+            content["context"] = context
+        if check:
+            content["check"] = dict(check)
+        request = self._post("/half", content, trace)
+        try:
+            answer = yield from asked("the half message", request, within_s=self.half_within_s, clock=self.clock)
+        except (Refused, Unconfirmed) as cause:
+            if isinstance(cause, Unconfirmed) and cause.perhaps_done:
+                yield Later(self._withdraw(transaction_id))
+            raise HalfFailed(transaction_id, cause) from cause
+        born_at, first_check_at = answer.content.get("born_at"), answer.content.get("first_check_at")
+        return Transaction(transaction_id, self.group, listed, context, born_at, first_check_at)
+
+    def send(
+        self,
+        messages: Outgoing | Sequence[Outgoing],
+        arg: Any,
+        execute_local: Callable[[Transaction, Any], Any],
+        **half: Any,
+    ) -> Exchange[TransactionResult]:
+        """Post a half, run the local work, post the end. Raises HalfFailed or ListenerError."""
+        transaction = yield from self.half(messages, **half)
+        came = yield Call(lambda: execute_local(transaction, arg))
+        if isinstance(came, Raised):
+            return (yield from self.failed(transaction, came.error))
+        if not isinstance(came.value, Verdict):
+            raise ListenerError(
+                f"execute_local returned {came.value!r}; it must return COMMIT, ROLLBACK or UNKNOWN. Transaction "
+                f"{transaction.transaction_id} is left to check-back"
+            )
+        return (yield from self.end(transaction, came.value))
+
+    def failed(self, transaction: Transaction, error: Exception) -> Exchange[TransactionResult]:
+        """Post what an exception in the local work leads to: rollback, unless a barrier knows better.
+
+        An exception may come from a commit whose answer was lost. A barrier that was entered can tell.
+        """
+        verdict = Verdict.ROLLBACK
+        if transaction.settle is not None and not isinstance(error, BarrierRefused):
+            verdict = yield from self.settled(transaction)
+        return (yield from self.end(transaction, verdict, reason=reason_of(error), error=error))
+
+    def settled(self, transaction: Transaction) -> Exchange[Verdict]:
+        """Ask the barrier what became of the local transaction; UNKNOWN if there is none, or it cannot tell now."""
+        if transaction.settle is None:
+            return Verdict.UNKNOWN
+        came = yield Call(transaction.settle)
+        if isinstance(came, Raised):
+            log.warning("the barrier could not tell of transaction %s: %s", transaction.transaction_id, came.error)
+            return Verdict.UNKNOWN
+        verdict: Verdict = came.value
+        return verdict
+
+    def end(
+        self, transaction: Transaction, verdict: Verdict, *, reason: str | None = None, error: Exception | None = None
+    ) -> Exchange[TransactionResult]:
+        """Post an end, once; if that does not succeed, again and again in the background, and then check-back asks."""
+        content = {
+            "transaction_id": str(transaction.transaction_id),
+            "producer_group": self.group,
+            "verdict": verdict.value,
+        }
+        if reason:
+            content["reason"] = reason[:REASON_MAX].replace("\x00", "\ufffd")
+        request = self._post("/end", content)
+        end, fault = yield from self._ended(transaction, request, attempts=1)
+        if isinstance(fault, Unconfirmed) and verdict is not Verdict.UNKNOWN:
+            taken = yield Later(self._ended(transaction, request))
+            if not taken:
+                log.warning("transaction %s is left to check-back: too many ends wait", transaction.transaction_id)
+        return TransactionResult(transaction.transaction_id, transaction.message_ids, verdict, end, error or fault)
+
+    def leave_to_check(self, transaction: Transaction, why: str) -> Exchange[TransactionResult]:
+        """Post `unknown` and ask Halfnote to check at once, because what is known here decides nothing."""
+        log.warning("transaction %s is left to check-back: %s", transaction.transaction_id, why)
+        result = yield from self.end(transaction, Verdict.UNKNOWN, reason=why)
+        request = self._post(f"/transactions/{transaction.transaction_id}/check", None)
+        try:
+            yield from asked("a check", request, within_s=self.attempt_s, clock=self.clock, attempts=1)
+        except (Refused, Unconfirmed) as fault:
+            # Only sooner or later: it is asked in any case.
+            log.info("transaction %s: %s", transaction.transaction_id, fault)
+        return result
+
+    def plain(
+        self, messages: Outgoing | Sequence[Outgoing], *, transaction_id: UUID | None = None
+    ) -> Exchange[PlainResult]:
+        """Post messages that have nothing to coordinate. Raises PlainFailed."""
+        listed = as_list(messages)
+        transaction_id = transaction_id or new_id()
+        trace = self.traceparent()
+        request = self._post("/messages", self._content(transaction_id, listed, trace), trace)
+        try:
+            answer = yield from asked("the messages", request, within_s=self.half_within_s, clock=self.clock)
+        except (Refused, Unconfirmed) as cause:
+            raise PlainFailed(transaction_id, cause) from cause
+        sent = answer.content.get("messages", [])
+        return PlainResult(
+            transaction_id,
+            [message["message_id"] for message in sent],
+            [message["offset"] for message in sent],
+            bool(answer.content.get("replayed")),
+        )
+
+    def register(
+        self, check_urls: Sequence[str], policy: Mapping[str, Any], secret: str | None = None
+    ) -> Exchange[Registration]:
+        """PUT the producer group: where and how it is asked. Raises Refused or Unconfirmed."""
+        content = {"check_urls": list(check_urls), **policy, **({"secret": secret} if secret is not None else {})}
+        request = Request("PUT", f"/producer-groups/{quote(self.group, safe='')}", encoded(content), self.attempt_s)
+        what = f"the producer group `{self.group}`"
+        answer = yield from asked(what, request, within_s=self.half_within_s, clock=self.clock)
+        group = dict(answer.content)
+        return Registration(answer.status == 201, group.pop("secret", None), group)
+
+    def _ended(
+        self, transaction: Transaction, request: Request, attempts: int | None = None
+    ) -> Exchange[tuple[End, Exception | None]]:
+        """Post an end and tell what came of it; failures are told, not raised."""
+        what = f"the end of transaction {transaction.transaction_id}"
+        try:
+            answer = yield from asked(what, request, within_s=self.end_within_s, clock=self.clock, attempts=attempts)
+        except Unconfirmed as fault:
+            log.warning("%s", fault)
+            return "left_to_check", fault
+        except Refused as fault:
+            if fault.problem.type != "verdict-conflict":
+                log.error("%s", fault)
+                return "left_to_check", fault
+            conflict = VerdictConflict(transaction.transaction_id, fault.problem)
+            log.error("%s", conflict)
+            return "conflict", conflict
+        return ("left_to_check" if answer.status == 202 else "recorded"), None
+
+    def _withdraw(self, transaction_id: UUID) -> Exchange[None]:
+        """Post a rollback of a half that may have been stored; 404 says that it was not."""
+        content = {
+            "transaction_id": str(transaction_id),
+            "producer_group": self.group,
+            "verdict": "rollback",
+            "reason": "the half message was not confirmed in time, so nothing was done",
+        }
+        request = self._post("/end", content)
+        try:
+            yield from asked("a withdrawal", request, within_s=self.end_within_s, clock=self.clock)
+        except (Refused, Unconfirmed) as fault:
+            log.info("transaction %s: %s", transaction_id, fault)
+
+    def _content(self, transaction_id: UUID, messages: Sequence[Outgoing], trace: str | None) -> dict[str, Any]:
+        shown = [message.as_json(trace) for message in messages]
+        return {"producer_group": self.group, "transaction_id": str(transaction_id), "messages": shown}
+
+    def _post(self, path: str, content: Mapping[str, Any] | None, trace: str | None = None) -> Request:
+        headers = {"traceparent": trace} if trace is not None else {}
+        return Request("POST", path, b"" if content is None else encoded(content), self.attempt_s, headers)
+
+
+def reason_of(error: BaseException) -> str:
+    """Return an exception's class and text, as it is recorded with a rollback."""
+    return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__

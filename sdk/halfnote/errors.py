@@ -1,0 +1,106 @@
+"""What can go wrong, as exceptions that say what to do. All are `HalfnoteError`s."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+from uuid import UUID
+
+
+class HalfnoteError(Exception):
+    """Anything that this client raises."""
+
+
+@dataclass(frozen=True)
+class Problem:
+    """A refusal by the service (RFC 9457): `type` is stable, `extra` holds its other members, `docs/errors.md` each."""
+
+    status: int
+    type: str
+    detail: str
+    extra: Mapping[str, Any] = field(default_factory=dict)
+
+    def __str__(self) -> str:
+        if self.type == "id-time-skew":
+            return _skew(self)
+        return f"{self.status} {self.type}: {self.detail}"
+
+
+def _skew(problem: Problem) -> str:
+    """Say whose clock is off and by how much, as far as two clocks can tell."""
+    skew_s = problem.extra.get("skew_s")
+    if not isinstance(skew_s, (int, float)):
+        return f"{problem.status} {problem.type}: {problem.detail}"
+    return (
+        f"this machine's clock ({problem.extra.get('id_time')}) is {abs(skew_s):.0f} s "
+        f"{'ahead of' if skew_s > 0 else 'behind'} the coordinator's ({problem.extra.get('coordinator_time')}): "
+        "set whichever of the two is wrong"
+    )
+
+
+class Refused(HalfnoteError):
+    """The service said no for good; `problem` says why. Repeating the same request would change nothing."""
+
+    def __init__(self, what: str, problem: Problem) -> None:
+        super().__init__(f"{what} was refused: {problem}")
+        self.problem = problem
+
+
+class Unconfirmed(HalfnoteError):
+    """No usable answer came in time. `perhaps_done`: it may have been stored nevertheless."""
+
+    def __init__(self, what: str, error: str, *, perhaps_done: bool) -> None:
+        super().__init__(f"{what} was not confirmed in time: {error}")
+        self.perhaps_done = perhaps_done
+
+
+class HalfFailed(HalfnoteError):
+    """The half message was not stored as far as is known, and the local work did not run: nothing has happened.
+
+    The cause (`__cause__`) is Refused or Unconfirmed. If it may have been stored, a rollback was sent after it.
+    """
+
+    def __init__(self, transaction_id: UUID, cause: Refused | Unconfirmed) -> None:
+        super().__init__(f"transaction {transaction_id} did not begin, and its local work did not run: {cause}")
+        self.transaction_id = transaction_id
+        self.__cause__ = cause
+
+
+class PlainFailed(HalfnoteError):
+    """Plain messages were not acknowledged. If the cause is Unconfirmed, repeating with `transaction_id` is safe."""
+
+    def __init__(self, transaction_id: UUID, cause: Refused | Unconfirmed) -> None:
+        super().__init__(f"messages {transaction_id} were not acknowledged: {cause}")
+        self.transaction_id = transaction_id
+        self.__cause__ = cause
+
+
+class VerdictConflict(HalfnoteError):
+    """The transaction was already decided the other way, for good; `recorded` has verdict, source and decided_at.
+
+    If the local database committed and the rollback is recorded, `POST /transactions/{id}/reissue` sends the messages
+    after all.
+    """
+
+    def __init__(self, transaction_id: UUID, problem: Problem) -> None:
+        super().__init__(f"transaction {transaction_id}: {problem.detail}")
+        self.transaction_id = transaction_id
+        self.recorded: Mapping[str, Any] = problem.extra.get("recorded") or {}
+
+
+class ListenerError(HalfnoteError):
+    """A listener did what it must not, as returning something else than a Verdict."""
+
+
+class BarrierRefused(HalfnoteError):
+    """The transaction is already decided in this database: roll the local database transaction back.
+
+    Either Halfnote asked before the local transaction wrote its row and was told rollback, or the same transaction was
+    run twice.
+    """
+
+    def __init__(self, transaction_id: UUID) -> None:
+        super().__init__(
+            f"transaction {transaction_id} has its row in the barrier already: a check that came first answered "
+            "rollback, or its local work has run before"
+        )
+        self.transaction_id = transaction_id

@@ -1,0 +1,194 @@
+"""An exchange with the service as a generator: it yields what is to be done, and gets what came of it.
+
+No input and output here. A driver (`async_driver`, `sync_driver`) sends the requests and waits; so both producers
+share every decision, and tests need neither sockets nor time.
+"""
+
+import json
+import random
+import time
+from collections.abc import Callable, Generator, Mapping
+from dataclasses import dataclass, field
+from datetime import datetime, timezone
+from email.utils import parsedate_to_datetime
+from typing import Any, TypeAlias, TypeVar
+
+from halfnote.errors import Problem, Refused, Unconfirmed
+
+T = TypeVar("T")
+
+# The first pause after a failure; each next one is twice as long, up to the longest.
+FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.1, 5.0
+SHORTEST_TIMEOUT_S = 0.05
+
+
+@dataclass(frozen=True)
+class Request:
+    """To be sent. Brings a Response or NoAnswer."""
+
+    method: str
+    path: str
+    content: bytes
+    timeout_s: float
+    headers: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Wait:
+    """Nothing is to be done for so long. Brings None."""
+
+    seconds: float
+
+
+@dataclass(frozen=True)
+class Call:
+    """The user's own function, plain or async. Brings Returned or Raised."""
+
+    function: Callable[[], Any]
+
+
+@dataclass(frozen=True)
+class Later:
+    """Another exchange, to be run in the background. Brings True, or False if too many are under way."""
+
+    exchange: "Exchange[Any]"
+
+
+@dataclass(frozen=True)
+class Response:
+    """An answer; names of headers are in lower case."""
+
+    status: int
+    headers: Mapping[str, str]
+    content: bytes
+
+
+@dataclass(frozen=True)
+class NoAnswer:
+    """None came. `sent`: the request may have arrived."""
+
+    error: str
+    sent: bool
+
+
+@dataclass(frozen=True)
+class Returned:
+    """What a function returned."""
+
+    value: Any
+
+
+@dataclass(frozen=True)
+class Raised:
+    """What a function raised."""
+
+    error: Exception
+
+
+Effect: TypeAlias = Request | Wait | Call | Later
+Exchange: TypeAlias = Generator[Effect, Any, T]
+
+
+@dataclass(frozen=True)
+class Answer:
+    """A success: its status and its JSON object."""
+
+    status: int
+    content: Mapping[str, Any]
+
+
+def asked(
+    what: str,
+    request: Request,
+    *,
+    within_s: float,
+    clock: Callable[[], float] = time.monotonic,
+    attempts: int | None = None,
+) -> Exchange[Answer]:
+    """Send a request until it is answered for good, for at most `within_s` seconds or `attempts` times.
+
+    Only for requests that may be repeated. Each attempt has `request.timeout_s`. `Retry-After` of a 429 or 503 is kept
+    to; where it leads past the end, that comes at once. Raises Refused or Unconfirmed.
+    """
+    until = clock() + within_s
+    perhaps_done, tried = False, 0
+    pause_s = FIRST_PAUSE_S
+    while True:
+        left_s = max(until - clock(), SHORTEST_TIMEOUT_S)
+        timeout_s = min(request.timeout_s, left_s)
+        came = yield Request(request.method, request.path, request.content, timeout_s, request.headers)
+        tried += 1
+        if isinstance(came, NoAnswer):
+            error, perhaps_done, asked_s = came.error, perhaps_done or came.sent, None
+        else:
+            read = _read(came)
+            if isinstance(read, Answer):
+                return read
+            if isinstance(read, Problem):
+                raise Refused(what, read)
+            error, asked_s = read, retry_after_s(came)
+            perhaps_done = perhaps_done or not _surely_not_done(came)
+        # Spread, so that many callers do not come back at the same moment.
+        wait_s = asked_s if asked_s is not None else pause_s * random.uniform(0.5, 1)  # noqa: S311 - no secret
+        pause_s = min(pause_s * 2, LONGEST_PAUSE_S)
+        if tried == attempts or clock() + wait_s >= until:
+            raise Unconfirmed(what, error, perhaps_done=perhaps_done)
+        yield Wait(wait_s)
+
+
+def _read(response: Response) -> Answer | Problem | str:
+    """Return an answer, a refusal that is final, or why another attempt is needed."""
+    content = _object(response.content)
+    if 200 <= response.status < 300:
+        return (
+            f"answered {response.status}, but no JSON object" if content is None else Answer(response.status, content)
+        )
+    if 300 <= response.status < 400:
+        return Problem(response.status, "redirect", "redirects are not followed: name the final URL")
+    problem = _problem(response, content)
+    if response.status in (408, 425, 429) or response.status >= 500:
+        return f"answered {problem}"
+    return problem
+
+
+def _problem(response: Response, content: Mapping[str, Any] | None) -> Problem:
+    if content is None or not isinstance(content.get("type"), str):
+        text = response.content[:200].decode("utf-8", "replace").strip() or "no text"
+        return Problem(response.status, "not-halfnote", f"something that is not Halfnote answered: {text}")
+    extra = {name: value for name, value in content.items() if name not in ("type", "title", "status", "detail")}
+    kind = content["type"].rpartition("/")[2]
+    return Problem(response.status, kind, str(content.get("detail") or content.get("title") or kind), extra)
+
+
+def _object(content: bytes) -> Mapping[str, Any] | None:
+    try:
+        found = json.loads(content)
+    except (ValueError, RecursionError):
+        return None
+    return found if isinstance(found, dict) else None
+
+
+def _surely_not_done(response: Response) -> bool:
+    """Tell whether a failure says by its type that nothing was stored (docs/errors.md)."""
+    content = _object(response.content) or {}
+    kind = str(content.get("type")).rpartition("/")[2]
+    return response.status == 429 or kind in (
+        "overloaded",
+        "draining",
+        "not-ready",
+        "database-read-only",
+        "storage-full",
+    )
+
+
+def retry_after_s(response: Response) -> float | None:
+    """Return `Retry-After` of a 429 or 503 in seconds from now (RFC 9110: seconds or a date), or None."""
+    if response.status not in (429, 503):
+        return None
+    value = response.headers.get("retry-after", "").strip()
+    if value.isascii() and value.isdigit():
+        return float(value[:9])
+    try:
+        return max(0.0, (parsedate_to_datetime(value) - datetime.now(timezone.utc)).total_seconds())
+    except (ValueError, TypeError):
+        return None

@@ -1,0 +1,59 @@
+"""What a producer implements: its local work, and the answer to Halfnote's question what became of it."""
+
+from collections.abc import Awaitable, Mapping
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Any, Protocol, TypeVar
+from uuid import UUID
+
+from halfnote.transaction import Transaction
+from halfnote.verdicts import Verdict
+
+A = TypeVar("A", contravariant=True)
+
+
+@dataclass(frozen=True)
+class CheckedMessage:
+    """A message of a transaction that is asked about; `body` only if the half asked for it (`check.include_body`)."""
+
+    message_id: str
+    topic: str
+    key: str | None = None
+    tag: str | None = None
+    headers: Mapping[str, str] = field(default_factory=dict)
+    body: Any = None
+
+
+@dataclass(frozen=True)
+class CheckedTransaction:
+    """A transaction that Halfnote asks about: its `check`-th answered question of at most `max_checks`.
+
+    `age_s`: how long ago the half was stored, by the coordinator's clock and this machine's.
+    """
+
+    transaction_id: UUID
+    group: str
+    check: int
+    max_checks: int
+    born_at: datetime
+    age_s: float
+    context: Any
+    messages: list[CheckedMessage]
+
+
+class CheckListener(Protocol):
+    """Answers checks. A barrier is one: it is always right, and nothing else is needed.
+
+    Without a barrier, answer UNKNOWN while the order is not found and the transaction is young, never ROLLBACK: its
+    database transaction may still be open. Only when none that old can be open any more, ROLLBACK is true.
+    """
+
+    def check_local(self, transaction: CheckedTransaction) -> Verdict | Awaitable[Verdict]:
+        """Tell what became of the local database transaction."""
+
+
+class TransactionListener(CheckListener, Protocol[A]):
+    """A listener whose local work is run by `send`."""
+
+    def execute_local(self, transaction: Transaction, arg: A, /) -> Verdict | Awaitable[Verdict]:
+        """Do the local work. What it raises leads to a rollback (with a barrier: to what the database says)."""

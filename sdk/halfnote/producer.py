@@ -1,0 +1,145 @@
+"""The asynchronous producer."""
+
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+from uuid import UUID
+
+import httpx
+
+from halfnote.async_driver import AsyncDriver
+from halfnote.block import Binding, Block, OpenTransaction
+from halfnote.conversation import Conversation
+from halfnote.http import headers_of
+from halfnote.listener import TransactionListener
+from halfnote.outgoing import Outgoing
+from halfnote.tracing import current_traceparent
+from halfnote.transaction import PlainResult, Registration, TransactionResult
+
+if TYPE_CHECKING:
+    from sqlalchemy.ext.asyncio import AsyncSession
+
+Messages = Outgoing | Sequence[Outgoing]
+
+
+class TransactionProducer:
+    """Sends messages that go out only if this service's database transaction was committed.
+
+    `group`: the producer group, registered by `register`. `listener`: its `execute_local` is what `send` runs.
+    `attempt_s` bounds one request; `half_within_s` all attempts to post a half; `end_within_s` all attempts to post an
+    end, in the background, after which Halfnote asks. Make one and use it everywhere; `close` it, or use `async with`.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        group: str,
+        listener: TransactionListener[Any] | None = None,
+        api_key: str | None = None,
+        attempt_s: float = 5.0,
+        half_within_s: float = 15.0,
+        end_within_s: float = 60.0,
+        traceparent: Callable[[], str | None] = current_traceparent,
+        transport: httpx.AsyncBaseTransport | None = None,
+    ) -> None:
+        self.group = group
+        self._listener = listener
+        self._conversation = Conversation(group, attempt_s, half_within_s, end_within_s, traceparent)
+        self._driver = AsyncDriver(url, headers_of(api_key), transport)
+
+    async def send(
+        self,
+        messages: Messages,
+        arg: Any = None,
+        *,
+        transaction_id: UUID | None = None,
+        context: Any = None,
+        check: Mapping[str, Any] | None = None,
+    ) -> TransactionResult:
+        """Post the half, run `listener.execute_local(transaction, arg)`, post the end.
+
+        `context`: any JSON of 4 KiB, which every check brings back. `check`: this transaction's own check policy.
+        Raises HalfFailed (nothing has happened), ListenerError (left to check-back). What the local work raises is the
+        result's `error`.
+        """
+        if self._listener is None:
+            raise ValueError("send needs a listener; without one use transaction()")
+        options = {"transaction_id": transaction_id, "context": context, "check": check}
+        work = self._listener.execute_local
+        return await self._driver.run(self._conversation.send(messages, arg, work, **options))
+
+    @asynccontextmanager
+    async def transaction(
+        self,
+        messages: Messages,
+        *,
+        transaction_id: UUID | None = None,
+        context: Any = None,
+        check: Mapping[str, Any] | None = None,
+        binding: Binding | None = None,
+    ) -> AsyncIterator[OpenTransaction]:
+        """Post the half; at the end of the block commit, or roll back if it raised. Raises HalfFailed.
+
+        Have the database's own commit inside the block, or bind its session (`bind`).
+        """
+        block = Block(self._conversation, self._driver.later, binding)
+        half = self._conversation.half(messages, transaction_id=transaction_id, context=context, check=check)
+        transaction = await self._driver.run(block.opening(half))
+        try:
+            yield transaction
+        except BaseException as error:
+            await self._driver.run(block.closing(error))
+            raise
+        await self._driver.run(block.closing(None))
+
+    def bind(self, session: "AsyncSession") -> "BoundProducer":
+        """Return a producer whose blocks are decided by an SQLAlchemy session's own commit or rollback."""
+        return BoundProducer(self, session)
+
+    async def send_plain(self, messages: Messages, *, transaction_id: UUID | None = None) -> PlainResult:
+        """Send messages that have nothing to coordinate. Raises PlainFailed, which names the id to repeat with."""
+        return await self._driver.run(self._conversation.plain(messages, transaction_id=transaction_id))
+
+    async def register(self, check_urls: Sequence[str], *, secret: str | None = None, **policy: Any) -> Registration:
+        """Register the group: where it is asked, and its policy (`immunity_s`, `max_checks`, …; see the API).
+
+        The same again changes nothing. Raises Refused or Unconfirmed.
+        """
+        return await self._driver.run(self._conversation.register(check_urls, policy, secret))
+
+    async def close(self, grace_s: float = 5.0) -> None:
+        """Wait for ends in the background, at most `grace_s`; the rest is left to check-back."""
+        await self._driver.close(grace_s)
+
+    async def __aenter__(self) -> "TransactionProducer":
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None
+    ) -> None:
+        await self.close()
+
+
+class BoundProducer:
+    """A producer together with an SQLAlchemy session."""
+
+    def __init__(self, producer: TransactionProducer, session: "AsyncSession") -> None:
+        self._producer, self._session = producer, session
+
+    @asynccontextmanager
+    async def transaction(self, messages: Messages, **half: Any) -> AsyncIterator[OpenTransaction]:
+        """As the producer's, but the end is what the session's database transaction came to.
+
+        That is the one open already, else the first that is committed in the block. If it is still open when the block
+        closes, `unknown` is posted and a check asked for; the end follows when it is over.
+        """
+        from halfnote.session_binding import SessionBinding
+
+        binding = SessionBinding(self._session.sync_session)
+        try:
+            async with self._producer.transaction(messages, binding=binding, **half) as transaction:
+                yield transaction
+        finally:
+            binding.release()

@@ -1,0 +1,103 @@
+"""Watches an SQLAlchemy session, so that a transaction's end is what its database transaction came to.
+
+By the session's own events: what counts is the outermost database transaction, and that its commit has returned.
+Savepoints do not count, nor does a session that joined a transaction of its connection which is still open.
+"""
+
+from collections.abc import Callable
+
+from sqlalchemy import Connection, event
+from sqlalchemy.orm import Session, SessionTransaction
+
+from halfnote.block import DatabaseState
+
+_KEY = "halfnote_bindings"
+
+
+class SessionBinding:
+    """Watches a session from now on: the database transaction that is open, else the first one that is committed."""
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+        self._state: DatabaseState = "open" if session.in_transaction() else "none"
+        self._tried = self._committed = False
+        self._tell: Callable[[DatabaseState], None] | None = None
+        _bindings(session).append(self)
+
+    @property
+    def state(self) -> DatabaseState:
+        """Where it stands; `committed` for good."""
+        return self._state
+
+    def when_over(self, tell: Callable[[DatabaseState], None]) -> None:
+        """Tell, once, when the database transaction that is open now is over."""
+        self._tell = tell
+
+    def release(self) -> None:
+        """Watch no longer, unless `when_over` is still to be told."""
+        if self._tell is None and self in _bindings(self._session):
+            _bindings(self._session).remove(self)
+
+    def on_begin(self) -> None:
+        """A database transaction begins; one after a rollback is another try."""
+        if self._state != "committed":
+            self._state, self._tried, self._committed = "open", False, False
+
+    def on_try(self) -> None:
+        """The commit is tried: if it fails from now on, it may have succeeded nevertheless."""
+        self._tried = True
+
+    def on_commit(self) -> None:
+        """The commit has returned."""
+        self._committed = True
+
+    def on_end(self) -> None:
+        """The database transaction is over."""
+        if self._state != "open":
+            return
+        self._state = "committed" if self._committed else "doubtful" if self._tried else "rolled_back"
+        tell, self._tell = self._tell, None
+        if tell is not None:
+            self.release()
+            tell(self._state)
+
+
+def _bindings(session: Session) -> list[SessionBinding]:
+    """Return those who watch a session; its events are listened to once, however many do."""
+    found: list[SessionBinding] | None = session.info.get(_KEY)
+    if found is None:
+        found = session.info[_KEY] = []
+        event.listen(session, "after_transaction_create", _on_create)
+        event.listen(session, "before_commit", _on_before_commit)
+        event.listen(session, "after_commit", _on_after_commit)
+        event.listen(session, "after_transaction_end", _on_end)
+    return found
+
+
+def _on_create(session: Session, transaction: SessionTransaction) -> None:
+    if transaction.parent is None:
+        for binding in list(_bindings(session)):
+            binding.on_begin()
+
+
+def _on_before_commit(session: Session) -> None:
+    if not session.in_nested_transaction():
+        for binding in list(_bindings(session)):
+            binding.on_try()
+
+
+def _on_after_commit(session: Session) -> None:
+    if not session.in_nested_transaction() and not _joined(session):
+        for binding in list(_bindings(session)):
+            binding.on_commit()
+
+
+def _on_end(session: Session, transaction: SessionTransaction) -> None:
+    if transaction.parent is None and not _joined(session):
+        for binding in list(_bindings(session)):
+            binding.on_end()
+
+
+def _joined(session: Session) -> bool:
+    """Tell whether the session is part of a transaction of its connection that is still open."""
+    return isinstance(session.bind, Connection) and session.bind.in_transaction()

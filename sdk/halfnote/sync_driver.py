@@ -1,0 +1,179 @@
+"""Runs exchanges with httpx on threads: the caller's own, and one in the background for ends that are repeated."""
+
+import heapq
+import inspect
+import itertools
+import logging
+import os
+import threading
+import time
+from collections.abc import Mapping
+from typing import Any, TypeVar
+
+import httpx
+
+from halfnote.exchange import Call, Effect, Exchange, Later, NoAnswer, Raised, Request, Response, Returned, Wait
+from halfnote.http import FAILURES, LIMITS, answered, unanswered
+
+T = TypeVar("T")
+log = logging.getLogger("halfnote")
+
+BACKGROUND_MAX = 10_000
+
+
+class SyncDriver:
+    """One client and one background thread for each process: neither survives a fork. Safe to share among threads."""
+
+    def __init__(self, url: str, headers: Mapping[str, str], transport: httpx.BaseTransport | None = None) -> None:
+        self._url, self._headers, self._transport = url.rstrip("/"), dict(headers), transport
+        self._lock = threading.Lock()
+        self._process: int | None = None
+        self._client: httpx.Client | None = None
+        self._background: Background | None = None
+
+    def run(self, exchange: Exchange[T]) -> T:
+        """Do what an exchange asks for until it is over; return or raise what it does."""
+        try:
+            effect = next(exchange)
+            while True:
+                effect = exchange.send(self.do(effect))
+        except StopIteration as stop:
+            result: T = stop.value
+            return result
+
+    def later(self, exchange: Exchange[Any]) -> bool:
+        """Run an exchange in the background; False if too many are under way."""
+        self._current()
+        with self._lock:
+            if self._background is None:
+                self._background = Background(self)
+            return self._background.add(exchange)
+
+    def close(self, grace_s: float) -> None:
+        """Give what is in the background `grace_s` seconds, then end it and close the connections."""
+        if self._process != os.getpid():
+            return
+        with self._lock:
+            background, self._background = self._background, None
+        # Before the connections, which it needs until then.
+        if background is not None:
+            background.close(grace_s)
+        with self._lock:
+            client, self._client = self._client, None
+        if client is not None:
+            client.close()
+
+    def do(self, effect: Effect) -> Any:
+        """Do one thing and return what it brought."""
+        if isinstance(effect, Request):
+            return self._ask(effect)
+        if isinstance(effect, Wait):
+            return time.sleep(effect.seconds)
+        if isinstance(effect, Later):
+            return self.later(effect.exchange)
+        return _called(effect)
+
+    def _ask(self, request: Request) -> Response | NoAnswer:
+        try:
+            answer = self._current().request(
+                request.method,
+                self._url + request.path,
+                content=request.content or None,
+                headers=request.headers,
+                timeout=request.timeout_s,
+            )
+        except FAILURES as error:
+            return unanswered(error, request.timeout_s)
+        return answered(answer)
+
+    def _current(self) -> httpx.Client:
+        if self._process == os.getpid() and self._client is not None:
+            return self._client
+        if self._process not in (None, os.getpid()):
+            # Another thread may have held it at the moment of the fork, and that thread is not here.
+            self._lock = threading.Lock()
+        with self._lock:
+            if self._process != os.getpid() or self._client is None:
+                # After a fork the former sockets are the parent's: they are left alone.
+                self._client = httpx.Client(
+                    headers=self._headers, transport=self._transport, limits=LIMITS, trust_env=False
+                )
+                self._background = self._background if self._process == os.getpid() else None
+                self._process = os.getpid()
+            return self._client
+
+
+class Background:
+    """One thread that moves exchanges on as they come due; while one waits, others go on."""
+
+    def __init__(self, driver: SyncDriver) -> None:
+        self._driver = driver
+        self._due: list[tuple[float, int, Exchange[Any], Any]] = []
+        self._number = itertools.count()
+        self._changed = threading.Condition()
+        self._closing = False
+        self._thread = threading.Thread(target=self._work, name="halfnote-ends", daemon=True)
+        self._thread.start()
+
+    def add(self, exchange: Exchange[Any]) -> bool:
+        """Take an exchange that has not begun; False if there are too many or it is closing."""
+        with self._changed:
+            if self._closing or len(self._due) >= BACKGROUND_MAX:
+                return False
+            self._put(time.monotonic(), exchange, None)
+            return True
+
+    def close(self, grace_s: float) -> None:
+        """Wait until all are over, at most so long; the rest is dropped."""
+        with self._changed:
+            self._closing = True
+            self._changed.notify_all()
+        self._thread.join(grace_s)
+        with self._changed:
+            self._due.clear()
+            self._changed.notify_all()
+        self._thread.join(1.0)
+
+    def _put(self, at: float, exchange: Exchange[Any], brought: Any) -> None:
+        heapq.heappush(self._due, (at, next(self._number), exchange, brought))
+        self._changed.notify_all()
+
+    def _next(self) -> tuple[Exchange[Any], Any] | None:
+        with self._changed:
+            while True:
+                if not self._due:
+                    if self._closing:
+                        return None
+                    self._changed.wait()
+                    continue
+                wait_s = self._due[0][0] - time.monotonic()
+                if wait_s <= 0:
+                    _, _, exchange, brought = heapq.heappop(self._due)
+                    return exchange, brought
+                self._changed.wait(wait_s)
+
+    def _work(self) -> None:
+        while (due := self._next()) is not None:
+            exchange, brought = due
+            try:
+                effect = exchange.send(brought)
+                while not isinstance(effect, Wait):
+                    effect = exchange.send(self._driver.do(effect))
+            except StopIteration:
+                continue
+            except Exception as error:
+                log.error("an end in the background failed", exc_info=error)
+                continue
+            with self._changed:
+                self._put(time.monotonic() + effect.seconds, exchange, None)
+
+
+def _called(call: Call) -> Returned | Raised:
+    try:
+        value = call.function()
+        if inspect.iscoroutine(value):
+            value.close()
+            raise TypeError("an async function was given to SyncTransactionProducer; TransactionProducer awaits those")
+        return Returned(value)
+    except Exception as error:
+        return Raised(error)

@@ -1,0 +1,93 @@
+"""Coordinators for the client's tests: one that answers as it is told, and the real service in this process."""
+
+import asyncio
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import httpx
+
+from app.main import create_app
+from app.runtime import Runtime
+
+Answer = httpx.Response | Exception | Callable[[httpx.Request], httpx.Response]
+
+
+def answer(status: int, content: Any = None, **headers: str) -> httpx.Response:
+    """Return an answer in JSON; `_` in names of headers stands for `-`."""
+    return httpx.Response(
+        status,
+        json=content if content is not None else {},
+        headers={name.replace("_", "-"): value for name, value in headers.items()},
+    )
+
+
+def problem(status: int, kind: str, detail: str = "no", **extra: Any) -> httpx.Response:
+    """Return a refusal as the service gives it."""
+    return httpx.Response(
+        status,
+        content=json.dumps({"type": f"/problems/{kind}", "title": kind, "status": status, "detail": detail, **extra}),
+        headers={"content-type": "application/problem+json"},
+    )
+
+
+@dataclass
+class Scripted:
+    """Answers each path by its next answer, the last one again and again; `came` is what was asked."""
+
+    answers: Mapping[str, list[Answer]] = field(default_factory=dict)
+    came: list[tuple[str, Any]] = field(default_factory=list)
+    headers: list[httpx.Headers] = field(default_factory=list)
+
+    def transport(self) -> httpx.MockTransport:
+        """Return what a client of either kind sends by."""
+        return httpx.MockTransport(self._answer)
+
+    def asked(self, path: str) -> list[Any]:
+        """Return the contents of what came to a path."""
+        return [content for at, content in self.came if at == path]
+
+    def _answer(self, request: httpx.Request) -> httpx.Response:
+        content = json.loads(request.content) if request.content else None
+        self.came.append((request.url.path, content))
+        self.headers.append(request.headers)
+        known = self.answers.get(request.url.path)
+        if known is None:
+            return self._well(request.url.path, content)
+        found = known.pop(0) if len(known) > 1 else known[0]
+        if isinstance(found, Exception):
+            raise found
+        given = found(request) if callable(found) else found
+        # A response belongs to one client; the same answer may go to several.
+        return httpx.Response(given.status_code, headers=given.headers, content=given.content)
+
+    def _well(self, path: str, content: Any) -> httpx.Response:
+        """Answer as the service does where nothing is wrong."""
+        if path == "/half":
+            return answer(201, {"born_at": "2026-11-21T08:00:00Z", "first_check_at": "2026-11-21T08:00:06Z"})
+        if path == "/end":
+            return answer(202 if content["verdict"] == "unknown" else 200, {"verdict": content["verdict"]})
+        return answer(202)
+
+
+def service(runtime: Runtime) -> httpx.ASGITransport:
+    """Return the real service over a runtime, for an async client."""
+    app, api = create_app()
+    api.state.runtime = runtime
+    return httpx.ASGITransport(app=app)  # type: ignore[arg-type]
+
+
+class FromThreads(httpx.BaseTransport):
+    """The same for a sync client on another thread, while the loop of this one runs the service."""
+
+    def __init__(self, transport: httpx.ASGITransport) -> None:
+        self._transport, self._loop = transport, asyncio.get_running_loop()
+
+    def handle_request(self, request: httpx.Request) -> httpx.Response:
+        async def sent() -> httpx.Response:
+            inner = httpx.Request(request.method, request.url, headers=request.headers, content=request.content)
+            came = await self._transport.handle_async_request(inner)
+            return httpx.Response(came.status_code, headers=came.headers, content=await came.aread())
+
+        return asyncio.run_coroutine_threadsafe(sent(), self._loop).result(60)

@@ -1,0 +1,452 @@
+"""Both producers: what they post, what they return, and what they do when something fails at any step."""
+
+import asyncio
+import json
+import os
+from collections.abc import Awaitable, Callable
+from typing import Any
+from uuid import UUID
+
+import httpx
+import pytest
+from halfnote import (
+    COMMIT,
+    ROLLBACK,
+    UNKNOWN,
+    HalfFailed,
+    ListenerError,
+    Outgoing,
+    PlainFailed,
+    Refused,
+    SyncTransactionProducer,
+    Transaction,
+    TransactionProducer,
+    Unconfirmed,
+    Verdict,
+    VerdictConflict,
+    traceparent,
+)
+
+from app.database import Connection
+from app.runtime import Runtime
+from tests.sdk.coordinators import FromThreads, Scripted, problem, service
+
+ORDER = Outgoing("order", {"order": 1030}, key="order-1030", tag="created")
+RESET = httpx.ReadError("reset by peer")
+REFUSED = httpx.ConnectError("connection refused")
+QUICK = {"attempt_s": 1.0, "half_within_s": 0.2, "end_within_s": 30.0}
+
+
+class Shop:
+    """A listener whose local work does what the test says."""
+
+    def __init__(self, work: Callable[[], Any]) -> None:
+        self.work, self.ran = work, list[tuple[UUID, Any]]()
+
+    def execute_local(self, transaction: Transaction, arg: Any) -> Any:
+        self.ran.append((transaction.transaction_id, arg))
+        return self.work()
+
+    def check_local(self, transaction: Any) -> Verdict:
+        return UNKNOWN
+
+
+class AsyncShop(Shop):
+    """The same for an event loop."""
+
+    async def execute_local(self, transaction: Transaction, arg: Any) -> Any:
+        await asyncio.sleep(0)
+        return super().execute_local(transaction, arg)
+
+
+Using = Callable[[Callable[[Any], Any]], Awaitable[Any]]
+Producers = Callable[..., Using]
+
+
+@pytest.fixture(params=["async", "sync"])
+def producing(request: pytest.FixtureRequest) -> Producers:
+    """Make either producer; what it returns runs `use(producer)`, awaits what is awaitable, and closes it."""
+
+    def made(coordinator: Scripted, work: Callable[[], Any] = lambda: COMMIT, **options: Any) -> Using:
+        options = {"group": "shop", "transport": coordinator.transport(), **QUICK, **options}
+
+        async def use_async(use: Callable[[Any], Any]) -> Any:
+            async with TransactionProducer("http://halfnote", listener=AsyncShop(work), **options) as producer:
+                return await use(producer)
+
+        async def use_sync(use: Callable[[Any], Any]) -> Any:
+            def inside() -> Any:
+                with SyncTransactionProducer("http://halfnote", listener=Shop(work), **options) as producer:
+                    return use(producer)
+
+            return await asyncio.to_thread(inside)
+
+        return use_async if request.param == "async" else use_sync
+
+    return made
+
+
+async def test_half_local_work_end(producing: Producers) -> None:
+    halfnote = Scripted()
+    result = await producing(halfnote)(lambda p: p.send(ORDER, {"order": 1030}, context={"order": 1030}))
+    half, end = (content for _, content in halfnote.came)
+    assert [path for path, _ in halfnote.came] == ["/half", "/end"]
+    assert half == {
+        "producer_group": "shop",
+        "transaction_id": str(result.transaction_id),
+        "messages": [{"topic": "order", "key": "order-1030", "tag": "created", "body": {"order": 1030}}],
+        "context": {"order": 1030},
+    }
+    assert end == {"transaction_id": str(result.transaction_id), "producer_group": "shop", "verdict": "commit"}
+    assert result.transaction_id.version == 7
+    assert result.message_ids == [f"{result.transaction_id}-0"]
+    assert (result.local_verdict, result.end, result.error) == (COMMIT, "recorded", None)
+
+
+@pytest.mark.parametrize(("verdict", "end"), [(COMMIT, "recorded"), (ROLLBACK, "recorded"), (UNKNOWN, "left_to_check")])
+async def test_the_listener_decides(producing: Producers, verdict: Verdict, end: str) -> None:
+    halfnote = Scripted()
+    result = await producing(halfnote, lambda: verdict)(lambda p: p.send(ORDER))
+    assert halfnote.asked("/end")[0]["verdict"] == verdict.value
+    assert (result.local_verdict, result.end) == (verdict, end)
+
+
+@pytest.mark.parametrize(
+    ("answers", "cause", "withdrawn"),
+    [
+        ([problem(422, "group-unregistered")], Refused, False),
+        ([problem(409, "content-differs", field="messages[0].body")], Refused, False),
+        ([REFUSED], Unconfirmed, False),
+        ([problem(503, "overloaded")], Unconfirmed, False),
+        ([RESET], Unconfirmed, True),
+        ([httpx.ReadTimeout("")], Unconfirmed, True),
+        ([httpx.Response(500, text="boom")], Unconfirmed, True),
+        ([httpx.Response(200, text="<html>")], Unconfirmed, True),
+    ],
+    ids=lambda value: value.__name__ if isinstance(value, type) else None,
+)
+async def test_without_a_half_nothing_runs(
+    producing: Producers, answers: list[Any], cause: type[Exception], withdrawn: bool
+) -> None:
+    halfnote = Scripted({"/half": answers})
+    ran: list[int] = []
+
+    def work() -> Verdict:
+        ran.append(1)
+        return COMMIT
+
+    with pytest.raises(HalfFailed, match="its local work did not run") as failed:
+        await producing(halfnote, work)(lambda p: p.send(ORDER))
+    assert isinstance(failed.value.__cause__, cause)
+    assert not ran
+    ends = [(end["verdict"], end["transaction_id"]) for end in halfnote.asked("/end")]
+    assert ends == ([("rollback", str(failed.value.transaction_id))] if withdrawn else [])
+
+
+async def test_a_half_is_repeated_with_its_own_id_and_content(producing: Producers) -> None:
+    halfnote = Scripted({"/half": [RESET, problem(503, "overloaded"), httpx.Response(201, json={})]})
+    result = await producing(halfnote, half_within_s=30.0)(lambda p: p.send(ORDER))
+    first, second, third = halfnote.asked("/half")
+    assert first == second == third
+    assert result.end == "recorded"
+
+
+async def test_an_exception_rolls_back_and_says_why(producing: Producers) -> None:
+    halfnote = Scripted()
+
+    def work() -> Verdict:
+        raise LookupError("no teapots\x00 left")
+
+    result = await producing(halfnote, work)(lambda p: p.send(ORDER))
+    [end] = halfnote.asked("/end")
+    assert (end["verdict"], end["reason"]) == ("rollback", "LookupError: no teapots\ufffd left")
+    assert result.local_verdict is ROLLBACK
+    assert isinstance(result.error, LookupError)
+
+
+async def test_a_reason_is_cut_to_what_the_service_takes(producing: Producers) -> None:
+    halfnote = Scripted()
+
+    def work() -> Verdict:
+        raise LookupError("x" * 5000)
+
+    await producing(halfnote, work)(lambda p: p.send(ORDER))
+    assert len(halfnote.asked("/end")[0]["reason"]) == 1000
+
+
+@pytest.mark.parametrize("value", [None, True, "commit", 1])
+async def test_a_listener_that_returns_no_verdict_is_told_so(producing: Producers, value: Any) -> None:
+    halfnote = Scripted()
+    with pytest.raises(ListenerError, match=f"returned {value!r}; it must return COMMIT, ROLLBACK or UNKNOWN"):
+        await producing(halfnote, lambda: value)(lambda p: p.send(ORDER))
+    # It may have committed: no verdict is made up.
+    assert halfnote.asked("/end") == []
+
+
+@pytest.mark.parametrize("failure", [RESET, REFUSED, problem(503, "outcome-unknown"), httpx.Response(200, text="{")])
+async def test_an_end_is_repeated_in_the_background(producing: Producers, failure: Any) -> None:
+    halfnote = Scripted({"/end": [failure, failure, httpx.Response(200, json={})]})
+    result = await producing(halfnote)(lambda p: p.send(ORDER))
+    assert (result.local_verdict, result.end) == (COMMIT, "left_to_check")
+    assert isinstance(result.error, Unconfirmed)
+    # The first, and two in the background until one succeeds: closing the producer waits for those.
+    assert len(halfnote.asked("/end")) == 3
+    assert len({json.dumps(end) for end in halfnote.asked("/end")}) == 1
+
+
+async def test_ends_that_never_succeed_are_left_to_check_back(
+    producing: Producers, caplog: pytest.LogCaptureFixture
+) -> None:
+    halfnote = Scripted({"/end": [REFUSED]})
+    result = await producing(halfnote, end_within_s=0.3)(lambda p: p.send(ORDER))
+    assert result.end == "left_to_check"
+    assert len(halfnote.asked("/end")) >= 2
+    assert f"the end of transaction {result.transaction_id} was not confirmed in time" in caplog.text
+
+
+async def test_the_opposite_verdict_is_a_conflict(producing: Producers, caplog: pytest.LogCaptureFixture) -> None:
+    recorded = {"verdict": "rollback", "source": "check", "decided_at": "2026-11-21T08:00:00Z"}
+    halfnote = Scripted({"/end": [problem(409, "verdict-conflict", "reissue it", recorded=recorded)]})
+    result = await producing(halfnote)(lambda p: p.send(ORDER))
+    assert result.end == "conflict"
+    assert isinstance(result.error, VerdictConflict)
+    assert result.error.recorded == recorded
+    assert len(halfnote.asked("/end")) == 1
+    assert "reissue it" in caplog.text
+
+
+@pytest.mark.parametrize("kind", [(403, "wrong-group"), (404, "transaction-unknown"), (410, "day-gone")])
+async def test_an_end_that_is_refused_is_not_repeated(producing: Producers, kind: tuple[int, str]) -> None:
+    halfnote = Scripted({"/end": [problem(*kind)]})
+    result = await producing(halfnote)(lambda p: p.send(ORDER))
+    assert result.end == "left_to_check"
+    assert isinstance(result.error, Refused)
+    assert len(halfnote.asked("/end")) == 1
+
+
+async def test_plain_messages(producing: Producers) -> None:
+    sent = {"messages": [{"message_id": "m-0", "topic": "order", "offset": 7}], "replayed": False}
+    halfnote = Scripted({"/messages": [RESET, httpx.Response(201, json=sent)]})
+    result = await producing(halfnote, half_within_s=30.0)(lambda p: p.send_plain([ORDER, ORDER]))
+    assert (result.message_ids, result.offsets, result.replayed) == (["m-0"], [7], False)
+    first, second = halfnote.asked("/messages")
+    assert first == second
+    assert len(first["messages"]) == 2
+
+
+async def test_plain_messages_that_fail_name_the_id_to_repeat_with(producing: Producers) -> None:
+    halfnote = Scripted({"/messages": [RESET]})
+    with pytest.raises(PlainFailed) as failed:
+        await producing(halfnote)(lambda p: p.send_plain(ORDER))
+    assert str(failed.value.transaction_id) == halfnote.asked("/messages")[0]["transaction_id"]
+
+
+@pytest.mark.parametrize("messages", [[], Outgoing("order", float("nan")), Outgoing("order", object())])
+async def test_what_is_no_message_is_refused_before_anything_is_sent(producing: Producers, messages: Any) -> None:
+    halfnote = Scripted()
+    with pytest.raises((ValueError, TypeError)):
+        await producing(halfnote)(lambda p: p.send(messages))
+    assert halfnote.came == []
+
+
+async def test_bytes_go_as_base64(producing: Producers) -> None:
+    halfnote = Scripted()
+    await producing(halfnote)(lambda p: p.send(Outgoing("image", b"\x00\xff", content_type="image/png")))
+    [half] = halfnote.asked("/half")
+    assert half["messages"] == [{"topic": "image", "body_base64": "AP8=", "content_type": "image/png"}]
+
+
+async def test_the_trace_goes_along(producing: Producers) -> None:
+    halfnote = Scripted()
+    trace = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
+    token = traceparent.set(trace)
+    try:
+        await producing(halfnote)(lambda p: p.send(ORDER))
+    finally:
+        traceparent.reset(token)
+    assert halfnote.headers[0]["traceparent"] == trace
+    assert halfnote.asked("/half")[0]["messages"][0]["headers"] == {"traceparent": trace}
+
+
+async def test_a_key_is_sent_and_nothing_of_it_shown(producing: Producers, caplog: pytest.LogCaptureFixture) -> None:
+    halfnote = Scripted({"/end": [REFUSED]})
+    await producing(halfnote, api_key="k-secret", end_within_s=0.1)(lambda p: p.send(ORDER))
+    assert halfnote.headers[0]["authorization"] == "Bearer k-secret"
+    assert "k-secret" not in caplog.text
+
+
+async def test_registering(producing: Producers) -> None:
+    group = {"name": "shop", "secret": "whsec_x", "check_urls": ["http://127.0.0.1:1/check"]}
+    halfnote = Scripted({"/producer-groups/shop": [httpx.Response(201, json=group)]})
+    made = await producing(halfnote)(lambda p: p.register(["http://127.0.0.1:1/check"], immunity_s=3))
+    assert (made.created, made.secret) == (True, "whsec_x")
+    assert "secret" not in made.group
+    assert halfnote.came[0][1] == {"check_urls": ["http://127.0.0.1:1/check"], "immunity_s": 3}
+
+
+async def test_a_send_needs_a_listener() -> None:
+    async with TransactionProducer("http://halfnote", group="shop") as producer:
+        with pytest.raises(ValueError, match="needs a listener"):
+            await producer.send(ORDER)
+
+
+async def test_an_async_listener_is_not_for_the_sync_producer() -> None:
+    halfnote = Scripted()
+
+    def inside() -> Any:
+        with SyncTransactionProducer(
+            "http://halfnote", group="shop", listener=AsyncShop(lambda: COMMIT), transport=halfnote.transport()
+        ) as producer:
+            return producer.send(ORDER)
+
+    result = await asyncio.to_thread(inside)
+    assert isinstance(result.error, TypeError)
+    assert "TransactionProducer awaits those" in str(result.error)
+
+
+async def test_a_block_commits_at_its_end_and_rolls_back_what_raises() -> None:
+    halfnote = Scripted()
+    async with TransactionProducer("http://halfnote", group="shop", transport=halfnote.transport()) as producer:
+        async with producer.transaction(ORDER) as tx:
+            assert [path for path, _ in halfnote.came] == ["/half"]
+        assert tx.result is not None
+        assert tx.result.end == "recorded"
+        with pytest.raises(LookupError):
+            async with producer.transaction(ORDER) as tx:
+                raise LookupError("no teapots left")
+        assert tx.result.local_verdict is ROLLBACK
+        async with producer.transaction(ORDER) as tx:
+            tx.rollback("the customer left")
+    ends = [(end["verdict"], end.get("reason")) for end in halfnote.asked("/end")]
+    assert ends == [("commit", None), ("rollback", "LookupError: no teapots left"), ("rollback", "the customer left")]
+
+
+def test_a_sync_block_does_the_same() -> None:
+    halfnote = Scripted()
+    with SyncTransactionProducer("http://halfnote", group="shop", transport=halfnote.transport()) as producer:
+        with producer.transaction(ORDER):
+            pass
+        with pytest.raises(LookupError), producer.transaction(ORDER):
+            raise LookupError("no teapots left")
+    assert [end["verdict"] for end in halfnote.asked("/end")] == ["commit", "rollback"]
+
+
+async def test_a_block_without_a_half_is_not_entered() -> None:
+    halfnote = Scripted({"/half": [problem(422, "group-unregistered")]})
+    entered = False
+    async with TransactionProducer("http://halfnote", group="shop", transport=halfnote.transport()) as producer:
+        with pytest.raises(HalfFailed):
+            async with producer.transaction(ORDER):
+                entered = True
+    assert not entered
+
+
+async def test_a_cancelled_block_makes_no_verdict_up() -> None:
+    """The cancellation may have come in the midst of the database's commit."""
+    halfnote = Scripted()
+    began = asyncio.Event()
+    async with TransactionProducer("http://halfnote", group="shop", transport=halfnote.transport()) as producer:
+
+        async def place() -> None:
+            async with producer.transaction(ORDER):
+                began.set()
+                await asyncio.Event().wait()
+
+        task = asyncio.create_task(place())
+        await began.wait()
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+    assert [path for path, _ in halfnote.came] == ["/half"]
+
+
+def test_a_loop_that_ends_in_the_midst_of_a_send_harms_no_later_one() -> None:
+    halfnote = Scripted()
+    producer = TransactionProducer("http://halfnote", group="shop", transport=halfnote.transport())
+
+    async def cut_short() -> None:
+        began = asyncio.Event()
+
+        async def place() -> None:
+            async with producer.transaction(ORDER):
+                began.set()
+                await asyncio.Event().wait()
+
+        asyncio.create_task(place())  # noqa: RUF006 - the end of the loop is what ends it
+        await began.wait()
+
+    asyncio.run(cut_short())
+
+    async def again() -> None:
+        async with producer.transaction(ORDER) as tx:
+            pass
+        assert tx.result is not None
+        assert tx.result.end == "recorded"
+        await producer.close()
+
+    asyncio.run(again())
+    assert [path for path, _ in halfnote.came] == ["/half", "/half", "/end"]
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork")
+@pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
+def test_a_producer_that_was_used_before_a_fork_is_of_use_after_it() -> None:
+    """The child has neither the parent's thread for ends nor its connections; it makes its own."""
+    halfnote = Scripted({"/end": [REFUSED, httpx.Response(200, json={})]})
+    producer = SyncTransactionProducer(
+        "http://halfnote", group="shop", listener=Shop(lambda: COMMIT), transport=halfnote.transport()
+    )
+    assert producer.send(ORDER).end == "left_to_check"
+    read, write = os.pipe()
+    child = os.fork()
+    if child == 0:
+        told = b"failed"
+        try:
+            halfnote.came.clear()
+            halfnote.answers = {"/end": [REFUSED, httpx.Response(200, json={})]}
+            producer.send(ORDER)
+            producer.close(grace_s=60)
+            told = b",".join(path.encode() for path, _ in halfnote.came)
+        finally:
+            os.write(write, told)
+            os._exit(0)
+    os.close(write)
+    with os.fdopen(read, "rb") as pipe:
+        assert pipe.read() == b"/half,/end,/end"
+    os.waitpid(child, 0)
+    producer.close()
+
+
+async def test_against_the_real_service(runtime: Runtime, db: Connection, group: str) -> None:
+    transport = service(runtime)
+    async with TransactionProducer("http://localhost", group=group, transport=transport) as producer:
+        async with producer.transaction([ORDER, ORDER], context={"order": 1030}) as tx:
+            pass
+        assert tx.result is not None
+        assert tx.result.end == "recorded"
+        plain = await producer.send_plain(ORDER)
+        again = await producer.send_plain(ORDER, transaction_id=plain.transaction_id)
+        assert (again.offsets, again.replayed) == (plain.offsets, True)
+        made = await producer.register(["http://127.0.0.1:9/check"], immunity_s=7)
+        assert not made.created
+    async with TransactionProducer("http://localhost", group="nobody", transport=transport) as nobody:
+        with pytest.raises(PlainFailed, match="group-unregistered"):
+            await nobody.send_plain(ORDER)
+    rows = await db.fetch("select transaction_id, verdict from op order by transaction_id")
+    assert [tuple(row) for row in rows] == [(tx.transaction_id, 1), (plain.transaction_id, 1)]
+
+
+async def test_the_sync_one_against_the_real_service(runtime: Runtime, db: Connection, group: str) -> None:
+    transport = FromThreads(service(runtime))
+
+    def work() -> Verdict:
+        raise LookupError("no teapots left")
+
+    def inside() -> Any:
+        with SyncTransactionProducer("http://localhost", group=group, listener=Shop(work), transport=transport) as one:
+            return one.send(ORDER)
+
+    result = await asyncio.to_thread(inside)
+    assert result.end == "recorded"
+    row = await db.fetchrow("select transaction_id, verdict, reason from op")
+    assert tuple(row) == (result.transaction_id, 2, "LookupError: no teapots left")
