@@ -1,0 +1,295 @@
+"""Ends that follow an SQLAlchemy session's own commit, on Postgres: both nestings, failing commits, savepoints."""
+
+import asyncio
+from collections.abc import AsyncIterator, Iterator
+
+import pytest
+from halfnote import COMMIT, ROLLBACK, UNKNOWN, Outgoing, SyncTransactionProducer, TransactionProducer
+from sqlalchemy import Engine, create_engine, text
+from sqlalchemy.exc import IntegrityError
+from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession, create_async_engine
+from sqlalchemy.orm import Session
+
+from tests.sdk.coordinators import Scripted
+from tests.sdk.shop import NOBODY, orders, shop, with_driver
+
+__all__ = ["shop"]
+
+ORDER = Outgoing("order", {"order": 1030})
+INSERT = text("insert into orders values (:number, :customer)")
+
+
+@pytest.fixture
+async def engine(shop: str) -> AsyncIterator[AsyncEngine]:
+    """The shop's database, asynchronously."""
+    engine = create_async_engine(with_driver(shop, "asyncpg"))
+    yield engine
+    await engine.dispose()
+
+
+@pytest.fixture
+def sync_engine(shop: str) -> Iterator[Engine]:
+    """The shop's database, synchronously."""
+    engine = create_engine(with_driver(shop, "psycopg"))
+    yield engine
+    engine.dispose()
+
+
+@pytest.fixture
+async def producer(halfnote: Scripted) -> AsyncIterator[TransactionProducer]:
+    """A producer without a listener."""
+    async with TransactionProducer("http://halfnote", group="shop", transport=halfnote.transport()) as producer:
+        yield producer
+
+
+@pytest.fixture
+def sync_producer(halfnote: Scripted) -> Iterator[SyncTransactionProducer]:
+    """A producer without a listener."""
+    with SyncTransactionProducer("http://halfnote", group="shop", transport=halfnote.transport()) as producer:
+        yield producer
+
+
+@pytest.fixture
+def halfnote() -> Scripted:
+    """A coordinator to which everything is well."""
+    return Scripted()
+
+
+def verdicts(halfnote: Scripted) -> list[str]:
+    return [end["verdict"] for end in halfnote.asked("/end")]
+
+
+async def place(session: AsyncSession, number: int, customer: int = 1) -> None:
+    await session.execute(INSERT, {"number": number, "customer": customer})
+
+
+async def settled(producer: TransactionProducer) -> None:
+    """Let what is in the background end."""
+    await producer.close(grace_s=60)
+
+
+async def test_the_database_inside_the_message(
+    engine: AsyncEngine, producer: TransactionProducer, halfnote: Scripted, shop: str
+) -> None:
+    async with AsyncSession(engine) as session:
+        async with producer.bind(session).transaction(ORDER) as tx:
+            async with session.begin():
+                await place(session, 1)
+            assert verdicts(halfnote) == []
+        assert tx.result is not None
+        assert (tx.result.local_verdict, tx.result.end) == (COMMIT, "recorded")
+    assert verdicts(halfnote) == ["commit"]
+    assert orders(shop) == [1]
+
+
+async def test_the_message_inside_the_database(
+    engine: AsyncEngine,
+    producer: TransactionProducer,
+    halfnote: Scripted,
+    shop: str,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async with AsyncSession(engine) as session, session.begin():
+        async with producer.bind(session).transaction(ORDER) as tx:
+            await place(session, 1)
+        assert tx.result is not None
+        assert (tx.result.local_verdict, tx.result.end) == (UNKNOWN, "left_to_check")
+        assert [path for path, _ in halfnote.came] == ["/half", "/end", f"/transactions/{tx.transaction_id}/check"]
+        assert "closed while the bound database transaction is still open" in caplog.text
+        assert verdicts(halfnote) == ["unknown"]
+        assert orders(shop) == []
+    await settled(producer)
+    assert verdicts(halfnote) == ["unknown", "commit"]
+    assert orders(shop) == [1]
+
+
+async def test_the_message_inside_a_database_transaction_that_is_rolled_back(
+    engine: AsyncEngine, producer: TransactionProducer, halfnote: Scripted, shop: str
+) -> None:
+    async with AsyncSession(engine) as session:
+        with pytest.raises(LookupError):
+            async with session.begin():
+                async with producer.bind(session).transaction(ORDER):
+                    await place(session, 1)
+                raise LookupError("no teapots left")
+    await settled(producer)
+    assert verdicts(halfnote) == ["unknown", "rollback"]
+    assert orders(shop) == []
+
+
+async def test_a_commit_that_fails_is_not_announced(
+    engine: AsyncEngine, producer: TransactionProducer, halfnote: Scripted, shop: str
+) -> None:
+    """Nothing here tells a refused commit from one whose answer was lost, so Halfnote is to ask."""
+    async with AsyncSession(engine) as session:
+        with pytest.raises(IntegrityError):
+            async with producer.bind(session).transaction(ORDER) as tx, session.begin():
+                await place(session, 1, NOBODY)
+    assert verdicts(halfnote) == ["unknown"]
+    assert halfnote.came[-1][0] == f"/transactions/{tx.transaction_id}/check"
+    assert orders(shop) == []
+
+
+async def test_a_commit_that_fails_after_the_block(
+    engine: AsyncEngine, producer: TransactionProducer, halfnote: Scripted
+) -> None:
+    async with AsyncSession(engine) as session:
+        with pytest.raises(IntegrityError):
+            async with session.begin(), producer.bind(session).transaction(ORDER):
+                await place(session, 1, NOBODY)
+    await settled(producer)
+    assert verdicts(halfnote) == ["unknown", "unknown"]
+
+
+async def test_a_database_transaction_that_is_rolled_back(
+    engine: AsyncEngine, producer: TransactionProducer, halfnote: Scripted
+) -> None:
+    async with AsyncSession(engine) as session:
+        with pytest.raises(LookupError):
+            async with producer.bind(session).transaction(ORDER), session.begin():
+                await place(session, 1)
+                raise LookupError("no teapots left")
+        # Also where the block itself ends well.
+        async with producer.bind(session).transaction(ORDER) as tx:
+            await place(session, 1)
+            await session.rollback()
+    assert tx.result is not None
+    assert tx.result.local_verdict is ROLLBACK
+    ends = [(end["verdict"], end["reason"]) for end in halfnote.asked("/end")]
+    assert ends == [
+        ("rollback", "LookupError: no teapots left"),
+        ("rollback", "the database transaction was rolled back"),
+    ]
+
+
+async def test_what_raises_after_the_commit_does_not_undo_it(
+    engine: AsyncEngine, producer: TransactionProducer, halfnote: Scripted, shop: str
+) -> None:
+    async with AsyncSession(engine) as session:
+        with pytest.raises(LookupError):
+            async with producer.bind(session).transaction(ORDER):
+                await place(session, 1)
+                await session.commit()
+                raise LookupError("the printer is out of paper")
+    assert verdicts(halfnote) == ["commit"]
+    assert orders(shop) == [1]
+
+
+async def test_a_second_try_counts_and_what_is_read_after_the_commit_does_not(
+    engine: AsyncEngine, producer: TransactionProducer, halfnote: Scripted, shop: str
+) -> None:
+    async with AsyncSession(engine) as session:
+        async with producer.bind(session).transaction(ORDER):
+            await place(session, 1)
+            await session.rollback()
+            await place(session, 1)
+            await session.commit()
+            await session.execute(text("select 1"))
+        assert verdicts(halfnote) == ["commit"]
+    assert orders(shop) == [1]
+
+
+async def test_savepoints_do_not_count(
+    engine: AsyncEngine, producer: TransactionProducer, halfnote: Scripted, shop: str
+) -> None:
+    async with AsyncSession(engine) as session:
+        with pytest.raises(LookupError):
+            async with producer.bind(session).transaction(ORDER), session.begin():
+                async with session.begin_nested():
+                    await place(session, 1)
+                raise LookupError("no teapots left")
+        async with producer.bind(session).transaction(ORDER), session.begin():
+            await place(session, 2)
+            with pytest.raises(IntegrityError):
+                async with session.begin_nested():
+                    await place(session, 2)
+    assert verdicts(halfnote) == ["rollback", "commit"]
+    assert orders(shop) == [2]
+
+
+async def test_a_session_that_joined_an_open_transaction_has_not_committed(
+    engine: AsyncEngine, producer: TransactionProducer, halfnote: Scripted, shop: str
+) -> None:
+    async with engine.connect() as connection, connection.begin() as outer:
+        async with AsyncSession(connection, join_transaction_mode="create_savepoint") as session:
+            async with producer.bind(session).transaction(ORDER):
+                await place(session, 1)
+                await session.commit()
+        await outer.rollback()
+    assert verdicts(halfnote) == ["unknown"]
+    assert orders(shop) == []
+
+
+async def test_a_block_in_which_the_database_was_not_used_decides_nothing(
+    engine: AsyncEngine, producer: TransactionProducer, halfnote: Scripted, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with AsyncSession(engine) as session, producer.bind(session).transaction(ORDER):
+        pass
+    assert verdicts(halfnote) == ["unknown"]
+    assert "no database transaction was committed in its block" in caplog.text
+
+
+async def test_a_cancelled_block_follows_its_database_transaction(
+    engine: AsyncEngine, producer: TransactionProducer, halfnote: Scripted, shop: str
+) -> None:
+    began = asyncio.Event()
+
+    async def place_and_wait() -> None:
+        async with AsyncSession(engine) as session, producer.bind(session).transaction(ORDER):
+            await place(session, 1)
+            await session.commit()
+            began.set()
+            await asyncio.Event().wait()
+
+    task = asyncio.create_task(place_and_wait())
+    await began.wait()
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    await settled(producer)
+    assert verdicts(halfnote) == ["commit"]
+    assert orders(shop) == [1]
+
+
+async def test_many_blocks_of_one_session_leave_nothing_behind(
+    engine: AsyncEngine, producer: TransactionProducer, halfnote: Scripted
+) -> None:
+    async with AsyncSession(engine) as session:
+        for number in range(5):
+            async with producer.bind(session).transaction(ORDER):
+                await place(session, number)
+                await session.commit()
+            async with session.begin(), producer.bind(session).transaction(ORDER):
+                pass
+        assert session.info["halfnote_bindings"] == []
+    await settled(producer)
+    assert sorted(verdicts(halfnote)) == ["commit"] * 10 + ["unknown"] * 5
+
+
+def test_both_nestings_of_a_sync_session(
+    sync_engine: Engine, sync_producer: SyncTransactionProducer, halfnote: Scripted, shop: str
+) -> None:
+    bound = sync_producer.bind
+    with Session(sync_engine) as session:
+        with bound(session).transaction(ORDER):
+            with session.begin():
+                session.execute(INSERT, {"number": 1, "customer": 1})
+            assert verdicts(halfnote) == []
+        assert verdicts(halfnote) == ["commit"]
+        with session.begin(), bound(session).transaction(ORDER):
+            session.execute(INSERT, {"number": 2, "customer": 1})
+        with pytest.raises(IntegrityError), session.begin(), bound(session).transaction(ORDER):
+            session.execute(INSERT, {"number": 3, "customer": NOBODY})
+        with pytest.raises(LookupError), session.begin(), bound(session).transaction(ORDER):
+            raise LookupError("no teapots left")
+    sync_producer.close(grace_s=60)
+    ends: dict[str, list[str]] = {}
+    for end in halfnote.asked("/end"):
+        ends.setdefault(end["transaction_id"], []).append(end["verdict"])
+    assert list(ends.values()) == [
+        ["commit"],
+        ["unknown", "commit"],
+        ["unknown", "unknown"],
+        ["unknown", "rollback"],
+    ]
+    assert orders(shop) == [1, 2]
