@@ -74,7 +74,10 @@ def partition_name(table: str, day: date) -> str:
 
 
 def connect(url: str) -> Connection:
-    """Open a connection that commits each statement, in UTC and without time limits; RunFailedError if it cannot."""
+    """Open a connection that commits each statement, in UTC and without time limits; RunFailedError if it cannot.
+
+    However a role or a database shows times: psycopg reads ISO's form alone.
+    """
     try:
         connection = psycopg.connect(
             url.replace("postgresql+asyncpg://", "postgresql://", 1),
@@ -92,7 +95,7 @@ def connect(url: str) -> Connection:
     try:
         if connection.info.server_version < OLDEST_SERVER:
             raise RunFailedError("Halfnote needs Postgres 15 or newer; this server is older.")
-        connection.execute("set timezone = 'UTC'")
+        connection.execute("set timezone = 'UTC'; set datestyle = 'ISO'")
         connection.execute(
             "select set_config(name, '0', false) from pg_settings where name = any(%s)", [list(NO_LIMITS)]
         )
