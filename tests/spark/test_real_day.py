@@ -23,9 +23,8 @@ from tests import pg
 from tests.conftest import migrated_template
 from tests.spark.conftest import frame
 from tests.spark.real import VICTIMS, make_day
-from tests.spark.unseen import UNSEEN
 
-pytestmark = [pytest.mark.xdist_group("spark"), UNSEEN]
+pytestmark = pytest.mark.xdist_group("spark")
 
 # Everything was due at once.
 SLA_S = 0.0
@@ -176,9 +175,8 @@ def subjects(victims: Victims, subscriptions: dict[str, int]) -> dict[str, str]:
 
 def test_the_day_as_the_service_made_it_has_no_finding(spark: SparkSession, made: str, tmp_path: Path) -> None:
     f = with_ledgers(spark, made, read(spark, made, tmp_path))
-    rows = {name: getattr(f, name).count() for name in schemas.FRAMES}
     # The day has what there is to judge.
-    assert min(rows[name] for name in schemas.FRAMES if name != "check_back") > 0, rows
+    assert min(f.rows[name] for name in schemas.FRAMES if name != "check_back") > 0, f.rows
     found = findings(f, sla_s=SLA_S)
     assert [(row.kind, row.subject, row.detail) for row in found.collect()] == []
 
