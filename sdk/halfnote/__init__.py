@@ -1,5 +1,6 @@
 """The Python client of Halfnote: transactional messages over HTTP, for services with a database of their own."""
 
+from halfnote.check import CheckEndpoint
 from halfnote.errors import (
     BarrierRefused,
     HalfFailed,
@@ -14,6 +15,7 @@ from halfnote.errors import (
 from halfnote.listener import CheckedMessage, CheckedTransaction, CheckListener, TransactionListener
 from halfnote.outgoing import Outgoing
 from halfnote.producer import TransactionProducer
+from halfnote.signatures import SignatureError, Verifier
 from halfnote.sync_producer import SyncTransactionProducer
 from halfnote.tracing import traceparent
 from halfnote.transaction import PlainResult, Registration, Transaction, TransactionResult
@@ -26,6 +28,7 @@ __all__ = [
     "ROLLBACK",
     "UNKNOWN",
     "BarrierRefused",
+    "CheckEndpoint",
     "CheckListener",
     "CheckedMessage",
     "CheckedTransaction",
@@ -38,6 +41,7 @@ __all__ = [
     "Problem",
     "Refused",
     "Registration",
+    "SignatureError",
     "SyncTransactionProducer",
     "Transaction",
     "TransactionListener",
@@ -46,5 +50,6 @@ __all__ = [
     "Unconfirmed",
     "Verdict",
     "VerdictConflict",
+    "Verifier",
     "traceparent",
 ]

@@ -1,0 +1,136 @@
+"""The endpoint at which Halfnote asks what became of a transaction."""
+
+import json
+import logging
+import re
+import time
+from collections.abc import Callable, Iterable, Mapping
+from datetime import datetime
+from typing import Any
+from uuid import UUID
+
+from halfnote.exchange import Call, Raised
+from halfnote.hosting import Answering, AsgiApp, Reply, django_view, is_async, wsgi_app
+from halfnote.listener import CheckedMessage, CheckedTransaction, CheckListener
+from halfnote.signatures import TOLERANCE_S, Secrets, SignatureError, Verifier
+from halfnote.verdicts import Verdict
+
+log = logging.getLogger("halfnote")
+
+_fraction = re.compile(r"\.(\d+)")
+
+
+class CheckEndpoint:
+    """Answers checks and pings of one producer group, by a listener or a barrier.
+
+    `secrets`: the group's, both while one is being replaced; they may be a function that returns them. A check of
+    another group is refused: its transactions are in another database.
+    """
+
+    def __init__(
+        self,
+        listener: CheckListener,
+        *,
+        group: str,
+        secrets: Secrets,
+        tolerance_s: float = TOLERANCE_S,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        self._listener, self._group, self._clock = listener, group, clock
+        self._verifier = Verifier(secrets, tolerance_s=tolerance_s, clock=clock)
+
+    def asgi(self) -> AsgiApp:
+        """Return an ASGI app: `app.add_route("/halfnote/check", endpoint.asgi())` in Starlette and FastAPI."""
+        return AsgiApp(self)
+
+    def wsgi(
+        self, app: Callable[..., Iterable[bytes]] | None = None, path: str = "/halfnote/check"
+    ) -> Callable[..., Any]:
+        """Return a WSGI app that answers at `path` and leaves the rest to `app`.
+
+        In Flask: `app.wsgi_app = endpoint.wsgi(app.wsgi_app)`. Raises TypeError if the listener is asynchronous.
+        """
+        return wsgi_app(self, app, path)
+
+    def django(self) -> Callable[..., Any]:
+        """Return a Django view: `path("halfnote/check", endpoint.django())`."""
+        return django_view(self)
+
+    @property
+    def calls_async(self) -> bool:
+        """Whether the listener is to be awaited."""
+        return is_async(self._listener.check_local)
+
+    def answering(self, headers: Mapping[str, str], body: bytes) -> Answering:
+        """Answer a POST: 401 if it is not to be believed, 204 to a ping, the listener's verdict to a check."""
+        try:
+            self._verifier.verify(headers, body)
+        except SignatureError as error:
+            log.warning("a check was refused: %s", error)
+            return _refusal(401, str(error))
+        try:
+            asked = json.loads(body)
+            if asked["type"] == "halfnote.ping":
+                return Reply(204)
+            transaction = checked(asked, self._clock())
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+            log.warning("a signed request was not understood: %s: %s", type(error).__name__, error)
+            return _refusal(400, "this is neither halfnote.check nor halfnote.ping")
+        if transaction.group != self._group:
+            log.error("a check of group %s came to the endpoint of %s", transaction.group, self._group)
+            return _refusal(403, f"this endpoint answers for the producer group {self._group}")
+        came = yield Call(lambda: self._listener.check_local(transaction))
+        if isinstance(came, Raised):
+            log.error("check of transaction %s failed", transaction.transaction_id, exc_info=came.error)
+            return _refusal(500, "the check failed here; the log of this service says how")
+        return _verdict(transaction, came.value)
+
+
+def checked(asked: Mapping[str, Any], now: float) -> CheckedTransaction:
+    """Return what a check's JSON asks about; `now` in seconds since 1970. Raises ValueError and the like."""
+    if asked["type"] != "halfnote.check":
+        raise ValueError(f"type {asked['type']!r}")
+    born_at = instant(asked["born_at"])
+    return CheckedTransaction(
+        transaction_id=UUID(asked["transaction_id"]),
+        group=asked["producer_group"],
+        check=int(asked["check"]),
+        max_checks=int(asked["max_checks"]),
+        born_at=born_at,
+        age_s=max(0.0, now - born_at.timestamp()),
+        context=asked.get("context"),
+        messages=[_message(message) for message in asked["messages"]],
+    )
+
+
+def instant(text: str) -> datetime:
+    """Return a time of RFC 3339; older Pythons read neither `Z` nor any number of decimals."""
+    normal = _fraction.sub(lambda found: "." + found[1][:6].ljust(6, "0"), text, count=1)
+    return datetime.fromisoformat(normal[:-1] + "+00:00" if normal[-1:] in "Zz" else normal)
+
+
+def _message(message: Mapping[str, Any]) -> CheckedMessage:
+    return CheckedMessage(
+        message["message_id"],
+        message["topic"],
+        message.get("key"),
+        message.get("tag"),
+        message.get("headers") or {},
+        message.get("body"),
+    )
+
+
+def _verdict(transaction: CheckedTransaction, verdict: Any) -> Reply:
+    if not isinstance(verdict, Verdict):
+        log.error(
+            "check_local returned %r for transaction %s; it must return COMMIT, ROLLBACK or UNKNOWN",
+            verdict,
+            transaction.transaction_id,
+        )
+        return _refusal(500, "the listener returned no verdict; the log of this service says what")
+    log.info("check %d of transaction %s: %s", transaction.check, transaction.transaction_id, verdict.value)
+    return Reply(200, json.dumps({"verdict": verdict.value}).encode())
+
+
+def _refusal(status: int, detail: str) -> Reply:
+    return Reply(status, json.dumps({"status": status, "detail": detail}).encode())

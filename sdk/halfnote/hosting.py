@@ -1,0 +1,202 @@
+"""An endpoint in a web framework: as an ASGI app, a WSGI app or a Django view.
+
+What it does is a generator that yields the user's function as a `Call` and returns the answer, so that it is written
+once for functions that are awaited and functions that are not.
+"""
+
+import asyncio
+import inspect
+from collections.abc import Awaitable, Callable, Generator, Iterable, Mapping, MutableMapping
+from dataclasses import dataclass, field
+from typing import Any, Protocol, TypeAlias
+
+from halfnote.exchange import Call, Raised, Returned
+
+BODY_MAX_BYTES = 16 * 1024 * 1024
+JSON = "application/json"
+
+Scope: TypeAlias = MutableMapping[str, Any]
+Event: TypeAlias = MutableMapping[str, Any]
+Receive: TypeAlias = Callable[[], Awaitable[Event]]
+Send: TypeAlias = Callable[[Event], Awaitable[None]]
+StartResponse: TypeAlias = Callable[[str, list[tuple[str, str]]], Any]
+
+
+@dataclass(frozen=True)
+class Reply:
+    """What is answered."""
+
+    status: int
+    body: bytes = b""
+    headers: Mapping[str, str] = field(default_factory=dict)
+
+    def all_headers(self) -> list[tuple[str, str]]:
+        """Return its headers with those that follow from the body."""
+        found = dict(self.headers)
+        if self.body:
+            found.setdefault("content-type", JSON)
+        if self.status != 204:
+            found["content-length"] = str(len(self.body))
+        return list(found.items())
+
+
+Answering: TypeAlias = Generator[Call, Any, Reply]
+
+
+class Endpoint(Protocol):
+    """What is hosted. `calls_async`: the user's function is to be awaited."""
+
+    @property
+    def calls_async(self) -> bool: ...
+
+    def answering(self, headers: Mapping[str, str], body: bytes) -> Answering:
+        """Answer a POST; names of headers are in lower case."""
+
+
+class AsgiApp:
+    """For Starlette and FastAPI: `app.add_route("/path", endpoint.asgi())`. Plain functions run on a thread."""
+
+    def __init__(self, endpoint: Endpoint) -> None:
+        self._endpoint = endpoint
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer one request."""
+        if scope["type"] != "http":
+            raise ValueError(f"this is an endpoint for HTTP, not for {scope['type']}: mount it at a path of an app")
+        reply = _not_post(scope["method"])
+        if reply is None:
+            body = await _read(receive)
+            if body is None:
+                return
+            headers = {name.decode("latin-1").lower(): value.decode("latin-1") for name, value in scope["headers"]}
+            reply = _too_large(body) or await self._answer(headers, body)
+        pairs = [(name.encode("latin-1"), value.encode("latin-1")) for name, value in reply.all_headers()]
+        await send({"type": "http.response.start", "status": reply.status, "headers": pairs})
+        await send({"type": "http.response.body", "body": reply.body})
+
+    async def _answer(self, headers: Mapping[str, str], body: bytes) -> Reply:
+        return await answered_async(self._endpoint, headers, body)
+
+
+async def answered_async(endpoint: Endpoint, headers: Mapping[str, str], body: bytes) -> Reply:
+    """Answer a POST on an event loop."""
+    answering = endpoint.answering(headers, body)
+    try:
+        call = next(answering)
+        while True:
+            call = answering.send(await called_async(call, calls_async=endpoint.calls_async))
+    except StopIteration as stop:
+        reply: Reply = stop.value
+        return reply
+
+
+def answered_sync(endpoint: Endpoint, headers: Mapping[str, str], body: bytes) -> Reply:
+    """Answer a POST on this thread."""
+    answering = endpoint.answering(headers, body)
+    try:
+        call = next(answering)
+        while True:
+            call = answering.send(_called(call))
+    except StopIteration as stop:
+        reply: Reply = stop.value
+        return reply
+
+
+async def called_async(call: Call, *, calls_async: bool) -> Returned | Raised:
+    """Call the user's function without holding up the loop."""
+    try:
+        return Returned(await call.function() if calls_async else await asyncio.to_thread(call.function))
+    except Exception as error:
+        return Raised(error)
+
+
+def wsgi_app(endpoint: Endpoint, inner: Callable[..., Iterable[bytes]] | None, path: str) -> Callable[..., Any]:
+    """Return a WSGI app that answers at `path`, and leaves the rest to `inner`. Raises TypeError if it must await."""
+    _refuse_async(endpoint)
+
+    def app(environ: dict[str, Any], start_response: StartResponse) -> Iterable[bytes]:
+        if inner is not None and environ.get("PATH_INFO") != path:
+            return inner(environ, start_response)
+        reply = _not_post(environ["REQUEST_METHOD"])
+        if reply is None:
+            body = environ["wsgi.input"].read(_length(environ))
+            reply = _too_large(body) or answered_sync(endpoint, _headers(environ), body)
+        start_response(f"{reply.status} Halfnote", reply.all_headers())
+        return [reply.body]
+
+    return app
+
+
+def django_view(endpoint: Endpoint) -> Callable[..., Any]:
+    """Return a Django view, an async one if the user's function is to be awaited; exempt from CSRF: it is signed."""
+    from django.http import HttpRequest, HttpResponse
+
+    def response(reply: Reply) -> HttpResponse:
+        return HttpResponse(reply.body, status=reply.status, headers=dict(reply.all_headers()))
+
+    def headers_of(request: HttpRequest) -> dict[str, str]:
+        return {name.lower(): value for name, value in request.headers.items()}
+
+    def view(request: HttpRequest) -> HttpResponse:
+        refused = _not_post(request.method or "")
+        return response(refused or answered_sync(endpoint, headers_of(request), request.body))
+
+    async def async_view(request: HttpRequest) -> HttpResponse:
+        refused = _not_post(request.method or "")
+        return response(refused or await answered_async(endpoint, headers_of(request), request.body))
+
+    chosen: Any = async_view if endpoint.calls_async else view
+    chosen.csrf_exempt = True
+    return chosen  # type: ignore[no-any-return]
+
+
+def is_async(function: Callable[..., Any]) -> bool:
+    """Tell whether what a function returns is to be awaited."""
+    return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(type(function).__call__)
+
+
+def _refuse_async(endpoint: Endpoint) -> None:
+    if endpoint.calls_async:
+        raise TypeError("a WSGI app cannot await: give it plain functions, or use the ASGI app")
+
+
+def _called(call: Call) -> Returned | Raised:
+    try:
+        return Returned(call.function())
+    except Exception as error:
+        return Raised(error)
+
+
+def _not_post(method: str) -> Reply | None:
+    return None if method == "POST" else Reply(405, headers={"allow": "POST"})
+
+
+def _too_large(body: bytes) -> Reply | None:
+    return Reply(413) if len(body) > BODY_MAX_BYTES else None
+
+
+async def _read(receive: Receive) -> bytes | None:
+    """Return the body, a little more than the largest at most; None if the client went away."""
+    parts, size = [], 0
+    while True:
+        event = await receive()
+        if event["type"] == "http.disconnect":
+            return None
+        parts.append(event.get("body", b""))
+        size += len(parts[-1])
+        if not event.get("more_body") or size > BODY_MAX_BYTES:
+            return b"".join(parts)
+
+
+def _length(environ: Mapping[str, Any]) -> int:
+    try:
+        return min(int(environ.get("CONTENT_LENGTH") or 0), BODY_MAX_BYTES + 1)
+    except ValueError:
+        return 0
+
+
+def _headers(environ: Mapping[str, Any]) -> dict[str, str]:
+    found = {name[5:].lower().replace("_", "-"): value for name, value in environ.items() if name.startswith("HTTP_")}
+    if environ.get("CONTENT_TYPE"):
+        found["content-type"] = environ["CONTENT_TYPE"]
+    return found

@@ -1,0 +1,265 @@
+"""The check endpoint: in each framework over real sockets, asked by the real service, and by others."""
+
+import asyncio
+import json
+import re
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from datetime import UTC, datetime
+from typing import Any
+from uuid import UUID
+
+import httpx
+import pytest
+from django.urls import path
+from fastapi import FastAPI
+from flask import Flask
+from halfnote import COMMIT, ROLLBACK, UNKNOWN, CheckedTransaction, CheckEndpoint, Verdict
+from halfnote.check import instant
+from halfnote.hosting import BODY_MAX_BYTES
+from halfnote.signatures import sign
+from starlette.applications import Starlette
+
+from app.database import Connection
+from app.loops.checkback import CheckBack
+from app.runtime import Runtime
+from tests.conftest import register_group
+from tests.sdk.servers import asgi_server, django_server, wsgi_server
+from tests.test_checkback import SECRET, attempts, in_doubt, turn, verdict
+
+PATH = "/halfnote/check"
+
+
+class Listener:
+    """Answers what the test says, and keeps what it was asked."""
+
+    def __init__(self, answer: Any = COMMIT) -> None:
+        self.answer, self.asked = answer, list[CheckedTransaction]()
+
+    def check_local(self, transaction: CheckedTransaction) -> Any:
+        self.asked.append(transaction)
+        if isinstance(self.answer, Exception):
+            raise self.answer
+        return self.answer
+
+
+class AsyncListener(Listener):
+    """The same for an event loop."""
+
+    async def check_local(self, transaction: CheckedTransaction) -> Any:
+        await asyncio.sleep(0)
+        return super().check_local(transaction)
+
+
+def endpoint_of(listener: Any = None, **options: Any) -> CheckEndpoint:
+    return CheckEndpoint(listener or Listener(), **{"group": "shop", "secrets": SECRET, **options})
+
+
+def in_fastapi(endpoint: CheckEndpoint) -> Any:
+    app = FastAPI()
+    app.add_route(PATH, endpoint.asgi())
+    return asgi_server(app)
+
+
+def in_starlette(endpoint: CheckEndpoint) -> Any:
+    app = Starlette()
+    app.add_route(PATH, endpoint.asgi())
+    return asgi_server(app)
+
+
+def in_flask(endpoint: CheckEndpoint) -> Any:
+    app = Flask(__name__)
+    app.add_url_rule("/", view_func=lambda: "the shop", endpoint="shop")
+    app.wsgi_app = endpoint.wsgi(app.wsgi_app)  # type: ignore[method-assign]
+    return threaded(wsgi_server(app))
+
+
+def in_django(endpoint: CheckEndpoint) -> Any:
+    return threaded(django_server([path(PATH[1:], endpoint.django())]))
+
+
+def threaded(server: AbstractContextManager[str]) -> Any:
+    """Return a server on a thread as an asynchronous context."""
+
+    class Entered:
+        async def __aenter__(self) -> str:
+            return server.__enter__()
+
+        async def __aexit__(self, *failure: Any) -> None:
+            await asyncio.to_thread(server.__exit__, *failure)
+
+    return Entered()
+
+
+HOSTS = [
+    pytest.param(in_fastapi, AsyncListener, id="fastapi"),
+    pytest.param(in_fastapi, Listener, id="fastapi-plain"),
+    pytest.param(in_starlette, AsyncListener, id="starlette"),
+    pytest.param(in_flask, Listener, id="flask"),
+    pytest.param(in_django, Listener, id="django"),
+    pytest.param(in_django, AsyncListener, id="django-async"),
+]
+
+
+@pytest.mark.parametrize(("host", "listening"), HOSTS)
+async def test_the_service_asks_and_records_the_answer(
+    host: Callable[[CheckEndpoint], Any],
+    listening: type[Listener],
+    client: httpx.AsyncClient,
+    runtime: Runtime,
+    db: Connection,
+) -> None:
+    listener = listening()
+    async with host(endpoint_of(listener)) as url:
+        await register_group(db, "shop", check_urls=[url + PATH])
+        pinged = (await client.post("/producer-groups/shop/test")).json()
+        assert [(result["ok"], result["status"]) for result in pinged["results"]] == [(True, 204)]
+        assert listener.asked == []
+        found: dict[UUID, tuple[int, int] | None] = {}
+        checks = CheckBack()
+        for answer in (COMMIT, ROLLBACK, UNKNOWN):
+            listener.answer = answer
+            one = await in_doubt(client, runtime, context={"order": 1030}, check={"include_body": True})
+            assert await turn(runtime, checks) == 1
+            found[one] = await verdict(db, one)
+    assert list(found.values()) == [(1, 1), (2, 1), None]
+    assert (await attempts(db, one))[0]["outcome"] == "unknown"
+    asked = listener.asked[0]
+    assert (asked.transaction_id, asked.group, asked.check, asked.max_checks) == (next(iter(found)), "shop", 1, 15)
+    assert asked.context == {"order": 1030}
+    assert 0 <= asked.age_s < 300
+    [message] = asked.messages
+    assert (message.topic, message.key, message.tag) == ("order", "order-1030", "created")
+    assert message.body == {"order": 1030}
+    assert message.message_id == f"{asked.transaction_id}-0"
+
+
+async def test_the_rest_of_a_flask_app_is_as_before() -> None:
+    async with in_flask(endpoint_of()) as url, httpx.AsyncClient() as client:
+        assert (await client.get(url)).text == "the shop"
+        assert (await client.get(url + "/nowhere")).status_code == 404
+
+
+def asked(transaction_id: str = "0193a7d6-a5c8-7b1e-8f00-1030a1030a10", **fields: Any) -> bytes:
+    """Return a check's body."""
+    known: dict[str, Any] = {
+        "type": "halfnote.check",
+        "transaction_id": transaction_id,
+        "producer_group": "shop",
+        "check": 1,
+        "max_checks": 15,
+        "born_at": "2026-11-21T08:00:00Z",
+        "context": None,
+        "messages": [],
+    }
+    return json.dumps({**known, **fields}).encode()
+
+
+async def post(endpoint: CheckEndpoint, body: bytes, *, method: str = "POST", **headers: str) -> httpx.Response:
+    transport = httpx.ASGITransport(app=endpoint.asgi())  # type: ignore[arg-type]
+    sent = {**sign(SECRET, "chk_1", body), **{name.replace("_", "-"): value for name, value in headers.items()}}
+    async with httpx.AsyncClient(transport=transport, base_url="http://shop") as client:
+        return await client.request(method, "/", content=body, headers=sent)
+
+
+async def test_who_did_not_sign_is_refused_and_logged(caplog: pytest.LogCaptureFixture) -> None:
+    listener = Listener()
+    came = await post(endpoint_of(listener), asked(), webhook_signature="v1,AAAA")
+    assert came.status_code == 401
+    assert "no signature fits" in came.json()["detail"]
+    assert "a check was refused: no signature fits" in caplog.text
+    assert listener.asked == []
+
+
+async def test_a_clock_that_is_off_is_named_to_the_coordinator_and_in_the_log(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    endpoint = endpoint_of(clock=lambda: datetime.now(UTC).timestamp() + 600)
+    came = await post(endpoint, asked())
+    assert came.status_code == 401
+    told = re.compile("by the coordinator's clock, which is 6[0-9][0-9] s behind this machine's").search
+    assert told(came.json()["detail"])
+    assert told(caplog.text)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"",
+        b"{",
+        b"[]",
+        b'{"type": "halfnote.other"}',
+        asked(transaction_id="1030"),
+        asked(born_at="yesterday"),
+        asked(messages=[{}]),
+        asked(messages=None),
+        b"[" * 100_000,
+    ],
+)
+async def test_what_is_signed_but_no_check_is_refused(body: bytes) -> None:
+    listener = Listener()
+    assert (await post(endpoint_of(listener), body)).status_code == 400
+    assert listener.asked == []
+
+
+async def test_another_group_is_not_answered_for() -> None:
+    listener = Listener()
+    came = await post(endpoint_of(listener), asked(producer_group="bank"))
+    assert came.status_code == 403
+    assert listener.asked == []
+
+
+@pytest.mark.parametrize("answer", [None, True, "commit", {"verdict": "commit"}])
+@pytest.mark.parametrize("listening", [Listener, AsyncListener])
+async def test_a_listener_that_returns_no_verdict_is_named(
+    answer: Any, listening: type[Listener], caplog: pytest.LogCaptureFixture
+) -> None:
+    came = await post(endpoint_of(listening(answer)), asked())
+    assert came.status_code == 500
+    assert f"check_local returned {answer!r} for transaction 0193a7d6" in caplog.text
+    assert "it must return COMMIT, ROLLBACK or UNKNOWN" in caplog.text
+
+
+@pytest.mark.parametrize("listening", [Listener, AsyncListener])
+async def test_a_listener_that_raises_has_not_answered(
+    listening: type[Listener], caplog: pytest.LogCaptureFixture
+) -> None:
+    came = await post(endpoint_of(listening(ConnectionError("the shop's database is away"))), asked())
+    assert came.status_code == 500
+    assert "the shop's database is away" in caplog.text
+    assert "the shop's database is away" not in came.text
+
+
+async def test_only_posts_of_a_bounded_size_are_looked_at() -> None:
+    came = await post(endpoint_of(), asked(), method="GET")
+    assert (came.status_code, came.headers["allow"]) == (405, "POST")
+    assert (await post(endpoint_of(), b" " * (BODY_MAX_BYTES + 1))).status_code == 413
+
+
+def test_an_async_listener_is_not_for_wsgi() -> None:
+    with pytest.raises(TypeError, match="use the ASGI app"):
+        endpoint_of(AsyncListener()).wsgi()
+
+
+def test_an_asgi_app_is_no_websocket() -> None:
+    async def never() -> Any:
+        raise AssertionError
+
+    with pytest.raises(ValueError, match="not for websocket"):
+        asyncio.run(endpoint_of().asgi()({"type": "websocket"}, never, never))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    "text", ["2026-11-21T08:00:00Z", "2026-11-21T09:00:00+01:00", "2026-11-21T08:00:00.000000Z", "2026-11-21t08:00:00z"]
+)
+def test_times_as_rfc_3339_has_them(text: str) -> None:
+    assert instant(text) == datetime(2026, 11, 21, 8, tzinfo=UTC)
+
+
+def test_decimals_of_a_time() -> None:
+    assert instant("2026-11-21T08:00:00.1Z").microsecond == 100_000
+    assert instant("2026-11-21T08:00:00.123456789Z").microsecond == 123_456
+
+
+def test_verdicts_are_what_the_service_reads() -> None:
+    assert [known.value for known in Verdict] == ["commit", "rollback", "unknown"]
