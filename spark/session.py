@@ -2,14 +2,15 @@
 
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+import psutil
 from pyspark import SparkConf, SparkContext
 from pyspark.sql import SparkSession
 
-from spark.interrupts import apart
+from spark.interrupts import PATIENCE_S, apart
 from spark.jar import COORDINATE, OPTION, NoJarError, jar_settings
 
 # Set by spark-submit, whose JVM is there before this program.
@@ -44,7 +45,8 @@ def session(master: str | None = None, **conf: str) -> SparkSession:
     builder = SparkSession.builder.appName("halfnote")
     for name, value in chosen.items():
         builder = builder.config(name, value)
-    made = builder.getOrCreate()
+    with _java_ended_with_us():
+        made = builder.getOrCreate()
     if _SUBMITTED in os.environ and jar:
         _load(made, jar["spark.jars"])
     return made
@@ -62,11 +64,33 @@ def running(place: Path, master: str | None = None) -> Iterator[SparkSession]:
     java = place / "java"
     java.mkdir()
     here = {"spark.local.dir": str(place / "local"), "spark.driver.extraJavaOptions": f"-Djava.io.tmpdir={java}"}
-    made = session(master, **here)
+    with _java_ended_with_us():
+        made = session(master, **here)
+        try:
+            yield made
+        finally:
+            apart(made.stop)
+
+
+@contextmanager
+def _java_ended_with_us() -> Iterator[None]:
+    """If somebody ends the program within the block, end the JVM that was started in it, be it still starting.
+
+    By itself it ends later, and leaves files where the run's were. One that is still starting stays for ever: PySpark
+    has removed the directory where it would leave its port, and it fails without ending.
+    """
+    before = set(psutil.Process().children())
     try:
-        yield made
-    finally:
-        apart(made.stop)
+        yield
+    except (KeyboardInterrupt, SystemExit):
+        started = [child for child in psutil.Process().children() if child not in before]
+        with suppress(psutil.NoSuchProcess):
+            started += [one for child in started for one in child.children(recursive=True)]
+        for one in started:
+            with suppress(psutil.NoSuchProcess):
+                one.kill()
+        psutil.wait_procs(started, PATIENCE_S)
+        raise
 
 
 def _submitted() -> dict[str, str]:

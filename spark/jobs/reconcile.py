@@ -9,6 +9,7 @@ was ended by signal n.
 
 import argparse
 import os
+import signal
 import sys
 import traceback
 from collections.abc import Callable, Sequence
@@ -50,9 +51,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         with interruptible() as interrupts, staging(options.staging, keep=options.keep_staging) as place:
             return Run(options, interrupts, place).run()
-    except InterruptedRunError as error:
-        print(f"Ended by {error}; nothing was written.", file=sys.stderr)
-        return error.status
+    except KeyboardInterrupt as error:
+        # Spark's own comes of a Ctrl-C while the session is made.
+        ended = error if isinstance(error, InterruptedRunError) else InterruptedRunError(signal.SIGINT)
+        print(f"Ended by {ended}; nothing was written.", file=sys.stderr)
+        return ended.status
     except (LedgerError, NoJarError) as error:
         print(error, file=sys.stderr)
         return USAGE
