@@ -1,11 +1,14 @@
-"""Real brokers: RabbitMQ, NATS, Redis and Kafka as processes on free ports of 127.0.0.1, in directories of their own.
+"""Real brokers: RabbitMQ, NATS, Redis and Kafka as processes on free ports of 127.0.0.1, in directories of their own;
+and MariaDB, which is none.
 
-`rabbitmq()`, `nats()`, `redis()` and `kafka()` return the pytest run's shared one, started by the first test that asks;
-tests keep apart by the names they choose. `own(kind)` is one that a test may stop and start as it likes. `make
-test-deps` installs them. Where one is missing its tests are skipped, or fail with HALFNOTE_TEST_DEPS=required.
+`rabbitmq()`, `nats()`, `redis()`, `kafka()` and `mariadb()` return the pytest run's shared one, started by the first
+test that asks; tests keep apart by the names they choose. `own(kind)` is one that a test may stop and start as it
+likes. `make test-deps` installs them. Where one is missing its tests are skipped, or fail with
+HALFNOTE_TEST_DEPS=required.
 """
 
 import contextlib
+import getpass
 import os
 import random
 import shutil
@@ -149,6 +152,11 @@ def redis() -> Server:
 def kafka() -> Server:
     """The run's Kafka, one node, without TLS and accounts; topics must be created."""
     return _shared("kafka")
+
+
+def mariadb() -> Server:
+    """The run's MariaDB: user root without a password; each test makes a database of its own."""
+    return _shared("mariadb")
 
 
 @contextlib.contextmanager
@@ -310,10 +318,43 @@ def _kafka_prepare(directory: Path, ports: list[int]) -> None:
     subprocess.run([*format_it, str(settings)], check=True, capture_output=True, timeout=60)
 
 
+def _mariadb_prepare(directory: Path, ports: list[int]) -> None:
+    command = ["mariadb-install-db", "--no-defaults", f"--datadir={directory}/data", f"--user={getpass.getuser()}"]
+    options = ["--auth-root-authentication-method=normal", "--skip-test-db"]
+    subprocess.run([*command, *options], check=True, capture_output=True, timeout=120)
+
+
+def _mariadb_command(directory: Path, ports: list[int]) -> list[str]:
+    return [
+        "mariadbd",
+        "--no-defaults",
+        f"--datadir={directory}/data",
+        f"--user={getpass.getuser()}",
+        f"--bind-address={HOST}",
+        f"--port={ports[0]}",
+        f"--socket={directory}/socket",
+        "--skip-name-resolve",
+        # Each look whether it answers counts as one.
+        "--max-connect-errors=1000000",
+        # Nobody needs the tests' rows after a power cut.
+        "--innodb-flush-log-at-trx-commit=0",
+        "--innodb-buffer-pool-size=64M",
+    ]
+
+
 _CLUSTER = "aGFsZm5vdGUtdGVzdHMxMA"
 _JAVA = ["java", "-Xmx512m", "-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC"]
 
 RECIPES = {
+    "mariadb": Recipe(
+        programs=("mariadbd", "mariadb-install-db"),
+        ports=1,
+        prepare=_mariadb_prepare,
+        commands=lambda directory, ports: [_mariadb_command(directory, ports)],
+        environment=lambda directory, ports: {},
+        answers=lambda port: _ask(port, b"", b"MariaDB"),
+        scheme="mysql://root@",
+    ),
     "rabbitmq": Recipe(
         programs=("rabbitmq-server", "epmd"),
         ports=3,

@@ -9,7 +9,6 @@ from urllib.parse import quote
 from uuid import UUID
 
 from halfnote.errors import (
-    BarrierRefused,
     HalfFailed,
     ListenerError,
     PlainFailed,
@@ -95,7 +94,7 @@ class Conversation:
         An exception may come from a commit whose answer was lost. A barrier that was entered can tell.
         """
         verdict = Verdict.ROLLBACK
-        if transaction.settle is not None and not isinstance(error, BarrierRefused):
+        if transaction.settle is not None:
             verdict = yield from self.settled(transaction)
         return (yield from self.end(transaction, verdict, reason=reason_of(error), error=error))
 

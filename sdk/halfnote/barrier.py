@@ -1,0 +1,170 @@
+"""The barrier: a row in the producer's own database that makes check-back exactly right, without any listener.
+
+The local database transaction writes one row beside its business rows (`enter`). A check writes the same key with the
+reason `rollback`, unless it is there, and reads which of the two stands. The primary key makes the check wait for a
+local transaction that is still open, and makes a local one that comes after the check fail (BarrierRefused). So there
+is no moment at which the answer can be wrong, as there is when somebody looks whether the order exists.
+"""
+
+import time
+from collections.abc import Callable
+from datetime import timedelta
+from functools import partial
+from typing import Any
+from uuid import UUID
+
+from halfnote.barrier_sql import BarrierSql
+from halfnote.databases.base import (
+    AsyncDatabase,
+    Database,
+    Script,
+    is_to_be_tried_again,
+    waits_for_another,
+)
+from halfnote.errors import BarrierRefused
+from halfnote.ids import lowest_id
+from halfnote.listener import CheckedTransaction
+from halfnote.transaction import Transaction
+from halfnote.verdicts import Verdict
+
+TABLE = "halfnote_barrier"
+# As long as Halfnote keeps an undecided transaction at most: after that nobody asks.
+KEEP = timedelta(days=45)
+# Less than a producer group's `check_timeout_s`, so that the answer still comes.
+WAIT_S = 3.0
+# In MySQL two checks that waited for the same local transaction may deadlock when that is rolled back.
+TRIES = 5
+# Ids carry their makers' time, up to 5 min off, and a half may be repeated for a while.
+_SKEW = timedelta(hours=1)
+
+
+class _Rules:
+    """What both barriers share. `keep`: rows that are older may have been purged, so nothing is said of those."""
+
+    def __init__(self, sql: BarrierSql, keep: timedelta) -> None:
+        self._sql, self._keep = sql, keep
+
+    def sql(self) -> str:
+        """Return the table's definition, for migrations."""
+        return self._sql.create
+
+    def _checking(self, transaction: CheckedTransaction) -> Callable[[], Script[Verdict]]:
+        refuse = transaction.age_s <= self._keep.total_seconds()
+        return partial(self._sql.checking, str(transaction.transaction_id), refuse=refuse)
+
+    def _purging(self, older_than: timedelta | None) -> Script[int]:
+        """Raises ValueError if `older_than` is less than `keep`."""
+        age = self._keep if older_than is None else older_than
+        if age < self._keep:
+            raise ValueError(f"rows are kept for {self._keep}: without its row a committed transaction is rolled back")
+        return self._sql.purging(str(lowest_id(time.time() - (age + _SKEW).total_seconds())))
+
+    def exporting(self, after: UUID, before: UUID, limit: int) -> Script[list[tuple[str, str]]]:
+        """Read a page of transaction ids and reasons between two ids, for the ledger."""
+        return self._sql.exporting(str(after), str(before), limit)
+
+
+class Barrier(_Rules):
+    """A barrier with a plain driver. Also a listener: `CheckEndpoint(barrier, …)`.
+
+    `table` may name a schema. `keep`: how long rows are kept, at least as long as Halfnote keeps what is undecided.
+    `wait_s`: how long a check waits for a local transaction that is still open, before it answers `unknown`.
+    """
+
+    def __init__(
+        self, database: Database, *, table: str = TABLE, keep: timedelta = KEEP, wait_s: float = WAIT_S
+    ) -> None:
+        super().__init__(BarrierSql(database.dialect, table, wait_s), keep)
+        self.database = database
+
+    def enter(self, connection: Any, transaction: Transaction | UUID) -> None:
+        """Write the transaction's row in the caller's open database transaction.
+
+        `connection`: a Session or Connection of SQLAlchemy, a DB-API connection, None with Django. Raises
+        BarrierRefused, on which the database transaction must be rolled back, or NotInTransaction.
+        """
+        transaction_id = _entered(transaction, self.settle)
+        if not self.database.within(connection, self._sql.entering(str(transaction_id))):
+            raise BarrierRefused(transaction_id)
+
+    def check_local(self, transaction: CheckedTransaction) -> Verdict:
+        """Tell what became of the local database transaction; UNKNOWN while it is still open."""
+        return self._told(self._checking(transaction))
+
+    def settle(self, transaction_id: UUID) -> Verdict:
+        """Tell it to the producer itself, when its local work raised: also that nothing of it may come any more."""
+        return self._told(partial(self._sql.checking, str(transaction_id), refuse=True))
+
+    def create_table(self) -> None:
+        """Make the table unless it is there."""
+        self.database.run(self._sql.creating())
+
+    def purge(self, older_than: timedelta | None = None) -> int:
+        """Delete the rows of transactions older than this (default: `keep`); return how many. Raises ValueError."""
+        return self.database.run(self._purging(older_than))
+
+    def _told(self, script: Callable[[], Script[Verdict]]) -> Verdict:
+        for tried in range(1, TRIES + 1):
+            try:
+                return self.database.run(script())
+            except Exception as error:
+                if waits_for_another(error):
+                    return Verdict.UNKNOWN
+                if tried == TRIES or not is_to_be_tried_again(error):
+                    raise
+        raise AssertionError("unreachable")
+
+
+class AsyncBarrier(_Rules):
+    """The same with a driver that is awaited."""
+
+    def __init__(
+        self, database: AsyncDatabase, *, table: str = TABLE, keep: timedelta = KEEP, wait_s: float = WAIT_S
+    ) -> None:
+        super().__init__(BarrierSql(database.dialect, table, wait_s), keep)
+        self.database = database
+
+    async def enter(self, connection: Any, transaction: Transaction | UUID) -> None:
+        """Write the transaction's row in the caller's open database transaction.
+
+        `connection`: an AsyncSession or AsyncConnection of SQLAlchemy, a connection of asyncpg or psycopg. Raises
+        BarrierRefused, on which the database transaction must be rolled back, or NotInTransaction.
+        """
+        transaction_id = _entered(transaction, self.settle)
+        if not await self.database.within(connection, self._sql.entering(str(transaction_id))):
+            raise BarrierRefused(transaction_id)
+
+    async def check_local(self, transaction: CheckedTransaction) -> Verdict:
+        """Tell what became of the local database transaction; UNKNOWN while it is still open."""
+        return await self._told(self._checking(transaction))
+
+    async def settle(self, transaction_id: UUID) -> Verdict:
+        """Tell it to the producer itself, when its local work raised: also that nothing of it may come any more."""
+        return await self._told(partial(self._sql.checking, str(transaction_id), refuse=True))
+
+    async def create_table(self) -> None:
+        """Make the table unless it is there."""
+        await self.database.run(self._sql.creating())
+
+    async def purge(self, older_than: timedelta | None = None) -> int:
+        """Delete the rows of transactions older than this (default: `keep`); return how many. Raises ValueError."""
+        return await self.database.run(self._purging(older_than))
+
+    async def _told(self, script: Callable[[], Script[Verdict]]) -> Verdict:
+        for tried in range(1, TRIES + 1):
+            try:
+                return await self.database.run(script())
+            except Exception as error:
+                if waits_for_another(error):
+                    return Verdict.UNKNOWN
+                if tried == TRIES or not is_to_be_tried_again(error):
+                    raise
+        raise AssertionError("unreachable")
+
+
+def _entered(transaction: Transaction | UUID, settle: Callable[[UUID], Any]) -> UUID:
+    """Return a transaction's id; if its local work fails, this barrier is asked what became of it."""
+    if isinstance(transaction, UUID):
+        return transaction
+    transaction.settle = partial(settle, transaction.transaction_id)
+    return transaction.transaction_id

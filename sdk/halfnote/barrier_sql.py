@@ -1,0 +1,118 @@
+"""The barrier's statements, in each dialect. The primary key is what makes the checker wait for the local work."""
+
+import re
+from dataclasses import dataclass
+
+from halfnote.databases.base import Dialect, Script, Statement
+from halfnote.verdicts import Verdict
+
+LOCAL, REFUSED = "local", "rollback"
+
+_name = re.compile(r"[A-Za-z_][A-Za-z0-9_]*(\.[A-Za-z_][A-Za-z0-9_]*)?")
+
+_CREATE = {
+    "postgresql": """create table if not exists {table} (
+  transaction_id uuid primary key,
+  reason varchar(8) not null check (reason in ('local', 'rollback')),
+  at timestamptz not null default now()
+)""",
+    "mysql": """create table if not exists {table} (
+  transaction_id char(36) character set ascii collate ascii_bin primary key,
+  reason varchar(8) not null check (reason in ('local', 'rollback')),
+  at timestamp(6) not null default current_timestamp(6)
+) engine = InnoDB""",
+    "sqlite": """create table if not exists {table} (
+  transaction_id text primary key,
+  reason text not null check (reason in ('local', 'rollback')),
+  at text not null default current_timestamp
+)""",
+}
+# Each waits for a database transaction that holds the same key, until that is over, and then writes or does not.
+_INSERT = {
+    "postgresql": "insert into {table} (transaction_id, reason) values ({id}, '{reason}') on conflict do nothing",
+    "mysql": "insert ignore into {table} (transaction_id, reason) values ({id}, '{reason}')",
+    "sqlite": "insert or ignore into {table} (transaction_id, reason) values ({id}, '{reason}')",
+}
+
+
+@dataclass(frozen=True)
+class BarrierSql:
+    """The scripts of one table. `wait_s`: how long a check waits for local work that is under way."""
+
+    dialect: Dialect
+    table: str
+    wait_s: float
+
+    def __post_init__(self) -> None:
+        if not _name.fullmatch(self.table):
+            raise ValueError(f"{self.table!r} is no name of a table")
+
+    @property
+    def create(self) -> str:
+        """The table's definition."""
+        return _CREATE[self.dialect].format(table=self.table)
+
+    def creating(self) -> Script[None]:
+        """Make the table."""
+        yield Statement(self.create)
+
+    def entering(self, transaction_id: str) -> Script[bool]:
+        """Write the local transaction's row; tell whether it is the first of its transaction."""
+        return (yield self._insert(transaction_id, LOCAL)).count == 1
+
+    def checking(self, transaction_id: str, *, refuse: bool) -> Script[Verdict]:
+        """Tell what became of the local transaction; with `refuse`, where it has no row it never will have one.
+
+        In a database transaction of its own, whose commit must have returned before the verdict is told.
+        """
+        yield from self._wait_less()
+        try:
+            if refuse:
+                yield self._insert(transaction_id, REFUSED)
+            came = yield self._read(transaction_id)
+        except Exception:
+            yield from self._wait_as_before()
+            raise
+        yield from self._wait_as_before()
+        if not came.rows:
+            return Verdict.UNKNOWN
+        return Verdict.COMMIT if came.rows[0][0] == LOCAL else Verdict.ROLLBACK
+
+    def purging(self, before: str) -> Script[int]:
+        """Delete what is of transactions older than the id `before`."""
+        return (yield Statement(f"delete from {self.table} where transaction_id < {self._id}", (before,))).count  # noqa: S608
+
+    def exporting(self, after: str, before: str, limit: int) -> Script[list[tuple[str, str]]]:
+        """Read a page of transactions and reasons, in order of their ids."""
+        came = yield Statement(
+            f"select transaction_id, reason from {self.table} where transaction_id > {self._id} "  # noqa: S608
+            f"and transaction_id < {self._id.replace('0', '1')} order by transaction_id limit {int(limit)}",
+            (after, before),
+        )
+        return [(str(row[0]), row[1]) for row in came.rows]
+
+    @property
+    def _id(self) -> str:
+        return "cast({0} as uuid)" if self.dialect == "postgresql" else "{0}"
+
+    def _insert(self, transaction_id: str, reason: str) -> Statement:
+        sql = _INSERT[self.dialect].format(table=self.table, id=self._id, reason=reason)
+        return Statement(sql, (transaction_id,))
+
+    def _read(self, transaction_id: str) -> Statement:
+        # In MySQL a plain read shows what there was when the database transaction began.
+        latest = " lock in share mode" if self.dialect == "mysql" else ""
+        sql = f"select reason from {self.table} where transaction_id = {self._id}{latest}"  # noqa: S608
+        return Statement(sql, (transaction_id,))
+
+    def _wait_less(self) -> Script[None]:
+        if self.dialect == "postgresql":
+            yield Statement(f"select set_config('lock_timeout', '{int(self.wait_s * 1000)}ms', true)")
+        elif self.dialect == "mysql":
+            wait_s = max(1, round(self.wait_s))
+            yield Statement("set @halfnote_wait_s = @@innodb_lock_wait_timeout")
+            yield Statement(f"set innodb_lock_wait_timeout = {wait_s}")
+
+    def _wait_as_before(self) -> Script[None]:
+        if self.dialect == "mysql":
+            yield Statement("set innodb_lock_wait_timeout = @halfnote_wait_s")

@@ -1,0 +1,76 @@
+"""Any driver of Python's database API (PEP 249): psycopg, PyMySQL, mysqlclient, sqlite3 …"""
+
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+from halfnote.databases.base import Came, Dialect, NotInTransaction, Script, Statement, dialect_of, play
+
+T = TypeVar("T")
+
+
+class DbApi:
+    """A database by its connections.
+
+    `connect` returns one, as `psycopg.connect` does; `release` is what is done with it afterwards (default: closed).
+    With a pool: `DbApi(pool.getconn, "postgresql", release=pool.putconn)`.
+    """
+
+    def __init__(
+        self, connect: Callable[[], Any], dialect: str, *, release: Callable[[Any], Any] = lambda one: one.close()
+    ) -> None:
+        self._connect, self._release = connect, release
+        self._dialect = dialect_of(dialect)
+        self._mark = "?" if self._dialect == "sqlite" else "%s"
+
+    @property
+    def dialect(self) -> Dialect:
+        """Which SQL it speaks."""
+        return self._dialect
+
+    def run(self, script: Script[T]) -> T:
+        """Run a script on a connection of its own, and commit."""
+        connection = self._connect()
+        try:
+            result = self._play(connection, script)
+            connection.commit()
+            return result
+        except BaseException:
+            connection.rollback()
+            raise
+        finally:
+            self._release(connection)
+
+    def within(self, connection: Any, script: Script[T]) -> T:
+        """Run a script in the connection's database transaction. Raises NotInTransaction if it commits by itself."""
+        if commits_by_itself(connection):
+            raise NotInTransaction("the connection is in autocommit mode: begin a database transaction first")
+        return self._play(connection, script)
+
+    def _play(self, connection: Any, script: Script[T]) -> T:
+        cursor = connection.cursor()
+        try:
+            return play(script, lambda statement: executed(cursor, statement, self._mark))
+        finally:
+            cursor.close()
+
+
+def executed(cursor: Any, statement: Statement, mark: str) -> Came:
+    """Execute a statement on a cursor."""
+    sql = statement.rendered(lambda index: mark)
+    cursor.execute(sql, statement.values) if statement.values else cursor.execute(sql)
+    return Came(cursor.rowcount, cursor.fetchall() if cursor.description else ())
+
+
+def commits_by_itself(connection: Any) -> bool:
+    """Tell whether each statement would be committed on its own, as far as the drivers that are known can tell."""
+    if type(connection).__module__ == "sqlite3":
+        return connection.isolation_level is None and not connection.in_transaction
+    autocommit = getattr(connection, "autocommit", False)
+    info = getattr(connection, "info", None)
+    if info is not None and hasattr(info, "transaction_status"):
+        # psycopg: 0 is idle.
+        return bool(autocommit) and int(info.transaction_status) == 0
+    if hasattr(connection, "get_autocommit") and hasattr(connection, "server_status"):
+        # PyMySQL: the lowest bit says that a transaction is open.
+        return bool(connection.get_autocommit()) and not connection.server_status & 1
+    return False

@@ -1,0 +1,37 @@
+"""Django's database connections, which belong to threads: callers' database transactions are `atomic` blocks."""
+
+from typing import Any, TypeVar
+
+from django.db import connections, transaction
+
+from halfnote.databases.base import Dialect, NotInTransaction, Script, dialect_of, play
+from halfnote.databases.dbapi import executed
+
+T = TypeVar("T")
+
+
+class Django:
+    """The database that Django's settings call `using`. Where a connection is asked for, give None."""
+
+    def __init__(self, using: str = "default") -> None:
+        self._using = using
+
+    @property
+    def dialect(self) -> Dialect:
+        """Which SQL it speaks."""
+        return dialect_of(connections[self._using].vendor)
+
+    def run(self, script: Script[T]) -> T:
+        """Run a script in a database transaction of its own, and commit. Raises RuntimeError inside `atomic`."""
+        with transaction.atomic(using=self._using, durable=True):
+            return self._play(script)
+
+    def within(self, connection: Any, script: Script[T]) -> T:
+        """Run a script in this thread's `atomic` block. Raises NotInTransaction outside of one."""
+        if not connections[self._using].in_atomic_block:
+            raise NotInTransaction("there is no database transaction: use `with transaction.atomic()`")
+        return self._play(script)
+
+    def _play(self, script: Script[T]) -> T:
+        with connections[self._using].cursor() as cursor:
+            return play(script, lambda statement: executed(cursor, statement, "%s"))

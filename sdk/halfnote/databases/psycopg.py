@@ -1,0 +1,43 @@
+"""psycopg 3, asynchronous. Where it is synchronous, `DbApi` takes it."""
+
+from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager
+from typing import Any, TypeVar
+
+from halfnote.databases.base import Came, Dialect, NotInTransaction, Script, Statement, play_async
+from halfnote.databases.dbapi import commits_by_itself
+
+T = TypeVar("T")
+
+
+class AsyncPsycopg:
+    """A database by its connections: `connection` returns one as an asynchronous context, as a pool's method does."""
+
+    def __init__(self, connection: Callable[[], AbstractAsyncContextManager[Any]]) -> None:
+        self._connection = connection
+
+    @property
+    def dialect(self) -> Dialect:
+        """Which SQL it speaks."""
+        return "postgresql"
+
+    async def run(self, script: Script[T]) -> T:
+        """Run a script on a connection of its own, and commit."""
+        async with self._connection() as connection, connection.transaction():
+            return await _played(connection, script)
+
+    async def within(self, connection: Any, script: Script[T]) -> T:
+        """Run a script in the connection's database transaction. Raises NotInTransaction if it commits by itself."""
+        if commits_by_itself(connection):
+            raise NotInTransaction("the connection is in autocommit mode: use `async with connection.transaction()`")
+        return await _played(connection, script)
+
+
+async def _played(connection: Any, script: Script[T]) -> T:
+    async with connection.cursor() as cursor:
+
+        async def execute(statement: Statement) -> Came:
+            await cursor.execute(statement.rendered(lambda index: "%s"), statement.values or None)
+            return Came(cursor.rowcount, await cursor.fetchall() if cursor.description else ())
+
+        return await play_async(script, execute)

@@ -1,0 +1,317 @@
+"""The barrier in every database and driver: each order of local work and check, and both at once."""
+
+import asyncio
+import random
+import sqlite3
+import time
+from collections.abc import AsyncIterator
+from contextlib import closing, nullcontext
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+from uuid import UUID
+
+import asyncpg
+import httpx
+import psycopg
+import pytest
+from halfnote import (
+    COMMIT,
+    ROLLBACK,
+    UNKNOWN,
+    BarrierRefused,
+    CheckedTransaction,
+    Outgoing,
+    Transaction,
+    TransactionProducer,
+)
+from halfnote.barrier import AsyncBarrier, Barrier
+from halfnote.databases.asyncpg import Asyncpg
+from halfnote.databases.base import NotInTransaction, dialect_of
+from halfnote.databases.dbapi import DbApi
+from halfnote.databases.sqlalchemy import SqlAlchemy
+from halfnote.ids import new_id
+from sqlalchemy import create_engine
+from sqlalchemy.exc import DBAPIError
+
+from app.database import Connection
+from tests.sdk.coordinators import Scripted
+from tests.sdk.sites import SITES, Site, postgres
+
+ORDER = Outgoing("order", {"order": 1030})
+
+
+@pytest.fixture(params=[pytest.param(name, marks=[pytest.mark.slow] * name.endswith("mariadb")) for name in SITES])
+async def site(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Site]:
+    """A producer's database by each driver in turn, with the barrier's table."""
+    async with SITES[request.param](tmp_path) as site:
+        await site.call(site.barrier.create_table)
+        yield site
+
+
+def asked(transaction_id: UUID, age_s: float = 10.0) -> CheckedTransaction:
+    """Return a check's question."""
+    return CheckedTransaction(transaction_id, "shop", 1, 15, datetime.now(UTC), age_s, None, [])
+
+
+async def check(site: Site, transaction_id: UUID, age_s: float = 10.0) -> Any:
+    return await site.call(site.barrier.check_local, asked(transaction_id, age_s))
+
+
+async def test_one_after_the_other(site: Site) -> None:
+    done, undone, late = new_id(), new_id(), new_id()
+    async with site.local() as local:
+        await local.enter(done)
+        await local.order(1)
+    with pytest.raises(LookupError):
+        async with site.local() as local:
+            await local.enter(undone)
+            await local.order(2)
+            raise LookupError("no teapots left")
+    for _ in range(2):
+        assert await check(site, done) is COMMIT
+        assert await check(site, undone) is ROLLBACK
+    # A check that comes first keeps the local work from happening.
+    assert await check(site, late) is ROLLBACK
+    with pytest.raises(BarrierRefused, match=str(late)):
+        async with site.local() as local:
+            await local.order(3)
+            await local.enter(late)
+    # Nor is the same work done twice.
+    with pytest.raises(BarrierRefused, match=str(done)):
+        async with site.local() as local:
+            await local.enter(done)
+            await local.order(4)
+    assert await check(site, late) is ROLLBACK
+    assert await check(site, done) is COMMIT
+    assert site.orders() == [1]
+
+
+async def test_a_check_during_the_local_work_waits_for_it(site: Site) -> None:
+    for number, commits in ((1, True), (2, False)):
+        one = new_id()
+        with nullcontext() if commits else pytest.raises(LookupError):
+            async with site.local() as local:
+                await local.enter(one)
+                checking = asyncio.create_task(check(site, one))
+                await asyncio.sleep(0.1)
+                # SQLite's writers do not wait long here, and then nothing is known yet.
+                assert not checking.done() or checking.result() is UNKNOWN
+                await local.order(number)
+                if not commits:
+                    raise LookupError("no teapots left")
+        truth = COMMIT if commits else ROLLBACK
+        # On a machine that is held up it may have given up waiting.
+        assert await checking in (truth, UNKNOWN)
+        assert await check(site, one) is truth
+    assert site.orders() == [1]
+
+
+async def test_local_work_that_stays_open_is_unknown_and_may_still_commit(site: Site) -> None:
+    one = new_id()
+    impatient = type(site.barrier)(site.barrier.database, wait_s=0.2)
+    async with site.local() as local:
+        await local.enter(one)
+        assert await site.call(impatient.check_local, asked(one)) is UNKNOWN
+        await local.order(1)
+    assert await check(site, one) is COMMIT
+
+
+async def test_what_may_have_been_purged_is_not_called_rolled_back(site: Site) -> None:
+    old_s = timedelta(days=46).total_seconds()
+    one, two = new_id(time.time() - old_s), new_id()
+    for transaction_id in (one, two):
+        async with site.local() as local:
+            await local.enter(transaction_id)
+    # Making the table again harms nothing.
+    await site.call(site.barrier.create_table)
+    assert site.barrier.sql().startswith("create table if not exists halfnote_barrier (")
+    assert await site.call(site.barrier.purge) == 1
+    assert await site.call(site.barrier.purge) == 0
+    assert await check(site, one, age_s=old_s) is UNKNOWN
+    assert await check(site, two) is COMMIT
+    with pytest.raises(ValueError, match="rows are kept for 45 days"):
+        await site.call(site.barrier.purge, timedelta(days=1))
+
+
+async def race(site: Site, number: int, hazard: random.Random) -> tuple[int, bool, Any]:
+    """Run one transaction while it is asked about: before, during or after its local work, as chance has it."""
+    one = new_id()
+    early, late, commits = hazard.random() * 0.004, hazard.random() * 0.004, hazard.random() < 0.7
+    first, second = hazard.random() < 0.5, hazard.random() < 0.5
+
+    async def local_work() -> bool:
+        await asyncio.sleep(early if first else 0)
+        try:
+            async with site.local() as local:
+                await local.enter(one)
+                await asyncio.sleep(early if second else 0)
+                await local.order(number)
+                if not commits:
+                    raise LookupError("no teapots left")
+        except (BarrierRefused, LookupError, DBAPIError):
+            # The last one: under REPEATABLE READ the database itself refuses what comes after the check.
+            return False
+        return True
+
+    async def checked() -> Any:
+        await asyncio.sleep(late)
+        return await check(site, one)
+
+    local, told = await asyncio.gather(local_work(), checked())
+    if told is UNKNOWN:
+        told = await check(site, one)
+    return number, local, told
+
+
+async def race_many(site: Site, count: int, at_once: int) -> None:
+    """Race many transactions against checks; compare what each was told with what the database holds."""
+    hazard = random.Random(1030)
+    turns = asyncio.Semaphore(at_once)
+
+    async def one(number: int) -> tuple[int, bool, Any]:
+        async with turns:
+            return await race(site, number, hazard)
+
+    outcomes = await asyncio.gather(*(one(number) for number in range(count)))
+    committed = {number for number, local, _ in outcomes if local}
+    assert {number for number, _, told in outcomes if told is COMMIT} == committed
+    assert {number for number, _, told in outcomes if told is ROLLBACK} == set(range(count)) - committed
+    assert site.orders() == sorted(committed)
+    # Chance saw to it that each side won some races.
+    assert 0 < len(committed) < count
+
+
+async def test_checks_race_with_local_work(site: Site) -> None:
+    # SQLite has one writer; the others wait for it, and more of them would wait too long.
+    await race_many(site, 24, at_once=2 if "sqlite" in site.name else 8)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(540)
+@pytest.mark.parametrize("name", ["asyncpg", "psycopg", "mariadb"])
+async def test_5000_checks_race_with_local_work(name: str, tmp_path: Path) -> None:
+    async with SITES[name](tmp_path) as site:
+        await site.call(site.barrier.create_table)
+        await race_many(site, 5000, at_once=16)
+
+
+async def test_op_and_producer_agree_whoever_comes_first(
+    client: httpx.AsyncClient, db: Connection, group: str, tmp_path: Path
+) -> None:
+    """With the real coordinator: the producer's end and the check's answer race as well."""
+    hazard = random.Random(1030)
+    async with SITES["asyncpg"](tmp_path) as site:
+        await site.barrier.create_table()
+
+        async def end(transaction_id: UUID, verdict: Any, *, from_check: bool) -> None:
+            content = {"producer_group": group, "transaction_id": str(transaction_id), "verdict": verdict.value}
+            came = await client.post("/end", json={**content, "from_check": from_check})
+            # Never a conflict: both know the same.
+            assert came.status_code == 200
+
+        async def one(number: int) -> tuple[UUID, int]:
+            half = {"producer_group": group, "messages": [{"topic": "order", "body": number}]}
+            transaction_id = UUID((await client.post("/half", json=half)).json()["transaction_id"])
+
+            async def work() -> None:
+                await asyncio.sleep(hazard.random() * 0.005)
+                verdict = COMMIT
+                try:
+                    async with site.local() as local:
+                        await local.enter(transaction_id)
+                        await asyncio.sleep(hazard.random() * 0.005)
+                        await local.order(number)
+                        if number % 4 == 0:
+                            raise LookupError("no teapots left")
+                except (BarrierRefused, LookupError):
+                    verdict = ROLLBACK
+                if number % 3:
+                    await end(transaction_id, verdict, from_check=False)
+
+            async def ask() -> None:
+                await asyncio.sleep(hazard.random() * 0.005)
+                while (verdict := await check(site, transaction_id)) is UNKNOWN:
+                    pass
+                await end(transaction_id, verdict, from_check=True)
+
+            await asyncio.gather(work(), ask())
+            return transaction_id, number
+
+        ids = dict(await asyncio.gather(*(one(number) for number in range(60))))
+        orders = site.orders()
+    rows = await db.fetch("select transaction_id, verdict from op")
+    assert len(rows) == 60
+    assert sorted(ids[row["transaction_id"]] for row in rows if row["verdict"] == 1) == orders
+    assert 0 < len(orders) < 60
+
+
+@pytest.mark.parametrize("name", ["asyncpg", "sqlalchemy-async"])
+async def test_a_commit_whose_answer_is_lost_is_still_announced(name: str, tmp_path: Path) -> None:
+    """Without the barrier the exception would be taken for a rollback."""
+    halfnote = Scripted()
+    async with SITES[name](tmp_path) as site:
+        await site.barrier.create_table()
+
+        class Shop:
+            async def execute_local(self, transaction: Transaction, number: int) -> Any:
+                async with site.local() as local:
+                    await local.enter(transaction)
+                    await local.order(number)
+                raise ConnectionResetError("while the commit was on its way")
+
+            check_local = site.barrier.check_local
+
+        async with TransactionProducer(
+            "http://halfnote", group="shop", listener=Shop(), transport=halfnote.transport()
+        ) as producer:
+            result = await producer.send(ORDER, 1)
+            assert (result.local_verdict, result.end) == (COMMIT, "recorded")
+            assert isinstance(result.error, ConnectionResetError)
+            # And what never got that far is rolled back, for good.
+            again = await producer.send(ORDER, 1)
+            assert again.local_verdict is ROLLBACK
+            # Run twice by mistake, it stays what it is.
+            repeated = await producer.send(ORDER, 2, transaction_id=result.transaction_id)
+            assert isinstance(repeated.error, BarrierRefused)
+            assert repeated.local_verdict is COMMIT
+        assert site.orders() == [1]
+    assert [end["verdict"] for end in halfnote.asked("/end")] == ["commit", "rollback", "commit"]
+
+
+async def test_a_database_that_is_away_makes_no_verdict_up() -> None:
+    def connect() -> Any:
+        raise psycopg.OperationalError("connection refused")
+
+    with pytest.raises(psycopg.OperationalError):
+        Barrier(DbApi(connect, "postgresql")).check_local(asked(new_id()))
+
+
+async def test_a_row_is_not_written_on_its_own(tmp_path: Path) -> None:
+    async with postgres() as url:
+        with psycopg.connect(url, autocommit=True) as connection:
+            barrier = Barrier(DbApi(lambda: psycopg.connect(url), "postgresql"))
+            barrier.create_table()
+            with pytest.raises(NotInTransaction, match="autocommit"):
+                barrier.enter(connection, new_id())
+            with connection.transaction():
+                barrier.enter(connection, new_id())
+        async with asyncpg.create_pool(url, min_size=0) as pool, pool.acquire() as one:
+            with pytest.raises(NotInTransaction, match=r"connection\.transaction"):
+                await AsyncBarrier(Asyncpg(pool)).enter(one, new_id())
+    with closing(sqlite3.connect(tmp_path / "shop.db", isolation_level=None)) as connection:
+        barrier = Barrier(DbApi(lambda: sqlite3.connect(tmp_path / "shop.db"), "sqlite"))
+        barrier.create_table()
+        with pytest.raises(NotInTransaction):
+            barrier.enter(connection, new_id())
+        connection.execute("begin")
+        barrier.enter(connection, new_id())
+
+
+def test_names_that_are_none_are_refused(tmp_path: Path) -> None:
+    engine = create_engine(f"sqlite:///{tmp_path / 'shop.db'}")
+    with pytest.raises(ValueError, match="no name of a table"):
+        Barrier(SqlAlchemy(engine), table="a; drop table orders")
+    assert "create table if not exists shop.barrier (" in Barrier(SqlAlchemy(engine), table="shop.barrier").sql()
+    with pytest.raises(ValueError, match="not for oracle"):
+        dialect_of("oracle")
