@@ -27,9 +27,9 @@ from sqlalchemy import create_engine, text
 from sqlalchemy.ext.asyncio import create_async_engine
 from sqlalchemy.pool import NullPool
 
-from tests import brokers, pg
+from tests import brokers
 from tests.sdk.servers import configure
-from tests.sdk.shop import with_driver
+from tests.sdk.shop import fresh, with_driver
 
 ORDERS = "create table orders (number int primary key)"
 INSERT = "insert into orders values ({})"
@@ -122,7 +122,7 @@ def execute_on_cursor(connection: Any, sql: str) -> None:
 
 
 @contextmanager
-def dbapi_transaction(connect: Callable[[], Any]) -> Any:
+def dbapi_transaction(connect: Callable[[], Any], release: Callable[[Any], Any]) -> Any:
     """Commit or roll back a connection of one's own."""
     connection = connect()
     try:
@@ -132,12 +132,14 @@ def dbapi_transaction(connect: Callable[[], Any]) -> Any:
         connection.rollback()
         raise
     finally:
-        connection.close()
+        release(connection)
 
 
-def listed(connect: Callable[[], Any]) -> Callable[[], list[int]]:
+def listed(
+    connect: Callable[[], Any], release: Callable[[Any], Any] = lambda connection: connection.close()
+) -> Callable[[], list[int]]:
     def orders() -> list[int]:
-        with closing(connect()) as connection, closing(connection.cursor()) as cursor:
+        with dbapi_transaction(connect, release) as connection, closing(connection.cursor()) as cursor:
             cursor.execute("select number from orders order by number")
             return [row[0] for row in cursor.fetchall()]
 
@@ -151,11 +153,7 @@ async def awaited(function: Callable[..., Any], *arguments: Any, **named: Any) -
 @asynccontextmanager
 async def postgres() -> AsyncIterator[str]:
     """A database with the table of orders."""
-    url = pg.create_database()
-    with psycopg.connect(url) as connection:
-        connection.execute(ORDERS)
-    yield url
-    pg.drop_database(url)
+    yield fresh(ORDERS)
 
 
 @asynccontextmanager
@@ -235,6 +233,19 @@ async def with_sqlalchemy_sqlite(directory: Path) -> AsyncIterator[Site]:
     yield sqlalchemy_site("sqlalchemy-sqlite", url, lambda: sqlite3.connect(directory / "shop.db"))
 
 
+def django_alias(url: str) -> str:
+    """Give Django a Postgres database, under a name of its own; return that."""
+    from django.db import connections
+
+    configure()
+    parts = urlsplit(url)
+    alias = f"shop_{secrets.token_hex(4)}"
+    place = {"NAME": parts.path[1:], "USER": parts.username, "PASSWORD": parts.password}
+    server = {"ENGINE": "django.db.backends.postgresql", "HOST": parts.hostname, "PORT": parts.port}
+    connections.settings[alias] = connections.configure_settings({"default": {}, alias: {**place, **server}})[alias]
+    return alias
+
+
 @asynccontextmanager
 async def with_django() -> AsyncIterator[Site]:
     from django.db import connections, transaction
@@ -242,21 +253,7 @@ async def with_django() -> AsyncIterator[Site]:
 
     configure()
     async with postgres() as url:
-        parts = urlsplit(url)
-        alias = f"shop_{secrets.token_hex(4)}"
-        connections.settings[alias] = connections.configure_settings(
-            {
-                "default": {},
-                alias: {
-                    "ENGINE": "django.db.backends.postgresql",
-                    "NAME": parts.path[1:],
-                    "USER": parts.username,
-                    "PASSWORD": parts.password,
-                    "HOST": parts.hostname,
-                    "PORT": parts.port,
-                },
-            }
-        )[alias]
+        alias = django_alias(url)
 
         def insert(_: Any, sql: str) -> None:
             with connections[alias].cursor() as cursor:
@@ -280,7 +277,9 @@ async def with_django() -> AsyncIterator[Site]:
 @asynccontextmanager
 async def with_mariadb() -> AsyncIterator[Site]:
     with mariadb_database() as connect:
-        yield dbapi_site("mariadb", connect, "mysql")
+        # PyMySQL takes longer to connect than all else here takes together.
+        with pooled(connect) as (taken, given_back):
+            yield dbapi_site("mariadb", taken, "mysql", release=given_back)
 
 
 @asynccontextmanager
@@ -310,10 +309,29 @@ def mariadb_database() -> Any:
         execute_on_cursor(connection, f"drop database {name}")
 
 
-def dbapi_site(name: str, connect: Callable[[], Any], dialect: str) -> Site:
-    barrier = Barrier(DbApi(connect, dialect))
-    local = plain_local(barrier, lambda: dbapi_transaction(connect), execute_on_cursor)
-    return Site(name, local, asyncio.to_thread, listed(connect), barrier)
+def dbapi_site(
+    name: str, connect: Callable[[], Any], dialect: str, release: Callable[[Any], Any] | None = None
+) -> Site:
+    release = release or (lambda connection: connection.close())
+    barrier = Barrier(DbApi(connect, dialect, release=release))
+    local = plain_local(barrier, lambda: dbapi_transaction(connect, release), execute_on_cursor)
+    return Site(name, local, asyncio.to_thread, listed(connect, release), barrier)
+
+
+@contextmanager
+def pooled(connect: Callable[[], Any]) -> Any:
+    """A pool: yields what takes a connection out of it, and what gives one back."""
+    idle: list[Any] = []
+
+    def taken() -> Any:
+        try:
+            return idle.pop()
+        except IndexError:
+            return connect()
+
+    yield taken, idle.append
+    for connection in idle:
+        connection.close()
 
 
 def sqlalchemy_site(name: str, url: str, connect: Callable[[], Any]) -> Site:

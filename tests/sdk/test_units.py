@@ -1,0 +1,194 @@
+"""Blocks that are a message's and a database transaction's at once: psycopg, asyncpg and Django, on Postgres."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager, nullcontext
+from typing import Any
+
+import asyncpg
+import psycopg
+import pytest
+from halfnote import COMMIT, UNKNOWN, Outgoing, SyncTransactionProducer, TransactionProducer
+from halfnote.units import in_async_psycopg, in_asyncpg, in_django, in_psycopg
+
+from tests.sdk.coordinators import Scripted
+from tests.sdk.shop import NOBODY, orders, shop
+from tests.sdk.sites import django_alias
+
+__all__ = ["shop"]
+
+ORDER = Outgoing("order", {"order": 1030})
+INSERT = "insert into orders values ({}, {})"
+
+# Runs a function on a connection: (producer, connection, block, outer, insert).
+Play = Callable[..., Any]
+
+
+class LookedFor(Exception):
+    """What the tests raise."""
+
+
+def script(begin: Any, outer: Any, insert: Any, customer: int, *, nested: bool, fails: str) -> Any:
+    """Play one block on a plain driver; return its transaction."""
+    with outer() if nested else nullcontext():
+        with begin() as tx:
+            insert(INSERT.format(1, customer))
+            if fails == "inside":
+                raise LookedFor
+        if fails == "outside":
+            raise LookedFor
+    return tx
+
+
+async def async_script(begin: Any, outer: Any, insert: Any, customer: int, *, nested: bool, fails: str) -> Any:
+    """Play one block on a driver that is awaited; return its transaction."""
+
+    @asynccontextmanager
+    async def nothing() -> AsyncIterator[None]:
+        yield
+
+    async with outer() if nested else nothing():
+        async with begin() as tx:
+            await insert(INSERT.format(1, customer))
+            if fails == "inside":
+                raise LookedFor
+        if fails == "outside":
+            raise LookedFor
+    return tx
+
+
+@asynccontextmanager
+async def by_asyncpg(url: str, halfnote: Scripted) -> AsyncIterator[Play]:
+    connection = await asyncpg.connect(url)
+    async with TransactionProducer("http://halfnote", group="shop", transport=halfnote.transport()) as producer:
+
+        async def play(customer: int = 1, *, nested: bool = False, fails: str = "") -> Any:
+            begin = lambda: in_asyncpg(producer, connection, ORDER)  # noqa: E731
+            return await async_script(
+                begin, connection.transaction, connection.execute, customer, nested=nested, fails=fails
+            )
+
+        yield play
+        await producer.close(60)
+    await connection.close()
+
+
+@asynccontextmanager
+async def by_async_psycopg(url: str, halfnote: Scripted) -> AsyncIterator[Play]:
+    async with await psycopg.AsyncConnection.connect(url, autocommit=True) as connection:
+        async with TransactionProducer("http://halfnote", group="shop", transport=halfnote.transport()) as producer:
+
+            async def play(customer: int = 1, *, nested: bool = False, fails: str = "") -> Any:
+                begin = lambda: in_async_psycopg(producer, connection, ORDER)  # noqa: E731
+                return await async_script(
+                    begin, connection.transaction, connection.execute, customer, nested=nested, fails=fails
+                )
+
+            yield play
+            await producer.close(60)
+
+
+@contextmanager
+def plain(halfnote: Scripted) -> Iterator[SyncTransactionProducer]:
+    with SyncTransactionProducer("http://halfnote", group="shop", transport=halfnote.transport()) as producer:
+        yield producer
+        producer.close(60)
+
+
+@asynccontextmanager
+async def by_psycopg(url: str, halfnote: Scripted) -> AsyncIterator[Play]:
+    with psycopg.connect(url) as connection, plain(halfnote) as producer:
+
+        async def play(customer: int = 1, *, nested: bool = False, fails: str = "") -> Any:
+            begin = lambda: in_psycopg(producer, connection, ORDER)  # noqa: E731
+            return await asyncio.to_thread(
+                script, begin, connection.transaction, connection.execute, customer, nested=nested, fails=fails
+            )
+
+        yield play
+
+
+@asynccontextmanager
+async def by_django(url: str, halfnote: Scripted) -> AsyncIterator[Play]:
+    from django.db import connections, transaction
+
+    alias = django_alias(url)
+    with plain(halfnote) as producer:
+
+        def inside(customer: int, *, nested: bool, fails: str) -> Any:
+            def insert(sql: str) -> None:
+                with connections[alias].cursor() as cursor:
+                    cursor.execute(sql)
+
+            begin = lambda: in_django(producer, ORDER, using=alias)  # noqa: E731
+            try:
+                outer = lambda: transaction.atomic(using=alias)  # noqa: E731
+                return script(begin, outer, insert, customer, nested=nested, fails=fails)
+            finally:
+                connections.close_all()
+
+        async def play(customer: int = 1, *, nested: bool = False, fails: str = "") -> Any:
+            return await asyncio.to_thread(inside, customer, nested=nested, fails=fails)
+
+        yield play
+
+
+BY: dict[str, Callable[[str, Scripted], AbstractAsyncContextManager[Play]]] = {
+    "asyncpg": by_asyncpg,
+    "psycopg-async": by_async_psycopg,
+    "psycopg": by_psycopg,
+    "django": by_django,
+}
+
+
+def verdicts(halfnote: Scripted) -> list[str]:
+    return [end["verdict"] for end in halfnote.asked("/end")]
+
+
+@pytest.mark.parametrize("by", BY)
+async def test_both_commit_and_both_roll_back(by: str, shop: str) -> None:
+    halfnote = Scripted()
+    async with BY[by](shop, halfnote) as play:
+        with pytest.raises(LookedFor):
+            await play(fails="inside")
+        assert orders(shop) == []
+        tx = await play()
+        assert tx.result.local_verdict is COMMIT
+        assert orders(shop) == [1]
+    assert verdicts(halfnote) == ["rollback", "commit"]
+
+
+@pytest.mark.parametrize("by", BY)
+async def test_a_commit_that_fails_is_left_to_check_back(by: str, shop: str) -> None:
+    halfnote = Scripted()
+    async with BY[by](shop, halfnote) as play:
+        with pytest.raises(Exception, match="foreign key"):
+            await play(NOBODY)
+    assert orders(shop) == []
+    assert verdicts(halfnote) == ["unknown"]
+    assert halfnote.came[-1][0].endswith("/check")
+
+
+@pytest.mark.parametrize("by", BY)
+async def test_inside_an_open_database_transaction(by: str, shop: str, caplog: pytest.LogCaptureFixture) -> None:
+    """Only Django says when the outer one has committed; nobody says when it was rolled back."""
+    halfnote = Scripted()
+    async with BY[by](shop, halfnote) as play:
+        with pytest.raises(LookedFor):
+            await play(nested=True, fails="outside")
+        assert orders(shop) == []
+        assert verdicts(halfnote) == ["unknown"]
+        assert "still open" in caplog.text
+        tx = await play(nested=True)
+        assert (tx.result.local_verdict, tx.result.end) == (UNKNOWN, "left_to_check")
+        assert orders(shop) == [1]
+    assert verdicts(halfnote) == ["unknown", "unknown"] + ["commit"] * (by == "django")
+
+
+@pytest.mark.parametrize("by", BY)
+async def test_a_savepoint_that_is_rolled_back_takes_its_message_along(by: str, shop: str) -> None:
+    halfnote = Scripted()
+    async with BY[by](shop, halfnote) as play:
+        with pytest.raises(LookedFor):
+            await play(nested=True, fails="inside")
+    assert verdicts(halfnote) == ["rollback"]
