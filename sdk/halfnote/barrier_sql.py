@@ -8,7 +8,7 @@ from halfnote.verdicts import Verdict
 
 LOCAL, REFUSED = "local", "rollback"
 
-_name = re.compile(r"[A-Za-z_][A-Za-z0-9_]*(\.[A-Za-z_][A-Za-z0-9_]*)?")
+is_table_name = re.compile(r"[A-Za-z_][A-Za-z0-9_]*(\.[A-Za-z_][A-Za-z0-9_]*)?").fullmatch
 
 _CREATE = {
     "postgresql": """create table if not exists {table} (
@@ -44,7 +44,7 @@ class BarrierSql:
     wait_s: float
 
     def __post_init__(self) -> None:
-        if not _name.fullmatch(self.table):
+        if not is_table_name(self.table):
             raise ValueError(f"{self.table!r} is no name of a table")
 
     @property

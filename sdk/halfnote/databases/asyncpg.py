@@ -1,5 +1,7 @@
 """asyncpg, for PostgreSQL."""
 
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from typing import Any, Protocol, TypeVar
 
 from halfnote.databases.base import Came, Dialect, NotInTransaction, Script, Statement, play_async
@@ -24,8 +26,14 @@ class Asyncpg:
 
     async def run(self, script: Script[T]) -> T:
         """Run a script on a connection of the pool, and commit."""
-        async with self._pool.acquire() as connection, connection.transaction():
+        async with self.begin() as connection:
             return await _played(connection, script)
+
+    @asynccontextmanager
+    async def begin(self) -> AsyncIterator[Any]:
+        """Yield a connection of the pool; commit at the end, roll back what raises."""
+        async with self._pool.acquire() as connection, connection.transaction():
+            yield connection
 
     async def within(self, connection: Any, script: Script[T]) -> T:
         """Run a script in the connection's database transaction. Raises NotInTransaction."""

@@ -4,6 +4,7 @@ A script is a generator of statements, so that it is written once for drivers th
 """
 
 from collections.abc import Awaitable, Callable, Generator, Iterator, Sequence
+from contextlib import AbstractAsyncContextManager, AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol, TypeAlias, TypeVar
 
@@ -54,6 +55,9 @@ class Database(Protocol):
     def within(self, connection: Any, script: Script[T]) -> T:
         """Run a script in the caller's open database transaction. Raises NotInTransaction."""
 
+    def begin(self) -> AbstractContextManager[Any]:
+        """Begin a database transaction and yield its connection; commit at the end, roll back what raises."""
+
 
 class AsyncDatabase(Protocol):
     """A database with a driver that is awaited."""
@@ -67,6 +71,9 @@ class AsyncDatabase(Protocol):
 
     async def within(self, connection: Any, script: Script[T]) -> T:
         """Run a script in the caller's open database transaction. Raises NotInTransaction."""
+
+    def begin(self) -> AbstractAsyncContextManager[Any]:
+        """Begin a database transaction and yield its connection; commit at the end, roll back what raises."""
 
 
 def play(script: Script[T], execute: Callable[[Statement], Came]) -> T:

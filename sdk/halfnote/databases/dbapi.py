@@ -1,6 +1,7 @@
 """Any driver of Python's database API (PEP 249): psycopg, PyMySQL, mysqlclient, sqlite3 …"""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any, TypeVar
 
 from halfnote.databases.base import Came, Dialect, NotInTransaction, Script, Statement, dialect_of, play
@@ -29,22 +30,27 @@ class DbApi:
 
     def run(self, script: Script[T]) -> T:
         """Run a script on a connection of its own, and commit."""
-        connection = self._connect()
-        try:
-            result = self._play(connection, script)
-            connection.commit()
-            return result
-        except BaseException:
-            connection.rollback()
-            raise
-        finally:
-            self._release(connection)
+        with self.begin() as connection:
+            return self._play(connection, script)
 
     def within(self, connection: Any, script: Script[T]) -> T:
         """Run a script in the connection's database transaction. Raises NotInTransaction if it commits by itself."""
         if commits_by_itself(connection):
             raise NotInTransaction("the connection is in autocommit mode: begin a database transaction first")
         return self._play(connection, script)
+
+    @contextmanager
+    def begin(self) -> Iterator[Any]:
+        """Yield a connection; commit at the end, roll back what raises."""
+        connection = self._connect()
+        try:
+            yield connection
+            connection.commit()
+        except BaseException:
+            connection.rollback()
+            raise
+        finally:
+            self._release(connection)
 
     def _play(self, connection: Any, script: Script[T]) -> T:
         cursor = connection.cursor()

@@ -1,5 +1,7 @@
 """Django's database connections, which belong to threads: callers' database transactions are `atomic` blocks."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any, TypeVar
 
 from django.db import connections, transaction
@@ -23,8 +25,14 @@ class Django:
 
     def run(self, script: Script[T]) -> T:
         """Run a script in a database transaction of its own, and commit. Raises RuntimeError inside `atomic`."""
-        with transaction.atomic(using=self._using, durable=True):
+        with self.begin():
             return self._play(script)
+
+    @contextmanager
+    def begin(self) -> Iterator[None]:
+        """Begin an outermost `atomic` block; commit at its end, or roll back. Raises RuntimeError inside one."""
+        with transaction.atomic(using=self._using, durable=True):
+            yield
 
     def within(self, connection: Any, script: Script[T]) -> T:
         """Run a script in this thread's `atomic` block. Raises NotInTransaction outside of one."""

@@ -1,7 +1,7 @@
 """psycopg 3, asynchronous. Where it is synchronous, `DbApi` takes it."""
 
-from collections.abc import Callable
-from contextlib import AbstractAsyncContextManager
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import Any, TypeVar
 
 from halfnote.databases.base import Came, Dialect, NotInTransaction, Script, Statement, play_async
@@ -23,8 +23,14 @@ class AsyncPsycopg:
 
     async def run(self, script: Script[T]) -> T:
         """Run a script on a connection of its own, and commit."""
-        async with self._connection() as connection, connection.transaction():
+        async with self.begin() as connection:
             return await _played(connection, script)
+
+    @asynccontextmanager
+    async def begin(self) -> AsyncIterator[Any]:
+        """Yield a connection; commit at the end, roll back what raises."""
+        async with self._connection() as connection, connection.transaction():
+            yield connection
 
     async def within(self, connection: Any, script: Script[T]) -> T:
         """Run a script in the connection's database transaction. Raises NotInTransaction if it commits by itself."""

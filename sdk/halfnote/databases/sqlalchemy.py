@@ -1,5 +1,7 @@
 """SQLAlchemy 2, synchronous and asynchronous, over any driver of PostgreSQL, MySQL, MariaDB or SQLite."""
 
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from typing import Any, TypeVar
 
 from sqlalchemy import Connection, CursorResult, Engine, text
@@ -32,6 +34,12 @@ class SqlAlchemy:
         """Run a script in the database transaction of a session or connection, which begins if there is none."""
         return play(script, lambda statement: _came(connection.execute(*_rendered(statement))))
 
+    @contextmanager
+    def begin(self) -> Iterator[Session]:
+        """Yield a Session; commit at the end, roll back what raises."""
+        with Session(self._engine, expire_on_commit=False) as session, session.begin():
+            yield session
+
 
 class AsyncSqlAlchemy:
     """The same by an asynchronous engine."""
@@ -57,6 +65,12 @@ class AsyncSqlAlchemy:
             return _came(await connection.execute(*_rendered(statement)))
 
         return await play_async(script, execute)
+
+    @asynccontextmanager
+    async def begin(self) -> AsyncIterator[AsyncSession]:
+        """Yield an AsyncSession; commit at the end, roll back what raises."""
+        async with AsyncSession(self._engine, expire_on_commit=False) as session, session.begin():
+            yield session
 
 
 def _rendered(statement: Statement) -> tuple[Any, dict[str, Any]]:

@@ -1,0 +1,105 @@
+"""The endpoint to which Halfnote delivers messages."""
+
+import json
+import logging
+import time
+from collections.abc import Callable, Iterable, Mapping
+from functools import partial
+from typing import Any
+from urllib.parse import quote
+
+from halfnote.exchange import Call, Raised
+from halfnote.hosting import Answering, AsgiApp, Reply, django_view, is_async, wsgi_app
+from halfnote.inbox import AsyncInbox, Inbox, Reject
+from halfnote.message import NotAMessage, from_http, ids_of
+from halfnote.signatures import TOLERANCE_S, Secrets, SignatureError, Verifier
+
+log = logging.getLogger("halfnote")
+
+# What the service keeps of it.
+REASON_MAX = 500
+
+
+class DeliveryEndpoint:
+    """Takes a subscription's deliveries: verifies, reads, and runs the handler, by an inbox once for each message.
+
+    `handler(message, connection)` with an inbox, else `handler(message)`; it is awaited if it is an async function.
+    200: it was taken, now or before. 500: the handler raised, and Halfnote tries again. 422: it raised Reject, and the
+    message is a dead letter at once.
+    """
+
+    def __init__(
+        self,
+        handler: Callable[..., Any],
+        *,
+        secrets: Secrets,
+        inbox: Inbox | AsyncInbox | None = None,
+        tolerance_s: float = TOLERANCE_S,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        if inbox is not None and is_async(handler) != isinstance(inbox, AsyncInbox):
+            raise TypeError("an AsyncInbox awaits its handler, an Inbox does not: make both async functions or neither")
+        self._take = handler if inbox is None else partial(_receive, inbox, handler)
+        self._calls_async = is_async(handler)
+        self._verifier = Verifier(secrets, tolerance_s=tolerance_s, clock=clock)
+
+    def asgi(self) -> AsgiApp:
+        """Return an ASGI app: `app.add_route("/deliveries", endpoint.asgi())` in Starlette and FastAPI."""
+        return AsgiApp(self)
+
+    def wsgi(self, app: Callable[..., Iterable[bytes]] | None = None, path: str = "/deliveries") -> Callable[..., Any]:
+        """Return a WSGI app that answers at `path`, the rest is `app`. Raises TypeError if it must await."""
+        return wsgi_app(self, app, path)
+
+    def django(self) -> Callable[..., Any]:
+        """Return a Django view: `path("deliveries", endpoint.django())`."""
+        return django_view(self)
+
+    @property
+    def calls_async(self) -> bool:
+        """Whether the handler is to be awaited."""
+        return self._calls_async
+
+    def answering(self, headers: Mapping[str, str], body: bytes) -> Answering:
+        """Answer a delivery. Of a batch all are taken that can be; its answer is that of the worst."""
+        try:
+            self._verifier.verify(headers, body)
+            messages = from_http(headers, body)
+        except SignatureError as error:
+            log.warning("a delivery was refused: %s", error)
+            return _refusal(401, str(error))
+        except NotAMessage as error:
+            log.error("a signed delivery was not understood: %s", error)
+            return _refusal(400, str(error))
+        rejected: Reject | None = None
+        failed = []
+        for message in messages:
+            came = yield Call(partial(self._take, message))
+            if not isinstance(came, Raised):
+                continue
+            if isinstance(came.error, Reject):
+                log.error("message %s was rejected: %s", message.message_id, came.error.reason)
+                rejected = came.error
+            else:
+                log.error("message %s failed", message.message_id, exc_info=came.error)
+                failed.append(message)
+        if failed:
+            return _refusal(500, f"not taken: {ids_of(failed)}; the log of this service says why")
+        if rejected is not None:
+            return _rejection(rejected.reason)
+        return Reply(200)
+
+
+def _receive(inbox: Inbox | AsyncInbox, handler: Callable[..., Any], message: Any) -> Any:
+    return inbox.receive(message, handler)
+
+
+def _rejection(reason: str) -> Reply:
+    # A header holds printable ASCII in one line.
+    text = quote(" ".join(reason.split()), safe=" !\"#$&'()*+,/:;<=>?@[\\]^`{|}~")[:REASON_MAX]
+    headers = {"webhook-delivery": "abort-message", "halfnote-reason": text}
+    return Reply(422, json.dumps({"status": 422, "detail": reason}).encode(), headers)
+
+
+def _refusal(status: int, detail: str) -> Reply:
+    return Reply(status, json.dumps({"status": status, "detail": detail}).encode())

@@ -1,0 +1,187 @@
+"""A message as a consumer gets it, whatever brought it: read from what Halfnote sends, as CloudEvents 1.0.
+
+HTTP: binary, structured and in batches. RabbitMQ, NATS, Kafka, Redis: each by its client's own object, of which nothing
+is imported here.
+"""
+
+import base64
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Any
+from urllib.parse import unquote
+
+from halfnote.check import instant
+from halfnote.errors import HalfnoteError
+
+STRUCTURED, BATCH = "application/cloudevents+json", "application/cloudevents-batch+json"
+_OWN = "halfnote-h-"
+
+
+class NotAMessage(HalfnoteError):
+    """What came is no message of Halfnote's; the text says what it lacks."""
+
+
+@dataclass(frozen=True)
+class Message:
+    """One message. `message_id` is the same each time it comes; `replay` names the replay that sends it once more.
+
+    `body` is byte for byte what the producer gave, but in structured mode and batches, where it is the same JSON.
+    """
+
+    message_id: str
+    topic: str
+    body: bytes
+    content_type: str = "application/json"
+    key: str | None = None
+    tag: str | None = None
+    headers: Mapping[str, str] = field(default_factory=dict)
+    group: str | None = None
+    transaction_id: str | None = None
+    offset: int | None = None
+    attempt: int = 1
+    subscription: str | None = None
+    replay: str | None = None
+    committed_at: datetime | None = None
+
+    def json(self) -> Any:
+        """Return the body's JSON. Raises ValueError."""
+        return json.loads(self.body)
+
+    @property
+    def traceparent(self) -> str | None:
+        """The producer's trace context, if it sent one."""
+        return next((value for name, value in self.headers.items() if name.lower() == "traceparent"), None)
+
+
+def from_http(headers: Mapping[str, str], body: bytes) -> list[Message]:
+    """Return what a delivery brings: one message, or those of a batch. Names of headers are in lower case.
+
+    Raises NotAMessage. It verifies nothing: see Verifier and DeliveryEndpoint.
+    """
+    kind = headers.get("content-type", "").partition(";")[0].strip().lower()
+    if kind == BATCH:
+        events = _json(body)
+        if not isinstance(events, list):
+            raise NotAMessage("a batch is a JSON array")
+        return [_from_event(event) for event in events]
+    if kind == STRUCTURED:
+        return [_from_event(_json(body))]
+    plain = {name: unquote(value) for name, value in headers.items() if name.startswith(("ce-", "halfnote-"))}
+    attributes = {name[3:]: value for name, value in plain.items() if name.startswith("ce-")}
+    return [_message(attributes, plain, body, headers.get("content-type"))]
+
+
+def from_aio_pika(incoming: Any) -> Message:
+    """Return the message of an `aio_pika.IncomingMessage`."""
+    found = {str(name): _text(value) for name, value in incoming.headers.items()}
+    return _message(_with_prefix(found, "cloudEvents_"), found, incoming.body, incoming.content_type)
+
+
+def from_nats(incoming: Any) -> Message:
+    """Return the message of a `nats.aio.msg.Msg`."""
+    found = {name: unquote(value) for name, value in (incoming.headers or {}).items()}
+    attributes = _with_prefix(found, "ce-")
+    return _message(attributes, found, incoming.data, attributes.get("datacontenttype"))
+
+
+def from_aiokafka(record: Any) -> Message:
+    """Return the message of an `aiokafka.ConsumerRecord`."""
+    found = {name: _text(value) for name, value in record.headers}
+    return _message(_with_prefix(found, "ce_"), found, record.value, found.get("content-type"))
+
+
+def from_redis(fields: Mapping[Any, Any]) -> Message:
+    """Return the message of a stream's entry, as `xreadgroup` gives its fields, with `decode_responses` or without."""
+    found = {_text(name): value for name, value in fields.items()}
+    body = found.pop("body", b"")
+    texts = {name: _text(value) for name, value in found.items()}
+    content = body if isinstance(body, bytes) else str(body).encode()
+    return _message(_with_prefix(texts, "ce_"), texts, content, texts.get("content-type"))
+
+
+def _from_event(event: Any) -> Message:
+    """Return the message of an event in JSON; its extensions are Halfnote's headers without hyphens."""
+    if not isinstance(event, dict):
+        raise NotAMessage("an event is a JSON object")
+    texts = {name: value for name, value in event.items() if isinstance(value, str)}
+    own = {f"halfnote-{name[8:]}": value for name, value in texts.items() if name.startswith("halfnote")}
+    headers = _json(own.pop("halfnote-headers", "{}").encode())
+    if not isinstance(headers, dict):
+        raise NotAMessage("halfnoteheaders is not the text of a JSON object")
+    own.update({_OWN + name: str(value) for name, value in headers.items()})
+    if "data_base64" in event:
+        body = _base64(event["data_base64"])
+    else:
+        body = json.dumps(event.get("data"), ensure_ascii=False, separators=(",", ":")).encode()
+    return _message(texts, own, body, texts.get("datacontenttype"))
+
+
+def _message(
+    attributes: Mapping[str, str], halfnote: Mapping[str, str], body: bytes, content_type: str | None
+) -> Message:
+    """Return a message from CloudEvents' attributes and Halfnote's headers, all plain text."""
+    for needed in ("id", "type"):
+        if not attributes.get(needed):
+            raise NotAMessage(f"the CloudEvents attribute `{needed}` is missing")
+    source = attributes.get("source", "")
+    return Message(
+        message_id=attributes["id"],
+        topic=attributes["type"],
+        body=body,
+        content_type=content_type or "application/octet-stream",
+        key=attributes.get("subject"),
+        tag=halfnote.get("halfnote-tag"),
+        headers={name[len(_OWN) :]: value for name, value in halfnote.items() if name.startswith(_OWN)},
+        group=unquote(source.rpartition("/")[2]) or None,
+        transaction_id=halfnote.get("halfnote-transaction"),
+        offset=_number(halfnote, "halfnote-offset"),
+        attempt=_number(halfnote, "halfnote-attempt") or 1,
+        subscription=halfnote.get("halfnote-subscription"),
+        replay=halfnote.get("halfnote-replay"),
+        committed_at=_time(attributes.get("time")),
+    )
+
+
+def _with_prefix(found: Mapping[str, str], prefix: str) -> dict[str, str]:
+    return {name[len(prefix) :]: value for name, value in found.items() if name.startswith(prefix)}
+
+
+def _number(found: Mapping[str, str], name: str) -> int | None:
+    value = found.get(name)
+    if value is None:
+        return None
+    if not (value.isascii() and value.isdigit()):
+        raise NotAMessage(f"`{name}` is not a number")
+    return int(value[:18])
+
+
+def _time(value: str | None) -> datetime | None:
+    try:
+        return None if value is None else instant(value)
+    except ValueError:
+        raise NotAMessage("the CloudEvents attribute `time` is no time") from None
+
+
+def _json(content: bytes) -> Any:
+    try:
+        return json.loads(content)
+    except (ValueError, RecursionError):
+        raise NotAMessage("the event is not JSON") from None
+
+
+def _base64(value: Any) -> bytes:
+    try:
+        return base64.b64decode(value, validate=True)
+    except (ValueError, TypeError):
+        raise NotAMessage("`data_base64` is not base64") from None
+
+
+def _text(value: Any) -> str:
+    return value.decode("utf-8", "replace") if isinstance(value, bytes) else str(value)
+
+
+def ids_of(messages: Iterable[Message]) -> str:
+    """Return messages' ids as a log line has them."""
+    return ", ".join(message.message_id for message in messages)
