@@ -1,11 +1,13 @@
 """What a day's plots are drawn from: counts by time of day and by size, small enough for one row of reconciliation_day.
 
 Plots need no more than this, so the joins here are narrow: a hash of the id stands for the id. Two ids in 30 million
-share one with a probability of 1 in 40,000, and would then be counted a second time.
+share one with a probability of 1 in 40,000, and would then be counted as one.
 """
 
 from bisect import bisect_right
+from collections.abc import Mapping
 from datetime import UTC, datetime
+from functools import reduce
 from typing import Any
 
 from pyspark.sql import Column, DataFrame
@@ -64,25 +66,24 @@ def bucket_of(seconds: float) -> int:
 def _transactions(f: Frames) -> DataFrame:
     """Count transactions by quarter of an hour, outcome, and (if decided) source and bucket of the time it took."""
     midnight = F.lit(int(datetime(f.day.year, f.day.month, f.day.day, tzinfo=UTC).timestamp()) * 1_000_000)
-    born = f.half.where("position = 0").select(
-        F.xxhash64("transaction_id").alias("id"), F.unix_micros("born_at").alias("born")
+    nothing = {name: F.lit(None).cast("long") for name in ("born", "decided", "verdict", "source", "parked")}
+    known = (
+        _by_id(f.half.where("position = 0"), nothing, born=F.unix_micros("born_at")),
+        _by_id(f.op, nothing, decided=F.unix_micros("decided_at"), verdict=F.col("verdict"), source=F.col("source")),
+        _by_id(f.check_back.where("state = 2"), nothing, parked=F.lit(1)),
     )
-    decided = f.op.select(
-        F.xxhash64("transaction_id").alias("id"), "verdict", "source", F.unix_micros("decided_at").alias("decided")
-    )
-    parked = f.check_back.where("state = 2").select(
-        F.xxhash64("transaction_id").alias("id"), F.lit(True).alias("parked")
-    )
+    # Each is there once. A join would sort both sides.
+    together = reduce(DataFrame.unionByName, known).repartition("id")
+    summed = together.groupBy("id").agg(*(F.max(name).alias(name) for name in nothing))
     outcome = (
         F.when(F.col("verdict") == 1, "committed")
         .when(F.col("verdict") == 2, "rolled_back")
-        .when(F.col("parked"), "parked")
+        .when(F.col("parked").isNotNull(), "parked")
         .otherwise("undecided")
     )
     quarter = F.floor((F.col("born") - midnight) / F.lit(900_000_000)).cast("int")
     return (
-        born.join(decided, "id", "left")
-        .join(parked, "id", "left")
+        summed.where("born is not null")
         .select(
             F.least(F.greatest(quarter, F.lit(0)), F.lit(QUARTERS - 1)).alias("quarter"),
             outcome.alias("outcome"),
@@ -92,6 +93,11 @@ def _transactions(f: Frames) -> DataFrame:
         .groupBy("quarter", "outcome", "source", "bucket")
         .count()
     )
+
+
+def _by_id(frame: DataFrame, nothing: Mapping[str, Column], **known: Column) -> DataFrame:
+    columns = {name: known[name].cast("long") if name in known else column for name, column in nothing.items()}
+    return frame.select(F.xxhash64("transaction_id").alias("id"), *(c.alias(name) for name, c in columns.items()))
 
 
 def _bucket(micros: Column) -> Column:

@@ -18,7 +18,7 @@ IN_DOUBT, PARKED = 1, 2
 MESSAGE = ["transaction_id", "position"]
 DELIVERY = [*MESSAGE, "subscription_id"]
 
-_POLICY = "interval_s double, max_checks double"
+POLICY = "interval_s double, max_checks double"
 
 
 @dataclass(frozen=True)
@@ -64,7 +64,7 @@ def transactions(f: Frames) -> DataFrame:
         F.col("name").alias("producer_group"),
         *(F.col(name).alias(f"group_{name}") for name in ("interval_s", "max_checks", "unanswered_park_s")),
     )
-    own = F.from_json("policy", _POLICY)
+    own = F.from_json("policy", POLICY)
     return (
         joined.join(F.broadcast(groups), "producer_group", "left")
         .withColumn("interval_s", F.coalesce(own["interval_s"], "group_interval_s", _rule(f, "interval_s")))

@@ -7,6 +7,7 @@ from functools import reduce
 from typing import Literal, TypeAlias
 
 from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
 
 from spark.frames import Frames
 from spark.schemas import BIG, FINDING
@@ -15,12 +16,17 @@ from spark.transforms.joined import Joined
 from spark.transforms.joined import deliveries as joined_deliveries
 from spark.transforms.joined import messages as joined_messages
 from spark.transforms.joined import transactions as joined_transactions
+from spark.transforms.routes import takers
 from spark.transforms.suspects import OF_TRANSACTIONS, narrowed, nothing_of, suspects
 
 # So many rows are joined in one partition; more by several, as whole days are.
 FEW = 100_000
 # The transactions that make no more rows than that, but for the oddest.
 FEW_SUSPECTS = 10_000
+# So many hashes fit into everybody's memory: some 50 MB.
+MOST_BROADCAST = 1_000_000
+# Times the subscriptions that take them.
+FEW_TOPICS = 1000
 # A day of fewer rows is joined whole, with no look for suspects first, and all its plans are run as they are.
 SMALL_DAY = 50_000
 # To compile plans, and to cut them to size while they run, takes a hundred times longer than to run them over a few
@@ -98,15 +104,25 @@ def joined(f: Frames, sla_s: float) -> Joined:
     spark = f.op.sparkSession
     if rows < SMALL_DAY:
         with _as_they_are(spark, if_=True):
-            return _joins_of(f, _in_one_partition(f), sla_s, suspects=0)
-    suspect = _computed(suspects(f, sla_s))
+            disorder = _computed(offsets.disorder(f.outbox))
+            return _joins_of(f, _in_one_partition(f), disorder, sla_s, suspects=0)
+    disorder = _computed(offsets.disorder(f.outbox))
+    suspect = _computed(suspects(f, sla_s, _taking(f)))
     count = suspect.count()
-    few = narrowed(f, suspect, _computed) if count else nothing_of(f)
+    # Spark does not know how few they are, and would move all rows of the day to them.
+    found = F.broadcast(suspect) if count <= MOST_BROADCAST else suspect
+    few = narrowed(f, found, _computed) if count else nothing_of(f)
     with _as_they_are(spark, if_=count <= FEW_SUSPECTS):
-        return _joins_of(f, few, sla_s, suspects=count)
+        return _joins_of(f, few, disorder, sla_s, suspects=count)
 
 
-def _joins_of(f: Frames, few: Frames, sla_s: float, *, suspects: int) -> Joined:
+def _taking(f: Frames) -> DataFrame:
+    topics = _computed(f.outbox.select("topic").distinct())
+    with _as_they_are(f.op.sparkSession, if_=topics.count() <= FEW_TOPICS):
+        return _computed(takers(f, topics))
+
+
+def _joins_of(f: Frames, few: Frames, disorder: DataFrame, sla_s: float, *, suspects: int) -> Joined:
     known = _computed(joined_messages(few))
     return Joined(
         whole=f,
@@ -115,7 +131,7 @@ def _joins_of(f: Frames, few: Frames, sla_s: float, *, suspects: int) -> Joined:
         transactions=_computed(joined_transactions(few)),
         messages=known,
         deliveries=_computed(joined_deliveries(few, known)),
-        disorder=_computed(offsets.disorder(f.outbox)),
+        disorder=disorder,
         suspects=suspects,
     )
 

@@ -7,38 +7,47 @@ judge it, with all its rows, by its full ids. So a suspect too many costs time a
 two transactions, both at fault, whose 64-bit hashes are the same, or faults whose xors cancel.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import reduce
 from types import MappingProxyType
 from typing import Any
 
-from pyspark.sql import Column, DataFrame
+from pyspark.sql import Column, DataFrame, Window
 from pyspark.sql import functions as F
 
 from spark.frames import Frames
 from spark.schemas import BIG, OF_DAY
+from spark.transforms.joined import POLICY
 from spark.transforms.ledgers import covered
-from spark.transforms.routes import RESERVED, headers_taken, must_be_there, routes, tag_taken, takers
+from spark.transforms.routes import RESERVED, headers_taken, must_be_there, routes, tag_taken
 
 # What is counted of a message, each in a lane of so many bits of one of two numbers. `taker`: subscriptions that ever
 # took the message; `own`: it is Halfnote's own.
 _LANES = {"counts": (("half", "commit", "rollback", "outbox"), 15), "more": (("receipt", "taker", "own"), 20)}
 
+# Subscriptions that ask for headers have a bit each instead: whether the half has the headers, and what the outbox says
+# of the subscription, are of different rows and meet in the sum. So many subscriptions have a number of six lanes.
+_ASKING = 10
+_ASKS = ("asked", "due", "matched", "began", "got_due", "got")
+
 # Those of a day that have rows of a transaction; subscription, checkpoint and producer_group stay whole.
 OF_TRANSACTIONS = (*BIG, *OF_DAY, "archive", "producer_ledger", "consumer_ledger")
 
 
-def suspects(f: Frames, sla_s: float) -> DataFrame:
-    """Return the hashes (`suspect`, distinct) of the transactions in which a rule may find something."""
+def suspects(f: Frames, sla_s: float, taking: DataFrame) -> DataFrame:
+    """Return the hashes (`suspect`, distinct) of the transactions in which a rule may find something.
+
+    `taking`: `takers` of the outbox's topics.
+    """
+    asking = [row["subscription_id"] for row in routes(f).where("headers is not null").collect()]
     by_message = (
-        _gathered(f, sla_s)
+        _gathered(f, sla_s, taking, asking)
         .groupBy("suspect", "position")
         .agg(
             F.sum("counts").alias("counts"),
             F.sum("more").alias("more"),
-            F.bit_xor("due").alias("due"),
-            F.bit_xor("matched").alias("matched"),
+            *(F.bit_xor(name).alias(name) for name in ("due", "matched", *_bits(asking))),
             (F.min("digest") != F.max("digest")).alias("differs"),
         )
     )
@@ -48,7 +57,7 @@ def suspects(f: Frames, sla_s: float) -> DataFrame:
         F.sum(_lane("counts", "rollback")).alias("rollbacks"),
         F.sum(((half > 0) & (outbox == 0)).cast("int")).alias("unpublished"),
         F.sum((outbox > 0).cast("int")).alias("published"),
-        F.bool_or(_wrong(half, outbox)).alias("wrong"),
+        F.bool_or(_wrong(half, outbox, _bits(asking))).alias("wrong"),
     )
     committed = F.expr("commits = 1 and rollbacks = 0 and unpublished = 0 and published > 0")
     rolled_back = F.expr("commits = 0 and rollbacks = 1 and published = 0 and unpublished > 0")
@@ -72,95 +81,134 @@ def nothing_of(f: Frames) -> Frames:
     return replace(f, **empties)
 
 
-def _gathered(f: Frames, sla_s: float) -> DataFrame:
+def _gathered(f: Frames, sla_s: float, taking: DataFrame, asking: Sequence[int]) -> DataFrame:
     """Return the day's rows as numbers, those of one transaction in one partition."""
+    of_ops = {name: _flag(f"verdict = {number}") for number, name in ((1, "commit"), (2, "rollback"))}
     parts = [
-        f.half.select(*_row(F.col("position"), counts={"half": F.lit(1)}, digest=F.xxhash64("body_digest"))),
-        f.op.select(
-            *_row(F.lit(0), counts={name: _flag(f"verdict = {n}") for n, name in ((1, "commit"), (2, "rollback"))})
-        ),
-        _receipts(f),
-        *_outbox(f, sla_s),
+        _halves(f, taking, asking),
+        f.op.select(*_row(F.lit(0), asking, counts=of_ops)),
+        _receipts(f, asking),
+        _outbox(f, sla_s, taking, asking),
     ]
     if f.archive is not None:
-        parts.append(f.archive.select(*_row(F.col("position"), digest=F.xxhash64("body_digest"))))
+        parts.append(f.archive.select(*_row(F.col("position"), asking, digest=F.xxhash64("body_digest"))))
     # By the transaction alone, so that the second aggregation finds its rows where the first left them.
     return reduce(DataFrame.unionByName, parts).repartition("suspect")
 
 
-def _receipts(f: Frames) -> DataFrame:
-    """A live receipt stands for its subscription; one from before a change of topics and filters is left out of `due`,
-    as what it is for is left out of what must be there."""
-    asked = F.broadcast(routes(f).select("subscription_id", "judged_from"))
-    live = F.when(F.col("replay") == 0, F.xxhash64("subscription_id"))
-    earlier = F.coalesce(F.col("first_at") < F.col("judged_from"), F.lit(False))
-    return f.receipt.join(asked, "subscription_id", "left").select(
+def _halves(f: Frames, taking: DataFrame, asking: Sequence[int]) -> DataFrame:
+    """Each row as often as its topic has takers that ask for headers, at least once: the half alone knows those."""
+    digest = F.xxhash64("body_digest")
+    if not asking:
+        return f.half.select(*_row(F.col("position"), asking, counts={"half": F.lit(1)}, digest=digest))
+    first = F.row_number().over(Window.partitionBy("topic").orderBy("subscription_id")) == 1
+    of_topic = taking.where("headers is not null").withColumn("first", first)
+    wanted = of_topic.select("topic", "tags", "first", F.col("headers").alias("wanted"), *_bits_of(asking))
+    asked = tag_taken() & headers_taken(F.col("wanted"), F.col("headers"))
+    # A half without takers is a first one too.
+    first_of_half = F.coalesce("first", F.lit(True))
+    route = F.when(first_of_half, _route())
+    return f.half.join(F.broadcast(wanted), "topic", "left").select(
         *_row(
             F.col("position"),
+            asking,
+            counts={"half": first_of_half},
+            # What the takers were told by goes out against the outbox's, or the message is suspect.
+            hashes={"due": route, "matched": route},
+            digest=F.when(first_of_half, digest),
+            asks={"asked": F.col("wanted").isNotNull() & asked},
+        )
+    )
+
+
+def _receipts(f: Frames, asking: Sequence[int]) -> DataFrame:
+    """A live receipt stands for its subscription; one from before a change of topics and filters is left out of `due`,
+    as what it is for is left out of what must be there."""
+    asked = routes(f).select(
+        "subscription_id", "judged_from", F.col("headers").isNull().alias("plain"), *_bits_of(asking)
+    )
+    live = F.when((F.col("replay") == 0) & F.coalesce("plain", F.lit(True)), F.xxhash64("subscription_id"))
+    earlier = F.coalesce(F.col("first_at") < F.col("judged_from"), F.lit(False))
+    return f.receipt.join(F.broadcast(asked), "subscription_id", "left").select(
+        *_row(
+            F.col("position"),
+            asking,
             more={"receipt": F.lit(1)},
             hashes={"due": F.when(~earlier, live), "matched": live},
             digest=F.when(F.col("digest").isNotNull(), F.xxhash64("digest")),
+            asks={"got_due": (F.col("replay") == 0) & ~earlier, "got": F.col("replay") == 0},
         )
     )
 
 
-def _outbox(f: Frames, sla_s: float) -> list[DataFrame]:
-    """Each row as often as its topic has takers, once without any; and again for those that ask for headers."""
-    every = takers(f, f.outbox.select("topic").distinct())
-    plain = F.col("subscription_id").isNotNull() & F.col("headers").isNull() & tag_taken()
-    own = F.startswith("topic", F.lit(RESERVED))
-    rows = [
-        f.outbox.join(F.broadcast(every), "topic").select(
-            *_row(
-                F.col("position"),
-                counts={"outbox": F.col("place") == 0},
-                more={"own": own, "taker": plain & _began()},
-                hashes=_taken(f, plain, sla_s),
-            )
+def _outbox(f: Frames, sla_s: float, taking: DataFrame, asking: Sequence[int]) -> DataFrame:
+    """Each row as often as its topic has takers, once without any."""
+    every = taking.withColumns(dict(zip(_bits(asking), _bits_of(asking), strict=True)))
+    taken = F.col("subscription_id").isNotNull() & tag_taken()
+    plain = taken & F.col("headers").isNull()
+    due = must_be_there(F.lit(f.seen_at), sla_s)
+    matched = F.col("offset") > F.col("started_after")
+    began = matched & (F.col("deleted_at").isNull() | (F.col("committed_at") < F.col("deleted_at")))
+    nothing = F.lit(0).cast("long")
+    route = F.when(F.col("place") == 0, _route()).otherwise(nothing) if asking else nothing
+    hashes = {
+        name: F.when(plain & holds, F.col("taker")).otherwise(nothing).bitwiseXOR(route)
+        for name, holds in (("due", due), ("matched", matched))
+    }
+    return f.outbox.join(F.broadcast(every), "topic").select(
+        *_row(
+            F.col("position"),
+            asking,
+            counts={"outbox": F.col("place") == 0},
+            more={"own": F.startswith("topic", F.lit(RESERVED)), "taker": plain & began},
+            hashes=hashes,
+            asks={"due": taken & due, "matched": taken & matched, "began": taken & began},
         )
-    ]
-    if f.subscription.where("from_json(filters, 'headers map<string, string>').headers is not null").isEmpty():
-        return rows
-    asking = every.where("headers is not null")
-    asked = f.outbox.join(F.broadcast(asking), "topic").where(tag_taken())
-    sent = f.half.where("headers is not null").select("transaction_id", "position", F.col("headers").alias("sent"))
-    taken = asked.join(sent, ["transaction_id", "position"]).where(headers_taken(F.col("headers"), F.col("sent")))
-    return [
-        *rows,
-        taken.select(*_row(F.col("position"), more={"taker": _began()}, hashes=_taken(f, F.lit(True), sla_s))),
-    ]
-
-
-def _began() -> Column:
-    return (F.col("offset") > F.col("started_after")) & (
-        F.col("deleted_at").isNull() | (F.col("committed_at") < F.col("deleted_at"))
     )
 
 
-def _taken(f: Frames, takes: Column, sla_s: float) -> dict[str, Column]:
-    due = takes & must_be_there(F.lit(f.seen_at), sla_s)
-    matched = takes & (F.col("offset") > F.col("started_after"))
-    return {"due": F.when(due, F.col("taker")), "matched": F.when(matched, F.col("taker"))}
+def _route() -> Column:
+    return F.xxhash64("topic", "tag")
 
 
-def _wrong(half: Column, outbox: Column) -> Column:
+def _wrong(half: Column, outbox: Column, bits: Sequence[str]) -> Column:
     """What is wrong with a message, whatever the verdict."""
     receipts, takers, own = (_lane("more", name) for name in ("receipt", "taker", "own"))
-    misdelivered = (F.col("due") != 0) & (F.col("matched") != 0)
+    misdelivered = [
+        reduce(Column.__or__, [_asked(name, should) != _bit_lane(name, got) for name in bits], F.col(should) != 0)
+        for should, got in (("due", "got_due"), ("matched", "got"))
+    ]
+    untaken = reduce(Column.__and__, [_asked(name, "began") == 0 for name in bits], takers == 0)
     return (
         F.coalesce("differs", F.lit(False))
         | (half > 1)
         | (outbox > 1)
-        | ((outbox > 0) & ((half == 0) | misdelivered | ((takers == 0) & (own == 0))))
+        | ((outbox > 0) & ((half == 0) | (misdelivered[0] & misdelivered[1]) | (untaken & (own == 0))))
         | ((outbox == 0) & (receipts > 0))
     )
 
 
 def _named(f: Frames) -> list[DataFrame]:
-    """Those in the small tables, with a refused end, or that were asked more than once."""
-    attempts = f.attempt.where("kind = 'refused' or (kind = 'check' and outcome = 'unknown' and number > 1)")
-    frames = (f.check_back, f.delivery_retry, f.dead_letter, f.redelivery, attempts)
-    return [frame.select(_hash().alias("suspect")) for frame in frames]
+    """Those in the small tables, with a refused end, or that were asked more often than their policies want."""
+    frames = (f.check_back, f.delivery_retry, f.dead_letter, f.redelivery, f.attempt.where("kind = 'refused'"))
+    return [frame.select(_hash().alias("suspect")) for frame in (*frames, _asked_beyond(f))]
+
+
+def _asked_beyond(f: Frames) -> DataFrame:
+    """Checks are numbered as they come, so there are no more answers than the highest number."""
+    of_groups = f.producer_group.agg(F.min("max_checks")).first()
+    fewest = min([float(f.rules["max_checks"]), *(float(n) for n in of_groups or () if n is not None)])
+    own = (
+        f.half.where("policy is not null")
+        .select("transaction_id", F.from_json("policy", POLICY)["max_checks"].alias("own"))
+        .where("own is not null")
+    )
+    answered = f.attempt.where("kind = 'check' and outcome = 'unknown'").select("transaction_id", "number")
+    lowest = own.agg(F.min("own")).first()
+    if lowest is None or lowest[0] is None:
+        return answered.where(F.col("number") > fewest)
+    beyond = answered.where(F.col("number") > min(fewest, lowest[0]))
+    return beyond.join(own, "transaction_id", "left").where(F.col("number") > F.coalesce("own", F.lit(fewest)))
 
 
 def _by_ledgers(f: Frames) -> list[DataFrame]:
@@ -222,11 +270,13 @@ def _seen(position: Column, **values: Column) -> list[Column]:
 
 def _row(
     position: Column,
+    asking: Sequence[int],
     *,
     counts: Mapping[str, Column] = MappingProxyType({}),
     more: Mapping[str, Column] = MappingProxyType({}),
     hashes: Mapping[str, Column] = MappingProxyType({}),
     digest: Column | None = None,
+    asks: Mapping[str, Column] = MappingProxyType({}),
 ) -> list[Column]:
     """Return the columns of a gathered row: what is counted, by lane, and hashes; what is null adds nothing."""
     return [
@@ -236,7 +286,41 @@ def _row(
         _packed("more", more).alias("more"),
         *(_number(hashes.get(name)).alias(name) for name in ("due", "matched")),
         (F.lit(None) if digest is None else digest).cast("long").alias("digest"),
+        *(_asks(name, asks).alias(name) for name in _bits(asking)),
     ]
+
+
+def _bits(asking: Sequence[int]) -> list[str]:
+    """Return the names of the numbers that have a bit in each lane for each subscription that asks for headers."""
+    return [f"asks_{first}" for first in range(0, len(asking), _ASKING)]
+
+
+def _bits_of(asking: Sequence[int]) -> list[Column]:
+    """Return which bit stands for `subscription_id`, in the number of its own; 0 in the others, and for the others."""
+    columns = []
+    for name, first in zip(_bits(asking), range(0, len(asking), _ASKING), strict=True):
+        bit = F.lit(0).cast("long")
+        for place, subscription_id in enumerate(asking[first : first + _ASKING]):
+            bit = F.when(F.col("subscription_id") == subscription_id, F.lit(1 << place).cast("long")).otherwise(bit)
+        columns.append(bit.alias(name))
+    return columns
+
+
+def _asks(name: str, asks: Mapping[str, Column]) -> Column:
+    parts = [
+        F.when(holds, F.col(name) * F.lit(1 << _ASKING * _ASKS.index(lane))).otherwise(F.lit(0).cast("long"))
+        for lane, holds in asks.items()
+    ]
+    return F.coalesce(reduce(lambda left, right: left + right, parts, F.lit(0).cast("long")), F.lit(0).cast("long"))
+
+
+def _bit_lane(name: str, lane: str) -> Column:
+    return F.shiftrightunsigned(name, _ASKING * _ASKS.index(lane)).bitwiseAND(F.lit((1 << _ASKING) - 1))
+
+
+def _asked(name: str, lane: str) -> Column:
+    """Return a lane's bits of those whose headers the half has."""
+    return _bit_lane(name, lane).bitwiseAND(_bit_lane(name, "asked"))
 
 
 def _packed(name: str, counted: Mapping[str, Column]) -> Column:

@@ -14,6 +14,7 @@ from spark.schemas import OUTBOX
 from spark.transforms import joined, ledgers, offsets
 from spark.transforms.joined import Joined
 from spark.transforms.offsets import disorder
+from spark.transforms.routes import takers
 from spark.transforms.rules import findings, found_in
 from spark.transforms.suspects import suspects
 from tests.spark.conftest import frame
@@ -137,7 +138,7 @@ def test_hardly_anything_of_a_day_in_order_is_suspect(spark: SparkSession) -> No
     for number in range(1, 6):
         day.received(number, subscription=3)
     f = ledgers.of_day(day.frames(spark))
-    assert suspects(f, SLA_S).collect() == []
+    assert suspects(f, SLA_S, takers(f, f.outbox.select("topic").distinct())).collect() == []
 
 
 @pytest.mark.parametrize("span", [4, 65_536])
