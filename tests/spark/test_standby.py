@@ -3,6 +3,7 @@
 import asyncio
 import io
 import os
+import shutil
 import signal
 import subprocess
 import time
@@ -24,11 +25,11 @@ from spark.database import open_snapshot
 from spark.errors import SnapshotLostError
 from spark.progress import Progress
 from spark.reading import Wish, read_days
+from tests import kept, pg
 from tests.processes import free_port
 from tests.spark.days import days_ago, fill_day, flip_ops, prove, rows
-from tests.spark.unseen import UNSEEN
 
-pytestmark = [pytest.mark.xdist_group("spark"), UNSEEN, pytest.mark.usefixtures("spark")]
+pytestmark = [pytest.mark.xdist_group("spark"), pytest.mark.usefixtures("spark")]
 
 WAIT_S = 60
 PATIENT = {"max_standby_streaming_delay": "-1"}
@@ -45,44 +46,62 @@ class Primary:
     @contextmanager
     def standby(self, settings: Mapping[str, str]) -> Iterator[str]:
         """Copy the server, follow it, and yield the copy's url when it has all that the server has."""
-        account = find_place(self.data_dir).account
-        directory, port = self.data_dir.parent / f"standby-{free_port()}", free_port()
-        directory.mkdir(mode=0o700)
-        account.own(directory)
+        place, port = find_place(self.data_dir), free_port()
+        home = self.data_dir.parent / f"standby-{port}"
+        # Laid out as the primary is, because the copied configuration includes a file two directories above.
+        directory = home / place.pgdata.relative_to(place.home)
+        directory.mkdir(parents=True, mode=0o700)
+        for above in (home, directory.parent):
+            above.chmod(0o755)
+        place.account.own(directory)
+        for file in place.home.glob("*.conf"):
+            shutil.copy(file, home / file.name)
         as_server: dict[str, Any] = {"cwd": "/"}
-        if account.uid is not None:
-            as_server |= {"user": account.uid, "group": account.gid, "extra_groups": []}
-        url = urlsplit(self.server.url)
-        copy = [self.server.bin("pg_basebackup"), "-D", directory, "-X", "stream", "-R", "-c", "fast", "--no-sync"]
-        reach = {"PGHOST": str(url.hostname), "PGPORT": str(url.port), "PGUSER": str(url.username)}
-        reach["PGPASSWORD"] = unquote(url.password or "")
-        subprocess.run(copy, env=os.environ | reach, check=True, **as_server)
+        if place.account.uid is not None:
+            as_server |= {"user": place.account.uid, "group": place.account.gid, "extra_groups": []}
+        self._copy(directory, as_server)
         told = {"port": str(port), "hot_standby": "on", "logging_collector": "off", "fsync": "off", **settings}
         options = [part for name, value in told.items() for part in ("-c", f"{name}={value}")]
-        server = subprocess.Popen(
-            [self.server.bin("postgres"), "-D", directory, *options], stderr=subprocess.DEVNULL, **as_server
-        )
+        with (home / "log").open("w") as log:
+            server = subprocess.Popen(
+                [self.server.bin("postgres"), "-D", directory, *options], stdout=log, stderr=log, **as_server
+            )
+        kept.keep(Path(os.environ[pg.RUN]), server.pid)
         try:
+            url = urlsplit(self.server.url)
             there = urlunsplit(url._replace(netloc=f"{url.netloc.rpartition(':')[0]}:{port}"))
-            self._await(there)
+            assert self.await_replay(there, server), (home / "log").read_text()
             yield there
         finally:
             # A fast shutdown: sessions of a test that failed do not keep it waiting.
             server.send_signal(signal.SIGINT)
             server.wait(WAIT_S)
 
-    def _await(self, url: str) -> None:
+    def _copy(self, directory: Path, as_server: Mapping[str, Any]) -> None:
+        copy = [self.server.bin("pg_basebackup"), "-D", directory, "-X", "stream", "-R", "-c", "fast", "--no-sync"]
+        url = urlsplit(self.server.url)
+        reach = {"PGHOST": str(url.hostname), "PGPORT": str(url.port), "PGUSER": str(url.username)}
+        reach["PGPASSWORD"] = unquote(url.password or "")
+        subprocess.run(copy, env=os.environ | reach, check=True, **as_server)
+
+    def await_replay(self, url: str, server: subprocess.Popen[bytes] | None = None) -> bool:
+        """Wait until the standby has all that was written here; False if its `server` ended."""
+        # A commit writes out what no commit of a vacuum's did.
+        with psycopg.connect(self.server.url) as db:
+            db.execute("update checkpoint set moved_at = now()")
         [written] = rows(self.server.url, "select pg_current_wal_flush_lsn()::text as lsn")
         replayed = "select pg_last_wal_replay_lsn() >= %s::pg_lsn as caught_up"
-        deadline = time.monotonic() + WAIT_S
-        while time.monotonic() < deadline:
+        deadline, said = time.monotonic() + WAIT_S, None
+        while server is None or server.poll() is None:
             try:
                 if rows(url, replayed, written["lsn"])[0]["caught_up"]:
-                    return
-            except psycopg.OperationalError:
-                pass
+                    return True
+            except psycopg.OperationalError as error:
+                said = error
+            if time.monotonic() > deadline:
+                raise TimeoutError("the standby did not catch up") from said
             time.sleep(0.05)
-        raise TimeoutError("the standby did not catch up")
+        return False
 
     def vacuum(self) -> None:
         """Remove rows that the snapshots of now show, as no standby can beside a reader."""
@@ -93,7 +112,8 @@ class Primary:
 
 @pytest.fixture
 def primary(data_dir: Path) -> Iterator[Primary]:
-    server = EmbeddedPostgres.start(data_dir, settings={"fsync": "off"})
+    # Only the tests' own vacuums may take a snapshot away.
+    server = EmbeddedPostgres.start(data_dir, settings={"fsync": "off", "autovacuum": "off"})
     try:
         asyncio.run(migrate(server.url, days_ahead=0))
         fill_day(server.url, days_ago(2), 200)
@@ -115,6 +135,8 @@ class Watched(io.StringIO):
         if '"read half"' in said and not self._ended:
             while self._held():
                 self._primary.vacuum()
+            # What the last of them removed would take the next snapshot away too.
+            self._primary.await_replay(self._standby)
             self._ended = True
         return super().write(said)
 
