@@ -21,7 +21,7 @@ from pyspark.sql import functions as F
 from spark import manifest, schemas
 from spark.archive_files import ArchiveFiles
 from spark.errors import RunFailedError
-from spark.frames import Frames
+from spark.frames import Frames, empty
 from spark.manifest import TABLES, TableManifest
 from spark.sources import frames_from_parquet, root_cause
 
@@ -44,7 +44,7 @@ def read(spark: SparkSession, place: str, described: Mapping[str, Any], table: s
     paths = [f"{place}/{file['path']}" for file in described["tables"][table]["files"]]
     schema = manifest.schema(table)
     if not paths:
-        return spark.createDataFrame([], schema)
+        return empty(spark, schema)
     return spark.read.schema(schema).option("parquet.page.verify-checksum.enabled", "true").parquet(*paths)
 
 

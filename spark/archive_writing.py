@@ -8,12 +8,14 @@ from typing import Any
 
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
+from pyspark.sql.types import StructField, StructType
 
 from spark import manifest, schemas, sources
 from spark.archive import JAVA_FAILED, body_problems, files_of, rows_at_once
 from spark.archive_files import ArchiveFiles
 from spark.database import Day, Snapshot, partition_name
 from spark.errors import RunFailedError
+from spark.frames import empty
 from spark.manifest import COLUMNS, TABLES, TableManifest
 from spark.progress import Progress
 
@@ -122,10 +124,9 @@ def _write(
 def _read(
     spark: SparkSession, snapshot: Snapshot, relation: str, kinds: list[tuple[str, str]], fetch: int
 ) -> DataFrame:
-    schema = [(name, manifest.TYPES[kind]) for name, kind in kinds]
     ranges = _ranges(snapshot, relation)
     if not ranges:
-        return spark.createDataFrame([], ", ".join(f"`{name}` {kind.simpleString()}" for name, kind in schema))
+        return empty(spark, StructType([StructField(name, manifest.TYPES[kind]) for name, kind in kinds]))
     columns = ", ".join(_brought(name, kind) for name, kind in kinds)
     reach = sources.jdbc_in(snapshot)
     # Bodies as bytes, not as hex.
