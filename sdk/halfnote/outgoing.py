@@ -52,6 +52,6 @@ def as_list(messages: Outgoing | Sequence[Outgoing]) -> list[Outgoing]:
     return found
 
 
-def encoded(content: Mapping[str, Any]) -> bytes:
-    """Return a request's JSON. Raises ValueError or TypeError, naming the fault, if it cannot be written as JSON."""
+def encoded(content: Any) -> bytes:
+    """Return the JSON of a request or body. Raises ValueError or TypeError, naming what cannot be written as JSON."""
     return json.dumps(content, ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode()

@@ -1,0 +1,233 @@
+"""A coordinator in memory, with the semantics of the service: for unit tests, without a server, a database or waiting.
+
+The same contract test runs against it and against the service. What it does not have: subscriptions, policy that
+decides by itself, people's decisions, reissues and replays.
+"""
+
+import json
+import threading
+from collections.abc import Mapping
+from datetime import datetime, timezone
+from typing import Any
+from urllib.parse import unquote
+from uuid import UUID
+
+import httpx
+
+from halfnote.check import CheckEndpoint
+from halfnote.delivery import DeliveryEndpoint
+from halfnote.hosting import answered_async, answered_sync
+from halfnote.ids import new_id
+from halfnote.message import Message
+from halfnote.testing.problems import Refusal, invalid
+from halfnote.testing.requests import HALF, PLAIN, check_end, check_half, check_skew, identity, read
+from halfnote.testing.signed import SECRET, Signed, signed_check, signed_delivery
+from halfnote.testing.stored import Source, Stored, difference, without_defaults
+
+
+class Coordinator:
+    """One coordinator. `groups` are registered already; all others are refused, as by the service.
+
+    `secret` signs its checks and deliveries: give it to the endpoints under test.
+    """
+
+    def __init__(self, *groups: str, secret: str = SECRET) -> None:
+        self.secret = secret
+        self.groups: dict[str, dict[str, Any]] = {group: {} for group in groups}
+        self.transactions: dict[UUID, Stored] = {}
+        self._log: list[Message] = []
+        self._delivered = 0
+        # Producers on other threads, and in the background.
+        self._lock = threading.RLock()
+
+    def transport(self) -> httpx.MockTransport:
+        """Return what a producer, of either kind, sends by."""
+        return httpx.MockTransport(self._answer)
+
+    @property
+    def published(self) -> list[Message]:
+        """The messages of committed transactions, in the order of their offsets."""
+        return list(self._log)
+
+    @property
+    def undecided(self) -> list[Stored]:
+        """Transactions without a verdict, oldest first."""
+        return [found for found in self.transactions.values() if found.verdict is None]
+
+    async def check(self, endpoint: CheckEndpoint) -> dict[UUID, str]:
+        """Ask an endpoint about all that is undecided, at once; return what it answered, or `unanswered`, of each."""
+        answers = {}
+        for stored in self.undecided:
+            headers, body = self._asking(stored)
+            reply = await answered_async(endpoint, headers, body)
+            answers[stored.transaction_id] = self._heard(stored, reply.status, reply.body)
+        return answers
+
+    def check_sync(self, endpoint: CheckEndpoint) -> dict[UUID, str]:
+        """The same for a plain listener."""
+        answers = {}
+        for stored in self.undecided:
+            reply = answered_sync(endpoint, *self._asking(stored))
+            answers[stored.transaction_id] = self._heard(stored, reply.status, reply.body)
+        return answers
+
+    async def deliver(self, endpoint: DeliveryEndpoint, *, again: bool = False) -> list[int]:
+        """Deliver what was published since the last call (`again`: everything); return the statuses of the answers."""
+        return [(await answered_async(endpoint, *self._delivery(message))).status for message in self._due(again)]
+
+    def deliver_sync(self, endpoint: DeliveryEndpoint, *, again: bool = False) -> list[int]:
+        """The same for a plain handler."""
+        return [answered_sync(endpoint, *self._delivery(message)).status for message in self._due(again)]
+
+    def _due(self, again: bool) -> list[Message]:
+        start, self._delivered = 0 if again else self._delivered, len(self._log)
+        return self._log[start:]
+
+    def _delivery(self, message: Message) -> Signed:
+        return signed_delivery(message, secret=self.secret)
+
+    def _asking(self, stored: Stored) -> Signed:
+        stored.checks += 1
+        return signed_check(
+            stored.transaction_id,
+            stored.group,
+            secret=self.secret,
+            check=stored.checks,
+            born_at=stored.born_at,
+            context=stored.request.get("context"),
+            messages=[
+                {
+                    "message_id": stored.message_id(position),
+                    "topic": message["topic"],
+                    "key": message.get("key"),
+                    "tag": message.get("tag"),
+                    "headers": message.get("headers") or {},
+                }
+                for position, message in enumerate(stored.request["messages"])
+            ],
+        )
+
+    def _heard(self, stored: Stored, status: int, body: bytes) -> str:
+        if status in (202, 204):
+            return "unknown"
+        if status != 200:
+            return "unanswered"
+        verdict: str = json.loads(body)["verdict"]
+        with self._lock:
+            if verdict != "unknown" and stored.verdict is None:
+                self._decide(stored, verdict, "check", None)
+        return verdict
+
+    def _answer(self, request: httpx.Request) -> httpx.Response:
+        parts = [unquote(part) for part in request.url.path.strip("/").split("/")]
+        with self._lock:
+            try:
+                match (request.method, *parts):
+                    case ("POST", "half"):
+                        return self._half(read(request.content))
+                    case ("POST", "messages"):
+                        return self._plain(read(request.content))
+                    case ("POST", "end"):
+                        return self._end(read(request.content))
+                    case ("PUT", "producer-groups", name):
+                        return self._group(name, read(request.content))
+                    case ("GET", "transactions", found):
+                        return httpx.Response(200, json=self._known(identity(found)).shown())
+                    case ("POST", "transactions", found, "check"):
+                        return self._ask(self._known(identity(found)))
+                raise Refusal(404, "not-found", "No such path.")
+            except Refusal as refusal:
+                return refusal.response()
+
+    def _half(self, request: Mapping[str, Any]) -> httpx.Response:
+        stored, replayed = self._store(request, plain=False)
+        shown = [
+            {"message_id": stored.message_id(position), "topic": message["topic"]}
+            for position, message in enumerate(request["messages"])
+        ]
+        content = {
+            "transaction_id": str(stored.transaction_id),
+            "born_at": stored.born_at.isoformat(),
+            "first_check_at": stored.born_at.isoformat(),
+            "replayed": replayed,
+            "messages": shown,
+        }
+        return httpx.Response(200 if replayed else 201, json=content)
+
+    def _plain(self, request: Mapping[str, Any]) -> httpx.Response:
+        stored, replayed = self._store(request, plain=True)
+        if not replayed:
+            self._decide(stored, "commit", "producer", None)
+        assert stored.decided_at is not None
+        content = {
+            "transaction_id": str(stored.transaction_id),
+            "committed_at": stored.decided_at.isoformat(),
+            "replayed": replayed,
+            "messages": stored.placed(),
+        }
+        return httpx.Response(200 if replayed else 201, json=content)
+
+    def _store(self, request: Mapping[str, Any], *, plain: bool) -> tuple[Stored, bool]:
+        chosen = check_half(request, PLAIN if plain else HALF)
+        content = without_defaults(request)
+        known = self.transactions.get(chosen) if chosen is not None else None
+        if known is not None:
+            if known.request != content or known.plain != plain:
+                differing = difference(known.request, content) or "endpoint"
+                raise Refusal(409, "content-differs", f"Another `{differing}` is stored.", field=differing)
+            return known, True
+        if chosen is not None:
+            check_skew(chosen)
+        if request["producer_group"] not in self.groups:
+            raise Refusal(422, "group-unregistered", "PUT /producer-groups first.", field="producer_group")
+        stored = Stored(chosen or new_id(), request["producer_group"], content, plain, datetime.now(timezone.utc))
+        self.transactions[stored.transaction_id] = stored
+        return stored, False
+
+    def _end(self, request: Mapping[str, Any]) -> httpx.Response:
+        stored = self._known(check_end(request))
+        if stored.group != request["producer_group"]:
+            raise Refusal(403, "wrong-group", "This transaction belongs to another producer group.")
+        verdict = request["verdict"]
+        if verdict == "unknown":
+            unknown = {"transaction_id": str(stored.transaction_id), "verdict": "unknown", "state": stored.state}
+            return httpx.Response(202, json=unknown)
+        replayed = stored.verdict is not None
+        if not replayed:
+            self._decide(stored, verdict, "producer", request.get("reason"))
+        elif stored.verdict != verdict:
+            raise Refusal(409, "verdict-conflict", f"Recorded as {stored.verdict}.", recorded=stored.recorded())
+        content: dict[str, Any] = {"transaction_id": str(stored.transaction_id), **stored.recorded()}
+        content["replayed"] = replayed
+        if verdict == "commit":
+            content["messages"] = stored.placed()
+        return httpx.Response(200, json=content)
+
+    def _group(self, name: str, request: Mapping[str, Any]) -> httpx.Response:
+        if not request.get("check_urls"):
+            raise invalid("check_urls", "at least one URL is expected")
+        created = name not in self.groups
+        shape = {key: value for key, value in request.items() if key != "secret"}
+        self.groups[name] = shape
+        secret = {"secret": None if "secret" in request else self.secret} if created else {}
+        return httpx.Response(201 if created else 200, json={"name": name, **shape, **secret})
+
+    def _ask(self, stored: Stored) -> httpx.Response:
+        if stored.verdict is not None:
+            raise Refusal(409, "already-decided", "The transaction has its verdict already.")
+        now = datetime.now(timezone.utc).isoformat()
+        return httpx.Response(202, json={"transaction_id": str(stored.transaction_id), "next_check_at": now})
+
+    def _known(self, transaction_id: UUID) -> Stored:
+        stored = self.transactions.get(transaction_id)
+        if stored is None:
+            raise Refusal(404, "transaction-unknown", "No half with this transaction_id was ever acknowledged.")
+        return stored
+
+    def _decide(self, stored: Stored, verdict: Any, source: Source, reason: str | None) -> None:
+        stored.verdict, stored.source, stored.reason = verdict, source, reason
+        stored.decided_at = datetime.now(timezone.utc)
+        if verdict == "commit":
+            for position in range(len(stored.request["messages"])):
+                stored.offsets.append(len(self._log) + 1)
+                self._log.append(stored.published(position))

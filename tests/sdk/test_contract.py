@@ -1,0 +1,216 @@
+"""One contract for the service and for the coordinator in memory: what each answers to the same requests."""
+
+import time
+from collections.abc import AsyncIterator
+from typing import Any
+from uuid import uuid4
+
+import httpx
+import pytest
+from halfnote.ids import new_id
+from halfnote.testing import Coordinator
+
+from app.database import Connection
+from tests.conftest import register_group
+
+MESSAGE = {"topic": "order", "key": "order-1030", "tag": "created", "body": {"order": 1030}}
+
+
+@pytest.fixture
+async def in_memory() -> AsyncIterator[httpx.AsyncClient]:
+    """The coordinator in memory, with the groups `shop` and `bank`."""
+    transport = Coordinator("shop", "bank").transport()
+    async with httpx.AsyncClient(transport=transport, base_url="http://testserver") as client:
+        yield client
+
+
+@pytest.fixture
+async def the_service(client: httpx.AsyncClient, db: Connection) -> httpx.AsyncClient:
+    """The service over Postgres, with the same groups."""
+    for name in ("shop", "bank"):
+        await register_group(db, name)
+    return client
+
+
+@pytest.fixture(params=["in_memory", "the_service"])
+def halfnote(request: pytest.FixtureRequest) -> httpx.AsyncClient:
+    """Either of them."""
+    found: httpx.AsyncClient = request.getfixturevalue(request.param)
+    return found
+
+
+def half(**fields: Any) -> dict[str, Any]:
+    return {"producer_group": "shop", "messages": [MESSAGE], **fields}
+
+
+def end(transaction_id: Any, verdict: str, **fields: Any) -> dict[str, Any]:
+    return {"transaction_id": str(transaction_id), "producer_group": "shop", "verdict": verdict, **fields}
+
+
+async def begun(halfnote: httpx.AsyncClient, **fields: Any) -> str:
+    came = await halfnote.post("/half", json=half(**fields))
+    assert came.status_code == 201
+    found: str = came.json()["transaction_id"]
+    return found
+
+
+def kind(came: httpx.Response) -> tuple[int, str]:
+    assert came.headers["content-type"] == "application/problem+json"
+    return came.status_code, came.json()["type"].removeprefix("/problems/")
+
+
+async def test_a_half_and_its_repetition(halfnote: httpx.AsyncClient) -> None:
+    one = str(new_id())
+    first = await halfnote.post("/half", json=half(transaction_id=one, messages=[MESSAGE, MESSAGE]))
+    assert first.status_code == 201
+    assert first.json()["transaction_id"] == one
+    assert first.json()["messages"] == [{"message_id": f"{one}-{n}", "topic": "order"} for n in (0, 1)]
+    assert first.json().keys() == {"transaction_id", "born_at", "first_check_at", "replayed", "messages"}
+    again = await halfnote.post(
+        "/half", json=half(transaction_id=one, messages=[{**MESSAGE, "headers": None}, MESSAGE])
+    )
+    assert again.status_code == 200
+    assert again.json() == {**first.json(), "replayed": True}
+
+
+CHANGED: list[tuple[dict[str, Any], str]] = [
+    ({"messages": [MESSAGE, MESSAGE]}, "messages"),
+    ({"messages": [{**MESSAGE, "topic": "other"}]}, "messages[0].topic"),
+    ({"messages": [{**MESSAGE, "body": 1}]}, "messages[0].body"),
+    ({"messages": [{**MESSAGE, "key": None}]}, "messages[0].key"),
+    ({"messages": [{**MESSAGE, "headers": {"a": "b"}}]}, "messages[0].headers"),
+    ({"context": {"order": 1030}}, "context"),
+    ({"check": {"max_checks": 3}}, "check"),
+    ({"producer_group": "bank"}, "producer_group"),
+]
+
+
+async def test_an_id_with_other_content_is_refused(halfnote: httpx.AsyncClient) -> None:
+    one = await begun(halfnote)
+    for changed, field in CHANGED:
+        came = await halfnote.post("/half", json=half(transaction_id=one, **changed))
+        assert (*kind(came), came.json()["field"]) == (409, "content-differs", field)
+
+
+WRONG: list[tuple[dict[str, Any], str, str]] = [
+    ({"more": 1}, "invalid", "more"),
+    ({"messages": []}, "invalid", "messages"),
+    ({"messages": [MESSAGE] * 101}, "invalid", "messages"),
+    ({"messages": [{"topic": "order"}]}, "invalid", "messages[0].body"),
+    ({"messages": [{"topic": "", "body": 1}]}, "invalid", "messages[0].topic"),
+    ({"messages": [{"topic": "a\nb", "body": 1}]}, "invalid", "messages[0].topic"),
+    ({"messages": [{"topic": "halfnote.x", "body": 1}]}, "topic-reserved", "messages[0].topic"),
+    ({"messages": [{"topic": "order", "body_base64": "!"}]}, "invalid", "messages[0].body_base64"),
+    ({"transaction_id": str(uuid4())}, "invalid", "transaction_id"),
+    ({"producer_group": "nobody"}, "group-unregistered", "producer_group"),
+    ({"context": "x" * 5000}, "invalid", "context"),
+]
+
+
+async def test_what_is_wrong_is_named(halfnote: httpx.AsyncClient) -> None:
+    for path in ("/half", "/messages"):
+        for fields, type_, field in WRONG:
+            came = await halfnote.post(path, json=half(**fields))
+            assert (*kind(came), came.json()["field"]) == (422, type_, field)
+
+
+async def test_an_id_of_another_time_is_refused_unless_it_is_stored(halfnote: httpx.AsyncClient) -> None:
+    came = await halfnote.post("/half", json=half(transaction_id=str(new_id(time.time() + 600))))
+    assert kind(came) == (422, "id-time-skew")
+    assert 500 < came.json()["skew_s"] < 700
+
+
+@pytest.mark.parametrize(("verdict", "state"), [("commit", "committed"), ("rollback", "rolled_back")])
+async def test_a_verdict_stands_for_good(halfnote: httpx.AsyncClient, verdict: str, state: str) -> None:
+    one = await begun(halfnote, context={"order": 1030})
+    first = await halfnote.post("/end", json=end(one, verdict, reason="so it is"))
+    assert first.status_code == 200
+    told = first.json()
+    assert (told["verdict"], told["source"], told["replayed"]) == (verdict, "producer", False)
+    assert ("messages" in told) == (verdict == "commit")
+    again = await halfnote.post("/end", json=end(one, verdict))
+    assert again.status_code == 200
+    assert again.json() == {**told, "replayed": True}
+    other = "rollback" if verdict == "commit" else "commit"
+    refused = await halfnote.post("/end", json=end(one, other))
+    assert kind(refused) == (409, "verdict-conflict")
+    assert refused.json()["recorded"] == {name: told[name] for name in ("verdict", "source", "decided_at")}
+    unknown = await halfnote.post("/end", json=end(one, "unknown"))
+    assert (unknown.status_code, unknown.json()["state"]) == (202, state)
+    shown = (await halfnote.get(f"/transactions/{one}")).json()
+    assert (shown["state"], shown["producer_group"], shown["context"]) == (state, "shop", {"order": 1030})
+    assert shown["verdict"]["reason"] == "so it is"
+    assert kind(await halfnote.post(f"/transactions/{one}/check")) == (409, "already-decided")
+
+
+async def test_unknown_changes_nothing(halfnote: httpx.AsyncClient) -> None:
+    one = await begun(halfnote)
+    came = await halfnote.post("/end", json=end(one, "unknown", from_check=True))
+    assert came.status_code == 202
+    assert came.json() == {"transaction_id": one, "verdict": "unknown", "state": "half"}
+    asked = await halfnote.post(f"/transactions/{one}/check")
+    assert asked.status_code == 202
+    assert asked.json()["transaction_id"] == one
+    # `from_check` counts only while a check is open.
+    ended = await halfnote.post("/end", json=end(one, "commit", from_check=True))
+    assert ended.json()["source"] == "producer"
+
+
+async def test_ends_of_others_are_refused(halfnote: httpx.AsyncClient) -> None:
+    one = await begun(halfnote)
+    assert kind(await halfnote.post("/end", json=end(one, "commit", producer_group="bank"))) == (403, "wrong-group")
+    assert kind(await halfnote.post("/end", json=end(new_id(), "commit"))) == (404, "transaction-unknown")
+    assert kind(await halfnote.get(f"/transactions/{new_id()}")) == (404, "transaction-unknown")
+    assert kind(await halfnote.post(f"/transactions/{new_id()}/check")) == (404, "transaction-unknown")
+    for wrong in (
+        end(one, "maybe"),
+        end("1030", "commit"),
+        end(one, "commit", more=1),
+        end(one, "commit", reason="x" * 1001),
+    ):
+        assert kind(await halfnote.post("/end", json=wrong)) == (422, "invalid")
+
+
+async def test_what_is_no_json_is_refused(halfnote: httpx.AsyncClient) -> None:
+    came = await halfnote.post("/half", content=b"{", headers={"content-type": "application/json"})
+    assert kind(came) == (400, "malformed-json")
+
+
+async def test_offsets_go_on_by_one_in_the_order_of_commits(halfnote: httpx.AsyncClient) -> None:
+    first, second = await begun(halfnote), await begun(halfnote, messages=[MESSAGE, MESSAGE])
+    offsets = []
+    for one in (second, first):
+        told = (await halfnote.post("/end", json=end(one, "commit"))).json()
+        offsets += [message["offset"] for message in told["messages"]]
+    plain = (await halfnote.post("/messages", json=half())).json()
+    offsets += [message["offset"] for message in plain["messages"]]
+    assert offsets == list(range(offsets[0], offsets[0] + 4))
+    shown = (await halfnote.get(f"/transactions/{second}")).json()
+    assert [message["offset"] for message in shown["messages"]] == offsets[:2]
+
+
+async def test_plain_messages(halfnote: httpx.AsyncClient) -> None:
+    one = str(new_id())
+    first = await halfnote.post("/messages", json=half(transaction_id=one))
+    assert first.status_code == 201
+    again = await halfnote.post("/messages", json=half(transaction_id=one))
+    assert again.status_code == 200
+    assert again.json() == {**first.json(), "replayed": True}
+    assert kind(await halfnote.post("/half", json=half(transaction_id=one))) == (409, "content-differs")
+    shown = (await halfnote.get(f"/transactions/{one}")).json()
+    assert (shown["state"], shown["verdict"]["source"]) == ("committed", "producer")
+
+
+async def test_groups(halfnote: httpx.AsyncClient) -> None:
+    shape = {"check_urls": ["http://127.0.0.1:9/check"], "immunity_s": 3}
+    made = await halfnote.put("/producer-groups/new", json=shape)
+    assert made.status_code == 201
+    assert made.json()["secret"].startswith("whsec_")
+    again = await halfnote.put("/producer-groups/new", json=shape)
+    assert again.status_code == 200
+    assert "secret" not in again.json()
+    assert (again.json()["name"], again.json()["immunity_s"]) == ("new", 3)
+    given = {**shape, "secret": made.json()["secret"]}
+    assert (await halfnote.put("/producer-groups/own", json=given)).json()["secret"] is None
+    assert kind(await halfnote.put("/producer-groups/none", json={"check_urls": []})) == (422, "invalid")
+    assert await begun(halfnote, producer_group="new")
