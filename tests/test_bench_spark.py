@@ -92,6 +92,7 @@ def test_every_row_can_be_run_by_its_name(capsys: pytest.CaptureFixture[str]) ->
 
 @UNSEEN
 @pytest.mark.slow
+@pytest.mark.timeout(1800)
 @pytest.mark.skipif(shutil.which("wrk") is None, reason="wrk is not installed (apt install wrk)")
 @pytest.mark.parametrize("row", list(bench_spark.ROWS))
 async def test_a_row_measures_a_real_proof(tmp_path: Path, row: str) -> None:
