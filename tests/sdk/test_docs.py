@@ -1,0 +1,162 @@
+"""The README's blocks are run, one after the other, with the names that a service would have."""
+
+import ast
+import inspect
+import re
+from collections.abc import AsyncIterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import asyncpg
+import pytest
+from django.urls import path
+from fastapi import FastAPI
+from flask import Flask
+from halfnote import Outgoing, SyncTransactionProducer
+from halfnote.barrier import AsyncBarrier, Barrier
+from halfnote.databases.asyncpg import Asyncpg
+from halfnote.databases.django import Django
+from halfnote.testing import SECRET, Coordinator
+from halfnote.units import in_django
+from sqlalchemy import select, text
+from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
+from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
+
+from app.destinations.rabbitmq import message_of
+from tests.sdk.shop import fresh, with_driver
+from tests.sdk.sites import django_alias
+from tests.webhooks import message
+
+README = (Path(__file__).parent.parent.parent / "sdk" / "README.md").read_text()
+BLOCKS = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
+PRODUCER, CHECK, BARRIER, BOUND, ASYNCPG, DJANGO, CONSUMER, BROKER, TESTING = BLOCKS
+SCHEMA = 'create table orders (number int primary key); create table points ("order" int primary key)'
+
+
+class Base(DeclarativeBase):
+    """The service's models."""
+
+
+class Order(Base):
+    __tablename__ = "orders"
+    number: Mapped[int] = mapped_column(primary_key=True)
+
+
+class Points(Base):
+    __tablename__ = "points"
+    order: Mapped[int] = mapped_column(primary_key=True)
+
+
+async def run(block: str, names: dict[str, Any]) -> None:
+    """Run a block as if it stood in an async function; what stands for a real address or secret is replaced."""
+    written = block.replace("whsec_…", SECRET).replace(
+        'TransactionProducer("http://127.0.0.1:8080", group="shop")',
+        'TransactionProducer("http://127.0.0.1:8080", group="shop", transport=memory.transport())',
+    )
+    code = compile(written, "sdk/README.md", "exec", flags=ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)
+    came = eval(code, names)
+    if inspect.iscoroutine(came):
+        await came
+
+
+@pytest.fixture
+async def names() -> AsyncIterator[dict[str, Any]]:
+    """What a service has before it uses the client."""
+    engine = create_async_engine(with_driver(fresh(SCHEMA), "asyncpg"))
+
+    async def save(number: int, transaction_id: Any) -> None:
+        async with AsyncSession(engine) as session, session.begin():
+            session.add(Order(number=number))
+
+    yield {
+        "memory": Coordinator("shop"),
+        "engine": engine,
+        "AsyncSession": AsyncSession,
+        "Order": Order,
+        "Points": Points,
+        "save": save,
+        "app": FastAPI(),
+    }
+    await engine.dispose()
+
+
+async def orders(names: dict[str, Any]) -> list[int]:
+    async with AsyncSession(names["engine"]) as session:
+        return list((await session.scalars(select(Order.number).order_by(Order.number))).all())
+
+
+async def test_the_ten_lines(names: dict[str, Any]) -> None:
+    await run(PRODUCER, names)
+    await names["place"](1030)
+    assert await orders(names) == [1030]
+    assert [message.key for message in names["memory"].published] == ["order-1030"]
+
+
+async def test_checks_barrier_consumer_and_tests(names: dict[str, Any]) -> None:
+    await run(PRODUCER, names)
+    names["listener"] = SimpleNamespace(check_local=lambda transaction: None)
+    head, fastapi, flask, django = CHECK.strip().rsplit("\n", 3)
+    await run(head, names)
+    await run(fastapi, names)
+    await run(flask, {**names, "app": Flask("shop")})
+    await run(django, {**names, "path": path})
+    await run(BARRIER, names)
+    await names["barrier"].create_table()
+    async with AsyncSession(names["engine"]) as session:
+        await run(BOUND, {**names, "session": session})
+    assert [found.json() for found in names["memory"].published] == [{"order": 1030}]
+    await run(CONSUMER, names)
+    await names["inbox"].create_table()
+    acknowledged = []
+
+    async def ack() -> None:
+        acknowledged.append(1)
+
+    sent = message_of(message(body=b'{"order": 7}'))
+    incoming = SimpleNamespace(headers=sent.headers, body=sent.body, content_type=sent.content_type, ack=ack)
+    await run(BROKER, {**names, "incoming": incoming})
+    assert acknowledged == [1]
+    async with AsyncSession(names["engine"]) as session, session.begin():
+        await session.execute(text("truncate orders"))
+    await run(TESTING, names)
+    async with AsyncSession(names["engine"]) as session:
+        assert set((await session.scalars(select(Points.order))).all()) == {7, 1030}
+
+
+async def test_blocks_with_asyncpg(names: dict[str, Any]) -> None:
+    await run(PRODUCER, names)
+    url = names["engine"].url.set(drivername="postgresql").render_as_string(hide_password=False)
+    async with asyncpg.create_pool(url, min_size=0) as pool, pool.acquire() as connection:
+        barrier = AsyncBarrier(Asyncpg(pool))
+        await barrier.create_table()
+        await run(ASYNCPG, {**names, "connection": connection, "barrier": barrier})
+    assert await orders(names) == [1030]
+    assert len(names["memory"].published) == 1
+
+
+def test_blocks_with_django() -> None:
+    from django.db import connections
+
+    coordinator = Coordinator("shop")
+    alias = django_alias(fresh(SCHEMA))
+
+    class Orders:
+        """Stands for a model's manager, on the test's own database."""
+
+        @staticmethod
+        def create(number: int) -> None:
+            with connections[alias].cursor() as cursor:
+                cursor.execute("insert into orders values (%s)", [number])
+
+    def in_own(producer: Any, messages: Any) -> Any:
+        return in_django(producer, messages, using=alias)
+
+    barrier = Barrier(Django(alias))
+    barrier.create_table()
+    with SyncTransactionProducer("http://halfnote", group="shop", transport=coordinator.transport()) as producer:
+        order = SimpleNamespace(objects=Orders)
+        names = {"producer": producer, "in_django": in_own, "barrier": barrier, "Outgoing": Outgoing, "Order": order}
+        exec(compile(DJANGO, "sdk/README.md", "exec"), names)
+    connections.close_all()
+    assert len(coordinator.published) == 1
