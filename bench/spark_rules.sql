@@ -68,10 +68,10 @@ select 'half_stuck', h.transaction_id
 from policy h left join check_back c on c.transaction_id = h.transaction_id
 where not exists (select from $op p where p.transaction_id = h.transaction_id) and c.state is distinct from 2
   and case when c.state is null then h.first_check_at + interval '7200 seconds'
-    else c.next_check_at + make_interval(secs => (greatest(h.max_checks - c.answered, 0) + 1) * (
-      h.interval_s + h.unanswered_park_s
-      + (select sum(value) from shared_rule where name in ('longest_hold_s', 'longest_backoff_s'))
-    )) end < now();
+    else least(
+      c.next_check_at + make_interval(secs => (select sum(value) + 7200 from shared_rule where name in ('longest_hold_s', 'longest_backoff_s'))),
+      c.unanswered_since + make_interval(secs => h.unanswered_park_s + h.interval_s + (select sum(value) + 7200 from shared_rule where name in ('longest_hold_s', 'longest_backoff_s')))
+    ) end < now();
 
 insert into found
 select distinct 'committed_not_published', h.transaction_id

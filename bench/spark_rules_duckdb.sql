@@ -62,10 +62,10 @@ select 'half_stuck', h.transaction_id
 from policy h left join check_back c on c.transaction_id = h.transaction_id
 where not exists (select 1 from op p where p.transaction_id = h.transaction_id) and c.state is distinct from 2
   and case when c.state is null then h.first_check_at + interval 7200 seconds
-    else c.next_check_at + to_seconds((greatest(h.max_checks - c.answered, 0) + 1) * (
-      h.interval_s + h.unanswered_park_s
-      + (select sum(value) from rule where name in ('longest_hold_s', 'longest_backoff_s'))
-    )) end < (select seen_at from moment);
+    else least(
+      c.next_check_at + to_seconds((select sum(value) + 7200 from rule where name in ('longest_hold_s', 'longest_backoff_s'))),
+      c.unanswered_since + to_seconds(h.unanswered_park_s + h.interval_s + (select sum(value) + 7200 from rule where name in ('longest_hold_s', 'longest_backoff_s')))
+    ) end < (select seen_at from moment);
 
 insert into found
 select distinct 'committed_not_published', h.transaction_id

@@ -54,9 +54,9 @@ def transactions(f: Frames) -> DataFrame:
 
     From its half (null without one): `producer_group`, `born_at`, `first_check_at`, `positions`. `verdict`, `source`,
     `decided_at`: from its op. `published`: positions in the outbox, null if there are none. From check_back: `state`,
-    `answered`, `next_check_at`, `parked_at`, `parked_reason`. `answers`: checks that were answered `unknown`, as far as
-    attempts tell, but for those that came after it was parked. Its policy, from itself, its group or the defaults:
-    `interval_s`, `max_checks`, `unanswered_park_s`.
+    `answered`, `unanswered_since`, `next_check_at`, `parked_at`, `parked_reason`. `answers`: checks that were answered
+    `unknown`, as far as attempts tell, but for those that came after it was parked. Its policy, from itself, its group
+    or the defaults: `interval_s`, `max_checks`, `unanswered_park_s`.
     """
     parts = [_halves(f), _ops(f), _published(f), _check_backs(f), _answers(f)]
     joined = reduce(lambda left, right: left.join(right, "transaction_id", "full"), parts)
@@ -141,7 +141,7 @@ def _published(f: Frames) -> DataFrame:
 
 
 def _check_backs(f: Frames) -> DataFrame:
-    columns = ("state", "answered", "next_check_at", "parked_at", "parked_reason")
+    columns = ("state", "answered", "unanswered_since", "next_check_at", "parked_at", "parked_reason")
     return f.check_back.select("transaction_id", *columns)
 
 

@@ -10,6 +10,7 @@ from spark.transforms.joined import IN_DOUBT, PARKED, Joined
 LONGEST_SWEEP_S = 7200
 # What a refused verdict's finding names at most.
 NAMED = 10
+STUCK = ("transaction_id", "born_at", "first_check_at", "swept", "answered", "next_check_at", "unanswered_since")
 
 
 def op_without_half(j: Joined) -> DataFrame:
@@ -19,25 +20,25 @@ def op_without_half(j: Joined) -> DataFrame:
 
 
 def half_stuck(j: Joined) -> DataFrame:
-    """A half has no verdict and is not parked, and by now no policy can still be waiting.
+    """A half has no verdict and is not parked, and nobody asks its producer as policy says, or asks for too long.
 
     A half without an op is swept into check_back once its first check is due; the slowest pass goes over every
     undecided day each hour (LONGEST_SWEEP_S). So without a row there, it is stuck as soon as that time is over.
 
-    In check_back it is asked until it is decided or parked. `max_checks` answers decide or park it. Each comes
-    `interval_s` after the one before, but before each there may be a run of checks that nobody answers; such a run
-    parks it once it has lasted `unanswered_park_s`. Each of these waits may be longer by `longest_hold_s`, for which
-    `Retry-After` holds a group, and by `longest_backoff_s`, which is longer than any lease. So the longest is
-    max_checks + 1 times the sum of all that, after the sweep. Only the checks that are still to come count: with
-    `answered` so many behind it, from the time of the next check on.
+    In check_back the time of its next check is always known. It is stuck if that time is long over, by more than
+    `longest_hold_s`, for which `Retry-After` holds a group, `longest_backoff_s`, which is longer than any lease, and a
+    pass; or if nobody answered for `unanswered_park_s`, and the check after that, which parks it, never came.
     """
     undecided = F.col("positions").isNotNull() & F.col("verdict").isNull() & ~F.col("state").eqNullSafe(PARKED)
     swept = F.col("state").isNotNull()
-    over = F.when(swept, _after("next_check_at", _longest_wait_s(j))).otherwise(
-        _after("first_check_at", F.lit(LONGEST_SWEEP_S))
-    )
+    sweep = F.lit(LONGEST_SWEEP_S)
+    postponed = F.lit(j.frames.rules["longest_hold_s"] + j.frames.rules["longest_backoff_s"]) + sweep
+    parked_by = _after("unanswered_since", F.col("unanswered_park_s") + F.col("interval_s") + postponed)
+    # The earlier of both; least() passes over nulls.
+    overdue = F.least(_after("next_check_at", postponed), parked_by)
+    over = F.when(swept, overdue).otherwise(_after("first_check_at", sweep))
     found = j.transactions.where(undecided & (over < j.seen_at)).withColumn("swept", swept)
-    return findings(found, j.day, "half_stuck", "transaction_id", "born_at", "first_check_at", "swept", "answered")
+    return findings(found, j.day, "half_stuck", *STUCK)
 
 
 def committed_not_published(j: Joined) -> DataFrame:
@@ -80,13 +81,6 @@ def verdict_refused(j: Joined) -> DataFrame:
     counted = refused.groupBy("group").agg(F.count("*").alias("refused")).join(few, "group")
     found = counted.withColumn("producer_group", F.col("group"))
     return findings(found, j.day, "verdict_refused", "producer_group", "refused", "transactions")
-
-
-def _longest_wait_s(j: Joined) -> Column:
-    rules = j.frames.rules
-    postponed = F.lit(rules["longest_hold_s"] + rules["longest_backoff_s"])
-    to_come = F.greatest(F.col("max_checks") - F.col("answered"), F.lit(0)) + 1
-    return to_come * (F.col("interval_s") + F.col("unanswered_park_s") + postponed)
 
 
 def _after(since: str, seconds: Column) -> Column:

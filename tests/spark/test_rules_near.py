@@ -16,12 +16,13 @@ HOUR = timedelta(hours=1)
 
 
 def young_halves(day: Day) -> None:
-    # Not swept yet, and in check_back for as long as its policy may take.
+    # Not swept yet; its next check held back for as long as may be; unanswered for as long as its group waits.
     day.half(100, born_at=day.seen_at - HOUR, first_check_at=day.seen_at - HOUR)
     day.half(101)
-    day.check_back(101, asked=3, unanswered=3, next_check_at=day.seen_at - timedelta(days=40))
+    day.check_back(101, asked=3, unanswered=3, next_check_at=day.seen_at - 3 * HOUR)
     day.half(102)
-    day.check_back(102, asked=900, answered=15, next_check_at=day.seen_at - timedelta(days=3))
+    since = day.seen_at - timedelta(days=3) - 3 * HOUR
+    day.check_back(102, asked=900, answered=15, unanswered=600, unanswered_since=since, next_check_at=day.seen_at)
 
 
 def operational_message(day: Day) -> None:

@@ -1,5 +1,6 @@
 """A day with one fault of each kind: each rule finds its own, and no other rule finds it."""
 
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -191,3 +192,14 @@ def test_a_day_in_order_has_no_finding(spark: SparkSession) -> None:
     day.ledger("producer_ledger", *({"transaction_id": id_of(n), "verdict": "commit"} for n in range(1, 11)))
     day.ledger("consumer_ledger", *({"message_id": message_id(n), "times_seen": 1} for n in range(1, 11)))
     assert findings(day.frames(spark), sla_s=SLA_S).collect() == []
+
+
+def test_who_waits_in_check_back_for_longer_than_policy_is_stuck(spark: SparkSession) -> None:
+    day = plain_day()
+    day.half(101)
+    day.check_back(101, next_check_at=day.seen_at - timedelta(hours=4))
+    day.half(102)
+    since = day.seen_at - timedelta(days=3, hours=4)
+    day.check_back(102, unanswered=500, unanswered_since=since, next_check_at=day.seen_at)
+    found = findings(day.frames(spark), sla_s=SLA_S).select("kind", "subject").collect()
+    assert sorted(tuple(row) for row in found) == [("half_stuck", id_of(101)), ("half_stuck", id_of(102))]
