@@ -10,6 +10,7 @@ from spark.generating.attempts import KINDS, OUTCOMES, PARKED_REASON, Attempts, 
 from spark.generating.columns import NONE, Ints, binaries, id_texts, numbers, times, words
 from spark.generating.deliveries import DROPPED, FIRST, REDELIVERED, RETRIED, TRIES, Deliveries, deliveries
 from spark.generating.faults import Planted, plant
+from spark.generating.ledgers import ledgers
 from spark.generating.messages import HEADERS, TAGS, Messages, bodies, digests, messages
 from spark.generating.plan import GROUPS, INTERVAL_S, MAX_CHECKS, OWN_GROUP, Plan
 from spark.generating.transactions import IMMUNITY_US, POLICIES, Transactions, transactions
@@ -20,10 +21,12 @@ _SHORT, _INT, _LONG = pa.int16(), pa.int32(), pa.int64()
 
 @dataclass
 class Chunk:
-    """A part of a day: rows by table, and the subjects that were planted by kind."""
+    """A part of a day: rows by table, the subjects that were planted by kind, and rows by ledger where those are asked
+    for."""
 
     tables: dict[str, pa.Table]
     planted: dict[str, list[str]]
+    ledgers: dict[str, pa.Table]
 
 
 def chunk_of(plan: Plan, chunk: int) -> Chunk:
@@ -35,7 +38,8 @@ def chunk_of(plan: Plan, chunk: int) -> Chunk:
     planted = plant(plan, chunk, made, told, sent)
     tried = attempts(plan, made, told, sent, planted)
     rows = _Rows(plan, chunk, made, told, sent, tried, planted)
-    return Chunk(rows.tables(), planted.subjects)
+    said = {} if plan.ledgers is None else ledgers(plan, made, told, sent, planted)
+    return Chunk(rows.tables(), planted.subjects, said)
 
 
 @dataclass

@@ -32,7 +32,8 @@ class Planted:
     """What was planted: subjects by kind, and rows that no column of the chunk can hold.
 
     `parked`, `refused`: places of transactions; `doubled`: (message's place, offset); `received`: (message's place,
-    subscription's number, offset).
+    subscription's number, offset). For ledgers alone: `disagreeing`, `unsent` (transactions); `unconsumed`, `twice`,
+    `consumed_unsent` (messages).
     """
 
     subjects: dict[str, list[str]] = field(default_factory=dict)
@@ -41,6 +42,11 @@ class Planted:
     doubled: list[tuple[int, int]] = field(default_factory=list)
     received: list[tuple[int, int, int]] = field(default_factory=list)
     groups: list[str] = field(default_factory=list)
+    disagreeing: list[int] = field(default_factory=list)
+    unsent: list[int] = field(default_factory=list)
+    unconsumed: list[int] = field(default_factory=list)
+    twice: list[int] = field(default_factory=list)
+    consumed_unsent: list[int] = field(default_factory=list)
 
 
 @dataclass
@@ -217,6 +223,33 @@ def _verdict_refused(ground: Ground, place: int, fault: int) -> str:
     return name
 
 
+def _ledger_disagrees(ground: Ground, place: int, _: int) -> str:
+    ground.planted.disagreeing.append(int(ground.messages.of[place]))
+    return ground.id_of(place)
+
+
+def _ledger_not_sent(ground: Ground, place: int, _: int) -> str:
+    transaction = int(ground.messages.of[place])
+    ground.made.has_half[transaction] = ground.made.has_op[transaction] = False
+    ground.planted.unsent.append(transaction)
+    return ground.id_of(place)
+
+
+def _never_consumed(ground: Ground, place: int, _: int) -> str:
+    ground.planted.unconsumed.append(place)
+    return ground.message_id(place)
+
+
+def _consumed_twice(ground: Ground, place: int, _: int) -> str:
+    ground.planted.twice.append(place)
+    return ground.message_id(place)
+
+
+def _consumed_not_sent(ground: Ground, place: int, _: int) -> str:
+    ground.planted.consumed_unsent.append(place)
+    return ground.message_id(place)
+
+
 def _any(ground: Ground, place: int) -> bool:
     return True
 
@@ -248,6 +281,15 @@ _PLANTS: dict[str, Callable[[Ground, int, int], str]] = {
     "parked": _parked,
     "checks_beyond_max": _checks_beyond_max,
     "verdict_refused": _verdict_refused,
+    "ledger_disagrees": _ledger_disagrees,
+    "ledger_not_sent": _ledger_not_sent,
+    "never_consumed": _never_consumed,
+    "consumed_twice": _consumed_twice,
+    "consumed_not_sent": _consumed_not_sent,
 }
-_ON_ROLLED_BACK = ("op_without_half", "half_stuck", "receipt_without_message", "parked", "checks_beyond_max")
+_ON_ROLLED_BACK = frozenset(
+    """
+op_without_half half_stuck receipt_without_message parked checks_beyond_max ledger_not_sent consumed_not_sent
+""".split()  # noqa: SIM905 -- a list of names reads better so
+)
 _FITS: dict[str, Callable[[Ground, int], bool]] = {"published_without_commit": _not_by_header}

@@ -8,6 +8,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from pyspark.sql.types import StructType
 
+from spark.generating import ledgers
 from spark.generating.chunk import chunk_of
 from spark.generating.plan import GROUPS, INTERVAL_S, MAX_CHECKS, RULES, UNANSWERED_PARK_S, Plan
 from spark.schemas import CHECKPOINT, FRAMES, PRODUCER_GROUP, SUBSCRIPTION
@@ -21,6 +22,8 @@ def fill(directory: Path, plan: Plan, chunk: int) -> tuple[dict[str, int], dict[
     made = chunk_of(plan, chunk)
     for name, rows in made.tables.items():
         _write(directory / name / f"part-{chunk:05}.parquet", rows.select(FRAMES[name].names))
+    if plan.ledgers is not None:
+        ledgers.write(plan.ledgers, chunk, made.ledgers)
     return {name: rows.num_rows for name, rows in made.tables.items()}, made.planted
 
 

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass, field
 from datetime import UTC, date, datetime, timedelta
+from pathlib import Path
 
 # Made at once by one worker. A day is the same whatever number of workers make it.
 CHUNK = 25_000
@@ -41,6 +42,7 @@ ALLOWED = (
     "verdict_refused",
 )
 FORBIDDEN = ("message_with_two_offsets",)
+# What needs ledgers beside the day.
 LEDGERS = ("ledger_disagrees", "ledger_not_sent", "never_consumed", "consumed_twice", "consumed_not_sent")
 # Messages of a chunk have fewer offsets than this; those above are for what faults put where nothing was.
 MOST = CHUNK * 6 // 5
@@ -64,7 +66,10 @@ class Subscription:
 
 @dataclass(frozen=True)
 class Plan:
-    """A day to be made. `ids` are the subscriptions' ids in their order; faults are spread over `kinds` in turn."""
+    """A day to be made. `ids` are the subscriptions' ids in their order; faults are spread over `kinds` in turn.
+
+    `ledgers`: below which directory producers and consumers say what they have, if they do.
+    """
 
     day: date
     seed: int
@@ -74,6 +79,7 @@ class Plan:
     ids: tuple[int, ...] = (1, 2, 3, 4)
     first_offset: int = 1
     first_attempt: int = 1
+    ledgers: Path | None = None
     seen_at: datetime = field(default=datetime.max.replace(tzinfo=UTC))
 
     @property

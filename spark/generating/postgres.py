@@ -15,6 +15,7 @@ import pyarrow.csv as arrow_csv
 from psycopg import sql
 
 from spark.database import partition_name
+from spark.generating import ledgers
 from spark.generating.chunk import chunk_of
 from spark.generating.columns import bytea_texts
 from spark.generating.plan import GROUPS, INTERVAL_S, MAX_CHECKS, OWN_TOPIC, UNANSWERED_PARK_S, Plan, topics_of
@@ -122,7 +123,7 @@ def _subscribe(connection: psycopg.Connection, plan: Plan) -> tuple[int, ...]:
 def fill(dsn: str, plan: Plan, chunk: int) -> tuple[dict[str, int], dict[str, list[str]]]:
     """Make a chunk and copy it; return the rows by table, and what was planted.
 
-    Raises TooFewError, psycopg's errors.
+    Raises TooFewError, OSError, psycopg's errors.
     """
     made = chunk_of(plan, chunk)
     with psycopg.connect(dsn) as connection:
@@ -132,6 +133,8 @@ def fill(dsn: str, plan: Plan, chunk: int) -> tuple[dict[str, int], dict[str, li
             name = partition_name(table, plan.day) if table in BIG else table
             if rows.num_rows:
                 _copy(connection, name, rows)
+    if plan.ledgers is not None:
+        ledgers.write(plan.ledgers, chunk, made.ledgers)
     return {table: rows.num_rows for table, rows in made.tables.items()}, made.planted
 
 

@@ -25,7 +25,7 @@ from pyspark.sql import SparkSession
 
 from spark.generating import parquet, postgres
 from spark.generating.faults import TooFewError
-from spark.generating.plan import ALLOWED, FORBIDDEN, Plan
+from spark.generating.plan import ALLOWED, FORBIDDEN, LEDGERS, Plan
 from spark.schemas import BIG
 from spark.session import session
 
@@ -66,6 +66,7 @@ def _parser() -> argparse.ArgumentParser:
         action="store_true",
         help="plant what constraints forbid as well: outbox loses its primary key, in an empty database only",
     )
+    parser.add_argument("--ledgers", type=Path, metavar="DIR", help="write DIR/producer and DIR/consumer beside it")
     parser.add_argument("--planted", type=Path, metavar="FILE", help="default: planted.json, in DIR or here")
     parser.add_argument("--master", help="where Spark runs; default: local[*]")
     return parser
@@ -84,9 +85,12 @@ def _plan(given: argparse.Namespace, day: date) -> Plan:
     if day >= datetime.now(UTC).date():
         raise SystemExit("A day must be over before it is made: choose an earlier --day.")
     # Parquet has no constraints.
-    kinds = ALLOWED + FORBIDDEN if given.unconstrained or given.parquet is not None else ALLOWED
+    kinds: tuple[str, ...] = ALLOWED + FORBIDDEN if given.unconstrained or given.parquet is not None else ALLOWED
+    if given.ledgers is not None:
+        kinds += LEDGERS
     ids = tuple(range(1, given.subscriptions + 1))
-    return Plan(day, given.seed, given.transactions, faults=given.faults, kinds=kinds, ids=ids)
+    ledgers = None if given.ledgers is None else given.ledgers.resolve()
+    return Plan(day, given.seed, given.transactions, faults=given.faults, kinds=kinds, ids=ids, ledgers=ledgers)
 
 
 def _long_ago() -> date:

@@ -13,9 +13,10 @@ from pyspark.sql import SparkSession
 
 from spark.generating.chunk import chunk_of
 from spark.generating.faults import TooFewError
-from spark.generating.plan import ALLOWED, CHUNK, FORBIDDEN, Plan
+from spark.generating.plan import ALLOWED, CHUNK, FORBIDDEN, LEDGERS, Plan
 from spark.generating.postgres import NotEmptyError
 from spark.jobs.generate import main, to_parquet, to_postgres
+from spark.ledgers import consumer_ledger, producer_ledger
 from spark.schemas import BIG
 from spark.sources import frames_from_parquet
 from spark.transforms.rules import findings
@@ -33,8 +34,13 @@ def planted_in(file: Path) -> Found:
     return {(kind, subject) for kind, subjects in json.loads(file.read_text()).items() for subject in subjects}
 
 
-def found_in(spark: SparkSession, directory: Path) -> Found:
-    found = findings(frames_from_parquet(spark, str(directory)), sla_s=3600)
+def found_in(spark: SparkSession, directory: Path, ledgers: Path | None = None) -> Found:
+    frames = frames_from_parquet(spark, str(directory))
+    if ledgers is not None:
+        producers = producer_ledger(spark, str(ledgers / "producer"), str(ledgers / "staged-producer"))
+        consumers = consumer_ledger(spark, str(ledgers / "consumer"), str(ledgers / "staged-consumer"))
+        frames = replace(frames, producer_ledger=producers.rows, consumer_ledger=consumers.rows)
+    found = findings(frames, sla_s=3600)
     return {(row["kind"], row["subject"]) for row in found.collect()}
 
 
@@ -95,22 +101,23 @@ def test_too_many_faults_are_refused() -> None:
 
 
 def test_nothing_is_found_in_a_day_without_faults(spark: SparkSession, tmp_path: Path) -> None:
-    rows = to_parquet(tmp_path, Plan(long_ago(), 3, 2000, ids=(1, 2, 3, 4, 5, 6)))
+    ledgers = tmp_path / "ledgers"
+    rows = to_parquet(tmp_path, Plan(long_ago(), 3, 2000, ids=(1, 2, 3, 4, 5, 6), ledgers=ledgers))
 
-    assert found_in(spark, tmp_path) == set()
+    assert found_in(spark, tmp_path, ledgers) == set()
     assert not (tmp_path / "planted.json").exists()
     assert rows["op"] == 2000
     assert spark.read.parquet(str(tmp_path / "half")).count() == rows["half"]
 
 
 def test_each_planted_fault_is_found_and_nothing_else(spark: SparkSession, tmp_path: Path) -> None:
-    kinds = ALLOWED + FORBIDDEN
-    to_parquet(tmp_path, Plan(long_ago(), 4, 3000, faults=3 * len(kinds), kinds=kinds))
+    kinds, ledgers = ALLOWED + FORBIDDEN + LEDGERS, tmp_path / "ledgers"
+    to_parquet(tmp_path, Plan(long_ago(), 4, 3000, faults=3 * len(kinds), kinds=kinds, ledgers=ledgers))
 
     planted = planted_in(tmp_path / "planted.json")
     assert {kind for kind, _ in planted} == set(kinds)
     assert len(planted) == 3 * len(kinds)
-    assert found_in(spark, tmp_path) == planted
+    assert found_in(spark, tmp_path, ledgers) == planted
 
 
 def test_a_made_day_in_postgres_is_as_the_service_makes_its_own(spark: SparkSession, dsn: str, tmp_path: Path) -> None:
