@@ -5,14 +5,15 @@ share one with a probability of 1 in 40,000, and would then be counted as one.
 """
 
 from bisect import bisect_right
-from collections.abc import Mapping
+from collections.abc import Callable
 from datetime import UTC, datetime
-from functools import reduce
+from functools import partial, reduce
 from typing import Any
 
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
+from spark.at_once import at_once
 from spark.frames import Frames
 
 QUARTERS = 96
@@ -28,6 +29,8 @@ MOST_ATTEMPTS = 16
 SUBSCRIPTIONS = 50
 # Of how many deliveries a latency is looked up in the outbox; of more, one in so many messages stands for the others.
 LATENCIES = 500_000
+# What is known of a transaction, in one number: the quarter, that it was born, verdict, source, that it is parked.
+_BORN, _VERDICT, _SOURCE, _PARKED = 1 << 7, 1 << 8, 1 << 10, 1 << 12
 
 
 def figures(f: Frames) -> dict[str, Any]:
@@ -39,19 +42,20 @@ def figures(f: Frames) -> dict[str, Any]:
     MOST_CHECKS. `subscriptions`: the SUBSCRIPTIONS busiest, see `_subscriptions`; `others` sums the rest, None if there
     are none. `latency_of_one_in`: 1, or which part of the messages latencies were looked up for.
     """
-    found = _transactions(f).collect()
+    parts: list[Callable[[], Any]] = [_transactions(f).collect, partial(_subscriptions, f), partial(_checks, f)]
+    found, (every, one_in), checks = at_once(parts)
     outcomes = {name: [0] * QUARTERS for name in OUTCOMES}
     verdict = {name: [0] * len(FROM_MS) for name in SOURCES}
     for row in found:
         outcomes[row.outcome][row.quarter] += row["count"]
         if row.bucket is not None:
             verdict[SOURCES[row.source]][row.bucket] += row["count"]
-    every, one_in = _subscriptions(f)
+    checks[0] = max(0, sum(row["count"] for row in found) - sum(checks))
     return {
         "outcomes": outcomes,
         "from_s": [ms / 1000 for ms in FROM_MS],
         "verdict": verdict,
-        "checks": _checks(f, sum(row["count"] for row in found)),
+        "checks": checks,
         "subscriptions": every[:SUBSCRIPTIONS],
         "others": _sum(every[SUBSCRIPTIONS:]),
         "latency_of_one_in": one_in,
@@ -66,38 +70,39 @@ def bucket_of(seconds: float) -> int:
 def _transactions(f: Frames) -> DataFrame:
     """Count transactions by quarter of an hour, outcome, and (if decided) source and bucket of the time it took."""
     midnight = F.lit(int(datetime(f.day.year, f.day.month, f.day.day, tzinfo=UTC).timestamp()) * 1_000_000)
-    nothing = {name: F.lit(None).cast("long") for name in ("born", "decided", "verdict", "source", "parked")}
+    quarter = F.floor((F.unix_micros("born_at") - midnight) / F.lit(900_000_000))
+    quarter = F.least(F.greatest(quarter, F.lit(0)), F.lit(QUARTERS - 1)).cast("long")
     known = (
-        _by_id(f.half.where("position = 0"), nothing, born=F.unix_micros("born_at")),
-        _by_id(f.op, nothing, decided=F.unix_micros("decided_at"), verdict=F.col("verdict"), source=F.col("source")),
-        _by_id(f.check_back.where("state = 2"), nothing, parked=F.lit(1)),
+        _by_id(f.half.where("position = 0"), -F.unix_micros("born_at"), quarter + _BORN),
+        _by_id(f.op, F.unix_micros("decided_at"), F.expr(f"verdict * {_VERDICT}L + source * {_SOURCE}L")),
+        _by_id(f.check_back.where("state = 2"), F.lit(0), F.lit(_PARKED)),
     )
-    # Each is there once. A join would sort both sides.
-    together = reduce(DataFrame.unionByName, known).repartition("id")
-    summed = together.groupBy("id").agg(*(F.max(name).alias(name) for name in nothing))
+    # Each is there once, so nothing is gained by adding up before they come together; a join would sort both sides.
+    together = reduce(DataFrame.unionByName, known).repartition("id").groupBy("id")
+    summed = together.agg(F.sum("micros").alias("micros"), F.bit_or("code").alias("code"))
+    verdict = F.expr(f"code div {_VERDICT} % 4")
     outcome = (
-        F.when(F.col("verdict") == 1, "committed")
-        .when(F.col("verdict") == 2, "rolled_back")
-        .when(F.col("parked").isNotNull(), "parked")
+        F.when(verdict == 1, "committed")
+        .when(verdict == 2, "rolled_back")
+        .when(F.expr(f"code >= {_PARKED}"), "parked")
         .otherwise("undecided")
     )
-    quarter = F.floor((F.col("born") - midnight) / F.lit(900_000_000)).cast("int")
     return (
-        summed.where("born is not null")
+        summed.where(f"code div {_BORN} % 2 = 1")
         .select(
-            F.least(F.greatest(quarter, F.lit(0)), F.lit(QUARTERS - 1)).alias("quarter"),
+            F.expr(f"code % {_BORN}").alias("quarter"),
             outcome.alias("outcome"),
-            "source",
-            _bucket(F.col("decided") - F.col("born")).alias("bucket"),
+            F.when(verdict > 0, F.expr(f"code div {_SOURCE} % 4")).alias("source"),
+            _bucket(F.when(verdict > 0, F.col("micros"))).alias("bucket"),
         )
         .groupBy("quarter", "outcome", "source", "bucket")
         .count()
     )
 
 
-def _by_id(frame: DataFrame, nothing: Mapping[str, Column], **known: Column) -> DataFrame:
-    columns = {name: known[name].cast("long") if name in known else column for name, column in nothing.items()}
-    return frame.select(F.xxhash64("transaction_id").alias("id"), *(c.alias(name) for name, c in columns.items()))
+def _by_id(frame: DataFrame, micros: Column, code: Column) -> DataFrame:
+    id_ = F.xxhash64("transaction_id").alias("id")
+    return frame.select(id_, micros.cast("long").alias("micros"), code.cast("long").alias("code"))
 
 
 def _bucket(micros: Column) -> Column:
@@ -111,8 +116,8 @@ def _bucket(micros: Column) -> Column:
     return F.when(micros.isNotNull(), place.cast("int"))
 
 
-def _checks(f: Frames, transactions: int) -> list[int]:
-    """Return how many transactions were checked 0, 1, … MOST_CHECKS or more times."""
+def _checks(f: Frames) -> list[int]:
+    """Return how many transactions were checked 1, 2, … MOST_CHECKS or more times, after a 0."""
     checks = F.least(F.col("count"), F.lit(MOST_CHECKS)).alias("checks")
     by_number = (
         f.attempt.where("kind = 'check'").groupBy("transaction_id").count().select(checks).groupBy("checks").count()
@@ -120,7 +125,6 @@ def _checks(f: Frames, transactions: int) -> list[int]:
     counts = [0] * (MOST_CHECKS + 1)
     for row in by_number.collect():
         counts[row.checks] = row["count"]
-    counts[0] = max(0, transactions - sum(counts))
     return counts
 
 

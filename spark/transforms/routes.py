@@ -88,7 +88,8 @@ def must_be_there(seen_at: Column, sla_s: float) -> Column:
         & (F.col("offset") > F.col("started_after"))
         & (F.col("offset") <= F.col("lowest"))
         & (F.col("committed_at") >= F.col("judged_from"))
-        & (due_from() + F.make_dt_interval(secs=F.lit(sla_s)) <= seen_at),
+        # Nothing is added to a time in each of the day's rows.
+        & (due_from() <= seen_at - F.make_dt_interval(secs=F.lit(sla_s))),
         F.lit(False),
     )
 

@@ -9,7 +9,8 @@ from typing import Literal, TypeAlias
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
-from spark.frames import Frames
+from spark.at_once import at_once
+from spark.frames import Frames, empty
 from spark.schemas import BIG, FINDING
 from spark.transforms import archive, deliveries, ledgers, messages, offsets, transactions
 from spark.transforms.joined import Joined
@@ -106,8 +107,10 @@ def joined(f: Frames, sla_s: float) -> Joined:
         with _as_they_are(spark, if_=True):
             disorder = _computed(offsets.disorder(f.outbox))
             return _joins_of(f, _in_one_partition(f), disorder, sla_s, suspects=0)
-    disorder = _computed(offsets.disorder(f.outbox))
-    suspect = _computed(suspects(f, sla_s, _taking(f)))
+    taking = _taking(f)
+    disorder, suspect = at_once(
+        [lambda: _computed(offsets.disorder(f.outbox)), lambda: _computed(suspects(f, sla_s, taking))]
+    )
     count = suspect.count()
     # Spark does not know how few they are, and would move all rows of the day to them.
     found = F.broadcast(suspect) if count <= MOST_BROADCAST else suspect
@@ -157,7 +160,7 @@ def _as_they_are(spark: SparkSession, *, if_: bool) -> Iterator[None]:
 def found_in(j: Joined, without: frozenset[str] = frozenset()) -> DataFrame:
     """Return what the rules find in the joins, but for those of the kinds `without`."""
     found = [rule.find(j) for rule in RULES if rule.kind not in without and rule.applies(j.whole)]
-    nothing = j.whole.op.sparkSession.createDataFrame([], FINDING)
+    nothing = empty(j.whole.op.sparkSession, FINDING)
     return reduce(DataFrame.unionByName, found, nothing)
 
 

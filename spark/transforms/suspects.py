@@ -9,14 +9,15 @@ two transactions, both at fault, whose 64-bit hashes are the same, or faults who
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from functools import reduce
+from functools import partial, reduce
 from types import MappingProxyType
 from typing import Any
 
 from pyspark.sql import Column, DataFrame, Window
 from pyspark.sql import functions as F
 
-from spark.frames import Frames
+from spark.at_once import at_once
+from spark.frames import Frames, empty
 from spark.schemas import BIG, OF_DAY
 from spark.transforms.joined import POLICY
 from spark.transforms.ledgers import covered
@@ -68,15 +69,16 @@ def suspects(f: Frames, sla_s: float, taking: DataFrame) -> DataFrame:
 def narrowed(f: Frames, found: DataFrame, keep: Callable[[DataFrame], DataFrame]) -> Frames:
     """Return the frames with the rows of suspects only, each passed to `keep`; what is known to be empty stays so."""
     frames = {name: getattr(f, name) for name in OF_TRANSACTIONS if f.rows.get(name) != 0}
-    kept: dict[str, Any] = {name: keep(_among(found, one)) for name, one in frames.items() if one is not None}
-    return replace(f, **kept)
+    theirs = {name: _among(found, one) for name, one in frames.items() if one is not None}
+    kept: list[Any] = at_once([partial(keep, one) for one in theirs.values()])
+    return replace(f, **dict(zip(theirs, kept, strict=True)))
 
 
 def nothing_of(f: Frames) -> Frames:
     """Return the frames as `narrowed` leaves them where there are no suspects, without looking at the day again."""
     frames = {name: getattr(f, name) for name in OF_TRANSACTIONS}
-    empties = {
-        name: one.sparkSession.createDataFrame([], one.schema) for name, one in frames.items() if one is not None
+    empties: dict[str, Any] = {
+        name: empty(one.sparkSession, one.schema) for name, one in frames.items() if one is not None
     }
     return replace(f, **empties)
 
