@@ -19,8 +19,8 @@ _SUBMITTED = "PYSPARK_GATEWAY_PORT"
 # A run is over in a minute, and has no use for pauses that are short. Half of it was compilers at work on what ran for
 # a second: the highest tier begins later, which leaves it what is worth it.
 JAVA_OPTIONS = (
-    "-XX:+IgnoreUnrecognizedVMOptions -XX:+UseParallelGC -XX:Tier4InvocationThreshold=30000 "
-    "-XX:Tier4MinInvocationThreshold=5000 -XX:Tier4CompileThreshold=60000 -XX:Tier4BackEdgeThreshold=400000"
+    "-XX:+IgnoreUnrecognizedVMOptions -XX:+UseParallelGC -XX:Tier4InvocationThreshold=150000 "
+    "-XX:Tier4MinInvocationThreshold=30000 -XX:Tier4CompileThreshold=300000 -XX:Tier4BackEdgeThreshold=2000000"
 )
 DEFAULTS = {
     # Times are UTC whatever the machine's zone.
