@@ -29,15 +29,20 @@ log = logging.getLogger("halfnote")
 
 # More ends than these waiting in the background, and check-back has to do the rest.
 BACKGROUND_MAX = 10_000
-_parents: list[httpx.AsyncClient | None] = []
+_parents: list[httpx.AsyncBaseTransport | None] = []
 
 
 class AsyncDriver:
-    """One client for each event loop and process: connections survive neither a new loop nor a fork."""
+    """Connections of its own for each event loop and process: they survive neither a new loop nor a fork.
+
+    By httpx's transports alone: nothing here needs what its client does besides (redirects, cookies, authentication).
+    """
 
     def __init__(self, url: str, headers: Mapping[str, str], transport: httpx.AsyncBaseTransport | None = None) -> None:
         self._url, self._headers, self._transport = url.rstrip("/"), dict(headers), transport
-        self._client: httpx.AsyncClient | None = None
+        # Those of every transaction; to read one takes longer than to send it.
+        self._urls = {path: httpx.URL(self._url + path) for path in ("/half", "/end", "/messages")}
+        self._connections: httpx.AsyncBaseTransport | None = None
         self._owner: tuple[int, asyncio.AbstractEventLoop] | None = None
         self._background: set[asyncio.Task[Any]] = set()
 
@@ -70,9 +75,9 @@ class AsyncDriver:
             for task in late:
                 task.cancel()
             await asyncio.gather(*late, return_exceptions=True)
-        client, self._client, self._owner = self._client, None, None
-        if client is not None:
-            await client.aclose()
+        connections, self._connections, self._owner = self._connections, None, None
+        if connections is not None:
+            await connections.aclose()
 
     async def _do(self, effect: Effect) -> Any:
         if isinstance(effect, Request):
@@ -85,32 +90,35 @@ class AsyncDriver:
 
     async def _ask(self, request: Request) -> Response | NoAnswer:
         try:
-            answer = await self._current().request(
-                request.method,
-                self._url + request.path,
-                content=request.content or None,
-                headers=request.headers,
-                timeout=request.timeout_s,
-            )
+            answer = await self._current().handle_async_request(self._made(request))
+            try:
+                await answer.aread()
+            finally:
+                await answer.aclose()
         except FAILURES as error:
             return unanswered(error, request.timeout_s)
         return answered(answer)
 
-    def _current(self) -> httpx.AsyncClient:
+    def _made(self, request: Request) -> httpx.Request:
+        timeouts = dict.fromkeys(("connect", "read", "write", "pool"), request.timeout_s)
+        return httpx.Request(
+            request.method,
+            self._urls.get(request.path) or httpx.URL(self._url + request.path),
+            headers={**self._headers, **request.headers},
+            content=request.content or None,
+            extensions={"timeout": timeouts},
+        )
+
+    def _current(self) -> httpx.AsyncBaseTransport:
         owner = (os.getpid(), asyncio.get_running_loop())
-        if self._client is None or self._owner != owner:
+        if self._connections is None or self._owner != owner:
             if self._owner is not None and self._owner[0] != owner[0]:
                 # Closing what a fork shares would disturb the parent, so it is never collected.
-                _parents.append(self._client)
-            self._client = httpx.AsyncClient(
-                headers=self._headers,
-                transport=self._transport if self._transport is not None else _transport(),
-                limits=LIMITS,
-                trust_env=False,
-            )
+                _parents.append(self._connections)
+            self._connections = self._transport if self._transport is not None else _transport()
             self._owner = owner
             self._background = set()
-        return self._client
+        return self._connections
 
     def _over(self, task: "asyncio.Task[Any]") -> None:
         self._background.discard(task)
@@ -118,9 +126,9 @@ class AsyncDriver:
             log.error("an end in the background failed", exc_info=task.exception())
 
 
-def _transport() -> httpx.AsyncBaseTransport | None:
+def _transport() -> httpx.AsyncBaseTransport:
     if find_spec("httpx_aiohttp") is None:
-        return None
+        return httpx.AsyncHTTPTransport(limits=LIMITS, trust_env=False)
     from httpx_aiohttp import AiohttpTransport
 
     return AiohttpTransport(limits=LIMITS)

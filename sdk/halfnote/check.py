@@ -39,7 +39,7 @@ class CheckEndpoint:
         self._listener, self._group, self._clock = listener, group, clock
         self._verifier = Verifier(secrets, tolerance_s=tolerance_s, clock=clock)
 
-    def asgi(self) -> AsgiApp:
+    def asgi(self) -> Any:
         """Return an ASGI app: `app.add_route("/halfnote/check", endpoint.asgi())` in Starlette and FastAPI."""
         return AsgiApp(self)
 

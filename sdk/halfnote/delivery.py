@@ -43,7 +43,7 @@ class DeliveryEndpoint:
         self._calls_async = is_async(handler)
         self._verifier = Verifier(secrets, tolerance_s=tolerance_s, clock=clock)
 
-    def asgi(self) -> AsgiApp:
+    def asgi(self) -> Any:
         """Return an ASGI app: `app.add_route("/deliveries", endpoint.asgi())` in Starlette and FastAPI."""
         return AsgiApp(self)
 
