@@ -26,6 +26,7 @@ from spark.archive_store import ArchivedDay
 from spark.archive_writing import read_back, write_day
 from spark.database import Connection
 from spark.errors import RunFailedError
+from spark.niceness import stand_behind
 from spark.progress import Progress
 from spark.session import session
 from spark.sources import root_cause
@@ -227,4 +228,5 @@ def _verified(spark: SparkSession, files: ArchiveFiles, day: ArchivedDay) -> lis
 
 
 if __name__ == "__main__":
+    stand_behind()
     sys.exit(main())

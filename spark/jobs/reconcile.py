@@ -32,6 +32,7 @@ from spark.files import Files
 from spark.interrupts import InterruptedRunError, Interrupts, apart, interruptible
 from spark.jar import NoJarError
 from spark.ledger_sources import LedgerError
+from spark.niceness import stand_behind
 from spark.output import Output
 from spark.progress import Progress
 from spark.proving import ProvedDay, first_findings, prove
@@ -246,4 +247,5 @@ class Run:
 
 
 if __name__ == "__main__":
+    stand_behind()
     sys.exit(main())

@@ -28,6 +28,7 @@ from spark.errors import RunFailedError
 from spark.jobs.archive import CONF
 from spark.jobs.restore import is_restored, schema_of
 from spark.manifest import COLUMNS, TableManifest
+from spark.niceness import stand_behind
 from spark.session import session
 
 DONE, FAILED = 0, 1
@@ -186,4 +187,5 @@ def _described(
 
 
 if __name__ == "__main__":
+    stand_behind()
     sys.exit(main())

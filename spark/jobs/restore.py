@@ -19,6 +19,7 @@ from spark.archive_store import ArchivedDay
 from spark.database import Connection
 from spark.errors import RunFailedError
 from spark.manifest import TABLES
+from spark.niceness import stand_behind
 from spark.progress import Progress
 from spark.session import session
 
@@ -142,4 +143,5 @@ def _execute(connection: Connection, statement: str) -> Any:
 
 
 if __name__ == "__main__":
+    stand_behind()
     sys.exit(main())
