@@ -10,7 +10,7 @@ SPARK := $(VENV)/.spark-$(shell cat requirements-spark.lock pyproject.toml | cks
 DEV := $(VENV)/.dev-$(shell cat requirements-dev.lock pyproject.toml | cksum | cut -d ' ' -f 1)
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet
 # The tests share one Postgres; more than two at once gain nothing on small machines.
-# Tests that name a group run in one process, so that there is one Spark session.
+# Those of the proof run in one of them (tests/scheduling.py), so that there is one Spark session.
 PYTEST := $(BIN)/python -m pytest -n 2 --dist loadgroup
 
 .DEFAULT_GOAL := help

@@ -16,8 +16,9 @@ from app.runtime import Runtime
 from app.start import assemble
 from tests import pg
 from tests.pg import data_dir, pytest_configure, pytest_unconfigure
+from tests.scheduling import pytest_xdist_make_scheduler
 
-__all__ = ["data_dir", "pytest_configure", "pytest_unconfigure"]
+__all__ = ["data_dir", "pytest_configure", "pytest_unconfigure", "pytest_xdist_make_scheduler"]
 
 
 def migrated_template() -> str:

@@ -1,6 +1,6 @@
 """The Spark session that all tests of the proof share, and small frames in its schemas.
 
-Every module here begins with `pytestmark = pytest.mark.xdist_group("spark")`, so that one process has the one session.
+One process runs all tests here and has the one session; see tests/scheduling.py.
 """
 
 import os

@@ -23,7 +23,7 @@ from spark.manifest import TABLES
 from tests.days import partitions_of
 from tests.spark.archives import DAY, NOW, THEN, changed, path_of, row_of, settled_day, written
 
-pytestmark = [pytest.mark.xdist_group("spark"), pytest.mark.usefixtures("group", "spark")]
+pytestmark = pytest.mark.usefixtures("group", "spark")
 
 
 @pytest.fixture

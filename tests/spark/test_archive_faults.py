@@ -21,7 +21,7 @@ from spark.jobs import archive
 from tests.processes import ROOT
 from tests.spark.archives import DAY, THEN, path_of, row_of, settled_day, until_written
 
-pytestmark = [pytest.mark.xdist_group("spark"), pytest.mark.usefixtures("group"), pytest.mark.slow]
+pytestmark = [pytest.mark.usefixtures("group"), pytest.mark.slow]
 
 MIB = 1024 * 1024
 PROGRAM = ("spark.jobs.archive",)

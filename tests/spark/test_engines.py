@@ -16,7 +16,7 @@ import pytest
 
 from tests.spark.days import ROOT, days_ago, fill_day, flip_ops, prove, rows, start_proof
 
-pytestmark = [pytest.mark.xdist_group("spark"), pytest.mark.usefixtures("spark")]
+pytestmark = pytest.mark.usefixtures("spark")
 
 SPARK_HOME = Path(pyspark.__file__).parent
 

@@ -14,8 +14,6 @@ from spark.transforms import figures as module
 from spark.transforms.figures import FROM_MS, MOST_ATTEMPTS, MOST_CHECKS, QUARTERS, bucket_of, figures
 from tests.spark.conftest import frame
 
-pytestmark = pytest.mark.xdist_group("spark")
-
 DAY = date(2026, 3, 29)  # one on which Central Europe's clocks jump
 MIDNIGHT = datetime.combine(DAY, time(), UTC)
 SECOND = timedelta(seconds=1)

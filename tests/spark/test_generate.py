@@ -21,8 +21,6 @@ from spark.schemas import BIG
 from spark.sources import frames_from_parquet
 from spark.transforms.rules import findings
 
-pytestmark = pytest.mark.xdist_group("spark")
-
 Found = set[tuple[str, str]]
 
 

@@ -20,8 +20,6 @@ from spark.errors import RunFailedError
 from spark.ledger_sources import PASSWORD
 from spark.ledgers import Ledger, LedgerError, consumer_ledger, producer_ledger, write_set_aside
 
-pytestmark = pytest.mark.xdist_group("spark")
-
 
 def transaction(number: int) -> str:
     return f"019a0000-0000-7000-8000-{number:012x}"

@@ -18,8 +18,6 @@ from spark.ledgers import consumer_ledger, producer_ledger
 from tests import brokers, pg
 from tests.spark.days import ROOT
 
-pytestmark = pytest.mark.xdist_group("spark")
-
 PAGE = (ROOT / "docs" / "ledgers.md").read_text()
 POSTGRES, MYSQL, CONSUMER = "### PostgreSQL", "### MySQL and MariaDB", "## Writing a consumer ledger"
 ID = "019aa5a3-7e4c-7b1e-8f00-1030a1030a10"

@@ -20,8 +20,6 @@ from spark import manifest
 from spark.manifest import COLUMNS, TABLES, TableManifest
 from tests.spark.places import jdbc_options
 
-pytestmark = pytest.mark.xdist_group("spark")
-
 SQL_TYPES = {
     "uuid": "UUID",
     "text": "TEXT",

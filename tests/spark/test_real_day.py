@@ -24,8 +24,6 @@ from tests.conftest import migrated_template
 from tests.spark.conftest import frame
 from tests.spark.real import VICTIMS, make_day
 
-pytestmark = pytest.mark.xdist_group("spark")
-
 # Everything was due at once.
 SLA_S = 0.0
 Victims = dict[str, dict[str, Any]]

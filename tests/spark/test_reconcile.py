@@ -12,7 +12,7 @@ import pytest
 from spark import results
 from tests.spark.days import days_ago, fill_day, flip_ops, prove, rows
 
-pytestmark = [pytest.mark.xdist_group("spark"), pytest.mark.usefixtures("spark")]
+pytestmark = pytest.mark.usefixtures("spark")
 
 
 def findings(dsn: str) -> list[dict[str, Any]]:

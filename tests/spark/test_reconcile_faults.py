@@ -17,7 +17,7 @@ from app.embedded import EmbeddedPostgres
 from app.migrate import migrate
 from tests.spark.days import days_ago, fill_day, flip_ops, prove, rows, start_proof
 
-pytestmark = [pytest.mark.xdist_group("spark"), pytest.mark.usefixtures("spark")]
+pytestmark = pytest.mark.usefixtures("spark")
 
 COUNT = 2000
 TABLES = ("reconciliation_run", "reconciliation_day", "finding")

@@ -16,8 +16,6 @@ from spark.report import DRAWN_DAYS, MOST_ROWS, details, render
 from spark.transforms.figures import FROM_MS, MOST_ATTEMPTS, MOST_CHECKS, OUTCOMES, QUARTERS, SOURCES, bucket_of
 from spark.transforms.rules import RULES
 
-pytestmark = pytest.mark.xdist_group("spark")
-
 DAY = date(2026, 11, 20)
 ENDED = datetime(2026, 11, 21, 2, 14, 7, tzinfo=UTC)
 ID = "019aa5a3-7e4c-7b1e-8f00-1030a1030a10"

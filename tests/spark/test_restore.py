@@ -16,7 +16,7 @@ from spark.jobs import archive, redact, restore
 from spark.manifest import TABLES
 from tests.spark.archives import DAY, NOW, path_of, row_of, secret, settled_day
 
-pytestmark = [pytest.mark.xdist_group("spark"), pytest.mark.usefixtures("group", "spark")]
+pytestmark = pytest.mark.usefixtures("group", "spark")
 
 SCHEMA = f"restored_{DAY:%Y%m%d}"
 

@@ -3,13 +3,10 @@
 from collections.abc import Callable
 from datetime import timedelta
 
-import pytest
 from pyspark.sql import SparkSession
 
 from spark.transforms.rules import findings
 from tests.spark.frames import Day, born, id_of, message_id, plain_day
-
-pytestmark = pytest.mark.xdist_group("spark")
 
 SLA_S = 3600.0
 HOUR = timedelta(hours=1)

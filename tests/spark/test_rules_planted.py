@@ -12,8 +12,6 @@ from spark.transforms.joined import Joined
 from spark.transforms.rules import RULES, findings, found_in, joined
 from tests.spark.frames import Day, born, digest, expected, finding, id_of, message_id, of_message, plain_day
 
-pytestmark = pytest.mark.xdist_group("spark")
-
 ROOT = Path(__file__).parent.parent.parent
 SLA_S = 3600.0
 # The kinds of the contract; a rule that is lost must not go unseen.

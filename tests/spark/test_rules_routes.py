@@ -17,8 +17,6 @@ from spark.transforms.joined import deliveries
 from tests.days import subscribe
 from tests.spark.frames import Day, digest
 
-pytestmark = pytest.mark.xdist_group("spark")
-
 PARTS = ("order", "order.", "new", "halfnote.", "ä%_", "b\\", '"quoted"')
 TAGS = (None, "red", "Red", "", "a,b")
 NAMES, VALUES = ("region", "x-y", "n.1"), ("eu", "EU", "1", 'say "eu"', "")

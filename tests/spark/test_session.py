@@ -11,8 +11,6 @@ from spark.frames import Frames
 from spark.jar import COORDINATE, NoJarError, jar_settings
 from tests.spark.conftest import frame, write_frame
 
-pytestmark = pytest.mark.xdist_group("spark")
-
 
 def test_a_jar_that_is_named_is_used_and_must_be_there(tmp_path: Path) -> None:
     jar = tmp_path / "driver.jar"

@@ -20,8 +20,6 @@ from spark.sources import frames_from_parquet, frames_from_postgres, page_ranges
 from spark.standby import StandbySettings, cancelled_by_replay, standby_warning
 from tests.spark.days import Connection, add_day, days_ago, fill_day
 
-pytestmark = pytest.mark.xdist_group("spark")
-
 DAY = 3  # days ago
 
 

@@ -29,7 +29,7 @@ from tests import kept, pg
 from tests.processes import free_port
 from tests.spark.days import days_ago, fill_day, flip_ops, prove, rows
 
-pytestmark = [pytest.mark.xdist_group("spark"), pytest.mark.usefixtures("spark")]
+pytestmark = pytest.mark.usefixtures("spark")
 
 WAIT_S = 60
 PATIENT = {"max_standby_streaming_delay": "-1"}

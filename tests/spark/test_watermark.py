@@ -9,8 +9,6 @@ from hypothesis import strategies as st
 
 from spark.watermark import Candidate, Seen, aged, days_to_run, reason, state_after
 
-pytestmark = pytest.mark.xdist_group("spark")
-
 DAY = date(2026, 10, 25)
 END = datetime(2026, 10, 26, tzinfo=UTC)
 MARGIN_S = 3600.0
