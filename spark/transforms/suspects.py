@@ -105,8 +105,11 @@ def _halves(f: Frames, taking: DataFrame, asking: Sequence[int]) -> DataFrame:
         return f.half.select(*_row(F.col("position"), asking, counts={"half": F.lit(1)}, digest=digest))
     first = F.row_number().over(Window.partitionBy("topic").orderBy("subscription_id")) == 1
     of_topic = taking.where("headers is not null").withColumn("first", first)
-    wanted = of_topic.select("topic", "tags", "first", F.col("headers").alias("wanted"), *_bits_of(asking))
-    asked = tag_taken() & headers_taken(F.col("wanted"), F.col("headers"))
+    # A wanted value stands in the text as it is, or there is a backslash. Reading all of it takes far longer.
+    one = F.concat(F.lit('"'), F.element_at(F.map_values("headers"), 1), F.lit('"')).alias("one")
+    wanted = of_topic.select("topic", "tags", "first", F.col("headers").alias("wanted"), one, *_bits_of(asking))
+    may_be = F.contains(F.col("headers"), F.col("one")) | F.contains(F.col("headers"), F.lit("\\"))
+    asked = tag_taken() & may_be & headers_taken(F.col("wanted"), F.col("headers"))
     # A half without takers is a first one too.
     first_of_half = F.coalesce("first", F.lit(True))
     route = F.when(first_of_half, _route())
