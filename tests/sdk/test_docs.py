@@ -1,10 +1,6 @@
 """The README's blocks are run, one after the other, with the names that a service would have."""
 
-import ast
-import inspect
-import re
 from collections.abc import AsyncIterator
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -17,47 +13,20 @@ from halfnote import Outgoing, SyncTransactionProducer
 from halfnote.barrier import AsyncBarrier, Barrier
 from halfnote.databases.asyncpg import Asyncpg
 from halfnote.databases.django import Django
-from halfnote.testing import SECRET, Coordinator
+from halfnote.testing import Coordinator
 from halfnote.units import in_django
 from sqlalchemy import select, text
 from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
-from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
 from app.destinations.rabbitmq import message_of
+from tests.sdk.doc_blocks import SCHEMA, Order, Points, blocks_of, runner
 from tests.sdk.shop import fresh, with_driver
 from tests.sdk.sites import django_alias
 from tests.webhooks import message
 
-README = (Path(__file__).parent.parent.parent / "sdk" / "README.md").read_text()
-BLOCKS = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
+BLOCKS = blocks_of("sdk/README.md")
+run = runner("sdk/README.md")
 PRODUCER, CHECK, BARRIER, BOUND, ASYNCPG, DJANGO, CONSUMER, BROKER, TESTING = BLOCKS
-SCHEMA = 'create table orders (number int primary key); create table points ("order" int primary key)'
-
-
-class Base(DeclarativeBase):
-    """The service's models."""
-
-
-class Order(Base):
-    __tablename__ = "orders"
-    number: Mapped[int] = mapped_column(primary_key=True)
-
-
-class Points(Base):
-    __tablename__ = "points"
-    order: Mapped[int] = mapped_column(primary_key=True)
-
-
-async def run(block: str, names: dict[str, Any]) -> None:
-    """Run a block as if it stood in an async function; what stands for a real address or secret is replaced."""
-    written = block.replace("whsec_…", SECRET).replace(
-        'TransactionProducer("http://127.0.0.1:8080", group="shop")',
-        'TransactionProducer("http://127.0.0.1:8080", group="shop", transport=memory.transport())',
-    )
-    code = compile(written, "sdk/README.md", "exec", flags=ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)
-    came = eval(code, names)
-    if inspect.iscoroutine(came):
-        await came
 
 
 @pytest.fixture

@@ -1,0 +1,49 @@
+"""The Python blocks of a page, run as a service would run them, and what a service has before it uses the client."""
+
+import ast
+import inspect
+import re
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+from halfnote.testing import SECRET
+from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
+
+ROOT = Path(__file__).parent.parent.parent
+SCHEMA = 'create table orders (number int primary key); create table points ("order" int primary key)'
+
+
+class Base(DeclarativeBase):
+    """The service's models."""
+
+
+class Order(Base):
+    __tablename__ = "orders"
+    number: Mapped[int] = mapped_column(primary_key=True)
+
+
+class Points(Base):
+    __tablename__ = "points"
+    order: Mapped[int] = mapped_column(primary_key=True)
+
+
+def blocks_of(page: str) -> list[str]:
+    """Return the Python blocks of a page, which is named by its path from the repository's root."""
+    return re.findall(r"```python\n(.*?)```", (ROOT / page).read_text(), re.DOTALL)
+
+
+def runner(page: str) -> Callable[[str, dict[str, Any]], Awaitable[None]]:
+    """Return what runs a block as if it stood in an async function; real addresses and secrets in it are replaced."""
+
+    async def run(block: str, names: dict[str, Any]) -> None:
+        written = block.replace("whsec_…", SECRET).replace(
+            'TransactionProducer("http://127.0.0.1:8080", group="shop"',
+            'TransactionProducer("http://127.0.0.1:8080", group="shop", transport=memory.transport()',
+        )
+        code = compile(written, page, "exec", flags=ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)
+        came = eval(code, names)
+        if inspect.iscoroutine(came):
+            await came
+
+    return run

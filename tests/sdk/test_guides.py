@@ -1,0 +1,54 @@
+"""The Python blocks of the guides are run, with the names that a service would have."""
+
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+from halfnote.barrier import AsyncBarrier
+from halfnote.databases.sqlalchemy import AsyncSqlAlchemy
+from halfnote.testing import SECRET, Coordinator
+from sqlalchemy import select
+from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
+
+from tests.sdk.doc_blocks import SCHEMA, Order, Points, blocks_of, runner
+from tests.sdk.shop import fresh, with_driver
+
+
+@pytest.fixture
+async def names() -> AsyncIterator[dict[str, Any]]:
+    """What a service has before it uses the client: an engine, its models, a barrier's table."""
+    engine = create_async_engine(with_driver(fresh(SCHEMA), "asyncpg"))
+    barrier = AsyncBarrier(AsyncSqlAlchemy(engine))
+    await barrier.create_table()
+
+    async def place(number: int, transaction: Any) -> None:
+        async with AsyncSession(engine) as session, session.begin():
+            await barrier.enter(session, transaction)
+            session.add(Order(number=number))
+
+    yield {
+        "memory": Coordinator("shop"),
+        "engine": engine,
+        "AsyncSession": AsyncSession,
+        "AsyncSqlAlchemy": AsyncSqlAlchemy,
+        "Order": Order,
+        "Points": Points,
+        "barrier": barrier,
+        "place": place,
+        "SECRET": SECRET,
+    }
+    await engine.dispose()
+
+
+async def found(names: dict[str, Any], column: Any) -> list[int]:
+    async with AsyncSession(names["engine"]) as session:
+        return list((await session.scalars(select(column).order_by(column))).all())
+
+
+async def test_guarantees(names: dict[str, Any]) -> None:
+    page = "docs/guarantees.md"
+    run = runner(page)
+    for block in blocks_of(page):
+        await run(block, names)
+    assert await found(names, Order.number) == [1030]
+    assert await found(names, Points.order) == [1030]
