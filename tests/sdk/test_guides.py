@@ -1,9 +1,12 @@
 """The Python blocks of the guides are run, with the names that a service would have."""
 
+import asyncio
 from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
+from fastapi import FastAPI
+from halfnote import Outgoing
 from halfnote.barrier import AsyncBarrier
 from halfnote.databases.sqlalchemy import AsyncSqlAlchemy
 from halfnote.testing import SECRET, Coordinator
@@ -36,6 +39,7 @@ async def names() -> AsyncIterator[dict[str, Any]]:
         "barrier": barrier,
         "place": place,
         "SECRET": SECRET,
+        "app": FastAPI(),
     }
     await engine.dispose()
 
@@ -45,6 +49,13 @@ async def found(names: dict[str, Any], column: Any) -> list[int]:
         return list((await session.scalars(select(column).order_by(column))).all())
 
 
+async def left_undecided(names: dict[str, Any]) -> None:
+    """Have a transaction without an end, as after a crash, whose order was never saved."""
+    with pytest.raises(asyncio.CancelledError):
+        async with names["producer"].transaction(Outgoing("order", {"order": 7})):
+            raise asyncio.CancelledError
+
+
 async def test_guarantees(names: dict[str, Any]) -> None:
     page = "docs/guarantees.md"
     run = runner(page)
@@ -52,3 +63,30 @@ async def test_guarantees(names: dict[str, Any]) -> None:
         await run(block, names)
     assert await found(names, Order.number) == [1030]
     assert await found(names, Points.order) == [1030]
+
+
+async def test_from_rocketmq(names: dict[str, Any]) -> None:
+    page = "docs/from-rocketmq.md"
+    run = runner(page)
+    kept = set()
+
+    async def save(number: int, transaction_id: Any) -> None:
+        async with AsyncSession(names["engine"]) as session, session.begin():
+            session.add(Order(number=number))
+        kept.add(transaction_id)
+
+    async def saved(transaction_id: Any) -> bool:
+        return transaction_id in kept
+
+    names |= {"save": save, "saved": saved}
+    register, listener, barrier, consumer = blocks_of(page)
+    await run(register, names)
+    assert names["memory"].groups["shop"]["on_exhausted"] == "park"
+    await run(listener, names)
+    await left_undecided(names)
+    assert list((await names["memory"].check(names["endpoint"])).values()) == ["unknown"]
+    await run(barrier, names)
+    assert list((await names["memory"].check(names["endpoint"])).values()) == ["rollback"]
+    await run(consumer, names)
+    assert await names["memory"].deliver(names["deliveries"]) == [200, 200]
+    assert await found(names, Points.order) == await found(names, Order.number) == [1030, 1031]
