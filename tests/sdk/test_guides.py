@@ -9,7 +9,8 @@ from fastapi import FastAPI
 from halfnote import Outgoing
 from halfnote.barrier import AsyncBarrier
 from halfnote.databases.sqlalchemy import AsyncSqlAlchemy
-from halfnote.testing import SECRET, Coordinator
+from halfnote.hosting import answered_async
+from halfnote.testing import SECRET, Coordinator, signed_delivery
 from sqlalchemy import select
 from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
 
@@ -90,3 +91,21 @@ async def test_from_rocketmq(names: dict[str, Any]) -> None:
     await run(consumer, names)
     assert await names["memory"].deliver(names["deliveries"]) == [200, 200]
     assert await found(names, Points.order) == await found(names, Order.number) == [1030, 1031]
+
+
+async def test_from_dtm(names: dict[str, Any]) -> None:
+    page = "docs/from-dtm.md"
+    run = runner(page)
+    *steps, consumer = blocks_of(page)
+    for block in steps:
+        await run(block, names)
+    assert [(message.topic, message.key) for message in names["memory"].published] == [
+        ("points", "order-1030"),
+        ("bill", "order-1030"),
+    ]
+    await left_undecided(names)
+    assert list((await names["memory"].check(names["endpoint"])).values()) == ["rollback"]
+    await run(consumer, names)
+    for_points = signed_delivery(names["memory"].published[0], secret=SECRET)
+    assert (await answered_async(names["deliveries"], *for_points)).status == 200
+    assert await found(names, Points.order) == await found(names, Order.number) == [1030]
