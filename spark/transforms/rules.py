@@ -17,8 +17,9 @@ from spark.transforms.joined import Joined
 from spark.transforms.joined import deliveries as joined_deliveries
 from spark.transforms.joined import messages as joined_messages
 from spark.transforms.joined import transactions as joined_transactions
+from spark.transforms.narrowed import OF_TRANSACTIONS, narrowed, nothing_of
 from spark.transforms.routes import takers
-from spark.transforms.suspects import OF_TRANSACTIONS, narrowed, nothing_of, suspects
+from spark.transforms.suspects import suspects
 
 # So many rows are joined in one partition; more by several, as whole days are.
 FEW = 100_000

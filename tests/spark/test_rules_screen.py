@@ -150,6 +150,21 @@ def test_hardly_anything_of_a_day_in_order_is_suspect(spark: SparkSession) -> No
     assert suspects(f, SLA_S, takers(f, f.outbox.select("topic").distinct())).collect() == []
 
 
+def test_more_subscriptions_may_ask_for_headers_than_a_number_has_bits(spark: SparkSession) -> None:
+    day, asking = plain_day(), range(20, 43)
+    for subscription in asking:
+        day.subscribe(subscription, "order", filters=f'{{"headers": {{"for": "{subscription}"}}}}')
+    for number, subscription in enumerate(asking, start=100):
+        day.committed(number, headers=f'{{"for": "{subscription}"}}')
+        if number != 115:
+            day.received(number, subscription=subscription)
+    # Somebody else's.
+    day.received(121, subscription=20)
+    f = day.frames(spark, counted=False)
+    found = {(row.kind, row.subject) for row in findings(f, sla_s=SLA_S).select("kind", "subject").collect()}
+    assert found == {("undelivered", f"{id_of(115)}-0:35"), ("receipt_not_matched", f"{id_of(121)}-0:20")}
+
+
 @pytest.mark.parametrize("span", [4, 65_536])
 def test_disorder_is_found_within_ranges_and_at_their_borders(spark: SparkSession, span: int) -> None:
     chance = random.Random(7)

@@ -1,0 +1,68 @@
+"""Which transactions are suspect by what producers and consumers say themselves: one more shuffle for each ledger."""
+
+from functools import reduce
+
+from pyspark.sql import Column, DataFrame
+from pyspark.sql import functions as F
+
+from spark.frames import Frames
+from spark.transforms.lanes import flag, id_hash
+from spark.transforms.ledgers import covered
+
+
+def by_ledgers(f: Frames) -> list[DataFrame]:
+    """Return the hashes (`suspect`) of those that a ledger and the tables do not plainly agree about."""
+    by_ledgers = []
+    if f.producer_ledger is not None:
+        by_ledgers.append(_by_producers(f, f.producer_ledger))
+    if f.consumer_ledger is not None:
+        by_ledgers.append(_by_consumers(f, f.consumer_ledger))
+    return by_ledgers
+
+
+def _by_producers(f: Frames, ledger: DataFrame) -> DataFrame:
+    """Those whose ledger and op are not the same."""
+    said = ledger.select(
+        id_hash().alias("suspect"),
+        *(flag(f"verdict = '{verdict}'").alias(f"said_{verdict}") for verdict in ("commit", "rollback")),
+        F.lit(0).alias("commits"),
+    )
+    done = f.op.select(
+        id_hash().alias("suspect"),
+        F.lit(0).alias("said_commit"),
+        F.lit(0).alias("said_rollback"),
+        flag("verdict = 1").alias("commits"),
+    )
+    sums = (F.sum(name).alias(name) for name in ("said_commit", "said_rollback", "commits"))
+    summed = said.unionByName(done).groupBy("suspect").agg(*sums)
+    return summed.where("commits = 0 and said_commit > 0 or commits > 0 and said_rollback > 0").select("suspect")
+
+
+def _by_consumers(f: Frames, ledger: DataFrame) -> DataFrame:
+    """Those with a message that the ledger and the receipts do not plainly agree about."""
+    names = F.broadcast(covered(f.subscription, ledger))
+    received = f.receipt.where("outcome = 'delivered'").join(names, "subscription_id")
+    rows = [
+        f.outbox.select(*_seen(F.col("position"), sent=F.lit(1))),
+        received.select(*_seen(F.col("position"), received=F.lit(1), by=F.xxhash64("name"))),
+        ledger.select(
+            *_seen(
+                F.col("position"),
+                consumed=F.lit(1),
+                times=F.col("times_seen"),
+                unnamed=flag("subscription is null"),
+                by=F.when(F.col("subscription").isNotNull(), F.xxhash64("subscription")),
+            )
+        ),
+    ]
+    sums = (F.sum(name).alias(name) for name in ("sent", "received", "consumed", "times", "unnamed"))
+    summed = reduce(DataFrame.unionByName, rows).groupBy("suspect", "position").agg(*sums, F.bit_xor("by").alias("by"))
+    same = "consumed = received and by = 0 or consumed = 1 and unnamed = 1 and received > 0"
+    plain = f"consumed + received = 0 or sent > 0 and times = consumed and ({same})"
+    return summed.where(f"not ({plain})").select("suspect")
+
+
+def _seen(position: Column, **values: Column) -> list[Column]:
+    columns = ("sent", "received", "consumed", "times", "unnamed", "by")
+    given = [F.coalesce(values.get(name, F.lit(0)), F.lit(0)).cast("long").alias(name) for name in columns]
+    return [id_hash().alias("suspect"), position.cast("int").alias("position"), *given]
