@@ -10,7 +10,7 @@ from datetime import timedelta
 from enum import Enum
 from typing import Any, Literal, TypeAlias
 
-from halfnote.databases.base import AsyncDatabase, Database
+from halfnote.databases.base import AsyncDatabase, Database, Script
 from halfnote.errors import HalfnoteError
 from halfnote.ids import lowest_id
 from halfnote.inbox_sql import InboxSql
@@ -40,6 +40,13 @@ class Reject(HalfnoteError):
         self.reason = reason
 
 
+class Undone(HalfnoteError):
+    """A handler returned, but its database transaction is gone: it hid a failure that rolled back, or ended it."""
+
+    def __init__(self, message: Message) -> None:
+        super().__init__(f"the handler of message {message.message_id} left nothing of its database transaction")
+
+
 class _Rules:
     """What both inboxes share."""
 
@@ -55,6 +62,11 @@ class _Rules:
     def _row(self, message: Message) -> tuple[str, str, str | None]:
         replay = message.replay if self._on_replay == "run" else None
         return message.message_id, replay or "", message.subscription
+
+    def _standing(self, message: Message) -> Script[bool]:
+        """Look for its row before the commit: some databases commit nothing, and report that as a success."""
+        message_id, replay, _ = self._row(message)
+        return self._sql.standing(message_id, replay)
 
     def _before(self, older_than: timedelta) -> str:
         return str(lowest_id(time.time() - older_than.total_seconds()))
@@ -80,6 +92,8 @@ class Inbox(_Rules):
             if not self.database.within(connection, self._sql.receiving(*self._row(message))):
                 return Received.DUPLICATE
             handler(message, connection)
+            if not self.database.within(connection, self._standing(message)):
+                raise Undone(message)
         return Received.DONE
 
     def create_table(self) -> None:
@@ -110,6 +124,8 @@ class AsyncInbox(_Rules):
             if not await self.database.within(connection, self._sql.receiving(*self._row(message))):
                 return Received.DUPLICATE
             await handler(message, connection)
+            if not await self.database.within(connection, self._standing(message)):
+                raise Undone(message)
         return Received.DONE
 
     async def create_table(self) -> None:

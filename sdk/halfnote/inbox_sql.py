@@ -66,6 +66,11 @@ class InboxSql:
         sql = _INSERT[self.dialect].format(table=self.table, columns=_COLUMNS, values="{0}, {1}, {2}, {3}")
         return (yield Statement(sql, (self.consumer, message_id, replay, subscription))).count == 1
 
+    def standing(self, message_id: str, replay: str) -> Script[bool]:
+        """Tell whether a message's row is there, in the database transaction that wrote it."""
+        sql = f"select 1 from {self.table} where consumer = {{0}} and message_id = {{1}} and replay = {{2}}"  # noqa: S608
+        return len((yield Statement(sql, (self.consumer, message_id, replay))).rows) == 1
+
     def purging(self, before: str) -> Script[int]:
         """Delete what is of transactions older than the id `before`."""
         sql = f"delete from {self.table} where consumer = {{0}} and message_id < {{1}}"  # noqa: S608 - a checked name
