@@ -3,6 +3,7 @@
 import asyncio
 import random
 import sqlite3
+import sys
 import time
 from collections.abc import AsyncIterator
 from contextlib import closing, nullcontext
@@ -29,13 +30,16 @@ from halfnote.barrier import AsyncBarrier, Barrier
 from halfnote.databases.asyncpg import Asyncpg
 from halfnote.databases.base import NotInTransaction, dialect_of
 from halfnote.databases.dbapi import DbApi
-from halfnote.databases.sqlalchemy import SqlAlchemy
+from halfnote.databases.sqlalchemy import AsyncSqlAlchemy, SqlAlchemy
 from halfnote.ids import new_id
 from sqlalchemy import create_engine
 from sqlalchemy.exc import DBAPIError
+from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
+from sqlalchemy.orm import Session
 
 from app.database import Connection
 from tests.sdk.coordinators import Scripted
+from tests.sdk.shop import with_driver
 from tests.sdk.sites import SITES, Site, postgres
 
 ORDER = Outgoing("order", {"order": 1030})
@@ -306,6 +310,34 @@ async def test_a_row_is_not_written_on_its_own(tmp_path: Path) -> None:
             barrier.enter(connection, new_id())
         connection.execute("begin")
         barrier.enter(connection, new_id())
+    if sys.version_info >= (3, 12):
+        with closing(sqlite3.connect(tmp_path / "shop.db", autocommit=True)) as connection:
+            with pytest.raises(NotInTransaction):
+                barrier.enter(connection, new_id())
+
+
+async def test_nor_by_an_engine_that_commits_by_itself(tmp_path: Path) -> None:
+    url = f"sqlite:///{tmp_path / 'shop.db'}"
+    plain = create_engine(url)
+    Barrier(SqlAlchemy(plain)).create_table()
+    optioned = plain.execution_options(isolation_level="AUTOCOMMIT")
+    for engine in (create_engine(url, isolation_level="AUTOCOMMIT"), optioned):
+        barrier = Barrier(SqlAlchemy(engine))
+        with Session(engine) as session, pytest.raises(NotInTransaction, match="AUTOCOMMIT"):
+            barrier.enter(session, new_id())
+        with engine.connect() as connection, pytest.raises(NotInTransaction, match="AUTOCOMMIT"):
+            barrier.enter(connection, new_id())
+        engine.dispose()
+    async with postgres() as postgresql:
+        asynchronous = create_async_engine(with_driver(postgresql, "asyncpg"), isolation_level="AUTOCOMMIT")
+        waiting = AsyncBarrier(AsyncSqlAlchemy(asynchronous))
+        async with AsyncSession(asynchronous) as one:
+            with pytest.raises(NotInTransaction, match="AUTOCOMMIT"):
+                await waiting.enter(one, new_id())
+        async with asynchronous.connect() as another:
+            with pytest.raises(NotInTransaction, match="AUTOCOMMIT"):
+                await waiting.enter(another, new_id())
+        await asynchronous.dispose()
 
 
 def test_names_that_are_none_are_refused(tmp_path: Path) -> None:

@@ -70,7 +70,9 @@ def executed(cursor: Any, statement: Statement, mark: str) -> Came:
 def commits_by_itself(connection: Any) -> bool:
     """Tell whether each statement would be committed on its own, as far as the drivers that are known can tell."""
     if type(connection).__module__ == "sqlite3":
-        return connection.isolation_level is None and not connection.in_transaction
+        # Since Python 3.12 by `autocommit` too.
+        by_itself = connection.isolation_level is None or getattr(connection, "autocommit", None) is True
+        return by_itself and not connection.in_transaction
     autocommit = getattr(connection, "autocommit", False)
     info = getattr(connection, "info", None)
     if info is not None and hasattr(info, "transaction_status"):

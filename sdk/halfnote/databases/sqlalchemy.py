@@ -8,7 +8,7 @@ from sqlalchemy import Connection, CursorResult, Engine, text
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, AsyncSession
 from sqlalchemy.orm import Session
 
-from halfnote.databases.base import Came, Dialect, Script, Statement, dialect_of, play, play_async
+from halfnote.databases.base import Came, Dialect, NotInTransaction, Script, Statement, dialect_of, play, play_async
 
 T = TypeVar("T")
 
@@ -31,7 +31,11 @@ class SqlAlchemy:
             return self.within(connection, script)
 
     def within(self, connection: Session | Connection, script: Script[T]) -> T:
-        """Run a script in the database transaction of a session or connection, which begins if there is none."""
+        """Run a script in the database transaction of a session or connection, which begins if there is none.
+
+        Raises NotInTransaction in SQLAlchemy's isolation level AUTOCOMMIT.
+        """
+        _refuse_autocommit(connection if isinstance(connection, Connection) else connection.connection())
         return play(script, lambda statement: _came(connection.execute(*_rendered(statement))))
 
     @contextmanager
@@ -59,7 +63,12 @@ class AsyncSqlAlchemy:
             return await self.within(connection, script)
 
     async def within(self, connection: AsyncSession | AsyncConnection, script: Script[T]) -> T:
-        """Run a script in the database transaction of a session or connection, which begins if there is none."""
+        """Run a script in the database transaction of a session or connection, which begins if there is none.
+
+        Raises NotInTransaction in SQLAlchemy's isolation level AUTOCOMMIT.
+        """
+        used = connection if isinstance(connection, AsyncConnection) else await connection.connection()
+        _refuse_autocommit(used.sync_connection)
 
         async def execute(statement: Statement) -> Came:
             return _came(await connection.execute(*_rendered(statement)))
@@ -71,6 +80,11 @@ class AsyncSqlAlchemy:
         """Yield an AsyncSession; commit at the end, roll back what raises."""
         async with AsyncSession(self._engine, expire_on_commit=False) as session, session.begin():
             yield session
+
+
+def _refuse_autocommit(connection: Connection | None) -> None:
+    if connection is not None and connection._is_autocommit_isolation():
+        raise NotInTransaction("the isolation level is AUTOCOMMIT: take an engine that has database transactions")
 
 
 def _rendered(statement: Statement) -> tuple[Any, dict[str, Any]]:
