@@ -10,6 +10,7 @@ from sqlalchemy import Connection, event
 from sqlalchemy.orm import Session, SessionTransaction
 
 from halfnote.block import DatabaseState
+from halfnote.databases.base import STANDS
 
 _KEY = "halfnote_bindings"
 
@@ -39,9 +40,9 @@ class SessionBinding:
             _bindings(self._session).remove(self)
 
     def on_begin(self) -> None:
-        """A database transaction begins; one after a rollback is another try."""
+        """A database transaction begins; one after a rollback is another try, which leaves in doubt what was."""
         if self._state != "committed":
-            self._state, self._tried, self._committed = "open", False, False
+            self._state, self._committed = "open", False
 
     def on_try(self) -> None:
         """The commit is tried: if it fails from now on, it may have succeeded nevertheless."""
@@ -81,9 +82,13 @@ def _on_create(session: Session, transaction: SessionTransaction) -> None:
 
 
 def _on_before_commit(session: Session) -> None:
-    if not session.in_nested_transaction():
-        for binding in list(_bindings(session)):
-            binding.on_try()
+    bindings = list(_bindings(session))
+    if not bindings or session.in_nested_transaction():
+        return
+    if session.bind is not None and session.bind.dialect.name == "postgresql":
+        session.connection().exec_driver_sql(STANDS)
+    for binding in bindings:
+        binding.on_try()
 
 
 def _on_after_commit(session: Session) -> None:

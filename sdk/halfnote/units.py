@@ -10,6 +10,7 @@ from contextlib import AbstractAsyncContextManager, AbstractContextManager, asyn
 from typing import Any
 
 from halfnote.block import DatabaseState, OpenTransaction
+from halfnote.databases.base import STANDS
 from halfnote.producer import Messages, TransactionProducer
 from halfnote.sync_producer import SyncTransactionProducer
 
@@ -17,10 +18,11 @@ _IDLE = 0
 
 
 class Unit:
-    """Where the database transaction of one block stands."""
+    """Where the database transaction of one block stands. `marked`: it will be rolled back in any case."""
 
     def __init__(self) -> None:
         self.state: DatabaseState = "none"
+        self.marked = False
         self._tell: Callable[[DatabaseState], None] | None = None
 
     def when_over(self, tell: Callable[[DatabaseState], None]) -> None:
@@ -37,6 +39,10 @@ class Unit:
         if tell is not None:
             tell("committed")
 
+    def passed(self, *, nested: bool) -> None:
+        """The block was left without an exception."""
+        self.state = "rolled_back" if self.marked else "open" if nested else "committed"
+
     def failed(self) -> None:
         """Something left the block: before the commit was tried it is a rollback, afterwards nobody knows."""
         if self.state == "open":
@@ -51,6 +57,7 @@ async def in_asyncpg(
     nested = connection.is_in_transaction()
     async with _in_async(producer, messages, half, connection.transaction(), nested=nested) as transaction:
         yield transaction
+        await connection.execute(STANDS)
 
 
 @asynccontextmanager
@@ -61,6 +68,7 @@ async def in_async_psycopg(
     nested = int(connection.info.transaction_status) != _IDLE
     async with _in_async(producer, messages, half, connection.transaction(), nested=nested) as transaction:
         yield transaction
+        await connection.execute(STANDS)
 
 
 @contextmanager
@@ -71,6 +79,7 @@ def in_psycopg(
     nested = int(connection.info.transaction_status) != _IDLE
     with _in_sync(producer, messages, half, connection.transaction(), Unit(), nested=nested) as transaction:
         yield transaction
+        connection.execute(STANDS)
 
 
 @contextmanager
@@ -89,6 +98,12 @@ def in_django(
         # Inside, so that it goes with the savepoint if that is rolled back.
         transaction.on_commit(unit.committed, using=using)
         yield opened
+        if connections[using].needs_rollback:
+            # What is marked so is rolled back at the block's end without an exception.
+            unit.marked = True
+        elif connections[using].vendor == "postgresql":
+            with connections[using].cursor() as cursor:
+                cursor.execute(STANDS)
 
 
 @asynccontextmanager
@@ -110,7 +125,7 @@ async def _in_async(
         except BaseException:
             unit.failed()
             raise
-        unit.state = "open" if nested else "committed"
+        unit.passed(nested=nested)
 
 
 @contextmanager
@@ -132,4 +147,4 @@ def _in_sync(
         except BaseException:
             unit.failed()
             raise
-        unit.state = "open" if nested else "committed"
+        unit.passed(nested=nested)

@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager, nullcontext
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager, nullcontext, suppress
 from typing import Any
 
 import asyncpg
@@ -33,6 +33,9 @@ def script(begin: Any, outer: Any, insert: Any, customer: int, *, nested: bool, 
     with outer() if nested else nullcontext():
         with begin() as tx:
             insert(INSERT.format(1, customer))
+            if fails == "hidden":
+                with suppress(Exception):
+                    insert(INSERT.format(1, customer))
             if fails == "inside":
                 raise LookedFor
         if fails == "outside":
@@ -50,6 +53,9 @@ async def async_script(begin: Any, outer: Any, insert: Any, customer: int, *, ne
     async with outer() if nested else nothing():
         async with begin() as tx:
             await insert(INSERT.format(1, customer))
+            if fails == "hidden":
+                with suppress(Exception):
+                    await insert(INSERT.format(1, customer))
             if fails == "inside":
                 raise LookedFor
         if fails == "outside":
@@ -191,4 +197,30 @@ async def test_a_savepoint_that_is_rolled_back_takes_its_message_along(by: str, 
     async with BY[by](shop, halfnote) as play:
         with pytest.raises(LookedFor):
             await play(nested=True, fails="inside")
+    assert verdicts(halfnote) == ["rollback"]
+
+
+@pytest.mark.parametrize("by", BY)
+async def test_a_failure_that_was_hidden_is_not_taken_for_a_commit(by: str, shop: str) -> None:
+    """PostgreSQL answers a COMMIT after a failed statement by a rollback that is no error."""
+    halfnote = Scripted()
+    async with BY[by](shop, halfnote) as play:
+        with pytest.raises(Exception, match="current transaction is aborted"):
+            await play(fails="hidden")
+    assert orders(shop) == []
+    assert verdicts(halfnote) == ["rollback"]
+
+
+@pytest.mark.parametrize("nested", [False, True])
+def test_a_block_of_django_that_is_marked_for_rollback(shop: str, nested: bool) -> None:
+    from django.db import connections, transaction
+
+    alias, halfnote = django_alias(shop), Scripted()
+    with plain(halfnote) as producer, transaction.atomic(using=alias) if nested else nullcontext():
+        with in_django(producer, ORDER, using=alias):
+            with connections[alias].cursor() as cursor:
+                cursor.execute(INSERT.format(1, 1))
+            transaction.set_rollback(True, using=alias)
+    connections.close_all()
+    assert orders(shop) == []
     assert verdicts(halfnote) == ["rollback"]

@@ -15,6 +15,11 @@ T = TypeVar("T")
 Dialect: TypeAlias = Literal["postgresql", "mysql", "sqlite"]
 
 
+# PostgreSQL answers the COMMIT of a database transaction in which a statement has failed by a rollback, without an
+# error; any other statement raises there.
+STANDS = "select 1"
+
+
 class NotInTransaction(HalfnoteError):
     """The connection has no database transaction open: a row would be committed on its own, beside what it is about."""
 
