@@ -82,6 +82,8 @@ class Block:
             # This is being cancelled: nothing to be waited for.
             self._follow(transaction, binding, state)
             return _left(transaction)
+        if error is None and transaction.rolled_back is not None:
+            return (yield from self._willed(transaction))
         if state == "open":
             self._follow(transaction, binding, state)
             why = "its block closed while the bound database transaction is still open, which may yet be rolled back"
@@ -109,15 +111,20 @@ class Block:
         if state == "committed":
             return (yield from self._conversation.end(transaction, Verdict.COMMIT, error=error))
         if state == "doubtful":
-            return (yield from self._doubtful(transaction, error))
+            reason = "the database's commit failed" + ("" if error is None else f": {reason_of(error)}")
+            return (yield from self._doubtful(transaction, reason, error))
         reason = "the database transaction was rolled back" if error is None else reason_of(error)
+        if transaction.repeated:
+            # This one was; the one of an earlier run may have been committed.
+            return (yield from self._doubtful(transaction, reason, error))
         return (yield from self._conversation.end(transaction, Verdict.ROLLBACK, reason=reason, error=error))
 
-    def _doubtful(self, transaction: OpenTransaction, error: Exception | None) -> Exchange[TransactionResult]:
+    def _doubtful(
+        self, transaction: OpenTransaction, reason: str, error: Exception | None
+    ) -> Exchange[TransactionResult]:
         verdict = yield from self._conversation.settled(transaction)
-        reason = "the database's commit failed" + ("" if error is None else f": {reason_of(error)}")
         if verdict is Verdict.UNKNOWN:
-            return (yield from self._conversation.leave_to_check(transaction, reason))
+            return (yield from self._conversation.leave_to_check(transaction, reason, error))
         return (yield from self._conversation.end(transaction, verdict, reason=reason, error=error))
 
 

@@ -52,7 +52,7 @@ class Conversation:
     ) -> Exchange[Transaction]:
         """Post a half. Raises HalfFailed, after which nothing has happened; ValueError or TypeError for no JSON."""
         listed = as_list(messages)
-        transaction_id = transaction_id or new_id()
+        chosen, transaction_id = transaction_id is not None, transaction_id or new_id()
         trace = self.traceparent()
         content = self._content(transaction_id, listed, trace)
         if context is not None:
@@ -63,11 +63,12 @@ class Conversation:
         try:
             answer = yield from asked("the half message", request, within_s=self.half_within_s, clock=self.clock)
         except (Refused, Unconfirmed) as cause:
-            if isinstance(cause, Unconfirmed) and cause.perhaps_done:
+            if cause.perhaps_done and not chosen:
                 yield Later(self._withdraw(transaction_id))
             raise HalfFailed(transaction_id, cause) from cause
         born_at, first_check_at = answer.content.get("born_at"), answer.content.get("first_check_at")
-        return Transaction(transaction_id, self.group, listed, context, born_at, first_check_at)
+        repeated = chosen and bool(answer.content.get("replayed"))
+        return Transaction(transaction_id, self.group, listed, context, born_at, first_check_at, repeated)
 
     def send(
         self,
@@ -91,8 +92,11 @@ class Conversation:
     def failed(self, transaction: Transaction, error: Exception) -> Exchange[TransactionResult]:
         """Post what an exception in the local work leads to: rollback, unless a barrier knows better.
 
-        An exception may come from a commit whose answer was lost. A barrier that was entered can tell.
+        An exception may come from a commit whose answer was lost, or from work that has run before and was committed.
+        A barrier that was entered can tell.
         """
+        if transaction.repeated and transaction.settle is None:
+            return (yield from self.leave_to_check(transaction, reason_of(error), error))
         verdict = Verdict.ROLLBACK
         if transaction.settle is not None:
             verdict = yield from self.settled(transaction)
@@ -119,7 +123,7 @@ class Conversation:
             "verdict": verdict.value,
         }
         if reason:
-            content["reason"] = reason[:REASON_MAX].replace("\x00", "\ufffd")
+            content["reason"] = reason[:REASON_MAX].replace("\x00", "\ufffd").encode("utf-8", "replace").decode()
         request = self._post("/end", content)
         end, fault = yield from self._ended(transaction, request, attempts=1)
         if isinstance(fault, Unconfirmed) and verdict is not Verdict.UNKNOWN:
@@ -128,10 +132,12 @@ class Conversation:
                 log.warning("transaction %s is left to check-back: too many ends wait", transaction.transaction_id)
         return TransactionResult(transaction.transaction_id, transaction.message_ids, verdict, end, error or fault)
 
-    def leave_to_check(self, transaction: Transaction, why: str) -> Exchange[TransactionResult]:
+    def leave_to_check(
+        self, transaction: Transaction, why: str, error: Exception | None = None
+    ) -> Exchange[TransactionResult]:
         """Post `unknown` and ask Halfnote to check at once, because what is known here decides nothing."""
         log.warning("transaction %s is left to check-back: %s", transaction.transaction_id, why)
-        result = yield from self.end(transaction, Verdict.UNKNOWN, reason=why)
+        result = yield from self.end(transaction, Verdict.UNKNOWN, reason=why, error=error)
         request = self._post(f"/transactions/{transaction.transaction_id}/check", None)
         try:
             yield from asked("a check", request, within_s=self.attempt_s, clock=self.clock, attempts=1)

@@ -38,11 +38,14 @@ def _skew(problem: Problem) -> str:
 
 
 class Refused(HalfnoteError):
-    """The service said no for good; `problem` says why. Repeating the same request would change nothing."""
+    """The service said no for good; `problem` says why. Repeating the same request would change nothing.
 
-    def __init__(self, what: str, problem: Problem) -> None:
+    `perhaps_done`: an attempt before may have been stored nevertheless.
+    """
+
+    def __init__(self, what: str, problem: Problem, *, perhaps_done: bool = False) -> None:
         super().__init__(f"{what} was refused: {problem}")
-        self.problem = problem
+        self.problem, self.perhaps_done = problem, perhaps_done
 
 
 class Unconfirmed(HalfnoteError):
@@ -56,7 +59,8 @@ class Unconfirmed(HalfnoteError):
 class HalfFailed(HalfnoteError):
     """The half message was not stored as far as is known, and the local work did not run: nothing has happened.
 
-    The cause (`__cause__`) is Refused or Unconfirmed. If it may have been stored, a rollback was sent after it.
+    The cause (`__cause__`) is Refused or Unconfirmed. If it may have been stored, a rollback was sent after it,
+    unless the caller chose its id: then it may have been stored, and its local work have run, before this.
     """
 
     def __init__(self, transaction_id: UUID, cause: Refused | Unconfirmed) -> None:

@@ -125,7 +125,7 @@ def asked(
             if isinstance(read, Answer):
                 return read
             if isinstance(read, Problem):
-                raise Refused(what, read)
+                raise Refused(what, read, perhaps_done=perhaps_done)
             error, asked_s = read, retry_after_s(came)
             perhaps_done = perhaps_done or not _surely_not_done(came)
         # Spread, so that many callers do not come back at the same moment.

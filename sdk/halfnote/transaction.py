@@ -16,7 +16,8 @@ class Transaction:
     """A half message that Halfnote has stored: local work may begin. `context` comes back in every check.
 
     `settle` is set by a barrier that this transaction has entered: it tells, or waits until it can tell, what became of
-    the local database transaction.
+    the local database transaction. `repeated`: its half was stored when the caller, who chose its id, posted it, so its
+    local work may have run before.
     """
 
     transaction_id: UUID
@@ -25,6 +26,7 @@ class Transaction:
     context: Any = None
     born_at: str | None = None
     first_check_at: str | None = None
+    repeated: bool = False
     settle: "Callable[[], Any] | None" = field(default=None, repr=False)
 
     @property

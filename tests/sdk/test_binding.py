@@ -4,13 +4,16 @@ import asyncio
 from collections.abc import AsyncIterator, Iterator
 
 import pytest
-from halfnote import COMMIT, ROLLBACK, UNKNOWN, Outgoing, SyncTransactionProducer, TransactionProducer
+from halfnote import COMMIT, ROLLBACK, UNKNOWN, BarrierRefused, Outgoing, SyncTransactionProducer, TransactionProducer
+from halfnote.barrier import AsyncBarrier
+from halfnote.databases.sqlalchemy import AsyncSqlAlchemy
+from halfnote.ids import new_id
 from sqlalchemy import Engine, create_engine, text
-from sqlalchemy.exc import IntegrityError
+from sqlalchemy.exc import DBAPIError, IntegrityError
 from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession, create_async_engine
 from sqlalchemy.orm import Session
 
-from tests.sdk.coordinators import Scripted
+from tests.sdk.coordinators import Scripted, answer
 from tests.sdk.shop import NOBODY, orders, shop, with_driver
 
 __all__ = ["shop"]
@@ -293,3 +296,73 @@ def test_both_nestings_of_a_sync_session(
         ["unknown", "rollback"],
     ]
     assert orders(shop) == [1, 2]
+
+
+async def test_a_failure_that_was_hidden_is_not_taken_for_a_commit(
+    engine: AsyncEngine,
+    sync_engine: Engine,
+    producer: TransactionProducer,
+    sync_producer: SyncTransactionProducer,
+    halfnote: Scripted,
+    shop: str,
+) -> None:
+    """PostgreSQL answers a COMMIT after a failed statement by a rollback that is no error."""
+    async with AsyncSession(engine) as session:
+        with pytest.raises(DBAPIError, match="current transaction is aborted"):
+            async with producer.bind(session).transaction(ORDER), session.begin():
+                await place(session, 1)
+                with pytest.raises(IntegrityError):
+                    await place(session, 1)
+    with Session(sync_engine) as plain, pytest.raises(DBAPIError, match="current transaction is aborted"):
+        with sync_producer.bind(plain).transaction(ORDER), plain.begin():
+            plain.execute(INSERT, {"number": 1, "customer": 1})
+            with pytest.raises(IntegrityError):
+                plain.execute(INSERT, {"number": 1, "customer": 1})
+    assert verdicts(halfnote) == ["rollback", "rollback"]
+    assert orders(shop) == []
+
+
+async def test_a_commit_in_doubt_stays_so_when_another_try_is_rolled_back(
+    engine: AsyncEngine, producer: TransactionProducer, halfnote: Scripted
+) -> None:
+    async with AsyncSession(engine) as session:
+        async with producer.bind(session).transaction(ORDER):
+            await place(session, 1, NOBODY)
+            with pytest.raises(IntegrityError):
+                await session.commit()
+            await session.rollback()
+            await place(session, 1)
+            await session.rollback()
+    assert verdicts(halfnote) == ["unknown"]
+
+
+async def test_what_was_run_before_is_not_rolled_back_by_a_second_run(
+    engine: AsyncEngine, producer: TransactionProducer, shop: str, halfnote: Scripted
+) -> None:
+    """A service that crashed between its commit and the end sends the same transaction again."""
+    halfnote.answers = {"/half": [answer(200, {"replayed": True})]}
+    barrier, one = AsyncBarrier(AsyncSqlAlchemy(engine)), new_id()
+    await barrier.create_table()
+    async with AsyncSession(engine) as session, session.begin():
+        await barrier.enter(session, one)
+        await place(session, 1)
+    async with AsyncSession(engine) as session:
+        with pytest.raises(BarrierRefused):
+            async with producer.bind(session).transaction(ORDER, transaction_id=one) as tx, session.begin():
+                await barrier.enter(session, tx)
+        with pytest.raises(IntegrityError):
+            async with producer.bind(session).transaction(ORDER, transaction_id=one) as tx, session.begin():
+                await place(session, 1)
+                await barrier.enter(session, tx)
+    assert verdicts(halfnote) == ["commit", "unknown"]
+
+
+async def test_a_bound_block_may_have_its_messages_dropped(
+    engine: AsyncEngine, producer: TransactionProducer, halfnote: Scripted
+) -> None:
+    async with AsyncSession(engine) as session:
+        async with producer.bind(session).transaction(ORDER) as tx:
+            await session.execute(text("select 1"))
+            await session.commit()
+            tx.rollback("no teapots left")
+    assert [(end["verdict"], end["reason"]) for end in halfnote.asked("/end")] == [("rollback", "no teapots left")]

@@ -26,10 +26,11 @@ from halfnote import (
     VerdictConflict,
     traceparent,
 )
+from halfnote.ids import new_id
 
 from app.database import Connection
 from app.runtime import Runtime
-from tests.sdk.coordinators import FromThreads, Scripted, problem, service
+from tests.sdk.coordinators import FromThreads, Scripted, answer, problem, service
 
 ORDER = Outgoing("order", {"order": 1030}, key="order-1030", tag="created")
 RESET = httpx.ReadError("reset by peer")
@@ -155,13 +156,40 @@ async def test_an_exception_rolls_back_and_says_why(producing: Producers) -> Non
     halfnote = Scripted()
 
     def work() -> Verdict:
-        raise LookupError("no teapots\x00 left")
+        raise LookupError("no teapots\x00 left\udcff")
 
     result = await producing(halfnote, work)(lambda p: p.send(ORDER))
     [end] = halfnote.asked("/end")
-    assert (end["verdict"], end["reason"]) == ("rollback", "LookupError: no teapots\ufffd left")
+    assert (end["verdict"], end["reason"]) == ("rollback", "LookupError: no teapots\ufffd left?")
     assert result.local_verdict is ROLLBACK
     assert isinstance(result.error, LookupError)
+
+
+@pytest.mark.parametrize("again", [True, False])
+async def test_local_work_that_may_have_run_before_is_not_called_rolled_back(producing: Producers, again: bool) -> None:
+    """Unless only the request was repeated: then nothing ran between the two."""
+    halfnote = Scripted({"/half": [httpx.ReadTimeout("slow"), answer(200, {"replayed": True})]})
+
+    def work() -> Verdict:
+        raise LookupError("this order is there already")
+
+    chosen = new_id() if again else None
+    result = await producing(halfnote, work, half_within_s=60.0)(lambda p: p.send(ORDER, transaction_id=chosen))
+    assert result.local_verdict is (UNKNOWN if again else ROLLBACK)
+    assert isinstance(result.error, LookupError)
+    assert [end["verdict"] for end in halfnote.asked("/end")] == ["unknown" if again else "rollback"]
+    assert [path for path, _ in halfnote.came if path.endswith("/check")] == [
+        f"/transactions/{result.transaction_id}/check"
+    ] * again
+
+
+@pytest.mark.parametrize("again", [True, False])
+async def test_a_half_in_doubt_is_withdrawn_only_if_it_is_new(producing: Producers, again: bool) -> None:
+    halfnote = Scripted({"/half": [httpx.ReadTimeout("slow"), problem(403, "forbidden")]})
+    chosen = new_id() if again else None
+    with pytest.raises(HalfFailed):
+        await producing(halfnote, half_within_s=60.0)(lambda p: p.send(ORDER, transaction_id=chosen))
+    assert [end["verdict"] for end in halfnote.asked("/end")] == ([] if again else ["rollback"])
 
 
 async def test_a_reason_is_cut_to_what_the_service_takes(producing: Producers) -> None:
