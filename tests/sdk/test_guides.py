@@ -1,18 +1,21 @@
 """The Python blocks of the guides are run, with the names that a service would have."""
 
 import asyncio
+import time
 from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
 from fastapi import FastAPI
-from halfnote import Outgoing
+from halfnote import Outgoing, PlainFailed
 from halfnote.barrier import AsyncBarrier
 from halfnote.databases.sqlalchemy import AsyncSqlAlchemy
 from halfnote.hosting import answered_async
+from halfnote.ids import new_id
 from halfnote.testing import SECRET, Coordinator, signed_delivery
-from sqlalchemy import select
+from sqlalchemy import select, update
 from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
+from sqlalchemy.orm import DeclarativeBase
 
 from tests.sdk.doc_blocks import SCHEMA, Order, Points, blocks_of, runner
 from tests.sdk.shop import fresh, with_driver
@@ -109,3 +112,40 @@ async def test_from_dtm(names: dict[str, Any]) -> None:
     for_points = signed_delivery(names["memory"].published[0], secret=SECRET)
     assert (await answered_async(names["deliveries"], *for_points)).status == 200
     assert await found(names, Points.order) == await found(names, Order.number) == [1030]
+
+
+async def test_from_an_outbox(names: dict[str, Any]) -> None:
+    page = "docs/from-an-outbox.md"
+    run = runner(page)
+    table, relay, consumer, barrier, instead = blocks_of(page)
+    names["Base"] = type("Own", (DeclarativeBase,), {})
+    await run(table, names)
+    async with names["engine"].begin() as connection:
+        await connection.run_sync(names["Base"].metadata.create_all)
+    await run(relay, names)
+    memory = names["memory"]
+    assert [message.json() for message in memory.published] == [{"order": 1030}]
+    await sent_again_after_a_crash(names)
+    await run(consumer, names)
+    assert await memory.deliver(names["deliveries"]) == [200, 200]
+    await run(barrier, names)
+    await run(instead, names)
+    await left_undecided(names)
+    assert list((await memory.check(names["endpoint"])).values()) == ["rollback"]
+    assert await memory.deliver(names["deliveries"]) == [200]
+    assert await found(names, Points.order) == await found(names, Order.number) == [7, 1030, 1031]
+
+
+async def sent_again_after_a_crash(names: dict[str, Any]) -> None:
+    """A row whose id is too old was never sent and gets another; one that was sent is not sent twice."""
+    row = names["OutboxRow"]
+    await names["place"](7)
+    await names["write"](update(row).values(sent_as=new_id(time.time() - 3600)))
+    with pytest.raises(PlainFailed, match="clock"):
+        await names["relay"]()
+    sent_as = new_id()
+    await names["write"](update(row).values(sent_as=sent_as))
+    again = Outgoing("order", {"order": 7}, key="order-7")
+    assert not (await names["sender"].send_plain(again, transaction_id=sent_as)).replayed
+    assert await names["relay"]() == 1
+    assert [message.json() for message in names["memory"].published] == [{"order": 1030}, {"order": 7}]
