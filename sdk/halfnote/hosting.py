@@ -8,9 +8,11 @@ import asyncio
 import inspect
 from collections.abc import Awaitable, Callable, Generator, Iterable, Mapping, MutableMapping
 from dataclasses import dataclass, field
-from typing import Any, Protocol, TypeAlias
+from typing import Any, Protocol, TypeAlias, TypeVar
 
 from halfnote.exchange import Call, Raised, Returned
+
+T = TypeVar("T")
 
 BODY_MAX_BYTES = 16 * 1024 * 1024
 JSON = "application/json"
@@ -105,7 +107,11 @@ def answered_sync(endpoint: Endpoint, headers: Mapping[str, str], body: bytes) -
 async def called_async(call: Call, *, calls_async: bool) -> Returned | Raised:
     """Call the user's function without holding up the loop."""
     try:
-        return Returned(await call.function() if calls_async else await asyncio.to_thread(call.function))
+        if calls_async:
+            return Returned(await call.function())
+        value = await asyncio.to_thread(call.function)
+        # A plain function may return what is to be awaited, as a wrapper does.
+        return Returned(await value if inspect.isawaitable(value) else value)
     except Exception as error:
         return Raised(error)
 
@@ -155,6 +161,17 @@ def is_async(function: Callable[..., Any]) -> bool:
     return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(type(function).__call__)
 
 
+def not_awaitable(value: T) -> T:
+    """Return what a function returned. Raises TypeError if it is to be awaited, so that it has not been done."""
+    if inspect.isawaitable(value):
+        if inspect.iscoroutine(value):
+            value.close()
+        raise TypeError(
+            "a function returned what is to be awaited, where nothing awaits: give an async function, or none"
+        )
+    return value
+
+
 def _refuse_async(endpoint: Endpoint) -> None:
     if endpoint.calls_async:
         raise TypeError("a WSGI app cannot await: give it plain functions, or use the ASGI app")
@@ -162,7 +179,7 @@ def _refuse_async(endpoint: Endpoint) -> None:
 
 def _called(call: Call) -> Returned | Raised:
     try:
-        return Returned(call.function())
+        return Returned(not_awaitable(call.function()))
     except Exception as error:
         return Raised(error)
 

@@ -12,6 +12,7 @@ from typing import Any, Literal, TypeAlias
 
 from halfnote.databases.base import AsyncDatabase, Database, Script
 from halfnote.errors import HalfnoteError
+from halfnote.hosting import not_awaitable
 from halfnote.ids import lowest_id
 from halfnote.inbox_sql import InboxSql
 from halfnote.message import Message
@@ -91,7 +92,7 @@ class Inbox(_Rules):
         with self.database.begin() as connection:
             if not self.database.within(connection, self._sql.receiving(*self._row(message))):
                 return Received.DUPLICATE
-            handler(message, connection)
+            not_awaitable(handler(message, connection))
             if not self.database.within(connection, self._standing(message)):
                 raise Undone(message)
         return Received.DONE

@@ -1,6 +1,7 @@
 """The inbox in every database and driver, and the endpoint of deliveries in each framework, sent to by the service."""
 
 import asyncio
+import base64
 from collections.abc import AsyncIterator, Callable
 from contextlib import suppress
 from datetime import UTC, datetime, timedelta
@@ -14,9 +15,11 @@ from fastapi import FastAPI
 from flask import Flask
 from halfnote.databases.django import Django
 from halfnote.delivery import DeliveryEndpoint
+from halfnote.hosting import answered_async, answered_sync
 from halfnote.ids import new_id
 from halfnote.inbox import AsyncInbox, Inbox, Received, Reject
 from halfnote.message import Message
+from halfnote.signatures import sign
 from sqlalchemy import text
 
 from app.callbacks import CallbackClient
@@ -282,3 +285,26 @@ async def test_what_is_signed_but_no_message_is_refused() -> None:
         came = await client.post("/", content=b"{}", headers=signed([Secret(SECRET)], "m-0", b"{}", now()))
     assert came.status_code == 400
     assert "`id` is missing" in came.json()["detail"]
+
+
+async def test_a_handler_that_only_looks_plain_is_awaited_or_refused(tmp_path: Path) -> None:
+    """Nothing is acknowledged that was never run."""
+    taken: list[str] = []
+
+    async def take(message: Message, *connection: Any) -> None:
+        taken.append(message.message_id)
+
+    secret = "whsec_" + base64.b64encode(bytes(32)).decode()
+    body = b'{"order": 1}'
+    headers = {"ce-id": "1-0", "ce-type": "order", **sign(secret, "1-0", body)}
+    endpoint = DeliveryEndpoint(lambda message: take(message), secrets=secret)
+    assert answered_sync(endpoint, headers, body).status == 500
+    assert not taken
+    assert (await answered_async(endpoint, headers, body)).status == 200
+    assert taken == ["1-0"]
+    async with SITES["sqlite"](tmp_path) as site:
+        inbox = Inbox(site.barrier.database, "points")
+        await site.call(inbox.create_table)
+        with pytest.raises(TypeError, match="to be awaited"):
+            await site.call(inbox.receive, arrived(1), lambda message, connection: take(message, connection))
+    assert taken == ["1-0"]
