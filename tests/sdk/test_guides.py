@@ -1,15 +1,17 @@
 """The Python blocks of the guides are run, with the names that a service would have."""
 
 import asyncio
+import inspect
 import time
 from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
 from fastapi import FastAPI
-from halfnote import Outgoing, PlainFailed
-from halfnote.barrier import AsyncBarrier
+from halfnote import Outgoing, PlainFailed, TransactionProducer
+from halfnote.barrier import WAIT_S, AsyncBarrier
 from halfnote.databases.sqlalchemy import AsyncSqlAlchemy
+from halfnote.exchange import FIRST_PAUSE_S, LONGEST_PAUSE_S
 from halfnote.hosting import answered_async
 from halfnote.ids import new_id
 from halfnote.testing import SECRET, Coordinator, signed_delivery
@@ -17,7 +19,12 @@ from sqlalchemy import select, update
 from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
 from sqlalchemy.orm import DeclarativeBase
 
-from tests.sdk.doc_blocks import SCHEMA, Order, Points, blocks_of, runner
+from app.config import Settings
+from app.delivery_policy import DEFAULT_RETRY
+from app.group_shapes import URLS_MAX, GroupPut
+from app.policy import LONGEST_BACKOFF_S
+from app.subscription_shapes import SubscriptionPut
+from tests.sdk.doc_blocks import ROOT, SCHEMA, Order, Points, blocks_of, runner
 from tests.sdk.shop import fresh, with_driver
 
 
@@ -149,3 +156,29 @@ async def sent_again_after_a_crash(names: dict[str, Any]) -> None:
     assert not (await names["sender"].send_plain(again, transaction_id=sent_as)).replayed
     assert await names["relay"]() == 1
     assert [message.json() for message in names["memory"].published] == [{"order": 1030}, {"order": 7}]
+
+
+def test_the_defaults_that_the_pages_name() -> None:
+    """A default that changes in the code changes in the pages."""
+    guarantees = (ROOT / "docs/guarantees.md").read_text()
+    group = {name: field.default for name, field in GroupPut.model_fields.items()}
+    settings = {name: field.default for name, field in Settings.model_fields.items()}
+    producer = inspect.signature(TransactionProducer).parameters
+    tries, total_s = len(DEFAULT_RETRY) + 1, round(sum(DEFAULT_RETRY) / 60)
+    last_check_s = group["immunity_s"] + (group["max_checks"] - 1) * group["interval_s"]
+    for named in (
+        f"`immunity_s` ({group['immunity_s']} s)",
+        f"`interval_s` ({group['interval_s']} s)",
+        f"`max_checks` times ({group['max_checks']})",
+        f"`check_timeout_s` {group['check_timeout_s']} s each, up to {URLS_MAX} in turn",
+        f"`unanswered_park_s` ({group['unanswered_park_s']:,} s",
+        f"at most {LONGEST_BACKOFF_S} s",
+        f"= {last_check_s // 60} min {last_check_s % 60} s with the defaults",
+        f"`end_within_s` ({producer['end_within_s'].default:.0f} s)",
+        f"pauses of {FIRST_PAUSE_S} s to {LONGEST_PAUSE_S:.0f} s",
+        f"`wait_s` ({WAIT_S:.0f} s)",
+        f"`timeout_s` {SubscriptionPut.model_fields['timeout_s'].default:.0f} s",
+        f"{tries} tries in about {total_s // 60} h {total_s % 60} min",
+        f"`HALFNOTE_MAX_RETENTION_S` ({settings['max_retention_s']:,} s",
+    ):
+        assert named in " ".join(guarantees.split()), named
