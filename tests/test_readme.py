@@ -21,7 +21,7 @@ README = (ROOT / "README.md").read_text()
 MAKEFILE = (ROOT / "Makefile").read_text()
 PAGES = [ROOT / "README.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").rglob("*.md"))]
 # The environment of commands, and of Spark's programs, rather than of the service.
-OTHER_VARIABLES = {"URL", "JDBC_JAR", "LEDGER_PASSWORD"}
+OTHER_VARIABLES = {"URL", "JDBC_JAR", "LEDGER_PASSWORD", "SPARK_NICE"}
 
 
 def commands(group: typer.Typer = cli, before: str = "halfnote") -> Iterator[str]:
