@@ -224,19 +224,20 @@ async def test_past_ten_thousand_held_rows_the_window_stops_and_goes_on_later(
         await subscribe(client, receiver, ordered="key", retry=[0.5] * 100)
         await db.execute(FILL, messages, 1)
         await turn_until(relay, runtime, lambda: db.fetchval(f"select ({held}) >= $1", HELD_MOST), within_s=60)
-        stopped = await db.fetchval(reached)
-        # It is tried again, and again in vain: neither rows nor checkpoint go on.
+        # However long it is tried again in vain: neither rows nor checkpoint go further than the last window read. (The
+        # checkpoint is moved every so often only, so it says nothing yet of where the window stopped.)
+        furthest = HELD_MOST + WINDOW_MOST
         tries = len(receiver.calls)
         await turn_until(relay, runtime, lambda: len(receiver.calls) > tries + 5, within_s=60)
         rows = await db.fetchval(held)
         assert HELD_MOST <= rows < messages
-        assert rows <= HELD_MOST + WINDOW_MOST
-        assert await db.fetchval(reached) <= stopped + WINDOW_MOST
+        assert rows <= furthest
+        assert await db.fetchval(reached) <= furthest
         assert await db.fetchval("select count(*) from receipt") == 0
         working, tries = True, len(receiver.calls)
         # There is room again: the rest of the log is read on.
         await turn_until(
-            relay, runtime, lambda: db.fetchval(f"select ({reached}) > $1", stopped + WINDOW_MOST), within_s=60
+            relay, runtime, lambda: db.fetchval(f"select ({reached}) > $1", furthest), within_s=60
         )
     came = by_key(receiver.calls[tries:])["k0"]
     assert len(came) > rows - HELD_MOST
