@@ -14,8 +14,12 @@ from app.database import Connection, UnusableDatabase, connect
 from app.models import DAY_TABLES
 from app.policy import LONGEST_BACKOFF_S, LONGEST_HOLD_S, AskingPolicy
 from app.store import days
-from app.store.shared_rules import write_rules
+from app.store.shared_rules import read_rule, write_rules
 
+# The oldest revision whose service goes on working on this version's schema: until an upgrade is over its replicas
+# serve beside the new ones, and after a rollback they do alone. Raised by a migration that takes away what they use.
+OLDEST_SERVED = "0007"
+_OLDEST_SERVED_RULE = "oldest_served_revision"
 # What the nightly proof must know as well; it reads them from the database.
 SHARED_RULES = {
     "longest_backoff_s": LONGEST_BACKOFF_S,
@@ -23,6 +27,7 @@ SHARED_RULES = {
     "interval_s": AskingPolicy().interval_s,
     "max_checks": AskingPolicy().max_checks,
     "unanswered_park_s": AskingPolicy().unanswered_park_s,
+    _OLDEST_SERVED_RULE: int(OLDEST_SERVED),
 }
 
 LOCK_RETRIES = 60
@@ -48,6 +53,14 @@ def revisions() -> tuple[str, ...]:
 def head() -> str:
     """Return the revision this version of the service needs."""
     return revisions()[0]
+
+
+async def serves(connection: Connection, revision: str | None) -> bool:
+    """Tell whether this version works on a database at `revision`: its own, or a later one that says so."""
+    if revision is None or revision in revisions():
+        return revision == head()
+    oldest = await read_rule(connection, _OLDEST_SERVED_RULE)
+    return oldest is not None and oldest <= int(head())
 
 
 def refuse_newer(revision: str | None) -> None:

@@ -11,7 +11,7 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from app.clock import SKEW_NOT_READY_S
 from app.database import Connection
-from app.migrate import current, head
+from app.migrate import current, head, serves
 from app.runtime import Runtime
 from app.store import days
 from app.store.server import ServerState, check_urls_down, server_state
@@ -61,8 +61,9 @@ async def readiness(runtime: Runtime) -> Readiness:
 async def _of_database(runtime: Runtime, connection: Connection) -> tuple[list[Check], list[Check]]:
     state = await server_state(connection)
     revision = await current(connection)
-    checks = [_database(state), _migrations(revision)]
-    if revision != head():
+    served = await serves(connection, revision)
+    checks = [_database(state), _migrations(revision, served)]
+    if not served:
         return checks, []
     checks.append(await _partitions(runtime, connection))
     warnings = [_durability(state), await _held(connection), await _check_urls(connection)]
@@ -77,9 +78,10 @@ def _database(state: ServerState) -> Check:
     return Check("database", True, f"Postgres {state.version} takes writes")
 
 
-def _migrations(revision: str | None) -> Check:
-    if revision == head():
-        return Check("migrations", True, f"at revision {revision}")
+def _migrations(revision: str | None, served: bool) -> Check:
+    if served:
+        later = "" if revision == head() else f", later than this version's {head()}, which it still serves"
+        return Check("migrations", True, f"at revision {revision}{later}")
     return Check(
         "migrations", False, f"at revision {revision or 'none'}, this version needs {head()}: run `halfnote migrate`"
     )

@@ -20,7 +20,7 @@ from app.flush import Lanes
 from app.lanes import LaneLimits
 from app.loops import all_loops
 from app.loops.runner import Loop, rest, run
-from app.migrate import current, head, migrate, refuse_newer
+from app.migrate import current, head, migrate, refuse_newer, serves
 from app.runtime import Runtime
 from app.stopping import heard
 from app.telemetry import Metrics
@@ -37,15 +37,16 @@ COLLECT_AFTER = 10_000
 
 
 async def refuse_behind(dsn: str) -> None:
-    """Raise UnusableDatabase if the user's database is not at this version's schema, but behind or ahead of it."""
+    """Raise UnusableDatabase unless the user's database is at this version's schema, or a later one that serves it."""
     database = Database(dsn, pool_size=1)
     try:
         async with database.connection() as connection:
             revision = await current(connection)
+            served = await serves(connection, revision)
     finally:
         await database.close()
-    refuse_newer(revision)
-    if revision != head():
+    if not served:
+        refuse_newer(revision)
         raise UnusableDatabase(
             f"The database is at revision {revision or 'none'}; this version of Halfnote needs {head()}. "
             "Run `halfnote migrate` with the same HALFNOTE_DATABASE_URL, then start again."

@@ -91,6 +91,17 @@ async def test_readyz_says_that_migrations_are_behind(client: httpx.AsyncClient,
     assert "halfnote migrate" in checks["migrations"]["detail"]
 
 
+async def test_readyz_of_a_service_beside_a_later_version(client: httpx.AsyncClient, db: Connection) -> None:
+    await db.execute("update alembic_version set version_num = '9999'")
+    status, checks, _ = await ready(client)
+    assert status == 200
+    assert f"later than this version's {head()}, which it still serves" in checks["migrations"]["detail"]
+    await db.execute("update shared_rule set value = 9999 where name = 'oldest_served_revision'")
+    status, checks, _ = await ready(client)
+    assert status == 503
+    assert not checks["migrations"]["ok"]
+
+
 async def test_readyz_asks_for_the_partitions_of_today_and_tomorrow(
     client: httpx.AsyncClient, runtime: Runtime, db: Connection
 ) -> None:

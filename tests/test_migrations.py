@@ -199,8 +199,20 @@ async def test_lock_in_the_way_is_waited_for_in_turns(empty: str, there: Connect
     assert await current(there) == head()
 
 
-async def test_database_of_a_newer_version_is_refused(dsn: str, db: Connection) -> None:
+async def test_database_of_a_newer_version_that_still_serves_this_one_is_taken(dsn: str, db: Connection) -> None:
     await db.execute("update alembic_version set version_num = '9999'")
+    await refuse_behind(dsn)
+    with pytest.raises(UnusableDatabase, match=r"9999, which is newer than this Halfnote"):
+        await migrate(dsn, days_ahead=1)
+    assert await current(db) == "9999"
+
+
+@pytest.mark.parametrize(
+    "rule", ["update shared_rule set value = 9999 where name = $1", "delete from shared_rule where name = $1"]
+)
+async def test_database_of_a_newer_version_is_refused(dsn: str, db: Connection, rule: str) -> None:
+    await db.execute("update alembic_version set version_num = '9999'")
+    await db.execute(rule, "oldest_served_revision")
     for refusing in (migrate(dsn, days_ahead=1), refuse_behind(dsn)):
         with pytest.raises(UnusableDatabase, match=r"9999, which is newer than this Halfnote"):
             await refusing

@@ -10,7 +10,16 @@ insert into shared_rule (name, value) select * from unnest($1::text[], $2::float
 on conflict (name) do update set value = excluded.value
 """
 
+# By its primary key.
+READ = "select value from shared_rule where name = $1"
+
 
 async def write_rules(connection: Connection, rules: Mapping[str, float]) -> None:
     """Write down what the rules are; durations in seconds."""
     await connection.execute(WRITE, list(rules), [float(value) for value in rules.values()])
+
+
+async def read_rule(connection: Connection, name: str) -> float | None:
+    """Return a rule, or None if nobody wrote it."""
+    value: float | None = await connection.fetchval(READ, name)
+    return value
