@@ -133,6 +133,11 @@ class Metrics:
         self.delivery_seconds = histogram(
             "delivery_seconds", "Time of one delivery attempt (s)", SECONDS, "subscription"
         )
+        self.oldest_due_s = gauge(
+            "oldest_due_seconds",
+            "How long the oldest check, or delivery after its first try, waits for a worker (s)",
+            "what",
+        )
         self.breakers = counter("breakers", "Breakers that opened or closed", "subscription", "what")
         self.relay_lag_s = gauge("relay_lag_seconds", "Age of the oldest message not settled (s)", "subscription")
         self.relay_lag_messages = gauge(

@@ -43,6 +43,7 @@ FAMILIES = (
     "unrouted_messages",
     "deliveries_total",
     "breakers_total",
+    "oldest_due_seconds",
     "delivery_seconds",
     "relay_lag_seconds",
     "relay_lag_messages",

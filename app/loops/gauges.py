@@ -9,7 +9,7 @@ from app.loops.runner import Turned
 from app.runtime import Runtime
 from app.store import days
 from app.store.dead_letters import dead_letters_of
-from app.store.gauges import undecided
+from app.store.gauges import oldest_due, undecided
 from app.store.reconciliation import FIRST_RUN, RUN_STATES, list_runs, open_findings, standing
 from app.telemetry import Metrics
 
@@ -20,14 +20,16 @@ async def step(runtime: Runtime, now: datetime) -> Turned:
     """Set the gauges."""
     async with runtime.database.connection() as connection:
         found = await undecided(connection)
+        due = await oldest_due(connection, now)
         held = await days.held_days(connection)
         dead = await dead_letters_of(connection)
         await _show_proof(runtime.metrics, connection, now)
     metrics = runtime.metrics
     metrics.in_doubt.set(found.in_doubt)
     metrics.parked.set(found.parked)
-    oldest = found.oldest_born_at
-    metrics.oldest_in_doubt_s.set(max(0.0, (now - oldest).total_seconds()) if oldest else 0.0)
+    metrics.oldest_in_doubt_s.set(_waited(now, found.oldest_born_at))
+    metrics.oldest_due_s.labels("check").set(_waited(now, due.check_at))
+    metrics.oldest_due_s.labels("delivery").set(_waited(now, due.delivery_at))
     metrics.show_held({(day.day.isoformat(), cause) for day in held for cause in day.held})
     metrics.show_dead_letters(dead)
     return Turned(done=1)
@@ -49,6 +51,10 @@ async def _show_proof(metrics: Metrics, connection: Connection, now: datetime) -
         metrics.reconciliation_state.labels(state).set(run.state == state)
     metrics.show_findings(await open_findings(connection))
     metrics.shown_run = run.run_id
+
+
+def _waited(now: datetime, since: datetime | None) -> float:
+    return 0.0 if since is None else max(0.0, (now - since).total_seconds())
 
 
 def _age(now: datetime, at: datetime | None) -> float:

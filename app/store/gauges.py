@@ -20,6 +20,30 @@ select count(*) filter (where u.state = 1) as in_doubt, count(*) filter (where u
 from undecided u
 """
 
+# The oldest row of each producer group that may be asked now (check_back_due), and of each subscription that may be
+# delivered now (delivery_retry_due): one probe each, past what is leased, which in_flight bounds. What waits for its
+# producer group, its subscription or others of its key waits for no worker, so it does not count.
+OLDEST_DUE = """
+select (
+  select min(c.next_check_at) from producer_group g cross join lateral (
+    select b.next_check_at from check_back b
+    where b.producer_group = g.name and b.next_check_at <= $1 and (b.leased_until is null or b.leased_until <= $1)
+    order by b.next_check_at limit 1
+  ) c
+  where g.held_until is null or g.held_until <= $1
+) as check_at, (
+  select min(d.due_at) from subscription s cross join lateral (
+    select r.due_at from delivery_retry r
+    where r.subscription_id = s.subscription_id and r.replay = 0 and r.due_at <= $1
+      and (r.leased_until is null or r.leased_until <= $1)
+      and (s.ordered = 'none' or r.key is null or r.first_at is not null)
+    order by r.due_at limit 1
+  ) d
+  where s.deleted_at is null and s.state = 'active'
+    and not exists (select from checkpoint p where p.subscription_id = s.subscription_id and p.opened_at is not null)
+) as delivery_at
+"""
+
 
 @dataclass(frozen=True, slots=True)
 class Undecided:
@@ -35,3 +59,18 @@ async def undecided(connection: Connection) -> Undecided:
     row = await connection.fetchrow(UNDECIDED)
     assert row is not None
     return Undecided(**row)
+
+
+@dataclass(frozen=True, slots=True)
+class OldestDue:
+    """Since when the oldest check, and the oldest delivery after its first try, are due and not taken; None: none."""
+
+    check_at: datetime | None
+    delivery_at: datetime | None
+
+
+async def oldest_due(connection: Connection, now: datetime) -> OldestDue:
+    """Return what has waited longest for a worker."""
+    row = await connection.fetchrow(OLDEST_DUE, now)
+    assert row is not None
+    return OldestDue(**row)
