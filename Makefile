@@ -66,7 +66,7 @@ lock: ## the locks anew from pyproject.toml; needs uv
 	scripts/lock
 
 clean: ## everything that was made, but not .halfnote, which holds messages
-	rm -rf $(VENV) .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis bench/out
+	rm -rf $(VENV) .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis bench/out examples/node/node_modules
 	find . -name __pycache__ -prune -exec rm -rf {} +
 
 $(MADE):
