@@ -236,9 +236,7 @@ async def test_past_ten_thousand_held_rows_the_window_stops_and_goes_on_later(
         assert await db.fetchval("select count(*) from receipt") == 0
         working, tries = True, len(receiver.calls)
         # There is room again: the rest of the log is read on.
-        await turn_until(
-            relay, runtime, lambda: db.fetchval(f"select ({reached}) > $1", furthest), within_s=60
-        )
+        await turn_until(relay, runtime, lambda: db.fetchval(f"select ({reached}) > $1", furthest), within_s=60)
     came = by_key(receiver.calls[tries:])["k0"]
     assert len(came) > rows - HELD_MOST
     assert came == sorted(came)
