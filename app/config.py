@@ -40,6 +40,12 @@ class Settings(BaseSettings):
     batch_max: int = Field(500, ge=1, le=500, description="requests in one flush")
     queue_max: int = Field(10_000, ge=1, description="requests waiting for a flush; past it 503 with Retry-After")
     linger_s: float = Field(0.001, ge=0, le=0.1, description="wait for company before a flush, if others were waiting")
+    poll_s: float = Field(
+        0.001,
+        ge=0,
+        le=0.01,
+        description="waits that are expected to be shorter are passed awake while one caller is alone; 0: none",
+    )
     flush_timeout_s: float = Field(10.0, gt=0, description="a flush that takes longer is answered outcome-unknown")
 
     body_limit_bytes: int = Field(4 * 1024 * 1024, ge=1024, description="request body of a transaction")

@@ -8,6 +8,7 @@ from uuid import UUID
 from app.clock import Clock
 from app.database import Connection, Database
 from app.lanes import Lane, LaneLimits
+from app.polling import Polling
 from app.store.halves import Half, StoredHalf, insert_halves, stored_halves
 from app.store.ops import End, Recorded, read_recorded, record_ends
 from app.telemetry import Metrics
@@ -170,10 +171,10 @@ class Lanes:
 
             return note
 
-        connect = database.dedicated
-        self.half = Lane(connect, flushes.halves, follow_half, limits, observe("half"))
-        self.end = Lane(connect, flushes.ends, follow_end, limits, observe("end"))
-        self.plain = Lane(connect, flushes.plains, follow_plain, limits, observe("plain"))
+        connect, polling = database.dedicated, Polling(limits.poll_s)
+        self.half = Lane(connect, flushes.halves, follow_half, limits, observe("half"), polling)
+        self.end = Lane(connect, flushes.ends, follow_end, limits, observe("end"), polling)
+        self.plain = Lane(connect, flushes.plains, follow_plain, limits, observe("plain"), polling)
 
     def give_up(self) -> None:
         """Answer whoever still waits for a flush, because the process must end."""

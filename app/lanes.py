@@ -28,6 +28,7 @@ from app.errors import (
     StorageFull,
 )
 from app.flush_timeout import FlushTimeout
+from app.polling import Polling
 
 log = structlog.get_logger(__name__)
 
@@ -61,12 +62,16 @@ Outcome = TypeVar("Outcome")
 
 @dataclass(frozen=True, slots=True)
 class LaneLimits:
-    """How a lane gathers: rows in a flush, requests waiting, seconds to linger for company, seconds to a timeout."""
+    """How a lane gathers: rows in a flush, requests waiting, seconds to linger for company, seconds to a timeout.
+
+    `poll_s`: the longest wait that one caller alone is polled through, see app/polling.py.
+    """
 
     batch_max: int = 500
     queue_max: int = 10_000
     linger_s: float = 0.001
     flush_timeout_s: float = 10.0
+    poll_s: float = 0.0
 
 
 class Lane(Generic[R, Outcome]):
@@ -83,12 +88,14 @@ class Lane(Generic[R, Outcome]):
         follow: Callable[[R, Outcome], Outcome | None],
         limits: LaneLimits,
         observe: Callable[[int, float, int], None],
+        polling: Polling | None = None,
     ) -> None:
         self._connect = connect
         self._flush = flush
         self._follow = follow
         self._limits = limits
         self._observe = observe
+        self._polling = polling or Polling(limits.poll_s)
         self._queue: deque[tuple[R, asyncio.Future[Outcome]]] = deque()
         self._connection: Connection | None = None
         self._runner: asyncio.Task[None] | None = None
@@ -142,7 +149,9 @@ class Lane(Generic[R, Outcome]):
         """Take a batch, flush it, answer it, and answer or requeue those that asked for the same ids."""
         if len(self._queue) == 1:
             self._company = False
+            self._polling.asked()
             await self._settle([self._queue.popleft()])
+            self._polling.answered()
             return
         batch: dict[UUID, tuple[R, asyncio.Future[Outcome]]] = {}
         repeats: list[tuple[R, asyncio.Future[Outcome]]] = []

@@ -153,7 +153,9 @@ async def assemble(settings: Settings, dsn: str, stack: AsyncExitStack) -> Runti
     async with database.connection() as connection:
         await clock.measure(connection)
     metrics = Metrics()
-    limits = LaneLimits(settings.batch_max, settings.queue_max, settings.linger_s, settings.flush_timeout_s)
+    limits = LaneLimits(
+        settings.batch_max, settings.queue_max, settings.linger_s, settings.flush_timeout_s, settings.poll_s
+    )
     wake_ups = WakeUps(database)
     stack.push_async_callback(wake_ups.close)
     lanes = Lanes(database, clock, metrics, limits, wake_ups.published)
