@@ -143,13 +143,21 @@ def django_view(endpoint: Endpoint) -> Callable[..., Any]:
     def headers_of(request: HttpRequest) -> dict[str, str]:
         return {name.lower(): value for name, value in request.headers.items()}
 
+    def body_of(request: HttpRequest) -> bytes:
+        # By `read`, because `body` has a limit for forms (DATA_UPLOAD_MAX_MEMORY_SIZE, 2.5 MB), and messages another.
+        return bytes(request.read(BODY_MAX_BYTES + 1))
+
     def view(request: HttpRequest) -> HttpResponse:
-        refused = _not_post(request.method or "")
-        return response(refused or answered_sync(endpoint, headers_of(request), request.body))
+        if refused := _not_post(request.method or ""):
+            return response(refused)
+        body = body_of(request)
+        return response(_too_large(body) or answered_sync(endpoint, headers_of(request), body))
 
     async def async_view(request: HttpRequest) -> HttpResponse:
-        refused = _not_post(request.method or "")
-        return response(refused or await answered_async(endpoint, headers_of(request), request.body))
+        if refused := _not_post(request.method or ""):
+            return response(refused)
+        body = body_of(request)
+        return response(_too_large(body) or await answered_async(endpoint, headers_of(request), body))
 
     chosen: Any = async_view if endpoint.calls_async else view
     chosen.csrf_exempt = True

@@ -2,6 +2,7 @@
 
 import asyncio
 import base64
+import json
 from collections.abc import AsyncIterator, Callable
 from contextlib import suppress
 from datetime import UTC, datetime, timedelta
@@ -260,6 +261,20 @@ async def test_the_service_delivers(
 
 def now() -> datetime:
     return datetime.now(UTC)
+
+
+@pytest.mark.parametrize(
+    ("host", "taking"), [(in_fastapi, AsyncTaker), (in_flask, Taker), (in_django, Taker), (in_django, AsyncTaker)]
+)
+async def test_what_halfnote_takes_is_delivered_whole(
+    host: Callable[[DeliveryEndpoint], Any], taking: type[Taker], client: CallbackClient
+) -> None:
+    """Django's own limit is one for forms, of 2.5 MB."""
+    taker, body = taking(), json.dumps("x" * 4_000_000).encode()
+    async with host(DeliveryEndpoint(taker, secrets=SECRET)) as url:
+        [came] = await webhook(client, url + PATH).deliver([message(body=body)], now())
+    assert isinstance(came, Delivered)
+    assert [len(taken.body) for taken in taker.taken] == [len(body)]
 
 
 async def test_delivered_twice_it_is_run_once(client: CallbackClient, tmp_path: Path) -> None:
