@@ -107,6 +107,61 @@ async def test_one_header_without_end_is_a_failure(client: CallbackClient) -> No
     assert outcome.status is None
 
 
+@pytest.mark.parametrize("number", [129, 1000])
+async def test_more_headers_than_a_limit_are_a_failure(client: CallbackClient, number: int) -> None:
+    many = {f"x_more_{count}": "and more" for count in range(number)}
+    async with Wire(plain(200, **many)) as wire:
+        outcome = await outcome_at(client, wire.url)
+    assert isinstance(outcome, Failed)
+    assert outcome.status is None
+    async with Wire(plain(200, **dict(list(many.items())[:100]))) as wire:
+        assert isinstance(await outcome_at(client, wire.url), Delivered)
+
+
+async def test_interim_answers_without_end_take_no_more_than_the_time(client: CallbackClient) -> None:
+    async def write(writer: asyncio.StreamWriter) -> None:
+        while True:
+            writer.write(b"HTTP/1.1 103 Early Hints\r\nlink: </more>; rel=preload\r\n\r\n")
+            await writer.drain()
+            await asyncio.sleep(0)
+
+    async with Wire(write) as wire:
+        outcome = await outcome_at(client, wire.url, timeout_s=0.5)
+    assert isinstance(outcome, Failed)
+    assert outcome.status is None
+
+
+async def test_trailers_without_end_are_cut_off(client: CallbackClient) -> None:
+    let_through: list[int] = []
+
+    async def write(writer: asyncio.StreamWriter) -> None:
+        writer.write(b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n2\r\nok\r\n0\r\n")
+        let_through.append(await flood(writer, b"x-more: and more of it\r\n" * 1000))
+        hung_up.set()
+
+    hung_up = asyncio.Event()
+    async with Wire(write) as wire:
+        outcome = await outcome_at(client, wire.url, timeout_s=5)
+        async with asyncio.timeout(20):
+            await hung_up.wait()
+    assert isinstance(outcome, Failed)
+    assert let_through[0] < ENDLESS_BYTES
+
+
+async def test_a_chunk_that_says_it_is_endless_is_cut_off(client: CallbackClient) -> None:
+    async def write(writer: asyncio.StreamWriter) -> None:
+        writer.write(b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\nffffffffffff\r\n")
+        await flood(writer, b"z" * 65_536)
+        hung_up.set()
+
+    hung_up = asyncio.Event()
+    async with Wire(write) as wire:
+        reply = await client.call(wire.url, b"", {}, timeout_s=10)
+        async with asyncio.timeout(20):
+            await hung_up.wait()
+    assert (reply.status, len(reply.body), reply.truncated) == (200, REPLY_LIMIT_BYTES, True)
+
+
 @pytest.mark.parametrize("encoding", ["gzip", "deflate"])
 async def test_a_bomb_is_never_unpacked(client: CallbackClient, encoding: str) -> None:
     zeros = bytes(8 * 1024 * 1024)
