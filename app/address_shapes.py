@@ -1,13 +1,14 @@
 """How hosts, ports and URLs are written in requests: patterns for the document and for the checks alike."""
 
-import ipaddress
 import re
 from typing import Annotated
 from urllib.parse import urlsplit
 
 from pydantic import AfterValidator, WithJsonSchema
 
-from app.callbacks import LONGEST_URL, Network, allowed
+from app.callback_urls import LONGEST_URL, literal_fault
+from app.destinations.base import OWN_PORTS
+from app.dialling import Dialling
 
 HOST = r"([A-Za-z0-9]([A-Za-z0-9._-]{0,251}[A-Za-z0-9])?|\[[0-9A-Fa-f:.]+\])"
 PORT = r":([1-9][0-9]{0,3}|[1-5][0-9]{4}|6[0-4][0-9]{3}|65[0-4][0-9]{2}|655[0-2][0-9]|6553[0-5])"
@@ -63,14 +64,14 @@ HostPort = Annotated[
 ]
 
 
-def host_fault(address: str, networks: tuple[Network, ...]) -> str | None:
-    """Say what is wrong with the host of a URL or of `host:port`, or None. A name is judged only when it is dialled."""
+def host_fault(kind: str, address: str, dialling: Dialling, *, encrypted: bool) -> str | None:
+    """Say what is wrong with a broker's URL or `host:port`, or None. A name is judged only when it is dialled."""
     try:
-        host = urlsplit(address if "://" in address else f"//{address}").hostname or ""
+        parts = urlsplit(address if "://" in address else f"//{address}")
+        host, port = parts.hostname or "", parts.port
     except ValueError:
         return "is not an address"
-    try:
-        ipaddress.ip_address(host)
-    except ValueError:
-        return None
-    return None if allowed(host, networks) else "leads to an address outside HALFNOTE_ALLOW_NETWORKS"
+    fault = None if encrypted else dialling.plain_fault()
+    if fault is None and port is not None:
+        fault = dialling.port_fault(port, OWN_PORTS[kind])
+    return fault or literal_fault(host, dialling)

@@ -2,12 +2,10 @@
 
 Not by httpx, even on aiohttp's transport: its layers take three quarters of a call's time on this side.
 
-The address is judged where the socket is made, on the address that is really connected to, so neither DNS rebinding
-nor a redirect leads elsewhere.
+The address is judged where the socket is made (`app.dialling`), so neither DNS rebinding nor redirects lead elsewhere.
 """
 
 import asyncio
-import ipaddress
 import socket
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager, suppress
@@ -17,12 +15,13 @@ from email.utils import parsedate_to_datetime
 from functools import lru_cache
 from time import perf_counter
 from typing import Any
-from urllib.parse import urlsplit
 
 import aiohttp
+from aiohttp.abc import AbstractResolver, ResolveResult
 from yarl import URL
 
-from app.config import Settings
+from app.callback_urls import url_fault
+from app.dialling import AddressRefused, Dialling, Lookup
 
 try:
     import resource
@@ -36,15 +35,21 @@ AGENT = "halfnote"
 PIECE_BYTES = 256 * 1024
 # What is read of an answer; a longer one is cut and its connection closed.
 REPLY_LIMIT_BYTES = 16 * 1024
-LONGEST_URL = 2048
 # Connecting may take a little less than the whole time, so that it is known what took too long.
 CONNECT_PART = 0.9
 
-Network = ipaddress.IPv4Network | ipaddress.IPv6Network
+# What is read of the head of an answer; one that is longer is a failure. Interim answers (1xx) count as time only.
+HEADERS_MAX = 128
+HEADER_BYTES = 8 * 1024
 
 
-class AddressRefused(OSError):
-    """The address is outside HALFNOTE_ALLOW_NETWORKS."""
+NO_CONNECTION = (
+    AddressRefused,
+    aiohttp.ClientConnectorError,
+    aiohttp.ConnectionTimeoutError,
+    aiohttp.ClientHttpProxyError,
+    aiohttp.InvalidUrlClientError,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,50 +84,11 @@ class Reply:
             return None
 
 
-def allowed(address: str, networks: tuple[Network, ...]) -> bool:
-    """Tell whether an IP address lies in one of the networks; an IPv4-mapped one counts as its IPv4 address."""
-    try:
-        ip = ipaddress.ip_address(address.partition("%")[0])
-    except ValueError:
-        return False
-    if isinstance(ip, ipaddress.IPv6Address) and ip.ipv4_mapped is not None:
-        ip = ip.ipv4_mapped
-    return any(ip in network for network in networks)
-
-
-def url_fault(url: str, networks: tuple[Network, ...]) -> str | None:
-    """Say what is wrong with a callback URL, or None. A host name is judged only when it is dialled."""
-    try:
-        parts = urlsplit(url)
-        port = parts.port
-        host = parts.hostname
-    except ValueError:
-        return "is not a URL"
-    if len(url) > LONGEST_URL or not url.isascii() or any(c <= " " or c == "\x7f" for c in url):
-        return f"is longer than {LONGEST_URL} characters or holds spaces, control or non-ASCII characters"
-    if parts.scheme not in ("http", "https") or not host or port == 0:
-        return "must begin with http:// or https:// and name a host"
-    if parts.username or parts.password or parts.fragment:
-        return "must not hold a user, a password or a fragment"
-    try:
-        ipaddress.ip_address(host)
-    except ValueError:
-        return None
-    if not allowed(host, networks):
-        return "leads to an address outside HALFNOTE_ALLOW_NETWORKS"
-    return None
-
-
-def allowed_networks(settings: Settings) -> tuple[Network, ...]:
-    """Return the networks that callbacks may be dialled in."""
-    return tuple(ipaddress.ip_network(network) for network in settings.allow_networks)
-
-
 class CallbackClient:
     """Makes calls; the one seam between Halfnote and the network of callbacks."""
 
-    def __init__(self, session: aiohttp.ClientSession) -> None:
-        self._session = session
+    def __init__(self, session: aiohttp.ClientSession, dialling: Dialling) -> None:
+        self._session, self._dialling = session, dialling
 
     async def call(
         self, url: str, body: bytes, headers: Mapping[str, str], *, timeout_s: float, method: str = "POST"
@@ -137,17 +103,25 @@ class CallbackClient:
                 status, answered, content, truncated = await self._exchange(method, url, body, headers, timeout_s)
         except (aiohttp.ClientError, OSError, ValueError) as failure:
             # aiohttp's own timeouts are TimeoutErrors as well, and those are OSErrors.
-            unreachable = isinstance(failure, (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError))
+            unreachable = isinstance(failure, NO_CONNECTION)
             timed_out = isinstance(failure, TimeoutError)
             return Reply(
                 None, {}, b"", False, _error_of(failure, timeout_s), _ms_since(started), timed_out, unreachable
             )
         return Reply(status, answered, content, truncated, None, _ms_since(started))
 
+    def _scheme_fault(self, url: str) -> str | None:
+        return None if url.startswith("https:") else self._dialling.plain_fault()
+
     async def _exchange(
         self, method: str, url: str, body: bytes, headers: Mapping[str, str], timeout_s: float
     ) -> tuple[int, Mapping[str, str], bytes, bool]:
         """Return status, headers, body, and whether that was cut; a connection with more to read is closed."""
+        proxy = self._dialling.proxy
+        # A proxy makes the connection to the receiver, so it is the URL alone that can be judged here.
+        fault = url_fault(url, self._dialling) if proxy else self._scheme_fault(url)
+        if fault is not None:
+            raise AddressRefused(f"the URL {fault}")
         async with self._session.request(
             method,
             URL(url, encoded=True),
@@ -155,6 +129,7 @@ class CallbackClient:
             headers=_headers(body, headers),
             allow_redirects=False,
             timeout=_timeout(timeout_s),
+            proxy=proxy,
         ) as response:
             content = b""
             while piece := await response.content.readany():
@@ -164,21 +139,52 @@ class CallbackClient:
             return response.status, response.headers, content, False
 
 
+class Names(AbstractResolver):
+    """The addresses of a name, for aiohttp, by the one look-up that all dialling goes by."""
+
+    def __init__(self, lookup: Lookup) -> None:
+        self._lookup = lookup
+
+    async def resolve(
+        self, host: str, port: int = 0, family: socket.AddressFamily = socket.AF_UNSPEC
+    ) -> list[ResolveResult]:
+        """Return all addresses, in the order in which they are to be tried. Raises OSError."""
+        return [
+            ResolveResult(
+                hostname=host,
+                host=address,
+                port=port,
+                family=socket.AF_INET6 if ":" in address else socket.AF_INET,
+                proto=0,
+                flags=socket.AI_NUMERICHOST | socket.AI_NUMERICSERV,
+            )
+            for address in await self._lookup(host, port)
+        ]
+
+    async def close(self) -> None:
+        """Nothing is held."""
+
+
 @asynccontextmanager
-async def callback_client(settings: Settings) -> AsyncIterator[CallbackClient]:
+async def callback_client(dialling: Dialling) -> AsyncIterator[CallbackClient]:
     """Yield a client that dials allowed addresses only, follows no redirect and takes no proxy from the environment."""
-    networks = allowed_networks(settings)
 
     def make_socket(address: tuple[Any, ...]) -> socket.socket:
-        family, kind, protocol, _, (host, *_) = address
-        if not allowed(host, networks):
-            raise AddressRefused(f"{host} is outside HALFNOTE_ALLOW_NETWORKS")
+        family, kind, protocol, _, (host, port, *_) = address
+        # The only address that is dialled with a proxy is the proxy's, which the operator named.
+        if dialling.proxy is None:
+            dialling.refuse(host, port)
         return socket.socket(family, kind, protocol)
 
     allow_many_sockets()
     # No limit here: each group and each subscription has one of its own, so that one that hangs keeps no other waiting.
     connector = aiohttp.TCPConnector(
-        limit=0, keepalive_timeout=KEEPALIVE_S, socket_factory=make_socket, ttl_dns_cache=10
+        limit=0,
+        keepalive_timeout=KEEPALIVE_S,
+        socket_factory=make_socket,
+        ttl_dns_cache=10,
+        resolver=Names(dialling.lookup),
+        ssl=dialling.tls,
     )
     # Never decompressed: an answer is shown to people as it came, and a small one may unpack to gigabytes.
     session = aiohttp.ClientSession(
@@ -187,9 +193,12 @@ async def callback_client(settings: Settings) -> AsyncIterator[CallbackClient]:
         trust_env=False,
         read_bufsize=REPLY_LIMIT_BYTES,
         auto_decompress=False,
+        max_line_size=HEADER_BYTES,
+        max_field_size=HEADER_BYTES,
+        max_headers=HEADERS_MAX,
     )
     async with session:
-        yield CallbackClient(session)
+        yield CallbackClient(session, dialling)
 
 
 def allow_many_sockets() -> None:
@@ -207,9 +216,13 @@ def _error_of(failure: Exception, timeout_s: float) -> str:
     if isinstance(failure, aiohttp.ConnectionTimeoutError):
         # Its own text holds the URL whole, and so perhaps a token.
         return f"no connection within {timeout_s * CONNECT_PART:g} s"
+    if isinstance(failure, aiohttp.ClientHttpProxyError):
+        return f"HALFNOTE_PROXY_URL answered {failure.status}"
     if isinstance(failure, TimeoutError):
         return f"no whole answer within {timeout_s:g} s"
     reason = failure.os_error if isinstance(failure, aiohttp.ClientConnectorError) else None
+    if isinstance(reason, AddressRefused):
+        return str(reason)
     added = f" {reason}" if reason is not None and reason.strerror is None else ""
     return f"{type(failure).__name__}: {failure}{added}"[:500]
 

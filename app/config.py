@@ -2,10 +2,19 @@
 
 import ipaddress
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Literal, Self
+from urllib.parse import urlsplit
 
-from pydantic import Field, field_validator
+from pydantic import Field, FilePath, SecretStr, field_validator, model_validator
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
+
+# What a POST to an address that is allowed should not reach: logins, mail, files, databases, cluster interiors.
+DENIED_PORTS = (
+    *(20, 21, 22, 23, 25, 53, 110, 111, 135, 137, 138, 139, 143, 389, 445, 465, 514, 587, 636, 873, 993, 995),
+    *(1433, 1521, 2049, 2181, 2375, 2376, 2379, 2380, 3306, 3389, 5432, 5900, 6379, 6443, 9042, 9200, 9300),
+    *(10250, 10255, 11211, 27017),
+)
+LOOPBACK = ("127.0.0.0/8", "::1/128")
 
 Role = Literal["all", "api", "worker"]
 Accept = Literal["all", "ends"]
@@ -23,8 +32,32 @@ class Settings(BaseSettings):
     role: Role = Field("all", description="`api` runs no loops; `worker` is for the loops, and still answers health")
     workers: int = Field(1, ge=1, le=64, description="API processes of one `halfnote serve`")
     accept: Accept = Field("all", description="`ends` refuses new halves while ends, checks and relay go on")
-    allow_networks: Annotated[tuple[str, ...], NoDecode] = Field(
-        ("127.0.0.0/8", "::1/128"), description="networks that callbacks may be dialled in, comma-separated"
+    allow_networks: Annotated[tuple[str, ...] | None, NoDecode] = Field(
+        None,
+        description="networks that callbacks and brokers may be dialled in although they are denied, "
+        "comma-separated (docs/security.md); not set: loopback with the embedded Postgres, else none",
+    )
+    deny_networks: Annotated[tuple[str, ...], NoDecode] = Field(
+        (), description="networks that are denied as well, unless allowed, comma-separated"
+    )
+    deny_ports: Annotated[tuple[int, ...], NoDecode] = Field(
+        DENIED_PORTS,
+        description="ports that callbacks and brokers may not name, comma-separated; a broker may have its kind's",
+    )
+    https_only: bool = Field(False, description="check URLs and webhooks must be https://, and brokers have TLS")
+    tls_ca_file: FilePath | None = Field(
+        None, description="PEM of the CAs that receivers and brokers may have besides the system's"
+    )
+    tls_cert_file: FilePath | None = Field(
+        None, description="PEM of the client certificate that is shown to receivers and brokers, with its chain"
+    )
+    tls_key_file: FilePath | None = Field(
+        None, description="PEM of that certificate's key; empty: it is in the same file"
+    )
+    proxy_url: SecretStr | None = Field(
+        None,
+        description="HTTP proxy for check URLs and webhooks, http://[user:password@]host:port; then it judges names, "
+        "and none is taken from the environment",
     )
     origin: str = Field(
         "halfnote",
@@ -69,12 +102,14 @@ class Settings(BaseSettings):
     drain_s: float = Field(8.0, gt=0, description="how long SIGTERM waits for what is in flight")
     check_concurrency: int = Field(64, ge=1, description="checks one worker asks at once, over all groups")
 
-    @field_validator("allow_networks", "allowed_hosts", mode="before")
+    @field_validator("allow_networks", "deny_networks", "deny_ports", "allowed_hosts", mode="before")
     @classmethod
     def _split(cls, value: object) -> object:
         return tuple(part.strip() for part in value.split(",") if part.strip()) if isinstance(value, str) else value
 
-    @field_validator("archive", "archive_keep_s", mode="before")
+    @field_validator(
+        "archive", "archive_keep_s", "tls_ca_file", "tls_cert_file", "tls_key_file", "proxy_url", mode="before"
+    )
     @classmethod
     def _empty_is_none(cls, value: object) -> object:
         return None if value == "" else value
@@ -89,12 +124,33 @@ class Settings(BaseSettings):
             )
         return value
 
-    @field_validator("allow_networks")
+    @field_validator("allow_networks", "deny_networks")
     @classmethod
-    def _networks(cls, value: tuple[str, ...]) -> tuple[str, ...]:
-        for network in value:
+    def _networks(cls, value: tuple[str, ...] | None) -> tuple[str, ...] | None:
+        for network in value or ():
             ipaddress.ip_network(network)
         return value
+
+    @field_validator("proxy_url")
+    @classmethod
+    def _proxy(cls, value: SecretStr | None) -> SecretStr | None:
+        parts = urlsplit(value.get_secret_value()) if value is not None else None
+        if parts is not None and (parts.scheme != "http" or not parts.hostname or parts.path not in ("", "/")):
+            raise ValueError("must be http://[user:password@]host:port")
+        return value
+
+    @model_validator(mode="after")
+    def _certificate(self) -> Self:
+        if self.tls_key_file is not None and self.tls_cert_file is None:
+            raise ValueError("HALFNOTE_TLS_KEY_FILE is of no use without HALFNOTE_TLS_CERT_FILE")
+        return self
+
+    @property
+    def opened_networks(self) -> tuple[str, ...]:
+        """The networks that are opened to callbacks and brokers."""
+        if self.allow_networks is None:
+            return LOOPBACK if self.embedded else ()
+        return self.allow_networks
 
     @property
     def embedded(self) -> bool:

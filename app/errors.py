@@ -291,7 +291,11 @@ class GroupReserved(Problem):
 
 
 class AddressNotAllowed(Problem):
-    """A callback URL leads to an address outside HALFNOTE_ALLOW_NETWORKS. Use an allowed one, or open its network."""
+    """A callback or a broker is where this service may not dial: its address, its port, or TLS is missing.
+
+    The detail names the setting: HALFNOTE_ALLOW_NETWORKS opens networks that are denied, HALFNOTE_DENY_PORTS keeps
+    ports, HALFNOTE_HTTPS_ONLY demands TLS.
+    """
 
     status, slug, title = 422, "address-not-allowed", "Callback address not allowed"
 

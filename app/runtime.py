@@ -7,6 +7,7 @@ from app.callbacks import CallbackClient
 from app.clock import Clock
 from app.config import Settings
 from app.database import Database
+from app.dialling import Dialling
 from app.door import Door
 from app.flush import Lanes
 from app.telemetry import Metrics
@@ -23,6 +24,7 @@ class Runtime:
     metrics: Metrics
     lanes: Lanes
     door: Door
+    dialling: Dialling
     # Two clients: check-back must not wait for a connection that a slow subscriber holds.
     checks_http: CallbackClient
     deliveries_http: CallbackClient

@@ -14,6 +14,7 @@ from app.callbacks import callback_client
 from app.clock import Clock
 from app.config import Settings
 from app.database import Database, UnusableDatabase, refuse_unusable
+from app.dialling import Dialling
 from app.door import Door
 from app.embedded import EmbeddedPostgres
 from app.flush import Lanes
@@ -108,9 +109,20 @@ async def _watch(server: EmbeddedPostgres, stopping: asyncio.Event) -> None:
             log.error("embedded_postgres_not_restarted", error=str(error))
 
 
+def say_what_is_opened(settings: Settings) -> None:
+    """Log it if callbacks may reach this machine's own ports only because nothing else was set."""
+    if settings.embedded and settings.allow_networks is None:
+        log.info(
+            "callbacks_may_go_to_loopback",
+            networks=",".join(settings.opened_networks),
+            because="the Postgres is the embedded one, and HALFNOTE_ALLOW_NETWORKS is not set",
+        )
+
+
 @asynccontextmanager
 async def running(settings: Settings) -> AsyncIterator[Runtime]:
     """Yield a running service and drain it at the end: loops finish their step, leases are released, lanes flush."""
+    say_what_is_opened(settings)
     async with AsyncExitStack() as stack:
         dsn = await stack.enter_async_context(database_url(settings))
         runtime = await assemble(settings, dsn, stack)
@@ -160,8 +172,9 @@ async def assemble(settings: Settings, dsn: str, stack: AsyncExitStack) -> Runti
     stack.push_async_callback(wake_ups.close)
     lanes = Lanes(database, clock, metrics, limits, wake_ups.published)
     stack.push_async_callback(lanes.close)
-    checks_http = await stack.enter_async_context(callback_client(settings))
-    deliveries_http = await stack.enter_async_context(callback_client(settings))
+    dialling = Dialling.of(settings)
+    checks_http = await stack.enter_async_context(callback_client(dialling))
+    deliveries_http = await stack.enter_async_context(callback_client(dialling))
     return Runtime(
         settings=settings,
         database=database,
@@ -169,6 +182,7 @@ async def assemble(settings: Settings, dsn: str, stack: AsyncExitStack) -> Runti
         metrics=metrics,
         lanes=lanes,
         door=Door(settings),
+        dialling=dialling,
         checks_http=checks_http,
         deliveries_http=deliveries_http,
         wake_ups=wake_ups,

@@ -119,8 +119,12 @@ async def _started(process: subprocess.Popen[bytes], log: Path, workers: int) ->
 
 
 def _clean() -> dict[str, str]:
-    """Return our environment without options of the service: the figures are those of its defaults."""
-    return {name: value for name, value in os.environ.items() if not name.startswith("HALFNOTE_")}
+    """Return our environment without options of the service: the figures are those of its defaults.
+
+    Only the receivers' addresses, which are this machine's, are opened.
+    """
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("HALFNOTE_")}
+    return {**kept, "HALFNOTE_ALLOW_NETWORKS": "127.0.0.0/8,::1/128"}
 
 
 def free_port() -> int:

@@ -46,7 +46,7 @@ def default(value: Any) -> str:
         return "(none)"
     if isinstance(value, bool):
         return f"`{str(value).lower()}`"
-    return f"`{','.join(value) if isinstance(value, tuple) else value}`"
+    return f"`{','.join(map(str, value)) if isinstance(value, tuple) else value}`"
 
 
 def limits(field: FieldInfo) -> str:

@@ -8,7 +8,7 @@ from typing import Any
 import httpx
 import pytest
 
-from app.config import Settings
+from app.config import LOOPBACK, Settings
 from app.database import Connection, connect
 from app.main import create_app
 from app.migrate import migrate
@@ -37,7 +37,7 @@ def dsn() -> Iterator[str]:
 @pytest.fixture
 def settings(dsn: str) -> Settings:
     """Settings over the test's database, untouched by the environment's."""
-    return Settings(_env_file=None, database_url=dsn, pool_size=8, linger_s=0)  # type: ignore[call-arg]
+    return Settings(_env_file=None, database_url=dsn, pool_size=8, linger_s=0, allow_networks=LOOPBACK)  # type: ignore[call-arg]
 
 
 @pytest.fixture

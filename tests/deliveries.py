@@ -13,7 +13,7 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
-from app.callbacks import Network
+from app.addresses import Network
 from app.destinations.base import Delivery
 
 NOW = datetime(2026, 11, 21, 10, 0, 1, tzinfo=UTC)

@@ -10,6 +10,8 @@ from pathlib import Path
 
 import httpx
 
+from app.config import LOOPBACK
+
 ROOT = Path(__file__).parent.parent
 
 
@@ -35,6 +37,8 @@ class Service:
         self._env = {
             **{name: value for name, value in os.environ.items() if not name.startswith("HALFNOTE_")},
             "HALFNOTE_DATA_DIR": str(data_dir),
+            # What the embedded Postgres has by default; most of these have a database of their own.
+            "HALFNOTE_ALLOW_NETWORKS": ",".join(LOOPBACK),
             **env,
         }
         self.process: subprocess.Popen[bytes] | None = None

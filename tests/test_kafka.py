@@ -14,9 +14,10 @@ import pytest
 from aiokafka import AIOKafkaConsumer, ConsumerRecord, TopicPartition
 from aiokafka.admin import AIOKafkaAdminClient, NewTopic
 
-from app.callbacks import Network
+from app.addresses import Network
 from app.destinations.base import Delivered, Destination, Failed, Refused
 from app.destinations.kafka import of
+from app.dialling import Dialling
 from tests import brokers
 from tests.brokers import Server
 from tests.deliveries import ELSEWHERE, LOOPBACK, NOW, certificate, delivery, held
@@ -35,7 +36,7 @@ async def destination(
 ) -> AsyncIterator[Destination]:
     """The destination of a subscription to a server."""
     stored = {"type": "kafka", "bootstrap": [server.url], **fields}
-    made = of(stored, {"password": password} if password else {}, timeout_s, networks)
+    made = of(stored, {"password": password} if password else {}, timeout_s, Dialling(opened=networks))
     try:
         yield made
     finally:
@@ -349,7 +350,7 @@ async def test_a_broker_that_the_cluster_names_outside_the_allowed_networks_is_n
             listening.accept()
     assert isinstance(outcome, Failed)
     assert outcome.unreachable
-    assert f"the cluster's broker {address}:{port}: {address} is outside HALFNOTE_ALLOW_NETWORKS" in outcome.error
+    assert f"the cluster's broker {address}:{port}: {address} is loopback, and HALFNOTE_ALLOW_NETWORKS" in outcome.error
 
 
 async def test_one_bootstrap_server_of_two_is_enough(topic: str) -> None:

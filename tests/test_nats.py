@@ -13,9 +13,10 @@ import pytest
 from nats.aio.msg import Msg
 from nats.js import JetStreamContext
 
-from app.callbacks import Network
+from app.addresses import Network
 from app.destinations.base import Delivered, Destination, Failed, Refused
 from app.destinations.nats import BATCH_MAX, of
+from app.dialling import Dialling
 from tests import brokers
 from tests.deliveries import ELSEWHERE, LOOPBACK, NOW, certificate, delivery, held
 from tests.wires import Wire
@@ -31,7 +32,7 @@ async def destination(
     **fields: Any,
 ) -> AsyncIterator[Destination]:
     """The destination of a subscription to a server."""
-    made = of({"type": "nats", "url": url, **fields}, credentials or {}, timeout_s, networks)
+    made = of({"type": "nats", "url": url, **fields}, credentials or {}, timeout_s, Dialling(opened=networks))
     try:
         yield made
     finally:

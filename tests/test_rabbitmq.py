@@ -13,9 +13,10 @@ import aio_pika
 import pytest
 from aio_pika.abc import AbstractChannel, AbstractIncomingMessage
 
-from app.callbacks import Network
+from app.addresses import Network
 from app.destinations.base import Delivered, Destination, Failed, Refused
 from app.destinations.rabbitmq import BATCH_MAX, of
+from app.dialling import Dialling
 from tests import brokers
 from tests.deliveries import ELSEWHERE, LOOPBACK, NOW, certificate, delivery, held
 from tests.wires import Wire
@@ -32,7 +33,7 @@ async def destination(
 ) -> AsyncIterator[Destination]:
     """The destination of a subscription to a server."""
     stored = {"type": "rabbitmq", "url": url, "exchange": "", **fields}
-    made = of(stored, {"password": password} if password else {}, timeout_s, networks)
+    made = of(stored, {"password": password} if password else {}, timeout_s, Dialling(opened=networks))
     try:
         yield made
     finally:

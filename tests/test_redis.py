@@ -11,9 +11,10 @@ from uuid import uuid4
 import pytest
 from redis import asyncio as client
 
-from app.callbacks import Network
+from app.addresses import Network
 from app.destinations.base import Delivered, Destination, Failed, Refused
 from app.destinations.redis import of
+from app.dialling import Dialling
 from tests import brokers
 from tests.brokers import Server
 from tests.deliveries import ELSEWHERE, LOOPBACK, NOW, certificate, delivery, held
@@ -30,7 +31,7 @@ async def destination(
 ) -> AsyncIterator[Destination]:
     """The destination of a subscription to a server's database 0."""
     stored = {"type": "redis", "url": f"{server.url}/0", **fields}
-    made = of(stored, {"password": password} if password else {}, timeout_s, networks)
+    made = of(stored, {"password": password} if password else {}, timeout_s, Dialling(opened=networks))
     try:
         yield made
     finally:

@@ -1,15 +1,18 @@
 """What the tests of webhooks share: deliveries, and a client as the service has it."""
 
+import ipaddress
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime, timedelta
 from typing import Any
 from uuid import UUID
 
+from app.addresses import Network
 from app.callbacks import CallbackClient, callback_client
 from app.config import Settings
 from app.destinations.base import Delivery
 from app.destinations.webhook import Webhook
+from app.dialling import Dialling
 from app.signing import Secret
 
 SECRET = "whsec_" + "M" * 43 + "="
@@ -37,10 +40,16 @@ def message(number: int = 1, **fields: Any) -> Delivery:
     return Delivery(**{**known, **fields})
 
 
+def networks_of(*networks: str) -> tuple[Network, ...]:
+    """Return networks as rules of dialling have them."""
+    return tuple(ipaddress.ip_network(network) for network in networks)
+
+
 @asynccontextmanager
-async def dialling(networks: str = "127.0.0.0/8,::1/128") -> AsyncIterator[CallbackClient]:
-    """Yield a client that dials these networks alone."""
-    async with callback_client(Settings(_env_file=None, allow_networks=networks)) as client:  # type: ignore[call-arg,arg-type]
+async def dialling(networks: str = "127.0.0.0/8,::1/128", **settings: Any) -> AsyncIterator[CallbackClient]:
+    """Yield a client to which these networks are opened, by settings."""
+    rules = Dialling.of(Settings(_env_file=None, allow_networks=networks, **settings))  # type: ignore[call-arg,arg-type]
+    async with callback_client(rules) as client:
         yield client
 
 

@@ -22,7 +22,7 @@ from app.config import Settings
 from app.database import UnusableDatabase, refuse_unusable
 from app.embedded import EmbeddedPostgres, EmbeddedPostgresError
 from app.migrate import migrate
-from app.start import database_url
+from app.start import database_url, say_what_is_opened
 from app.telemetry import set_up_logs
 
 # Longer than the usual client keeps an idle connection, so that it is the client who closes it and never a race.
@@ -35,12 +35,14 @@ INTERRUPTED = 130
 def serve(settings: Settings) -> None:
     """Serve until SIGTERM or Ctrl-C. Raises Refusal."""
     set_up_logs()
+    say_what_is_opened(settings)
     signal.signal(signal.SIGTERM, _leave)
     listener = listen(settings)
     try:
         with prepared_database(settings) as url:
             # The app reads its settings from the environment, in this process or in its children.
             os.environ["HALFNOTE_DATABASE_URL"] = url
+            os.environ["HALFNOTE_ALLOW_NETWORKS"] = ",".join(settings.opened_networks)
             run(settings, listener)
     except KeyboardInterrupt:
         return

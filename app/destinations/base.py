@@ -6,6 +6,14 @@ from datetime import datetime
 from typing import Protocol, TypeAlias
 from uuid import UUID
 
+# Where brokers usually listen, which HALFNOTE_DENY_PORTS does not keep from their own kind.
+OWN_PORTS = {
+    "rabbitmq": frozenset({5672, 5671}),
+    "nats": frozenset({4222}),
+    "kafka": frozenset({9092}),
+    "redis": frozenset({6379}),
+}
+
 
 @dataclass(frozen=True, slots=True)
 class Delivery:

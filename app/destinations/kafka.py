@@ -10,7 +10,6 @@ may be there twice, as with every destination.
 """
 
 import asyncio
-import ssl
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 from time import perf_counter
@@ -19,11 +18,11 @@ from urllib.parse import urlsplit
 
 from aiokafka.errors import KafkaError, TopicAuthorizationFailedError, UnknownTopicOrPartitionError
 
-from app.callbacks import Network
 from app.destinations.base import Delivery, Destination, Failed, Outcome
 from app.destinations.kafka_producer import Future, Place, Producer, opened
 from app.destinations.kafka_sending import AGAIN, Sending, record_of, sending_of, told, topic_part
 from app.destinations.placeholders import filled
+from app.dialling import Dialling
 
 # How many messages one call takes.
 BATCH_MAX = 500
@@ -34,20 +33,18 @@ ASKED_TIMES = 3
 
 
 def of(
-    destination: Mapping[str, Any], credentials: Mapping[str, str], timeout_s: float, networks: tuple[Network, ...]
+    destination: Mapping[str, Any], credentials: Mapping[str, str], timeout_s: float, dialling: Dialling
 ) -> Destination:
     """Return the destination of a stored `{type: "kafka", bootstrap, topic?, tls?, sasl?, username?}`."""
     tls, sasl = destination.get("tls", False), destination.get("sasl")
     security: dict[str, Any] = {"security_protocol": ("SASL_" if sasl else "") + ("SSL" if tls else "PLAINTEXT")}
-    if tls:
-        security["ssl_context"] = ssl.create_default_context()
     if sasl:
         security["sasl_mechanism"] = sasl
         security["sasl_plain_username"] = destination.get("username") or ""
         security["sasl_plain_password"] = credentials.get("password") or ""
     servers = [urlsplit(f"//{server}") for server in destination["bootstrap"]]
     bootstrap = [(server.hostname or "", server.port or PORT) for server in servers]
-    return Kafka(Place(bootstrap, security, networks, timeout_s), destination.get("topic") or "{topic}")
+    return Kafka(Place(bootstrap, security, tls, dialling, timeout_s), destination.get("topic") or "{topic}")
 
 
 class Kafka:

@@ -20,8 +20,9 @@ from aiokafka.errors import KafkaError
 from aiokafka.partitioner import DefaultPartitioner
 from aiokafka.protocol.admin import DescribeConfigsRequest
 
-from app.callbacks import AGENT, AddressRefused, Network
-from app.destinations.dialling import resolved
+from app.callbacks import AGENT
+from app.destinations.base import OWN_PORTS
+from app.dialling import AddressRefused, Dialling
 
 # Larger batches gain little, and one that is larger than a topic takes is refused with all that is in it.
 BATCH_BYTES = 256 * 1024
@@ -45,18 +46,20 @@ class Place:
 
     bootstrap: Sequence[tuple[str, int]]
     security: Mapping[str, Any]
-    networks: tuple[Network, ...]
+    tls: bool
+    dialling: Dialling
     timeout_s: float
 
-    @property
-    def options(self) -> dict[str, Any]:
-        """aiokafka's options for every connection."""
-        return {"client_id": AGENT, "request_timeout_ms": max(1, int(self.timeout_s * 1000)), **self.security}
+    def options(self, name: str) -> dict[str, Any]:
+        """Return aiokafka's options for connections to the broker that has this name."""
+        request_timeout_ms = max(1, int(self.timeout_s * 1000))
+        known = {"client_id": AGENT, "request_timeout_ms": request_timeout_ms, **self.security}
+        return {**known, "ssl_context": self.dialling.named_tls(name)} if self.tls else known
 
-    @property
-    def pins(self) -> bool:
-        """Whether the judged address itself is dialled; with TLS the name is, and the certificate proves it."""
-        return self.security.get("ssl_context") is None
+    async def judged(self, host: str, port: int) -> str:
+        """Return the address to dial for a broker. Raises AddressRefused and OSError."""
+        own_ports = OWN_PORTS["kafka"]
+        return (await self.dialling.resolved(host, port, own_ports=own_ports, encrypted=self.tls))[0]
 
 
 @dataclass(slots=True, eq=False)
@@ -166,14 +169,14 @@ class Producer:
 async def opened(place: Place) -> Producer:
     """Return a connected producer. Raises OSError (also a timeout, at `timeout_s`) and KafkaError."""
     async with asyncio.timeout(place.timeout_s):
-        host, port = await _reachable(place)
+        name, address, port = await _reachable(place)
         client = AIOKafkaProducer(
-            bootstrap_servers=[f"[{host}]:{port}" if ":" in host else f"{host}:{port}"],
+            bootstrap_servers=[f"[{address}]:{port}" if ":" in address else f"{address}:{port}"],
             acks="all",
             enable_idempotence=True,
             max_batch_size=BATCH_BYTES,
             max_request_size=REQUEST_BYTES,
-            **place.options,
+            **place.options(name),
         )
         producer = Producer(place, client)
         refused = _judge_brokers(producer)
@@ -192,8 +195,8 @@ async def opened(place: Place) -> Producer:
     return producer
 
 
-async def _reachable(place: Place) -> tuple[str, int]:
-    """Return the first of `bootstrap` that lets us in, as what to dial. Raises what was wrong with the last one.
+async def _reachable(place: Place) -> tuple[str, str, int]:
+    """Return name, address and port of the first of `bootstrap` that lets us in. Raises what was wrong with the last.
 
     The client's own start tells only that none did, not why.
     """
@@ -201,27 +204,28 @@ async def _reachable(place: Place) -> tuple[str, int]:
     for host, port in random.sample(place.bootstrap, len(place.bootstrap)):
         try:
             async with asyncio.timeout(place.timeout_s / len(place.bootstrap)):
-                addresses = await resolved(host, port, place.networks)
-                dialled = addresses[0] if place.pins else host
-                connection = await create_conn(dialled, port, **place.options)
+                address = await place.judged(host, port)
+                connection = await create_conn(address, port, **place.options(host))
                 await connection.close()
         except (OSError, KafkaError) as error:
             failure = error
         else:
-            return dialled, port
+            return host, address, port
     raise failure
 
 
 def _judge_brokers(producer: Producer) -> Future:
-    """Let the client dial a broker only after what the cluster calls its address was judged.
+    """Let the client dial a broker only after what the cluster calls its address was judged, and that address then.
 
-    The future fails as soon as one is refused. Without TLS the judged address itself is dialled; with TLS the name,
-    and should that lead elsewhere a moment later, the certificate does not fit.
+    The future fails as soon as one is refused. With TLS the certificate is the name's all the same: the client has one
+    TLS context for all brokers, so it is set anew for each connection, and connections are made one after another, as
+    the client does anyway.
     """
     client, place = producer.client.client, producer.place
     connect, described = client._get_conn, client.cluster.broker_metadata
     addresses: dict[Any, str] = {}
     refused: Future = asyncio.get_running_loop().create_future()
+    turn = asyncio.Lock()
 
     async def judged(node_id: Any, group: Any = ConnectionGroup.DEFAULT, **options: Any) -> Any:
         known = client._conns.get((node_id, group))
@@ -232,7 +236,7 @@ def _judge_brokers(producer: Producer) -> Future:
             return None
         if broker is not None:
             try:
-                addresses[node_id] = (await resolved(broker.host, broker.port, place.networks))[0]
+                addresses[node_id] = await place.judged(broker.host, broker.port)
             except AddressRefused as refusal:
                 if not refused.done():
                     refused.set_exception(
@@ -242,14 +246,17 @@ def _judge_brokers(producer: Producer) -> Future:
             except OSError:
                 client.force_metadata_update()
                 return None
-        connection = await connect(node_id, group=group, **options)
+        async with turn:
+            if place.tls and broker is not None:
+                client._ssl_context = place.dialling.named_tls(broker.host)
+            connection = await connect(node_id, group=group, **options)
         if connection is not None:
             producer.dialled(connection._writer.transport)
         return connection
 
     def pinned(node_id: Any) -> Any:
         broker = described(node_id)
-        return broker._replace(host=addresses[node_id]) if place.pins and broker and node_id in addresses else broker
+        return broker._replace(host=addresses[node_id]) if broker and node_id in addresses else broker
 
     client._get_conn, client.cluster.broker_metadata = judged, pinned
     return refused

@@ -17,10 +17,10 @@ from aiokafka.errors import (
 )
 from aiokafka.record.default_records import DefaultRecordBatchBuilder
 
-from app.callbacks import AddressRefused
 from app.destinations.base import Delivered, Delivery, Failed, Outcome, Refused
 from app.destinations.cloudevents import attributes, own_headers
 from app.destinations.kafka_producer import BATCH_BYTES, Ended
+from app.dialling import AddressRefused
 
 TOO_LARGE, BAD_TOPIC = "too_large", "bad_topic"
 # Not written, and the message is not to blame: another producer sends it.

@@ -5,16 +5,15 @@ The clients of brokers are extras of the distribution, and imported only where o
 
 from importlib import import_module
 from importlib.util import find_spec
-from ipaddress import ip_network
 
-from app.callbacks import CallbackClient, Network
+from app.callbacks import CallbackClient
 from app.destinations.base import Destination
 from app.destinations.webhook import Webhook
+from app.dialling import Dialling
 from app.store.subscriptions import Subscription
 
 # The module of each broker's client; the extra that brings it is called as the kind is.
 CLIENTS = {"rabbitmq": "aio_pika", "nats": "nats", "kafka": "aiokafka", "redis": "redis"}
-LOOPBACK: tuple[Network, ...] = (ip_network("127.0.0.0/8"), ip_network("::1/128"))
 
 
 class NotInstalled(Exception):
@@ -33,12 +32,12 @@ def installed(kind: str) -> bool:
 def destination_of(
     subscription: Subscription,
     client: CallbackClient,
-    networks: tuple[Network, ...] = LOOPBACK,
+    dialling: Dialling,
     origin: str = "halfnote",
 ) -> Destination:
     """Return where a subscription's messages go. Raises NotInstalled.
 
-    `client`, which dials allowed addresses only, is for webhooks; brokers are dialled in `networks`. `origin` is who we
+    `client`, which dials allowed addresses only, is for webhooks; `dialling` is for brokers. `origin` is who we
     are to a webhook that was asked for its consent.
     """
     stored = subscription.destination
@@ -59,6 +58,6 @@ def destination_of(
     if not installed(kind):
         raise NotInstalled(kind)
     made: Destination = import_module(f"app.destinations.{kind}").of(
-        stored, subscription.credentials, subscription.timeout_s, networks
+        stored, subscription.credentials, subscription.timeout_s, dialling
     )
     return made

@@ -20,13 +20,13 @@ from urllib.parse import quote, urlsplit
 
 from nats.errors import Error
 
-from app.callbacks import Network
 from app.destinations.base import Delivery, Destination, Outcome
 from app.destinations.cloudevents import attributes, own_headers
 from app.destinations.lines import BAD_MESSAGE, TOO_LARGE, Lines, Sending
 from app.destinations.nats_line import NatsLine, NoStream, NotPermitted, NotStored, Place, connected
 from app.destinations.placeholders import filled
 from app.destinations.webhook import encoded
+from app.dialling import Dialling
 
 # How many messages one call takes; they go out one behind the other.
 BATCH_MAX = 100
@@ -37,7 +37,7 @@ EXCEEDS_STREAM = 10054
 
 
 def of(
-    destination: Mapping[str, Any], credentials: Mapping[str, str], timeout_s: float, networks: tuple[Network, ...]
+    destination: Mapping[str, Any], credentials: Mapping[str, str], timeout_s: float, dialling: Dialling
 ) -> Destination:
     """Return the destination of a stored `{type: "nats", url, subject?, username?}`."""
     account: dict[str, str] = {}
@@ -45,7 +45,7 @@ def of(
         account = {"user": destination["username"], "password": credentials.get("password", "")}
     elif credentials.get("token"):
         account = {"token": credentials["token"]}
-    place = Place(urlsplit(destination["url"]), account, networks)
+    place = Place(urlsplit(destination["url"]), account, dialling)
     return Nats(destination["url"], place, destination.get("subject") or "{topic}", timeout_s)
 
 

@@ -9,7 +9,6 @@ connected to, TLS is insisted on before the password goes out, and the socket ca
 import asyncio
 import json
 import re
-import ssl
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -21,8 +20,9 @@ from nats.aio.msg import Msg
 from nats.aio.transport import TcpTransport
 from nats.errors import Error
 
-from app.callbacks import AGENT, Network
-from app.destinations.dialling import resolved
+from app.callbacks import AGENT
+from app.destinations.base import OWN_PORTS
+from app.dialling import Dialling
 
 PORT = 4222
 # How long NATS may take to say goodbye.
@@ -58,7 +58,7 @@ class Place:
 
     url: SplitResult
     account: Mapping[str, Any]
-    networks: tuple[Network, ...]
+    dialling: Dialling
 
 
 class Dialled(TcpTransport):
@@ -144,7 +144,7 @@ class NatsLine:
             ping_interval=PING_S,
             # Nothing to wait for while publishing: how much is on its way is bounded by who calls.
             pending_size=0,
-            tls=ssl.create_default_context(),
+            tls=place.dialling.tls,
             tls_hostname=place.url.hostname,
             error_cb=self._erred,
             disconnected_cb=self._ended,
@@ -243,13 +243,14 @@ async def connected(place: Place, timeout_s: float) -> NatsLine:
     """Return a line to the first address that lets us in. Raises OSError, of the last one."""
     host, port = place.url.hostname or "", place.url.port or PORT
     failure: Exception = OSError(f"{host} has no address")
-    for address in await resolved(host, port, place.networks):
+    encrypted = place.url.scheme == "tls"
+    for address in await place.dialling.resolved(host, port, own_ports=OWN_PORTS["nats"], encrypted=encrypted):
         try:
             reader, writer = await asyncio.open_connection(address, port, limit=BUFFER_BYTES)
         except OSError as error:
             failure = error
             continue
-        line = NatsLine(Dialled(reader, writer, secure=place.url.scheme == "tls"))
+        line = NatsLine(Dialled(reader, writer, secure=encrypted))
         try:
             await line.connect(place, timeout_s)
         except (OSError, Error) as error:

@@ -18,12 +18,12 @@ from aio_pika.abc import AbstractExchange
 from aio_pika.exceptions import AMQPError, ChannelClosed, DeliveryError, PublishError
 from yarl import URL
 
-from app.callbacks import Network
 from app.destinations.base import Delivery, Destination, Outcome
 from app.destinations.cloudevents import attributes, own_headers
 from app.destinations.lines import BAD_MESSAGE, TOO_LARGE, Lines, Sending
 from app.destinations.placeholders import filled
 from app.destinations.rabbitmq_line import Place, RabbitLine, connected, told
+from app.dialling import Dialling
 
 # How many messages one call takes; they go out one behind the other.
 BATCH_MAX = 100
@@ -35,7 +35,7 @@ _topic_refused = re.compile(r"access to topic '(.*)' in exchange ", re.DOTALL).s
 
 
 def of(
-    destination: Mapping[str, Any], credentials: Mapping[str, str], timeout_s: float, networks: tuple[Network, ...]
+    destination: Mapping[str, Any], credentials: Mapping[str, str], timeout_s: float, dialling: Dialling
 ) -> Destination:
     """Return the destination of a stored `{type: "rabbitmq", url, exchange?, routing_key?, username?}`.
 
@@ -47,7 +47,7 @@ def of(
         destination.get("exchange") or "",
         username or "guest",
         credentials.get("password", "") if username else "guest",
-        networks,
+        dialling,
     )
     return RabbitMq(destination["url"], place, destination.get("routing_key") or "{topic}", timeout_s)
 

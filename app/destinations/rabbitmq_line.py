@@ -17,8 +17,9 @@ from aiormq.connection import TransportFactory
 from aiormq.exceptions import InvalidFrameError
 from yarl import URL
 
-from app.callbacks import AGENT, Network
-from app.destinations.dialling import resolved
+from app.callbacks import AGENT
+from app.destinations.base import OWN_PORTS
+from app.dialling import Dialling
 
 PORTS = {"amqp": 5672, "amqps": 5671}
 # How long RabbitMQ may take to say goodbye.
@@ -37,7 +38,7 @@ class Place:
     exchange: str
     username: str
     password: str
-    networks: tuple[Network, ...]
+    dialling: Dialling
 
 
 class Dialler(TransportFactory):
@@ -70,7 +71,7 @@ class RabbitLine:
     """A connection and an exchange on it. `heard_at`: when RabbitMQ answered last, by the loop's time."""
 
     def __init__(self, place: Place, address: str) -> None:
-        context = ssl.create_default_context() if place.url.scheme == "amqps" else None
+        context = place.dialling.tls if place.url.scheme == "amqps" else None
         self._dialler = Dialler(address, context)
         self._connection = Dialled(
             place.url.with_user(place.username).with_password(place.password),
@@ -134,7 +135,8 @@ async def connected(place: Place) -> RabbitLine:
     """Return a line to the first address that lets us in. Raises OSError, of the last one."""
     host, port = place.url.host or "", place.url.port or PORTS[place.url.scheme]
     failure: Exception = OSError(f"{host} has no address")
-    for address in await resolved(host, port, place.networks):
+    encrypted = place.url.scheme == "amqps"
+    for address in await place.dialling.resolved(host, port, own_ports=OWN_PORTS["rabbitmq"], encrypted=encrypted):
         line = RabbitLine(place, address)
         try:
             await line.connect()

@@ -11,20 +11,21 @@ choose another replica all the same. Whoever needs every entry sets `appendfsync
 """
 
 import asyncio
+import ssl
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 from time import perf_counter
 from typing import Any
 from urllib.parse import urlsplit
 
-from redis.asyncio import Connection, SSLConnection
+from redis.asyncio import Connection
 from redis.exceptions import BusyLoadingError, OutOfMemoryError, ReadOnlyError, RedisError, ResponseError
 
-from app.callbacks import AGENT, Network
-from app.destinations.base import Delivered, Delivery, Destination, Failed, Outcome, Refused
+from app.callbacks import AGENT
+from app.destinations.base import OWN_PORTS, Delivered, Delivery, Destination, Failed, Outcome, Refused
 from app.destinations.cloudevents import attributes, own_headers
-from app.destinations.dialling import resolved
 from app.destinations.placeholders import filled
+from app.dialling import Dialling
 
 # How many messages one pipeline takes; a larger one gains nothing.
 BATCH_MAX = 500
@@ -35,7 +36,7 @@ TOO_LARGE = "too_large"
 
 
 def of(
-    destination: Mapping[str, Any], credentials: Mapping[str, str], timeout_s: float, networks: tuple[Network, ...]
+    destination: Mapping[str, Any], credentials: Mapping[str, str], timeout_s: float, dialling: Dialling
 ) -> Destination:
     """Return the destination of a stored `{type: "redis", url, stream?, maxlen?, username?}`."""
     return Redis(
@@ -44,21 +45,21 @@ def of(
         destination.get("maxlen"),
         (destination.get("username"), credentials.get("password")),
         timeout_s,
-        networks,
+        dialling,
     )
 
 
 class Dialled(Connection):
     """A connection to an address that was judged; with TLS the certificate is the name's all the same."""
 
-    def __init__(self, *, address: str, **options: Any) -> None:
+    def __init__(self, *, address: str, tls: ssl.SSLContext | None, **options: Any) -> None:
         super().__init__(**options)
-        self._address = address
+        self._address, self._tls = address, tls
         self._transport: asyncio.WriteTransport | None = None
 
     def _connection_arguments(self) -> Mapping[str, Any]:
         arguments = {**super()._connection_arguments(), "host": self._address}
-        return {**arguments, "server_hostname": self.host} if "ssl" in arguments else arguments
+        return arguments if self._tls is None else {**arguments, "ssl": self._tls, "server_hostname": self.host}
 
     async def _connect(self) -> None:
         await super()._connect()  # type: ignore[no-untyped-call]
@@ -69,10 +70,6 @@ class Dialled(Connection):
         if self._transport is not None:
             self._transport.abort()
         await self.disconnect()
-
-
-class DialledSecurely(Dialled, SSLConnection):
-    """The same with TLS."""
 
 
 class TooLarge(Exception):
@@ -91,7 +88,7 @@ class Redis:
         maxlen: int | None,
         account: tuple[str | None, str | None],
         timeout_s: float,
-        networks: tuple[Network, ...],
+        dialling: Dialling,
     ) -> None:
         self.address = url
         self._url = urlsplit(url)
@@ -99,7 +96,7 @@ class Redis:
         self._trim = ("MAXLEN", "~", str(maxlen)) if maxlen else ()
         self._account = account
         self._timeout_s = timeout_s
-        self._networks = networks
+        self._dialling = dialling
         self._turn = asyncio.Lock()
         self._connection: Dialled | None = None
         self._largest = LARGEST_BYTES
@@ -142,7 +139,9 @@ class Redis:
                 return connection
             await self.close()
         host, port = self._url.hostname or "", self._url.port or PORT
-        addresses = await resolved(host, port, self._networks)
+        addresses = await self._dialling.resolved(
+            host, port, own_ports=OWN_PORTS["redis"], encrypted=self._url.scheme == "rediss"
+        )
         for address in addresses:
             connection = self._dialled(host, port, address)
             try:
@@ -159,8 +158,9 @@ class Redis:
 
     def _dialled(self, host: str, port: int, address: str) -> Dialled:
         username, password = self._account
-        return (DialledSecurely if self._url.scheme == "rediss" else Dialled)(
+        return Dialled(
             address=address,
+            tls=self._dialling.tls if self._url.scheme == "rediss" else None,
             host=host,
             port=port,
             db=int(self._url.path.strip("/") or 0),

@@ -7,7 +7,6 @@ from math import ceil
 
 import structlog
 
-from app.callbacks import allowed_networks
 from app.database import Connection
 from app.destinations.base import Destination
 from app.destinations.kinds import NotInstalled, destination_of, installed
@@ -193,8 +192,8 @@ class Holdings:
         return True
 
     def _destination(self, subscription: Subscription) -> Destination:
-        runtime, settings = self._runtime, self._runtime.settings
-        return destination_of(subscription, runtime.deliveries_http, allowed_networks(settings), settings.origin)
+        runtime = self._runtime
+        return destination_of(subscription, runtime.deliveries_http, runtime.dialling, runtime.settings.origin)
 
     def _pacer(self, part: Part) -> Pacer | None:
         """Return what paces a part: each shard its share; a replay goes at the pace of the shard that it runs with."""

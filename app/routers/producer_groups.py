@@ -9,7 +9,7 @@ from fastapi import APIRouter, Query, Response
 from fastapi.responses import JSONResponse
 
 from app.asking import ping
-from app.callbacks import allowed_networks, url_fault
+from app.callback_urls import url_fault
 from app.database import Connection
 from app.errors import AddressNotAllowed, GroupInUse, GroupReserved, GroupUnknown, Invalid
 from app.group_shapes import (
@@ -153,12 +153,11 @@ def _former_until(secrets: list[Secret]) -> datetime | None:
 
 def _checked(wanted: GroupPut, runtime: Runtime) -> GroupShape:
     """Return the shape that is wanted. Raises Invalid or AddressNotAllowed naming the field."""
-    networks = allowed_networks(runtime.settings)
     for index, url in enumerate(wanted.check_urls):
-        fault = url_fault(url, networks)
+        fault = url_fault(url, runtime.dialling)
         if fault is None:
             continue
-        problem = AddressNotAllowed if "HALFNOTE_ALLOW_NETWORKS" in fault else Invalid
+        problem = AddressNotAllowed if "HALFNOTE_" in fault else Invalid
         raise problem(f"`check_urls[{index}]` {fault}.", field=f"check_urls[{index}]")
     if len(set(wanted.check_urls)) < len(wanted.check_urls):
         raise Invalid("`check_urls` names a URL twice.", field="check_urls")

@@ -7,16 +7,19 @@ from math import ceil
 from typing import Any
 
 from app.address_shapes import host_fault
-from app.callbacks import Network, allowed_networks, url_fault
+from app.callback_urls import url_fault
 from app.destination_shapes import DestinationPut, KafkaPut, WebhookPut
 from app.destinations.consent import consent
 from app.destinations.kinds import NotInstalled, installed
+from app.dialling import Dialling
 from app.errors import AddressNotAllowed, ClientNotInstalled, ConsentRefused, DatabaseUnavailable, Invalid
 from app.runtime import Runtime
 from app.signing import Secret, kind_of, new_secret, rotated
 from app.store.subscriptions import Private, Subscription, Wanted
 from app.subscription_shapes import SubscriptionPut
 
+# Brokers' URLs that insist on TLS.
+ENCRYPTED = ("amqps:", "tls:", "rediss:")
 _SECRET_FIELDS = {"secret", "password", "token"}
 
 
@@ -29,8 +32,8 @@ class Granted:
 
 def checked(name: str, wanted: SubscriptionPut, runtime: Runtime) -> Wanted:
     """Return what is wanted, but for secrets. Raises Invalid, AddressNotAllowed or ClientNotInstalled."""
-    for field, fault in _faults(wanted.destination, allowed_networks(runtime.settings)):
-        problem = AddressNotAllowed if "HALFNOTE_ALLOW_NETWORKS" in fault else Invalid
+    for field, fault in _faults(wanted.destination, runtime.dialling):
+        problem = AddressNotAllowed if "HALFNOTE_" in fault else Invalid
         raise problem(f"`{field}` {fault}.", field=field)
     if not installed(wanted.destination.type):
         missing = NotInstalled(wanted.destination.type)
@@ -39,15 +42,17 @@ def checked(name: str, wanted: SubscriptionPut, runtime: Runtime) -> Wanted:
     return Wanted(name=name, **{"filters": None, "rate_per_s": None, **fields})
 
 
-def _faults(destination: DestinationPut, networks: tuple[Network, ...]) -> Iterator[tuple[str, str]]:
+def _faults(destination: DestinationPut, dialling: Dialling) -> Iterator[tuple[str, str]]:
     """Yield what is wrong with a destination's addresses, with the field at fault."""
     match destination:
         case WebhookPut(url=url):
-            found = [("destination.url", url_fault(url, networks))]
-        case KafkaPut(bootstrap=brokers):
-            found = [(f"destination.bootstrap[{n}]", host_fault(one, networks)) for n, one in enumerate(brokers)]
+            found = [("destination.url", url_fault(url, dialling))]
+        case KafkaPut(bootstrap=brokers, tls=tls):
+            faults = [host_fault("kafka", one, dialling, encrypted=tls) for one in brokers]
+            found = [(f"destination.bootstrap[{n}]", fault) for n, fault in enumerate(faults)]
         case other:
-            found = [("destination.url", host_fault(other.url, networks))]
+            encrypted = other.url.startswith(ENCRYPTED)
+            found = [("destination.url", host_fault(other.type, other.url, dialling, encrypted=encrypted))]
     yield from ((field, fault) for field, fault in found if fault is not None)
 
 

@@ -4,7 +4,6 @@ from datetime import datetime
 
 from fastapi import APIRouter, Response
 
-from app.callbacks import allowed_networks
 from app.destinations.base import Delivered, Delivery
 from app.destinations.kinds import NotInstalled, destination_of
 from app.errors import ClientNotInstalled, NotSigned, SubscriptionUnknown
@@ -36,9 +35,8 @@ async def post_test(name: NamePath, runtime: RuntimeDep) -> TestAnswer:
     async with runtime.database.connection() as connection:
         subscription = await known(connection, name)
     now = runtime.clock.now()
-    settings = runtime.settings
     try:
-        destination = destination_of(subscription, runtime.deliveries_http, allowed_networks(settings), settings.origin)
+        destination = destination_of(subscription, runtime.deliveries_http, runtime.dialling, runtime.settings.origin)
     except NotInstalled as missing:
         raise ClientNotInstalled(f"{missing}.", command=missing.command) from None
     try:
