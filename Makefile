@@ -14,16 +14,19 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet
 PYTEST := $(BIN)/python -m pytest -n 2 --dist loadgroup
 
 .DEFAULT_GOAL := help
-.PHONY: help run demo reconcile test test-all test-deps check format bench bench-relay bench-spark docs lock clean
+.PHONY: help run demo demo-compare reconcile test test-all test-deps check format bench bench-relay bench-spark docs lock clean
 
 help: ## these lines
-	@grep -E '^[a-z-]+:.*##' Makefile | sed -E 's/:[^#]*##/\t/' | expand -t 12
+	@grep -E '^[a-z-]+:.*##' Makefile | sed -E 's/:[^#]*##/\t/' | expand -t 14
 
 run: $(RUN) ## Halfnote on 127.0.0.1:8080, with a Postgres of its own
 	@$(BIN)/halfnote serve
 
 demo: $(RUN) ## order 1030 with a real producer and receiver, and a producer that dies and is rescued
 	@$(BIN)/python -m demo
+
+demo-compare: $(RUN) ## orders announced in four ways, by a shop that dies at every step: what is lost, invented, done twice
+	@PYTHONPATH=sdk $(BIN)/python -m examples.order_1030
 
 reconcile: $(SPARK) ## the nightly proof over the embedded database, now; needs Java 17
 	@$(BIN)/halfnote reconcile

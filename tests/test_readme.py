@@ -20,6 +20,7 @@ from tests.processes import ROOT, Service, free_port
 README = (ROOT / "README.md").read_text()
 MAKEFILE = (ROOT / "Makefile").read_text()
 PAGES = [ROOT / "README.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").rglob("*.md"))]
+PAGES.append(ROOT / "examples" / "order_1030" / "README.md")
 # The environment of commands, and of Spark's programs, rather than of the service.
 OTHER_VARIABLES = {"URL", "JDBC_JAR", "LEDGER_PASSWORD", "SPARK_NICE"}
 
