@@ -14,6 +14,7 @@ from app.callbacks import CallbackClient, Reply
 from app.policy import Answered, Brought, Unanswered
 from app.schemas import REASON_MAX
 from app.signing import Secret, headers
+from app.trace_context import trace_headers
 from app.verdicts import Verdict
 
 _VERDICTS = {"commit": Verdict.COMMIT, "rollback": Verdict.ROLLBACK, "unknown": None}
@@ -83,9 +84,10 @@ async def ask(
     *,
     timeout_s: float,
     now: datetime,
+    trace: str | None = None,
 ) -> Asked:
     """Ask the URLs in turn until one answers; each has `timeout_s`. Signed once: the same over failover."""
-    signed = {**_PLAIN, **headers(secrets, webhook_id, body, now)}
+    signed = {**_PLAIN, **trace_headers(trace), **headers(secrets, webhook_id, body, now)}
     tried: list[UrlResult] = []
     failures: list[Unanswered] = []
     response: str | None = None

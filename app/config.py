@@ -1,6 +1,7 @@
 """Every option of the service, named once, with its unit and default."""
 
 import ipaddress
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated, Literal, Self
 from urllib.parse import urlsplit
@@ -100,6 +101,14 @@ class Settings(BaseSettings):
     )
     days_ahead: int = Field(7, ge=1, le=60, description="partitions made ahead of today")
     drain_s: float = Field(8.0, gt=0, description="how long SIGTERM waits for what is in flight")
+    otlp_endpoint: str | None = Field(
+        None,
+        description="where spans go by OTLP over HTTP, as http://collector:4318; empty: nowhere. "
+        "Needs halfnote-server[otel]; the OTEL_… variables say all else",
+    )
+    trace_ratio: float = Field(
+        0.01, ge=0, le=1, description="share traced of the requests that come without a trace context of their own"
+    )
     check_concurrency: int = Field(64, ge=1, description="checks one worker asks at once, over all groups")
 
     @field_validator("allow_networks", "deny_networks", "deny_ports", "allowed_hosts", mode="before")
@@ -108,7 +117,14 @@ class Settings(BaseSettings):
         return tuple(part.strip() for part in value.split(",") if part.strip()) if isinstance(value, str) else value
 
     @field_validator(
-        "archive", "archive_keep_s", "tls_ca_file", "tls_cert_file", "tls_key_file", "proxy_url", mode="before"
+        "archive",
+        "archive_keep_s",
+        "otlp_endpoint",
+        "tls_ca_file",
+        "tls_cert_file",
+        "tls_key_file",
+        "proxy_url",
+        mode="before",
     )
     @classmethod
     def _empty_is_none(cls, value: object) -> object:
@@ -122,6 +138,22 @@ class Settings(BaseSettings):
                 f"{value} can be reached from other machines, and there are no API keys yet to tell who calls. "
                 "Listen on 127.0.0.1 or ::1, and put a proxy that authenticates in front."
             )
+        return value
+
+    @field_validator("otlp_endpoint")
+    @classmethod
+    def _exportable(cls, value: str | None) -> str | None:
+        if value is None:
+            return None
+        parts = urlsplit(value)
+        if parts.scheme not in ("http", "https") or not parts.hostname or parts.query or parts.fragment:
+            raise ValueError("must be a URL like http://collector:4318")
+        try:
+            missing = find_spec("opentelemetry.exporter.otlp.proto.http") is None
+        except ModuleNotFoundError:
+            missing = True
+        if missing:
+            raise ValueError("traces need OpenTelemetry: pip install 'halfnote-server[otel]'")
         return value
 
     @field_validator("allow_networks", "deny_networks")

@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 from uuid import UUID
 
 from app.clock import Clock
@@ -13,6 +14,9 @@ from app.store.halves import Half, StoredHalf, insert_halves, stored_halves
 from app.store.ops import End, Recorded, read_recorded, record_ends
 from app.telemetry import Metrics
 from app.verdicts import Source, Verdict
+
+if TYPE_CHECKING:  # it imports OpenTelemetry
+    from app.tracing import Flush, Found, Tracing
 
 # A producer that invents topics without end must not fill memory; a forgotten one is only named again.
 TOPICS_REMEMBERED = 10_000
@@ -147,6 +151,10 @@ def follow_plain(half: Half, outcome: PlainOutcome) -> PlainOutcome | None:
     return PlainOutcome(stored, replace(outcome.recorded, fresh=False))
 
 
+def _unspanned(lane: str, flush: "Flush[Found]") -> "Flush[Found]":
+    return flush
+
+
 class Lanes:
     """The lanes of one process: halves, ends and plain messages, each on a connection of its own."""
 
@@ -157,6 +165,7 @@ class Lanes:
         metrics: Metrics,
         limits: LaneLimits,
         published: Callable[[Collection[str]], None] = lambda topics: None,
+        tracing: "Tracing | None" = None,
     ) -> None:
         flushes = Flushes(clock, metrics, published)
 
@@ -172,9 +181,10 @@ class Lanes:
             return note
 
         connect, polling = database.dedicated, Polling(limits.poll_s)
-        self.half = Lane(connect, flushes.halves, follow_half, limits, observe("half"), polling)
-        self.end = Lane(connect, flushes.ends, follow_end, limits, observe("end"), polling)
-        self.plain = Lane(connect, flushes.plains, follow_plain, limits, observe("plain"), polling)
+        spanned = tracing.spanned if tracing is not None else _unspanned
+        self.half = Lane(connect, spanned("half", flushes.halves), follow_half, limits, observe("half"), polling)
+        self.end = Lane(connect, spanned("end", flushes.ends), follow_end, limits, observe("end"), polling)
+        self.plain = Lane(connect, spanned("plain", flushes.plains), follow_plain, limits, observe("plain"), polling)
 
     def give_up(self) -> None:
         """Answer whoever still waits for a flush, because the process must end."""

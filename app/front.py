@@ -19,8 +19,12 @@ from app.door import READING, AsgiApp, AsgiMessage, ClientGone, Door, Receive, S
 from app.errors import BadRequest, InternalError, Invalid, MethodNotAllowed, NotFound, NotReady, Problem
 from app.lanes import problem_of
 from app.runtime import Runtime
+from app.trace_context import current, incoming
 
 log = structlog.get_logger(__name__)
+
+# Asked every few seconds by machines: nothing to trace.
+PROBES = ("/livez", "/readyz", "/metrics")
 
 METHODS = ("GET", "POST", "PUT", "PATCH", "DELETE")
 
@@ -41,7 +45,12 @@ class Front:
             await _send_problem(NotReady("The service is starting.", retry_after_s=1), send)
             return
         started = perf_counter()
-        status = 500
+        status, gone = 500, False
+        trace, traced = incoming(scope["headers"]), None
+        if runtime.tracing is not None and scope["path"] not in PROBES:
+            traced = runtime.tracing.request(scope["method"], scope["path"], trace)
+            trace = trace if traced is None else traced.context
+        current.set(trace)
 
         async def note(message: AsgiMessage) -> None:
             nonlocal status
@@ -55,10 +64,15 @@ class Front:
                 receive = _again(await _read_json(receive, runtime.door), receive)
             await self._app(scope, receive, note)
         except ClientGone:
+            gone = True
             return
         except Problem as problem:
             await _send_problem(problem, note)
-        route = getattr(scope.get("route"), "path", "(none)")
+        finally:
+            # Also after a defect, which the framework answers and raises again.
+            route = getattr(scope.get("route"), "path", "(none)")
+            if traced is not None:
+                traced.answered(None if gone else status, route)
         runtime.metrics.observe_request(route, status, perf_counter() - started)
 
 

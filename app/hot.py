@@ -18,10 +18,12 @@ from app.routers.end import post_end
 from app.routers.half import post_half
 from app.routers.messages import post_messages
 from app.runtime import Runtime
+from app.trace_context import current, incoming
 
 log = structlog.get_logger(__name__)
 
-Endpoint: TypeAlias = Callable[[Runtime, bytes], Awaitable[tuple[int, bytes]]]
+# Of the third argument, the trace's context, see app.trace_context.
+Endpoint: TypeAlias = Callable[[Runtime, bytes, str | None], Awaitable[tuple[int, bytes]]]
 
 ENDPOINTS: dict[str, Endpoint] = {"/half": post_half, "/end": post_end, "/messages": post_messages}
 
@@ -47,14 +49,21 @@ class Hot:
         started = perf_counter()
         runtime: Runtime | None = getattr(self._state, "runtime", None)
         headers = [JSON]
+        trace, traced = incoming(scope["headers"]), None
+        if runtime is not None and runtime.tracing is not None:
+            traced = runtime.tracing.request(scope["method"], scope["path"], trace)
+            trace = trace if traced is None else traced.context
+        current.set(trace)
         try:
             if runtime is None:
                 raise NotReady("The service is starting.", retry_after_s=1)
             runtime.door.check(scope)
             if scope["method"] != "POST":
                 raise MethodNotAllowed(f"{scope['method']} is not for this path.", allow="POST")
-            status, body = await endpoint(runtime, await read_body(receive, runtime.door))
+            status, body = await endpoint(runtime, await read_body(receive, runtime.door), trace)
         except ClientGone:
+            if traced is not None:
+                traced.answered(None, scope["path"])
             return
         except Exception as error:
             problem = problem_of(error)
@@ -64,3 +73,5 @@ class Hot:
         await send({"type": "http.response.body", "body": body})
         if runtime is not None:
             runtime.metrics.observe_request(scope["path"], status, perf_counter() - started)
+        if traced is not None:
+            traced.answered(status, scope["path"])

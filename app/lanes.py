@@ -8,6 +8,7 @@ knows is called `outcome-unknown`, never a success and never a failure.
 import asyncio
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
+from contextvars import Context
 from dataclasses import dataclass
 from time import perf_counter
 from typing import Generic, Protocol, TypeVar
@@ -117,7 +118,8 @@ class Lane(Generic[R, Outcome]):
         future: asyncio.Future[Outcome] = asyncio.get_running_loop().create_future()
         self._queue.append((request, future))
         if self._runner is None:
-            self._runner = asyncio.create_task(self._run())
+            # Not in the context of whoever came first: a flush is for many.
+            self._runner = asyncio.create_task(self._run(), context=Context())
         return future
 
     def give_up(self) -> None:

@@ -58,10 +58,11 @@ half = Table(
     Column("deliver_after_s", Double),
     Column("born_at", Time, nullable=False),
     Column("first_check_at", Time, nullable=False),
-    # On position 0 only; `digest` is SHA-256 over the whole decoded request:
+    # On position 0 only, but for `traceparent`; `digest` is SHA-256 over the whole decoded request:
     Column("digest", LargeBinary),
     Column("context", JSONB),
     Column("policy", JSONB),
+    # W3C `traceparent`, and after a space `tracestate` if there was one.
     Column("traceparent", Text),
     Column("reissued_from", Uuid),
     PrimaryKeyConstraint("transaction_id", "position"),

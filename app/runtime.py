@@ -1,6 +1,7 @@
 """What one process of the service holds while it runs."""
 
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 from uuid import uuid4
 
 from app.callbacks import CallbackClient
@@ -12,6 +13,9 @@ from app.door import Door
 from app.flush import Lanes
 from app.telemetry import Metrics
 from app.wakeups import WakeUps
+
+if TYPE_CHECKING:  # it imports OpenTelemetry, which is there only where it is used
+    from app.tracing import Tracing
 
 
 @dataclass(slots=True)
@@ -29,6 +33,8 @@ class Runtime:
     checks_http: CallbackClient
     deliveries_http: CallbackClient
     wake_ups: WakeUps
+    # None: nothing is exported.
+    tracing: "Tracing | None" = None
     # Who holds this process's leases.
     owner: str = field(default_factory=lambda: uuid4().hex)
     # Set when new halves are refused: by HALFNOTE_ACCEPT, by `halfnote drain`, or because the process is stopping.

@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from time import monotonic
+from typing import TYPE_CHECKING
 
 import structlog
 
@@ -26,6 +27,9 @@ from app.runtime import Runtime
 from app.stopping import heard
 from app.telemetry import Metrics
 from app.wakeups import WakeUps
+
+if TYPE_CHECKING:  # it imports OpenTelemetry
+    from app.tracing import Tracing
 
 log = structlog.get_logger(__name__)
 
@@ -170,7 +174,10 @@ async def assemble(settings: Settings, dsn: str, stack: AsyncExitStack) -> Runti
     )
     wake_ups = WakeUps(database)
     stack.push_async_callback(wake_ups.close)
-    lanes = Lanes(database, clock, metrics, limits, wake_ups.published)
+    tracing = open_tracing(settings)
+    if tracing is not None:
+        stack.push_async_callback(tracing.close)
+    lanes = Lanes(database, clock, metrics, limits, wake_ups.published, tracing)
     stack.push_async_callback(lanes.close)
     dialling = Dialling.of(settings)
     checks_http = await stack.enter_async_context(callback_client(dialling))
@@ -186,8 +193,18 @@ async def assemble(settings: Settings, dsn: str, stack: AsyncExitStack) -> Runti
         checks_http=checks_http,
         deliveries_http=deliveries_http,
         wake_ups=wake_ups,
+        tracing=tracing,
         refusing_halves=settings.accept == "ends",
     )
+
+
+def open_tracing(settings: Settings) -> "Tracing | None":
+    """Return what makes spans, if they are to be exported; only then OpenTelemetry is imported."""
+    if settings.otlp_endpoint is None:
+        return None
+    from app.tracing import Tracing
+
+    return Tracing(settings.otlp_endpoint, settings.trace_ratio)
 
 
 async def _drain(turning: list[asyncio.Task[None]], loops: list[Loop], within_s: float) -> None:

@@ -20,6 +20,8 @@ from prometheus_client import (
     multiprocess,
 )
 
+from app.trace_context import current, log_fields
+
 SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
 ROWS = (1, 2, 5, 10, 20, 50, 100, 200, 500)
 
@@ -33,6 +35,7 @@ def set_up_logs(*, terminal: bool | None = None) -> None:
     shared: list[structlog.typing.Processor] = [
         without_rows,
         structlog.contextvars.merge_contextvars,
+        with_trace,
         structlog.stdlib.add_log_level,
         structlog.stdlib.add_logger_name,
         structlog.processors.TimeStamper(fmt="iso", utc=True),
@@ -62,6 +65,13 @@ def set_up_logs(*, terminal: bool | None = None) -> None:
     # Each of their own tries in vain would be a line; what became of a delivery is told by its outcome.
     for client in ("aiokafka", "aio_pika", "aiormq", "nats"):
         logging.getLogger(client).setLevel(logging.CRITICAL)
+
+
+def with_trace(logger: Any, method: str, fields: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
+    """Name the trace and the span that a line belongs to, unless it names its own."""
+    for name, value in log_fields(current.get()).items():
+        fields.setdefault(name, value)
+    return fields
 
 
 def without_rows(logger: Any, method: str, fields: MutableMapping[str, Any]) -> MutableMapping[str, Any]:

@@ -19,7 +19,8 @@ OWN_PORTS = {
 class Delivery:
     """A committed message on its way to one subscription. `attempt` counts from 1; `body` is the producer's bytes.
 
-    `replay` is the id of the replay that sends it once more, None for live delivery.
+    `replay` is the id of the replay that sends it once more, None for live delivery; `trace` is a context of
+    app.trace_context.
     """
 
     subscription: str
@@ -36,6 +37,7 @@ class Delivery:
     committed_at: datetime
     attempt: int
     replay: str | None = None
+    trace: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

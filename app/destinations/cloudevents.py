@@ -19,6 +19,7 @@ from urllib.parse import quote
 import msgspec
 
 from app.destinations.base import Delivery
+from app.trace_context import trace_headers
 
 EVENT = "application/cloudevents+json"
 BATCH = "application/cloudevents-batch+json"
@@ -91,6 +92,8 @@ def event(delivery: Delivery) -> bytes:
     A JSON body is `data`, byte for byte; any other, and one that is JSON by its content type alone, `data_base64`.
     """
     members: dict[str, Any] = {**attributes(delivery)}
+    # CloudEvents' Distributed Tracing extension names them as the headers are.
+    members.update(trace_headers(delivery.trace))
     if delivery.headers:
         members["halfnoteheaders"] = _encode(delivery.headers).decode()
     if is_json(delivery.content_type) and _parses(delivery.body):

@@ -21,6 +21,7 @@ from app.destinations.base import Delivered, Delivery, Failed, Outcome, Refused
 from app.destinations.cloudevents import attributes, own_headers
 from app.destinations.kafka_producer import BATCH_BYTES, Ended
 from app.dialling import AddressRefused
+from app.trace_context import trace_headers
 
 TOO_LARGE, BAD_TOPIC = "too_large", "bad_topic"
 # Not written, and the message is not to blame: another producer sends it.
@@ -99,7 +100,8 @@ def record_of(delivery: Delivery) -> dict[str, Any]:
     headers += [
         ("ce_" + name, value.encode()) for name, value in attributes(delivery).items() if name != "datacontenttype"
     ]
-    headers += [(name, value.encode()) for name, value in own_headers(delivery).items()]
+    own = {**own_headers(delivery), **trace_headers(delivery.trace)}
+    headers += [(name, value.encode()) for name, value in own.items()]
     return {
         "key": None if delivery.key is None else delivery.key.encode(),
         "value": delivery.body,

@@ -27,6 +27,7 @@ from app.destinations.nats_line import NatsLine, NoStream, NotPermitted, NotStor
 from app.destinations.placeholders import filled
 from app.destinations.webhook import encoded
 from app.dialling import Dialling
+from app.trace_context import trace_headers
 
 # How many messages one call takes; they go out one behind the other.
 BATCH_MAX = 100
@@ -129,6 +130,7 @@ def headers_of(delivery: Delivery) -> dict[str, str]:
         headers["ce-" + name] = encoded(value)
     for name, value in own_headers(delivery).items():
         headers[name] = encoded(value)
+    headers.update(trace_headers(delivery.trace))
     return headers
 
 

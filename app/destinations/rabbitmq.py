@@ -24,6 +24,7 @@ from app.destinations.lines import BAD_MESSAGE, TOO_LARGE, Lines, Sending
 from app.destinations.placeholders import filled
 from app.destinations.rabbitmq_line import Place, RabbitLine, connected, told
 from app.dialling import Dialling
+from app.trace_context import trace_headers
 
 # How many messages one call takes; they go out one behind the other.
 BATCH_MAX = 100
@@ -135,6 +136,7 @@ def message_of(delivery: Delivery) -> Message:
         f"cloudEvents_{name}": value for name, value in attributes(delivery).items() if name != "datacontenttype"
     }
     headers.update(own_headers(delivery))
+    headers.update(trace_headers(delivery.trace))
     return Message(
         delivery.body,
         headers=headers,

@@ -26,6 +26,7 @@ from app.destinations.base import OWN_PORTS, Delivered, Delivery, Destination, F
 from app.destinations.cloudevents import attributes, own_headers
 from app.destinations.placeholders import filled
 from app.dialling import Dialling
+from app.trace_context import trace_headers
 
 # How many messages one pipeline takes; a larger one gains nothing.
 BATCH_MAX = 500
@@ -198,7 +199,7 @@ class Redis:
         for name, value in attributes(delivery).items():
             if name != "datacontenttype":
                 entry += ("ce_" + name, value)
-        for name, value in own_headers(delivery).items():
+        for name, value in {**own_headers(delivery), **trace_headers(delivery.trace)}.items():
             entry += (name, value)
         return tuple(entry)
 

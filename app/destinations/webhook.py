@@ -16,6 +16,7 @@ from app.destinations.base import Delivered, Delivery, Failed, Gone, Outcome, Re
 from app.destinations.batches import Batches
 from app.destinations.cloudevents import BATCH, EVENT, context, event, joined, own_headers
 from app.signing import Secret, Signer
+from app.trace_context import trace_headers
 
 Mode = Literal["binary", "structured", "batch"]
 
@@ -132,12 +133,14 @@ def message_headers(delivery: Delivery) -> dict[str, str]:
     headers["content-type"] = delivery.content_type
     for name, value in own_headers(delivery).items():
         headers[name] = encoded(value)
+    headers.update(trace_headers(delivery.trace))
     return headers
 
 
 def structured_headers(delivery: Delivery) -> dict[str, str]:
     """Return the headers of one event as JSON: Halfnote's and the message's own; no `ce-`, which would mean binary."""
-    return {"content-type": EVENT, **{name: encoded(value) for name, value in own_headers(delivery).items()}}
+    own = {name: encoded(value) for name, value in own_headers(delivery).items()}
+    return {"content-type": EVENT, **own, **trace_headers(delivery.trace)}
 
 
 def batch_headers(one: Delivery) -> dict[str, str]:

@@ -3,6 +3,8 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
 
 import msgspec
 import structlog
@@ -10,12 +12,26 @@ import structlog
 from app.announcing import InDoubt
 from app.asking import Asked, UrlResult, ask, body_fields, check_body
 from app.ids import message_id
-from app.policy import AskingPolicy, Brought, Counts, Decision, Unanswered, after_check, before_check, with_override
+from app.policy import (
+    Answered,
+    AskingPolicy,
+    Brought,
+    Counts,
+    Decision,
+    Unanswered,
+    after_check,
+    before_check,
+    with_override,
+)
 from app.runtime import Runtime
 from app.schemas import CheckPolicy
 from app.signing import load
 from app.store.check_claims import AskedGroup, AskedMessage, Claim
+from app.trace_context import log_fields
 from app.verdicts import CheckBackState
+
+if TYPE_CHECKING:  # it imports OpenTelemetry
+    from app.tracing import Traced
 
 log = structlog.get_logger(__name__)
 
@@ -57,7 +73,10 @@ class Check:
 
 @dataclass(frozen=True, slots=True)
 class Finished:
-    """What a check came to. `decision` None: the half is gone. `brought` None: nobody was asked."""
+    """What a check came to. `decision` None: the half is gone. `brought` None: nobody was asked.
+
+    `trace`: the context that it was asked in.
+    """
 
     check: Check
     at: datetime
@@ -65,6 +84,7 @@ class Finished:
     brought: Brought | None = None
     tried: tuple[UrlResult, ...] = ()
     response: str | None = None
+    trace: str | None = None
 
 
 def in_doubt(finished: Finished) -> InDoubt:
@@ -90,12 +110,46 @@ async def act(runtime: Runtime, check: Check) -> Finished:
     instead = before_check(policy, counts)
     if instead is not None:
         return Finished(check, at, instead)
-    asked = await _asked(runtime, check, policy, at)
+    asked, trace = await _traced(runtime, check, policy, at)
     decision = after_check(policy, counts, asked.brought, runtime.clock.now())
-    return Finished(check, at, decision, asked.brought, asked.tried, asked.response)
+    return Finished(check, at, decision, asked.brought, asked.tried, asked.response, trace)
 
 
-async def _asked(runtime: Runtime, check: Check, policy: AskingPolicy, at: datetime) -> Asked:
+async def _traced(runtime: Runtime, check: Check, policy: AskingPolicy, at: datetime) -> tuple[Asked, str | None]:
+    """Ask, with a span if the half's trace is recorded; return what that came to and the context it was asked in."""
+    trace, claim = check.messages[0].traceparent, check.claim
+    traced = None
+    if runtime.tracing is not None:
+        about = {"transaction_id": str(claim.transaction_id), "producer_group": claim.producer_group}
+        traced = runtime.tracing.check(trace, {**about, "check": claim.number})
+    if traced is None:
+        return await _asked(runtime, check, policy, at, trace), trace
+    asked = None
+    try:
+        asked = await _asked(runtime, check, policy, at, traced.context)
+    finally:
+        _end(traced, asked)
+    return asked, traced.context
+
+
+def _end(traced: "Traced", asked: Asked | None) -> None:
+    """End a check's span; `asked` None: it was cut short."""
+    if asked is None:
+        traced.end(error="cut short")
+        return
+    last = asked.tried[-1] if asked.tried else None
+    brought = asked.brought
+    word = brought.verdict.word if isinstance(brought, Answered) and brought.verdict is not None else None
+    said = {
+        "halfnote.outcome": word or ("unknown" if isinstance(brought, Answered) else "unanswered"),
+        "halfnote.urls_tried": len(asked.tried),
+        "server.address": urlsplit(last.url).hostname if last is not None else None,
+        "http.response.status_code": last.status if last is not None else None,
+    }
+    traced.end(said, brought.error if isinstance(brought, Unanswered) else None)
+
+
+async def _asked(runtime: Runtime, check: Check, policy: AskingPolicy, at: datetime, trace: str | None) -> Asked:
     claim, group = check.claim, check.group
     if group is None or group.deleted_at is not None:
         return Asked(Unanswered("the producer group is not registered any more"), (), None)
@@ -108,9 +162,10 @@ async def _asked(runtime: Runtime, check: Check, policy: AskingPolicy, at: datet
             body_of(check, policy),
             timeout_s=group.check_timeout_s,
             now=at,
+            trace=trace,
         )
     except Exception as error:
-        log.error("defect", transaction_id=str(claim.transaction_id), exc_info=error)
+        log.error("defect", transaction_id=str(claim.transaction_id), exc_info=error, **log_fields(trace))
         return Asked(Unanswered(f"Halfnote could not ask: {type(error).__name__}"), (), None)
 
 

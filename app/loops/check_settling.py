@@ -19,6 +19,7 @@ from app.runtime import Runtime
 from app.store.announcements import announce
 from app.store.check_settles import SettledCheck, hold, settle
 from app.store.ops import Recorded
+from app.trace_context import log_fields
 from app.verdicts import Source, Verdict
 
 log = structlog.get_logger(__name__)
@@ -143,6 +144,7 @@ def _tell(runtime: Runtime, finished: Finished, row: SettledCheck) -> None:
         status=row.status,
         duration_ms=row.duration_ms,
         error=row.error,
+        **log_fields(finished.trace),
     )
 
 

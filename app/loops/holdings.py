@@ -46,7 +46,7 @@ class Holdings:
     def __init__(self, runtime: Runtime) -> None:
         self.streams: dict[Shard, Stream] = {}
         self._runtime = runtime
-        self._holder = Holder(runtime.clock, runtime.metrics, runtime.wake_ups.relay.set)
+        self._holder = Holder(runtime.clock, runtime.metrics, runtime.wake_ups.relay.set, runtime.tracing)
         self._renewed_at: datetime | None = None
         self._rated_at: datetime | None = None
         self._workers = 1

@@ -39,6 +39,7 @@ def delivery_of(subscription: str, message: Outgoing, replay: str | None) -> Del
         message.committed_at,
         message.used + 1,
         replay,
+        message.traceparent,
     )
 
 

@@ -6,15 +6,20 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from time import monotonic
+from typing import TYPE_CHECKING
 
 import structlog
 
 from app.breaker import Breaker
 from app.clock import Clock
-from app.destinations.base import Destination, Failed, Outcome
+from app.destinations.base import Delivery, Destination, Failed, Outcome
 from app.loops.outcomes import delivery_of
 from app.pacing import Pacer
 from app.store.relay import Outgoing
+from app.trace_context import current, log_fields
+
+if TYPE_CHECKING:  # it imports OpenTelemetry
+    from app.tracing import Tracing
 
 log = structlog.get_logger(__name__)
 
@@ -34,7 +39,14 @@ class Sender:
     """At most `limit` calls of a destination at once, each with as many messages as one call takes."""
 
     def __init__(
-        self, name: str, replay: int, destination: Destination, limit: int, pacer: Pacer | None, clock: Clock
+        self,
+        name: str,
+        replay: int,
+        destination: Destination,
+        limit: int,
+        pacer: Pacer | None,
+        clock: Clock,
+        tracing: "Tracing | None" = None,
     ) -> None:
         self.destination = destination
         self.pacer = pacer
@@ -43,7 +55,7 @@ class Sender:
         # Messages that were handed to the destination and have no outcome yet.
         self.under_way = 0
         self._name, self._replay = name, str(replay) if replay else None
-        self._limit, self._clock = limit, clock
+        self._limit, self._clock, self._tracing = limit, clock, tracing
         self._slots: set[asyncio.Task[None]] = set()
         self._later: asyncio.TimerHandle | None = None
         self._stopped = False
@@ -135,21 +147,40 @@ class Sender:
                 self.ready.extendleft(reversed(batch))
                 self.under_way -= len(batch)
                 return
-            outcomes = await self._send(batch, at)
+            deliveries = [delivery_of(self._name, message, self._replay) for message in batch]
+            if self._tracing is None:
+                outcomes = await self._send(deliveries, at)
+            else:
+                deliveries, outcomes = await self._traced(self._tracing, deliveries, at)
             now = clock.now()
             self.under_way -= len(batch)
-            for message, outcome in zip(batch, outcomes, strict=True):
+            for message, delivery, outcome in zip(batch, deliveries, outcomes, strict=True):
+                current.set(delivery.trace)
                 self._calls.ended(message, outcome, at, now)
             batch = self._take()
 
-    async def _send(self, batch: list[Outgoing], at: datetime) -> Sequence[Outcome]:
-        deliveries = [delivery_of(self._name, message, self._replay) for message in batch]
+    async def _traced(
+        self, tracing: "Tracing", deliveries: Sequence[Delivery], at: datetime
+    ) -> tuple[list[Delivery], Sequence[Outcome]]:
+        """Send with a span for each message whose trace is recorded; return what was sent, and the outcomes."""
+        attempts = tracing.attempts(deliveries)
+        outcomes: Sequence[Outcome] | None = None
+        try:
+            outcomes = await self._send(attempts.deliveries, at)
+        finally:
+            attempts.end(outcomes)
+        return attempts.deliveries, outcomes
+
+    async def _send(self, deliveries: Sequence[Delivery], at: datetime) -> Sequence[Outcome]:
+        # A connection that is made on the way is for those after these as well.
+        current.set(None)
         try:
             return await self.destination.deliver(deliveries, at)
         except Exception as error:
             # A defect of ours with these messages; the others go on, and they are tried again as after any failure.
-            log.error("defect", subscription=self._name, offset=batch[0].offset, exc_info=error)
-            return [Failed(f"Halfnote made a mistake: {type(error).__name__}", None, None, None, 0)] * len(batch)
+            trace = log_fields(deliveries[0].trace)
+            log.error("defect", subscription=self._name, offset=deliveries[0].offset, exc_info=error, **trace)
+            return [Failed(f"Halfnote made a mistake: {type(error).__name__}", None, None, None, 0)] * len(deliveries)
 
     def _slot_ended(self, task: asyncio.Task[None]) -> None:
         self._slots.discard(task)

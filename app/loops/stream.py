@@ -8,6 +8,7 @@ committed, so that even what a crash sends twice comes in order.
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from typing import TYPE_CHECKING
 
 import structlog
 
@@ -30,6 +31,9 @@ from app.store.settling import Batch, Settlement
 from app.store.subscriptions import Subscription
 from app.telemetry import Metrics
 
+if TYPE_CHECKING:  # it imports OpenTelemetry
+    from app.tracing import Tracing
+
 log = structlog.get_logger(__name__)
 
 # How many messages one window brings: enough to keep every slot busy until the next.
@@ -41,11 +45,12 @@ UNSETTLED_LEAST, UNSETTLED_TIMES, MEMORY_TIMES = 256, 2, 8
 
 @dataclass(frozen=True, slots=True)
 class Holder:
-    """What every stream of a process shares: its clock and metrics, and how to call for the relay's next turn."""
+    """What every stream of a process shares: clock, metrics and spans, and how to call for the relay's next turn."""
 
     clock: Clock
     metrics: Metrics
     ring: Callable[[], None]
+    tracing: "Tracing | None" = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +105,8 @@ class Stream:
         self._at_once = self._limit * max(1, destination.batch_max)
         self._seconds = holder.metrics.delivery_seconds.labels(subscription.name)
         self._delivered = holder.metrics.deliveries.labels(subscription.name, "delivered")
-        self.sender = Sender(subscription.name, part.shard.replay, destination, self._limit, pacer, holder.clock)
+        sent_by = (subscription.name, part.shard.replay, destination, self._limit)
+        self.sender = Sender(*sent_by, pacer, holder.clock, holder.tracing)
         self.sender.begin(Calls(self._may_send, self._ended, self._rested, self._probe_due), self.breaker, until)
 
     @property

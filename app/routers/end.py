@@ -20,9 +20,11 @@ _encode = msgspec.json.Encoder().encode
 _VERDICTS = {"commit": Verdict.COMMIT, "rollback": Verdict.ROLLBACK}
 
 
-async def post_end(runtime: Runtime, body: bytes) -> tuple[int, bytes]:
+async def post_end(runtime: Runtime, body: bytes, trace: str | None = None) -> tuple[int, bytes]:
     """Record a verdict: 200 after its commit (also for a repeat), 202 for `unknown`. Raises what `refusal` returns."""
     request = decode(_decoder, body)
+    if runtime.tracing is not None:
+        runtime.tracing.about(trace, request.transaction_id, request.producer_group)
     if request.verdict == "unknown":
         return await _unknown(runtime, request)
     verdict = _VERDICTS[request.verdict]
@@ -33,6 +35,7 @@ async def post_end(runtime: Runtime, body: bytes) -> tuple[int, bytes]:
         Source.PRODUCER,
         reason=request.reason,
         from_check=request.from_check,
+        traceparent=trace,
     )
     recorded = await runtime.lanes.end.submit(end)
     if recorded.verdict != verdict or recorded.owner != request.producer_group:

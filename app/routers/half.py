@@ -14,13 +14,14 @@ _decoder = msgspec.json.Decoder(HalfRequest)
 _encode = msgspec.json.Encoder().encode
 
 
-async def post_half(runtime: Runtime, body: bytes) -> tuple[int, bytes]:
+async def post_half(runtime: Runtime, body: bytes, trace: str | None = None) -> tuple[int, bytes]:
     """Store a half: 201 after its commit, 200 for a repeat of what is stored.
 
     Raises Problem: see `refuse_new_half` and `refuse_unstored`, and what decoding and the lane raise.
     """
     request = decode(_decoder, body)
     half = half_of(request, runtime.settings, runtime.clock)
+    note_trace(runtime, half, trace)
     await refuse_new_half(runtime, half, chosen=request.transaction_id is not None)
     stored = await runtime.lanes.half.submit(half)
     if not stored.fresh and stored.digest != half.digest:
@@ -37,6 +38,13 @@ async def post_half(runtime: Runtime, body: bytes) -> tuple[int, bytes]:
             ],
         )
     )
+
+
+def note_trace(runtime: Runtime, half: Half, trace: str | None) -> None:
+    """Let a half's messages carry the request's trace, and its span tell which transaction it was."""
+    half.traceparent = trace
+    if runtime.tracing is not None:
+        runtime.tracing.about(trace, half.transaction_id, half.producer_group)
 
 
 async def refuse_new_half(runtime: Runtime, half: Half, *, chosen: bool) -> None:

@@ -12,7 +12,7 @@ from app.errors import DayGone, MessageUnknown, TransactionUnknown
 from app.halves import half_of
 from app.ids import parse_message_id
 from app.routers.end import published, unknown_transaction
-from app.routers.half import refuse_new_half, unstored
+from app.routers.half import note_trace, refuse_new_half, unstored
 from app.routers.shared import RuntimeDep, problems
 from app.runtime import Runtime
 from app.schemas import PlainAnswer, PlainRequest
@@ -33,13 +33,14 @@ _decoder = msgspec.json.Decoder(PlainRequest)
 _encode = msgspec.json.Encoder().encode
 
 
-async def post_messages(runtime: Runtime, body: bytes) -> tuple[int, bytes]:
+async def post_messages(runtime: Runtime, body: bytes, trace: str | None = None) -> tuple[int, bytes]:
     """Store and commit messages that have nothing to coordinate: 201 after the commit, 200 for a repeat.
 
     Raises Problem as `POST /half` does.
     """
     request = decode(_decoder, body)
     half = half_of(request, runtime.settings, runtime.clock)
+    note_trace(runtime, half, trace)
     await refuse_new_half(runtime, half, chosen=request.transaction_id is not None)
     outcome = await runtime.lanes.plain.submit(half)
     recorded: Recorded | None = outcome.recorded

@@ -94,11 +94,12 @@ from producer_group where name = any($1)
 
 # Primary key of half, one partition each (LATERAL ... OFFSET 0). Bodies are read only where the policy wants them sent.
 MESSAGES = """
-select a.transaction_id, f.born_at, f.context, f.policy, m.position, m.topic, m.key, m.tag, m.headers, m.content_type,
-  m.body
+select a.transaction_id, f.born_at, f.context, f.policy, f.traceparent, m.position, m.topic, m.key, m.tag, m.headers,
+  m.content_type, m.body
 from unnest($1::uuid[]) as a(transaction_id)
 cross join lateral (
-  select born_at, context, policy from half h where h.transaction_id = a.transaction_id and h.position < 1 offset 0
+  select born_at, context, policy, traceparent from half h
+  where h.transaction_id = a.transaction_id and h.position < 1 offset 0
 ) f
 cross join lateral (
   select position, topic, key, tag, headers, content_type,
@@ -158,6 +159,7 @@ class AskedMessage:
     born_at: datetime
     context: str | None
     policy: str | None
+    traceparent: str | None
     position: int
     topic: str
     key: str | None

@@ -33,9 +33,9 @@ with asked as materialized (
   returning transaction_id, first_check_at
 ), rest as (
   insert into half (transaction_id, position, producer_group, topic, key, tag, headers, content_type, body,
-    body_digest, deliver_after_s, born_at, first_check_at)
+    body_digest, deliver_after_s, born_at, first_check_at, traceparent)
   select a.transaction_id, a.position, a.producer_group, a.topic, a.key, a.tag, a.headers, a.content_type, a.body,
-    a.body_digest, a.deliver_after_s, $18::timestamptz, f.first_check_at
+    a.body_digest, a.deliver_after_s, $18::timestamptz, f.first_check_at, a.traceparent
   from asked a join first f using (transaction_id)
   where a.position > 0
 ), named as (
@@ -99,7 +99,10 @@ class HalfMessage:
 
 @dataclass(slots=True)
 class Half:
-    """A half to be stored. `policy` and `context` are JSON text; `digest` is SHA-256 of the whole request."""
+    """A half to be stored. `policy` and `context` are JSON text; `digest` is SHA-256 of the whole request.
+
+    `traceparent` is a context of app.trace_context, stored with each message; it is no part of the content.
+    """
 
     transaction_id: UUID
     producer_group: str
@@ -139,7 +142,7 @@ async def insert_halves(
             position,
             half.producer_group,
             *_content(message),
-            *((None,) * 6 if position else _first_only(half)),
+            *((None, None, None, None, half.traceparent, None) if position else _first_only(half)),
         )
         for half in halves
         for position, message in enumerate(half.messages)
@@ -200,7 +203,7 @@ async def message_body(connection: Connection, transaction_id: UUID, position: i
 
 @dataclass(frozen=True, slots=True)
 class HalfRow:
-    """A row of `half`; the fields from `digest` on are set on position 0 only."""
+    """A row of `half`; the fields from `digest` on are set on position 0 only, but for `traceparent`."""
 
     transaction_id: UUID
     position: int

@@ -125,7 +125,10 @@ order by r.transaction_id, b.position
 # Not frozen, as nothing else on the way of a request: a frozen dataclass takes four times as long to make.
 @dataclass(slots=True)
 class End:
-    """A verdict that asks to be recorded. `producer_group` None skips the ownership check (checks, policy, people)."""
+    """A verdict that asks to be recorded. `producer_group` None skips the ownership check (checks, policy, people).
+
+    `traceparent` is the context of the request that asks; it is not stored.
+    """
 
     transaction_id: UUID
     producer_group: str | None
@@ -134,6 +137,7 @@ class End:
     actor: str | None = None
     reason: str | None = None
     from_check: bool = False
+    traceparent: str | None = None
 
 
 @dataclass(slots=True)

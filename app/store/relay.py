@@ -63,20 +63,20 @@ with span as materialized (
     )))
   order by s."offset" limit $7
 ), bodies as materialized (
-  select m.*, h.producer_group, h.headers, h.content_type, h.body, h.body_digest,
+  select m.*, h.producer_group, h.headers, h.content_type, h.body, h.body_digest, h.traceparent,
     sum(octet_length(h.body)) over (order by m."offset") - octet_length(h.body) as before
   from matched m, lateral (
-    select producer_group, headers, content_type, body, body_digest from half h
+    select producer_group, headers, content_type, body, body_digest, traceparent from half h
     where h.transaction_id = m.transaction_id and h.position = m.position offset 0
   ) h
 ), taken as materialized (
   select * from bodies where before < {WINDOW_BYTES}
 )
 select "offset", transaction_id, position, topic, key, tag, due_at, committed_at, producer_group, headers, content_type,
-  body, body_digest, null::bigint as reached
+  body, body_digest, traceparent, null::bigint as reached
 from taken
 union all
-select null, null, null, null, null, null, null, null, null, null, null, null, null,
+select null, null, null, null, null, null, null, null, null, null, null, null, null, null,
   case when t.count < m.count or m.count >= $7 then t.last else (select least(max("offset"), $13) from span) end
 from (select count(*), max("offset") as last from taken) t, (select count(*) from matched) m
 order by 1 nulls last
@@ -89,6 +89,8 @@ RESERVED = "halfnote."
 @dataclass(slots=True)
 class Outgoing:
     """A committed message that is to be delivered; `headers` is JSON text. Never changed once it is made.
+
+    `traceparent` is its trace's context; a message whose day has left goes without.
 
     `used`, `first_at` and `claim` are those of its delivery_retry row: tries used up, when the first one began, and the
     epoch it was claimed in; 0, None and None for one that comes from the log.
@@ -107,6 +109,7 @@ class Outgoing:
     content_type: str
     body: bytes
     body_digest: bytes
+    traceparent: str | None = None
     used: int = 0
     first_at: datetime | None = None
     claim: int | None = None
@@ -188,7 +191,7 @@ async def window(connection: Connection, reader: Reader, after: int, at_most: in
         reader.replay,
         reader.until,
     )
-    return [Outgoing(*row[:13]) for row in rows], last["reached"]
+    return [Outgoing(*row[:14]) for row in rows], last["reached"]
 
 
 def takes(route: Route, message: Outgoing) -> bool:
