@@ -32,7 +32,7 @@ class Conversation:
     """One producer's part. Durations in seconds.
 
     `attempt_s` bounds one request, `half_within_s` all attempts at a half, `end_within_s` all attempts at an end, which
-    but for the first go on in the background. `traceparent` is asked for the W3C trace context of each transaction.
+    but for the first go on in the background. `traceparent` is asked for the W3C trace context of each request.
     """
 
     group: str
@@ -53,13 +53,12 @@ class Conversation:
         """Post a half. Raises HalfFailed, after which nothing has happened; ValueError or TypeError for no JSON."""
         listed = as_list(messages)
         chosen, transaction_id = transaction_id is not None, transaction_id or new_id()
-        trace = self.traceparent()
-        content = self._content(transaction_id, listed, trace)
+        content = self._content(transaction_id, listed)
         if context is not None:
             content["context"] = context
         if check:
             content["check"] = dict(check)
-        request = self._post("/half", content, trace)
+        request = self._post("/half", content)
         try:
             answer = yield from asked("the half message", request, within_s=self.half_within_s, clock=self.clock)
         except (Refused, Unconfirmed) as cause:
@@ -152,8 +151,7 @@ class Conversation:
         """Post messages that have nothing to coordinate. Raises PlainFailed."""
         listed = as_list(messages)
         transaction_id = transaction_id or new_id()
-        trace = self.traceparent()
-        request = self._post("/messages", self._content(transaction_id, listed, trace), trace)
+        request = self._post("/messages", self._content(transaction_id, listed))
         try:
             answer = yield from asked("the messages", request, within_s=self.half_within_s, clock=self.clock)
         except (Refused, Unconfirmed) as cause:
@@ -210,11 +208,13 @@ class Conversation:
         except (Refused, Unconfirmed) as fault:
             log.info("transaction %s: %s", transaction_id, fault)
 
-    def _content(self, transaction_id: UUID, messages: Sequence[Outgoing], trace: str | None) -> dict[str, Any]:
-        shown = [message.as_json(trace) for message in messages]
+    def _content(self, transaction_id: UUID, messages: Sequence[Outgoing]) -> dict[str, Any]:
+        shown = [message.as_json() for message in messages]
         return {"producer_group": self.group, "transaction_id": str(transaction_id), "messages": shown}
 
-    def _post(self, path: str, content: Mapping[str, Any] | None, trace: str | None = None) -> Request:
+    def _post(self, path: str, content: Mapping[str, Any] | None) -> Request:
+        # As a header and in no content: the same work done again is the same content, under whichever span.
+        trace = self.traceparent()
         headers = {"traceparent": trace} if trace is not None else {}
         return Request("POST", path, b"" if content is None else encoded(content), self.attempt_s, headers)
 

@@ -44,15 +44,13 @@ class Message:
     subscription: str | None = None
     replay: str | None = None
     committed_at: datetime | None = None
+    # The W3C trace context of this delivery, which goes back to the producer's.
+    traceparent: str | None = None
+    tracestate: str | None = None
 
     def json(self) -> Any:
         """Return the body's JSON. Raises ValueError."""
         return json.loads(self.body)
-
-    @property
-    def traceparent(self) -> str | None:
-        """The producer's trace context, if it sent one."""
-        return next((value for name, value in self.headers.items() if name.lower() == "traceparent"), None)
 
 
 def from_http(headers: Mapping[str, str], body: bytes) -> list[Message]:
@@ -70,26 +68,27 @@ def from_http(headers: Mapping[str, str], body: bytes) -> list[Message]:
         return [_from_event(_json(body))]
     plain = {name: unquote(value) for name, value in headers.items() if name.startswith(("ce-", "halfnote-"))}
     attributes = {name[3:]: value for name, value in plain.items() if name.startswith("ce-")}
-    return [_message(attributes, plain, body, headers.get("content-type"))]
+    return [_message(attributes, plain, body, headers.get("content-type"), headers)]
 
 
 def from_aio_pika(incoming: Any) -> Message:
     """Return the message of an `aio_pika.IncomingMessage`."""
     found = {str(name): _text(value) for name, value in incoming.headers.items()}
-    return _message(_with_prefix(found, "cloudEvents_"), found, incoming.body, incoming.content_type)
+    return _message(_with_prefix(found, "cloudEvents_"), found, incoming.body, incoming.content_type, found)
 
 
 def from_nats(incoming: Any) -> Message:
     """Return the message of a `nats.aio.msg.Msg`."""
-    found = {name: unquote(value) for name, value in (incoming.headers or {}).items()}
+    plain = incoming.headers or {}
+    found = {name: unquote(value) for name, value in plain.items()}
     attributes = _with_prefix(found, "ce-")
-    return _message(attributes, found, incoming.data, attributes.get("datacontenttype"))
+    return _message(attributes, found, incoming.data, attributes.get("datacontenttype"), plain)
 
 
 def from_aiokafka(record: Any) -> Message:
     """Return the message of an `aiokafka.ConsumerRecord`."""
     found = {name: _text(value) for name, value in record.headers}
-    return _message(_with_prefix(found, "ce_"), found, record.value, found.get("content-type"))
+    return _message(_with_prefix(found, "ce_"), found, record.value, found.get("content-type"), found)
 
 
 def from_redis(fields: Mapping[Any, Any]) -> Message:
@@ -98,7 +97,7 @@ def from_redis(fields: Mapping[Any, Any]) -> Message:
     body = found.pop("body", b"")
     texts = {name: _text(value) for name, value in found.items()}
     content = body if isinstance(body, bytes) else str(body).encode()
-    return _message(_with_prefix(texts, "ce_"), texts, content, texts.get("content-type"))
+    return _message(_with_prefix(texts, "ce_"), texts, content, texts.get("content-type"), texts)
 
 
 def _from_event(event: Any) -> Message:
@@ -115,13 +114,17 @@ def _from_event(event: Any) -> Message:
         body = _base64(event["data_base64"])
     else:
         body = json.dumps(event.get("data"), ensure_ascii=False, separators=(",", ":")).encode()
-    return _message(texts, own, body, texts.get("datacontenttype"))
+    return _message(texts, own, body, texts.get("datacontenttype"), texts)
 
 
 def _message(
-    attributes: Mapping[str, str], halfnote: Mapping[str, str], body: bytes, content_type: str | None
+    attributes: Mapping[str, str],
+    halfnote: Mapping[str, str],
+    body: bytes,
+    content_type: str | None,
+    trace: Mapping[str, str],
 ) -> Message:
-    """Return a message from CloudEvents' attributes and Halfnote's headers, all plain text."""
+    """Return a message from CloudEvents' attributes, Halfnote's headers and the trace's, all plain text."""
     for needed in ("id", "type"):
         if not attributes.get(needed):
             raise NotAMessage(f"the CloudEvents attribute `{needed}` is missing")
@@ -141,6 +144,8 @@ def _message(
         subscription=halfnote.get("halfnote-subscription"),
         replay=halfnote.get("halfnote-replay"),
         committed_at=_time(attributes.get("time")),
+        traceparent=trace.get("traceparent"),
+        tracestate=trace.get("tracestate"),
     )
 
 

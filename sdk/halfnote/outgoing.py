@@ -24,20 +24,17 @@ class Outgoing:
     content_type: str | None = None
     deliver_after_s: float | None = None
 
-    def as_json(self, traceparent: str | None = None) -> dict[str, Any]:
-        """Return the message as `POST /half` takes it; a header `traceparent` is added unless it has one."""
+    def as_json(self) -> dict[str, Any]:
+        """Return the message as `POST /half` takes it."""
         shown: dict[str, Any] = {"topic": self.topic}
         if isinstance(self.body, (bytes, bytearray, memoryview)):
             shown["body_base64"] = base64.b64encode(self.body).decode()
         else:
             shown["body"] = self.body
-        headers = dict(self.headers)
-        if traceparent is not None and not any(name.lower() == "traceparent" for name in headers):
-            headers["traceparent"] = traceparent
         optional = {
             "key": self.key,
             "tag": self.tag,
-            "headers": headers or None,
+            "headers": dict(self.headers) or None,
             "content_type": self.content_type,
             "deliver_after_s": self.deliver_after_s,
         }

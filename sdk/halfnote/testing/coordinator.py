@@ -124,9 +124,9 @@ class Coordinator:
             try:
                 match (request.method, *parts):
                     case ("POST", "half"):
-                        return self._half(read(request.content))
+                        return self._half(read(request.content), request.headers.get("traceparent"))
                     case ("POST", "messages"):
-                        return self._plain(read(request.content))
+                        return self._plain(read(request.content), request.headers.get("traceparent"))
                     case ("POST", "end"):
                         return self._end(read(request.content))
                     case ("PUT", "producer-groups", name):
@@ -139,8 +139,8 @@ class Coordinator:
             except Refusal as refusal:
                 return refusal.response()
 
-    def _half(self, request: Mapping[str, Any]) -> httpx.Response:
-        stored, replayed = self._store(request, plain=False)
+    def _half(self, request: Mapping[str, Any], trace: str | None) -> httpx.Response:
+        stored, replayed = self._store(request, trace, plain=False)
         shown = [
             {"message_id": stored.message_id(position), "topic": message["topic"]}
             for position, message in enumerate(request["messages"])
@@ -154,8 +154,8 @@ class Coordinator:
         }
         return httpx.Response(200 if replayed else 201, json=content)
 
-    def _plain(self, request: Mapping[str, Any]) -> httpx.Response:
-        stored, replayed = self._store(request, plain=True)
+    def _plain(self, request: Mapping[str, Any], trace: str | None) -> httpx.Response:
+        stored, replayed = self._store(request, trace, plain=True)
         if not replayed:
             self._decide(stored, "commit", "producer", None)
         assert stored.decided_at is not None
@@ -167,7 +167,7 @@ class Coordinator:
         }
         return httpx.Response(200 if replayed else 201, json=content)
 
-    def _store(self, request: Mapping[str, Any], *, plain: bool) -> tuple[Stored, bool]:
+    def _store(self, request: Mapping[str, Any], trace: str | None, *, plain: bool) -> tuple[Stored, bool]:
         chosen = check_half(request, PLAIN if plain else HALF)
         content = without_defaults(request)
         known = self.transactions.get(chosen) if chosen is not None else None
@@ -180,7 +180,8 @@ class Coordinator:
             check_skew(chosen)
         if request["producer_group"] not in self.groups:
             raise Refusal(422, "group-unregistered", "PUT /producer-groups first.", field="producer_group")
-        stored = Stored(chosen or new_id(), request["producer_group"], content, plain, datetime.now(timezone.utc))
+        now = datetime.now(timezone.utc)
+        stored = Stored(chosen or new_id(), request["producer_group"], content, plain, now, trace)
         self.transactions[stored.transaction_id] = stored
         return stored, False
 

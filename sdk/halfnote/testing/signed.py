@@ -71,6 +71,8 @@ def signed_delivery(message: Message, *, secret: str = SECRET, at: float | None 
     }
     headers = {name: quote(value, safe=_PRINTABLE) for name, value in found.items() if value is not None}
     headers["content-type"] = message.content_type
+    trace = {"traceparent": message.traceparent, "tracestate": message.tracestate}
+    headers.update({name: value for name, value in trace.items() if value is not None})
     return {**headers, **sign(secret, message.message_id, message.body, at)}, message.body
 
 

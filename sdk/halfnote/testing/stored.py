@@ -22,6 +22,7 @@ class Stored:
     request: Mapping[str, Any]
     plain: bool
     born_at: datetime
+    traceparent: str | None = None
     checks: int = 0
     verdict: Literal["commit", "rollback"] | None = None
     source: Source | None = None
@@ -96,6 +97,7 @@ class Stored:
             offset=self.offsets[position],
             subscription="tests",
             committed_at=self.decided_at,
+            traceparent=self.traceparent,
         )
 
 
