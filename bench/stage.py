@@ -95,11 +95,17 @@ async def connected(dsn: str) -> AsyncIterator[Connection]:
 
 @asynccontextmanager
 async def halfnote(
-    stage: Stage, dsn: str, receiver: Service, *, workers: int = 1, env: Mapping[str, str] | None = None
+    stage: Stage,
+    dsn: str,
+    receiver: Service,
+    *,
+    workers: int = 1,
+    env: Mapping[str, str] | None = None,
+    app: str = "app.main:app",
 ) -> AsyncIterator[Service]:
     """Serve Halfnote in role `all`, with the group and one live subscription whose topic does not match."""
     over = {"HALFNOTE_DATABASE_URL": dsn, **(env or {})}
-    async with serving("app.main:app", stage.place, over, workers=workers) as service:
+    async with serving(app, stage.place, over, workers=workers) as service:
         group = {"check_urls": [f"{receiver.url}/check"], "immunity_s": IMMUNITY_S}
         await put(service, f"/producer-groups/{GROUP}", group)
         await relay_busy(service, receiver, busy=False)

@@ -1,8 +1,11 @@
 """The benchmarks' own parts: report files, ids, the Lua that wrk runs, intervals. No figure is judged here."""
 
+import ast
 import asyncio
 import json
 import shutil
+import subprocess
+import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -18,9 +21,10 @@ from app.schemas import EndRequest, HalfRequest
 from bench.payload import BODY_BYTES, end_body, half_body, message_of, transaction_ids
 from bench.receiver import END_OF_HEAD, length_of
 from bench.report import Bar, Report
-from bench.services import Service, receiving
+from bench.services import ROOT, Service, receiving
 from bench.stage import count_of
 from bench.statistic import median_interval, percentile
+from bench.untraced import HOT, PARTS, without
 from bench.wire import Wire
 from bench.wrk import LEAD, BrokenRunError, Plan, load
 
@@ -179,3 +183,25 @@ async def test_a_refused_request_breaks_the_run(tmp_path: Path) -> None:
     async with recording(409) as (service, _):
         with pytest.raises(BrokenRunError, match="refused"):
             await load(tmp_path, service, "half", 1, connections=2)
+
+
+def named(tree: ast.Module) -> set[str]:
+    """Return what statements name; imports and arguments apart."""
+    nodes = list(ast.walk(tree))
+    return {node.id for node in nodes if isinstance(node, ast.Name)} | {
+        node.attr for node in nodes if isinstance(node, ast.Attribute)
+    }
+
+
+@pytest.mark.parametrize("module", HOT)
+def test_what_tracing_is_compared_with_has_none_of_it(module: str) -> None:
+    source = (ROOT / f"{module.replace('.', '/')}.py").read_text()
+    assert named(ast.parse(source)) & PARTS
+    assert not named(without(source)) & PARTS
+
+
+def test_what_tracing_is_compared_with_is_what_is_imported() -> None:
+    program = "import bench.untraced_app, app.hot; print('incoming' in app.hot.Hot._answer.__code__.co_names)"
+    for imported, has in ((program, "False"), (program.replace("bench.untraced_app, ", ""), "True")):
+        ran = subprocess.run([sys.executable, "-c", imported], cwd=ROOT, capture_output=True, text=True)
+        assert (ran.stdout.strip(), ran.stderr) == (has, "")

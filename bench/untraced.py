@@ -1,0 +1,86 @@
+"""The service without the code that takes traces in: what its tracing, switched off, is compared with.
+
+Statements that name a part of it are taken out of the hot paths' modules while these are imported. What they import,
+and an argument that keeps its default, stay.
+"""
+
+import ast
+import sys
+from collections.abc import Sequence
+from importlib.abc import MetaPathFinder
+from importlib.machinery import ModuleSpec, PathFinder, SourceFileLoader
+from types import CodeType, ModuleType
+
+HOT = ("app.hot", "app.routers.half", "app.routers.end", "app.routers.messages")
+PARTS = frozenset({"trace", "traced", "incoming", "current", "note_trace", "tracing"})
+
+
+class Without(ast.NodeTransformer):
+    """Takes out arguments and simple statements that name a part, and what is done `if` one of them is so."""
+
+    def visit_Call(self, node: ast.Call) -> ast.AST:
+        """Leave out what is handed on."""
+        self.generic_visit(node)
+        node.args = [argument for argument in node.args if not _names_part(argument)]
+        node.keywords = [keyword for keyword in node.keywords if not _names_part(keyword.value)]
+        return node
+
+    def visit_Assign(self, node: ast.Assign) -> ast.AST | None:
+        """Leave out what is worked out for it alone."""
+        return None if any(_names_part(target) for target in node.targets) else self.generic_visit(node)
+
+    def visit_Expr(self, node: ast.Expr) -> ast.AST | None:
+        """Leave out what is called for its sake."""
+        called = node.value.func if isinstance(node.value, ast.Call) else None
+        return None if called is not None and _names_part(called) else self.generic_visit(node)
+
+    def visit_If(self, node: ast.If) -> ast.AST | None:
+        """Leave out what depends on it."""
+        return None if _names_part(node.test) else self.generic_visit(node)
+
+    def visit_FunctionDef(self, node: ast.FunctionDef) -> ast.AST:
+        """Leave nothing in what is there for it alone; others import it."""
+        if node.name in PARTS:
+            node.body = [ast.Pass()]
+        return self.generic_visit(node)
+
+
+def _names_part(node: ast.AST) -> bool:
+    return any(
+        (isinstance(part, ast.Name) and part.id in PARTS) or (isinstance(part, ast.Attribute) and part.attr in PARTS)
+        for part in ast.walk(node)
+    )
+
+
+def without(source: bytes | str) -> ast.Module:
+    """Return a module's syntax tree without the parts."""
+    return ast.fix_missing_locations(Without().visit(ast.parse(source)))  # type: ignore[no-any-return]
+
+
+class Loader(SourceFileLoader):
+    """Compiles what is left; neither reads nor writes bytecode of the whole."""
+
+    def get_code(self, fullname: str) -> CodeType:
+        """Return the code of what is left."""
+        return compile(without(self.get_data(self.path)), self.path, "exec", dont_inherit=True)
+
+
+class Finder(MetaPathFinder):
+    """Finds the hot paths' modules for the loader above."""
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        """Return the spec of one of these modules."""
+        spec = PathFinder.find_spec(fullname, path, target) if fullname in HOT else None
+        if spec is not None and spec.origin is not None:
+            spec.loader = Loader(fullname, spec.origin)
+        return spec
+
+
+def installed() -> None:
+    """See that the hot paths' modules are imported without the parts."""
+    early = [name for name in HOT if name in sys.modules]
+    if early:
+        raise RuntimeError(f"{', '.join(early)} was imported whole already")
+    sys.meta_path.insert(0, Finder())
