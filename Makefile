@@ -37,7 +37,7 @@ test: $(DEV) ## the tests, but for those that take minutes
 test-all: $(DEV) ## every test
 	$(PYTEST)
 
-test-deps: ## the servers that tests need: RabbitMQ, NATS, Redis, MariaDB by apt, Kafka by Maven; others skip those tests
+test-deps: ## the servers that tests need: RabbitMQ, NATS, Redis, MariaDB, pgbouncer by apt, Kafka by Maven; else their tests are skipped
 	@scripts/test-deps
 
 check: $(DEV) ## format, lint, types, direction of imports

@@ -18,6 +18,15 @@ WEAK_COMMITS = ("off", "local", "remote_write")
 KEYED_PLANS = "set plan_cache_mode = force_generic_plan; set enable_seqscan = off"
 
 
+# Not among the settings that a connection begins with: a pooler refuses those that it does not know.
+SESSION = "select current_setting('synchronous_commit') from set_config('jit', 'off', false)"
+
+# What a statement meets whose session became another's between two messages, and what pgbouncer says of a transaction
+# where it pools statements.
+NO_SESSION = (asyncpg.InvalidSQLStatementNameError, asyncpg.DuplicatePreparedStatementError)
+NO_TRANSACTIONS = "statement pooling mode"
+
+
 class UnusableDatabase(Exception):
     """The database cannot serve Halfnote as it is; the text says what to change."""
 
@@ -28,10 +37,10 @@ async def connect(dsn: str, *, timeout_s: float = 10.0) -> Connection:
     Raises OSError, asyncpg.PostgresError or TimeoutError as asyncpg does.
     """
     connection = await asyncpg.connect(
-        dsn, timeout=timeout_s, server_settings={"application_name": "halfnote", "jit": "off", "timezone": "UTC"}
+        dsn, timeout=timeout_s, server_settings={"application_name": "halfnote", "timezone": "UTC"}
     )
     try:
-        if await connection.fetchval("select current_setting('synchronous_commit')") in WEAK_COMMITS:
+        if await connection.fetchval(SESSION) in WEAK_COMMITS:
             await connection.execute("set synchronous_commit = on")
     except BaseException:
         # Nobody else knows of it yet.
@@ -105,6 +114,23 @@ async def refuse_unusable(dsn: str) -> None:
     Leases and LISTEN need a session of one's own. Two clients that are given the same backend, one of them inside a
     transaction, have a transaction pooler between them and Postgres.
     """
+    try:
+        pooled = await _shares_sessions(dsn)
+    except NO_SESSION:
+        pooled = True
+    except asyncpg.ConnectionDoesNotExistError as error:
+        if NO_TRANSACTIONS not in str(error):
+            raise
+        pooled = True
+    if pooled:
+        raise UnusableDatabase(
+            "HALFNOTE_DATABASE_URL leads to a transaction pooler (or one of statements); Halfnote keeps sessions "
+            "(LISTEN, leases). Use a direct connection, or the pooler's session mode."
+        )
+
+
+async def _shares_sessions(dsn: str) -> bool:
+    """Tell whether two clients get the same backend, or one gets several. Raises UnusableDatabase for an old server."""
     first = await connect(dsn)
     try:
         if first.get_server_version() < OLDEST_SERVER:
@@ -117,10 +143,6 @@ async def refuse_unusable(dsn: str) -> None:
                 after = await first.fetchval("select pg_backend_pid()")
         finally:
             await second.close()
-        if before == other or before != after:
-            raise UnusableDatabase(
-                "HALFNOTE_DATABASE_URL leads to a transaction pooler; Halfnote keeps sessions (LISTEN, leases). "
-                "Use a direct connection, or the pooler's session mode."
-            )
     finally:
         await first.close()
+    return bool(before == other or before != after)
