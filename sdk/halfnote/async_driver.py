@@ -1,4 +1,4 @@
-"""Runs exchanges on asyncio with httpx; on httpx-aiohttp (`halfnote[fast]`) where that is installed."""
+"""Runs exchanges on asyncio, with an httpx transport, or aiohttp (`halfnote[fast]`) where that is installed."""
 
 import asyncio
 import inspect
@@ -6,7 +6,7 @@ import logging
 import os
 from collections.abc import Mapping
 from importlib.util import find_spec
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import httpx
 
@@ -29,20 +29,25 @@ log = logging.getLogger("halfnote")
 
 # More ends than these waiting in the background, and check-back has to do the rest.
 BACKGROUND_MAX = 10_000
-_parents: list[httpx.AsyncBaseTransport | None] = []
+_parents: list["Wire | None"] = []
+
+
+class Wire(Protocol):
+    """What requests go out by."""
+
+    async def ask(self, request: Request) -> Response | NoAnswer:
+        """Send a request, and read its answer."""
+
+    async def aclose(self) -> None:
+        """Close the connections."""
 
 
 class AsyncDriver:
-    """Connections of its own for each event loop and process: they survive neither a new loop nor a fork.
-
-    By httpx's transports alone: nothing here needs what its client does besides (redirects, cookies, authentication).
-    """
+    """Connections of its own for each event loop and process: they survive neither a new loop nor a fork."""
 
     def __init__(self, url: str, headers: Mapping[str, str], transport: httpx.AsyncBaseTransport | None = None) -> None:
         self._url, self._headers, self._transport = url.rstrip("/"), dict(headers), transport
-        # Those of every transaction; to read one takes longer than to send it.
-        self._urls = {path: httpx.URL(self._url + path) for path in ("/half", "/end", "/messages")}
-        self._connections: httpx.AsyncBaseTransport | None = None
+        self._connections: Wire | None = None
         self._owner: tuple[int, asyncio.AbstractEventLoop] | None = None
         self._background: set[asyncio.Task[Any]] = set()
 
@@ -81,41 +86,20 @@ class AsyncDriver:
 
     async def _do(self, effect: Effect) -> Any:
         if isinstance(effect, Request):
-            return await self._ask(effect)
+            return await self._current().ask(effect)
         if isinstance(effect, Wait):
             return await asyncio.sleep(effect.seconds)
         if isinstance(effect, Later):
             return self.later(effect.exchange)
         return await _called(effect)
 
-    async def _ask(self, request: Request) -> Response | NoAnswer:
-        try:
-            answer = await self._current().handle_async_request(self._made(request))
-            try:
-                await answer.aread()
-            finally:
-                await answer.aclose()
-        except FAILURES as error:
-            return unanswered(error, request.timeout_s)
-        return answered(answer)
-
-    def _made(self, request: Request) -> httpx.Request:
-        timeouts = dict.fromkeys(("connect", "read", "write", "pool"), request.timeout_s)
-        return httpx.Request(
-            request.method,
-            self._urls.get(request.path) or httpx.URL(self._url + request.path),
-            headers={**self._headers, **request.headers},
-            content=request.content or None,
-            extensions={"timeout": timeouts},
-        )
-
-    def _current(self) -> httpx.AsyncBaseTransport:
+    def _current(self) -> Wire:
         owner = (os.getpid(), asyncio.get_running_loop())
         if self._connections is None or self._owner != owner:
             if self._owner is not None and self._owner[0] != owner[0]:
                 # Closing what a fork shares would disturb the parent, so it is never collected.
                 _parents.append(self._connections)
-            self._connections = self._transport if self._transport is not None else _transport()
+            self._connections = _wire(self._url, self._headers, self._transport)
             self._owner = owner
             self._background = set()
         return self._connections
@@ -126,12 +110,45 @@ class AsyncDriver:
             log.error("an end in the background failed", exc_info=task.exception())
 
 
-def _transport() -> httpx.AsyncBaseTransport:
-    if find_spec("httpx_aiohttp") is None:
-        return httpx.AsyncHTTPTransport(limits=LIMITS, trust_env=False)
-    from httpx_aiohttp import AiohttpTransport
+class HttpxWire:
+    """Requests by a transport of httpx alone: nothing here needs what its client does besides, such as redirects."""
 
-    return AiohttpTransport(limits=LIMITS)
+    def __init__(self, url: str, headers: Mapping[str, str], transport: httpx.AsyncBaseTransport) -> None:
+        self._url, self._headers, self._transport = url, headers, transport
+
+    async def ask(self, request: Request) -> Response | NoAnswer:
+        """Send a request, and read its answer."""
+        try:
+            answer = await self._transport.handle_async_request(self._made(request))
+            try:
+                await answer.aread()
+            finally:
+                await answer.aclose()
+        except FAILURES as error:
+            return unanswered(error, request.timeout_s)
+        return answered(answer)
+
+    async def aclose(self) -> None:
+        """Close the connections."""
+        await self._transport.aclose()
+
+    def _made(self, request: Request) -> httpx.Request:
+        timeouts = dict.fromkeys(("connect", "read", "write", "pool"), request.timeout_s)
+        return httpx.Request(
+            request.method,
+            self._url + request.path,
+            headers={**self._headers, **request.headers},
+            content=request.content or None,
+            extensions={"timeout": timeouts},
+        )
+
+
+def _wire(url: str, headers: Mapping[str, str], transport: httpx.AsyncBaseTransport | None) -> Wire:
+    if transport is None and find_spec("aiohttp") is not None:
+        from halfnote.aiohttp_wire import AiohttpWire
+
+        return AiohttpWire(url, headers)
+    return HttpxWire(url, headers, transport or httpx.AsyncHTTPTransport(limits=LIMITS, trust_env=False))
 
 
 async def _called(call: Call) -> Returned | Raised:

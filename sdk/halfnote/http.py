@@ -12,6 +12,7 @@ LIMITS = httpx.Limits(max_connections=1000, max_keepalive_connections=100, keepa
 # Nothing was sent: not even a connection came about.
 _NOT_SENT = (httpx.ConnectError, httpx.ConnectTimeout, httpx.PoolTimeout, httpx.UnsupportedProtocol, httpx.ProxyError)
 _NOT_SENT_BY_AIOHTTP = ("ClientConnectorError", "ConnectionTimeoutError", "InvalidURL")
+SHORT_OF_ANSWER = "no answer within {:g} s ({})"
 # What httpx and its transports raise where no answer comes.
 FAILURES = (httpx.HTTPError, httpx.StreamError, OSError, asyncio.TimeoutError)
 
@@ -37,5 +38,5 @@ def unanswered(error: Exception, timeout_s: float) -> NoAnswer:
         sent = not any(base.__name__ in _NOT_SENT_BY_AIOHTTP for base in type(cause).__mro__)
         text = str(cause) or type(cause).__name__
     elif isinstance(error, httpx.TimeoutException):
-        text = f"no answer within {timeout_s:g} s ({type(error).__name__})"
+        text = SHORT_OF_ANSWER.format(timeout_s, type(error).__name__)
     return NoAnswer(text, sent)

@@ -1,0 +1,111 @@
+"""What the asynchronous producer's requests go out by, over real sockets: an httpx transport, and aiohttp."""
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+
+import httpx
+import pytest
+from halfnote.aiohttp_wire import AiohttpWire
+from halfnote.async_driver import AsyncDriver, HttpxWire, Wire
+from halfnote.exchange import NoAnswer, Request, Response
+from halfnote.http import headers_of
+
+from tests.processes import free_port
+
+HEADERS = headers_of("hn_key")
+ANSWER = b"HTTP/1.1 503 Busy\r\nRetry-After: 7\r\nContent-Type: application/json\r\nContent-Length: 2\r\n\r\n{}"
+Answer = Callable[[asyncio.StreamWriter], Awaitable[None]]
+
+
+@pytest.fixture(params=["aiohttp", "httpx"])
+async def wire_to(request: pytest.FixtureRequest) -> AsyncIterator[Callable[[str], Wire]]:
+    """Makes a wire of each kind to a URL."""
+    made: list[Wire] = []
+
+    def wire(url: str) -> Wire:
+        if request.param == "aiohttp":
+            made.append(AiohttpWire(url, HEADERS))
+        else:
+            made.append(HttpxWire(url, HEADERS, httpx.AsyncHTTPTransport()))
+        return made[-1]
+
+    yield wire
+    for one in made:
+        await one.aclose()
+
+
+@asynccontextmanager
+async def listening(answer: Answer) -> AsyncIterator[tuple[str, list[bytes]]]:
+    """Take each request whole, then do what the test says; yield the URL, and what came."""
+    came: list[bytes] = []
+
+    async def take(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        head = await reader.readuntil(b"\r\n\r\n")
+        length = next(
+            (int(line[15:]) for line in head.lower().split(b"\r\n") if line.startswith(b"content-length:")), 0
+        )
+        came.append(head + await reader.readexactly(length))
+        await answer(writer)
+        writer.close()
+
+    server = await asyncio.start_server(take, "127.0.0.1", 0)
+    async with server:
+        yield f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}", came
+
+
+async def test_an_answer_comes_back_whole(wire_to: Callable[[str], Wire]) -> None:
+    async def busy(writer: asyncio.StreamWriter) -> None:
+        writer.write(ANSWER)
+        await writer.drain()
+
+    async with listening(busy) as (url, came):
+        answer = await wire_to(url).ask(Request("POST", "/half", b"{}", 60, {"traceparent": "00-1-2-01"}))
+        assert isinstance(answer, Response)
+        assert (answer.status, answer.content, answer.headers["retry-after"]) == (503, b"{}", "7")
+        await wire_to(url).ask(Request("PUT", "/producer-groups/a%2Fb", b"{}", 60))
+    first, second = (request.decode().lower() for request in came)
+    assert first.startswith("post /half http/1.1\r\n")
+    assert second.startswith("put /producer-groups/a%2fb http/1.1\r\n")
+    for name, value in {**HEADERS, "traceparent": "00-1-2-01"}.items():
+        assert f"\r\n{name}: {value.lower()}\r\n" in first
+    assert first.count("content-type") == first.count("user-agent") == 1
+
+
+async def test_nobody_there_means_nothing_was_sent(wire_to: Callable[[str], Wire]) -> None:
+    came = await wire_to(f"http://127.0.0.1:{free_port()}").ask(Request("POST", "/half", b"{}", 60))
+    assert isinstance(came, NoAnswer)
+    assert not came.sent
+    assert came.error
+
+
+async def test_a_connection_that_is_lost_may_have_brought_it(wire_to: Callable[[str], Wire]) -> None:
+    async def nothing(writer: asyncio.StreamWriter) -> None:
+        """It is closed then."""
+
+    async with listening(nothing) as (url, came):
+        lost = await wire_to(url).ask(Request("POST", "/half", b"{}", 60))
+    assert isinstance(lost, NoAnswer)
+    assert lost.sent
+    assert len(came) == 1
+
+
+async def test_an_answer_that_does_not_come_in_time(wire_to: Callable[[str], Wire]) -> None:
+    over = asyncio.Event()
+
+    async def silence(writer: asyncio.StreamWriter) -> None:
+        await over.wait()
+
+    async with listening(silence) as (url, _):
+        late = await wire_to(url).ask(Request("POST", "/half", b"{}", 0.2))
+        over.set()
+    assert isinstance(late, NoAnswer)
+    assert late.sent
+    assert late.error.startswith("no answer within 0.2 s (")
+
+
+async def test_aiohttp_is_taken_where_it_is_installed_and_no_transport_is_given() -> None:
+    for transport, kind in ((None, AiohttpWire), (httpx.MockTransport(lambda _: httpx.Response(200)), HttpxWire)):
+        driver = AsyncDriver("http://127.0.0.1:9", HEADERS, transport)
+        assert isinstance(driver._current(), kind)
+        await driver.close(0)
