@@ -11,7 +11,7 @@ from functools import partial
 
 import uvloop
 
-from bench import checkback, http, latency, memory, processes, relay, spark, stored, tracing
+from bench import checkback, client, http, latency, memory, processes, relay, spark, stored, tracing
 from bench.machine import as_text
 from bench.report import Report
 from bench.stage import Stage, open_stage
@@ -25,6 +25,7 @@ BENCHMARKS: dict[str, Callable[[Stage], Awaitable[Report]]] = {
     "checkback": checkback.bench,
     "memory": memory.bench,
     "tracing": tracing.bench,
+    "client": client.bench,
 }
 RELAY: dict[str, Callable[[Stage], Awaitable[Report]]] = {
     "relay": relay.bench,

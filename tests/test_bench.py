@@ -18,11 +18,13 @@ import pytest
 
 from app.ids import id_ms, is_uuid7
 from app.schemas import EndRequest, HalfRequest
+from bench import client
+from bench.client import answering_at_once, sending_to
 from bench.payload import BODY_BYTES, end_body, half_body, message_of, transaction_ids
 from bench.receiver import END_OF_HEAD, length_of
 from bench.report import Bar, Report
 from bench.services import ROOT, Service, receiving
-from bench.stage import count_of
+from bench.stage import count_of, open_stage
 from bench.statistic import median_interval, percentile
 from bench.untraced import HOT, PARTS, without
 from bench.wire import Wire
@@ -205,3 +207,24 @@ def test_what_tracing_is_compared_with_is_what_is_imported() -> None:
     for imported, has in ((program, "False"), (program.replace("bench.untraced_app, ", ""), "True")):
         ran = subprocess.run([sys.executable, "-c", imported], cwd=ROOT, capture_output=True, text=True)
         assert (ran.stdout.strip(), ran.stderr) == (has, "")
+
+
+async def test_the_client_and_bare_calls_send_to_a_coordinator_that_answers_at_once() -> None:
+    async with answering_at_once() as coordinator, sending_to(coordinator) as one:
+        for who in ("client", "bare", "client-sync", "bare-sync"):
+            sent = await one.send(who, 0.1)
+            assert sent.transactions > 0
+            assert 0 < sent.cpu_s <= sent.wall_s * 1.5
+            assert sent.rate > 0
+            assert sent.cpu_us > 0
+        with pytest.raises(RuntimeError, match="ended"):
+            await one.send("nobody", 0.1)
+
+
+@pytest.mark.slow
+async def test_the_client_s_row_from_end_to_end() -> None:
+    async with open_stage(quick=True) as stage:
+        report = await client.bench(stage)
+    assert len(report.bars) == 4
+    assert len(report.figures) == 8
+    assert "one async process to Halfnote" in str(report)
