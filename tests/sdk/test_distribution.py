@@ -1,9 +1,12 @@
 """The client as its own distribution."""
 
 import json
+import os
+import shutil
 import subprocess
 import sys
 import venv
+import zipfile
 from pathlib import Path
 
 import pytest
@@ -11,13 +14,23 @@ import pytest
 ROOT = Path(__file__).parent.parent.parent
 
 
+PYRIGHT = Path.home() / ".cache" / "halfnote" / "pyright-1.1.414" / "node_modules" / "pyright" / "index.js"
+
+
+@pytest.fixture(scope="module")
+def installed(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """The Python of an empty environment into which the client was installed, and nothing else."""
+    place = tmp_path_factory.mktemp("empty")
+    venv.create(place / "venv", with_pip=True)
+    python = str(place / "venv" / "bin" / "python")
+    subprocess.run([python, "-m", "pip", "install", "--quiet", str(ROOT / "sdk")], check=True, cwd=place)
+    return python
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-def test_it_installs_alone_into_an_empty_environment(tmp_path: Path) -> None:
-    venv.create(tmp_path / "venv", with_pip=True)
-    python = str(tmp_path / "venv" / "bin" / "python")
-    subprocess.run([python, "-m", "pip", "install", "--quiet", str(ROOT / "sdk")], check=True, cwd=tmp_path)
-    listed = subprocess.run([python, "-m", "pip", "list", "--format=json"], check=True, stdout=subprocess.PIPE)
+def test_it_installs_alone_into_an_empty_environment(installed: str, tmp_path: Path) -> None:
+    listed = subprocess.run([installed, "-m", "pip", "list", "--format=json"], check=True, stdout=subprocess.PIPE)
     names = {package["name"].lower() for package in json.loads(listed.stdout)}
     assert names <= {"halfnote", "httpx", "httpcore", "h11", "anyio", "sniffio", "idna", "certifi"} | {
         "typing_extensions",
@@ -31,11 +44,15 @@ def test_it_installs_alone_into_an_empty_environment(tmp_path: Path) -> None:
         "assert (pathlib.Path(halfnote.__file__).parent / 'py.typed').exists();"
         "halfnote.SyncTransactionProducer('http://127.0.0.1:9', group='shop').close()"
     )
-    subprocess.run([python, "-W", "error", "-c", program], check=True, cwd=tmp_path)
-    # A service that uses it is checked by its types, strictly.
+    subprocess.run([installed, "-W", "error", "-c", program], check=True, cwd=tmp_path)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_mypy_sees_its_types_from_a_user_s_project(installed: str, tmp_path: Path) -> None:
     (tmp_path / "service.py").write_text(SERVICE)
     checked = subprocess.run(
-        [sys.executable, "-m", "mypy", "--strict", "--python-executable", python, "service.py"],
+        [sys.executable, "-m", "mypy", "--strict", "--python-executable", installed, "service.py"],
         cwd=tmp_path,
         stdout=subprocess.PIPE,
         text=True,
@@ -45,6 +62,41 @@ def test_it_installs_alone_into_an_empty_environment(tmp_path: Path) -> None:
         "[assignment]",
         'error: Incompatible return value type (got "str", expected "Verdict")  [return-value]',
     ]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_pyright_sees_its_types_from_a_user_s_project(installed: str, tmp_path: Path) -> None:
+    if shutil.which("node") is None:
+        pytest.skip("node is not installed here, so pyright cannot run")
+    if not PYRIGHT.exists():
+        if os.environ.get("HALFNOTE_TEST_DEPS") == "required":
+            pytest.fail("pyright is not fetched yet: make test-deps")
+        pytest.skip("pyright is not fetched yet: make test-deps")
+    (tmp_path / "service.py").write_text(SERVICE)
+    (tmp_path / "pyrightconfig.json").write_text('{"typeCheckingMode": "strict"}')
+    command = ["node", str(PYRIGHT), "--pythonpath", installed, "--outputjson", "service.py"]
+    checked = subprocess.run(command, cwd=tmp_path, stdout=subprocess.PIPE, text=True)
+    found = [
+        (told["rule"], told["range"]["start"]["line"]) for told in json.loads(checked.stdout)["generalDiagnostics"]
+    ]
+    lines = SERVICE.splitlines()
+    wrong = next(number for number, line in enumerate(lines) if line.startswith("wrong: int"))
+    assert found == [("reportAssignmentType", wrong), ("reportReturnType", len(lines) - 1)]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize(
+    ("project", "packages"), [("sdk", {"halfnote"}), (".", {"app", "migrations", "spark"})], ids=["client", "server"]
+)
+def test_wheels_build(installed: str, tmp_path: Path, project: str, packages: set[str]) -> None:
+    command = [installed, "-m", "pip", "wheel", "--quiet", "--no-deps", "--wheel-dir", str(tmp_path)]
+    subprocess.run([*command, str(ROOT / project)], check=True, cwd=tmp_path)
+    [wheel] = tmp_path.glob("*.whl")
+    names = zipfile.ZipFile(wheel).namelist()
+    assert {name.split("/")[0] for name in names if ".dist-info/" not in name} == packages
+    assert any(name.endswith(".dist-info/licenses/LICENSE") for name in names)
 
 
 SERVICE = """
