@@ -24,7 +24,8 @@ Accept = Literal["all", "ends"]
 class Settings(BaseSettings):
     """Options, read from the environment as `HALFNOTE_<NAME>` when the service starts (never at import)."""
 
-    model_config = SettingsConfigDict(env_prefix="HALFNOTE_", extra="ignore", frozen=True)
+    # Inputs are not repeated in errors: a URL may hold a password.
+    model_config = SettingsConfigDict(env_prefix="HALFNOTE_", extra="ignore", frozen=True, hide_input_in_errors=True)
 
     database_url: str | None = Field(None, description="the user's own Postgres (15+); empty: the embedded one")
     data_dir: Path = Field(Path(".halfnote"), description="where the embedded Postgres keeps its files")
@@ -59,6 +60,11 @@ class Settings(BaseSettings):
         None,
         description="HTTP proxy for check URLs and webhooks, http://[user:password@]host:port; then it judges names, "
         "and none is taken from the environment",
+    )
+    secrets_key_file: Path | None = Field(
+        None,
+        description="the keys that secrets are sealed by in the database (docs/security.md); needed with a database of "
+        "your own, and made in the data directory with the embedded Postgres",
     )
     origin: str = Field(
         "halfnote",
@@ -124,6 +130,7 @@ class Settings(BaseSettings):
         "tls_cert_file",
         "tls_key_file",
         "proxy_url",
+        "secrets_key_file",
         mode="before",
     )
     @classmethod
@@ -183,6 +190,13 @@ class Settings(BaseSettings):
         if self.allow_networks is None:
             return LOOPBACK if self.embedded else ()
         return self.allow_networks
+
+    @property
+    def key_file(self) -> Path | None:
+        """The keys of secrets at rest; None if none is named and the database is the user's own."""
+        if self.secrets_key_file is None and self.embedded:
+            return self.data_dir / "secrets.keys"
+        return self.secrets_key_file
 
     @property
     def embedded(self) -> bool:

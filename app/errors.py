@@ -300,6 +300,16 @@ class AddressNotAllowed(Problem):
     status, slug, title = 422, "address-not-allowed", "Callback address not allowed"
 
 
+class SecretsUnreadable(Problem):
+    """Secrets can't be sealed or opened: a key is missing in HALFNOTE_SECRETS_KEY_FILE, or it is another one.
+
+    `key` is the id of the key that is wanted. Put it back and repeat; nothing is lost. If it is lost for good, a PUT
+    with a new secret or password replaces what it sealed.
+    """
+
+    status, slug, title = 503, "secrets-unreadable", "Secrets unreadable"
+
+
 class ClientNotInstalled(Problem):
     """The service lacks the client for this kind of broker.
 

@@ -240,6 +240,15 @@ check_back = Table(
     **_MUTABLE,
 )
 
+# One row as soon as secrets are stored sealed (app/sealing.py); none as long as an older version may have to read them.
+sealing = Table(
+    "sealing",
+    metadata,
+    Column("one", Boolean, primary_key=True, autoincrement=False),
+    Column("since", Time, nullable=False),
+    CheckConstraint("one", name="sealing_one"),
+)
+
 sweep = Table(
     "sweep",
     metadata,

@@ -11,6 +11,7 @@ from app.database import Database
 from app.dialling import Dialling
 from app.door import Door
 from app.flush import Lanes
+from app.sealing import Vault
 from app.telemetry import Metrics
 from app.wakeups import WakeUps
 
@@ -29,6 +30,7 @@ class Runtime:
     lanes: Lanes
     door: Door
     dialling: Dialling
+    vault: Vault
     # Two clients: check-back must not wait for a connection that a slow subscriber holds.
     checks_http: CallbackClient
     deliveries_http: CallbackClient

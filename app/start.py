@@ -23,8 +23,11 @@ from app.lanes import LaneLimits
 from app.loops import all_loops
 from app.loops.runner import Loop, rest, run
 from app.migrate import current, head, migrate, refuse_newer, serves
+from app.resealing import Rotation, rotate
 from app.runtime import Runtime
+from app.sealing import BadKeyFile, Vault, make_key_file, read_keys
 from app.stopping import heard
+from app.store.sealed import is_sealed, keys_in_use
 from app.telemetry import Metrics
 from app.wakeups import WakeUps
 
@@ -67,6 +70,8 @@ async def database_url(settings: Settings) -> AsyncIterator[str]:
     if settings.database_url:
         await refuse_unusable(settings.database_url)
         await refuse_behind(settings.database_url)
+        refuse_without_keys(settings.key_file)
+        await _say_what_secrets_lack(settings.database_url, settings.key_file)
         yield settings.database_url
         return
     server = await _embedded(settings.data_dir)
@@ -74,11 +79,60 @@ async def database_url(settings: Settings) -> AsyncIterator[str]:
     watcher = asyncio.create_task(_watch(server, stopping))
     try:
         await migrate(server.url, days_ahead=settings.days_ahead)
+        # Nobody else serves there, so nobody else must read what is in plain text.
+        done = await seal_all(server.url, settings.key_file)
+        if done.unreadable:
+            log.error("secrets_unreadable", problems=done.unreadable)
         yield server.url
     finally:
         stopping.set()
         await watcher
         await asyncio.to_thread(server.stop)
+
+
+def refuse_without_keys(key_file: Path | None) -> None:
+    """Raise UnusableDatabase if there are no keys to seal secrets by."""
+    if key_file is None:
+        raise UnusableDatabase(
+            "HALFNOTE_SECRETS_KEY_FILE is not set: webhooks' secrets and brokers' passwords are sealed in the database "
+            "by the keys of that file. Make one, for all replicas the same, readable by the service alone, and keep a "
+            "copy apart from the database's: `(umask 077; halfnote new-secrets-key >> secrets.keys)`"
+        )
+    try:
+        read_keys(key_file)
+    except BadKeyFile as error:
+        raise UnusableDatabase(f"HALFNOTE_SECRETS_KEY_FILE: {error}. `halfnote new-secrets-key` prints one.") from None
+
+
+async def seal_all(dsn: str, key_file: Path | None) -> Rotation:
+    """Seal a database's secrets by the newest key, which is made if there is no file. Raises SecretsUnreadable."""
+    if key_file is not None:
+        make_key_file(key_file)
+    database = Database(dsn, pool_size=1)
+    try:
+        async with database.connection() as connection:
+            return await rotate(connection, Vault(key_file))
+    finally:
+        await database.close()
+
+
+async def _say_what_secrets_lack(dsn: str, key_file: Path | None) -> None:
+    """Log if secrets are in plain text, or sealed by keys that the file lacks."""
+    database = Database(dsn, pool_size=1)
+    try:
+        async with database.connection() as connection:
+            sealed, used = await is_sealed(connection), await keys_in_use(connection)
+    finally:
+        await database.close()
+    if not sealed:
+        log.warning(
+            "secrets_in_plain_text",
+            todo="run `halfnote rotate-keys` once no older version serves on this database",
+        )
+    known = read_keys(key_file).by_id if key_file is not None else {}
+    for key, columns in used.items():
+        if key not in known:
+            log.error("secrets_unreadable", key=key, columns=columns, key_file=str(key_file))
 
 
 async def _embedded(data_dir: Path) -> EmbeddedPostgres:
@@ -190,6 +244,7 @@ async def assemble(settings: Settings, dsn: str, stack: AsyncExitStack) -> Runti
         lanes=lanes,
         door=Door(settings),
         dialling=dialling,
+        vault=Vault(settings.key_file),
         checks_http=checks_http,
         deliveries_http=deliveries_http,
         wake_ups=wake_ups,

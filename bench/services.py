@@ -12,6 +12,8 @@ from pathlib import Path
 
 import psutil
 
+from app.sealing import make_key_file
+
 START_S = 60.0
 STOP_S = 15.0
 STARTED = "Application startup complete."
@@ -64,10 +66,17 @@ async def serving(app: str, place: Path, env: Mapping[str, str], *, workers: int
     command += ["--timeout-keep-alive", "75"]
     if workers > 1:
         command += ["--workers", str(workers)]
+    keys = place / "secrets.keys"
+    make_key_file(keys)
     with log.open("wb") as file:
         # A session of its own: a Ctrl-C reaches this program alone, which then stops the service in order.
         process = subprocess.Popen(
-            command, cwd=ROOT, env=_clean() | dict(env), stdout=file, stderr=subprocess.STDOUT, start_new_session=True
+            command,
+            cwd=ROOT,
+            env=_clean() | {"HALFNOTE_SECRETS_KEY_FILE": str(keys)} | dict(env),
+            stdout=file,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
         )
     try:
         await _started(process, log, workers)

@@ -1,6 +1,9 @@
 """What every test can use: a database of its own, a runtime over it, and the whole service over that."""
 
 import asyncio
+import atexit
+import os
+import tempfile
 from collections.abc import AsyncIterator, Iterator
 from contextlib import AsyncExitStack
 from typing import Any
@@ -13,10 +16,18 @@ from app.database import Connection, connect
 from app.main import create_app
 from app.migrate import migrate
 from app.runtime import Runtime
+from app.sealing import new_key
 from app.start import assemble
 from tests import pg
 from tests.pg import data_dir, pytest_configure, pytest_unconfigure
 from tests.scheduling import pytest_xdist_make_scheduler
+
+# Secrets are sealed in every database that is migrated here; services that tests start get the same keys.
+_made, _keys = tempfile.mkstemp(prefix="halfnote-test-", suffix=".keys")
+os.write(_made, f"{new_key()}\n".encode())
+os.close(_made)
+atexit.register(os.unlink, _keys)
+os.environ["HALFNOTE_SECRETS_KEY_FILE"] = _keys
 
 __all__ = ["data_dir", "pytest_configure", "pytest_unconfigure", "pytest_xdist_make_scheduler"]
 

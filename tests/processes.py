@@ -22,6 +22,12 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
+def of_ones_own() -> dict[str, str]:
+    """Return the options that a database of one's own needs and the embedded one does not: keys, and open loopback."""
+    keys = {name: value for name, value in os.environ.items() if name == "HALFNOTE_SECRETS_KEY_FILE"}
+    return {**keys, "HALFNOTE_ALLOW_NETWORKS": ",".join(LOOPBACK)}
+
+
 class Service:
     """`uvicorn app.main:app` with an embedded Postgres, or with HALFNOTE_DATABASE_URL in `env`.
 
@@ -37,8 +43,7 @@ class Service:
         self._env = {
             **{name: value for name, value in os.environ.items() if not name.startswith("HALFNOTE_")},
             "HALFNOTE_DATA_DIR": str(data_dir),
-            # What the embedded Postgres has by default; most of these have a database of their own.
-            "HALFNOTE_ALLOW_NETWORKS": ",".join(LOOPBACK),
+            **(of_ones_own() if "HALFNOTE_DATABASE_URL" in env else {}),
             **env,
         }
         self.process: subprocess.Popen[bytes] | None = None

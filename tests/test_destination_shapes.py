@@ -12,6 +12,7 @@ from app.destinations.kinds import CLIENTS, installed
 from app.signing import public_key
 from app.store.subscriptions import one
 from tests.responders import Wire, plain
+from tests.vaults import credentials, subscription_secrets
 
 WEBHOOK: dict[str, Any] = {"type": "webhook", "url": "http://127.0.0.1:9/orders"}
 RABBITMQ: dict[str, Any] = {"type": "rabbitmq", "url": "amqp://127.0.0.1:5672/shop%2Feu", "exchange": "orders"}
@@ -28,12 +29,6 @@ V1A = "whsk_znJBcPnZMerVLJuzGQNGXmQjKHjxCIps9k7DVsCL/peOZzbO48bX0TB2s1WgkPx3mseR
 
 async def put(client: httpx.AsyncClient, destination: dict[str, Any], **fields: Any) -> httpx.Response:
     return await client.put("/subscriptions/mailer", json={"topics": ["order"], "destination": destination, **fields})
-
-
-async def credentials(db: Connection) -> dict[str, str]:
-    stored = await one(db, "mailer")
-    assert stored is not None
-    return stored.credentials
 
 
 @pytest.mark.parametrize("destination", [RABBITMQ, NATS, KAFKA, REDIS], ids=lambda one: str(one["type"]))
@@ -62,7 +57,7 @@ async def test_a_password_is_never_shown_and_kept_until_another_is_given(
     answers = [await put(client, destination), await client.get("/subscriptions/mailer")]
     answers.append(await client.get("/subscriptions"))
     assert "first-password" not in "".join(answer.text for answer in answers)
-    assert "first-password" not in await db.fetchval("select destination::text from subscription")
+    assert "first-password" not in await db.fetchval("select s::text from subscription s")
     assert await credentials(db) == {"password": "first-password"}
     without = {name: value for name, value in destination.items() if name != "password"}
     assert (await put(client, without, timeout_s=5)).status_code == 200
@@ -189,7 +184,7 @@ async def test_ed25519_is_made_shown_and_exchanged(client: httpx.AsyncClient, db
     assert (changed.status_code, changed.json()["destination"]["public_key"]) == (200, None)
     assert changed.json()["secret"].startswith("whsec_")
     assert changed.headers["cache-control"] == "no-store"
-    assert await db.fetchval("select jsonb_array_length(secrets) from subscription") == 3
+    assert len(await subscription_secrets(db)) == 3
     assert "secret" not in (await put(client, WEBHOOK)).json()
 
 

@@ -20,7 +20,7 @@ from app.embedded.shutdown import kill_server
 from app.embedded.survivors import postmasters_of
 from tests import pg
 from tests.conftest import register_group
-from tests.processes import ROOT, Service, free_port
+from tests.processes import ROOT, Service, free_port, of_ones_own
 
 ORDER = {"producer_group": "shop", "messages": [{"topic": "order", "key": "order-1030", "body": {"order": 1030}}]}
 DRAINS_WITHIN_S = 10
@@ -45,7 +45,9 @@ def run(*arguments: str, **env: str) -> subprocess.CompletedProcess[str]:
     """Run a command of `halfnote` to its end."""
     inherited = {name: value for name, value in os.environ.items() if not name.startswith("HALFNOTE_")}
     command = [sys.executable, "-m", "app.cli", *arguments]
-    return subprocess.run(command, cwd=ROOT, env=inherited | env, capture_output=True, text=True, timeout=120)
+    return subprocess.run(
+        command, cwd=ROOT, env=inherited | of_ones_own() | env, capture_output=True, text=True, timeout=120
+    )
 
 
 @contextlib.asynccontextmanager
@@ -69,7 +71,9 @@ async def until_waiting(db: Connection, what: str) -> None:
             await asyncio.sleep(0.02)
 
 
-async def test_order_1030_on_plain_uvicorn_with_the_embedded_postgres(service: Callable[..., Service]) -> None:
+async def test_order_1030_on_plain_uvicorn_with_the_embedded_postgres(
+    service: Callable[..., Service], data_dir: Path
+) -> None:
     plain = service()
     await plain.start()
     async with httpx.AsyncClient(base_url=plain.url) as client:
@@ -83,6 +87,10 @@ async def test_order_1030_on_plain_uvicorn_with_the_embedded_postgres(service: C
         for path in ("/openapi.json", "/docs", "/livez", "/readyz", "/metrics", "/version"):
             assert (await client.get(path)).status_code == 200, path
     assert plain.stop() in (0, -15)
+    keys = data_dir / "secrets.keys"
+    assert keys.stat().st_mode & 0o777 == 0o600
+    assert group.json()["secret"] not in plain.log.read_text()
+    assert "callbacks_may_go_to_loopback" in plain.log.read_text()
 
 
 async def test_sigterm_answers_what_is_in_flight_and_ends_within_ten_seconds(

@@ -14,6 +14,7 @@ from app.runtime import Runtime
 from app.store.standing import earliest, latest, since
 from tests.relays import offsets, order, publish, subscribe, turn_until
 from tests.responders import Responder
+from tests.vaults import subscription_secrets
 
 URL = "http://127.0.0.1:9/orders"
 SHAPE: dict[str, Any] = {"topics": ["order"], "destination": {"type": "webhook", "url": URL}}
@@ -55,9 +56,9 @@ async def test_a_given_secret_is_not_shown_and_another_one_rotates(client: httpx
     assert (await put(client, destination=destination)).json()["secret"] is None
     assert await db.fetchval("select destination ? 'secret' from subscription") is False
     await put(client, destination=destination)
-    assert await db.fetchval("select jsonb_array_length(secrets) from subscription") == 1
+    assert len(await subscription_secrets(db)) == 1
     await put(client, destination={**SHAPE["destination"], "secret": SECRET.replace("M", "N")})
-    assert await db.fetchval("select jsonb_array_length(secrets) from subscription") == 2
+    assert len(await subscription_secrets(db)) == 2
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,7 @@ from app.cli import (
     groups,
     operation,
     proof,
+    secrets,
     serve,
     subscriptions,
     transactions,
@@ -30,6 +31,7 @@ serve.install(app)
 operation.install(app)
 proof.install(app)
 archive.install(app)
+secrets.install(app)
 deciding.install(transactions.app)
 app.add_typer(groups.app, name="groups")
 app.add_typer(subscriptions.app, name="subscriptions")

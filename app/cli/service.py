@@ -42,6 +42,7 @@ def serve(settings: Settings) -> None:
         with prepared_database(settings) as url:
             # The app reads its settings from the environment, in this process or in its children.
             os.environ["HALFNOTE_DATABASE_URL"] = url
+            os.environ["HALFNOTE_SECRETS_KEY_FILE"] = str(settings.key_file)
             os.environ["HALFNOTE_ALLOW_NETWORKS"] = ",".join(settings.opened_networks)
             run(settings, listener)
     except KeyboardInterrupt:

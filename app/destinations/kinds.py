@@ -10,6 +10,7 @@ from app.callbacks import CallbackClient
 from app.destinations.base import Destination
 from app.destinations.webhook import Webhook
 from app.dialling import Dialling
+from app.sealing import CREDENTIALS, SUBSCRIPTION_SECRETS, Vault
 from app.store.subscriptions import Subscription
 
 # The module of each broker's client; the extra that brings it is called as the kind is.
@@ -33,9 +34,10 @@ def destination_of(
     subscription: Subscription,
     client: CallbackClient,
     dialling: Dialling,
+    vault: Vault,
     origin: str = "halfnote",
 ) -> Destination:
-    """Return where a subscription's messages go. Raises NotInstalled.
+    """Return where a subscription's messages go. Raises NotInstalled and SecretsUnreadable.
 
     `client`, which dials allowed addresses only, is for webhooks; `dialling` is for brokers. `origin` is who we
     are to a webhook that was asked for its consent.
@@ -47,7 +49,7 @@ def destination_of(
             client,
             stored["url"],
             stored.get("headers") or {},
-            subscription.secrets,
+            vault.secrets(SUBSCRIPTION_SECRETS, subscription.name, subscription.secrets),
             subscription.timeout_s,
             stored.get("mode", "binary"),
             stored.get("batch_max", 1),
@@ -57,7 +59,8 @@ def destination_of(
         raise ValueError(f"subscription {subscription.name} has an unknown destination type {kind!r}")
     if not installed(kind):
         raise NotInstalled(kind)
+    credentials = vault.open(CREDENTIALS, subscription.name, subscription.credentials)
     made: Destination = import_module(f"app.destinations.{kind}").of(
-        stored, subscription.credentials, subscription.timeout_s, dialling
+        stored, credentials, subscription.timeout_s, dialling
     )
     return made

@@ -11,6 +11,7 @@ import structlog
 
 from app.announcing import InDoubt
 from app.asking import Asked, UrlResult, ask, body_fields, check_body
+from app.errors import SecretsUnreadable
 from app.ids import message_id
 from app.policy import (
     Answered,
@@ -25,7 +26,7 @@ from app.policy import (
 )
 from app.runtime import Runtime
 from app.schemas import CheckPolicy
-from app.signing import load
+from app.sealing import GROUP_SECRETS
 from app.store.check_claims import AskedGroup, AskedMessage, Claim
 from app.trace_context import log_fields
 from app.verdicts import CheckBackState
@@ -157,13 +158,15 @@ async def _asked(runtime: Runtime, check: Check, policy: AskingPolicy, at: datet
         return await ask(
             runtime.checks_http,
             check.urls,
-            load(msgspec.json.decode(group.secrets)),
+            runtime.vault.secrets(GROUP_SECRETS, group.name, msgspec.json.decode(group.secrets)),
             f"chk_{claim.transaction_id}-{claim.number}",
             body_of(check, policy),
             timeout_s=group.check_timeout_s,
             now=at,
             trace=trace,
         )
+    except SecretsUnreadable as error:
+        return Asked(Unanswered(error.detail), (), None)
     except Exception as error:
         log.error("defect", transaction_id=str(claim.transaction_id), exc_info=error, **log_fields(trace))
         return Asked(Unanswered(f"Halfnote could not ask: {type(error).__name__}"), (), None)

@@ -193,7 +193,9 @@ class Holdings:
 
     def _destination(self, subscription: Subscription) -> Destination:
         runtime = self._runtime
-        return destination_of(subscription, runtime.deliveries_http, runtime.dialling, runtime.settings.origin)
+        return destination_of(
+            subscription, runtime.deliveries_http, runtime.dialling, runtime.vault, runtime.settings.origin
+        )
 
     def _pacer(self, part: Part) -> Pacer | None:
         """Return what paces a part: each shard its share; a replay goes at the pace of the shard that it runs with."""

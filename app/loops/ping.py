@@ -4,9 +4,10 @@ import asyncio
 from datetime import datetime
 
 from app.asking import ping
+from app.errors import SecretsUnreadable
 from app.loops.runner import Turned
 from app.runtime import Runtime
-from app.signing import load
+from app.sealing import GROUP_SECRETS
 from app.store.check_urls import CheckUrl, all_urls, note_urls
 from app.store.pings import DueGroup, take_due
 
@@ -45,12 +46,10 @@ class Pings:
 
 
 async def _ping(runtime: Runtime, group: DueGroup, url: str, now: datetime) -> CheckUrl:
-    result = await ping(
-        runtime.checks_http,
-        group.name,
-        url,
-        load(group.secrets),
-        timeout_s=min(group.check_timeout_s, LONGEST_S),
-        now=now,
-    )
+    try:
+        secrets = runtime.vault.secrets(GROUP_SECRETS, group.name, group.secrets)
+    except SecretsUnreadable as error:
+        return CheckUrl.of(group.name, url, error.detail, now)
+    timeout_s = min(group.check_timeout_s, LONGEST_S)
+    result = await ping(runtime.checks_http, group.name, url, secrets, timeout_s=timeout_s, now=now)
     return CheckUrl.of(group.name, url, result.error, now)

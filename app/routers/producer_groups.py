@@ -11,7 +11,7 @@ from fastapi.responses import JSONResponse
 from app.asking import ping
 from app.callback_urls import url_fault
 from app.database import Connection
-from app.errors import AddressNotAllowed, GroupInUse, GroupReserved, GroupUnknown, Invalid
+from app.errors import AddressNotAllowed, GroupInUse, GroupReserved, GroupUnknown, Invalid, SecretsUnreadable
 from app.group_shapes import (
     EXAMPLE,
     GroupAnswer,
@@ -23,9 +23,11 @@ from app.group_shapes import (
     PingResult,
     UrlState,
 )
+from app.routers.sealing import sealing
 from app.routers.shared import NamePath, PageQuery, RuntimeDep, problems
 from app.runtime import Runtime
-from app.signing import Secret, new_secret, rotated
+from app.sealing import GROUP_SECRETS
+from app.signing import Secret, dump, new_secret, rotated
 from app.store import producer_groups as store
 from app.store.announcements import GROUP
 from app.store.check_urls import CheckUrl, forget_urls, note_urls, urls_of
@@ -46,7 +48,7 @@ _CREATED: dict[int | str, dict[str, Any]] = {
     "/{name}",
     response_model=GroupAnswer,
     summary="Register a producer group, or change it",
-    responses={**_CREATED, **problems(Invalid, AddressNotAllowed, GroupReserved)},
+    responses={**_CREATED, **problems(Invalid, AddressNotAllowed, GroupReserved, SecretsUnreadable)},
 )
 async def put_group(name: NamePath, wanted: GroupPut, runtime: RuntimeDep) -> GroupAnswer | JSONResponse:
     """Give a group its check URLs and policy.
@@ -63,7 +65,7 @@ async def put_group(name: NamePath, wanted: GroupPut, runtime: RuntimeDep) -> Gr
     secret = wanted.secret.get_secret_value() if wanted.secret else None
     made = Secret(secret or new_secret())
     async with runtime.database.transaction() as connection:
-        fresh = await _put(connection, name, shape, made, given=secret is not None, now=runtime.clock.now())
+        fresh = await _put(runtime, connection, name, shape, made, given=secret is not None)
         await forget_urls(connection, name, shape.check_urls)
         [answer] = await _answers(connection, [await _known(connection, name)])
     if not fresh:
@@ -109,18 +111,16 @@ async def delete_group(name: NamePath, runtime: RuntimeDep) -> None:
         await forget_urls(connection, name, [])
 
 
-@router.post("/{name}/test", summary="Ping a group's URLs now", responses=problems(GroupUnknown))
+@router.post("/{name}/test", summary="Ping a group's URLs now", responses=problems(GroupUnknown, SecretsUnreadable))
 async def test_group(name: NamePath, runtime: RuntimeDep) -> PingAnswer:
     """Send a signed `halfnote.ping` to each URL of the group, all at once, and tell what came back."""
     async with runtime.database.connection() as connection:
         group = await _known(connection, name)
     now = runtime.clock.now()
+    secrets = runtime.vault.secrets(GROUP_SECRETS, name, group.secrets)
     timeout_s = group.shape.check_timeout_s
     results = await asyncio.gather(
-        *(
-            ping(runtime.checks_http, name, url, group.secrets, timeout_s=timeout_s, now=now)
-            for url in group.shape.check_urls
-        )
+        *(ping(runtime.checks_http, name, url, secrets, timeout_s=timeout_s, now=now) for url in group.shape.check_urls)
     )
     async with runtime.database.connection() as connection:
         await note_urls(connection, [CheckUrl.of(name, result.url, result.error, now) for result in results])
@@ -132,7 +132,9 @@ async def test_group(name: NamePath, runtime: RuntimeDep) -> PingAnswer:
     )
 
 
-@router.post("/{name}/rotate-secret", summary="Give a group a new secret", responses=problems(GroupUnknown))
+@router.post(
+    "/{name}/rotate-secret", summary="Give a group a new secret", responses=problems(GroupUnknown, SecretsUnreadable)
+)
 async def rotate_secret(name: NamePath, runtime: RuntimeDep, response: Response) -> NewSecret:
     """Make a new secret, shown this once. For 24 hours the old one signs along, so that receivers can be changed."""
     now = runtime.clock.now()
@@ -141,8 +143,9 @@ async def rotate_secret(name: NamePath, runtime: RuntimeDep, response: Response)
         group = await store.lock_group(connection, name)
         if group is None or group.deleted_at is not None:
             raise _unknown(name)
-        secrets = rotated(group.secrets, secret, now)
-        await store.change_secrets(connection, name, secrets, now)
+        secrets = rotated(runtime.vault.secrets(GROUP_SECRETS, name, group.secrets), secret, now)
+        seal = await sealing(runtime, connection, name)
+        await store.change_secrets(connection, name, seal(GROUP_SECRETS, dump(secrets)), now)
     response.headers["cache-control"] = "no-store"
     return NewSecret(secret=secret, former_signs_until=_former_until(secrets))
 
@@ -165,21 +168,32 @@ def _checked(wanted: GroupPut, runtime: Runtime) -> GroupShape:
 
 
 async def _put(
-    connection: Connection, name: str, shape: GroupShape, secret: Secret, *, given: bool, now: datetime
+    runtime: Runtime, connection: Connection, name: str, shape: GroupShape, secret: Secret, *, given: bool
 ) -> bool:
     """Store the shape; return whether the group is new. `given`: the secret is the user's choice."""
-    if await store.add_group(connection, name, shape, [secret], now):
+    now = runtime.clock.now()
+    seal = await sealing(runtime, connection, name)
+    if await store.add_group(connection, name, shape, seal(GROUP_SECRETS, dump([secret])), now):
         return True
     stored = await store.lock_group(connection, name)
     assert stored is not None  # a group's row is never deleted
     if stored.deleted_at is not None:
-        await store.change_group(connection, name, shape, [secret], now)
+        await store.change_group(connection, name, shape, seal(GROUP_SECRETS, dump([secret])), now)
         return True
-    rotates = given and secret.secret != stored.secrets[0].secret
+    known = _readable(runtime, stored) if given else []
+    rotates = given and [secret.secret] != [one.secret for one in known[:1]]
     if rotates or shape != stored.shape:
-        secrets = rotated(stored.secrets, secret.secret, now) if rotates else stored.secrets
+        secrets = seal(GROUP_SECRETS, dump(rotated(known, secret.secret, now))) if rotates else stored.secrets
         await store.change_group(connection, name, shape, secrets, now)
     return False
+
+
+def _readable(runtime: Runtime, stored: ProducerGroup) -> list[Secret]:
+    """Return a group's secrets; none if their key is lost, since a new one is there to take their place."""
+    try:
+        return runtime.vault.secrets(GROUP_SECRETS, stored.name, stored.secrets)
+    except SecretsUnreadable:
+        return []
 
 
 async def _answers(connection: Connection, groups: list[ProducerGroup]) -> list[GroupAnswer]:

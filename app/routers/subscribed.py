@@ -2,6 +2,8 @@
 
 from app.database import Connection
 from app.errors import SubscriptionUnknown
+from app.runtime import Runtime
+from app.sealing import SUBSCRIPTION_SECRETS, Vault
 from app.signing import public_key
 from app.store import subscriptions as store
 from app.store.standing import opened
@@ -17,20 +19,22 @@ async def known(connection: Connection, name: str, *, lock: bool = False) -> Sub
     return subscription
 
 
-async def answers(connection: Connection, subscriptions: list[Subscription]) -> list[SubscriptionAnswer]:
+async def answers(
+    runtime: Runtime, connection: Connection, subscriptions: list[Subscription]
+) -> list[SubscriptionAnswer]:
     """Return subscriptions as they are answered, with the breakers that are open now."""
     reasons = await opened(connection, [one.subscription_id for one in subscriptions]) if subscriptions else {}
-    return [answer_of(one, reasons.get(one.subscription_id)) for one in subscriptions]
+    return [answer_of(runtime.vault, one, reasons.get(one.subscription_id)) for one in subscriptions]
 
 
-def answer_of(subscription: Subscription, opened_because: str | None) -> SubscriptionAnswer:
+def answer_of(vault: Vault, subscription: Subscription, opened_because: str | None) -> SubscriptionAnswer:
     """Return a subscription as it is answered; `opened_because` is set if a breaker of it is open."""
     is_open = subscription.state == "active" and opened_because is not None
     return SubscriptionAnswer(
         name=subscription.name,
         topics=subscription.topics,
         filters=subscription.filters,
-        destination=_destination(subscription),
+        destination=_destination(vault, subscription),
         start=subscription.start,
         ordered=subscription.ordered,
         on_dead=subscription.on_dead,
@@ -46,9 +50,12 @@ def answer_of(subscription: Subscription, opened_because: str | None) -> Subscri
     )
 
 
-def _destination(subscription: Subscription) -> dict[str, object]:
+def _destination(vault: Vault, subscription: Subscription) -> dict[str, object]:
     stored = subscription.destination
     if stored["type"] != "webhook":
         return stored
-    key = public_key(subscription.secrets[0].secret)
+    # Only a private key has a public one: nothing else is opened to be shown.
+    key = None
+    if stored.get("signing") == "v1a":
+        key = public_key(vault.secrets(SUBSCRIPTION_SECRETS, subscription.name, subscription.secrets)[0].secret)
     return {**stored, "public_key": key, "granted_rate_per_s": subscription.granted_per_s}

@@ -12,9 +12,18 @@ from app.destination_shapes import DestinationPut, KafkaPut, WebhookPut
 from app.destinations.consent import consent
 from app.destinations.kinds import NotInstalled, installed
 from app.dialling import Dialling
-from app.errors import AddressNotAllowed, ClientNotInstalled, ConsentRefused, DatabaseUnavailable, Invalid
+from app.errors import (
+    AddressNotAllowed,
+    ClientNotInstalled,
+    ConsentRefused,
+    DatabaseUnavailable,
+    Invalid,
+    SecretsUnreadable,
+)
+from app.routers.sealing import Seal
 from app.runtime import Runtime
-from app.signing import Secret, kind_of, new_secret, rotated
+from app.sealing import CREDENTIALS, SUBSCRIPTION_SECRETS, Vault
+from app.signing import Secret, dump, kind_of, new_secret, rotated
 from app.store.subscriptions import Private, Subscription, Wanted
 from app.subscription_shapes import SubscriptionPut
 
@@ -56,36 +65,60 @@ def _faults(destination: DestinationPut, dialling: Dialling) -> Iterator[tuple[s
     yield from ((field, fault) for field, fault in found if fault is not None)
 
 
-def private_of(destination: DestinationPut, stored: Subscription | None, now: datetime) -> tuple[Private, str | None]:
+def private_of(
+    destination: DestinationPut, stored: Subscription | None, vault: Vault, seal: Seal, now: datetime
+) -> tuple[Private, str | None]:
     """Return what is to be kept in secret, and the secret that was made and that nobody has seen yet, if any.
 
-    A stored one of the same type keeps what is not given. Raises Invalid.
+    A stored one of the same type keeps what is not given, as it is stored. Raises Invalid and SecretsUnreadable.
     """
     former = stored if stored is not None and stored.destination["type"] == destination.type else None
     if not isinstance(destination, WebhookPut):
-        return Private([], _credentials(destination, former)), None
+        credentials = _credentials(destination, former, vault)
+        if former is not None and credentials == _opened(former, vault, needed=False):
+            return Private([], former.credentials), None
+        return Private([], seal(CREDENTIALS, credentials)), None
     given = destination.secret.get_secret_value() if destination.secret else None
-    current = former.secrets[0].secret if former else None
+    known = _signing(former, vault, needed=given is None) if former else []
+    current = known[0].secret if known else None
     if given is None and (current is None or kind_of(current) != destination.signing):
         made = new_secret(destination.signing)
     else:
         made = None
     wanted = given or made or current
     assert wanted is not None  # what is neither given nor stored was made
-    if former is None:
-        secrets = [Secret(wanted)]
-    else:
-        secrets = former.secrets if wanted == current else rotated(former.secrets, wanted, now)
-    return Private(secrets, {}), made
+    if former is not None and wanted == current:
+        return Private(former.secrets, {}), made
+    return Private(seal(SUBSCRIPTION_SECRETS, dump(rotated(known, wanted, now))), {}), made
 
 
-def _credentials(destination: Any, former: Subscription | None) -> dict[str, str]:
+def _signing(former: Subscription, vault: Vault, *, needed: bool) -> list[Secret]:
+    """Return the stored secrets; none if their key is lost and they are not `needed`. Raises SecretsUnreadable."""
+    try:
+        return vault.secrets(SUBSCRIPTION_SECRETS, former.name, former.secrets)
+    except SecretsUnreadable:
+        if needed:
+            raise
+        return []
+
+
+def _opened(former: Subscription, vault: Vault, *, needed: bool) -> dict[str, str] | None:
+    """Return the stored credentials; None if their key is lost and they are not `needed`. Raises SecretsUnreadable."""
+    try:
+        return dict(vault.open(CREDENTIALS, former.name, former.credentials))
+    except SecretsUnreadable:
+        if needed:
+            raise
+        return None
+
+
+def _credentials(destination: Any, former: Subscription | None, vault: Vault) -> dict[str, str]:
     """Return a broker's password or token: what is given, or what was stored for the same user."""
     names = ("password", "token")
     given = {name: getattr(destination, name, None) for name in names}
     found = {name: value.get_secret_value() for name, value in given.items() if value is not None}
     if not found and former is not None and former.destination.get("username") == destination.username:
-        found = former.credentials
+        found = _opened(former, vault, needed=True) or {}
     if destination.username is not None and "password" not in found:
         raise Invalid(
             "`destination.password` is needed with `username`: none is stored for it.", field="destination.password"

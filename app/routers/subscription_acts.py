@@ -6,13 +6,15 @@ from fastapi import APIRouter, Response
 
 from app.destinations.base import Delivered, Delivery
 from app.destinations.kinds import NotInstalled, destination_of
-from app.errors import ClientNotInstalled, NotSigned, SubscriptionUnknown
+from app.errors import ClientNotInstalled, NotSigned, SecretsUnreadable, SubscriptionUnknown
 from app.group_shapes import NewSecret
 from app.ids import uuid7
+from app.routers.sealing import sealing
 from app.routers.shared import NamePath, RuntimeDep, problems
 from app.routers.subscribed import answers, known
 from app.runtime import Runtime
-from app.signing import new_secret, rotated
+from app.sealing import SUBSCRIPTION_SECRETS
+from app.signing import dump, new_secret, rotated
 from app.store import subscriptions as store
 from app.store.subscriptions import Subscription
 from app.subscription_answers import SubscriptionAnswer, TestAnswer
@@ -25,7 +27,7 @@ TEST_TOPIC = "halfnote.test"
 @router.post(
     "/{name}/test",
     summary="Send a test message to the destination",
-    responses=problems(SubscriptionUnknown, ClientNotInstalled),
+    responses=problems(SubscriptionUnknown, ClientNotInstalled, SecretsUnreadable),
 )
 async def post_test(name: NamePath, runtime: RuntimeDep) -> TestAnswer:
     """Send a message of the topic `halfnote.test` now, whatever the state, and tell what came back.
@@ -36,7 +38,9 @@ async def post_test(name: NamePath, runtime: RuntimeDep) -> TestAnswer:
         subscription = await known(connection, name)
     now = runtime.clock.now()
     try:
-        destination = destination_of(subscription, runtime.deliveries_http, runtime.dialling, runtime.settings.origin)
+        destination = destination_of(
+            subscription, runtime.deliveries_http, runtime.dialling, runtime.vault, runtime.settings.origin
+        )
     except NotInstalled as missing:
         raise ClientNotInstalled(f"{missing}.", command=missing.command) from None
     try:
@@ -68,7 +72,7 @@ async def post_resume(name: NamePath, runtime: RuntimeDep) -> SubscriptionAnswer
 @router.post(
     "/{name}/rotate-secret",
     summary="Give a subscription a new secret",
-    responses=problems(SubscriptionUnknown, NotSigned),
+    responses=problems(SubscriptionUnknown, NotSigned, SecretsUnreadable),
 )
 async def post_rotate_secret(name: NamePath, runtime: RuntimeDep, response: Response) -> NewSecret:
     """Make a new secret, shown this once. For 24 hours the old one signs along, so that receivers can be changed."""
@@ -79,8 +83,10 @@ async def post_rotate_secret(name: NamePath, runtime: RuntimeDep, response: Resp
         if destination["type"] != "webhook":
             raise NotSigned(f"`{name}` goes to {destination['type']}: its password or token is changed by a PUT.")
         secret = new_secret(destination["signing"])
-        secrets = rotated(subscription.secrets, secret, now)
-        await store.set_secrets(connection, name, secrets, now)
+        former = runtime.vault.secrets(SUBSCRIPTION_SECRETS, name, subscription.secrets)
+        secrets = rotated(former, secret, now)
+        seal = await sealing(runtime, connection, name)
+        await store.set_secrets(connection, name, seal(SUBSCRIPTION_SECRETS, dump(secrets)), now)
     response.headers["cache-control"] = "no-store"
     until = max((former.expires_at for former in secrets if former.expires_at is not None), default=None)
     return NewSecret(secret=secret, former_signs_until=until)
@@ -89,7 +95,7 @@ async def post_rotate_secret(name: NamePath, runtime: RuntimeDep, response: Resp
 async def _set_state(runtime: Runtime, name: str, state: str) -> SubscriptionAnswer:
     async with runtime.database.connection() as connection:
         changed = await store.set_state(connection, name, state, runtime.clock.now())
-        [answer] = await answers(connection, [changed or await known(connection, name)])
+        [answer] = await answers(runtime, connection, [changed or await known(connection, name)])
         return answer
 
 

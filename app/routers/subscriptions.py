@@ -14,8 +14,10 @@ from app.errors import (
     ConsentRefused,
     DatabaseUnavailable,
     Invalid,
+    SecretsUnreadable,
     SubscriptionUnknown,
 )
+from app.routers.sealing import sealing
 from app.routers.shared import NamePath, PageQuery, RuntimeDep, problems
 from app.routers.subscribed import answer_of, answers, known
 from app.routers.subscribing import Granted, ask_consent, checked, consents, private_of, with_grant
@@ -56,7 +58,10 @@ _CREATED: dict[int | str, dict[str, Any]] = {
     "/{name}",
     response_model=SubscriptionAnswer,
     summary="Make a subscription, or change it",
-    responses={**_CREATED, **problems(Invalid, AddressNotAllowed, ClientNotInstalled, ConsentRefused)},
+    responses={
+        **_CREATED,
+        **problems(Invalid, AddressNotAllowed, ClientNotInstalled, ConsentRefused, SecretsUnreadable),
+    },
 )
 async def put_subscription(
     name: NamePath, wanted: SubscriptionPut, runtime: RuntimeDep
@@ -75,14 +80,14 @@ async def put_subscription(
     async with runtime.database.transaction() as connection:
         stored = await store.one(connection, name, lock=True)
         if stored is None:
-            created = await _create(connection, wanted, shape, granted, now)
+            created = await _create(runtime, connection, wanted, shape, granted, now)
             if created is not None:
                 return created
             # Another request made it at the same time.
             stored = await store.one(connection, name, lock=True)
         if stored is None:
             raise DatabaseUnavailable(f"`{name}` was deleted at the same time; repeat.", retry_after_s=1)
-        return await _change(connection, wanted, shape, granted, stored, now)
+        return await _change(runtime, connection, wanted, shape, granted, stored, now)
 
 
 @router.get("", summary="List subscriptions", responses=problems(Invalid))
@@ -93,7 +98,7 @@ async def list_subscriptions(
     """List subscriptions by name, a page at a time."""
     async with runtime.database.connection() as connection:
         found = await store.page(connection, query.cursor or "", query.limit + 1)
-        items = await answers(connection, found[: query.limit])
+        items = await answers(runtime, connection, found[: query.limit])
     return SubscriptionList(items=items, next_cursor=items[-1].name if len(found) > query.limit else None)
 
 
@@ -107,7 +112,7 @@ async def get_subscription(name: NamePath, runtime: RuntimeDep) -> SubscriptionS
         holders = await places.holders(connection, subscription.subscription_id, now)
     because = None if place.opened_at is None else place.opened_because or ""
     return SubscriptionShown(
-        **answer_of(subscription, because).model_dump(mode="json"),
+        **answer_of(runtime.vault, subscription, because).model_dump(mode="json"),
         **_standing(place, now),
         places=[
             PlaceShown(shard=one.shard, offset=one.offset, holder=one.holder, held_until=one.held_until)
@@ -147,16 +152,23 @@ async def _consent(runtime: Runtime, shape: Wanted) -> Granted | None:
 
 
 async def _create(
-    connection: Connection, wanted: SubscriptionPut, shape: Wanted, granted: Granted | None, now: datetime
+    runtime: Runtime,
+    connection: Connection,
+    wanted: SubscriptionPut,
+    shape: Wanted,
+    granted: Granted | None,
+    now: datetime,
 ) -> JSONResponse | None:
     """Store a new subscription; None if there is one of this name."""
-    private, made = private_of(wanted.destination, None, now)
+    seal = await sealing(runtime, connection, shape.name)
+    private, made = private_of(wanted.destination, None, runtime.vault, seal, now)
     after = await _start(connection, wanted)
     created = await store.create(connection, shape, with_grant(private, shape, None, granted), after, now)
-    return None if created is None else _with_secret(answer_of(created, None), made, 201)
+    return None if created is None else _with_secret(answer_of(runtime.vault, created, None), made, 201)
 
 
 async def _change(
+    runtime: Runtime,
     connection: Connection,
     wanted: SubscriptionPut,
     shape: Wanted,
@@ -167,11 +179,12 @@ async def _change(
     """Store what differs; what does not differ is left alone, so that deliveries go on undisturbed."""
     if "start" in wanted.model_fields_set and shape.start != stored.start:
         raise Invalid("`start` is read when a subscription is made; to send again, use a replay.", field="start")
-    private, made = private_of(wanted.destination, stored, now)
+    seal = await sealing(runtime, connection, shape.name)
+    private, made = private_of(wanted.destination, stored, runtime.vault, seal, now)
     private = with_grant(private, shape, stored, granted)
     same = replace(shape, start=stored.start) == Wanted.of(stored) and private == Private.of(stored)
     changed = stored if same else await store.change(connection, shape, private, now)
-    [answer] = await answers(connection, [changed])
+    [answer] = await answers(runtime, connection, [changed])
     return _with_secret(answer, made, 200) if made else answer
 
 

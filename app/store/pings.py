@@ -1,6 +1,5 @@
 """Which producer groups are to be pinged: one replica takes each group's turn."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
@@ -23,12 +22,12 @@ returning g.name, g.check_urls, g.check_timeout_s, g.secrets
 
 @dataclass(frozen=True, slots=True)
 class DueGroup:
-    """A group whose URLs are to be pinged now."""
+    """A group whose URLs are to be pinged now; `secrets` is JSON as stored."""
 
     name: str
     check_urls: list[str]
     check_timeout_s: int
-    secrets: list[Mapping[str, Any]]
+    secrets: Any
 
 
 async def take_due(connection: Connection, limit: int, now: datetime) -> list[DueGroup]:

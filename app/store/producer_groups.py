@@ -1,14 +1,12 @@
 """Producer groups: whom to ask and how. A deleted one stays as a tombstone, for halves that raced its deletion."""
 
-from collections.abc import Sequence
 from dataclasses import astuple, dataclass
 from datetime import datetime
-from typing import Literal, cast
+from typing import Any, Literal, cast
 
 import msgspec
 
 from app.database import Connection
-from app.signing import Secret, dump, load
 
 # More undecided transactions than this are not counted one by one: it is a refusal's figure, not a report's.
 UNDECIDED_MAX = 100_000
@@ -87,11 +85,11 @@ class GroupShape:
 
 @dataclass(frozen=True, slots=True)
 class ProducerGroup:
-    """A stored group. `secrets`: the newest first. `deleted_at` set: a tombstone."""
+    """A stored group. `secrets` is JSON as stored (`app.sealing` opens it). `deleted_at` set: a tombstone."""
 
     name: str
     shape: GroupShape
-    secrets: list[Secret]
+    secrets: Any
     created_at: datetime
     updated_at: datetime
     deleted_at: datetime | None
@@ -114,21 +112,17 @@ async def read_groups(connection: Connection, after: str, limit: int) -> list[Pr
     return [_group(tuple(row)) for row in await connection.fetch(GROUPS, after, limit)]
 
 
-async def add_group(
-    connection: Connection, name: str, shape: GroupShape, secrets: Sequence[Secret], now: datetime
-) -> bool:
-    """Register a new group; False if the name is there already, also as a tombstone."""
+async def add_group(connection: Connection, name: str, shape: GroupShape, secrets: Any, now: datetime) -> bool:
+    """Register a new group, its secrets as stored; False if the name is there already, also as a tombstone."""
     return bool(await connection.fetchval(ADD_GROUP, name, *astuple(shape), _secrets(secrets), now))
 
 
-async def change_group(
-    connection: Connection, name: str, shape: GroupShape, secrets: Sequence[Secret], now: datetime
-) -> None:
+async def change_group(connection: Connection, name: str, shape: GroupShape, secrets: Any, now: datetime) -> None:
     """Give a group (or a tombstone, which lives again) another shape and secrets."""
     await connection.execute(CHANGE_GROUP, name, *astuple(shape), _secrets(secrets), now)
 
 
-async def change_secrets(connection: Connection, name: str, secrets: Sequence[Secret], now: datetime) -> None:
+async def change_secrets(connection: Connection, name: str, secrets: Any, now: datetime) -> None:
     """Give a group other secrets."""
     await connection.execute(CHANGE_SECRETS, name, _secrets(secrets), now)
 
@@ -149,12 +143,12 @@ def _group(row: tuple[object, ...]) -> ProducerGroup:
     return ProducerGroup(
         cast(str, name),
         GroupShape(*shape),  # type: ignore[arg-type]
-        load(msgspec.json.decode(cast(str, secrets))),
+        msgspec.json.decode(cast(str, secrets)),
         cast(datetime, created_at),
         cast(datetime, updated_at),
         cast("datetime | None", deleted_at),
     )
 
 
-def _secrets(secrets: Sequence[Secret]) -> str:
-    return msgspec.json.encode(dump(secrets)).decode()
+def _secrets(secrets: Any) -> str:
+    return msgspec.json.encode(secrets).decode()

@@ -1,6 +1,5 @@
 """Subscriptions as they are stored, and where each one stands in the log."""
 
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from datetime import datetime
 from typing import Any, TypeAlias
@@ -8,7 +7,6 @@ from typing import Any, TypeAlias
 import msgspec
 
 from app.database import Connection
-from app.signing import Secret, dump, load
 
 # Names of columns are all that is put into statements here. What a webhook granted bounds the rate that was asked for.
 COLUMNS = """subscription_id, name, topics, filters, destination, secrets, credentials, start, ordered, on_dead, shards,
@@ -100,6 +98,8 @@ class Route:
 class Subscription:
     """A subscription; `filters`, `destination` and `start` are the JSON that HTTP took, what is secret apart.
 
+    `secrets` and `credentials` are JSON as stored: `app.sealing` opens it.
+
     `rate_per_s` is what holds: the lower of what was asked for and what a webhook granted.
     """
 
@@ -108,8 +108,8 @@ class Subscription:
     topics: list[str]
     filters: dict[str, Any] | None
     destination: dict[str, Any]
-    secrets: list[Secret]
-    credentials: dict[str, str]
+    secrets: Any
+    credentials: Any
     start: Any
     ordered: str
     on_dead: str
@@ -164,10 +164,10 @@ class Wanted:
 
 @dataclass(frozen=True, slots=True)
 class Private:
-    """What a subscription has that no answer shows: signing secrets or credentials. And what its webhook granted."""
+    """What a subscription has that no answer shows, as it is stored. And what its webhook granted."""
 
-    secrets: Sequence[Secret]
-    credentials: Mapping[str, str]
+    secrets: Any
+    credentials: Any
     granted_per_s: float | None = None
 
     @classmethod
@@ -184,7 +184,6 @@ def _subscription(row: Any) -> Subscription:
     fields = dict(row)
     for name in ("filters", "destination", "secrets", "credentials", "start"):
         fields[name] = None if fields[name] is None else msgspec.json.decode(fields[name])
-    fields["secrets"] = load(fields["secrets"])
     fields.pop("version", None)
     return Subscription(**fields)
 
@@ -219,8 +218,8 @@ def _shape(wanted: Wanted, private: Private) -> tuple[Any, ...]:
         wanted.rate_per_s,
         wanted.timeout_s,
         wanted.retry,
-        _encode(dump(private.secrets)),
-        _encode(dict(private.credentials)),
+        _encode(private.secrets),
+        _encode(private.credentials),
         private.granted_per_s,
     )
 
@@ -264,9 +263,9 @@ async def disable(connection: Connection, subscription_id: int, reason: str, now
     return await connection.fetchval(DISABLE, subscription_id, reason, now) is not None
 
 
-async def set_secrets(connection: Connection, name: str, secrets: Sequence[Secret], now: datetime) -> None:
+async def set_secrets(connection: Connection, name: str, secrets: Any, now: datetime) -> None:
     """Store the secrets after a rotation."""
-    await connection.execute(SET_SECRETS, name, _encode(dump(secrets)), now)
+    await connection.execute(SET_SECRETS, name, _encode(secrets), now)
 
 
 async def remove(connection: Connection, name: str, now: datetime) -> bool:

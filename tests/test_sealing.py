@@ -1,0 +1,337 @@
+"""Secrets at rest: nothing of them stands in the database in plain text, and keys can be rotated while all goes on."""
+
+import asyncio
+import base64
+import itertools
+import os
+import subprocess
+import sys
+from collections.abc import AsyncIterator
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import httpx
+import msgspec
+import pytest
+from alembic import command
+from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+from standardwebhooks import Webhook as Verifier
+
+from app.config import Settings
+from app.database import Connection, UnusableDatabase
+from app.errors import SecretsUnreadable
+from app.loops.ping import Pings
+from app.migrate import alembic_config, migrate
+from app.resealing import rotate
+from app.runtime import Runtime
+from app.sealing import (
+    CREDENTIALS,
+    GROUP_SECRETS,
+    SUBSCRIPTION_SECRETS,
+    BadKeyFile,
+    Vault,
+    make_key_file,
+    new_key,
+    read_keys,
+)
+from app.start import database_url, refuse_without_keys, seal_all
+from app.store import sealed
+from tests.conftest import client_of, register_group
+from tests.processes import ROOT
+from tests.responders import Responder
+from tests.vaults import credentials, group_secrets
+
+SECRET = "whsec_" + "S" * 43 + "="
+PASSWORD = "a-pass-word-of-the-broker"
+
+
+def key_file(path: Path, *keys: str) -> Path:
+    path.write_text("".join(f"{key}\n" for key in keys))
+    return path
+
+
+async def put_all(client: httpx.AsyncClient, url: str = "http://127.0.0.1:9/check") -> None:
+    """Register a group, a webhook and a broker, with secrets that are known here."""
+    webhook = {"type": "webhook", "url": "http://127.0.0.1:9/in", "secret": SECRET}
+    broker = {"type": "nats", "url": "nats://127.0.0.1:4222", "username": "us", "password": PASSWORD}
+    made = [
+        await client.put("/producer-groups/shop", json={"check_urls": [url], "secret": SECRET}),
+        await client.put("/subscriptions/mailer", json={"topics": ["order"], "destination": webhook}),
+        await client.put("/subscriptions/stock", json={"topics": ["order"], "destination": broker}),
+    ]
+    assert [answer.status_code for answer in made] == [201, 201, 201], [answer.text for answer in made]
+
+
+async def dumped(db: Connection) -> str:
+    """Return every row of every table as text, as a dump of the database has it."""
+    tables = [row[0] for row in await db.fetch("select tablename from pg_tables where schemaname = 'public'")]
+    assert {"producer_group", "subscription"} <= set(tables)
+    rows = [await db.fetch(f'select t::text from "{table}" t') for table in tables]
+    return "\n".join(row[0] for row in itertools.chain(*rows))
+
+
+@pytest.fixture
+async def ours(settings: Settings, runtime: Runtime, tmp_path: Path) -> AsyncIterator[tuple[httpx.AsyncClient, Path]]:
+    """The service's HTTP with a key file of the test's own."""
+    path = key_file(tmp_path / "secrets.keys", new_key())
+    runtime.vault = Vault(path)
+    async with client_of(runtime) as client:
+        yield client, path
+
+
+async def test_no_secret_stands_in_the_database_or_in_an_answer_or_in_the_log(
+    client: httpx.AsyncClient, db: Connection, capsys: pytest.CaptureFixture[str]
+) -> None:
+    await put_all(client)
+    made = [
+        (await client.post(f"/{path}/rotate-secret")).json()["secret"]
+        for path in ("producer-groups/shop", "subscriptions/mailer")
+    ]
+    shown = [
+        (await client.get(f"/{path}")).text for path in ("producer-groups", "subscriptions", "subscriptions/stock")
+    ]
+    written = await dumped(db)
+    told = "".join(capsys.readouterr())
+    for secret in (SECRET, PASSWORD, *made):
+        for text in (written, told, *shown):
+            assert secret not in text
+            assert secret.removeprefix("whsec_") not in text
+    assert await group_secrets(db) == [made[0], SECRET]
+    assert await credentials(db, "stock") == {"password": PASSWORD}
+
+
+async def test_what_is_sealed_opens_where_it_is_and_nowhere_else(tmp_path: Path) -> None:
+    box = Vault(key_file(tmp_path / "keys", new_key()))
+    stored = box.seal(GROUP_SECRETS, "shop", [{"secret": SECRET, "expires_at": None}])
+    assert box.secrets(GROUP_SECRETS, "shop", stored)[0].secret == SECRET
+    assert box.seal(GROUP_SECRETS, "shop", [{"secret": SECRET, "expires_at": None}]) != stored
+    for column, name in ((GROUP_SECRETS, "stock"), (SUBSCRIPTION_SECRETS, "shop"), (CREDENTIALS, "shop")):
+        with pytest.raises(SecretsUnreadable, match="copied from another"):
+            box.open(column, name, stored)
+    torn = {**stored, "sealed": stored["sealed"][:-8] + "AAAAAAA="}
+    with pytest.raises(SecretsUnreadable):
+        box.open(GROUP_SECRETS, "shop", torn)
+    assert box.open(GROUP_SECRETS, "shop", [{"secret": SECRET}]) == [{"secret": SECRET}]
+    assert box.seal(CREDENTIALS, "shop", {}) == {}
+
+
+def test_it_is_aes_gcm_of_256_bits_with_the_place_beside_it(tmp_path: Path) -> None:
+    key = new_key()
+    stored = Vault(key_file(tmp_path / "keys", key)).seal(CREDENTIALS, "stock", {"password": PASSWORD})
+    raw, secret = base64.b64decode(stored["sealed"]), base64.b64decode(key.split()[1])
+    assert (stored["key"], len(secret)) == (key.split()[0], 32)
+    opened = AESGCM(secret).decrypt(raw[:12], raw[12:], b"subscription.credentials:stock")
+    assert opened == b'{"password":"%s"}' % PASSWORD.encode()
+
+
+@pytest.mark.parametrize("text", ["", "# nothing\n", "0123abcd short\n", "no key\n", "\xff"])
+def test_a_file_that_is_no_key_file_is_refused(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "keys"
+    path.write_text(text, "latin-1")
+    with pytest.raises(BadKeyFile):
+        read_keys(path)
+    with pytest.raises(UnusableDatabase, match="HALFNOTE_SECRETS_KEY_FILE"):
+        refuse_without_keys(path)
+
+
+def test_a_key_file_that_is_made_is_its_owners_alone_and_never_overwritten(tmp_path: Path) -> None:
+    path = tmp_path / "secrets.keys"
+    make_key_file(path)
+    assert path.stat().st_mode & 0o777 == 0o600
+    before = read_keys(path).newest
+    make_key_file(path)
+    assert read_keys(path).newest == before
+
+
+async def test_without_keys_a_database_of_ones_own_is_not_served(dsn: str) -> None:
+    with pytest.raises(UnusableDatabase, match="halfnote new-secrets-key"):
+        async with database_url(Settings(_env_file=None, database_url=dsn, secrets_key_file="")):  # type: ignore[call-arg,arg-type]
+            raise AssertionError("it was served")
+
+
+async def test_a_missing_key_is_named_nothing_is_lost_and_a_new_secret_replaces_what_it_sealed(
+    ours: tuple[httpx.AsyncClient, Path], runtime: Runtime, db: Connection
+) -> None:
+    client, path = ours
+    await put_all(client)
+    kept = path.read_text()
+    lost, other = kept.split()[0], new_key()
+    runtime.vault = Vault(key_file(path, other))
+    before = await dumped(db)
+    for answer in (
+        await client.post("/producer-groups/shop/rotate-secret"),
+        await client.post("/subscriptions/stock/test"),
+        await client.put(
+            "/subscriptions/mailer",
+            json={"topics": ["order"], "destination": {"type": "webhook", "url": "http://127.0.0.1:9/else"}},
+        ),
+    ):
+        assert (answer.status_code, answer.json()["type"]) == (503, "/problems/secrets-unreadable")
+        assert lost in answer.json()["detail"]
+    assert (await client.get("/subscriptions")).status_code == 200
+    assert await dumped(db) == before
+    found = await rotate(db, runtime.vault)
+    assert (found.changed, len(found.unreadable)) == (0, 3)
+    assert await dumped(db) == before
+    key_file(path, kept.strip(), other)
+    assert (await client.post("/producer-groups/shop/rotate-secret")).status_code == 200
+    key_file(path, other)
+    runtime.vault = Vault(path)
+    new = SECRET.replace("S", "T")
+    again = await client.put("/producer-groups/shop", json={"check_urls": ["http://127.0.0.1:9/check"], "secret": new})
+    broker = {"type": "nats", "url": "nats://127.0.0.1:4222", "username": "us", "password": "another"}
+    stock = await client.put("/subscriptions/stock", json={"topics": ["order"], "destination": broker})
+    assert (again.status_code, stock.status_code) == (200, 200)
+    assert (await client.post("/producer-groups/shop/rotate-secret")).status_code == 200
+
+
+async def test_a_key_that_was_added_is_found_without_a_restart(
+    ours: tuple[httpx.AsyncClient, Path], runtime: Runtime, db: Connection
+) -> None:
+    client, path = ours
+    async with Responder() as producer:
+        await put_all(client, producer.url)
+        first, second = path.read_text().strip(), new_key()
+        assert set(await sealed.keys_in_use(db)) == {first.split()[0]}
+        # Another process rotates; this one has read the file long ago.
+        key_file(path, first, second)
+        done = await rotate(db, Vault(path))
+        assert (done.key, done.changed, done.unreadable) == (second.split()[0], 3, [])
+        assert set(await sealed.keys_in_use(db)) == {second.split()[0]}
+        assert (await rotate(db, Vault(path))).changed == 0
+        assert (await client.post("/producer-groups/shop/test")).status_code == 200
+        # The old key is of no use any more.
+        key_file(path, second)
+        runtime.vault = Vault(path)
+        assert (await client.post("/producer-groups/shop/test")).status_code == 200
+    assert len(producer.calls) == 2
+    for call in producer.calls:
+        Verifier(SECRET).verify(call.body, call.headers)
+
+
+async def test_plain_text_stays_readable_to_older_versions_until_it_is_sealed(
+    ours: tuple[httpx.AsyncClient, Path], db: Connection
+) -> None:
+    client, path = ours
+    # As a database is that an older version made: rows in plain text, and nobody has sealed it.
+    await db.execute("delete from sealing")
+    await register_group(db, "old")
+    await put_all(client)
+    assert await db.fetchval("select secrets->0->>'secret' from producer_group where name = 'shop'") == SECRET
+    done = await rotate(db, Vault(path))
+    assert (done.changed, done.unreadable) == (4, [])
+    assert await db.fetchval("select bool_and(secrets ? 'sealed') from producer_group")
+    await client.put("/producer-groups/later", json={"check_urls": ["http://127.0.0.1:9/check"], "secret": SECRET})
+    assert SECRET not in await dumped(db)
+
+
+async def test_a_database_with_rows_is_sealed_by_a_command_and_an_empty_one_from_the_start(
+    dsn: str, db: Connection
+) -> None:
+    assert await sealed.is_sealed(db)
+    await asyncio.to_thread(command.downgrade, alembic_config(dsn), "0007")
+    await register_group(db, "old")
+    await migrate(dsn, days_ahead=1)
+    assert not await sealed.is_sealed(db)
+
+
+async def test_what_the_embedded_postgres_had_in_plain_text_is_sealed_at_the_start(
+    dsn: str, db: Connection, tmp_path: Path
+) -> None:
+    await db.execute("delete from sealing")
+    await register_group(db, "old")
+    path = tmp_path / "secrets.keys"
+    done = await seal_all(dsn, path)
+    assert (done.changed, done.unreadable) == (1, [])
+    assert [child.name for child in tmp_path.iterdir()] == ["secrets.keys"]
+    stored = msgspec.json.decode(await db.fetchval("select secrets from producer_group"))
+    assert Vault(path).secrets(GROUP_SECRETS, "old", stored)[0].secret.startswith("whsec_")
+
+
+async def test_a_ping_tells_which_key_is_missing_and_the_others_go_on(
+    ours: tuple[httpx.AsyncClient, Path], runtime: Runtime, db: Connection
+) -> None:
+    client, path = ours
+    async with Responder() as producer:
+        await put_all(client, producer.url)
+        lost = path.read_text().split()[0]
+        runtime.vault = Vault(key_file(path, new_key()))
+        await client.put("/producer-groups/other", json={"check_urls": [producer.url]})
+        await Pings().step(runtime, runtime.clock.now() + timedelta(seconds=1))
+        assert len(producer.calls) == 1
+    [url] = (await client.get("/producer-groups/shop")).json()["urls"]
+    assert lost in url["last_error"]
+
+
+class CutOff(Vault):
+    """Opens three secrets, and then the connection is gone."""
+
+    left = 3
+
+    def open(self, *given: Any) -> Any:
+        self.left -= 1
+        if self.left < 0:
+            raise ConnectionError("cut off")
+        return super().open(*given)
+
+
+async def test_a_rotation_that_was_cut_off_is_taken_up_and_changes_beside_it_are_kept(
+    ours: tuple[httpx.AsyncClient, Path], db: Connection
+) -> None:
+    client, path = ours
+    shape = {"check_urls": ["http://127.0.0.1:9/check"], "secret": SECRET}
+    for number in range(7):
+        assert (await client.put(f"/producer-groups/g{number}", json=shape)).status_code == 201
+    key_file(path, path.read_text().strip(), new_key())
+    with pytest.raises(ConnectionError):
+        await rotate(db, CutOff(path), at_once=2)
+    assert sorted((await sealed.keys_in_use(db)).values()) == [2, 5]
+    done, changed = await asyncio.gather(
+        rotate(db, Vault(path)), client.put("/producer-groups/g6", json={**shape, "immunity_s": 9})
+    )
+    assert changed.status_code == 200
+    assert done.changed == 5
+    assert done.unreadable == []
+    assert set(await sealed.keys_in_use(db)) == {done.key}
+    assert (await client.get("/producer-groups/g6")).json()["immunity_s"] == 9
+
+
+async def test_the_commands_make_a_key_and_rotate(dsn: str, db: Connection, tmp_path: Path) -> None:
+    path = key_file(tmp_path / "keys", new_key())
+    environment = {**os.environ, "HALFNOTE_DATABASE_URL": dsn, "HALFNOTE_SECRETS_KEY_FILE": str(path)}
+
+    def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, "-m", "app.cli", *arguments]
+        return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=240)
+
+    await register_group(db, "shop")
+    printed = (await asyncio.to_thread(run, "new-secrets-key")).stdout
+    key_file(path, path.read_text().strip(), printed.strip())
+    ended = await asyncio.to_thread(run, "rotate-keys")
+    assert (ended.returncode, ended.stdout) == (
+        0,
+        f"Sealed anew by key {printed.split()[0]}: 1. Could not be opened: 0.\n",
+    ), ended.stderr
+    key_file(path, new_key())
+    ended = await asyncio.to_thread(run, "rotate-keys")
+    assert ended.returncode == 1
+    assert printed.split()[0] in ended.stderr
+
+
+class Counting(Vault):
+    """Counts what it decrypts."""
+
+    decrypted = 0
+
+    def _decrypted(self, *given: Any) -> Any:
+        self.decrypted += 1
+        return super()._decrypted(*given)
+
+
+def test_what_is_opened_is_remembered(tmp_path: Path) -> None:
+    box = Counting(key_file(tmp_path / "keys", new_key()))
+    stored = box.seal(GROUP_SECRETS, "shop", [{"secret": SECRET, "expires_at": None}])
+    for _ in range(1000):
+        box.secrets(GROUP_SECRETS, "shop", dict(stored))
+    assert box.decrypted == 1
