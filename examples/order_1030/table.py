@@ -70,8 +70,9 @@ def table_of(columns: Mapping[Way, Column], orders: int, transfers: int, slow_s:
     table = Table(box=box.SIMPLE, pad_edge=False, padding=(0, 1))
     table.add_column("", no_wrap=True)
     for way in columns:
-        title = Text(way.title.replace(" ", "\n"), style="bold")
-        table.add_column(Text.assemble(title, "\n", (way.order, "not bold")), justify="right", max_width=11)
+        # Two lines and three, so that the same is beside the same.
+        title, order = f"{way.title} ".split(" ")[:2], way.order.split(" ")
+        table.add_column(Text.assemble("\n".join(title), "\n", ("\n".join(order), "not bold")), justify="right")
     sections = (
         (f"{orders} orders", ORDERS),
         (f"broker answers after {slow_s:g} s", SLOWNESS),
