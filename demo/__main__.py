@@ -12,11 +12,13 @@ from demo.play import Play
 from demo.processes import (
     NotAsTold,
     answers,
+    api_key,
     await_listening,
     free_port,
     halfnote_url,
     new_secret,
     own_halfnote,
+    own_host,
     running,
 )
 
@@ -55,9 +57,9 @@ def play_at(url: str, directory: Path) -> None:
     """Play against the service at the URL, with a shop and a receiver as processes of their own."""
     secret, shop_port, receiver_port = new_secret(), free_port(), free_port()
     with (
-        httpx.Client(base_url=url, timeout=10) as client,
-        httpx.Client(base_url=f"http://127.0.0.1:{shop_port}", timeout=10) as shop,
-        httpx.Client(base_url=f"http://127.0.0.1:{receiver_port}", timeout=10) as receiver,
+        httpx.Client(base_url=url, headers=api_key(), timeout=10) as client,
+        httpx.Client(base_url=f"http://{own_host()}:{shop_port}", timeout=10) as shop,
+        httpx.Client(base_url=f"http://{own_host()}:{receiver_port}", timeout=10) as receiver,
     ):
         play = Play(client, shop, receiver, secret)
         try:

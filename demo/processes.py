@@ -28,10 +28,26 @@ def halfnote_url() -> str:
     return os.environ.get("HALFNOTE_URL", f"http://{host}:{port}")
 
 
+def own_host() -> str:
+    """Return the name by which Halfnote reaches the demo's own programs: DEMO_HOST, else this machine's loopback."""
+    return os.environ.get("DEMO_HOST", "127.0.0.1")
+
+
+def listening_host() -> str:
+    """Return the address that the demo's programs listen on: all of them only if others than this machine call."""
+    return "127.0.0.1" if own_host() == "127.0.0.1" else "0.0.0.0"  # noqa: S104 - a container of its own
+
+
+def api_key() -> dict[str, str]:
+    """Return the header with the key for Halfnote, if HALFNOTE_API_KEY has one."""
+    key = os.environ.get("HALFNOTE_API_KEY")
+    return {"authorization": f"Bearer {key}"} if key else {}
+
+
 def answers(url: str) -> bool:
     """Tell whether a Halfnote is there at the URL, and not something else."""
     try:
-        answer = httpx.get(f"{url}/version", timeout=2)
+        answer = httpx.get(f"{url}/version", headers=api_key(), timeout=2)
         return answer.is_success and "version" in answer.json()
     except (httpx.HTTPError, ValueError):
         return False

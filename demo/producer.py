@@ -13,6 +13,7 @@ import uvicorn
 from fastapi import FastAPI, HTTPException, Request
 from pydantic import BaseModel
 
+from demo.processes import api_key, listening_host
 from demo.shop import OutOfStock, Shop
 from demo.signature import is_genuine
 
@@ -99,15 +100,15 @@ def say(text: str) -> None:
 
 
 def main() -> None:
-    """Serve the shop on 127.0.0.1; the secret of its producer group is in DEMO_SECRET."""
+    """Serve the shop; the secret of its producer group is in DEMO_SECRET."""
     options = argparse.ArgumentParser()
     options.add_argument("--port", type=int, required=True)
     options.add_argument("--database", type=Path, required=True)
     options.add_argument("--halfnote", required=True)
     given = options.parse_args()
-    with httpx.Client(base_url=given.halfnote, timeout=10) as halfnote:
+    with httpx.Client(base_url=given.halfnote, headers=api_key(), timeout=10) as halfnote:
         app = create_app(Shop(given.database), halfnote, os.environ["DEMO_SECRET"])
-        uvicorn.run(app, host="127.0.0.1", port=given.port, log_level="warning")
+        uvicorn.run(app, host=listening_host(), port=given.port, log_level="warning")
 
 
 if __name__ == "__main__":

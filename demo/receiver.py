@@ -6,6 +6,7 @@ import os
 import uvicorn
 from fastapi import FastAPI, HTTPException, Request, Response
 
+from demo.processes import listening_host
 from demo.signature import is_genuine
 
 
@@ -35,12 +36,11 @@ def create_app(secret: str) -> FastAPI:
 
 
 def main() -> None:
-    """Serve the receiver on 127.0.0.1; the secret of its subscription is in DEMO_SECRET."""
+    """Serve the receiver; the secret of its subscription is in DEMO_SECRET."""
     options = argparse.ArgumentParser()
     options.add_argument("--port", type=int, required=True)
-    uvicorn.run(
-        create_app(os.environ["DEMO_SECRET"]), host="127.0.0.1", port=options.parse_args().port, log_level="warning"
-    )
+    port = options.parse_args().port
+    uvicorn.run(create_app(os.environ["DEMO_SECRET"]), host=listening_host(), port=port, log_level="warning")
 
 
 if __name__ == "__main__":
