@@ -14,7 +14,8 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet
 PYTEST := $(BIN)/python -m pytest -n 2 --dist loadgroup
 
 .DEFAULT_GOAL := help
-.PHONY: help run demo demo-compare reconcile test test-all test-deps check format bench bench-relay bench-spark docs lock clean
+.PHONY: help run demo demo-compare reconcile test test-all test-deps test-helm test-image helm-deps sbom audit check
+.PHONY: format bench bench-relay bench-spark docs lock clean
 
 help: ## these lines
 	@grep -E '^[a-z-]+:.*##' Makefile | sed -E 's/:[^#]*##/\t/' | expand -t 14
@@ -40,6 +41,23 @@ test-all: $(DEV) ## every test
 test-deps: ## the servers that tests need: RabbitMQ, NATS, Redis, MariaDB, pgbouncer by apt, Kafka by Maven; else their tests are skipped
 	@scripts/test-deps
 
+helm-deps: ## what the chart is tested with: Helm, a Kubernetes API and more, built by Go; half an hour, the first time
+	@scripts/helm-deps
+
+test-helm: $(DEV) ## the chart and the compose file, on a real Kubernetes API; after `make helm-deps`
+	$(PYTEST) tests/helm
+
+test-image: $(DEV) ## the images, built and run by podman, with order 1030 and its proof; needs root
+	$(PYTEST) tests/test_images.py
+
+sbom: ## what the images are made of, as CycloneDX, into dist/
+	@PYTHONWARNINGS=ignore scripts/sbom .tools/sbom
+
+audit: $(DEV) ## known vulnerabilities of what the images' locks name, where the advisory data can be reached
+	@[ -x .tools/audit/bin/pip-audit ] || { $(BIN)/python -m venv .tools/audit && \
+	  .tools/audit/bin/pip --disable-pip-version-check install --quiet pip-audit==2.10.1; }
+	@$(BIN)/python -m scripts.audit .tools/audit/bin/pip-audit
+
 check: $(DEV) ## format, lint, types, direction of imports
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
@@ -63,13 +81,15 @@ bench-spark: $(DEV) ## the proof's figures; QUICK=1 takes a few minutes
 
 docs: $(DEV) ## the pages that are made from the code
 	$(BIN)/python -m scripts.config_docs
+	$(BIN)/python -m scripts.chart_settings
 	$(BIN)/python scripts/errors_page > docs/errors.md
 
 lock: ## the locks anew from pyproject.toml; needs uv
 	scripts/lock
 
 clean: ## everything that was made, but not .halfnote, which holds messages
-	rm -rf $(VENV) .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis bench/out examples/node/node_modules
+	rm -rf $(VENV) .tools dist .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis bench/out
+	rm -rf examples/node/node_modules
 	find . -name __pycache__ -prune -exec rm -rf {} +
 
 $(MADE):

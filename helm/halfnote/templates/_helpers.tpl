@@ -1,0 +1,170 @@
+{{- define "halfnote.name" -}}
+{{- default .Chart.Name .Values.nameOverride | trunc 40 | trimSuffix "-" -}}
+{{- end -}}
+
+{{/* At most 40 characters: a CronJob's name has 52, and components are appended. */}}
+{{- define "halfnote.fullname" -}}
+{{- if .Values.fullnameOverride -}}
+{{- .Values.fullnameOverride | trunc 40 | trimSuffix "-" -}}
+{{- else if contains (include "halfnote.name" .) .Release.Name -}}
+{{- .Release.Name | trunc 40 | trimSuffix "-" -}}
+{{- else -}}
+{{- printf "%s-%s" .Release.Name (include "halfnote.name" .) | trunc 40 | trimSuffix "-" -}}
+{{- end -}}
+{{- end -}}
+
+{{- define "halfnote.selector" -}}
+app.kubernetes.io/name: {{ include "halfnote.name" . }}
+app.kubernetes.io/instance: {{ .Release.Name }}
+{{- end -}}
+
+{{/* Labels of an object; takes a list of the root and the component. */}}
+{{- define "halfnote.labels" -}}
+{{- $root := index . 0 -}}
+{{ include "halfnote.selector" $root }}
+app.kubernetes.io/component: {{ index . 1 }}
+app.kubernetes.io/version: {{ $root.Chart.AppVersion | quote }}
+app.kubernetes.io/managed-by: {{ $root.Release.Service }}
+app.kubernetes.io/part-of: halfnote
+helm.sh/chart: {{ printf "%s-%s" $root.Chart.Name $root.Chart.Version | replace "+" "_" }}
+{{- with $root.Values.commonLabels }}
+{{ toYaml . }}
+{{- end }}
+{{- end -}}
+
+{{/* An image's name; takes a list of the root and the image's values. */}}
+{{- define "halfnote.image" -}}
+{{- $root := index . 0 -}}{{- $image := index . 1 -}}
+{{- if $image.digest -}}
+{{- printf "%s@%s" $image.repository $image.digest -}}
+{{- else -}}
+{{- printf "%s:%s" $image.repository (default $root.Chart.AppVersion $image.tag) -}}
+{{- end -}}
+{{- end -}}
+
+{{- define "halfnote.serviceAccountName" -}}
+{{- if .Values.serviceAccount.create -}}
+{{- default (include "halfnote.fullname" .) .Values.serviceAccount.name -}}
+{{- else -}}
+{{- default "default" .Values.serviceAccount.name -}}
+{{- end -}}
+{{- end -}}
+
+{{- define "halfnote.databaseSecret" -}}
+{{- default (printf "%s-database" (include "halfnote.fullname" .)) .Values.database.existingSecret -}}
+{{- end -}}
+
+{{- define "halfnote.postgresqlSecret" -}}
+{{- printf "%s-postgresql" (include "halfnote.fullname" .) -}}
+{{- end -}}
+
+{{- define "halfnote.keysSecret" -}}
+{{- default (printf "%s-keys" (include "halfnote.fullname" .)) .Values.keys.existingSecret -}}
+{{- end -}}
+
+{{/* A sum over what this chart writes into Secrets by given values, so that a changed one starts pods anew. */}}
+{{- define "halfnote.secretsChecksum" -}}
+{{- printf "%s\n%s\n%s" .Values.database.url .Values.database.existingSecret .Values.keys.existingSecret | sha256sum -}}
+{{- end -}}
+
+{{/* Where the database is, as environment; takes a list of the root and the Secret that has the URL. */}}
+{{- define "halfnote.databaseEnv" -}}
+{{- $root := index . 0 -}}
+{{- if $root.Values.postgresql.enabled }}
+- name: POSTGRES_PASSWORD
+  valueFrom:
+    secretKeyRef:
+      name: {{ include "halfnote.postgresqlSecret" $root }}
+      key: password
+- name: HALFNOTE_DATABASE_URL
+  value: postgresql://halfnote:$(POSTGRES_PASSWORD)@{{ include "halfnote.fullname" $root }}-postgresql:5432/halfnote
+{{- else }}
+- name: HALFNOTE_DATABASE_URL
+  valueFrom:
+    secretKeyRef:
+      name: {{ index . 1 }}
+      key: {{ $root.Values.database.existingSecretKey }}
+{{- end }}
+{{- end -}}
+
+{{/* Where the archive is, as a URL or a path; nothing if there is none. */}}
+{{- define "halfnote.archivePlace" -}}
+{{- if .Values.archive.enabled -}}
+{{- default "/archive" .Values.archive.url -}}
+{{- end -}}
+{{- end -}}
+
+{{/* What HALFNOTE_… the values stand for, beside the database; the same for every container. */}}
+{{- define "halfnote.settingsEnv" -}}
+{{- $settings := dict -}}
+{{- range $name, $value := .Values.settings -}}
+{{- $_ := set $settings (printf "HALFNOTE_%s" (upper $name)) (kindIs "slice" $value | ternary (join "," $value) (include "halfnote.scalar" $value)) -}}
+{{- end -}}
+{{- with .Values.settings.allowed_hosts -}}
+{{/* Probes name localhost, and Prometheus the pod's address. */}}
+{{- $_ := set $settings "HALFNOTE_ALLOWED_HOSTS" (concat (list "localhost" "$(POD_IP)") . | uniq | join ",") -}}
+{{- end -}}
+{{- $_ := set $settings "HALFNOTE_DRAIN_S" (include "halfnote.scalar" .Values.shutdown.drainSeconds) -}}
+{{- with include "halfnote.archivePlace" . -}}
+{{- $_ := set $settings "HALFNOTE_ARCHIVE" . -}}
+{{- $_ := set $settings "HALFNOTE_ARCHIVE_BODIES" (toString $.Values.archive.bodies) -}}
+{{- with $.Values.archive.keepSeconds -}}
+{{- $_ := set $settings "HALFNOTE_ARCHIVE_KEEP_S" (include "halfnote.scalar" .) -}}
+{{- end -}}
+{{- end -}}
+{{- range $name := keys $settings | sortAlpha }}
+- name: {{ $name }}
+  value: {{ get $settings $name | quote }}
+{{- end }}
+{{- end -}}
+
+{{/* A number without an exponent: Helm reads every number as a float. */}}
+{{- define "halfnote.scalar" -}}
+{{- if and (kindIs "float64" .) (eq . (floor .)) -}}{{ int64 . }}{{- else -}}{{ . }}{{- end -}}
+{{- end -}}
+
+{{- define "halfnote.podSecurityContext" -}}
+runAsNonRoot: true
+runAsUser: 10001
+runAsGroup: 10001
+fsGroup: 10001
+fsGroupChangePolicy: OnRootMismatch
+seccompProfile:
+  type: RuntimeDefault
+{{- end -}}
+
+{{- define "halfnote.securityContext" -}}
+allowPrivilegeEscalation: false
+readOnlyRootFilesystem: true
+capabilities:
+  drop: [ALL]
+{{- end -}}
+
+{{/* Longer than all that comes before the end: the pause before SIGTERM, the drain, and leaving. */}}
+{{- define "halfnote.grace" -}}
+{{- add .Values.shutdown.preStopSeconds (ceil .Values.shutdown.drainSeconds) 15 -}}
+{{- end -}}
+
+{{/* Where pods may land, and as whom; takes a list of the root and the component's values. */}}
+{{- define "halfnote.placement" -}}
+{{- $root := index . 0 -}}{{- $own := index . 1 -}}
+{{- with $root.Values.imagePullSecrets }}
+imagePullSecrets:
+  {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- with $own.nodeSelector }}
+nodeSelector:
+  {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- with $own.tolerations }}
+tolerations:
+  {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- with $own.affinity }}
+affinity:
+  {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- with $own.priorityClassName }}
+priorityClassName: {{ . }}
+{{- end }}
+{{- end -}}

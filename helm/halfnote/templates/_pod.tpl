@@ -1,0 +1,166 @@
+{{/*
+A Deployment of the service; takes a dict of root, component (api or worker) and values (that component's).
+*/}}
+{{- define "halfnote.deployment" -}}
+{{- $root := .root -}}{{- $own := .values -}}{{- $name := printf "%s-%s" (include "halfnote.fullname" $root) .component -}}
+apiVersion: apps/v1
+kind: Deployment
+metadata:
+  name: {{ $name }}
+  namespace: {{ $root.Release.Namespace }}
+  labels:
+    {{- include "halfnote.labels" (list $root .component) | nindent 4 }}
+spec:
+  {{- if not .scaled }}
+  replicas: {{ $own.replicas }}
+  {{- end }}
+  revisionHistoryLimit: 3
+  strategy:
+    type: RollingUpdate
+    rollingUpdate:
+      # What serves goes only when what replaces it serves.
+      maxUnavailable: 0
+      maxSurge: 1
+  selector:
+    matchLabels:
+      {{- include "halfnote.selector" $root | nindent 6 }}
+      app.kubernetes.io/component: {{ .component }}
+  template:
+    metadata:
+      labels:
+        {{- include "halfnote.labels" (list $root .component) | nindent 8 }}
+        {{- with $own.podLabels }}
+        {{- toYaml . | nindent 8 }}
+        {{- end }}
+      annotations:
+        # A Secret that this chart makes starts pods anew when it changes; of one that it does not make it cannot know.
+        checksum/secrets: {{ include "halfnote.secretsChecksum" $root }}
+        {{- with $own.podAnnotations }}
+        {{- toYaml . | nindent 8 }}
+        {{- end }}
+    spec:
+      {{- include "halfnote.placement" (list $root $own) | nindent 6 }}
+      serviceAccountName: {{ include "halfnote.serviceAccountName" $root }}
+      # The service never speaks to Kubernetes.
+      automountServiceAccountToken: false
+      enableServiceLinks: false
+      terminationGracePeriodSeconds: {{ include "halfnote.grace" $root }}
+      securityContext:
+        {{- include "halfnote.podSecurityContext" $root | nindent 8 }}
+      topologySpreadConstraints:
+        {{- range list "kubernetes.io/hostname" "topology.kubernetes.io/zone" }}
+        - maxSkew: 1
+          topologyKey: {{ . }}
+          whenUnsatisfiable: ScheduleAnyway
+          # Old and new pods of a rollout are spread each by themselves.
+          matchLabelKeys: [pod-template-hash]
+          labelSelector:
+            matchLabels:
+              {{- include "halfnote.selector" $root | nindent 14 }}
+              app.kubernetes.io/component: {{ $.component }}
+        {{- end }}
+      {{- if $root.Values.postgresql.enabled }}
+      initContainers:
+        # The try-out's Postgres is made together with this pod, so no hook can migrate it before.
+        - name: migrate
+          image: {{ include "halfnote.image" (list $root $root.Values.image) }}
+          imagePullPolicy: {{ $root.Values.image.pullPolicy }}
+          args: [migrate]
+          securityContext:
+            {{- include "halfnote.securityContext" $root | nindent 12 }}
+          env:
+            {{- include "halfnote.databaseEnv" (list $root (include "halfnote.databaseSecret" $root)) | trim | nindent 12 }}
+          resources:
+            {{- toYaml $root.Values.migration.resources | nindent 12 }}
+          volumeMounts:
+            - name: tmp
+              mountPath: /tmp
+      {{- end }}
+      containers:
+        - name: halfnote
+          image: {{ include "halfnote.image" (list $root $root.Values.image) }}
+          imagePullPolicy: {{ $root.Values.image.pullPolicy }}
+          args: [serve, --role, {{ .component }}, --workers, {{ $own.processes | quote }}]
+          securityContext:
+            {{- include "halfnote.securityContext" $root | nindent 12 }}
+          env:
+            - name: POD_IP
+              valueFrom:
+                fieldRef:
+                  fieldPath: status.podIP
+            - name: HALFNOTE_HOST
+              value: 0.0.0.0
+            - name: HALFNOTE_PORT
+              value: "8080"
+            - name: HALFNOTE_AUTH
+              value: keys
+            - name: HALFNOTE_ADMIN_KEY_FILE
+              value: /etc/halfnote/secrets/admin-key
+            {{- include "halfnote.databaseEnv" (list $root (include "halfnote.databaseSecret" $root)) | trim | nindent 12 }}
+            {{- include "halfnote.settingsEnv" $root | trim | nindent 12 }}
+            {{- with $root.Values.extraEnv }}
+            {{- toYaml . | nindent 12 }}
+            {{- end }}
+          {{- with $root.Values.extraEnvFrom }}
+          envFrom:
+            {{- toYaml . | nindent 12 }}
+          {{- end }}
+          ports:
+            - name: http
+              containerPort: 8080
+          # Whatever the database does, a restart would not mend it: /livez never asks it.
+          startupProbe:
+            {{- include "halfnote.probe" "/livez" | nindent 12 }}
+            periodSeconds: 2
+            failureThreshold: 60
+          livenessProbe:
+            {{- include "halfnote.probe" "/livez" | nindent 12 }}
+            periodSeconds: 10
+            timeoutSeconds: 5
+            failureThreshold: 6
+          readinessProbe:
+            {{- include "halfnote.probe" "/readyz" | nindent 12 }}
+            periodSeconds: 5
+            # It answers within 3 s, also of a database that does not.
+            timeoutSeconds: 5
+            failureThreshold: 2
+          lifecycle:
+            preStop:
+              # Until proxies and Services have heard that the pod leaves, it takes requests as before.
+              sleep:
+                seconds: {{ $root.Values.shutdown.preStopSeconds }}
+          resources:
+            {{- toYaml $own.resources | nindent 12 }}
+          volumeMounts:
+            - name: tmp
+              mountPath: /tmp
+            - name: secrets
+              mountPath: /etc/halfnote/secrets
+              readOnly: true
+            {{- with $root.Values.extraVolumeMounts }}
+            {{- toYaml . | nindent 12 }}
+            {{- end }}
+      volumes:
+        - name: tmp
+          emptyDir:
+            sizeLimit: 256Mi
+        - name: secrets
+          secret:
+            secretName: {{ include "halfnote.keysSecret" $root }}
+            defaultMode: 0440
+            items:
+              - key: admin-key
+                path: admin-key
+        {{- with $root.Values.extraVolumes }}
+        {{- toYaml . | nindent 8 }}
+        {{- end }}
+{{- end -}}
+
+{{- define "halfnote.probe" -}}
+httpGet:
+  path: {{ . }}
+  port: http
+  httpHeaders:
+    - name: Host
+      value: localhost
+{{- end -}}

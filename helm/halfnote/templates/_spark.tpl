@@ -1,0 +1,145 @@
+{{/* The two nightly programs, in their order: what each is called, when it runs, and whether. */}}
+{{- define "halfnote.nightly" -}}
+reconcile:
+  enabled: {{ ne .Values.reconciliation.engine "none" }}
+  schedule: {{ .Values.reconciliation.schedule | quote }}
+archive:
+  enabled: {{ and .Values.archive.enabled (ne .Values.reconciliation.engine "none") }}
+  schedule: {{ .Values.archive.schedule | quote }}
+{{- end -}}
+
+{{/* A program's options; takes a list of the root and the program. */}}
+{{- define "halfnote.sparkOptions" -}}
+{{- $root := index . 0 -}}
+{{- if eq (index . 1) "reconcile" -}}
+- --staging
+- /staging
+{{- with $root.Values.reconciliation.out }}
+- --out
+- {{ . }}
+{{- end }}
+{{- with $root.Values.reconciliation.baseUrl }}
+- --base-url
+- {{ . }}
+{{- end }}
+{{- with $root.Values.reconciliation.args }}
+{{ toYaml . }}
+{{- end }}
+{{- else }}
+{{- with $root.Values.archive.args }}
+{{ toYaml . }}
+{{- end }}
+{{- end }}
+{{- end -}}
+
+{{/* Takes a list of the root and the program. */}}
+{{- define "halfnote.sparkEnv" -}}
+{{- $root := index . 0 -}}
+{{- include "halfnote.databaseEnv" (list $root (include "halfnote.databaseSecret" $root)) }}
+{{- include "halfnote.settingsEnv" $root }}
+{{- if eq (index . 1) "archive" }}
+# It has no option for where there is room.
+- name: SPARK_LOCAL_DIRS
+  value: /staging
+{{- end }}
+{{- with $root.Values.extraEnv }}
+{{ toYaml . }}
+{{- end }}
+{{- with $root.Values.reconciliation.extraEnv }}
+{{ toYaml . }}
+{{- end }}
+{{- end -}}
+
+{{/* What is written: rows during a run, and the archive if that is a volume. */}}
+{{- define "halfnote.sparkMounts" -}}
+- name: tmp
+  mountPath: /tmp
+- name: staging
+  mountPath: /staging
+{{- if and .Values.archive.enabled (not .Values.archive.url) }}
+- name: archive
+  mountPath: /archive
+{{- end }}
+{{- with .Values.extraVolumeMounts }}
+{{ toYaml . }}
+{{- end }}
+{{- end -}}
+
+{{- define "halfnote.sparkVolumes" -}}
+- name: tmp
+  emptyDir:
+    sizeLimit: 1Gi
+- name: staging
+  {{- if eq .Values.reconciliation.engine "local" }}
+  emptyDir:
+    sizeLimit: {{ .Values.reconciliation.staging.size }}
+  {{- else }}
+  persistentVolumeClaim:
+    claimName: {{ include "halfnote.stagingClaim" . }}
+  {{- end }}
+{{- if and .Values.archive.enabled (not .Values.archive.url) }}
+- name: archive
+  persistentVolumeClaim:
+    claimName: {{ include "halfnote.archiveClaim" . }}
+{{- end }}
+{{- with .Values.extraVolumes }}
+{{ toYaml . }}
+{{- end }}
+{{- end -}}
+
+{{- define "halfnote.stagingClaim" -}}
+{{- default (printf "%s-staging" (include "halfnote.fullname" .)) .Values.reconciliation.staging.existingClaim -}}
+{{- end -}}
+
+{{- define "halfnote.archiveClaim" -}}
+{{- default (printf "%s-archive" (include "halfnote.fullname" .)) .Values.archive.volume.existingClaim -}}
+{{- end -}}
+
+{{- define "halfnote.sparkServiceAccount" -}}
+{{- printf "%s-spark" (include "halfnote.fullname" .) -}}
+{{- end -}}
+
+{{/* Spark's settings where its executors are pods of their own: the same for both engines that do so. */}}
+{{- define "halfnote.executorConf" -}}
+spark.kubernetes.executor.volumes.persistentVolumeClaim.staging.mount.path: /staging
+spark.kubernetes.executor.volumes.persistentVolumeClaim.staging.options.claimName: {{ include "halfnote.stagingClaim" . }}
+{{- if and .Values.archive.enabled (not .Values.archive.url) }}
+spark.kubernetes.executor.volumes.persistentVolumeClaim.archive.mount.path: /archive
+spark.kubernetes.executor.volumes.persistentVolumeClaim.archive.options.claimName: {{ include "halfnote.archiveClaim" . }}
+{{- end }}
+spark.kubernetes.executor.podTemplateFile: /etc/halfnote/spark/executor.yaml
+{{- end -}}
+
+{{/* A pod as the Spark operator describes it; takes a list of the root and the component. */}}
+{{- define "halfnote.operatorPod" -}}
+{{- $root := index . 0 -}}
+labels:
+  {{- include "halfnote.labels" . | nindent 2 }}
+  halfnote/spark: "true"
+podSecurityContext:
+  {{- include "halfnote.podSecurityContext" $root | nindent 2 }}
+securityContext:
+  {{- include "halfnote.securityContext" $root | nindent 2 }}
+{{- with $root.Values.reconciliation.nodeSelector }}
+nodeSelector:
+  {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- with $root.Values.reconciliation.tolerations }}
+tolerations:
+  {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- with $root.Values.reconciliation.affinity }}
+affinity:
+  {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- if ne (index . 1) "executor" }}
+env:
+  {{- include "halfnote.sparkEnv" . | trim | nindent 2 }}
+{{- with $root.Values.extraEnvFrom }}
+envFrom:
+  {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- end }}
+volumeMounts:
+  {{- include "halfnote.sparkMounts" $root | nindent 2 }}
+{{- end -}}

@@ -1,0 +1,54 @@
+"""Writes which options of the service the chart takes as `settings`, with their types and limits, into its schema."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+from app.config import Settings
+
+SCHEMA = Path(__file__).parent.parent / "helm" / "halfnote" / "values.schema.json"
+# What the chart sets by values of its own, and what only the embedded Postgres has.
+OWNED = {
+    "accept",
+    "admin_key_file",
+    "archive",
+    "archive_bodies",
+    "archive_keep_s",
+    "auth",
+    "data_dir",
+    "database_url",
+    "drain_s",
+    "host",
+    "port",
+    "role",
+    "workers",
+}
+
+
+def settings_schema() -> dict[str, Any]:
+    """Return the schema of `settings`; secrets are not among them, because values are not kept secret."""
+    options = Settings.model_json_schema()["properties"]
+    return {
+        "type": "object",
+        "additionalProperties": False,
+        "properties": {
+            name: _without_titles(option)
+            for name, option in sorted(options.items())
+            if name not in OWNED and "writeOnly" not in json.dumps(option)
+        },
+    }
+
+
+def _without_titles(option: dict[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in option.items() if key not in ("title", "default", "format")}
+
+
+def schema() -> str:
+    """Return the chart's schema with the options of this version in it."""
+    whole = json.loads(SCHEMA.read_text())
+    whole["properties"]["settings"] = settings_schema()
+    return json.dumps(whole, indent=2) + "\n"
+
+
+if __name__ == "__main__":
+    SCHEMA.write_text(schema())

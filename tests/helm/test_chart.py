@@ -1,0 +1,199 @@
+"""The chart by itself, without Helm: its values and their schema, its alerts, runbooks and dashboard."""
+
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import jsonschema_rs
+import pytest
+import yaml
+
+from app.config import Settings
+from app.telemetry import Metrics
+from scripts import chart_settings
+from tests.helm.programs import CHART, VALUES
+from tests.processes import ROOT
+
+SCHEMA = json.loads((CHART / "values.schema.json").read_text())
+DEFAULTS = yaml.safe_load((CHART / "values.yaml").read_text())
+ALERTS: list[dict[str, Any]] = yaml.safe_load((CHART / "files" / "alerts.yaml").read_text())["alerts"]
+DASHBOARD = json.loads((CHART / "files" / "dashboard.json").read_text())
+RUNBOOKS = ROOT / "docs" / "runbooks"
+DATABASE = {"database": {"url": "postgresql://halfnote@db/halfnote"}}
+
+
+def refused(values: dict[str, Any]) -> list[str]:
+    """Where the schema finds fault with values, as paths."""
+    return [
+        "/".join(str(part) for part in error.instance_path)
+        for error in jsonschema_rs.validator_for(SCHEMA).iter_errors(values)
+    ]
+
+
+def merged(values: dict[str, Any], over: dict[str, Any]) -> dict[str, Any]:
+    """Values as Helm lays them over others."""
+    return {
+        **values,
+        **{
+            name: merged(values[name], value)
+            if isinstance(value, dict) and isinstance(values.get(name), dict)
+            else value
+            for name, value in over.items()
+        },
+    }
+
+
+def exposed() -> dict[str, set[str]]:
+    """The names that `/metrics` can show, each with the labels that it has."""
+    names: dict[str, set[str]] = {}
+    for family in Metrics().registry._names_to_collectors.items():
+        name, collector = family
+        names[name] = set(collector._labelnames)  # type: ignore[attr-defined]
+    return names
+
+
+def queries() -> Iterator[tuple[str, str]]:
+    """Every PromQL expression of the chart, with where it is."""
+    for alert in ALERTS:
+        yield alert["alert"], alert["expr"]
+    for panel in DASHBOARD["panels"]:
+        for target in panel.get("targets", []):
+            yield panel["title"], target["expr"]
+    for variable in DASHBOARD["templating"]["list"]:
+        if variable["type"] == "query":
+            yield variable["name"], variable["query"]["query"]
+    scaling = (CHART / "templates" / "scaling.yaml").read_text()
+    for query in re.findall(r"^ +query: (.*)$", scaling, re.MULTILINE):
+        yield "keda", query
+
+
+def test_the_schema_has_the_options_of_this_version() -> None:
+    assert chart_settings.SCHEMA.read_text() == chart_settings.schema(), "run `make docs`"
+    settings = SCHEMA["properties"]["settings"]["properties"]
+    secret = {name for name, field in Settings.model_fields.items() if "SecretStr" in str(field.annotation)}
+    assert settings.keys() == Settings.model_fields.keys() - chart_settings.OWNED - secret
+
+
+@pytest.mark.parametrize("file", [None, *VALUES], ids=lambda file: file.stem if file else "defaults")
+def test_good_values_are_taken(file: Path | None) -> None:
+    over = yaml.safe_load(file.read_text()) if file else DATABASE
+    assert refused(merged(DEFAULTS, over)) == []
+
+
+def leaves(schema: dict[str, Any], path: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
+    """The paths of the schema's objects that have properties of their own."""
+    yield path
+    for name, inner in schema.get("properties", {}).items():
+        if inner.get("additionalProperties") is False:
+            yield from leaves(inner, (*path, name))
+
+
+def at(path: tuple[str, ...], value: dict[str, Any]) -> dict[str, Any]:
+    for name in reversed(path):
+        value = {name: value}
+    return value
+
+
+@pytest.mark.parametrize("path", list(leaves(SCHEMA)), ids="/".join)
+def test_unknown_values_are_refused_everywhere(path: tuple[str, ...]) -> None:
+    assert refused(merged(DEFAULTS, at(path, {"replicaz": 1}))) == ["/".join(path)]
+
+
+@pytest.mark.parametrize(
+    ("path", "value"),
+    [
+        ("api/replicas", 0),
+        ("api/replicas", "two"),
+        ("api/processes", 65),
+        ("api/resources/requests/memory", "lots"),
+        ("api/autoscaling/targetCPUUtilizationPercentage", 101),
+        ("api/podDisruptionBudget/maxUnavailable", 0),
+        ("worker/keda/prometheusAddress", "prometheus:9090"),
+        ("database/url", "mysql://db/halfnote"),
+        ("database/existingSecret", "Not A Name"),
+        ("image/tag", "a b"),
+        ("image/digest", "sha256:abc"),
+        ("image/pullPolicy", "Sometimes"),
+        ("shutdown/drainSeconds", 0),
+        ("shutdown/preStopSeconds", -1),
+        ("service/type", "ExternalName"),
+        ("service/port", 70000),
+        ("reconciliation/engine", "yarn"),
+        ("reconciliation/schedule", "every night"),
+        ("reconciliation/backoffLimit", 11),
+        ("reconciliation/staging/size", "much"),
+        ("reconciliation/executor/memory", "3Gi"),
+        ("archive/url", "/a/path"),
+        ("archive/keepSeconds", 1),
+        ("archive/volume/accessMode", "ReadOnlyMany"),
+        ("settings/batch_max", 501),
+        ("settings/retention_s", "a week"),
+        ("settings/database_url", "postgresql://x"),
+        ("settings/auth", "off"),
+        ("settings/host", "127.0.0.1"),
+        ("extraEnv", [{"nam": "A"}]),
+        ("networkPolicy/monitoring", []),
+        ("prometheusRule/disabled", ["Other"]),
+    ],
+)
+def test_wrong_values_are_refused(path: str, value: Any) -> None:
+    *before, name = path.split("/")
+    found = refused(merged(DEFAULTS, at(tuple(before), {name: value})))
+    assert found
+    assert all(where == path or where.startswith(f"{path}/") or where == "/".join(before) for where in found)
+
+
+def test_every_alert_has_its_runbook_and_every_runbook_its_alert() -> None:
+    names = [alert["alert"] for alert in ALERTS]
+    assert len(names) == len(set(names))
+    assert {page.stem for page in RUNBOOKS.glob("*.md")} == {*names, "README"}
+    index = (RUNBOOKS / "README.md").read_text()
+    for name in names:
+        page = (RUNBOOKS / f"{name}.md").read_text()
+        assert page.startswith(f"# {name}: ")
+        assert "\n## What to do\n\n1. " in page
+        assert f"[{name}]({name}.md)" in index
+
+
+def test_every_alert_says_how_bad_it_is_and_what_is_the_matter() -> None:
+    for alert in ALERTS:
+        assert alert["labels"]["severity"] in ("critical", "warning", "info"), alert
+        assert alert["annotations"]["summary"].endswith("."), alert
+        assert alert.keys() <= {"alert", "expr", "for", "labels", "annotations"}, alert
+
+
+@pytest.mark.parametrize(("where", "query"), list(queries()), ids=lambda text: text[:40])
+def test_every_metric_that_is_asked_for_exists_with_its_labels(where: str, query: str) -> None:
+    known = exposed()
+    # What Prometheus adds.
+    given = {"namespace", "service", "pod", "le"}
+    asked = re.findall(r"\b(halfnote_\w+)(?:\{([^}]*)\})?", query)
+    assert asked or query.startswith("absent(up{"), where
+    for name, matchers in asked:
+        assert name in known, (where, name)
+        labels = set(re.findall(r"(\w+)(?:=~|!=|!~|=)", matchers.replace("SELECTOR", "")))
+        assert labels <= known[name] | given, (where, name, labels)
+    grouped = {label.strip() for group in re.findall(r"\bby \(([^)]*)\)", query) for label in group.split(",")}
+    assert grouped <= set().union(*(known[name] for name, _ in asked)) | given, (where, grouped)
+    if where in {alert["alert"] for alert in ALERTS}:
+        assert "SELECTOR" in query
+        assert query.count("SELECTOR") == len(asked) + query.startswith("absent(up{")
+
+
+def test_every_metric_is_on_the_dashboard() -> None:
+    shown = " ".join(query for where, query in queries())
+    families = {re.sub(r"_total$", "", name) for name, _ in ((f.name, f) for f in Metrics().registry.collect())}
+    assert {name for name in families if name not in shown} == set()
+
+
+def test_what_an_alert_tells_is_in_its_labels() -> None:
+    known = exposed()
+    for alert in ALERTS:
+        used = set(re.findall(r"\$labels\.(\w+)", alert["annotations"]["summary"]))
+        grouped = {
+            label.strip() for group in re.findall(r"\bby \(([^)]*)\)", alert["expr"]) for label in group.split(",")
+        }
+        assert used <= grouped, alert
+        assert known

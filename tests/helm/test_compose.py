@@ -1,0 +1,85 @@
+"""docker-compose.yml as Docker's own parser reads it, and the Dockerfile as hadolint does."""
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.helm.programs import program, run
+from tests.processes import ROOT
+
+FILE = ROOT / "docker-compose.yml"
+GIVEN = {"POSTGRES_PASSWORD": "pw", "HALFNOTE_ADMIN_KEY": f"hn_{'0' * 64}"}
+ALWAYS = {"postgres", "migrate", "api", "worker"}
+BROKERS = {"rabbitmq", "nats", "kafka", "redis"}
+
+
+def project(directory: Path, *profiles: str, **env: str) -> dict[str, Any]:
+    """The file as Docker understands it, in a directory without an .env."""
+    shutil.copy(FILE, directory)
+    done = run([program("compose-read"), str(directory / FILE.name), *profiles], **{**GIVEN, **env})
+    assert done.returncode == 0, done.stderr
+    read: dict[str, Any] = json.loads(done.stdout)
+    return read
+
+
+@pytest.mark.parametrize(
+    ("profile", "more"),
+    [
+        ([], set()),
+        (["nightly"], {"reconcile"}),
+        (["demo"], {"demo"}),
+        (["brokers"], BROKERS),
+        (["kafka"], {"kafka"}),
+        (["nightly", "demo", "brokers"], {"reconcile", "demo", *BROKERS}),
+    ],
+    ids=lambda value: "-".join(sorted(value)) or "none",
+)
+def test_each_profile_adds_its_own(tmp_path: Path, profile: list[str], more: set[str]) -> None:
+    assert project(tmp_path, *profile)["services"].keys() == ALWAYS | more
+
+
+@pytest.mark.parametrize("missing", sorted(GIVEN))
+def test_nothing_starts_with_a_secret_of_somebody_elses(tmp_path: Path, missing: str) -> None:
+    shutil.copy(FILE, tmp_path)
+    done = run([program("compose-read"), str(tmp_path / FILE.name)], **{**GIVEN, missing: ""})
+    assert done.returncode == 1
+    assert f"required variable {missing} is missing" in done.stderr
+
+
+def test_a_wrong_file_would_be_refused(tmp_path: Path) -> None:
+    (tmp_path / FILE.name).write_text(FILE.read_text().replace("stop_grace_period", "stop_grace_perriod"))
+    done = run([program("compose-read"), str(tmp_path / FILE.name)], **GIVEN)
+    assert done.returncode == 1
+    assert "stop_grace_perriod" in done.stderr
+
+
+def test_the_service_waits_for_its_schema_and_is_reached_from_this_machine_alone(tmp_path: Path) -> None:
+    services = project(tmp_path)["services"]
+    for name in ("api", "worker"):
+        assert services[name]["depends_on"]["migrate"]["condition"] == "service_completed_successfully"
+        assert services[name]["environment"]["HALFNOTE_AUTH"] == "keys"
+    assert services["migrate"]["depends_on"]["postgres"]["condition"] == "service_healthy"
+    assert [port["host_ip"] for port in services["api"]["ports"]] == ["127.0.0.1"]
+    assert [name for name, service in services.items() if service.get("ports")] == ["api"]
+
+
+def test_callbacks_reach_the_network_of_the_containers(tmp_path: Path) -> None:
+    read = project(tmp_path, SUBNET="172.31.5.0/24")
+    assert read["networks"]["default"]["ipam"]["config"][0]["subnet"] == "172.31.5.0/24"
+    assert read["services"]["worker"]["environment"]["HALFNOTE_ALLOW_NETWORKS"] == "172.31.5.0/24"
+
+
+def test_our_containers_may_no_more_than_they_need(tmp_path: Path) -> None:
+    services = project(tmp_path, "nightly", "demo")["services"]
+    for name in ("migrate", "api", "worker", "reconcile", "demo"):
+        assert services[name]["read_only"] is True
+        assert services[name]["cap_drop"] == ["ALL"]
+        assert services[name]["security_opt"] == ["no-new-privileges:true"]
+
+
+def test_hadolint_finds_nothing_in_the_dockerfile() -> None:
+    done = run([program("hadolint"), "--no-color", "--failure-threshold", "style", str(ROOT / "Dockerfile")])
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")

@@ -1,0 +1,100 @@
+"""The chart as Helm renders it: lint, its own unit tests, and every object against Kubernetes's schemas."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from spark.jobs import archive, reconcile
+from tests.helm.programs import CHART, KUBERNETES, SCHEMAS, VALUES, program, rendered, require, run
+
+JOBS = "/opt/halfnote/spark/jobs"
+EACH = pytest.mark.parametrize("values", VALUES, ids=lambda file: file.stem.removesuffix("-values"))
+# Kubernetes has no schema of these; a real API judges them by their definitions (test_cluster.py).
+CUSTOM = {"HTTPRoute", "PrometheusRule", "ScaledObject", "ScheduledSparkApplication", "ServiceMonitor"}
+
+
+@EACH
+def test_lint_finds_nothing(values: Path) -> None:
+    helm = [program("helm"), "lint", str(CHART), "--strict", "--kube-version", KUBERNETES]
+    done = run([*helm, "--values", str(values)])
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "WARNING" not in done.stdout
+    assert "ERROR" not in done.stdout
+
+
+def test_the_charts_own_unit_tests_pass() -> None:
+    done = run([program("helm-unittest"), "--strict", str(CHART)])
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+@EACH
+def test_every_object_is_of_kubernetes_schema(values: Path) -> None:
+    require(SCHEMAS)
+    kubeconform = [program("kubeconform"), "-strict", "-kubernetes-version", KUBERNETES, "-schema-location"]
+    done = run([*kubeconform, str(SCHEMAS), "-skip", ",".join(sorted(CUSTOM)), "-summary"], stdin=rendered(values))
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "Invalid: 0, Errors: 0" in done.stdout
+
+
+def test_values_together_make_every_kind_of_object() -> None:
+    made = {
+        document["kind"]
+        for values in VALUES
+        for document in yaml.safe_load_all(rendered(values))
+        if document is not None
+    }
+    assert made >= CUSTOM | {
+        *("ConfigMap", "CronJob", "Deployment", "HorizontalPodAutoscaler", "Ingress", "Job", "NetworkPolicy"),
+        *("PersistentVolumeClaim", "Pod", "PodDisruptionBudget", "Role", "RoleBinding", "Secret", "Service"),
+        *("ServiceAccount", "StatefulSet"),
+    }
+
+
+@EACH
+def test_no_pod_may_more_than_it_needs(values: Path) -> None:
+    for document in yaml.safe_load_all(rendered(values)):
+        for pod in pods(document):
+            assert pod["securityContext"]["runAsNonRoot"] is True
+            assert pod["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
+            assert pod["enableServiceLinks"] is False
+            for container in [*pod.get("initContainers", []), *pod["containers"]]:
+                assert container["securityContext"] == {
+                    "allowPrivilegeEscalation": False,
+                    "readOnlyRootFilesystem": True,
+                    "capabilities": {"drop": ["ALL"]},
+                }
+                assert container["resources"]["limits"]["memory"]
+                assert container["resources"]["requests"]["cpu"]
+
+
+@EACH
+def test_the_nightly_programs_know_their_options(values: Path) -> None:
+    parsers = {"reconcile": reconcile._options, "archive": archive._parser().parse_args}
+    for document in yaml.safe_load_all(rendered(values)):
+        if document is None or document["kind"] not in ("CronJob", "ScheduledSparkApplication"):
+            continue
+        program = document["metadata"]["name"].removeprefix("hn-halfnote-")
+        for pod in pods(document):
+            arguments = pod["containers"][0]["args"]
+            start = next(i for i, word in enumerate(arguments) if word in (program, f"{JOBS}/{program}.py"))
+            # Wrong ones end the program.
+            parsers[program](["--database-url", "postgresql://x", *arguments[start + 1 :]])
+        if document["kind"] == "ScheduledSparkApplication":
+            parsers[program](["--database-url", "postgresql://x", *document["spec"]["template"].get("arguments", [])])
+
+
+def pods(document: Any) -> list[dict[str, Any]]:
+    """The pods that an object describes, wherever in it they are."""
+    found = []
+    waiting = [document]
+    while waiting:
+        part = waiting.pop()
+        if isinstance(part, dict):
+            if isinstance(part.get("containers"), list):
+                found.append(part)
+            waiting.extend(part.values())
+        elif isinstance(part, list):
+            waiting.extend(part)
+    return found
