@@ -84,6 +84,8 @@ CMD ["reconcile"]
 FROM python AS service
 COPY --from=build-service /opt/halfnote /opt/halfnote
 COPY images/healthcheck /opt/halfnote/bin/healthcheck
+# Where a volume may be laid over, so that it is ours.
+RUN install --directory --owner=10001 --group=10001 /keys
 ENV PATH=/opt/halfnote/bin:$PATH \
     PYTHONUNBUFFERED=1 \
     HALFNOTE_DATA_DIR=/var/lib/halfnote/data

@@ -21,6 +21,7 @@ OWNED = {
     "host",
     "port",
     "role",
+    "secrets_key_file",
     "workers",
 }
 

@@ -106,12 +106,18 @@ def test_order_1030_against_the_images_and_its_proof(
 ) -> None:
     service, demo, spark = build("service"), build("demo"), build("spark")
     key = f"hn_{secrets.token_hex(32)}"
+    sealing = tmp_path / "secrets.keys"
+    sealing.write_text(call(*RUN, *HARDENED, *LIMITS, "--rm", service, "new-secrets-key"))
+    # The container's user is another.
+    sealing.chmod(0o644)
     common = environment(
         HALFNOTE_DATABASE_URL=dsn_unmigrated,
         HALFNOTE_AUTH="keys",
         HALFNOTE_ADMIN_KEY=key,
         HALFNOTE_ALLOW_NETWORKS="127.0.0.0/8",
+        HALFNOTE_SECRETS_KEY_FILE="/keys/secrets.keys",
     )
+    keys = [f"--volume={sealing}:/keys/secrets.keys:ro"]
     call(*RUN, *HARDENED, *LIMITS, *common, "--rm", service, "migrate")
     urls = {}
     for role in ("api", "worker"):
@@ -123,6 +129,7 @@ def test_order_1030_against_the_images_and_its_proof(
             *HARDENED,
             *LIMITS,
             *common,
+            *keys,
             *listen,
             "--detach",
             f"--name={container}",

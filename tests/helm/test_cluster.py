@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import pyspark
 import pytest
 import yaml
 
@@ -257,16 +258,12 @@ def test_spark_makes_executors_that_are_as_restricted_as_all_else(kube: Cluster,
         "spark.local.dir": str(tmp_path),
     }
     options = [word for name, value in given.items() for word in ("--conf", f"{name}={value}")]
-    submit = [
-        str(Path(sys.executable).parent / "spark-submit"),
-        "--master",
-        f"k8s://{server}",
-        "--deploy-mode",
-        "client",
-    ]
+    home = str(Path(pyspark.__file__).parent)
+    submit = [f"{home}/bin/spark-submit", "--master", f"k8s://{server}", "--deploy-mode", "client"]
     with (tmp_path / "log").open("wb") as log:
         driver = subprocess.Popen(
             [*submit, "--properties-file", f"{tmp_path}/spark.properties", *options, str(tmp_path / "program.py")],
+            env={**os.environ, "SPARK_HOME": home, "PYSPARK_PYTHON": sys.executable},
             stdout=log,
             stderr=log,
             start_new_session=True,

@@ -12,7 +12,7 @@ from tests.processes import ROOT
 
 FILE = ROOT / "docker-compose.yml"
 GIVEN = {"POSTGRES_PASSWORD": "pw", "HALFNOTE_ADMIN_KEY": f"hn_{'0' * 64}"}
-ALWAYS = {"postgres", "migrate", "api", "worker"}
+ALWAYS = {"postgres", "keys", "migrate", "api", "worker"}
 BROKERS = {"rabbitmq", "nats", "kafka", "redis"}
 
 
@@ -60,6 +60,7 @@ def test_the_service_waits_for_its_schema_and_is_reached_from_this_machine_alone
     services = project(tmp_path)["services"]
     for name in ("api", "worker"):
         assert services[name]["depends_on"]["migrate"]["condition"] == "service_completed_successfully"
+        assert services[name]["depends_on"]["keys"]["condition"] == "service_completed_successfully"
         assert services[name]["environment"]["HALFNOTE_AUTH"] == "keys"
     assert services["migrate"]["depends_on"]["postgres"]["condition"] == "service_healthy"
     assert [port["host_ip"] for port in services["api"]["ports"]] == ["127.0.0.1"]
@@ -74,7 +75,7 @@ def test_callbacks_reach_the_network_of_the_containers(tmp_path: Path) -> None:
 
 def test_our_containers_may_no_more_than_they_need(tmp_path: Path) -> None:
     services = project(tmp_path, "nightly", "demo")["services"]
-    for name in ("migrate", "api", "worker", "reconcile", "demo"):
+    for name in ("keys", "migrate", "api", "worker", "reconcile", "demo"):
         assert services[name]["read_only"] is True
         assert services[name]["cap_drop"] == ["ALL"]
         assert services[name]["security_opt"] == ["no-new-privileges:true"]

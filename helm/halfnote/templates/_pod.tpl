@@ -96,6 +96,8 @@ spec:
               value: keys
             - name: HALFNOTE_ADMIN_KEY_FILE
               value: /etc/halfnote/secrets/admin-key
+            - name: HALFNOTE_SECRETS_KEY_FILE
+              value: /etc/halfnote/secrets/secrets.keys
             {{- include "halfnote.databaseEnv" (list $root (include "halfnote.databaseSecret" $root)) | trim | nindent 12 }}
             {{- include "halfnote.settingsEnv" $root | trim | nindent 12 }}
             {{- with $root.Values.extraEnv }}
@@ -151,6 +153,8 @@ spec:
             items:
               - key: admin-key
                 path: admin-key
+              - key: secrets-keys
+                path: secrets.keys
         {{- with $root.Values.extraVolumes }}
         {{- toYaml . | nindent 8 }}
         {{- end }}
