@@ -11,7 +11,7 @@ from tests.helm.programs import program, run
 from tests.processes import ROOT
 
 FILE = ROOT / "docker-compose.yml"
-GIVEN = {"POSTGRES_PASSWORD": "pw", "HALFNOTE_ADMIN_KEY": f"hn_{'0' * 64}"}
+GIVEN = {"POSTGRES_PASSWORD": "pw", "ADMIN_KEY": f"hn_{'0' * 64}"}
 ALWAYS = {"postgres", "keys", "migrate", "api", "worker"}
 BROKERS = {"rabbitmq", "nats", "kafka", "redis"}
 
