@@ -153,7 +153,7 @@ def test_order_1030_against_the_images_and_its_proof(
         call("podman", "stop", "--time=60", name)
         assert call("podman", "inspect", "--format={{.State.ExitCode}}", name).strip() == "0"
     proof = call(
-        *RUN, *HARDENED, *LIMITS, *common, "--tmpfs=/staging", "--rm", spark, "reconcile", "--staging=/staging"
+        *RUN, *HARDENED, *LIMITS, *common, "--volume=/staging", "--rm", spark, "reconcile", "--staging=/staging"
     )
     assert proof.startswith("proved;")
 
