@@ -1,6 +1,7 @@
 """The chart on a real Kubernetes API: every object accepted strictly, installed, upgraded, rolled back, uninstalled."""
 
 import base64
+import contextlib
 import itertools
 import json
 import os
@@ -271,7 +272,8 @@ def test_spark_makes_executors_that_are_as_restricted_as_all_else(kube: Cluster,
         try:
             made = until(lambda: executors(kube, space, driver, tmp_path / "log"), "there are executors")
         finally:
-            os.killpg(driver.pid, signal.SIGKILL)
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(driver.pid, signal.SIGKILL)
             driver.wait()
     for pod in made:
         [container] = pod["spec"]["containers"]
