@@ -162,10 +162,10 @@ def test_what_is_in_the_images(build: Callable[[str], str]) -> None:
     service, spark = build("service"), build("spark")
     inside = [*RUN, *HARDENED, *LIMITS, "--rm"]
     assert call(*inside, service, "version").strip() == call(*inside, spark, "version").strip()
-    clients = "import aio_pika, aiokafka, nats, redis"
+    clients = "import aio_pika, aiokafka, nats, redis, opentelemetry.exporter.otlp.proto.http"
     call(*inside, "--entrypoint=/opt/halfnote/bin/python", service, "-c", clients)
     assert call(*inside, "--entrypoint=id", spark, "--user").strip() == "10001"
-    java = [*RUN, "--rm", "--entrypoint=java", spark, "-XshowSettings:properties", "-version"]
+    java = [*inside, "--entrypoint=java", spark, "-XshowSettings:properties", "-version"]
     said = subprocess.run(java, capture_output=True, text=True, timeout=120, check=True).stderr
     assert "java.specification.version = 17" in said
     call(*inside, "--entrypoint=test", spark, "-f", "/opt/halfnote/jars/postgresql-42.7.7.jar")
