@@ -171,7 +171,8 @@ def test_what_is_in_the_images(build: Callable[[str], str]) -> None:
     call(*inside, "--entrypoint=test", spark, "-f", "/opt/halfnote/jars/postgresql-42.7.7.jar")
     call(*inside, "--entrypoint=test", spark, "-f", "/opt/halfnote/spark/jobs/reconcile.py")
     assert "4.3" in call(*inside, "--entrypoint=cat", spark, "/opt/spark/version.py")
-    wrong = subprocess.run([*inside, spark, "reconcile", "--nonsense"], capture_output=True, timeout=240, check=False)
+    wrongly = ["reconcile", "--from-parquet=/tmp", "--nonsense"]
+    wrong = subprocess.run([*inside, spark, *wrongly], capture_output=True, timeout=240, check=False)
     assert wrong.returncode == 2
 
 
