@@ -23,6 +23,10 @@ class Clock:
             return self.fixed
         return datetime.fromtimestamp(time.time() + self.offset_s, UTC)
 
+    def time(self) -> float:
+        """Return the database's time as a Unix time in seconds."""
+        return time.time() + self.offset_s if self.fixed is None else self.fixed.timestamp()
+
     async def measure(self, connection: asyncpg.Connection) -> float:
         """Measure the offset (seconds, database minus this machine) against half the round trip; return it."""
         asked = time.time()

@@ -6,8 +6,10 @@ from pathlib import Path
 from typing import Annotated, Literal, Self
 from urllib.parse import urlsplit
 
-from pydantic import Field, FilePath, SecretStr, field_validator, model_validator
+from pydantic import Field, FilePath, SecretStr, ValidationInfo, field_validator, model_validator
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
+
+from app.access import is_key
 
 # What a POST to an address that is allowed should not reach: logins, mail, files, databases, cluster interiors.
 DENIED_PORTS = (
@@ -19,6 +21,17 @@ LOOPBACK = ("127.0.0.0/8", "::1/128")
 
 Role = Literal["all", "api", "worker"]
 Accept = Literal["all", "ends"]
+Auth = Literal["off", "keys"]
+Topics = Literal["open", "declared"]
+
+
+KEY_FORM = (
+    "must be `hn_` and 43 to 128 letters or digits, of 256 random bits: for example `hn_` and `openssl rand -hex 32`"
+)
+
+
+class BadKeyFile(Exception):
+    """The file with the admin's key is of no use; the text says why."""
 
 
 class Settings(BaseSettings):
@@ -29,8 +42,21 @@ class Settings(BaseSettings):
 
     database_url: str | None = Field(None, description="the user's own Postgres (15+); empty: the embedded one")
     data_dir: Path = Field(Path(".halfnote"), description="where the embedded Postgres keeps its files")
-    host: str = Field("127.0.0.1", description="address to listen on; only loopback until there are keys")
+    host: str = Field("127.0.0.1", description="address to listen on; with auth off only a loopback one")
     port: int = Field(8080, ge=1, le=65535, description="port to listen on")
+    auth: Auth = Field(
+        "off",
+        validate_default=True,
+        description="`keys`: every call but those of probes needs an API key (docs/keys.md); `off`: whoever reaches "
+        "the port on this machine may do everything",
+    )
+    admin_key: SecretStr | None = Field(
+        None, description="an admin's key that is in no database, to begin with: `hn_` and 43 to 128 letters or digits"
+    )
+    admin_key_file: Path | None = Field(None, description="a file that holds such a key, as mounted Secrets do")
+    topics: Topics = Field(
+        "open", description="`declared`: messages of topics that were not declared by `PUT /topics/{name}` are refused"
+    )
     role: Role = Field("all", description="`api` runs no loops; `worker` is for the loops, and still answers health")
     workers: int = Field(1, ge=1, le=64, description="API processes of one `halfnote serve`")
     accept: Accept = Field("all", description="`ends` refuses new halves while ends, checks and relay go on")
@@ -73,9 +99,25 @@ class Settings(BaseSettings):
         description="the name by which webhooks that are asked for their consent know this service, like a DNS name",
     )
     allowed_hosts: Annotated[tuple[str, ...], NoDecode] = Field(
-        ("127.0.0.1", "localhost", "::1", "testserver"), description="`Host` names that are answered, comma-separated"
+        ("127.0.0.1", "localhost", "::1", "testserver"),
+        description="`Host` names that are answered, comma-separated; with `HALFNOTE_AUTH=keys` any, unless it is set",
     )
 
+    key_rate_per_s: float | None = Field(
+        None, gt=0, description="requests a second of one key in each process, unless the key has its own; past it 429"
+    )
+    key_in_flight_max: int | None = Field(
+        None, ge=1, description="requests of one key under way in each process; past it 429"
+    )
+    request_timeout_s: float = Field(
+        30.0, gt=0, description="within which a request must have arrived whole, and a response been taken"
+    )
+    connections_max: int = Field(
+        10_000, ge=16, description="open connections of each process; past it those that rest longest are closed"
+    )
+    in_flight_max: int = Field(
+        10_000, ge=1, description="requests under way in each process, but for probes and metrics; past it 503"
+    )
     pool_size: int = Field(8, ge=2, description="database connections for everything but the flush lanes")
     batch_max: int = Field(500, ge=1, le=500, description="requests in one flush")
     queue_max: int = Field(10_000, ge=1, description="requests waiting for a flush; past it 503 with Retry-After")
@@ -115,6 +157,7 @@ class Settings(BaseSettings):
     trace_ratio: float = Field(
         0.01, ge=0, le=1, description="share traced of the requests that come without a trace context of their own"
     )
+    audit_keep_s: int = Field(400 * 86_400, ge=86_400, description="how long what people did is on record")
     check_concurrency: int = Field(64, ge=1, description="checks one worker asks at once, over all groups")
 
     @field_validator("allow_networks", "deny_networks", "deny_ports", "allowed_hosts", mode="before")
@@ -137,13 +180,14 @@ class Settings(BaseSettings):
     def _empty_is_none(cls, value: object) -> object:
         return None if value == "" else value
 
-    @field_validator("host")
+    @field_validator("auth")
     @classmethod
-    def _loopback(cls, value: str) -> str:
-        if value != "localhost" and not _is_loopback(value):
+    def _off_on_loopback_alone(cls, value: Auth, info: ValidationInfo) -> Auth:
+        host = info.data.get("host", "localhost")
+        if value == "off" and host != "localhost" and not _is_loopback(host):
             raise ValueError(
-                f"{value} can be reached from other machines, and there are no API keys yet to tell who calls. "
-                "Listen on 127.0.0.1 or ::1, and put a proxy that authenticates in front."
+                f"auth is off, and {host} can be reached from other machines. Set HALFNOTE_AUTH=keys (the first key: "
+                "`halfnote keys create --role admin`, or HALFNOTE_ADMIN_KEY_FILE), or listen on 127.0.0.1 or ::1."
             )
         return value
 
@@ -162,6 +206,36 @@ class Settings(BaseSettings):
         if missing:
             raise ValueError("traces need OpenTelemetry: pip install 'halfnote-server[otel]'")
         return value
+
+    @field_validator("admin_key_file", mode="before")
+    @classmethod
+    def _no_file(cls, value: object) -> object:
+        return None if value == "" else value
+
+    @field_validator("admin_key", mode="before")
+    @classmethod
+    def _key_form(cls, value: object) -> object:
+        if value == "" or value is None:
+            return None
+        text = value.get_secret_value() if isinstance(value, SecretStr) else str(value)
+        if not is_key(text):
+            # Without the value: it may be most of a key.
+            raise ValueError(KEY_FORM)
+        return SecretStr(text)
+
+    def given_admin_key(self) -> str | None:
+        """Return the admin's key that is in no database, if there is one. Raises BadKeyFile."""
+        if self.admin_key is not None:
+            return self.admin_key.get_secret_value()
+        if self.admin_key_file is None:
+            return None
+        try:
+            text = self.admin_key_file.read_text().strip()
+        except (OSError, UnicodeDecodeError) as error:
+            raise BadKeyFile(f"HALFNOTE_ADMIN_KEY_FILE cannot be read: {error}") from None
+        if not is_key(text):
+            raise BadKeyFile(f"What HALFNOTE_ADMIN_KEY_FILE holds {KEY_FORM}")
+        return text
 
     @field_validator("allow_networks", "deny_networks")
     @classmethod

@@ -31,20 +31,25 @@ class Door:
     def __init__(self, settings: Settings) -> None:
         self.limit_bytes = settings.body_limit_bytes
         self._allowed = {host.lower().strip("[]") for host in (*settings.allowed_hosts, settings.host)}
+        # A page of a foreign name may lead a browser to loopback; where keys are asked for that is of no use to it.
+        self._any_host = settings.auth == "keys" and "allowed_hosts" not in settings.model_fields_set
         self._seen: set[bytes] = set()
 
-    def check(self, scope: Scope) -> None:
+    def check(self, scope: Scope) -> bytes | None:
         """Refuse a foreign host or origin, a body that is not JSON, and one that says it is too large.
 
-        Raises HostNotAllowed, ForeignOrigin, WrongContentType, BodyTooLarge or BadRequest.
+        Return the `Authorization` header. Raises HostNotAllowed, ForeignOrigin, WrongContentType, BodyTooLarge or
+        BadRequest.
         """
-        host = content_type = origin = None
+        host = content_type = origin = authorization = None
         length = 0
         for name, value in scope["headers"]:
             if name == b"host":
                 host = value
             elif name == b"content-type":
                 content_type = value
+            elif name == b"authorization":
+                authorization = value
             elif name == b"content-length":
                 length = _length(value)
             elif name == b"transfer-encoding":
@@ -54,26 +59,30 @@ class Door:
         if host not in self._seen:
             self._check_host(host)
         if scope["method"] in READING:
-            return
+            return authorization
         if origin is not None:
-            self._check_origin(origin)
+            self._check_origin(origin, host)
         if length and content_type != b"application/json":
             _check_content_type(content_type)
         if length > self.limit_bytes:
             raise self.too_large()
+        return authorization
 
     def too_large(self) -> BodyTooLarge:
         """Return the refusal of a body over the limit."""
         return BodyTooLarge(f"The body is over {self.limit_bytes} bytes.", limit_bytes=self.limit_bytes)
 
     def _check_host(self, host: bytes | None) -> None:
-        if host is None or _host_name(host.decode("latin-1")) not in self._allowed:
+        name = None if host is None else _host_name(host.decode("latin-1"))
+        if host is None or not name or (name not in self._allowed and not self._any_host):
             raise HostNotAllowed("This Host is not answered; HALFNOTE_ALLOWED_HOSTS lists those that are.")
         if len(self._seen) < HOSTS_REMEMBERED:
             self._seen.add(host)
 
-    def _check_origin(self, origin: bytes) -> None:
-        if _host_name(origin.decode("latin-1").partition("://")[2]) not in self._allowed:
+    def _check_origin(self, origin: bytes, host: bytes | None) -> None:
+        name = _host_name(origin.decode("latin-1").partition("://")[2])
+        own = self._any_host and host is not None and name == _host_name(host.decode("latin-1"))
+        if not name or (name not in self._allowed and not own):
             raise ForeignOrigin("A page of another origin asked for this; Halfnote answers services alone.")
 
 

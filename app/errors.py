@@ -59,6 +59,42 @@ class BadRequest(Problem):
     status, slug, title = 400, "bad-request", "Bad request"
 
 
+class Unauthenticated(Problem):
+    """The request has no key that is valid: none came, or it is not known, expired or revoked. The detail says which.
+
+    Send `Authorization: Bearer hn_…`. An admin makes keys by `POST /api-keys` or `halfnote keys create`.
+    """
+
+    status, slug, title = 401, "unauthenticated", "A valid key is needed"
+
+    def __init__(self, detail: str, *, invalid: bool = False) -> None:
+        super().__init__(detail)
+        self._challenge = b'Bearer realm="halfnote"' + (b', error="invalid_token"' if invalid else b"")
+
+    def headers(self) -> list[tuple[bytes, bytes]]:
+        """Return the response headers, `WWW-Authenticate` among them."""
+        return [*super().headers(), (b"www-authenticate", self._challenge)]
+
+
+class Forbidden(Problem):
+    """The key is valid but does not permit this.
+
+    `missing` says what it lacks: a role, or a name in the scope `groups`, `topics` or `subscriptions`. Whether what was
+    asked for exists is not looked at. An admin can make a key that reaches it.
+    """
+
+    status, slug, title = 403, "forbidden", "The key does not permit this"
+
+
+class NotThisMachine(Problem):
+    """Auth is off, and the request comes from another machine.
+
+    HALFNOTE_AUTH=keys lets other machines in, each with a key.
+    """
+
+    status, slug, title = 403, "not-this-machine", "Auth is off"
+
+
 class WrongGroup(Problem):
     """The transaction belongs to another producer group. Send the group that posted the half."""
 
@@ -135,6 +171,18 @@ class FindingUnknown(Problem):
     status, slug, title = 404, "finding-unknown", "Unknown finding"
 
 
+class ApiKeyUnknown(Problem):
+    """No API key has this id. `GET /api-keys` lists those there are."""
+
+    status, slug, title = 404, "api-key-unknown", "Unknown API key"
+
+
+class TopicUnknown(Problem):
+    """No topic of this name is declared. `GET /topics` lists those there are."""
+
+    status, slug, title = 404, "topic-unknown", "Unknown topic"
+
+
 class MethodNotAllowed(Problem):
     """The path exists, but not with this method; `Allow` names those it has."""
 
@@ -157,6 +205,12 @@ class ContentDiffers(Problem):
     """
 
     status, slug, title = 409, "content-differs", "The id is stored with other content"
+
+
+class ApiKeyOver(Problem):
+    """The key was revoked or has expired, so it cannot be rotated. Make a new one by `POST /api-keys`."""
+
+    status, slug, title = 409, "api-key-over", "The API key is over"
 
 
 class VerdictConflict(Problem):
@@ -284,6 +338,15 @@ class TopicReserved(Problem):
     status, slug, title = 422, "topic-reserved", "Reserved topic"
 
 
+class TopicUndeclared(Problem):
+    """HALFNOTE_TOPICS=declared, and nobody has declared this topic. A misspelt name is found here.
+
+    An admin declares it by `PUT /topics/{name}`. Nothing was stored.
+    """
+
+    status, slug, title = 422, "topic-undeclared", "Undeclared topic"
+
+
 class GroupReserved(Problem):
     """The producer group `halfnote` is Halfnote's own: operational messages come from it. Choose another name."""
 
@@ -328,8 +391,20 @@ class ConsentRefused(Problem):
     status, slug, title = 422, "consent-refused", "The webhook did not consent"
 
 
+class TooManyRequests(Problem):
+    """This key sends more than it may: HALFNOTE_KEY_RATE_PER_S or its own rate, or HALFNOTE_KEY_IN_FLIGHT_MAX at once.
+
+    Nothing was stored. Repeat after `Retry-After` seconds.
+    """
+
+    status, slug, title = 429, "too-many-requests", "Too many requests of one key"
+
+
 class Overloaded(Problem):
-    """More requests wait than HALFNOTE_QUEUE_MAX. Nothing was stored. Repeat after `Retry-After` seconds."""
+    """More requests wait than HALFNOTE_QUEUE_MAX, or more are under way than HALFNOTE_IN_FLIGHT_MAX.
+
+    Nothing was stored. Repeat after `Retry-After` seconds.
+    """
 
     status, slug, title = 503, "overloaded", "Too many requests are waiting"
 

@@ -18,6 +18,7 @@ from app.decoding import check_json
 from app.door import READING, AsgiApp, AsgiMessage, ClientGone, Door, Receive, Scope, Send, read_body
 from app.errors import BadRequest, InternalError, Invalid, MethodNotAllowed, NotFound, NotReady, Problem
 from app.lanes import problem_of
+from app.rules import OPEN, SCRAPERS, RouteRules
 from app.runtime import Runtime
 from app.trace_context import current, incoming
 
@@ -32,9 +33,10 @@ METHODS = ("GET", "POST", "PUT", "PATCH", "DELETE")
 class Front:
     """ASGI middleware of every path but the hot ones."""
 
-    def __init__(self, app: AsgiApp, state: State) -> None:
+    def __init__(self, app: AsgiApp, state: State, rules: RouteRules) -> None:
         self._app = app
         self._state = state
+        self._rules = rules
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -59,10 +61,18 @@ class Front:
             await send(message)
 
         try:
-            runtime.door.check(scope)
-            if scope["method"] not in READING:
-                receive = _again(await _read_json(receive, runtime.door), receive)
-            await self._app(scope, receive, note)
+            authorization = runtime.door.check(scope)
+            roles = self._rules.of(scope["method"], scope["path"])
+            scope["caller"] = caller = runtime.gate.admit(scope, authorization, roles)
+            if roles is OPEN or roles is SCRAPERS:
+                # Who looks whether all is well is answered also when it is not.
+                await self._read_and_pass(runtime, scope, receive, note)
+            else:
+                share = runtime.load.take(caller)
+                try:
+                    await self._read_and_pass(runtime, scope, receive, note)
+                finally:
+                    runtime.load.give(share)
         except ClientGone:
             gone = True
             return
@@ -74,6 +84,11 @@ class Front:
             if traced is not None:
                 traced.answered(None if gone else status, route)
         runtime.metrics.observe_request(route, status, perf_counter() - started)
+
+    async def _read_and_pass(self, runtime: Runtime, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["method"] not in READING:
+            receive = _again(await _read_json(receive, runtime.door), receive)
+        await self._app(scope, receive, send)
 
 
 async def _read_json(receive: Receive, door: Door) -> bytes:

@@ -1,7 +1,7 @@
 """Sends the three hot paths straight to their endpoints, past the framework.
 
-The only place where speed decides the form: an endpoint takes the runtime and the body's bytes and returns a status
-and the answer's bytes. Rules and errors are the ones of every other route.
+The only place where speed decides the form: an endpoint takes the runtime, who calls and the body's bytes, and returns
+a status and the answer's bytes. Rules and errors are the ones of every other route.
 """
 
 from collections.abc import Awaitable, Callable
@@ -11,21 +11,25 @@ from typing import TypeAlias
 import structlog
 from starlette.datastructures import State
 
+from app.access import Caller
 from app.door import AsgiApp, ClientGone, Receive, Scope, Send, read_body
 from app.errors import MethodNotAllowed, NotReady
 from app.lanes import problem_of
 from app.routers.end import post_end
 from app.routers.half import post_half
 from app.routers.messages import post_messages
+from app.rules import RULES
 from app.runtime import Runtime
 from app.trace_context import current, incoming
 
 log = structlog.get_logger(__name__)
 
-# Of the third argument, the trace's context, see app.trace_context.
-Endpoint: TypeAlias = Callable[[Runtime, bytes, str | None], Awaitable[tuple[int, bytes]]]
+# Of the last argument, the trace's context, see app.trace_context.
+Endpoint: TypeAlias = Callable[[Runtime, Caller, bytes, str | None], Awaitable[tuple[int, bytes]]]
 
 ENDPOINTS: dict[str, Endpoint] = {"/half": post_half, "/end": post_end, "/messages": post_messages}
+
+ROLES = {path: RULES["POST", path] for path in ENDPOINTS}
 
 JSON = (b"content-type", b"application/json")
 
@@ -57,10 +61,15 @@ class Hot:
         try:
             if runtime is None:
                 raise NotReady("The service is starting.", retry_after_s=1)
-            runtime.door.check(scope)
+            authorization = runtime.door.check(scope)
+            caller = runtime.gate.admit(scope, authorization, ROLES[scope["path"]])
             if scope["method"] != "POST":
                 raise MethodNotAllowed(f"{scope['method']} is not for this path.", allow="POST")
-            status, body = await endpoint(runtime, await read_body(receive, runtime.door), trace)
+            share = runtime.load.take(caller)
+            try:
+                status, body = await endpoint(runtime, caller, await read_body(receive, runtime.door), trace)
+            finally:
+                runtime.load.give(share)
         except ClientGone:
             if traced is not None:
                 traced.answered(None, scope["path"])

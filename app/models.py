@@ -211,7 +211,10 @@ topic = Table(
     "topic",
     metadata,
     Column("name", Text, primary_key=True),
+    # When a half first used it, or when it was declared.
     Column("first_seen_at", Time, nullable=False),
+    # Null: not declared; HALFNOTE_TOPICS=declared takes only those that are.
+    Column("declared_at", Time),
 )
 
 check_back = Table(
@@ -472,6 +475,53 @@ service_switch = Table(
     Column("name", Text, primary_key=True),
     Column("value", Text, nullable=False),
     Column("changed_at", Time, nullable=False),
+)
+
+# Each change of a key also gives the switch `api_keys` another value, by which every process sees that there is news.
+api_key = Table(
+    "api_key",
+    metadata,
+    Column("key_id", Integer, Identity(always=True), primary_key=True),
+    Column("name", Text, nullable=False),
+    # How it begins, so that people can tell keys apart; and SHA-256 of the whole, which nobody else has.
+    Column("prefix", Text, nullable=False),
+    Column("digest", LargeBinary, nullable=False),
+    Column("role", Text, nullable=False),
+    # Scopes: names, or beginnings with a `*`.
+    Column("producer_groups", ARRAY(Text), nullable=False),
+    Column("topics", ARRAY(Text), nullable=False),
+    Column("subscriptions", ARRAY(Text), nullable=False),
+    Column("rate_per_s", Double),
+    Column("created_at", Time, nullable=False),
+    Column("created_by", Text),
+    # The key that this one was made to replace.
+    Column("rotated_from", Integer),
+    Column("expires_at", Time),
+    Column("revoked_at", Time),
+    # To the minute.
+    Column("last_used_at", Time),
+    CheckConstraint("role IN ('producer', 'subscriber', 'operator', 'admin', 'metrics')", name="api_key_role"),
+    Index("api_key_digest", "digest", unique=True),
+    **_MUTABLE,
+)
+
+# What people did: append-only.
+audit = Table(
+    "audit",
+    metadata,
+    Column("audit_id", BigInteger, Identity(always=True), primary_key=True),
+    Column("at", Time, nullable=False),
+    # The key's name, or the user of the command line; null: auth was off.
+    Column("actor", Text),
+    Column("key_id", Integer),
+    Column("role", Text),
+    # `subscription.pause` and the like, and what it was done to.
+    Column("what", Text, nullable=False),
+    Column("target", Text),
+    # What was asked for, without bodies and secrets.
+    Column("detail", JSONB, nullable=False),
+    Index("audit_at", "at"),
+    Index("audit_target", "target", "audit_id"),
 )
 
 # What the service goes by and the nightly proof must know as well, in seconds or counts; written when a database is

@@ -10,17 +10,23 @@ from app.errors import (
     BodyTooLarge,
     DatabaseReadOnly,
     DatabaseUnavailable,
+    Forbidden,
     ForeignOrigin,
     HostNotAllowed,
     Invalid,
     MalformedJson,
     NotReady,
+    NotThisMachine,
+    Overloaded,
     Problem,
     StorageFull,
+    TooManyRequests,
+    Unauthenticated,
     WrongContentType,
 )
 from app.hot_document import hot_operations, hot_schemas
 from app.problem_document import ProblemDocument, add_problems
+from app.rules import OPEN, RULES, Roles
 
 ABOUT = """
 A producer that must change its own database and tell the world posts a *half message* (`POST /half`), runs its local
@@ -28,6 +34,9 @@ database transaction, and posts the *end* (`POST /end`). If the end never comes,
 
 Requests and answers are JSON. Unknown fields are refused; of a key that occurs twice, the last one counts. Times are
 RFC 3339 in UTC, durations are seconds (`_s`). Errors are RFC 9457 problem details; `type` leads to its explanation.
+
+Where `HALFNOTE_AUTH=keys` is set, every call but those of probes needs an API key: `Authorization: Bearer hn_…`. A key
+has a role, and `x-roles` names those that may make a call.
 """
 
 TAGS = [
@@ -37,6 +46,7 @@ TAGS = [
     {"name": "producer groups", "description": "Whom to ask, and when"},
     {"name": "subscriptions", "description": "Where committed messages go"},
     {"name": "dead letters", "description": "What was given up, to be redelivered or dropped by a person"},
+    {"name": "keys and audit", "description": "Who may do what, and what people did"},
     {
         "name": "nightly proof",
         "description": "What was told and what was got, reconciled day by day: where they differ",
@@ -44,7 +54,8 @@ TAGS = [
 ]
 
 # Refused before a route is looked at, or by the database behind any of them.
-EVERY: tuple[type[Problem], ...] = (BadRequest, HostNotAllowed, DatabaseUnavailable, NotReady)
+EVERY: tuple[type[Problem], ...] = (BadRequest, NotThisMachine, HostNotAllowed, DatabaseUnavailable, NotReady)
+KEYED: tuple[type[Problem], ...] = (Unauthenticated, Forbidden, TooManyRequests, Overloaded)
 WRITING: tuple[type[Problem], ...] = (
     MalformedJson,
     ForeignOrigin,
@@ -81,17 +92,32 @@ def complete(document: dict[str, Any], settings: Settings) -> dict[str, Any]:
     schemas["ProblemDocument"] = ProblemDocument.model_json_schema()
     for path, operation in hot_operations().items():
         document["paths"].setdefault(path, {})["post"] = operation
-    for path in document["paths"].values():
-        for method, operation in path.items():
-            _refusals(method, operation)
+    document["components"]["securitySchemes"] = {
+        "key": {"type": "http", "scheme": "bearer", "description": "an API key, `hn_…`"}
+    }
+    ruled = {(method.lower(), _documented(path)): roles for (method, path), roles in RULES.items()}
+    for path, methods in document["paths"].items():
+        for method, operation in methods.items():
+            roles = ruled.get((method, path), frozenset())
+            _refusals(method, operation, roles)
+            if settings.auth == "keys":
+                operation["security"] = [] if roles is OPEN else [{"key": []}]
     return document
 
 
-def _refusals(method: str, operation: dict[str, Any]) -> None:
+def _documented(path: str) -> str:
+    """Return a route's path as the document writes it, without convertors."""
+    return path.replace(":uuid}", "}")
+
+
+def _refusals(method: str, operation: dict[str, Any], roles: Roles) -> None:
     responses = operation["responses"]
     if "application/json" in responses.get("422", {}).get("content", {}):
         # FastAPI's own shape, which the error handler replaces.
         del responses["422"]
         add_problems(responses, Invalid)
     add_problems(responses, *EVERY, *(WRITING if method != "get" else ()))
+    if roles is not OPEN:
+        add_problems(responses, *KEYED)
+        operation["x-roles"] = sorted(roles)
     operation["responses"] = dict(sorted(responses.items()))

@@ -31,7 +31,7 @@ def add_problems(responses: dict[str, Any], *kinds: type[Problem]) -> None:
         if kind.slug not in shown["examples"]:
             shown["examples"][kind.slug] = _example(kind)
             known["description"] = "; ".join(filter(None, [known["description"], f"`{kind.slug}`"]))
-        if kind.status == 503:
+        if kind.status in (429, 503):
             known["headers"] = {
                 "Retry-After": {"description": "seconds, where it is known", "schema": {"type": "integer"}}
             }

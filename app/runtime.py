@@ -11,6 +11,8 @@ from app.database import Database
 from app.dialling import Dialling
 from app.door import Door
 from app.flush import Lanes
+from app.gate import Gate
+from app.load import Load
 from app.sealing import Vault
 from app.telemetry import Metrics
 from app.wakeups import WakeUps
@@ -31,6 +33,8 @@ class Runtime:
     door: Door
     dialling: Dialling
     vault: Vault
+    gate: Gate
+    load: Load
     # Two clients: check-back must not wait for a connection that a slow subscriber holds.
     checks_http: CallbackClient
     deliveries_http: CallbackClient
@@ -42,6 +46,10 @@ class Runtime:
     # Set when new halves are refused: by HALFNOTE_ACCEPT, by `halfnote drain`, or because the process is stopping.
     refusing_halves: bool = False
     stopping: bool = False
+    # Whether API keys were read once; the topics that are declared, None if any is taken; what tells of news of them.
+    keys_read: bool = False
+    declared: frozenset[str] | None = None
+    declared_version: str | None = None
     # When each loop last finished a turn (monotonic seconds) and how often it is meant to, for `readyz`.
     heartbeats: dict[str, float] = field(default_factory=dict)
     every_s: dict[str, float] = field(default_factory=dict)

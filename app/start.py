@@ -19,7 +19,10 @@ from app.dialling import Dialling
 from app.door import Door
 from app.embedded import EmbeddedPostgres
 from app.flush import Lanes
+from app.following import follow
+from app.gate import Gate
 from app.lanes import LaneLimits
+from app.load import Load
 from app.loops import all_loops
 from app.loops.runner import Loop, rest, run
 from app.migrate import current, head, migrate, refuse_newer, serves
@@ -185,6 +188,7 @@ async def running(settings: Settings) -> AsyncIterator[Runtime]:
         dsn = await stack.enter_async_context(database_url(settings))
         runtime = await assemble(settings, dsn, stack)
         stopping = asyncio.Event()
+        say_who_is_let_in(runtime)
         loops = all_loops(runtime)
         turning = [asyncio.create_task(run(loop, runtime, stopping), name=loop.name) for loop in loops]
         spare_the_collector()
@@ -236,7 +240,7 @@ async def assemble(settings: Settings, dsn: str, stack: AsyncExitStack) -> Runti
     dialling = Dialling.of(settings)
     checks_http = await stack.enter_async_context(callback_client(dialling))
     deliveries_http = await stack.enter_async_context(callback_client(dialling))
-    return Runtime(
+    runtime = Runtime(
         settings=settings,
         database=database,
         clock=clock,
@@ -245,12 +249,29 @@ async def assemble(settings: Settings, dsn: str, stack: AsyncExitStack) -> Runti
         door=Door(settings),
         dialling=dialling,
         vault=Vault(settings.key_file),
+        gate=Gate(settings, clock),
+        load=Load(settings),
         checks_http=checks_http,
         deliveries_http=deliveries_http,
         wake_ups=wake_ups,
         tracing=tracing,
         refusing_halves=settings.accept == "ends",
     )
+    # Before the first request: until keys are read every one of them is unknown.
+    await follow(runtime, clock.now())
+    return runtime
+
+
+def say_who_is_let_in(runtime: Runtime) -> None:
+    """Log that auth is off, or that nobody could make a key over HTTP."""
+    if runtime.gate.off:
+        log.warning(
+            "auth_off",
+            what="whoever reaches this port on this machine may do everything",
+            change="HALFNOTE_AUTH=keys, docs/keys.md",
+        )
+    elif not runtime.gate.has_admin:
+        log.warning("no_admin_key", change="halfnote keys create --role admin, or HALFNOTE_ADMIN_KEY_FILE")
 
 
 def open_tracing(settings: Settings) -> "Tracing | None":

@@ -21,7 +21,8 @@ This page is made from `app/config.py` by `make docs`.
 
 TAIL = """
 Commands that call the API (`halfnote groups`, `transactions`, `subscriptions`, `drain`) find it by `HALFNOTE_URL` or
-`--url`.
+`--url`, and send the key that is in `HALFNOTE_API_KEY`, if one is. `halfnote keys` writes to the database itself where
+none is.
 
 `halfnote serve --workers N` starts N processes whose metrics are summed. `uvicorn app.main:app` has its own `--host`,
 `--port` and `--workers`; with several workers it needs `HALFNOTE_DATABASE_URL` (the embedded Postgres has one owner),

@@ -22,7 +22,14 @@ ROOT = Path(__file__).parent.parent
 ID = "0193a7d6-a5c8-7b1e-8f00-1030a1030a10"
 VALUES = {
     **{"transaction_id": ID, "message_id": f"{ID}-0", "name": "nobody", "subscription": "nobody"},
-    **{"slug": "invalid", "replay_id": "1", "day": "2026-11-20", "finding_id": "1030", "kind": "parked"},
+    **{
+        "slug": "invalid",
+        "replay_id": "1",
+        "day": "2026-11-20",
+        "finding_id": "1030",
+        "kind": "parked",
+        "key_id": "1030",
+    },
 }
 ROUTES = sorted(
     (method.upper(), path.format(**VALUES)) for path, methods in api.openapi()["paths"].items() for method in methods

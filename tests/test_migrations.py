@@ -35,6 +35,8 @@ CHOSEN = {
     ("check_back", "state"): 2,
     ("subscription", "state"): "active",
     ("replay", "state"): "running",
+    "role": "metrics",
+    ("audit", "role"): "x",
     ("reconciliation_run", "state"): "proved",
     ("reconciliation_run", "source"): "standby",
     ("reconciliation_day", "state"): "final",

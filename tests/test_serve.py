@@ -266,10 +266,11 @@ def halves_in(metrics: str) -> float:
 
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.168.1.5", "example.com"])
-def test_other_machines_are_not_served_until_there_are_keys(host: str) -> None:
+def test_other_machines_are_not_served_while_auth_is_off(host: str) -> None:
     refused = run("serve", "--host", host)
     assert refused.returncode == 2
-    assert "no API keys yet" in refused.stderr
+    assert "HALFNOTE_AUTH: auth is off" in refused.stderr
+    assert "HALFNOTE_AUTH=keys" in refused.stderr
     assert refused.stderr.count("\n") == 1
 
 

@@ -6,22 +6,25 @@ import typer
 
 from app.cli import (
     archive,
+    audit,
     dead_letters,
     deciding,
     findings,
     groups,
+    keys,
     operation,
     proof,
     secrets,
     serve,
     subscriptions,
+    topics,
     transactions,
 )
 from app.cli.refusal import Refusal
 
 app = typer.Typer(
     name="halfnote",
-    help="A transaction coordinator over HTTP. Calls go to --url (or HALFNOTE_URL).",
+    help="A transaction coordinator over HTTP. Calls go to --url (or HALFNOTE_URL), with the key in HALFNOTE_API_KEY.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
@@ -38,6 +41,9 @@ app.add_typer(subscriptions.app, name="subscriptions")
 app.add_typer(transactions.app, name="transactions")
 app.add_typer(dead_letters.app, name="dead-letters")
 app.add_typer(findings.app, name="findings")
+app.add_typer(topics.app, name="topics")
+app.add_typer(keys.app, name="keys")
+app.command("audit")(audit.audit)
 
 
 def main() -> None:

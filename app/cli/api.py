@@ -1,6 +1,7 @@
 """Calls to the service over HTTP, and what becomes of a refusal."""
 
 import json
+import os
 import sys
 from pathlib import Path
 from typing import Annotated, Any
@@ -14,6 +15,8 @@ from app.cli.refusal import Refusal
 DEFAULT_URL = "http://127.0.0.1:8080"
 # A person waits; a test of a callback may take its whole timeout.
 TIMEOUT_S = 60.0
+
+NO_KEY = "\n  This command sends the key that is in HALFNOTE_API_KEY."
 
 Url = Annotated[str, typer.Option(envvar="HALFNOTE_URL", help="where Halfnote is")]
 AsJson = Annotated[bool, typer.Option("--json", help="print the API's JSON instead of a table")]
@@ -38,7 +41,7 @@ def call(
     parameters = {name: value for name, value in (query or {}).items() if value is not None}
     try:
         # Without the environment's proxies: the service is on this machine or in this network.
-        with httpx.Client(base_url=url, timeout=TIMEOUT_S, trust_env=False) as client:
+        with httpx.Client(base_url=url, timeout=TIMEOUT_S, trust_env=False, headers=_key()) as client:
             answer = client.request(method, path, params=parameters, json=content)
     except (httpx.ConnectError, httpx.UnsupportedProtocol, httpx.InvalidURL) as error:
         raise Refusal(
@@ -50,8 +53,15 @@ def call(
     if answer.is_error:
         if as_json:
             print(answer.text)
-        raise Refusal(problem_text(url, answer))
+        hint = NO_KEY if answer.status_code == 401 else ""
+        raise Refusal(problem_text(url, answer) + hint)
     return answer.json() if answer.content else None
+
+
+def _key() -> dict[str, str]:
+    # From the environment alone: everyone can read a command's arguments.
+    key = os.environ.get("HALFNOTE_API_KEY", "").strip()
+    return {"authorization": f"Bearer {key}"} if key else {}
 
 
 def path_of(*parts: str) -> str:

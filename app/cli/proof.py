@@ -47,8 +47,7 @@ def run(module: str, arguments: Sequence[str]) -> None:
         raise SystemExit(follow([*program, *arguments], os.environ))
     url, rest = _without_url(arguments)
     settings = settings_with(database_url=url)
-    with _leaving(), ExitStack() as stack:
-        url = _database(settings, stack)
+    with _leaving(), database_of(settings) as url:
         # By the environment: everyone can read a program's arguments.
         ended = follow([*program, *rest], {**os.environ, "HALFNOTE_DATABASE_URL": url})
     raise SystemExit(ended)
@@ -72,8 +71,9 @@ def _without_url(arguments: Sequence[str]) -> tuple[str | None, list[str]]:
     return None, list(arguments)
 
 
-def _database(settings: Settings, stack: ExitStack) -> str:
-    """Return where the database is, at this version's schema; the embedded one is started if no service runs it.
+@contextmanager
+def database_of(settings: Settings) -> Iterator[str]:
+    """Yield where the database is, at this version's schema; the embedded one is started if no service runs it.
 
     Raises Refusal.
     """
@@ -89,10 +89,11 @@ def _database(settings: Settings, stack: ExitStack) -> str:
         await refuse_behind(url)
 
     set_up_logs()
-    with refusals():
-        url = settings.database_url or stack.enter_context(borrowed(settings.data_dir))
-        asyncio.run(refuse(url))
-    return url
+    with ExitStack() as stack:
+        with refusals():
+            url = settings.database_url or stack.enter_context(borrowed(settings.data_dir))
+            asyncio.run(refuse(url))
+        yield url
 
 
 @contextmanager

@@ -13,7 +13,7 @@ from app.config import Accept, Role, Settings
 
 WRONG_USAGE = 2
 
-Host = Annotated[str | None, typer.Option(help="address to listen on; only loopback until there are keys")]
+Host = Annotated[str | None, typer.Option(help="address to listen on; with auth off only a loopback one")]
 Port = Annotated[int | None, typer.Option(help="port to listen on  [default: 8080]")]
 DataDir = Annotated[Path | None, typer.Option(help="where the embedded Postgres keeps its files  [default: .halfnote]")]
 RoleOption = Annotated[Role | None, typer.Option(help="all, api (no loops) or worker (loops; still answers health)")]

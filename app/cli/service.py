@@ -18,7 +18,7 @@ from uvicorn.config import STARTUP_FAILURE
 from uvicorn.supervisors import Multiprocess
 
 from app.cli.refusal import Refusal
-from app.config import Settings
+from app.config import BadKeyFile, Settings
 from app.database import UnusableDatabase, refuse_unusable
 from app.embedded import EmbeddedPostgres, EmbeddedPostgresError
 from app.migrate import migrate
@@ -39,6 +39,8 @@ def serve(settings: Settings) -> None:
     signal.signal(signal.SIGTERM, _leave)
     listener = listen(settings)
     try:
+        with refusals():
+            settings.given_admin_key()
         with prepared_database(settings) as url:
             # The app reads its settings from the environment, in this process or in its children.
             os.environ["HALFNOTE_DATABASE_URL"] = url
@@ -91,7 +93,7 @@ def refusals() -> Iterator[None]:
     """Turn what is wrong with a database into a Refusal."""
     try:
         yield
-    except (UnusableDatabase, EmbeddedPostgresError) as error:
+    except (UnusableDatabase, EmbeddedPostgresError, BadKeyFile) as error:
         raise Refusal(str(error)) from None
     except (OSError, TimeoutError, asyncpg.PostgresError) as error:
         raise Refusal(

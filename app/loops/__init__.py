@@ -1,7 +1,8 @@
 """Background work: each loop is a step, and `runner.py` alone repeats steps."""
 
-from app.loops import accept, checkback, clock, findings, gauges, held_back, ping, routing, sweep, upkeep
+from app.loops import accept, checkback, clock, findings, gauges, held_back, news, ping, routing, sweep, upkeep
 from app.loops.checkback import CheckBack
+from app.loops.news import News
 from app.loops.ping import Pings
 from app.loops.relay import CALM_S, EVERY_S, Relay
 from app.loops.routing import Routing
@@ -15,6 +16,7 @@ def all_loops(runtime: Runtime) -> list[Loop]:
     """Return the loops of a process: what each one follows, and the work, which `--role api` leaves to others."""
     following = [
         Loop("accept", accept.step, accept.EVERY_S),
+        Loop("news", News().step, news.EVERY_S),
         Loop("clock", clock.step, clock.EVERY_S),
         Loop("tell", tell, TELL_EVERY_S, runtime.wake_ups.untold),
     ]

@@ -10,7 +10,7 @@ from app.loops.leave import take_leave
 from app.loops.runner import Turned
 from app.migrate import ensure_days
 from app.runtime import Runtime
-from app.store import announcements, days, leaving, leftovers, redeliveries
+from app.store import announcements, audit, days, leaving, leftovers, redeliveries
 from app.store.days import Day
 
 log = structlog.get_logger(__name__)
@@ -38,6 +38,7 @@ async def step(runtime: Runtime, now: datetime) -> Turned:
         await mark_decided(connection, runtime.settings, now)
         gone = await let_leave(runtime, connection, now)
         await clear_leftovers(connection, now)
+        await clear_audit(connection, now - timedelta(seconds=runtime.settings.audit_keep_s))
         return Turned(done=len(made) + gone)
     finally:
         await connection.close(timeout=5)
@@ -97,3 +98,9 @@ async def clear_leftovers(connection: Connection, now: datetime) -> None:
     while await redeliveries.forget(connection, now) == redeliveries.FORGOTTEN_AT_ONCE:
         pass
     await announcements.forget(connection, now - ANNOUNCED_KEPT)
+
+
+async def clear_audit(connection: Connection, before: datetime) -> None:
+    """Delete what people did longer ago than it is kept."""
+    while await audit.forget(connection, before) == audit.FORGOTTEN_AT_ONCE:
+        pass

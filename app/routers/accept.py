@@ -6,9 +6,11 @@ from typing import Literal
 from fastapi import APIRouter
 from pydantic import Field
 
+from app.acts import act
 from app.errors import Invalid, MalformedJson, WrongContentType
-from app.routers.shared import RuntimeDep, Strict, problems
+from app.routers.shared import CallerDep, RuntimeDep, Strict, problems
 from app.store import switches
+from app.store.audit import record
 
 router = APIRouter(tags=["operation"])
 
@@ -51,10 +53,11 @@ async def get_accept(runtime: RuntimeDep) -> AcceptShown:
 @router.put(
     "/accept", summary="Refuse or take new halves", responses=problems(Invalid, MalformedJson, WrongContentType)
 )
-async def put_accept(runtime: RuntimeDep, wanted: AcceptWanted) -> AcceptShown:
+async def put_accept(runtime: RuntimeDep, caller: CallerDep, wanted: AcceptWanted) -> AcceptShown:
     """Turn the switch. The other replicas follow within about a second; it stays across restarts."""
     now = runtime.clock.now()
-    async with runtime.database.connection() as connection:
+    async with runtime.database.transaction() as connection:
         await switches.turn(connection, switches.ACCEPT, wanted.accept, now)
+        await record(connection, act(caller, "accept.put", None, accept=wanted.accept), now)
     runtime.follow_switch(wanted.accept)
     return AcceptShown(accept=wanted.accept, changed_at=now, here="ends" if runtime.refusing_halves else "all")

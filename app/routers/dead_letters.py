@@ -13,6 +13,8 @@ from fastapi import APIRouter, Body, Path, Query
 from fastapi.responses import Response
 from pydantic import AfterValidator, Field, WithJsonSchema
 
+from app.access import Caller, Role
+from app.acts import act
 from app.bodies import with_body
 from app.database import Connection
 from app.dead_letter_shapes import (
@@ -32,12 +34,13 @@ from app.dead_letter_shapes import (
     Selection,
     Waiting,
 )
-from app.errors import DeadLetterUnknown, Invalid, SubscriptionUnknown
+from app.errors import DeadLetterUnknown, Forbidden, Invalid, SubscriptionUnknown
 from app.ids import message_id, parse_message_id
 from app.redelivering import Acted, act_on, act_on_all, would_act_on
-from app.routers.shared import Name, NamePath, RuntimeDep, Strict, Time, problems
+from app.routers.shared import CallerDep, Name, NamePath, RuntimeDep, Strict, Time, problems
 from app.runtime import Runtime
 from app.shapes import ID
+from app.store.audit import Act, record
 from app.store.dead_letters import (
     HIGHEST,
     LOWEST,
@@ -50,7 +53,7 @@ from app.store.dead_letters import (
     named,
     one_dead_letter,
 )
-from app.store.redeliveries import Deed, Earlier, Key, earlier_redeliveries
+from app.store.redeliveries import Deed, Earlier, Key, Moved, earlier_redeliveries
 from app.timeline import known
 
 router = APIRouter(prefix="/dead-letters", tags=["dead letters"])
@@ -109,12 +112,23 @@ class ReplayQuery(Strict):
     response_model_exclude_unset=True,
     responses=problems(Invalid, SubscriptionUnknown),
 )
-async def list_of_dead_letters(runtime: RuntimeDep, query: Annotated[DeadLetterQuery, Query()]) -> DeadLetterPage:
+async def list_of_dead_letters(
+    runtime: RuntimeDep, caller: CallerDep, query: Annotated[DeadLetterQuery, Query()]
+) -> DeadLetterPage:
     """Return a page of dead letters by when they died.
 
     Answers in bounded time whatever is stored: where few meet the filter, a page may hold fewer than `limit`, or none,
-    and still have a `next_cursor`. The list is over when `next_cursor` is null.
+    and still have a `next_cursor`. The list is over when `next_cursor` is null. A subscriber's key must name one of its
+    subscriptions.
     """
+    if caller.role is Role.SUBSCRIBER:
+        if query.subscription is None:
+            raise Forbidden(
+                "A subscriber's key lists the dead letters of one of its subscriptions: send `subscription`.",
+                role=caller.role,
+                missing={"subscriptions": "*"},
+            )
+        caller.must_have_subscription(query.subscription)
     async with runtime.database.connection() as connection:
         wanted = await _filter(connection, query)
         if query.cursor is not None:
@@ -131,6 +145,7 @@ async def list_of_dead_letters(runtime: RuntimeDep, query: Annotated[DeadLetterQ
 )
 async def get_dead_letter(
     runtime: RuntimeDep,
+    caller: CallerDep,
     subscription: NamePath,
     message_id: Annotated[str, Path(description="the message's id", examples=[f"{ID}-0"])],
     query: Annotated[ReplayQuery, Query()],
@@ -139,6 +154,7 @@ async def get_dead_letter(
 
     Its message is here also when its day has left the database.
     """
+    caller.must_have_subscription(subscription)
     parsed = parse_message_id(message_id)
     async with runtime.database.connection() as connection:
         owner = (await _known(connection, [subscription]))[subscription]
@@ -156,14 +172,14 @@ async def get_dead_letter(
     response_model_exclude_unset=True,
     responses=problems(Invalid, SubscriptionUnknown),
 )
-async def redeliver_dead_letters(runtime: RuntimeDep, wanted: Wanted) -> RedeliverAnswer:
+async def redeliver_dead_letters(runtime: RuntimeDep, caller: CallerDep, wanted: Wanted) -> RedeliverAnswer:
     """Have dead letters delivered once more, at once, with all their tries before them again.
 
     To ask for the same again changes nothing: they are `not_found` then. With a filter `dry_run` is true unless you say
     otherwise. Of a paused or disabled subscription they are redelivered when it is resumed (`waiting`). What fails to
     the end again is a new dead letter.
     """
-    acted, chosen, dry_run = await _act(runtime, wanted, drop=False)
+    acted, chosen, dry_run = await _act(runtime, caller, wanted, drop=False)
     states = {one.subscription: one.state for one in acted.moved}
     if acted.moved:
         runtime.wake_ups.relay.set()
@@ -187,37 +203,54 @@ async def redeliver_dead_letters(runtime: RuntimeDep, wanted: Wanted) -> Redeliv
     response_model_exclude_unset=True,
     responses=problems(Invalid, SubscriptionUnknown),
 )
-async def drop_dead_letters(runtime: RuntimeDep, wanted: Wanted) -> DropAnswer:
+async def drop_dead_letters(runtime: RuntimeDep, caller: CallerDep, wanted: Wanted) -> DropAnswer:
     """Give dead letters up for good; they are never delivered to their subscription, whatever happens.
 
     The same selection as `/dead-letters/redeliver`, in the request's body. With a filter `dry_run` is true unless you
     say otherwise. A key that `on_dead: hold` stopped goes on.
     """
-    acted, chosen, dry_run = await _act(runtime, wanted, drop=True)
+    acted, chosen, dry_run = await _act(runtime, caller, wanted, drop=True)
     return DropAnswer(dry_run=dry_run, dropped=len(acted.moved), not_found=acted.not_found, left=acted.left, ids=chosen)
 
 
-async def _act(runtime: Runtime, wanted: ByIds | ByFilter, *, drop: bool) -> tuple[Acted, list[DeadLetterRef], bool]:
+async def _act(
+    runtime: Runtime, caller: Caller, wanted: ByIds | ByFilter, *, drop: bool
+) -> tuple[Acted, list[DeadLetterRef], bool]:
     """Do what is asked for; return what came of it, which ones it was or would be, and whether it was a dry run."""
-    deed, now = Deed(drop, wanted.actor, wanted.reason), runtime.clock.now()
+    deed, now = Deed(drop, wanted.actor or caller.name, wanted.reason), runtime.clock.now()
     async with runtime.database.connection() as connection:
         if isinstance(wanted, ByIds):
-            acted = await act_on(connection, await _keys(connection, wanted), deed, now)
+            async with connection.transaction():
+                acted = await act_on(connection, await _keys(connection, wanted), deed, now)
+                for one in acted.moved:
+                    await record(connection, _act_of(caller, wanted, drop=drop, target=_message(one)), now)
         else:
             meets = await _filter(connection, wanted.filter)
             if wanted.dry_run:
                 found, count = await would_act_on(connection, meets, wanted.at_most)
                 return Acted([], left=count), [_ref(one.subscription, one.place) for one in found], True
+            # Before, because many take several database transactions; each dead letter's own record has its actor too.
+            await record(connection, _act_of(caller, wanted, drop=drop, target=wanted.filter.subscription), now)
             acted = await act_on_all(connection, meets, wanted.at_most, deed, now)
     log.info(
         "dead_letters_dropped" if drop else "dead_letters_redelivered",
         count=len(acted.moved),
         subscriptions=sorted({one.subscription for one in acted.moved}),
-        actor=wanted.actor,
+        actor=deed.actor,
         reason=wanted.reason,
         left=acted.left,
     )
     return acted, [_ref(one.subscription, one.place) for one in acted.moved], False
+
+
+def _act_of(caller: Caller, wanted: ByIds | ByFilter, *, drop: bool, target: str | None) -> Act:
+    chosen = wanted.filter.model_dump(mode="json", exclude_none=True) if isinstance(wanted, ByFilter) else None
+    what = "dead_letter.drop" if drop else "dead_letter.redeliver"
+    return act(caller, what, target, actor=wanted.actor, reason=wanted.reason, filter=chosen)
+
+
+def _message(one: Moved) -> str:
+    return f"{one.subscription}/{message_id(one.place.transaction_id, one.place.position)}"
 
 
 async def _known(connection: Connection, names: Collection[str]) -> dict[str, Named]:

@@ -4,6 +4,7 @@ from uuid import UUID
 
 import msgspec
 
+from app.access import Caller, Role
 from app.decoding import decode
 from app.errors import DatabaseUnavailable, DayGone, Problem, TransactionUnknown, VerdictConflict, WrongGroup
 from app.ids import message_id
@@ -20,13 +21,15 @@ _encode = msgspec.json.Encoder().encode
 _VERDICTS = {"commit": Verdict.COMMIT, "rollback": Verdict.ROLLBACK}
 
 
-async def post_end(runtime: Runtime, body: bytes, trace: str | None = None) -> tuple[int, bytes]:
+async def post_end(runtime: Runtime, caller: Caller, body: bytes, trace: str | None = None) -> tuple[int, bytes]:
     """Record a verdict: 200 after its commit (also for a repeat), 202 for `unknown`. Raises what `refusal` returns."""
     request = decode(_decoder, body)
     if runtime.tracing is not None:
         runtime.tracing.about(trace, request.transaction_id, request.producer_group)
+    if caller.role is Role.PRODUCER:
+        caller.must_have_group(request.producer_group)
     if request.verdict == "unknown":
-        return await _unknown(runtime, request)
+        return await _unknown(runtime, caller, request)
     verdict = _VERDICTS[request.verdict]
     end = End(
         request.transaction_id,
@@ -39,6 +42,9 @@ async def post_end(runtime: Runtime, body: bytes, trace: str | None = None) -> t
     )
     recorded = await runtime.lanes.end.submit(end)
     if recorded.verdict != verdict or recorded.owner != request.producer_group:
+        if recorded.owner is not None and not caller.groups.takes(recorded.owner):
+            # As an id that never was: whether another's transaction exists is nothing that this key may ask.
+            raise await unknown_transaction(runtime, end.transaction_id)
         raise await refusal(runtime, end, recorded)
     return 200, _encode(end_answer(request.transaction_id, recorded))
 
@@ -96,10 +102,10 @@ async def unknown_transaction(runtime: Runtime, transaction_id: UUID) -> Problem
     return DayGone(f"The transaction's day, {day.day}, has left the database; {where}.", archive=day.archive)
 
 
-async def _unknown(runtime: Runtime, request: EndRequest) -> tuple[int, bytes]:
+async def _unknown(runtime: Runtime, caller: Caller, request: EndRequest) -> tuple[int, bytes]:
     async with runtime.database.connection() as connection:
         found = await transaction_state(connection, request.transaction_id)
-        if found is None:
+        if found is None or not caller.groups.takes(found.producer_group):
             raise await unknown_transaction(runtime, request.transaction_id)
         if found.producer_group != request.producer_group:
             raise WrongGroup("This transaction belongs to another producer group.")

@@ -2,19 +2,21 @@
 
 import msgspec
 
+from app.access import Caller, Role
 from app.decoding import decode
-from app.errors import ContentDiffers, DatabaseUnavailable, Draining, GroupUnregistered, Problem
+from app.errors import ContentDiffers, DatabaseUnavailable, Draining, GroupUnregistered, Problem, TopicUndeclared
 from app.halves import first_difference, half_of, id_skew
 from app.ids import message_id
 from app.runtime import Runtime
 from app.schemas import HalfAnswer, HalfMessageAnswer, HalfRequest
+from app.store import topics
 from app.store.halves import Half, StoredHalf, half_rows, stored_halves
 
 _decoder = msgspec.json.Decoder(HalfRequest)
 _encode = msgspec.json.Encoder().encode
 
 
-async def post_half(runtime: Runtime, body: bytes, trace: str | None = None) -> tuple[int, bytes]:
+async def post_half(runtime: Runtime, caller: Caller, body: bytes, trace: str | None = None) -> tuple[int, bytes]:
     """Store a half: 201 after its commit, 200 for a repeat of what is stored.
 
     Raises Problem: see `refuse_new_half` and `refuse_unstored`, and what decoding and the lane raise.
@@ -22,7 +24,7 @@ async def post_half(runtime: Runtime, body: bytes, trace: str | None = None) -> 
     request = decode(_decoder, body)
     half = half_of(request, runtime.settings, runtime.clock)
     note_trace(runtime, half, trace)
-    await refuse_new_half(runtime, half, chosen=request.transaction_id is not None)
+    await refuse_new_half(runtime, caller, half, chosen=request.transaction_id is not None)
     stored = await runtime.lanes.half.submit(half)
     if not stored.fresh and stored.digest != half.digest:
         raise await unstored(runtime, half, stored)
@@ -47,22 +49,46 @@ def note_trace(runtime: Runtime, half: Half, trace: str | None) -> None:
         runtime.tracing.about(trace, half.transaction_id, half.producer_group)
 
 
-async def refuse_new_half(runtime: Runtime, half: Half, *, chosen: bool) -> None:
-    """Refuse a half while the service is drained, and a chosen id whose time is off unless it is stored already.
+async def refuse_new_half(runtime: Runtime, caller: Caller, half: Half, *, chosen: bool) -> None:
+    """Refuse a half that its key does not reach, and any while the service is drained.
 
-    Raises Draining or IdTimeSkew.
+    Unless it is stored already, also one of an undeclared topic, or with a chosen id whose time is off.
+
+    Raises Forbidden, Draining, TopicUndeclared or IdTimeSkew.
     """
+    if caller.role is Role.PRODUCER:
+        caller.must_have_group(half.producer_group)
+        for message in half.messages:
+            caller.must_have_topic(message.topic)
     if runtime.refusing_halves:
         raise Draining("This service takes ends, but no new halves.", retry_after_s=5)
-    if not chosen:
+    fault: Problem | None = None if runtime.declared is None else await _undeclared(runtime, runtime.declared, half)
+    if chosen and fault is None:
+        fault = id_skew(half.transaction_id, runtime.settings, runtime.clock)
+    if fault is None:
         return
-    skew = id_skew(half.transaction_id, runtime.settings, runtime.clock)
-    if skew is None:
-        return
+    if chosen:
+        async with runtime.database.connection() as connection:
+            stored = await stored_halves(connection, [half.transaction_id], [half.producer_group])
+        if stored[half.transaction_id].digest is not None:
+            return
+    raise fault
+
+
+async def _undeclared(runtime: Runtime, known: frozenset[str], half: Half) -> TopicUndeclared | None:
+    names = [message.topic for message in half.messages]
+    if known.issuperset(names):
+        return None
+    # It may have been declared a moment ago.
     async with runtime.database.connection() as connection:
-        stored = await stored_halves(connection, [half.transaction_id], [half.producer_group])
-    if stored[half.transaction_id].digest is None:
-        raise skew
+        missing = await topics.undeclared(connection, set(names) - known)
+    if not missing:
+        return None
+    position = min(names.index(name) for name in missing)
+    return TopicUndeclared(
+        f"Topic `{names[position]}` is not declared: an admin declares it by PUT /topics/<name>.",
+        field=f"messages[{position}].topic",
+    )
 
 
 async def unstored(runtime: Runtime, half: Half, stored: StoredHalf) -> Problem:

@@ -10,9 +10,11 @@ from fastapi.responses import PlainTextResponse
 from prometheus_client import CONTENT_TYPE_LATEST
 from pydantic import Field
 
+from app.access import Caller
 from app.migrate import current
 from app.readiness import Check, readiness
-from app.routers.shared import RuntimeDep, Strict, problems
+from app.routers.shared import CallerDep, RuntimeDep, Strict, problems
+from app.rules import PEOPLE
 from app.store.server import server_state
 
 router = APIRouter(tags=["operation"])
@@ -54,6 +56,7 @@ class Version(Strict):
     postgres: str = Field(examples=["18.0"])
 
 
+FOR_PEOPLE = "details are shown to an operator's or admin's key"
 NOT_READY: dict[int | str, dict[str, Any]] = {503: {"model": Ready, "description": "not ready; `checks` says why"}}
 EXPOSITION: dict[int | str, dict[str, Any]] = {
     200: {
@@ -70,15 +73,15 @@ async def get_livez() -> Live:
 
 
 @router.get("/readyz", summary="Whether this process can do its work", responses=NOT_READY)
-async def get_readyz(runtime: RuntimeDep, response: Response) -> Ready:
+async def get_readyz(runtime: RuntimeDep, caller: CallerDep, response: Response) -> Ready:
     """Look at the database, the partitions, the clock and the loops: 200 if all are well, 503 with the same body if
-    not."""
+    not. Where keys are asked for, details are for operators and admins: they name URLs and hosts."""
     found = await readiness(runtime)
     response.status_code = 200 if found.ready else 503
     return Ready(
         status="ready" if found.ready else "not_ready",
-        checks=[_shown(check) for check in found.checks],
-        warnings=[_shown(check) for check in found.warnings],
+        checks=[_shown(check, caller) for check in found.checks],
+        warnings=[_shown(check, caller) for check in found.warnings],
     )
 
 
@@ -102,5 +105,6 @@ async def get_version(runtime: RuntimeDep) -> Version:
         )
 
 
-def _shown(check: Check) -> CheckShown:
-    return CheckShown(name=check.name, ok=check.ok, detail=check.detail)
+def _shown(check: Check, caller: Caller) -> CheckShown:
+    told = caller.known and (caller.role is None or caller.role in PEOPLE)
+    return CheckShown(name=check.name, ok=check.ok, detail=check.detail if told else FOR_PEOPLE)

@@ -8,6 +8,7 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Query, Response
 from fastapi.responses import JSONResponse
 
+from app.acts import act
 from app.asking import ping
 from app.callback_urls import url_fault
 from app.database import Connection
@@ -24,12 +25,13 @@ from app.group_shapes import (
     UrlState,
 )
 from app.routers.sealing import sealing
-from app.routers.shared import NamePath, PageQuery, RuntimeDep, problems
+from app.routers.shared import CallerDep, NamePath, PageQuery, RuntimeDep, problems
 from app.runtime import Runtime
 from app.sealing import GROUP_SECRETS
 from app.signing import Secret, dump, new_secret, rotated
 from app.store import producer_groups as store
 from app.store.announcements import GROUP
+from app.store.audit import record
 from app.store.check_urls import CheckUrl, forget_urls, note_urls, urls_of
 from app.store.producer_groups import GroupShape, ProducerGroup
 
@@ -50,7 +52,9 @@ _CREATED: dict[int | str, dict[str, Any]] = {
     summary="Register a producer group, or change it",
     responses={**_CREATED, **problems(Invalid, AddressNotAllowed, GroupReserved, SecretsUnreadable)},
 )
-async def put_group(name: NamePath, wanted: GroupPut, runtime: RuntimeDep) -> GroupAnswer | JSONResponse:
+async def put_group(
+    name: NamePath, wanted: GroupPut, runtime: RuntimeDep, caller: CallerDep
+) -> GroupAnswer | JSONResponse:
     """Give a group its check URLs and policy.
 
     A field that is left out gets its default, so the same PUT again is 200 and changes nothing; the secret alone is
@@ -64,8 +68,12 @@ async def put_group(name: NamePath, wanted: GroupPut, runtime: RuntimeDep) -> Gr
     shape = _checked(wanted, runtime)
     secret = wanted.secret.get_secret_value() if wanted.secret else None
     made = Secret(secret or new_secret())
+    now = runtime.clock.now()
     async with runtime.database.transaction() as connection:
-        fresh = await _put(runtime, connection, name, shape, made, given=secret is not None)
+        fresh, changed = await _put(runtime, connection, name, shape, made, given=secret is not None)
+        if changed:
+            said = wanted.model_dump(mode="json", exclude={"secret"}, exclude_unset=True)
+            await record(connection, act(caller, "producer_group.put", name, new=fresh, asked=said), now)
         await forget_urls(connection, name, shape.check_urls)
         [answer] = await _answers(connection, [await _known(connection, name)])
     if not fresh:
@@ -77,19 +85,21 @@ async def put_group(name: NamePath, wanted: GroupPut, runtime: RuntimeDep) -> Gr
 @router.get("", summary="List producer groups", responses=problems(Invalid))
 async def list_groups(
     runtime: RuntimeDep,
+    caller: CallerDep,
     query: Annotated[PageQuery, Query()],
 ) -> GroupList:
-    """List registered groups by name, a page at a time."""
+    """List registered groups by name, a page at a time; to a producer's key its own."""
     async with runtime.database.connection() as connection:
-        groups = await store.read_groups(connection, query.cursor or "", query.limit + 1)
+        groups = await store.read_groups(connection, query.cursor or "", query.limit + 1, caller.groups.within)
         page = groups[: query.limit]
         items = await _answers(connection, page)
     return GroupList(items=items, next_cursor=page[-1].name if len(groups) > query.limit else None)
 
 
 @router.get("/{name}", summary="Show a producer group", responses=problems(GroupUnknown))
-async def get_group(name: NamePath, runtime: RuntimeDep) -> GroupAnswer:
+async def get_group(name: NamePath, runtime: RuntimeDep, caller: CallerDep) -> GroupAnswer:
     """Show a group and how each of its URLs did last. Secrets are not shown."""
+    caller.must_have_group(name)
     async with runtime.database.connection() as connection:
         [answer] = await _answers(connection, [await _known(connection, name)])
     return answer
@@ -98,7 +108,7 @@ async def get_group(name: NamePath, runtime: RuntimeDep) -> GroupAnswer:
 @router.delete(
     "/{name}", status_code=204, summary="Delete a producer group", responses=problems(GroupUnknown, GroupInUse)
 )
-async def delete_group(name: NamePath, runtime: RuntimeDep) -> None:
+async def delete_group(name: NamePath, runtime: RuntimeDep, caller: CallerDep) -> None:
     """Delete a group that has no undecided transaction."""
     async with runtime.database.transaction() as connection:
         group = await store.lock_group(connection, name)
@@ -107,16 +117,19 @@ async def delete_group(name: NamePath, runtime: RuntimeDep) -> None:
         undecided = await store.count_undecided(connection, name)
         if undecided:
             raise GroupInUse(f"`{name}` has {undecided} undecided transactions.", undecided=undecided)
-        await store.delete_group(connection, name, runtime.clock.now())
+        now = runtime.clock.now()
+        await store.delete_group(connection, name, now)
+        await record(connection, act(caller, "producer_group.delete", name), now)
         await forget_urls(connection, name, [])
 
 
 @router.post("/{name}/test", summary="Ping a group's URLs now", responses=problems(GroupUnknown, SecretsUnreadable))
-async def test_group(name: NamePath, runtime: RuntimeDep) -> PingAnswer:
+async def test_group(name: NamePath, runtime: RuntimeDep, caller: CallerDep) -> PingAnswer:
     """Send a signed `halfnote.ping` to each URL of the group, all at once, and tell what came back."""
-    async with runtime.database.connection() as connection:
-        group = await _known(connection, name)
     now = runtime.clock.now()
+    async with runtime.database.transaction() as connection:
+        group = await _known(connection, name)
+        await record(connection, act(caller, "producer_group.test", name), now)
     secrets = runtime.vault.secrets(GROUP_SECRETS, name, group.secrets)
     timeout_s = group.shape.check_timeout_s
     results = await asyncio.gather(
@@ -135,7 +148,7 @@ async def test_group(name: NamePath, runtime: RuntimeDep) -> PingAnswer:
 @router.post(
     "/{name}/rotate-secret", summary="Give a group a new secret", responses=problems(GroupUnknown, SecretsUnreadable)
 )
-async def rotate_secret(name: NamePath, runtime: RuntimeDep, response: Response) -> NewSecret:
+async def rotate_secret(name: NamePath, runtime: RuntimeDep, caller: CallerDep, response: Response) -> NewSecret:
     """Make a new secret, shown this once. For 24 hours the old one signs along, so that receivers can be changed."""
     now = runtime.clock.now()
     secret = new_secret()
@@ -146,6 +159,7 @@ async def rotate_secret(name: NamePath, runtime: RuntimeDep, response: Response)
         secrets = rotated(runtime.vault.secrets(GROUP_SECRETS, name, group.secrets), secret, now)
         seal = await sealing(runtime, connection, name)
         await store.change_secrets(connection, name, seal(GROUP_SECRETS, dump(secrets)), now)
+        await record(connection, act(caller, "producer_group.rotate_secret", name), now)
     response.headers["cache-control"] = "no-store"
     return NewSecret(secret=secret, former_signs_until=_former_until(secrets))
 
@@ -169,23 +183,25 @@ def _checked(wanted: GroupPut, runtime: Runtime) -> GroupShape:
 
 async def _put(
     runtime: Runtime, connection: Connection, name: str, shape: GroupShape, secret: Secret, *, given: bool
-) -> bool:
-    """Store the shape; return whether the group is new. `given`: the secret is the user's choice."""
+) -> tuple[bool, bool]:
+    """Store the shape; return whether the group is new, and whether anything changed. `given`: the secret is the user's
+    choice."""
     now = runtime.clock.now()
     seal = await sealing(runtime, connection, name)
     if await store.add_group(connection, name, shape, seal(GROUP_SECRETS, dump([secret])), now):
-        return True
+        return True, True
     stored = await store.lock_group(connection, name)
     assert stored is not None  # a group's row is never deleted
     if stored.deleted_at is not None:
         await store.change_group(connection, name, shape, seal(GROUP_SECRETS, dump([secret])), now)
-        return True
+        return True, True
     known = _readable(runtime, stored) if given else []
     rotates = given and [secret.secret] != [one.secret for one in known[:1]]
-    if rotates or shape != stored.shape:
+    changed = rotates or shape != stored.shape
+    if changed:
         secrets = seal(GROUP_SECRETS, dump(rotated(known, secret.secret, now))) if rotates else stored.secrets
         await store.change_group(connection, name, shape, secrets, now)
-    return False
+    return False, changed
 
 
 def _readable(runtime: Runtime, stored: ProducerGroup) -> list[Secret]:

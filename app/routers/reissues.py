@@ -5,15 +5,17 @@ from uuid import UUID
 
 from fastapi import APIRouter
 
+from app.acts import act
 from app.database import Connection
 from app.errors import DayGone, Draining, GroupUnregistered, NotRolledBack, TransactionUnknown
 from app.ids import message_id, uuid7
 from app.routers.end import unknown_transaction
-from app.routers.shared import RuntimeDep, Strict, problems
+from app.routers.shared import CallerDep, RuntimeDep, Strict, problems
 from app.routers.transactions import TransactionId
 from app.routers.verdicts import Actor, Reason
 from app.runtime import Runtime
 from app.shapes import PublishedShown, ReissueAnswer
+from app.store.audit import record
 from app.store.halves import Half, HalfMessage, HalfRow, half_rows, insert_halves
 from app.store.ops import End, Recorded, record_ends
 from app.store.reissues import Reissue, add_reissue, reissued_as
@@ -37,7 +39,7 @@ class ReissueRequest(Strict):
     responses=problems(TransactionUnknown, NotRolledBack, DayGone, GroupUnregistered, Draining),
 )
 async def reissue_transaction(
-    runtime: RuntimeDep, transaction_id: TransactionId, wanted: ReissueRequest
+    runtime: RuntimeDep, caller: CallerDep, transaction_id: TransactionId, wanted: ReissueRequest
 ) -> ReissueAnswer:
     """Store and commit the same messages as a new transaction; the old verdict stands, and each names the other.
 
@@ -46,8 +48,17 @@ async def reissue_transaction(
     if runtime.refusing_halves:
         raise Draining("This service takes ends, but no new halves.", retry_after_s=5)
     rows = await _rolled_back(runtime, transaction_id)
-    made = Reissue(transaction_id, uuid7(runtime.clock.now()), wanted.actor, wanted.reason)
+    made = Reissue(transaction_id, uuid7(runtime.clock.now()), wanted.actor or caller.name, wanted.reason)
+    said = act(
+        caller,
+        "transaction.reissue",
+        transaction_id,
+        actor=wanted.actor,
+        reason=wanted.reason,
+        reissued_as=made.reissued_as,
+    )
     async with runtime.database.transaction() as connection:
+        await record(connection, said, runtime.clock.now())
         recorded = await _reissue(connection, runtime, rows, made)
     runtime.metrics.halves.inc()
     runtime.metrics.verdicts.labels(Verdict.COMMIT.word, Source.OPERATOR.word).inc()

@@ -4,6 +4,8 @@ from typing import Annotated
 
 from fastapi import APIRouter, Path, Query
 
+from app.access import Caller
+from app.acts import act
 from app.database import Connection
 from app.errors import Invalid, LogGone, ReplayOver, ReplayUnknown, SubscriptionUnknown, TooManyReplays
 from app.replay_shapes import (
@@ -15,9 +17,10 @@ from app.replay_shapes import (
     ReplayRequest,
     ReplayShown,
 )
-from app.routers.shared import NamePath, RuntimeDep, problems
+from app.routers.shared import CallerDep, NamePath, RuntimeDep, problems
 from app.routers.subscribed import known
 from app.store import replays as store
+from app.store.audit import Act, record
 from app.store.replays import Asked, StoredReplay
 from app.store.standing import latest, since, until
 
@@ -35,27 +38,34 @@ ReplayId = Annotated[int, Path(ge=1, le=ID_MAX, description="as `POST …/replay
     summary="Send a part of the log once more",
     responses=problems(SubscriptionUnknown, Invalid, LogGone, TooManyReplays),
 )
-async def post_replay(name: NamePath, wanted: ReplayRequest, runtime: RuntimeDep) -> ReplayAnswer:
+async def post_replay(name: NamePath, wanted: ReplayRequest, runtime: RuntimeDep, caller: CallerDep) -> ReplayAnswer:
     """Send to this subscription once more what it takes of a part of the log, beside its live delivery.
 
     Messages keep their ids, and `halfnote-replay` names the replay. It has retries and dead letters of its own, keeps
     the order by key within itself, and shares the subscription's rate. At most 10 run at once.
     """
+    caller.must_have_subscription(name)
     now = runtime.clock.now()
     async with runtime.database.transaction() as connection:
         subscription = await known(connection, name, lock=True)
         after, last = await _part(connection, wanted)
         filters = wanted.filters.model_dump(mode="json", exclude_none=True) if wanted.filters else None
-        asked = Asked(subscription.subscription_id, after, last, filters or None, wanted.actor, wanted.reason)
+        actor = wanted.actor or caller.name
+        asked = Asked(subscription.subscription_id, after, last, filters or None, actor, wanted.reason)
         made = await store.start(connection, asked, RUNNING_MAX, now)
+        if made is not None:
+            await record(connection, _replay_act(caller, name, made, wanted), now)
     if made is None:
         raise TooManyReplays(f"{RUNNING_MAX} replays of `{name}` are running.", limit=RUNNING_MAX)
     return _answer(name, made)
 
 
 @router.get("/{name}/replays", summary="List a subscription's replays", responses=problems(SubscriptionUnknown))
-async def list_replays(name: NamePath, runtime: RuntimeDep, query: Annotated[ReplayPage, Query()]) -> ReplayList:
+async def list_replays(
+    name: NamePath, runtime: RuntimeDep, caller: CallerDep, query: Annotated[ReplayPage, Query()]
+) -> ReplayList:
     """List the replays of a subscription, running and over, newest first."""
+    caller.must_have_subscription(name)
     before = ID_MAX if query.cursor is None else int(query.cursor)
     async with runtime.database.connection() as connection:
         subscription = await known(connection, name)
@@ -69,8 +79,9 @@ async def list_replays(name: NamePath, runtime: RuntimeDep, query: Annotated[Rep
     summary="Show a replay and what came of it",
     responses=problems(SubscriptionUnknown, ReplayUnknown),
 )
-async def get_replay(name: NamePath, replay_id: ReplayId, runtime: RuntimeDep) -> ReplayShown:
+async def get_replay(name: NamePath, replay_id: ReplayId, runtime: RuntimeDep, caller: CallerDep) -> ReplayShown:
     """Show how far a replay has come, and how many of its messages are delivered, wait for a retry, or are dead."""
+    caller.must_have_subscription(name)
     async with runtime.database.connection() as connection:
         replay = await _known(connection, name, replay_id)
         found = await store.outcomes(connection, replay)
@@ -88,11 +99,14 @@ async def get_replay(name: NamePath, replay_id: ReplayId, runtime: RuntimeDep) -
     summary="Cancel a replay",
     responses=problems(SubscriptionUnknown, ReplayUnknown, ReplayOver),
 )
-async def cancel_replay(name: NamePath, replay_id: ReplayId, runtime: RuntimeDep) -> None:
+async def cancel_replay(name: NamePath, replay_id: ReplayId, runtime: RuntimeDep, caller: CallerDep) -> None:
     """End a replay before its time. What is in flight is still settled; its dead letters stay."""
-    async with runtime.database.connection() as connection:
+    caller.must_have_subscription(name)
+    now = runtime.clock.now()
+    async with runtime.database.transaction() as connection:
         replay = await _known(connection, name, replay_id)
-        if await store.cancel(connection, replay.subscription_id, replay_id, runtime.clock.now()):
+        if await store.cancel(connection, replay.subscription_id, replay_id, now):
+            await record(connection, act(caller, "replay.cancel", name, replay_id=replay_id), now)
             return
         replay = await _known(connection, name, replay_id)
     if replay.state != "cancelled":
@@ -139,6 +153,19 @@ async def _known(connection: Connection, name: str, replay_id: int) -> StoredRep
     if replay is None:
         raise ReplayUnknown(f"`{name}` has no replay {replay_id}.")
     return replay
+
+
+def _replay_act(caller: Caller, name: str, made: StoredReplay, wanted: ReplayRequest) -> Act:
+    return act(
+        caller,
+        "subscription.replay",
+        name,
+        actor=wanted.actor,
+        reason=wanted.reason,
+        replay_id=made.replay_id,
+        after=made.after,
+        until=made.until,
+    )
 
 
 def _answer(name: str, replay: StoredReplay) -> ReplayAnswer:

@@ -8,6 +8,7 @@ from uuid import UUID
 from fastapi import Depends, Path, Request
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
 
+from app.access import Caller
 from app.errors import Problem
 from app.problem_document import add_problems
 from app.runtime import Runtime
@@ -21,6 +22,15 @@ def get_runtime(request: Request) -> Runtime:
 
 
 RuntimeDep = Annotated[Runtime, Depends(get_runtime)]
+
+
+def get_caller(request: Request) -> Caller:
+    """Return who asks, as the gate let them in."""
+    caller: Caller = request.scope["caller"]
+    return caller
+
+
+CallerDep = Annotated[Caller, Depends(get_caller)]
 
 
 def _clean(value: str) -> str:

@@ -4,23 +4,28 @@ from datetime import datetime
 
 from fastapi import APIRouter, Response
 
+from app.access import Caller
+from app.acts import act
 from app.destinations.base import Delivered, Delivery
 from app.destinations.kinds import NotInstalled, destination_of
 from app.errors import ClientNotInstalled, NotSigned, SecretsUnreadable, SubscriptionUnknown
 from app.group_shapes import NewSecret
 from app.ids import uuid7
 from app.routers.sealing import sealing
-from app.routers.shared import NamePath, RuntimeDep, problems
+from app.routers.shared import CallerDep, NamePath, RuntimeDep, problems
 from app.routers.subscribed import answers, known
 from app.runtime import Runtime
 from app.sealing import SUBSCRIPTION_SECRETS
 from app.signing import dump, new_secret, rotated
 from app.store import subscriptions as store
+from app.store.audit import record
 from app.store.subscriptions import Subscription
 from app.subscription_answers import SubscriptionAnswer, TestAnswer
 
 router = APIRouter(prefix="/subscriptions", tags=["subscriptions"])
 
+# What a person does to bring about a state.
+WORDS = {"paused": "pause", "active": "resume"}
 TEST_TOPIC = "halfnote.test"
 
 
@@ -29,14 +34,16 @@ TEST_TOPIC = "halfnote.test"
     summary="Send a test message to the destination",
     responses=problems(SubscriptionUnknown, ClientNotInstalled, SecretsUnreadable),
 )
-async def post_test(name: NamePath, runtime: RuntimeDep) -> TestAnswer:
+async def post_test(name: NamePath, runtime: RuntimeDep, caller: CallerDep) -> TestAnswer:
     """Send a message of the topic `halfnote.test` now, whatever the state, and tell what came back.
 
     Nothing is recorded and nothing follows from the answer.
     """
-    async with runtime.database.connection() as connection:
-        subscription = await known(connection, name)
+    caller.must_have_subscription(name)
     now = runtime.clock.now()
+    async with runtime.database.transaction() as connection:
+        subscription = await known(connection, name)
+        await record(connection, act(caller, "subscription.test", name), now)
     try:
         destination = destination_of(
             subscription, runtime.deliveries_http, runtime.dialling, runtime.vault, runtime.settings.origin
@@ -58,15 +65,15 @@ async def post_test(name: NamePath, runtime: RuntimeDep) -> TestAnswer:
 
 
 @router.post("/{name}/pause", summary="Pause a subscription", responses=problems(SubscriptionUnknown))
-async def post_pause(name: NamePath, runtime: RuntimeDep) -> SubscriptionAnswer:
+async def post_pause(name: NamePath, runtime: RuntimeDep, caller: CallerDep) -> SubscriptionAnswer:
     """Deliver nothing until it is resumed. What is in flight is finished; the checkpoint stays, nothing is lost."""
-    return await _set_state(runtime, name, "paused")
+    return await _set_state(runtime, caller, name, "paused")
 
 
 @router.post("/{name}/resume", summary="Resume a subscription", responses=problems(SubscriptionUnknown))
-async def post_resume(name: NamePath, runtime: RuntimeDep) -> SubscriptionAnswer:
+async def post_resume(name: NamePath, runtime: RuntimeDep, caller: CallerDep) -> SubscriptionAnswer:
     """Go on from the checkpoint, after a pause or after the destination answered 410."""
-    return await _set_state(runtime, name, "active")
+    return await _set_state(runtime, caller, name, "active")
 
 
 @router.post(
@@ -74,8 +81,9 @@ async def post_resume(name: NamePath, runtime: RuntimeDep) -> SubscriptionAnswer
     summary="Give a subscription a new secret",
     responses=problems(SubscriptionUnknown, NotSigned, SecretsUnreadable),
 )
-async def post_rotate_secret(name: NamePath, runtime: RuntimeDep, response: Response) -> NewSecret:
+async def post_rotate_secret(name: NamePath, runtime: RuntimeDep, caller: CallerDep, response: Response) -> NewSecret:
     """Make a new secret, shown this once. For 24 hours the old one signs along, so that receivers can be changed."""
+    caller.must_have_subscription(name)
     now = runtime.clock.now()
     async with runtime.database.transaction() as connection:
         subscription = await known(connection, name, lock=True)
@@ -87,14 +95,19 @@ async def post_rotate_secret(name: NamePath, runtime: RuntimeDep, response: Resp
         secrets = rotated(former, secret, now)
         seal = await sealing(runtime, connection, name)
         await store.set_secrets(connection, name, seal(SUBSCRIPTION_SECRETS, dump(secrets)), now)
+        await record(connection, act(caller, "subscription.rotate_secret", name), now)
     response.headers["cache-control"] = "no-store"
     until = max((former.expires_at for former in secrets if former.expires_at is not None), default=None)
     return NewSecret(secret=secret, former_signs_until=until)
 
 
-async def _set_state(runtime: Runtime, name: str, state: str) -> SubscriptionAnswer:
-    async with runtime.database.connection() as connection:
-        changed = await store.set_state(connection, name, state, runtime.clock.now())
+async def _set_state(runtime: Runtime, caller: Caller, name: str, state: str) -> SubscriptionAnswer:
+    caller.must_have_subscription(name)
+    now = runtime.clock.now()
+    async with runtime.database.transaction() as connection:
+        changed = await store.set_state(connection, name, state, now)
+        if changed is not None:
+            await record(connection, act(caller, f"subscription.{WORDS[state]}", name), now)
         [answer] = await answers(runtime, connection, [changed or await known(connection, name)])
         return answer
 

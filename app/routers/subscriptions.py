@@ -7,6 +7,8 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Query
 from fastapi.responses import JSONResponse
 
+from app.access import Caller
+from app.acts import act
 from app.database import Connection
 from app.errors import (
     AddressNotAllowed,
@@ -18,12 +20,13 @@ from app.errors import (
     SubscriptionUnknown,
 )
 from app.routers.sealing import sealing
-from app.routers.shared import NamePath, PageQuery, RuntimeDep, problems
+from app.routers.shared import CallerDep, NamePath, PageQuery, RuntimeDep, problems
 from app.routers.subscribed import answer_of, answers, known
 from app.routers.subscribing import Granted, ask_consent, checked, consents, private_of, with_grant
 from app.runtime import Runtime
 from app.store import standing as places
 from app.store import subscriptions as store
+from app.store.audit import Act, record
 from app.store.standing import Standing
 from app.store.subscriptions import Private, Subscription, Wanted
 from app.subscription_answers import (
@@ -64,7 +67,7 @@ _CREATED: dict[int | str, dict[str, Any]] = {
     },
 )
 async def put_subscription(
-    name: NamePath, wanted: SubscriptionPut, runtime: RuntimeDep
+    name: NamePath, wanted: SubscriptionPut, runtime: RuntimeDep, caller: CallerDep
 ) -> SubscriptionAnswer | JSONResponse:
     """Send committed messages of the topics to the destination.
 
@@ -72,8 +75,10 @@ async def put_subscription(
     if none is given. Another signing secret than the current one is a rotation: for 24 hours both sign. A secret of
     another kind is needed when `signing` changes or a broker becomes a webhook: if none is given, one is made, and
     `secret` is shown this once with a 200 as well. `start` is read when the subscription is made. A change of topics or
-    filters counts from the checkpoint on.
+    filters counts from the checkpoint on. A subscriber's key may subscribe to the topics that it may read.
     """
+    caller.must_have_subscription(name)
+    caller.must_cover_topics(wanted.topics)
     shape = checked(name, wanted, runtime)
     granted = await _consent(runtime, shape)
     now = runtime.clock.now()
@@ -82,29 +87,35 @@ async def put_subscription(
         if stored is None:
             created = await _create(runtime, connection, wanted, shape, granted, now)
             if created is not None:
+                await record(connection, _put_act(caller, name, wanted, new=True), now)
                 return created
             # Another request made it at the same time.
             stored = await store.one(connection, name, lock=True)
         if stored is None:
             raise DatabaseUnavailable(f"`{name}` was deleted at the same time; repeat.", retry_after_s=1)
-        return await _change(runtime, connection, wanted, shape, granted, stored, now)
+        answer, changed = await _change(runtime, connection, wanted, shape, granted, stored, now)
+        if changed:
+            await record(connection, _put_act(caller, name, wanted, new=False), now)
+        return answer
 
 
 @router.get("", summary="List subscriptions", responses=problems(Invalid))
 async def list_subscriptions(
     runtime: RuntimeDep,
+    caller: CallerDep,
     query: Annotated[PageQuery, Query()],
 ) -> SubscriptionList:
-    """List subscriptions by name, a page at a time."""
+    """List subscriptions by name, a page at a time; to a subscriber's key its own."""
     async with runtime.database.connection() as connection:
-        found = await store.page(connection, query.cursor or "", query.limit + 1)
+        found = await store.page(connection, query.cursor or "", query.limit + 1, caller.subscriptions.within)
         items = await answers(runtime, connection, found[: query.limit])
     return SubscriptionList(items=items, next_cursor=items[-1].name if len(found) > query.limit else None)
 
 
 @router.get("/{name}", summary="Show a subscription and where it stands", responses=problems(SubscriptionUnknown))
-async def get_subscription(name: NamePath, runtime: RuntimeDep) -> SubscriptionShown:
+async def get_subscription(name: NamePath, runtime: RuntimeDep, caller: CallerDep) -> SubscriptionShown:
     """Show a subscription, how far it lags, how fast it goes, its breaker and its last error, but no secrets."""
+    caller.must_have_subscription(name)
     now = runtime.clock.now()
     async with runtime.database.connection() as connection:
         subscription = await known(connection, name)
@@ -122,11 +133,22 @@ async def get_subscription(name: NamePath, runtime: RuntimeDep) -> SubscriptionS
 
 
 @router.delete("/{name}", status_code=204, summary="Delete a subscription", responses=problems(SubscriptionUnknown))
-async def delete_subscription(name: NamePath, runtime: RuntimeDep) -> None:
+async def delete_subscription(name: NamePath, runtime: RuntimeDep, caller: CallerDep) -> None:
     """Delete a subscription. What is in flight is still settled; its retries, dead letters and replays go with it."""
-    async with runtime.database.connection() as connection:
-        if not await store.remove(connection, name, runtime.clock.now()):
+    caller.must_have_subscription(name)
+    now = runtime.clock.now()
+    async with runtime.database.transaction() as connection:
+        if await store.remove(connection, name, now):
+            await record(connection, act(caller, "subscription.delete", name), now)
+        else:
             await known(connection, name)
+
+
+def _put_act(caller: Caller, name: str, wanted: SubscriptionPut, *, new: bool) -> Act:
+    """Return what is put on record of a PUT; of a destination only where it leads, because it may hold secrets."""
+    asked = wanted.model_dump(mode="json", exclude={"destination"}, exclude_unset=True)
+    to = wanted.destination.model_dump(mode="json", include={"type", "url", "bootstrap"})
+    return act(caller, "subscription.put", name, new=new, asked=asked, destination=to)
 
 
 async def _start(connection: Connection, wanted: SubscriptionPut) -> int:
@@ -175,8 +197,11 @@ async def _change(
     granted: Granted | None,
     stored: Subscription,
     now: datetime,
-) -> SubscriptionAnswer | JSONResponse:
-    """Store what differs; what does not differ is left alone, so that deliveries go on undisturbed."""
+) -> tuple[SubscriptionAnswer | JSONResponse, bool]:
+    """Store what differs; what does not differ is left alone, so that deliveries go on undisturbed.
+
+    Return also whether anything differed.
+    """
     if "start" in wanted.model_fields_set and shape.start != stored.start:
         raise Invalid("`start` is read when a subscription is made; to send again, use a replay.", field="start")
     seal = await sealing(runtime, connection, shape.name)
@@ -185,7 +210,7 @@ async def _change(
     same = replace(shape, start=stored.start) == Wanted.of(stored) and private == Private.of(stored)
     changed = stored if same else await store.change(connection, shape, private, now)
     [answer] = await answers(runtime, connection, [changed])
-    return _with_secret(answer, made, 200) if made else answer
+    return (_with_secret(answer, made, 200) if made else answer), not same
 
 
 def _with_secret(answer: SubscriptionAnswer, secret: str | None, status: int) -> JSONResponse:

@@ -7,10 +7,11 @@ from uuid import UUID
 from fastapi import APIRouter, Path, Query
 from pydantic import Field
 
-from app.errors import DayGone, Invalid, TransactionUnknown
+from app.access import Role
+from app.errors import DayGone, Forbidden, Invalid, TransactionUnknown
 from app.ids import lowest_id
 from app.routers.end import unknown_transaction
-from app.routers.shared import Id, Name, RuntimeDep, Strict, Time, problems
+from app.routers.shared import CallerDep, Id, Name, RuntimeDep, Strict, Time, problems
 from app.runtime import Runtime
 from app.shapes import ID, TransactionPage, TransactionRow, TransactionShown
 from app.store.history import read_history
@@ -46,12 +47,23 @@ class TransactionQuery(Strict):
     response_model_exclude_unset=True,
     responses=problems(Invalid),
 )
-async def list_of_transactions(runtime: RuntimeDep, query: Annotated[TransactionQuery, Query()]) -> TransactionPage:
+async def list_of_transactions(
+    runtime: RuntimeDep, caller: CallerDep, query: Annotated[TransactionQuery, Query()]
+) -> TransactionPage:
     """Return a page of transactions by id, newest first.
 
     Answers in bounded time whatever is stored: where few transactions meet the filter, a page may hold fewer than
-    `limit`, or none, and still have a `next_cursor`. The list is over when `next_cursor` is null.
+    `limit`, or none, and still have a `next_cursor`. The list is over when `next_cursor` is null. A
+    producer's key must name one of its groups.
     """
+    if caller.role is Role.PRODUCER:
+        if query.producer_group is None:
+            raise Forbidden(
+                "A producer's key lists the transactions of one of its groups: send `producer_group`.",
+                role=caller.role,
+                missing={"groups": "*"},
+            )
+        caller.must_have_group(query.producer_group)
     wanted = filter_of(
         runtime,
         producer_group=query.producer_group,
@@ -73,14 +85,14 @@ async def list_of_transactions(runtime: RuntimeDep, query: Annotated[Transaction
     response_model_exclude_unset=True,
     responses=problems(TransactionUnknown, DayGone),
 )
-async def get_transaction(runtime: RuntimeDep, transaction_id: TransactionId) -> TransactionShown:
+async def get_transaction(runtime: RuntimeDep, caller: CallerDep, transaction_id: TransactionId) -> TransactionShown:
     """Return a transaction's state, messages and timeline, all of one moment.
 
     The rows of check-back are gone once it is decided, and `swept` and `parked` with them; checks and the verdict stay.
     """
     async with runtime.database.connection() as connection:
         history = await read_history(connection, transaction_id)
-    if history is None:
+    if history is None or not caller.groups.takes(history.messages[0].producer_group):
         raise await unknown_transaction(runtime, transaction_id)
     return transaction_shown(history)
 

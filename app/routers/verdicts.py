@@ -5,12 +5,15 @@ Called by people (and by `halfnote transactions`), so every decision carries a r
 
 import asyncio
 from typing import Annotated, Literal
+from uuid import UUID
 
 import msgspec
 from fastapi import APIRouter
 from fastapi.responses import Response
 from pydantic import AfterValidator, Field
 
+from app.access import Caller
+from app.acts import act
 from app.errors import (
     AlreadyDecided,
     DayGone,
@@ -22,11 +25,12 @@ from app.errors import (
     VerdictConflict,
 )
 from app.routers.end import end_answer, refusal, unknown_transaction
-from app.routers.shared import Name, RuntimeDep, Strict, Time, Whole, problems
+from app.routers.shared import CallerDep, Name, RuntimeDep, Strict, Time, Whole, problems
 from app.routers.transactions import TransactionId, filter_of
 from app.runtime import Runtime
 from app.schemas import REASON_MAX
 from app.shapes import CheckAsked, Matched
+from app.store.audit import record
 from app.store.check_back import ask_now
 from app.store.ops import End
 from app.store.transactions import Filter, TransactionSummary, list_transactions, transaction_state
@@ -100,14 +104,16 @@ class DecideMany(Many):
     summary="Ask the producer now",
     responses=problems(TransactionUnknown, AlreadyDecided, DayGone),
 )
-async def check_transaction(runtime: RuntimeDep, transaction_id: TransactionId) -> CheckAsked:
+async def check_transaction(runtime: RuntimeDep, caller: CallerDep, transaction_id: TransactionId) -> CheckAsked:
     """Make a transaction's check due at once, also before its check immunity is over, and also if it is parked.
 
     Send no body. A parked one stays parked whatever the answer, unless that is a verdict.
     """
     now = runtime.clock.now()
-    async with runtime.database.connection() as connection:
+    async with runtime.database.transaction() as connection:
         asked = await ask_now(connection, transaction_id, now)
+        if asked:
+            await record(connection, act(caller, "transaction.check", transaction_id), now)
         standing = None if asked else await transaction_state(connection, transaction_id)
     if asked:
         return CheckAsked(transaction_id=transaction_id, next_check_at=now)
@@ -128,7 +134,9 @@ async def check_transaction(runtime: RuntimeDep, transaction_id: TransactionId) 
         **problems(TransactionUnknown, TooEarly, VerdictConflict, DayGone, OutcomeUnknown, Overloaded),
     },
 )
-async def decide_transaction(runtime: RuntimeDep, transaction_id: TransactionId, wanted: VerdictRequest) -> Response:
+async def decide_transaction(
+    runtime: RuntimeDep, caller: CallerDep, transaction_id: TransactionId, wanted: VerdictRequest
+) -> Response:
     """Record a person's verdict, with source `operator`. It is as final as any other.
 
     A transaction in state `half` is refused (`too-early`) unless `force`: its producer may still be at work.
@@ -142,7 +150,8 @@ async def decide_transaction(runtime: RuntimeDep, transaction_id: TransactionId,
                 first_check_at=standing.first_check_at,
             )
     verdict = VERDICTS[wanted.verdict]
-    end = End(transaction_id, None, verdict, Source.OPERATOR, actor=wanted.actor, reason=wanted.reason)
+    await _note(runtime, caller, wanted, [transaction_id])
+    end = End(transaction_id, None, verdict, Source.OPERATOR, actor=wanted.actor or caller.name, reason=wanted.reason)
     recorded = await runtime.lanes.end.submit(end)
     if recorded.verdict != verdict:
         raise await refusal(runtime, end, recorded)
@@ -150,7 +159,7 @@ async def decide_transaction(runtime: RuntimeDep, transaction_id: TransactionId,
 
 
 @router.post("/check", summary="Ask about many transactions now", responses=problems(Invalid))
-async def check_transactions(runtime: RuntimeDep, wanted: CheckMany) -> Matched:
+async def check_transactions(runtime: RuntimeDep, caller: CallerDep, wanted: CheckMany) -> Matched:
     """Make the checks of the transactions that meet a filter due at once.
 
     `dry_run` is true unless you say otherwise: first see which ones would be asked about.
@@ -159,14 +168,17 @@ async def check_transactions(runtime: RuntimeDep, wanted: CheckMany) -> Matched:
     changed = 0
     if not wanted.dry_run:
         now = runtime.clock.now()
-        async with runtime.database.connection() as connection:
-            for row in rows:
-                changed += await ask_now(connection, row.transaction_id, now)
+        async with runtime.database.transaction() as connection:
+            # In the order of ids, so that two calls never wait for each other in turn.
+            for transaction_id in sorted(row.transaction_id for row in rows):
+                if await ask_now(connection, transaction_id, now):
+                    changed += 1
+                    await record(connection, act(caller, "transaction.check", transaction_id), now)
     return _matched(rows, wanted, changed, more)
 
 
 @router.post("/verdict", summary="Decide many transactions", responses=problems(Invalid, OutcomeUnknown, Overloaded))
-async def decide_transactions(runtime: RuntimeDep, wanted: DecideMany) -> Matched:
+async def decide_transactions(runtime: RuntimeDep, caller: CallerDep, wanted: DecideMany) -> Matched:
     """Record one verdict for every transaction that meets a filter; those decided meanwhile stay as they are.
 
     `dry_run` is true unless you say otherwise: a verdict is for good, so first see which ones it would decide. After a
@@ -175,13 +187,34 @@ async def decide_transactions(runtime: RuntimeDep, wanted: DecideMany) -> Matche
     rows, more = await _matching(runtime, wanted, wanted.state)
     changed = 0
     if not wanted.dry_run:
-        verdict = VERDICTS[wanted.verdict]
+        verdict, actor = VERDICTS[wanted.verdict], wanted.actor or caller.name
+        await _note(runtime, caller, wanted, [row.transaction_id for row in rows])
         ends = [
-            End(row.transaction_id, None, verdict, Source.OPERATOR, actor=wanted.actor, reason=wanted.reason)
-            for row in rows
+            End(row.transaction_id, None, verdict, Source.OPERATOR, actor=actor, reason=wanted.reason) for row in rows
         ]
         changed = await _decide(runtime, ends)
     return _matched(rows, wanted, changed, more)
+
+
+async def _note(
+    runtime: Runtime, caller: Caller, wanted: VerdictRequest | DecideMany, transaction_ids: list[UUID]
+) -> None:
+    """Put verdicts on record before they are asked for: they are flushed with others, in a commit of their own.
+
+    So no verdict of a person is without its act; one that was refused afterwards has one as well.
+    """
+    now = runtime.clock.now()
+    async with runtime.database.transaction() as connection:
+        for one in transaction_ids:
+            said = act(
+                caller,
+                "transaction.verdict",
+                one,
+                actor=wanted.actor,
+                verdict=wanted.verdict,
+                reason=wanted.reason,
+            )
+            await record(connection, said, now)
 
 
 async def _matching(runtime: Runtime, wanted: Many, state: State) -> tuple[list[TransactionSummary], bool]:

@@ -6,6 +6,7 @@ from typing import Any, Literal, cast
 
 import msgspec
 
+from app.access import EVERYTHING, Within
 from app.database import Connection
 
 # More undecided transactions than this are not counted one by one: it is a refusal's figure, not a report's.
@@ -27,7 +28,8 @@ select name, {_SHAPE}, secrets, created_at, updated_at, deleted_at from producer
 # Primary key, in order: a page is an index range.
 GROUPS = f"""
 select name, {_SHAPE}, secrets, created_at, updated_at, deleted_at from producer_group
-where name > $1 and deleted_at is null order by name limit $2
+where name > $1 and deleted_at is null and ($3::text[] is null or name = any($3) or name ^@ any($4::text[]))
+order by name limit $2
 """  # noqa: S608
 
 # Primary key. Safe under concurrency: of two first PUTs one inserts, and the other then finds its row.
@@ -107,9 +109,11 @@ async def lock_group(connection: Connection, name: str) -> ProducerGroup | None:
     return _group(tuple(row)) if row else None
 
 
-async def read_groups(connection: Connection, after: str, limit: int) -> list[ProducerGroup]:
-    """Return up to `limit` registered groups whose names come after `after`, by name."""
-    return [_group(tuple(row)) for row in await connection.fetch(GROUPS, after, limit)]
+async def read_groups(
+    connection: Connection, after: str, limit: int, within: Within = EVERYTHING
+) -> list[ProducerGroup]:
+    """Return up to `limit` registered groups within a scope whose names come after `after`, by name."""
+    return [_group(tuple(row)) for row in await connection.fetch(GROUPS, after, limit, *within)]
 
 
 async def add_group(connection: Connection, name: str, shape: GroupShape, secrets: Any, now: datetime) -> bool:

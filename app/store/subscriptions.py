@@ -6,6 +6,7 @@ from typing import Any, TypeAlias
 
 import msgspec
 
+from app.access import EVERYTHING, Within
 from app.database import Connection
 
 # Names of columns are all that is put into statements here. What a webhook granted bounds the rate that was asked for.
@@ -46,7 +47,9 @@ returning {COLUMNS}
 ONE = f"select {COLUMNS} from subscription where name = $1 and deleted_at is null"  # noqa: S608
 ONE_LOCKED = ONE + " for update"
 PAGE = f"""
-select {COLUMNS} from subscription where deleted_at is null and name > $1 order by name limit $2
+select {COLUMNS} from subscription where deleted_at is null and name > $1
+  and ($3::text[] is null or name = any($3) or name ^@ any($4::text[]))
+order by name limit $2
 """  # noqa: S608
 
 # There are few subscriptions: read whole by each worker once a second. Every change of a row gives it another xmin.
@@ -230,9 +233,9 @@ async def one(connection: Connection, name: str, *, lock: bool = False) -> Subsc
     return _subscription(row) if row else None
 
 
-async def page(connection: Connection, after: str, limit: int) -> list[Subscription]:
-    """Return subscriptions by name, those after a name."""
-    return [_subscription(row) for row in await connection.fetch(PAGE, after, limit)]
+async def page(connection: Connection, after: str, limit: int, within: Within = EVERYTHING) -> list[Subscription]:
+    """Return subscriptions by name, those after a name and within a scope."""
+    return [_subscription(row) for row in await connection.fetch(PAGE, after, limit, *within)]
 
 
 Known: TypeAlias = dict[tuple[int, str], Subscription]

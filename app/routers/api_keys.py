@@ -1,0 +1,93 @@
+"""API keys: made, rotated and revoked by admins. A key is shown once, when it is made."""
+
+from typing import Annotated
+
+from fastapi import APIRouter, Path, Query
+from fastapi.responses import JSONResponse
+from pydantic import Field
+
+from app.api_key_shapes import ApiKeyMade, ApiKeyNew, ApiKeyPage, ApiKeyShown, RotateRequest
+from app.errors import ApiKeyOver, ApiKeyUnknown, Invalid
+from app.following import follow
+from app.key_making import make_key, revoke_key, rotate_key, shown, unknown
+from app.routers.shared import CallerDep, RuntimeDep, Strict, problems
+from app.runtime import Runtime
+from app.store import api_keys as store
+from app.store.api_keys import ApiKey
+
+router = APIRouter(prefix="/api-keys", tags=["keys and audit"])
+
+PAGE_MAX = 1000
+
+KeyId = Annotated[int, Path(ge=1, le=store.HIGHEST, description="as `POST /api-keys` answered it", examples=[1030])]
+
+
+class ApiKeyQuery(Strict):
+    """Which page of keys."""
+
+    cursor: Annotated[str, Field(pattern=r"^[1-9][0-9]{0,8}$")] | None = Field(
+        None, description="`next_cursor` of the page before"
+    )
+    limit: int = Field(100, ge=1, le=PAGE_MAX, description="keys on a page")
+
+
+@router.post("", status_code=201, response_model=ApiKeyMade, summary="Make an API key", responses=problems(Invalid))
+async def post_api_key(runtime: RuntimeDep, caller: CallerDep, wanted: ApiKeyNew) -> JSONResponse:
+    """Make a key, shown this once. Every process knows it within 2 seconds, the one that answers at once."""
+    now = runtime.clock.now()
+    async with runtime.database.transaction() as connection:
+        key, made = await make_key(connection, caller, wanted, now)
+    return await _made(runtime, key, made)
+
+
+@router.get("", summary="List API keys, newest first", responses=problems(Invalid))
+async def list_api_keys(runtime: RuntimeDep, query: Annotated[ApiKeyQuery, Query()]) -> ApiKeyPage:
+    """List keys, also those that are over. The keys themselves are not shown."""
+    below = store.HIGHEST if query.cursor is None else int(query.cursor)
+    async with runtime.database.connection() as connection:
+        found = await store.page(connection, below, query.limit + 1)
+    items = [shown(key) for key in found[: query.limit]]
+    return ApiKeyPage(items=items, next_cursor=str(items[-1].key_id) if len(found) > query.limit else None)
+
+
+@router.get("/{key_id}", summary="Show an API key", responses=problems(ApiKeyUnknown))
+async def get_api_key(runtime: RuntimeDep, key_id: KeyId) -> ApiKeyShown:
+    """Show what a key may do, when it ends and when it was last used. The key itself is not shown."""
+    async with runtime.database.connection() as connection:
+        key = await store.one(connection, key_id)
+    if key is None:
+        raise unknown(key_id)
+    return shown(key)
+
+
+@router.post(
+    "/{key_id}/rotate",
+    status_code=201,
+    response_model=ApiKeyMade,
+    summary="Replace an API key",
+    responses=problems(Invalid, ApiKeyUnknown, ApiKeyOver),
+)
+async def rotate_api_key(runtime: RuntimeDep, caller: CallerDep, key_id: KeyId, wanted: RotateRequest) -> JSONResponse:
+    """Make a key that may do the same, shown this once; the former one is valid beside it for `overlap_s` seconds.
+
+    The new key ends when the former one would have without a rotation.
+    """
+    now = runtime.clock.now()
+    async with runtime.database.transaction() as connection:
+        key, made = await rotate_key(connection, caller, key_id, wanted.overlap_s, now)
+    return await _made(runtime, key, made)
+
+
+@router.delete("/{key_id}", status_code=204, summary="Revoke an API key", responses=problems(ApiKeyUnknown))
+async def revoke_api_key(runtime: RuntimeDep, caller: CallerDep, key_id: KeyId) -> None:
+    """End a key at once here, and within 2 seconds in every process. It stays in the list; to revoke it again changes
+    nothing."""
+    async with runtime.database.transaction() as connection:
+        await revoke_key(connection, caller, key_id, runtime.clock.now())
+    await follow(runtime, runtime.clock.now())
+
+
+async def _made(runtime: Runtime, key: str, made: ApiKey) -> JSONResponse:
+    await follow(runtime, runtime.clock.now())
+    answer = ApiKeyMade(**shown(made).model_dump(), key=key)
+    return JSONResponse(answer.model_dump(mode="json"), 201, headers={"cache-control": "no-store"})

@@ -1,0 +1,614 @@
+"""API keys: how they are made, kept, replaced and ended; what of them is said, and what never is."""
+
+import asyncio
+import json
+import os
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Callable
+from contextlib import AsyncExitStack
+from datetime import timedelta
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from app.access import KEY_CHARACTERS, Role, Scope, is_key, new_key
+from app.config import LOOPBACK, BadKeyFile, Settings
+from app.database import Connection
+from app.following import follow
+from app.loops.news import News
+from app.loops.upkeep import clear_audit
+from app.runtime import Runtime
+from app.start import assemble
+from tests.conftest import client_of, register_group
+from tests.keys import bearer, make
+from tests.processes import ROOT, Service, free_port
+from tests.test_door import raw_call
+
+ORDER = {"producer_group": "shop", "messages": [{"topic": "order", "body": {"order": 1030}}]}
+CONFIGURED = "hn_" + "a1B2c3D4" * 8
+
+
+def settings_of(dsn: str, **fields: Any) -> Settings:
+    known = {
+        "database_url": dsn,
+        "pool_size": 4,
+        "linger_s": 0,
+        "auth": "keys",
+        "admin_key": CONFIGURED,
+        "allow_networks": LOOPBACK,
+    }
+    return Settings(_env_file=None, **{**known, **fields})
+
+
+@pytest.fixture
+async def start(dsn: str) -> AsyncIterator[Callable[..., Any]]:
+    """Start a process over the test's database, with settings of its own."""
+    async with AsyncExitStack() as stack:
+
+        async def started(**fields: Any) -> tuple[Runtime, httpx.AsyncClient]:
+            runtime = await assemble(settings_of(dsn, **fields), dsn, stack)
+            client = await stack.enter_async_context(client_of(runtime))
+            client.headers.update(bearer(CONFIGURED))
+            return runtime, client
+
+        yield started
+
+
+async def made(client: httpx.AsyncClient, role: str = "metrics", **fields: Any) -> dict[str, Any]:
+    answer = await client.post("/api-keys", json={"name": "grafana", "role": role, **fields})
+    assert answer.status_code == 201, answer.text
+    assert answer.headers["cache-control"] == "no-store"
+    return dict(answer.json())
+
+
+async def status(client: httpx.AsyncClient, key: str, path: str = "/metrics") -> int:
+    return (await client.get(path, headers=bearer(key))).status_code
+
+
+def test_a_key_has_256_bits_in_43_characters() -> None:
+    keys = {new_key() for _ in range(1000)}
+    assert len(keys) == 1000
+    assert {len(key) for key in keys} == {3 + KEY_CHARACTERS}
+    assert all(map(is_key, keys))
+    assert 62**KEY_CHARACTERS > 2**256
+    for no_key in ("", "hn_", "hn_short", "hx_" + "a" * 43, "hn_" + "a" * 42 + "-", "hn_" + "a" * 43 + "\n"):
+        assert not is_key(no_key)
+
+
+PATTERNS = st.lists(st.sampled_from(["order", "order.*", "or*", "*", "halfnote.*", "halfnote.finding", "half*"]))
+TOPICS = st.sampled_from(["order", "order.paid", "orders", "pay", "halfnote.finding", "halfnote.x", "half", "halfnote"])
+SUBSCRIBED = st.sampled_from(["order", "order.*", "order.p*", "*", "halfnote.*", "halfnote.finding", "half*", "h*"])
+
+
+def takes(pattern: str, topic: str) -> bool:
+    """As a subscription's topic takes messages."""
+    if not pattern.endswith("*"):
+        return pattern == topic
+    return topic.startswith(pattern[:-1]) and (pattern.startswith("halfnote.") or not topic.startswith("halfnote."))
+
+
+@given(PATTERNS, TOPICS)
+def test_a_scope_takes_topics_as_subscriptions_do(patterns: list[str], topic: str) -> None:
+    assert Scope(patterns).takes_topic(topic) == any(takes(one, topic) for one in patterns)
+
+
+@given(PATTERNS, SUBSCRIBED, TOPICS)
+def test_what_a_scope_covers_takes_nothing_outside_of_it(patterns: list[str], subscribed: str, topic: str) -> None:
+    scope = Scope(patterns)
+    if scope.covers_topics(subscribed) and takes(subscribed, topic):
+        assert scope.takes_topic(topic)
+    if subscribed in patterns:
+        assert scope.covers_topics(subscribed)
+
+
+async def test_only_the_digest_is_stored_and_the_key_is_shown_once(
+    start: Callable[..., Any], db: Connection, capfd: pytest.CaptureFixture[str]
+) -> None:
+    _, client = await start()
+    key = (await made(client))["key"]
+    row = await db.fetchrow("select digest, prefix, api_key::text as whole from api_key")
+    assert row is not None
+    assert row["digest"] == sha256(key.encode()).digest()
+    assert key.startswith(row["prefix"])
+    assert len(row["prefix"]) == 9
+    listed = (await client.get("/api-keys")).text + (await client.get("/api-keys/1")).text
+    audited = (await client.get("/audit")).text
+    printed = capfd.readouterr()
+    for place in (row["whole"], listed, audited, printed.out, printed.err):
+        assert key not in place
+        assert key[9:] not in place
+    assert '"what":"api_key.create"' in audited
+
+
+@pytest.mark.parametrize(
+    ("authorization", "told"),
+    [
+        (None, "No key came"),
+        ("", "not known"),
+        ("Bearer", "not known"),
+        ("Bearer ", "not known"),
+        ("Basic aG46aG4=", "not known"),
+        (CONFIGURED, "not known"),
+        (f"Bearer hn_{'k3Y' * 15}", "not known"),
+        (f"Bearer {CONFIGURED}x", "not known"),
+        (f"Bearer {CONFIGURED[:-1]}", "not known"),
+        (f"Bearer {CONFIGURED.swapcase()}", "not known"),
+        (f"Bearer {CONFIGURED}, Bearer {CONFIGURED}", "not known"),
+        ("Bearer \u00ff", "not known"),
+    ],
+)
+async def test_what_is_no_key_is_401(start: Callable[..., Any], authorization: str | None, told: str) -> None:
+    _, client = await start()
+    del client.headers["authorization"]
+    headers = {} if authorization is None else {"authorization": authorization.encode("latin-1")}
+    for path in ("/half", "/topics", "/nowhere"):
+        method = "POST" if path == "/half" else "GET"
+        answer = await client.request(method, path, headers=headers)
+        assert answer.status_code == 401
+        assert told in answer.json()["detail"]
+        assert answer.headers["www-authenticate"].startswith('Bearer realm="halfnote"')
+        assert ("invalid_token" in answer.headers["www-authenticate"]) == (authorization is not None)
+
+
+async def test_the_scheme_is_in_any_case(start: Callable[..., Any]) -> None:
+    _, client = await start()
+    for scheme in ("Bearer", "bearer", "BEARER"):
+        assert (await client.get("/topics", headers={"authorization": f"{scheme} {CONFIGURED}"})).status_code == 200
+
+
+async def test_a_body_is_not_read_of_who_has_no_key(start: Callable[..., Any]) -> None:
+    runtime, client = await start()
+    app = client._transport.app
+
+    async def endless() -> AsyncIterator[bytes]:
+        raise AssertionError("the body was asked for")
+        yield b""
+
+    for path in ("/half", "/producer-groups/shop"):
+        method = "POST" if path == "/half" else "PUT"
+        status, problem = await raw_call(app, method, path, {"content-length": "1000000"}, endless())
+        assert (status, problem["type"]) == (401, "/problems/unauthenticated")
+    assert runtime.load.in_flight == 0
+
+
+async def test_a_key_of_another_replica_is_known_and_its_end_as_well(start: Callable[..., Any]) -> None:
+    _, one = await start()
+    other, two = await start()
+    key = await made(one)
+    assert await status(one, key["key"]) == 200
+    assert await status(two, key["key"]) == 401
+    await News().step(other, other.clock.now())
+    assert await status(two, key["key"]) == 200
+    assert (await one.delete(f"/api-keys/{key['key_id']}")).status_code == 204
+    refused = await one.get("/metrics", headers=bearer(key["key"]))
+    assert refused.status_code == 401
+    assert "was revoked" in refused.json()["detail"]
+    await News().step(other, other.clock.now())
+    assert await status(two, key["key"]) == 401
+    assert (await one.delete(f"/api-keys/{key['key_id']}")).status_code == 204
+    acts = (await one.get("/audit", params={"what": "api_key.revoke"})).json()["items"]
+    assert len(acts) == 1
+
+
+async def test_without_news_no_keys_are_read(start: Callable[..., Any], db: Connection) -> None:
+    runtime, client = await start()
+    await made(client)
+    await News().step(runtime, runtime.clock.now())
+    # Behind the service's back, so without the news.
+    await db.execute("update api_key set revoked_at = now()")
+    before = runtime.gate.version
+    await News().step(runtime, runtime.clock.now())
+    assert runtime.gate.version == before
+    assert runtime.gate.has_admin
+
+
+async def test_a_key_expires_by_the_databases_clock(start: Callable[..., Any]) -> None:
+    runtime, client = await start()
+    now = runtime.clock.now()
+    expires = (now + timedelta(hours=1)).isoformat()
+    key = (await made(client, expires_at=expires))["key"]
+    assert await status(client, key) == 200
+    runtime.clock.fixed = now + timedelta(minutes=61)
+    refused = await client.get("/metrics", headers=bearer(key))
+    assert refused.status_code == 401
+    assert "has expired" in refused.json()["detail"]
+    over = await client.post("/api-keys", json={"name": "x", "role": "metrics", "expires_at": expires})
+    assert (over.status_code, over.json()["field"]) == (422, "expires_at")
+
+
+async def test_a_rotation_overlaps(start: Callable[..., Any]) -> None:
+    runtime, client = await start()
+    now = runtime.clock.now()
+    scope = {"producer_groups": ["shop"], "topics": ["order"], "rate_per_s": 1030.0}
+    former = await made(client, "producer", **scope)
+    answer = await client.post(f"/api-keys/{former['key_id']}/rotate", json={"overlap_s": 600})
+    assert answer.status_code == 201
+    new = answer.json()
+    same = ("name", "role", "producer_groups", "topics", "subscriptions", "rate_per_s")
+    assert {name: new[name] for name in same} == {name: former[name] for name in same}
+    assert new["rotated_from"] == former["key_id"]
+    assert new["key"] != former["key"]
+    assert [await status(client, one["key"], "/topics") for one in (former, new)] == [200, 200]
+    runtime.clock.fixed = now + timedelta(seconds=605)
+    assert [await status(client, one["key"], "/topics") for one in (former, new)] == [401, 200]
+    again = await client.post(f"/api-keys/{former['key_id']}/rotate", json={})
+    assert (again.status_code, again.json()["type"]) == (409, "/problems/api-key-over")
+    assert (await client.post("/api-keys/1030/rotate", json={})).json()["type"] == "/problems/api-key-unknown"
+
+
+async def test_a_rotation_puts_no_end_off(start: Callable[..., Any]) -> None:
+    runtime, client = await start()
+    expires = runtime.clock.now() + timedelta(minutes=5)
+    former = await made(client, expires_at=expires.isoformat())
+    new = (await client.post(f"/api-keys/{former['key_id']}/rotate", json={})).json()
+    shown = (await client.get(f"/api-keys/{former['key_id']}")).json()
+    assert new["expires_at"] == shown["expires_at"] == former["expires_at"]
+
+
+async def test_last_used_is_noted_once_a_minute(start: Callable[..., Any], db: Connection) -> None:
+    runtime, client = await start()
+    key = await made(client)
+    now, news = runtime.clock.now(), News()
+    noted = "select last_used_at from api_key"
+    await news.step(runtime, now)
+    assert await db.fetchval(noted) is None
+    for at, expected in ((0, 0), (30, 0), (61, 61)):
+        assert await status(client, key["key"]) == 200
+        await news.step(runtime, now + timedelta(seconds=at))
+        assert await db.fetchval(noted) == now + timedelta(seconds=expected)
+
+
+@pytest.mark.parametrize(
+    ("fields", "named"),
+    [
+        ({"role": "producer"}, "producer_groups"),
+        ({"role": "producer", "producer_groups": ["shop"]}, "topics"),
+        ({"role": "subscriber", "topics": ["order"]}, "subscriptions"),
+        ({"role": "admin", "topics": ["order"]}, "topics"),
+        ({"role": "king"}, "role"),
+        ({"role": "producer", "producer_groups": ["a*b"], "topics": ["*"]}, "producer_groups"),
+        ({"role": "producer", "producer_groups": ["shop"], "topics": ["a*b"]}, "topics"),
+        ({"role": "metrics", "rate_per_s": 0}, "rate_per_s"),
+        ({"role": "metrics", "key": CONFIGURED}, "key"),
+    ],
+)
+async def test_what_makes_no_key(start: Callable[..., Any], fields: dict[str, Any], named: str) -> None:
+    _, client = await start()
+    answer = await client.post("/api-keys", json={"name": "x", **fields})
+    assert answer.status_code == 422
+    assert named in answer.json()["field"] + answer.json()["detail"]
+
+
+async def test_a_missing_scope_is_named(start: Callable[..., Any], db: Connection) -> None:
+    runtime, client = await start()
+    await register_group(db, "shop")
+    key = await make(runtime, Role.PRODUCER, producer_groups=["shop"], topics=["order", "order.*"])
+    for group, topic, missing in (
+        ("bank", "order", {"groups": "bank"}),
+        ("shop", "orders", {"topics": "orders"}),
+        ("shop", "order", None),
+        ("shop", "order.paid", None),
+    ):
+        half = {"producer_group": group, "messages": [{"topic": topic, "body": 1}]}
+        answer = await client.post("/half", json=half, headers=bearer(key))
+        assert answer.json().get("missing") == missing
+        assert answer.status_code == (403 if missing else 201)
+    refused = await client.put("/accept", json={"accept": "all"}, headers=bearer(key))
+    assert refused.json()["missing"] == {"role": ["admin", "operator"]}
+
+
+async def test_lists_show_what_is_in_scope(start: Callable[..., Any], db: Connection) -> None:
+    runtime, client = await start()
+    for name in ("shop", "shop.eu", "bank"):
+        await register_group(db, name)
+        put = {"topics": [name], "destination": {"type": "webhook", "url": "http://127.0.0.1:9/"}}
+        assert (await client.put(f"/subscriptions/{name}", json=put)).status_code == 201
+        await client.put(f"/topics/{name}")
+    producer = bearer(await make(runtime, Role.PRODUCER, producer_groups=["shop*"], topics=["shop*"]))
+    subscriber = bearer(await make(runtime, Role.SUBSCRIBER, subscriptions=["shop.*"], topics=["shop*"]))
+    groups = (await client.get("/producer-groups", params={"limit": 1}, headers=producer)).json()
+    assert [one["name"] for one in groups["items"]] == ["shop"]
+    assert groups["next_cursor"] == "shop"
+    groups = (await client.get("/producer-groups", params={"cursor": "shop"}, headers=producer)).json()
+    assert ([one["name"] for one in groups["items"]], groups["next_cursor"]) == (["shop.eu"], None)
+    found = (await client.get("/subscriptions", headers=subscriber)).json()["items"]
+    assert [one["name"] for one in found] == ["shop.eu"]
+    topics = (await client.get("/topics", headers=subscriber)).json()["items"]
+    assert [(one["topic"], one["subscriptions"]) for one in topics] == [("shop", []), ("shop.eu", ["shop.eu"])]
+    wide = {"topics": ["*"], "destination": {"type": "webhook", "url": "http://127.0.0.1:9/"}}
+    refused = await client.put("/subscriptions/shop.eu", json=wide, headers=subscriber)
+    assert refused.json()["missing"] == {"topics": "*"}
+
+
+async def test_a_subscriber_sees_no_message_before_its_commit(start: Callable[..., Any], db: Connection) -> None:
+    runtime, client = await start()
+    await register_group(db, "shop")
+    for name in ("mailer", "ledger"):
+        put = {"topics": ["order"], "destination": {"type": "webhook", "url": "http://127.0.0.1:9/"}}
+        await client.put(f"/subscriptions/{name}", json=put)
+    reader = bearer(await make(runtime, Role.SUBSCRIBER, subscriptions=["mailer"], topics=["order"]))
+    transaction_id = (await client.post("/half", json=ORDER)).json()["transaction_id"]
+    path = f"/messages/{transaction_id}-0"
+    assert (await client.get(path, headers=reader)).json()["type"] == "/problems/transaction-unknown"
+    end = {"transaction_id": transaction_id, "producer_group": "shop", "verdict": "commit"}
+    assert (await client.post("/end", json=end)).status_code == 200
+    shown = (await client.get(path, headers=reader)).json()
+    assert shown["body"] == {"order": 1030}
+    assert {one["subscription"] for one in shown["deliveries"]} == {"mailer"}
+    everything = (await client.get(path)).json()["deliveries"]
+    assert {one["subscription"] for one in everything} == {"mailer", "ledger"}
+
+
+async def test_a_verdict_is_the_keys(start: Callable[..., Any], db: Connection) -> None:
+    runtime, client = await start()
+    await register_group(db, "shop")
+    operator = bearer(await make(runtime, Role.OPERATOR, name="dana"))
+    for actor, recorded in ((None, "dana"), ("erin", "erin")):
+        transaction_id = (await client.post("/half", json=ORDER)).json()["transaction_id"]
+        wanted = {"verdict": "commit", "reason": "asked", "force": True} | ({"actor": actor} if actor else {})
+        answer = await client.post(f"/transactions/{transaction_id}/verdict", json=wanted, headers=operator)
+        assert answer.status_code == 200
+        assert (await client.get(f"/transactions/{transaction_id}")).json()["verdict"]["actor"] == recorded
+        [row] = (await client.get("/audit", params={"target": transaction_id})).json()["items"]
+        assert (row["actor"], row["role"], row["what"]) == ("dana", "operator", "transaction.verdict")
+        assert row["detail"].get("actor") == actor
+        assert row["detail"]["reason"] == "asked"
+
+
+async def test_the_audit_in_pages_and_by_filters(start: Callable[..., Any]) -> None:
+    runtime, client = await start()
+    before = runtime.clock.now()
+    for name in ("a", "b", "c", "d", "e"):
+        await client.put(f"/topics/{name}")
+    await client.delete("/topics/a")
+    seen, cursor = [], None
+    while True:
+        query = {"limit": 2} | ({"cursor": cursor} if cursor else {})
+        page = (await client.get("/audit", params=query)).json()
+        seen += [(one["what"], one["target"]) for one in page["items"]]
+        cursor = page["next_cursor"]
+        if cursor is None:
+            break
+    assert seen == [("topic.undeclare", "a"), *(("topic.declare", name) for name in "edcba")]
+    for query, count in (
+        ({"target": "a"}, 2),
+        ({"what": "topic.declare"}, 5),
+        ({"actor": "HALFNOTE_ADMIN_KEY"}, 6),
+        ({"actor": "dana"}, 0),
+        ({"key_id": 1}, 0),
+        ({"after": before.isoformat()}, 6),
+        ({"before": before.isoformat()}, 0),
+    ):
+        assert len((await client.get("/audit", params=query)).json()["items"]) == count, query
+
+
+async def test_the_audit_is_kept_for_a_time(start: Callable[..., Any], db: Connection) -> None:
+    runtime, client = await start()
+    await client.put("/topics/order")
+    now = runtime.clock.now()
+    await clear_audit(db, now - timedelta(days=1))
+    assert await db.fetchval("select count(*) from audit") == 1
+    await clear_audit(db, now + timedelta(seconds=1))
+    assert await db.fetchval("select count(*) from audit") == 0
+
+
+async def test_a_repeated_put_leaves_no_row(start: Callable[..., Any], db: Connection) -> None:
+    _, client = await start()
+    group = {"check_urls": ["http://127.0.0.1:9/check"], "secret": "whsec_" + "U2VjcmV0LW9mLW9yZGVyLTEwMzAtbm90LXRv"}
+    secret = "whsec_" + "b3JkZXIgMTAzMCBpcyB0aGUgZXhhbXBsZSBvZiBoYWxm"
+    subscription = {
+        "topics": ["order"],
+        "destination": {"type": "webhook", "url": "http://127.0.0.1:9/", "secret": secret},
+    }
+    for _ in range(2):
+        assert (await client.put("/producer-groups/shop", json=group)).is_success
+        assert (await client.put("/subscriptions/mailer", json=subscription)).is_success
+        assert (await client.put("/topics/order")).is_success
+    rows = await db.fetch("select what, detail from audit order by audit_id")
+    assert [row["what"] for row in rows] == ["producer_group.put", "subscription.put", "topic.declare"]
+    assert not any("whsec_" in row["detail"] for row in rows)
+
+
+async def test_undeclared_topics_are_refused(start: Callable[..., Any], db: Connection) -> None:
+    await register_group(db, "shop")
+    _, other = await start()
+    runtime, client = await start(topics="declared")
+    two = {"producer_group": "shop", "messages": [{"topic": "order", "body": 1}, {"topic": "ordr", "body": 1}]}
+    for path in ("/half", "/messages"):
+        refused = await client.post(path, json=two)
+        assert (refused.status_code, refused.json()["type"]) == (422, "/problems/topic-undeclared")
+        assert refused.json()["field"] == "messages[0].topic"
+    # By another replica: known here at once where it is asked for, and to all by the news.
+    assert (await other.put("/topics/order")).status_code == 204
+    assert (await client.post("/half", json=ORDER)).status_code == 201
+    assert (await client.post("/half", json=two)).json()["field"] == "messages[1].topic"
+    await follow(runtime, runtime.clock.now())
+    assert runtime.declared == {"order"}
+    stored = (await other.post("/half", json=ORDER)).json()["transaction_id"]
+    assert (await other.delete("/topics/order")).status_code == 204
+    await follow(runtime, runtime.clock.now())
+    assert (await client.post("/half", json=ORDER)).status_code == 422
+    # What is stored is answered whatever was declared since.
+    repeated = await client.post("/half", json={**ORDER, "transaction_id": stored})
+    assert (repeated.status_code, repeated.json()["replayed"]) == (200, True)
+    assert (await other.delete("/topics/order")).status_code == 404
+    assert (await other.put("/topics/halfnote.mine")).json()["type"] == "/problems/topic-reserved"
+
+
+async def test_any_host_is_answered_where_keys_are_asked_for(start: Callable[..., Any]) -> None:
+    _, client = await start()
+    assert (await client.get("/topics", headers={"host": "halfnote.example"})).status_code == 200
+    own = {"host": "halfnote.example", "origin": "https://halfnote.example"}
+    assert (await client.put("/topics/order", headers=own)).status_code == 204
+    foreign = {"host": "halfnote.example", "origin": "https://evil.example"}
+    assert (await client.put("/topics/order", headers=foreign)).json()["type"] == "/problems/foreign-origin"
+    _, strict = await start(allowed_hosts=("halfnote.example",))
+    assert (await strict.get("/topics", headers={"host": "halfnote.example"})).status_code == 200
+    assert (await strict.get("/topics", headers={"host": "other.example"})).status_code == 421
+
+
+async def test_health_tells_strangers_no_details(start: Callable[..., Any]) -> None:
+    _, client = await start()
+    told = {one["name"]: one["detail"] for one in (await client.get("/readyz")).json()["checks"]}
+    assert "Postgres" in told["database"]
+    for headers in ({"authorization": ""}, bearer(new_key())):
+        shown = (await client.get("/readyz", headers=headers)).json()["checks"]
+        assert {one["detail"] for one in shown} == {"details are shown to an operator's or admin's key"}
+
+
+async def test_limits_of_a_key(start: Callable[..., Any]) -> None:
+    runtime, client = await start(key_rate_per_s=0.001)
+    slow, own = await made(client), await made(client, "operator", rate_per_s=1000.0)
+    assert await status(client, slow["key"], "/topics") == 403
+    # Health and metrics are answered all the same, and are not counted.
+    assert [await status(client, slow["key"]) for _ in range(3)] == [200, 200, 200]
+    key = await make(runtime, Role.OPERATOR)
+    assert await status(client, key, "/topics") == 200
+    refused = await client.get("/topics", headers=bearer(key))
+    assert (refused.status_code, refused.json()["type"]) == (429, "/problems/too-many-requests")
+    assert int(refused.headers["retry-after"]) > 900
+    assert [await status(client, own["key"], "/topics") for _ in range(3)] == [200, 200, 200]
+    # The key that is in no database has no limit.
+    assert [(await client.get("/topics")).status_code for _ in range(3)] == [200, 200, 200]
+    assert runtime.load.in_flight == 0
+
+
+async def test_what_is_under_way_is_limited(start: Callable[..., Any], db: Connection) -> None:
+    await register_group(db, "shop")
+    runtime, client = await start(in_flight_max=3, key_in_flight_max=1)
+    key = await make(runtime, Role.PRODUCER, producer_groups=["shop"], topics=["*"])
+    app = client._transport.app
+    gate = asyncio.Event()
+    body = json.dumps(ORDER).encode()
+
+    async def held() -> AsyncIterator[bytes]:
+        await gate.wait()
+        yield body
+
+    async def post(headers: dict[str, str]) -> int:
+        status, _ = await raw_call(app, "POST", "/half", {"transfer-encoding": "chunked", **headers}, held())
+        return status
+
+    waiting = [asyncio.create_task(post(bearer(key)))]
+    await _until(lambda: runtime.load.in_flight == 1)
+    refused = await client.post("/half", json=ORDER, headers=bearer(key))
+    assert (refused.status_code, refused.headers["retry-after"]) == (429, "1")
+    waiting += [asyncio.create_task(post(bearer(CONFIGURED))) for _ in range(2)]
+    await _until(lambda: runtime.load.in_flight == 3)
+    for method, path in (("POST", "/half"), ("GET", "/topics")):
+        answer = await client.request(method, path, json=ORDER if method == "POST" else None)
+        assert (answer.status_code, answer.json()["type"]) == (503, "/problems/overloaded")
+        assert answer.headers["retry-after"] == "1"
+    assert [(await client.get(path)).status_code for path in ("/livez", "/metrics")] == [200, 200]
+    gate.set()
+    assert await asyncio.gather(*waiting) == [201, 201, 201]
+    assert runtime.load.in_flight == 0
+
+
+async def _until(done: Callable[[], bool]) -> None:
+    async with asyncio.timeout(60):
+        while not done():
+            await asyncio.sleep(0.001)
+
+
+async def test_with_auth_off_only_this_machine_is_answered(start: Callable[..., Any]) -> None:
+    _, client = await start(auth="off", admin_key=None)
+    for peer, expected in (("127.0.0.1", 200), ("::1", 200), ("::ffff:127.0.0.1", 200), ("192.0.2.7", 403)):
+        transport = httpx.ASGITransport(app=client._transport.app, client=(peer, 1))
+        async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as from_there:
+            for path in ("/topics", "/livez"):
+                answer = await from_there.get(path)
+                assert answer.status_code == expected
+            half = await from_there.post("/half", json=ORDER)
+            assert half.status_code == (422 if expected == 200 else 403)
+            if expected == 403:
+                assert half.json()["type"] == "/problems/not-this-machine"
+
+
+def test_the_admins_key_of_a_file(tmp_path: Path) -> None:
+    file = tmp_path / "key"
+    file.write_text(f"{CONFIGURED}\n")
+    settings = Settings(_env_file=None, auth="keys", admin_key_file=file)  # type: ignore[call-arg]
+    assert settings.given_admin_key() == CONFIGURED
+    file.write_text("secret")
+    with pytest.raises(BadKeyFile, match="must be `hn_`") as refused:
+        settings.given_admin_key()
+    assert "secret" not in str(refused.value)
+    file.unlink()
+    with pytest.raises(BadKeyFile, match="cannot be read"):
+        settings.given_admin_key()
+    assert CONFIGURED not in repr(Settings(_env_file=None, auth="keys", admin_key=CONFIGURED))  # type: ignore[call-arg,arg-type]
+
+
+def run(*arguments: str, **env: str) -> subprocess.CompletedProcess[str]:
+    """Run `halfnote` in an environment of its own."""
+    clean = {name: value for name, value in os.environ.items() if not name.startswith("HALFNOTE_")}
+    command = [sys.executable, "-m", "app.cli", *arguments]
+    return subprocess.run(command, cwd=ROOT, env=clean | env, capture_output=True, text=True, timeout=120)
+
+
+def test_a_wrong_admin_key_is_not_repeated(tmp_path: Path) -> None:
+    refused = run("serve", HALFNOTE_AUTH="keys", HALFNOTE_ADMIN_KEY="s3cret-s3cret")
+    assert refused.returncode == 2
+    assert "HALFNOTE_ADMIN_KEY: must be `hn_`" in refused.stderr
+    assert "s3cret" not in refused.stderr
+    none = str(tmp_path / "none")
+    refused = run("serve", "--port", str(free_port()), HALFNOTE_AUTH="keys", HALFNOTE_ADMIN_KEY_FILE=none)
+    assert refused.returncode == 1
+    assert "HALFNOTE_ADMIN_KEY_FILE cannot be read" in refused.stderr
+
+
+async def test_the_first_key_is_made_beside_the_database(dsn: str, tmp_path: Path) -> None:
+    service = Service(tmp_path / "data", "serve", HALFNOTE_DATABASE_URL=dsn, HALFNOTE_AUTH="keys")
+    await service.start()
+    try:
+        assert "no_admin_key" in service.log.read_text()
+        created = run("keys", "create", "--role", "admin", "--name", "dana", "--json", HALFNOTE_DATABASE_URL=dsn)
+        assert created.returncode == 0, created.stderr
+        key = json.loads(created.stdout)["key"]
+        async with httpx.AsyncClient(base_url=service.url, headers=bearer(key)) as client, asyncio.timeout(60):
+            while (await client.get("/topics")).status_code != 200:
+                await asyncio.sleep(0.05)
+            [act] = (await client.get("/audit")).json()["items"]
+        assert act["what"] == "api_key.create"
+        assert act["actor"].endswith("(command line)")
+        asking = {"HALFNOTE_URL": service.url, "HALFNOTE_API_KEY": key}
+        made = run("keys", "create", "--role", "producer", "--group", "shop", "--topic", "order", **asking)
+        assert made.returncode == 0, made.stderr
+        assert "hn_" in made.stdout
+        listed = run("keys", "list", **asking)
+        assert "groups:" in listed.stdout
+        assert "dana" in listed.stdout
+        rotated = run("keys", "rotate", "2", "--overlap-s", "60", "--json", **asking)
+        assert json.loads(rotated.stdout)["rotated_from"] == 2
+        assert run("keys", "revoke", "3", **asking).returncode == 0
+        assert run("topics", "declare", "order", **asking).returncode == 0
+        assert "order" in run("topics", "list", **asking).stdout
+        assert run("topics", "undeclare", "order", **asking).returncode == 0
+        assert run("audit", **asking).returncode == 0
+        audited = json.loads(run("audit", "--what", "api_key.revoke", "--json", **asking).stdout)
+        assert [one["target"] for one in audited["items"]] == ["3"]
+        refused = run("topics", "list", HALFNOTE_URL=service.url)
+        assert refused.returncode == 1
+        assert "HALFNOTE_API_KEY" in refused.stderr
+        wrong = run("keys", "create", "--role", "producer", HALFNOTE_DATABASE_URL=dsn)
+        assert (wrong.returncode, wrong.stdout) == (2, "")
+        assert "producer_groups" in wrong.stderr
+        assert run("keys", "revoke", "1030", HALFNOTE_DATABASE_URL=dsn).returncode == 1
+        assert len(json.loads(run("keys", "list", "--json", HALFNOTE_DATABASE_URL=dsn).stdout)) == 3
+        assert key[9:] not in service.log.read_text()
+    finally:
+        service.stop()
+
+
+async def test_the_start_says_that_auth_is_off(dsn: str, tmp_path: Path) -> None:
+    service = Service(tmp_path / "data", "serve", HALFNOTE_DATABASE_URL=dsn)
+    await service.start()
+    service.stop()
+    assert "auth_off" in service.log.read_text()
