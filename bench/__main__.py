@@ -11,7 +11,7 @@ from functools import partial
 
 import uvloop
 
-from bench import checkback, client, http, latency, memory, processes, relay, spark, stored, tracing
+from bench import checkback, client, http, keys, latency, memory, processes, relay, spark, stored, tracing
 from bench.machine import as_text
 from bench.report import Report
 from bench.stage import Stage, open_stage
@@ -22,6 +22,7 @@ BENCHMARKS: dict[str, Callable[[Stage], Awaitable[Report]]] = {
     "latency": latency.bench,
     "processes": processes.bench,
     "stored": stored.bench,
+    "keys": keys.bench,
     "checkback": checkback.bench,
     "memory": memory.bench,
     "tracing": tracing.bench,

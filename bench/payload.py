@@ -41,15 +41,17 @@ def end_body(transaction_id: str = _ID) -> bytes:
     return f'{{"transaction_id":"{transaction_id}","producer_group":"{GROUP}","verdict":"commit"}}'.encode()
 
 
-def request(path: str, body: bytes, port: int) -> bytes:
-    """Return a whole HTTP request on a connection that stays open."""
+def request(path: str, body: bytes, port: int, key: str | None = None) -> bytes:
+    """Return a whole HTTP request on a connection that stays open, with an API key if there is one."""
     head = f"POST {path} HTTP/1.1\r\nHost: 127.0.0.1:{port}\r\nContent-Type: application/json\r\n"
+    if key is not None:
+        head += f"Authorization: Bearer {key}\r\n"
     return f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body
 
 
-def template(path: str, body: bytes, port: int) -> tuple[bytes, bytes]:
+def template(path: str, body: bytes, port: int, key: str | None = None) -> tuple[bytes, bytes]:
     """Return the parts of a request before and after its transaction_id."""
-    before, _, after = request(path, body, port).partition(_ID.encode())
+    before, _, after = request(path, body, port, key).partition(_ID.encode())
     return before, after
 
 

@@ -102,26 +102,30 @@ async def halfnote(
     workers: int = 1,
     env: Mapping[str, str] | None = None,
     app: str = "app.main:app",
+    key: str | None = None,
 ) -> AsyncIterator[Service]:
-    """Serve Halfnote in role `all`, with the group and one live subscription whose topic does not match."""
+    """Serve Halfnote in role `all`, with the group and one live subscription whose topic does not match.
+
+    `key` is an admin's API key, where the service asks for one.
+    """
     over = {"HALFNOTE_DATABASE_URL": dsn, **(env or {})}
     async with serving(app, stage.place, over, workers=workers) as service:
         group = {"check_urls": [f"{receiver.url}/check"], "immunity_s": IMMUNITY_S}
-        await put(service, f"/producer-groups/{GROUP}", group)
-        await relay_busy(service, receiver, busy=False)
+        await put(service, f"/producer-groups/{GROUP}", group, key=key)
+        await relay_busy(service, receiver, busy=False, key=key)
         yield service
 
 
-async def relay_busy(service: Service, receiver: Service, *, busy: bool) -> None:
+async def relay_busy(service: Service, receiver: Service, *, busy: bool, key: str | None = None) -> None:
     """Let the subscription's topic match what is sent, or not."""
     destination = {"type": "webhook", "url": f"{receiver.url}/hook"}
     topics = [TOPIC if busy else ELSEWHERE]
-    await put(service, f"/subscriptions/{SUBSCRIPTION}", {"topics": topics, "destination": destination})
+    await put(service, f"/subscriptions/{SUBSCRIPTION}", {"topics": topics, "destination": destination}, key=key)
 
 
-async def put(service: Service, path: str, body: Mapping[str, Any]) -> None:
+async def put(service: Service, path: str, body: Mapping[str, Any], *, key: str | None = None) -> None:
     """PUT to a service; raises RuntimeError with the answer if it is an error."""
-    await _send(service, "PUT", path, body)
+    await _send(service, "PUT", path, body, key)
 
 
 async def post(service: Service, path: str, body: Mapping[str, Any]) -> None:
@@ -129,8 +133,9 @@ async def post(service: Service, path: str, body: Mapping[str, Any]) -> None:
     await _send(service, "POST", path, body)
 
 
-async def _send(service: Service, method: str, path: str, body: Mapping[str, Any]) -> None:
-    async with httpx.AsyncClient(base_url=service.url, trust_env=False) as client:
+async def _send(service: Service, method: str, path: str, body: Mapping[str, Any], key: str | None = None) -> None:
+    headers = {} if key is None else {"authorization": f"Bearer {key}"}
+    async with httpx.AsyncClient(base_url=service.url, trust_env=False, headers=headers) as client:
         response = await client.request(method, path, json=dict(body))
     if response.is_error:
         raise RuntimeError(f"{method} {path}: {response.status_code} {response.text}")

@@ -89,10 +89,12 @@ class Load:
         return self.cpu_s / self.requests * 1e6
 
 
-def lua(plan: Plan, ids: Path, *, port: int, half: str = "/half", end: str = "/end", lead: int = 0) -> str:
+def lua(
+    plan: Plan, ids: Path, *, port: int, half: str = "/half", end: str = "/end", lead: int = 0, key: str | None = None
+) -> str:
     """Return the script that walks the ids in the file `ids` by `plan`, over the paths `half` and `end`."""
-    half_before, half_after = template(half, half_body(), port)
-    end_before, end_after = template(end, end_body(), port)
+    half_before, half_after = template(half, half_body(), port, key)
+    end_before, end_after = template(end, end_body(), port, key)
     values = {
         "IDS": str(ids),
         "PLAN": plan,
@@ -125,15 +127,17 @@ async def load(
     fill: Fill | None = None,
     connections: int = CONNECTIONS,
     ids_a_second: int | None = None,
+    key: str | None = None,
 ) -> Load:
     """Run wrk for `seconds` and return what it did. Raises BrokenRunError if anything but a 2xx came back.
 
-    `fill` stores halves before the run: all that an `end` run ends, and the lead of a `whole` one.
+    `key` is an API key to send. `fill` stores halves before the run: all that an `end` run ends, and the lead of a
+    `whole` one.
     """
     ids = transaction_ids(seconds * (ids_a_second or IDS_A_SECOND[plan]))
     listed, script, lead = place / "ids", place / "load.lua", LEAD * connections
     listed.write_text("\n".join(ids) + "\n")
-    script.write_text(lua(plan, listed, port=service.port, half=half, end=end, lead=lead))
+    script.write_text(lua(plan, listed, port=service.port, half=half, end=end, lead=lead, key=key))
     if fill is not None:
         await fill(ids if plan == "end" else ids[:lead])
     cpu_s = service.cpu_s()
