@@ -104,6 +104,8 @@ async def fill(db: Connection) -> dict[str, int]:
         values = [CHOSEN.get((table, name), CHOSEN.get(name, OF_TYPE[kind])) for name, kind in columns]
         names = ", ".join(f'"{name}"' for name, _ in columns)
         marks = ", ".join(f"${n}" for n in range(1, len(values) + 1))
+        # A migration may have written a row of its own.
+        await db.execute(f"truncate {table}")
         await db.execute(f"insert into {table} ({names}) values ({marks})", *values)
     return {table: await db.fetchval(f"select count(*) from {table}") for (table,) in tables}
 
