@@ -31,10 +31,11 @@ def of_ones_own() -> dict[str, str]:
 class Service:
     """`uvicorn app.main:app` with an embedded Postgres, or with HALFNOTE_DATABASE_URL in `env`.
 
-    With `arguments` it is `halfnote` with these.
+    With `arguments` it is `halfnote` with these; `root` is where its code lies.
     """
 
-    def __init__(self, data_dir: Path, *arguments: str, **env: str) -> None:
+    def __init__(self, data_dir: Path, *arguments: str, root: Path = ROOT, **env: str) -> None:
+        self._root = root
         self.port = free_port()
         self.url = f"http://127.0.0.1:{self.port}"
         self.log = data_dir.parent / "service.log"
@@ -53,7 +54,7 @@ class Service:
         with self.log.open("ab") as log:
             self.process = subprocess.Popen(
                 self._command,
-                cwd=ROOT,
+                cwd=self._root,
                 env=self._env,
                 stdout=log,
                 stderr=log,

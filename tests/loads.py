@@ -1,0 +1,136 @@
+"""Load while a service is changed under it: what its producers were told, and whether that stands."""
+
+import asyncio
+import random
+from collections.abc import Callable, Sequence
+from datetime import UTC, datetime
+from typing import Any
+
+import httpx
+
+from app.database import connect
+from app.ids import uuid7
+from app.verdicts import Verdict
+from tests.processes import Service
+from tests.relays import order
+
+
+class Replicas:
+    """The processes that requests go to, as a load balancer knows them, and those that are on their way out."""
+
+    def __init__(self) -> None:
+        self.serving: list[Service] = []
+        self.leaving: set[str] = set()
+
+    async def add(self, service: Service) -> None:
+        await service.start()
+        self.serving.append(service)
+
+    async def take_out(self, service: Service) -> None:
+        self.serving.remove(service)
+        self.leaving.add(service.url)
+        assert await asyncio.to_thread(service.stop) == 0
+
+
+class Producer:
+    """Posts halves and ends without rest, to any replica, repeats what was not acknowledged, and remembers."""
+
+    def __init__(self, replicas: Replicas, seed: int) -> None:
+        self._replicas = replicas
+        self._chance = random.Random(seed)
+        self.verdicts: dict[str, str] = {}
+        # Answers and failures that nobody should have seen.
+        self.wrong: list[str] = []
+        self.stopping = False
+
+    async def run(self) -> None:
+        async with httpx.AsyncClient(timeout=60) as client:
+            while not self.stopping:
+                one = str(uuid7(datetime.now(UTC)))
+                half = {"producer_group": "shop", "transaction_id": one, "messages": [order(1030)]}
+                await self._acknowledged(client, "/half", half)
+                verdict = self._chance.choice(["commit", "commit", "rollback"])
+                end = {"producer_group": "shop", "transaction_id": one, "verdict": verdict}
+                await self._acknowledged(client, "/end", end)
+                self.verdicts[one] = verdict
+
+    async def _acknowledged(self, client: httpx.AsyncClient, path: str, request: dict[str, Any]) -> None:
+        while True:
+            url = self._chance.choice(self._replicas.serving).url
+            try:
+                answer = await client.post(url + path, json=request)
+            except httpx.TransportError as error:
+                if url not in self._replicas.leaving:
+                    self.wrong.append(f"{path}: {error!r}")
+                continue
+            if answer.status_code in (200, 201):
+                return
+            if answer.status_code != 503 or "retry-after" not in answer.headers:
+                self.wrong.append(f"{path}: {answer.status_code} {answer.text}")
+            await asyncio.sleep(0.05)
+
+
+class Load:
+    """Producers at work, from `begin` to `end`."""
+
+    def __init__(self, replicas: Replicas, producers: int) -> None:
+        self._producers = [Producer(replicas, seed) for seed in range(producers)]
+        self._running: list[asyncio.Task[None]] = []
+
+    def begin(self) -> None:
+        """Start to post."""
+        self._running = [asyncio.create_task(producer.run()) for producer in self._producers]
+
+    async def go_on(self, transactions: int) -> None:
+        """Return when so many more were acknowledged, both half and end."""
+        enough = len(self.verdicts) + transactions
+        await until(lambda: len(self.verdicts) >= enough, self._running)
+
+    async def end(self) -> None:
+        """Let each producer finish the transaction that it is at."""
+        for producer in self._producers:
+            producer.stopping = True
+        await asyncio.gather(*self._running)
+
+    def cancel(self) -> None:
+        """Stop at once."""
+        for task in self._running:
+            task.cancel()
+
+    @property
+    def verdicts(self) -> dict[str, str]:
+        """What was acknowledged, by transaction."""
+        return {one: verdict for producer in self._producers for one, verdict in producer.verdicts.items()}
+
+    @property
+    def committed(self) -> set[str]:
+        """The ids of the messages that are to be delivered."""
+        return {f"{one}-0" for one, verdict in self.verdicts.items() if verdict == "commit"}
+
+    @property
+    def wrong(self) -> list[str]:
+        """What producers saw that they should not have seen."""
+        return [fault for producer in self._producers for fault in producer.wrong]
+
+
+async def recorded(url: str) -> dict[str, str]:
+    """Return the verdicts that stand, of transactions whose half is there, by transaction."""
+    connection = await connect(url)
+    try:
+        rows = await connection.fetch("select o.transaction_id, o.verdict from op o join half h using (transaction_id)")
+    finally:
+        await connection.close()
+    return {str(row[0]): Verdict(row[1]).word for row in rows}
+
+
+async def until(reached: Callable[[], Any], running: Sequence[asyncio.Task[None]] = ()) -> None:
+    """Wait until `reached()`, which may be awaitable, is so; what a task of `running` raises comes out at once."""
+    async with asyncio.timeout(180):
+        while True:
+            so = reached()
+            if (await so) if asyncio.iscoroutine(so) else so:
+                return
+            for task in running:
+                if task.done():
+                    task.result()
+            await asyncio.sleep(0.05)
