@@ -14,7 +14,7 @@ from typing import Any
 import httpx
 import pytest
 
-from app.config import Settings
+from app.config import LOOPBACK, Settings
 from app.database import Connection, connect
 from app.embedded import EmbeddedPostgres
 from app.embedded.place import find_place
@@ -46,7 +46,7 @@ async def own(data_dir: Path) -> AsyncIterator[Own]:
     db = await connect(server.url)
     await register_group(db, "shop")
     await db.close()
-    settings = Settings(_env_file=None, database_url=server.url, flush_timeout_s=5)  # type: ignore[call-arg]
+    settings = Settings(_env_file=None, database_url=server.url, flush_timeout_s=5, allow_networks=LOOPBACK)  # type: ignore[call-arg]
     async with AsyncExitStack() as stack:
         runtime = await assemble(settings, server.url, stack)
         client = await stack.enter_async_context(client_of(runtime))

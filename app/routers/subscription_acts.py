@@ -37,19 +37,20 @@ TEST_TOPIC = "halfnote.test"
 async def post_test(name: NamePath, runtime: RuntimeDep, caller: CallerDep) -> TestAnswer:
     """Send a message of the topic `halfnote.test` now, whatever the state, and tell what came back.
 
-    Nothing is recorded and nothing follows from the answer.
+    Nothing is recorded but who asked for it, and nothing follows from the answer.
     """
     caller.must_have_subscription(name)
     now = runtime.clock.now()
     async with runtime.database.transaction() as connection:
         subscription = await known(connection, name)
         await record(connection, act(caller, "subscription.test", name), now)
-    try:
-        destination = destination_of(
-            subscription, runtime.deliveries_http, runtime.dialling, runtime.vault, runtime.settings.origin
-        )
-    except NotInstalled as missing:
-        raise ClientNotInstalled(f"{missing}.", command=missing.command) from None
+        # Within it, so that what cannot be sent at all leaves no record.
+        try:
+            destination = destination_of(
+                subscription, runtime.deliveries_http, runtime.dialling, runtime.vault, runtime.settings.origin
+            )
+        except NotInstalled as missing:
+            raise ClientNotInstalled(f"{missing}.", command=missing.command) from None
     try:
         [outcome] = await destination.deliver([_test_of(subscription, now)], now)
     finally:

@@ -11,7 +11,7 @@ from typing import Any
 import httpx
 from aiohttp import web
 
-from app.config import Settings
+from app.config import LOOPBACK, Settings
 from app.database import Connection, connect
 from app.loops.checkback import CheckBack
 from app.runtime import Runtime
@@ -103,7 +103,7 @@ async def make_day(dsn: str, path: Path) -> None:
 
 @asynccontextmanager
 async def _maker(dsn: str, path: Path) -> AsyncIterator[Maker]:
-    settings = Settings(_env_file=None, database_url=dsn, pool_size=4, linger_s=0)  # type: ignore[call-arg]
+    settings = Settings(_env_file=None, database_url=dsn, pool_size=4, linger_s=0, allow_networks=LOOPBACK)  # type: ignore[call-arg]
     names = ("mailer", "audit", "europe", "ordered", "flaky", "dying", "paused", "ops", "former", "changing", "late")
     async with AsyncExitStack() as stack:
         runtime = await assemble(settings, dsn, stack)
