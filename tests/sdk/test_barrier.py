@@ -22,6 +22,7 @@ from halfnote import (
     UNKNOWN,
     BarrierRefused,
     CheckedTransaction,
+    CheckEndpoint,
     Outgoing,
     Transaction,
     TransactionProducer,
@@ -32,13 +33,17 @@ from halfnote.databases.base import NotInTransaction, dialect_of
 from halfnote.databases.dbapi import DbApi
 from halfnote.databases.sqlalchemy import AsyncSqlAlchemy, SqlAlchemy
 from halfnote.ids import new_id
+from halfnote.testing import SECRET
 from sqlalchemy import create_engine
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
 from sqlalchemy.orm import Session
+from starlette.applications import Starlette
 
 from app.database import Connection
+from tests.processes import Service
 from tests.sdk.coordinators import Scripted
+from tests.sdk.servers import asgi_server
 from tests.sdk.shop import with_driver
 from tests.sdk.sites import SITES, Site, postgres
 
@@ -248,6 +253,93 @@ async def test_op_and_producer_agree_whoever_comes_first(
     assert len(rows) == 60
     assert sorted(ids[row["transaction_id"]] for row in rows if row["verdict"] == 1) == orders
     assert 0 < len(orders) < 60
+
+
+class Died(BaseException):
+    """The process died: nothing is done on its way out."""
+
+
+async def raced(service: Service, site: Site, count: int) -> dict[UUID, int]:
+    """Place orders by the client while Halfnote asks about each; return the orders by transaction id.
+
+    One in four fails, and one in seven dies after its local work: its end is never posted.
+    """
+    hazard, turns = random.Random(1030), asyncio.Semaphore(16)
+    app = Starlette()
+    app.add_route("/check", CheckEndpoint(site.barrier, group="shop", secrets=SECRET).asgi())
+
+    async with (
+        asgi_server(app) as url,
+        TransactionProducer(service.url, group="shop") as producer,
+        httpx.AsyncClient(base_url=service.url, timeout=60) as api,
+    ):
+        await producer.register([f"{url}/check"], secret=SECRET, interval_s=1, max_checks=100)
+
+        async def ask(transaction_id: UUID) -> None:
+            await asyncio.sleep(hazard.random() * 0.03)
+            came = await api.post(f"/transactions/{transaction_id}/check")
+            # 409: it is decided already.
+            assert came.status_code in (202, 409)
+
+        async def work(number: int) -> UUID:
+            tx = None
+            try:
+                async with producer.transaction(Outgoing("order", number)) as tx:
+                    asking = asyncio.create_task(ask(tx.transaction_id))
+                    await asyncio.sleep(hazard.random() * 0.02)
+                    async with site.local() as local:
+                        await local.enter(tx)
+                        await asyncio.sleep(hazard.random() * 0.02)
+                        await local.order(number)
+                        if number % 4 == 0:
+                            raise LookupError("no teapots left")
+                    await asyncio.sleep(hazard.random() * 0.02)
+                    if number % 7 == 0:
+                        raise Died
+            except (BarrierRefused, LookupError, Died):
+                pass
+            assert tx is not None
+            assert tx.result is not None
+            # Never a conflict: the end and the check know the same.
+            assert tx.result.end in ("recorded", "left_to_check")
+            await asking
+            return tx.transaction_id
+
+        async def one(number: int) -> tuple[UUID, int]:
+            async with turns:
+                return await work(number), number
+
+        ids = dict(await asyncio.gather(*(one(number) for number in range(count))))
+        while any(
+            [(await api.get("/transactions", params={"state": s})).json()["items"] for s in ("half", "in_doubt")]
+        ):
+            await asyncio.sleep(0.2)
+    return ids
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("name", ["asyncpg", "mariadb"])
+async def test_5000_ends_race_with_halfnote_s_own_checks(
+    name: str, data_dir: Path, dsn: str, db: Connection, tmp_path: Path
+) -> None:
+    """The whole way: the client, the service as a process, its checks over HTTP, and what it has recorded."""
+    service = Service(data_dir, "serve", HALFNOTE_DATABASE_URL=dsn)
+    await service.start()
+    try:
+        async with SITES[name](tmp_path) as site:
+            await site.call(site.barrier.create_table)
+            ids = await raced(service, site, 5000)
+            orders = site.orders()
+    finally:
+        service.stop()
+    rows = await db.fetch("select transaction_id, verdict, source from op")
+    assert len(rows) == 5000
+    assert sorted(ids[row["transaction_id"]] for row in rows if row["verdict"] == 1) == orders
+    assert sorted(ids[row["transaction_id"]] for row in rows) == list(range(5000))
+    assert 0 < len(orders) < 5000
+    # Chance saw to it that the producer (0) and checks (1) decided some.
+    assert {row["source"] for row in rows} == {0, 1}
 
 
 @pytest.mark.parametrize("name", ["asyncpg", "sqlalchemy-async"])
