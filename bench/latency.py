@@ -84,6 +84,8 @@ async def _at_rate(report: Report, callers: Callers, turns: int, seconds: int) -
         async def half(n: int, requests: list[bytes] = requests) -> None:
             # The one that rested shortest: what is warm is used first, on either side.
             wire = wires.pop() if wires else await Wire.to(port)
+            if wire.closed:
+                wire = await Wire.to(port)
             await wire.ask(requests[n])
             wires.append(wire)
 

@@ -49,6 +49,8 @@ async def _round(relay: Relaying, api: Service, seconds: int) -> list[float]:
 
     async def act(n: int) -> None:
         wire = wires.pop() if wires else await Wire.to(api.port)
+        if wire.closed:
+            wire = await Wire.to(api.port)
         half, end = requests[n]
         await wire.ask(half)
         await wire.ask(end)

@@ -31,6 +31,11 @@ class Wire(asyncio.Protocol):
         if status // 100 != 2:
             raise RuntimeError(f"answered {status}")
 
+    @property
+    def closed(self) -> bool:
+        """Whether the service has let go of it, as of any that asks nothing for long."""
+        return self._transport is None or self._transport.is_closing()
+
     def close(self) -> None:
         """Close the connection."""
         if self._transport is not None:

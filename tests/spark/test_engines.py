@@ -53,6 +53,7 @@ def ended(started: subprocess.Popen[str]) -> int:
     return started.returncode
 
 
+@pytest.mark.slow
 def test_spark_submit_and_another_time_zone_find_the_same(faulty: str, tmp_path: Path) -> None:
     """The file itself is what spark-submit runs, from wherever; machine, JVM and database live in zones far
     from UTC."""

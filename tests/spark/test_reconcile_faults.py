@@ -110,6 +110,7 @@ def test_a_run_that_was_killed_is_cleared_away_by_the_next(
     assert written(dsn) == [1, 1, 1]
 
 
+@pytest.mark.slow
 def test_a_database_that_goes_away_in_mid_read(data_dir: Path, tmp_path: Path) -> None:
     server = EmbeddedPostgres.start(data_dir)
     try:
