@@ -9,9 +9,9 @@ RUN := $(VENV)/.run-$(shell cat requirements.lock pyproject.toml | cksum | cut -
 SPARK := $(VENV)/.spark-$(shell cat requirements-spark.lock pyproject.toml | cksum | cut -d ' ' -f 1)
 DEV := $(VENV)/.dev-$(shell cat requirements-dev.lock pyproject.toml | cksum | cut -d ' ' -f 1)
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet
-# The tests share one Postgres, and wait for more than they compute: three at once keep two cores busy.
+# The tests share one Postgres; more than two at once gain nothing on small machines.
 # Those of the proof run in one of them (tests/scheduling.py), so that there is one Spark session.
-PYTEST := $(BIN)/python -m pytest -n 3 --dist loadgroup
+PYTEST := $(BIN)/python -m pytest -n 2 --dist loadgroup
 
 .DEFAULT_GOAL := help
 .PHONY: help run demo demo-compare reconcile test test-all test-deps test-helm test-image helm-deps sbom audit check
