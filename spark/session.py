@@ -15,6 +15,8 @@ from spark.jar import COORDINATE, OPTION, NoJarError, jar_settings
 
 # Set by spark-submit, whose JVM is there before this program.
 _SUBMITTED = "PYSPARK_GATEWAY_PORT"
+# The longest directory, in bytes, that leaves room for a socket's name of 42 (unix(7) has 108 for the whole).
+_MOST_SOCKET_DIR = 64
 
 # A run is over in a minute, and has no use for pauses that are short. Half of it was compilers at work on what ran for
 # a second: the highest tier begins later, which leaves it what is worth it.
@@ -33,6 +35,10 @@ DEFAULTS = {
     "spark.ui.enabled": "false",
     "spark.ui.showConsoleProgress": "false",
     "spark.driver.memory": "2g",
+    # Spark hands rows to Python at a port that takes one caller: any other program that tries this port just then (its
+    # own server had it before, say) makes the run fail. A socket file has no strangers; java.io.tmpdir has it.
+    "spark.python.unix.domain.socket.enabled": "true",
+    "spark.python.authenticate.socketTimeout": "2m",
     "spark.driver.extraJavaOptions": JAVA_OPTIONS,
     "spark.executor.extraJavaOptions": JAVA_OPTIONS,
     # What fails is said by the program, with the cause that Java gives; its log says the same on a hundred lines.
@@ -74,6 +80,7 @@ def running(place: Path, master: str | None = None) -> Iterator[SparkSession]:
     here = {
         "spark.local.dir": str(place / "local"),
         "spark.driver.extraJavaOptions": f"{JAVA_OPTIONS} -Djava.io.tmpdir={java}",
+        "spark.python.unix.domain.socket.enabled": str(len(os.fsencode(java)) <= _MOST_SOCKET_DIR).lower(),
     }
     with _java_ended_with_us():
         made = session(master, **here)

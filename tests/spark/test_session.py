@@ -1,5 +1,6 @@
 """The session, its jar, and the schemas."""
 
+import socket
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -42,3 +43,12 @@ def test_rows_come_back_as_they_were_written(spark: SparkSession, tmp_path: Path
     read = spark.read.schema(schemas.OUTBOX).parquet(str(tmp_path / "outbox"))
     assert read.collect() == frame(spark, schemas.OUTBOX, [row]).collect()
     assert read.selectExpr("unix_micros(committed_at) as at").collect()[0]["at"] == 1_792_891_800_123_456
+
+
+def test_rows_come_to_python_by_a_socket_file_that_no_stranger_meets(spark: SparkSession) -> None:
+    # Not by a port: whoever tried it first would take the place of the one who may read.
+    where, secret = spark.range(3)._jdf.collectToPython()[:2]
+    with socket.socket(socket.AF_UNIX) as wire:
+        wire.connect(where)
+        assert wire.recv(1)
+    assert secret is None
