@@ -260,6 +260,15 @@ def test_cluster_of_another_version_is_left_alone(start, data_dir):
         start()
 
 
+def test_standby_is_refused_and_left_alone(start, data_dir):
+    start().stop()
+    signal_file = find_place(data_dir).pgdata / "standby.signal"
+    signal_file.touch()
+    with pytest.raises(EmbeddedPostgresError, match=r"is a standby .*Promote it first"):
+        start(settings={"hot_standby": "on"})
+    assert signal_file.exists()
+
+
 async def test_stale_pid_file_of_another_process_neither_stops_the_start_nor_harms_it(start, data_dir):
     server = start()
     await store(server.url, 1030)

@@ -55,12 +55,14 @@ _SETTINGS = {
 
 
 def ensure_cluster(place: Place, installation: Installation, *, sync: bool) -> None:
-    """Makes the cluster unless it is there; raises EmbeddedPostgresError if it is of another version or initdb fails.
+    """Makes the cluster unless it is there; raises EmbeddedPostgresError if it is of another version or a standby, or
+    initdb fails.
 
     It is made under another name and renamed once it is on disk, so one whose initdb was killed never counts.
     """
     if place.cluster.exists():
         _check_version(place)
+        _check_standby(place)
         return
     for leftover in place.home.glob("cluster.new-*"):
         # An initdb that outlived its service may still be writing there: what stays is removed by the next start.
@@ -109,6 +111,15 @@ def _check_version(place: Place) -> None:
             f"{place.pgdata} was made by Postgres {version}, and this Halfnote brings Postgres {MAJOR_VERSION}. Dump "
             "it with the Halfnote that made it and restore into an empty HALFNOTE_DATA_DIR, or set "
             "HALFNOTE_DATABASE_URL."
+        )
+
+
+def _check_standby(place: Place) -> None:
+    """A standby takes no sessions that write until it is promoted: whoever waited for that would wait for ever."""
+    if (place.pgdata / "standby.signal").exists():
+        raise EmbeddedPostgresError(
+            f"{place.pgdata} is a standby (standby.signal), on which Halfnote cannot write. Promote it first, or set "
+            "HALFNOTE_DATABASE_URL to its primary."
         )
 
 
