@@ -28,7 +28,10 @@ def staging(parent: Path | None = None, *, keep: bool = False) -> Iterator[Path]
         try:
             yield directory
         finally:
-            if not keep:
+            if keep:
+                # What is to be kept is no left-over: without its lock the next run leaves it alone.
+                (directory / "lock").unlink()
+            else:
                 _remove(directory)
 
 
