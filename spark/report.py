@@ -19,6 +19,8 @@ from spark.meanings import MEANINGS
 MOST_ROWS = 200
 # The newest of a run's days are drawn; of all of them there are numbers.
 DRAWN_DAYS = 5
+# Days that were not looked at again although findings of theirs are open, which the verdict names.
+NAMED_DAYS = 10
 _LONGEST = 300  # characters of a detail
 TABLES = ("half", "op", "outbox", "receipt", "attempt")
 
@@ -49,13 +51,15 @@ def render(
     days: Sequence[Mapping[str, Any]],
     findings: Sequence[Mapping[str, Any]],
     trend: Sequence[Mapping[str, Any]],
+    elsewhere: Mapping[date, int],
     *,
     base_url: str | None,
 ) -> str:
     """Return the page.
 
     `run`, `days`, `findings`: rows of reconciliation_run, reconciliation_day and finding, of this run; `trend`: day,
-    state, counts and found of the last days. `base_url`: where the service is, for links; without it there are none.
+    state, counts and found of the last days; `elsewhere`: open findings of days that the run did not look at, newest
+    first. `base_url`: where the service is, for links; without it there are none.
     Raises ValueError if that is no http or https URL.
     """
     if base_url is not None and not base_url.startswith(("http://", "https://")):
@@ -72,6 +76,9 @@ def render(
             kinds=kinds,
             found=max(sum(found.count for found in kinds), run["open"]),
             resolved=resolved[:MOST_ROWS],
+            elsewhere=list(elsewhere.items())[:NAMED_DAYS],
+            elsewhere_days=len(elsewhere),
+            found_elsewhere=sum(elsewhere.values()),
             drawn=[_drawn(row) for row in newest[:DRAWN_DAYS]],
             trend=of_trend(trend),
             tables=TABLES,

@@ -84,6 +84,11 @@ select * from (
   from finding f where day = any(%(days)s) and (resolved_at is null or resolved_run = %(run_id)s)
 ) numbered where place <= %(most)s order by day, kind, place
 """
+# What is open of the other days; served by finding_open. A final day is not looked at again, and stays as it was found.
+ELSEWHERE = """
+select day, count(*) as findings from finding where resolved_at is null and not day = any(%(days)s)
+group by day order by day desc
+"""
 TREND = "select day, state, counts, found from reconciliation_day order by day desc limit %s"
 
 
@@ -115,12 +120,16 @@ class RunResult:
 
 @dataclass(frozen=True)
 class Written:
-    """The rows as the database has them, for the report: the run, its days, some findings of theirs, the last days."""
+    """The rows as the database has them, for the report: the run, its days, some findings of theirs, the last days.
+
+    `elsewhere`: how many findings are open of days that the run did not look at, newest first.
+    """
 
     run: Mapping[str, Any]
     days: Sequence[Mapping[str, Any]]
     findings: Sequence[Mapping[str, Any]]
     trend: Sequence[Mapping[str, Any]]
+    elsewhere: Mapping[date, int] = field(default_factory=dict)
 
 
 def seen_days(connection: Connection) -> dict[date, Seen]:
@@ -259,4 +268,5 @@ def _written(connection: Connection, run: dict[str, Any], here: Mapping[str, Any
         days=connection.execute(days, here).fetchall(),
         findings=connection.execute(SHOWN, dict(here) | {"most": MOST_SHOWN}).fetchall(),
         trend=connection.execute(TREND, [TREND_DAYS]).fetchall()[::-1],
+        elsewhere={row["day"]: row["findings"] for row in connection.execute(ELSEWHERE, here)},
     )

@@ -37,7 +37,7 @@ from spark.output import Output
 from spark.progress import Progress
 from spark.proving import ProvedDay, first_findings, prove
 from spark.reading import Ledgers, Read, Wish, read_days, read_ledgers, read_parquet
-from spark.report import render
+from spark.report import NAMED_DAYS, render
 from spark.results import RunResult, Written
 from spark.session import running
 from spark.staging import staging
@@ -212,7 +212,8 @@ class Run:
     def _write_report(self, written: Written) -> None:
         if self._output is not None:
             url = self._options.base_url
-            html = render(written.run, written.days, written.findings, written.trend, base_url=url)
+            of_run = (written.run, written.days, written.findings, written.trend, written.elsewhere)
+            html = render(*of_run, base_url=url)
             self._output.write_report(html)
 
     def _publish(self, proved: Sequence[ProvedDay]) -> None:
@@ -242,7 +243,12 @@ class Run:
                 found[kind] = found.get(kind, 0) + count
         kinds = ", ".join(f"{kind} {count}" for kind, count in sorted(found.items()))
         verdict = f"{open_} findings ({kinds})" if open_ else "proved"
-        print(f"{verdict}; days: {days}, new: {written.run['new']}, resolved: {written.run['resolved']}")
+        said = [verdict, f"days: {days}, new: {written.run['new']}, resolved: {written.run['resolved']}"]
+        if written.elsewhere:
+            others = [f"{day} ({count})" for day, count in written.elsewhere.items()]
+            more = f" and {len(others) - NAMED_DAYS} more days" if len(others) > NAMED_DAYS else ""
+            said.append(f"still open of days not looked at: {', '.join(others[:NAMED_DAYS])}{more}")
+        print("; ".join(said))
         return FINDINGS if open_ else PROVED
 
 

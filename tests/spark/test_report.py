@@ -12,7 +12,7 @@ from app.finding_kinds import MEANINGS as SERVICE_MEANINGS
 from app.finding_kinds import docs_of
 from spark.drawings import DRAWN_SUBSCRIPTIONS, duration, of_day, of_trend, within
 from spark.meanings import MEANINGS
-from spark.report import DRAWN_DAYS, MOST_ROWS, details, render
+from spark.report import DRAWN_DAYS, MOST_ROWS, NAMED_DAYS, details, render
 from spark.transforms.figures import FROM_MS, MOST_ATTEMPTS, MOST_CHECKS, OUTCOMES, QUARTERS, SOURCES, bucket_of
 from spark.transforms.rules import RULES
 
@@ -103,9 +103,10 @@ def page(
     days: Sequence[Mapping[str, Any]] = (),
     findings: Sequence[Mapping[str, Any]] = (),
     trend: Sequence[Mapping[str, Any]] = (),
+    elsewhere: Mapping[date, int] | None = None,
     base_url: str | None = URL,
 ) -> Page:
-    return Page(render(given, days, findings, trend, base_url=base_url))
+    return Page(render(given, days, findings, trend, elsewhere or {}, base_url=base_url))
 
 
 def test_a_proved_day_says_so_first() -> None:
@@ -121,6 +122,18 @@ def test_a_run_that_had_nothing_to_look_at_is_proved() -> None:
     made = page(run(days=[]))
     assert "No day changed since the last run" in made.text
     assert "svg" not in made.tags
+
+
+def test_what_is_open_of_days_that_were_not_looked_at_is_named_at_the_top() -> None:
+    before = {DAY - timedelta(days=number): number for number in range(4, 4 + NAMED_DAYS + 2)}
+    made = page(run(), [day()], elsewhere=before)
+    assert made.text.index("✓ Proved, but for 114 findings of before") < made.text.index("412")
+    assert "Still open, of days that this run did not look at: 2026-11-16 (4), 2026-11-15 (5)," in made.text
+    assert "2026-11-07 (13) and 2 more days." in made.text
+    assert f"{URL}/findings?day=2026-11-16&state=open" in made.links
+    found = page(run(state="findings", open=1), [day(found={"parked": 1})], [finding("parked")], elsewhere={DAY: 1})
+    assert "Still open, of days that this run did not look at: 2026-11-20 (1)." in found.text
+    assert "of before" not in found.text
 
 
 def test_a_failed_run_says_why_and_proves_nothing() -> None:

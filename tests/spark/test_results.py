@@ -1,0 +1,101 @@
+"""What a run makes of what the last ones left in the database; without Spark, which has no part in it."""
+
+from collections.abc import Collection
+from datetime import UTC, date, datetime
+from typing import Any
+from uuid import UUID
+
+import pytest
+
+from spark import results
+from spark.database import connect
+from spark.errors import RunFailedError
+from spark.results import DayResult, RunResult
+from tests.spark.days import days_ago, rows
+
+KIND, OTHER = "published_after_rollback", "ledger_disagrees"
+ALL = (KIND, OTHER)
+
+
+def write(
+    dsn: str,
+    subjects: Collection[str],
+    *,
+    day: date | None = None,
+    kind: str = KIND,
+    looked_for: Collection[str] = ALL,
+    fails: bool = False,
+) -> dict[str, Any]:
+    """Write a run that found these of one kind on a day; return its row."""
+    day = day or days_ago(2)
+    found = [(day, kind, one, str(UUID(int=1)), 0, None, "shop", "{}") for one in subjects]
+    of_day = DayResult(day, "provisional", {}, {kind: len(found)} if found else {}, {}, {}, looked_for)
+    with (
+        connect(dsn) as connection,
+        results.writing(connection, RunResult("none", "primary", datetime.now(UTC), days=[day]), [of_day], found) as it,
+    ):
+        if fails:
+            raise ZeroDivisionError
+    return dict(it.run) | {"elsewhere": it.elsewhere}
+
+
+def findings(dsn: str, *, open_only: bool = False) -> list[dict[str, Any]]:
+    found = rows(dsn, "select * from finding order by day, kind, subject")
+    return [row for row in found if not open_only or row["resolved_at"] is None]
+
+
+def told(run: dict[str, Any]) -> tuple[Any, ...]:
+    return run["state"], run["open"], run["new"], run["resolved"]
+
+
+def test_a_finding_is_kept_resolved_and_opened_again(dsn: str) -> None:
+    assert told(write(dsn, ["a"])) == ("findings", 1, 1, 0)
+    [found] = findings(dsn)
+    assert (found["first_run"], found["last_run"], found["resolved_at"], found["announced_at"]) == (1, 1, None, None)
+
+    rows(dsn, "update finding set announced_at = now() returning 1")
+    assert told(write(dsn, ["a"])) == ("findings", 1, 0, 0)
+    [again] = findings(dsn)
+    assert (again["finding_id"], again["first_run"], again["last_run"]) == (found["finding_id"], 1, 2)
+    assert again["announced_at"] is not None
+
+    assert told(write(dsn, [])) == ("proved", 0, 0, 1)
+    [gone] = findings(dsn)
+    assert (gone["resolved_run"], gone["last_run"]) == (3, 2)
+
+    assert told(write(dsn, ["a"])) == ("findings", 1, 1, 0)
+    [back] = findings(dsn)
+    assert (back["first_run"], back["last_run"], back["resolved_run"]) == (1, 4, None)
+    # It is announced again.
+    assert (back["resolved_at"], back["announced_at"]) == (None, None)
+
+
+def test_what_was_not_looked_for_in_full_is_not_resolved(dsn: str) -> None:
+    write(dsn, ["a", "b"])
+    assert told(write(dsn, ["b"], looked_for=[OTHER])) == ("findings", 2, 0, 0)
+    assert told(write(dsn, ["x"], kind=OTHER, looked_for=[OTHER])) == ("findings", 3, 1, 0)
+    assert told(write(dsn, ["b"], looked_for=[KIND])) == ("findings", 2, 0, 1)
+    assert [(row["kind"], row["subject"]) for row in findings(dsn, open_only=True)] == [(OTHER, "x"), (KIND, "b")]
+
+
+def test_other_days_findings_stay_and_are_named(dsn: str) -> None:
+    write(dsn, ["a"], day=days_ago(4))
+    write(dsn, ["a", "b"], day=days_ago(3))
+    run = write(dsn, [])
+    assert told(run) == ("proved", 0, 0, 0)
+    # They are told of beside the verdict.
+    assert list(run["elsewhere"].items()) == [(days_ago(3), 2), (days_ago(4), 1)]
+    assert [row["day"] for row in findings(dsn, open_only=True)] == [days_ago(4), days_ago(3), days_ago(3)]
+
+
+def test_what_fails_before_the_end_takes_the_whole_run_back(dsn: str) -> None:
+    with pytest.raises(ZeroDivisionError):
+        write(dsn, ["a"], fails=True)
+    for table in ("finding", "reconciliation_run", "reconciliation_day"):
+        assert rows(dsn, f"select * from {table}") == []
+
+
+def test_a_database_that_does_not_take_it_is_told(dsn: str) -> None:
+    with pytest.raises(RunFailedError, match="The database did not take the result: "):
+        write(dsn, ["a", "a"])
+    assert findings(dsn) == []
