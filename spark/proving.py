@@ -17,7 +17,7 @@ from spark.frames import Frames, empty
 from spark.progress import Progress
 from spark.results import DayResult
 from spark.sources import root_cause
-from spark.transforms.figures import figures
+from spark.transforms.figures import figures, no_figures
 from spark.transforms.rules import RULES, findings
 from spark.transforms.waiting import waiting
 from spark.watermark import state_after
@@ -43,18 +43,15 @@ def prove(
     spark: SparkSession, read: ReadDay, staging_dir: str, progress: Progress, *, sla_s: float, margin_s: float
 ) -> ProvedDay:
     """Apply the rules to a day. Raises RunFailedError if Spark cannot."""
-    f = read.frames
+    f, nothing = read.frames, is_empty(read.frames)
     try:
         with progress.stage("join", f.day) as stage:
-            cached = empty(spark, schemas.FINDING) if is_empty(f) else findings(f, sla_s=sla_s)
-            staged = _staged(spark, cached, f"{staging_dir}/findings")
-            cached.unpersist()
-            found = {row["kind"]: row["count"] for row in staged.groupBy("kind").count().collect()}
+            staged, found = (empty(spark, schemas.FINDING), {}) if nothing else _findings(spark, f, staging_dir, sla_s)
             stage.rows = sum(found.values())
         with progress.stage("figures", f.day):
-            drawn = figures(f)
+            drawn = no_figures() if nothing else figures(f)
         with progress.stage("waiting", f.day) as stage:
-            stage.rows = waiting(f).count()
+            stage.rows = 0 if nothing else waiting(f).count()
     except (PySparkException, Py4JError) as error:
         raise RunFailedError(f"The day {f.day} cannot be judged: {root_cause(str(error))}") from error
     outcomes = {name: sum(counts) for name, counts in drawn["outcomes"].items()}
@@ -76,6 +73,14 @@ def prove(
     )
 
 
+def _findings(spark: SparkSession, f: Frames, staging_dir: str, sla_s: float) -> tuple[DataFrame, dict[str, int]]:
+    """Return a day's findings, staged, and how many of each kind there are."""
+    cached = findings(f, sla_s=sla_s)
+    staged = _staged(spark, cached, f"{staging_dir}/findings")
+    cached.unpersist()
+    return staged, {row["kind"]: row["count"] for row in staged.groupBy("kind").count().collect()}
+
+
 def is_empty(f: Frames) -> bool:
     """Tell whether there is nothing of the day that a rule could look at."""
     beside = (f.producer_ledger, f.consumer_ledger, f.archive_manifest)
@@ -86,6 +91,8 @@ def is_empty(f: Frames) -> bool:
 def first_findings(days: Iterable[ProvedDay], at_most: int) -> Iterator[tuple[Any, ...]]:
     """Return the findings in the order of FINDING's columns; of a kind and day so many at most."""
     for day in days:
+        if not day.result.found:
+            continue
         kept = day.findings
         if any(count > at_most for count in day.result.found.values()):
             place = F.row_number().over(Window.partitionBy("kind").orderBy("subject"))

@@ -11,7 +11,7 @@ from pyspark.sql import SparkSession
 from spark import schemas
 from spark.frames import Frames
 from spark.transforms import figures as module
-from spark.transforms.figures import FROM_MS, MOST_ATTEMPTS, MOST_CHECKS, QUARTERS, bucket_of, figures
+from spark.transforms.figures import FROM_MS, MOST_ATTEMPTS, MOST_CHECKS, QUARTERS, bucket_of, figures, no_figures
 from tests.spark.conftest import frame
 
 DAY = date(2026, 3, 29)  # one on which Central Europe's clocks jump
@@ -83,6 +83,7 @@ def test_an_empty_day_has_figures_of_nothing(spark: SparkSession) -> None:
     assert [sum(counts) for counts in found["verdict"].values()] == [0, 0, 0, 0]
     assert (sum(found["checks"]), found["subscriptions"], found["others"]) == (0, [], None)
     assert json.loads(json.dumps(found)) == found
+    assert no_figures() == found
 
 
 def test_transactions_count_where_they_were_born_and_as_what_became_of_them(spark: SparkSession) -> None:
