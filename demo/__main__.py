@@ -55,24 +55,25 @@ def halfnote() -> Iterator[str]:
 
 def play_at(url: str, directory: Path) -> None:
     """Play against the service at the URL, with a shop and a receiver as processes of their own."""
-    secret, shop_port, receiver_port = new_secret(), free_port(), free_port()
+    host, secret = own_host(url), new_secret()
+    shop_port, receiver_port = free_port(host), free_port(host)
     with (
         httpx.Client(base_url=url, headers=api_key(), timeout=10) as client,
-        httpx.Client(base_url=f"http://{own_host()}:{shop_port}", timeout=10) as shop,
-        httpx.Client(base_url=f"http://{own_host()}:{receiver_port}", timeout=10) as receiver,
+        httpx.Client(base_url=f"http://{host}:{shop_port}", timeout=10) as shop,
+        httpx.Client(base_url=f"http://{host}:{receiver_port}", timeout=10) as receiver,
     ):
         play = Play(client, shop, receiver, secret)
         try:
-            with running("demo.receiver", secret, f"--port={receiver_port}"):
-                await_listening(receiver_port)
+            with running("demo.receiver", secret, host, f"--port={receiver_port}"):
+                await_listening(host, receiver_port)
                 play.register()
                 shop_options = (f"--port={shop_port}", f"--database={directory / 'shop.db'}", f"--halfnote={url}")
-                with running("demo.producer", secret, *shop_options) as process:
-                    await_listening(shop_port)
+                with running("demo.producer", secret, host, *shop_options) as process:
+                    await_listening(host, shop_port)
                     play.order_1030()
                     transaction_id = play.order_1031_dies(process)
-                with running("demo.producer", secret, *shop_options):
-                    await_listening(shop_port)
+                with running("demo.producer", secret, host, *shop_options):
+                    await_listening(host, shop_port)
                     play.order_1031_is_rescued(transaction_id)
                     play.order_1032_fails()
                 play.tell(transaction_id)

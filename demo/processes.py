@@ -10,12 +10,14 @@ import tempfile
 import time
 from base64 import b64encode
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import httpx
 
 STOP_S = 15.0
+LOOPBACK = "127.0.0.1"
 
 
 class NotAsTold(Exception):
@@ -28,14 +30,22 @@ def halfnote_url() -> str:
     return os.environ.get("HALFNOTE_URL", f"http://{host}:{port}")
 
 
-def own_host() -> str:
-    """Return the name by which Halfnote reaches the demo's own programs: DEMO_HOST, else this machine's loopback."""
-    return os.environ.get("DEMO_HOST", "127.0.0.1")
+def own_host(url: str) -> str:
+    """Return where the Halfnote at the URL reaches the demo's own programs: this machine's IPv4 address towards it.
+
+    Loopback if Halfnote is there, and where no way to it is known. A container has no name that others surely know.
+    """
+    parts = urlsplit(url)
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe, suppress(OSError):
+        # Nothing is sent.
+        probe.connect((parts.hostname or "", parts.port or 80))
+        return str(probe.getsockname()[0])
+    return LOOPBACK
 
 
 def listening_host() -> str:
-    """Return the address that the demo's programs listen on: all of them only if others than this machine call."""
-    return "127.0.0.1" if own_host() == "127.0.0.1" else "0.0.0.0"  # noqa: S104 - a container of its own
+    """Return the address that a program of the demo listens on, as it is told by the demo."""
+    return os.environ.get("DEMO_HOST", LOOPBACK)
 
 
 def api_key() -> dict[str, str]:
@@ -77,9 +87,9 @@ def own_halfnote() -> Iterator[str]:
 
 
 @contextmanager
-def running(module: str, secret: str, *arguments: str) -> Iterator[subprocess.Popen[bytes]]:
-    """Run one of the demo's programs until the end of the block, or until it dies."""
-    environment = os.environ | {"DEMO_SECRET": secret}
+def running(module: str, secret: str, host: str, *arguments: str) -> Iterator[subprocess.Popen[bytes]]:
+    """Run one of the demo's programs on an address until the end of the block, or until it dies."""
+    environment = os.environ | {"DEMO_SECRET": secret, "DEMO_HOST": host}
     process = subprocess.Popen([sys.executable, "-m", module, *arguments], env=environment)  # noqa: S603 - our own
     try:
         yield process
@@ -98,14 +108,14 @@ def stop(process: subprocess.Popen[bytes]) -> None:
             process.wait()
 
 
-def await_listening(port: int) -> None:
-    """Wait until something listens on the port of 127.0.0.1."""
+def await_listening(host: str, port: int) -> None:
+    """Wait until something listens on the port of an address."""
 
     def listening() -> bool:
         with socket.socket() as probe:
-            return probe.connect_ex(("127.0.0.1", port)) == 0
+            return probe.connect_ex((host, port)) == 0
 
-    await_true(listening, f"a process listens on port {port}")
+    await_true(listening, f"a process listens on {host}:{port}")
 
 
 def await_true(happened: Callable[[], bool], what: str, *, within_s: float | None = None) -> None:
@@ -118,10 +128,10 @@ def await_true(happened: Callable[[], bool], what: str, *, within_s: float | Non
         time.sleep(0.02)
 
 
-def free_port() -> int:
-    """Return a port of 127.0.0.1 on which nothing listens."""
+def free_port(host: str = LOOPBACK) -> int:
+    """Return a port of an address of this machine on which nothing listens."""
     with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
+        probe.bind((host, 0))
         return int(probe.getsockname()[1])
 
 
