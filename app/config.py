@@ -1,7 +1,6 @@
 """Every option of the service, named once, with its unit and default."""
 
 import ipaddress
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated, Literal, Self
 from urllib.parse import urlsplit
@@ -199,12 +198,6 @@ class Settings(BaseSettings):
         parts = urlsplit(value)
         if parts.scheme not in ("http", "https") or not parts.hostname or parts.query or parts.fragment:
             raise ValueError("must be a URL like http://collector:4318")
-        try:
-            missing = find_spec("opentelemetry.exporter.otlp.proto.http") is None
-        except ModuleNotFoundError:
-            missing = True
-        if missing:
-            raise ValueError("traces need OpenTelemetry: pip install 'halfnote-server[otel]'")
         return value
 
     @field_validator("admin_key_file", mode="before")

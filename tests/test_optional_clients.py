@@ -1,5 +1,6 @@
 """Clients of brokers and OpenTelemetry are extras: all but what is theirs is imported without them."""
 
+import os
 import re
 import subprocess
 import sys
@@ -16,7 +17,7 @@ CLIENTS = {
     "redis": "redis",
 }
 
-IMPORT_ALL = """
+ABSENT = """
 import importlib, importlib.abc, pkgutil, sys
 
 CLIENTS = set(sys.argv[1:])
@@ -31,6 +32,8 @@ class Absent(importlib.abc.MetaPathFinder):
         return None
 
 sys.meta_path.insert(0, Absent())
+"""
+IMPORT_ALL = """
 import app
 
 absent = set()
@@ -47,6 +50,32 @@ assert not [name for name in sys.modules if is_client(name)]
 print(*sorted(absent))
 """
 
+EXPORT = """
+from app.cli.refusal import Refusal
+from app.cli.service import refuse_without_exporter
+from app.config import Settings
+
+settings = Settings()
+try:
+    refuse_without_exporter(settings)
+except Refusal as refusal:
+    print(refusal)
+"""
+
+
+def said(program: str, **env: str) -> str:
+    """What a program prints where no client is installed."""
+    ran = subprocess.run(
+        [sys.executable, "-W", "error", "-c", ABSENT + program, *CLIENTS],
+        cwd=ROOT,
+        env=os.environ | env,
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert ran.returncode == 0, ran.stderr
+    return ran.stdout
+
 
 def names(lock: str) -> set[str]:
     """The distributions that a lock names."""
@@ -54,18 +83,16 @@ def names(lock: str) -> set[str]:
 
 
 def test_everything_but_its_own_modules_is_imported_without_a_client() -> None:
-    ran = subprocess.run(
-        [sys.executable, "-W", "error", "-c", IMPORT_ALL, *CLIENTS],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
-    assert ran.returncode == 0, ran.stderr
-    absent = ran.stdout.split()
+    absent = said(IMPORT_ALL).split()
     own = re.compile(r"app\.(tracing|destinations\.(rabbitmq|nats|kafka|redis)(_[a-z]+)?)").fullmatch
     assert absent
     assert [name for name in absent if not own(name)] == []
+
+
+def test_only_what_exports_traces_asks_for_their_exporter() -> None:
+    """The settings are read by the nightly programs as well, which have none."""
+    assert "halfnote-server[otel]" in said(EXPORT, HALFNOTE_OTLP_ENDPOINT="http://127.0.0.1:4318")
+    assert said(EXPORT) == ""
 
 
 def test_make_run_installs_no_client_and_make_test_all() -> None:

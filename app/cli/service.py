@@ -8,6 +8,7 @@ import socket
 import tempfile
 from collections.abc import AsyncIterator, Iterator
 from contextlib import ExitStack, asynccontextmanager, contextmanager
+from importlib.util import find_spec
 from math import ceil
 from types import FrameType
 
@@ -18,6 +19,7 @@ from uvicorn.config import STARTUP_FAILURE
 from uvicorn.supervisors import Multiprocess
 
 from app.cli.refusal import Refusal
+from app.cli.serve import WRONG_USAGE
 from app.config import BadKeyFile, Settings
 from app.database import UnusableDatabase, refuse_unusable
 from app.embedded import EmbeddedPostgres, EmbeddedPostgresError
@@ -28,6 +30,7 @@ from app.telemetry import set_up_logs
 # Longer than the usual client keeps an idle connection, so that it is the client who closes it and never a race.
 KEEP_ALIVE_S = 75
 BACKLOG = 2048
+EXPORTER = "opentelemetry.exporter.otlp.proto.http"
 # What shells report of a command that Ctrl-C ended.
 INTERRUPTED = 130
 
@@ -35,6 +38,7 @@ INTERRUPTED = 130
 def serve(settings: Settings) -> None:
     """Serve until SIGTERM or Ctrl-C. Raises Refusal."""
     set_up_logs()
+    refuse_without_exporter(settings)
     say_what_is_opened(settings)
     signal.signal(signal.SIGTERM, _leave)
     listener = listen(settings)
@@ -49,6 +53,23 @@ def serve(settings: Settings) -> None:
             run(settings, listener)
     except KeyboardInterrupt:
         return
+
+
+def refuse_without_exporter(settings: Settings) -> None:
+    """Raise Refusal if spans are to be exported and nothing is installed that could.
+
+    Not a matter of the settings themselves: the nightly programs have the same, and export nothing.
+    """
+    if settings.otlp_endpoint is None:
+        return
+    try:
+        missing = find_spec(EXPORTER) is None
+    except ModuleNotFoundError:
+        missing = True
+    if missing:
+        raise Refusal(
+            "HALFNOTE_OTLP_ENDPOINT: traces need OpenTelemetry: pip install 'halfnote-server[otel]'", code=WRONG_USAGE
+        )
 
 
 def migrate_database(settings: Settings) -> None:
