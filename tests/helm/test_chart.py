@@ -1,5 +1,6 @@
 """The chart by itself, without Helm: its values and their schema, its alerts, runbooks and dashboard."""
 
+import ipaddress
 import json
 import re
 from collections.abc import Iterator
@@ -10,6 +11,7 @@ import jsonschema_rs
 import pytest
 import yaml
 
+from app.addresses import METADATA
 from app.config import Settings
 from app.telemetry import Metrics
 from scripts import chart_settings
@@ -151,6 +153,19 @@ def test_wrong_values_are_refused(path: str, value: Any) -> None:
     found = refused(merged(DEFAULTS, at(tuple(before), {name: value})))
     assert found
     assert all(where == path or where.startswith(f"{path}/") or where == "/".join(before) for where in found)
+
+
+def test_no_pod_reaches_what_hands_out_credentials_of_its_machine() -> None:
+    blocks = [peer["ipBlock"] for peer in DEFAULTS["networkPolicy"]["destinations"] if "ipBlock" in peer]
+    for address, whose in METADATA:
+        own = ipaddress.ip_address(address)
+        reached = [
+            block
+            for block in blocks
+            if own in ipaddress.ip_network(block["cidr"])
+            and not any(own in ipaddress.ip_network(network) for network in block["except"])
+        ]
+        assert reached == [], (address, whose)
 
 
 def test_every_alert_has_its_runbook_and_every_runbook_its_alert() -> None:

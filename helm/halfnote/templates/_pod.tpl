@@ -94,8 +94,10 @@ spec:
               value: "8080"
             - name: HALFNOTE_AUTH
               value: keys
+            {{- if $root.Values.keys.admin }}
             - name: HALFNOTE_ADMIN_KEY_FILE
               value: /etc/halfnote/secrets/admin-key
+            {{- end }}
             - name: HALFNOTE_SECRETS_KEY_FILE
               value: /etc/halfnote/secrets/secrets.keys
             {{- include "halfnote.databaseEnv" (list $root (include "halfnote.databaseSecret" $root)) | trim | nindent 12 }}
@@ -151,8 +153,10 @@ spec:
             secretName: {{ include "halfnote.keysSecret" $root }}
             defaultMode: 0440
             items:
+              {{- if $root.Values.keys.admin }}
               - key: admin-key
                 path: admin-key
+              {{- end }}
               - key: secrets-keys
                 path: secrets.keys
         {{- with $root.Values.extraVolumes }}
