@@ -37,8 +37,8 @@ archive:
 {{- $root := index . 0 -}}
 {{- include "halfnote.databaseEnv" (list $root (include "halfnote.databaseSecret" $root)) }}
 {{- include "halfnote.settingsEnv" $root }}
-{{- if eq (index . 1) "archive" }}
-# It has no option for where there is room.
+{{- if and (eq (index . 1) "archive") (eq $root.Values.reconciliation.engine "local") }}
+# It has no option for where there is room. Spark would give its executors a volume of their own there.
 - name: SPARK_LOCAL_DIRS
   value: /staging
 {{- end }}
