@@ -67,6 +67,17 @@ def test_the_service_waits_for_its_schema_and_is_reached_from_this_machine_alone
     assert [name for name, service in services.items() if service.get("ports")] == ["api"]
 
 
+def test_only_what_makes_the_sealing_key_may_write_it(tmp_path: Path) -> None:
+    services = project(tmp_path)["services"]
+    laid = {name: volume for name in ("keys", "api", "worker") for volume in services[name]["volumes"]}
+    assert {name: volume.get("read_only", False) for name, volume in laid.items()} == {
+        "keys": False,
+        "api": True,
+        "worker": True,
+    }
+    assert services["api"]["environment"]["HALFNOTE_SECRETS_KEY_FILE"] == f"{laid['api']['target']}/secrets.keys"
+
+
 def test_callbacks_reach_the_network_of_the_containers(tmp_path: Path) -> None:
     read = project(tmp_path, SUBNET="172.31.5.0/24")
     assert read["networks"]["default"]["ipam"]["config"][0]["subnet"] == "172.31.5.0/24"
