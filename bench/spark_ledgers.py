@@ -1,4 +1,4 @@
-"""A day with what its producers and consumers say themselves: faults of every kind, those of ledgers among them."""
+"""An archived day with what its producers and consumers say themselves: faults of every kind, all at once."""
 
 from bench.report import Report
 from bench.spark_day import FAULTS, FAULTS_QUICK, TRANSACTIONS, TRANSACTIONS_QUICK, findings_in, tell
@@ -12,7 +12,8 @@ async def bench(stage: Stage, report: Report) -> None:
     count, faults = (TRANSACTIONS_QUICK, FAULTS_QUICK) if stage.quick else (TRANSACTIONS, FAULTS)
     frames, ledgers, out = (stage.place / name for name in ("with-ledgers", "ledgers", "out-with-ledgers"))
     made = await generate(
-        *("--parquet", str(frames), "--ledgers", str(ledgers)), *("--transactions", str(count), "--faults", str(faults))
+        *("--parquet", str(frames), "--archived", "--ledgers", str(ledgers)),
+        *("--transactions", str(count), "--faults", str(faults)),
     )
     report.add("rows of the day, without ledgers", made.rows, "rows")
     given = [f"--{whose}-ledger={ledgers / whose}" for whose in ("producer", "consumer")]

@@ -21,7 +21,7 @@ def fill(directory: Path, plan: Plan, chunk: int) -> tuple[dict[str, int], dict[
     """Make a chunk and write it; return the rows by table, and what was planted. Raises TooFewError, OSError."""
     made = chunk_of(plan, chunk)
     for name, rows in made.tables.items():
-        _write(directory / name / f"part-{chunk:05}.parquet", rows.select(FRAMES[name].names))
+        write(directory / name / f"part-{chunk:05}.parquet", rows.select(FRAMES[name].names))
     if plan.ledgers is not None:
         ledgers.write(plan.ledgers, chunk, made.ledgers)
     return {name: rows.num_rows for name, rows in made.tables.items()}, made.planted
@@ -56,12 +56,13 @@ def finish(directory: Path, plan: Plan) -> None:
         ("checkpoint", CHECKPOINT, checkpoints),
         ("producer_group", PRODUCER_GROUP, groups),
     ):
-        _write(directory / name / "part-00000.parquet", pa.Table.from_pylist(rows, _arrow(schema)))
+        write(directory / name / "part-00000.parquet", pa.Table.from_pylist(rows, _arrow(schema)))
     told = {"day": plan.day.isoformat(), "seen_at": plan.seen_at.astimezone(UTC).isoformat(), "rules": RULES}
     (directory / "frames.json").write_text(json.dumps(told, indent=2) + "\n", encoding="utf-8")
 
 
-def _write(path: Path, rows: pa.Table) -> None:
+def write(path: Path, rows: pa.Table) -> None:
+    """Write a file, and the directories above it."""
     path.parent.mkdir(parents=True, exist_ok=True)
     alike = [name for name in rows.column_names if name not in _UNLIKE]
     pq.write_table(rows, path, use_dictionary=alike)

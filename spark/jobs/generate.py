@@ -23,6 +23,7 @@ from pathlib import Path
 import psycopg
 from pyspark.sql import SparkSession
 
+from spark.generating import archived as archive
 from spark.generating import parquet, postgres
 from spark.generating.faults import TooFewError
 from spark.generating.plan import ALLOWED, FORBIDDEN, LEDGERS, Plan
@@ -40,9 +41,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     if given.parquet is None and not dsn:
         print(f"Say where to: --database-url (or {DATABASE_URL}), or --parquet.", file=sys.stderr)
         return 2
+    if given.archived and given.parquet is None:
+        print("--archived goes with --parquet.", file=sys.stderr)
+        return 2
     try:
         if given.parquet is not None:
-            to_parquet(given.parquet, _plan(given, given.day or _long_ago()), given.planted, master=given.master)
+            plan = _plan(given, given.day or _long_ago())
+            to_parquet(given.parquet, plan, given.planted, archived=given.archived, master=given.master)
         else:
             plan = _plan(given, given.day or postgres.default_day(dsn))
             to_postgres(dsn, plan, given.planted, unconstrained=given.unconstrained, master=given.master)
@@ -67,6 +72,11 @@ def _parser() -> argparse.ArgumentParser:
         help="plant what constraints forbid as well: outbox loses its primary key, in an empty database only",
     )
     parser.add_argument("--ledgers", type=Path, metavar="DIR", help="write DIR/producer and DIR/consumer beside it")
+    parser.add_argument(
+        "--archived",
+        action="store_true",
+        help="write the manifest of an archive beside it; with --faults, some rows are changed after that",
+    )
     parser.add_argument("--planted", type=Path, metavar="FILE", help="default: planted.json, in DIR or here")
     parser.add_argument("--master", help="where Spark runs; default: local[*]")
     return parser
@@ -98,14 +108,20 @@ def _long_ago() -> date:
 
 
 def to_parquet(
-    directory: Path, plan: Plan, planted: Path | None = None, *, master: str | None = None
+    directory: Path, plan: Plan, planted: Path | None = None, *, archived: bool = False, master: str | None = None
 ) -> dict[str, int]:
-    """Write a day below a directory; return its rows by table. Raises OSError, TooFewError."""
+    """Write a day below a directory; return its rows by table. Raises OSError, TooFewError.
+
+    `archived`: as an archive, with a manifest.
+    """
     began = time.monotonic()
     plan = replace(plan, seen_at=parquet.default_seen_at(plan))
     directory.mkdir(parents=True, exist_ok=True)
     rows, subjects = _fill(plan, partial(parquet.fill, directory.resolve()), master)
     parquet.finish(directory, plan)
+    if archived:
+        archive.finish(session(master), directory, plan)
+        subjects |= archive.plant(directory) if plan.faults else {}
     _tell(rows, subjects, began, planted or directory / "planted.json")
     return rows
 

@@ -11,6 +11,7 @@ import pyarrow.compute as pc
 import pytest
 from pyspark.sql import SparkSession
 
+from spark.archive import MANIFEST, frames_from_archive
 from spark.generating.chunk import chunk_of
 from spark.generating.faults import TooFewError
 from spark.generating.plan import ALLOWED, CHUNK, FORBIDDEN, LEDGERS, Plan
@@ -19,7 +20,7 @@ from spark.jobs.generate import main, to_parquet, to_postgres
 from spark.ledgers import consumer_ledger, producer_ledger
 from spark.schemas import BIG
 from spark.sources import frames_from_parquet
-from spark.transforms.rules import findings
+from spark.transforms.rules import RULES, findings
 
 Found = set[tuple[str, str]]
 
@@ -33,7 +34,8 @@ def planted_in(file: Path) -> Found:
 
 
 def found_in(spark: SparkSession, directory: Path, ledgers: Path | None = None) -> Found:
-    frames = frames_from_parquet(spark, str(directory))
+    archived = (directory / MANIFEST).exists()
+    frames = (frames_from_archive if archived else frames_from_parquet)(spark, str(directory))
     if ledgers is not None:
         producers = producer_ledger(spark, str(ledgers / "producer"), str(ledgers / "staged-producer"))
         consumers = consumer_ledger(spark, str(ledgers / "consumer"), str(ledgers / "staged-consumer"))
@@ -110,11 +112,12 @@ def test_nothing_is_found_in_a_day_without_faults(spark: SparkSession, tmp_path:
 
 def test_each_planted_fault_is_found_and_nothing_else(spark: SparkSession, tmp_path: Path) -> None:
     kinds, ledgers = ALLOWED + FORBIDDEN + LEDGERS, tmp_path / "ledgers"
-    to_parquet(tmp_path, Plan(long_ago(), 4, 3000, faults=3 * len(kinds), kinds=kinds, ledgers=ledgers))
+    plan = Plan(long_ago(), 4, 3000, faults=3 * len(kinds), kinds=kinds, ledgers=ledgers)
+    to_parquet(tmp_path, plan, archived=True)
 
     planted = planted_in(tmp_path / "planted.json")
-    assert {kind for kind, _ in planted} == set(kinds)
-    assert len(planted) == 3 * len(kinds)
+    assert {kind for kind, _ in planted} == {rule.kind for rule in RULES} == {*kinds, "archive_differs"}
+    assert len(planted) == 3 * len(kinds) + 3
     assert found_in(spark, tmp_path, ledgers) == planted
 
 
@@ -161,5 +164,7 @@ def test_wrong_usage_is_told(capsys: pytest.CaptureFixture[str], monkeypatch: py
     monkeypatch.delenv("HALFNOTE_DATABASE_URL", raising=False)
     assert main([]) == 2
     assert "--database-url" in capsys.readouterr().err
+    assert main(["--database-url", "postgresql://127.0.0.1:1/none", "--archived"]) == 2
+    assert "--archived goes with --parquet" in capsys.readouterr().err
     with pytest.raises(SystemExit, match="must be over"):
         main(["--parquet", "nowhere", "--day", datetime.now(UTC).date().isoformat()])
