@@ -7,6 +7,8 @@ from uuid import UUID
 
 import httpx
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 import app.store.transactions as lists
 from app.database import Connection
@@ -14,7 +16,7 @@ from app.ids import id_day, lowest_id, uuid7
 from app.runtime import Runtime
 from app.store import history
 from app.store.halves import MESSAGE_BODY
-from app.store.transactions import FLOORS, HIGHEST, LOWEST, PAGES
+from app.store.transactions import FLOORS, HIGHEST, LOWEST, NEXT, PAGES
 from tests.conftest import register_group
 from tests.plans import big, scans
 from tests.test_half_end import ORDER, post_end, post_half
@@ -478,9 +480,17 @@ async def test_a_page_that_ran_out_of_time_goes_on(full: Connection) -> None:
         pages += 1
         if high is None:
             break
+        # Whoever lists one group's transactions is not told another's ids.
+        assert await full.fetchval("select count(*) from half where transaction_id = $1", high) == 0
         wanted = lists.Filter(topic="nobody", high=high)
-    stored = await full.fetchval("select count(*) from half")
-    assert pages == stored // lists.WINDOW_ROWS + 1
+    stored = await full.fetchval("select count(*) from half where position = 0")
+    assert pages == -(-stored // lists.WINDOW_ROWS)
+
+
+@given(st.tuples(st.integers(0, (1 << 128) - 1), st.integers(0, (1 << 128) - 1)).filter(lambda two: two[0] != two[1]))
+def test_a_boundary_is_over_the_one_and_not_over_the_other(two: tuple[int, int]) -> None:
+    below, above = sorted(UUID(int=one) for one in two)
+    assert below < lists.between(below, above) <= above
 
 
 @pytest.mark.parametrize(
@@ -518,6 +528,7 @@ async def test_lists_never_read_a_whole_day(
     keys = [key] if key else []
     floor_types, floor_values = (*TYPES[:2], *(["text"] if key else [])), (LOWEST, HIGHEST, *keys)
     found = big(await scans(full, FLOORS[source], floor_types, floor_values, generic=False))
+    found += big(await scans(full, NEXT[source], floor_types, floor_values, generic=False))
     page_types = TYPES if key else TYPES[:-1]
     floor = await full.fetchval(FLOORS[source], *floor_values)
     values = (floor or LOWEST, HIGHEST, group, None, state, None, None, 101, *keys)

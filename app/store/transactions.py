@@ -42,6 +42,8 @@ FLOORS = {
     name: f"{source.format(key='$3')} order by transaction_id desc offset {WINDOW_ROWS - 1} limit 1"
     for name, source in SOURCES.items()
 }
+# The highest id of the next window: one probe of the same index.
+NEXT = {name: f"{source.format(key='$3')} order by transaction_id desc limit 1" for name, source in SOURCES.items()}
 
 # One page of a window. Each lookup is a LATERAL … OFFSET 0, so that it is a probe of a primary key in one partition
 # and never becomes a join that reads a whole one. A filter that is null is no filter; `state` looks at op first.
@@ -171,9 +173,25 @@ async def list_transactions(
                 window = replace(window, low=floor)
             found += await read_page(connection, window, limit + 1 - len(found))
             high = floor
-    if len(found) > limit:
-        return found[:limit], found[limit - 1].transaction_id
-    return found, high
+        if len(found) > limit:
+            return found[:limit], found[limit - 1].transaction_id
+        return found, None if high is None else await _next_page(connection, replace(wanted, high=high))
+
+
+async def _next_page(connection: Connection, rest: Filter) -> UUID | None:
+    """Return the `high` of a page that goes on below `rest.high`; None if there is nothing below.
+
+    Where the time ran out may be another group's transaction, so its id is not told.
+    """
+    key = () if rest.key is None else (rest.key,)
+    below: UUID | None = await connection.fetchval(NEXT[rest.source], rest.low, rest.high, *key)
+    return None if below is None else between(below, rest.high)
+
+
+def between(below: UUID, above: UUID) -> UUID:
+    """Return the roundest id over `below` and not over `above`: a boundary between two ids that tells neither."""
+    kept = (below.int ^ above.int).bit_length() - 1
+    return UUID(int=above.int >> kept << kept)
 
 
 async def window_floor(connection: Connection, wanted: Filter) -> UUID | None:
