@@ -117,6 +117,11 @@ class Settings(BaseSettings):
     in_flight_max: int = Field(
         10_000, ge=1, description="requests under way in each process, but for probes and metrics; past it 503"
     )
+    bodies_max_bytes: int = Field(
+        64 * 1024 * 1024,
+        ge=1024,
+        description="bodies of requests under way in each process, together; past it 503 with Retry-After",
+    )
     pool_size: int = Field(8, ge=2, description="database connections for everything but the flush lanes")
     batch_max: int = Field(500, ge=1, le=500, description="requests in one flush")
     queue_max: int = Field(10_000, ge=1, description="requests waiting for a flush; past it 503 with Retry-After")
@@ -249,6 +254,12 @@ class Settings(BaseSettings):
     def _certificate(self) -> Self:
         if self.tls_key_file is not None and self.tls_cert_file is None:
             raise ValueError("HALFNOTE_TLS_KEY_FILE is of no use without HALFNOTE_TLS_CERT_FILE")
+        return self
+
+    @model_validator(mode="after")
+    def _room_for_a_body(self) -> Self:
+        if self.bodies_max_bytes < self.body_limit_bytes:
+            raise ValueError("HALFNOTE_BODIES_MAX_BYTES must have room for HALFNOTE_BODY_LIMIT_BYTES")
         return self
 
     @property

@@ -9,6 +9,7 @@ from urllib.parse import urlsplit
 
 from app.config import Settings
 from app.errors import BadRequest, BodyTooLarge, ForeignOrigin, HostNotAllowed, WrongContentType
+from app.load import Load
 
 Scope: TypeAlias = MutableMapping[str, Any]
 AsgiMessage: TypeAlias = MutableMapping[str, Any]
@@ -105,23 +106,40 @@ def _check_content_type(content_type: bytes | None) -> None:
         raise WrongContentType("Send the body as `Content-Type: application/json`, in UTF-8.")
 
 
-async def read_body(receive: Receive, door: Door) -> bytes:
-    """Read a request's body whole. Raises BodyTooLarge as soon as it is over the limit, ClientGone if it breaks off."""
+async def read_body(receive: Receive, door: Door, load: Load) -> bytes:
+    """Read a request's body whole; `load` counts its bytes until they are given back.
+
+    Raises BodyTooLarge as soon as it is over the limit, Overloaded as soon as there is no room, and ClientGone if it
+    breaks off; then nothing of it is counted any more.
+    """
     message = await receive()
     if message["type"] == "http.disconnect":
         raise ClientGone
     body: bytes = message.get("body", b"")
-    if not message.get("more_body"):
-        if len(body) > door.limit_bytes:
-            raise door.too_large()
-        return body
-    parts, size = [body], len(body)
-    while message.get("more_body"):
-        message = await receive()
-        if message["type"] == "http.disconnect":
-            raise ClientGone
-        parts.append(message.get("body", b""))
-        size += len(parts[-1])
-        if size > door.limit_bytes:
-            raise door.too_large()
+    if message.get("more_body"):
+        return await _read_rest(receive, door, load, body)
+    if len(body) > door.limit_bytes:
+        raise door.too_large()
+    load.hold(len(body))
+    return body
+
+
+async def _read_rest(receive: Receive, door: Door, load: Load, first: bytes) -> bytes:
+    parts, held = [first], 0
+    try:
+        load.hold(len(first))
+        held, more = len(first), True
+        while more:
+            message = await receive()
+            if message["type"] == "http.disconnect":
+                raise ClientGone
+            parts.append(message.get("body", b""))
+            if held + len(parts[-1]) > door.limit_bytes:
+                raise door.too_large()
+            load.hold(len(parts[-1]))
+            held += len(parts[-1])
+            more = message.get("more_body", False)
+    except BaseException:
+        load.release(held)
+        raise
     return b"".join(parts)

@@ -401,7 +401,8 @@ class TooManyRequests(Problem):
 
 
 class Overloaded(Problem):
-    """More requests wait than HALFNOTE_QUEUE_MAX, or more are under way than HALFNOTE_IN_FLIGHT_MAX.
+    """More requests wait than HALFNOTE_QUEUE_MAX, more are under way than HALFNOTE_IN_FLIGHT_MAX, or their bodies have
+    more than HALFNOTE_BODIES_MAX_BYTES together.
 
     Nothing was stored. Repeat after `Retry-After` seconds.
     """

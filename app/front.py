@@ -15,7 +15,7 @@ from starlette.responses import Response
 from starlette.routing import Match
 
 from app.decoding import check_json
-from app.door import READING, AsgiApp, AsgiMessage, ClientGone, Door, Receive, Scope, Send, read_body
+from app.door import READING, AsgiApp, AsgiMessage, ClientGone, Receive, Scope, Send, read_body
 from app.errors import BadRequest, InternalError, Invalid, MethodNotAllowed, NotFound, NotReady, Problem
 from app.lanes import problem_of
 from app.rules import OPEN, SCRAPERS, RouteRules
@@ -63,16 +63,12 @@ class Front:
         try:
             authorization = runtime.door.check(scope)
             roles = self._rules.of(scope["method"], scope["path"])
-            scope["caller"] = caller = runtime.gate.admit(scope, authorization, roles)
+            scope["caller"] = runtime.gate.admit(scope, authorization, roles)
             if roles is OPEN or roles is SCRAPERS:
                 # Who looks whether all is well is answered also when it is not.
-                await self._read_and_pass(runtime, scope, receive, note)
+                await self._app(scope, receive, note)
             else:
-                share = runtime.load.take(caller)
-                try:
-                    await self._read_and_pass(runtime, scope, receive, note)
-                finally:
-                    runtime.load.give(share)
+                await self._read_and_pass(runtime, scope, receive, note)
         except ClientGone:
             gone = True
             return
@@ -86,20 +82,21 @@ class Front:
         runtime.metrics.observe_request(route, status, perf_counter() - started)
 
     async def _read_and_pass(self, runtime: Runtime, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["method"] not in READING:
-            receive = _again(await _read_json(receive, runtime.door), receive)
-        await self._app(scope, receive, send)
+        """Read a body whole, see that it is JSON as the hot paths take it, and let the framework answer.
 
-
-async def _read_json(receive: Receive, door: Door) -> bytes:
-    """Read a body whole and see that it is JSON as the hot paths take it.
-
-    The framework's own reader takes NaN, lone surrogates and endless nesting. Raises BodyTooLarge or MalformedJson.
-    """
-    body = await read_body(receive, door)
-    if body:
-        check_json(body)
-    return body
+        The framework's own reader takes NaN, lone surrogates and endless nesting. Raises Overloaded, TooManyRequests,
+        BodyTooLarge, MalformedJson or ClientGone.
+        """
+        share, body = runtime.load.take(scope["caller"]), b""
+        try:
+            if scope["method"] not in READING:
+                body = await read_body(receive, runtime.door, runtime.load)
+                if body:
+                    check_json(body)
+                receive = _again(body, receive)
+            await self._app(scope, receive, send)
+        finally:
+            runtime.load.give(share, len(body))
 
 
 def _again(body: bytes, receive: Receive) -> Receive:

@@ -65,11 +65,12 @@ class Hot:
             caller = runtime.gate.admit(scope, authorization, ROLES[scope["path"]])
             if scope["method"] != "POST":
                 raise MethodNotAllowed(f"{scope['method']} is not for this path.", allow="POST")
-            share = runtime.load.take(caller)
+            share, sent = runtime.load.take(caller), b""
             try:
-                status, body = await endpoint(runtime, caller, await read_body(receive, runtime.door), trace)
+                sent = await read_body(receive, runtime.door, runtime.load)
+                status, body = await endpoint(runtime, caller, sent, trace)
             finally:
-                runtime.load.give(share)
+                runtime.load.give(share, len(sent))
         except ClientGone:
             if traced is not None:
                 traced.answered(None, scope["path"])

@@ -1,6 +1,8 @@
-"""How much one process takes on: requests under way, of all callers and of each key, and how many a second of each key.
+"""How much one process takes on: requests under way, of all callers and of each key, how many a second of each key, and
+the bytes of all bodies.
 
-What is over a limit is refused before its body is read. A worker of `halfnote serve --workers N` counts its own.
+What is over a limit is refused before its body is read, or as soon as it has no room. A worker of
+`halfnote serve --workers N` counts its own.
 """
 
 from dataclasses import dataclass
@@ -28,6 +30,8 @@ class Load:
 
     def __init__(self, settings: Settings) -> None:
         self.in_flight = 0
+        self.held_bytes = 0
+        self._most_bytes = settings.bodies_max_bytes
         self._most = settings.in_flight_max
         self._rate = settings.key_rate_per_s
         self._most_of_key = settings.key_in_flight_max or inf
@@ -47,9 +51,22 @@ class Load:
         self.in_flight += 1
         return share
 
-    def give(self, share: Share | None) -> None:
-        """Count a request as over."""
+    def hold(self, size: int) -> None:
+        """Count bytes of a body that came. Raises Overloaded, and then does not count them."""
+        if self.held_bytes + size > self._most_bytes:
+            raise Overloaded(
+                f"Requests with {self.held_bytes} bytes of bodies are under way here.", retry_after_s=RETRY_AFTER_S
+            )
+        self.held_bytes += size
+
+    def release(self, size: int) -> None:
+        """Count bytes as gone."""
+        self.held_bytes -= size
+
+    def give(self, share: Share | None, held: int) -> None:
+        """Count a request as over, and so many bytes of its body."""
         self.in_flight -= 1
+        self.held_bytes -= held
         if share is not None:
             share.in_flight -= 1
 
