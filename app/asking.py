@@ -10,6 +10,7 @@ from uuid import uuid4
 import msgspec
 from msgspec import Meta, Struct
 
+from app.callback_urls import without_query
 from app.callbacks import CallbackClient, Reply
 from app.policy import Answered, Brought, Unanswered
 from app.schemas import REASON_MAX
@@ -140,7 +141,7 @@ def read_answer(reply: Reply, now: datetime) -> Brought:
 def _together(urls: Sequence[str], failures: Sequence[Unanswered]) -> Unanswered:
     if len(failures) == 1:
         return failures[0]
-    error = "; ".join(f"{url}: {failure.error}" for url, failure in zip(urls, failures, strict=True))
+    error = "; ".join(f"{without_query(url)}: {failure.error}" for url, failure in zip(urls, failures, strict=True))
     holds = [failure.hold_s for failure in failures if failure.hold_s is not None]
     return Unanswered(
         (error or "there is no URL to ask")[:2000],

@@ -1,7 +1,7 @@
 """What may be a check URL or a webhook's URL, as far as that can be told before it is dialled."""
 
 import ipaddress
-from urllib.parse import urlsplit
+from urllib.parse import SplitResult, urlsplit
 
 from app.dialling import Dialling
 
@@ -25,6 +25,21 @@ def url_fault(url: str, dialling: Dialling) -> str | None:
         return "must not hold a user, a password or a fragment"
     fault = dialling.plain_fault() if parts.scheme == "http" else None
     return fault or dialling.port_fault(port or PORTS[parts.scheme]) or literal_fault(host, dialling)
+
+
+def same_origin(one: str, other: str) -> bool:
+    """Tell whether two URLs lead to the same host and port by the same scheme."""
+    first, second = urlsplit(one), urlsplit(other)
+    return (first.scheme, first.hostname, _port(first)) == (second.scheme, second.hostname, _port(second))
+
+
+def _port(parts: SplitResult) -> int | None:
+    return parts.port or PORTS.get(parts.scheme)
+
+
+def without_query(url: str) -> str:
+    """Return a URL as it is logged, measured and recorded: its query may hold a token."""
+    return url.partition("?")[0]
 
 
 def literal_fault(host: str, dialling: Dialling) -> str | None:

@@ -13,6 +13,7 @@ import httpx
 import pytest
 from aiohttp import web
 from standardwebhooks import Webhook
+from structlog.testing import capture_logs
 
 from app.config import Settings
 from app.database import Connection
@@ -145,6 +146,22 @@ async def test_the_next_url_is_asked_at_once_with_the_same_id(
     assert "answered 500" in attempt["error"]
     urls = (await client.get("/producer-groups/shop")).json()["urls"]
     assert [bool(url["last_ok"]) for url in urls] == [False, False, True]
+
+
+async def test_a_token_in_a_query_is_not_recorded(client: httpx.AsyncClient, runtime: Runtime, db: Connection) -> None:
+    checks = CheckBack()
+    async with Responder(status=500) as broken, Responder(content=COMMIT) as well:
+        await register_group(db, "shop", check_urls=[f"{broken.url}?token=first", f"{well.url}?token=second"])
+        with capture_logs() as lines:
+            one = await in_doubt(client, runtime)
+            await turn(runtime, checks)
+            well.status = 500
+            other = await in_doubt(client, runtime)
+            await turn(runtime, checks)
+    told = [(await client.get(f"/transactions/{id_}")).text for id_ in (one, other)]
+    told += [str(line) for line in lines if line["event"] == "check"]
+    assert len(told) == 4
+    assert all(well.url in text and "token=" not in text for text in told)
 
 
 async def test_bodies_go_along_where_the_policy_says_so(

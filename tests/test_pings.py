@@ -51,6 +51,22 @@ async def test_each_url_is_pinged_in_its_time(client: httpx.AsyncClient, db: Con
         assert up(runtime) == {well.url: 1}
 
 
+async def test_a_token_in_a_query_is_in_no_metric_and_in_no_warning(
+    client: httpx.AsyncClient, db: Connection, runtime: Runtime
+) -> None:
+    async with Responder(status=204) as well, Responder(status=500) as ill:
+        urls = [f"{well.url}?token=first", f"{ill.url}?token=second", f"{ill.url}?token=third"]
+        await client.put("/producer-groups/shop", json={"check_urls": urls})
+        await Pings().step(runtime, runtime.clock.now() + timedelta(seconds=1))
+    assert len(well.calls) == 1
+    assert up(runtime) == {well.url: 1, ill.url: 0}
+    assert ill.url in (await client.get("/readyz")).text
+    for told in ((await client.get("/readyz")).text, (await client.get("/audit")).text):
+        assert "token=" not in told
+    # Those who may read the group see what was put.
+    assert (await client.get("/producer-groups/shop")).json()["check_urls"] == urls
+
+
 async def test_one_replica_pings_and_all_show_it(
     db: Connection, runtime: Runtime, settings: Settings, dsn: str
 ) -> None:

@@ -9,8 +9,9 @@ from collections.abc import Mapping, Sequence
 from datetime import datetime
 from hashlib import sha256
 from typing import Literal
-from urllib.parse import quote, urlsplit, urlunsplit
+from urllib.parse import quote
 
+from app.callback_urls import without_query
 from app.callbacks import CallbackClient, Reply
 from app.destinations.base import Delivered, Delivery, Failed, Gone, Outcome, Refused
 from app.destinations.batches import Batches
@@ -75,7 +76,7 @@ class Webhook:
     @property
     def address(self) -> str:
         """The URL without its query, which may hold a token."""
-        return urlunsplit(urlsplit(self._url)._replace(query=""))
+        return without_query(self._url)
 
     @property
     def batch_max(self) -> int:

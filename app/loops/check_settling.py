@@ -12,6 +12,7 @@ from uuid import UUID
 import structlog
 
 from app.announcing import parked
+from app.callback_urls import without_query
 from app.loops.check_acts import Finished, in_doubt
 from app.loops.check_verdicts import by_policy, record_verdicts
 from app.policy import Answered, CheckAgain, LeaveParked, Park, Settle, Unanswered
@@ -93,7 +94,7 @@ def _asked(finished: Finished) -> SettledCheck:
     if brought is None:
         return row
     last = finished.tried[-1] if finished.tried else None
-    errors = [f"{tried.url}: {tried.error}" for tried in finished.tried[:-1]]
+    errors = [f"{without_query(tried.url)}: {tried.error}" for tried in finished.tried[:-1]]
     if isinstance(brought, Unanswered):
         errors = [brought.error]
     outcome = "unanswered"
@@ -103,7 +104,7 @@ def _asked(finished: Finished) -> SettledCheck:
         row,
         outcome=outcome,
         verdict=brought.verdict if isinstance(brought, Answered) else None,
-        url=last.url if last else None,
+        url=without_query(last.url) if last else None,
         status=last.status if last else None,
         duration_ms=sum(tried.duration_ms for tried in finished.tried),
         error=_clean("; ".join(errors)) or None,

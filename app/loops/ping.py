@@ -4,6 +4,7 @@ import asyncio
 from datetime import datetime
 
 from app.asking import ping
+from app.callback_urls import without_query
 from app.errors import SecretsUnreadable
 from app.loops.runner import Turned
 from app.runtime import Runtime
@@ -37,12 +38,16 @@ class Pings:
 
     def _show(self, runtime: Runtime, urls: list[CheckUrl]) -> None:
         gauge = runtime.metrics.check_url_up
-        now_shown = {(url.producer_group, url.url) for url in urls}
-        for gone in self._shown - now_shown:
-            gauge.remove(*gone)
+        # Of URLs that differ by their queries alone, the worst.
+        up: dict[tuple[str, str], bool] = {}
         for url in urls:
-            gauge.labels(url.producer_group, url.url).set(url.up)
-        self._shown = now_shown
+            known = url.producer_group, without_query(url.url)
+            up[known] = up.get(known, True) and url.up
+        for gone in self._shown - up.keys():
+            gauge.remove(*gone)
+        for known, value in up.items():
+            gauge.labels(*known).set(value)
+        self._shown = set(up)
 
 
 async def _ping(runtime: Runtime, group: DueGroup, url: str, now: datetime) -> CheckUrl:

@@ -10,7 +10,7 @@ from fastapi.responses import JSONResponse
 
 from app.acts import act
 from app.asking import ping
-from app.callback_urls import url_fault
+from app.callback_urls import url_fault, without_query
 from app.database import Connection
 from app.errors import AddressNotAllowed, GroupInUse, GroupReserved, GroupUnknown, Invalid, SecretsUnreadable
 from app.group_shapes import (
@@ -73,6 +73,7 @@ async def put_group(
         fresh, changed = await _put(runtime, connection, name, shape, made, given=secret is not None)
         if changed:
             said = wanted.model_dump(mode="json", exclude={"secret"}, exclude_unset=True)
+            said["check_urls"] = [without_query(url) for url in wanted.check_urls]
             await record(connection, act(caller, "producer_group.put", name, new=fresh, asked=said), now)
         await forget_urls(connection, name, shape.check_urls)
         [answer] = await _answers(connection, [await _known(connection, name)])

@@ -12,7 +12,8 @@ select pg_is_in_recovery() as in_recovery, current_setting('default_transaction_
 
 # check_url is small: one row for each URL of each producer group.
 URLS_DOWN = """
-select u.producer_group || ' ' || u.url from check_url u join producer_group g on g.name = u.producer_group
+select u.producer_group || ' ' || split_part(u.url, '?', 1) from check_url u
+join producer_group g on g.name = u.producer_group
 where g.deleted_at is null and u.last_error_at > coalesce(u.last_ok_at, '-infinity')
 order by 1 limit $1
 """
@@ -37,5 +38,5 @@ async def server_state(connection: Connection) -> ServerState:
 
 
 async def check_urls_down(connection: Connection, at_most: int) -> list[str]:
-    """Return check URLs whose last call failed, as `<producer group> <url>`."""
+    """Return check URLs whose last call failed, as `<producer group> <url>`, without queries, which may hold tokens."""
     return [row[0] for row in await connection.fetch(URLS_DOWN, at_most)]
