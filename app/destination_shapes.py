@@ -22,11 +22,9 @@ from app.group_shapes import CheckUrlText
 from app.routers.shared import Name, Strict, Whole
 from app.signing import kind_of
 
-WEBHOOK_EXAMPLE: dict[str, Any] = {
-    "type": "webhook",
-    "url": "http://127.0.0.1:9001/orders",
-    "headers": {"authorization": "Bearer receiver-token"},
-}
+WEBHOOK: dict[str, Any] = {"type": "webhook", "url": "http://127.0.0.1:9001/orders"}
+WEBHOOK_EXAMPLE: dict[str, Any] = {**WEBHOOK, "headers": {"authorization": "Bearer receiver-token"}}
+WEBHOOK_SHOWN_EXAMPLE: dict[str, Any] = {**WEBHOOK, "header_names": ["authorization"]}
 RABBITMQ_EXAMPLE: dict[str, Any] = {
     "type": "rabbitmq",
     "url": "amqp://127.0.0.1:5672/shop",
@@ -51,7 +49,7 @@ PUT_EXAMPLES: list[dict[str, Any]] = [
 ]
 
 _NULL = {"type": "null"}
-_KEPT = "not shown; kept by a PUT that leaves it out, as long as type and `username` stay"
+_KEPT = "not shown; kept by a PUT that leaves it out, as long as type, address and `username` stay"
 _TEMPLATE = "; {topic}, {key}, {tag} and {group} stand for the message's"
 
 
@@ -68,13 +66,8 @@ def _with_user(value: SecretStr | None, info: ValidationInfo) -> SecretStr | Non
 class WebhookShape(Strict):
     """A webhook: each message is a signed POST of its body, or of several messages with `mode: batch`."""
 
-    model_config = ConfigDict(json_schema_extra={"examples": [WEBHOOK_EXAMPLE]})
-
     type: Literal["webhook"]
     url: CheckUrlText
-    headers: OwnHeaders | None = Field(
-        None, description="sent with each delivery; not those of HTTP itself, nor `webhook-`, `ce-` and `halfnote-`"
-    )
     mode: Literal["binary", "structured", "batch"] = Field(
         "binary",
         description="of CloudEvents 1.0: binary, the body verbatim and the rest in headers; structured, one JSON "
@@ -107,6 +100,11 @@ class WebhookPut(WebhookShape):
         }
     )
 
+    headers: OwnHeaders | None = Field(
+        None,
+        description="sent with each delivery; not those of HTTP itself, nor `webhook-`, `ce-` and `halfnote-`. Values "
+        "are not shown; kept by a PUT that leaves them out, as long as scheme, host and port of `url` stay",
+    )
     secret: SigningSecret | None = Field(
         None,
         description="signs deliveries: `whsec_…` with v1, `whsk_…` with v1a; if not given, made for a new subscription "
@@ -124,6 +122,9 @@ class WebhookPut(WebhookShape):
 class WebhookShown(WebhookShape):
     """A webhook as it stands."""
 
+    model_config = ConfigDict(json_schema_extra={"examples": [WEBHOOK_SHOWN_EXAMPLE]})
+
+    header_names: list[str] = Field(default_factory=list, description="of its own headers; their values are secret")
     public_key: str | None = Field(None, description="`whpk_…`, by which a receiver verifies v1a; null with v1")
     granted_rate_per_s: float | None = Field(
         None, description="what the receiver granted; null: no bound, or not asked"

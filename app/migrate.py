@@ -13,11 +13,14 @@ from alembic.script import ScriptDirectory
 from app.database import Connection, UnusableDatabase, connect
 from app.models import DAY_TABLES
 from app.policy import LONGEST_BACKOFF_S, LONGEST_HOLD_S, AskingPolicy
+from app.sealing import HEADERS_READ_FROM, SECRETS_READ_FROM
 from app.store import days
-from app.store.shared_rules import read_rule, write_rules
+from app.store.sealed import parts
+from app.store.shared_rules import raise_rule, read_rule, write_rules
 
 # The oldest revision whose service goes on working on this version's schema: until an upgrade is over its replicas
-# serve beside the new ones, and after a rollback they do alone. Raised by a migration that takes away what they use.
+# serve beside the new ones, and after a rollback they do alone. Raised by a migration that takes away what they use,
+# and in a database by sealing what they cannot read.
 OLDEST_SERVED = "0007"
 _OLDEST_SERVED_RULE = "oldest_served_revision"
 # What the nightly proof must know as well; it reads them from the database.
@@ -27,7 +30,6 @@ SHARED_RULES = {
     "interval_s": AskingPolicy().interval_s,
     "max_checks": AskingPolicy().max_checks,
     "unanswered_park_s": AskingPolicy().unanswered_park_s,
-    _OLDEST_SERVED_RULE: int(OLDEST_SERVED),
 }
 
 LOCK_RETRIES = 60
@@ -100,8 +102,16 @@ async def migrate(dsn: str, *, days_ahead: int) -> None:
         now: datetime = await connection.fetchval("select clock_timestamp()")
         await ensure_days(connection, now, days_ahead=days_ahead)
         await write_rules(connection, SHARED_RULES)
+        await say_oldest_served(connection)
     finally:
         await connection.close()
+
+
+async def say_oldest_served(connection: Connection) -> None:
+    """Write down which versions may work on the database: none that could not read what is sealed in it."""
+    sealed = await parts(connection)
+    readers = HEADERS_READ_FROM if sealed.headers else SECRETS_READ_FROM if sealed.secrets else 0
+    await raise_rule(connection, _OLDEST_SERVED_RULE, max(int(OLDEST_SERVED), readers))
 
 
 async def _upgrade(dsn: str) -> None:

@@ -244,11 +244,13 @@ check_back = Table(
 )
 
 # One row as soon as secrets are stored sealed (app/sealing.py); none as long as an older version may have to read them.
+# `headers`: those of webhooks as well.
 sealing = Table(
     "sealing",
     metadata,
     Column("one", Boolean, primary_key=True, autoincrement=False),
     Column("since", Time, nullable=False),
+    Column("headers", Boolean, nullable=False, server_default=text("false")),
     CheckConstraint("one", name="sealing_one"),
 )
 

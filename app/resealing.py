@@ -5,10 +5,15 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any
 
+from app.access import Caller
+from app.acts import act
 from app.database import Connection
 from app.errors import SecretsUnreadable
+from app.migrate import say_oldest_served
+from app.own_headers import without_values
 from app.sealing import CREDENTIALS, GROUP_SECRETS, SUBSCRIPTION_SECRETS, Column, Vault, is_sealed
 from app.store import sealed
+from app.store.audit import record
 from app.store.sealed import Resealed, Row
 
 # Rows in one database transaction: locked for milliseconds.
@@ -24,10 +29,10 @@ class Rotation:
     unreadable: list[str]
 
 
-async def rotate(connection: Connection, vault: Vault, *, at_once: int = AT_ONCE) -> Rotation:
+async def rotate(connection: Connection, vault: Vault, *, by: Caller | None = None, at_once: int = AT_ONCE) -> Rotation:
     """Seal every secret by the newest key of the file. What was interrupted is taken up by another rotation.
 
-    Raises SecretsUnreadable if there is no key.
+    `by`: the person who does it, which is put on record first. Raises SecretsUnreadable if there is no key.
     """
     newest = vault.fresh().newest
     unreadable: list[str] = []
@@ -35,6 +40,10 @@ async def rotate(connection: Connection, vault: Vault, *, at_once: int = AT_ONCE
     async with connection.transaction():
         if not await sealed.is_sealed(connection):
             await sealed.turn_on(connection, now)
+        # An older version could not read what is written from now on, so it must not start.
+        await say_oldest_served(connection)
+        if by is not None:
+            await record(connection, act(by, "secrets.rotate", newest), now)
     groups, subscriptions = (_by(vault, newest, of, unreadable) for of in (GROUP_SECRETS, SUBSCRIPTION_SECRETS))
     changed = await _all(connection, sealed.groups_resealed, "", at_once, groups)
     changed += await _all(connection, sealed.subscriptions_resealed, 0, at_once, subscriptions)
@@ -68,7 +77,10 @@ def _by(vault: Vault, newest: str, column: Column, unreadable: list[str]) -> Res
 
     def resealed(row: Row) -> Row | None:
         secrets = anew(column, row.name, row.secrets)
-        wanted = replace(row, secrets=secrets, credentials=anew(CREDENTIALS, row.name, row.credentials))
+        plain = row.destination.get("headers")
+        credentials = anew(CREDENTIALS, row.name, {"headers": plain} if plain else row.credentials)
+        destination = without_values(row.destination)
+        wanted = replace(row, secrets=secrets, credentials=credentials, destination=destination)
         return None if wanted == row else wanted
 
     return resealed

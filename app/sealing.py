@@ -11,7 +11,7 @@ import contextlib
 import os
 import re
 import secrets
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
@@ -29,6 +29,8 @@ SUBSCRIPTION_SECRETS: Column = "subscription.secrets"
 CREDENTIALS: Column = "subscription.credentials"
 
 KEY_BYTES, NONCE_BYTES = 32, 12
+# The revisions from which on a version reads what is sealed: secrets and credentials, and webhooks' own headers.
+SECRETS_READ_FROM, HEADERS_READ_FROM = 8, 10
 # Opened secrets that are remembered, so that nothing is decrypted for each check.
 REMEMBERED = 10_000
 
@@ -131,6 +133,14 @@ class Vault:
     def secrets(self, column: Column, name: str, stored: Any) -> list[Secret]:
         """Return signing secrets. Raises SecretsUnreadable."""
         return load(self.open(column, name, stored))
+
+    def lacks(self, used: Iterable[str]) -> list[str]:
+        """Return which of these keys the file lacks; what it has now is looked at, and not sealed by from here on."""
+        try:
+            known = read_keys(self._path).by_id if self._path is not None else {}
+        except BadKeyFile:
+            known = {}
+        return [key for key in used if key not in known]
 
     def fresh(self) -> Keys:
         """Return the keys as the file has them now. Raises SecretsUnreadable."""

@@ -5,12 +5,13 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from app.destination_shapes import DestinationShown
+from app.destination_shapes import WEBHOOK_SHOWN_EXAMPLE, DestinationShown
 from app.subscription_shapes import SHAPE_EXAMPLE, Filters, Start
 
 EXAMPLE: dict[str, Any] = {
     "name": "mailer",
     **SHAPE_EXAMPLE,
+    "destination": WEBHOOK_SHOWN_EXAMPLE,
     "state": "active",
     "state_reason": None,
     "created_at": "2026-11-21T08:00:00Z",

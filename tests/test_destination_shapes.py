@@ -67,8 +67,18 @@ async def test_a_password_is_never_shown_and_kept_until_another_is_given(
     # It is of another user, and nobody said that it is this one's as well.
     answer = await put(client, {**without, "username": "other"})
     assert (answer.status_code, answer.json()["field"]) == (422, "destination.password")
+    # Nor is it sent to another server because somebody may change the address.
+    answer = await put(client, {**without, **elsewhere(destination)})
+    assert (answer.status_code, answer.json()["field"]) == (422, "destination.password")
     assert (await put(client, {**WEBHOOK})).status_code == 200
     assert await credentials(db) == {}
+
+
+def elsewhere(destination: dict[str, Any]) -> dict[str, Any]:
+    """The address of another server than a destination's."""
+    if destination["type"] == "kafka":
+        return {"bootstrap": [*destination["bootstrap"], "127.0.0.1:9093"]}
+    return {"url": destination["url"].replace("127.0.0.1", "127.0.0.2").replace("nats.", "other.")}
 
 
 async def test_a_token_stands_instead_of_a_user(client: httpx.AsyncClient, db: Connection) -> None:

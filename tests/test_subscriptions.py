@@ -75,6 +75,7 @@ async def test_a_given_secret_is_not_shown_and_another_one_rotates(client: httpx
         ({"destination": {"type": "webhook", "url": "ftp://x/"}}, "destination.url"),
         ({"destination": {"type": "webhook", "url": URL, "mode": "bulk"}}, "destination.mode"),
         ({"destination": {"type": "webhook", "url": URL, "secret": "x"}}, "destination.secret"),
+        ({"destination": {"type": "webhook", "url": "http://user:word@127.0.0.1:9/"}}, "destination.url"),
         ({"destination": {"type": "webhook", "url": URL, "headers": {"Host": "x"}}}, "destination.headers"),
         ({"destination": {"type": "webhook", "url": URL, "headers": {"Webhook-Id": "x"}}}, "destination.headers"),
         ({"destination": {"type": "webhook", "url": URL, "headers": {"ce-id": "x"}}}, "destination.headers"),

@@ -101,6 +101,7 @@ def _place(destination: dict[str, Any]) -> dict[str, str | None]:
     mode, granted = destination["mode"], destination["granted_rate_per_s"]
     batches = f", up to {destination['batch_max']} a request" if mode == "batch" else ""
     return {
+        "own headers": ", ".join(destination["header_names"]) or None,
         "mode": f"{mode}{batches}" if mode != "binary" else None,
         "public key": destination["public_key"],
         "consented": (f"to {granted:g} a second" if granted else "yes") if destination["consent"] else None,

@@ -10,6 +10,7 @@ from app.callbacks import CallbackClient
 from app.destinations.base import Destination
 from app.destinations.webhook import Webhook
 from app.dialling import Dialling
+from app.own_headers import headers_of
 from app.sealing import CREDENTIALS, SUBSCRIPTION_SECRETS, Vault
 from app.store.subscriptions import Subscription
 
@@ -48,7 +49,7 @@ def destination_of(
         return Webhook(
             client,
             stored["url"],
-            stored.get("headers") or {},
+            headers_of(subscription, vault),
             vault.secrets(SUBSCRIPTION_SECRETS, subscription.name, subscription.secrets),
             subscription.timeout_s,
             stored.get("mode", "binary"),

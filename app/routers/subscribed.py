@@ -2,6 +2,7 @@
 
 from app.database import Connection
 from app.errors import SubscriptionUnknown
+from app.own_headers import names_of, without_values
 from app.runtime import Runtime
 from app.sealing import SUBSCRIPTION_SECRETS, Vault
 from app.signing import public_key
@@ -58,4 +59,5 @@ def _destination(vault: Vault, subscription: Subscription) -> dict[str, object]:
     key = None
     if stored.get("signing") == "v1a":
         key = public_key(vault.secrets(SUBSCRIPTION_SECRETS, subscription.name, subscription.secrets)[0].secret)
-    return {**stored, "public_key": key, "granted_rate_per_s": subscription.granted_per_s}
+    named = {**without_values(stored), "header_names": names_of(stored)}
+    return {**named, "public_key": key, "granted_rate_per_s": subscription.granted_per_s}

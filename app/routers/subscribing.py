@@ -7,7 +7,7 @@ from math import ceil
 from typing import Any
 
 from app.address_shapes import host_fault
-from app.callback_urls import url_fault
+from app.callback_urls import same_origin, url_fault
 from app.destination_shapes import DestinationPut, KafkaPut, WebhookPut
 from app.destinations.consent import consent
 from app.destinations.kinds import NotInstalled, installed
@@ -29,7 +29,7 @@ from app.subscription_shapes import SubscriptionPut
 
 # Brokers' URLs that insist on TLS.
 ENCRYPTED = ("amqps:", "tls:", "rediss:")
-_SECRET_FIELDS = {"secret", "password", "token"}
+_SECRET_FIELDS = {"secret", "password", "token", "headers"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,17 +113,29 @@ def _opened(former: Subscription, vault: Vault, *, needed: bool) -> dict[str, st
 
 
 def _credentials(destination: Any, former: Subscription | None, vault: Vault) -> dict[str, str]:
-    """Return a broker's password or token: what is given, or what was stored for the same user."""
+    """Return a broker's password or token: what is given, or what was stored for the same user at the same address.
+
+    At another one it is asked for again: else whoever may change the address would be sent the password.
+    """
     names = ("password", "token")
     given = {name: getattr(destination, name, None) for name in names}
     found = {name: value.get_secret_value() for name, value in given.items() if value is not None}
-    if not found and former is not None and former.destination.get("username") == destination.username:
+    if not found and former is not None and _same_account(former.destination, destination):
         found = _opened(former, vault, needed=True) or {}
     if destination.username is not None and "password" not in found:
         raise Invalid(
-            "`destination.password` is needed with `username`: none is stored for it.", field="destination.password"
+            "`destination.password` is needed with `username`: none is stored for it at this address.",
+            field="destination.password",
         )
     return found
+
+
+def _same_account(former: dict[str, Any], destination: Any) -> bool:
+    if former.get("username") != destination.username:
+        return False
+    if isinstance(destination, KafkaPut):
+        return set(destination.bootstrap) <= set(former["bootstrap"]) and destination.tls == former["tls"]
+    return same_origin(former["url"], destination.url)
 
 
 def consents(destination: dict[str, Any], stored: Subscription | None) -> bool:

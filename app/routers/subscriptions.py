@@ -9,6 +9,7 @@ from fastapi.responses import JSONResponse
 
 from app.access import Caller
 from app.acts import act
+from app.callback_urls import without_query
 from app.database import Connection
 from app.errors import (
     AddressNotAllowed,
@@ -23,6 +24,7 @@ from app.routers.sealing import sealing
 from app.routers.shared import CallerDep, NamePath, PageQuery, RuntimeDep, problems
 from app.routers.subscribed import answer_of, answers, known
 from app.routers.subscribing import Granted, ask_consent, checked, consents, private_of, with_grant
+from app.routers.webhook_headers import with_headers
 from app.runtime import Runtime
 from app.store import standing as places
 from app.store import subscriptions as store
@@ -71,11 +73,12 @@ async def put_subscription(
 ) -> SubscriptionAnswer | JSONResponse:
     """Send committed messages of the topics to the destination.
 
-    A field that is left out gets its default, so the same PUT again is 200 and changes nothing; only secrets are kept
-    if none is given. Another signing secret than the current one is a rotation: for 24 hours both sign. A secret of
-    another kind is needed when `signing` changes or a broker becomes a webhook: if none is given, one is made, and
-    `secret` is shown this once with a 200 as well. `start` is read when the subscription is made. A change of topics or
-    filters counts from the checkpoint on. A subscriber's key may subscribe to the topics that it may read.
+    A field that is left out gets its default, so the same PUT again is 200 and changes nothing; only secrets, passwords
+    and a webhook's own headers are kept if none are given, and none but signing secrets for another host. Another
+    signing secret than the current one is a rotation: for 24 hours both sign. A secret of another kind is needed when
+    `signing` changes or a broker becomes a webhook: if none is given, one is made, and `secret` is shown this once with
+    a 200 as well. `start` is read when the subscription is made. A change of topics or filters counts from the
+    checkpoint on. A subscriber's key may subscribe to the topics that it may read.
     """
     caller.must_have_subscription(name)
     caller.must_cover_topics(wanted.topics)
@@ -148,6 +151,8 @@ def _put_act(caller: Caller, name: str, wanted: SubscriptionPut, *, new: bool) -
     """Return what is put on record of a PUT; of a destination only where it leads, because it may hold secrets."""
     asked = wanted.model_dump(mode="json", exclude={"destination"}, exclude_unset=True)
     to = wanted.destination.model_dump(mode="json", include={"type", "url", "bootstrap"})
+    if "url" in to:
+        to["url"] = without_query(to["url"])
     return act(caller, "subscription.put", name, new=new, asked=asked, destination=to)
 
 
@@ -184,6 +189,7 @@ async def _create(
     """Store a new subscription; None if there is one of this name."""
     seal = await sealing(runtime, connection, shape.name)
     private, made = private_of(wanted.destination, None, runtime.vault, seal, now)
+    shape, private = with_headers(shape, private, wanted.destination, None, seal)
     after = await _start(connection, wanted)
     created = await store.create(connection, shape, with_grant(private, shape, None, granted), after, now)
     return None if created is None else _with_secret(answer_of(runtime.vault, created, None), made, 201)
@@ -206,6 +212,7 @@ async def _change(
         raise Invalid("`start` is read when a subscription is made; to send again, use a replay.", field="start")
     seal = await sealing(runtime, connection, shape.name)
     private, made = private_of(wanted.destination, stored, runtime.vault, seal, now)
+    shape, private = with_headers(shape, private, wanted.destination, stored, seal)
     private = with_grant(private, shape, stored, granted)
     same = replace(shape, start=stored.start) == Wanted.of(stored) and private == Private.of(stored)
     changed = stored if same else await store.change(connection, shape, private, now)

@@ -17,20 +17,26 @@ _LOCK = 0x7365_616C
 SHARE = f"select pg_advisory_xact_lock_shared({_LOCK})"
 ALONE = f"select pg_advisory_xact_lock({_LOCK})"
 # A table of one row.
-IS_SEALED = "select exists (select from sealing)"
-TURN_ON = "insert into sealing (one, since) values (true, $1) on conflict do nothing"
+PARTS = "select headers from sealing"
+TURN_ON = """
+insert into sealing (one, since, headers) values (true, $1, true) on conflict (one) do update set headers = true
+"""
 
 # By their primary keys; both tables are small. Locked as a PUT locks them, and for as long as a few rows take.
 GROUPS = """
-select name as at, name, secrets, '{}'::jsonb as credentials from producer_group
+select name as at, name, secrets, '{}'::jsonb as credentials, '{}'::jsonb as destination from producer_group
 where name > $1 order by name limit $2 for no key update
 """
 SUBSCRIPTIONS = """
-select subscription_id as at, name, secrets, credentials from subscription
+select subscription_id as at, name, secrets, credentials, destination from subscription
 where subscription_id > $1 order by subscription_id limit $2 for no key update
 """
-CHANGE_GROUP = "update producer_group set secrets = $2 where name = $1 and $3::jsonb is not null"
-CHANGE_SUBSCRIPTION = "update subscription set secrets = $2, credentials = $3 where subscription_id = $1"
+CHANGE_GROUP = """
+update producer_group set secrets = $2 where name = $1 and $3::jsonb is not null and $4::jsonb is not null
+"""
+CHANGE_SUBSCRIPTION = """
+update subscription set secrets = $2, credentials = $3, destination = $4 where subscription_id = $1
+"""
 
 KEYS_IN_USE = """
 select key, count(*) from (
@@ -41,6 +47,22 @@ select key, count(*) from (
 """
 
 
+# Rows with something in plain text that is sealed otherwise.
+PLAIN_ROWS = """
+select (select count(*) from producer_group where jsonb_typeof(secrets) = 'array' and secrets <> '[]')
+  + (select count(*) from subscription where (jsonb_typeof(secrets) = 'array' and secrets <> '[]')
+      or (credentials <> '{}' and not credentials ? 'sealed') or destination ? 'headers')
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """What is to be stored sealed: secrets and credentials, and webhooks' own headers."""
+
+    secrets: bool
+    headers: bool
+
+
 @dataclass(frozen=True, slots=True)
 class Row:
     """A row with secrets: as JSON, sealed or not. `at` is its primary key."""
@@ -49,21 +71,35 @@ class Row:
     name: str
     secrets: Any
     credentials: Any
+    destination: Any
 
 
+PRIVATE = ("secrets", "credentials", "destination")
 # Returns a row as it shall be, or None if it may stay.
 Resealed = Callable[[Row], Row | None]
 
 
-async def must_seal(connection: Connection) -> bool:
-    """Tell whether secrets are to be stored sealed; holds until the end of the caller's database transaction."""
+async def must_seal(connection: Connection) -> Parts:
+    """Return what is to be stored sealed; holds until the end of the caller's database transaction."""
     await connection.execute(SHARE)
-    return bool(await connection.fetchval(IS_SEALED))
+    return await parts(connection)
+
+
+async def parts(connection: Connection) -> Parts:
+    """Return what is stored sealed at the moment."""
+    headers: bool | None = await connection.fetchval(PARTS)
+    return Parts(headers is not None, bool(headers))
 
 
 async def is_sealed(connection: Connection) -> bool:
-    """Tell whether the database was sealed once."""
-    return bool(await connection.fetchval(IS_SEALED))
+    """Tell whether the database was sealed once, everything that this version seals."""
+    return (await parts(connection)).headers
+
+
+async def plain_rows(connection: Connection) -> int:
+    """Count the groups and subscriptions that have something in plain text."""
+    count: int = await connection.fetchval(PLAIN_ROWS)
+    return count
 
 
 async def keys_in_use(connection: Connection) -> dict[str, int]:
@@ -94,7 +130,7 @@ async def subscriptions_resealed(
 
 
 async def turn_on(connection: Connection, now: datetime) -> None:
-    """From now on secrets are stored sealed. In a database transaction of the caller's."""
+    """From now on all secrets are stored sealed. In a database transaction of the caller's."""
     await connection.execute(ALONE)
     await connection.execute(TURN_ON, now)
 
@@ -102,12 +138,12 @@ async def turn_on(connection: Connection, now: datetime) -> None:
 async def _change(connection: Connection, statement: str, rows: list[Row], resealed: Resealed) -> int:
     wanted = [row for row in map(resealed, rows) if row is not None]
     for row in wanted:
-        await connection.execute(statement, row.at, _text(row.secrets), _text(row.credentials))
+        await connection.execute(statement, row.at, *map(_text, (row.secrets, row.credentials, row.destination)))
     return len(wanted)
 
 
 def _row(row: Any) -> Row:
-    return Row(row["at"], row["name"], msgspec.json.decode(row["secrets"]), msgspec.json.decode(row["credentials"]))
+    return Row(row["at"], row["name"], *(msgspec.json.decode(row[name]) for name in PRIVATE))
 
 
 def _text(value: Any) -> str:
