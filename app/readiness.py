@@ -13,6 +13,7 @@ from app.clock import SKEW_NOT_READY_S
 from app.database import Connection
 from app.migrate import current, head, serves
 from app.runtime import Runtime
+from app.secrets_state import SecretsState, secrets_state
 from app.store import days
 from app.store.server import ServerState, check_urls_down, server_state
 
@@ -67,6 +68,7 @@ async def _of_database(runtime: Runtime, connection: Connection) -> tuple[list[C
         return checks, []
     checks.append(await _partitions(runtime, connection))
     warnings = [_durability(state), await _held(connection), await _check_urls(connection)]
+    warnings += _secrets(await secrets_state(connection, runtime.vault))
     return checks, [warning for warning in warnings if not warning.ok]
 
 
@@ -109,6 +111,14 @@ async def _held(connection: Connection) -> Check:
 async def _check_urls(connection: Connection) -> Check:
     down = await check_urls_down(connection, NAMED_AT_MOST)
     return Check("check_urls", not down, "the last call failed: " + "; ".join(down))
+
+
+def _secrets(state: SecretsState) -> list[Check]:
+    plain, lacking = state.plain_fault, state.lacking_fault
+    return [
+        Check("secrets_in_plain_text", plain is None, plain or ""),
+        Check("secrets_unreadable", lacking is None, lacking or ""),
+    ]
 
 
 def _of_process(runtime: Runtime) -> Iterator[Check]:

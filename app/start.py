@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 import structlog
 
+from app.access import Caller
 from app.callbacks import callback_client
 from app.clock import Clock
 from app.config import Settings
@@ -29,8 +30,8 @@ from app.migrate import current, head, migrate, refuse_newer, serves
 from app.resealing import Rotation, rotate
 from app.runtime import Runtime
 from app.sealing import BadKeyFile, Vault, make_key_file, read_keys
+from app.secrets_state import ROTATE, secrets_state
 from app.stopping import heard
-from app.store.sealed import is_sealed, keys_in_use
 from app.telemetry import Metrics
 from app.wakeups import WakeUps
 
@@ -107,14 +108,17 @@ def refuse_without_keys(key_file: Path | None) -> None:
         raise UnusableDatabase(f"HALFNOTE_SECRETS_KEY_FILE: {error}. `halfnote new-secrets-key` prints one.") from None
 
 
-async def seal_all(dsn: str, key_file: Path | None) -> Rotation:
-    """Seal a database's secrets by the newest key, which is made if there is no file. Raises SecretsUnreadable."""
+async def seal_all(dsn: str, key_file: Path | None, by: Caller | None = None) -> Rotation:
+    """Seal a database's secrets by the newest key, which is made if there is no file. Raises SecretsUnreadable.
+
+    `by`: the person who does it, for the audit.
+    """
     if key_file is not None:
         make_key_file(key_file)
     database = Database(dsn, pool_size=1)
     try:
         async with database.connection() as connection:
-            return await rotate(connection, Vault(key_file))
+            return await rotate(connection, Vault(key_file), by=by)
     finally:
         await database.close()
 
@@ -124,18 +128,13 @@ async def _say_what_secrets_lack(dsn: str, key_file: Path | None) -> None:
     database = Database(dsn, pool_size=1)
     try:
         async with database.connection() as connection:
-            sealed, used = await is_sealed(connection), await keys_in_use(connection)
+            state = await secrets_state(connection, Vault(key_file))
     finally:
         await database.close()
-    if not sealed:
-        log.warning(
-            "secrets_in_plain_text",
-            todo="run `halfnote rotate-keys` once no older version serves on this database",
-        )
-    known = read_keys(key_file).by_id if key_file is not None else {}
-    for key, columns in used.items():
-        if key not in known:
-            log.error("secrets_unreadable", key=key, columns=columns, key_file=str(key_file))
+    if state.plain_fault is not None:
+        log.warning("secrets_in_plain_text", rows=state.plain, todo=ROTATE)
+    for key, columns in state.lacking.items():
+        log.error("secrets_unreadable", key=key, columns=columns, key_file=str(key_file))
 
 
 async def _embedded(data_dir: Path) -> EmbeddedPostgres:

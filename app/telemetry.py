@@ -171,6 +171,10 @@ class Metrics:
         self.reconciliation_state = gauge("reconciliation_state", "1 for what its last run came to", "state")
         self.reconciliation_findings = gauge("reconciliation_findings", "Open findings", "kind")
         self.reconciliation_days = gauge("reconciliation_days", "Days that it has looked at", "state")
+        self.secrets_plain = gauge(
+            "secrets_plain_rows", "Producer groups and subscriptions that have secrets in plain text"
+        )
+        self.secrets_unreadable = gauge("secrets_unreadable", "Secrets sealed by keys that the key file lacks")
         self.loop_age_s = gauge(
             "loop_age_seconds", "Time since a loop last finished a turn (s)", "loop", adds_up="livemax"
         )

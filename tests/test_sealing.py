@@ -17,17 +17,21 @@ import pytest
 from alembic import command
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 from standardwebhooks import Webhook as Verifier
+from structlog.testing import capture_logs
 
 from app.config import Settings
 from app.database import Connection, UnusableDatabase
 from app.errors import SecretsUnreadable
+from app.loops import gauges
 from app.loops.ping import Pings
-from app.migrate import alembic_config, migrate
+from app.migrate import OLDEST_SERVED, alembic_config, migrate
 from app.resealing import rotate
 from app.runtime import Runtime
 from app.sealing import (
     CREDENTIALS,
     GROUP_SECRETS,
+    HEADERS_READ_FROM,
+    SECRETS_READ_FROM,
     SUBSCRIPTION_SECRETS,
     BadKeyFile,
     Vault,
@@ -37,6 +41,7 @@ from app.sealing import (
 )
 from app.start import database_url, refuse_without_keys, seal_all
 from app.store import sealed
+from app.store.shared_rules import read_rule
 from tests.conftest import client_of, register_group
 from tests.processes import ROOT
 from tests.responders import Responder
@@ -44,6 +49,7 @@ from tests.vaults import credentials, group_secrets
 
 SECRET = "whsec_" + "S" * 43 + "="
 PASSWORD = "a-pass-word-of-the-broker"
+TOKEN = "a-token-of-the-receiver"
 
 
 def key_file(path: Path, *keys: str) -> Path:
@@ -53,7 +59,7 @@ def key_file(path: Path, *keys: str) -> Path:
 
 async def put_all(client: httpx.AsyncClient, url: str = "http://127.0.0.1:9/check") -> None:
     """Register a group, a webhook and a broker, with secrets that are known here."""
-    webhook = {"type": "webhook", "url": "http://127.0.0.1:9/in", "secret": SECRET}
+    webhook = {"type": "webhook", "url": "http://127.0.0.1:9/in", "secret": SECRET, "headers": {"x-token": TOKEN}}
     broker = {"type": "nats", "url": "nats://127.0.0.1:4222", "username": "us", "password": PASSWORD}
     made = [
         await client.put("/producer-groups/shop", json={"check_urls": [url], "secret": SECRET}),
@@ -93,7 +99,7 @@ async def test_no_secret_stands_in_the_database_or_in_an_answer_or_in_the_log(
     ]
     written = await dumped(db)
     told = "".join(capsys.readouterr())
-    for secret in (SECRET, PASSWORD, *made):
+    for secret in (SECRET, PASSWORD, TOKEN, *made):
         for text in (written, told, *shown):
             assert secret not in text
             assert secret.removeprefix("whsec_") not in text
@@ -172,7 +178,7 @@ async def test_a_missing_key_is_named_nothing_is_lost_and_a_new_secret_replaces_
     assert (await client.get("/subscriptions")).status_code == 200
     assert await dumped(db) == before
     found = await rotate(db, runtime.vault)
-    assert (found.changed, len(found.unreadable)) == (0, 3)
+    assert (found.changed, len(found.unreadable)) == (0, 4)
     assert await dumped(db) == before
     key_file(path, kept.strip(), other)
     assert (await client.post("/producer-groups/shop/rotate-secret")).status_code == 200
@@ -232,8 +238,83 @@ async def test_a_database_with_rows_is_sealed_by_a_command_and_an_empty_one_from
     assert await sealed.is_sealed(db)
     await asyncio.to_thread(command.downgrade, alembic_config(dsn), "0007")
     await register_group(db, "old")
+    await db.execute("delete from shared_rule")
     await migrate(dsn, days_ahead=1)
     assert not await sealed.is_sealed(db)
+
+
+async def test_versions_that_cannot_read_what_is_sealed_may_not_start(dsn: str, db: Connection, tmp_path: Path) -> None:
+    async def oldest_served() -> float | None:
+        return await read_rule(db, "oldest_served_revision")
+
+    # A new database is sealed from the start, webhooks' headers too.
+    assert await oldest_served() == HEADERS_READ_FROM
+    for written, oldest in (
+        ("delete from sealing", int(OLDEST_SERVED)),
+        ("insert into sealing (one, since) values (true, now())", SECRETS_READ_FROM),
+    ):
+        await db.execute("delete from shared_rule where name = 'oldest_served_revision'")
+        await db.execute(written)
+        await migrate(dsn, days_ahead=1)
+        assert await oldest_served() == oldest
+    await rotate(db, Vault(key_file(tmp_path / "keys", new_key())))
+    assert await oldest_served() == HEADERS_READ_FROM
+    # Who migrates again does not let them in again.
+    await migrate(dsn, days_ahead=1)
+    assert await oldest_served() == HEADERS_READ_FROM
+
+
+async def test_readyz_and_metrics_tell_of_plain_text_and_of_missing_keys(
+    ours: tuple[httpx.AsyncClient, Path], runtime: Runtime, db: Connection
+) -> None:
+    client, path = ours
+
+    async def told() -> tuple[dict[str, str], float | None, float | None]:
+        answer = await client.get("/readyz")
+        assert answer.status_code == 200
+        await gauges.step(runtime, runtime.clock.now())
+        value = runtime.metrics.registry.get_sample_value
+        warnings = {one["name"]: one["detail"] for one in answer.json()["warnings"] if "secrets" in one["name"]}
+        return warnings, value("halfnote_secrets_plain_rows"), value("halfnote_secrets_unreadable")
+
+    await put_all(client)
+    assert await told() == ({}, 0, 0)
+    kept = path.read_text()
+    key_file(path, new_key())
+    warnings, plain, unreadable = await told()
+    assert kept.split()[0] in warnings.pop("secrets_unreadable")
+    # Of a group and of a webhook their secrets, the webhook's headers, the broker's password.
+    assert (warnings, plain, unreadable) == ({}, 0, 4)
+    path.unlink()
+    assert (await told())[2] == 4
+    path.write_text(kept)
+    await db.execute("delete from sealing")
+    await register_group(db, "old")
+    warnings, plain, unreadable = await told()
+    assert "1 groups and subscriptions" in warnings["secrets_in_plain_text"]
+    assert "halfnote rotate-keys" in warnings["secrets_in_plain_text"]
+    assert (len(warnings), plain, unreadable) == (1, 1, 0)
+    await rotate(db, Vault(path))
+    assert await told() == ({}, 0, 0)
+
+
+async def test_the_start_tells_of_them_too(dsn: str, db: Connection, tmp_path: Path) -> None:
+    path = key_file(tmp_path / "keys", new_key())
+    await register_group(db, "shop")
+    settings = Settings(_env_file=None, database_url=dsn, secrets_key_file=path)  # type: ignore[call-arg]
+
+    async def said_at_start() -> dict[str, Any]:
+        with capture_logs() as lines:
+            async with database_url(settings):
+                return {line["event"]: line for line in lines}
+
+    assert (await said_at_start())["secrets_in_plain_text"]["rows"] == 1
+    await rotate(db, Vault(path))
+    lost = path.read_text().split()[0]
+    key_file(path, new_key())
+    said = await said_at_start()
+    assert "secrets_in_plain_text" not in said
+    assert said["secrets_unreadable"]["key"] == lost
 
 
 async def test_what_the_embedded_postgres_had_in_plain_text_is_sealed_at_the_start(
@@ -313,6 +394,9 @@ async def test_the_commands_make_a_key_and_rotate(dsn: str, db: Connection, tmp_
         0,
         f"Sealed anew by key {printed.split()[0]}: 1. Could not be opened: 0.\n",
     ), ended.stderr
+    [done] = await db.fetch("select actor, what, target from audit")
+    assert done["actor"].endswith("(command line)")
+    assert (done["what"], done["target"]) == ("secrets.rotate", printed.split()[0])
     key_file(path, new_key())
     ended = await asyncio.to_thread(run, "rotate-keys")
     assert ended.returncode == 1

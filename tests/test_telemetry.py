@@ -57,6 +57,8 @@ FAMILIES = (
     "reconciliation_state",
     "reconciliation_findings",
     "reconciliation_days",
+    "secrets_plain_rows",
+    "secrets_unreadable",
     "loop_age_seconds",
     "clock_skew_seconds",
 )

@@ -4,7 +4,6 @@ So the first key is made where the database is: whoever can write to it needs no
 """
 
 import asyncio
-import getpass
 import os
 from collections.abc import Awaitable, Callable
 from datetime import datetime
@@ -135,21 +134,12 @@ async def _in_transaction(url: str, deed: Deed) -> Any:
         await connection.close()
 
 
-def _person() -> Any:
-    from app.access import Caller
-
-    try:
-        user = getpass.getuser()
-    except (OSError, KeyError):
-        user = "somebody"
-    return Caller(None, name=f"{user} (command line)")
-
-
 def _create(asked: dict[str, Any]) -> Deed:
     async def deed(connection: Any, now: datetime) -> Any:
         from pydantic import ValidationError
 
         from app.api_key_shapes import ApiKeyNew
+        from app.cli.person import person
         from app.key_making import make_key, shown
 
         try:
@@ -159,7 +149,7 @@ def _create(asked: dict[str, Any]) -> Deed:
             place = ".".join(map(str, first["loc"]))
             told = first["msg"].removeprefix("Value error, ")
             raise Refusal(f"{place}: {told}" if place else told, code=2) from None
-        key, made = await make_key(connection, _person(), wanted, now)
+        key, made = await make_key(connection, person(), wanted, now)
         return {**shown(made).model_dump(mode="json"), "key": key}
 
     return deed
@@ -167,9 +157,10 @@ def _create(asked: dict[str, Any]) -> Deed:
 
 def _rotate(key_id: int, overlap_s: int) -> Deed:
     async def deed(connection: Any, now: datetime) -> Any:
+        from app.cli.person import person
         from app.key_making import rotate_key, shown
 
-        key, made = await rotate_key(connection, _person(), key_id, overlap_s, now)
+        key, made = await rotate_key(connection, person(), key_id, overlap_s, now)
         return {**shown(made).model_dump(mode="json"), "key": key}
 
     return deed
@@ -177,9 +168,10 @@ def _rotate(key_id: int, overlap_s: int) -> Deed:
 
 def _revoke(key_id: int) -> Deed:
     async def deed(connection: Any, now: datetime) -> Any:
+        from app.cli.person import person
         from app.key_making import revoke_key
 
-        await revoke_key(connection, _person(), key_id, now)
+        await revoke_key(connection, person(), key_id, now)
 
     return deed
 

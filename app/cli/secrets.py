@@ -30,6 +30,7 @@ def rotate_keys() -> None:
     """
     settings = settings_with()
     # Only here: what they need takes long to import, and other commands don't need it.
+    from app.cli.person import person
     from app.cli.service import refusals
     from app.embedded.running import borrowed
     from app.errors import SecretsUnreadable
@@ -43,7 +44,7 @@ def rotate_keys() -> None:
         url = settings.database_url or stack.enter_context(borrowed(settings.data_dir))
         asyncio.run(refuse_behind(url))
         try:
-            done = asyncio.run(seal_all(url, settings.key_file))
+            done = asyncio.run(seal_all(url, settings.key_file, person()))
         except SecretsUnreadable as error:
             raise Refusal(error.detail) from None
     print(f"Sealed anew by key {done.key}: {done.changed}. Could not be opened: {len(done.unreadable)}.")

@@ -7,6 +7,7 @@ from math import inf
 from app.database import Connection
 from app.loops.runner import Turned
 from app.runtime import Runtime
+from app.secrets_state import secrets_state
 from app.store import days
 from app.store.dead_letters import dead_letters_of
 from app.store.gauges import oldest_due, undecided
@@ -23,6 +24,7 @@ async def step(runtime: Runtime, now: datetime) -> Turned:
         due = await oldest_due(connection, now)
         held = await days.held_days(connection)
         dead = await dead_letters_of(connection)
+        secrets = await secrets_state(connection, runtime.vault)
         await _show_proof(runtime.metrics, connection, now)
     metrics = runtime.metrics
     metrics.in_doubt.set(found.in_doubt)
@@ -32,6 +34,8 @@ async def step(runtime: Runtime, now: datetime) -> Turned:
     metrics.oldest_due_s.labels("delivery").set(_waited(now, due.delivery_at))
     metrics.show_held({(day.day.isoformat(), cause) for day in held for cause in day.held})
     metrics.show_dead_letters(dead)
+    metrics.secrets_plain.set(secrets.plain)
+    metrics.secrets_unreadable.set(sum(secrets.lacking.values()))
     return Turned(done=1)
 
 

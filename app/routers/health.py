@@ -42,7 +42,8 @@ class Ready(Strict):
         description="database, migrations, partitions (today's and tomorrow's), clock, and each loop of this process"
     )
     warnings: list[CheckShown] = Field(
-        description="what to look at although the service goes on: durability, days_held, check_urls, accept",
+        description="what to look at although the service goes on: durability, days_held, check_urls, "
+        "secrets_in_plain_text, secrets_unreadable, accept",
         examples=[[]],
     )
 
