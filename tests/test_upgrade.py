@@ -14,7 +14,7 @@ import pytest
 from app.embedded import EmbeddedPostgres
 from app.migrate import OLDEST_SERVED, head
 from tests.loads import Load, Replicas, recorded, until
-from tests.processes import ROOT, Service
+from tests.processes import ROOT, Service, of_ones_own
 from tests.relays import subscribe
 from tests.responders import Responder
 
@@ -50,13 +50,21 @@ def git_bytes(*arguments: str) -> bytes:
     return ran.stdout
 
 
-async def migrate_by(root: Path, url: str) -> None:
-    """Run `halfnote migrate` of a version."""
-    command = [sys.executable, "-m", "app.cli", "migrate"]
-    ran = await asyncio.to_thread(
-        subprocess.run, command, cwd=root, env={"PATH": "", "HALFNOTE_DATABASE_URL": url}, capture_output=True
-    )
+async def halfnote(root: Path, url: str, *arguments: str) -> str:
+    """Run a command of a version; return what it printed."""
+    command = [sys.executable, "-m", "app.cli", *arguments]
+    environment = {"PATH": "", **of_ones_own(), "HALFNOTE_DATABASE_URL": url}
+    ran = await asyncio.to_thread(subprocess.run, command, cwd=root, env=environment, capture_output=True)
     assert ran.returncode == 0, ran.stderr.decode()
+    return ran.stdout.decode()
+
+
+async def sealed_to(older: Service, url: str) -> None:
+    """Seal the database, and hold that a version that cannot read that does not start on it any more."""
+    rotated = await halfnote(ROOT, url, "rotate-keys")
+    assert "Could not be opened: 0." in rotated
+    with pytest.raises(RuntimeError, match="is newer than this Halfnote"):
+        await older.start()
 
 
 @pytest.mark.slow
@@ -71,7 +79,7 @@ async def test_nothing_acknowledged_is_lost_while_versions_change(data_dir: Path
 
     async with Responder() as receiver:
         try:
-            await migrate_by(before, server.url)
+            await halfnote(before, server.url, "migrate")
             for _ in range(2):
                 await replicas.add(service(before))
             async with httpx.AsyncClient(base_url=replicas.serving[0].url, timeout=60) as client:
@@ -81,7 +89,7 @@ async def test_nothing_acknowledged_is_lost_while_versions_change(data_dir: Path
             load.begin()
             await load.go_on(MEANWHILE)
             # The schema first, under load, then replica by replica; and back again, but for the schema.
-            await migrate_by(ROOT, server.url)
+            await halfnote(ROOT, server.url, "migrate")
             await load.go_on(MEANWHILE)
             for root in (ROOT, ROOT, before, before):
                 await replicas.add(service(root))
@@ -91,6 +99,8 @@ async def test_nothing_acknowledged_is_lost_while_versions_change(data_dir: Path
             await load.end()
             await until(lambda: load.committed <= {call.headers["ce-id"] for call in receiver.calls})
             assert await recorded(server.url) == load.verdicts
+            if before != ROOT:
+                await sealed_to(service(before), server.url)
         finally:
             load.cancel()
             for one in list(replicas.serving):
