@@ -5,7 +5,7 @@ A rule that joins several fields is written twice, side by side: as a schema for
 
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import ConfigDict, Field, SecretStr, ValidationInfo, field_validator, model_validator
+from pydantic import ConfigDict, Field, SecretStr, ValidationInfo, WithJsonSchema, field_validator, model_validator
 
 from app.address_shapes import AmqpUrl, HostPort, NatsUrl, RedisUrl
 from app.destination_fields import (
@@ -48,6 +48,13 @@ PUT_EXAMPLES: list[dict[str, Any]] = [
     REDIS_EXAMPLE,
 ]
 
+_STREAM_MAX = 1_000_000_000_000
+# Beside `| None` pydantic writes a limit into the document by a name that means nothing there.
+StreamLength = Annotated[
+    Whole,
+    Field(ge=1, le=_STREAM_MAX),
+    WithJsonSchema({"type": "integer", "minimum": 1, "maximum": _STREAM_MAX}),
+]
 _NULL = {"type": "null"}
 _KEPT = "not shown; kept by a PUT that leaves it out, as long as type, address and `username` stay"
 _TEMPLATE = "; {topic}, {key}, {tag} and {group} stand for the message's"
@@ -242,8 +249,8 @@ class RedisShape(Strict):
     type: Literal["redis"]
     url: RedisUrl = Field(description="the path is the database's number")
     stream: RoutingKey | None = Field(None, description="its key; not given: the topic" + _TEMPLATE)
-    maxlen: Whole | None = Field(
-        None, ge=1, le=1_000_000_000_000, description="trim the stream to about so many entries; not given: never"
+    maxlen: StreamLength | None = Field(
+        None, description="trim the stream to about so many entries; not given: never"
     )
     username: Name | None = None
 

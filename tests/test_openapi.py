@@ -95,6 +95,18 @@ def test_every_operation_names_its_refusals() -> None:
                 assert example["value"]["status"] == int(status)
 
 
+def test_limits_are_named_as_json_schema_names_them() -> None:
+    def names(node: Any) -> set[str]:
+        if isinstance(node, list):
+            return set().union(*map(names, node))
+        if not isinstance(node, dict):
+            return set()
+        return {name for name in node if isinstance(node[name], int)}.union(*map(names, node.values()))
+
+    assert {"minimum", "maximum"} <= names(DOCUMENT)
+    assert not {"ge", "gt", "le", "lt"} & names(DOCUMENT)
+
+
 def test_every_reference_leads_somewhere() -> None:
     def references(node: Any) -> list[str]:
         if isinstance(node, dict):
