@@ -18,7 +18,8 @@ from spark.progress import Progress
 from spark.results import DayResult
 from spark.sources import root_cause
 from spark.transforms.figures import figures, no_figures
-from spark.transforms.rules import RULES, findings
+from spark.transforms.joined import Joined
+from spark.transforms.rules import RULES, findings_of, joined
 from spark.transforms.waiting import waiting
 from spark.watermark import state_after
 
@@ -46,10 +47,11 @@ def prove(
     f, nothing = read.frames, is_empty(read.frames)
     try:
         with progress.stage("join", f.day) as stage:
-            staged, found = (empty(spark, schemas.FINDING), {}) if nothing else _findings(spark, f, staging_dir, sla_s)
+            j = None if nothing else joined(f, sla_s)
+            staged, found = (empty(spark, schemas.FINDING), {}) if j is None else _findings(spark, j, staging_dir)
             stage.rows = sum(found.values())
         with progress.stage("figures", f.day):
-            drawn = no_figures() if nothing else figures(f)
+            drawn = no_figures() if j is None else figures(f, j.outcomes)
         with progress.stage("waiting", f.day) as stage:
             stage.rows = 0 if nothing else waiting(f).count()
     except (PySparkException, Py4JError) as error:
@@ -73,9 +75,9 @@ def prove(
     )
 
 
-def _findings(spark: SparkSession, f: Frames, staging_dir: str, sla_s: float) -> tuple[DataFrame, dict[str, int]]:
+def _findings(spark: SparkSession, j: Joined, staging_dir: str) -> tuple[DataFrame, dict[str, int]]:
     """Return a day's findings, staged, and how many of each kind there are."""
-    cached = findings(f, sla_s=sla_s)
+    cached = findings_of(j)
     staged = _staged(spark, cached, f"{staging_dir}/findings")
     cached.unpersist()
     return staged, {row["kind"]: row["count"] for row in staged.groupBy("kind").count().collect()}

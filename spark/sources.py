@@ -32,7 +32,7 @@ PAGES_AT_ONCE = 4096
 # Stored as jsonb; everything else of type string is text or uuid, which JDBC brings as text.
 JSON = frozenset({"headers", "policy", "filters"})
 # Where hardly two rows have the same, a dictionary is built in vain.
-UNLIKE = ("transaction_id", "key", "body_digest", "digest", "offset", "attempt_id")
+UNLIKE = ("transaction_id", "body_digest", "digest", "offset")
 
 # sessionInitStatement: JDBC has autocommit off by then (a fetch size is set), so this begins the database transaction
 # in which the rows are read, and nothing was read before it. Limits that a role or a database sets would end the read.

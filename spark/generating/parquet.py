@@ -14,7 +14,7 @@ from spark.generating.plan import GROUPS, INTERVAL_S, MAX_CHECKS, RULES, UNANSWE
 from spark.schemas import CHECKPOINT, FRAMES, PRODUCER_GROUP, SUBSCRIPTION
 
 # Ids and digests never repeat; the other columns do.
-_UNLIKE = ("transaction_id", "body_digest", "digest", "offset", "attempt_id")
+_UNLIKE = ("transaction_id", "body_digest", "digest", "offset")
 
 
 def fill(directory: Path, plan: Plan, chunk: int) -> tuple[dict[str, int], dict[str, list[str]]]:

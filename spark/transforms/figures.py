@@ -6,20 +6,16 @@ share one with a probability of 1 in 40,000, and would then be counted as one.
 
 from bisect import bisect_right
 from collections.abc import Callable
-from datetime import UTC, datetime
-from functools import partial, reduce
+from functools import partial
 from typing import Any
 
-from pyspark.sql import Column, DataFrame, Row
+from pyspark.sql import DataFrame, Row
 from pyspark.sql import functions as F
 
 from spark.at_once import at_once
 from spark.frames import Frames
+from spark.transforms.outcomes import FROM_MS, QUARTERS, bucket, outcomes
 
-QUARTERS = 96
-# Lower bounds of the buckets of all durations: 1, 2, 5, 10 ms … 500,000 s. The first also takes what is shorter, the
-# last what is longer.
-FROM_MS = tuple(step * 10**power for power in range(9) for step in (1, 2, 5))
 OUTCOMES = ("committed", "rolled_back", "parked", "undecided")
 SOURCES = ("producer", "check", "policy", "operator")  # by op.source
 # The last place of these takes all that is more.
@@ -29,12 +25,10 @@ MOST_ATTEMPTS = 16
 SUBSCRIPTIONS = 50
 # Of how many deliveries a latency is looked up in the outbox; of more, one in so many messages stands for the others.
 LATENCIES = 500_000
-# What is known of a transaction, in one number: the quarter, that it was born, verdict, source, that it is parked.
-_BORN, _VERDICT, _SOURCE, _PARKED = 1 << 7, 1 << 8, 1 << 10, 1 << 12
 
 
-def figures(f: Frames) -> dict[str, Any]:
-    """Return the day's figures, as JSON has them.
+def figures(f: Frames, counted: DataFrame | None = None) -> dict[str, Any]:
+    """Return the day's figures, as JSON has them. `counted`: its `outcomes`, where they are known already.
 
     `outcomes`: transactions by the quarter of an hour they were born in (96 counts, times outside the day in the first
     or last) for each of OUTCOMES. `from_s`: the lower bounds, in seconds, of the buckets of `verdict` (time from born
@@ -42,7 +36,8 @@ def figures(f: Frames) -> dict[str, Any]:
     MOST_CHECKS. `subscriptions`: the SUBSCRIPTIONS busiest, see `_subscriptions`; `others` sums the rest, None if there
     are none. `latency_of_one_in`: 1, or which part of the messages latencies were looked up for.
     """
-    parts: list[Callable[[], Any]] = [_transactions(f).collect, partial(_subscriptions, f), partial(_checks, f)]
+    known = outcomes(f) if counted is None else counted
+    parts: list[Callable[[], Any]] = [known.collect, partial(_subscriptions, f), partial(_checks, f)]
     found, (every, one_in), checks = at_once(parts)
     return _told(found, every, one_in, checks)
 
@@ -53,15 +48,15 @@ def no_figures() -> dict[str, Any]:
 
 
 def _told(found: list[Row], every: list[dict[str, Any]], one_in: int, checks: list[int]) -> dict[str, Any]:
-    outcomes = {name: [0] * QUARTERS for name in OUTCOMES}
+    by_quarter = {name: [0] * QUARTERS for name in OUTCOMES}
     verdict = {name: [0] * len(FROM_MS) for name in SOURCES}
     for row in found:
-        outcomes[row.outcome][row.quarter] += row["count"]
+        by_quarter[row.outcome][row.quarter] += row["count"]
         if row.bucket is not None:
             verdict[SOURCES[row.source]][row.bucket] += row["count"]
     checks[0] = max(0, sum(row["count"] for row in found) - sum(checks))
     return {
-        "outcomes": outcomes,
+        "outcomes": by_quarter,
         "from_s": [ms / 1000 for ms in FROM_MS],
         "verdict": verdict,
         "checks": checks,
@@ -72,57 +67,8 @@ def _told(found: list[Row], every: list[dict[str, Any]], one_in: int, checks: li
 
 
 def bucket_of(seconds: float) -> int:
-    """Return the place in FROM_MS that a duration belongs to; `_bucket` is the same in Spark."""
+    """Return the place in FROM_MS that a duration belongs to; `outcomes.bucket` is the same in Spark."""
     return max(0, bisect_right(FROM_MS, seconds * 1000) - 1)
-
-
-def _transactions(f: Frames) -> DataFrame:
-    """Count transactions by quarter of an hour, outcome, and (if decided) source and bucket of the time it took."""
-    midnight = F.lit(int(datetime(f.day.year, f.day.month, f.day.day, tzinfo=UTC).timestamp()) * 1_000_000)
-    quarter = F.floor((F.unix_micros("born_at") - midnight) / F.lit(900_000_000))
-    quarter = F.least(F.greatest(quarter, F.lit(0)), F.lit(QUARTERS - 1)).cast("long")
-    known = (
-        _by_id(f.half.where("position = 0"), -F.unix_micros("born_at"), quarter + _BORN),
-        _by_id(f.op, F.unix_micros("decided_at"), F.expr(f"verdict * {_VERDICT}L + source * {_SOURCE}L")),
-        _by_id(f.check_back.where("state = 2"), F.lit(0), F.lit(_PARKED)),
-    )
-    # Each is there once, so nothing is gained by adding up before they come together; a join would sort both sides.
-    together = reduce(DataFrame.unionByName, known).repartition("id").groupBy("id")
-    summed = together.agg(F.sum("micros").alias("micros"), F.bit_or("code").alias("code"))
-    verdict = F.expr(f"code div {_VERDICT} % 4")
-    outcome = (
-        F.when(verdict == 1, "committed")
-        .when(verdict == 2, "rolled_back")
-        .when(F.expr(f"code >= {_PARKED}"), "parked")
-        .otherwise("undecided")
-    )
-    return (
-        summed.where(f"code div {_BORN} % 2 = 1")
-        .select(
-            F.expr(f"code % {_BORN}").alias("quarter"),
-            outcome.alias("outcome"),
-            F.when(verdict > 0, F.expr(f"code div {_SOURCE} % 4")).alias("source"),
-            _bucket(F.when(verdict > 0, F.col("micros"))).alias("bucket"),
-        )
-        .groupBy("quarter", "outcome", "source", "bucket")
-        .count()
-    )
-
-
-def _by_id(frame: DataFrame, micros: Column, code: Column) -> DataFrame:
-    id_ = F.xxhash64("transaction_id").alias("id")
-    return frame.select(id_, micros.cast("long").alias("micros"), code.cast("long").alias("code"))
-
-
-def _bucket(micros: Column) -> Column:
-    """Return the place in FROM_MS of a duration in microseconds; null stays null. Powers of ten are exact here."""
-    at_least = F.greatest(micros, F.lit(1000))
-    power = F.floor(F.log10(at_least))
-    first = at_least / F.pow(F.lit(10.0), power)
-    step = F.when(first >= 5, 2).when(first >= 2, 1).otherwise(0)
-    place = F.least((power - 3) * 3 + step, F.lit(len(FROM_MS) - 1))
-    # greatest() and least() pass over nulls.
-    return F.when(micros.isNotNull(), place.cast("int"))
 
 
 def _checks(f: Frames) -> list[int]:
@@ -182,7 +128,7 @@ def _latencies(f: Frames, one_in: int) -> DataFrame:
     settled = settled.select(message, "subscription_id", F.unix_micros("settled_at").alias("settled"))
     return (
         settled.join(sent, "id")
-        .groupBy("subscription_id", _bucket(F.col("settled") - F.col("sent")).alias("bucket"))
+        .groupBy("subscription_id", bucket(F.col("settled") - F.col("sent")).alias("bucket"))
         .count()
     )
 

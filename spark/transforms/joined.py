@@ -26,7 +26,8 @@ class Joined:
     """What the rules read. `whole`: the day; `frames`: its rows that are suspect, and the joins of these.
 
     `disorder`: the places of the whole log that do not follow from the one before. `sla_s`: how many seconds a delivery
-    may take. `suspects`: how many transactions that are.
+    may take. `suspects`: how many transactions that are. `outcomes`: of the whole day, where the look for suspects has
+    told them, see spark/transforms/outcomes.py.
     """
 
     whole: Frames
@@ -37,6 +38,7 @@ class Joined:
     deliveries: DataFrame
     disorder: DataFrame
     suspects: int
+    outcomes: DataFrame | None = None
 
     @property
     def day(self) -> date:
@@ -78,7 +80,7 @@ def messages(f: Frames) -> DataFrame:
     """Return one row for each message that half or outbox know.
 
     `producer_group`, `headers`, `body_digest`: from its half. `offset` (the lowest), `offsets` (all of them, sorted),
-    `topic`, `key`, `tag`, `due_at`, `committed_at`: from the outbox. `verdict`: its transaction's. `has_half`: whether
+    `topic`, `tag`, `due_at`, `committed_at`: from the outbox. `verdict`: its transaction's. `has_half`: whether
     there is a half of it, `of_half`: of any message of its transaction.
     """
     halves = f.half.groupBy(MESSAGE).agg(
@@ -88,7 +90,7 @@ def messages(f: Frames) -> DataFrame:
     outbox = f.outbox.groupBy(MESSAGE).agg(
         F.min("offset").alias("offset"),
         F.array_sort(F.collect_set("offset")).alias("offsets"),
-        *(F.min_by(name, "offset").alias(name) for name in ("topic", "key", "tag", "due_at", "committed_at")),
+        *(F.min_by(name, "offset").alias(name) for name in ("topic", "tag", "due_at", "committed_at")),
     )
     return (
         halves.withColumn("has_half", F.lit(True))

@@ -18,8 +18,9 @@ from spark.transforms.joined import deliveries as joined_deliveries
 from spark.transforms.joined import messages as joined_messages
 from spark.transforms.joined import transactions as joined_transactions
 from spark.transforms.narrowed import OF_TRANSACTIONS, narrowed, nothing_of
+from spark.transforms.outcomes import COUNTED
 from spark.transforms.routes import takers
-from spark.transforms.suspects import suspects
+from spark.transforms.suspects import named, screened
 
 # So many rows are joined in one partition; more by several, as whole days are.
 FEW = 100_000
@@ -94,8 +95,12 @@ def findings(f: Frames, *, sla_s: float, without: frozenset[str] = frozenset()) 
 
     `sla_s`: how many seconds a delivery may take.
     """
-    j = joined(f, sla_s)
-    with _as_they_are(f.op.sparkSession, if_=j.suspects <= FEW_SUSPECTS):
+    return findings_of(joined(f, sla_s), without)
+
+
+def findings_of(j: Joined, without: frozenset[str] = frozenset()) -> DataFrame:
+    """Return what the rules find in the joins, as `findings` does."""
+    with _as_they_are(j.whole.op.sparkSession, if_=j.suspects <= FEW_SUSPECTS):
         return _computed(found_in(j, without))
 
 
@@ -109,15 +114,23 @@ def joined(f: Frames, sla_s: float) -> Joined:
             disorder = _computed(offsets.disorder(f.outbox))
             return _joins_of(f, _in_one_partition(f), disorder, sla_s, suspects=0)
     taking = _taking(f)
-    disorder, suspect = at_once(
-        [lambda: _computed(offsets.disorder(f.outbox)), lambda: _computed(suspects(f, sla_s, taking))]
+    known, disorder, others = at_once(
+        [
+            lambda: _computed(screened(f, sla_s, taking)),
+            lambda: _computed(offsets.disorder(f.outbox)),
+            lambda: _computed(named(f)),
+        ]
     )
+    odd = known.where("suspect is not null").select("suspect")
+    with _as_they_are(spark, if_=max(odd.count(), others.count()) <= FEW):
+        suspect = _computed(odd.unionByName(others).distinct())
     count = suspect.count()
     # Spark does not know how few they are, and would move all rows of the day to them.
     found = F.broadcast(suspect) if count <= MOST_BROADCAST else suspect
     few = narrowed(f, found, _computed) if count else nothing_of(f)
     with _as_they_are(spark, if_=count <= FEW_SUSPECTS):
-        return _joins_of(f, few, disorder, sla_s, suspects=count)
+        whole = known.where("outcome is not null").groupBy(*COUNTED).agg(F.sum("count").alias("count"))
+        return replace(_joins_of(f, few, disorder, sla_s, suspects=count), outcomes=_computed(whole))
 
 
 def _taking(f: Frames) -> DataFrame:

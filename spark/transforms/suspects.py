@@ -17,13 +17,15 @@ from spark.frames import Frames
 from spark.transforms.joined import POLICY
 from spark.transforms.lanes import asked_of, bit_lane, bits, bits_of, flag, id_hash, lane, row
 from spark.transforms.ledger_suspects import by_ledgers
+from spark.transforms.outcomes import counted, of_half, of_op, of_parked
 from spark.transforms.routes import RESERVED, headers_taken, must_be_there, routes, tag_taken
 
 
-def suspects(f: Frames, sla_s: float, taking: DataFrame) -> DataFrame:
-    """Return the hashes (`suspect`, distinct) of the transactions in which a rule may find something.
+def screened(f: Frames, sla_s: float, taking: DataFrame) -> DataFrame:
+    """Count the day's transactions as `outcomes` does, by `suspect` too: the hash of a transaction that is not plainly
+    in order, and null of all others. `taking`: `takers` of the outbox's topics.
 
-    `taking`: `takers` of the outbox's topics.
+    One pass tells both, as it brings a transaction's rows together anyway.
     """
     asking = [row["subscription_id"] for row in routes(f).where("headers is not null").collect()]
     by_message = (
@@ -34,6 +36,7 @@ def suspects(f: Frames, sla_s: float, taking: DataFrame) -> DataFrame:
             F.sum("more").alias("more"),
             *(F.bit_xor(name).alias(name) for name in ("due", "matched", *bits(asking))),
             (F.min("digest") != F.max("digest")).alias("differs"),
+            *_told(),
         )
     )
     half, outbox = lane("counts", "half"), lane("counts", "outbox")
@@ -43,11 +46,27 @@ def suspects(f: Frames, sla_s: float, taking: DataFrame) -> DataFrame:
         F.sum(((half > 0) & (outbox == 0)).cast("int")).alias("unpublished"),
         F.sum((outbox > 0).cast("int")).alias("published"),
         F.bool_or(_wrong(half, outbox, bits(asking))).alias("wrong"),
+        *_told(),
     )
     committed = F.expr("commits = 1 and rollbacks = 0 and unpublished = 0 and published > 0")
     rolled_back = F.expr("commits = 0 and rollbacks = 1 and published = 0 and unpublished > 0")
-    screened = by_transaction.where(F.col("wrong") | ~(committed | rolled_back)).select("suspect")
-    return reduce(DataFrame.unionByName, [screened, *_named(f), *by_ledgers(f)]).distinct()
+    odd = F.col("wrong") | ~(committed | rolled_back)
+    return counted(by_transaction.withColumn("suspect", F.when(odd, F.col("suspect"))), "suspect")
+
+
+def named(f: Frames) -> DataFrame:
+    """Return the hashes (`suspect`) of transactions that need no look at the whole day to be suspect.
+
+    Those in the small tables, with a refused end, that were asked more often than their policies want, or that a ledger
+    does not plainly agree about.
+    """
+    frames = (f.check_back, f.delivery_retry, f.dead_letter, f.redelivery, f.attempt.where("kind = 'refused'"))
+    by_tables = [frame.select(id_hash().alias("suspect")) for frame in (*frames, _asked_beyond(f))]
+    return reduce(DataFrame.unionByName, [*by_tables, *by_ledgers(f)]).distinct()
+
+
+def _told() -> tuple[Column, Column]:
+    return F.sum("micros").alias("micros"), F.bit_or("code").alias("code")
 
 
 def _gathered(f: Frames, sla_s: float, taking: DataFrame, asking: Sequence[int]) -> DataFrame:
@@ -55,10 +74,12 @@ def _gathered(f: Frames, sla_s: float, taking: DataFrame, asking: Sequence[int])
     of_ops = {name: flag(f"verdict = {number}") for number, name in ((1, "commit"), (2, "rollback"))}
     parts = [
         _halves(f, taking, asking),
-        f.op.select(*row(F.lit(0), asking, counts=of_ops)),
+        f.op.select(*row(F.lit(0), asking, counts=of_ops, told=of_op())),
         _receipts(f, asking),
         _outbox(f, sla_s, taking, asking),
     ]
+    if f.rows.get("check_back") != 0:
+        parts.append(f.check_back.where("state = 2").select(*row(F.lit(0), asking, told=of_parked())))
     if f.archive is not None:
         parts.append(f.archive.select(*row(F.col("position"), asking, digest=F.xxhash64("body_digest"))))
     # By the transaction alone, so that the second aggregation finds its rows where the first left them.
@@ -67,9 +88,9 @@ def _gathered(f: Frames, sla_s: float, taking: DataFrame, asking: Sequence[int])
 
 def _halves(f: Frames, taking: DataFrame, asking: Sequence[int]) -> DataFrame:
     """Each row as often as its topic has takers that ask for headers, at least once: the half alone knows those."""
-    digest = F.xxhash64("body_digest")
+    digest, told = F.xxhash64("body_digest"), of_half(f.day)
     if not asking:
-        return f.half.select(*row(F.col("position"), asking, counts={"half": F.lit(1)}, digest=digest))
+        return f.half.select(*row(F.col("position"), asking, counts={"half": F.lit(1)}, digest=digest, told=told))
     first = F.row_number().over(Window.partitionBy("topic").orderBy("subscription_id")) == 1
     of_topic = taking.where("headers is not null").withColumn("first", first)
     # A wanted value stands in the text as it is, or there is a backslash. Reading all of it takes far longer.
@@ -89,6 +110,7 @@ def _halves(f: Frames, taking: DataFrame, asking: Sequence[int]) -> DataFrame:
             hashes={"due": route, "matched": route},
             digest=F.when(first_of_half, digest),
             asks={"asked": F.col("wanted").isNotNull() & asked},
+            told={name: F.when(first_of_half, value) for name, value in told.items()},
         )
     )
 
@@ -158,12 +180,6 @@ def _wrong(half: Column, outbox: Column, bits: Sequence[str]) -> Column:
         | ((outbox > 0) & ((half == 0) | (misdelivered[0] & misdelivered[1]) | (untaken & (own == 0))))
         | ((outbox == 0) & (receipts > 0))
     )
-
-
-def _named(f: Frames) -> list[DataFrame]:
-    """Those in the small tables, with a refused end, or that were asked more often than their policies want."""
-    frames = (f.check_back, f.delivery_retry, f.dead_letter, f.redelivery, f.attempt.where("kind = 'refused'"))
-    return [frame.select(id_hash().alias("suspect")) for frame in (*frames, _asked_beyond(f))]
 
 
 def _asked_beyond(f: Frames) -> DataFrame:

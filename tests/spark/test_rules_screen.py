@@ -11,11 +11,12 @@ from pyspark.sql import SparkSession
 from pyspark.testing import assertDataFrameEqual
 
 from spark.schemas import OUTBOX
-from spark.transforms import ledgers
+from spark.transforms import ledgers, rules
 from spark.transforms.offsets import disorder
+from spark.transforms.outcomes import outcomes
 from spark.transforms.routes import takers
-from spark.transforms.rules import findings
-from spark.transforms.suspects import suspects
+from spark.transforms.rules import findings, findings_of
+from spark.transforms.suspects import named, screened
 from tests.spark.conftest import frame
 from tests.spark.frames import Day, born, digest, id_of, message_id, plain_day
 
@@ -34,6 +35,8 @@ def random_day(chance: random.Random, transactions: int) -> Day:
         _transaction(day, chance, number)
     for _ in range(transactions // 3):
         _spoil(day, chance)
+    for number in chance.sample(range(100, 100 + transactions), transactions // 10):
+        day.check_back(number, state=chance.choice((1, 2)))
     spoken = chance.sample(range(100, 100 + transactions), transactions // 2)
     verdicts = ({"transaction_id": id_of(n), "verdict": chance.choice(("commit", "rollback"))} for n in spoken)
     day.ledger("producer_ledger", *verdicts)
@@ -111,9 +114,12 @@ def _spoil(day: Day, chance: random.Random) -> None:
 @pytest.mark.parametrize("seed", [1, *(pytest.param(seed, marks=pytest.mark.slow) for seed in (2, 3, 4))])
 def test_what_is_left_out_has_no_finding(spark: SparkSession, seed: int) -> None:
     day = random_day(random.Random(seed), 300)
-    found = findings(day.frames(spark, counted=False), sla_s=SLA_S)
+    j = rules.joined(day.frames(spark, counted=False), SLA_S)
+    found = findings_of(j)
     # Of a small day nothing is left out.
     assertDataFrameEqual(found, findings(day.frames(spark), sla_s=SLA_S))
+    assert j.outcomes is not None
+    assertDataFrameEqual(j.outcomes, outcomes(day.frames(spark)))
     kinds = {row.kind for row in found.select("kind").distinct().collect()}
     # What the frames cannot hold by chance is left out: parked, refused, archives.
     assert len(kinds) >= 15, kinds
@@ -131,7 +137,10 @@ def test_hardly_anything_of_a_day_in_order_is_suspect(spark: SparkSession) -> No
     for number in range(1, 6):
         day.received(number, subscription=3)
     f = ledgers.of_day(day.frames(spark))
-    assert suspects(f, SLA_S, takers(f, f.outbox.select("topic").distinct())).collect() == []
+    known = screened(f, SLA_S, takers(f, f.outbox.select("topic").distinct()))
+    assert known.where("suspect is not null").collect() == []
+    assert {row.outcome for row in known.collect()} == {"committed", "rolled_back"}
+    assert named(f).collect() == []
 
 
 def test_more_subscriptions_may_ask_for_headers_than_a_number_has_bits(spark: SparkSession) -> None:

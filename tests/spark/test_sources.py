@@ -84,11 +84,9 @@ def test_rows_arrive_as_they_are(spark: SparkSession, dsn: str, day: date, other
         "position": 0,
         "producer_group": "shöp",
         "topic": "order",
-        "key": None,
         "tag": 'it\'s "quoted", | \\ and\nbroken',
         "headers": '{"a": "1", "b": "ü"}',
         "body_digest": bytearray(b"\x00\xff\x10"),
-        "deliver_after_s": 0.1,
         "policy": '{"max_checks": 3}',
     }
     assert (second["position"], second["policy"]) == (1, None)
