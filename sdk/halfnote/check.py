@@ -2,10 +2,8 @@
 
 import json
 import logging
-import re
 import time
 from collections.abc import Callable, Iterable, Mapping
-from datetime import datetime
 from typing import Any
 from uuid import UUID
 
@@ -13,11 +11,10 @@ from halfnote.exchange import Call, Raised
 from halfnote.hosting import Answering, AsgiApp, Reply, django_view, is_async, wsgi_app
 from halfnote.listener import CheckedMessage, CheckedTransaction, CheckListener
 from halfnote.signatures import TOLERANCE_S, Secrets, SignatureError, Verifier
+from halfnote.times import instant
 from halfnote.verdicts import Verdict
 
 log = logging.getLogger("halfnote")
-
-_fraction = re.compile(r"\.(\d+)")
 
 
 class CheckEndpoint:
@@ -101,12 +98,6 @@ def checked(asked: Mapping[str, Any], now: float) -> CheckedTransaction:
         context=asked.get("context"),
         messages=[_message(message) for message in asked["messages"]],
     )
-
-
-def instant(text: str) -> datetime:
-    """Return a time of RFC 3339; older Pythons read neither `Z` nor any number of decimals."""
-    normal = _fraction.sub(lambda found: "." + found[1][:6].ljust(6, "0"), text, count=1)
-    return datetime.fromisoformat(normal[:-1] + "+00:00" if normal[-1:] in "Zz" else normal)
 
 
 def _message(message: Mapping[str, Any]) -> CheckedMessage:

@@ -25,6 +25,8 @@ from halfnote.verdicts import Verdict
 log = logging.getLogger("halfnote")
 
 REASON_MAX = 1000
+# The shortest `immunity_s` that Halfnote takes.
+LEAST_IMMUNITY_S = 1.0
 
 
 @dataclass(frozen=True)
@@ -50,24 +52,51 @@ class Conversation:
         context: Any = None,
         check: Mapping[str, Any] | None = None,
     ) -> Exchange[Transaction]:
-        """Post a half. Raises HalfFailed, after which nothing has happened; ValueError or TypeError for no JSON."""
-        listed = as_list(messages)
-        chosen, transaction_id = transaction_id is not None, transaction_id or new_id()
-        content = self._content(transaction_id, listed)
-        if context is not None:
-            content["context"] = context
-        if check:
-            content["check"] = dict(check)
+        """Post a half. Raises HalfFailed, after which nothing has happened; ValueError or TypeError for no JSON.
+
+        An answer that comes when Halfnote may have asked already (a barrier has answered `rollback` then) is too late:
+        that half is withdrawn and posted once more under another id, unless the caller chose it.
+        """
+        listed, options = as_list(messages), {"context": context, "check": dict(check) if check else None}
+        if transaction_id is not None:
+            chosen, replayed = yield from self._half(transaction_id, listed, options, self.half_within_s, True)
+            chosen.repeated = replayed
+            return chosen
+        began = self.clock()
+        posted, replayed = yield from self._half(new_id(), listed, options, self.half_within_s)
+        took_s = self.clock() - began
+        if took_s < LEAST_IMMUNITY_S or not self._late(posted, took_s, replayed):
+            return posted
+        log.warning("transaction %s was answered after %.1f s: sent as another one", posted.transaction_id, took_s)
+        yield Later(self._withdraw(posted.transaction_id))
+        posted, _ = yield from self._half(new_id(), listed, options, self.half_within_s - took_s)
+        return posted
+
+    def _late(self, posted: Transaction, took_s: float, replayed: bool) -> bool:
+        """Tell whether it may have been asked about; what was not replayed was stored by the last attempt."""
+        return took_s >= posted.immunity_s and (replayed or self.attempt_s >= posted.immunity_s)
+
+    def _half(
+        self,
+        transaction_id: UUID,
+        messages: list[Outgoing],
+        options: Mapping[str, Any],
+        within_s: float,
+        chosen: bool = False,
+    ) -> Exchange[tuple[Transaction, bool]]:
+        """Post one half; tell also whether it was stored already."""
+        content = self._content(transaction_id, messages)
+        content.update({name: value for name, value in options.items() if value is not None})
         request = self._post("/half", content)
         try:
-            answer = yield from asked("the half message", request, within_s=self.half_within_s, clock=self.clock)
+            answer = yield from asked("the half message", request, within_s=within_s, clock=self.clock)
         except (Refused, Unconfirmed) as cause:
             if cause.perhaps_done and not chosen:
                 yield Later(self._withdraw(transaction_id))
             raise HalfFailed(transaction_id, cause) from cause
         born_at, first_check_at = answer.content.get("born_at"), answer.content.get("first_check_at")
-        repeated = chosen and bool(answer.content.get("replayed"))
-        return Transaction(transaction_id, self.group, listed, context, born_at, first_check_at, repeated)
+        transaction = Transaction(transaction_id, self.group, messages, options["context"], born_at, first_check_at)
+        return transaction, bool(answer.content.get("replayed"))
 
     def send(
         self,

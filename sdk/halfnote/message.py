@@ -12,8 +12,8 @@ from datetime import datetime
 from typing import Any
 from urllib.parse import unquote
 
-from halfnote.check import instant
 from halfnote.errors import HalfnoteError
+from halfnote.times import instant
 
 STRUCTURED, BATCH = "application/cloudevents+json", "application/cloudevents-batch+json"
 _OWN = "halfnote-h-"

@@ -6,6 +6,7 @@ from typing import Any, Literal, TypeAlias
 from uuid import UUID
 
 from halfnote.outgoing import Outgoing
+from halfnote.times import instant
 from halfnote.verdicts import Verdict
 
 End: TypeAlias = Literal["recorded", "left_to_check", "conflict"]
@@ -33,6 +34,15 @@ class Transaction:
     def message_ids(self) -> list[str]:
         """The messages' ids, in order."""
         return [f"{self.transaction_id}-{position}" for position in range(len(self.messages))]
+
+    @property
+    def immunity_s(self) -> float:
+        """How long after its birth Halfnote does not ask about it; for ever, if the answer did not say."""
+        try:
+            times = instant(self.first_check_at or ""), instant(self.born_at or "")
+            return (times[0] - times[1]).total_seconds()
+        except (ValueError, TypeError):
+            return float("inf")
 
 
 @dataclass(frozen=True)

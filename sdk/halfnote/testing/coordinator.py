@@ -7,7 +7,7 @@ decides by itself, people's decisions, reissues and replays.
 import json
 import threading
 from collections.abc import Mapping
-from datetime import datetime, timezone
+from datetime import datetime, timedelta, timezone
 from typing import Any
 from urllib.parse import unquote
 from uuid import UUID
@@ -23,6 +23,8 @@ from halfnote.testing.problems import Refusal, invalid
 from halfnote.testing.requests import HALF, PLAIN, check_end, check_half, check_skew, identity, read
 from halfnote.testing.signed import SECRET, Signed, signed_check, signed_delivery
 from halfnote.testing.stored import Source, Stored, difference, without_defaults
+
+IMMUNITY_S = 6
 
 
 class Coordinator:
@@ -148,11 +150,17 @@ class Coordinator:
         content = {
             "transaction_id": str(stored.transaction_id),
             "born_at": stored.born_at.isoformat(),
-            "first_check_at": stored.born_at.isoformat(),
+            "first_check_at": self._first_check_at(stored).isoformat(),
             "replayed": replayed,
             "messages": shown,
         }
         return httpx.Response(200 if replayed else 201, json=content)
+
+    def _first_check_at(self, stored: Stored) -> datetime:
+        """Return when the service would ask first; here it is asked when the test says."""
+        policies = stored.request.get("check") or {}, self.groups[stored.group]
+        immunity_s = next((found["immunity_s"] for found in policies if found.get("immunity_s")), IMMUNITY_S)
+        return stored.born_at + timedelta(seconds=immunity_s)
 
     def _plain(self, request: Mapping[str, Any], trace: str | None) -> httpx.Response:
         stored, replayed = self._store(request, trace, plain=True)
