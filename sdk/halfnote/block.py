@@ -1,5 +1,6 @@
 """What a `transaction()` block posts when it closes, for both producers, with a bound session and without."""
 
+import logging
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol, TypeAlias
@@ -8,6 +9,8 @@ from halfnote.conversation import Conversation, reason_of
 from halfnote.exchange import Exchange
 from halfnote.transaction import Transaction, TransactionResult
 from halfnote.verdicts import Verdict
+
+log = logging.getLogger("halfnote")
 
 # `none`: none was begun. `doubtful`: its commit was tried and failed, so it may have succeeded all the same.
 DatabaseState: TypeAlias = Literal["none", "open", "committed", "rolled_back", "doubtful"]
@@ -19,6 +22,10 @@ class Binding(Protocol):
     @property
     def state(self) -> DatabaseState:
         """Where it stands."""
+
+    @property
+    def hides_rollbacks(self) -> bool:
+        """Whether a commit that returned may have kept nothing: MySQL rolls back at a deadlock, and goes on."""
 
     def when_over(self, tell: Callable[[DatabaseState], None]) -> None:
         """Tell, once, when the one that is open now is over."""
@@ -109,7 +116,7 @@ class Block:
     ) -> Exchange[TransactionResult]:
         """Post what a database transaction that is over says; what raised later in the block changes nothing."""
         if state == "committed":
-            return (yield from self._conversation.end(transaction, Verdict.COMMIT, error=error))
+            return (yield from self._committed(transaction, error))
         if state == "doubtful":
             reason = "the database's commit failed" + ("" if error is None else f": {reason_of(error)}")
             return (yield from self._doubtful(transaction, reason, error))
@@ -118,6 +125,19 @@ class Block:
             # This one was; the one of an earlier run may have been committed.
             return (yield from self._doubtful(transaction, reason, error))
         return (yield from self._conversation.end(transaction, Verdict.ROLLBACK, reason=reason, error=error))
+
+    def _committed(self, transaction: OpenTransaction, error: Exception | None) -> Exchange[TransactionResult]:
+        """Post what a commit that returned says, where the database may have kept nothing: what the barrier says."""
+        if self._binding is None or not self._binding.hides_rollbacks or transaction.settle is None:
+            return (yield from self._conversation.end(transaction, Verdict.COMMIT, error=error))
+        verdict = yield from self._conversation.settled(transaction)
+        if verdict is Verdict.COMMIT:
+            return (yield from self._conversation.end(transaction, verdict, error=error))
+        why = "the database had rolled back before the commit, and the error that said so was hidden"
+        if verdict is Verdict.UNKNOWN:
+            return (yield from self._conversation.leave_to_check(transaction, "the barrier could not be read", error))
+        log.error("transaction %s: %s", transaction.transaction_id, why)
+        return (yield from self._conversation.end(transaction, verdict, reason=why, error=error))
 
     def _doubtful(
         self, transaction: OpenTransaction, reason: str, error: Exception | None

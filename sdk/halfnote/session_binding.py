@@ -21,7 +21,7 @@ class SessionBinding:
     def __init__(self, session: Session) -> None:
         self._session = session
         self._state: DatabaseState = "open" if session.in_transaction() else "none"
-        self._tried = self._committed = False
+        self._tried = self._committed = self._hides_rollbacks = False
         self._tell: Callable[[DatabaseState], None] | None = None
         _bindings(session).append(self)
 
@@ -29,6 +29,11 @@ class SessionBinding:
     def state(self) -> DatabaseState:
         """Where it stands; `committed` for good."""
         return self._state
+
+    @property
+    def hides_rollbacks(self) -> bool:
+        """Whether a database of it rolls back without being asked to, and goes on."""
+        return self._hides_rollbacks
 
     def when_over(self, tell: Callable[[DatabaseState], None]) -> None:
         """Tell, once, when the database transaction that is open now is over."""
@@ -44,9 +49,9 @@ class SessionBinding:
         if self._state != "committed":
             self._state, self._committed = "open", False
 
-    def on_try(self) -> None:
+    def on_try(self, *, hides_rollbacks: bool) -> None:
         """The commit is tried: if it fails from now on, it may have succeeded nevertheless."""
-        self._tried = True
+        self._tried, self._hides_rollbacks = True, hides_rollbacks
 
     def on_commit(self) -> None:
         """The commit has returned."""
@@ -85,24 +90,32 @@ def _on_before_commit(session: Session) -> None:
     bindings = list(_bindings(session))
     if not bindings or session.in_nested_transaction():
         return
-    if session.bind is not None and session.bind.dialect.name == "postgresql":
-        session.connection().exec_driver_sql(STANDS)
+    connections = _connections(session.get_transaction())
+    for connection in connections:
+        if connection.dialect.name == "postgresql":
+            connection.exec_driver_sql(STANDS)
+    hides_rollbacks = any(connection.dialect.name in ("mysql", "mariadb") for connection in connections)
     for binding in bindings:
-        binding.on_try()
+        binding.on_try(hides_rollbacks=hides_rollbacks)
 
 
 def _on_after_commit(session: Session) -> None:
-    if not session.in_nested_transaction() and not _joined(session):
+    if not session.in_nested_transaction() and not _joined(session.get_transaction()):
         for binding in list(_bindings(session)):
             binding.on_commit()
 
 
 def _on_end(session: Session, transaction: SessionTransaction) -> None:
-    if transaction.parent is None and not _joined(session):
+    if transaction.parent is None and not _joined(transaction):
         for binding in list(_bindings(session)):
             binding.on_end()
 
 
-def _joined(session: Session) -> bool:
-    """Tell whether the session is part of a transaction of its connection that is still open."""
-    return isinstance(session.bind, Connection) and session.bind.in_transaction()
+def _joined(transaction: SessionTransaction | None) -> bool:
+    """Tell whether the session is part of a transaction of a connection that is still open."""
+    return any(connection.in_transaction() for connection in _connections(transaction))
+
+
+def _connections(transaction: SessionTransaction | None) -> set[Connection]:
+    """Return what a session's database transaction goes by: several, where mappers have engines of their own."""
+    return set() if transaction is None else {entry[0] for entry in transaction._connections.values()}

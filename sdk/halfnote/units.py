@@ -20,8 +20,9 @@ _IDLE = 0
 class Unit:
     """Where the database transaction of one block stands. `marked`: it will be rolled back in any case."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, hides_rollbacks: bool = False) -> None:
         self.state: DatabaseState = "none"
+        self.hides_rollbacks = hides_rollbacks
         self.marked = False
         self._tell: Callable[[DatabaseState], None] | None = None
 
@@ -92,7 +93,7 @@ def in_django(
     """
     from django.db import connections, transaction
 
-    unit = Unit()
+    unit = Unit(hides_rollbacks=connections[using].vendor == "mysql")
     nested = bool(connections[using].in_atomic_block)
     with _in_sync(producer, messages, half, transaction.atomic(using=using), unit, nested=nested) as opened:
         # Inside, so that it goes with the savepoint if that is rolled back.

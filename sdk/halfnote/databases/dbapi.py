@@ -1,12 +1,14 @@
 """Any driver of Python's database API (PEP 249): psycopg, PyMySQL, mysqlclient, sqlite3 …"""
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from typing import Any, TypeVar
 
 from halfnote.databases.base import Came, Dialect, NotInTransaction, Script, Statement, dialect_of, play
 
 T = TypeVar("T")
+
+_NO_SAVEPOINT = 1305
 
 
 class DbApi:
@@ -78,7 +80,23 @@ def commits_by_itself(connection: Any) -> bool:
     if info is not None and hasattr(info, "transaction_status"):
         # psycopg: 0 is idle.
         return bool(autocommit) and int(info.transaction_status) == 0
-    if hasattr(connection, "get_autocommit") and hasattr(connection, "server_status"):
-        # PyMySQL: the lowest bit says that a transaction is open.
-        return bool(connection.get_autocommit()) and not connection.server_status & 1
+    if hasattr(connection, "get_autocommit"):
+        # PyMySQL, mysqlclient.
+        return bool(connection.get_autocommit()) and not _keeps_savepoints(connection)
+    if hasattr(connection, "in_transaction"):
+        # MySQL's own connector.
+        return bool(autocommit) and not connection.in_transaction
     return False
+
+
+def _keeps_savepoints(connection: Any) -> bool:
+    """Tell whether a database transaction is open, which MySQL and MariaDB have no other common word for."""
+    with closing(connection.cursor()) as cursor:
+        cursor.execute("savepoint halfnote_open")
+        try:
+            cursor.execute("release savepoint halfnote_open")
+        except Exception as error:
+            if error.args[:1] == (_NO_SAVEPOINT,):
+                return False
+            raise
+    return True
