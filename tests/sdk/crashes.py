@@ -2,8 +2,9 @@
 
 import asyncio
 import itertools
-from collections.abc import AsyncIterator, Coroutine, Generator, Iterator
+from collections.abc import AsyncIterator, Coroutine, Generator, Iterable, Iterator
 from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import asyncpg
@@ -14,19 +15,27 @@ class Crash(BaseException):
     """The process died."""
 
 
+@dataclass(frozen=True)
+class Death:
+    """When a process dies: at its await number `at`, from 0; after that, or `during` it: what it asked for is done."""
+
+    at: int
+    during: bool = False
+
+
 class Killed:
-    """Awaits a coroutine until its await number `at` (from 0), and kills it there; None: never.
+    """Awaits a coroutine until its death; None: never.
 
     What it would do on its way out does not happen: whatever it awaits then is killed as well.
     """
 
-    def __init__(self, coroutine: Coroutine[Any, Any, Any], at: int | None) -> None:
-        self._coroutine, self._at = coroutine, at
+    def __init__(self, coroutine: Coroutine[Any, Any, Any], death: Death | None) -> None:
+        self._coroutine, self._death = coroutine, death
 
     def __await__(self) -> Generator[Any, Any, Any]:
         thrown: BaseException | None = None
         for turn in itertools.count():
-            dying = self._at is not None and turn >= self._at
+            dying = self._death is not None and turn >= self._death.at
             try:
                 if dying:
                     waited = self._coroutine.throw(Crash())
@@ -37,42 +46,79 @@ class Killed:
             except StopIteration as stop:
                 return stop.value
             thrown = None
-            if dying:
+            if dying or self._dies_during(turn):
                 continue
             try:
                 yield waited
             except BaseException as error:
                 thrown = error
 
+    def _dies_during(self, turn: int) -> bool:
+        return self._death is not None and self._death.during and turn + 1 >= self._death.at
 
-async def killed(coroutine: Coroutine[Any, Any, Any], at: int | None) -> bool:
+
+async def killed(coroutine: Coroutine[Any, Any, Any], death: Death | None) -> bool:
     """Run a coroutine with a death; tell whether it came to its end before."""
     try:
-        await Killed(coroutine, at)
+        await Killed(coroutine, death)
     except Crash:
         return False
     return True
 
 
-class Network(httpx.AsyncBaseTransport):
-    """Brings requests to `inner`. `faults`, one a request: a `lost` one never arrives, of an `unheard` one the answer.
+class Network:
+    """Brings requests to `inner`. What is sent arrives, though its sender dies while it waits for the answer."""
+
+    def __init__(self, inner: httpx.AsyncBaseTransport) -> None:
+        self.inner = inner
+        self.sending: set[asyncio.Task[httpx.Response]] = set()
+
+    def line(self, faults: Iterable[str] = ()) -> "Line":
+        """Return one process's part of it."""
+        return Line(self, iter(faults))
+
+    async def rested(self) -> None:
+        """Wait until nothing is on its way."""
+        while self.sending:
+            await asyncio.wait(self.sending)
+
+    async def close(self) -> None:
+        """Wait until nothing is on its way, and close the connections."""
+        await self.rested()
+        await self.inner.aclose()
+
+
+class Line(httpx.AsyncBaseTransport):
+    """`faults`, one a request: a `lost` one never arrives, of an `unheard` one the answer.
 
     There is an await before and after, at which a process may die.
     """
 
-    def __init__(self, inner: httpx.MockTransport, faults: Iterator[str]) -> None:
-        self._inner, self._faults = inner, faults
+    def __init__(self, network: Network, faults: Iterator[str]) -> None:
+        self._network, self._faults = network, faults
 
     async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
         fault = next(self._faults, "")
         await asyncio.sleep(0)
         if fault == "lost":
             raise httpx.ConnectError("connection refused")
-        came = await self._inner.handle_async_request(request)
+        sending = asyncio.create_task(self._sent(request))
+        self._network.sending.add(sending)
+        sending.add_done_callback(self._over)
+        came = await asyncio.shield(sending)
         await asyncio.sleep(0)
         if fault == "unheard":
             raise httpx.ReadError("reset by peer")
         return came
+
+    async def _sent(self, request: httpx.Request) -> httpx.Response:
+        came = await self._network.inner.handle_async_request(request)
+        return httpx.Response(came.status_code, headers=came.headers, content=await came.aread())
+
+    def _over(self, sending: "asyncio.Task[httpx.Response]") -> None:
+        self._network.sending.discard(sending)
+        # Nobody may be left to hear of it.
+        sending.cancelled() or sending.exception()
 
 
 class Connections:
