@@ -124,9 +124,9 @@ class Producer:
         return True
 
     def kill(self) -> None:
-        """kill -9, unless it is gone."""
+        """kill -9, unless it is gone; what it has started goes with it."""
         if self._process is not None and self._process.poll() is None:
-            self._process.send_signal(signal.SIGKILL)
+            os.killpg(self._process.pid, signal.SIGKILL)
             self._process.wait()
 
 

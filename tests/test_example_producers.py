@@ -6,9 +6,11 @@ verdict that Halfnote has recorded are the same, always.
 
 import asyncio
 import random
+import re
+import shlex
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -22,8 +24,8 @@ from halfnote.barrier_sql import BarrierSql
 from halfnote.testing import signed_check, signed_ping
 
 from tests import pg
-from tests.processes import Service
-from tests.producers import EXAMPLES, LANGUAGES, SECRET, Between, Producer, require
+from tests.processes import ROOT, Service
+from tests.producers import DRIVER, EXAMPLES, LANGUAGES, SECRET, Between, Language, Producer, require
 
 RACES = 300
 WITHIN_S = 120.0
@@ -95,8 +97,7 @@ async def until(reached: Callable[[], Awaitable[bool]]) -> None:
 
 
 @asynccontextmanager
-async def staged(name: str, data_dir: Path, dsn: str, place: Path) -> AsyncIterator[Stage]:
-    language = require(name)
+async def staged(language: Language, data_dir: Path, dsn: str, place: Path) -> AsyncIterator[Stage]:
     database = pg.create_database()
     service = Service(data_dir, "serve", HALFNOTE_DATABASE_URL=dsn)
     await service.start()
@@ -136,7 +137,7 @@ async def started(producer: Producer) -> None:
 
 @pytest.fixture(params=LANGUAGES)
 async def stage(request: pytest.FixtureRequest, data_dir: Path, dsn: str, tmp_path: Path) -> AsyncIterator[Stage]:
-    async with staged(request.param, data_dir, dsn, tmp_path) as stage:
+    async with staged(require(request.param), data_dir, dsn, tmp_path) as stage:
         yield stage
 
 
@@ -286,3 +287,22 @@ def test_a_producer_has_less_than_eighty_lines(source: str) -> None:
     lines = (EXAMPLES / source).read_text().splitlines()
     assert len(lines) < 80
     assert max(len(line.expandtabs(4)) for line in lines) <= 120
+
+
+COMMANDS = {"go": "cd examples/go && go run .", "java": "java -cp", "node": "cd examples/node && npm ci && node"}
+
+
+@pytest.mark.parametrize("name", LANGUAGES)
+async def test_each_is_run_as_the_page_says(name: str, data_dir: Path, dsn: str, tmp_path: Path) -> None:
+    """The commands of docs/protocol.md, but for `npm ci` and where the driver lies: `make test-deps` saw to these."""
+    [block] = re.findall(r"```shell\n(.*?)```", (ROOT / "docs" / "protocol.md").read_text(), re.DOTALL)
+    [line] = [line for line in block.splitlines() if line.startswith(COMMANDS[name])]
+    line = line.replace("npm ci && ", "").replace("postgresql-42.7.7.jar", str(DRIVER))
+    told = replace(require(name), command=lambda _: ["bash", "-c", f"cd {ROOT} && {line}"])
+    async with staged(told, data_dir, dsn, tmp_path) as stage:
+        call = re.findall(r"^curl .*$", block, re.MULTILINE)[0].replace("http://127.0.0.1:9030", stage.producer.url)
+        came = await asyncio.create_subprocess_exec(*shlex.split(call), "-sf", stdout=asyncio.subprocess.PIPE)
+        printed, _ = await came.communicate()
+        assert came.returncode == 0
+        assert printed.split()[1] == b"commit"
+        assert stage.orders() == [1030]

@@ -14,8 +14,11 @@ from uuid import UUID
 import psycopg
 import pytest
 from halfnote.barrier_sql import BarrierSql
+from halfnote.check import checked
 from halfnote.ids import new_id
 from halfnote.signatures import sign
+from halfnote.testing import signed_check
+from halfnote.times import instant
 
 from app.group_shapes import GroupPut
 from tests.processes import ROOT, Service
@@ -138,6 +141,27 @@ def test_its_signature() -> None:
     [given] = re.findall(r"^secret +(\S+)\nid +(\S+)\ntimestamp +(\d+)\nbody +(.+)\nsignature +(\S+)$", PAGE, re.M)
     secret, message_id, timestamp, body, signature = given
     assert sign(secret, message_id, body.encode(), int(timestamp))["webhook-signature"] == signature
+
+
+def test_its_check() -> None:
+    """As the service makes one (tests/sdk/test_contract.py has that), and the client takes it."""
+    [block] = re.findall(r"```json\n(.*?)```", PAGE, re.DOTALL)
+    shown = json.loads(block)
+    one = UUID(shown["transaction_id"])
+    message = {"tag": None, "headers": {}, **shown["messages"][0]}
+    _, body = signed_check(
+        one,
+        "shop",
+        check=1,
+        born_at=instant(shown["born_at"]),
+        context=shown["context"],
+        messages=[message],
+    )
+    made = json.loads(body)
+    # What a message does not have may be left out.
+    made["messages"] = [{name: value for name, value in message.items() if value}]
+    assert made == shown
+    assert checked(shown, instant(shown["born_at"]).timestamp() + 7).age_s == 7
 
 
 def test_its_defaults() -> None:

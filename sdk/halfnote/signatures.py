@@ -1,7 +1,7 @@
 """Verifies what Halfnote sends, by Standard Webhooks 1.0: `v1` (HMAC-SHA256) and `v1a` (ed25519).
 
 A secret says by its prefix which it is: `whsec_…`, which both sides know, or `whpk_…`, the public half of a key that
-only Halfnote has (needs `halfnote[v1a]`).
+only Halfnote has (needs `halfnote[ed25519]`).
 """
 
 import base64
@@ -95,7 +95,7 @@ def _public_fit(key: bytes) -> _Fits:
         from cryptography.exceptions import InvalidSignature
         from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
     except ImportError as error:
-        raise ImportError("verifying by a public key (whpk_…) needs: pip install 'halfnote[v1a]'") from error
+        raise ImportError("verifying by a public key (whpk_…) needs: pip install 'halfnote[ed25519]'") from error
     public = Ed25519PublicKey.from_public_bytes(key)
 
     def fits(signature: str, signed: bytes) -> bool:

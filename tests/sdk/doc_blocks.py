@@ -33,6 +33,12 @@ def blocks_of(page: str) -> list[str]:
     return re.findall(r"```python\n(.*?)```", (ROOT / page).read_text(), re.DOTALL)
 
 
+def shell_blocks_of(page: str) -> list[str]:
+    """Return the blocks of a page for the shell, but for what pip is to install."""
+    blocks = re.findall(r"```bash\n(.*?)```", (ROOT / page).read_text(), re.DOTALL)
+    return [block for block in blocks if not block.startswith("pip install")]
+
+
 def runner(page: str) -> Callable[[str, dict[str, Any]], Awaitable[None]]:
     """Return what runs a block as if it stood in an async function; real addresses and secrets in it are replaced."""
 

@@ -4,12 +4,13 @@ Each is sent an order, which must come to its own consumer, and asked about tran
 """
 
 import asyncio
+import json
 import os
 import re
 import shlex
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator
 from contextlib import asynccontextmanager, closing
 from pathlib import Path
 from typing import Any
@@ -24,7 +25,7 @@ from halfnote.ids import new_id
 from tests import pg
 from tests.conftest import migrated_template
 from tests.processes import ROOT, Service, free_port
-from tests.sdk.doc_blocks import blocks_of, runner
+from tests.sdk.doc_blocks import blocks_of, runner, shell_blocks_of
 from tests.sdk.servers import asgi_server
 from tests.sdk.shop import fresh, with_driver
 
@@ -94,13 +95,29 @@ async def announced_and_asked(api: httpx.AsyncClient, shop: str, orders: str, po
         await until(lambda: has(points, number + 1))
 
 
+def arguments_of(line: str) -> list[str]:
+    """Return a command of a page as what Python's `-m` is given."""
+    program, *arguments = shlex.split(line.replace("$SHOP_SECRET", SECRET))
+    return [*PROGRAMS[program], *arguments]
+
+
+def run_commands(lines: Iterable[str], halfnote: str) -> None:
+    """Run commands of a page against the service."""
+    for line in lines:
+        command = [sys.executable, "-m", *arguments_of(line)]
+        came = subprocess.run(
+            command, cwd=ROOT, env={**os.environ, "HALFNOTE_URL": halfnote}, capture_output=True, text=True
+        )
+        assert came.returncode == 0, came.stdout + came.stderr
+
+
 class Site:
     """A page's program in a directory of its own: its files, its commands, its server."""
 
     def __init__(self, page: str, place: Path, **environment: str) -> None:
         self.place, self.port = place, free_port()
         self._log = place / "server.log"
-        self._commands = re.findall(r"```bash\n(.*?)```", (ROOT / page).read_text(), re.DOTALL)[0].splitlines()
+        self._blocks = [block.splitlines() for block in shell_blocks_of(page)]
         path = os.pathsep.join(map(str, (place, ROOT / "sdk", ROOT)))
         self._environment = {**os.environ, "PYTHONPATH": path, "SHOP_SECRET": SECRET, **environment}
         for block in blocks_of(page):
@@ -122,7 +139,7 @@ class Site:
     @asynccontextmanager
     async def serving(self) -> AsyncIterator[str]:
         """Run the page's commands, the last of which is its server; yield its URL."""
-        *commands, server = map(self._arguments, self._commands)
+        *commands, server = map(self._arguments, self._blocks[0])
         for command in commands:
             await asyncio.to_thread(self.run, *command)
         with self._log.open("wb") as log:
@@ -146,10 +163,18 @@ class Site:
             process.terminate()
             process.wait(60)
 
+    async def place_as_the_page_says(self, number: int) -> Any:
+        """Send an order by the page's call; return the answer."""
+        [line] = self._blocks[1]
+        program, *arguments = shlex.split(line.replace("/1030", f"/{number}").replace("9030", str(self.port)))
+        assert program == "curl"
+        came = await asyncio.create_subprocess_exec(program, "-sf", *arguments, stdout=asyncio.subprocess.PIPE)
+        answered, _ = await came.communicate()
+        assert came.returncode == 0
+        return json.loads(answered)
+
     def _arguments(self, line: str) -> list[str]:
-        written = line.replace("9030", str(self.port)).replace("$SHOP_SECRET", SECRET)
-        program, *arguments = shlex.split(written)
-        return [*PROGRAMS[program], *arguments]
+        return arguments_of(line.replace("9030", str(self.port)))
 
 
 async def placed(url: str, path: str) -> Any:
@@ -166,7 +191,7 @@ async def test_fastapi(halfnote: str, api: httpx.AsyncClient, tmp_path: Path) ->
     site = Site("docs/clients/fastapi.md", tmp_path, HALFNOTE_URL=halfnote, SHOP_DATABASE=database)
     await asyncio.to_thread(site.run, "pytest", "-q", "-p", "no:cacheprovider", "test_shop.py")
     async with site.serving() as url:
-        assert (await placed(url, "/orders/2030"))["end"] == "recorded"
+        assert (await site.place_as_the_page_says(2030))["end"] == "recorded"
         assert (await placed(url, "/bound/2040"))["end"] == "recorded"
         await announced_and_asked(api, shop, "orders", "points", 2030)
         await announced_and_asked(api, shop, "orders", "points", 2040)
@@ -176,7 +201,7 @@ async def test_flask(halfnote: str, api: httpx.AsyncClient, tmp_path: Path) -> N
     shop = fresh("")
     site = Site("docs/clients/flask.md", tmp_path, HALFNOTE_URL=halfnote, SHOP_DATABASE=with_driver(shop, "psycopg"))
     async with site.serving() as url:
-        assert (await placed(url, "/orders/2030"))["end"] == "recorded"
+        assert (await site.place_as_the_page_says(2030))["end"] == "recorded"
         assert (await placed(url, "/bound/2040"))["end"] == "recorded"
         await announced_and_asked(api, shop, "orders", "points", 2030)
         await announced_and_asked(api, shop, "orders", "points", 2040)
@@ -187,8 +212,8 @@ async def test_django(halfnote: str, api: httpx.AsyncClient, tmp_path: Path) -> 
     shop = fresh("")
     settings = {"DJANGO_SETTINGS_MODULE": "settings", "HALFNOTE_URL": halfnote, "SHOP_DATABASE": shop}
     site = Site("docs/clients/django.md", tmp_path, **settings)
-    async with site.serving() as url:
-        assert (await placed(url, "/orders/2030"))["end"] == "recorded"
+    async with site.serving():
+        assert (await site.place_as_the_page_says(2030))["end"] == "recorded"
         await announced_and_asked(api, shop, "shop_order", "shop_points", 2030)
     await asyncio.to_thread(site.run, "django", "test")
 
@@ -279,9 +304,21 @@ async def test_asyncpg(halfnote: str, api: httpx.AsyncClient, monkeypatch: pytes
     await known_group(api)
     for block in blocks_of(page):
         await run(block, names)
-    async with registered(api, names["app"]):
+    [commands] = shell_blocks_of(page)
+    async with asgi_server(names["app"]) as url:
+        written = commands.replace("http://127.0.0.1:9030", url).splitlines()
+        await asyncio.to_thread(run_commands, written, halfnote)
         assert (await names["place"](2030)).end == "recorded"
         await announced_and_asked(api, shop, "orders", "points", 2030)
         await all_announced(api, shop)
     await names["producer"].close()
     await names["pool"].close()
+
+
+@pytest.mark.parametrize("page", ["from-an-outbox", "from-rocketmq", "from-dtm"])
+async def test_commands_of_the_guides(page: str, halfnote: str, api: httpx.AsyncClient) -> None:
+    [command] = shell_blocks_of(f"docs/{page}.md")
+    await asyncio.to_thread(run_commands, [command], halfnote)
+    made = (await api.get("/subscriptions/points")).json()
+    assert made["topics"] == re.findall(r"--topic (\S+)", command)
+    assert made["destination"]["url"] == re.findall(r"--to (\S+)", command)[0]

@@ -1,10 +1,15 @@
 """The README's blocks are run, one after the other, with the names that a service would have."""
 
+import os
+import subprocess
+import sys
 from collections.abc import AsyncIterator
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import asyncpg
+import psycopg
 import pytest
 from django.urls import path
 from fastapi import FastAPI
@@ -12,14 +17,16 @@ from flask import Flask
 from halfnote import Outgoing, SyncTransactionProducer
 from halfnote.barrier import AsyncBarrier, Barrier
 from halfnote.databases.asyncpg import Asyncpg
+from halfnote.databases.dbapi import DbApi
 from halfnote.databases.django import Django
+from halfnote.inbox import Inbox
 from halfnote.testing import Coordinator
 from halfnote.units import in_django
 from sqlalchemy import select, text
 from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
 
 from app.destinations.rabbitmq import message_of
-from tests.sdk.doc_blocks import SCHEMA, Order, Points, blocks_of, runner
+from tests.sdk.doc_blocks import ROOT, SCHEMA, Order, Points, blocks_of, runner, shell_blocks_of
 from tests.sdk.shop import fresh, with_driver
 from tests.sdk.sites import django_alias
 from tests.webhooks import message
@@ -129,3 +136,16 @@ def test_blocks_with_django() -> None:
         exec(compile(DJANGO, "sdk/README.md", "exec"), names)
     connections.close_all()
     assert len(coordinator.published) == 1
+
+
+def test_ledgers(tmp_path: Path) -> None:
+    url = fresh("")
+    database = DbApi(lambda: psycopg.connect(url), "postgresql")
+    Barrier(database).create_table()
+    Inbox(database, "points").create_table()
+    [block] = shell_blocks_of("sdk/README.md")
+    program = f'halfnote-ledger() {{ "{sys.executable}" -m halfnote.ledger "$@"; }}\n'
+    script = program + block.replace("postgresql://…", url)
+    environment = {**os.environ, "PYTHONPATH": str(ROOT / "sdk")}
+    subprocess.run(["bash", "-euc", script], cwd=tmp_path, env=environment, check=True)
+    assert {file.name for file in tmp_path.iterdir()} == {"orders.parquet", "points.csv"}

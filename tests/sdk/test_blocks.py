@@ -1,0 +1,49 @@
+"""Each block of the client's pages is of a kind that a test runs; what the pages have pip install is there."""
+
+import re
+import tomllib
+
+import pytest
+
+from tests.sdk.doc_blocks import ROOT
+
+# What runs them: tests/test_protocol.py, tests/test_example_producers.py, and here test_docs, test_guides,
+# test_client_pages.
+RUN = {
+    "sdk/README.md": {"python", "bash"},
+    "docs/protocol.md": {"bash", "sql", "json", "shell"},
+    "docs/guarantees.md": {"python"},
+    "docs/from-an-outbox.md": {"python", "bash"},
+    "docs/from-rocketmq.md": {"python", "bash"},
+    "docs/from-dtm.md": {"python", "bash"},
+    **{f"docs/clients/{name}.md": {"python", "bash"} for name in ("asyncpg", "django", "fastapi", "flask")},
+    "docs/clients/sqlalchemy.md": {"python", "bash"},
+}
+# A drawing, and the signature to try one's own by, which tests/test_protocol.py reads.
+SHOWN = {"docs/protocol.md": ["1. POST /half", "secret     whsec_"]}
+
+
+def blocks(page: str) -> list[tuple[str, str]]:
+    """Return the language and the text of each block of a page."""
+    return re.findall(r"^```(\w*)\n(.*?)^```", (ROOT / page).read_text(), re.DOTALL | re.MULTILINE)
+
+
+def test_these_are_all_pages_about_clients() -> None:
+    clients = {f"docs/clients/{page.name}" for page in (ROOT / "docs/clients").glob("*.md")}
+    assert {page for page in RUN if page.startswith("docs/clients/")} == clients
+
+
+@pytest.mark.parametrize("page", RUN)
+def test_each_block_is_of_a_kind_that_is_run(page: str) -> None:
+    found = blocks(page)
+    assert {language for language, _ in found} - {""} <= RUN[page]
+    shown = [text for language, text in found if not language]
+    assert len(shown) == len(SHOWN.get(page, []))
+    assert all(text.startswith(begins) for text, begins in zip(shown, SHOWN.get(page, []), strict=True))
+
+
+@pytest.mark.parametrize("page", RUN)
+def test_extras_that_are_named_exist(page: str) -> None:
+    known = tomllib.loads((ROOT / "sdk/pyproject.toml").read_text())["project"]["optional-dependencies"]
+    for extras in re.findall(r"halfnote\[([^]]+)\]", (ROOT / page).read_text()):
+        assert set(extras.split(",")) <= set(known)
