@@ -3,7 +3,6 @@
 import asyncio
 import os
 import signal
-import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -11,15 +10,11 @@ from pathlib import Path
 import httpx
 
 from app.config import LOOPBACK
+from tests.ports import free_port
+
+__all__ = ["ROOT", "Service", "free_port", "of_ones_own"]
 
 ROOT = Path(__file__).parent.parent
-
-
-def free_port() -> int:
-    """Return a port that nothing listens on just now."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def of_ones_own() -> dict[str, str]:

@@ -1,15 +1,11 @@
-"""Coordinators for the client's tests: one that answers as it is told, and the real service in this process."""
+"""A coordinator for the client's tests that answers as it is told."""
 
-import asyncio
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 import httpx
-
-from app.main import create_app
-from app.runtime import Runtime
 
 Answer = httpx.Response | Exception | Callable[[httpx.Request], httpx.Response]
 
@@ -69,25 +65,3 @@ class Scripted:
         if path == "/end":
             return answer(202 if content["verdict"] == "unknown" else 200, {"verdict": content["verdict"]})
         return answer(202)
-
-
-def service(runtime: Runtime) -> httpx.ASGITransport:
-    """Return the real service over a runtime, for an async client."""
-    app, api = create_app()
-    api.state.runtime = runtime
-    return httpx.ASGITransport(app=app)  # type: ignore[arg-type]
-
-
-class FromThreads(httpx.BaseTransport):
-    """The same for a sync client on another thread, while the loop of this one runs the service."""
-
-    def __init__(self, transport: httpx.ASGITransport) -> None:
-        self._transport, self._loop = transport, asyncio.get_running_loop()
-
-    def handle_request(self, request: httpx.Request) -> httpx.Response:
-        async def sent() -> httpx.Response:
-            inner = httpx.Request(request.method, request.url, headers=request.headers, content=request.content)
-            came = await self._transport.handle_async_request(inner)
-            return httpx.Response(came.status_code, headers=came.headers, content=await came.aread())
-
-        return asyncio.run_coroutine_threadsafe(sent(), self._loop).result(60)

@@ -3,7 +3,7 @@
 import asyncio
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import AbstractContextManager, asynccontextmanager, contextmanager
 from typing import Any
 
 import django
@@ -82,3 +82,16 @@ def running(server: Any) -> Iterator[int]:
         server.shutdown()
         thread.join()
         server.server_close()
+
+
+def threaded(server: AbstractContextManager[str]) -> Any:
+    """Return a server on a thread as an asynchronous context."""
+
+    class Entered:
+        async def __aenter__(self) -> str:
+            return server.__enter__()
+
+        async def __aexit__(self, *failure: Any) -> None:
+            await asyncio.to_thread(server.__exit__, *failure)
+
+    return Entered()

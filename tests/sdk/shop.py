@@ -1,9 +1,9 @@
 """A shop's own database for the client's tests: orders, of which one with an unknown customer fails at the commit."""
 
+import os
+
 import psycopg
 import pytest
-
-from tests import pg
 
 SCHEMA = """
 create table customer (number int primary key);
@@ -13,6 +13,8 @@ create table orders (
 );
 """
 NOBODY = 99
+# The URL of a database to take, where there is no service that could make one.
+SHOP = "HALFNOTE_TESTS_SHOP"
 
 _made: list[str] = []
 
@@ -23,7 +25,7 @@ def fresh(schema: str) -> str:
     One a worker, emptied each time, which takes a fraction of making one; it goes with the run's server.
     """
     if not _made:
-        _made.append(pg.create_database())
+        _made.append(os.environ.get(SHOP) or _database())
     with psycopg.connect(_made[0]) as connection:
         # What a failed test left open would hold the tables.
         connection.execute(
@@ -49,3 +51,9 @@ def orders(url: str) -> list[int]:
 def with_driver(url: str, driver: str) -> str:
     """Return the URL as SQLAlchemy wants it for a driver."""
     return url.replace("postgresql://", f"postgresql+{driver}://", 1)
+
+
+def _database() -> str:
+    from tests import pg
+
+    return pg.create_database()

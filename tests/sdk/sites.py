@@ -27,7 +27,6 @@ from sqlalchemy import create_engine, text
 from sqlalchemy.ext.asyncio import create_async_engine
 from sqlalchemy.pool import NullPool
 
-from tests import brokers
 from tests.sdk.servers import configure
 from tests.sdk.shop import fresh, with_driver
 
@@ -235,43 +234,56 @@ async def with_sqlalchemy_sqlite(directory: Path) -> AsyncIterator[Site]:
 
 def django_alias(url: str) -> str:
     """Give Django a Postgres database, under a name of its own; return that."""
+    parts = urlsplit(url)
+    place = {"NAME": parts.path[1:], "USER": parts.username, "PASSWORD": parts.password}
+    return named_by_django(ENGINE="django.db.backends.postgresql", HOST=parts.hostname, PORT=parts.port, **place)
+
+
+def named_by_django(**place: Any) -> str:
+    """Give Django a database, under a name of its own; return that."""
     from django.db import connections
 
     configure()
-    parts = urlsplit(url)
     alias = f"shop_{secrets.token_hex(4)}"
-    place = {"NAME": parts.path[1:], "USER": parts.username, "PASSWORD": parts.password}
-    server = {"ENGINE": "django.db.backends.postgresql", "HOST": parts.hostname, "PORT": parts.port}
-    connections.settings[alias] = connections.configure_settings({"default": {}, alias: {**place, **server}})[alias]
+    connections.settings[alias] = connections.configure_settings({"default": {}, alias: place})[alias]
     return alias
 
 
 @asynccontextmanager
 async def with_django() -> AsyncIterator[Site]:
+    async with postgres() as url:
+        yield django_site("django", django_alias(url), lambda: psycopg.connect(url))
+
+
+@asynccontextmanager
+async def with_django_sqlite(directory: Path) -> AsyncIterator[Site]:
+    file = directory / "shop.db"
+    with closing(sqlite3.connect(file)) as connection:
+        connection.execute(ORDERS)
+    alias = named_by_django(ENGINE="django.db.backends.sqlite3", NAME=str(file), OPTIONS={"timeout": 0.5})
+    yield django_site("django-sqlite", alias, lambda: sqlite3.connect(file))
+
+
+def django_site(name: str, alias: str, connect: Callable[[], Any]) -> Site:
     from django.db import connections, transaction
     from halfnote.databases.django import Django
 
-    configure()
-    async with postgres() as url:
-        alias = django_alias(url)
+    def insert(_: Any, sql: str) -> None:
+        with connections[alias].cursor() as cursor:
+            cursor.execute(sql)
 
-        def insert(_: Any, sql: str) -> None:
-            with connections[alias].cursor() as cursor:
-                cursor.execute(sql)
+    def call(function: Callable[..., Any], *arguments: Any, **named: Any) -> Any:
+        try:
+            return function(*arguments, **named)
+        finally:
+            connections.close_all()
 
-        barrier = Barrier(Django(alias))
-        local = plain_local(barrier, lambda: transaction.atomic(alias), insert, connections.close_all)
+    async def on_a_thread(*arguments: Any, **named: Any) -> Any:
+        return await asyncio.to_thread(call, *arguments, **named)
 
-        def call(function: Callable[..., Any], *arguments: Any, **named: Any) -> Any:
-            try:
-                return function(*arguments, **named)
-            finally:
-                connections.close_all()
-
-        async def on_a_thread(*arguments: Any, **named: Any) -> Any:
-            return await asyncio.to_thread(call, *arguments, **named)
-
-        yield Site("django", local, on_a_thread, listed(lambda: psycopg.connect(url)), barrier)
+    barrier = Barrier(Django(alias))
+    local = plain_local(barrier, lambda: transaction.atomic(alias), insert, connections.close_all)
+    return Site(name, local, on_a_thread, listed(connect), barrier)
 
 
 @asynccontextmanager
@@ -293,6 +305,9 @@ async def with_sqlalchemy_mariadb() -> AsyncIterator[Site]:
 @contextmanager
 def mariadb_database() -> Any:
     """A MariaDB database with the table of orders; yields what connects to it."""
+    # Only here, because the client's tests also run where the service's do not.
+    from tests import brokers
+
     server = brokers.mariadb()
     name = f"shop_{secrets.token_hex(4)}"
     place: dict[str, Any] = {"host": server.host, "port": server.port, "user": "root"}
@@ -348,6 +363,7 @@ SITES: dict[str, Callable[[Path], AbstractAsyncContextManager[Site]]] = {
     "psycopg": lambda _: with_psycopg(),
     "sqlalchemy": lambda _: with_sqlalchemy(),
     "django": lambda _: with_django(),
+    "django-sqlite": with_django_sqlite,
     "sqlite": with_sqlite,
     "sqlalchemy-sqlite": with_sqlalchemy_sqlite,
     "mariadb": lambda _: with_mariadb(),

@@ -7,13 +7,12 @@ import sys
 import time
 from collections.abc import AsyncIterator
 from contextlib import closing, nullcontext
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta, timezone
 from pathlib import Path
 from typing import Any
 from uuid import UUID
 
 import asyncpg
-import httpx
 import psycopg
 import pytest
 from halfnote import (
@@ -22,7 +21,6 @@ from halfnote import (
     UNKNOWN,
     BarrierRefused,
     CheckedTransaction,
-    CheckEndpoint,
     Outgoing,
     Transaction,
     TransactionProducer,
@@ -33,19 +31,14 @@ from halfnote.databases.base import NotInTransaction, dialect_of
 from halfnote.databases.dbapi import DbApi
 from halfnote.databases.sqlalchemy import AsyncSqlAlchemy, SqlAlchemy
 from halfnote.ids import new_id
-from halfnote.testing import SECRET
 from sqlalchemy import create_engine
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
 from sqlalchemy.orm import Session
-from starlette.applications import Starlette
 
-from app.database import Connection
-from tests.processes import Service
 from tests.sdk.coordinators import Scripted
-from tests.sdk.servers import asgi_server
 from tests.sdk.shop import with_driver
-from tests.sdk.sites import SITES, Site, postgres
+from tests.sdk.sites import SITES, Site, mariadb_database, postgres
 
 ORDER = Outgoing("order", {"order": 1030})
 
@@ -60,7 +53,7 @@ async def site(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[
 
 def asked(transaction_id: UUID, age_s: float = 10.0) -> CheckedTransaction:
     """Return a check's question."""
-    return CheckedTransaction(transaction_id, "shop", 1, 15, datetime.now(UTC), age_s, None, [])
+    return CheckedTransaction(transaction_id, "shop", 1, 15, datetime.now(timezone.utc), age_s, None, [])
 
 
 async def check(site: Site, transaction_id: UUID, age_s: float = 10.0) -> Any:
@@ -205,143 +198,6 @@ async def test_5000_checks_race_with_local_work(name: str, tmp_path: Path) -> No
         await race_many(site, 5000, at_once=16)
 
 
-async def test_op_and_producer_agree_whoever_comes_first(
-    client: httpx.AsyncClient, db: Connection, group: str, tmp_path: Path
-) -> None:
-    """With the real coordinator: the producer's end and the check's answer race as well."""
-    hazard = random.Random(1030)
-    async with SITES["asyncpg"](tmp_path) as site:
-        await site.barrier.create_table()
-
-        async def end(transaction_id: UUID, verdict: Any, *, from_check: bool) -> None:
-            content = {"producer_group": group, "transaction_id": str(transaction_id), "verdict": verdict.value}
-            came = await client.post("/end", json={**content, "from_check": from_check})
-            # Never a conflict: both know the same.
-            assert came.status_code == 200
-
-        async def one(number: int) -> tuple[UUID, int]:
-            half = {"producer_group": group, "messages": [{"topic": "order", "body": number}]}
-            transaction_id = UUID((await client.post("/half", json=half)).json()["transaction_id"])
-
-            async def work() -> None:
-                await asyncio.sleep(hazard.random() * 0.005)
-                verdict = COMMIT
-                try:
-                    async with site.local() as local:
-                        await local.enter(transaction_id)
-                        await asyncio.sleep(hazard.random() * 0.005)
-                        await local.order(number)
-                        if number % 4 == 0:
-                            raise LookupError("no teapots left")
-                except (BarrierRefused, LookupError):
-                    verdict = ROLLBACK
-                if number % 3:
-                    await end(transaction_id, verdict, from_check=False)
-
-            async def ask() -> None:
-                await asyncio.sleep(hazard.random() * 0.005)
-                while (verdict := await check(site, transaction_id)) is UNKNOWN:
-                    pass
-                await end(transaction_id, verdict, from_check=True)
-
-            await asyncio.gather(work(), ask())
-            return transaction_id, number
-
-        ids = dict(await asyncio.gather(*(one(number) for number in range(60))))
-        orders = site.orders()
-    rows = await db.fetch("select transaction_id, verdict from op")
-    assert len(rows) == 60
-    assert sorted(ids[row["transaction_id"]] for row in rows if row["verdict"] == 1) == orders
-    assert 0 < len(orders) < 60
-
-
-class Died(BaseException):
-    """The process died: nothing is done on its way out."""
-
-
-async def raced(service: Service, site: Site, count: int) -> dict[UUID, int]:
-    """Place orders by the client while Halfnote asks about each; return the orders by transaction id.
-
-    One in four fails, and one in seven dies after its local work: its end is never posted.
-    """
-    hazard, turns = random.Random(1030), asyncio.Semaphore(16)
-    app = Starlette()
-    app.add_route("/check", CheckEndpoint(site.barrier, group="shop", secrets=SECRET).asgi())
-
-    async with (
-        asgi_server(app) as url,
-        TransactionProducer(service.url, group="shop") as producer,
-        httpx.AsyncClient(base_url=service.url, timeout=60) as api,
-    ):
-        await producer.register([f"{url}/check"], secret=SECRET, interval_s=1, max_checks=100)
-
-        async def ask(transaction_id: UUID) -> None:
-            await asyncio.sleep(hazard.random() * 0.03)
-            came = await api.post(f"/transactions/{transaction_id}/check")
-            # 409: it is decided already.
-            assert came.status_code in (202, 409)
-
-        async def work(number: int) -> UUID:
-            tx = None
-            try:
-                async with producer.transaction(Outgoing("order", number)) as tx:
-                    asking = asyncio.create_task(ask(tx.transaction_id))
-                    await asyncio.sleep(hazard.random() * 0.02)
-                    async with site.local() as local:
-                        await local.enter(tx)
-                        await asyncio.sleep(hazard.random() * 0.02)
-                        await local.order(number)
-                        if number % 4 == 0:
-                            raise LookupError("no teapots left")
-                    await asyncio.sleep(hazard.random() * 0.02)
-                    if number % 7 == 0:
-                        raise Died
-            except (BarrierRefused, LookupError, Died):
-                pass
-            assert tx is not None
-            assert tx.result is not None
-            # Never a conflict: the end and the check know the same.
-            assert tx.result.end in ("recorded", "left_to_check")
-            await asking
-            return tx.transaction_id
-
-        async def one(number: int) -> tuple[UUID, int]:
-            async with turns:
-                return await work(number), number
-
-        ids = dict(await asyncio.gather(*(one(number) for number in range(count))))
-        while any(
-            [(await api.get("/transactions", params={"state": s})).json()["items"] for s in ("half", "in_doubt")]
-        ):
-            await asyncio.sleep(0.2)
-    return ids
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(900)
-@pytest.mark.parametrize("name", ["asyncpg", "mariadb"])
-async def test_5000_ends_race_with_halfnote_s_own_checks(
-    name: str, data_dir: Path, dsn: str, db: Connection, tmp_path: Path
-) -> None:
-    """The whole way: the client, the service as a process, its checks over HTTP, and what it has recorded."""
-    service = Service(data_dir, "serve", HALFNOTE_DATABASE_URL=dsn)
-    await service.start()
-    try:
-        async with SITES[name](tmp_path) as site:
-            await site.call(site.barrier.create_table)
-            ids = await raced(service, site, 5000)
-            orders = site.orders()
-    finally:
-        service.stop()
-    rows = await db.fetch("select transaction_id, verdict, source from op")
-    assert len(rows) == 5000
-    assert sorted(ids[row["transaction_id"]] for row in rows if row["verdict"] == 1) == orders
-    assert sorted(ids[row["transaction_id"]] for row in rows) == list(range(5000))
-    assert 0 < len(orders) < 5000
-    # Chance saw to it that the producer (0) and checks (1) decided some.
-    assert {row["source"] for row in rows} == {0, 1}
-
-
 @pytest.mark.parametrize("name", ["asyncpg", "sqlalchemy-async"])
 async def test_a_commit_whose_answer_is_lost_is_still_announced(name: str, tmp_path: Path) -> None:
     """Without the barrier the exception would be taken for a rollback."""
@@ -406,6 +262,36 @@ async def test_a_row_is_not_written_on_its_own(tmp_path: Path) -> None:
         with closing(sqlite3.connect(tmp_path / "shop.db", autocommit=True)) as connection:
             with pytest.raises(NotInTransaction):
                 barrier.enter(connection, new_id())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("driver", ["pymysql", "MySQLdb", "mysql.connector"])
+def test_nor_on_a_mariadb_connection_that_commits_by_itself(driver: str) -> None:
+    module = pytest.importorskip(driver, reason=f"{driver} is one of several drivers, and not installed here")
+    with mariadb_database() as connect_to, closing(connect_to()) as place:
+        server = {"host": place.host, "port": place.port, "user": "root", "database": place.db.decode()}
+
+        def connect() -> Any:
+            return module.connect(**server)
+
+        barrier, one = Barrier(DbApi(connect, "mysql")), new_id()
+        barrier.create_table()
+        with closing(connect()) as connection:
+            connection.cursor().execute("set autocommit = 0")
+            connection.rollback()
+            barrier.enter(connection, new_id())
+            connection.commit()
+        with closing(connect()) as connection:
+            if driver == "mysql.connector":
+                connection.autocommit = True
+            else:
+                connection.autocommit(True)
+            with pytest.raises(NotInTransaction, match="autocommit"):
+                barrier.enter(connection, one)
+            connection.cursor().execute("start transaction")
+            barrier.enter(connection, one)
+            connection.rollback()
+        assert barrier.check_local(asked(one)) is ROLLBACK
 
 
 async def test_nor_by_an_engine_that_commits_by_itself(tmp_path: Path) -> None:

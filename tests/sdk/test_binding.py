@@ -1,25 +1,44 @@
 """Ends that follow an SQLAlchemy session's own commit, on Postgres: both nestings, failing commits, savepoints."""
 
 import asyncio
+import threading
 from collections.abc import AsyncIterator, Iterator
+from contextlib import closing
+from typing import Any
 
 import pytest
 from halfnote import COMMIT, ROLLBACK, UNKNOWN, BarrierRefused, Outgoing, SyncTransactionProducer, TransactionProducer
-from halfnote.barrier import AsyncBarrier
-from halfnote.databases.sqlalchemy import AsyncSqlAlchemy
+from halfnote.barrier import AsyncBarrier, Barrier
+from halfnote.databases.sqlalchemy import AsyncSqlAlchemy, SqlAlchemy
 from halfnote.ids import new_id
-from sqlalchemy import Engine, create_engine, text
-from sqlalchemy.exc import DBAPIError, IntegrityError
+from sqlalchemy import Engine, create_engine, insert, text
+from sqlalchemy.exc import DBAPIError, IntegrityError, OperationalError
 from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession, create_async_engine
-from sqlalchemy.orm import Session
+from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column
 
 from tests.sdk.coordinators import Scripted, answer
 from tests.sdk.shop import NOBODY, orders, shop, with_driver
+from tests.sdk.sites import execute_on_cursor, mariadb_database
 
 __all__ = ["shop"]
 
 ORDER = Outgoing("order", {"order": 1030})
 INSERT = text("insert into orders values (:number, :customer)")
+
+
+class Base(DeclarativeBase):
+    """The shop's models."""
+
+
+class Customer(Base):
+    __tablename__ = "customer"
+    number: Mapped[int] = mapped_column(primary_key=True)
+
+
+class Order(Base):
+    __tablename__ = "orders"
+    number: Mapped[int] = mapped_column(primary_key=True)
+    customer: Mapped[int]
 
 
 @pytest.fixture
@@ -366,3 +385,88 @@ async def test_a_bound_block_may_have_its_messages_dropped(
             await session.commit()
             tx.rollback("no teapots left")
     assert [(end["verdict"], end["reason"]) for end in halfnote.asked("/end")] == [("rollback", "no teapots left")]
+
+
+# SQLAlchemy rolls back what it has committed, if the other commit fails, and says so.
+@pytest.mark.filterwarnings("ignore:transaction already deassociated from connection")
+def test_engines_that_mappers_have_of_their_own(
+    sync_engine: Engine, sync_producer: SyncTransactionProducer, halfnote: Scripted, shop: str
+) -> None:
+    """The session has no engine itself; its database transaction goes by several connections."""
+    other = create_engine(with_driver(shop, "psycopg"))
+    with Session(binds={Order: sync_engine, Customer: other}) as session:
+        with sync_producer.bind(session).transaction(ORDER):
+            session.add_all([Order(number=1, customer=1), Customer(number=2)])
+            session.commit()
+        assert verdicts(halfnote) == ["commit"]
+        with pytest.raises(DBAPIError, match="current transaction is aborted"):
+            with sync_producer.bind(session).transaction(ORDER), session.begin():
+                session.add(Customer(number=3))
+                session.flush()
+                session.execute(insert(Order).values(number=2, customer=1))
+                with pytest.raises(IntegrityError):
+                    session.execute(insert(Order).values(number=1, customer=1))
+        session.rollback()
+        with pytest.raises(IntegrityError):
+            with sync_producer.bind(session).transaction(ORDER), session.begin():
+                session.add_all([Order(number=3, customer=NOBODY), Customer(number=4)])
+    other.dispose()
+    # Of two commits one may have succeeded: Halfnote asks.
+    assert verdicts(halfnote) == ["commit", "rollback", "unknown"]
+    assert orders(shop) == [1]
+
+
+def test_connections_of_mappers_whose_transactions_are_open(
+    sync_engine: Engine, sync_producer: SyncTransactionProducer, halfnote: Scripted, shop: str
+) -> None:
+    with sync_engine.connect() as connection, connection.begin() as outer:
+        binds = {Order: connection}
+        with Session(binds=binds, join_transaction_mode="create_savepoint") as session:
+            with sync_producer.bind(session).transaction(ORDER):
+                session.add(Order(number=1, customer=1))
+                session.commit()
+        outer.rollback()
+    assert verdicts(halfnote) == ["unknown"]
+    assert orders(shop) == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("hidden", [True, False])
+def test_a_deadlock_that_was_hidden_is_not_taken_for_a_commit(
+    sync_producer: SyncTransactionProducer, halfnote: Scripted, hidden: bool
+) -> None:
+    """MySQL and MariaDB roll all of it back, and take what comes next for a new database transaction."""
+    with mariadb_database() as connect:
+        with closing(connect()) as other:
+            url = f"mysql+pymysql://root@{other.host}:{other.port}/{other.db.decode()}"
+            execute_on_cursor(other, "insert into orders values (1), (2), (3), (4), (5), (6)")
+            other.commit()
+            engine = create_engine(url)
+            barrier = Barrier(SqlAlchemy(engine))
+            barrier.create_table()
+            with Session(engine) as session, sync_producer.bind(session).transaction(ORDER) as tx:
+                barrier.enter(session, tx)
+                if hidden:
+                    deadlocked(session, other)
+                session.execute(text("insert into orders values (1030)"))
+                session.commit()
+            engine.dispose()
+    assert verdicts(halfnote) == (["rollback"] if hidden else ["commit"])
+    assert tx.result is not None
+    assert tx.result.local_verdict is (ROLLBACK if hidden else COMMIT)
+
+
+def deadlocked(session: Session, other: Any) -> None:
+    """Have a session's database transaction end in a deadlock with another connection's, and say nothing of it."""
+    # The server takes the one that has written less for its victim.
+    execute_on_cursor(other, "update orders set number = number + 10 where number > 1")
+    session.execute(text("select number from orders where number = 1 for update"))
+    waiting = threading.Thread(target=execute_on_cursor, args=(other, "update orders set number = 11 where number = 1"))
+    waiting.start()
+    with closing(session.get_bind().engine.connect()) as looker:
+        while not looker.execute(text("select count(*) from information_schema.innodb_lock_waits")).scalar():
+            looker.rollback()
+    with pytest.raises(OperationalError, match="1213"):
+        session.execute(text("select number from orders where number > 11 for update"))
+    waiting.join()
+    other.rollback()

@@ -3,31 +3,22 @@
 import asyncio
 import json
 import re
-from collections.abc import Callable
-from contextlib import AbstractContextManager
-from datetime import UTC, datetime
+from datetime import datetime, timezone
 from typing import Any
-from uuid import UUID
 
 import httpx
 import pytest
-from django.urls import path
-from fastapi import FastAPI
 from flask import Flask
-from halfnote import COMMIT, ROLLBACK, UNKNOWN, CheckedTransaction, CheckEndpoint, Verdict
-from halfnote.check import instant
+from halfnote import COMMIT, CheckedTransaction, CheckEndpoint, Verdict
+from halfnote.delivery import DeliveryEndpoint
 from halfnote.hosting import BODY_MAX_BYTES
 from halfnote.signatures import sign
-from starlette.applications import Starlette
+from halfnote.times import instant
 
-from app.database import Connection
-from app.loops.checkback import CheckBack
-from app.runtime import Runtime
-from tests.conftest import register_group
-from tests.sdk.servers import asgi_server, django_server, wsgi_server
-from tests.test_checkback import SECRET, attempts, in_doubt, turn, verdict
+from tests.sdk.servers import threaded, wsgi_server
 
 PATH = "/halfnote/check"
+SECRET = "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw0000"
 
 
 class Listener:
@@ -55,83 +46,11 @@ def endpoint_of(listener: Any = None, **options: Any) -> CheckEndpoint:
     return CheckEndpoint(listener or Listener(), **{"group": "shop", "secrets": SECRET, **options})
 
 
-def in_fastapi(endpoint: CheckEndpoint) -> Any:
-    app = FastAPI()
-    app.add_route(PATH, endpoint.asgi())
-    return asgi_server(app)
-
-
-def in_starlette(endpoint: CheckEndpoint) -> Any:
-    app = Starlette()
-    app.add_route(PATH, endpoint.asgi())
-    return asgi_server(app)
-
-
 def in_flask(endpoint: CheckEndpoint) -> Any:
     app = Flask(__name__)
     app.add_url_rule("/", view_func=lambda: "the shop", endpoint="shop")
     app.wsgi_app = endpoint.wsgi(app.wsgi_app)  # type: ignore[method-assign]
     return threaded(wsgi_server(app))
-
-
-def in_django(endpoint: CheckEndpoint) -> Any:
-    return threaded(django_server([path(PATH[1:], endpoint.django())]))
-
-
-def threaded(server: AbstractContextManager[str]) -> Any:
-    """Return a server on a thread as an asynchronous context."""
-
-    class Entered:
-        async def __aenter__(self) -> str:
-            return server.__enter__()
-
-        async def __aexit__(self, *failure: Any) -> None:
-            await asyncio.to_thread(server.__exit__, *failure)
-
-    return Entered()
-
-
-HOSTS = [
-    pytest.param(in_fastapi, AsyncListener, id="fastapi"),
-    pytest.param(in_fastapi, Listener, id="fastapi-plain"),
-    pytest.param(in_starlette, AsyncListener, id="starlette"),
-    pytest.param(in_flask, Listener, id="flask"),
-    pytest.param(in_django, Listener, id="django"),
-    pytest.param(in_django, AsyncListener, id="django-async"),
-]
-
-
-@pytest.mark.parametrize(("host", "listening"), HOSTS)
-async def test_the_service_asks_and_records_the_answer(
-    host: Callable[[CheckEndpoint], Any],
-    listening: type[Listener],
-    client: httpx.AsyncClient,
-    runtime: Runtime,
-    db: Connection,
-) -> None:
-    listener = listening()
-    async with host(endpoint_of(listener)) as url:
-        await register_group(db, "shop", check_urls=[url + PATH])
-        pinged = (await client.post("/producer-groups/shop/test")).json()
-        assert [(result["ok"], result["status"]) for result in pinged["results"]] == [(True, 204)]
-        assert listener.asked == []
-        found: dict[UUID, tuple[int, int] | None] = {}
-        checks = CheckBack()
-        for answer in (COMMIT, ROLLBACK, UNKNOWN):
-            listener.answer = answer
-            one = await in_doubt(client, runtime, context={"order": 1030}, check={"include_body": True})
-            assert await turn(runtime, checks) == 1
-            found[one] = await verdict(db, one)
-    assert list(found.values()) == [(1, 1), (2, 1), None]
-    assert (await attempts(db, one))[0]["outcome"] == "unknown"
-    asked = listener.asked[0]
-    assert (asked.transaction_id, asked.group, asked.check, asked.max_checks) == (next(iter(found)), "shop", 1, 15)
-    assert asked.context == {"order": 1030}
-    assert 0 <= asked.age_s < 300
-    [message] = asked.messages
-    assert (message.topic, message.key, message.tag) == ("order", "order-1030", "created")
-    assert message.body == {"order": 1030}
-    assert message.message_id == f"{asked.transaction_id}-0"
 
 
 async def test_the_rest_of_a_flask_app_is_as_before() -> None:
@@ -155,7 +74,7 @@ def asked(transaction_id: str = "0193a7d6-a5c8-7b1e-8f00-1030a1030a10", **fields
     return json.dumps({**known, **fields}).encode()
 
 
-async def post(endpoint: CheckEndpoint, body: bytes, *, method: str = "POST", **headers: str) -> httpx.Response:
+async def post(endpoint: Any, body: bytes, *, method: str = "POST", **headers: str) -> httpx.Response:
     transport = httpx.ASGITransport(app=endpoint.asgi())  # type: ignore[arg-type]
     sent = {**sign(SECRET, "chk_1", body), **{name.replace("_", "-"): value for name, value in headers.items()}}
     async with httpx.AsyncClient(transport=transport, base_url="http://shop") as client:
@@ -171,15 +90,23 @@ async def test_who_did_not_sign_is_refused_and_logged(caplog: pytest.LogCaptureF
     assert listener.asked == []
 
 
+@pytest.mark.parametrize(("off_s", "word"), [(600, "behind"), (-600, "ahead of")])
+@pytest.mark.parametrize("kind", ["check", "delivery"])
 async def test_a_clock_that_is_off_is_named_to_the_coordinator_and_in_the_log(
-    caplog: pytest.LogCaptureFixture,
+    kind: str, off_s: int, word: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    endpoint = endpoint_of(clock=lambda: datetime.now(UTC).timestamp() + 600)
-    came = await post(endpoint, asked())
+    """So is a request that is old, or sent again by somebody who has heard it."""
+    listener, taken = Listener(), list[Any]()
+    options: dict[str, Any] = {"secrets": SECRET, "clock": lambda: datetime.now(timezone.utc).timestamp() + off_s}
+    endpoint = CheckEndpoint(listener, group="shop", **options)
+    endpoints = {"check": endpoint, "delivery": DeliveryEndpoint(taken.append, **options)}
+    came = await post(endpoints[kind], asked())
     assert came.status_code == 401
-    told = re.compile("by the coordinator's clock, which is 6[0-9][0-9] s behind this machine's").search
+    told = re.compile(f"by the coordinator's clock, which is (59[0-9]|6[0-9][0-9]) s {word} this machine's").search
     assert told(came.json()["detail"])
     assert told(caplog.text)
+    assert not listener.asked
+    assert not taken
 
 
 @pytest.mark.parametrize(
@@ -253,7 +180,7 @@ def test_an_asgi_app_is_no_websocket() -> None:
     "text", ["2026-11-21T08:00:00Z", "2026-11-21T09:00:00+01:00", "2026-11-21T08:00:00.000000Z", "2026-11-21t08:00:00z"]
 )
 def test_times_as_rfc_3339_has_them(text: str) -> None:
-    assert instant(text) == datetime(2026, 11, 21, 8, tzinfo=UTC)
+    assert instant(text) == datetime(2026, 11, 21, 8, tzinfo=timezone.utc)
 
 
 def test_decimals_of_a_time() -> None:

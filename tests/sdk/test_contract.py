@@ -1,17 +1,28 @@
 """One contract for the service and for the coordinator in memory: what each answers to the same requests."""
 
+import json
+import re
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from typing import Any
 from uuid import uuid4
 
 import httpx
 import pytest
+from halfnote import HalfFailed, Outgoing, PlainFailed, TransactionProducer
+from halfnote.hosting import Answering, Reply
 from halfnote.ids import new_id
 from halfnote.testing import Coordinator
+from halfnote.times import instant
 
 from app.database import Connection
+from app.loops.checkback import CheckBack
+from app.loops.relay import Relay
+from app.runtime import Runtime
 from tests.conftest import register_group
+from tests.relays import subscribe, turn_until
+from tests.responders import Responder
+from tests.test_checkback import in_doubt, turn
 
 MESSAGE = {"topic": "order", "key": "order-1030", "tag": "created", "body": {"order": 1030}}
 
@@ -214,3 +225,84 @@ async def test_groups(halfnote: httpx.AsyncClient) -> None:
     assert (await halfnote.put("/producer-groups/own", json=given)).json()["secret"] is None
     assert kind(await halfnote.put("/producer-groups/none", json={"check_urls": []})) == (422, "invalid")
     assert await begun(halfnote, producer_group="new")
+
+
+@pytest.mark.parametrize("off_s", [600, -600])
+async def test_a_clock_that_is_ten_minutes_off_is_named(halfnote: httpx.AsyncClient, off_s: int) -> None:
+    """To whoever sends: whose clock, and by how much."""
+    transport = halfnote._transport
+    told = f"this machine's clock .* is (60[0-9]|59[0-9]) s {'ahead of' if off_s > 0 else 'behind'} the coordinator's"
+    async with TransactionProducer("http://testserver", group="shop", transport=transport) as producer:
+        with pytest.raises(HalfFailed, match=told):
+            async with producer.transaction(Outgoing("order", 1), transaction_id=new_id(time.time() + off_s)):
+                raise AssertionError
+        with pytest.raises(PlainFailed, match=told):
+            await producer.send_plain(Outgoing("order", 1), transaction_id=new_id(time.time() + off_s))
+
+
+@pytest.mark.parametrize(("policy", "immunity_s"), [({}, 6), ({"check": {"immunity_s": 60}}, 60)])
+async def test_when_it_is_asked_first(halfnote: httpx.AsyncClient, policy: dict[str, Any], immunity_s: int) -> None:
+    came = (await halfnote.post("/half", json=half(**policy))).json()
+    born_at, first_check_at = (instant(came[name]) for name in ("born_at", "first_check_at"))
+    assert (first_check_at - born_at).total_seconds() == immunity_s
+
+
+class Recorder:
+    """An endpoint that keeps what comes."""
+
+    calls_async = False
+
+    def __init__(self) -> None:
+        self.came: list[tuple[dict[str, str], bytes]] = []
+
+    def answering(self, headers: Mapping[str, str], body: bytes) -> Answering:
+        """Keep it, and say nothing."""
+        self.came.append((dict(headers), body))
+        return Reply(204)
+        yield  # a generator, as endpoints are
+
+
+def without_ids(headers: Mapping[str, str], body: bytes, transaction_id: str) -> tuple[dict[str, str], str]:
+    """Return a request without what differs each time, and without what HTTP adds."""
+    own = {
+        name: "signed" if name in ("webhook-signature", "webhook-timestamp") else value.replace(transaction_id, "id")
+        for name, value in headers.items()
+        if name.startswith(("webhook-", "ce-", "halfnote-")) or name == "content-type"
+    }
+    own.update(dict.fromkeys(own.keys() & {"ce-time", "halfnote-offset"}, "differs"))
+    return own, re.sub(r'("born_at": ?)"[^"]*"', r'\1"then"', body.decode().replace(transaction_id, "id"))
+
+
+async def test_checks_are_as_the_service_makes_them(
+    the_service: httpx.AsyncClient, runtime: Runtime, db: Connection
+) -> None:
+    coordinator, recorder, checks = Coordinator("shop"), Recorder(), CheckBack()
+    async with Responder(status=204) as shop:
+        await db.execute("update producer_group set check_urls = $1", [shop.url])
+        one = await in_doubt(the_service, runtime, context={"order": 1030})
+        assert await turn(runtime, checks) == 1
+    async with httpx.AsyncClient(transport=coordinator.transport(), base_url="http://testserver") as in_memory:
+        message = {"topic": "order", "key": "order-1030", "tag": "created", "body": {"order": 1030}}
+        another = await begun(in_memory, messages=[message], context={"order": 1030})
+    await coordinator.check(recorder)  # type: ignore[arg-type]
+    [(headers, body)], [call] = recorder.came, shop.calls
+    made, asked = without_ids(headers, body, another), without_ids(call.headers, call.body, str(one))
+    assert made[0] == asked[0]
+    assert json.loads(made[1]) == json.loads(asked[1])
+
+
+async def test_deliveries_are_as_the_service_makes_them(the_service: httpx.AsyncClient, runtime: Runtime) -> None:
+    sent = half(messages=[{**MESSAGE, "key": 'café "1"', "headers": {"trace": "50% öff"}}])
+    coordinator, recorder, relay = Coordinator("shop"), Recorder(), Relay(runtime)
+    async with Responder() as points:
+        await subscribe(the_service, points, name="tests")
+        one = (await the_service.post("/messages", json=sent)).json()["transaction_id"]
+        await turn_until(relay, runtime, lambda: points.calls, within_s=60)
+        await relay.drain(runtime)
+    async with httpx.AsyncClient(transport=coordinator.transport(), base_url="http://testserver") as in_memory:
+        another = (await in_memory.post("/messages", json=sent)).json()["transaction_id"]
+    await coordinator.deliver(recorder)  # type: ignore[arg-type]
+    [(headers, body)], [call] = recorder.came, points.calls
+    made, told = without_ids(headers, body, another), without_ids(call.headers, call.body, one)
+    assert made[0] == told[0]
+    assert json.loads(made[1]) == json.loads(told[1])

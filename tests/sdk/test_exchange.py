@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Sequence
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta, timezone
 from email.utils import format_datetime
 from typing import Any
 
@@ -92,7 +92,7 @@ def test_retry_after_is_kept_to() -> None:
 
 
 def test_a_date_will_do_and_nonsense_is_left_out() -> None:
-    at = datetime.now(UTC) + timedelta(seconds=90)
+    at = datetime.now(timezone.utc) + timedelta(seconds=90)
     assert 80 < (retry_after_s(response(503, retry_after=format_datetime(at))) or 0) <= 90
     assert retry_after_s(response(503, retry_after="soon")) is None
     assert retry_after_s(response(503)) is None

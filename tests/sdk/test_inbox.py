@@ -1,38 +1,26 @@
-"""The inbox in every database and driver, and the endpoint of deliveries in each framework, sent to by the service."""
+"""The inbox in every database and driver."""
 
 import asyncio
 import base64
-import json
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import suppress
-from datetime import UTC, datetime, timedelta
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
-from django.urls import path
-from fastapi import FastAPI
-from flask import Flask
 from halfnote.databases.django import Django
 from halfnote.delivery import DeliveryEndpoint
 from halfnote.hosting import answered_async, answered_sync
 from halfnote.ids import new_id
-from halfnote.inbox import AsyncInbox, Inbox, Received, Reject
+from halfnote.inbox import AsyncInbox, Inbox, Received
 from halfnote.message import Message
 from halfnote.signatures import sign
+from halfnote.testing import SECRET
 from sqlalchemy import text
 
-from app.callbacks import CallbackClient
-from app.destinations.base import Delivered, Failed, Refused
-from app.signing import Secret
-from app.signing import headers as signed
-from tests.sdk.servers import asgi_server, django_server, wsgi_server
 from tests.sdk.sites import INSERT, SITES, Site, execute_on_cursor
-from tests.sdk.test_check import threaded
-from tests.webhooks import SECRET, dialling, message, webhook
-
-PATH = "/deliveries"
 
 
 @pytest.fixture(params=[pytest.param(name, marks=[pytest.mark.slow] * name.endswith("mariadb")) for name in SITES])
@@ -174,130 +162,11 @@ def test_a_wrong_choice_is_refused(tmp_path: Path) -> None:
         DeliveryEndpoint(handler, secrets=SECRET, inbox=Inbox(Nothing(), "points"))  # type: ignore[arg-type]
 
 
-class Taker:
-    """A handler without an inbox that keeps what it takes, and fails as the test says."""
-
-    def __init__(self) -> None:
-        self.taken: list[Message] = []
-        self.failures: dict[str, Exception] = {}
-
-    def __call__(self, message: Message) -> None:
-        if message.message_id in self.failures:
-            raise self.failures[message.message_id]
-        self.taken.append(message)
-
-
-class AsyncTaker(Taker):
-    """The same for an event loop."""
-
-    async def __call__(self, message: Message) -> None:  # type: ignore[override]
-        await asyncio.sleep(0)
-        super().__call__(message)
-
-
-def in_fastapi(endpoint: DeliveryEndpoint) -> Any:
-    app = FastAPI()
-    app.add_route(PATH, endpoint.asgi())
-    return asgi_server(app)
-
-
-def in_flask(endpoint: DeliveryEndpoint) -> Any:
-    app = Flask(__name__)
-    app.wsgi_app = endpoint.wsgi(app.wsgi_app)  # type: ignore[method-assign]
-    return threaded(wsgi_server(app))
-
-
-def in_django(endpoint: DeliveryEndpoint) -> Any:
-    return threaded(django_server([path(PATH[1:], endpoint.django())]))
-
-
-@pytest.fixture
-async def client() -> AsyncIterator[CallbackClient]:
-    """A client as the service has it."""
-    async with dialling() as made:
-        yield made
-
-
-@pytest.mark.parametrize(
-    ("host", "taking"),
-    [(in_fastapi, AsyncTaker), (in_fastapi, Taker), (in_flask, Taker), (in_django, Taker), (in_django, AsyncTaker)],
-)
-async def test_the_service_delivers(
-    host: Callable[[DeliveryEndpoint], Any],
-    taking: type[Taker],
-    client: CallbackClient,
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    taker = taking()
-    one, bad, refused, last = (message(number, tag="new", headers={"a": "é"}) for number in (1, 2, 3, 4))
-    taker.failures = {
-        bad.message_id: LookupError("no such customer"),
-        refused.message_id: Reject("order 3 is über the\nlimit"),
-    }
-    async with host(DeliveryEndpoint(taker, secrets=SECRET)) as url:
-        binary = webhook(client, url + PATH)
-        [came] = await binary.deliver([one], now())
-        assert isinstance(came, Delivered)
-        [came] = await binary.deliver([bad], now())
-        assert isinstance(came, Failed)
-        assert came.status == 500
-        assert "no such customer" in caplog.text
-        assert "no such customer" not in (came.response or "")
-        [came] = await binary.deliver([refused], now())
-        assert isinstance(came, Refused)
-        assert (came.status, came.reason) == (422, "order 3 is %C3%BCber the limit")
-        assert isinstance((await webhook(client, url + PATH, mode="structured").deliver([last], now()))[0], Delivered)
-        batch = webhook(client, url + PATH, mode="batch", batch_max=10)
-        outcomes = await batch.deliver([one, bad, refused, last], now())
-        assert [type(outcome) for outcome in outcomes] == [Delivered, Failed, Refused, Delivered]
-        [came] = await webhook(client, url + PATH, secrets=[Secret("whsec_" + "N" * 43 + "=")]).deliver([one], now())
-        assert isinstance(came, Failed)
-        assert came.status == 401
-    assert "a delivery was refused: no signature fits" in caplog.text
-    assert taker.taken[0].message_id == one.message_id
-    assert (taker.taken[0].tag, taker.taken[0].headers, taker.taken[0].key) == ("new", {"a": "é"}, "order-1")
-    assert {message.message_id for message in taker.taken} == {one.message_id, last.message_id}
-
-
-def now() -> datetime:
-    return datetime.now(UTC)
-
-
-@pytest.mark.parametrize(
-    ("host", "taking"), [(in_fastapi, AsyncTaker), (in_flask, Taker), (in_django, Taker), (in_django, AsyncTaker)]
-)
-async def test_what_halfnote_takes_is_delivered_whole(
-    host: Callable[[DeliveryEndpoint], Any], taking: type[Taker], client: CallbackClient
-) -> None:
-    """Django's own limit is one for forms, of 2.5 MB."""
-    taker, body = taking(), json.dumps("x" * 4_000_000).encode()
-    async with host(DeliveryEndpoint(taker, secrets=SECRET)) as url:
-        [came] = await webhook(client, url + PATH).deliver([message(body=body)], now())
-    assert isinstance(came, Delivered)
-    assert [len(taken.body) for taken in taker.taken] == [len(body)]
-
-
-async def test_delivered_twice_it_is_run_once(client: CallbackClient, tmp_path: Path) -> None:
-    async with SITES["asyncpg"](tmp_path) as site:
-        inbox = AsyncInbox(site.barrier.database, "points")
-        await inbox.create_table()
-
-        async def handler(message: Message, connection: Any) -> None:
-            await connection.execute(INSERT.format(message.json()["order"]))
-
-        async with in_fastapi(DeliveryEndpoint(handler, secrets=[SECRET], inbox=inbox)) as url:
-            for _ in range(2):
-                [came] = await webhook(client, url + PATH).deliver([message(1030)], now())
-                assert isinstance(came, Delivered)
-                assert came.status == 200
-        assert site.orders() == [1030]
-
-
 async def test_what_is_signed_but_no_message_is_refused() -> None:
-    endpoint = DeliveryEndpoint(Taker(), secrets=SECRET)
+    endpoint = DeliveryEndpoint(lambda message: None, secrets=SECRET)
     transport = httpx.ASGITransport(app=endpoint.asgi())  # type: ignore[arg-type]
     async with httpx.AsyncClient(transport=transport, base_url="http://points") as client:
-        came = await client.post("/", content=b"{}", headers=signed([Secret(SECRET)], "m-0", b"{}", now()))
+        came = await client.post("/", content=b"{}", headers=sign(SECRET, "m-0", b"{}"))
     assert came.status_code == 400
     assert "`id` is missing" in came.json()["detail"]
 

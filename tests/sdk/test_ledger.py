@@ -4,7 +4,7 @@ import csv
 import gzip
 import sqlite3
 from contextlib import closing
-from datetime import UTC, date, datetime
+from datetime import date, datetime, timezone
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +25,7 @@ from tests.sdk.sites import mariadb_database
 
 # Chosen so that its day is over, wherever and whenever this runs.
 DAY = date(2026, 11, 20)
-AT = datetime(2026, 11, 20, 12, tzinfo=UTC).timestamp()
+AT = datetime(2026, 11, 20, 12, tzinfo=timezone.utc).timestamp()
 
 
 @pytest.fixture
@@ -56,7 +56,7 @@ def filled(file: Path) -> tuple[str, str]:
         with connect(file) as connection:
             barrier.enter(connection, transaction_id)
             connection.commit()
-    barrier.check_local(CheckedTransaction(refused, "shop", 1, 15, datetime.now(UTC), 10, None, []))
+    barrier.check_local(CheckedTransaction(refused, "shop", 1, 15, datetime.now(timezone.utc), 10, None, []))
     return str(done), str(refused)
 
 
@@ -95,7 +95,7 @@ def test_a_consumer_s_ledger_as_parquet(file: Path, tmp_path: Path, monkeypatch:
 
 
 def test_the_days_of_ids_count_to_the_millisecond(file: Path, tmp_path: Path) -> None:
-    midnight = datetime(2026, 11, 20, tzinfo=UTC).timestamp()
+    midnight = datetime(2026, 11, 20, tzinfo=timezone.utc).timestamp()
     ids = [str(new_id(midnight + offset_s)) for offset_s in (-0.001, 0, 86_399.999, 86_400)]
     for transaction_id in ids:
         with connect(file) as connection:

@@ -26,11 +26,11 @@ from halfnote import (
     VerdictConflict,
     traceparent,
 )
+from halfnote.conversation import Conversation
 from halfnote.ids import new_id
+from halfnote.sync_driver import SyncDriver
 
-from app.database import Connection
-from app.runtime import Runtime
-from tests.sdk.coordinators import FromThreads, Scripted, answer, problem, service
+from tests.sdk.coordinators import Scripted, answer, problem
 
 ORDER = Outgoing("order", {"order": 1030}, key="order-1030", tag="created")
 RESET = httpx.ReadError("reset by peer")
@@ -446,36 +446,156 @@ def test_a_producer_that_was_used_before_a_fork_is_of_use_after_it() -> None:
     producer.close()
 
 
-async def test_against_the_real_service(runtime: Runtime, db: Connection, group: str) -> None:
-    transport = service(runtime)
-    async with TransactionProducer("http://localhost", group=group, transport=transport) as producer:
-        async with producer.transaction([ORDER, ORDER], context={"order": 1030}) as tx:
-            pass
-        assert tx.result is not None
-        assert tx.result.end == "recorded"
-        plain = await producer.send_plain(ORDER)
-        again = await producer.send_plain(ORDER, transaction_id=plain.transaction_id)
-        assert (again.offsets, again.replayed) == (plain.offsets, True)
-        made = await producer.register(["http://127.0.0.1:9/check"], immunity_s=7)
-        assert not made.created
-    async with TransactionProducer("http://localhost", group="nobody", transport=transport) as nobody:
-        with pytest.raises(PlainFailed, match="group-unregistered"):
-            await nobody.send_plain(ORDER)
-    rows = await db.fetch("select transaction_id, verdict from op order by transaction_id")
-    assert [tuple(row) for row in rows] == [(tx.transaction_id, 1), (plain.transaction_id, 1)]
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork")
+@pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
+def test_so_is_an_asynchronous_one() -> None:
+    halfnote = Scripted()
+    producer = TransactionProducer(
+        "http://halfnote", group="shop", listener=AsyncShop(lambda: COMMIT), transport=halfnote.transport()
+    )
+    assert asyncio.run(producer.send(ORDER)).end == "recorded"
+    read, write = os.pipe()
+    child = os.fork()
+    if child == 0:
+        told = b"failed"
+        try:
+            halfnote.came.clear()
+            told = asyncio.run(producer.send(ORDER)).end.encode() + b",".join(p.encode() for p, _ in halfnote.came)
+        finally:
+            os.write(write, told)
+            os._exit(0)
+    os.close(write)
+    with os.fdopen(read, "rb") as pipe:
+        assert pipe.read() == b"recorded/half,/end"
+    os.waitpid(child, 0)
 
 
-async def test_the_sync_one_against_the_real_service(runtime: Runtime, db: Connection, group: str) -> None:
-    transport = FromThreads(service(runtime))
+FAULTS = {
+    "away": REFUSED,
+    "lost": RESET,
+    "slow": httpx.ReadTimeout("slow"),
+    "500": httpx.Response(500, text="boom"),
+    "503": problem(503, "overloaded"),
+    "409": problem(409, "some-conflict"),
+    "garbage": httpx.Response(200, text="<html>"),
+    "half of an answer": httpx.Response(201, content=b'{"transaction_id": "0193'),
+}
+REPEATED = FAULTS.keys() - {"409"}
+CHECK = "/transactions/0193a7d6-a5c8-7b1e-8f00-1030a1030a10/check"
+
+
+async def test_each_fault_at_the_half(producing: Producers) -> None:
+    ran: list[str] = []
+
+    async def one(fault: str) -> None:
+        halfnote = Scripted({"/half": [FAULTS[fault]]})
+        with pytest.raises(HalfFailed) as failed:
+            await producing(halfnote, lambda: ran.append(fault))(lambda p: p.send(ORDER))
+        assert isinstance(failed.value.__cause__, Unconfirmed if fault in REPEATED else Refused), fault
+        assert (len(halfnote.asked("/half")) > 1) == (fault in REPEATED), fault
+
+    await asyncio.gather(*map(one, FAULTS))
+    assert not ran
+
+
+async def test_each_fault_at_the_end(producing: Producers) -> None:
+    """Local work is done: nothing is raised."""
+
+    async def one(fault: str) -> None:
+        halfnote = Scripted({"/end": [FAULTS[fault], FAULTS[fault], httpx.Response(200, json={})]})
+        result = await producing(halfnote)(lambda p: p.send(ORDER))
+        assert (result.local_verdict, result.end) == (COMMIT, "left_to_check"), fault
+        assert isinstance(result.error, Unconfirmed if fault in REPEATED else Refused), fault
+        assert len(halfnote.asked("/end")) == (3 if fault in REPEATED else 1), fault
+
+    await asyncio.gather(*map(one, FAULTS))
+
+
+async def test_each_fault_where_a_check_is_asked_for(producing: Producers) -> None:
+    """It is asked sooner or later in any case."""
 
     def work() -> Verdict:
-        raise LookupError("no teapots left")
+        raise LookupError("this order is there already")
 
-    def inside() -> Any:
-        with SyncTransactionProducer("http://localhost", group=group, listener=Shop(work), transport=transport) as one:
-            return one.send(ORDER)
+    async def one(fault: str) -> None:
+        halfnote = Scripted({"/half": [answer(200, {"replayed": True})], CHECK: [FAULTS[fault]]})
+        chosen = UUID(CHECK.split("/")[2])
+        result = await producing(halfnote, work)(lambda p: p.send(ORDER, transaction_id=chosen))
+        assert (result.local_verdict, result.end) == (UNKNOWN, "left_to_check"), fault
+        assert isinstance(result.error, LookupError), fault
+        assert len(halfnote.asked(CHECK)) == 1, fault
 
-    result = await asyncio.to_thread(inside)
-    assert result.end == "recorded"
-    row = await db.fetchrow("select transaction_id, verdict, reason from op")
-    assert tuple(row) == (result.transaction_id, 2, "LookupError: no teapots left")
+    await asyncio.gather(*map(one, FAULTS))
+
+
+async def test_each_fault_of_plain_messages_and_registering(producing: Producers) -> None:
+    async def one(path: str, fault: str) -> None:
+        halfnote = Scripted({path: [FAULTS[fault]]})
+
+        def use(producer: Any) -> Any:
+            return (
+                producer.send_plain(ORDER) if path == "/messages" else producer.register(["http://127.0.0.1:9/check"])
+            )
+
+        with pytest.raises((PlainFailed, Unconfirmed, Refused)) as failed:
+            await producing(halfnote)(use)
+        cause = failed.value.__cause__ if path == "/messages" else failed.value
+        assert isinstance(cause, Unconfirmed if fault in REPEATED else Refused), fault
+        assert (len(halfnote.asked(path)) > 1) == (fault in REPEATED), fault
+
+    paths = ("/messages", "/producer-groups/shop")
+    await asyncio.gather(*(one(path, fault) for path in paths for fault in FAULTS))
+
+
+@pytest.mark.parametrize(
+    ("chosen", "replayed", "attempt_s", "anew"),
+    [
+        (False, True, 5.0, True),
+        # The last attempt stored it, which took less than 5 s.
+        (False, False, 5.0, False),
+        (False, False, 60.0, True),
+        (True, True, 60.0, False),
+    ],
+)
+async def test_a_half_that_is_answered_too_late_is_posted_anew(
+    chosen: bool, replayed: bool, attempt_s: float, anew: bool
+) -> None:
+    """It may have been asked about already, and a barrier have answered `rollback`; nothing of it has happened yet."""
+    now = [100.0]
+
+    def slow(request: httpx.Request) -> httpx.Response:
+        now[0] += 7
+        return first
+
+    times = {"born_at": "2026-11-21T08:00:00Z", "first_check_at": "2026-11-21T08:00:06.000Z"}
+    first = answer(200 if replayed else 201, {**times, "replayed": replayed})
+    halfnote = Scripted({"/half": [slow, answer(201)]})
+    conversation = Conversation("shop", attempt_s, half_within_s=15.0, clock=lambda: now[0])
+    driver = SyncDriver("http://halfnote", {}, halfnote.transport())
+    one = new_id() if chosen else None
+    begun = driver.run(conversation.half(ORDER, transaction_id=one, context=7))
+    driver.close(60)
+    halves = halfnote.asked("/half")
+    assert [half["transaction_id"] for half in halves][-1] == str(begun.transaction_id)
+    if not anew:
+        assert begun.transaction_id == (one or begun.transaction_id)
+        assert [path for path, _ in halfnote.came] == ["/half"]
+    else:
+        assert halves[0] == {**halves[1], "transaction_id": halves[0]["transaction_id"]}
+        ends = [(end["transaction_id"], end["verdict"]) for end in halfnote.asked("/end")]
+        assert ends == [(halves[0]["transaction_id"], "rollback")]
+
+
+@pytest.mark.parametrize("born", [{}, {"born_at": "yesterday"}, {"born_at": 7, "first_check_at": None}])
+async def test_an_answer_without_times_is_taken_as_it_is(born: dict[str, Any]) -> None:
+    now = [100.0]
+
+    def slow(request: httpx.Request) -> httpx.Response:
+        now[0] += 7
+        return answer(201, born)
+
+    halfnote = Scripted({"/half": [slow]})
+    driver = SyncDriver("http://halfnote", {}, halfnote.transport())
+    driver.run(Conversation("shop", clock=lambda: now[0]).half(ORDER))
+    driver.close(60)
+    assert len(halfnote.came) == 1

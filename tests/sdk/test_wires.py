@@ -1,17 +1,23 @@
 """What the asynchronous producer's requests go out by, over real sockets: an httpx transport, and aiohttp."""
 
 import asyncio
+import threading
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from importlib.util import find_spec
+from typing import Any
 
 import httpx
 import pytest
+from halfnote import COMMIT, Outgoing, TransactionProducer, async_driver
 from halfnote.aiohttp_wire import AiohttpWire
 from halfnote.async_driver import AsyncDriver, HttpxWire, Wire
 from halfnote.exchange import NoAnswer, Request, Response
 from halfnote.http import headers_of
 
-from tests.processes import free_port
+from tests.ports import free_port
+from tests.sdk.servers import running
 
 HEADERS = headers_of("hn_key")
 ANSWER = b"HTTP/1.1 503 Busy\r\nRetry-After: 7\r\nContent-Type: application/json\r\nContent-Length: 2\r\n\r\n{}"
@@ -109,3 +115,61 @@ async def test_aiohttp_is_taken_where_it_is_installed_and_no_transport_is_given(
         driver = AsyncDriver("http://127.0.0.1:9", HEADERS, transport)
         assert isinstance(driver._current(), kind)
         await driver.close(0)
+
+
+@pytest.mark.parametrize("by", ["aiohttp", "httpx"])
+# What such a loop leaves open is what Python warns of.
+@pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::pytest.PytestUnraisableExceptionWarning")
+def test_a_loop_that_is_closed_in_the_midst_of_a_send_harms_no_later_one(
+    by: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(async_driver, "find_spec", lambda name: find_spec(name) if by == "aiohttp" else None)
+    came: list[str] = []
+    over = threading.Event()
+
+    class Answering(BaseHTTPRequestHandler):
+        """Answers all but the first, which is held until all is over."""
+
+        protocol_version = "HTTP/1.1"
+
+        def do_POST(self) -> None:
+            """Answer."""
+            self.rfile.read(int(self.headers["content-length"]))
+            came.append(self.path)
+            if len(came) == 1:
+                over.wait()
+                self.close_connection = True
+                return
+            self.send_response(200)
+            self.send_header("content-length", "2")
+            self.end_headers()
+            self.wfile.write(b"{}")
+
+        def log_message(self, *arguments: Any) -> None:
+            """Say nothing."""
+
+    class Shop:
+        async def execute_local(self, transaction: Any, arg: Any) -> Any:
+            return COMMIT
+
+        def check_local(self, transaction: Any) -> Any:
+            raise AssertionError
+
+    async def sent() -> str:
+        async with producer:
+            return (await producer.send(Outgoing("order", 1030))).end
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Answering)
+    server.daemon_threads = True
+    with running(server) as port:
+        producer = TransactionProducer(f"http://127.0.0.1:{port}", group="shop", listener=Shop())
+        loop = asyncio.new_event_loop()
+        sending = loop.create_task(producer.send(Outgoing("order", 1030)))
+        while not came:
+            loop.run_until_complete(asyncio.sleep(0.01))
+        loop.close()
+        assert not sending.done()
+        del sending
+        assert asyncio.run(sent()) == "recorded"
+        over.set()
+    assert came == ["/half", "/half", "/end"]

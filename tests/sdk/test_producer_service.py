@@ -1,0 +1,104 @@
+"""Both producers and the real service in one process."""
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from halfnote import (
+    COMMIT,
+    ROLLBACK,
+    BarrierRefused,
+    CheckEndpoint,
+    PlainFailed,
+    SyncTransactionProducer,
+    Transaction,
+    TransactionProducer,
+    Verdict,
+)
+from starlette.applications import Starlette
+
+from app.database import Connection
+from app.loops.checkback import CheckBack
+from app.runtime import Runtime
+from tests.conftest import register_group
+from tests.sdk.in_process import FromThreads, service
+from tests.sdk.servers import asgi_server
+from tests.sdk.sites import SITES
+from tests.sdk.test_producer import ORDER, Shop
+from tests.test_checkback import SECRET, turn, verdict
+
+
+async def test_against_the_real_service(runtime: Runtime, db: Connection, group: str) -> None:
+    transport = service(runtime)
+    async with TransactionProducer("http://localhost", group=group, transport=transport) as producer:
+        async with producer.transaction([ORDER, ORDER], context={"order": 1030}) as tx:
+            pass
+        assert tx.result is not None
+        assert tx.result.end == "recorded"
+        plain = await producer.send_plain(ORDER)
+        again = await producer.send_plain(ORDER, transaction_id=plain.transaction_id)
+        assert (again.offsets, again.replayed) == (plain.offsets, True)
+        made = await producer.register(["http://127.0.0.1:9/check"], immunity_s=7)
+        assert not made.created
+    async with TransactionProducer("http://localhost", group="nobody", transport=transport) as nobody:
+        with pytest.raises(PlainFailed, match="group-unregistered"):
+            await nobody.send_plain(ORDER)
+    rows = await db.fetch("select transaction_id, verdict from op order by transaction_id")
+    assert [tuple(row) for row in rows] == [(tx.transaction_id, 1), (plain.transaction_id, 1)]
+
+
+async def test_the_sync_one_against_the_real_service(runtime: Runtime, db: Connection, group: str) -> None:
+    transport = FromThreads(service(runtime))
+
+    def work() -> Verdict:
+        raise LookupError("no teapots left")
+
+    def inside() -> Any:
+        with SyncTransactionProducer("http://localhost", group=group, listener=Shop(work), transport=transport) as one:
+            return one.send(ORDER)
+
+    result = await asyncio.to_thread(inside)
+    assert result.end == "recorded"
+    row = await db.fetchrow("select transaction_id, verdict, reason from op")
+    assert tuple(row) == (result.transaction_id, 2, "LookupError: no teapots left")
+
+
+async def test_local_work_that_begins_after_its_check_is_refused_and_told(
+    client: httpx.AsyncClient, runtime: Runtime, db: Connection, tmp_path: Path
+) -> None:
+    """It waited for longer than `immunity_s`; nothing of it is kept, and the caller hears of it."""
+    async with SITES["asyncpg"](tmp_path) as site:
+        await site.barrier.create_table()
+        app = Starlette()
+        app.add_route("/check", CheckEndpoint(site.barrier, group="shop", secrets=SECRET).asgi())
+        async with asgi_server(app) as url:
+            await register_group(db, "shop", check_urls=[f"{url}/check"])
+
+            class Slow:
+                check_local = site.barrier.check_local
+
+                async def execute_local(self, transaction: Transaction, number: int) -> Verdict:
+                    asked = await client.post(f"/transactions/{transaction.transaction_id}/check")
+                    assert asked.status_code == 202
+                    assert await turn(runtime, CheckBack()) == 1
+                    async with site.local() as local:
+                        await local.enter(transaction)
+                        await local.order(number)
+                    return COMMIT
+
+            slow = Slow()
+            async with TransactionProducer(
+                "http://localhost", group="shop", listener=slow, transport=service(runtime)
+            ) as producer:
+                result = await producer.send(ORDER, 1030)
+                assert (result.local_verdict, result.end) == (ROLLBACK, "recorded")
+                assert isinstance(result.error, BarrierRefused)
+                with pytest.raises(BarrierRefused, match="a check that came first answered rollback"):
+                    async with producer.transaction(ORDER) as tx:
+                        await slow.execute_local(tx, 1031)
+        assert tx.result is not None
+        assert (tx.result.local_verdict, tx.result.end) == (ROLLBACK, "recorded")
+        assert [await verdict(db, one) for one in (result.transaction_id, tx.transaction_id)] == [(2, 1), (2, 1)]
+        assert site.orders() == []
