@@ -141,5 +141,7 @@ async def _read_rest(receive: Receive, door: Door, load: Load, first: bytes) -> 
             more = message.get("more_body", False)
     except BaseException:
         load.release(held)
+        # The traceback would keep them for as long as the error is kept.
+        parts.clear()
         raise
     return b"".join(parts)

@@ -78,6 +78,8 @@ class Hot:
         except Exception as error:
             problem = problem_of(error)
             status, body, headers = problem.status, problem.body(), problem.headers()
+            # Else it and this frame, with the body that was sent, would wait for a garbage collection.
+            del problem
         headers.append((b"content-length", str(len(body)).encode()))
         await send({"type": "http.response.start", "status": status, "headers": headers})
         await send({"type": "http.response.body", "body": body})
