@@ -11,7 +11,21 @@ from functools import partial
 
 import uvloop
 
-from bench import checkback, client, http, keys, latency, memory, processes, relay, spark, stored, tracing
+from bench import (
+    checkback,
+    client,
+    disk,
+    http,
+    keys,
+    latency,
+    memory,
+    processes,
+    relay,
+    shedding,
+    spark,
+    stored,
+    tracing,
+)
 from bench.machine import as_text
 from bench.report import Report
 from bench.stage import Stage, open_stage
@@ -25,6 +39,8 @@ BENCHMARKS: dict[str, Callable[[Stage], Awaitable[Report]]] = {
     "keys": keys.bench,
     "checkback": checkback.bench,
     "memory": memory.bench,
+    "disk": disk.bench,
+    "shedding": shedding.bench,
     "tracing": tracing.bench,
     "client": client.bench,
 }

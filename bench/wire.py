@@ -22,12 +22,16 @@ class Wire(asyncio.Protocol):
         _, wire = await asyncio.get_running_loop().create_connection(cls, "127.0.0.1", port)
         return wire
 
-    async def ask(self, request: bytes) -> None:
-        """Send a request and await its answer whole. Raises RuntimeError for anything but a 2xx."""
+    async def status(self, request: bytes) -> int:
+        """Send a request, await its answer whole, and return its status."""
         assert self._transport is not None
         self._answer = asyncio.get_running_loop().create_future()
         self._transport.write(request)
-        status = await self._answer
+        return await self._answer
+
+    async def ask(self, request: bytes) -> None:
+        """Send a request and await its answer whole. Raises RuntimeError for anything but a 2xx."""
+        status = await self.status(request)
         if status // 100 != 2:
             raise RuntimeError(f"answered {status}")
 
