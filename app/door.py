@@ -17,6 +17,9 @@ Receive: TypeAlias = Callable[[], Awaitable[AsgiMessage]]
 Send: TypeAlias = Callable[[AsgiMessage], Awaitable[None]]
 AsgiApp: TypeAlias = Callable[[Scope, Receive, Send], Awaitable[None]]
 
+# In a request's `extensions`, where the server has it: answers with a status and JSON at once, False if it can't.
+ANSWER = "halfnote.answer"
+
 READING = ("GET", "HEAD", "OPTIONS")
 # Names remembered as allowed; bounded, because the header is the caller's.
 HOSTS_REMEMBERED = 100

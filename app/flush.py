@@ -6,6 +6,8 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 from uuid import UUID
 
+from prometheus_client import Counter
+
 from app.clock import Clock
 from app.database import Connection, Database
 from app.lanes import Lane, LaneLimits
@@ -38,12 +40,12 @@ class Flushes:
         self._published = published
         self._topics: set[str] = set()
         self._halves = metrics.halves
-        self._verdicts = {
+        self._verdicts: dict[tuple[int, int], Counter] = {
             (verdict, source): metrics.verdicts.labels(verdict.word, source.word)
             for verdict in Verdict
             for source in Source
         }
-        self._refused = {source: metrics.verdicts_refused.labels(source.word) for source in Source}
+        self._refused: dict[int, Counter] = {source: metrics.verdicts_refused.labels(source.word) for source in Source}
 
     async def halves(self, connection: Connection, halves: Sequence[Half]) -> list[StoredHalf]:
         """Store a batch; one outcome each, in order."""
@@ -118,10 +120,10 @@ class Flushes:
             if recorded.verdict is None or recorded.source is None:
                 continue
             if recorded.fresh:
-                self._verdicts[Verdict(recorded.verdict), Source(recorded.source)].inc()
+                self._verdicts[recorded.verdict, recorded.source].inc()
                 topics.update(message[1] for message in recorded.messages)
             elif recorded.verdict != end.verdict:
-                self._refused[Source(end.source)].inc()
+                self._refused[end.source].inc()
         if topics:
             self._published(topics)
 

@@ -14,10 +14,10 @@ from starlette.exceptions import HTTPException
 from starlette.responses import Response
 from starlette.routing import Match
 
+from app.database_problems import problem_of
 from app.decoding import check_json
 from app.door import READING, AsgiApp, AsgiMessage, ClientGone, Receive, Scope, Send, read_body
 from app.errors import BadRequest, InternalError, Invalid, MethodNotAllowed, NotFound, NotReady, Problem
-from app.lanes import problem_of
 from app.rules import OPEN, SCRAPERS, RouteRules
 from app.runtime import Runtime
 from app.trace_context import current, incoming

@@ -12,9 +12,9 @@ import structlog
 from starlette.datastructures import State
 
 from app.access import Caller
-from app.door import AsgiApp, ClientGone, Receive, Scope, Send, read_body
+from app.database_problems import problem_of
+from app.door import ANSWER, AsgiApp, ClientGone, Receive, Scope, Send, read_body
 from app.errors import MethodNotAllowed, NotReady
-from app.lanes import problem_of
 from app.routers.end import post_end
 from app.routers.half import post_half
 from app.routers.messages import post_messages
@@ -31,7 +31,8 @@ ENDPOINTS: dict[str, Endpoint] = {"/half": post_half, "/end": post_end, "/messag
 
 ROLES = {path: RULES["POST", path] for path in ENDPOINTS}
 
-JSON = (b"content-type", b"application/json")
+JSON_ALONE = [(b"content-type", b"application/json")]
+NONE: dict[str, object] = {}
 
 
 class Hot:
@@ -52,7 +53,7 @@ class Hot:
     async def _answer(self, endpoint: Endpoint, scope: Scope, receive: Receive, send: Send) -> None:
         started = perf_counter()
         runtime: Runtime | None = getattr(self._state, "runtime", None)
-        headers = [JSON]
+        headers = JSON_ALONE
         trace, traced = incoming(scope["headers"]), None
         if runtime is not None and runtime.tracing is not None:
             traced = runtime.tracing.request(scope["method"], scope["path"], trace)
@@ -80,9 +81,11 @@ class Hot:
             status, body, headers = problem.status, problem.body(), problem.headers()
             # Else it and this frame, with the body that was sent, would wait for a garbage collection.
             del problem
-        headers.append((b"content-length", str(len(body)).encode()))
-        await send({"type": "http.response.start", "status": status, "headers": headers})
-        await send({"type": "http.response.body", "body": body})
+        answer = scope.get("extensions", NONE).get(ANSWER) if headers is JSON_ALONE else None
+        if answer is None or not answer(status, body):
+            headers = [*headers, (b"content-length", str(len(body)).encode())]
+            await send({"type": "http.response.start", "status": status, "headers": headers})
+            await send({"type": "http.response.body", "body": body})
         if runtime is not None:
             runtime.metrics.observe_request(scope["path"], status, perf_counter() - started)
         if traced is not None:

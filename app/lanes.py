@@ -11,43 +11,22 @@ from collections.abc import Awaitable, Callable, Sequence
 from contextvars import Context
 from dataclasses import dataclass
 from time import perf_counter
-from typing import Generic, Protocol, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 from uuid import UUID
 
 import asyncpg
 import structlog
 
 from app.database import Connection
-from app.errors import (
-    DatabaseReadOnly,
-    DatabaseUnavailable,
-    InternalError,
-    Invalid,
-    OutcomeUnknown,
-    Overloaded,
-    Problem,
-    StorageFull,
-)
+from app.database_problems import BROKEN, GONE, READ_ONLY, RETRY_AFTER_S, ROW_ERRORS, Unconfirmed, problem_of
+from app.errors import DatabaseUnavailable, Overloaded, Problem
 from app.flush_timeout import FlushTimeout
 from app.polling import Polling
 
 log = structlog.get_logger(__name__)
 
-# Errors of one row (data exception, constraint violation): the batch is split to find it. Any other fails the batch.
-ROW_ERRORS = ("22", "23")
-READ_ONLY = ("25006", "57P03")
-STORAGE_FULL = ("53100",)
-# check_violation; without a constraint's name it means that no partition takes the row.
-NO_PARTITION = "23514"
-# The backend went away (shutdown, crash, protocol): what it was doing may have been committed.
-GONE = ("08", "57P01", "57P02", "57P05")
 # What a last flush gets when the lane is closed.
 CLOSE_WITHIN_S = 1.0
-# Syntax, names and rights: a defect of a statement, or a database that is not as migrations left it.
-OUR_MISTAKES = "42"
-RETRY_AFTER_S = 1
-# How asyncpg speaks of a connection that broke; the last one when it was broken before the statement went out.
-BROKEN = (OSError, TimeoutError, asyncpg.InterfaceError, asyncpg.InternalClientError)
 
 
 class Identified(Protocol):
@@ -100,6 +79,8 @@ class Lane(Generic[R, Outcome]):
         self._queue: deque[tuple[R, asyncio.Future[Outcome]]] = deque()
         self._connection: Connection | None = None
         self._runner: asyncio.Task[None] | None = None
+        # Who flushes its own request, with nobody else here.
+        self._alone: asyncio.Task[Any] | None = None
         self._company = False
         self._warning: str | None = None
         self._timeout = FlushTimeout(limits.flush_timeout_s)
@@ -109,6 +90,28 @@ class Lane(Generic[R, Outcome]):
         """Requests that wait for a flush."""
         return len(self._queue)
 
+    async def ask(self, request: R) -> Outcome:
+        """Return a request's outcome after its commit; only for callers that nothing but a shutdown cancels.
+
+        Who finds nobody else here flushes by itself, as a batch of one: the runner and a future would be two more turns
+        of the event loop. Who comes meanwhile queues. Raises Problem.
+        """
+        if self._runner is not None or self._alone is not None or self._company or not self._is_connected():
+            return await self.submit(request)
+        self._alone = asyncio.current_task()
+        self._polling.asked()
+        try:
+            outcomes, taken_s = await self._attempt([request])
+        except Exception as error:
+            raise self._refused([request], error)[0] from error
+        finally:
+            self._alone = None
+            self._polling.answered()
+            self._begin()
+        # After whoever was answered just now: nobody need wait for a count.
+        asyncio.get_running_loop().call_soon(self._observe, 1, taken_s, len(self._queue))
+        return outcomes[0]
+
     def submit(self, request: R) -> "asyncio.Future[Outcome]":
         """Queue a request; the future resolves after its commit. Raises Overloaded when the queue is full."""
         if len(self._queue) >= self._limits.queue_max:
@@ -117,10 +120,13 @@ class Lane(Generic[R, Outcome]):
             )
         future: asyncio.Future[Outcome] = asyncio.get_running_loop().create_future()
         self._queue.append((request, future))
-        if self._runner is None:
+        self._begin()
+        return future
+
+    def _begin(self) -> None:
+        if self._queue and self._runner is None and self._alone is None:
             # Not in the context of whoever came first: a flush is for many.
             self._runner = asyncio.create_task(self._run(), context=Context())
-        return future
 
     def give_up(self) -> None:
         """Answer whoever still waits: the flush under way is `outcome-unknown`, what is queued was not stored."""
@@ -131,6 +137,8 @@ class Lane(Generic[R, Outcome]):
 
     async def close(self) -> None:
         """Flush what is queued, then close the connection; a database that hangs is not waited for."""
+        if self._alone is not None:
+            await asyncio.wait([self._alone], timeout=CLOSE_WITHIN_S)
         if self._runner is not None:
             await asyncio.wait([self._runner], timeout=CLOSE_WITHIN_S)
         if self._runner is not None:
@@ -208,19 +216,19 @@ class Lane(Generic[R, Outcome]):
         except asyncpg.PostgresError as error:
             if connection.is_closed() or error.sqlstate.startswith(GONE):
                 self._drop()
-                raise _Unconfirmed(str(error)) from error
+                raise Unconfirmed(str(error)) from error
             if error.sqlstate in READ_ONLY:
                 # After a failover the address may lead elsewhere, and a session may keep a read-only default.
                 self._drop()
             raise
         except BROKEN as error:
             self._drop()
-            raise _Unconfirmed(str(error) or type(error).__name__) from error
+            raise Unconfirmed(str(error) or type(error).__name__) from error
         except BaseException:
             self._drop()
             raise
         if self._warning is not None:
-            raise _Unconfirmed(self._warning)
+            raise Unconfirmed(self._warning)
         return outcomes, perf_counter() - started
 
     async def _ready(self) -> Connection:
@@ -245,45 +253,19 @@ class Lane(Generic[R, Outcome]):
             self._connection.terminate()
             self._connection = None
 
+    def _is_connected(self) -> bool:
+        return self._connection is not None and not self._connection.is_closed()
+
+    def _refused(self, requests: Sequence[R], error: Exception) -> list[Problem]:
+        problems = [problem_of(error, request.transaction_id) for request in requests]
+        if problems:
+            log.warning("flush_failed", requests=len(requests), error=str(error), problem=problems[0].slug)
+        return problems
+
     def _fail(self, entries: list[tuple[R, asyncio.Future[Outcome]]], error: Exception) -> None:
-        problems = [problem_of(error, request.transaction_id) for request, _ in entries]
-        if entries:
-            log.warning("flush_failed", requests=len(entries), error=str(error), problem=problems[0].slug)
+        problems = self._refused([request for request, _ in entries], error)
         for (_, future), problem in zip(entries, problems, strict=True):
             if not future.done():
                 future.set_exception(problem)
                 # Whoever asked may be gone; an exception nobody fetches is not news.
                 future.exception()
-
-
-class _Unconfirmed(Exception):
-    """The flush was sent and no commit was confirmed."""
-
-
-def problem_of(error: Exception, transaction_id: UUID | None = None) -> Problem:
-    """Turn what a database call raised into the problem that HTTP answers; unknown errors become `internal`."""
-    if isinstance(error, Problem):
-        return error
-    if isinstance(error, _Unconfirmed):
-        return OutcomeUnknown(
-            "The database did not confirm the commit. Repeat the request with this transaction_id.",
-            retry_after_s=RETRY_AFTER_S,
-            **({"transaction_id": str(transaction_id)} if transaction_id else {}),
-        )
-    state = getattr(error, "sqlstate", None) or ""
-    if state in READ_ONLY:
-        return DatabaseReadOnly("The database takes no writes just now; repeat later.", retry_after_s=RETRY_AFTER_S)
-    if state in STORAGE_FULL:
-        return StorageFull("The database's disk is full; make room and repeat.", retry_after_s=10 * RETRY_AFTER_S)
-    if state == NO_PARTITION and not getattr(error, "constraint_name", None):
-        return DatabaseUnavailable("The id's day has no partition yet; GET /readyz says why.", retry_after_s=10)
-    if state[:2] in ROW_ERRORS:
-        return Invalid(f"The database cannot store this request: {error}")
-    if state.startswith(OUR_MISTAKES):
-        log.error("defect", sqlstate=state, exc_info=error)
-    if isinstance(error, (asyncpg.PostgresError, *BROKEN)):
-        return DatabaseUnavailable(
-            "The database did not take the statement; repeat later.", retry_after_s=RETRY_AFTER_S
-        )
-    log.error("defect", exc_info=error)
-    return InternalError("Halfnote made a mistake; its log has the trace.")

@@ -59,8 +59,9 @@ def set_up_logs(*, terminal: bool | None = None) -> None:
     logging.basicConfig(handlers=[out], level=logging.INFO, force=True)
     for own in ("uvicorn", "uvicorn.error", "uvicorn.access"):
         logging.getLogger(own).handlers.clear()
-        logging.getLogger(own).propagate = True
-    for chatty in ("uvicorn.access", "alembic", "httpx", "aiohttp"):
+        # Access lines go nowhere; where uvicorn finds no handler, it does not even put one into words.
+        logging.getLogger(own).propagate = own != "uvicorn.access"
+    for chatty in ("alembic", "httpx", "aiohttp"):
         logging.getLogger(chatty).setLevel(logging.WARNING)
     # Each of their own tries in vain would be a line; what became of a delivery is told by its outcome.
     for client in ("aiokafka", "aio_pika", "aiormq", "nats"):

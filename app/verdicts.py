@@ -29,6 +29,11 @@ class Source(IntEnum):
         return self.name.lower()
 
 
+# By what rows hold. Reading an enumeration's member takes ten times as long, and every end asks for two words.
+VERDICT_WORDS: dict[int, str] = {verdict: verdict.word for verdict in Verdict}
+SOURCE_WORDS: dict[int, str] = {source: source.word for source in Source}
+
+
 class State(StrEnum):
     """Where a transaction stands (design: states)."""
 

@@ -12,11 +12,12 @@ import pytest
 
 from app.config import Settings
 from app.database import Connection, connect
+from app.database_problems import problem_of
 from app.errors import DatabaseUnavailable, OutcomeUnknown, Overloaded
 from app.flush import Lanes, follow_half
 from app.hot import Hot
 from app.ids import uuid7
-from app.lanes import Lane, LaneLimits, problem_of
+from app.lanes import Lane, LaneLimits
 from app.runtime import Runtime
 from app.store.halves import Half
 from tests.conftest import client_of
@@ -147,6 +148,83 @@ async def test_a_caller_that_goes_away_does_not_take_its_batch_along(
 
 async def _submit(runtime: Runtime, half: Half) -> Any:
     return await runtime.lanes.half.submit(half)
+
+
+class Held:
+    """A lane whose flushes wait until they may go on, but for the first, which connected it."""
+
+    def __init__(self, runtime: Runtime, **limits: Any) -> None:
+        self.sizes: list[int] = []
+        self.began, self.may_go_on = asyncio.Event(), asyncio.Event()
+        self.lane: Lane[Half, Any] = Lane(
+            runtime.database.dedicated, self._flush, follow_half, LaneLimits(**limits), lambda *figures: None
+        )
+
+    async def _flush(self, connection: Connection, halves: Any) -> list[Any]:
+        self.sizes.append(len(halves))
+        if len(self.sizes) > 1:
+            self.began.set()
+            await self.may_go_on.wait()
+        return list(halves)
+
+    async def beside_one_alone(self) -> tuple["asyncio.Task[Any]", list["asyncio.Task[Any]"]]:
+        """Connect, then have one ask alone and three more while it flushes."""
+        await self.lane.submit(new_half())
+        alone = asyncio.create_task(self.lane.ask(new_half()))
+        await self.began.wait()
+        others = [asyncio.create_task(self.lane.ask(new_half())) for _ in range(3)]
+        async with asyncio.timeout(10):
+            while self.lane.depth < len(others):
+                await asyncio.sleep(0)
+        return alone, others
+
+
+async def test_who_comes_while_one_flushes_alone_shares_the_next_flush(runtime: Runtime) -> None:
+    held = Held(runtime)
+    alone, others = await held.beside_one_alone()
+    assert held.sizes == [1, 1]
+    held.may_go_on.set()
+    await asyncio.gather(alone, *others)
+    assert held.sizes == [1, 1, 3]
+    await held.lane.close()
+
+
+async def test_one_alone_that_goes_away_takes_nobody_along(runtime: Runtime) -> None:
+    held = Held(runtime)
+    alone, others = await held.beside_one_alone()
+    alone.cancel()
+    held.may_go_on.set()
+    await asyncio.gather(*others)
+    assert alone.cancelled()
+    assert held.sizes == [1, 1, 3]
+    await held.lane.close()
+
+
+async def test_one_alone_whose_flush_hangs_is_told_so_and_the_others_go_on(runtime: Runtime) -> None:
+    held = Held(runtime, flush_timeout_s=0.3)
+    alone, others = await held.beside_one_alone()
+    with pytest.raises(OutcomeUnknown):
+        await alone
+    held.may_go_on.set()
+    await asyncio.gather(*others)
+    assert held.sizes == [1, 1, 3]
+    await held.lane.close()
+
+
+async def test_a_lane_that_stops_tells_one_alone_that_its_outcome_is_unknown(
+    runtime: Runtime, dsn: str, group: str
+) -> None:
+    lanes = lanes_with(runtime)
+    await lanes.half.submit(new_half())
+    stuck = new_half()
+    async with _holding(dsn, stuck.transaction_id):
+        alone = asyncio.create_task(lanes.half.ask(stuck))
+        await asyncio.sleep(0)
+        lanes.give_up()
+        with pytest.raises(OutcomeUnknown) as unknown:
+            await alone
+    assert unknown.value.extra["transaction_id"] == str(stuck.transaction_id)
+    await lanes.close()
 
 
 async def test_a_client_that_disconnects_in_its_body_stores_nothing(

@@ -244,3 +244,13 @@ def shown_by(child: Child) -> dict[str, float]:
     lines = child.run("print(metrics.exposition().decode())")
     pairs = (line.rpartition(" ") for line in lines if line.startswith(names))
     return {series: float(value) for series, _, value in pairs}
+
+
+def test_no_access_line_is_put_into_words_that_nobody_reads() -> None:
+    # In a process of its own: logs are set up for the whole of one.
+    script = (
+        "import logging, uvicorn; uvicorn.Config('app.main:app'); from app.telemetry import set_up_logs; set_up_logs();"
+        "print(logging.getLogger('uvicorn.access').hasHandlers(), logging.getLogger('uvicorn.error').hasHandlers())"
+    )
+    said = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert said.stdout.split() == ["False", "True"]

@@ -14,7 +14,7 @@ from app.store.check_back import answer_unknown
 from app.store.days import day_of
 from app.store.ops import End, Recorded
 from app.store.transactions import transaction_state
-from app.verdicts import Source, State, Verdict
+from app.verdicts import SOURCE_WORDS, VERDICT_WORDS, Source, State, Verdict
 
 _decoder = msgspec.json.Decoder(EndRequest)
 _encode = msgspec.json.Encoder().encode
@@ -40,7 +40,7 @@ async def post_end(runtime: Runtime, caller: Caller, body: bytes, trace: str | N
         from_check=request.from_check,
         traceparent=trace,
     )
-    recorded = await runtime.lanes.end.submit(end)
+    recorded = await runtime.lanes.end.ask(end)
     if recorded.verdict != verdict or recorded.owner != request.producer_group:
         if recorded.owner is not None and not caller.groups.takes(recorded.owner):
             # As an id that never was: whether another's transaction exists is nothing that this key may ask.
@@ -56,8 +56,8 @@ def end_answer(transaction_id: UUID, recorded: Recorded) -> EndAnswer:
     assert recorded.decided_at is not None
     return EndAnswer(
         transaction_id,
-        Verdict(recorded.verdict).word,  # type: ignore[arg-type]
-        Source(recorded.source).word,  # type: ignore[arg-type]
+        VERDICT_WORDS[recorded.verdict],  # type: ignore[arg-type]
+        SOURCE_WORDS[recorded.source],  # type: ignore[arg-type]
         recorded.decided_at,
         not recorded.fresh,
         published(transaction_id, recorded) if recorded.verdict == Verdict.COMMIT else None,
@@ -83,12 +83,12 @@ async def refusal(runtime: Runtime, end: End, recorded: Recorded) -> Problem:
             return await unknown_transaction(runtime, end.transaction_id)
         # The winner of the race was rolled back by a crash between the two statements.
         return DatabaseUnavailable("The verdict could not be recorded just now; repeat it.", retry_after_s=1)
-    word = Verdict(recorded.verdict).word
+    word = VERDICT_WORDS[recorded.verdict]
     hint = " Its messages can go out anew: POST /transactions/{id}/reissue." if word == "rollback" else ""
     assert recorded.source is not None
     return VerdictConflict(
         f"The transaction is recorded as {word}, for good.{hint}",
-        recorded={"verdict": word, "source": Source(recorded.source).word, "decided_at": recorded.decided_at},
+        recorded={"verdict": word, "source": SOURCE_WORDS[recorded.source], "decided_at": recorded.decided_at},
     )
 
 

@@ -25,7 +25,7 @@ async def post_half(runtime: Runtime, caller: Caller, body: bytes, trace: str | 
     half = half_of(request, runtime.settings, runtime.clock)
     note_trace(runtime, half, trace)
     await refuse_new_half(runtime, caller, half, chosen=request.transaction_id is not None)
-    stored = await runtime.lanes.half.submit(half)
+    stored = await runtime.lanes.half.ask(half)
     if not stored.fresh and stored.digest != half.digest:
         raise await unstored(runtime, half, stored)
     return (201 if stored.fresh else 200), _encode(

@@ -44,7 +44,7 @@ async def post_messages(runtime: Runtime, caller: Caller, body: bytes, trace: st
     half = half_of(request, runtime.settings, runtime.clock)
     note_trace(runtime, half, trace)
     await refuse_new_half(runtime, caller, half, chosen=request.transaction_id is not None)
-    outcome = await runtime.lanes.plain.submit(half)
+    outcome = await runtime.lanes.plain.ask(half)
     recorded: Recorded | None = outcome.recorded
     if outcome.half.digest != half.digest or recorded is None or recorded.decided_at is None:
         raise await unstored(runtime, half, outcome.half)
