@@ -24,6 +24,7 @@ from app.errors import (
     Unauthenticated,
     WrongContentType,
 )
+from app.example_document import add_examples
 from app.hot_document import hot_operations, hot_schemas
 from app.problem_document import ProblemDocument, add_problems
 from app.rules import OPEN, RULES, Roles
@@ -102,6 +103,7 @@ def complete(document: dict[str, Any], settings: Settings) -> dict[str, Any]:
             _refusals(method, operation, roles)
             if settings.auth == "keys":
                 operation["security"] = [] if roles is OPEN else [{"key": []}]
+    add_examples(document)
     return document
 
 

@@ -51,7 +51,7 @@ class VerdictShown(Shown):
 class DeliveryShown(Shown):
     """Where one message stands with one subscription."""
 
-    subscription: str
+    subscription: str = Field(examples=["mailer"])
     state: str = Field(description="delivered, waiting, in_retry, dead or dropped", examples=["delivered"])
     replay: int | None = Field(None, description="the replay that sends it once more, if this is not the live delivery")
     attempts: int

@@ -135,6 +135,23 @@ def test_examples_of_the_hot_paths_fit_their_schemas() -> None:
             assert "1030" in json.dumps(content["example"])
 
 
+def test_every_body_has_an_example_that_fits_its_schema() -> None:
+    bodies = 0
+    for path, method, operation in OPERATIONS:
+        for name, body in {"request": operation.get("requestBody", {}), **operation["responses"]}.items():
+            if (content := body.get("content", {}).get("application/json")) is None:
+                continue
+            bodies += 1
+            schema = {"$schema": "https://json-schema.org/draft/2020-12/schema", **content["schema"]}
+            check = jsonschema_rs.validator_for(schema | {"components": DOCUMENT["components"]}, validate_formats=True)
+            shown = (
+                [content["example"]] if "example" in content else [one["value"] for one in content["examples"].values()]
+            )
+            for example in shown:
+                assert [error.message for error in check.iter_errors(example)] == [], (path, method, name)
+    assert bodies > 60
+
+
 def test_the_hot_paths_fields_are_described() -> None:
     for name in ("HalfRequest", "PlainRequest", "EndRequest", "JsonMessage", "BytesMessage", "CheckPolicy"):
         for field, described in DOCUMENT["components"]["schemas"][name]["properties"].items():

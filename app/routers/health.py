@@ -30,7 +30,7 @@ class CheckShown(Strict):
     """One thing that was looked at."""
 
     name: str = Field(examples=["partitions"])
-    ok: bool
+    ok: bool = Field(examples=[True])
     detail: str = Field(examples=["there until 2026-11-28"])
 
 
