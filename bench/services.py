@@ -80,6 +80,7 @@ async def serving(app: str, place: Path, env: Mapping[str, str], *, workers: int
         )
     try:
         await _started(process, log, workers)
+        await _listening(port)
         yield Service(port, psutil.Process(process.pid))
     finally:
         stop(process)
@@ -125,6 +126,19 @@ async def _started(process: subprocess.Popen[bytes], log: Path, workers: int) ->
                 await asyncio.sleep(0.02)
     except TimeoutError:
         raise RuntimeError(f"The service did not start in {START_S:g} s:\n{log.read_text()[-3000:]}") from None
+
+
+async def _listening(port: int) -> None:
+    """Wait until somebody listens on a port: a single process does so only after it said that it has started."""
+    async with asyncio.timeout(START_S):
+        while True:
+            try:
+                _, writer = await asyncio.open_connection("127.0.0.1", port)
+            except ConnectionRefusedError:
+                await asyncio.sleep(0.02)
+            else:
+                writer.close()
+                return
 
 
 def _clean() -> dict[str, str]:
