@@ -181,10 +181,11 @@ async def test_bodies_go_along_where_the_policy_says_so(
     assert [message.get("body_base64") for message in shown] == [None, "AP8=", "ew=="]
 
 
-async def test_202_is_an_answer_and_a_later_end_closes_the_check(
-    client: httpx.AsyncClient, runtime: Runtime, db: Connection, group: str
+@pytest.mark.parametrize("status", [202, 204])
+async def test_202_and_204_are_answers_and_a_later_end_closes_the_check(
+    client: httpx.AsyncClient, runtime: Runtime, db: Connection, group: str, status: int
 ) -> None:
-    async with Responder(status=202) as shop:
+    async with Responder(status=status) as shop:
         await db.execute("update producer_group set check_urls = $1", [shop.url])
         one = await in_doubt(client, runtime)
         await turn(runtime, CheckBack())
