@@ -16,6 +16,7 @@ from urllib.parse import urlsplit
 
 import httpx
 
+START_S = 120.0
 STOP_S = 15.0
 LOOPBACK = "127.0.0.1"
 
@@ -78,7 +79,7 @@ def own_halfnote() -> Iterator[str]:
                 [*command, "--data-dir", f"{directory}/halfnote"], env=environment, stdout=log, stderr=log
             )
             try:
-                await_true(lambda: answers(url) or service.poll() is not None, "the service starts", within_s=120)
+                await_true(lambda: answers(url) or service.poll() is not None, "the service starts", within_s=START_S)
                 if service.returncode is not None:
                     raise NotAsTold(f"the service did not start:\n{(Path(directory) / 'log').read_text()}")
                 yield url
@@ -115,7 +116,8 @@ def await_listening(host: str, port: int) -> None:
         with socket.socket() as probe:
             return probe.connect_ex((host, port)) == 0
 
-    await_true(listening, f"a process listens on {host}:{port}")
+    # Not DEMO_WAIT_S: how long a program takes to start says nothing about what it does then.
+    await_true(listening, f"a process listens on {host}:{port}", within_s=START_S)
 
 
 def await_true(happened: Callable[[], bool], what: str, *, within_s: float | None = None) -> None:

@@ -68,7 +68,7 @@ async def test_it_fails_if_a_thing_does_not_happen_as_told(service: Service, db:
     """A subscription that somebody pauses delivers nothing."""
     await service.start()
     demo = asyncio.create_task(asyncio.to_thread(play, HALFNOTE_URL=service.url, DEMO_WAIT_S="3"))
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(150):
         while await db.execute("update subscription set state = 'paused'") != "UPDATE 1":
             await asyncio.sleep(0.01)
     played = await demo
