@@ -5,6 +5,7 @@ import json
 import re
 import sqlite3
 import threading
+import time
 from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
@@ -67,6 +68,10 @@ def rows(connection: Any) -> list[Any]:
         return list(cursor.fetchall())
 
 
+# InnoDB shows its locks anew only to who has not looked for a tenth of a second.
+LOOK_EVERY_S = 0.2
+
+
 def waits_for_local_work(connect: Connect, check: str, waiting: Callable[[Any], bool]) -> None:
     """The check while the local work is open: it is told what that came to."""
     for number, ends in ((2030, "commit"), (2031, "rollback")):
@@ -80,6 +85,7 @@ def waits_for_local_work(connect: Connect, check: str, waiting: Callable[[Any], 
             asking.start()
             while not waiting(looker):
                 assert asking.is_alive()
+                time.sleep(LOOK_EVERY_S)
             run(shop, ends, one)
             asking.join()
         assert told == [("local" if ends == "commit" else "rollback",)]

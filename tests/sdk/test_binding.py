@@ -2,6 +2,7 @@
 
 import asyncio
 import threading
+import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import closing
 from typing import Any
@@ -466,6 +467,8 @@ def deadlocked(session: Session, other: Any) -> None:
     with closing(session.get_bind().engine.connect()) as looker:
         while not looker.execute(text("select count(*) from information_schema.innodb_lock_waits")).scalar():
             looker.rollback()
+            # InnoDB shows its locks anew only to who has not looked for a tenth of a second.
+            time.sleep(0.2)
     with pytest.raises(OperationalError, match="1213"):
         session.execute(text("select number from orders where number > 11 for update"))
     waiting.join()
