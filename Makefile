@@ -47,8 +47,8 @@ helm-deps: ## what the chart is tested with: Helm, a Kubernetes API and more, bu
 test-helm: $(DEV) ## the chart and the compose file, on a real Kubernetes API; after `make helm-deps`
 	$(PYTEST) tests/helm
 
-test-image: $(DEV) ## the images, built and run by podman, with order 1030 and its proof; needs root
-	$(PYTEST) tests/test_images.py
+test-image: $(DEV) ## images and compose file, built and run by podman, with order 1030 and its proof; needs root
+	$(PYTEST) tests/test_images.py tests/test_compose.py
 
 sbom: ## what the images are made of, as CycloneDX, into dist/
 	@PYTHONWARNINGS=ignore scripts/sbom .tools/sbom
