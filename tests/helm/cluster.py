@@ -67,6 +67,12 @@ class Cluster:
         """The administrator's."""
         return str(self.directory / "kubeconfig")
 
+    @property
+    def server(self) -> str:
+        """The API's URL."""
+        config = json.loads(Path(self.kubeconfig).read_text())
+        return str(config["clusters"][0]["cluster"]["server"])
+
     def kubectl(self, *arguments: str, stdin: str | None = None) -> str:
         """Run kubectl and return what it prints. Raises AssertionError with what it says if it fails."""
         done = run([program("kubectl"), "--kubeconfig", self.kubeconfig, *arguments], stdin=stdin)

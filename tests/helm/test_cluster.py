@@ -2,7 +2,6 @@
 
 import base64
 import contextlib
-import itertools
 import json
 import os
 import shutil
@@ -10,7 +9,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -18,31 +17,14 @@ import pyspark
 import pytest
 import yaml
 
-from tests.helm.cluster import Cluster, cluster
+from tests.helm.cluster import Cluster
+from tests.helm.kubelet import add_node
 from tests.helm.programs import CHART, VALUES, rendered
 
 pytestmark = pytest.mark.slow
 
 EACH = pytest.mark.parametrize("values", VALUES, ids=lambda file: file.stem.removesuffix("-values"))
 WITHIN_S = 200.0
-_names = itertools.count()
-
-
-@pytest.fixture(scope="module")
-def kube(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    """The module's cluster; tests keep apart by namespaces."""
-    with cluster(tmp_path_factory.mktemp("kube")) as made:
-        yield made
-
-
-@pytest.fixture
-def space(kube: Cluster) -> Iterator[str]:
-    """A namespace of the test's own, in which pods must be as restricted as Kubernetes knows."""
-    name = f"space-{next(_names)}"
-    kube.kubectl("create", "namespace", name)
-    kube.kubectl("label", "namespace", name, "pod-security.kubernetes.io/enforce=restricted")
-    yield name
-    kube.kubectl("delete", "namespace", name, "--wait=false")
 
 
 def until(happened: Callable[[], Any], what: str) -> Any:
@@ -154,7 +136,7 @@ def test_a_proof_that_found_something_is_not_run_again(kube: Cluster, space: str
     tryout = next(file for file in VALUES if file.stem == "tryout-values")
     # On a node that kwok does not play, so that the test says how the pod ends.
     node = f"slow-{space}"
-    kube.kubectl("create", "--filename", "-", stdin=json.dumps(bare_node(node)))
+    add_node(kube, node)
     where = {"nodeSelector": {"kubernetes.io/hostname": node}, "tolerations": [{"operator": "Exists"}]}
     installed(kube, space, tryout, "--set-json", f"reconciliation={json.dumps({'engine': 'local', **where})}")
     kube.kubectl("create", "job", "proof", "--from=cronjob/hn-halfnote-reconcile", "--namespace", space)
@@ -180,19 +162,6 @@ def test_a_proof_that_found_something_is_not_run_again(kube: Cluster, space: str
     failed = until(lambda: condition(kube, space, "Failed"), "the Job has failed")
     assert failed["reason"] == "PodFailurePolicy"
     assert pods_of(kube, space) == [pod]
-
-
-def bare_node(name: str) -> dict[str, Any]:
-    room = {"cpu": "8", "memory": "32Gi", "pods": "20"}
-    return {
-        "apiVersion": "v1",
-        "kind": "Node",
-        "metadata": {"name": name, "labels": {"kubernetes.io/hostname": name}},
-        "status": {
-            "allocatable": room,
-            "capacity": room,
-        },
-    }
 
 
 def pods_of(kube: Cluster, space: str) -> list[str]:
@@ -245,7 +214,6 @@ def test_spark_makes_executors_that_are_as_restricted_as_all_else(kube: Cluster,
         "from pyspark.sql import SparkSession\nSparkSession.builder.getOrCreate().range(9).count()\n"
     )
     token = kube.kubectl("create", "token", "hn-halfnote-spark", "--namespace", space).strip()
-    server = json.loads(Path(kube.kubeconfig).read_text())["clusters"][0]["cluster"]["server"]
     given = {
         # What a pod of Kubernetes has, and this machine has not.
         "spark.kubernetes.authenticate.oauthToken": token,
@@ -260,7 +228,7 @@ def test_spark_makes_executors_that_are_as_restricted_as_all_else(kube: Cluster,
     }
     options = [word for name, value in given.items() for word in ("--conf", f"{name}={value}")]
     home = str(Path(pyspark.__file__).parent)
-    submit = [f"{home}/bin/spark-submit", "--master", f"k8s://{server}", "--deploy-mode", "client"]
+    submit = [f"{home}/bin/spark-submit", "--master", f"k8s://{kube.server}", "--deploy-mode", "client"]
     with (tmp_path / "log").open("wb") as log:
         driver = subprocess.Popen(
             [*submit, "--properties-file", f"{tmp_path}/spark.properties", *options, str(tmp_path / "program.py")],
