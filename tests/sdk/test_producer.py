@@ -426,23 +426,15 @@ def test_a_producer_that_was_used_before_a_fork_is_of_use_after_it() -> None:
         "http://halfnote", group="shop", listener=Shop(lambda: COMMIT), transport=halfnote.transport()
     )
     assert producer.send(ORDER).end == "left_to_check"
-    read, write = os.pipe()
-    child = os.fork()
-    if child == 0:
-        told = b"failed"
-        try:
-            halfnote.came.clear()
-            halfnote.answers = {"/end": [REFUSED, httpx.Response(200, json={})]}
-            producer.send(ORDER)
-            producer.close(grace_s=60)
-            told = b",".join(path.encode() for path, _ in halfnote.came)
-        finally:
-            os.write(write, told)
-            os._exit(0)
-    os.close(write)
-    with os.fdopen(read, "rb") as pipe:
-        assert pipe.read() == b"/half,/end,/end"
-    os.waitpid(child, 0)
+
+    def again() -> str:
+        halfnote.came.clear()
+        halfnote.answers = {"/end": [REFUSED, httpx.Response(200, json={})]}
+        producer.send(ORDER)
+        producer.close(grace_s=60)
+        return ",".join(path for path, _ in halfnote.came)
+
+    assert in_a_child(again) == "/half,/end,/end"
     producer.close()
 
 
@@ -454,20 +446,31 @@ def test_so_is_an_asynchronous_one() -> None:
         "http://halfnote", group="shop", listener=AsyncShop(lambda: COMMIT), transport=halfnote.transport()
     )
     assert asyncio.run(producer.send(ORDER)).end == "recorded"
+
+    def again() -> str:
+        halfnote.came.clear()
+        end = asyncio.run(producer.send(ORDER)).end
+        return end + ",".join(path for path, _ in halfnote.came)
+
+    assert in_a_child(again) == "recorded/half,/end"
+
+
+def in_a_child(told_by: Callable[[], str]) -> str:
+    """Return what a forked child of this process has to tell; "failed" if it raised."""
     read, write = os.pipe()
     child = os.fork()
     if child == 0:
-        told = b"failed"
+        told = "failed"
         try:
-            halfnote.came.clear()
-            told = asyncio.run(producer.send(ORDER)).end.encode() + b",".join(p.encode() for p, _ in halfnote.came)
+            told = told_by()
         finally:
-            os.write(write, told)
+            os.write(write, told.encode())
             os._exit(0)
     os.close(write)
     with os.fdopen(read, "rb") as pipe:
-        assert pipe.read() == b"recorded/half,/end"
+        said = pipe.read().decode()
     os.waitpid(child, 0)
+    return said
 
 
 FAULTS = {
