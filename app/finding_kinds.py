@@ -43,7 +43,7 @@ class Meaning(NamedTuple):
 
 MEANINGS: dict[Kind, Meaning] = {
     Kind.OP_WITHOUT_HALF: Meaning(
-        "A verdict is on record for a transaction that has no half message.",
+        "A verdict is on record for a transaction that has no half message, or not all of it; or a second verdict is.",
         "Find out who deleted rows of `half`, or wrote to `op` by hand; restore the half from the archive or a backup.",
     ),
     Kind.HALF_STUCK: Meaning(
@@ -87,7 +87,7 @@ MEANINGS: dict[Kind, Meaning] = {
         "See who deleted rows of `outbox`; the subscriber has the message.",
     ),
     Kind.RECEIPT_NOT_MATCHED: Meaning(
-        "A subscription got a message that its topics and filters do not match.",
+        "A subscription got a message that its topics and filters do not match, or after it was deleted.",
         "Compare the subscription's topics and filters with the message; tell whoever owns the subscriber.",
     ),
     Kind.CONTENT_DIFFERS: Meaning(
@@ -111,7 +111,7 @@ MEANINGS: dict[Kind, Meaning] = {
         "Keep the day's partitions, see what changed the files, and archive the day again.",
     ),
     Kind.LEDGER_DISAGREES: Meaning(
-        "The producer's own ledger says one verdict, and the one recorded here is the other.",
+        "The producer's own ledger says one verdict, or lacks a commit, and the one recorded here is another.",
         "Find out which is true. A rolled-back one that was committed goes out by `halfnote transactions reissue`.",
     ),
     Kind.LEDGER_NOT_SENT: Meaning(
@@ -127,7 +127,7 @@ MEANINGS: dict[Kind, Meaning] = {
         "Have the consumer remember message ids: delivery is at least once.",
     ),
     Kind.CONSUMED_NOT_SENT: Meaning(
-        "The consumer's ledger has a message that is not in the outbox.",
+        "The consumer's ledger has a message that is not in the outbox, or never went to the subscription it names.",
         "See where the consumer got it from, and whether the ledger is of the same Halfnote.",
     ),
 }

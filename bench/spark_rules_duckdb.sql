@@ -3,7 +3,8 @@
 
 create temp table route as
 select s.subscription_id, s.name, s.topics, s.started_after, s.deleted_at,
-  s.matches_since + interval 60 seconds as judged_from,
+  s.matches_since, s.matches_since + interval 60 seconds as judged_from,
+  s.deleted_at + interval 60 seconds as matches_until,
   coalesce((select min(c."offset") from checkpoint c where c.subscription_id = s.subscription_id), 0) as lowest,
   case when json_array_length(s.filters, '$.tags') > 0 then (s.filters->'$.tags')::varchar[] end as tags,
   nullif((s.filters->'$.headers')::varchar, '{}') as headers
@@ -37,7 +38,7 @@ from (
     replay = 0 as traced, true as received from receipt
   union all select transaction_id, position, subscription_id, null, true, false from delivery_retry where replay = 0
   union all select transaction_id, position, subscription_id, null, true, false from dead_letter where replay = 0
-  union all select transaction_id, position, subscription_id, null, true, false from redelivery where replay = 0
+  union all select transaction_id, position, subscription_id, null, true, false from redelivery where replay = 0 and what = 'dropped'
 ) t
 group by transaction_id, position, subscription_id;
 
@@ -104,6 +105,7 @@ where not starts_with(o.topic, 'halfnote.') and not exists (
   select 1 from sent s join route r on r.subscription_id = s.subscription_id
   where s.transaction_id = o.transaction_id and s.position = o.position and coalesce(s.matched, true)
     and s."offset" > r.started_after and (r.deleted_at is null or s.committed_at < r.deleted_at)
+    and (s.committed_at >= r.matches_since or s."offset" > r.lowest)
 ) and not exists (select 1 from trace t where t.transaction_id = o.transaction_id and t.position = o.position);
 
 insert into found
@@ -130,7 +132,8 @@ left join sent s on s.transaction_id = t.transaction_id and s.position = t.posit
   and s.subscription_id = t.subscription_id
 where t.live is not null
   and (r.judged_from is null or o.committed_at >= r.judged_from and t.live >= r.judged_from)
-  and (r.name is null or s.transaction_id is null or not s.matched or o."offset" <= r.started_after);
+  and (r.name is null or s.transaction_id is null or not s.matched or o."offset" <= r.started_after
+    or o.committed_at > r.matches_until);
 
 insert into found
 select 'content_differs', transaction_id || '-' || position from (

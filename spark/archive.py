@@ -99,14 +99,15 @@ def problems(spark: SparkSession, files: ArchiveFiles, place: str, described: Ma
     found = []
     for table in TABLES:
         try:
-            spoilt = _spoilt_files(files, place, described["tables"][table]["files"])
+            spoilt = spoilt_files(files, place, described["tables"][table]["files"])
             found += spoilt or _wrong_rows(spark, place, described, table)
         except JAVA_FAILED as error:
             found.append(f"{table} cannot be read: {root_cause(str(error))}")
     return found or body_problems(spark, place, described)
 
 
-def _spoilt_files(files: ArchiveFiles, place: str, listed: Sequence[Mapping[str, Any]]) -> list[str]:
+def spoilt_files(files: ArchiveFiles, place: str, listed: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Return which of a manifest's `files` are missing or have other bytes, in words; reads them whole."""
     found = []
     for file in listed:
         whole = f"{place}/{file['path']}"
@@ -155,16 +156,6 @@ def digests(spark: SparkSession, place: str, described: Mapping[str, Any]) -> Da
     return read(spark, place, described, "half").select(*schemas.ARCHIVE.names)
 
 
-def beside(
-    frames: Frames, spark: SparkSession, place: str, stored: Mapping[str, Any], found: Mapping[str, Any]
-) -> Frames:
-    """Return a day's frames with its archive beside them, for the rules content_differs and archive_differs.
-
-    `stored`: day.archive_manifest; `found`: what the day's tables hold now (spark.manifest.of_day).
-    """
-    return replace(frames, archive=digests(spark, place, stored), archive_manifest=stored, found_manifest=found)
-
-
 def frames_from_archive(spark: SparkSession, place: str) -> Frames:
     """Return an archived day's frames, as of when it was archived, with every rule's needs but ledgers.
 
@@ -173,6 +164,7 @@ def frames_from_archive(spark: SparkSession, place: str) -> Frames:
     files = ArchiveFiles(spark)
     described = manifest_of(files, place)
     frames = frames_from_parquet(spark, place)
+    beside: dict[str, Any] = {"archive": digests(spark, place, described), "archive_manifest": described}
     tables: dict[str, Any] = {
         table: read(spark, place, described, table).select(*schemas.BIG[table].names) for table in TABLES
     }
@@ -180,4 +172,4 @@ def frames_from_archive(spark: SparkSession, place: str) -> Frames:
         found = {table: asdict(manifest.of_frame(read(spark, place, described, table), table)) for table in TABLES}
     except JAVA_FAILED as error:
         raise RunFailedError(f"{place} cannot be read: {root_cause(str(error))}") from error
-    return beside(replace(frames, **tables), spark, place, described, {"tables": found})
+    return replace(frames, **tables, **beside, found_manifest={"tables": found})

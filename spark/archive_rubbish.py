@@ -4,7 +4,7 @@ import json
 from datetime import date, datetime
 from uuid import UUID
 
-from spark import archive_store
+from spark import archive_store, audit
 from spark.archive import MANIFEST
 from spark.archive_files import ArchiveFiles, name_of
 from spark.archive_store import ArchivedDay
@@ -60,8 +60,10 @@ def remove_expired(
         if row is None or row.state != "gone" or row.ended >= before:
             continue
         # First the row: an answer must not name what is not there any more.
-        if row.archive is not None and row.archive.startswith(f"{root}/"):
-            archive_store.forget(connection, day)
+        with connection.transaction():
+            if row.archive is not None and row.archive.startswith(f"{root}/"):
+                archive_store.forget(connection, day)
+            audit.record(connection, "archive.expire", day, archive=f"{root}/{DAY}{day}")
         files.remove(f"{root}/{DAY}{day}")
         progress.say("archive_expired", f"The archive of {day} is past its retention and removed", day=day)
 

@@ -17,8 +17,12 @@ from spark.manifest import TABLES
 ARCHIVE_LOCK = 7011
 
 COLUMNS = "d.day, d.low, d.high, d.state, d.archive, d.archive_manifest, d.held"
+# An open finding may be about the archive before this one: then no run has seen it since. Served by finding_open.
 DAYS = f"""
-select {COLUMNS}, coalesce(r.state = 'final', false) as final
+select {COLUMNS}, coalesce(r.state = 'final', false) as final, exists (
+  select from finding f where f.day = d.day and f.kind = 'archive_differs' and f.resolved_at is null
+    and f.last_seen_at > d.archived_at
+) as differs
 from day d left join reconciliation_day r on r.day = d.day order by d.day
 """  # noqa: S608 -- names of columns
 # Who made the archive: a server and a database in it. A dump that was read into another server is another one.
@@ -42,7 +46,7 @@ FORGET = "update day set archive = null, archive_manifest = null, archived_at = 
 @dataclass(frozen=True, slots=True)
 class ArchivedDay:
     """A day's row: half-open id range; state open, archiving or gone; where it is archived with what manifest; what
-    holds it; and whether the proof calls it final."""
+    holds it; whether the proof calls it final; and whether it found that the archive differs."""
 
     day: date
     low: UUID
@@ -52,6 +56,7 @@ class ArchivedDay:
     archive_manifest: Mapping[str, Any] | None
     held: Sequence[str]
     final: bool
+    differs: bool
 
     @property
     def ended(self) -> datetime:

@@ -179,5 +179,5 @@ def _write_beside(spark: SparkSession, snapshot: Snapshot, day: Day, place: str,
         if counts.get(name) != 0:
             source = sources.source_of(snapshot, day, name)
             rows[name] = sources.write_source(spark, snapshot, source, name, f"{place}/{name}")
-    described = {"day": str(day.day), "seen_at": snapshot.seen_at.isoformat(), "rules": snapshot.rules(), "rows": rows}
+    described = sources.described(snapshot, day, rows)
     ArchiveFiles(spark).write_text(f"{place}/frames.json", json.dumps(described))

@@ -27,7 +27,10 @@ NO_LIMITS = ("statement_timeout", "idle_in_transaction_session_timeout", "idle_s
 # Upkeep waits for 100 ms at a time; whoever locks a day for longer than this is a person.
 LOCK_WAIT = "30s"
 
-DAYS = "select day, low, high, archive, archive_manifest from day where state <> 'gone' order by day"
+DAYS = """
+select day, low, high, case when state = 'open' then changed_at end as open_since, archive, archive_manifest
+from day where state <> 'gone' order by day
+"""
 RULES = "select name, value from shared_rule"
 LOCK_HOLDER = """
 select a.application_name, host(a.client_addr) as client_addr, a.backend_start
@@ -46,6 +49,17 @@ STANDBY = """
 select current_setting('hot_standby_feedback')::boolean as feedback, setting::double precision / 1000 as delay_s
 from pg_settings where name = 'max_standby_streaming_delay'
 """
+# What changes which deliveries must be there, in tables of a few rows; and how far the slowest subscription has come in
+# the day's part of the log. Past that its place says nothing of the day, and moves with every delivery.
+SUBSCRIPTIONS = """
+select coalesce(max(subscription_id), 0) as newest, max(matches_since) as changed, max(deleted_at) as deleted
+from subscription
+"""
+REACHED = """
+select min(least(c."offset", o.last)) as reached
+from (select max("offset") as last from {outbox}) o, checkpoint c join subscription s using (subscription_id)
+where o.last is not null and s.deleted_at is null
+"""
 # Ids are compared by range: by primary key, or the table is small.
 SMALL_COUNTS = " union all ".join(
     [
@@ -59,11 +73,15 @@ SMALL_COUNTS = " union all ".join(
 
 @dataclass(frozen=True, slots=True)
 class Day:
-    """A day whose tables are here: half-open id range, and where it is archived with what manifest, if it is."""
+    """A day whose tables are here: half-open id range, and where it is archived with what manifest, if it is.
+
+    `open_since`: it has taken receipts since then at least; None of one that upkeep has closed, as it is leaving.
+    """
 
     day: date
     low: UUID
     high: UUID
+    open_since: datetime | None
     archive: str | None
     archive_manifest: Mapping[str, Any] | None
 
@@ -74,12 +92,29 @@ def partition_name(table: str, day: date) -> str:
 
 
 def connect(url: str) -> Connection:
-    """Open a connection that commits each statement, in UTC and without time limits; RunFailedError if it cannot.
+    """Open a connection that commits each statement, in UTC and without time limits; RunFailedError if it cannot, or if
+    its session is shared with others.
 
     However a role or a database shows times: psycopg reads ISO's form alone.
     """
+    connection = _opened(url)
     try:
-        connection = psycopg.connect(
+        if connection.info.server_version < OLDEST_SERVER:
+            raise RunFailedError("Halfnote needs Postgres 15 or newer; this server is older.")
+        _refuse_pooled(connection, url)
+        connection.execute("set timezone = 'UTC'; set datestyle = 'ISO'")
+        connection.execute(
+            "select set_config(name, '0', false) from pg_settings where name = any(%s)", [list(NO_LIMITS)]
+        )
+    except BaseException:
+        connection.close()
+        raise
+    return connection
+
+
+def _opened(url: str) -> Connection:
+    try:
+        return psycopg.connect(
             url.replace("postgresql+asyncpg://", "postgresql://", 1),
             autocommit=True,
             row_factory=dict_row,
@@ -92,17 +127,38 @@ def connect(url: str) -> Connection:
         )
     except psycopg.Error as error:
         raise RunFailedError(f"The database cannot be reached: {first_line(error)}") from None
+
+
+def _refuse_pooled(connection: Connection, url: str) -> None:
+    """Raise RunFailedError behind a pooler of transactions or statements: locks and snapshots are of a session, and so
+    are the settings that are made here.
+
+    Two clients that get the same backend, one of them inside a transaction, share it, as does one who gets several.
+    """
+    before, another = _backend(connection), _opened(url)
     try:
-        if connection.info.server_version < OLDEST_SERVER:
-            raise RunFailedError("Halfnote needs Postgres 15 or newer; this server is older.")
-        connection.execute("set timezone = 'UTC'; set datestyle = 'ISO'")
-        connection.execute(
-            "select set_config(name, '0', false) from pg_settings where name = any(%s)", [list(NO_LIMITS)]
+        with another.transaction():
+            other, after = _backend(another), _backend(connection)
+        shared = before == other or before != after
+    except psycopg.Error as error:
+        # pgbouncer's words, where it pools statements.
+        if "statement pooling mode" not in str(error):
+            raise RunFailedError(f"The database cannot be reached: {first_line(error)}") from None
+        shared = True
+    finally:
+        another.close()
+    if shared:
+        raise RunFailedError(
+            "The database's URL leads to a transaction pooler (or one of statements); the proof and the archive keep "
+            "sessions (locks, snapshots). Use a direct connection, or the pooler's session mode."
         )
-    except BaseException:
-        connection.close()
-        raise
-    return connection
+
+
+def _backend(connection: Connection) -> int:
+    row = connection.execute("select pg_backend_pid() as pid").fetchone()
+    assert row is not None
+    pid: int = row["pid"]
+    return pid
 
 
 def first_line(error: BaseException) -> str:
@@ -188,7 +244,8 @@ class Snapshot:
             raise RunFailedError(f"Somebody holds a lock on a day's tables for more than {LOCK_WAIT}.") from None
 
     def signature(self, day: Day, rows: Mapping[str, int] | None = None) -> dict[str, Any]:
-        """Return what tells whether a day changed: its rows by table, the newest subscription, its archive.
+        """Return what tells whether a day changed, as JSON has it: its rows by table, what changed of subscriptions,
+        how far the slowest has come, its archive. An `update` of rows of its own changes none of that.
 
         `rows`: how many its own tables have, if that is known; else they are counted, which reads each.
         """
@@ -198,12 +255,14 @@ class Snapshot:
             else rows[table]
             for table in schemas.BIG
         }
-        newest = self.rows("select coalesce(max(subscription_id), 0) as id from subscription")[0]["id"]
+        [subscriptions] = self.rows(SUBSCRIPTIONS)
+        [slowest] = self.rows(REACHED.format(outbox=partition_name("outbox", day.day)))
         small = self.small_counts(day)
         return (
             counted
             | {table: small[table] for table in schemas.OF_DAY}
-            | {"subscription": newest, "archive": day.archive}
+            | {"subscription": subscriptions["newest"], "archive": day.archive, "reached": slowest["reached"]}
+            | {name: subscriptions[name] and subscriptions[name].isoformat() for name in ("changed", "deleted")}
         )
 
     def small_counts(self, day: Day) -> dict[str, int]:

@@ -2,11 +2,18 @@
 
 from typing import Any
 
+from py4j.protocol import Py4JJavaError
 from pyspark.sql import SparkSession
+
+from spark.errors import RunFailedError
+
+# What Java says of a filesystem that no jar has: one whose class is known by name, and one that nobody knows.
+UNKNOWN = ("ClassNotFoundException", "UnsupportedFileSystemException")
 
 
 class Files:
-    """The few acts that a run needs beside Spark's reading and writing. Failures are Py4JJavaError."""
+    """The few acts that a run needs beside Spark's reading and writing. Failures are Py4JJavaError, and RunFailedError
+    if Spark has not the jars of a place's filesystem."""
 
     def __init__(self, spark: SparkSession) -> None:
         jvm = spark._jvm
@@ -61,7 +68,16 @@ class Files:
 
     def _at(self, place: str) -> tuple[Any, Any]:
         path = self._jvm.org.apache.hadoop.fs.Path(place)
-        system = path.getFileSystem(self._configuration)
+        try:
+            system = path.getFileSystem(self._configuration)
+        except Py4JJavaError as error:
+            if not any(name in str(error.java_exception.toString()) for name in UNKNOWN):
+                raise
+            hadoop = self._jvm.org.apache.hadoop.util.VersionInfo.getVersion()
+            raise RunFailedError(
+                f"Spark has not the jars that {place} needs. For s3a:// it is org.apache.hadoop:hadoop-aws:{hadoop}, "
+                'with what that brings: docs/archive.md, "In a bucket".'
+            ) from error
         # Of a local file Hadoop would keep a checksum in a file beside it.
         system.setWriteChecksum(False)
         return system, path

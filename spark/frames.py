@@ -1,6 +1,6 @@
 """What the rules read: the tables of one day, as of one moment."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import date, datetime
 from typing import Any
@@ -33,15 +33,24 @@ class Frames:
     checkpoint: DataFrame
     producer_group: DataFrame
     rules: Mapping[str, float] = field(default_factory=dict)
+    # What a person has sent once more from then on left a receipt. None: a closed day takes none, or it is not known.
+    receipts_since: datetime | None = None
+    # SAME_OFFSET's columns, where an earlier day that is still stored has any.
+    same_offset: DataFrame | None = None
     # How many rows each frame has, as far as that is known.
     rows: Mapping[str, int] = field(default_factory=dict)
     # What the producers' and the consumers' own databases say, where they were given.
     producer_ledger: DataFrame | None = None
     consumer_ledger: DataFrame | None = None
-    # ARCHIVE's columns as the day's archive has them; the manifest written with it; and what the tables hold now.
+    # That the producers' has all that they committed; and the groups of which it has anything of the day.
+    producer_ledger_complete: bool = False
+    ledger_groups: frozenset[str] = frozenset()
+    # ARCHIVE's columns as the day's archive has them, None if they cannot be read; the manifest written with it; what
+    # the tables hold now; and, by table or other file, what is wrong with the archive's files, in words.
     archive: DataFrame | None = None
     archive_manifest: Mapping[str, Any] | None = None
     found_manifest: Mapping[str, Any] | None = None
+    archive_problems: Mapping[str, Sequence[str]] = field(default_factory=dict)
 
 
 def empty(spark: SparkSession, schema: StructType) -> DataFrame:

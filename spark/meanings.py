@@ -6,7 +6,7 @@ order is that of the report.
 
 MEANINGS: dict[str, tuple[str, str]] = {
     "op_without_half": (
-        "A verdict is on record for a transaction that has no half message.",
+        "A verdict is on record for a transaction that has no half message, or not all of it; or a second verdict is.",
         "Find out who deleted rows of `half`, or wrote to `op` by hand; restore the half from the archive or a backup.",
     ),
     "half_stuck": (
@@ -50,7 +50,7 @@ MEANINGS: dict[str, tuple[str, str]] = {
         "See who deleted rows of `outbox`; the subscriber has the message.",
     ),
     "receipt_not_matched": (
-        "A subscription got a message that its topics and filters do not match.",
+        "A subscription got a message that its topics and filters do not match, or after it was deleted.",
         "Compare the subscription's topics and filters with the message; tell whoever owns the subscriber.",
     ),
     "content_differs": (
@@ -74,7 +74,7 @@ MEANINGS: dict[str, tuple[str, str]] = {
         "Keep the day's partitions, see what changed the files, and archive the day again.",
     ),
     "ledger_disagrees": (
-        "The producer's own ledger says one verdict, and the one recorded here is the other.",
+        "The producer's own ledger says one verdict, or lacks a commit, and the one recorded here is another.",
         "Find out which is true. A rolled-back one that was committed goes out by `halfnote transactions reissue`.",
     ),
     "ledger_not_sent": (
@@ -90,7 +90,7 @@ MEANINGS: dict[str, tuple[str, str]] = {
         "Have the consumer remember message ids: delivery is at least once.",
     ),
     "consumed_not_sent": (
-        "The consumer's ledger has a message that is not in the outbox.",
+        "The consumer's ledger has a message that is not in the outbox, or never went to the subscription it names.",
         "See where the consumer got it from, and whether the ledger is of the same Halfnote.",
     ),
 }

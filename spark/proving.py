@@ -68,7 +68,9 @@ def prove(
             signature=read.signature,
             figures=drawn,
             looked_for={
-                rule.kind for rule in RULES if rule.applies(f) and found.get(rule.kind, 0) <= results.MOST_FINDINGS
+                rule.kind
+                for rule in RULES
+                if rule.looks_in_full(f) and found.get(rule.kind, 0) <= results.MOST_FINDINGS
             },
         ),
         staged,

@@ -1,18 +1,22 @@
 """What a run reads: which days, out of one snapshot, with ledgers and archives beside them."""
 
 from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import closing
 from dataclasses import dataclass, replace
 from datetime import date, datetime
+from typing import Any
 
 from pyspark.sql import DataFrame, SparkSession
 
 from spark import archive, manifest
-from spark.database import Day, Snapshot, open_snapshot
+from spark.archive_beside import beside
+from spark.database import Day, Snapshot, connect, open_snapshot
 from spark.errors import RunFailedError, SnapshotLostError
 from spark.files import Files
 from spark.ledgers import Ledger, consumer_ledger, producer_ledger, write_set_aside
 from spark.progress import Progress
 from spark.proving import ReadDay
+from spark.same_offsets import earlier_with_same
 from spark.sources import days_of_parquet, frames_from_parquet, frames_from_postgres
 from spark.standby import standby_warning
 from spark.watermark import Candidate, Seen, days_to_run
@@ -51,7 +55,10 @@ def read_days(
     for number in range(1, MOST_SNAPSHOTS + 1):
         try:
             with progress.stage("snapshot"), open_snapshot(url) as snapshot:
-                return _read(spark, snapshot, wish, staging_dir, progress)
+                read = _read(spark, snapshot, wish, staging_dir, progress)
+            # Archives need no snapshot, which holds up vacuum.
+            days = [_with_archive(spark, url, day, f"{staging_dir}/{day.frames.day}", progress) for day in read.days]
+            return replace(read, days=days)
         except SnapshotLostError as lost:
             files.remove(staging_dir)
             if number == MOST_SNAPSHOTS:
@@ -98,11 +105,34 @@ def _chosen(snapshot: Snapshot, days: Mapping[date, Day], wish: Wish, progress: 
 
 def _read_day(spark: SparkSession, snapshot: Snapshot, day: Day, staging_dir: str, progress: Progress) -> ReadDay:
     frames = frames_from_postgres(spark, snapshot, day.day, staging_dir, progress)
+    with progress.stage("read same offsets", day.day):
+        frames = replace(frames, same_offset=earlier_with_same(spark, snapshot, day, staging_dir))
     if day.archive is not None and day.archive_manifest is not None:
         with progress.stage("manifest", day.day):
             found = manifest.of_day(snapshot.connection, day.day)
-        frames = archive.beside(frames, spark, day.archive, day.archive_manifest, found)
+        frames = replace(frames, archive_manifest=day.archive_manifest, found_manifest=found)
     return ReadDay(frames, snapshot.signature(day, frames.rows))
+
+
+def _with_archive(spark: SparkSession, url: str, read: ReadDay, staging_dir: str, progress: Progress) -> ReadDay:
+    frames, place = read.frames, read.signature["archive"]
+    described = frames.archive_manifest
+    if described is None:
+        return read
+    with progress.stage("archive", frames.day):
+        frames = beside(frames, spark, place, staging_dir)
+    if frames.archive_problems and not _is_archive(url, frames.day, place, described):
+        # Its files were removed because another took its place; the day has an archive that no run saw.
+        progress.say("archive_replaced", f"{frames.day}: its archive was replaced; the next run compares it.")
+        frames = replace(frames, archive=None, archive_manifest=None, found_manifest=None, archive_problems={})
+    return replace(read, frames=frames)
+
+
+def _is_archive(url: str, day: date, place: str, described: Mapping[str, Any]) -> bool:
+    """Tell whether an archive is still the day's, by now."""
+    with closing(connect(url)) as connection:
+        row = connection.execute("select archive, archive_manifest from day where day = %s", [day]).fetchone()
+    return row is not None and (row["archive"], row["archive_manifest"]) == (place, described)
 
 
 def read_parquet(spark: SparkSession, directory: str, asked: Collection[date]) -> Iterator[ReadDay]:
@@ -120,10 +150,17 @@ class Ledgers:
 
     producer: DataFrame | None
     consumer: DataFrame | None
+    # That the producers' has all that they committed.
+    complete: bool = False
 
     def beside(self, day: ReadDay) -> ReadDay:
         """Return the day with the ledgers beside it; the rules take from them what is of the day."""
-        frames = replace(day.frames, producer_ledger=self.producer, consumer_ledger=self.consumer)
+        frames = replace(
+            day.frames,
+            producer_ledger=self.producer,
+            consumer_ledger=self.consumer,
+            producer_ledger_complete=self.complete,
+        )
         return replace(day, frames=frames)
 
 

@@ -25,6 +25,8 @@ select d.day, d.state, d.signature, d.counts,
   (select count(*) from finding f where f.day = d.day and f.resolved_at is null) as findings
 from reconciliation_day d
 """
+# By primary key; of another database's run the time differs.
+COMMITTED = "select from reconciliation_run where run_id = %s and started_at = %s and state <> 'failed'"
 ADD_RUN = """
 insert into reconciliation_run (state, engine, source, seen_at, started_at, ended_at, days, open, new, resolved,
   seconds, error)
@@ -147,6 +149,12 @@ def seen_days(connection: Connection) -> dict[date, Seen]:
         )
         for row in rows
     }
+
+
+def is_committed(connection: Connection, run_id: int, started_at: datetime) -> bool:
+    """Tell whether the database has a run's result."""
+    row = connection.execute(COMMITTED, [run_id, started_at]).fetchone()
+    return row is not None
 
 
 @contextmanager

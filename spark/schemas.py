@@ -177,6 +177,13 @@ short position!
 binary body_digest!
 """)
 
+# A message of an earlier day at an offset that a message of the day has as well.
+SAME_OFFSET = _schema("""
+string transaction_id!
+short position!
+long offset!
+""")
+
 # By the names of the frames (spark/frames.py). The first five are the day's own tables, split into partitions by day.
 BIG = {"half": HALF, "op": OP, "outbox": OUTBOX, "receipt": RECEIPT, "attempt": ATTEMPT}
 OF_DAY = {

@@ -11,7 +11,7 @@ from pyspark import SparkConf, SparkContext
 from pyspark.sql import SparkSession
 
 from spark.interrupts import PATIENCE_S, apart
-from spark.jar import COORDINATE, OPTION, NoJarError, jar_settings
+from spark.jar import COORDINATE, LISTS, OPTION, NoJarError, jar_settings, told_settings
 
 # Set by spark-submit, whose JVM is there before this program.
 _SUBMITTED = "PYSPARK_GATEWAY_PORT"
@@ -49,12 +49,13 @@ DEFAULTS = {
 def session(master: str | None = None, **conf: str) -> SparkSession:
     """Start or return the session. `master`: by default spark-submit's, else all cores of this machine.
 
-    `conf` comes before what spark-submit was told, that before the defaults here. Raises NoJarError.
+    `conf` comes before what spark-submit or HALFNOTE_SPARK_CONF was told, that before the defaults here. Raises
+    NoJarError.
     """
     given = _submitted()
-    jar = _jar(given)
+    jar = _jar(given) if _SUBMITTED in os.environ else told_settings()
     chosen = {name: value for name, value in (DEFAULTS | jar).items() if name not in given} | conf
-    if master is not None or "spark.master" not in given:
+    if master is not None or "spark.master" not in given | chosen:
         chosen["spark.master"] = master or "local[*]"
     builder = SparkSession.builder.appName("halfnote")
     for name, value in chosen.items():
@@ -120,11 +121,12 @@ def _submitted() -> dict[str, str]:
 
 
 def _jar(given: dict[str, str]) -> dict[str, str]:
-    """Whoever names jars names the driver among them; a JVM that runs already fetches none from Maven."""
-    if {"spark.jars", "spark.jars.packages"} & given.keys():
+    """What spark-submit was not told: whoever names jars to it names the driver among them; and its JVM, which runs
+    already, fetches none from Maven."""
+    if given.keys() & LISTS:
         return {}
     settings = jar_settings()
-    if _SUBMITTED in os.environ and "spark.jars" not in settings:
+    if "spark.jars" not in settings:
         raise NoJarError(f"spark-submit needs Postgres's driver: add --packages {COORDINATE}, or set {OPTION}.")
     return settings
 

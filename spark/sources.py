@@ -1,15 +1,16 @@
-"""Where frames come from: Postgres, by JDBC in one snapshot, or Parquet.
+"""Where frames come from: Postgres, in one snapshot, or Parquet.
 
 Reading Postgres is the only thing done while the snapshot is open: rows go to narrow Parquet in a staging directory,
-and everything else reads that. No bodies are read. A million halves take 4.2 s of processor time, half of it Parquet's:
-times as whole microseconds cost less than JDBC's own, ids as JDBC has them no more than their bytes would, and
-dictionaries of what hardly repeats would double the whole.
+and everything else reads that. No bodies are read. Where Spark runs on this machine, this process reads by COPY
+(spark/copying.py); where it runs on others, its executors read by JDBC, all of them at once. A million halves then take
+4.2 s of processor time, half of it Parquet's: times as whole microseconds cost less than JDBC's own, ids as JDBC has
+them no more than their bytes would, and dictionaries of what hardly repeats would double the whole.
 """
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from datetime import date, datetime
+from datetime import UTC, date, datetime, timedelta
 from typing import Any
 
 from py4j.protocol import Py4JError
@@ -18,7 +19,7 @@ from pyspark.sql import Column, Observation, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.types import StringType, StructField, StructType, TimestampType
 
-from spark import schemas
+from spark import copying, schemas
 from spark.database import Connection, Day, Snapshot, partition_name
 from spark.errors import RunFailedError, SnapshotLostError
 from spark.files import Files
@@ -31,15 +32,20 @@ FETCH_ROWS = 10_000
 PAGES_AT_ONCE = 4096
 # Stored as jsonb; everything else of type string is text or uuid, which JDBC brings as text.
 JSON = frozenset({"headers", "policy", "filters"})
+# What Spark names otherwise than Postgres does.
+SQL_TYPES = {
+    "string": "text",
+    "double": "double precision",
+    "binary": "bytea",
+    "timestamp": "timestamptz",
+    "array<string>": "text[]",
+}
 # Where hardly two rows have the same, a dictionary is built in vain.
 UNLIKE = ("transaction_id", "body_digest", "digest", "offset")
 
 # sessionInitStatement: JDBC has autocommit off by then (a fetch size is set), so this begins the database transaction
-# in which the rows are read, and nothing was read before it. Limits that a role or a database sets would end the read.
-IN_SNAPSHOT = """
-set transaction isolation level repeatable read, read only; set transaction snapshot '{}';
-set local statement_timeout = 0; set local idle_in_transaction_session_timeout = 0
-"""
+# in which the rows are read, and nothing was read before it.
+IN_SNAPSHOT = "; ".join(copying.IN_SNAPSHOT)
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,27 +64,63 @@ def frames_from_postgres(
     The caller has locked the day. Raises SnapshotLostError if the server ended the snapshot, RunFailedError if the read
     failed otherwise; what is below `staging_dir` is useless then.
     """
-    found, rules = snapshot.day(day), snapshot.rules()
+    found = snapshot.day(day)
     files = Files(spark)
     counts = snapshot.small_counts(found)
     rows: dict[str, int] = {}
     for name in schemas.FRAMES:
         with progress.stage(f"read {name}", day) as stage:
-            if counts.get(name) == 0:
-                rows[name] = 0
-            else:
-                rows[name] = write_source(
-                    spark, snapshot, source_of(snapshot, found, name), name, f"{staging_dir}/{name}"
-                )
+            rows[name] = 0
+            if counts.get(name) != 0:
+                rows[name] = _write_frame(spark, snapshot, found, name, f"{staging_dir}/{name}")
             stage.rows = rows[name]
-    described = {"day": str(day), "seen_at": snapshot.seen_at.isoformat(), "rules": rules, "rows": rows}
-    files.write_text(f"{staging_dir}/frames.json", json.dumps(described))
+    files.write_text(f"{staging_dir}/frames.json", json.dumps(described(snapshot, found, rows)))
     return frames_from_parquet(spark, staging_dir, day)
 
 
-def source_of(snapshot: Snapshot, day: Day, name: str) -> Source:
-    """Return what a day's frame is read from."""
-    columns = ", ".join(_expression(field) for field in schemas.FRAMES[name].fields)
+def _write_frame(spark: SparkSession, snapshot: Snapshot, day: Day, name: str, directory: str) -> int:
+    if not copying.writes_for(spark):
+        return write_source(spark, snapshot, source_of(snapshot, day, name), name, directory)
+    source, schema = source_of(snapshot, day, name, _copied), schemas.FRAMES[name]
+    columns = ", ".join(f'"{column}"' for column in schema.names)
+    queries = [f"select {columns} from ({source.query}) source where {one}" for one in source.ranges]  # noqa: S608
+    try:
+        return copying.write_copied(
+            snapshot, queries, directory, unlike=_unlike(schema), abreast=spark.sparkContext.defaultParallelism
+        )
+    except copying.FAILURES as error:
+        raise read_failure(error) from error
+
+
+def described(snapshot: Snapshot, day: Day, rows: Mapping[str, int]) -> dict[str, Any]:
+    """Return what frames.json says of a day."""
+    since = receipts_since(day)
+    return {
+        "day": str(day.day),
+        "seen_at": snapshot.seen_at.isoformat(),
+        "rules": snapshot.rules(),
+        "receipts_since": None if since is None else since.isoformat(),
+        "rows": dict(rows),
+    }
+
+
+def receipts_since(day: Day) -> datetime | None:
+    """Return from when on each redelivery left a receipt when it was over; None: that is not known of any.
+
+    A day is closed an hour after its end at the earliest, and may be opened again: then what was over meanwhile left
+    none.
+    """
+    begun = datetime(day.day.year, day.day.month, day.day.day, tzinfo=UTC)
+    if day.open_since is None or day.open_since >= begun + timedelta(hours=25):
+        return day.open_since
+    return begun
+
+
+def source_of(
+    snapshot: Snapshot, day: Day, name: str, expression: Callable[[StructField], str] | None = None
+) -> Source:
+    """Return what a day's frame is read from. `expression`: the SQL of a column; by default as JDBC brings it."""
+    columns = ", ".join(map(expression or _brought, schemas.FRAMES[name].fields))
     if name in schemas.BIG:
         relation = partition_name(name, day.day)
         return Source(f"select {columns}, ctid from {relation}", page_ranges(snapshot.pages(relation)))  # noqa: S608
@@ -94,16 +136,22 @@ def page_ranges(pages: int) -> tuple[str, ...]:
     return tuple(f"ctid >= '({first},0)'::tid and ctid < '({first + PAGES_AT_ONCE},0)'::tid" for first in firsts)
 
 
-def _expression(field: StructField) -> str:
+def _brought(field: StructField) -> str:
     """Return the SQL of a column as JDBC brings it: a time as microseconds since 1970, exact beyond the year 2200."""
     if isinstance(field.dataType, TimestampType):
         return f"(date_part('epoch', {field.name}) * 1000000)::bigint as {field.name}"
-    if field.name in JSON and isinstance(field.dataType, StringType):
-        shown = f"{field.name}::text"
-        if field.name == "policy":
-            shown = f"case when position = 0 then {shown} end"
-        return f"{shown} as {field.name}"
+    if field.name == "policy" or (field.name in JSON and isinstance(field.dataType, StringType)):
+        return _copied(field)
     return f'"{field.name}"'
+
+
+def _copied(field: StructField) -> str:
+    """Return the SQL of a column as COPY brings it: of the very type that Parquet gets."""
+    kind = field.dataType.simpleString()
+    shown = f'"{field.name}"::{SQL_TYPES.get(kind, kind)}'
+    if field.name == "policy":
+        shown = f"case when position = 0 then {shown} end"
+    return f'{shown} as "{field.name}"'
 
 
 def _column(field: StructField) -> Column:
@@ -159,8 +207,12 @@ def jdbc_to(connection: Connection) -> dict[str, Any]:
 
 
 def _parquet_options(schema: StructType) -> dict[str, str]:
-    unlike = [f.name for f in schema.fields if f.name in UNLIKE or isinstance(f.dataType, TimestampType)]
-    return {"compression": "zstd"} | {f"parquet.enable.dictionary#{name}": "false" for name in unlike}
+    # What is read several times within a minute: LZ4 takes a third more room than zstd, and far less time to read.
+    return {"compression": "lz4_raw"} | {f"parquet.enable.dictionary#{name}": "false" for name in _unlike(schema)}
+
+
+def _unlike(schema: StructType) -> list[str]:
+    return [f.name for f in schema.fields if f.name in UNLIKE or isinstance(f.dataType, TimestampType)]
 
 
 def read_failure(error: Exception) -> RunFailedError:
@@ -188,8 +240,9 @@ def frames_from_parquet(spark: SparkSession, directory: str, day: date | None = 
     the directory is none of frames, or of another day.
     """
     files = Files(spark)
-    described = _described(files, directory, day)
-    rows: dict[str, int] = dict(described.get("rows", {}))
+    told = _described(files, directory, day)
+    rows: dict[str, int] = dict(told.get("rows", {}))
+    since = told.get("receipts_since")
     frames: dict[str, Any] = {}
     for name, schema in schemas.FRAMES.items():
         place = f"{directory}/{name}"
@@ -202,10 +255,13 @@ def frames_from_parquet(spark: SparkSession, directory: str, day: date | None = 
         if name in schemas.BIG and name not in rows:
             # Parquet's footers tell.
             rows[name] = frames[name].count()
+    if files.exists(place := f"{directory}/same_offset"):
+        frames["same_offset"] = spark.read.schema(schemas.SAME_OFFSET).parquet(place)
     return Frames(
-        day=date.fromisoformat(described["day"]),
-        seen_at=datetime.fromisoformat(described["seen_at"]),
-        rules=described.get("rules", {}),
+        day=date.fromisoformat(told["day"]),
+        seen_at=datetime.fromisoformat(told["seen_at"]),
+        rules=told.get("rules", {}),
+        receipts_since=None if since is None else datetime.fromisoformat(since),
         rows=rows,
         **frames,
     )
@@ -216,14 +272,14 @@ def _described(files: Files, directory: str, day: date | None) -> dict[str, Any]
     if not files.exists(place):
         raise RunFailedError(f"{place} is missing, so {directory} is no directory of frames.")
     try:
-        described: dict[str, Any] = json.loads(files.read_text(place))
-        found = date.fromisoformat(described["day"])
-        datetime.fromisoformat(described["seen_at"])
+        told: dict[str, Any] = json.loads(files.read_text(place))
+        found = date.fromisoformat(told["day"])
+        datetime.fromisoformat(told["seen_at"])
     except (ValueError, KeyError, TypeError) as error:
         raise RunFailedError(f"{place} cannot be read: {type(error).__name__} {error}.") from error
     if day is not None and found != day:
         raise RunFailedError(f"{place} is of {found}, not of {day}.")
-    return described
+    return told
 
 
 def days_of_parquet(spark: SparkSession, directory: str) -> Iterator[str]:

@@ -18,7 +18,7 @@ from uuid import uuid4
 import psycopg
 from pyspark.sql import SparkSession
 
-from spark import archive_options, archive_store, database
+from spark import archive_options, archive_store, audit, database
 from spark.archive import JAVA_FAILED, MANIFEST, manifest_of, problems
 from spark.archive_files import ArchiveFiles
 from spark.archive_rubbish import finish_redactions, remove_expired, remove_rubbish
@@ -89,7 +89,7 @@ def archive(spark: SparkSession, connection: Connection, root: str, given: Names
     bodies = given.bodies
     if bodies is None:
         bodies = archive_options.from_environment(archive_options.BODIES, archive_options.yes_or_no) is not False
-    _own(files, root, archive_store.identity(connection), adopt=given.adopt)
+    _own(connection, files, root, adopt=given.adopt)
     finish_redactions(connection, files)
     remove_rubbish(connection, files, root, progress)
     failed = 0
@@ -105,12 +105,12 @@ def archive(spark: SparkSession, connection: Connection, root: str, given: Names
     return FAILED if failed else DONE
 
 
-def _own(files: ArchiveFiles, root: str, identity: str, *, adopt: bool) -> None:
+def _own(connection: Connection, files: ArchiveFiles, root: str, *, adopt: bool) -> None:
     """Write down whose archive it is: rubbish is told by this database's rows, and another's would look like it.
 
     Raises RunFailedError if it is another database's.
     """
-    place = f"{root}/{OWNER}"
+    place, identity = f"{root}/{OWNER}", archive_store.identity(connection)
     owner = json.loads(files.read_text(place))["database"] if files.exists(place) else None
     if owner == identity:
         return
@@ -119,6 +119,8 @@ def _own(files: ArchiveFiles, root: str, identity: str, *, adopt: bool) -> None:
             f"{root} is the archive of another database ({owner}; this is {identity}). Name a directory of its "
             "own, or, if this database took the other's place (a dump, an upgrade), run this once with --adopt."
         )
+    if owner is not None:
+        audit.record(connection, "archive.adopt", root, former=owner)
     files.make(root)
     files.write_text(place, json.dumps({"database": identity}))
     files.sync([place])
@@ -137,7 +139,7 @@ def _wanted(connection: Connection, asked: Sequence[Any]) -> list[ArchivedDay]:
 
 
 def _is_archived(connection: Connection, day: ArchivedDay) -> bool:
-    if day.archive is None or day.archive_manifest is None or "archive_differs" in day.held:
+    if day.archive is None or day.archive_manifest is None or day.differs or "archive_differs" in day.held:
         return False
     rows = {table: held["rows"] for table, held in day.archive_manifest["tables"].items()}
     return archive_store.counts(connection, day.day) == rows
@@ -158,7 +160,7 @@ def _archive_day(
         place = f"{root}/day={day.day}/{uuid4()}"
         try:
             described = _written(spark, files, place, day, bodies, url, progress)
-            if archive_store.point(connection, day.day, place, described):
+            if _pointed_at(connection, day, place, described):
                 rows = sum(held["rows"] for held in described["tables"].values())
                 progress.say("archived", f"{day.day} is archived at {place}", day=day.day, archive=place, rows=rows)
                 return
@@ -168,6 +170,14 @@ def _archive_day(
             # What nothing points at by now is rubbish; if this fails too, the next run removes it.
             _remove_unless_pointed_at(connection, files, place, day)
     raise RunFailedError("rows came while it was archived, twice; it is archived by the next run.")
+
+
+def _pointed_at(connection: Connection, day: ArchivedDay, place: str, described: Mapping[str, Any]) -> bool:
+    with connection.transaction():
+        pointed = archive_store.point(connection, day.day, place, described)
+        if pointed:
+            audit.record(connection, "archive.write", day.day, archive=place)
+    return pointed
 
 
 def _written(

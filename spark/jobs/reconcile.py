@@ -33,7 +33,7 @@ from spark.interrupts import InterruptedRunError, Interrupts, apart, interruptib
 from spark.jar import NoJarError
 from spark.ledger_sources import LedgerError
 from spark.niceness import stand_behind
-from spark.output import Output
+from spark.output import Mark, Output
 from spark.progress import Progress
 from spark.proving import ProvedDay, first_findings, prove
 from spark.reading import Ledgers, Read, Wish, read_days, read_ledgers, read_parquet
@@ -44,6 +44,7 @@ from spark.staging import staging
 
 PROVED, FAILED, USAGE, FINDINGS = 0, 1, 2, 3
 URL = "HALFNOTE_DATABASE_URL"
+BASE_URL = "HALFNOTE_BASE_URL"
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -78,6 +79,8 @@ def _options(argv: Sequence[str] | None) -> argparse.Namespace:
     add("--day", type=date.fromisoformat, action="append", default=[], help="YYYY-MM-DD, repeatable; else by watermark")
     add("--from-parquet", metavar="DIR", help="frames or an archive, instead of a database; nothing is written to one")
     add("--producer-ledger", metavar="SPEC", help="what producers' databases say: Parquet, CSV or a jdbc: URL")
+    complete = "the producer ledger lacks no commit: a committed transaction without a row is a finding"
+    add("--producer-ledger-complete", action="store_true", help=complete)
     add("--consumer-ledger", metavar="SPEC", help="what consumers' databases say")
     add("--out", metavar="DIR", help="findings as Parquet by day, and report.html; a path, or a URL that Spark knows")
     add("--sla-s", type=float, default=3600.0, help="what is not delivered after this is a finding; default 3600")
@@ -85,12 +88,20 @@ def _options(argv: Sequence[str] | None) -> argparse.Namespace:
     add("--master", help="where Spark runs; default: spark-submit's, else all cores of this machine")
     add("--staging", type=Path, metavar="DIR", help="where rows are kept during the run; every executor must reach it")
     add("--keep-staging", action="store_true", help="leave them there, to be looked at or given to --from-parquet")
-    add("--base-url", type=_http_url, help="of the service, for links in the report")
+    base_url = os.environ.get(BASE_URL) or None
+    add(
+        "--base-url",
+        type=_http_url,
+        default=base_url,
+        help=f"of the service, for the report's links; default: {BASE_URL}",
+    )
     options = parser.parse_args(argv)
     if not options.from_parquet and not options.database_url:
         parser.error(f"name a database (--database-url or {URL}) or a directory (--from-parquet)")
     if options.from_parquet and options.read_url:
         parser.error("--from-parquet reads no database, so --read-url says nothing")
+    if options.producer_ledger_complete and not options.producer_ledger:
+        parser.error("--producer-ledger-complete says something of a ledger: name it (--producer-ledger)")
     return options
 
 
@@ -140,7 +151,7 @@ class Run:
     def _over_database(self, spark: SparkSession, connection: Connection) -> int:
         options = self._options
         self._facts = replace(self._facts, engine=spark.sparkContext.master or self._facts.engine)
-        ledgers = self._begin(spark)
+        ledgers = self._begin(spark, lambda mark: results.is_committed(connection, mark.run_id, mark.started_at))
         wish = Wish(options.day, results.seen_days(connection), options.margin_s)
         url = options.read_url or options.database_url
         read = read_days(spark, url, wish, f"{self._place}/read", self._progress)
@@ -166,12 +177,14 @@ class Run:
                 self._write_report(written)
                 # From the commit on there is no way back.
                 last.enter_context(self._interrupts.closed())
+                if self._output is not None:
+                    self._output.mark(Mark(written.run["run_id"], self._facts.started_at))
             self._committed = True
-            self._publish(proved)
+            self._publish()
         return self._say(written, proved)
 
     def _over_parquet(self, spark: SparkSession) -> int:
-        ledgers = self._begin(spark)
+        ledgers = self._begin(spark, None)
         days = list(read_parquet(spark, self._options.from_parquet, self._options.day))
         if not days:
             raise RunFailedError(f"{self._options.from_parquet} has no frames of the days that were asked for.")
@@ -182,15 +195,15 @@ class Run:
         shown = list(first_findings(proved, results.MOST_SHOWN))
         written = results.unwritten(facts, [day.result for day in proved], shown)
         self._write_report(written)
-        self._publish(proved)
+        self._publish()
         return self._say(written, proved)
 
-    def _begin(self, spark: SparkSession) -> Ledgers:
+    def _begin(self, spark: SparkSession, committed: Callable[[Mark], bool] | None) -> Ledgers:
         """Do first what may show wrong usage: the output's directory, and ledgers."""
         if self._output is not None:
-            self._output.begin()
+            self._output.begin(committed)
         options = self._options
-        return read_ledgers(
+        ledgers = read_ledgers(
             spark,
             options.producer_ledger,
             options.consumer_ledger,
@@ -198,6 +211,7 @@ class Run:
             options.out,
             self._progress,
         )
+        return replace(ledgers, complete=options.producer_ledger_complete)
 
     def _proved(self, spark: SparkSession, read: Read, ledgers: Ledgers) -> list[ProvedDay]:
         proved = []
@@ -216,9 +230,15 @@ class Run:
             html = render(*of_run, base_url=url)
             self._output.write_report(html)
 
-    def _publish(self, proved: Sequence[ProvedDay]) -> None:
-        if self._output is not None:
-            self._output.publish([day.result.day for day in proved])
+    def _publish(self) -> None:
+        try:
+            if self._output is not None:
+                self._output.publish()
+        except RunFailedError as error:
+            if not self._committed:
+                raise
+            healing = "The database has the result; the next run with this --out puts it in place."
+            raise RunFailedError(f"{error} {healing}") from error
 
     def _note_failure(self, connection: Connection, error: Exception) -> None:
         """Write that the run failed, if the database takes it; on another connection if this one is gone.

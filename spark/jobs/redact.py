@@ -6,7 +6,6 @@ The file that has it is written anew without it, the day's row in Postgres is gi
 is removed. A body that is still in Postgres is not the archive's to take: its day must have left.
 """
 
-import getpass
 import sys
 from collections.abc import Mapping, Sequence
 from datetime import UTC, date, datetime
@@ -17,7 +16,7 @@ import psycopg
 from pyspark.sql import Column, SparkSession
 from pyspark.sql import functions as F
 
-from spark import archive_options, archive_store, database, sources
+from spark import archive_options, archive_store, audit, database, sources
 from spark.archive import JAVA_FAILED, NAMED_AT_MOST, body_problems, entries, read, small_batches
 from spark.archive_files import ArchiveFiles, name_of
 from spark.archive_rubbish import finish_redaction, finish_redactions
@@ -54,7 +53,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     wanted = parsed_id(given.message_id)
     if wanted is None:
         options.error(f"{given.message_id!r} is no message id like 019a9f1c-1030-7b1e-8f00-1030a1030a10-0")
-    record = {"actor": given.actor or getpass.getuser(), "reason": given.reason}
+    record = {"actor": given.actor or audit.user(), "reason": given.reason}
     try:
         connection = database.connect(given.url)
         with archive_store.archive_lock(connection):
@@ -109,7 +108,10 @@ def redact(
     if wrong:
         raise RunFailedError(f"What was written anew is not right: {'; '.join(wrong)}.")
     files.sync([f"{day.archive}/{name}"])
-    finish_redaction(connection, files, archive_store.redescribe(connection, day, described))
+    with connection.transaction():
+        day = archive_store.redescribe(connection, day, described)
+        audit.record(connection, "archive.redact", message_id, **record)
+    finish_redaction(connection, files, day)
     return True
 
 

@@ -12,7 +12,7 @@ from typing import Any
 import psycopg
 from pyspark.sql import SparkSession
 
-from spark import archive_options, archive_store, database, manifest, sources
+from spark import archive_options, archive_store, audit, database, manifest, sources
 from spark.archive import JAVA_FAILED, problems, read, rows_at_once, small_batches
 from spark.archive_files import ArchiveFiles
 from spark.archive_store import ArchivedDay
@@ -85,7 +85,9 @@ def restore(spark: SparkSession, connection: Connection, day: ArchivedDay, progr
     try:
         _fill(spark, connection, day, aside, progress)
         _compare(connection, day, aside)
-        _execute(connection, f"alter schema {aside} rename to {schema_of(day.day)}")
+        with connection.transaction():
+            _execute(connection, f"alter schema {aside} rename to {schema_of(day.day)}")
+            audit.record(connection, "archive.restore", day.day, archive=day.archive)
     except BaseException:
         if not connection.closed:
             _execute(connection, f"drop schema if exists {aside} cascade")
@@ -96,8 +98,10 @@ def drop(connection: Connection, day: date) -> None:
     """Remove a restored day, or what a killed restore left of one. Raises RunFailedError if there is none."""
     if not is_restored(connection, day):
         raise RunFailedError(f"There is no {schema_of(day)}.")
-    for schema in (schema_of(day), aside_of(day)):
-        _execute(connection, f"drop schema if exists {schema} cascade")
+    with connection.transaction():
+        for schema in (schema_of(day), aside_of(day)):
+            _execute(connection, f"drop schema if exists {schema} cascade")
+        audit.record(connection, "archive.drop_restored", day)
     print(f"Removed: {schema_of(day)}.")
 
 

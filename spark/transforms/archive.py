@@ -1,6 +1,7 @@
 """The rule about a day's archive: it holds what its manifest says, and the tables hold what was archived."""
 
 import json
+from typing import Any
 
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
@@ -12,13 +13,17 @@ from spark.transforms.joined import Joined
 
 
 def archive_differs(j: Joined) -> DataFrame:
-    """A table's rows, range of ids or digest are not those of the archive's manifest; the detail has both."""
+    """A table's rows, range of ids or digest are not those of the archive's manifest; the detail has both. Or the
+    archive's files are not those that the manifest names: the detail has `files`, in words."""
     archived, found = j.whole.archive_manifest, j.whole.found_manifest
     assert archived is not None
     assert found is not None
+    differs: dict[str, dict[str, Any]] = differing(archived, found)
+    for subject, words in j.whole.archive_problems.items():
+        differs.setdefault(subject, {})["files"] = list(words)
     rows = [
-        {"day": str(j.whole.day), "kind": "archive_differs", "subject": table, "detail": json.dumps(both)}
-        for table, both in differing(archived, found).items()
+        {"day": str(j.whole.day), "kind": "archive_differs", "subject": subject, "detail": json.dumps(detail)}
+        for subject, detail in sorted(differs.items())
     ]
     # As JSON, and not as Python's rows, for which executors would need Python.
     told = F.from_json(F.lit(json.dumps(rows)), ArrayType(FINDING))

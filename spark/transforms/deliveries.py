@@ -21,8 +21,8 @@ def receipt_without_message(j: Joined) -> DataFrame:
 
 
 def receipt_not_matched(j: Joined) -> DataFrame:
-    """A subscription got a message that its topics, tags and headers do not take, that was before its beginning, or
-    nobody knows the subscription.
+    """A subscription got a message that its topics, tags and headers do not take, that was before its beginning or
+    after it was deleted (and a minute more), or nobody knows the subscription.
 
     Replays are left out: they begin before the subscription and by filters of their own. So is what was committed, or
     first sent, before the subscription had its topics and filters (and a minute more, in which workers learn of them):
@@ -31,6 +31,6 @@ def receipt_not_matched(j: Joined) -> DataFrame:
     judged = "judged_from is null or committed_at >= judged_from and live >= judged_from"
     found = j.deliveries.where(
         f"live is not null and offset is not null and ({judged})"
-        " and (name is null or not matched or offset <= started_after)"
+        " and (name is null or not matched or offset <= started_after or committed_at > matches_until)"
     )
     return findings(found, j.day, "receipt_not_matched", delivery_id(), "name", "topic", "offset", "committed_at")

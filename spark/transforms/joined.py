@@ -25,8 +25,9 @@ POLICY = "interval_s double, max_checks double"
 class Joined:
     """What the rules read. `whole`: the day; `frames`: its rows that are suspect, and the joins of these.
 
-    `disorder`: the places of the whole log that do not follow from the one before. `sla_s`: how many seconds a delivery
-    may take. `suspects`: how many transactions that are. `outcomes`: of the whole day, where the look for suspects has
+    `disorder`: the places of the whole log that do not follow from the one before; `doubled`: the messages at offsets
+    that are there more than once, see spark/transforms/offsets.py for both. `sla_s`: how many seconds a delivery may
+    take. `suspects`: how many transactions that are. `outcomes`: of the whole day, where the look for suspects has
     told them, see spark/transforms/outcomes.py.
     """
 
@@ -37,6 +38,7 @@ class Joined:
     messages: DataFrame
     deliveries: DataFrame
     disorder: DataFrame
+    doubled: DataFrame
     suspects: int
     outcomes: DataFrame | None = None
 
@@ -55,10 +57,11 @@ def transactions(f: Frames) -> DataFrame:
     """Return one row for each transaction that any table knows.
 
     From its half (null without one): `producer_group`, `born_at`, `first_check_at`, `positions`. `verdict`, `source`,
-    `decided_at`: from its op. `published`: positions in the outbox, null if there are none. From check_back: `state`,
-    `answered`, `unanswered_since`, `next_check_at`, `parked_at`, `parked_reason`. `answers`: checks that were answered
-    `unknown`, as far as attempts tell, but for those that came after it was parked. Its policy, from itself, its group
-    or the defaults: `interval_s`, `max_checks`, `unanswered_park_s`.
+    `decided_at`: from its op, the first of them; `verdicts`: how many it has. `published`: positions in the outbox,
+    null if there are none. From check_back: `state`, `answered`, `unanswered_since`, `next_check_at`, `parked_at`,
+    `parked_reason`. `answers`: checks that were answered `unknown`, as far as attempts tell, but for those that came
+    after it was parked. Its policy, from itself, its group or the defaults: `interval_s`, `max_checks`,
+    `unanswered_park_s`.
     """
     parts = [_halves(f), _ops(f), _published(f), _check_backs(f), _answers(f)]
     joined = reduce(lambda left, right: left.join(right, "transaction_id", "full"), parts)
@@ -107,10 +110,11 @@ def deliveries(f: Frames, known: DataFrame | None = None) -> DataFrame:
 
     `known`: `messages(f)`, if that is there already. `matched`: the subscription takes the message by topic, tag and
     headers; null where that cannot be told, because it asks for headers and the half is gone. `traced`: it was
-    received, waits for a retry, is dead, or a person dealt with it (all of the live delivery). `live`: its live
-    receipt's first_at; `received`: whether there is any receipt, also a replay's; `delivered`: one that says so.
-    Besides: what `routes` says of the subscription (null columns for one that nobody knows), and of the message
-    `offset`, `topic`, `due_at`, `committed_at`, `has_half`, null without an outbox row.
+    received, waits for a retry, is dead, or a person dropped it (all of the live delivery); or sent it once more, where
+    that may have left no receipt. `live`: its live receipt's first_at; `received`: whether there is any receipt, also a
+    replay's; `delivered`: one that says so; `tried`: whether anything at all tells of a delivery, live or not. Besides:
+    what `routes` says of the subscription (null columns for one that nobody knows), and of the message `offset`,
+    `topic`, `due_at`, `committed_at`, `has_half`, null without an outbox row.
     """
     sent = (messages(f) if known is None else known).where("offset is not null")
     sent = sent.select(*MESSAGE, "offset", "topic", "tag", "headers", "due_at", "committed_at", "has_half")
@@ -122,6 +126,7 @@ def deliveries(f: Frames, known: DataFrame | None = None) -> DataFrame:
         .withColumn("traced", F.coalesce("traced", F.lit(False)))
         .withColumn("received", F.coalesce("received", F.lit(False)))
         .withColumn("delivered", F.coalesce("delivered", F.lit(False)))
+        .withColumn("tried", F.coalesce("tried", F.lit(False)))
         .withColumn("due_from", due_from())
         .drop("headers")
     )
@@ -134,7 +139,10 @@ def _halves(f: Frames) -> DataFrame:
 
 
 def _ops(f: Frames) -> DataFrame:
-    return f.op.select("transaction_id", "verdict", "source", "decided_at").dropDuplicates(["transaction_id"])
+    """The first verdict is the one that stands; a second one is at fault itself."""
+    first = F.min(F.struct("decided_at", "verdict", "source")).alias("first")
+    ops = f.op.groupBy("transaction_id").agg(first, F.count("*").alias("verdicts"))
+    return ops.select("transaction_id", "first.verdict", "first.source", "first.decided_at", "verdicts")
 
 
 def _published(f: Frames) -> DataFrame:
@@ -179,20 +187,23 @@ def _settle_match() -> Column:
 
 
 def _traces(f: Frames) -> DataFrame:
+    over = F.lit(f.receipts_since is None) | (F.col("what") == "dropped") | (F.col("at") < F.lit(f.receipts_since))
+    live = F.col("replay") == 0
     others = [
-        frame.where("replay = 0").select(*DELIVERY, F.lit(None).cast("timestamp").alias("live"))
-        for frame in (f.delivery_retry, f.dead_letter, f.redelivery)
+        f.delivery_retry.select(*DELIVERY, live.alias("traced")),
+        f.dead_letter.select(*DELIVERY, live.alias("traced")),
+        f.redelivery.select(*DELIVERY, (live & over).alias("traced")),
     ]
     receipts = f.receipt.select(
         *DELIVERY,
-        F.when(F.col("replay") == 0, F.col("first_at")).alias("live"),
-        (F.col("replay") == 0).alias("traced"),
+        live.alias("traced"),
+        F.when(live, F.col("first_at")).alias("live"),
         F.lit(True).alias("received"),
         (F.col("outcome") == "delivered").alias("delivered"),
     )
-    unreceived = {name: F.lit(name == "traced") for name in ("traced", "received", "delivered")}
-    every = reduce(DataFrame.unionByName, (other.withColumns(unreceived) for other in others), receipts)
+    every = reduce(lambda left, right: left.unionByName(right, allowMissingColumns=True), others, receipts)
     return every.groupBy(DELIVERY).agg(
         F.min("live").alias("live"),
-        *(F.bool_or(name).alias(name) for name in ("traced", "received", "delivered")),
+        F.lit(True).alias("tried"),
+        *(F.coalesce(F.bool_or(name), F.lit(False)).alias(name) for name in ("traced", "received", "delivered")),
     )

@@ -7,7 +7,10 @@ from pyspark.sql import functions as F
 
 from spark.frames import Frames
 from spark.transforms.lanes import flag, id_hash
-from spark.transforms.ledgers import covered
+from spark.transforms.ledgers import committed_of, covered
+
+# Rows of one transaction: of the ledger, by verdict, of ops, and whether its producer's ledger is complete.
+_SAID = ("said_commit", "said_rollback", "commits", "spoken_of")
 
 
 def by_ledgers(f: Frames) -> list[DataFrame]:
@@ -21,25 +24,30 @@ def by_ledgers(f: Frames) -> list[DataFrame]:
 
 
 def _by_producers(f: Frames, ledger: DataFrame) -> DataFrame:
-    """Those whose ledger and op are not the same."""
-    said = ledger.select(
-        id_hash().alias("suspect"),
-        *(flag(f"verdict = '{verdict}'").alias(f"said_{verdict}") for verdict in ("commit", "rollback")),
-        F.lit(0).alias("commits"),
-    )
-    done = f.op.select(
-        id_hash().alias("suspect"),
-        F.lit(0).alias("said_commit"),
-        F.lit(0).alias("said_rollback"),
-        flag("verdict = 1").alias("commits"),
-    )
-    sums = (F.sum(name).alias(name) for name in ("said_commit", "said_rollback", "commits"))
-    summed = said.unionByName(done).groupBy("suspect").agg(*sums)
-    return summed.where("commits = 0 and said_commit > 0 or commits > 0 and said_rollback > 0").select("suspect")
+    """Those whose ledger and op are not the same; also the committed ones of which a complete ledger says nothing."""
+    rows = [
+        ledger.select(*_said(**{f"said_{verdict}": f"verdict = '{verdict}'" for verdict in ("commit", "rollback")})),
+        f.op.select(*_said(commits="verdict = 1")),
+    ]
+    if f.ledger_groups:
+        rows.append(committed_of(f).select(*_said(spoken_of="true")))
+    sums = (F.sum(name).alias(name) for name in _SAID)
+    summed = reduce(DataFrame.unionByName, rows).groupBy("suspect").agg(*sums)
+    return summed.where(
+        "commits = 0 and said_commit > 0 or commits > 0 and (said_rollback > 0 or spoken_of > 0 and said_commit = 0)"
+    ).select("suspect")
+
+
+def _said(**conditions: str) -> list[Column]:
+    counts = (flag(conditions.get(name, "false")).alias(name) for name in _SAID)
+    return [id_hash().alias("suspect"), *counts]
 
 
 def _by_consumers(f: Frames, ledger: DataFrame) -> DataFrame:
-    """Those with a message that the ledger and the receipts do not plainly agree about."""
+    """Those with a message that the ledger and the receipts do not plainly agree about.
+
+    What a ledger has by name and is not received is among them, so no other trace of it need be looked for here.
+    """
     names = F.broadcast(covered(f.subscription, ledger))
     received = f.receipt.where("outcome = 'delivered'").join(names, "subscription_id")
     rows = [

@@ -18,7 +18,8 @@ _MESSAGE_ID = r"^[0-9a-f-]{36}-[0-9]{1,4}$"
 def of_day(f: Frames) -> Frames:
     """Return the frames with what the ledgers say of the day's transactions; the rest of them is another day's.
 
-    The consumers' gets the columns transaction_id and position.
+    The consumers' gets the columns transaction_id and position. Of a producers' ledger that is complete it is found out
+    which groups it speaks of.
     """
     low, high = _beginning(f.day), _beginning(f.day + timedelta(days=1))
     producers, consumers = f.producer_ledger, f.consumer_ledger
@@ -36,7 +37,19 @@ def of_day(f: Frames) -> Frames:
                 "position": F.expr(f"cast(substring(message_id, {_ID + 2}) as smallint)"),
             }
         ).where(of_the_day)
-    return replace(f, producer_ledger=producers, consumer_ledger=consumers)
+    groups = _spoken_of(f, producers) if f.producer_ledger_complete and producers is not None else frozenset()
+    return replace(f, producer_ledger=producers, consumer_ledger=consumers, ledger_groups=groups)
+
+
+def committed_of(f: Frames) -> DataFrame:
+    """Return the transactions (`transaction_id`) of which a complete ledger must have a row if they are committed."""
+    return f.half.where(F.col("producer_group").isin(*sorted(f.ledger_groups))).select("transaction_id").distinct()
+
+
+def _spoken_of(f: Frames, ledger: DataFrame) -> frozenset[str]:
+    """Return the groups of which the ledger has any transaction of the day."""
+    groups = f.half.join(ledger, "transaction_id", "left_semi").select("producer_group").distinct()
+    return frozenset(row.producer_group for row in groups.collect())
 
 
 def covered(subscription: DataFrame, ledger: DataFrame) -> DataFrame:
@@ -51,13 +64,20 @@ def covered(subscription: DataFrame, ledger: DataFrame) -> DataFrame:
 
 
 def ledger_disagrees(j: Joined) -> DataFrame:
-    """The producer's ledger says one verdict, and the op is the other."""
+    """The producer's ledger says one verdict, and the op is the other. Or the ledger is complete, and says nothing.
+
+    That counts for groups of which it has anything of the day, once the SLA is over since the commit: a ledger is read
+    before the tables. A reissue is a person's, and no producer has it.
+    """
     recorded = F.expr("case verdict when 1 then 'commit' when 2 then 'rollback' end")
+    late = F.col("decided_at") + F.make_dt_interval(secs=F.lit(j.sla_s)) <= j.seen_at
+    own = F.expr("verdict = 1 and not (source = 3 and decided_at = born_at)")
+    unsaid = F.col("producer_group").isin(*sorted(j.whole.ledger_groups)) & own & late
     ops = j.transactions.where("verdict is not null").select(
-        "transaction_id", "producer_group", recorded.alias("recorded"), "source", "decided_at"
+        "transaction_id", "producer_group", recorded.alias("recorded"), "source", "decided_at", unsaid.alias("unsaid")
     )
     said = _producers(j).select("transaction_id", F.col("verdict").alias("ledger")).distinct()
-    found = said.join(ops, "transaction_id").where("ledger <> recorded")
+    found = said.join(ops, "transaction_id", "right").where("ledger <> recorded or ledger is null and unsaid")
     detail = ("ledger", "recorded", "source", "decided_at")
     return findings(found, j.day, "ledger_disagrees", "transaction_id", *detail)
 
@@ -102,9 +122,17 @@ def consumed_twice(j: Joined) -> DataFrame:
 
 
 def consumed_not_sent(j: Joined) -> DataFrame:
-    """A consumer saw a message that is not in the outbox."""
-    sent = j.messages.where("offset is not null").select(*MESSAGE)
-    unknown = _consumers(j).where("times_seen > 0").join(sent, MESSAGE, "left_anti")
+    """A consumer saw a message that is not in the outbox; or saw it by a subscription of which there is no trace of it.
+
+    What a subscription takes and has not come to yet may be under way.
+    """
+    seen = _consumers(j).where("times_seen > 0")
+    sent = j.messages.where("offset is not null").select(*MESSAGE, F.lit(None).cast("string").alias("by"))
+    may_be = F.expr("tried or coalesce(matched, offset is not null) and offset > lowest")
+    to = j.deliveries.where(may_be).where("offset is not null").select(*MESSAGE, F.col("name").alias("by"))
+    same = [seen[name] == F.col(f"known.{name}") for name in MESSAGE]
+    known = sent.unionByName(to).alias("known")
+    unknown = seen.join(known, [*same, seen["subscription"].eqNullSafe(F.col("known.by"))], "left_anti")
     by = F.array_sort(F.collect_set("subscription")).alias("subscriptions")
     return findings(unknown.groupBy(*MESSAGE).agg(by), j.day, "consumed_not_sent", message_id(), "subscriptions")
 

@@ -52,10 +52,12 @@ def content_differs(j: Joined) -> DataFrame:
 def unrouted(j: Joined) -> DataFrame:
     """Topics with messages that no subscription ever matched, Halfnote's own left out.
 
-    A subscription matched what it takes, if it had begun then and was not deleted yet. What left any trace was matched
-    by topics and filters as they were then. What asks for headers counts if the half is gone.
+    A subscription matched what it takes, if it had begun then and was not deleted yet, and had topics and filters of
+    today by then, or has yet to come to it. What left any trace was matched by topics and filters as they were then.
+    What asks for headers counts if the half is gone.
     """
-    began = "offset > started_after and (deleted_at is null or committed_at < deleted_at)"
+    took = "(committed_at >= matches_since or offset > lowest)"
+    began = f"offset > started_after and (deleted_at is null or committed_at < deleted_at) and {took}"
     matched = j.deliveries.where(f"traced or received or coalesce(matched, offset is not null) and {began}")
     nobody = j.messages.where("offset is not null").join(matched.select(*MESSAGE), MESSAGE, "left_anti")
     found = (

@@ -10,7 +10,7 @@ from pyspark.sql import functions as F
 from spark.frames import Frames
 
 RESERVED = "halfnote."
-# A change of topics and filters reaches every worker within this time.
+# A change of topics and filters, or that a subscription is deleted, reaches every worker within this time.
 CHANGE_SETTLES_S = 60
 
 _FILTERS = "tags array<string>, headers map<string, string>"
@@ -19,9 +19,10 @@ _FILTERS = "tags array<string>, headers map<string, string>"
 def routes(f: Frames) -> DataFrame:
     """Return one row a subscription, deleted ones too.
 
-    `tags` and `headers` (a map) null: any. `judged_from`: what is committed from then on can be judged by its topics
-    and filters. `lowest`: the offset that its slowest shard has come to; 0 if nothing is known. `taker` is its number
-    as a hash, never 0.
+    `tags` and `headers` (a map) null: any. `matches_since`: when they and `topics` became what they are; `judged_from`:
+    what is committed from then on can be judged by them. `lowest`: the offset that its slowest shard has come to; 0 if
+    nothing is known. `taker` is its number as a hash, never 0. `matches_until`, of one that was deleted: no worker took
+    for it what was committed later.
     """
     lowest = f.checkpoint.groupBy("subscription_id").agg(F.min("offset").alias("lowest"))
     wanted = F.from_json("filters", _FILTERS)
@@ -35,7 +36,9 @@ def routes(f: Frames) -> DataFrame:
             "deleted_at",
             F.when(F.size(wanted["tags"]) > 0, wanted["tags"]).alias("tags"),
             F.when(F.size(wanted["headers"]) > 0, wanted["headers"]).alias("headers"),
+            "matches_since",
             (F.col("matches_since") + F.make_dt_interval(secs=F.lit(CHANGE_SETTLES_S))).alias("judged_from"),
+            (F.col("deleted_at") + F.make_dt_interval(secs=F.lit(CHANGE_SETTLES_S))).alias("matches_until"),
             F.coalesce("lowest", F.lit(0)).cast("long").alias("lowest"),
         )
         .withColumn("taker", F.xxhash64("subscription_id"))

@@ -1,17 +1,17 @@
 """Every rule, by its kind, and all of them over a day."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from functools import reduce
-from typing import Literal, TypeAlias
+from functools import partial, reduce
+from typing import Any, Literal, TypeAlias
 
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
-from spark.at_once import at_once
+from spark.at_once import ABREAST, at_once
 from spark.frames import Frames, empty
-from spark.schemas import BIG, FINDING
+from spark.schemas import BIG, FINDING, SAME_OFFSET
 from spark.transforms import archive, deliveries, ledgers, messages, offsets, transactions
 from spark.transforms.joined import Joined
 from spark.transforms.joined import deliveries as joined_deliveries
@@ -28,8 +28,6 @@ FEW = 100_000
 FEW_SUSPECTS = 10_000
 # So many hashes fit into everybody's memory: some 50 MB.
 MOST_BROADCAST = 1_000_000
-# Times the subscriptions that take them.
-FEW_TOPICS = 1000
 # A day of fewer rows is joined whole, with no look for suspects first, and all its plans are run as they are.
 SMALL_DAY = 50_000
 # To compile plans, and to cut them to size while they run, takes a hundred times longer than to run them over a few
@@ -62,6 +60,11 @@ class Rule:
         if self.needs == "archive":
             return f.archive_manifest is not None and f.found_manifest is not None
         return self.needs == "always" or getattr(f, self.needs) is not None
+
+    def looks_in_full(self, f: Frames) -> bool:
+        """Whether what the rule does not find any more is over: not so of content whose archive cannot be read."""
+        unread = f.archive_manifest is not None and f.archive is None
+        return self.applies(f) and not (unread and self.kind == "content_differs")
 
 
 RULES: tuple[Rule, ...] = (
@@ -100,8 +103,21 @@ def findings(f: Frames, *, sla_s: float, without: frozenset[str] = frozenset()) 
 
 def findings_of(j: Joined, without: frozenset[str] = frozenset()) -> DataFrame:
     """Return what the rules find in the joins, as `findings` does."""
+    # Over few rows, what takes time is to plan it all, one step after the other.
+    parts = [partial(_found, j, without, RULES[first::ABREAST]) for first in range(ABREAST)]
     with _as_they_are(j.whole.op.sparkSession, if_=j.suspects <= FEW_SUSPECTS):
-        return _computed(found_in(j, without))
+        return reduce(DataFrame.unionByName, at_once(parts))
+
+
+def found_in(j: Joined, without: frozenset[str] = frozenset(), rules: Sequence[Rule] = RULES) -> DataFrame:
+    """Return what the rules find in the joins, but for those of the kinds `without`."""
+    found = [rule.find(j) for rule in rules if rule.kind not in without and rule.applies(j.whole)]
+    nothing = empty(j.whole.op.sparkSession, FINDING)
+    return reduce(DataFrame.unionByName, found, nothing)
+
+
+def _found(j: Joined, without: frozenset[str], rules: Sequence[Rule]) -> DataFrame:
+    return _computed(found_in(j, without, rules))
 
 
 def joined(f: Frames, sla_s: float) -> Joined:
@@ -111,44 +127,66 @@ def joined(f: Frames, sla_s: float) -> Joined:
     spark = f.op.sparkSession
     if rows < SMALL_DAY:
         with _as_they_are(spark, if_=True):
-            disorder = _computed(offsets.disorder(f.outbox))
-            return _joins_of(f, _in_one_partition(f), disorder, sla_s, suspects=0)
-    taking = _taking(f)
-    known, disorder, others = at_once(
+            disorder = _computed(offsets.disorder(offsets.breaks(f.outbox)))
+            doubled = _computed(offsets.doubled(f, disorder))
+            return _joins_of(f, _in_one_partition(f), disorder, doubled, sla_s, suspects=0)
+    known, breaks, others = at_once(
         [
-            lambda: _computed(screened(f, sla_s, taking)),
-            lambda: _computed(offsets.disorder(f.outbox)),
+            lambda: _computed(screened(f, sla_s, _taking(f))),
+            lambda: _computed(offsets.breaks(f.outbox)),
             lambda: _computed(named(f)),
         ]
     )
     odd = known.where("suspect is not null").select("suspect")
     with _as_they_are(spark, if_=max(odd.count(), others.count()) <= FEW):
         suspect = _computed(odd.unionByName(others).distinct())
-    count = suspect.count()
+        count = suspect.count()
+    with _as_they_are(spark, if_=breaks.count() <= FEW):
+        disorder = _computed(offsets.disorder(breaks))
     # Spark does not know how few they are, and would move all rows of the day to them.
     found = F.broadcast(suspect) if count <= MOST_BROADCAST else suspect
-    few = narrowed(f, found, _computed) if count else nothing_of(f)
+    beside: list[Callable[[], Any]] = [lambda: _narrowed(f, found, count), lambda: _doubled(f, disorder)]
+    few, doubled = at_once(beside)
     with _as_they_are(spark, if_=count <= FEW_SUSPECTS):
         whole = known.where("outcome is not null").groupBy(*COUNTED).agg(F.sum("count").alias("count"))
-        return replace(_joins_of(f, few, disorder, sla_s, suspects=count), outcomes=_computed(whole))
+        return replace(
+            _joins_of(f, few, disorder, doubled, sla_s, suspects=count),
+            outcomes=_computed(whole),
+        )
 
 
 def _taking(f: Frames) -> DataFrame:
-    topics = _computed(f.outbox.select("topic").distinct())
-    with _as_they_are(f.op.sparkSession, if_=topics.count() <= FEW_TOPICS):
-        return _computed(takers(f, topics))
+    return _computed(takers(f, _computed(f.outbox.select("topic").distinct())))
 
 
-def _joins_of(f: Frames, few: Frames, disorder: DataFrame, sla_s: float, *, suspects: int) -> Joined:
-    known = _computed(joined_messages(few))
+def _narrowed(f: Frames, found: DataFrame, count: int) -> Frames:
+    if not count:
+        return nothing_of(f)
+    return narrowed(f, found, _computed if count > FEW_SUSPECTS else _few)
+
+
+def _doubled(f: Frames, disorder: DataFrame) -> DataFrame:
+    """Mostly there are none, and nobody looks for them in all of the outbox."""
+    if f.same_offset is None and disorder.where("offset = before_offset").isEmpty():
+        return empty(f.outbox.sparkSession, SAME_OFFSET)
+    return _computed(offsets.doubled(f, disorder))
+
+
+def _joins_of(
+    f: Frames, few: Frames, disorder: DataFrame, doubled: DataFrame, sla_s: float, *, suspects: int
+) -> Joined:
+    messages, transactions = at_once(
+        [lambda: _computed(joined_messages(few)), lambda: _computed(joined_transactions(few))]
+    )
     return Joined(
         whole=f,
         frames=few,
         sla_s=sla_s,
-        transactions=_computed(joined_transactions(few)),
-        messages=known,
-        deliveries=_computed(joined_deliveries(few, known)),
+        transactions=transactions,
+        messages=messages,
+        deliveries=_computed(joined_deliveries(few, messages)),
         disorder=disorder,
+        doubled=doubled,
         suspects=suspects,
     )
 
@@ -171,13 +209,6 @@ def _as_they_are(spark: SparkSession, *, if_: bool) -> Iterator[None]:
             spark.conf.set(name, value)
 
 
-def found_in(j: Joined, without: frozenset[str] = frozenset()) -> DataFrame:
-    """Return what the rules find in the joins, but for those of the kinds `without`."""
-    found = [rule.find(j) for rule in RULES if rule.kind not in without and rule.applies(j.whole)]
-    nothing = empty(j.whole.op.sparkSession, FINDING)
-    return reduce(DataFrame.unionByName, found, nothing)
-
-
 def _computed(frame: DataFrame) -> DataFrame:
     """Return a frame's rows without the plan that they came by; few of them in one partition.
 
@@ -190,3 +221,8 @@ def _computed(frame: DataFrame) -> DataFrame:
         return frame.coalesce(1).localCheckpoint(eager=True)
     made = frame.hint("rebalance").localCheckpoint(eager=True)
     return made.coalesce(1) if made.count() <= FEW else made
+
+
+def _few(frame: DataFrame) -> DataFrame:
+    """Return what `_computed` does of a frame that is known to have few rows."""
+    return frame.localCheckpoint(eager=True).coalesce(1)

@@ -14,9 +14,19 @@ STUCK = ("transaction_id", "born_at", "first_check_at", "swept", "answered", "ne
 
 
 def op_without_half(j: Joined) -> DataFrame:
-    """A verdict is recorded of a transaction of which there is no half, not even a part of it."""
-    found = j.transactions.where("verdict is not null and positions is null")
-    return findings(found, j.day, "op_without_half", "transaction_id", "verdict", "source", "decided_at")
+    """A verdict is recorded of a transaction of which there is no half, or not all of it; or another one is as well.
+
+    Messages are numbered from 0 on, so one is missing where a later one is there. Of one that is in the outbox tells
+    published_without_commit.
+    """
+    known = "array_union(positions, coalesce(published, array()))"
+    missing = F.expr(f"array_except(sequence(cast(0 as smallint), element_at(positions, -1)), {known})")
+    found = j.transactions.where("verdict is not null").withColumns(
+        {"missing": F.when(F.size(missing) > 0, missing), "verdicts": F.expr("if(verdicts > 1, verdicts, null)")}
+    )
+    found = found.where("positions is null or missing is not null or verdicts is not null")
+    detail = ("verdict", "source", "decided_at", "missing", "verdicts")
+    return findings(found, j.day, "op_without_half", "transaction_id", *detail)
 
 
 def half_stuck(j: Joined) -> DataFrame:

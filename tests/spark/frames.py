@@ -184,6 +184,7 @@ class Day:
             "producer_ledger": schemas.PRODUCER_LEDGER,
             "consumer_ledger": schemas.CONSUMER_LEDGER,
             "archive": schemas.ARCHIVE,
+            "same_offset": schemas.SAME_OFFSET,
         }
         extra = {
             name: frame(spark, schema[name], value) if name in schema else value for name, value in self.extra.items()

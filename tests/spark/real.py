@@ -207,10 +207,10 @@ async def _published(maker: Maker) -> None:
 
 async def _changed(maker: Maker) -> None:
     """A subscription deleted, one whose topics change, and a replay of all that another one had."""
-    await maker.client.delete("/subscriptions/former")
     await until(lambda: len(maker.receivers["changing"].calls) > 0)
     # What changes does so now, as the log's times have it.
     maker.runtime.clock.fixed, noon = None, maker.runtime.clock.fixed
+    await maker.client.delete("/subscriptions/former")
     changing = {"type": "webhook", "url": maker.receivers["changing"].url}
     await maker.call("PUT", "/subscriptions/changing", topics=["changed"], destination=changing)
     maker.runtime.clock.fixed = noon

@@ -11,6 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 from pyspark.sql import SparkSession
 
+from app.cli.person import person
 from app.config import Settings
 from app.database import Connection
 from app.ids import uuid7
@@ -292,7 +293,7 @@ async def test_the_archive_can_be_proved_again_by_itself(
 
 
 async def test_an_archive_of_another_database_is_refused(
-    ids: list[str], dsn: str, root: Path, capfd: pytest.CaptureFixture[str]
+    ids: list[str], db: Connection, dsn: str, root: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     root.mkdir()
     (root / "halfnote.json").write_text('{"database": "another"}')
@@ -301,6 +302,9 @@ async def test_an_archive_of_another_database_is_refused(
     assert row_of(dsn).archive is None
     assert run(dsn, root, "--adopt") == 0
     assert run(dsn, root) == 0
+    [adopted] = await db.fetch("select target, detail from audit where what = 'archive.adopt'")
+    assert adopted["target"].endswith(str(root))
+    assert json.loads(adopted["detail"]) == {"former": "another"}
 
 
 async def test_one_at_a_time(ids: list[str], dsn: str, root: Path, capfd: pytest.CaptureFixture[str]) -> None:
@@ -324,6 +328,11 @@ async def test_old_days_leave_the_archive_but_never_what_is_in_postgres(
     assert row_of(dsn).archive is None
     assert [one.name for one in root.iterdir()] == ["halfnote.json"]
     assert (await client.get(f"/transactions/{ids[0]}")).json()["archive"] is None
+    acts = await db.fetch("select what, actor, target from audit where what like 'archive.%' order by audit_id")
+    assert [tuple(act) for act in acts] == [
+        ("archive.write", person().name, str(DAY)),
+        ("archive.expire", person().name, str(DAY)),
+    ]
 
 
 async def test_wrong_usage_is_told(dsn: str, root: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -70,8 +70,11 @@ def test_days_without_faults_are_proved_and_looked_at_again_when_they_change(
     assert days(dsn)[fresh]["counts"]["half"] == 205
 
 
-def test_findings_are_written_resolved_and_can_be_proved_again_without_the_database(dsn: str, tmp_path: Path) -> None:
+def test_findings_are_written_resolved_and_can_be_proved_again_without_the_database(
+    dsn: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """With a ledger, whose findings the next run, which has none, does not resolve."""
+    monkeypatch.setenv("HALFNOTE_BASE_URL", "https://halfnote.example/")
     day, out, staging = days_ago(2), tmp_path / "out", tmp_path / "staging"
     options = ("--day", day, "--out", out, "--staging", staging)
     fill_day(dsn, day, 20)
@@ -90,7 +93,7 @@ def test_findings_are_written_resolved_and_can_be_proved_again_without_the_datab
         assert {name: str(written[name]) for name in names} == {name: str(found[name]) for name in names}
         assert json.loads(written["detail"]) == found["detail"]
         assert (found["first_run"], found["last_run"], found["resolved_at"]) == (1, 1, None)
-    assert flipped in (out / "report.html").read_text()
+    assert f'href="https://halfnote.example/transactions/{flipped}"' in (out / "report.html").read_text()
     assert "nonsense" in "".join(path.read_text() for path in (out / "set-aside/producer").glob("*.csv"))
     [kept] = staging.glob("halfnote-proof-*/read")
 
@@ -176,6 +179,7 @@ def test_a_day_that_is_not_here(dsn: str, capsys: pytest.CaptureFixture[str]) ->
         ["--from-parquet", "there", "--read-url", "postgresql://127.0.0.1/x"],
         ["--base-url", "javascript:alert(1)"],
         ["--producer-ledger", "/no/such/ledger.csv"],
+        ["--producer-ledger-complete"],
     ],
 )
 def test_wrong_usage(dsn: str, options: list[str]) -> None:
@@ -185,6 +189,15 @@ def test_wrong_usage(dsn: str, options: list[str]) -> None:
         status = int(ended.code or 0)
     assert status == 2
     assert runs(dsn) == []
+
+
+def test_a_base_url_of_the_environment_that_is_none(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("HALFNOTE_BASE_URL", "halfnote.example")
+    with pytest.raises(SystemExit, match="2"):
+        prove("postgresql://127.0.0.1:1/none")
+    assert "--base-url: an http or https URL" in capsys.readouterr().err
 
 
 def test_a_database_that_is_not_there(capsys: pytest.CaptureFixture[str]) -> None:

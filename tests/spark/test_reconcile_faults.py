@@ -3,19 +3,26 @@
 import asyncio
 import contextlib
 import os
+import shutil
 import signal
 import subprocess
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from datetime import date
 from pathlib import Path
 
 import psutil
 import psycopg
+import pyarrow.dataset
 import pytest
 
 from app.embedded import EmbeddedPostgres
 from app.migrate import migrate
-from tests.spark.days import days_ago, fill_day, flip_ops, prove, rows, start_proof
+from spark.database import partition_name
+from spark.reading import MOST_SNAPSHOTS
+from spark.schemas import BIG
+from tests.spark.days import Connection, days_ago, fill_day, flip_ops, prove, rows, start_proof
 
 pytestmark = pytest.mark.usefixtures("spark")
 
@@ -134,6 +141,91 @@ def test_a_database_that_goes_away_in_mid_read(data_dir: Path, tmp_path: Path) -
         assert written(server.url) == [1, 1, 1]
     finally:
         server.stop()
+
+
+def test_what_was_not_put_in_place_after_the_commit_is_by_the_next_run(
+    dsn: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """And what was never committed is not, although it was complete."""
+    out = tmp_path / "out"
+    fill_day(dsn, days_ago(2), 10)
+    [flipped] = flip_ops(dsn)
+    out.mkdir()
+    (out / "findings").write_text("in the way")
+    assert prove(dsn, "--day", days_ago(2), "--out", out) == 1
+    assert "The database has the result; the next run with this --out puts it in place." in capsys.readouterr().err
+    assert [(run["state"], run["open"]) for run in rows(dsn, "select * from reconciliation_run")] == [("findings", 1)]
+    assert not (out / "report.html").exists()
+
+    (out / "findings").unlink()
+    [left] = out.glob(".run-*")
+    other = out / ".run-other"
+    shutil.copytree(left, other)
+    (other / "findings" / f"day={days_ago(2)}").rename(other / "findings/day=2020-01-01")
+    (other / "run.json").write_text((left / "run.json").read_text().replace('"run_id": 1', '"run_id": 1030'))
+    # Of a day with nothing in it; the day before is not due.
+    assert prove(dsn, "--day", days_ago(1), "--out", out) == 0
+    days = {path.name for path in (out / "findings").iterdir()}
+    assert days == {f"day={days_ago(2)}", f"day={days_ago(1)}"}
+    found = pyarrow.dataset.dataset(out / "findings", partitioning="hive").to_table().to_pylist()
+    assert [row["transaction_id"] for row in found] == [flipped]
+    assert sorted(path.name for path in out.iterdir()) == ["findings", "report.html"]
+
+
+def drop_day(db: Connection, day: date) -> None:
+    """Take a day away as upkeep does."""
+    for table in BIG:
+        db.execute(f"drop table {partition_name(table, day)}")
+    db.execute("update day set state = 'gone' where day = %s", [day])
+
+
+def test_a_day_that_leaves_while_the_run_begins_is_left_out(dsn: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """The first snapshot shows the day, whose tables are dropped before they are locked; the next does not show it."""
+    leaving, other = days_ago(5), days_ago(2)
+    fill_day(dsn, leaving, 10)
+    fill_day(dsn, other, 10, first=1000)
+    waiting = "select from pg_locks l join pg_stat_activity a using (pid) where not l.granted"
+    waiting += " and a.application_name like 'halfnote proof%%' and a.datname = current_database()"
+    with psycopg.connect(dsn) as upkeep, ThreadPoolExecutor(1) as thread:
+        upkeep.execute("update op set verdict = 2 where decided_at = (select max(decided_at) from op)")
+        upkeep.commit()
+        tables = ", ".join(partition_name(table, leaving) for table in BIG)
+        upkeep.execute(f"lock table {tables} in access exclusive mode")
+
+        def leave() -> None:
+            deadline = time.monotonic() + 60
+            while not rows(dsn, waiting):
+                assert time.monotonic() < deadline
+                time.sleep(0.05)
+            drop_day(upkeep, leaving)
+            upkeep.commit()
+
+        left = thread.submit(leave)
+        assert prove(dsn) == 3
+        left.result()
+    said = capsys.readouterr().err
+    assert said.count('"note": "snapshot_lost"') == 1
+    assert "A day left while the run began" in said
+    [run] = rows(dsn, "select * from reconciliation_run")
+    assert (run["state"], run["open"]) == ("findings", 1)
+    assert leaving not in run["days"]
+    assert other in run["days"]
+    assert [row["day"] for row in rows(dsn, "select day from finding")] == [other]
+
+
+def test_a_run_that_loses_each_snapshot_fails(dsn: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """Somebody dropped a table by hand, and the day's row says that it is here."""
+    fill_day(dsn, days_ago(2), 10)
+    with psycopg.connect(dsn) as db:
+        db.execute(f"drop table {partition_name('op', days_ago(2))}")
+    assert prove(dsn) == 1
+    said = capsys.readouterr().err
+    assert said.count('"note": "snapshot_lost"') == MOST_SNAPSHOTS - 1
+    missing = f'relation "{partition_name("op", days_ago(2))}" does not exist'
+    assert f"No snapshot lived long enough, of {MOST_SNAPSHOTS}. A day left while the run began: {missing}" in said
+    assert "Traceback" not in said
+    [run] = rows(dsn, "select * from reconciliation_run")
+    assert (run["state"], missing in run["error"]) == ("failed", True)
 
 
 @pytest.fixture

@@ -8,6 +8,7 @@ import psycopg
 import pyarrow.parquet as pq
 import pytest
 
+from app.cli.person import person
 from app.config import Settings
 from app.database import Connection
 from app.loops import upkeep
@@ -47,6 +48,12 @@ def take_out(dsn: str, message_id: str) -> int:
     return redact.main(["--database-url", dsn, message_id, "--reason", "request 17", "--actor", "ada"])
 
 
+async def acts(client: httpx.AsyncClient, *whats: str) -> list[tuple[str, str, str]]:
+    """What the audit has of some kinds, oldest first: what, by whom, to what."""
+    items = (await client.get("/audit")).json()["items"]
+    return [(one["what"], one["actor"], one["target"]) for one in reversed(items) if one["what"] in whats]
+
+
 def verify(dsn: str) -> int:
     return archive.main(["--database-url", dsn, "--verify"])
 
@@ -75,7 +82,12 @@ async def test_a_restored_day_is_what_the_tables_were(ids: list[str], db: Connec
 
 
 async def test_a_gone_day_is_restored_once_and_removed(
-    ids: list[str], runtime: Runtime, db: Connection, dsn: str, capsys: pytest.CaptureFixture[str]
+    ids: list[str],
+    client: httpx.AsyncClient,
+    runtime: Runtime,
+    db: Connection,
+    dsn: str,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     await upkeep.step(runtime, NOW)
     assert row_of(dsn).state == "gone"
@@ -88,6 +100,11 @@ async def test_a_gone_day_is_restored_once_and_removed(
     assert bring_back(dsn, "--drop") == 0
     assert await db.fetchval(f"select to_regnamespace('{SCHEMA}')") is None
     assert bring_back(dsn, "--drop") == 1
+    # What failed is not on record.
+    assert await acts(client, "archive.restore", "archive.drop_restored") == [
+        ("archive.restore", person().name, str(DAY)),
+        ("archive.drop_restored", person().name, str(DAY)),
+    ]
 
 
 async def test_a_spoilt_archive_is_not_restored(
@@ -105,6 +122,18 @@ async def test_a_spoilt_archive_is_not_restored(
 async def test_a_day_that_is_not_archived_is_not_restored(dsn: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert restore.main(["--database-url", dsn, "2020-01-01"]) == 1
     assert "There never was a day 2020-01-01" in capsys.readouterr().err
+
+
+async def test_who_takes_out_a_body_is_on_record(
+    ids: list[str], client: httpx.AsyncClient, runtime: Runtime, dsn: str
+) -> None:
+    assert take_out(dsn, f"{ids[0]}-0") == 1
+    await upkeep.step(runtime, NOW)
+    for _ in range(2):
+        assert take_out(dsn, f"{ids[0]}-0") == 0
+    assert await acts(client, "archive.redact") == [("archive.redact", person().name, f"{ids[0]}-0")]
+    [one] = (await client.get("/audit", params={"what": "archive.redact"})).json()["items"]
+    assert one["detail"] == {"actor": "ada", "reason": "request 17"}
 
 
 async def test_a_redacted_body_is_nowhere(

@@ -8,8 +8,9 @@ import pytest
 from pyspark.sql import SparkSession
 from pyspark.testing import assertDataFrameEqual
 
+from spark.transforms import rules
 from spark.transforms.joined import Joined
-from spark.transforms.rules import RULES, findings, found_in, joined
+from spark.transforms.rules import RULES, findings, findings_of, found_in, joined
 from tests.spark.frames import Day, born, digest, expected, finding, id_of, message_id, of_message, plain_day
 
 ROOT = Path(__file__).parent.parent.parent
@@ -33,6 +34,10 @@ def plant(day: Day) -> Planted:
     for plant_one in (_plant_transactions, _plant_messages, _plant_offsets, _plant_deliveries, _plant_ledgers):
         found |= plant_one(day)
     return found
+
+
+def _not_this_way(*_: Any) -> Any:
+    raise AssertionError("this day goes the other way")
 
 
 def _about(kind: str, number: int, **columns: Any) -> Any:
@@ -156,9 +161,14 @@ def planted_joins(spark: SparkSession, planted: tuple[Day, Planted]) -> Joined:
     return joined(planted[0].frames(spark), SLA_S)
 
 
-def test_each_fault_is_found_and_nothing_else(spark: SparkSession, planted: tuple[Day, Planted]) -> None:
+@pytest.mark.parametrize("counted", [True, False], ids=["whole", "screened"])
+def test_each_fault_is_found_and_nothing_else(
+    spark: SparkSession, planted: tuple[Day, Planted], monkeypatch: pytest.MonkeyPatch, counted: bool
+) -> None:
+    # Of what is not counted the rules see what the look for suspects has left, as of a large day.
     day, found = planted
-    actual = findings(day.frames(spark), sla_s=SLA_S)
+    monkeypatch.setattr(rules, "_in_one_partition" if not counted else "screened", _not_this_way)
+    actual = findings(day.frames(spark, counted=counted), sla_s=SLA_S)
     assertDataFrameEqual(actual.drop("detail"), expected(spark, list(found.values())))
 
 
@@ -166,17 +176,15 @@ def test_each_fault_is_found_and_nothing_else(spark: SparkSession, planted: tupl
 def test_a_rule_alone_finds_its_own_fault_and_no_other(
     spark: SparkSession, planted: tuple[Day, Planted], planted_joins: Joined, kind: str
 ) -> None:
-    # So whichever is switched off, exactly its own fault goes unfound.
     actual = found_in(planted_joins, KINDS - {kind}).drop("detail")
     assertDataFrameEqual(actual, expected(spark, [planted[1][kind]]))
 
 
-def test_a_rule_switched_off_leaves_the_others(
-    spark: SparkSession, planted: tuple[Day, Planted], planted_joins: Joined
-) -> None:
-    found = [row for name, row in planted[1].items() if name not in ("parked", "undelivered")]
-    actual = found_in(planted_joins, frozenset({"parked", "undelivered"})).drop("detail")
-    assertDataFrameEqual(actual, expected(spark, found))
+@pytest.mark.parametrize("kind", sorted(KINDS))
+def test_a_rule_switched_off_leaves_the_others(planted: tuple[Day, Planted], planted_joins: Joined, kind: str) -> None:
+    actual = findings_of(planted_joins, frozenset({kind})).select("kind", "subject").collect()
+    left = [(name, row["subject"]) for name, row in planted[1].items() if name != kind]
+    assert sorted(tuple(row) for row in actual) == sorted(left)
 
 
 def test_every_kind_has_its_rule_its_page_and_a_fault(planted: tuple[Day, Planted]) -> None:

@@ -9,7 +9,7 @@ from pyspark.sql import SparkSession
 
 from spark import schemas
 from spark.frames import Frames
-from spark.jar import COORDINATE, NoJarError, jar_settings
+from spark.jar import COORDINATE, NoJarError, jar_settings, told_settings
 from tests.spark.conftest import frame, write_frame
 
 
@@ -26,8 +26,35 @@ def test_without_any_jar_it_comes_from_maven(tmp_path: Path, monkeypatch: pytest
     assert jar_settings({}) == {"spark.jars.packages": COORDINATE}
 
 
+def test_settings_that_are_told_come_with_the_driver(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    told = "spark.jars.packages=a:b:1,c:d:2\n\n spark.hadoop.x = y=z \n"
+    assert told_settings({"HALFNOTE_SPARK_CONF": told}) == {
+        "spark.jars.packages": f"{COORDINATE},a:b:1,c:d:2",
+        "spark.hadoop.x": "y=z",
+    }
+    jar = tmp_path / "driver.jar"
+    jar.touch()
+    assert told_settings({"HALFNOTE_SPARK_CONF": told, "HALFNOTE_JDBC_JAR": str(jar)}) == {
+        "spark.jars": str(jar),
+        "spark.jars.packages": "a:b:1,c:d:2",
+        "spark.hadoop.x": "y=z",
+    }
+    for wrong in ("spark.hadoop.x", "hadoop.x=y"):
+        with pytest.raises(NoJarError, match=r"HALFNOTE_SPARK_CONF has the line .*x"):
+            told_settings({"HALFNOTE_SPARK_CONF": wrong})
+
+
 def test_every_frame_has_its_schema() -> None:
-    optional = {"producer_ledger", "consumer_ledger", "archive", "archive_manifest", "found_manifest"}
+    optional = {
+        "producer_ledger",
+        "consumer_ledger",
+        "archive",
+        "archive_manifest",
+        "archive_problems",
+        "found_manifest",
+    }
+    optional |= {"producer_ledger_complete", "ledger_groups", "receipts_since", "same_offset"}
     assert set(Frames.__dataclass_fields__) - optional - {"day", "seen_at", "rules", "rows"} == set(schemas.FRAMES)
 
 

@@ -1,22 +1,25 @@
 """Reading Postgres in one snapshot: what arrives, what is seen, what is locked, and how it is read."""
 
 import io
+import itertools
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from datetime import UTC, date, datetime, timedelta
 from pathlib import Path
+from typing import Any
 
 import psycopg
 import pytest
 from psycopg.types.json import Jsonb
 from pyspark.sql import SparkSession
+from pyspark.sql.types import StructField
 
-from spark import sources
+from spark import copying, sources
 from spark.database import Snapshot, open_snapshot, partition_name
 from spark.errors import RunFailedError, SnapshotLostError
 from spark.frames import Frames
 from spark.progress import Progress
-from spark.sources import frames_from_parquet, frames_from_postgres, page_ranges
+from spark.sources import frames_from_parquet, frames_from_postgres, page_ranges, receipts_since
 from spark.standby import StandbySettings, cancelled_by_replay, standby_warning
 from tests.spark.days import Connection, add_day, days_ago, fill_day
 
@@ -41,7 +44,18 @@ def read(spark: SparkSession, snapshot: Snapshot, day: date, directory: Path) ->
     return frames_from_postgres(spark, snapshot, day, str(directory), Progress(io.StringIO()))
 
 
-def test_rows_arrive_as_they_are(spark: SparkSession, dsn: str, day: date, other: Connection, tmp_path: Path) -> None:
+@pytest.mark.parametrize("way", ["copy", "jdbc"])
+def test_rows_arrive_as_they_are(
+    way: str,
+    spark: SparkSession,
+    dsn: str,
+    day: date,
+    other: Connection,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Read here, or by executors that are elsewhere."""
+    monkeypatch.setattr(copying, "writes_for", lambda session: way == "copy")
     add_day(dsn, day)
     [low] = other.execute("select low from day where day = %s", [day]).fetchone() or []
     at = datetime(day.year, day.month, day.day, 23, 59, 59, 999_999, tzinfo=UTC)
@@ -106,7 +120,7 @@ def _micros(at: datetime) -> int:
 def test_what_was_written_after_the_snapshot_is_not_seen(
     spark: SparkSession, dsn: str, day: date, other: Connection, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """By no connection: each range of pages is read by one of its own, long after the snapshot was taken."""
+    """By no connection: ranges of pages are read by several, long after the snapshot was taken."""
     monkeypatch.setattr(sources, "PAGES_AT_ONCE", 2)
     fill_day(dsn, day, 300)
     with open_snapshot(dsn) as snapshot:
@@ -122,11 +136,40 @@ def test_what_was_written_after_the_snapshot_is_not_seen(
     assert [row["name"] for row in f.subscription.collect()] == ["billing"]
 
 
-def test_each_range_of_pages_is_a_tid_range_scan(dsn: str, day: date, other: Connection) -> None:
+def test_a_reader_whose_session_is_ended_ends_the_others(
+    spark: SparkSession, dsn: str, day: date, other: Connection, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sources, "PAGES_AT_ONCE", 2)
+    fill_day(dsn, day, 2000)
+    copy, begun = copying._copy, itertools.count(1)
+
+    def copy_third_without_session(*arguments: Any) -> int:
+        number, stop = next(begun), arguments[-1]
+        if number == 3:
+            other.execute(
+                "select pg_terminate_backend(pid, 5000) from pg_stat_activity where application_name = 'halfnote proof'"
+            )
+        elif number > 3:
+            # A reader that connected after that would be through before the end of the sessions is known.
+            stop.wait(30)
+        return copy(*arguments)
+
+    monkeypatch.setattr(copying, "_copy", copy_third_without_session)
+    with open_snapshot(dsn) as snapshot:
+        many = len(page_ranges(snapshot.pages(partition_name("half", day))))
+        with pytest.raises(RunFailedError, match=r"A read failed: .*(terminating connection|closed the connection)"):
+            read(spark, snapshot, day, tmp_path)
+    assert next(begun) < many
+
+
+@pytest.mark.parametrize("expression", [sources._brought, sources._copied])
+def test_each_range_of_pages_is_a_tid_range_scan(
+    dsn: str, day: date, other: Connection, expression: Callable[[StructField], str]
+) -> None:
     fill_day(dsn, day, 2000)
     with open_snapshot(dsn) as snapshot:
-        source = sources.source_of(snapshot, snapshot.day(day), "half")
-        # As Spark asks: the wanted columns of the query, cut by a condition.
+        source = sources.source_of(snapshot, snapshot.day(day), "half", expression)
+        # As it is asked: the wanted columns of the query, cut by a condition.
         asked = f'select "transaction_id", "born_at" from ({source.query}) source where {page_ranges(9)[0]}'
         plan = "\n".join(row["QUERY PLAN"] for row in snapshot.rows(f"explain {asked}"))
     assert f"Tid Range Scan on {partition_name('half', day)}" in plan
@@ -185,12 +228,29 @@ def test_the_layout_is_that_of_parquet(spark: SparkSession, dsn: str, day: date,
     assert described["day"] == str(day)
     assert datetime.fromisoformat(described["seen_at"]) == f.seen_at
     assert f.seen_at <= datetime.now(UTC) + timedelta(seconds=1)
+    assert f.receipts_since == datetime(day.year, day.month, day.day, tzinfo=UTC)
     again = frames_from_parquet(spark, str(tmp_path))
     assert (again.day, again.seen_at, again.rules, again.rows) == (f.day, f.seen_at, f.rules, f.rows)
+    assert again.receipts_since == f.receipts_since
     assert again.receipt.orderBy("offset").collect() == f.receipt.orderBy("offset").collect() != []
     # Empty ones are left out.
     assert not (tmp_path / "attempt").exists()
     assert again.attempt.schema == f.attempt.schema
+
+
+def test_a_day_that_was_closed_left_no_receipts_meanwhile(dsn: str, day: date, other: Connection) -> None:
+    add_day(dsn, day)
+    begun = datetime(day.year, day.month, day.day, tzinfo=UTC)
+    # Made, decided when it was over, opened again, and closed.
+    for state, changed, since in (
+        ("open", begun - timedelta(days=2), begun),
+        ("open", begun + timedelta(hours=24), begun),
+        ("open", begun + timedelta(hours=50), begun + timedelta(hours=50)),
+        ("archiving", begun + timedelta(hours=60), None),
+    ):
+        other.execute("update day set state = %s, changed_at = %s where day = %s", [state, changed, day])
+        with open_snapshot(dsn) as snapshot:
+            assert receipts_since(snapshot.day(day)) == since
 
 
 def test_what_is_no_directory_of_frames_is_refused(spark: SparkSession, tmp_path: Path) -> None:

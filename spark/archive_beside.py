@@ -1,0 +1,54 @@
+"""A day's archive beside its tables: what is wrong with its files is a finding, and no failure of the run."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from pyspark.sql import DataFrame, SparkSession
+
+from spark import schemas
+from spark.archive import JAVA_FAILED, MANIFEST, digests, manifest_of, spoilt_files
+from spark.archive_files import ArchiveFiles
+from spark.errors import RunFailedError
+from spark.frames import Frames
+from spark.manifest import TABLES
+from spark.sources import root_cause
+
+
+def beside(frames: Frames, spark: SparkSession, place: str, staging_dir: str) -> Frames:
+    """Return a day's frames with the archive at `place` beside them, for the rules content_differs and archive_differs.
+
+    The frames have `archive_manifest` and `found_manifest`. All files that the manifest names are read, once, by the
+    driver; the digests are written below `staging_dir`, so that nobody reads the archive later.
+    """
+    assert frames.archive_manifest is not None
+    stored = {name: value for name, value in frames.archive_manifest.items() if name != "rubbish"}
+    problems = _problems(ArchiveFiles(spark), place, stored)
+    archive = None
+    if "half" not in problems:
+        try:
+            archive = _staged(spark, digests(spark, place, stored), f"{staging_dir}/archive")
+        except JAVA_FAILED as error:
+            problems["half"] = [f"half cannot be read: {root_cause(str(error))}"]
+    return replace(frames, archive=archive, archive_problems=problems)
+
+
+def _problems(files: ArchiveFiles, place: str, stored: Mapping[str, Any]) -> dict[str, list[str]]:
+    """Return what is wrong with the archive's files, by table, and of manifest.json by its name."""
+    found = {}
+    for table in TABLES:
+        try:
+            found[table] = spoilt_files(files, place, stored["tables"][table]["files"])
+        except JAVA_FAILED as error:
+            found[table] = [f"{table} cannot be read: {root_cause(str(error))}"]
+    try:
+        if manifest_of(files, place) != stored:
+            found[MANIFEST] = [f"{MANIFEST} is not what the database has"]
+    except RunFailedError as error:
+        found[MANIFEST] = [str(error)]
+    return {subject: words for subject, words in found.items() if words}
+
+
+def _staged(spark: SparkSession, frame: DataFrame, place: str) -> DataFrame:
+    frame.write.option("compression", "zstd").parquet(place)
+    return spark.read.schema(schemas.ARCHIVE).parquet(place)
