@@ -72,7 +72,12 @@ class Scope:
     @property
     def within(self) -> "Within":
         """Names and beginnings, as statements take them."""
-        return EVERYTHING if self._whole else (sorted(self._exact), list(self._prefixes))
+        return EVERYTHING if self._whole else self.topics_within
+
+    @property
+    def topics_within(self) -> tuple[list[str], list[str]]:
+        """Topics and beginnings of topics, as statements take them that leave out Halfnote's own by themselves."""
+        return sorted(self._exact), list(self._prefixes)
 
 
 Within: TypeAlias = tuple[list[str] | None, list[str]]
@@ -114,9 +119,13 @@ class Caller:
         if not self.groups.takes(group):
             raise self._lacks("producer group", "groups", group)
 
+    def has_topic(self, topic: str) -> bool:
+        """Tell whether the topic is in the key's scope; those without a scope also have what `*` does not take."""
+        return self.topics is ALL or self.topics.takes_topic(topic)
+
     def must_have_topic(self, topic: str) -> None:
         """Raise Forbidden unless the topic is in the key's scope."""
-        if self.topics is not ALL and not self.topics.takes_topic(topic):
+        if not self.has_topic(topic):
             raise self._lacks("topic", "topics", topic)
 
     def must_cover_topics(self, patterns: Iterable[str]) -> None:

@@ -39,7 +39,7 @@ class Settings(BaseSettings):
     # Inputs are not repeated in errors: a URL may hold a password.
     model_config = SettingsConfigDict(env_prefix="HALFNOTE_", extra="ignore", frozen=True, hide_input_in_errors=True)
 
-    database_url: str | None = Field(None, description="the user's own Postgres (15+); empty: the embedded one")
+    database_url: str | None = Field(None, description="the user's own Postgres (15+, UTF8); empty: the embedded one")
     data_dir: Path = Field(Path(".halfnote"), description="where the embedded Postgres keeps its files")
     host: str = Field("127.0.0.1", description="address to listen on; with auth off only a loopback one")
     port: int = Field(8080, ge=1, le=65535, description="port to listen on")

@@ -10,6 +10,8 @@ from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_en
 Connection: TypeAlias = "asyncpg.Connection[asyncpg.Record]"
 
 OLDEST_SERVER = (15,)
+# Others lack characters, or take any bytes for text, as SQL_ASCII does.
+ENCODING = "UTF8"
 # Weaker settings let a commit be acknowledged before it is on disk; stronger ones are the operator's to choose.
 WEAK_COMMITS = ("off", "local", "remote_write")
 
@@ -109,7 +111,7 @@ async def _alive(pooled: AsyncConnection) -> Connection:
 
 
 async def refuse_unusable(dsn: str) -> None:
-    """Raise UnusableDatabase for a server that is too old or sits behind a transaction pooler.
+    """Raise UnusableDatabase for a server that is too old or behind a transaction pooler, or a database not of UTF8.
 
     Leases and LISTEN need a session of one's own. Two clients that are given the same backend, one of them inside a
     transaction, have a transaction pooler between them and Postgres.
@@ -129,12 +131,24 @@ async def refuse_unusable(dsn: str) -> None:
         )
 
 
+async def _refuse_server(connection: Connection) -> None:
+    """Raise UnusableDatabase for a server that is too old, or a database that is not of UTF8."""
+    if connection.get_server_version() < OLDEST_SERVER:
+        raise UnusableDatabase("Halfnote needs Postgres 15 or newer; this server is older. Upgrade it.")
+    encoding = await connection.fetchval("select current_setting('server_encoding')")
+    if encoding != ENCODING:
+        raise UnusableDatabase(
+            f"The database's encoding is {encoding}; Halfnote needs {ENCODING}, and a database keeps the one that it "
+            f"was made with. Make another, `create database halfnote encoding '{ENCODING}' locale 'C' template "
+            "template0`, bring over what this one holds by pg_dump, and name it by HALFNOTE_DATABASE_URL."
+        )
+
+
 async def _shares_sessions(dsn: str) -> bool:
-    """Tell whether two clients get the same backend, or one gets several. Raises UnusableDatabase for an old server."""
+    """Tell whether two clients get the same backend, or one gets several. Raises as `_refuse_server`."""
     first = await connect(dsn)
     try:
-        if first.get_server_version() < OLDEST_SERVER:
-            raise UnusableDatabase("Halfnote needs Postgres 15 or newer; this server is older. Upgrade it.")
+        await _refuse_server(first)
         before = await first.fetchval("select pg_backend_pid()")
         second = await connect(dsn)
         try:

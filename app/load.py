@@ -14,6 +14,8 @@ from app.config import Settings
 from app.errors import Overloaded, TooManyRequests
 
 RETRY_AFTER_S = 1
+# As which the key that is in no database is counted; stored ones begin with 1.
+CONFIGURED_ID = 0
 
 
 @dataclass(slots=True)
@@ -46,8 +48,9 @@ class Load:
         if self.in_flight >= self._most:
             raise Overloaded(f"{self.in_flight} requests are under way here.", retry_after_s=RETRY_AFTER_S)
         share = None
-        if caller.key_id is not None and (self._by_key or caller.rate_per_s is not None):
-            share = self._take_share(caller, caller.key_id, monotonic())
+        # With a role there is a key; without one auth is off.
+        if (self._by_key or caller.rate_per_s is not None) and caller.role is not None:
+            share = self._take_share(caller, caller.key_id or CONFIGURED_ID, monotonic())
         self.in_flight += 1
         return share
 

@@ -10,6 +10,7 @@ from alembic import command
 from alembic.config import Config
 from alembic.script import ScriptDirectory
 
+from app.access import Caller
 from app.database import Connection, UnusableDatabase, connect
 from app.models import DAY_TABLES
 from app.policy import LONGEST_BACKOFF_S, LONGEST_HOLD_S, AskingPolicy
@@ -37,11 +38,15 @@ LOCK_TIMEOUT_MS = 100
 LOCK_REST_S = 0.2
 
 
-def alembic_config(dsn: str) -> Config:
-    """Return Alembic's configuration for a database; there is no alembic.ini, so nothing can point elsewhere."""
+def alembic_config(dsn: str, *, by: Caller | None = None) -> Config:
+    """Return Alembic's configuration for a database; there is no alembic.ini, so nothing can point elsewhere.
+
+    `by`: the person who migrates, which is put on record.
+    """
     config = Config()
     config.set_main_option("script_location", str(Path(__file__).parent.parent / "migrations"))
     config.attributes["dsn"] = dsn
+    config.attributes["by"] = by
     return config
 
 
@@ -82,15 +87,15 @@ async def current(connection: Connection) -> str | None:
     return revision
 
 
-async def migrate(dsn: str, *, days_ahead: int) -> None:
+async def migrate(dsn: str, *, days_ahead: int, by: Caller | None = None) -> None:
     """Upgrade the database to `head` and make the partitions from yesterday to `days_ahead` days from now.
 
-    Tries again while a reader's lock is in the way. Raises UnusableDatabase if the database is newer than this version,
-    and asyncpg's errors for anything else.
+    `by`: the person who does it, which is put on record if the schema changes. Tries again while a reader's lock is in
+    the way. Raises UnusableDatabase if the database is newer than this version, and asyncpg's errors for anything else.
     """
     for attempt in range(LOCK_RETRIES):
         try:
-            await _upgrade(dsn)
+            await _upgrade(dsn, by)
             break
         except Exception as error:
             if not _lock_timeout(error) or attempt == LOCK_RETRIES - 1:
@@ -114,7 +119,7 @@ async def say_oldest_served(connection: Connection) -> None:
     await raise_rule(connection, _OLDEST_SERVED_RULE, max(int(OLDEST_SERVED), readers))
 
 
-async def _upgrade(dsn: str) -> None:
+async def _upgrade(dsn: str, by: Caller | None) -> None:
     connection = await connect(dsn)
     try:
         await connection.execute("set lock_timeout = '2s'")
@@ -122,7 +127,7 @@ async def _upgrade(dsn: str) -> None:
     finally:
         await connection.close()
     # In a thread: Alembic's environment runs an event loop of its own.
-    await asyncio.to_thread(command.upgrade, alembic_config(dsn), "head")
+    await asyncio.to_thread(command.upgrade, alembic_config(dsn, by=by), "head")
 
 
 def _lock_timeout(error: BaseException | None) -> bool:

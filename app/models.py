@@ -385,6 +385,7 @@ delivery_retry = Table(
     PrimaryKeyConstraint("subscription_id", "replay", "transaction_id", "position"),
     Index("delivery_retry_due", "subscription_id", "replay", "due_at"),
     Index("delivery_retry_offset", "subscription_id", "offset"),
+    Index("delivery_retry_tried", "subscription_id", "first_at", postgresql_where=text("first_at IS NOT NULL")),
     Index("delivery_retry_key", "subscription_id", "replay", "key", "offset", postgresql_where=text("key IS NOT NULL")),
     **_MUTABLE,
 )

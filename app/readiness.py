@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import timedelta
 from time import monotonic
+from typing import TypeAlias
 
 import asyncpg
 from sqlalchemy.exc import SQLAlchemyError
@@ -48,18 +49,32 @@ class Readiness:
         return all(check.ok for check in self.checks)
 
 
+DatabaseFound: TypeAlias = tuple[list[Check], list[Check]]
+
+
 async def readiness(runtime: Runtime) -> Readiness:
-    """Look at the database and at this process; never takes much longer than ANSWER_WITHIN_S and never raises for a
-    database that does not answer."""
-    try:
-        async with asyncio.timeout(ANSWER_WITHIN_S), runtime.database.connection() as connection:
-            checks, warnings = await _of_database(runtime, connection)
-    except UNREACHABLE as error:
-        checks, warnings = [Check("database", False, f"it does not answer: {_first_line(error)}")], []
+    """Look at this process, and at the database unless somebody did a moment ago; never takes much longer than
+    ANSWER_WITHIN_S and never raises for a database that does not answer.
+
+    However many ask, who need no key, one connection looks at the database about once a second. A process that drains
+    answers at once, by what was found last.
+    """
+    if runtime.stopping:
+        checks, warnings = runtime.found.found or ([], [])
+    else:
+        checks, warnings = await runtime.found.ask(lambda: _look(runtime))
     return Readiness([*checks, *_of_process(runtime)], [*warnings, *_of_switches(runtime)])
 
 
-async def _of_database(runtime: Runtime, connection: Connection) -> tuple[list[Check], list[Check]]:
+async def _look(runtime: Runtime) -> DatabaseFound:
+    try:
+        async with asyncio.timeout(ANSWER_WITHIN_S), runtime.database.connection() as connection:
+            return await _of_database(runtime, connection)
+    except UNREACHABLE as error:
+        return [Check("database", False, f"it does not answer: {_first_line(error)}")], []
+
+
+async def _of_database(runtime: Runtime, connection: Connection) -> DatabaseFound:
     state = await server_state(connection)
     revision = await current(connection)
     served = await serves(connection, revision)

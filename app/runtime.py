@@ -14,10 +14,12 @@ from app.flush import Lanes
 from app.gate import Gate
 from app.load import Load
 from app.sealing import Vault
+from app.sharing import Shared
 from app.telemetry import Metrics
 from app.wakeups import WakeUps
 
-if TYPE_CHECKING:  # it imports OpenTelemetry, which is there only where it is used
+if TYPE_CHECKING:  # the one asks this module; the other imports OpenTelemetry, which is there only where it is used
+    from app.readiness import DatabaseFound
     from app.tracing import Tracing
 
 
@@ -53,6 +55,9 @@ class Runtime:
     # When each loop last finished a turn (monotonic seconds) and how often it is meant to, for `readyz`.
     heartbeats: dict[str, float] = field(default_factory=dict)
     every_s: dict[str, float] = field(default_factory=dict)
+    # What `readyz` and `version` last found in the database: whoever asks them needs no key.
+    found: "Shared[DatabaseFound]" = field(default_factory=Shared)
+    versions: "Shared[tuple[str | None, str]]" = field(default_factory=Shared)
 
     def follow_switch(self, accept: str) -> None:
         """Refuse new halves if the switch says `ends`, if the settings do, or if the process is stopping."""

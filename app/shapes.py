@@ -43,7 +43,9 @@ class VerdictShown(Shown):
 
     verdict: VerdictWord
     source: SourceWord = Field(description="who gave it")
-    actor: str | None = Field(None, description="the person, where one gave it")
+    actor: str | None = Field(
+        None, description="the person, where one gave it: the key's name, or both as `erin (key dana)`"
+    )
     reason: str | None = None
     decided_at: datetime
 

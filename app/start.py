@@ -256,6 +256,8 @@ async def assemble(settings: Settings, dsn: str, stack: AsyncExitStack) -> Runti
         tracing=tracing,
         refusing_halves=settings.accept == "ends",
     )
+    stack.push_async_callback(runtime.found.close)
+    stack.push_async_callback(runtime.versions.close)
     # Before the first request: until keys are read every one of them is unknown.
     await follow(runtime, clock.now())
     return runtime

@@ -3,7 +3,8 @@
 import logging
 import os
 import sys
-from collections.abc import Mapping, MutableMapping
+from collections.abc import Iterable, Iterator, Mapping, MutableMapping
+from math import isnan, nan
 from pathlib import Path
 from typing import Any, Literal
 
@@ -19,6 +20,8 @@ from prometheus_client import (
     generate_latest,
     multiprocess,
 )
+from prometheus_client.metrics_core import Metric
+from prometheus_client.registry import Collector
 
 from app.trace_context import current, log_fields
 
@@ -26,7 +29,7 @@ SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.
 ROWS = (1, 2, 5, 10, 20, 50, 100, 200, 500)
 
 # How a gauge adds up over the live processes of one service.
-AddsUp = Literal["livemostrecent", "livesum", "livemax"]
+AddsUp = Literal["livemostrecent", "livesum", "livemax", "livemin"]
 
 
 def set_up_logs(*, terminal: bool | None = None) -> None:
@@ -154,6 +157,16 @@ class Metrics:
         self.relay_lag_messages = gauge(
             "relay_lag_messages", "Log entries not yet read (of any topic) and messages not settled", "subscription"
         )
+        self.retries_waiting = gauge(
+            "retries_waiting",
+            "Messages tried in vain that will be tried again, counted up to 10,000 for each subscription",
+            "subscription",
+        )
+        self.oldest_retry_s = gauge(
+            "oldest_retry_seconds",
+            "Time since the first try of the one that has failed for longest (s)",
+            "subscription",
+        )
         self.dead_letters = gauge(
             "dead_letters", "Dead letters now, counted up to 100,000 for each subscription", "subscription"
         )
@@ -179,12 +192,16 @@ class Metrics:
         self.loop_age_s = gauge(
             "loop_age_seconds", "Time since a loop last finished a turn (s)", "loop", adds_up="livemax"
         )
+        self.ready = gauge("ready", "1 if the process can do its work, as /readyz says", adds_up="livemin")
         self.clock_skew_s = gauge("clock_skew_seconds", "Database clock minus this process's (s)")
 
         self._seen: dict[tuple[str, int], Counter] = {}
         self._timed: dict[str, Histogram] = {}
         self._held: set[tuple[str, str]] = set()
         self._with_dead_letters: set[str] = set()
+        self._with_retries: set[str] = set()
+        # The subscriptions whose lag each loop shows.
+        self._lagging: dict[str, set[str]] = {}
         self._with_findings: set[str] = set()
         # The run of the nightly proof whose findings are shown.
         self.shown_run: int | None = None
@@ -210,6 +227,37 @@ class Metrics:
             self.dead_letters.labels(name).set(counts.get(name, 0))
         self._with_dead_letters = set(counts)
 
+    def count_from_zero(self, subscriptions: Iterable[str]) -> None:
+        """Show 0 of what may never happen to a subscription, or once: from a count that begins with 1 nobody can tell
+        that it rose."""
+        for name in subscriptions:
+            self.left_undelivered.labels(name)
+            for what in ("opened", "closed"):
+                self.breakers.labels(name, what)
+
+    def show_retries(self, retries: Mapping[str, tuple[float, int]]) -> None:
+        """Set the retries, (s since the oldest's first try, messages), of all subscriptions, and take away those of
+        subscriptions that are gone."""
+        for name, (age_s, messages) in retries.items():
+            self.oldest_retry_s.labels(name).set(age_s)
+            self.retries_waiting.labels(name).set(messages)
+        for name in self._with_retries - retries.keys():
+            withdraw(self.oldest_retry_s, name)
+            withdraw(self.retries_waiting, name)
+        self._with_retries = set(retries)
+
+    def show_lags(self, by: str, lags: Mapping[str, tuple[float, int]]) -> None:
+        """Set the lags, (s, messages) by subscription, that the loop `by` sees, and take away those that it saw and no
+        loop of this process sees any more: of what was deleted, or is another worker's."""
+        for name, (age_s, messages) in lags.items():
+            self.relay_lag_s.labels(name).set(age_s)
+            self.relay_lag_messages.labels(name).set(messages)
+        gone = self._lagging.get(by, set()) - lags.keys()
+        self._lagging[by] = set(lags)
+        for name in gone.difference(*self._lagging.values()):
+            withdraw(self.relay_lag_s, name)
+            withdraw(self.relay_lag_messages, name)
+
     def show_findings(self, counts: Mapping[str, int]) -> None:
         """Set the open findings of these kinds, and to 0 those of kinds that have none any more."""
         for kind in self._with_findings | counts.keys():
@@ -231,8 +279,26 @@ class Metrics:
             return generate_latest(self.registry)
         _withdraw_dead(Path(os.environ["PROMETHEUS_MULTIPROC_DIR"]))
         together = CollectorRegistry()
-        multiprocess.MultiProcessCollector(together)  # type: ignore[no-untyped-call]
+        together.register(_Together())
         return generate_latest(together)
+
+
+def withdraw(gauge: Gauge, *labels: str) -> None:
+    """Take a series of a gauge out of what `/metrics` answers."""
+    if "PROMETHEUS_MULTIPROC_DIR" in os.environ:
+        # The files that processes share know no removal; `_Together` leaves out what is not a number.
+        gauge.labels(*labels).set(nan)
+    else:
+        gauge.remove(*labels)
+
+
+class _Together(Collector):
+    """The families of all processes, without the series that were withdrawn."""
+
+    def collect(self) -> Iterator[Metric]:
+        for family in multiprocess.MultiProcessCollector(None).collect():  # type: ignore[no-untyped-call]
+            family.samples = [sample for sample in family.samples if not isnan(sample.value)]
+            yield family
 
 
 def _withdraw_dead(directory: Path) -> None:

@@ -22,9 +22,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import psutil
-import pytest
 
 from tests import kept, pg
+from tests.absent import absent
 
 HOST = "127.0.0.1"
 KAFKA_JARS = Path.home() / ".cache" / "halfnote" / "kafka-4.3.0"
@@ -199,9 +199,7 @@ def _require(kind: str) -> None:
     reason = missing(kind)
     if reason is None:
         return
-    if os.environ.get("HALFNOTE_TEST_DEPS") == "required":
-        pytest.fail(reason)
-    pytest.skip(reason)
+    absent(reason, "DEPS")
 
 
 def _shared(kind: str) -> Server:

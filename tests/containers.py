@@ -15,8 +15,8 @@ from functools import cache
 from pathlib import Path
 
 import httpx
-import pytest
 
+from tests.absent import absent
 from tests.processes import ROOT
 
 BASE = "localhost/halfnote-test-base:bookworm"
@@ -49,7 +49,8 @@ def base() -> str:
     """Return the bare Debian's name as an image, made once on this machine. Skips the test where that cannot be."""
     missing = [name for name in NEEDED if not shutil.which(name, path=f"{os.environ['PATH']}:/usr/sbin")]
     if missing or os.geteuid() != 0:
-        pytest.skip(f"images are built by root with {', '.join(NEEDED)}; not here: {', '.join(missing) or 'root'}")
+        lacking = ", ".join(missing) or "root"
+        absent(f"images are built by root with {', '.join(NEEDED)}; not here: {lacking}", "IMAGES", "HELM")
     if attempt("podman", "image", "exists", BASE).returncode != 0:
         with tempfile.TemporaryDirectory(prefix="halfnote-test-base-") as directory:
             root = Path(directory) / "root"

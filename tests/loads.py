@@ -4,6 +4,8 @@ import asyncio
 import random
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
+from math import inf
+from time import monotonic
 from typing import Any
 
 import httpx
@@ -14,22 +16,39 @@ from app.verdicts import Verdict
 from tests.processes import Service
 from tests.relays import order
 
+# What was sent so long before a replica is told to go, the replica has: it reads what came before it looks at signals.
+TAKEN_WITHIN_S = 0.5
+# How a connection looks that the other side closed without a byte of an answer.
+CLOSED = "Server disconnected without sending a response."
+
 
 class Replicas:
-    """The processes that requests go to, as a load balancer knows them, and those that are on their way out."""
+    """The processes that requests go to, and when those that are on their way out were told to go."""
 
     def __init__(self) -> None:
         self.serving: list[Service] = []
-        self.leaving: set[str] = set()
+        self.told_at: dict[str, float] = {}
 
     async def add(self, service: Service) -> None:
         await service.start()
         self.serving.append(service)
 
     async def take_out(self, service: Service) -> None:
-        self.serving.remove(service)
-        self.leaving.add(service.url)
+        """Send SIGTERM to a replica while requests still go there, and to the others alone once it has ended."""
+        self.told_at[service.url] = monotonic()
         assert await asyncio.to_thread(service.stop) == 0
+        self.serving.remove(service)
+
+    def untaken(self, url: str, sent_at: float, error: httpx.TransportError) -> bool:
+        """Tell whether a request without an answer may be one that a leaving replica never took.
+
+        Then it could not connect; or its connection, which may have rested until then, was closed without a byte.
+        """
+        if url not in self.told_at or sent_at < self.told_at[url] - TAKEN_WITHIN_S:
+            return False
+        return isinstance(error, httpx.ConnectError | httpx.ReadError | httpx.WriteError) or (
+            isinstance(error, httpx.RemoteProtocolError) and str(error) == CLOSED
+        )
 
 
 class Producer:
@@ -41,6 +60,11 @@ class Producer:
         self.verdicts: dict[str, str] = {}
         # Answers and failures that nobody should have seen.
         self.wrong: list[str] = []
+        # How many connections were closed under a request that the replica, as far as one can tell, did not take.
+        self.closed = 0
+        # Where the request is that waits for its answer, and since when all of it was sent.
+        self.waits_at: str | None = None
+        self.sent_at = inf
         self.stopping = False
 
     async def run(self) -> None:
@@ -55,19 +79,39 @@ class Producer:
                 self.verdicts[one] = verdict
 
     async def _acknowledged(self, client: httpx.AsyncClient, path: str, request: dict[str, Any]) -> None:
+        unanswered, may_stand = "", False
         while True:
             url = self._chance.choice(self._replicas.serving).url
             try:
-                answer = await client.post(url + path, json=request)
+                answer = await self._post(client, url, path, request)
             except httpx.TransportError as error:
-                if url not in self._replicas.leaving:
+                if not self._replicas.untaken(url, self.sent_at, error):
                     self.wrong.append(f"{path}: {error!r}")
+                if not isinstance(error, httpx.ConnectError):
+                    self.closed += 1
+                    unanswered = repr(error)
                 continue
             if answer.status_code in (200, 201):
+                if unanswered and not may_stand and answer.json()["replayed"]:
+                    self.wrong.append(f"{path}: carried out, but not answered: {unanswered}")
                 return
             if answer.status_code != 503 or "retry-after" not in answer.headers:
                 self.wrong.append(f"{path}: {answer.status_code} {answer.text}")
+            may_stand = may_stand or "outcome-unknown" in answer.text
             await asyncio.sleep(0.05)
+
+    async def _post(self, client: httpx.AsyncClient, url: str, path: str, request: dict[str, Any]) -> httpx.Response:
+        """Post a request, and note where it waits and since when."""
+
+        async def note(step: str, _: dict[str, Any]) -> None:
+            if step == "http11.send_request_body.complete":
+                self.waits_at, self.sent_at = url, monotonic()
+
+        self.sent_at = inf
+        try:
+            return await client.post(url + path, json=request, extensions={"trace": note})
+        finally:
+            self.waits_at = None
 
 
 class Load:
@@ -96,6 +140,16 @@ class Load:
         """Stop at once."""
         for task in self._running:
             task.cancel()
+
+    def held_at(self, service: Service) -> int:
+        """Return how many requests a replica must have taken, and has not answered."""
+        long_ago = monotonic() - TAKEN_WITHIN_S
+        return sum(one.waits_at == service.url and one.sent_at < long_ago for one in self._producers)
+
+    @property
+    def closed(self) -> int:
+        """How many connections were closed under a request that the replica did not take."""
+        return sum(producer.closed for producer in self._producers)
 
     @property
     def verdicts(self) -> dict[str, str]:

@@ -106,9 +106,12 @@ def server() -> SharedServer:
     return SharedServer(url, Path(programs))
 
 
-def create_database(template: str | None = None) -> str:
-    """Creates a database, a copy of `template` if one is named; returns its url."""
+def create_database(template: str | None = None, *, encoding: str | None = None) -> str:
+    """Creates a database, a copy of `template` or of an encoding if one is named; returns its url."""
     name = f"t_{secrets.token_hex(8)}"
+    if encoding is not None:
+        _execute(f"CREATE DATABASE {name} TEMPLATE template0 ENCODING '{encoding}' LOCALE_PROVIDER libc LOCALE 'C'")
+        return _url_of(name)
     # Copying files beats writing them through the WAL as long as nothing is synced.
     _execute(f"CREATE DATABASE {name}" + (f" TEMPLATE {template} STRATEGY file_copy" if template else ""))
     return _url_of(name)

@@ -12,9 +12,8 @@ from pathlib import Path
 from typing import Literal
 from urllib.parse import unquote, urlsplit, urlunsplit
 
-import pytest
-
 from app.embedded.account import account_for
+from tests.absent import absent
 from tests.brokers import free_ports
 
 Mode = Literal["session", "transaction", "statement"]
@@ -40,8 +39,7 @@ def pooling(dsn: str, mode: Mode) -> Iterator[str]:
     """Yield the url that leads to a database by a pgbouncer with its defaults, in a pool mode; skips without one."""
     program = shutil.which("pgbouncer", path=PATH)
     if program is None:
-        reason = "pgbouncer is not installed here: make test-deps"
-        (pytest.fail if os.environ.get("HALFNOTE_TEST_DEPS") == "required" else pytest.skip)(reason)
+        absent("pgbouncer is not installed here: make test-deps", "DEPS")
     directory = Path(tempfile.mkdtemp(prefix="halfnote-pgbouncer-"))
     # It does not run as root.
     account = account_for(directory)

@@ -15,6 +15,7 @@ import httpx
 import pytest
 from aiohttp import web
 
+from tests.absent import absent
 from tests.processes import ROOT, free_port
 
 EXAMPLES = ROOT / "examples"
@@ -80,15 +81,13 @@ LANGUAGES = {
 def require(name: str) -> Language:
     """Return a language whose programs are here; skip the test, or fail where `make test-deps` should have helped."""
     language = LANGUAGES[name]
-    absent = [program for program in language.programs if shutil.which(program) is None]
-    if absent:
-        pytest.skip(f"{', '.join(absent)} is not installed here, so the producer in {name} cannot run")
+    lacking = [program for program in language.programs if shutil.which(program) is None]
+    if lacking:
+        pytest.skip(f"{', '.join(lacking)} is not installed here, so the producer in {name} cannot run")
     if name == "go" and _go_version() < (1, 22):
         pytest.skip("the producer in go needs Go 1.22")
     if not language.fetched():
-        if os.environ.get("HALFNOTE_TEST_DEPS") == "required":
-            pytest.fail(f"what the producer in {name} needs {FETCHED}")
-        pytest.skip(f"what the producer in {name} needs {FETCHED}")
+        absent(f"what the producer in {name} needs {FETCHED}", "DEPS")
     return language
 
 

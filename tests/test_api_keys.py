@@ -31,6 +31,7 @@ from tests.processes import ROOT, Service, free_port
 from tests.test_door import raw_call
 
 ORDER = {"producer_group": "shop", "messages": [{"topic": "order", "body": {"order": 1030}}]}
+SENDING = ("/half", "/messages")
 CONFIGURED = "hn_" + "a1B2c3D4" * 8
 
 
@@ -349,16 +350,98 @@ async def test_a_verdict_is_the_keys(start: Callable[..., Any], db: Connection) 
     runtime, client = await start()
     await register_group(db, "shop")
     operator = bearer(await make(runtime, Role.OPERATOR, name="dana"))
-    for actor, recorded in ((None, "dana"), ("erin", "erin")):
+    for actor, recorded in ((None, "dana"), ("dana", "dana"), ("erin", "erin (key dana)")):
         transaction_id = (await client.post("/half", json=ORDER)).json()["transaction_id"]
         wanted = {"verdict": "commit", "reason": "asked", "force": True} | ({"actor": actor} if actor else {})
         answer = await client.post(f"/transactions/{transaction_id}/verdict", json=wanted, headers=operator)
         assert answer.status_code == 200
         assert (await client.get(f"/transactions/{transaction_id}")).json()["verdict"]["actor"] == recorded
-        [row] = (await client.get("/audit", params={"target": transaction_id})).json()["items"]
+        query = {"target": transaction_id, "what": "transaction.verdict"}
+        [row] = (await client.get("/audit", params=query)).json()["items"]
         assert (row["actor"], row["role"], row["what"]) == ("dana", "operator", "transaction.verdict")
         assert row["detail"].get("actor") == actor
         assert row["detail"]["reason"] == "asked"
+
+
+async def test_nothing_is_done_under_anothers_name_alone(start: Callable[..., Any], db: Connection) -> None:
+    runtime, client = await start()
+    await register_group(db, "shop")
+    put = {"topics": ["order"], "destination": {"type": "webhook", "url": "http://127.0.0.1:9/"}}
+    assert (await client.put("/subscriptions/mailer", json=put)).status_code == 201
+    one = (await client.post("/messages", json=ORDER)).json()["transaction_id"]
+    await db.execute(
+        'insert into dead_letter (subscription_id, transaction_id, position, "offset", topic, attempts, reason, '
+        "died_at) select s.subscription_id, o.transaction_id, 0, o.offset, o.topic, 3, 'retries_exhausted', now() "
+        "from subscription s, outbox o"
+    )
+    other = (await client.post("/half", json=ORDER)).json()["transaction_id"]
+    await db.execute(
+        "insert into check_back (transaction_id, producer_group, state, swept_at, next_check_at) "
+        "values ($1, 'shop', 1, now(), now())",
+        other,
+    )
+    client.headers.update(bearer(await make(runtime, Role.OPERATOR, name="dana")))
+    claimed = {"actor": "erin", "reason": "asked"}
+    many = {"producer_group": "shop", "state": "in_doubt", "verdict": "rollback", "dry_run": False}
+    for path, wanted in (
+        ("/transactions/verdict", many),
+        (f"/transactions/{other}/reissue", {}),
+        ("/dead-letters/redeliver", {"ids": [{"subscription": "mailer", "message_id": f"{one}-0"}]}),
+        ("/subscriptions/mailer/replay", {"from": "earliest"}),
+    ):
+        answer = await client.post(path, json={**wanted, **claimed})
+        assert answer.is_success, answer.text
+        for table in ("op", "reissue", "redelivery", "replay"):
+            assert not await db.fetchval(f"select exists (select from {table} where actor = 'erin')"), (path, table)
+    for table, rows in (("op", 2), ("reissue", 1), ("redelivery", 1), ("replay", 1)):
+        assert await db.fetchval(f"select count(*) from {table} where actor = 'erin (key dana)'") == rows, table
+
+
+async def test_what_an_admin_sends_is_on_record_and_a_producers_is_not(
+    start: Callable[..., Any], db: Connection
+) -> None:
+    runtime, client = await start()
+    await register_group(db, "shop")
+    producer = bearer(await make(runtime, Role.PRODUCER, producer_groups=["shop"], topics=["order"]))
+    sent: dict[str, list[str]] = {}
+    for who, headers in (("admin", {}), ("producer", producer)):
+        ids = [(await client.post(path, json=ORDER, headers=headers)).json()["transaction_id"] for path in SENDING]
+        for verdict in ("unknown", "commit"):
+            end = {"transaction_id": ids[0], "producer_group": "shop", "verdict": verdict, "reason": "it was paid"}
+            assert (await client.post("/end", json=end, headers=headers)).is_success
+        sent[who] = ids
+    rows = (await client.get("/audit", params={"actor": "HALFNOTE_ADMIN_KEY"})).json()["items"]
+    half, plain = sent["admin"]
+    about = {"producer_group": "shop", "topics": ["order"], "messages": 1}
+    ended = {"producer_group": "shop", "verdict": "commit", "reason": "it was paid"}
+    # An `unknown` that no check asked for changes nothing.
+    assert [(row["what"], row["target"], row["detail"]) for row in reversed(rows)] == [
+        ("transaction.half", half, about),
+        ("transaction.plain", plain, about),
+        ("transaction.end", half, ended),
+    ]
+    assert {row["role"] for row in rows} == {"admin"}
+    assert await db.fetchval("select count(*) from audit where target = any($1)", sent["producer"]) == 0
+    await db.execute(
+        "insert into check_back (transaction_id, producer_group, state, swept_at, next_check_at) "
+        "values ($1, 'shop', 1, now(), now())",
+        (open_id := (await client.post("/half", json=ORDER)).json()["transaction_id"]),
+    )
+    answer = {"transaction_id": open_id, "producer_group": "shop", "verdict": "unknown", "from_check": True}
+    assert (await client.post("/end", json=answer)).status_code == 202
+    [row, _] = (await client.get("/audit", params={"target": open_id})).json()["items"]
+    assert (row["what"], row["detail"]["verdict"], row["detail"]["from_check"]) == ("transaction.end", "unknown", True)
+
+
+async def test_nothing_an_admin_sends_is_stored_without_its_act(start: Callable[..., Any], db: Connection) -> None:
+    _, client = await start()
+    await register_group(db, "shop")
+    half = (await client.post("/half", json=ORDER)).json()["transaction_id"]
+    await db.execute("alter table audit rename to elsewhere")
+    end = {"transaction_id": half, "producer_group": "shop", "verdict": "commit"}
+    for path, wanted in (*((path, ORDER) for path in SENDING), ("/end", end)):
+        assert (await client.post(path, json=wanted)).status_code >= 500
+    assert [await db.fetchval(f"select count(*) from {table}") for table in ("half", "op")] == [1, 0]
 
 
 async def test_the_audit_in_pages_and_by_filters(start: Callable[..., Any]) -> None:
@@ -464,25 +547,25 @@ async def test_health_tells_strangers_no_details(start: Callable[..., Any]) -> N
 
 async def test_limits_of_a_key(start: Callable[..., Any]) -> None:
     runtime, client = await start(key_rate_per_s=0.001)
-    slow, own = await made(client), await made(client, "operator", rate_per_s=1000.0)
-    assert await status(client, slow["key"], "/topics") == 403
+    slow, own = await make(runtime, Role.METRICS), await make(runtime, Role.OPERATOR, rate_per_s=1000.0)
+    assert await status(client, slow, "/topics") == 403
     # Health and metrics are answered all the same, and are not counted.
-    assert [await status(client, slow["key"]) for _ in range(3)] == [200, 200, 200]
+    assert [await status(client, slow) for _ in range(3)] == [200, 200, 200]
     key = await make(runtime, Role.OPERATOR)
-    assert await status(client, key, "/topics") == 200
-    refused = await client.get("/topics", headers=bearer(key))
-    assert (refused.status_code, refused.json()["type"]) == (429, "/problems/too-many-requests")
-    assert int(refused.headers["retry-after"]) > 900
-    assert [await status(client, own["key"], "/topics") for _ in range(3)] == [200, 200, 200]
-    # The key that is in no database has no limit.
-    assert [(await client.get("/topics")).status_code for _ in range(3)] == [200, 200, 200]
+    # The key that is in no database is counted as one of its own.
+    for one in (key, CONFIGURED):
+        assert await status(client, one, "/topics") == 200
+        refused = await client.get("/topics", headers=bearer(one))
+        assert (refused.status_code, refused.json()["type"]) == (429, "/problems/too-many-requests")
+        assert int(refused.headers["retry-after"]) > 900
+    assert [await status(client, own, "/topics") for _ in range(3)] == [200, 200, 200]
     assert runtime.load.in_flight == 0
 
 
 async def test_what_is_under_way_is_limited(start: Callable[..., Any], db: Connection) -> None:
     await register_group(db, "shop")
     runtime, client = await start(in_flight_max=3, key_in_flight_max=1)
-    key = await make(runtime, Role.PRODUCER, producer_groups=["shop"], topics=["*"])
+    first, second = [await make(runtime, Role.PRODUCER, producer_groups=["shop"], topics=["*"]) for _ in range(2)]
     app = client._transport.app
     gate = asyncio.Event()
     body = json.dumps(ORDER).encode()
@@ -495,12 +578,13 @@ async def test_what_is_under_way_is_limited(start: Callable[..., Any], db: Conne
         status, _ = await raw_call(app, "POST", "/half", {"transfer-encoding": "chunked", **headers}, held())
         return status
 
-    waiting = [asyncio.create_task(post(bearer(key)))]
-    await _until(lambda: runtime.load.in_flight == 1)
-    refused = await client.post("/half", json=ORDER, headers=bearer(key))
-    assert (refused.status_code, refused.headers["retry-after"]) == (429, "1")
-    waiting += [asyncio.create_task(post(bearer(CONFIGURED))) for _ in range(2)]
-    await _until(lambda: runtime.load.in_flight == 3)
+    waiting: list[asyncio.Task[int]] = []
+    for key in (first, CONFIGURED, second):
+        waiting.append(asyncio.create_task(post(bearer(key))))
+        await _until(lambda: runtime.load.in_flight == len(waiting))
+        if len(waiting) < 3:
+            refused = await client.post("/half", json=ORDER, headers=bearer(key))
+            assert (refused.status_code, refused.headers["retry-after"]) == (429, "1")
     for method, path in (("POST", "/half"), ("GET", "/topics")):
         answer = await client.request(method, path, json=ORDER if method == "POST" else None)
         assert (answer.status_code, answer.json()["type"]) == (503, "/problems/overloaded")

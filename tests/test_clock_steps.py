@@ -1,7 +1,6 @@
 """Processes whose machine's clock is put an hour forward and back while they deliver."""
 
 import asyncio
-import os
 import shutil
 import subprocess
 import sys
@@ -16,6 +15,7 @@ import httpx
 import pytest
 
 from app.database import Connection
+from tests.absent import absent
 from tests.processes import Service
 from tests.relays import order, publish
 from tests.sinks import Sink
@@ -45,8 +45,7 @@ class SteppedClock:
 @pytest.fixture
 def clock() -> Iterator[SteppedClock]:
     if sys.platform != "linux" or shutil.which("cc") is None:
-        reason = "a C compiler on Linux is needed to step a process's clock"
-        (pytest.fail if os.environ.get("HALFNOTE_TEST_DEPS") == "required" else pytest.skip)(reason)
+        absent("a C compiler on Linux is needed to step a process's clock", "DEPS")
     # Not below pytest's directory, which only its owner may enter: Postgres may run as somebody else.
     with tempfile.TemporaryDirectory(prefix="halfnote-clock-") as made:
         Path(made).chmod(0o755)

@@ -18,6 +18,7 @@ from app.store.dead_letters import (
     OWN_PLANS,
     PAGES,
     PER_SUBSCRIPTION,
+    SCOPED_PAGE,
     WINDOW_ROWS,
     Filter,
     Place,
@@ -96,6 +97,17 @@ async def test_a_page_is_a_short_index_range(dead: Connection, source: str, belo
     found = await asked(dead, PAGES[source], types_of(source, WINDOW), bounds(filters, LOWEST, 101))
     assert sum(scan.rows for scan in of(found, "dead_letter")) <= 102
     assert {scan.index for scan in of(found, "dead_letter")} == {f"dead_letter_{'died' if source == 'all' else 'of'}"}
+
+
+async def test_a_page_of_a_keys_topics_is_a_short_index_range(dead: Connection) -> None:
+    filters = wanted("subscription")
+    row = await dead.fetchrow(FLOORS["subscription"], *filters.range_to(), *filters.own)
+    assert row is not None
+    types = [*types_of("subscription", WINDOW), "text[]", "text[]"]
+    for scope in ((["order"], ["order."]), (["nobody"], ["no"])):
+        found = await asked(dead, SCOPED_PAGE, types, (*bounds(filters, Place(*row), 101), *scope))
+        assert sum(scan.rows for scan in of(found, "dead_letter")) <= WINDOW_ROWS + 1
+        assert {scan.index for scan in of(found, "dead_letter")} == {"dead_letter_of"}
 
 
 @SOURCES

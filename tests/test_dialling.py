@@ -24,6 +24,7 @@ from app.callbacks import callback_client
 from app.config import LOOPBACK, Settings
 from app.destinations.base import Delivered, Failed
 from app.dialling import AddressRefused, Dialling
+from tests.absent import absent
 from tests.deliveries import NOW, certificate, delivery
 from tests.island import BROKERS
 from tests.names import AAAA, A, NameServer, ask
@@ -51,7 +52,7 @@ def on_the_island(urls: Sequence[str], hosts: Sequence[str]) -> Any:
     """Try URLs and hosts of brokers where every address is this machine's; skip where there can't be such a place."""
     inside = [UNSHARE or "", "-Urnm"]
     if UNSHARE is None or subprocess.run([*inside, "true"], capture_output=True).returncode:
-        pytest.skip("no namespaces of users, networks and mounts here: `unshare -Urnm true` fails")
+        absent("no namespaces of users, networks and mounts here: `unshare -Urnm true` fails", "MACHINE")
     asked = json.dumps({"urls": urls, "hosts": hosts})
     ran = subprocess.run(
         [*inside, sys.executable, "-m", "tests.island"],

@@ -1,25 +1,31 @@
 """Health, versions, topics and the accept switch, over the whole ASGI app."""
 
 import asyncio
+import resource
+from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
 from datetime import timedelta
+from pathlib import Path
 from time import monotonic
 from typing import Any
 
 import httpx
 import pytest
+from sqlalchemy.event import listen
 from structlog.testing import capture_logs
 
 from app.config import Settings
 from app.database import Connection, Database, connect
 from app.loops import accept, all_loops, clock, gauges
+from app.loops import ready as ready_loop
 from app.loops.runner import Loop, Turned, run
 from app.migrate import head
 from app.runtime import Runtime
 from app.start import assemble
 from tests.conftest import client_of
 from tests.days import go_to, long_ago, park, post_half, post_transaction, subscribe
+from tests.processes import Service
 
 
 async def ready(client: httpx.AsyncClient) -> tuple[int, dict[str, Any], dict[str, Any]]:
@@ -179,6 +185,110 @@ async def test_stopping_process_is_not_ready(client: httpx.AsyncClient, runtime:
     assert "accept" not in warnings
 
 
+async def test_a_process_that_drains_says_so_at_once(settings: Settings, dsn: str, db: Connection) -> None:
+    async with AsyncExitStack() as stack:
+        runtime = await assemble(settings, dsn, stack)
+        client = await stack.enter_async_context(client_of(runtime))
+        runtime.found.for_s = 0.0
+        assert (await ready(client))[0] == 200
+        # A look that hangs: it waits for a table.
+        async with db.transaction():
+            await db.execute("lock table day")
+            looking = asyncio.create_task(ready(client))
+            async with asyncio.timeout(20):
+                while not await db.fetchval("select exists (select from pg_locks where not granted)"):
+                    await asyncio.sleep(0.01)
+            runtime.stopping = runtime.refusing_halves = True
+            async with asyncio.timeout(1):
+                status, checks, _ = await ready(client)
+            assert not looking.done()
+        assert (status, checks["stopping"]["ok"]) == (503, False)
+        # Who asked before is told what came meanwhile.
+        assert (await looking)[0] == 503
+
+
+def lent_by(runtime: Runtime) -> list[int]:
+    """How many connections the pool has out, noted each time that it lends one."""
+    pool, lent = runtime.database.engine.sync_engine.pool, []
+    listen(pool, "checkout", lambda *_: lent.append(pool.checkedout()))  # type: ignore[attr-defined]
+    return lent
+
+
+@pytest.mark.parametrize("path", ["/readyz", "/version"])
+async def test_however_many_ask_the_database_is_looked_at_once_a_second(
+    settings: Settings, dsn: str, path: str
+) -> None:
+    async with AsyncExitStack() as stack:
+        runtime = await assemble(settings.model_copy(update={"auth": "keys"}), dsn, stack)
+        client = await stack.enter_async_context(client_of(runtime))
+        lent, began, answered = lent_by(runtime), monotonic(), 0
+        while monotonic() < began + 2.5:
+            answers = await asyncio.gather(*(client.get(path) for _ in range(200)))
+            assert {answer.status_code for answer in answers} == {200}
+            answered += len(answers)
+        assert answered >= 400
+        assert 2 <= len(lent) <= monotonic() - began + 1
+        assert max(lent) == 1
+
+
+async def test_what_was_found_is_forgotten_after_a_moment(settings: Settings, dsn: str) -> None:
+    async with AsyncExitStack() as stack:
+        runtime = await assemble(settings, dsn, stack)
+        client = await stack.enter_async_context(client_of(runtime))
+        assert ((await ready(client))[0], (await client.get("/version")).status_code) == (200, 200)
+        await runtime.database.close()
+        runtime.database = Database("postgresql://nobody@127.0.0.1:9/none", pool_size=2)
+        stack.push_async_callback(runtime.database.close)
+        gone = monotonic()
+        while (await ready(client))[0] == 200 or (await client.get("/version")).status_code == 200:
+            assert monotonic() < gone + 3
+            await asyncio.sleep(0.05)
+        assert (await ready(client))[1]["database"]["ok"] is False
+
+
+async def test_who_goes_away_does_not_take_the_look_along(client: httpx.AsyncClient, db: Connection) -> None:
+    async with db.transaction():
+        await db.execute("lock table day")
+        first, second = (asyncio.create_task(ready(client)) for _ in range(2))
+        async with asyncio.timeout(20):
+            while not await db.fetchval("select exists (select from pg_locks where not granted)"):
+                await asyncio.sleep(0.01)
+        first.cancel()
+        await asyncio.gather(first, return_exceptions=True)
+    assert (await second)[0] == 200
+
+
+FLOOD, FLOOD_S = 1000, 4.0
+
+
+async def test_a_service_that_is_well_stays_ready_in_a_flood_of_probes(data_dir: Path, dsn: str) -> None:
+    """Over real sockets, by callers without a key who ask again as soon as they are answered."""
+    files = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (min(files[1], max(files[0], FLOOD + 512)), files[1]))
+    service = Service(data_dir, "serve", HALFNOTE_DATABASE_URL=dsn, HALFNOTE_AUTH="keys")
+    statuses: Counter[bytes] = Counter()
+    await service.start()
+
+    async def probe(until: float) -> None:
+        reader, writer = await asyncio.open_connection("127.0.0.1", service.port)
+        while monotonic() < until:
+            writer.write(b"GET /readyz HTTP/1.1\r\nhost: localhost\r\n\r\n")
+            head = await reader.readuntil(b"\r\n\r\n")
+            statuses[head.split(b" ", 2)[1]] += 1
+            [length] = [line[16:] for line in head.split(b"\r\n") if line.lower().startswith(b"content-length: ")]
+            await reader.readexactly(int(length))
+        writer.transport.abort()
+
+    try:
+        until = monotonic() + FLOOD_S
+        await asyncio.gather(*(probe(until) for _ in range(FLOOD)))
+    finally:
+        service.stop()
+        resource.setrlimit(resource.RLIMIT_NOFILE, files)
+    assert statuses.total() >= FLOOD
+    assert set(statuses) == {b"200"}
+
+
 async def test_version(client: httpx.AsyncClient) -> None:
     answer = (await client.get("/version")).json()
     assert set(answer) == {"version", "schema_revision", "python", "postgres"}
@@ -274,8 +384,17 @@ async def test_every_role_follows_and_only_workers_work(runtime: Runtime, settin
     everything = {loop.name for loop in all_loops(runtime)}
     runtime.settings = settings.model_copy(update={"role": "api"})
     following = {loop.name for loop in all_loops(runtime)}
-    assert {"accept", "clock"} <= following
+    assert {"accept", "clock", "ready"} <= following
     assert {"upkeep", "gauges"} <= everything - following
+
+
+async def test_a_database_that_goes_away_and_comes_back_is_seen_in_the_metrics(runtime: Runtime) -> None:
+    there, away = runtime.database, Database("postgresql://nobody@127.0.0.1:9/none", pool_size=2)
+    for database, ready in ((there, 1), (away, 0), (there, 1)):
+        runtime.database = database
+        await ready_loop.step(runtime, runtime.clock.now())
+        assert exposed(runtime)["halfnote_ready"] == ready
+    await away.close()
 
 
 async def test_clock_loop_measures_and_says_so(runtime: Runtime) -> None:

@@ -14,9 +14,8 @@ AT = datetime(2026, 11, 21, 8, tzinfo=UTC)
 
 
 def message(offset: int, key: str | None, claim: int | None = None) -> Outgoing:
-    body = b""
     return Outgoing(
-        offset, UUID(int=offset), 0, "order", key, None, None, AT, "shop", None, "text/plain", body, body, claim=claim
+        offset, UUID(int=offset), 0, "order", key, None, None, AT, "shop", None, "text/plain", b"", claim=claim
     )
 
 

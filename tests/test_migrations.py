@@ -1,6 +1,8 @@
 """Migrations: up and down from nothing and with rows, at once, beside locks, and what they make is what models say."""
 
 import asyncio
+import json
+import os
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Iterator
@@ -12,6 +14,7 @@ import pytest
 from alembic import command
 from sqlalchemy.ext.asyncio import create_async_engine
 
+from app.cli.person import person
 from app.database import Connection, UnusableDatabase, connect
 from app.ids import uuid7
 from app.migrate import alembic_config, current, head, migrate, revisions
@@ -20,6 +23,7 @@ from app.start import refuse_behind
 from app.store import days
 from tests import pg
 from tests.catalog import schema_of
+from tests.processes import ROOT
 
 OLDEST_FIRST = tuple(reversed(revisions()))
 AT = datetime(2026, 11, 21, 10, 30, tzinfo=UTC)
@@ -160,6 +164,26 @@ async def test_migrating_a_migrated_database_changes_nothing(dsn: str, db: Conne
     before = await schema_of(db), await days.days(db)
     await migrate(dsn, days_ahead=7)
     assert (await schema_of(db), await days.days(db)) == before
+
+
+async def test_who_migrates_by_hand_is_on_record_if_anything_changed(empty: str, there: Connection) -> None:
+    def by_hand() -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, "-m", "app.cli", "migrate"]
+        environment = {**os.environ, "HALFNOTE_DATABASE_URL": empty}
+        return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=120)
+
+    for _ in range(2):
+        assert (await asyncio.to_thread(by_hand)).returncode == 0
+    await down(empty, OLDEST_FIRST[-2])
+    await migrate(empty, days_ahead=1)
+    await down(empty, OLDEST_FIRST[-2])
+    assert (await asyncio.to_thread(by_hand)).returncode == 0
+    acts = await there.fetch("select * from audit order by audit_id")
+    assert [(act["what"], act["target"], json.loads(act["detail"])) for act in acts] == [
+        ("database.migrate", head(), {}),
+        ("database.migrate", head(), {"former": OLDEST_FIRST[-2]}),
+    ]
+    assert {act["actor"] for act in acts} == {person().name}
 
 
 async def test_two_processes_migrate_at_once(empty: str, there: Connection, db: Connection) -> None:

@@ -1,4 +1,5 @@
-"""What workers are scaled by: how long a check or a delivery has been due without anybody taking it."""
+"""What workers are scaled by, how long a check or a delivery has been due without anybody taking it; and how long
+messages have been tried in vain."""
 
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -9,7 +10,7 @@ from app.database import Connection
 from app.ids import uuid7
 from app.loops import gauges
 from app.runtime import Runtime
-from app.store.gauges import OLDEST_DUE, oldest_due
+from app.store.gauges import OLDEST_DUE, RETRIES, Retries, oldest_due, retries_of
 from tests.conftest import register_group
 from tests.plans import big, scans
 
@@ -152,4 +153,53 @@ async def test_each_group_and_subscription_is_one_probe(db: Connection, generic:
         "delivery_retry": "delivery_retry_due",
     }
     assert all(scan.rows <= 1 for scan in read.values())
+    assert big(found) == []
+
+
+def shown(runtime: Runtime, name: str) -> dict[str, float]:
+    """A gauge by subscription."""
+    lines = (line.rpartition(" ") for line in runtime.metrics.exposition().decode().splitlines())
+    return {series.split('"')[1]: float(value) for series, _, value in lines if series.startswith(f"{name}{{")}
+
+
+async def test_what_waits_for_another_try_is_shown_however_far_off_it_is(runtime: Runtime, db: Connection) -> None:
+    good = await subscription(db, "good")
+    await retry(db, good, -3600, first_at=NOW - timedelta(hours=2))
+    await retry(db, good, -50_000, first_at=NOW - timedelta(hours=9))
+    await retry(db, good, 1, first_at=NOW - timedelta(seconds=6), leased_until=NOW + timedelta(minutes=15))
+    # Never tried: its producer's delay.
+    await retry(db, good, -60, first_at=None, attempts=0)
+    await subscription(db, "well")
+    gone = await subscription(db, "gone")
+    await retry(db, gone, -60)
+    await gauges.step(runtime, NOW)
+    assert shown(runtime, "halfnote_retries_waiting") == {"good": 3, "well": 0, "gone": 1}
+    assert shown(runtime, "halfnote_oldest_retry_seconds") == {"good": 9 * 3600, "well": 0, "gone": 3600}
+    assert shown(runtime, "halfnote_relay_lag_seconds") == {}
+    await db.execute("update subscription set deleted_at = $1 where subscription_id = $2", NOW, gone)
+    await db.execute("delete from delivery_retry where due_at > $1", NOW + timedelta(hours=9))
+    await gauges.step(runtime, NOW)
+    assert shown(runtime, "halfnote_retries_waiting") == {"good": 2, "well": 0}
+    assert shown(runtime, "halfnote_oldest_retry_seconds") == {"good": 2 * 3600, "well": 0}
+
+
+@pytest.mark.parametrize("generic", [False, True], ids=["custom", "generic"])
+async def test_retries_are_found_past_many_delays(db: Connection, generic: bool) -> None:
+    number = await subscription(db, "good")
+    await db.execute(
+        'insert into delivery_retry (subscription_id, transaction_id, position, "offset", topic, attempts, due_at) '
+        "select $1::int, gen_random_uuid(), 0, n, 'order', 0, $2::timestamptz + make_interval(secs => n) "
+        "from generate_series(1, $3::int) n",
+        number,
+        NOW,
+        MANY,
+    )
+    for _ in range(2):
+        await retry(db, number, -60)
+    await db.execute("analyze delivery_retry")
+    assert await retries_of(db) == {"good": Retries(2, NOW - timedelta(hours=1))}
+    found = await scans(db, RETRIES, ["bigint"], [MANY], generic=generic)
+    read = [scan for scan in found if scan.table == "delivery_retry"]
+    assert [scan.index for scan in read] == ["delivery_retry_tried"] * 2
+    assert all(scan.rows <= 2 for scan in read)
     assert big(found) == []

@@ -14,7 +14,7 @@ NOW = datetime(2026, 11, 21, 8, tzinfo=UTC)
 
 def message(offset: int) -> Outgoing:
     at = NOW + timedelta(seconds=offset)
-    return Outgoing(offset, UUID(int=offset), 0, "order", None, None, None, at, "shop", None, "text/plain", b"", b"")
+    return Outgoing(offset, UUID(int=offset), 0, "order", None, None, None, at, "shop", None, "text/plain", b"")
 
 
 @given(st.data())

@@ -4,6 +4,7 @@ import asyncio
 import json
 from collections.abc import AsyncIterator
 from datetime import timedelta
+from hashlib import sha256
 from typing import Any
 
 import asyncpg
@@ -73,6 +74,25 @@ async def test_a_message_arrives_as_it_was_sent_and_is_receipted(
     assert (receipt["outcome"], receipt["attempts"], receipt["status"]) == ("delivered", 1, 204)
     assert receipt["digest"] == receipt["body_digest"]
     assert receipt["offset"] == sent["offset"]
+
+
+async def test_a_receipt_has_the_digest_of_what_was_sent(
+    client: httpx.AsyncClient, runtime: Runtime, relay: Relay, db: Connection
+) -> None:
+    """At the first try and at a retry, of bodies that somebody changed after they were posted."""
+    async with Responder(status=500) as receiver:
+        await subscribe(client, receiver, retry=[10])
+        await publish(client, order(1))
+        await turn_until(relay, runtime, lambda: db.fetchval("select count(*) = 1 from delivery_retry"))
+        receiver.status = 200
+        await publish(client, order(2))
+        await db.execute("update half set body = 'spoilt'")
+        runtime.clock.offset_s += 12
+        await settled(relay, runtime, db, 2)
+    assert [call.body for call in receiver.calls[1:]] == [b"spoilt"] * 2
+    found = await db.fetch("select attempts, digest from receipt order by attempts")
+    assert [tuple(row) for row in found] == [(tries, sha256(b"spoilt").digest()) for tries in (1, 2)]
+    assert await db.fetchval("select count(*) from half where body_digest = sha256(body)") == 0
 
 
 async def test_a_group_name_is_a_uri_segment_and_then_a_header_value(

@@ -13,6 +13,7 @@ from aiohttp import web
 from app.config import Settings
 from app.database import Connection
 from app.loops.relay import Relay
+from app.loops.routing import Routing
 from app.loops.runner import Loop, run
 from app.loops.wakeups import tell
 from app.runtime import Runtime
@@ -35,6 +36,21 @@ def kill(relay: Relay) -> None:
     """End a relay as `kill -9` does: nothing is settled, no lease is released."""
     for stream in relay.streams.values():
         stream.drop()
+
+
+def lags(runtime: Runtime) -> dict[str, float]:
+    """The messages that each subscription is behind, as this process shows it."""
+    seconds, messages = (
+        {
+            sample.labels["subscription"]: sample.value
+            for family in runtime.metrics.registry.collect()
+            if family.name == f"halfnote_relay_lag_{unit}"
+            for sample in family.samples
+        }
+        for unit in ("seconds", "messages")
+    )
+    assert seconds.keys() == messages.keys()
+    return messages
 
 
 class Held:
@@ -99,6 +115,64 @@ async def test_a_stale_holder_settles_nothing(
         await first.drain(runtime)
         await second.drain(other)
     assert await db.fetchval("select attempts from receipt") == 1
+
+
+async def test_a_lag_is_shown_by_the_holder_alone(client: httpx.AsyncClient, runtime: Runtime, other: Runtime) -> None:
+    held = Held()
+    first, second = Relay(runtime), Relay(other)
+    async with held.receiver as receiver:
+        await subscribe(client, receiver, timeout_s=60)
+        await publish(client, order(1))
+        await turn_until(first, runtime, lambda: len(receiver.calls) == 1)
+        runtime.clock.offset_s += 2
+        await step(first, runtime)
+        assert list(lags(runtime)) == ["mailer"]
+        other.clock.offset_s = runtime.clock.offset_s = 3600
+        await turn_until(second, other, lambda: list(lags(other)) == ["mailer"])
+        # It hears that its lease is another's.
+        await turn_until(first, runtime, lambda: not first.streams)
+        runtime.clock.offset_s += 2
+        await step(first, runtime)
+        held.answered.set()
+        await second.drain(other)
+    assert lags(runtime) == {}
+    assert (await client.delete("/subscriptions/mailer")).status_code == 204
+    assert list(lags(other)) == ["mailer"]
+    await step(second, other)
+    other.clock.offset_s += 2
+    await step(second, other)
+    assert lags(other) == {}
+
+
+async def test_what_is_paused_by_one_is_shown_by_another(
+    client: httpx.AsyncClient, runtime: Runtime, other: Runtime
+) -> None:
+    relay, watch, idle = Relay(runtime), Routing(), Routing()
+    async with Responder() as receiver:
+        await subscribe(client, receiver)
+        await turn_until(relay, runtime, lambda: list(lags(runtime)) == ["mailer"])
+        await client.post("/subscriptions/mailer/pause")
+        await publish(client, order(1), order(2))
+        await watch.step(other, other.clock.now())
+        runtime.clock.offset_s += 2
+        await turn_until(relay, runtime, lambda: not relay.streams)
+        await step(relay, runtime)
+        assert (lags(runtime), lags(other)) == ({}, {"mailer": 2})
+        # Who looks after what rests may change as well.
+        later = other.clock.now() + timedelta(minutes=1)
+        await idle.step(runtime, later)
+        assert lags(runtime) == {"mailer": 2}
+        await watch.step(other, later)
+        assert lags(other) == {}
+        # One process both rests and delivers: neither takes away what the other shows.
+        await client.post("/subscriptions/mailer/resume")
+        runtime.clock.offset_s += 2
+        await turn_until(relay, runtime, lambda: len(receiver.calls) == 2)
+        runtime.clock.offset_s += 2
+        await step(relay, runtime)
+        await idle.step(runtime, later)
+        assert list(lags(runtime)) == ["mailer"]
+        await relay.drain(runtime)
 
 
 async def test_nothing_is_sent_after_the_lease_ran_out(

@@ -5,6 +5,7 @@ import contextlib
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Callable, Iterator
@@ -180,6 +181,20 @@ def test_a_database_that_is_behind_is_refused_by_one_line() -> None:
         pg.drop_database(url)
 
 
+@pytest.mark.parametrize("encoding", ["SQL_ASCII", "LATIN1"])
+def test_a_database_of_another_encoding_is_refused_by_one_line(encoding: str) -> None:
+    url = pg.create_database(encoding=encoding)
+    try:
+        for command in (("serve", "--port", str(free_port())), ("migrate",)):
+            refused = run(*command, HALFNOTE_DATABASE_URL=url)
+            assert (refused.returncode, refused.stdout) == (1, "")
+            assert f"The database's encoding is {encoding}; Halfnote needs UTF8" in refused.stderr
+            assert "`create database halfnote encoding 'UTF8'" in refused.stderr
+            assert refused.stderr.count("\n") == 1
+    finally:
+        pg.drop_database(url)
+
+
 async def test_a_migrated_database_is_served(service: Callable[..., Service]) -> None:
     url = pg.create_database()
     try:
@@ -272,6 +287,15 @@ def test_other_machines_are_not_served_while_auth_is_off(host: str) -> None:
     assert "HALFNOTE_AUTH: auth is off" in refused.stderr
     assert "HALFNOTE_AUTH=keys" in refused.stderr
     assert refused.stderr.count("\n") == 1
+
+
+@pytest.mark.skipif(not socket.has_dualstack_ipv6(), reason="there is no IPv6 here")
+async def test_every_address_of_ipv6_takes_ipv4_as_well(service: Callable[..., Service], dsn: str) -> None:
+    served = service("serve", "--host", "::", HALFNOTE_AUTH="keys", HALFNOTE_DATABASE_URL=dsn)
+    await served.start()
+    async with httpx.AsyncClient(timeout=30) as client:
+        for address in ("127.0.0.1", "[::1]"):
+            assert (await client.get(f"http://{address}:{served.port}/livez")).status_code == 200
 
 
 @pytest.mark.parametrize(

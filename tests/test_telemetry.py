@@ -47,6 +47,8 @@ FAMILIES = (
     "delivery_seconds",
     "relay_lag_seconds",
     "relay_lag_messages",
+    "retries_waiting",
+    "oldest_retry_seconds",
     "dead_letters",
     "day_held",
     "left_undecided_total",
@@ -60,6 +62,7 @@ FAMILIES = (
     "secrets_plain_rows",
     "secrets_unreadable",
     "loop_age_seconds",
+    "ready",
     "clock_skew_seconds",
 )
 
@@ -220,11 +223,13 @@ def test_metrics_of_several_processes_add_up(tmp_path: Path) -> None:
             child.run(f"metrics.queue_depth.labels('half').set({10 * (n + 1)})")
             child.run(f"metrics.loop_age_s.labels('relay').set({n + 1})")
             child.run(f"metrics.in_doubt.set({n + 1})")
+            child.run(f"metrics.ready.set({min(n, 1)})")
         assert shown_by(children[0]) == {
             "halfnote_halves_total": 6,
             'halfnote_queue_depth{lane="half"}': 60,
             'halfnote_loop_age_seconds{loop="relay"}': 3,
             "halfnote_in_doubt": 3,
+            "halfnote_ready": 0,
         }
         # What it counted stays; what it measured is no longer so.
         children[2].kill()
@@ -233,14 +238,45 @@ def test_metrics_of_several_processes_add_up(tmp_path: Path) -> None:
             'halfnote_queue_depth{lane="half"}': 30,
             'halfnote_loop_age_seconds{loop="relay"}': 2,
             "halfnote_in_doubt": 2,
+            "halfnote_ready": 0,
         }
     finally:
         for child in children:
             child.kill()
 
 
-def shown_by(child: Child) -> dict[str, float]:
-    names = ("halfnote_halves_total", "halfnote_queue_depth", "halfnote_loop_age", "halfnote_in_doubt")
+def test_what_one_of_several_processes_withdraws_is_not_shown(tmp_path: Path) -> None:
+    children = [Child(tmp_path) for _ in range(2)]
+    held = {
+        'halfnote_relay_lag_seconds{subscription="mailer"}': 9,
+        'halfnote_relay_lag_messages{subscription="mailer"}': 2,
+    }
+    try:
+        children[0].run("metrics.show_lags('relay', {'mailer': (7.0, 1)})")
+        children[1].run("metrics.show_lags('relay', {'mailer': (9.0, 2)})")
+        assert shown_by(children[0], LAGS) == held
+        # Another holds its lease now.
+        children[0].run("metrics.show_lags('relay', {})")
+        children[1].run("metrics.show_lags('relay', {'mailer': (9.0, 2)})")
+        assert shown_by(children[0], LAGS) == held
+        # It was deleted.
+        children[1].run("metrics.show_lags('relay', {})")
+        assert shown_by(children[0], LAGS) == {}
+        children[0].run("metrics.show_lags('relay', {'mailer': (9.0, 2)})")
+        assert shown_by(children[1], LAGS) == held
+    finally:
+        for child in children:
+            child.kill()
+
+
+LAGS = "halfnote_relay_lag_"
+NAMES = (
+    *("halfnote_halves_total", "halfnote_queue_depth", "halfnote_loop_age", "halfnote_in_doubt"),
+    "halfnote_ready",
+)
+
+
+def shown_by(child: Child, names: str | tuple[str, ...] = NAMES) -> dict[str, float]:
     lines = child.run("print(metrics.exposition().decode())")
     pairs = (line.rpartition(" ") for line in lines if line.startswith(names))
     return {series: float(value) for series, _, value in pairs}

@@ -271,6 +271,20 @@ async def test_an_export_is_tried_again(settings: Settings, group: str, monkeypa
             await collector.until(POST__messages=1, flush_plain=1)
 
 
+async def test_spans_take_no_proxy_from_the_environment(
+    settings: Settings, group: str, collector: Collector, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with Collector() as proxy:
+        for name in ("HTTP_PROXY", "http_proxy", "ALL_PROXY", "all_proxy"):
+            monkeypatch.setenv(name, proxy.url)
+        for name in ("NO_PROXY", "no_proxy"):
+            monkeypatch.delenv(name, raising=False)
+        async with tracing(settings, collector.url, ratio=1) as runtime, client_of(runtime) as client:
+            await post(client, "/messages", {"messages": [order(1)]})
+            await collector.until(POST__messages=1, flush_plain=1)
+    assert (proxy.spans, proxy.faults) == ([], [])
+
+
 async def test_the_service_says_its_traces_in_its_log_and_sends_the_last_spans(
     data_dir: Path, dsn: str, db: Connection, group: str, collector: Collector
 ) -> None:

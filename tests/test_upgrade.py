@@ -5,15 +5,20 @@ import asyncio
 import subprocess
 import sys
 import tarfile
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from io import BytesIO
+from math import inf
 from pathlib import Path
 
 import httpx
 import pytest
 
+from app.database import connect
 from app.embedded import EmbeddedPostgres
 from app.migrate import OLDEST_SERVED, head
-from tests.loads import Load, Replicas, recorded, until
+from tests.absent import absent
+from tests.loads import CLOSED, TAKEN_WITHIN_S, Load, Replicas, recorded, until
 from tests.processes import ROOT, Service, of_ones_own
 from tests.relays import subscribe
 from tests.responders import Responder
@@ -21,6 +26,8 @@ from tests.responders import Responder
 PRODUCERS = 6
 # What is acknowledged between one step and the next.
 MEANWHILE = 150
+LEAVES = 4
+HELD_S = 0.7
 
 
 def version_before(into: Path) -> Path:
@@ -30,7 +37,7 @@ def version_before(into: Path) -> Path:
     number = f"{int(OLDEST_SERVED) + 1:04}"
     adding = git("log", "--diff-filter=A", "--format=%H", "--", f"migrations/versions/{number}_*").split()
     if not adding:
-        pytest.skip(f"git does not know what there was before migration {number}: this is no full clone")
+        absent(f"git does not know what there was before migration {number}: this is no full clone", "MACHINE")
     with tarfile.open(fileobj=BytesIO(git_bytes("archive", f"{adding[-1]}^", "app", "migrations"))) as tree:
         tree.extractall(into, filter="data")
     return into
@@ -44,9 +51,9 @@ def git_bytes(*arguments: str) -> bytes:
     try:
         ran = subprocess.run(["git", *arguments], cwd=ROOT, capture_output=True)
     except FileNotFoundError:
-        pytest.skip("git is not installed")
+        absent("git is not installed", "MACHINE")
     if ran.returncode != 0:
-        pytest.skip(f"git cannot tell: {ran.stderr.decode().strip()}")
+        absent(f"git cannot tell: {ran.stderr.decode().strip()}", "MACHINE")
     return ran.stdout
 
 
@@ -59,12 +66,76 @@ async def halfnote(root: Path, url: str, *arguments: str) -> str:
     return ran.stdout.decode()
 
 
+@asynccontextmanager
+async def held_up(url: str) -> AsyncIterator[None]:
+    """Keep halves and ends waiting in the database until the block ends: nobody else may write to their tables."""
+    holder = await connect(url)
+    try:
+        async with holder.transaction():
+            await holder.execute("lock table half, op in share mode")
+            yield
+    finally:
+        await holder.close()
+
+
+async def leave(replicas: Replicas, load: Load, service: Service, url: str) -> None:
+    """Send a replica away that has requests which it cannot answer before it has begun to go."""
+    while True:
+        async with held_up(url):
+            # By then each producer waits, and whoever has its request has had it for long enough.
+            await asyncio.sleep(2 * TAKEN_WITHIN_S)
+            if load.held_at(service):
+                going = asyncio.create_task(replicas.take_out(service))
+                await until(lambda: refused(service.port))
+                # Longer than the web server waits for anything by itself.
+                await asyncio.sleep(HELD_S)
+                break
+        await load.go_on(1)
+    await going
+
+
+async def refused(port: int) -> bool:
+    """Tell whether nobody listens any more."""
+    try:
+        _, writer = await asyncio.open_connection("127.0.0.1", port)
+    except ConnectionRefusedError:
+        return True
+    writer.close()
+    return False
+
+
 async def sealed_to(older: Service, url: str) -> None:
     """Seal the database, and hold that a version that cannot read that does not start on it any more."""
     rotated = await halfnote(ROOT, url, "rotate-keys")
     assert "Could not be opened: 0." in rotated
     with pytest.raises(RuntimeError, match="is newer than this Halfnote"):
         await older.start()
+
+
+HERE, TOLD_AT = "http://127.0.0.1:9", 1030.0
+CUT = httpx.RemoteProtocolError("peer closed connection without sending complete message body")
+
+
+@pytest.mark.parametrize(
+    ("url", "sent_after_s", "error", "forgiven"),
+    [
+        (HERE, inf, httpx.ConnectError("refused"), True),
+        (HERE, 0.1, httpx.RemoteProtocolError(CLOSED), True),
+        (HERE, 0.1, httpx.ReadError("reset"), True),
+        # It had these.
+        (HERE, -1.0, httpx.RemoteProtocolError(CLOSED), False),
+        (HERE, -1.0, httpx.ReadError("reset"), False),
+        (HERE, 0.1, CUT, False),
+        (HERE, 0.1, httpx.ReadTimeout("late"), False),
+        ("http://127.0.0.1:10", inf, httpx.ConnectError("refused"), False),
+    ],
+)
+def test_what_a_leaving_replica_is_forgiven(
+    url: str, sent_after_s: float, error: httpx.TransportError, forgiven: bool
+) -> None:
+    replicas = Replicas()
+    replicas.told_at[HERE] = TOLD_AT
+    assert replicas.untaken(url, TOLD_AT + sent_after_s, error) is forgiven
 
 
 @pytest.mark.slow
@@ -94,7 +165,7 @@ async def test_nothing_acknowledged_is_lost_while_versions_change(data_dir: Path
             for root in (ROOT, ROOT, before, before):
                 await replicas.add(service(root))
                 await load.go_on(MEANWHILE)
-                await replicas.take_out(replicas.serving[0])
+                await leave(replicas, load, replicas.serving[0], server.url)
                 await load.go_on(MEANWHILE)
             await load.end()
             await until(lambda: load.committed <= {call.headers["ce-id"] for call in receiver.calls})
@@ -107,5 +178,7 @@ async def test_nothing_acknowledged_is_lost_while_versions_change(data_dir: Path
                 await replicas.take_out(one)
             await asyncio.to_thread(server.stop)
     assert load.wrong == []
+    # At most the one connection that each producer keeps to each replica that left.
+    assert load.closed <= PRODUCERS * LEAVES
     # Nor did anything come that was not committed.
     assert {call.headers["ce-id"] for call in receiver.calls} == load.committed

@@ -18,6 +18,7 @@ from anyio.from_thread import start_blocking_portal
 from uvicorn.config import STARTUP_FAILURE
 from uvicorn.supervisors import Multiprocess
 
+from app.cli.person import person
 from app.cli.refusal import Refusal
 from app.cli.serve import WRONG_USAGE
 from app.config import BadKeyFile, Settings
@@ -78,7 +79,7 @@ def migrate_database(settings: Settings) -> None:
 
     async def migrated() -> None:
         async with _server(settings) as url:
-            await migrate(url, days_ahead=settings.days_ahead)
+            await migrate(url, days_ahead=settings.days_ahead, by=person())
 
     with refusals():
         asyncio.run(migrated())

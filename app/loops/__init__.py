@@ -1,6 +1,6 @@
 """Background work: each loop is a step, and `runner.py` alone repeats steps."""
 
-from app.loops import accept, checkback, clock, findings, gauges, held_back, news, ping, routing, sweep, upkeep
+from app.loops import accept, checkback, clock, findings, gauges, held_back, news, ping, ready, routing, sweep, upkeep
 from app.loops.checkback import CheckBack
 from app.loops.news import News
 from app.loops.ping import Pings
@@ -18,6 +18,7 @@ def all_loops(runtime: Runtime) -> list[Loop]:
         Loop("accept", accept.step, accept.EVERY_S),
         Loop("news", News().step, news.EVERY_S),
         Loop("clock", clock.step, clock.EVERY_S),
+        Loop("ready", ready.step, ready.EVERY_S),
         Loop("tell", tell, TELL_EVERY_S, runtime.wake_ups.untold),
     ]
     if runtime.settings.role == "api":

@@ -1,5 +1,5 @@
-"""Publishes what only the database knows: who is in doubt or parked, what is dead, what holds old days, what the
-nightly proof found."""
+"""Publishes what only the database knows: who is in doubt or parked, what fails or is dead, what holds old days, what
+the nightly proof found."""
 
 from datetime import datetime
 from math import inf
@@ -10,7 +10,7 @@ from app.runtime import Runtime
 from app.secrets_state import secrets_state
 from app.store import days
 from app.store.dead_letters import dead_letters_of
-from app.store.gauges import oldest_due, undecided
+from app.store.gauges import oldest_due, retries_of, undecided
 from app.store.reconciliation import FIRST_RUN, RUN_STATES, list_runs, open_findings, standing
 from app.telemetry import Metrics
 
@@ -23,6 +23,7 @@ async def step(runtime: Runtime, now: datetime) -> Turned:
         found = await undecided(connection)
         due = await oldest_due(connection, now)
         held = await days.held_days(connection)
+        retries = await retries_of(connection)
         dead = await dead_letters_of(connection)
         secrets = await secrets_state(connection, runtime.vault)
         await _show_proof(runtime.metrics, connection, now)
@@ -33,6 +34,8 @@ async def step(runtime: Runtime, now: datetime) -> Turned:
     metrics.oldest_due_s.labels("check").set(_waited(now, due.check_at))
     metrics.oldest_due_s.labels("delivery").set(_waited(now, due.delivery_at))
     metrics.show_held({(day.day.isoformat(), cause) for day in held for cause in day.held})
+    metrics.count_from_zero(retries)
+    metrics.show_retries({name: (_waited(now, one.oldest_at), one.waiting) for name, one in retries.items()})
     metrics.show_dead_letters(dead)
     metrics.secrets_plain.set(secrets.plain)
     metrics.secrets_unreadable.set(sum(secrets.lacking.values()))

@@ -11,6 +11,7 @@ from app.runtime import Runtime
 from app.sealing import GROUP_SECRETS
 from app.store.check_urls import CheckUrl, all_urls, note_urls
 from app.store.pings import DueGroup, take_due
+from app.telemetry import withdraw
 
 EVERY_S = 2.0
 # Groups pinged together; a URL that hangs holds up these alone, and no longer than LONGEST_S.
@@ -44,7 +45,7 @@ class Pings:
             known = url.producer_group, without_query(url.url)
             up[known] = up.get(known, True) and url.up
         for gone in self._shown - up.keys():
-            gauge.remove(*gone)
+            withdraw(gauge, *gone)
         for known, value in up.items():
             gauge.labels(*known).set(value)
         self._shown = set(up)

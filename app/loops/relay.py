@@ -182,9 +182,7 @@ class Relay:
                 age_s, messages = lags.get(stream.subscription.name, (0.0, 0))
                 further_s, more = stream.lag(self._head, now)
                 lags[stream.subscription.name] = max(age_s, further_s), messages + more
-        for name, (age_s, messages) in lags.items():
-            runtime.metrics.relay_lag_s.labels(name).set(age_s)
-            runtime.metrics.relay_lag_messages.labels(name).set(messages)
+        runtime.metrics.show_lags("relay", lags)
 
 
 def _groups(hungry: Sequence[Stream]) -> list[list[Stream]]:

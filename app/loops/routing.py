@@ -12,7 +12,7 @@ from app.loops.runner import Turned
 from app.runtime import Runtime
 from app.store.leases import Lease, claim, release, renew
 from app.store.relay import log_head
-from app.store.routing import resting, subscribed_topics, topics_after
+from app.store.routing import Resting, resting, subscribed_topics, topics_after
 
 EVERY_S = 5.0
 NAME = "routing"
@@ -31,15 +31,13 @@ class Routing:
         """Count what the log has gained since the last turn; more is waiting if a whole span was read."""
         async with runtime.database.connection() as connection:
             if not await self._held(connection, runtime.owner, now):
+                runtime.metrics.show_lags("routing", {})
                 return Turned()
             counts, self._position = await topics_after(connection, self._position, SPAN)
             unrouted = unrouted_of(counts, await subscribed_topics(connection)) if counts else 0
             found = await resting(connection)
         runtime.metrics.unrouted.inc(unrouted)
-        for subscription in found:
-            age = now - (subscription.oldest_at or now)
-            runtime.metrics.relay_lag_messages.labels(subscription.name).set(subscription.behind)
-            runtime.metrics.relay_lag_s.labels(subscription.name).set(max(0.0, age.total_seconds()))
+        runtime.metrics.show_lags("routing", {one.name: (_age_s(one, now), one.behind) for one in found})
         return Turned(unrouted, sum(counts.values()) >= SPAN)
 
     async def drain(self, runtime: Runtime) -> None:
@@ -57,6 +55,10 @@ class Routing:
         if self._lease is not None:
             self._position = await log_head(connection)
         return self._lease is not None
+
+
+def _age_s(subscription: Resting, now: datetime) -> float:
+    return max(0.0, (now - (subscription.oldest_at or now)).total_seconds())
 
 
 def unrouted_of(counts: dict[str, int], subscribed: list[str]) -> int:

@@ -62,8 +62,9 @@ class AuditPage(BaseModel):
 async def get_audit(runtime: RuntimeDep, query: Annotated[AuditQuery, Query()]) -> AuditPage:
     """List every change that a person made: by an operator's, an admin's or a subscriber's key, or by the command line.
 
-    A row is written in the database transaction of the change. Where a change takes several (a verdict, dead letters by
-    a filter), the row comes first, so that no change is without one.
+    A row is written in the database transaction of the change. Where a change takes several, or is flushed with others
+    (verdicts, dead letters by a filter, what an admin's key sends), the row comes first, so that no change is without
+    one.
     """
     wanted = Filter(
         below=audit.HIGHEST if query.cursor is None else int(query.cursor),

@@ -14,7 +14,7 @@ from fastapi.responses import Response
 from pydantic import AfterValidator, Field, WithJsonSchema
 
 from app.access import Caller, Role
-from app.acts import act
+from app.acts import act, by_whom
 from app.bodies import with_body
 from app.database import Connection
 from app.dead_letter_shapes import (
@@ -119,7 +119,7 @@ async def list_of_dead_letters(
 
     Answers in bounded time whatever is stored: where few meet the filter, a page may hold fewer than `limit`, or none,
     and still have a `next_cursor`. The list is over when `next_cursor` is null. A subscriber's key must name one of its
-    subscriptions.
+    subscriptions, and is shown those of its topics.
     """
     if caller.role is Role.SUBSCRIBER:
         if query.subscription is None:
@@ -129,8 +129,12 @@ async def list_of_dead_letters(
                 missing={"subscriptions": "*"},
             )
         caller.must_have_subscription(query.subscription)
+        if query.topic is not None:
+            caller.must_have_topic(query.topic)
     async with runtime.database.connection() as connection:
         wanted = await _filter(connection, query)
+        if caller.role is Role.SUBSCRIBER:
+            wanted = replace(wanted, topics=caller.topics.topics_within)
         if query.cursor is not None:
             wanted = _below(wanted, query.cursor)
         rows, below = await list_dead_letters(connection, wanted, query.limit)
@@ -152,7 +156,8 @@ async def get_dead_letter(
 ) -> Response:
     """Return a dead letter: what the last attempt came to, and the message as `GET /messages/{message_id}` has it.
 
-    Its message is here also when its day has left the database.
+    Its message is here also when its day has left the database. To a subscriber's key one of another topic than its own
+    is not there.
     """
     caller.must_have_subscription(subscription)
     parsed = parse_message_id(message_id)
@@ -160,7 +165,7 @@ async def get_dead_letter(
         owner = (await _known(connection, [subscription]))[subscription]
         key = None if parsed is None else (owner.subscription_id, query.replay, *parsed)
         letter = None if key is None else await one_dead_letter(connection, *key)
-        if key is None or letter is None:
+        if key is None or letter is None or not caller.has_topic(letter.topic):
             raise DeadLetterUnknown(f"`{subscription}` has no dead letter of this message.")
         earlier = await earlier_redeliveries(connection, *key)
     return with_body(_shown(subscription, letter, earlier), letter.body, letter.content_type)
@@ -217,7 +222,7 @@ async def _act(
     runtime: Runtime, caller: Caller, wanted: ByIds | ByFilter, *, drop: bool
 ) -> tuple[Acted, list[DeadLetterRef], bool]:
     """Do what is asked for; return what came of it, which ones it was or would be, and whether it was a dry run."""
-    deed, now = Deed(drop, wanted.actor or caller.name, wanted.reason), runtime.clock.now()
+    deed, now = Deed(drop, by_whom(caller, wanted.actor), wanted.reason), runtime.clock.now()
     async with runtime.database.connection() as connection:
         if isinstance(wanted, ByIds):
             async with connection.transaction():

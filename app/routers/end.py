@@ -5,11 +5,13 @@ from uuid import UUID
 import msgspec
 
 from app.access import Caller, Role
+from app.acts import act
 from app.decoding import decode
 from app.errors import DatabaseUnavailable, DayGone, Problem, TransactionUnknown, VerdictConflict, WrongGroup
 from app.ids import message_id
 from app.runtime import Runtime
 from app.schemas import EndAnswer, EndRequest, PublishedMessage, UnknownAnswer
+from app.store.audit import Act, record
 from app.store.check_back import answer_unknown
 from app.store.days import day_of
 from app.store.ops import End, Recorded
@@ -40,6 +42,10 @@ async def post_end(runtime: Runtime, caller: Caller, body: bytes, trace: str | N
         from_check=request.from_check,
         traceparent=trace,
     )
+    if caller.role is Role.ADMIN:
+        # Before the flush, whose commit is others' as well; so no verdict that a person sent is without its act.
+        async with runtime.database.connection() as connection:
+            await record(connection, _act(caller, request), runtime.clock.now())
     recorded = await runtime.lanes.end.ask(end)
     if recorded.verdict != verdict or recorded.owner != request.producer_group:
         if recorded.owner is not None and not caller.groups.takes(recorded.owner):
@@ -110,5 +116,20 @@ async def _unknown(runtime: Runtime, caller: Caller, request: EndRequest) -> tup
         if found.producer_group != request.producer_group:
             raise WrongGroup("This transaction belongs to another producer group.")
         if request.from_check and found.state is State.IN_DOUBT:
-            await answer_unknown(connection, request.transaction_id, runtime.clock.now())
+            now = runtime.clock.now()
+            if caller.role is Role.ADMIN:
+                await record(connection, _act(caller, request), now)
+            await answer_unknown(connection, request.transaction_id, now)
     return 202, _encode(UnknownAnswer(request.transaction_id, "unknown", found.state.value))
+
+
+def _act(caller: Caller, request: EndRequest) -> Act:
+    return act(
+        caller,
+        "transaction.end",
+        request.transaction_id,
+        producer_group=request.producer_group,
+        verdict=request.verdict,
+        from_check=request.from_check or None,
+        reason=request.reason,
+    )

@@ -3,6 +3,7 @@
 import msgspec
 
 from app.access import Caller, Role
+from app.acts import act
 from app.decoding import decode
 from app.errors import ContentDiffers, DatabaseUnavailable, Draining, GroupUnregistered, Problem, TopicUndeclared
 from app.halves import first_difference, half_of, id_skew
@@ -10,6 +11,7 @@ from app.ids import message_id
 from app.runtime import Runtime
 from app.schemas import HalfAnswer, HalfMessageAnswer, HalfRequest
 from app.store import topics
+from app.store.audit import record
 from app.store.halves import Half, StoredHalf, half_rows, stored_halves
 
 _decoder = msgspec.json.Decoder(HalfRequest)
@@ -25,6 +27,8 @@ async def post_half(runtime: Runtime, caller: Caller, body: bytes, trace: str | 
     half = half_of(request, runtime.settings, runtime.clock)
     note_trace(runtime, half, trace)
     await refuse_new_half(runtime, caller, half, chosen=request.transaction_id is not None)
+    if caller.role is Role.ADMIN:
+        await note_half(runtime, caller, "transaction.half", half)
     stored = await runtime.lanes.half.ask(half)
     if not stored.fresh and stored.digest != half.digest:
         raise await unstored(runtime, half, stored)
@@ -47,6 +51,23 @@ def note_trace(runtime: Runtime, half: Half, trace: str | None) -> None:
     half.traceparent = trace
     if runtime.tracing is not None:
         runtime.tracing.about(trace, half.transaction_id, half.producer_group)
+
+
+async def note_half(runtime: Runtime, caller: Caller, what: str, half: Half) -> None:
+    """Put on record what a person is about to send, without bodies; a producer's halves are their own record.
+
+    Before it is flushed with others, in a commit of their own: so nothing that a person sent is without its act.
+    """
+    said = act(
+        caller,
+        what,
+        half.transaction_id,
+        producer_group=half.producer_group,
+        topics=sorted({message.topic for message in half.messages}),
+        messages=len(half.messages),
+    )
+    async with runtime.database.connection() as connection:
+        await record(connection, said, runtime.clock.now())
 
 
 async def refuse_new_half(runtime: Runtime, caller: Caller, half: Half, *, chosen: bool) -> None:

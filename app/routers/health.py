@@ -15,6 +15,7 @@ from app.migrate import current
 from app.readiness import Check, readiness
 from app.routers.shared import CallerDep, RuntimeDep, Strict, problems
 from app.rules import PEOPLE
+from app.runtime import Runtime
 from app.store.server import server_state
 
 router = APIRouter(tags=["operation"])
@@ -76,7 +77,8 @@ async def get_livez() -> Live:
 @router.get("/readyz", summary="Whether this process can do its work", responses=NOT_READY)
 async def get_readyz(runtime: RuntimeDep, caller: CallerDep, response: Response) -> Ready:
     """Look at the database, the partitions, the clock and the loops: 200 if all are well, 503 with the same body if
-    not. Where keys are asked for, details are for operators and admins: they name URLs and hosts."""
+    not. However many ask, the database is looked at about once a second. Where keys are asked for, details are for
+    operators and admins: they name URLs and hosts."""
     found = await readiness(runtime)
     response.status_code = 200 if found.ready else 503
     return Ready(
@@ -96,14 +98,20 @@ async def get_metrics(runtime: RuntimeDep) -> Response:
 
 @router.get("/version", summary="Versions", responses=problems())
 async def get_version(runtime: RuntimeDep) -> Version:
-    """Return what runs here."""
+    """Return what runs here; the database is asked about once a second, however many ask."""
+    revision, postgres = await runtime.versions.ask(lambda: _versions(runtime))
+    return Version(
+        version=version("halfnote-server"),
+        schema_revision=revision,
+        python=platform.python_version(),
+        postgres=postgres,
+    )
+
+
+async def _versions(runtime: Runtime) -> tuple[str | None, str]:
+    """Return the schema's revision and the server's version."""
     async with runtime.database.connection() as connection:
-        return Version(
-            version=version("halfnote-server"),
-            schema_revision=await current(connection),
-            python=platform.python_version(),
-            postgres=(await server_state(connection)).version,
-        )
+        return await current(connection), (await server_state(connection)).version
 
 
 def _shown(check: Check, caller: Caller) -> CheckShown:

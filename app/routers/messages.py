@@ -14,7 +14,7 @@ from app.errors import DayGone, MessageUnknown, TransactionUnknown
 from app.halves import half_of
 from app.ids import parse_message_id
 from app.routers.end import published, unknown_transaction
-from app.routers.half import note_trace, refuse_new_half, unstored
+from app.routers.half import note_half, note_trace, refuse_new_half, unstored
 from app.routers.shared import CallerDep, RuntimeDep, problems
 from app.runtime import Runtime
 from app.schemas import PlainAnswer, PlainRequest
@@ -44,6 +44,8 @@ async def post_messages(runtime: Runtime, caller: Caller, body: bytes, trace: st
     half = half_of(request, runtime.settings, runtime.clock)
     note_trace(runtime, half, trace)
     await refuse_new_half(runtime, caller, half, chosen=request.transaction_id is not None)
+    if caller.role is Role.ADMIN:
+        await note_half(runtime, caller, "transaction.plain", half)
     outcome = await runtime.lanes.plain.ask(half)
     recorded: Recorded | None = outcome.recorded
     if outcome.half.digest != half.digest or recorded is None or recorded.decided_at is None:

@@ -5,7 +5,7 @@ from uuid import UUID
 
 from fastapi import APIRouter
 
-from app.acts import act
+from app.acts import act, by_whom
 from app.database import Connection
 from app.errors import DayGone, Draining, GroupUnregistered, NotRolledBack, TransactionUnknown
 from app.ids import message_id, uuid7
@@ -48,7 +48,7 @@ async def reissue_transaction(
     if runtime.refusing_halves:
         raise Draining("This service takes ends, but no new halves.", retry_after_s=5)
     rows = await _rolled_back(runtime, transaction_id)
-    made = Reissue(transaction_id, uuid7(runtime.clock.now()), wanted.actor or caller.name, wanted.reason)
+    made = Reissue(transaction_id, uuid7(runtime.clock.now()), by_whom(caller, wanted.actor), wanted.reason)
     said = act(
         caller,
         "transaction.reissue",

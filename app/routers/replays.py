@@ -5,7 +5,7 @@ from typing import Annotated
 from fastapi import APIRouter, Path, Query
 
 from app.access import Caller
-from app.acts import act
+from app.acts import act, by_whom
 from app.database import Connection
 from app.errors import Invalid, LogGone, ReplayOver, ReplayUnknown, SubscriptionUnknown, TooManyReplays
 from app.replay_shapes import (
@@ -42,15 +42,17 @@ async def post_replay(name: NamePath, wanted: ReplayRequest, runtime: RuntimeDep
     """Send to this subscription once more what it takes of a part of the log, beside its live delivery.
 
     Messages keep their ids, and `halfnote-replay` names the replay. It has retries and dead letters of its own, keeps
-    the order by key within itself, and shares the subscription's rate. At most 10 run at once.
+    the order by key within itself, and shares the subscription's rate. At most 10 run at once. A subscriber's key must
+    reach every topic of the subscription.
     """
     caller.must_have_subscription(name)
     now = runtime.clock.now()
     async with runtime.database.transaction() as connection:
         subscription = await known(connection, name, lock=True)
+        caller.must_cover_topics(subscription.topics)
         after, last = await _part(connection, wanted)
         filters = wanted.filters.model_dump(mode="json", exclude_none=True) if wanted.filters else None
-        actor = wanted.actor or caller.name
+        actor = by_whom(caller, wanted.actor)
         asked = Asked(subscription.subscription_id, after, last, filters or None, actor, wanted.reason)
         made = await store.start(connection, asked, RUNNING_MAX, now)
         if made is not None:

@@ -78,7 +78,7 @@ async def put_subscription(
     signing secret than the current one is a rotation: for 24 hours both sign. A secret of another kind is needed when
     `signing` changes or a broker becomes a webhook: if none is given, one is made, and `secret` is shown this once with
     a 200 as well. `start` is read when the subscription is made. A change of topics or filters counts from the
-    checkpoint on. A subscriber's key may subscribe to the topics that it may read.
+    checkpoint on. A subscriber's key may subscribe to the topics that it may read, and change what takes no others.
     """
     caller.must_have_subscription(name)
     caller.must_cover_topics(wanted.topics)
@@ -96,6 +96,8 @@ async def put_subscription(
             stored = await store.one(connection, name, lock=True)
         if stored is None:
             raise DatabaseUnavailable(f"`{name}` was deleted at the same time; repeat.", retry_after_s=1)
+        # What of other topics is to be tried again would go to the new destination.
+        caller.must_cover_topics(stored.topics)
         answer, changed = await _change(runtime, connection, wanted, shape, granted, stored, now)
         if changed:
             await record(connection, _put_act(caller, name, wanted, new=False), now)

@@ -13,7 +13,7 @@ from fastapi.responses import Response
 from pydantic import AfterValidator, Field
 
 from app.access import Caller
-from app.acts import act
+from app.acts import act, by_whom
 from app.errors import (
     AlreadyDecided,
     DayGone,
@@ -61,7 +61,10 @@ Reason = Annotated[
     ),
     AfterValidator(_storable),
 ]
-Actor = Annotated[Name | None, Field(description="who decides, as it is to be recorded", examples=["dana"])]
+Actor = Annotated[
+    Name | None,
+    Field(description="who decides; beside a key's name it is recorded as `erin (key dana)`", examples=["dana"]),
+]
 
 
 class VerdictRequest(Strict):
@@ -151,7 +154,7 @@ async def decide_transaction(
             )
     verdict = VERDICTS[wanted.verdict]
     await _note(runtime, caller, wanted, [transaction_id])
-    end = End(transaction_id, None, verdict, Source.OPERATOR, actor=wanted.actor or caller.name, reason=wanted.reason)
+    end = End(transaction_id, None, verdict, Source.OPERATOR, actor=by_whom(caller, wanted.actor), reason=wanted.reason)
     recorded = await runtime.lanes.end.submit(end)
     if recorded.verdict != verdict:
         raise await refusal(runtime, end, recorded)
@@ -187,7 +190,7 @@ async def decide_transactions(runtime: RuntimeDep, caller: CallerDep, wanted: De
     rows, more = await _matching(runtime, wanted, wanted.state)
     changed = 0
     if not wanted.dry_run:
-        verdict, actor = VERDICTS[wanted.verdict], wanted.actor or caller.name
+        verdict, actor = VERDICTS[wanted.verdict], by_whom(caller, wanted.actor)
         await _note(runtime, caller, wanted, [row.transaction_id for row in rows])
         ends = [
             End(row.transaction_id, None, verdict, Source.OPERATOR, actor=actor, reason=wanted.reason) for row in rows

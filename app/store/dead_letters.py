@@ -54,6 +54,16 @@ order by {NEWEST_FIRST} limit $15
 """  # noqa: S608
     for name, bounds in RANGE.items()
 }
+# What a subscriber's key may read of its subscription: topics by name or beginning, which is of Halfnote's own only if
+# it begins so itself.
+SCOPED_PAGE = PAGES["subscription"].replace(
+    f"and {MEETS}",
+    f"""and {MEETS}
+  and (d.topic = any($17::text[]) or exists (
+    select from unnest($18::text[]) as p(beginning)
+    where d.topic ^@ p.beginning and (p.beginning ^@ 'halfnote.' or not d.topic ^@ 'halfnote.')
+  ))""",
+)
 COUNTS = {
     name: f"""
 select count(*) from (
@@ -134,7 +144,10 @@ HIGHEST = Place(datetime(9999, 12, 31, tzinfo=UTC))
 
 @dataclass(frozen=True, slots=True)
 class Filter:
-    """What a list is to hold; None is no filter. Died at `died_after` or later, and below the place `below`."""
+    """What a list is to hold; None is no filter. Died at `died_after` or later, and below the place `below`.
+
+    `topics`: only of topics with these names and beginnings; needs a subscription, and counts for pages alone.
+    """
 
     subscription_id: int | None = None
     topic: str | None = None
@@ -142,6 +155,7 @@ class Filter:
     reason: str | None = None
     died_after: datetime = LOWEST.died_at
     below: Place = HIGHEST
+    topics: tuple[list[str], list[str]] | None = None
 
     @property
     def source(self) -> str:
@@ -244,7 +258,11 @@ async def window_floor(connection: Connection, wanted: Filter) -> Place | None:
 
 async def read_page(connection: Connection, wanted: Filter, floor: Place, limit: int) -> list[DeadLetterSummary]:
     """Return the first `limit` dead letters from `wanted.below` down to `floor`, itself included."""
-    rows = await connection.fetch(PAGES[wanted.source], *bounds(wanted, floor, limit))
+    arguments = bounds(wanted, floor, limit)
+    if wanted.topics is None:
+        rows = await connection.fetch(PAGES[wanted.source], *arguments)
+    else:
+        rows = await connection.fetch(SCOPED_PAGE, *arguments, *wanted.topics)
     return [DeadLetterSummary(Place(*row[:5]), *row[5:]) for row in rows]
 
 

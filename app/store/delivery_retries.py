@@ -66,7 +66,7 @@ with streams as materialized (
 select s.n::int, c."offset", c.transaction_id, c.position, c.topic, c.key, coalesce(c.tag, o.tag), o.due_at,
   coalesce(c.committed_at, o.committed_at), coalesce(c.producer_group, h.producer_group),
   coalesce(c.headers, h.headers), coalesce(c.content_type, h.content_type), coalesce(c.body, h.body),
-  coalesce(c.body_digest, h.body_digest), h.traceparent, c.attempts, c.first_at, c.lease_epoch
+  h.traceparent, c.attempts, c.first_at, c.lease_epoch
 from claimed c
 join streams s on s.subscription_id = c.subscription_id and s.replay = c.replay
   and (s.shards = 1 or {HASH.format("c")} % s.shards = s.shard)

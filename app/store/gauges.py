@@ -44,6 +44,26 @@ select (
 ) as delivery_at
 """
 
+# How many retries of one subscription are counted.
+RETRIES_MOST = 10_000
+
+# There are few subscriptions; each is one probe in delivery_retry_tried, which leaves out what was never tried (the
+# producer's delays, of which there may be many), and a count in it up to a number. Whether they are due, leased or of a
+# replay makes no difference: they were tried in vain and are not settled.
+RETRIES = """
+select s.name, (
+  select r.first_at from delivery_retry r
+  where r.subscription_id = s.subscription_id and r.first_at is not null
+  order by r.first_at limit 1
+) as oldest_at, (
+  select count(*) from (
+    select from delivery_retry r
+    where r.subscription_id = s.subscription_id and r.first_at is not null limit $1
+  ) tried
+) as waiting
+from subscription s where s.deleted_at is null
+"""
+
 
 @dataclass(frozen=True, slots=True)
 class Undecided:
@@ -74,3 +94,18 @@ async def oldest_due(connection: Connection, now: datetime) -> OldestDue:
     row = await connection.fetchrow(OLDEST_DUE, now)
     assert row is not None
     return OldestDue(**row)
+
+
+@dataclass(frozen=True, slots=True)
+class Retries:
+    """A subscription's messages that were tried in vain and are to be tried again: how many, counted up to
+    RETRIES_MOST, and when the one that has failed for longest was first tried; None: there is none."""
+
+    waiting: int
+    oldest_at: datetime | None
+
+
+async def retries_of(connection: Connection) -> dict[str, Retries]:
+    """Return the retries of each subscription, also of those that have none, by its name."""
+    rows = await connection.fetch(RETRIES, RETRIES_MOST)
+    return {row["name"]: Retries(row["waiting"], row["oldest_at"]) for row in rows}

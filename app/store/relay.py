@@ -63,20 +63,20 @@ with span as materialized (
     )))
   order by s."offset" limit $7
 ), bodies as materialized (
-  select m.*, h.producer_group, h.headers, h.content_type, h.body, h.body_digest, h.traceparent,
+  select m.*, h.producer_group, h.headers, h.content_type, h.body, h.traceparent,
     sum(octet_length(h.body)) over (order by m."offset") - octet_length(h.body) as before
   from matched m, lateral (
-    select producer_group, headers, content_type, body, body_digest, traceparent from half h
+    select producer_group, headers, content_type, body, traceparent from half h
     where h.transaction_id = m.transaction_id and h.position = m.position offset 0
   ) h
 ), taken as materialized (
   select * from bodies where before < {WINDOW_BYTES}
 )
 select "offset", transaction_id, position, topic, key, tag, due_at, committed_at, producer_group, headers, content_type,
-  body, body_digest, traceparent, null::bigint as reached
+  body, traceparent, null::bigint as reached
 from taken
 union all
-select null, null, null, null, null, null, null, null, null, null, null, null, null, null,
+select null, null, null, null, null, null, null, null, null, null, null, null, null,
   case when t.count < m.count or m.count >= $7 then t.last else (select least(max("offset"), $13) from span) end
 from (select count(*), max("offset") as last from taken) t, (select count(*) from matched) m
 order by 1 nulls last
@@ -108,7 +108,6 @@ class Outgoing:
     headers: str | None
     content_type: str
     body: bytes
-    body_digest: bytes
     traceparent: str | None = None
     used: int = 0
     first_at: datetime | None = None
@@ -191,7 +190,7 @@ async def window(connection: Connection, reader: Reader, after: int, at_most: in
         reader.replay,
         reader.until,
     )
-    return [Outgoing(*row[:14]) for row in rows], last["reached"]
+    return [Outgoing(*row[:13]) for row in rows], last["reached"]
 
 
 def takes(route: Route, message: Outgoing) -> bool:

@@ -119,6 +119,7 @@ class Settlement:
     """What is to be recorded of one message: a receipt, a (further) retry, a dead letter, or only the attempt (`note`).
 
     `attempts`: tries used up. `what`: the word for the attempt's record, None if nothing was sent or it was delivered.
+    `digest`: the SHA-256 of the body that was delivered, computed from what was sent, for the receipt.
     """
 
     message: Outgoing
@@ -133,6 +134,7 @@ class Settlement:
     error: str | None = None
     response: str | None = None
     reason: str | None = None
+    digest: bytes | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,7 +166,7 @@ def _row(n: int, s: Settlement) -> tuple[object, ...]:
         s.attempts,
         s.first_at,
         s.due_at,
-        m.body_digest,
+        s.digest,
         s.what,
         s.status,
         s.duration_ms,
@@ -177,7 +179,7 @@ def _row(n: int, s: Settlement) -> tuple[object, ...]:
 
 def _plain_row(n: int, s: Settlement) -> tuple[object, ...]:
     m = s.message
-    return n, m.transaction_id, m.position, m.offset, s.first_at, m.body_digest, s.status, s.duration_ms
+    return n, m.transaction_id, m.position, m.offset, s.first_at, s.digest, s.status, s.duration_ms
 
 
 def _is_plain(s: Settlement) -> bool:
