@@ -48,13 +48,13 @@ FROM ${BASE} AS jars
 RUN apt-get update \
  && apt-get install --yes --no-install-recommends maven openjdk-17-jre-headless \
  && rm -rf /var/lib/apt/lists/*
-# Postgres's driver, and what else Spark needs, as `group:artifact:version …` (S3: hadoop-aws and the AWS bundle).
+# Postgres's driver, and what else Spark needs, as `group:artifact:version …`, each with what it brings:
+# JARS=org.apache.hadoop:hadoop-aws:3.5.0 is S3, 690 MB of it.
 ARG JDBC=org.postgresql:postgresql:42.7.7
 ARG JARS=
-RUN mkdir /jars \
- && for artifact in $JDBC $JARS; do \
-      mvn --batch-mode --quiet dependency:copy "-Dartifact=$artifact" -DoutputDirectory=/jars || exit 1; \
-    done
+COPY images/fetch-jars /usr/local/bin/fetch-jars
+# hadolint ignore=SC2086
+RUN fetch-jars /jars/driver $JDBC && fetch-jars /jars/more $JARS
 
 FROM python AS spark
 # hadolint ignore=DL3008
@@ -62,10 +62,13 @@ RUN apt-get update \
  && apt-get install --yes --no-install-recommends openjdk-17-jre-headless procps \
  && rm -rf /var/lib/apt/lists/*
 COPY --from=build-spark /opt/halfnote /opt/halfnote
-COPY --from=jars /jars /opt/halfnote/jars
+COPY --from=jars /jars/driver /opt/halfnote/jars
+COPY --from=jars /jars/more /opt/halfnote/jars/more
 COPY images/spark-entrypoint images/nightly /opt/halfnote/bin/
-# Where Spark on Kubernetes looks for it; and what volumes are laid over, so that they are ours.
+# Where Spark on Kubernetes looks for it; where every JVM of Spark, driver or executor, finds jars, whoever starts it; and
+# what volumes are laid over, so that they are ours.
 RUN ln -s /opt/halfnote/pyspark /opt/spark \
+ && find /opt/halfnote/jars/more -name '*.jar' -exec ln -s '{}' /opt/spark/jars/ ';' \
  && install --directory --owner=10001 --group=10001 /archive /staging
 # Matplotlib and Java keep files where HOME is; in a container whose root cannot be written that is /tmp.
 ENV PATH=/opt/halfnote/bin:$PATH \

@@ -15,7 +15,7 @@ PYTEST := $(BIN)/python -m pytest -n 2 --dist loadgroup
 
 .DEFAULT_GOAL := help
 .PHONY: help run demo demo-compare reconcile test test-all test-deps test-helm test-image helm-deps sbom audit check
-.PHONY: format bench bench-relay bench-spark docs lock clean
+.PHONY: bucket-deps test-bucket format bench bench-relay bench-spark docs lock clean
 
 help: ## these lines
 	@grep -E '^[a-z-]+:.*##' Makefile | sed -E 's/:[^#]*##/\t/' | expand -t 14
@@ -44,13 +44,20 @@ test-deps: ## the servers that tests need: RabbitMQ, NATS, Redis, MariaDB, pgbou
 helm-deps: ## what the chart is tested with: Helm, a Kubernetes API and more, built by Go; half an hour, the first time
 	@scripts/helm-deps
 
-test-helm: $(DEV) ## the chart and the compose file, on a real Kubernetes API; after `make helm-deps`
-	$(PYTEST) tests/helm
+# What these need and do not find is an error there, and skips tests elsewhere (tests/absent.py).
+test-helm: $(DEV) ## the chart and the compose file, on a real Kubernetes API; after `make helm-deps`; needs root and podman
+	HALFNOTE_TEST_HELM=required $(PYTEST) tests/helm
 
 test-image: $(DEV) ## images and compose file, built and run by podman, with order 1030 and its proof; needs root
-	$(PYTEST) tests/test_images.py tests/test_compose.py
+	HALFNOTE_TEST_IMAGES=required $(PYTEST) tests/test_images.py tests/test_compose.py
 
-sbom: ## what the images are made of, as CycloneDX, into dist/
+bucket-deps: ## what `make test-bucket` needs: MinIO, by Go, and Spark's jars for S3, by Maven; a gigabyte, ten minutes
+	@scripts/bucket-deps
+
+test-bucket: $(DEV) ## archive and proof in a bucket of a real S3 server; after `make bucket-deps`
+	HALFNOTE_TEST_BUCKET=required $(PYTEST) tests/spark/test_bucket.py
+
+sbom: ## what locks and Dockerfile say that the images are made of, as CycloneDX, into dist/
 	@PYTHONWARNINGS=ignore scripts/sbom .tools/sbom
 
 audit: $(DEV) ## known vulnerabilities of what the images' locks name, where the advisory data can be reached

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.absent import absent
 from tests.containers import BUILDING, RUNTIME, attempt, base, call, image, postgres, until
 from tests.helm.programs import program
 from tests.processes import ROOT
@@ -90,7 +91,7 @@ def project(tmp_path: Path) -> Iterator[Project]:
     """The compose file's images, and a project of which nothing has started."""
     program("podman-compose")
     if not Path("/usr/lib/podman/netavark").exists() or not Path("/usr/lib/podman/aardvark-dns").exists():
-        pytest.skip("containers find each other by netavark and aardvark-dns: apt install netavark aardvark-dns")
+        absent("containers find each other by netavark and aardvark-dns: apt install netavark aardvark-dns", "IMAGES")
     given = {
         "POSTGRES_PASSWORD": secrets.token_hex(24),
         "ADMIN_KEY": f"hn_{secrets.token_hex(32)}",

@@ -6,8 +6,7 @@ import subprocess
 from collections.abc import Sequence
 from pathlib import Path
 
-import pytest
-
+from tests.absent import absent
 from tests.processes import ROOT
 
 CHART = ROOT / "helm" / "halfnote"
@@ -20,10 +19,10 @@ CONTROL_PLANE = ("etcd", "kube-apiserver", "kube-controller-manager", "kube-sche
 
 
 def program(name: str) -> str:
-    """Return where a program is; skips the test if it is nowhere."""
+    """Return where a program is; skips the test if it is nowhere, as tests/absent.py says."""
     found = shutil.which(name, path=f"{KUBE / 'bin'}{os.pathsep}{os.environ.get('PATH', '')}")
     if found is None:
-        pytest.skip(f"{name} is not installed here: make helm-deps")
+        absent(f"{name} is not installed here: make helm-deps", "HELM", "IMAGES")
     return found
 
 
@@ -31,7 +30,7 @@ def require(*places: Path) -> None:
     """Skip the test unless what `make helm-deps` fetches is there."""
     for place in places:
         if not place.exists():
-            pytest.skip(f"{place} is not there: make helm-deps")
+            absent(f"{place} is not there: make helm-deps", "HELM")
 
 
 def run(command: Sequence[str], *, stdin: str | None = None, **env: str) -> subprocess.CompletedProcess[str]:

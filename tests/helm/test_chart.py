@@ -143,7 +143,13 @@ def test_unknown_values_are_refused_everywhere(path: tuple[str, ...]) -> None:
         ("settings/database_url", "postgresql://x"),
         ("settings/auth", "off"),
         ("settings/host", "127.0.0.1"),
+        ("host", "127.0.0.1"),
+        ("host", ""),
         ("extraEnv", [{"nam": "A"}]),
+        ("commonLabels", {"app.kubernetes.io/instance": "other"}),
+        ("api/podLabels", {"app.kubernetes.io/component": "web"}),
+        ("worker/podLabels", {"app.kubernetes.io/name": "shop"}),
+        ("worker/podLabels", {"halfnote/spark": "true"}),
         ("networkPolicy/monitoring", []),
         ("prometheusRule/disabled", ["Other"]),
     ],
@@ -153,6 +159,28 @@ def test_wrong_values_are_refused(path: str, value: Any) -> None:
     found = refused(merged(DEFAULTS, at(tuple(before), {name: value})))
     assert found
     assert all(where == path or where.startswith(f"{path}/") or where == "/".join(before) for where in found)
+
+
+def test_no_label_of_ones_own_is_one_that_pods_are_found_by() -> None:
+    templates = "".join(file.read_text() for file in (CHART / "templates").iterdir() if file.is_file())
+    ours = set(re.findall(r"^ *((?:app\.kubernetes\.io|halfnote)/[\w-]+|helm\.sh/chart):", templates, re.MULTILINE))
+    assert "app.kubernetes.io/component" in ours
+    for path in (("commonLabels",), ("api", "podLabels"), ("worker", "podLabels")):
+        for name in ours:
+            assert refused(merged(DEFAULTS | DATABASE, at(path, {name: "x"}))) == ["/".join(path)], name
+        assert refused(merged(DEFAULTS | DATABASE, at(path, {"team": "x", "app.kubernetes.io/created-by": "y"}))) == []
+
+
+def test_the_pages_say_how_many_connections_a_process_takes() -> None:
+    kept = sum(
+        len(re.findall(r"await self\._database\.dedicated\(|= Lane\(connect", (ROOT / "app" / name).read_text()))
+        for name in ("flush.py", "wakeups.py")
+    )
+    pool = Settings.model_fields["pool_size"].default
+    said = f"Each process holds up to {pool + kept} database connections: {pool} of `settings.pool_size`, and five more"
+    assert said in (ROOT / "docs" / "kubernetes.md").read_text()
+    assert kept == 5
+    assert f"so {pool + kept}." in (ROOT / "docs" / "operations" / "sizing.md").read_text()
 
 
 def test_no_pod_reaches_what_hands_out_credentials_of_its_machine() -> None:
@@ -184,7 +212,8 @@ def test_every_alert_says_how_bad_it_is_and_what_is_the_matter() -> None:
     for alert in ALERTS:
         assert alert["labels"]["severity"] in ("critical", "warning", "info"), alert
         assert alert["annotations"]["summary"].endswith("."), alert
-        assert alert.keys() <= {"alert", "expr", "for", "labels", "annotations"}, alert
+        assert alert.keys() <= {"alert", "needs", "expr", "for", "labels", "annotations"}, alert
+        assert alert.get("needs", "proof") == "proof", alert
 
 
 @pytest.mark.parametrize(("where", "query"), list(queries()), ids=lambda text: text[:40])
@@ -196,19 +225,23 @@ def test_every_metric_that_is_asked_for_exists_with_its_labels(where: str, query
     assert asked or query.startswith("absent(up{"), where
     for name, matchers in asked:
         assert name in known, (where, name)
-        labels = set(re.findall(r"(\w+)(?:=~|!=|!~|=)", matchers.replace("SELECTOR", "")))
+        labels = set(re.findall(r"(\w+)(?:=~|!=|!~|=)", matchers.replace("SELECTOR", "").replace("ONLY_API", "")))
         assert labels <= known[name] | given, (where, name, labels)
     grouped = {label.strip() for group in re.findall(r"\bby \(([^)]*)\)", query) for label in group.split(",")}
     assert grouped <= set().union(*(known[name] for name, _ in asked)) | given, (where, grouped)
     if where in {alert["alert"] for alert in ALERTS}:
-        assert "SELECTOR" in query
-        assert query.count("SELECTOR") == len(asked) + query.startswith("absent(up{")
+        assert len(re.findall("SELECTOR|ONLY_API", query)) == len(asked) + query.startswith("absent(up{") > 0
 
 
 def test_every_metric_is_on_the_dashboard() -> None:
     shown = " ".join(query for where, query in queries())
     families = {re.sub(r"_total$", "", name) for name, _ in ((f.name, f) for f in Metrics().registry.collect())}
     assert {name for name in families if name not in shown} == set()
+
+
+def test_alerts_of_the_proof_need_it() -> None:
+    for alert in ALERTS:
+        assert ("needs" in alert) == ("halfnote_reconciliation_" in alert["expr"]), alert
 
 
 def test_what_an_alert_tells_is_in_its_labels() -> None:

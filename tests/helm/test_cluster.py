@@ -17,6 +17,7 @@ import pyspark
 import pytest
 import yaml
 
+from tests.absent import absent
 from tests.helm.cluster import Cluster
 from tests.helm.kubelet import add_node
 from tests.helm.programs import CHART, VALUES, rendered
@@ -204,7 +205,7 @@ def test_sparks_driver_may_make_executors_and_read_no_secrets(kube: Cluster, spa
 
 def test_spark_makes_executors_that_are_as_restricted_as_all_else(kube: Cluster, space: str, tmp_path: Path) -> None:
     if shutil.which("java") is None:
-        pytest.skip("Spark needs Java 17: apt install openjdk-17-jre-headless")
+        absent("Spark needs Java 17: apt install openjdk-17-jre-headless", "HELM")
     values = next(file for file in VALUES if file.stem == "kubernetes-values")
     installed(kube, space, values)
     settings = kube.get("configmap", "hn-halfnote-spark", "--namespace", space)["data"]

@@ -78,6 +78,14 @@ def test_only_what_makes_the_sealing_key_may_write_it(tmp_path: Path) -> None:
     assert services["api"]["environment"]["HALFNOTE_SECRETS_KEY_FILE"] == f"{laid['api']['target']}/secrets.keys"
 
 
+def test_what_is_kept_is_found_again_by_a_new_container(tmp_path: Path) -> None:
+    services = project(tmp_path, "brokers")["services"]
+    for name in ("postgres", *BROKERS):
+        assert [volume["type"] for volume in services[name]["volumes"]] == ["volume"], name
+    # RabbitMQ's data are those of a node, whose name has the host's in it: Docker would make one up for each container.
+    assert services["rabbitmq"]["hostname"] == "rabbitmq"
+
+
 def test_callbacks_reach_the_network_of_the_containers(tmp_path: Path) -> None:
     read = project(tmp_path, SUBNET="172.31.5.0/24")
     assert read["networks"]["default"]["ipam"]["config"][0]["subnet"] == "172.31.5.0/24"

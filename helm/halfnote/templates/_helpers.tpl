@@ -87,6 +87,15 @@ helm.sh/chart: {{ printf "%s-%s" $root.Chart.Name $root.Chart.Version | replace 
 {{- end }}
 {{- end -}}
 
+{{/* What a migration goes by; takes a list of the root and the Secret that has the URL. */}}
+{{- define "halfnote.migrationEnv" -}}
+{{- include "halfnote.databaseEnv" . }}
+{{- with (index . 0).Values.settings.days_ahead }}
+- name: HALFNOTE_DAYS_AHEAD
+  value: {{ include "halfnote.scalar" . | quote }}
+{{- end }}
+{{- end -}}
+
 {{/* Where the archive is, as a URL or a path; nothing if there is none. */}}
 {{- define "halfnote.archivePlace" -}}
 {{- if .Values.archive.enabled -}}

@@ -69,7 +69,7 @@ spec:
           securityContext:
             {{- include "halfnote.securityContext" $root | nindent 12 }}
           env:
-            {{- include "halfnote.databaseEnv" (list $root (include "halfnote.databaseSecret" $root)) | trim | nindent 12 }}
+            {{- include "halfnote.migrationEnv" (list $root (include "halfnote.databaseSecret" $root)) | trim | nindent 12 }}
           resources:
             {{- toYaml $root.Values.migration.resources | nindent 12 }}
           volumeMounts:
@@ -89,7 +89,7 @@ spec:
                 fieldRef:
                   fieldPath: status.podIP
             - name: HALFNOTE_HOST
-              value: 0.0.0.0
+              value: {{ $root.Values.host | quote }}
             - name: HALFNOTE_PORT
               value: "8080"
             - name: HALFNOTE_AUTH

@@ -32,6 +32,16 @@ archive:
 {{- end }}
 {{- end -}}
 
+{{/* What is given to every pod, as environment of Spark's. */}}
+{{- define "halfnote.extraSparkEnv" -}}
+{{- with .Values.extraEnv }}
+{{ toYaml . }}
+{{- end }}
+{{- with .Values.reconciliation.extraEnv }}
+{{ toYaml . }}
+{{- end }}
+{{- end -}}
+
 {{/* Takes a list of the root and the program. */}}
 {{- define "halfnote.sparkEnv" -}}
 {{- $root := index . 0 -}}
@@ -42,12 +52,16 @@ archive:
 - name: SPARK_LOCAL_DIRS
   value: /staging
 {{- end }}
-{{- with $root.Values.extraEnv }}
-{{ toYaml . }}
+{{- if eq $root.Values.reconciliation.engine "local" }}
+{{- with $root.Values.reconciliation.sparkConf }}
+- name: HALFNOTE_SPARK_CONF
+  value: |-
+    {{- range $name := keys . | sortAlpha }}
+    {{ $name }}={{ index $root.Values.reconciliation.sparkConf $name }}
+    {{- end }}
 {{- end }}
-{{- with $root.Values.reconciliation.extraEnv }}
-{{ toYaml . }}
 {{- end }}
+{{- include "halfnote.extraSparkEnv" $root }}
 {{- end -}}
 
 {{/* What is written: rows during a run, and the archive if that is a volume. */}}
@@ -99,7 +113,7 @@ archive:
 {{- printf "%s-spark" (include "halfnote.fullname" .) -}}
 {{- end -}}
 
-{{/* Spark's settings where its executors are pods of their own: the same for both engines that do so. */}}
+{{/* Spark's settings for executors of `kubernetes`; the operator describes its executors by halfnote.operatorPod. */}}
 {{- define "halfnote.executorConf" -}}
 spark.kubernetes.executor.volumes.persistentVolumeClaim.staging.mount.path: /staging
 spark.kubernetes.executor.volumes.persistentVolumeClaim.staging.options.claimName: {{ include "halfnote.stagingClaim" . }}
@@ -132,13 +146,20 @@ tolerations:
 affinity:
   {{- toYaml . | nindent 2 }}
 {{- end }}
+{{- with $root.Values.reconciliation.priorityClassName }}
+priorityClassName: {{ . }}
+{{- end }}
+{{- $env := include "halfnote.extraSparkEnv" $root | trim }}
 {{- if ne (index . 1) "executor" }}
+{{- $env = include "halfnote.sparkEnv" . | trim }}
+{{- end }}
+{{- with $env }}
 env:
-  {{- include "halfnote.sparkEnv" . | trim | nindent 2 }}
+  {{- . | nindent 2 }}
+{{- end }}
 {{- with $root.Values.extraEnvFrom }}
 envFrom:
   {{- toYaml . | nindent 2 }}
-{{- end }}
 {{- end }}
 volumeMounts:
   {{- include "halfnote.sparkMounts" $root | nindent 2 }}
