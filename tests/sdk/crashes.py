@@ -143,9 +143,9 @@ class Connections:
 
     async def close(self) -> None:
         """Cut what the dead have left."""
-        for connecting in self._connecting:
-            (await connecting).terminate()
-        self._connecting.clear()
+        # Those that live connect meanwhile, or are done.
+        while self._connecting:
+            (await self._connecting.pop()).terminate()
         # Sockets are closed at the next turns of the loop.
         for _ in range(3):
             await asyncio.sleep(0)
