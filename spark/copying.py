@@ -5,6 +5,7 @@ halves. This takes 1.5 s; Postgres's part is not counted in either (docs/decisio
 """
 
 import threading
+import time
 from collections.abc import Sequence
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from contextlib import closing
@@ -33,6 +34,11 @@ IN_SNAPSHOT = (
 )
 # The rest is about choosing a server, which is chosen, or of versions of libpq that the driver's need not be.
 OPTIONS = ("sslmode", "sslrootcert", "sslcert", "sslkey", "sslcrl", "channel_binding", "gssencmode", "krbsrvname")
+# The service comes first: while others are at work in the database, a reader rests after each range, so many times as
+# long as that took it (docs/decisions/0027 has what it costs both).
+RESTS = 3.0
+OTHERS_AT_WORK = """select exists (select from pg_stat_activity where datname = current_database()
+  and backend_type = 'client backend' and state = 'active' and application_name <> 'halfnote proof')"""
 # Rules look for rows by this alone; whatever else a file says of its columns would be in vain.
 ASKED_BY = ["offset"]
 
@@ -69,7 +75,11 @@ def write_copied(
                     number, query = parts.get_nowait()
                 except Empty:
                     break
+                began = time.monotonic()
                 rows += _copy(cursor, query, place / f"part-{number:05}.parquet", unlike, stop)
+                took_s = time.monotonic() - began
+                if _others_are_at_work(cursor):
+                    stop.wait(RESTS * took_s)
         return rows
 
     readers = min(abreast, len(queries))
@@ -97,6 +107,13 @@ def _copy(cursor: Any, query: str, file: Path, unlike: Sequence[str], stop: thre
                 if stop.is_set():
                     break
     return rows
+
+
+def _others_are_at_work(cursor: Any) -> bool:
+    # Else the whole transaction would see what its first look saw.
+    cursor.execute("select pg_stat_clear_snapshot()::text")
+    cursor.execute(OTHERS_AT_WORK)
+    return bool(cursor.fetchone()[0])
 
 
 def _reach(connection: Connection) -> str:

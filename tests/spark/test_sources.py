@@ -3,9 +3,12 @@
 import io
 import itertools
 import json
+import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, date, datetime, timedelta
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import psycopg
@@ -160,6 +163,47 @@ def test_a_reader_whose_session_is_ended_ends_the_others(
         with pytest.raises(RunFailedError, match=r"A read failed: .*(terminating connection|closed the connection)"):
             read(spark, snapshot, day, tmp_path)
     assert next(begun) < many
+
+
+@pytest.mark.parametrize("busy", [True, False])
+def test_readers_rest_while_others_are_at_work(
+    spark: SparkSession,
+    dsn: str,
+    day: date,
+    other: Connection,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    busy: bool,
+) -> None:
+    rests: list[float] = []
+
+    class Unhurried(threading.Event):
+        """Tells how long somebody would have waited for it."""
+
+        def wait(self, timeout: float | None = None) -> bool:
+            """Come back at once."""
+            rests.append(timeout or 0.0)
+            return self.is_set()
+
+    monkeypatch.setattr(sources, "PAGES_AT_ONCE", 2)
+    fill_day(dsn, day, 500)
+    with open_snapshot(dsn) as snapshot, ThreadPoolExecutor() as pool:
+        if busy:
+            working = pool.submit(other.execute, "select pg_sleep(600)")
+            while not snapshot.rows("select pid from pg_stat_activity where query ~ '^select pg_sleep'"):
+                snapshot.rows("select pg_stat_clear_snapshot()")
+        with monkeypatch.context() as context:
+            context.setattr(copying, "threading", SimpleNamespace(Event=Unhurried))
+            read(spark, snapshot, day, tmp_path)
+        if busy:
+            other.cancel()
+            assert isinstance(working.exception(), psycopg.errors.QueryCanceled)
+        ranges = sum(len(page_ranges(snapshot.pages(partition_name(name, day)))) for name in ("half", "op", "outbox"))
+    if busy:
+        assert len(rests) > ranges
+        assert all(rest > 0 for rest in rests)
+    else:
+        assert rests == []
 
 
 @pytest.mark.parametrize("expression", [sources._brought, sources._copied])
