@@ -35,10 +35,12 @@ IN_SNAPSHOT = (
 # The rest is about choosing a server, which is chosen, or of versions of libpq that the driver's need not be.
 OPTIONS = ("sslmode", "sslrootcert", "sslcert", "sslkey", "sslcrl", "channel_binding", "gssencmode", "krbsrvname")
 # The service comes first: while others are at work in the database, a reader rests after each range, so many times as
-# long as that took it (docs/decisions/0027 has what it costs both).
+# long as that took it (docs/decisions/0027 has what it costs both). A service that is busy itself leaves the database
+# alone for some milliseconds, one that has nothing to do for hundreds.
 RESTS = 3.0
 OTHERS_AT_WORK = """select exists (select from pg_stat_activity where datname = current_database()
-  and backend_type = 'client backend' and state = 'active' and application_name <> 'halfnote proof')"""
+  and backend_type = 'client backend' and application_name <> 'halfnote proof'
+  and (state = 'active' or state_change > clock_timestamp() - interval '20 ms'))"""
 # Rules look for rows by this alone; whatever else a file says of its columns would be in vain.
 ASKED_BY = ["offset"]
 
