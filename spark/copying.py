@@ -39,7 +39,7 @@ OPTIONS = ("sslmode", "sslrootcert", "sslcert", "sslkey", "sslcrl", "channel_bin
 # alone for some milliseconds, one that has nothing to do for hundreds.
 RESTS = 3.0
 OTHERS_AT_WORK = """select exists (select from pg_stat_activity where datname = current_database()
-  and backend_type = 'client backend' and application_name <> 'halfnote proof'
+  and backend_type = 'client backend' and not starts_with(application_name, 'halfnote proof')
   and (state = 'active' or state_change > clock_timestamp() - interval '20 ms'))"""
 # Rules look for rows by this alone; whatever else a file says of its columns would be in vain.
 ASKED_BY = ["offset"]

@@ -17,7 +17,6 @@ from bench.spark_sql import Found, by_duckdb, by_postgres
 from bench.stage import open_stage
 from spark.generating import parquet, postgres
 from spark.generating.plan import ALLOWED, FORBIDDEN, Plan
-from tests.spark.unseen import UNSEEN
 
 KINDS = ALLOWED + FORBIDDEN
 
@@ -90,7 +89,6 @@ def test_every_row_can_be_run_by_its_name(capsys: pytest.CaptureFixture[str]) ->
     assert "spark:growth" in capsys.readouterr().err
 
 
-@UNSEEN
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
 @pytest.mark.skipif(shutil.which("wrk") is None, reason="wrk is not installed (apt install wrk)")

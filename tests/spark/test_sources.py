@@ -190,8 +190,8 @@ def test_readers_rest_while_others_are_at_work(
     with open_snapshot(dsn) as snapshot, ThreadPoolExecutor() as pool:
         if busy:
             working = pool.submit(other.execute, "select pg_sleep(600)")
-            while not snapshot.rows("select pid from pg_stat_activity where query ~ '^select pg_sleep'"):
-                snapshot.rows("select pg_stat_clear_snapshot()")
+        while snapshot.rows(copying.OTHERS_AT_WORK) != [{"exists": busy}]:
+            snapshot.rows("select pg_stat_clear_snapshot()")
         with monkeypatch.context() as context:
             context.setattr(copying, "threading", SimpleNamespace(Event=Unhurried))
             read(spark, snapshot, day, tmp_path)
