@@ -6,6 +6,7 @@ Postgres is Debian's, as there is no registry to have the official image from.
 
 import json
 import secrets
+import shutil
 import subprocess
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -90,8 +91,11 @@ class Project:
 def project(tmp_path: Path) -> Iterator[Project]:
     """The compose file's images, and a project of which nothing has started."""
     program("podman-compose")
-    if not Path("/usr/lib/podman/netavark").exists() or not Path("/usr/lib/podman/aardvark-dns").exists():
-        absent("containers find each other by netavark and aardvark-dns: apt install netavark aardvark-dns", "IMAGES")
+    there = [Path("/usr/lib/podman", name).exists() for name in ("netavark", "aardvark-dns")]
+    # By which netavark sets its rules; without it, containers stay as they were created, and nothing says why.
+    if not all([*there, shutil.which("iptables")]):
+        needed = "netavark aardvark-dns iptables"
+        absent(f"containers find each other by netavark, aardvark-dns and iptables: apt install {needed}", "IMAGES")
     given = {
         "POSTGRES_PASSWORD": secrets.token_hex(24),
         "ADMIN_KEY": f"hn_{secrets.token_hex(32)}",
