@@ -4,13 +4,13 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import SparkSession
 
 from spark import schemas
 from spark.archive import JAVA_FAILED, MANIFEST, digests, manifest_of, spoilt_files
 from spark.archive_files import ArchiveFiles
 from spark.errors import RunFailedError
-from spark.frames import Frames
+from spark.frames import Frames, staged
 from spark.manifest import TABLES
 from spark.sources import root_cause
 
@@ -27,7 +27,7 @@ def beside(frames: Frames, spark: SparkSession, place: str, staging_dir: str) ->
     archive = None
     if "half" not in problems:
         try:
-            archive = _staged(spark, digests(spark, place, stored), f"{staging_dir}/archive")
+            archive = staged(digests(spark, place, stored), f"{staging_dir}/archive", schemas.ARCHIVE)
         except JAVA_FAILED as error:
             problems["half"] = [f"half cannot be read: {root_cause(str(error))}"]
     return replace(frames, archive=archive, archive_problems=problems)
@@ -47,8 +47,3 @@ def _problems(files: ArchiveFiles, place: str, stored: Mapping[str, Any]) -> dic
     except RunFailedError as error:
         found[MANIFEST] = [str(error)]
     return {subject: words for subject, words in found.items() if words}
-
-
-def _staged(spark: SparkSession, frame: DataFrame, place: str) -> DataFrame:
-    frame.write.option("compression", "zstd").parquet(place)
-    return spark.read.schema(schemas.ARCHIVE).parquet(place)

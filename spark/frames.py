@@ -56,3 +56,9 @@ class Frames:
 def empty(spark: SparkSession, schema: StructType) -> DataFrame:
     """Return a frame without rows. One made of Python's rows would need Python where the executors are."""
     return spark.range(0).select(*(F.lit(None).cast(field.dataType).alias(field.name) for field in schema.fields))
+
+
+def staged(frame: DataFrame, place: str, schema: StructType) -> DataFrame:
+    """Write a frame to `place` and return what was written, so that nobody computes it again."""
+    frame.write.option("compression", "zstd").parquet(place)
+    return frame.sparkSession.read.schema(schema).parquet(place)

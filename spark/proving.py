@@ -13,7 +13,7 @@ from pyspark.sql.window import Window
 
 from spark import results, schemas
 from spark.errors import RunFailedError
-from spark.frames import Frames, empty
+from spark.frames import Frames, empty, staged
 from spark.progress import Progress
 from spark.results import DayResult
 from spark.sources import root_cause
@@ -48,7 +48,7 @@ def prove(
     try:
         with progress.stage("join", f.day) as stage:
             j = None if nothing else joined(f, sla_s)
-            staged, found = (empty(spark, schemas.FINDING), {}) if j is None else _findings(spark, j, staging_dir)
+            kept, found = (empty(spark, schemas.FINDING), {}) if j is None else _findings(j, staging_dir)
             stage.rows = sum(found.values())
         with progress.stage("figures", f.day):
             drawn = no_figures() if j is None else figures(f, j.outcomes)
@@ -73,16 +73,16 @@ def prove(
                 if rule.looks_in_full(f) and found.get(rule.kind, 0) <= results.MOST_FINDINGS
             },
         ),
-        staged,
+        kept,
     )
 
 
-def _findings(spark: SparkSession, j: Joined, staging_dir: str) -> tuple[DataFrame, dict[str, int]]:
+def _findings(j: Joined, staging_dir: str) -> tuple[DataFrame, dict[str, int]]:
     """Return a day's findings, staged, and how many of each kind there are."""
     cached = findings_of(j)
-    staged = _staged(spark, cached, f"{staging_dir}/findings")
+    kept = staged(cached, f"{staging_dir}/findings", schemas.FINDING)
     cached.unpersist()
-    return staged, {row["kind"]: row["count"] for row in staged.groupBy("kind").count().collect()}
+    return kept, {row["kind"]: row["count"] for row in kept.groupBy("kind").count().collect()}
 
 
 def is_empty(f: Frames) -> bool:
@@ -113,8 +113,3 @@ def _checked(row: Row) -> tuple[Any, ...]:
     except ValueError:
         values["transaction_id"] = None
     return tuple(values.values())
-
-
-def _staged(spark: SparkSession, frame: DataFrame, place: str) -> DataFrame:
-    frame.write.option("compression", "zstd").parquet(place)
-    return spark.read.schema(schemas.FINDING).parquet(place)
