@@ -1,6 +1,6 @@
-# The service, `--target service`, and what the nightly proof runs in, `--target spark` (the service as well).
-# `--target demo` plays order 1030.
-# BASE is any Debian 12, by whatever name your registry has it.
+# `--target service` builds the service, `--target spark` the nightly proof (which also contains the service),
+# `--target demo` the demo of order 1030.
+# BASE is an image of Debian 12, by its name in your registry.
 ARG BASE=debian:bookworm-slim
 
 FROM ${BASE} AS python
@@ -36,7 +36,7 @@ COPY pyproject.toml README.md LICENSE ./
 COPY app app
 COPY migrations migrations
 COPY spark spark
-# Paths that do not name Python's version: what spark-submit runs, and Spark's own.
+# The links give spark-submit's files and Spark itself paths that do not contain Python's version.
 RUN pip install --no-cache-dir --no-deps --no-build-isolation . \
  && packages=$(python -c 'import sysconfig; print(sysconfig.get_path("purelib"))') \
  && mkdir "$packages/pyspark/conf" \
@@ -48,8 +48,8 @@ FROM ${BASE} AS jars
 RUN apt-get update \
  && apt-get install --yes --no-install-recommends maven openjdk-17-jre-headless \
  && rm -rf /var/lib/apt/lists/*
-# Postgres's driver, and what else Spark needs, as `group:artifact:version …`, each with what it brings:
-# JARS=org.apache.hadoop:hadoop-aws:3.5.0 is S3, 690 MB of it.
+# JDBC is Postgres's driver. JARS lists further jars for Spark as `group:artifact:version …`; each is fetched with its
+# dependencies. JARS=org.apache.hadoop:hadoop-aws:3.5.0 adds S3 (690 MB).
 ARG JDBC=org.postgresql:postgresql:42.7.7
 ARG JARS=
 COPY images/fetch-jars /usr/local/bin/fetch-jars
@@ -65,12 +65,12 @@ COPY --from=build-spark /opt/halfnote /opt/halfnote
 COPY --from=jars /jars/driver /opt/halfnote/jars
 COPY --from=jars /jars/more /opt/halfnote/jars/more
 COPY images/spark-entrypoint images/nightly /opt/halfnote/bin/
-# Where Spark on Kubernetes looks for it; where every JVM of Spark, driver or executor, finds jars, whoever starts it; and
-# what volumes are laid over, so that they are ours.
+# Spark on Kubernetes expects Spark in /opt/spark. Its jars directory is on the classpath of every JVM, driver and
+# executor. /archive and /staging are mount points; they are made here so that their volumes belong to our user.
 RUN ln -s /opt/halfnote/pyspark /opt/spark \
  && find /opt/halfnote/jars/more -name '*.jar' -exec ln -s '{}' /opt/spark/jars/ ';' \
  && install --directory --owner=10001 --group=10001 /archive /staging
-# Matplotlib and Java keep files where HOME is; in a container whose root cannot be written that is /tmp.
+# Matplotlib and Java write files to HOME, which must be /tmp in a container with a read-only root.
 ENV PATH=/opt/halfnote/bin:$PATH \
     SPARK_HOME=/opt/spark \
     PYSPARK_PYTHON=/opt/halfnote/bin/python \
@@ -87,7 +87,7 @@ CMD ["reconcile"]
 FROM python AS service
 COPY --from=build-service /opt/halfnote /opt/halfnote
 COPY images/healthcheck /opt/halfnote/bin/healthcheck
-# Where a volume may be laid over, so that it is ours.
+# /keys is a mount point; it is made here so that its volume belongs to our user.
 RUN install --directory --owner=10001 --group=10001 /keys
 ENV PATH=/opt/halfnote/bin:$PATH \
     PYTHONUNBUFFERED=1 \
@@ -106,5 +106,5 @@ HEALTHCHECK NONE
 ENTRYPOINT ["/opt/halfnote/bin/python", "-m", "demo"]
 CMD []
 
-# What is built unless a target is named.
+# The default target.
 FROM service

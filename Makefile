@@ -1,71 +1,79 @@
-# `make run` and `make test` need Python 3.11 or newer and nothing else: each makes what it needs in .venv.
+# `make run` and `make test` need only Python 3.11 or newer: each installs its dependencies in .venv.
 
 VENV ?= .venv
 BIN := $(VENV)/bin
 PYTHONS := $(if $(PYTHON),$(PYTHON),python3 python3.13 python3.12 python3.11)
-# An installation is repeated only when its lock changed.
+# An installation is repeated only after its lock file changed.
 MADE := $(VENV)/.made
 RUN := $(VENV)/.run-$(shell cat requirements.lock pyproject.toml | cksum | cut -d ' ' -f 1)
 SPARK := $(VENV)/.spark-$(shell cat requirements-spark.lock pyproject.toml | cksum | cut -d ' ' -f 1)
 DEV := $(VENV)/.dev-$(shell cat requirements-dev.lock pyproject.toml | cksum | cut -d ' ' -f 1)
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet
-# The tests share one Postgres; more than two at once gain nothing on small machines.
-# Those of the proof run in one of them (tests/scheduling.py), so that there is one Spark session.
+# The tests share one Postgres; more than two test processes are not faster on small machines.
+# The tests of the proof run in one of the two (tests/support/xdist_scheduling.py), so that there is one Spark session.
 PYTEST := $(BIN)/python -m pytest -n 2 --dist loadgroup
+# The quick runs do not use Schemathesis, whose plugin takes seconds to import in each process.
+QUICK := $(PYTEST) -p no:schemathesis
+# With this variable set, every process that a test starts would compile the sources again.
+test test-fast test-all: export PYTHONDONTWRITEBYTECODE :=
+test-all: export HALFNOTE_TEST_EXAMPLES := all
 
 .DEFAULT_GOAL := help
-.PHONY: help run demo demo-compare reconcile test test-all test-deps test-helm test-image helm-deps sbom audit check
-.PHONY: bucket-deps test-bucket format bench bench-relay bench-spark docs lock clean
+.PHONY: help run demo demo-compare reconcile test test-all test-fast test-deps test-helm test-image helm-deps sbom audit
+.PHONY: check bucket-deps test-bucket format bench bench-relay bench-spark docs lock clean
 
-help: ## these lines
+help: ## list these commands
 	@grep -E '^[a-z-]+:.*##' Makefile | sed -E 's/:[^#]*##/\t/' | expand -t 14
 
-run: $(RUN) ## Halfnote on 127.0.0.1:8080, with a Postgres of its own
+run: $(RUN) ## run Halfnote on 127.0.0.1:8080 with an embedded Postgres
 	@$(BIN)/halfnote serve
 
-demo: $(RUN) ## order 1030 with a real producer and receiver, and a producer that dies and is rescued
+demo: $(RUN) ## run order 1030 with a real producer and receiver, and an order whose producer dies before the end
 	@$(BIN)/python -m demo
 
-demo-compare: $(RUN) ## orders announced in four ways, by a shop that dies at every step: what is lost, invented, done twice
+demo-compare: $(RUN) ## compare four ways to announce orders while processes are killed: lost, invented, processed twice
 	@PYTHONPATH=sdk $(BIN)/python -m examples.order_1030
 
-reconcile: $(SPARK) ## the nightly proof over the embedded database, now; needs Java 17
+reconcile: $(SPARK) ## run the nightly proof over the embedded database now; needs Java 17
 	@$(BIN)/halfnote reconcile
 
-test: $(DEV) ## the tests, but for those that take minutes
-	$(PYTEST) -m "not slow"
+test: $(DEV) ## run the tests on a real Postgres, real brokers and Spark, in five minutes
+	$(QUICK) -m "not slow"
 
-test-all: $(DEV) ## every test
+test-fast: $(DEV) ## run the tests without brokers, Spark, whole services and the client, in a minute and a half
+	$(QUICK) -m "not slow and not broker and not spark and not full"
+
+test-all: $(DEV) ## run every test, with all examples of property tests
 	$(PYTEST)
 
-test-deps: ## the servers that tests need: RabbitMQ, NATS, Redis, MariaDB, pgbouncer by apt, Kafka by Maven; else their tests are skipped
+test-deps: ## install servers for tests: RabbitMQ, NATS, Redis, MariaDB, pgbouncer (apt), Kafka (Maven); without them, their tests are skipped
 	@scripts/test-deps
 
-helm-deps: ## what the chart is tested with: Helm, a Kubernetes API and more, built by Go; half an hour, the first time
+helm-deps: ## build what the chart's tests need, with Go: Helm, a Kubernetes API and more; the first time takes half an hour
 	@scripts/helm-deps
 
-# What these need and do not find is an error there, and skips tests elsewhere (tests/absent.py).
-test-helm: $(DEV) ## the chart and the compose file, on a real Kubernetes API; after `make helm-deps`; needs root and podman
+# A missing program is an error in these three commands. In other commands it skips tests (tests/support/requirements.py).
+test-helm: $(DEV) ## test the chart and the compose file on a real Kubernetes API; needs `make helm-deps`, root and podman
 	HALFNOTE_TEST_HELM=required $(PYTEST) tests/helm
 
-test-image: $(DEV) ## images and compose file, built and run by podman, with order 1030 and its proof; needs root
-	HALFNOTE_TEST_IMAGES=required $(PYTEST) tests/test_images.py tests/test_compose.py
+test-image: $(DEV) ## build and run the images and the compose file with podman, order 1030 and its proof included; needs root
+	HALFNOTE_TEST_IMAGES=required $(PYTEST) tests/system/test_images.py tests/system/test_compose.py
 
-bucket-deps: ## what `make test-bucket` needs: MinIO, by Go, and Spark's jars for S3, by Maven; a gigabyte, ten minutes
+bucket-deps: ## install what `make test-bucket` needs: MinIO (Go) and Spark's jars for S3 (Maven); 1 GB, ten minutes
 	@scripts/bucket-deps
 
-test-bucket: $(DEV) ## archive and proof in a bucket of a real S3 server; after `make bucket-deps`
+test-bucket: $(DEV) ## test archive and proof with a bucket on a real S3 server; needs `make bucket-deps`
 	HALFNOTE_TEST_BUCKET=required $(PYTEST) tests/spark/test_bucket.py
 
-sbom: ## what locks and Dockerfile say that the images are made of, as CycloneDX, into dist/
+sbom: ## write the images' contents, read from the lock files and the Dockerfile, into dist/ as CycloneDX
 	@PYTHONWARNINGS=ignore scripts/sbom .tools/sbom
 
-audit: $(DEV) ## known vulnerabilities of what the images' locks name, where the advisory data can be reached
+audit: $(DEV) ## list known vulnerabilities of the packages in the images' lock files; needs access to the advisory data
 	@[ -x .tools/audit/bin/pip-audit ] || { $(BIN)/python -m venv .tools/audit && \
 	  .tools/audit/bin/pip --disable-pip-version-check install --quiet pip-audit==2.10.1; }
 	@$(BIN)/python -m scripts.audit .tools/audit/bin/pip-audit
 
-check: $(DEV) ## format, lint, types, direction of imports
+check: $(DEV) ## check format, lint rules, types and the direction of imports
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
@@ -73,28 +81,28 @@ check: $(DEV) ## format, lint, types, direction of imports
 	$(BIN)/lint-imports
 	PYTHONPATH=sdk $(BIN)/lint-imports --config sdk/pyproject.toml
 
-format: $(DEV) ## put the sources in form
+format: $(DEV) ## format the sources and fix lint errors
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
-bench: $(DEV) ## what the README's figures come from; QUICK=1 takes under a minute
+bench: $(DEV) ## measure the request figures of docs/benchmarks.md; QUICK=1 takes under a minute
 	$(BIN)/python -m bench
 
-bench-relay: $(DEV) ## the relay's figures, a quarter of an hour; QUICK=1 takes under two minutes
+bench-relay: $(DEV) ## measure the relay's figures, a quarter of an hour; QUICK=1 takes under two minutes
 	$(BIN)/python -m bench relay
 
-bench-spark: $(DEV) ## the proof's figures; QUICK=1 takes a few minutes
+bench-spark: $(DEV) ## measure the proof's figures; QUICK=1 takes a few minutes
 	$(BIN)/python -m bench spark
 
-docs: $(DEV) ## the pages that are made from the code
+docs: $(DEV) ## write the pages and the chart's schema that are generated from the code
 	$(BIN)/python -m scripts.config_docs
 	$(BIN)/python -m scripts.chart_settings
 	$(BIN)/python scripts/errors_page > docs/errors.md
 
-lock: ## the locks anew from pyproject.toml; needs uv
+lock: ## write the lock files from pyproject.toml; needs uv
 	scripts/lock
 
-clean: ## everything that was made, but not .halfnote, which holds messages
+clean: ## delete everything that was made, except .halfnote, which holds messages
 	rm -rf $(VENV) .tools dist .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis bench/out
 	rm -rf examples/node/node_modules
 	find . -name __pycache__ -prune -exec rm -rf {} +
@@ -107,22 +115,22 @@ $(MADE):
 	    echo "Python could not make a virtual environment (on Debian and Ubuntu: apt install python3-venv)." >&2; exit 1; \
 	  fi; \
 	done; \
-	echo "Halfnote needs Python 3.11 or newer; tried: $(PYTHONS). Name yours: make PYTHON=/path/to/python3" >&2; exit 1
+	echo "Halfnote needs Python 3.11 or newer; tried: $(PYTHONS). Set the path: make PYTHON=/path/to/python3" >&2; exit 1
 
 $(RUN): $(MADE)
-	@echo "Installing what requirements.lock names (a minute, the first time)"
+	@echo "Installing requirements.lock (a minute, the first time)"
 	@$(PIP) --require-hashes -r requirements.lock
 	@$(PIP) --no-deps --no-build-isolation -e .
 	@rm -f $(VENV)/.run-*; touch $@
 
 $(SPARK): $(MADE)
-	@echo "Installing what requirements-spark.lock names (PySpark is 400 MB; some minutes, the first time)"
+	@echo "Installing requirements-spark.lock (PySpark is 400 MB; some minutes, the first time)"
 	@$(PIP) --require-hashes -r requirements-spark.lock
 	@$(PIP) --no-deps --no-build-isolation -e .
 	@rm -f $(VENV)/.spark-*; touch $@
 
 $(DEV): $(MADE)
-	@echo "Installing what requirements-dev.lock names (a minute, the first time)"
+	@echo "Installing requirements-dev.lock (a minute, the first time)"
 	@$(PIP) --require-hashes -r requirements-dev.lock
 	@$(PIP) --no-deps --no-build-isolation -e .
 	@rm -f $(VENV)/.dev-*; touch $@

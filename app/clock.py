@@ -1,4 +1,4 @@
-"""Where "now" comes from: the database's clock, as this process knows it."""
+"""The source of "now": the database's clock, estimated by this process."""
 
 import time
 from dataclasses import dataclass
@@ -12,7 +12,7 @@ SKEW_NOT_READY_S = 5.0
 
 @dataclass(slots=True)
 class Clock:
-    """The database's time by this machine's clock plus a measured offset; tests set `offset_s` or `fixed`."""
+    """The database's time: this machine's clock plus a measured offset; tests set `offset_s` or `fixed`."""
 
     offset_s: float = 0.0
     fixed: datetime | None = None
@@ -30,7 +30,7 @@ class Clock:
     async def measure(self, connection: asyncpg.Connection) -> float:
         """Measure the offset (seconds, database minus this machine) against half the round trip; return it."""
         asked = time.time()
-        # clock_timestamp(): the database's clock itself is what is measured.
+        # clock_timestamp(), because this measures the database's clock itself.
         theirs: datetime = await connection.fetchval("select clock_timestamp()")
         answered = time.time()
         self.offset_s = theirs.timestamp() - (asked + answered) / 2

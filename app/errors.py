@@ -1,4 +1,4 @@
-"""Domain errors. Each carries its HTTP status and problem type (RFC 9457); `docs/errors.md` is made from this file."""
+"""Domain errors with their HTTP status and problem type (RFC 9457); `docs/errors.md` is generated from this file."""
 
 from typing import Any, ClassVar
 
@@ -8,7 +8,7 @@ TYPE_PREFIX = "/problems/"
 
 
 class Problem(Exception):
-    """An expected refusal. The class says what it means and what to do; `detail` says it for this request."""
+    """An expected refusal. The class says what it means and what to do; `detail` explains it for this request."""
 
     status: ClassVar[int] = 500
     slug: ClassVar[str] = "internal"
@@ -33,7 +33,7 @@ class Problem(Exception):
         )
 
     def headers(self) -> list[tuple[bytes, bytes]]:
-        """Return the response headers that belong to the problem, as ASGI takes them."""
+        """Return the problem's response headers in ASGI form."""
         headers = [(b"content-type", b"application/problem+json")]
         if self.retry_after_s is not None:
             headers.append((b"retry-after", str(self.retry_after_s).encode()))
@@ -45,24 +45,24 @@ class InternalError(Problem):
 
 
 class MalformedJson(Problem):
-    """The body is not JSON in UTF-8 (NaN, Infinity, lone surrogates and bottomless nesting are not JSON).
+    """The body is not JSON in UTF-8 (NaN, Infinity, lone surrogates and unlimited nesting are not JSON).
 
-    Mend the body; nothing was stored.
+    Fix the body; nothing was stored.
     """
 
     status, slug, title = 400, "malformed-json", "Malformed JSON"
 
 
 class BadRequest(Problem):
-    """The request cannot be read as HTTP should be. The detail says why; nothing was stored."""
+    """The request is not valid HTTP. The detail says why; nothing was stored."""
 
     status, slug, title = 400, "bad-request", "Bad request"
 
 
 class Unauthenticated(Problem):
-    """The request has no key that is valid: none came, or it is not known, expired or revoked. The detail says which.
+    """The request has no valid key: the key is missing, unknown, expired or revoked. The detail says which.
 
-    Send `Authorization: Bearer hn_…`. An admin makes keys by `POST /api-keys` or `halfnote keys create`.
+    Send `Authorization: Bearer hn_…`. An admin makes keys with `POST /api-keys` or `halfnote keys create`.
     """
 
     status, slug, title = 401, "unauthenticated", "A valid key is needed"
@@ -72,15 +72,15 @@ class Unauthenticated(Problem):
         self._challenge = b'Bearer realm="halfnote"' + (b', error="invalid_token"' if invalid else b"")
 
     def headers(self) -> list[tuple[bytes, bytes]]:
-        """Return the response headers, `WWW-Authenticate` among them."""
+        """Return the response headers, including `WWW-Authenticate`."""
         return [*super().headers(), (b"www-authenticate", self._challenge)]
 
 
 class Forbidden(Problem):
     """The key is valid but does not permit this.
 
-    `missing` says what it lacks: a role, or a name in the scope `groups`, `topics` or `subscriptions`. Whether what was
-    asked for exists is not looked at. An admin can make a key that reaches it.
+    `missing` says what it lacks: a role, or a name in the scope `groups`, `topics` or `subscriptions`. The answer is
+    the same whether the named resource exists or not. An admin can make a key with the missing permission.
     """
 
     status, slug, title = 403, "forbidden", "The key does not permit this"
@@ -89,14 +89,14 @@ class Forbidden(Problem):
 class NotThisMachine(Problem):
     """Auth is off, and the request comes from another machine.
 
-    HALFNOTE_AUTH=keys lets other machines in, each with a key.
+    Set HALFNOTE_AUTH=keys to allow other machines, each with a key.
     """
 
     status, slug, title = 403, "not-this-machine", "Auth is off"
 
 
 class WrongGroup(Problem):
-    """The transaction belongs to another producer group. Send the group that posted the half."""
+    """The transaction belongs to another producer group. Send the name of the group that posted the half."""
 
     status, slug, title = 403, "wrong-group", "Another group's transaction"
 
@@ -108,7 +108,7 @@ class ForeignOrigin(Problem):
 
 
 class NotFound(Problem):
-    """No such path. `GET /openapi.json` and `/docs` list what there is."""
+    """The path does not exist. `GET /openapi.json` and `/docs` list all paths."""
 
     status, slug, title = 404, "not-found", "Not found"
 
@@ -123,19 +123,19 @@ class TransactionUnknown(Problem):
 
 
 class MessageUnknown(Problem):
-    """No message has this id. A message_id is `<transaction_id>-<position>`, as `/half` answered it."""
+    """No message has this id. A message_id is `<transaction_id>-<position>`, as in the answer of `/half`."""
 
     status, slug, title = 404, "message-unknown", "Unknown message"
 
 
 class GroupUnknown(Problem):
-    """No producer group has this name. Register it by `PUT /producer-groups/{name}`."""
+    """No producer group has this name. Register it with `PUT /producer-groups/{name}`."""
 
     status, slug, title = 404, "group-unknown", "Unknown producer group"
 
 
 class SubscriptionUnknown(Problem):
-    """No subscription has this name. Make it by `PUT /subscriptions/{name}`."""
+    """No subscription has this name. Create it with `PUT /subscriptions/{name}`."""
 
     status, slug, title = 404, "subscription-unknown", "Unknown subscription"
 
@@ -143,48 +143,48 @@ class SubscriptionUnknown(Problem):
 class DeadLetterUnknown(Problem):
     """The subscription has no such dead letter.
 
-    It may have been redelivered or dropped: `GET /transactions/{id}` says what became of the message. One that died in
-    a replay is asked for with `replay`.
+    It may have been redelivered or dropped: `GET /transactions/{id}` shows the message's deliveries. To get the
+    dead letter of a replay, send `replay`.
     """
 
     status, slug, title = 404, "dead-letter-unknown", "Unknown dead letter"
 
 
 class ReplayUnknown(Problem):
-    """The subscription has no replay of this id. `GET /subscriptions/{name}/replays` lists those it has."""
+    """The subscription has no replay with this id. `GET /subscriptions/{name}/replays` lists its replays."""
 
     status, slug, title = 404, "replay-unknown", "Unknown replay"
 
 
 class DayNotReconciled(Problem):
-    """No run of the nightly proof has looked at this day; `days` names the newest ones that one looked at.
+    """No run of the nightly proof has examined this day; `days` names the newest examined days.
 
-    A run looks at the days that are in the database: `halfnote reconcile`.
+    A run examines the days that are in the database: `halfnote reconcile`.
     """
 
     status, slug, title = 404, "day-not-reconciled", "Not a reconciled day"
 
 
 class FindingUnknown(Problem):
-    """No finding has this id. `GET /findings` lists those there are, open and resolved."""
+    """No finding has this id. `GET /findings` lists all findings, open and resolved."""
 
     status, slug, title = 404, "finding-unknown", "Unknown finding"
 
 
 class ApiKeyUnknown(Problem):
-    """No API key has this id. `GET /api-keys` lists those there are."""
+    """No API key has this id. `GET /api-keys` lists all keys."""
 
     status, slug, title = 404, "api-key-unknown", "Unknown API key"
 
 
 class TopicUnknown(Problem):
-    """No topic of this name is declared. `GET /topics` lists those there are."""
+    """No topic with this name is declared. `GET /topics` lists all topics."""
 
     status, slug, title = 404, "topic-unknown", "Unknown topic"
 
 
 class MethodNotAllowed(Problem):
-    """The path exists, but not with this method; `Allow` names those it has."""
+    """The path exists, but not with this method; `Allow` names its methods."""
 
     status, slug, title = 405, "method-not-allowed", "Method not allowed"
 
@@ -193,12 +193,12 @@ class MethodNotAllowed(Problem):
         self.allow = allow
 
     def headers(self) -> list[tuple[bytes, bytes]]:
-        """Return the response headers, `Allow` among them."""
+        """Return the response headers, including `Allow`."""
         return [*super().headers(), (b"allow", self.allow.encode())]
 
 
 class ContentDiffers(Problem):
-    """This transaction_id is stored with other content.
+    """This transaction_id is stored with different content.
 
     `field` names the first field that differs. Choose a new id for a new transaction, or repeat the first request
     unchanged.
@@ -208,23 +208,22 @@ class ContentDiffers(Problem):
 
 
 class ApiKeyOver(Problem):
-    """The key was revoked or has expired, so it cannot be rotated. Make a new one by `POST /api-keys`."""
+    """The key was revoked or has expired, so it cannot be rotated. Make a new one with `POST /api-keys`."""
 
     status, slug, title = 409, "api-key-over", "The API key is over"
 
 
 class VerdictConflict(Problem):
-    """The transaction was already decided the other way, for good; `recorded` says by whom and when.
+    """The transaction already has the opposite verdict, permanently; `recorded` has its source and time.
 
-    A commit that came after a rollback: `POST /transactions/{id}/reissue` sends its messages as a new
-    transaction.
+    If your commit came after a rollback, `POST /transactions/{id}/reissue` sends its messages as a new transaction.
     """
 
     status, slug, title = 409, "verdict-conflict", "Already decided the other way"
 
 
 class TooEarly(Problem):
-    """The transaction is not in doubt yet: its producer may still be at work.
+    """The transaction is not in doubt yet: its producer may still be working.
 
     Wait until `first_check_at`, or send `force: true`.
     """
@@ -233,13 +232,13 @@ class TooEarly(Problem):
 
 
 class AlreadyDecided(Problem):
-    """The transaction has its verdict already, so there is nothing to ask."""
+    """The transaction already has its verdict, so no check is needed."""
 
     status, slug, title = 409, "already-decided", "Already decided"
 
 
 class NotRolledBack(Problem):
-    """Only a rolled-back transaction can be reissued, and only once; `state` or `reissued_as` says what this one is."""
+    """Only a rolled-back transaction can be reissued, and only once; `state` or `reissued_as` says why not."""
 
     status, slug, title = 409, "not-reissuable", "Not a rolled-back transaction"
 
@@ -247,38 +246,38 @@ class NotRolledBack(Problem):
 class GroupInUse(Problem):
     """The group has undecided transactions (`undecided`).
 
-    Let them end, or decide them by `POST /transactions/verdict`, then delete again.
+    Wait until they end, or decide them with `POST /transactions/verdict`, then repeat the delete.
     """
 
     status, slug, title = 409, "group-in-use", "The group has undecided transactions"
 
 
 class NotSigned(Problem):
-    """Only webhooks have a signing secret. A broker's password or token is changed by `PUT /subscriptions/{name}`."""
+    """Only webhooks have a signing secret. Change a broker's password or token with `PUT /subscriptions/{name}`."""
 
     status, slug, title = 409, "not-signed", "Nothing is signed for this destination"
 
 
 class ReplayOver(Problem):
-    """The replay has come to its end (`state`), so there is nothing to cancel."""
+    """The replay has ended (`state`), so it cannot be canceled."""
 
     status, slug, title = 409, "replay-over", "The replay is over"
 
 
 class TooManyReplays(Problem):
-    """The subscription has as many replays running as it may (`limit`). Let one end, or cancel one."""
+    """The subscription already runs the maximum number of replays (`limit`). Wait for one to end, or cancel one."""
 
     status, slug, title = 409, "too-many-replays", "Too many replays"
 
 
 class LogGone(Problem):
-    """What the replay asks for has left the database. `oldest` is the lowest offset that is still there."""
+    """The requested part of the log has left the database. `oldest` is the lowest offset that is still there."""
 
     status, slug, title = 410, "log-gone", "That part of the log is gone"
 
 
 class DayGone(Problem):
-    """The transaction's day has left the database. `archive` names where it is kept, or is null if it is not kept."""
+    """The transaction's day has left the database. `archive` names its archive, or is null if it is not archived."""
 
     status, slug, title = 410, "day-gone", "The day is gone"
 
@@ -286,20 +285,20 @@ class DayGone(Problem):
 class BodyTooLarge(Problem):
     """The request body is over the limit (`limit_bytes`, HALFNOTE_BODY_LIMIT_BYTES).
 
-    Send less, or a reference to where the content lies.
+    Send a smaller body, or a reference to the content.
     """
 
     status, slug, title = 413, "body-too-large", "Request body too large"
 
 
 class WrongContentType(Problem):
-    """Requests with a body are `application/json` (UTF-8), so that no web page can post them unasked."""
+    """Requests with a body must be `application/json` (UTF-8). This prevents posts from foreign web pages."""
 
     status, slug, title = 415, "content-type", "Content-Type must be application/json"
 
 
 class HostNotAllowed(Problem):
-    """The `Host` header names a host that this service does not answer for (a browser may have been led here by DNS).
+    """The `Host` header names a host that this service does not serve (DNS may have redirected a browser here).
 
     Use the service's own address, or name the host in HALFNOTE_ALLOWED_HOSTS.
     """
@@ -316,7 +315,7 @@ class Invalid(Problem):
 class IdTimeSkew(Problem):
     """A new transaction_id must carry a time within 5 minutes of the coordinator's.
 
-    `coordinator_time`, `id_time` and `skew_s` say how far it is off. Set the producer's clock, or let the coordinator
+    `coordinator_time`, `id_time` and `skew_s` show the difference. Set the producer's clock, or let the coordinator
     choose the id.
     """
 
@@ -324,9 +323,9 @@ class IdTimeSkew(Problem):
 
 
 class GroupUnregistered(Problem):
-    """A half needs a registered producer group, or nobody could be asked about it.
+    """A half needs a registered producer group; without one, Halfnote has no check URL to ask.
 
-    Register it by `PUT /producer-groups/{name}`.
+    Register it with `PUT /producer-groups/{name}`.
     """
 
     status, slug, title = 422, "group-unregistered", "Unregistered producer group"
@@ -339,9 +338,9 @@ class TopicReserved(Problem):
 
 
 class TopicUndeclared(Problem):
-    """HALFNOTE_TOPICS=declared, and nobody has declared this topic. A misspelt name is found here.
+    """HALFNOTE_TOPICS=declared is set, and this topic is not declared. Check its spelling.
 
-    An admin declares it by `PUT /topics/{name}`. Nothing was stored.
+    An admin declares it with `PUT /topics/{name}`. Nothing was stored.
     """
 
     status, slug, title = 422, "topic-undeclared", "Undeclared topic"
@@ -354,20 +353,20 @@ class GroupReserved(Problem):
 
 
 class AddressNotAllowed(Problem):
-    """A callback or a broker is where this service may not dial: its address, its port, or TLS is missing.
+    """This service may not dial the callback or broker: its address or port is denied, or TLS is missing.
 
-    The detail names the setting: HALFNOTE_ALLOW_NETWORKS opens networks that are denied, HALFNOTE_DENY_PORTS keeps
-    ports, HALFNOTE_HTTPS_ONLY demands TLS.
+    The detail names the setting: HALFNOTE_ALLOW_NETWORKS opens denied networks, HALFNOTE_DENY_PORTS denies ports,
+    HALFNOTE_HTTPS_ONLY requires TLS.
     """
 
     status, slug, title = 422, "address-not-allowed", "Callback address not allowed"
 
 
 class SecretsUnreadable(Problem):
-    """Secrets can't be sealed or opened: a key is missing in HALFNOTE_SECRETS_KEY_FILE, or it is another one.
+    """Secrets cannot be sealed or opened: a key is missing from HALFNOTE_SECRETS_KEY_FILE, or differs.
 
-    `key` is the id of the key that is wanted. Put it back and repeat; nothing is lost. If it is lost for good, a PUT
-    with a new secret or password replaces what it sealed.
+    `key` is the id of the missing key. Put it back and repeat; nothing is lost. If the key is lost permanently, a PUT
+    with a new secret or password replaces the sealed one.
     """
 
     status, slug, title = 503, "secrets-unreadable", "Secrets unreadable"
@@ -376,7 +375,7 @@ class SecretsUnreadable(Problem):
 class ClientNotInstalled(Problem):
     """The service lacks the client for this kind of broker.
 
-    Run `command` where the service runs, on every replica, start it anew and repeat.
+    Run `command` on every replica, restart the service and repeat.
     """
 
     status, slug, title = 422, "client-not-installed", "The broker's client is not installed"
@@ -385,14 +384,14 @@ class ClientNotInstalled(Problem):
 class ConsentRefused(Problem):
     """The webhook was asked for its consent (`OPTIONS`, CloudEvents' HTTP webhooks §4) and did not give it.
 
-    The detail says what it answered. Have it answer with `WebHook-Allowed-Origin`, or send `consent: false`.
+    The detail has its answer. Make it answer with `WebHook-Allowed-Origin`, or send `consent: false`.
     """
 
     status, slug, title = 422, "consent-refused", "The webhook did not consent"
 
 
 class TooManyRequests(Problem):
-    """This key sends more than it may: HALFNOTE_KEY_RATE_PER_S or its own rate, or HALFNOTE_KEY_IN_FLIGHT_MAX at once.
+    """This key exceeds HALFNOTE_KEY_RATE_PER_S or its own rate, or HALFNOTE_KEY_IN_FLIGHT_MAX requests at once.
 
     Nothing was stored. Repeat after `Retry-After` seconds.
     """
@@ -401,7 +400,7 @@ class TooManyRequests(Problem):
 
 
 class Overloaded(Problem):
-    """More requests wait than HALFNOTE_QUEUE_MAX, more are under way than HALFNOTE_IN_FLIGHT_MAX, or their bodies have
+    """More requests wait than HALFNOTE_QUEUE_MAX, more are in flight than HALFNOTE_IN_FLIGHT_MAX, or their bodies have
     more than HALFNOTE_BODIES_MAX_BYTES together.
 
     Nothing was stored. Repeat after `Retry-After` seconds.
@@ -411,7 +410,7 @@ class Overloaded(Problem):
 
 
 class Draining(Problem):
-    """New halves are refused while this service is drained; ends are still taken.
+    """New halves are refused while this service drains; ends are still accepted.
 
     HALFNOTE_ACCEPT=ends or `halfnote drain` was set, or the service is stopping. Send the half to another replica, or
     after `Retry-After` seconds.
@@ -423,7 +422,7 @@ class Draining(Problem):
 class OutcomeUnknown(Problem):
     """The database did not confirm the commit: it may or may not have happened.
 
-    Repeat the request with the `transaction_id` named here; that is safe and tells which.
+    Repeat the request with the `transaction_id` named here; this is safe and returns the outcome.
     """
 
     status, slug, title = 503, "outcome-unknown", "Outcome unknown"
@@ -448,17 +447,17 @@ class DatabaseReadOnly(Problem):
 
 
 class StorageFull(Problem):
-    """The database's disk is full. Nothing was stored. Make room; repeat after `Retry-After` seconds."""
+    """The database's disk is full. Nothing was stored. Free some space; repeat after `Retry-After` seconds."""
 
     status, slug, title = 503, "storage-full", "Storage full"
 
 
 class NotReady(Problem):
-    """The service is starting or its database is behind on migrations; `GET /readyz` says what is missing."""
+    """The service is starting or its database lacks migrations; `GET /readyz` says what is missing."""
 
     status, slug, title = 503, "not-ready", "Not ready"
 
 
 def all_problems() -> list[type[Problem]]:
-    """Return every problem type, by status and then name, as documentation lists them."""
+    """Return every problem type, sorted by status and then name, the order of the documentation."""
     return sorted({InternalError, *Problem.__subclasses__()}, key=lambda problem: (problem.status, problem.slug))

@@ -1,6 +1,6 @@
-"""The kinds of findings of the nightly proof: what each one means, and where a person begins.
+"""Kinds of findings of the nightly proof: what each one means, and the first step for a person.
 
-`docs/findings/<kind>.md` has the whole of it: how it can come about, which queries show it, when it is harmless.
+`docs/findings/<kind>.md` has the details: causes, queries that show it, and when it is harmless.
 """
 
 from enum import StrEnum
@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 
 class Kind(StrEnum):
-    """What a rule of the proof found; the names of the rules."""
+    """The kind of a finding, which is also the name of its rule."""
 
     OP_WITHOUT_HALF = "op_without_half"
     HALF_STUCK = "half_stuck"
@@ -35,7 +35,7 @@ class Kind(StrEnum):
 
 
 class Meaning(NamedTuple):
-    """One sentence about a kind, and one about what to do first."""
+    """What a kind means, and what to do first: one sentence each."""
 
     means: str
     begin: str
@@ -43,92 +43,92 @@ class Meaning(NamedTuple):
 
 MEANINGS: dict[Kind, Meaning] = {
     Kind.OP_WITHOUT_HALF: Meaning(
-        "A verdict is on record for a transaction that has no half message, or not all of it; or a second verdict is.",
-        "Find out who deleted rows of `half`, or wrote to `op` by hand; restore the half from the archive or a backup.",
+        "A transaction has a verdict but no half message, or only part of it, or it has a second verdict.",
+        "Find out what deleted rows of `half` or wrote to `op`; restore the half from the archive or a backup.",
     ),
     Kind.HALF_STUCK: Meaning(
         "A half message has no verdict although check-back should have decided or parked it by now.",
-        "See that a worker runs and its loops `sweep` and `checks` turn (`GET /readyz`), then ask or decide.",
+        "Verify that a worker runs its loops `sweep` and `checks` (`GET /readyz`), then ask or decide.",
     ),
     Kind.COMMITTED_NOT_PUBLISHED: Meaning(
-        "A transaction is committed, and some or all of its messages are not in the outbox: nobody gets them.",
-        "Send the missing messages again by `POST /messages`; then look for who deletes rows of `outbox`.",
+        "A transaction is committed, and some or all of its messages are not in the outbox: they are never delivered.",
+        "Send the missing messages again with `POST /messages`; then find out what deletes rows of `outbox`.",
     ),
     Kind.PUBLISHED_WITHOUT_COMMIT: Meaning(
         "A message is in the outbox, and so goes to subscribers, although its transaction has no verdict or no half.",
-        "Ask the producer what became of it, and tell the subscribers if it must not have gone out.",
+        "Ask the producer for the outcome, and notify the subscribers if the message must not have gone out.",
     ),
     Kind.PUBLISHED_AFTER_ROLLBACK: Meaning(
         "A message of a rolled-back transaction is in the outbox, and so goes to subscribers.",
-        "Tell the subscribers that received it; `GET /transactions/{id}` lists them.",
+        "Notify the subscribers that received it; `GET /transactions/{id}` lists them.",
     ),
     Kind.OFFSET_OF_TWO_MESSAGES: Meaning(
         "Two messages have the same offset.",
-        "See whether the sequence `outbox_offset` was set back, and set it past the highest offset at once.",
+        "Check whether the sequence `outbox_offset` was set back, and set it past the highest offset at once.",
     ),
     Kind.MESSAGE_WITH_TWO_OFFSETS: Meaning(
         "One message is in the outbox twice, with two offsets: subscribers may get it twice.",
-        "See who wrote to `outbox`; subscribers that remember message ids were not harmed.",
+        "Find out what wrote to `outbox`; subscribers that remember message ids were not harmed.",
     ),
     Kind.OFFSETS_CONTRADICT_TIME: Meaning(
         "A message has a higher offset than another and an earlier `committed_at`.",
-        "See whether the database server's clock was set back at that time.",
+        "Check whether the database server's clock was set back at that time.",
     ),
     Kind.UNROUTED: Meaning(
         "Messages of this topic were committed and no subscription takes them.",
-        "`GET /topics`: if the topic is misspelt, mend its producer; if a subscription is missing, make it.",
+        "`GET /topics`: if the topic is misspelled, fix its producer; if a subscription is missing, create it.",
     ),
     Kind.UNDELIVERED: Meaning(
-        "A subscription should have got this message; it has no receipt, does not wait, and is no dead letter.",
+        "A subscription matches this message; it has no receipt, does not wait, and is not a dead letter.",
         "`POST /subscriptions/{name}/replay` sends it again; then find out where it was lost.",
     ),
     Kind.RECEIPT_WITHOUT_MESSAGE: Meaning(
-        "A delivery is on record of a message that is not in the outbox.",
-        "See who deleted rows of `outbox`; the subscriber has the message.",
+        "A delivery is on record for a message that is not in the outbox.",
+        "Find out what deleted rows of `outbox`; the subscriber has the message.",
     ),
     Kind.RECEIPT_NOT_MATCHED: Meaning(
         "A subscription got a message that its topics and filters do not match, or after it was deleted.",
-        "Compare the subscription's topics and filters with the message; tell whoever owns the subscriber.",
+        "Compare the subscription's topics and filters with the message; notify the subscriber's owner.",
     ),
     Kind.CONTENT_DIFFERS: Meaning(
-        "What was sent, or archived, is not what the producer posted: the digests of the content differ.",
-        "Ask the subscriber for what it got and compare; then check the database's disks and memory.",
+        "The sent or archived content differs from what the producer posted: the digests do not match.",
+        "Ask the subscriber for the received content and compare; then check the database's disks and memory.",
     ),
     Kind.PARKED: Meaning(
         "A transaction waits for a person: policy does not decide it.",
         "Decide it: `halfnote transactions verdict`.",
     ),
     Kind.CHECKS_BEYOND_MAX: Meaning(
-        "A producer answered more checks than its policy's `max_checks`: policy should have ended it before.",
-        "See that a worker runs, and decide it if nobody has: `halfnote transactions verdict`.",
+        "A producer answered more checks than its policy's `max_checks`: policy should have decided earlier.",
+        "Verify that a worker runs, and decide it if it is undecided: `halfnote transactions verdict`.",
     ),
     Kind.VERDICT_REFUSED: Meaning(
         "This producer group tried to end transactions against the verdict that stands.",
-        "See why it ends twice, or after policy has decided: `immunity_s` may be shorter than its transactions.",
+        "Find out why it ends twice, or after policy has decided: `immunity_s` may be shorter than its transactions.",
     ),
     Kind.ARCHIVE_DIFFERS: Meaning(
-        "The archive of the day does not hold what was archived.",
-        "Keep the day's partitions, see what changed the files, and archive the day again.",
+        "The archive of the day differs from what was archived.",
+        "Keep the day's partitions, find out what changed the files, and archive the day again.",
     ),
     Kind.LEDGER_DISAGREES: Meaning(
-        "The producer's own ledger says one verdict, or lacks a commit, and the one recorded here is another.",
-        "Find out which is true. A rolled-back one that was committed goes out by `halfnote transactions reissue`.",
+        "The producer's ledger has another verdict than the one recorded here, or lacks a commit.",
+        "Find out which is true. Send a commit recorded as a rollback with `halfnote transactions reissue`.",
     ),
     Kind.LEDGER_NOT_SENT: Meaning(
-        "The producer's ledger says that it committed this transaction, and nothing of it was committed here.",
-        "See whether the producer posts the half before it commits; send the message by `POST /messages`.",
+        "The producer's ledger has a commit of this transaction, and it was not committed here.",
+        "Check that the producer posts the half before it commits; send the message with `POST /messages`.",
     ),
     Kind.NEVER_CONSUMED: Meaning(
-        "A message was received, as its receipt says, and is not in the consumer's ledger.",
-        "See what the consumer did with it: it answered 2xx before it had stored it. A replay sends it again.",
+        "A message has a receipt and is not in the consumer's ledger.",
+        "Find out whether the consumer answered 2xx before it stored the message. A replay sends it again.",
     ),
     Kind.CONSUMED_TWICE: Meaning(
         "The consumer's ledger has this message more than once.",
-        "Have the consumer remember message ids: delivery is at least once.",
+        "Make the consumer remember message ids: delivery is at least once.",
     ),
     Kind.CONSUMED_NOT_SENT: Meaning(
         "The consumer's ledger has a message that is not in the outbox, or never went to the subscription it names.",
-        "See where the consumer got it from, and whether the ledger is of the same Halfnote.",
+        "Find out where the consumer got it, and whether the ledger belongs to the same Halfnote.",
     ),
 }
 

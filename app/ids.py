@@ -10,14 +10,14 @@ _RANDOM = ~((0xF << 76) | (3 << 62)) & ((1 << 80) - 1)
 
 
 def uuid7(now: datetime) -> UUID:
-    """Return a new UUIDv7 of the time `now`: 48 bits of milliseconds, 74 bits of randomness."""
+    """Return a new UUIDv7 with the time `now`: 48 bits of milliseconds, 74 bits of randomness."""
     milliseconds = int(now.timestamp() * 1000)
     random = int.from_bytes(os.urandom(10), "big") & _RANDOM
     return UUID(int=(milliseconds << 80) | _VERSION | _VARIANT | random)
 
 
 def is_uuid7(value: UUID) -> bool:
-    """Tell whether `value` has version 7 and the RFC's variant."""
+    """Return whether `value` has version 7 and the RFC's variant."""
     number = value.int
     return (number >> 76) & 0xF == 7 and (number >> 62) & 3 == 2
 
@@ -42,7 +42,7 @@ def day_bounds(day: date) -> tuple[UUID, UUID]:
 
 
 def lowest_id(at: datetime, shift_s: float = 0.0) -> UUID:
-    """Return the lowest id of the time `at` moved by `shift_s`, kept within what 48 bits of milliseconds can say."""
+    """Return the lowest id of the time `at` moved by `shift_s`, clamped to 48 bits of milliseconds."""
     milliseconds = int((at.timestamp() + shift_s) * 1000)
     return UUID(int=min(max(milliseconds, 0), (1 << 48) - 1) << 80)
 

@@ -1,4 +1,4 @@
-"""Builds the one ASGI app, `app.main:app`, that uvicorn, TestClient and ASGITransport use."""
+"""Build the ASGI app `app.main:app` that uvicorn, TestClient and ASGITransport use."""
 
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
@@ -7,13 +7,13 @@ from typing import Any
 
 from fastapi import FastAPI
 from fastapi.routing import APIRoute
+from starlette.types import ASGIApp
 
+from app.admission.route_roles import RouteRules, routes_of
 from app.config import Settings
-from app.door import AsgiApp
-from app.front import Front, install_error_handlers
-from app.hot import Hot
-from app.openapi import install_document
-from app.patience import HttpLimits, most_connections
+from app.lifecycle.startup import running
+from app.observability.logs import set_up_logs
+from app.openapi.document import install_document
 from app.routers import (
     accept,
     api_keys,
@@ -21,26 +21,32 @@ from app.routers import (
     dead_letters,
     health,
     messages,
+    operator_verdicts,
     problems,
     producer_groups,
     reconciliation,
     reissues,
     replays,
-    subscription_acts,
+    subscription_actions,
     subscriptions,
     topics,
     transactions,
-    verdicts,
 )
-from app.rules import RouteRules, routes_of
-from app.start import running
-from app.telemetry import set_up_logs
+from app.routers.end import post_end
+from app.routers.half import post_half
+from app.routers.messages import post_messages
+from app.server.connection_limits import HttpLimits, most_connections
+from app.server.fast_path import Endpoint, FastPath
+from app.server.middleware import ProblemMiddleware, install_error_handlers
+
+# The paths that skip the framework (app/server/fast_path.py).
+ENDPOINTS: dict[str, Endpoint] = {"/half": post_half, "/end": post_end, "/messages": post_messages}
 
 
 @asynccontextmanager
 async def _lifespan(api: FastAPI) -> AsyncIterator[Mapping[str, Any]]:
     set_up_logs()
-    # Settings are read when the service starts, not when the module is imported.
+    # The service reads settings at its start, not at import.
     settings = Settings()
     limits = HttpLimits(
         settings.request_timeout_s, most_connections(settings.connections_max), settings.body_limit_bytes
@@ -48,7 +54,7 @@ async def _lifespan(api: FastAPI) -> AsyncIterator[Mapping[str, Any]]:
     async with running(settings) as runtime:
         api.state.runtime = runtime
         try:
-            # For the web server's protocol (app/corked.py), which has no other way to the settings.
+            # The web server's protocol (app/server/http_protocol.py) gets the settings only in this way.
             yield {"http_limits": limits}
         finally:
             api.state.runtime = None
@@ -58,7 +64,7 @@ def _operation_id(route: APIRoute) -> str:
     return route.name
 
 
-def create_app() -> tuple[AsgiApp, FastAPI]:
+def create_app() -> tuple[ASGIApp, FastAPI]:
     """Return the whole ASGI app, and the FastAPI app inside it."""
     api = FastAPI(
         title="Halfnote",
@@ -68,7 +74,7 @@ def create_app() -> tuple[AsgiApp, FastAPI]:
         generate_unique_id_function=_operation_id,
     )
     api.include_router(transactions.router)
-    api.include_router(verdicts.router)
+    api.include_router(operator_verdicts.router)
     api.include_router(reissues.router)
     api.include_router(messages.router)
     api.include_router(topics.router)
@@ -77,7 +83,7 @@ def create_app() -> tuple[AsgiApp, FastAPI]:
     api.include_router(problems.router)
     api.include_router(producer_groups.router)
     api.include_router(subscriptions.router)
-    api.include_router(subscription_acts.router)
+    api.include_router(subscription_actions.router)
     api.include_router(replays.router)
     api.include_router(dead_letters.router)
     api.include_router(reconciliation.router)
@@ -85,8 +91,8 @@ def create_app() -> tuple[AsgiApp, FastAPI]:
     api.include_router(audit.router)
     install_error_handlers(api)
     install_document(api)
-    front = Front(api, api.state, RouteRules(routes_of(api.router.routes)))
-    return Hot(front, api.state), api
+    framework = ProblemMiddleware(api, api.state, RouteRules(routes_of(api.router.routes)))
+    return FastPath(framework, api.state, ENDPOINTS), api
 
 
 app, api = create_app()

@@ -1,4 +1,4 @@
-"""Bringing a database to this version's schema, and telling whether it is there."""
+"""Migrate a database to this version's schema, and check whether this version works on a database's schema."""
 
 import asyncio
 from datetime import date, datetime, timedelta
@@ -10,21 +10,19 @@ from alembic import command
 from alembic.config import Config
 from alembic.script import ScriptDirectory
 
-from app.access import Caller
-from app.database import Connection, UnusableDatabase, connect
+from app.database.connection import Connection, UnusableDatabase, connect
 from app.models import DAY_TABLES
-from app.policy import LONGEST_BACKOFF_S, LONGEST_HOLD_S, AskingPolicy
-from app.sealing import HEADERS_READ_FROM, SECRETS_READ_FROM
-from app.store import days
-from app.store.sealed import parts
-from app.store.shared_rules import raise_rule, read_rule, write_rules
+from app.permissions import Caller
+from app.policy.check_schedule import LONGEST_BACKOFF_S, LONGEST_HOLD_S, AskingPolicy
+from app.store.proof.shared_settings import raise_rule, read_rule, write_rules
+from app.store.retention import days
 
-# The oldest revision whose service goes on working on this version's schema: until an upgrade is over its replicas
-# serve beside the new ones, and after a rollback they do alone. Raised by a migration that takes away what they use,
-# and in a database by sealing what they cannot read.
-OLDEST_SERVED = "0007"
+# The oldest revision whose service works on this version's schema: its replicas serve beside the new ones during an
+# upgrade, and alone after a rollback. A migration that takes away what they use raises it. Services before 0012 need
+# the table `sealing` to store a secret.
+OLDEST_SERVED = "0012"
 _OLDEST_SERVED_RULE = "oldest_served_revision"
-# What the nightly proof must know as well; it reads them from the database.
+# Settings that the nightly proof reads from the database.
 SHARED_RULES = {
     "longest_backoff_s": LONGEST_BACKOFF_S,
     "longest_hold_s": LONGEST_HOLD_S,
@@ -38,32 +36,33 @@ LOCK_TIMEOUT_MS = 100
 LOCK_REST_S = 0.2
 
 
-def alembic_config(dsn: str, *, by: Caller | None = None) -> Config:
-    """Return Alembic's configuration for a database; there is no alembic.ini, so nothing can point elsewhere.
+def alembic_config(dsn: str, *, key_file: Path | None = None, by: Caller | None = None) -> Config:
+    """Return Alembic's configuration for a database. There is no alembic.ini that could name another one.
 
-    `by`: the person who migrates, which is put on record.
+    `key_file`: the keys by which migrations seal secrets. `by`: the person who migrates, for the audit.
     """
     config = Config()
     config.set_main_option("script_location", str(Path(__file__).parent.parent / "migrations"))
     config.attributes["dsn"] = dsn
+    config.attributes["key_file"] = key_file
     config.attributes["by"] = by
     return config
 
 
 @cache
 def revisions() -> tuple[str, ...]:
-    """Return every revision this version of the service knows, newest first."""
+    """Return the revisions of this version's migrations, newest first."""
     script = ScriptDirectory.from_config(alembic_config(""))
     return tuple(revision.revision for revision in script.walk_revisions())
 
 
 def head() -> str:
-    """Return the revision this version of the service needs."""
+    """Return the revision that this version needs."""
     return revisions()[0]
 
 
 async def serves(connection: Connection, revision: str | None) -> bool:
-    """Tell whether this version works on a database at `revision`: its own, or a later one that says so."""
+    """Return whether this version works on a database at `revision`: its own, or a later one that still serves it."""
     if revision is None or revision in revisions():
         return revision == head()
     oldest = await read_rule(connection, _OLDEST_SERVED_RULE)
@@ -87,15 +86,17 @@ async def current(connection: Connection) -> str | None:
     return revision
 
 
-async def migrate(dsn: str, *, days_ahead: int, by: Caller | None = None) -> None:
+async def migrate(dsn: str, *, days_ahead: int, key_file: Path | None = None, by: Caller | None = None) -> None:
     """Upgrade the database to `head` and make the partitions from yesterday to `days_ahead` days from now.
 
-    `by`: the person who does it, which is put on record if the schema changes. Tries again while a reader's lock is in
-    the way. Raises UnusableDatabase if the database is newer than this version, and asyncpg's errors for anything else.
+    `key_file`: the keys that seal secrets which an older version stored in plain text; needed only if there are any.
+    `by`: the person who migrates, recorded in the audit if the schema changes. Retries while another session holds a
+    lock. Raises UnusableDatabase if the database is newer than this version or the key file is needed and unusable, and
+    asyncpg's errors for anything else.
     """
     for attempt in range(LOCK_RETRIES):
         try:
-            await _upgrade(dsn, by)
+            await _upgrade(dsn, key_file, by)
             break
         except Exception as error:
             if not _lock_timeout(error) or attempt == LOCK_RETRIES - 1:
@@ -103,31 +104,24 @@ async def migrate(dsn: str, *, days_ahead: int, by: Caller | None = None) -> Non
             await asyncio.sleep(LOCK_REST_S)
     connection = await connect(dsn)
     try:
-        # The database's own clock: partitions are judged by it, and no service is running yet that has measured it.
+        # The database's own clock decides about partitions, and this process has not measured its offset.
         now: datetime = await connection.fetchval("select clock_timestamp()")
         await ensure_days(connection, now, days_ahead=days_ahead)
         await write_rules(connection, SHARED_RULES)
-        await say_oldest_served(connection)
+        await raise_rule(connection, _OLDEST_SERVED_RULE, int(OLDEST_SERVED))
     finally:
         await connection.close()
 
 
-async def say_oldest_served(connection: Connection) -> None:
-    """Write down which versions may work on the database: none that could not read what is sealed in it."""
-    sealed = await parts(connection)
-    readers = HEADERS_READ_FROM if sealed.headers else SECRETS_READ_FROM if sealed.secrets else 0
-    await raise_rule(connection, _OLDEST_SERVED_RULE, max(int(OLDEST_SERVED), readers))
-
-
-async def _upgrade(dsn: str, by: Caller | None) -> None:
+async def _upgrade(dsn: str, key_file: Path | None, by: Caller | None) -> None:
     connection = await connect(dsn)
     try:
         await connection.execute("set lock_timeout = '2s'")
         refuse_newer(await current(connection))
     finally:
         await connection.close()
-    # In a thread: Alembic's environment runs an event loop of its own.
-    await asyncio.to_thread(command.upgrade, alembic_config(dsn, by=by), "head")
+    # In a thread, because Alembic's environment runs its own event loop.
+    await asyncio.to_thread(command.upgrade, alembic_config(dsn, key_file=key_file, by=by), "head")
 
 
 def _lock_timeout(error: BaseException | None) -> bool:
@@ -139,9 +133,9 @@ def _lock_timeout(error: BaseException | None) -> bool:
 
 
 async def ensure_days(connection: Connection, now: datetime, *, days_ahead: int) -> list[str]:
-    """Make what is missing of the partitions from yesterday to `days_ahead` days after `now`; return the new days.
+    """Make the missing partitions from yesterday to `days_ahead` days after `now`; return the new days.
 
-    Each table is attached in a database transaction of its own with a lock_timeout of 100 ms, and tried again.
+    Each table is attached in its own database transaction with a lock_timeout of 100 ms, and retried.
     """
     known = {day.day for day in await days.days(connection)}
     wanted = [now.date() + timedelta(days=ahead) for ahead in range(-1, days_ahead + 1)]
@@ -149,7 +143,7 @@ async def ensure_days(connection: Connection, now: datetime, *, days_ahead: int)
     for day in wanted:
         if day in known:
             continue
-        # half comes last: a half must never find a partition while its op or outbox row would not.
+        # half comes last, so that no half message is stored before its Op and outbox rows have a partition.
         for table in reversed(DAY_TABLES):
             await attach_patiently(connection, table, day)
         await days.add_day(connection, day, now)
@@ -158,7 +152,7 @@ async def ensure_days(connection: Connection, now: datetime, *, days_ahead: int)
 
 
 async def attach_patiently(connection: Connection, table: str, day: date) -> None:
-    """Attach one partition, giving way to whoever holds the table and trying again; raises after the last try."""
+    """Attach one partition; retry while another session locks the table. Raises LockNotAvailableError at the end."""
     for attempt in range(LOCK_RETRIES):
         try:
             async with connection.transaction():

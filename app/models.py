@@ -1,6 +1,6 @@
-"""The tables, as SQLAlchemy Core sees them. Migrations make them; a test holds that the two agree.
+"""The tables in SQLAlchemy Core. Migrations create them; a test verifies that both agree.
 
-What is big is append-only and partitioned by transaction_id (a UUIDv7, so a partition is a day); what is mutable is
+Big tables are append-only and partitioned by transaction_id (a UUIDv7, so a partition is a day). Mutable tables are
 small.
 """
 
@@ -33,7 +33,7 @@ from sqlalchemy.dialects.postgresql import JSONB
 metadata = MetaData()
 Time = DateTime(timezone=True)
 
-# CACHE 1: a session that cached offsets would hand out old ones after newer ones were seen.
+# CACHE 1: a session with cached offsets would assign old ones after consumers saw newer ones.
 outbox_offset = Sequence("outbox_offset", metadata=metadata, cache=1)
 attempt_id = Sequence("attempt_id", metadata=metadata)
 
@@ -58,7 +58,7 @@ half = Table(
     Column("deliver_after_s", Double),
     Column("born_at", Time, nullable=False),
     Column("first_check_at", Time, nullable=False),
-    # On position 0 only, but for `traceparent`; `digest` is SHA-256 over the whole decoded request:
+    # On position 0 only, except `traceparent`; `digest` is SHA-256 over the whole decoded request:
     Column("digest", LargeBinary),
     Column("context", JSONB),
     Column("policy", JSONB),
@@ -80,7 +80,7 @@ op = Table(
     Column("actor", Text),
     Column("reason", Text),
     Column("decided_at", Time, nullable=False),
-    # What makes an outcome exactly one.
+    # The primary key allows only one verdict for each transaction.
     PrimaryKeyConstraint("transaction_id"),
     CheckConstraint("verdict IN (1, 2)", name="op_verdict"),
     CheckConstraint("source BETWEEN 0 AND 3", name="op_source"),
@@ -117,7 +117,7 @@ receipt = Table(
     Column("status", Integer),
     Column("digest", LargeBinary),
     Column("settled_at", Time, nullable=False),
-    # 0: the live delivery; else the replay that sent it once more.
+    # 0: the live delivery; otherwise the replay that sent the message again.
     Column("replay", Integer, nullable=False, server_default=text("0")),
     PrimaryKeyConstraint("transaction_id", "position", "subscription_id", "replay"),
     Index("receipt_by_offset", "subscription_id", "replay", "offset"),
@@ -160,7 +160,7 @@ attempt = Table(
 reissue = Table(
     "reissue",
     metadata,
-    # The primary key makes it once: a second click sends nothing twice.
+    # The primary key allows one reissue: a second click sends nothing twice.
     Column("transaction_id", Uuid, primary_key=True),
     Column("reissued_as", Uuid, nullable=False),
     Column("actor", Text),
@@ -168,7 +168,7 @@ reissue = Table(
     Column("at", Time, nullable=False),
 )
 
-# Mutable and small from here on: room in each page and an eager vacuum keep their updates cheap.
+# The tables from here on are mutable and small: free space in each page and an eager vacuum keep updates cheap.
 _MUTABLE: dict[str, Any] = {"postgresql_with": {"fillfactor": 50, "autovacuum_vacuum_scale_factor": 0.02}}
 
 producer_group = Table(
@@ -187,13 +187,15 @@ producer_group = Table(
     Column("secrets", JSONB, nullable=False),
     Column("created_at", Time, nullable=False),
     Column("updated_at", Time, nullable=False),
-    # Kept as a tombstone, so that a half that raced the deletion can still be asked about.
+    # Kept as a tombstone, so that Halfnote can still ask about a half that raced the deletion.
     Column("deleted_at", Time),
-    # What check-back learnt: how many it dares to have in flight, and until when the group asked to be left alone.
+    # Learned by check-back: how many checks may be in flight, and until when the group asked for no checks.
     Column("check_window", Integer, nullable=False),
     Column("held_until", Time),
     Column("next_ping_at", Time, nullable=False),
     CheckConstraint("on_exhausted IN ('rollback', 'park')", name="producer_group_on_exhausted"),
+    # Secrets are stored sealed (app/secrets/vault.py).
+    CheckConstraint("jsonb_typeof(secrets) = 'object' OR secrets = '[]'", name="producer_group_sealed"),
 )
 
 check_url = Table(
@@ -211,9 +213,9 @@ topic = Table(
     "topic",
     metadata,
     Column("name", Text, primary_key=True),
-    # When a half first used it, or when it was declared.
+    # When a half first used the topic, or when it was declared.
     Column("first_seen_at", Time, nullable=False),
-    # Null: not declared; HALFNOTE_TOPICS=declared takes only those that are.
+    # Null: not declared; HALFNOTE_TOPICS=declared accepts only declared topics.
     Column("declared_at", Time),
 )
 
@@ -224,14 +226,14 @@ check_back = Table(
     Column("producer_group", Text, nullable=False),
     Column("state", SmallInteger, nullable=False),
     Column("swept_at", Time, nullable=False),
-    # Asked: calls made, each with its own number in `webhook-id`. Answered: those that count against max_checks.
+    # Asked: calls made, each with its own number in `webhook-id`. Answered: calls that count toward max_checks.
     Column("asked", Integer, nullable=False, server_default=text("0")),
     Column("answered", Integer, nullable=False, server_default=text("0")),
     Column("unanswered", Integer, nullable=False, server_default=text("0")),
     Column("unanswered_since", Time),
-    # The number of the newest check that has its answer, so that no check is counted twice.
+    # The number of the newest answered check, so that no check is counted twice.
     Column("last_answered", Integer, nullable=False, server_default=text("0")),
-    # Null: nobody asks (parked, until a person wants it asked).
+    # Null: no check is due (parked, until a person requests a check).
     Column("next_check_at", Time),
     Column("leased_until", Time),
     Column("lease_epoch", BigInteger, nullable=False, server_default=text("0")),
@@ -241,17 +243,6 @@ check_back = Table(
     Index("check_back_due", "producer_group", "next_check_at"),
     Index("check_back_leased", "producer_group", "leased_until", postgresql_where=text("leased_until IS NOT NULL")),
     **_MUTABLE,
-)
-
-# One row as soon as secrets are stored sealed (app/sealing.py); none as long as an older version may have to read them.
-# `headers`: those of webhooks as well.
-sealing = Table(
-    "sealing",
-    metadata,
-    Column("one", Boolean, primary_key=True, autoincrement=False),
-    Column("since", Time, nullable=False),
-    Column("headers", Boolean, nullable=False, server_default=text("false")),
-    CheckConstraint("one", name="sealing_one"),
 )
 
 sweep = Table(
@@ -271,7 +262,7 @@ subscription = Table(
     Column("filters", JSONB),
     Column("destination", JSONB, nullable=False),
     Column("secrets", JSONB, nullable=False),
-    # What a broker wants to know of who dials it, by name; never shown.
+    # The broker's credentials by name; never shown.
     Column("credentials", JSONB, nullable=False, server_default=text("'{}'")),
     Column("start", JSONB, nullable=False),
     Column("ordered", Text, nullable=False, server_default=text("'none'")),
@@ -279,7 +270,7 @@ subscription = Table(
     Column("shards", Integer, nullable=False, server_default=text("1")),
     Column("max_in_flight", Integer, nullable=False),
     Column("rate_per_s", Double),
-    # What the receiver of a webhook granted when it was asked for its consent.
+    # The rate that the webhook's receiver granted in the consent handshake.
     Column("granted_per_s", Double),
     Column("timeout_s", Double, nullable=False),
     Column("retry", ARRAY(Double), nullable=False),
@@ -288,12 +279,18 @@ subscription = Table(
     Column("created_at", Time, nullable=False),
     Column("updated_at", Time, nullable=False),
     Column("deleted_at", Time),
-    # What the nightly proof needs: the offset it began after, and since when it has its topics and filters.
+    # For the nightly proof: the offset before the first message, and when the topics and filters last changed.
     Column("started_after", BigInteger, nullable=False),
     Column("matches_since", Time, nullable=False),
     CheckConstraint("state IN ('active', 'paused', 'disabled')", name="subscription_state"),
     CheckConstraint("ordered IN ('none', 'key')", name="subscription_ordered"),
     CheckConstraint("on_dead IN ('release', 'hold')", name="subscription_on_dead"),
+    # A webhook's own headers are in `credentials` (app/secrets/webhook_headers.py).
+    CheckConstraint(
+        "(jsonb_typeof(secrets) = 'object' OR secrets = '[]') AND (credentials ? 'sealed' OR credentials = '{}')"
+        " AND NOT destination ? 'headers'",
+        name="subscription_sealed",
+    ),
     Index("subscription_name", "name", unique=True, postgresql_where=text("deleted_at IS NULL")),
 )
 
@@ -301,15 +298,15 @@ checkpoint = Table(
     "checkpoint",
     metadata,
     Column("subscription_id", Integer, nullable=False),
-    # How many shards this row is one of: a holder of another layout finds no row of its own and writes nothing.
+    # The number of shards in this layout: a holder of another layout finds no row of its own and writes nothing.
     Column("shards", Integer, nullable=False),
     Column("shard", Integer, nullable=False),
     Column("offset", BigInteger, nullable=False),
     Column("moved_at", Time, nullable=False),
-    # The breaker: since when it is open, and what opened it.
+    # The breaker: when it opened, and why.
     Column("opened_at", Time),
     Column("opened_because", Text),
-    # What the holder lately delivered and failed to deliver, and when it last said so.
+    # The holder's recent rates of deliveries and failures, and when it last wrote them.
     Column("delivered_per_s", Double, nullable=False, server_default=text("0")),
     Column("failed_per_s", Double, nullable=False, server_default=text("0")),
     Column("rated_at", Time),
@@ -350,7 +347,7 @@ lease = Table(
 )
 
 
-# What a message's day held of it, for rows that outlive the day; null while the day is here.
+# Copies of the message's columns for rows that outlive its day; null while the day exists.
 def _copy() -> list[Column[Any]]:
     return [
         Column("producer_group", Text),
@@ -374,8 +371,8 @@ delivery_retry = Table(
     Column("topic", Text, nullable=False),
     Column("key", Text),
     Column("attempts", Integer, nullable=False),
-    # Null: never tried. Then a due time to come is the producer's delay, and one that is past is a message that waits
-    # for others of its key.
+    # Null: never tried. Then a future due time is the producer's delay, and a past one belongs to a message that
+    # waits for others of its key.
     Column("first_at", Time),
     Column("due_at", Time, nullable=False),
     Column("leased_until", Time),
@@ -411,12 +408,12 @@ dead_letter = Table(
     PrimaryKeyConstraint("subscription_id", "replay", "transaction_id", "position"),
     Index("dead_letter_offset", "subscription_id", "offset"),
     Index("dead_letter_key", "subscription_id", "replay", "key", "offset", postgresql_where=text("key IS NOT NULL")),
-    # For lists, newest first: of all subscriptions, and of one.
+    # For lists, newest first: for all subscriptions, and for one.
     Index("dead_letter_died", "died_at", "transaction_id", "position", "subscription_id", "replay"),
     Index("dead_letter_of", "subscription_id", "died_at", "transaction_id", "position", "replay"),
 )
 
-# What people did about dead letters, and what those were: the row itself is gone by then.
+# Redelivered and dropped dead letters, with the person: the dead letter's own row is gone by then.
 redelivery = Table(
     "redelivery",
     metadata,
@@ -439,7 +436,7 @@ redelivery = Table(
 )
 
 # When each cause of an operational message was last announced, and how many were held back since.
-# The newest of these is kept, to be announced when the time of the limit is over.
+# The newest one held back is kept, to be announced when the limit's interval is over.
 announced = Table(
     "announced",
     metadata,
@@ -462,10 +459,11 @@ day = Table(
     Column("state", Text, nullable=False),
     Column("decided", Boolean, nullable=False, server_default=text("false")),
     Column("archive", Text),
-    # What keeps a day whose retention is over, as upkeep last saw it: in_doubt, parked, undelivered:<subscription>, …
+    # The causes that keep a day past its retention, from upkeep's last turn: in_doubt, parked,
+    # undelivered:<subscription>, …
     Column("held", ARRAY(Text), nullable=False, server_default=text("'{}'")),
     Column("changed_at", Time, nullable=False),
-    # What the archive holds: rows, id ranges and digests by table. Compared with the tables before they are dropped.
+    # The archive's rows, id ranges and digests by table. Compared with the tables before they are dropped.
     Column("archive_manifest", JSONB),
     Column("archived_at", Time),
     CheckConstraint("state IN ('open', 'archiving', 'gone')", name="day_state"),
@@ -480,24 +478,24 @@ service_switch = Table(
     Column("changed_at", Time, nullable=False),
 )
 
-# Each change of a key also gives the switch `api_keys` another value, by which every process sees that there is news.
+# Each change of a key also changes the switch `api_keys`, so that every process detects it.
 api_key = Table(
     "api_key",
     metadata,
     Column("key_id", Integer, Identity(always=True), primary_key=True),
     Column("name", Text, nullable=False),
-    # How it begins, so that people can tell keys apart; and SHA-256 of the whole, which nobody else has.
+    # The key's first characters, for people to distinguish keys, and the SHA-256 of the whole key.
     Column("prefix", Text, nullable=False),
     Column("digest", LargeBinary, nullable=False),
     Column("role", Text, nullable=False),
-    # Scopes: names, or beginnings with a `*`.
+    # Scopes: names, or prefixes with a `*`.
     Column("producer_groups", ARRAY(Text), nullable=False),
     Column("topics", ARRAY(Text), nullable=False),
     Column("subscriptions", ARRAY(Text), nullable=False),
     Column("rate_per_s", Double),
     Column("created_at", Time, nullable=False),
     Column("created_by", Text),
-    # The key that this one was made to replace.
+    # The key that this one replaces.
     Column("rotated_from", Integer),
     Column("expires_at", Time),
     Column("revoked_at", Time),
@@ -508,7 +506,7 @@ api_key = Table(
     **_MUTABLE,
 )
 
-# What people did: append-only.
+# Changes that people made: append-only.
 audit = Table(
     "audit",
     metadata,
@@ -518,17 +516,16 @@ audit = Table(
     Column("actor", Text),
     Column("key_id", Integer),
     Column("role", Text),
-    # `subscription.pause` and the like, and what it was done to.
+    # `subscription.pause` and similar, and its target.
     Column("what", Text, nullable=False),
     Column("target", Text),
-    # What was asked for, without bodies and secrets.
+    # The request, without bodies and secrets.
     Column("detail", JSONB, nullable=False),
     Index("audit_at", "at"),
     Index("audit_target", "target", "audit_id"),
 )
 
-# What the service goes by and the nightly proof must know as well, in seconds or counts; written when a database is
-# migrated.
+# Values that the service and the nightly proof share, in seconds or counts; written when a database is migrated.
 shared_rule = Table(
     "shared_rule",
     metadata,
@@ -545,7 +542,7 @@ reconciliation_run = Table(
     # local[2], spark://…
     Column("engine", Text, nullable=False),
     Column("source", Text, nullable=False),
-    # The time of the snapshot: what was visible then is what was reconciled.
+    # The time of the snapshot that was reconciled.
     Column("seen_at", Time),
     Column("started_at", Time, nullable=False),
     Column("ended_at", Time, nullable=False),
@@ -554,7 +551,7 @@ reconciliation_run = Table(
     Column("open", Integer, nullable=False),
     Column("new", Integer, nullable=False),
     Column("resolved", Integer, nullable=False),
-    # By stage.
+    # Seconds by stage.
     Column("seconds", JSONB, nullable=False),
     Column("error", Text),
     CheckConstraint("state IN ('proved', 'findings', 'failed')", name="reconciliation_run_state"),
@@ -565,16 +562,16 @@ reconciliation_day = Table(
     "reconciliation_day",
     metadata,
     Column("day", Date, primary_key=True),
-    # The last run that looked at it.
+    # The last run that examined the day.
     Column("run_id", BigInteger, nullable=False),
     Column("state", Text, nullable=False),
     Column("reconciled_at", Time, nullable=False),
-    # Rows by table; findings by kind, all of them, also those past the limit of what is stored.
+    # Rows by table; findings by kind, including those past the storage limit.
     Column("counts", JSONB, nullable=False),
     Column("found", JSONB, nullable=False),
-    # What tells whether the day changed since.
+    # Detects whether the day changed since.
     Column("signature", JSONB, nullable=False),
-    # What the report's plots are drawn from.
+    # Figures for the report's plots.
     Column("figures", JSONB, nullable=False),
     CheckConstraint("state IN ('provisional', 'final')", name="reconciliation_day_state"),
 )
@@ -585,7 +582,7 @@ finding = Table(
     Column("finding_id", BigInteger, Identity(always=True), primary_key=True),
     Column("day", Date, nullable=False),
     Column("kind", Text, nullable=False),
-    # A transaction's, message's or delivery's id, a topic, a producer group: what it is about, once a day and kind.
+    # A transaction's, message's or delivery's id, a topic or a producer group; unique for each day and kind.
     Column("subject", Text, nullable=False),
     Column("transaction_id", Uuid),
     Column("position", SmallInteger),
@@ -598,7 +595,7 @@ finding = Table(
     Column("last_seen_at", Time, nullable=False),
     Column("resolved_run", BigInteger),
     Column("resolved_at", Time),
-    # Null: nobody was told yet.
+    # Null: not announced yet.
     Column("announced_at", Time),
     Index("finding_subject", "day", "kind", "subject", unique=True),
     Index("finding_open", "day", "kind", postgresql_where=text("resolved_at IS NULL")),

@@ -1,4 +1,4 @@
-"""The words that rows and answers share: verdicts, who gave them, and the states of a transaction."""
+"""The words that rows and answers share: verdicts, their sources, and the states of a transaction."""
 
 from enum import IntEnum, StrEnum
 
@@ -16,7 +16,7 @@ class Verdict(IntEnum):
 
 
 class Source(IntEnum):
-    """Who gave a verdict, as stored in `op.source`."""
+    """The source of a verdict, as stored in `op.source`."""
 
     PRODUCER = 0
     CHECK = 1
@@ -29,13 +29,16 @@ class Source(IntEnum):
         return self.name.lower()
 
 
-# By what rows hold. Reading an enumeration's member takes ten times as long, and every end asks for two words.
+# Keyed by the stored value. Reading an enumeration's member takes ten times as long, and every End needs two words.
 VERDICT_WORDS: dict[int, str] = {verdict: verdict.word for verdict in Verdict}
 SOURCE_WORDS: dict[int, str] = {source: source.word for source in Source}
+# From the stored value, also None, to the member. A lookup takes a fraction of the time of a call of the enumeration.
+VERDICT_OF: dict[int | None, Verdict | None] = {None: None, **{verdict.value: verdict for verdict in Verdict}}
+SOURCE_OF: dict[int | None, Source | None] = {None: None, **{source.value: source for source in Source}}
 
 
 class State(StrEnum):
-    """Where a transaction stands (design: states)."""
+    """The state of a transaction (docs/protocol.md)."""
 
     HALF = "half"
     IN_DOUBT = "in_doubt"
@@ -45,17 +48,131 @@ class State(StrEnum):
 
 
 class CheckBackState(IntEnum):
-    """`check_back.state`: policy works on the first and leaves the second to people and the producer."""
+    """`check_back.state`. Policy decides only transactions in doubt. A person or the producer decides parked ones."""
 
     IN_DOUBT = 1
     PARKED = 2
 
 
+CHECK_BACK_STATE_OF: dict[int | None, CheckBackState | None] = {
+    None: None,
+    **{one.value: one for one in CheckBackState},
+}
+
+
 class AttemptKind(StrEnum):
-    """What an `attempt` row tells of."""
+    """The kind of an `attempt` row."""
 
     CHECK = "check"
     DELIVERY = "delivery"
     REFUSED = "refused"
     SWEPT = "swept"
     PARKED = "parked"
+
+
+class CheckOutcome(StrEnum):
+    """`attempt.outcome` of a check. LOST: the producer answered with a verdict, and another one was recorded before."""
+
+    COMMIT = "commit"
+    ROLLBACK = "rollback"
+    UNKNOWN = "unknown"
+    UNANSWERED = "unanswered"
+    LOST = "lost"
+
+
+class DeliveryOutcome(StrEnum):
+    """`attempt.outcome` of a delivery that did not deliver. Only FAILED and REFUSED use up a try.
+
+    REFUSED: the destination refuses the message. GONE: it refuses all messages. POSTPONED: it asked for a pause.
+    PROBE: the circuit breaker was open.
+    """
+
+    FAILED = "failed"
+    REFUSED = "refused"
+    POSTPONED = "postponed"
+    GONE = "gone"
+    PROBE = "probe"
+
+
+class DeliveryState(StrEnum):
+    """The state of a delivery. DELIVERED and DROPPED are stored as `receipt.outcome`."""
+
+    DELIVERED = "delivered"
+    WAITING = "waiting"
+    IN_RETRY = "in_retry"
+    DEAD = "dead"
+    DROPPED = "dropped"
+
+
+class DeadLetterAction(StrEnum):
+    """`redelivery.what`: a person's action on a dead letter."""
+
+    REDELIVERED = "redelivered"
+    DROPPED = "dropped"
+
+
+class SubscriptionState(StrEnum):
+    """`subscription.state`."""
+
+    ACTIVE = "active"
+    PAUSED = "paused"
+    DISABLED = "disabled"
+
+
+class Ordered(StrEnum):
+    """`subscription.ordered`: the order of its messages."""
+
+    NONE = "none"
+    KEY = "key"
+
+
+class OnDead(StrEnum):
+    """`subscription.on_dead`: the effect of a dead letter on later messages of its key, if they are ordered."""
+
+    RELEASE = "release"
+    HOLD = "hold"
+
+
+class OnExhausted(StrEnum):
+    """`producer_group.on_exhausted`: the policy's decision after `max_checks` answers of `unknown`."""
+
+    ROLLBACK = "rollback"
+    PARK = "park"
+
+
+class BreakerState(StrEnum):
+    """A subscription's circuit breaker, as HTTP spells it. An active subscription whose breaker is open shows OPEN."""
+
+    CLOSED = "closed"
+    OPEN = "open"
+
+
+class ReplayState(StrEnum):
+    """`replay.state`."""
+
+    RUNNING = "running"
+    DONE = "done"
+    CANCELLED = "cancelled"
+
+
+class RunState(StrEnum):
+    """`reconciliation_run.state`: the result of a run of the nightly proof."""
+
+    PROVED = "proved"
+    FINDINGS = "findings"
+    FAILED = "failed"
+
+
+class ReconciledDayState(StrEnum):
+    """`reconciliation_day.state`. A final day can no longer change."""
+
+    PROVISIONAL = "provisional"
+    FINAL = "final"
+
+
+class DayState(StrEnum):
+    """`day.state`. Only an open day accepts verdicts and deliveries. The partitions of a gone day are dropped."""
+
+    OPEN = "open"
+    ARCHIVING = "archiving"
+    GONE = "gone"

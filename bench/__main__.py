@@ -1,6 +1,7 @@
-"""`python -m bench [name…]`: run benchmarks, print a table each and write bench/out/<name>.json. QUICK=1: seconds.
+"""`python -m bench [name…]`: run benchmarks, print a table for each and write bench/out/<name>.json.
 
-Without names all but `relay` and `spark`, which take a quarter of an hour each; `relay:<row>` is one of its rows.
+Without names, all benchmarks run except `relay` and `spark`, which take a quarter of an hour each. `relay:<row>` is one
+row of `relay`. With QUICK=1 a benchmark takes seconds.
 """
 
 import os
@@ -56,12 +57,12 @@ ALL = BENCHMARKS | RELAY | SPARK
 
 
 async def run(names: Sequence[str], *, quick: bool) -> list[Report]:
-    """Run the named benchmarks, one after another, over one Postgres."""
+    """Run the named benchmarks, one after another, on one Postgres."""
     reports = []
     async with open_stage(quick=quick) as stage:
         print(as_text(stage.machine))
         if quick:
-            print("QUICK: single short runs, good to see that it all works; no figure here means much.")
+            print("QUICK: single short runs. They show that the benchmarks work; their figures are not reliable.")
         for name in names:
             report = await ALL[name](stage)
             path = report.write(stage.machine)
@@ -71,7 +72,7 @@ async def run(names: Sequence[str], *, quick: bool) -> list[Report]:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Return 0 whatever the figures are: a benchmark tells, a test judges. 1 if a part of one broke off."""
+    """Return 1 if a part of a benchmark did not finish, else 0, even if a bar is missed: only tests judge figures."""
     names = list(arguments) or list(BENCHMARKS)
     unknown = [name for name in names if name not in ALL]
     if unknown:
@@ -79,7 +80,7 @@ def main(arguments: Sequence[str]) -> int:
         print(f"No benchmark is called {', '.join(unknown)}; there are {known}.", file=sys.stderr)
         return 2
     require_wrk()
-    # As Ctrl-C, so that everything is stopped in order.
+    # SIGTERM acts as Ctrl-C does, so that all programs are stopped in order.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         reports = uvloop.run(run(names, quick=os.environ.get("QUICK", "0") not in ("", "0")))
@@ -90,7 +91,7 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def tell(reports: Sequence[Report]) -> int:
-    """Print which bars were missed and what broke off, and return the exit status."""
+    """Print the missed bars and the unfinished parts, and return the exit status."""
     missed = [bar for report in reports for bar in report.bars if not bar.held]
     broken = [what for report in reports for what in report.broken]
     bars = sum(len(report.bars) for report in reports)
@@ -98,7 +99,7 @@ def tell(reports: Sequence[Report]) -> int:
     for bar in missed:
         print(f"  {bar}")
     for what in broken:
-        print(f"  BROKE OFF: {what}")
+        print(f"  NOT FINISHED: {what}")
     return 1 if broken else 0
 
 

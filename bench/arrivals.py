@@ -1,4 +1,4 @@
-"""When each message reached a subscriber: a receiver in C (arrivals.c), compiled here, and the log that it keeps."""
+"""Record when each message reaches a subscriber: compile and run a receiver in C (arrivals.c), and read its log."""
 
 import asyncio
 import shutil
@@ -19,18 +19,20 @@ from bench.services import ROOT, Service, stop
 from bench.wrk import BrokenRunError
 
 SOURCE = ROOT / "bench" / "arrivals.c"
-# `struct arrival` of arrivals.c.
+# The format of `struct arrival` in arrivals.c.
 RECORD = struct.Struct("=qII40s")
 LOOK_EVERY_S = 0.1
-# How long a message that comes twice may take to show.
+# How long to wait for messages that arrive a second time.
 AFTER_S = 0.3
 
-MISSING = "The relay's receiver is a C program, and there is no C compiler `cc`. On Debian and Ubuntu: apt install gcc."
+MISSING = (
+    "The relay's receiver is a C program, and the C compiler `cc` is missing. On Debian and Ubuntu: apt install gcc."
+)
 
 
 @dataclass(frozen=True, slots=True)
 class Arrival:
-    """One request as the receiver saw it: when (`clock_gettime(CLOCK_MONOTONIC)`), for whom, how many messages."""
+    """One request at the receiver: its time (`clock_gettime(CLOCK_MONOTONIC)`), subscription and number of messages."""
 
     at_s: float
     subscription: int
@@ -39,14 +41,14 @@ class Arrival:
 
 
 def require_cc() -> None:
-    """Raise SystemExit with how to install a C compiler, if there is none."""
+    """Raise SystemExit with the way to install a C compiler, if there is none."""
     if shutil.which("cc") is None:
         raise SystemExit(MISSING)
 
 
 @asynccontextmanager
 async def noting(place: Path) -> AsyncIterator[Service]:
-    """Compile and run the receiver; `place` is where the program goes."""
+    """Compile the receiver into the directory `place` and run it."""
     program = place / "arrivals"
     if not program.exists():
         compiling = await asyncio.create_subprocess_exec("cc", "-O2", "-o", str(program), str(SOURCE))
@@ -64,12 +66,12 @@ async def noting(place: Path) -> AsyncIterator[Service]:
 
 
 async def take(receiver: Service) -> list[Arrival]:
-    """Return what came since the log was last taken, in order, and empty the log."""
+    """Return the arrivals since the last call, in order, and empty the log."""
     return parsed(await _get(receiver, "/log"))
 
 
 def parsed(log: bytes) -> list[Arrival]:
-    """Return the entries of a log."""
+    """Return the arrivals in a log."""
     return [
         Arrival(ns / 1e9, subscription, messages, name.partition(b"\x00")[0].decode("ascii", "replace"))
         for ns, subscription, messages, name in RECORD.iter_unpack(log)
@@ -77,7 +79,7 @@ def parsed(log: bytes) -> list[Arrival]:
 
 
 async def sample(receiver: Service) -> tuple[dict[str, str], bytes]:
-    """Return headers and body of the last message's request, without what each HTTP client writes by itself."""
+    """Return headers and body of the last request, without the headers that every HTTP client adds itself."""
     head, _, body = (await _get(receiver, "/sample")).partition(b"\r\n\r\n")
     headers = dict(line.split(": ", 1) for line in head.decode("ascii").split("\r\n")[1:])
     own = ("host", "content-length", "connection", "accept")
@@ -85,45 +87,45 @@ async def sample(receiver: Service) -> tuple[dict[str, str], bytes]:
 
 
 async def came(receiver: Service, count: int, within_s: float, watch: Sequence[Service] = ()) -> list[Arrival]:
-    """Wait until `count` messages came and return them; each of `watch` must live on.
+    """Wait until `count` messages arrive and return their arrivals. The services in `watch` must keep running.
 
-    Raises BrokenRunError if they do not come in time, or more come than that.
+    Raises BrokenRunError if the messages do not arrive in time, or more arrive.
     """
     loop = asyncio.get_running_loop()
     until = loop.time() + within_s
     async with httpx.AsyncClient(base_url=receiver.url, trust_env=False) as client:
         while (so_far := int((await client.get("/count")).text)) < count:
             if loop.time() > until or not all(service.root.is_running() for service in watch):
-                raise BrokenRunError(f"{so_far:,} of {count:,} messages came within {within_s:g} s")
+                raise BrokenRunError(f"{so_far:,} of {count:,} messages arrived within {within_s:g} s")
             await asyncio.sleep(LOOK_EVERY_S)
     await asyncio.sleep(AFTER_S)
     arrivals = await take(receiver)
     if (total := sum(arrival.messages for arrival in arrivals)) != count:
         again = Counter((arrival.subscription, arrival.transaction_id) for arrival in arrivals)
         whose = Counter(subscription for (subscription, _), times in again.items() if times > 1)
-        told = f"those that came again, by subscription: {dict(whose)}"
-        raise BrokenRunError(f"{total:,} messages came, and {count:,} were sent; {told}")
+        repeated = f"repeated messages by subscription: {dict(whose)}"
+        raise BrokenRunError(f"{total:,} messages arrived, and {count:,} were sent; {repeated}")
     return arrivals
 
 
 def rate(arrivals: Sequence[Arrival]) -> float:
-    """Return messages per second from the first arrival, which is not counted, to the last."""
+    """Return messages per second from the first arrival, which does not count, to the last one."""
     return messages_of(arrivals) / (arrivals[-1].at_s - arrivals[0].at_s)
 
 
 def messages_of(arrivals: Sequence[Arrival]) -> int:
-    """Return how many messages came after the first arrival."""
+    """Return how many messages arrived after the first arrival."""
     return sum(arrival.messages for arrival in arrivals) - arrivals[0].messages
 
 
 def parts_of(arrivals: Sequence[Arrival], parts: int) -> list[Sequence[Arrival]]:
-    """Return the arrivals in `parts` equal parts, each beginning with the last arrival of the former."""
+    """Return the arrivals in `parts` equal parts, each starting with the last arrival of the previous part."""
     bounds = [(len(arrivals) - 1) * part // parts for part in range(parts + 1)]
     return [arrivals[low : high + 1] for low, high in pairwise(bounds)]
 
 
 def rates_in_windows(times_s: Sequence[float], window_s: float, step_s: float = 0.1) -> list[float]:
-    """Return the rate over each window that lies wholly within the run, a window beginning every `step_s`."""
+    """Return the rate over each window that lies fully within the run; a window starts every `step_s`."""
     begins, found, low, high = times_s[0], [], 0, 0
     while begins + window_s <= times_s[-1]:
         while times_s[low] < begins:
@@ -136,7 +138,7 @@ def rates_in_windows(times_s: Sequence[float], window_s: float, step_s: float = 
 
 
 def now_s() -> float:
-    """Return the time on the receiver's clock: `monotonic` is another one on some systems."""
+    """Return the time on the receiver's clock; `time.monotonic` uses another clock on some systems."""
     return time.clock_gettime(time.CLOCK_MONOTONIC)
 
 

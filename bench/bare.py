@@ -1,4 +1,4 @@
-"""What the services' HTTP out is measured against: httpx on the httpx-aiohttp transport, and nothing else."""
+"""The bare client, the baseline of outgoing HTTP: httpx on the httpx-aiohttp transport, without further code."""
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -10,7 +10,7 @@ from httpx_aiohttp import AiohttpTransport
 
 @asynccontextmanager
 async def bare_client(connections: int) -> AsyncIterator[httpx.AsyncClient]:
-    """Yield a client that keeps up to `connections` open, and no cookies."""
+    """Yield a client that keeps up to `connections` connections open and no cookies."""
     session = aiohttp.ClientSession(
         connector=aiohttp.TCPConnector(limit=connections), cookie_jar=aiohttp.DummyCookieJar(), trust_env=False
     )

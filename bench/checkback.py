@@ -1,4 +1,4 @@
-"""10,000 in doubt at once: how fast one worker asks and settles them, against the bare client on the same receiver."""
+"""10,000 transactions in doubt at once: checks per second of one worker against the bare client, on one receiver."""
 
 import asyncio
 from collections.abc import Iterator
@@ -8,9 +8,9 @@ from time import perf_counter
 
 import httpx
 
-from app.asking import check_body
+from app.checkback.callback import check_body
 from app.ids import message_id
-from app.signing import Secret, headers, new_secret
+from app.secrets.signatures import Secret, headers, new_secret
 from bench.bare import bare_client
 from bench.filling import fill_ours
 from bench.payload import GROUP, TOPIC, as_uuids, transaction_ids
@@ -20,7 +20,7 @@ from bench.stage import IMMUNITY_S, Stage, connected, halfnote, put
 from bench.statistic import median_ratio
 
 IN_DOUBT, IN_DOUBT_QUICK = 10_000, 2_000
-# The service's HALFNOTE_CHECK_CONCURRENCY by default, and so as much as one worker asks at once.
+# The default of HALFNOTE_CHECK_CONCURRENCY: the most checks of one worker at once.
 IN_FLIGHT = 64
 LONGEST_S = 300
 
@@ -32,7 +32,7 @@ SETTLED = "select count(*) from op where transaction_id = any($1)"
 
 
 async def bench(stage: Stage) -> Report:
-    """Post with the bare client, and let the worker ask, in turn."""
+    """Alternate between posts by the bare client and checks by the worker."""
     count = IN_DOUBT_QUICK if stage.quick else IN_DOUBT
     report = Report("checkback", f"checkback: {count:,} in doubt at once, check_max_in_flight {IN_FLIGHT}, one worker")
     dsn = await stage.database("checkback")
@@ -57,7 +57,7 @@ async def bench(stage: Stage) -> Report:
 
 
 async def _post_all(url: str, ids: list[str]) -> float:
-    """Post each check's body, IN_FLIGHT at once; return the seconds it took."""
+    """Post the body of each check, IN_FLIGHT at once; return the duration in seconds."""
     secrets = [Secret(new_secret())]
     async with bare_client(IN_FLIGHT) as client:
         left = iter([_request(secrets, id_) for id_ in ids])
@@ -69,7 +69,7 @@ async def _post_all(url: str, ids: list[str]) -> float:
 
 
 def _request(secrets: list[Secret], id_: str) -> tuple[bytes, dict[str, str]]:
-    """Return the body and the headers of a check, as the worker sends them."""
+    """Return the body and headers of a check as the worker sends it."""
     (uuid,) = as_uuids([id_])
     now = datetime.now(UTC)
     fields = {
@@ -92,7 +92,7 @@ async def _post(client: httpx.AsyncClient, url: str, left: Iterator[tuple[bytes,
 
 
 async def _settle_all(dsn: str, ids: list[str]) -> float:
-    """Put all in doubt in one statement; return the seconds until each has its op."""
+    """Put all transactions in doubt in one statement; return the seconds until each has its Op."""
     await fill_ours(dsn, ids)
     asked = as_uuids(ids)
     async with connected(dsn) as connection:

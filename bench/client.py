@@ -1,4 +1,4 @@
-"""The Python client (sdk/): its CPU time over bare httpx calls, and what one asynchronous process sends with it."""
+"""The Python client (sdk/): its CPU time against bare httpx calls, and the rate of one asynchronous process."""
 
 import asyncio
 import json
@@ -20,14 +20,14 @@ from bench.statistic import median_interval
 PAIRS, PAIRS_QUICK = 20, 2
 SLICE_S, SLICE_QUICK_S = 5.0, 0.5
 RATES, RATES_QUICK = 6, 1
-# What one process is to reach, by its own CPU.
+# The bar for one process, per second of its own CPU time.
 TRANSACTIONS_A_SECOND = 2000
 OVERHEAD = 1.15
 
 
 @dataclass(frozen=True, slots=True)
 class Sent:
-    """What one slice sent, and what it took."""
+    """The transactions of one slice, and its CPU and wall time."""
 
     transactions: int
     cpu_s: float
@@ -35,35 +35,35 @@ class Sent:
 
     @property
     def cpu_us(self) -> float:
-        """CPU time of a transaction, user and system."""
+        """CPU time per transaction, user and system."""
         return self.cpu_s / self.transactions * 1e6
 
     @property
     def rate(self) -> float:
-        """Transactions a second."""
+        """Transactions per second."""
         return self.transactions / self.wall_s
 
 
 class Client:
-    """The process that sends."""
+    """The process that sends requests."""
 
     def __init__(self, process: subprocess.Popen[str]) -> None:
         self._process = process
 
     async def send(self, who: str, seconds: float) -> Sent:
-        """Have it send for so long, as `bench.client_side` calls who does. Raises RuntimeError if it ended."""
+        """Run one slice with a sender of `bench.client_side`. Raises RuntimeError if the process has ended."""
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         self._process.stdin.write(f"{who} {seconds}\n")
         self._process.stdin.flush()
         line = await asyncio.to_thread(self._process.stdout.readline)
         if not line:
-            raise RuntimeError(f"the sending process ended with {self._process.wait()}; above is what it said")
+            raise RuntimeError(f"the sending process ended with {self._process.wait()}; its output is above")
         return Sent(**json.loads(line))
 
 
 async def bench(stage: Stage) -> Report:
-    """The client against bare calls in turn; then what it sends, to a coordinator that answers at once and to ours."""
+    """Compare the client with bare calls; then measure its rate to a coordinator without storage, and to Halfnote."""
     report = Report("client", "client: the Python client, one process, 64 transactions at once or one after the other")
     seconds = SLICE_QUICK_S if stage.quick else SLICE_S
     async with answering_at_once() as coordinator, sending_to(coordinator) as client:
@@ -82,7 +82,7 @@ async def bench(stage: Stage) -> Report:
 
 
 async def _pairs(report: Report, client: Client, suffix: str, name: str, seconds: float, pairs: int) -> None:
-    """Slices of both in turn, who goes first changing each time."""
+    """Run slices of both in pairs. The order within a pair alternates."""
     names = ["client" + suffix, "bare" + suffix]
     found: dict[str, list[Sent]] = {who: [] for who in names}
     for who in names:
@@ -102,7 +102,7 @@ async def _pairs(report: Report, client: Client, suffix: str, name: str, seconds
 
 
 async def _rates(report: Report, client: Client, whom: str, seconds: float, slices: int) -> None:
-    """What one asynchronous process sends, and how much of a core that takes."""
+    """Measure the rate of one asynchronous process, and its share of a core."""
     await client.send("client", seconds)
     found = [await client.send("client", seconds) for _ in range(slices)]
     report.add(f"one async process to {whom}", median(sent.rate for sent in found), "transactions/s")
@@ -131,7 +131,7 @@ async def answering_at_once() -> AsyncIterator[Service]:
 
 @asynccontextmanager
 async def sending_to(service: Service) -> AsyncIterator[Client]:
-    """Run the process that sends, with the client as it lies in sdk/."""
+    """Run the process that sends, with the client from sdk/."""
     path = os.pathsep.join([str(ROOT / "sdk"), os.environ.get("PYTHONPATH", "")])
     process = subprocess.Popen(
         [sys.executable, "-m", "bench.client_side", service.url],

@@ -1,7 +1,8 @@
-"""The process whose CPU time `bench.client` measures: `python -m bench.client_side URL`, slices asked for on stdin.
+"""`python -m bench.client_side URL`: the process whose CPU time `bench.client` measures.
 
-A line `<who> <seconds>` is answered by a line of JSON, `{"transactions", "cpu_s", "wall_s"}`. `who` is `client` or
-`bare`, the client and bare httpx calls on one event loop, or `client-sync` and `bare-sync`, one after the other.
+Each line `<sender> <seconds>` on stdin runs one slice. The answer is a line of JSON, `{"transactions", "cpu_s",
+"wall_s"}`. `client` and `bare` are the client and bare httpx calls on one event loop; `client-sync` and `bare-sync`
+send one transaction after the other.
 """
 
 import asyncio
@@ -27,12 +28,12 @@ Slice = Callable[[float], Awaitable[int]]
 
 
 def order() -> Outgoing:
-    """Return what is sent, by both."""
+    """Return the message that both senders send."""
     return Outgoing(TOPIC, BODY, key="customer-77")
 
 
 def half(transaction_id: str) -> dict[str, Any]:
-    """Return the same as the JSON of a `/half`."""
+    """Return the same message as the JSON of a `/half`."""
     message = {"topic": TOPIC, "body": BODY, "key": "customer-77"}
     return {"producer_group": GROUP, "transaction_id": transaction_id, "messages": [message]}
 
@@ -43,7 +44,7 @@ def end(transaction_id: str) -> dict[str, Any]:
 
 
 async def by_client(producer: TransactionProducer) -> None:
-    """One transaction whose local work is nothing."""
+    """Run one transaction without local work."""
     async with producer.transaction(order()) as transaction:
         pass
     if transaction.result is None or transaction.result.end != "recorded":
@@ -51,14 +52,14 @@ async def by_client(producer: TransactionProducer) -> None:
 
 
 async def bare(client: httpx.AsyncClient) -> None:
-    """The same two requests, and no more looked at than whether they were taken."""
+    """Send the same two requests and check only their status."""
     transaction_id = str(new_id())
     (await client.post("/half", json=half(transaction_id))).raise_for_status()
     (await client.post("/end", json=end(transaction_id))).raise_for_status()
 
 
 def by_client_in_turn(producer: SyncTransactionProducer) -> None:
-    """As `by_client`, without an event loop."""
+    """Like `by_client`, without an event loop."""
     with producer.transaction(order()) as transaction:
         pass
     if transaction.result is None or transaction.result.end != "recorded":
@@ -66,7 +67,7 @@ def by_client_in_turn(producer: SyncTransactionProducer) -> None:
 
 
 def bare_in_turn(client: httpx.Client) -> None:
-    """As `bare`, without an event loop."""
+    """Like `bare`, without an event loop."""
     transaction_id = str(new_id())
     client.post("/half", json=half(transaction_id)).raise_for_status()
     client.post("/end", json=end(transaction_id)).raise_for_status()
@@ -87,7 +88,7 @@ async def at_once(one: Callable[[], Awaitable[None]], seconds: float) -> int:
 
 
 async def in_turn(one: Callable[[], None], seconds: float) -> int:
-    """Run transactions one after the other; return how many. Nothing else has to run on this loop."""
+    """Run transactions one after the other; return how many. This blocks the event loop, which has no other work."""
     until, done = time.monotonic() + seconds, 0
     while time.monotonic() < until:
         one()

@@ -1,9 +1,9 @@
-"""What a delivered transaction takes on disk: rows and indexes by table, and write-ahead log."""
+"""The disk space of a delivered transaction: rows and indexes by table, and write-ahead log."""
 
 import asyncio
 from functools import partial
 
-from app.database import Connection
+from app.database.connection import Connection
 from bench.filling import fill_ours
 from bench.payload import BODY_BYTES
 from bench.report import Report
@@ -23,7 +23,7 @@ select (select count(*) from outbox) as sent, (select count(*) from receipt) as 
 
 
 async def bench(stage: Stage) -> Report:
-    """Store and deliver whole transactions to one subscription, and look at the tables then."""
+    """Store whole transactions, deliver them to one subscription, and then measure the tables."""
     report = Report("disk", f"disk: a transaction of one message ({BODY_BYTES} bytes of request), one subscription")
     dsn = await stage.database("disk")
     async with receiving() as receiver, halfnote(stage, dsn, receiver) as service, connected(dsn) as connection:
@@ -35,7 +35,7 @@ async def bench(stage: Stage) -> Report:
         await connection.execute("vacuum analyze half, op, outbox, receipt")
         total = 0.0
         for table in TABLES:
-            # Each by its own rows: the load leaves halves behind that were not ended any more.
+            # Each table by its own number of rows, because the load leaves some halves without an end.
             rows = await connection.fetchval(f"select count(*) from {table}")
             size = (await connection.fetchval(SIZE, table) - empty[table]) / rows
             total += size
@@ -49,7 +49,7 @@ async def bench(stage: Stage) -> Report:
 
 
 async def _settled(connection: Connection) -> tuple[int, str]:
-    """Wait until everything is delivered; return how many messages there are, and where the log is then."""
+    """Wait until all messages are delivered. Return their number and the position of the write-ahead log."""
     async with asyncio.timeout(WAITS_S):
         while True:
             row = await connection.fetchrow(SETTLED)

@@ -1,23 +1,25 @@
-"""Halves and committed messages that are there before a run: stored as the services store them, without their cost."""
+"""Store halves and committed messages before a run, in the same rows as the services, but in bulk."""
 
 import os
 import time
 from datetime import UTC, datetime, timedelta
 from hashlib import sha256
 
-from app.wakeups import CHANNEL, NOTIFY
+from app.database.advisory_locks import AdvisoryLock
+from app.database.notifier import CHANNEL, NOTIFY
 from bench.payload import GROUP, IDS_A_MS, TOPIC, as_uuids, half_body, message_of
 from bench.stage import connected
 
-# Keys of committed messages: enough that each of 64 shards gets its part of them.
+# The number of keys of committed messages: enough that each of 64 shards gets a share of them.
 KEYS = 1000
-# Rows of one statement, so that none sorts on disk.
+# The rows of one statement: few enough that no statement sorts on disk.
 AT_A_TIME = 100_000
 
-# Under the lock of the offset (see RECORD_ENDS), so that no offset of these shows before a smaller one.
-LOCK = "select pg_advisory_xact_lock(7001)"
-# UUIDv7 with random tails, IDS_A_MS to a millisecond; $1 the first ms, $2 from and $3 how many, $4 what makes them new.
-# The first check is a day away, as everywhere here: a sweep over all at once is no part of a delivery's cost.
+# Under the offset lock (see RECORD_ENDS), so that no offset becomes visible before a lower one.
+LOCK = f"select pg_advisory_xact_lock({AdvisoryLock.OFFSET})"
+# UUIDv7 with random tails, IDS_A_MS per millisecond; $1: the first ms; $2: the first number; $3: how many; $4: a salt
+# that makes the ids unique. The first check is due a day later, as in all benchmarks, because a sweep over all rows at
+# once is no part of the cost of a delivery.
 COMMITTED = f"""
 with made as materialized (
   select n, to_timestamp(ms / 1000.0) as at, 'customer-' || n % {KEYS} as key,
@@ -37,7 +39,7 @@ select id, 0, nextval('outbox_offset'), $6, key, at from (select * from made ord
 
 
 async def fill_committed(dsn: str, topic: str, count: int) -> None:
-    """Publish `count` messages of about 230 bytes, all at the same moment, each a transaction of its own."""
+    """Publish `count` messages of about 230 bytes at the same moment, each in its own transaction."""
     body = message_of(half_body())
     first, nonce = time.time_ns() // 1_000_000 - count // IDS_A_MS, os.urandom(8).hex()
     async with connected(dsn) as connection, connection.transaction():
@@ -46,12 +48,12 @@ async def fill_committed(dsn: str, topic: str, count: int) -> None:
             rows = min(AT_A_TIME, count - at)
             known = (GROUP, topic, body, sha256(body).digest())
             await connection.execute(COMMITTED, first, at, rows, nonce, *known, timeout=300)
-        # As the service that publishes does it; told when the database transaction commits.
+        # The publishing service does the same. Postgres sends the notification when the database transaction commits.
         await connection.execute(NOTIFY, CHANNEL, topic)
 
 
 async def fill_ours(dsn: str, ids: list[str]) -> None:
-    """Store halves as `/half` does, without its cost."""
+    """Store halves in bulk, in the same rows as `/half`."""
     body = message_of(half_body())
     digest, now = sha256(body).digest(), datetime.now(UTC)
     later = now + timedelta(days=1)
@@ -70,7 +72,7 @@ async def fill_ours(dsn: str, ids: list[str]) -> None:
 
 
 async def fill_naive(dsn: str, ids: list[str]) -> None:
-    """Store halves as the naive service does, without its cost."""
+    """Store halves in bulk, in the same rows as the naive service."""
     messages = half_body().partition(b'"messages":')[2].removesuffix(b"}").decode()
     async with connected(dsn) as connection:
         await connection.copy_records_to_table(

@@ -1,4 +1,4 @@
-"""Requests a second over HTTP, 64 connections, one API process: an echo, FastAPI alone, the naive service, Halfnote."""
+"""Requests per second over HTTP, 64 connections, one API process: an echo, FastAPI, the naive service, Halfnote."""
 
 from collections import defaultdict
 from contextlib import AsyncExitStack
@@ -16,7 +16,7 @@ from bench.wrk import Fill, Plan, load
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One line of the table: which service is asked what; `fill` stores the halves that are there before it."""
+    """One line of the table: a service and its requests; `fill` stores the halves that the requests need."""
 
     name: str
     service: Service
@@ -29,7 +29,7 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """One run of one row: its rate (transactions for `whole`, else requests) and CPU µs of the API process for each."""
+    """One run of a row: its rate (transactions for `whole`, else requests) and CPU µs of the API process for each."""
 
     rate: float
     cpu_us: float
@@ -37,7 +37,7 @@ class Measured:
 
 
 async def bench(stage: Stage) -> Report:
-    """Run every row in turn, several times, and compare neighbours."""
+    """Run all rows in turn, several times, and compare neighboring runs."""
     report = Report("http", "http: 64 connections, one API process, 300-byte bodies")
     naive_dsn, ours_dsn = await stage.empty_database("http_naive"), await stage.database("http_ours")
     async with AsyncExitStack() as stack:
@@ -49,7 +49,7 @@ async def bench(stage: Stage) -> Report:
         delivered: list[float] = []
         for turn in range(stage.seconds(5)):
             quiet = [row for row in rows if not row.busy]
-            # There and back, so that a machine that warms up or fills favours nobody.
+            # Alternate the order, so that warm-up or a filling disk affects every row equally.
             for row in quiet if turn % 2 == 0 else reversed(quiet):
                 found[row.name].append(await _measure(stage, row))
             await relay_busy(ours, receiver, busy=True)
@@ -93,7 +93,7 @@ async def _measure(stage: Stage, row: Row) -> Measured:
 
 
 def _tell(report: Report, rows: list[Row], found: dict[str, list[Measured]]) -> None:
-    """Turn the runs into figures and hold the bars."""
+    """Turn the runs into figures and check the bars."""
 
     def ratio(of: str, to: str) -> float:
         return median_ratio([run.rate for run in found[of]], [run.rate for run in found[to]])

@@ -24,12 +24,12 @@ def _answer(status: bytes, body: bytes) -> bytes:
     return head % (status, len(body)) + body
 
 
-# As long as Halfnote's own.
+# As long as the answers of Halfnote.
 _ANSWERS = {b"/half": _answer(b"201 Created", _HALF), b"/end": _answer(b"200 OK", _END)}
 
 
 class Instant(asyncio.Protocol):
-    """Answers one connection's requests in turn."""
+    """Answers the requests of one connection in turn."""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)

@@ -1,11 +1,11 @@
-"""What API keys cost `/half`: CPU time of the API for each request, in pairs of slices, with and without them."""
+"""The cost of API keys: CPU time of the API per `/half`, in pairs of slices with and without keys."""
 
 from contextlib import AsyncExitStack
 from statistics import median
 
-from app.access import Caller, Role
-from app.api_key_shapes import ApiKeyNew
-from app.key_making import make_key
+from app.operations.api_keys import make_key
+from app.permissions import Caller, Role
+from app.schemas.api_keys import ApiKeyNew
 from bench.payload import GROUP, TOPIC
 from bench.report import Report
 from bench.services import Service, receiving
@@ -13,9 +13,9 @@ from bench.stage import Stage, connected, halfnote
 from bench.statistic import median_interval
 from bench.wrk import load
 
-# Keys of others, among which the one that is sent is found.
+# The number of other keys in the table.
 KEYS, KEYS_QUICK = 1000, 10
-# Of the CPU time of a request without keys.
+# The bar, as a multiple of the CPU time of a request without keys.
 MOST = 1.05
 PAIRS, PAIRS_QUICK = 20, 2
 SLICE_S = 5
@@ -23,7 +23,7 @@ EMPTY = "truncate half, op, outbox, receipt, attempt"
 
 
 async def bench(stage: Stage) -> Report:
-    """Load a service that asks for keys and one that does not, in turn."""
+    """Load a service with keys and one without keys in turn."""
     report = Report("keys", "keys: /half with an API key against auth off, CPU of the API")
     off, on = await stage.database("keys_off"), await stage.database("keys_on")
     key, admin = await _make_keys(on, KEYS_QUICK if stage.quick else KEYS)
@@ -35,7 +35,7 @@ async def bench(stage: Stage) -> Report:
         watch = [await open_.enter_async_context(connected(dsn)) for dsn in (off, on)]
         sides = {"auth off": (without, None), "with a key": (asking, key)}
         pairs = []
-        # The first pair warms both up.
+        # The first pair warms up both services.
         for turn in range(stage.seconds(PAIRS, PAIRS_QUICK) + 1):
             found = {}
             for name in list(sides)[:: 1 if turn % 2 == 0 else -1]:
@@ -59,19 +59,19 @@ async def bench(stage: Stage) -> Report:
 
 
 async def _make_keys(dsn: str, count: int) -> tuple[str, str]:
-    """Make as many keys; return a producer's, with the scope that such a key has, and an admin's."""
-    somebody = Caller(None, name="bench")
+    """Make the keys; return the key of a producer, with the usual scope, and an admin key."""
+    actor = Caller(None, name="bench")
     others = ApiKeyNew(name="other", role=Role.PRODUCER, producer_groups=["other.*"], topics=["other.*"])
     producer = ApiKeyNew(name=GROUP, role=Role.PRODUCER, producer_groups=[GROUP], topics=[TOPIC, f"{TOPIC}.*"])
     async with connected(dsn) as connection, connection.transaction():
         now = await connection.fetchval("select clock_timestamp()")
         for _ in range(count):
-            await make_key(connection, somebody, others, now)
-        key, _ = await make_key(connection, somebody, producer, now)
-        admin, _ = await make_key(connection, somebody, ApiKeyNew(name="bench", role=Role.ADMIN), now)
+            await make_key(connection, actor, others, now)
+        key, _ = await make_key(connection, actor, producer, now)
+        admin, _ = await make_key(connection, actor, ApiKeyNew(name="bench", role=Role.ADMIN), now)
     return key, admin
 
 
 async def _slice(stage: Stage, service: Service, key: str | None) -> float:
-    """Return the CPU time of the API for each request, in µs."""
+    """Return the CPU time of the API per request, in µs."""
     return (await load(stage.place, service, "half", stage.seconds(SLICE_S), key=key)).cpu_us

@@ -1,4 +1,4 @@
-"""What the figures were taken on, and how durable the database was while they were taken."""
+"""Describe the machine of a run and the durability settings of the database."""
 
 import os
 import platform
@@ -9,16 +9,16 @@ from typing import Any
 
 import psutil
 
-from app.database import connect
+from app.database.connection import connect
 
 DURABILITY = ("fsync", "synchronous_commit", "full_page_writes", "wal_sync_method")
-# What makes a commit cheap without being written above.
+# Filesystems in memory make a commit cheap; the settings above do not show them.
 IN_MEMORY = ("tmpfs", "ramfs")
 
 
 async def describe(dsn: str, data: Path) -> dict[str, Any]:
     """Return CPU, cores, memory, versions, and the durability settings as a flush connection sees them."""
-    # The service's own way to connect, because it sets synchronous_commit by itself.
+    # Connect as the service does, because the service sets synchronous_commit itself.
     connection = await connect(dsn)
     try:
         settings = {
@@ -43,7 +43,7 @@ async def describe(dsn: str, data: Path) -> dict[str, Any]:
 
 
 def cpu_model() -> str:
-    """Return the processor's name as the system tells it."""
+    """Return the name of the processor."""
     if sys.platform == "linux":
         for line in Path("/proc/cpuinfo").read_text().splitlines():
             if line.startswith("model name"):
@@ -58,7 +58,7 @@ def filesystem(path: Path) -> str:
 
 
 def as_text(machine: dict[str, Any]) -> str:
-    """Return the description for people, with a warning for whatever makes the figures doubtful."""
+    """Return the description for people, with a warning for each circumstance that makes the figures doubtful."""
     settings = ", ".join(f"{name} = {value}" for name, value in machine["durability"].items())
     lines = [
         f"{machine['cpu']}, {machine['cores']} cores, {machine['memory_gb']} GB, {machine['system']}, "
@@ -66,7 +66,7 @@ def as_text(machine: dict[str, Any]) -> str:
         f"Postgres, the service and the load share them. {settings}, data on {machine['filesystem']}",
     ]
     if machine["filesystem"] in IN_MEMORY:
-        lines.append("Careful: the data is in memory, where fsync costs nothing. Point TMPDIR at a disk.")
+        lines.append("Warning: the data is in memory, where fsync costs nothing. Set TMPDIR to a directory on a disk.")
     if machine["load_before"] > 0.3 * machine["cores"]:
-        lines.append(f"Careful: something else runs here (load {machine['load_before']}).")
+        lines.append(f"Warning: other programs run on this machine (load {machine['load_before']}).")
     return "\n".join(lines)

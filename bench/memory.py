@@ -1,4 +1,4 @@
-"""What one API process holds in memory after it was loaded with its relay at work."""
+"""The memory of one process after a load, with its relay running."""
 
 from functools import partial
 
@@ -12,7 +12,7 @@ LIMIT_MB = 200
 
 
 async def bench(stage: Stage) -> Report:
-    """Load one process in role `all` with whole transactions that are delivered, and look at it then."""
+    """Load one process in role `all` with whole transactions, deliver them, and then measure its memory."""
     report = Report("memory", "memory: one process in role all, relay at work")
     dsn = await stage.database("memory")
     async with receiving() as receiver, halfnote(stage, dsn, receiver) as service:

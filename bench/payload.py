@@ -1,4 +1,4 @@
-"""The requests of every row: ids chosen by the client, bodies of about 300 bytes."""
+"""The requests of all rows: ids that the client chooses, bodies of about 300 bytes."""
 
 import os
 import time
@@ -7,16 +7,16 @@ from uuid import UUID
 GROUP = "shop"
 TOPIC = "order"
 BODY_BYTES = 300
-# How many ids share a millisecond: about what the fastest rows send.
+# How many ids share a millisecond: about the rate of the fastest rows.
 IDS_A_MS = 20
 
 _ID = "00000000-0000-7000-8000-000000000000"
 
 
 def transaction_ids(count: int, now_ms: int | None = None) -> list[str]:
-    """Return `count` UUIDv7 whose times end at `now_ms` (default: now), in order of time, random within a millisecond.
+    """Return `count` UUIDv7 in order of time, random within a millisecond. The last one's time is `now_ms` (or now).
 
-    Below 5 minutes' worth (6 million), so that the coordinator takes each of them as new.
+    `count` must stay below 5 minutes of ids (6 million), so that the coordinator accepts each as a new id.
     """
     last = time.time_ns() // 1_000_000 if now_ms is None else now_ms
     noise = os.urandom(10 * count).hex()
@@ -42,7 +42,7 @@ def end_body(transaction_id: str = _ID) -> bytes:
 
 
 def request(path: str, body: bytes, port: int, key: str | None = None) -> bytes:
-    """Return a whole HTTP request on a connection that stays open, with an API key if there is one."""
+    """Return a whole HTTP request for a connection that stays open, with an API key if there is one."""
     head = f"POST {path} HTTP/1.1\r\nHost: 127.0.0.1:{port}\r\nContent-Type: application/json\r\n"
     if key is not None:
         head += f"Authorization: Bearer {key}\r\n"
@@ -56,10 +56,10 @@ def template(path: str, body: bytes, port: int, key: str | None = None) -> tuple
 
 
 def message_of(body: bytes) -> bytes:
-    """Return the message's own body out of a `/half`'s, as the service stores it."""
+    """Return the message body in the body of a `/half`, as the service stores it."""
     return body.partition(b'"body":')[2].removesuffix(b"}]}")
 
 
 def as_uuids(ids: list[str]) -> list[UUID]:
-    """Return ids as the database driver takes them."""
+    """Return ids in the type of the database driver."""
     return [UUID(id_) for id_ in ids]

@@ -1,4 +1,4 @@
-"""The curve over 1, 2 and 4 API processes, with commits as they are and with commits that take 3 ms longer."""
+"""Rates with 1, 2 and 4 API processes, with normal commits and with commits that take 3 ms longer."""
 
 from collections import defaultdict
 from contextlib import AsyncExitStack
@@ -14,10 +14,10 @@ from bench.wrk import load
 WORKERS, WORKERS_QUICK = (1, 2, 4), (1, 2)
 DELAY_S = 0.003
 
-# A commit that takes 3 ms longer, with its locks held as while it waits for a disk: a deferred trigger runs inside
-# COMMIT. The condition is judged row by row as rows come and is true once in a database transaction, so a flush of 500
-# rows sleeps once. Unlike a disk, and like a synchronous standby 3 ms away, commits of several connections wait at the
-# same time.
+# A deferred trigger makes each commit take 3 ms longer. It runs inside COMMIT, so the locks are held as during a wait
+# for a disk. Its condition is evaluated for each row and is true once per database transaction, so a flush of 500 rows
+# sleeps once. Commits of several connections wait at the same time, as with a synchronous standby 3 ms away, but not as
+# with a disk.
 SLOW_COMMITS = f"""
 create function bench_slow() returns trigger language plpgsql as
   $$ begin perform pg_sleep({DELAY_S}); return null; end $$;
@@ -31,7 +31,7 @@ create constraint trigger bench_slow after insert on {table} deferrable initiall
 
 
 async def bench(stage: Stage) -> Report:
-    """Start each number of processes in turn, and load it with whole transactions."""
+    """Start each number of processes in turn, and load them with whole transactions."""
     report = Report("processes", "processes: whole transactions over several API processes, 64 connections")
     databases = {"": await stage.database("processes_plain"), ", 3 ms a commit": await stage.database("processes_slow")}
     async with connected(databases[", 3 ms a commit"]) as connection:

@@ -1,4 +1,4 @@
-"""Each broker's client library alone: it publishes messages as the relay does, pipelined, each acknowledged."""
+"""Publish messages with each broker's client library alone, as the relay does: pipelined, with acknowledgements."""
 
 import asyncio
 import time
@@ -8,22 +8,22 @@ from datetime import UTC, datetime
 from typing import Any
 from uuid import UUID
 
-from app.destinations.base import Delivery
+from app.delivery import Delivery
 from app.destinations.cloudevents import attributes, own_headers
 from app.ids import message_id
 from bench.payload import GROUP, half_body, message_of, transaction_ids
-from tests.brokers import Server
+from tests.support.brokers import Server
 
-# Messages that wait for their acknowledgement at once, as many as one call of a destination has.
+# The most messages that wait for an acknowledgement, as in one call of a destination.
 PIPELINED = 500
 
 
 @dataclass(frozen=True, slots=True)
 class Broker:
-    """A kind of broker. `destination` names it in a subscription, `prepare` makes what must be there for a topic.
+    """A kind of broker. `destination` names it in a subscription; `prepare` creates the objects that a topic needs.
 
-    `publish` sends and returns the seconds from the first message until all are acknowledged; `count` tells how many
-    the topic has.
+    `publish` sends messages and returns the seconds from the first message until all are acknowledged. `count` returns
+    the number of messages in the topic.
     """
 
     destination: Callable[[Server], Mapping[str, Any]]
@@ -33,7 +33,7 @@ class Broker:
 
 
 def deliveries(topic: str, count: int) -> list[Delivery]:
-    """Return messages like those of `fill_committed`, as a destination is given them."""
+    """Return messages like those of `fill_committed`, in the form that a destination gets."""
     body, now = message_of(half_body()), datetime.now(UTC)
     return [
         Delivery(
@@ -56,13 +56,13 @@ def deliveries(topic: str, count: int) -> list[Delivery]:
 
 
 def headers(delivery: Delivery, prefix: str) -> dict[str, str]:
-    """Return what a destination says of a message, the attributes of CloudEvents with a binding's prefix."""
+    """Return the headers that a destination sends: the attributes of CloudEvents with a binding's prefix."""
     found = {prefix + name: value for name, value in attributes(delivery).items() if name != "datacontenttype"}
     return found | own_headers(delivery)
 
 
 async def _pipelined(begin: Callable[[int], Awaitable[Awaitable[Any]]], count: int) -> float:
-    """Begin each send in order, PIPELINED of them unanswered at most, and return the seconds until all are answered."""
+    """Start the sends in order, at most PIPELINED without an answer. Return the seconds until all are answered."""
     slots, tasks = asyncio.Semaphore(PIPELINED), set[asyncio.Future[Any]]()
     started = time.perf_counter()
     for n in range(count):
@@ -75,7 +75,7 @@ async def _pipelined(begin: Callable[[int], Awaitable[Awaitable[Any]]], count: i
 
 
 async def _nothing(server: Server, topic: str) -> None:
-    """A stream comes with its first message."""
+    """Prepare nothing: the first message creates the stream."""
 
 
 async def _redis(server: Server, topic: str, sent: Sequence[Delivery]) -> float:

@@ -1,6 +1,6 @@
-"""A webhook receiver and check responder that costs next to nothing: `python -m bench.receiver` prints its port.
+"""`python -m bench.receiver`: a webhook receiver and check responder with very low cost. It prints its port.
 
-`POST /check` is answered with a commit, any other POST with 204, `GET /count` with how many POSTs came so far.
+It answers `POST /check` with a commit, any other POST with 204, and `GET /count` with the number of POSTs so far.
 """
 
 import asyncio
@@ -15,7 +15,7 @@ END_OF_HEAD = b"\r\n\r\n"
 
 
 class Receiver(asyncio.Protocol):
-    """Answers one connection's requests in turn; knows just enough HTTP to find where each ends."""
+    """Answers the requests of one connection in turn. It parses only as much HTTP as it needs to find their ends."""
 
     count = 0
 

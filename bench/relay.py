@@ -1,4 +1,4 @@
-"""The relay: `python -m bench relay` runs every row, `relay:<row>` one. See docs/benchmarks.md for what each takes."""
+"""The relay: `python -m bench relay` runs every row, `relay:<row>` one row. docs/benchmarks.md explains the rows."""
 
 import asyncio
 import time
@@ -23,7 +23,7 @@ Bench = Callable[[Stage, Report], Awaitable[None]]
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """A part of the table, and how many seconds it may take; a row over its budget is given up, not the others."""
+    """A part of the table, and its time limit in seconds. A row over its limit ends; the other rows still run."""
 
     bench: Bench
     budget_s: float
@@ -38,7 +38,7 @@ ROWS = {
     "many": Row(relay_many.fan_out, 150),
     "idle": Row(relay_many.idle, 90),
     "rate": Row(relay_backlog.smooths, 90),
-    # Last, because it leaves the disk busy.
+    # This row comes last, because it leaves the disk busy.
     "backlog": Row(relay_backlog.drains, 480),
 }
 
@@ -55,7 +55,7 @@ async def bench(stage: Stage, names: Sequence[str] = ()) -> Report:
 
 
 async def _run(stage: Stage, report: Report, name: str) -> None:
-    """Run one row into the report; whatever ends it early is noted there."""
+    """Run one row into the report, which also records why a row ended early."""
     row, began = ROWS[name], time.monotonic()
     try:
         async with asyncio.timeout(row.budget_s):

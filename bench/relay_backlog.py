@@ -1,4 +1,4 @@
-"""A backlog of a million messages, and a burst that is smoothed: is the rate flat, and the memory?"""
+"""A backlog of a million messages, and a burst at a limited rate: whether rate and memory stay constant."""
 
 import asyncio
 from collections.abc import AsyncIterator, Sequence
@@ -16,13 +16,13 @@ from bench.stage import Stage
 
 TOPIC = "bench.backlog"
 BACKLOG, BACKLOG_QUICK = 1_000_000, 50_000
-# One by one a million takes as long as all other rows together, so only the end of the backlog goes that way.
+# A million single messages take as long as all other rows together, so only the end of the backlog is sent singly.
 SINGLES, SINGLES_QUICK = 200_000, 10_000
 BATCH = 100
 LONGEST_S = 300
 PARTS = 10
-# A tenth takes some three seconds, and what else the machine does in them bends it: each backlog is drained so often,
-# by subscriptions of its own, one after another.
+# A tenth takes some three seconds, so other work of the machine distorts it. Therefore each backlog is drained this
+# many times, by separate subscriptions, one after another.
 ROUNDS = 3
 MEMORY_MB = 250
 LOOK_EVERY_S = 0.25
@@ -34,7 +34,7 @@ WINDOW_S, WINDOW_S_QUICK = 10, 2
 
 @dataclass(frozen=True, slots=True)
 class Look:
-    """A look at a process: when (on the receiver's clock), its resident memory, its CPU seconds so far."""
+    """A sample of a process: the time (on the receiver's clock), resident memory, and CPU seconds so far."""
 
     at_s: float
     resident_mb: float
@@ -42,11 +42,11 @@ class Look:
 
 
 async def drains(stage: Stage, report: Report) -> None:
-    """Store the backlog, subscribe to all of it in batches and to its end one by one; watch rates and memory."""
+    """Store the backlog, deliver all of it in batches and its end one by one, and measure rates and memory."""
     count, singles = (BACKLOG_QUICK, SINGLES_QUICK) if stage.quick else (BACKLOG, SINGLES)
     async with relaying(stage, "relay_backlog") as relay:
         await fill_committed(relay.dsn, TOPIC, count)
-        # As it were if the messages had come one after the other.
+        # The state of the tables as if the messages had arrived one after the other.
         await relay.watch.execute("vacuum (analyze)", timeout=120)
         await relay.watch.execute("checkpoint", timeout=120)
         head: int = await relay.watch.fetchval('select max("offset") from outbox')
@@ -56,7 +56,7 @@ async def drains(stage: Stage, report: Report) -> None:
                 batches = {"mode": "batch", "batch_max": BATCH}
                 await relay.subscribe(2 * round_ + 1, TOPIC, "batch", start="earliest", destination=batches)
                 batched.append((await relay.wait(count, within_s=LONGEST_S)).arrivals)
-                # Begins after it; offsets have no gaps here, as nothing else was published.
+                # `after` is exclusive. Offsets have no gaps here, because there are no other messages.
                 await relay.subscribe(2 * round_ + 2, TOPIC, start={"offset": head - singles})
                 single.append((await relay.wait(singles, within_s=LONGEST_S)).arrivals)
     for name, drained in ((f"{count:,}, batches of {BATCH}", batched), (f"{singles:,}, one by one", single)):
@@ -74,8 +74,8 @@ def _tell(report: Report, name: str, drained: Sequence[Sequence[Arrival]], looks
         tenths = parts_of(arrivals, PARTS)
         rates.append([rate(tenth) for tenth in tenths])
         costs.append([cpu_between(looks, tenth[0].at_s, tenth[-1].at_s) * 1e6 / messages_of(tenth) for tenth in tenths])
-        told = ", ".join(f"{part:,.0f}" for part in rates[-1])
-        report.notes.append(f"rate of each tenth, {name}: {told} messages/s")
+        tenths = ", ".join(f"{part:,.0f}" for part in rates[-1])
+        report.notes.append(f"rate of each tenth, {name}: {tenths} messages/s")
     flat = median(parts[-1] / parts[0] for parts in rates)
     report.add(f"backlog of {name}", median(map(rate, drained)), "messages/s")
     report.add(f"{name}: first tenth", median(parts[0] for parts in rates), "messages/s")
@@ -88,7 +88,7 @@ def _tell(report: Report, name: str, drained: Sequence[Sequence[Arrival]], looks
 
 
 async def smooths(stage: Stage, report: Report) -> None:
-    """Publish a burst to a subscription with `rate_per_s`, and look at every window of 10 s."""
+    """Publish a burst to a subscription with `rate_per_s`, and measure the rate of every window of 10 s."""
     count, window_s = (BURST_QUICK, WINDOW_S_QUICK) if stage.quick else (BURST, WINDOW_S)
     async with relaying(stage, "relay_rate") as relay:
         await relay.subscribe(1, TOPIC, rate_per_s=RATE)
@@ -104,7 +104,7 @@ async def smooths(stage: Stage, report: Report) -> None:
 
 @asynccontextmanager
 async def watched(service: Service) -> AsyncIterator[list[Look]]:
-    """Yield a list of looks at a service, which grows until the end."""
+    """Yield a list of samples of a service, which grows until the end of the block."""
 
     def look() -> Look:
         return Look(now_s(), service.resident_mb(), service.cpu_s())
@@ -126,7 +126,7 @@ async def watched(service: Service) -> AsyncIterator[list[Look]]:
 
 
 def cpu_between(looks: Sequence[Look], begin_s: float, end_s: float) -> float:
-    """Return the CPU seconds of a time, as if they were spent evenly between two looks."""
+    """Return the CPU seconds at a time, interpolated between two samples."""
     return _cpu_at(looks, end_s) - _cpu_at(looks, begin_s)
 
 
@@ -134,4 +134,4 @@ def _cpu_at(looks: Sequence[Look], at_s: float) -> float:
     for before, after in pairwise(looks):
         if before.at_s <= at_s <= after.at_s:
             return before.cpu_s + (after.cpu_s - before.cpu_s) * (at_s - before.at_s) / (after.at_s - before.at_s)
-    raise ValueError(f"nobody looked around {at_s}")
+    raise ValueError(f"no sample was taken around {at_s}")

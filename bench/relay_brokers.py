@@ -1,4 +1,4 @@
-"""Each broker: a backlog by the relay, in turn with the client library alone that publishes the same messages."""
+"""Each broker: the relay delivers a backlog, in turn with the client library alone, which sends the same messages."""
 
 import asyncio
 from importlib.util import find_spec
@@ -11,7 +11,7 @@ from bench.report import Report
 from bench.stage import Stage, put
 from bench.statistic import median_ratio
 from bench.wrk import BrokenRunError
-from tests.brokers import Server, missing, own
+from tests.support.brokers import Server, missing, own
 
 ROUNDS = 3
 COUNT, COUNT_QUICK = 20_000, 2_000
@@ -27,7 +27,7 @@ LAST_ERROR = "select error from attempt where subscription_id = $1 order by atte
 
 
 async def bench(stage: Stage, report: Report) -> None:
-    """One broker after another; one that is not installed is told and left out."""
+    """Measure one broker after another; report and skip a broker that is not installed."""
     async with relaying(stage, "relay_brokers") as relay:
         for number, (kind, broker) in enumerate(BROKERS.items()):
             reason = missing(kind) or (None if find_spec(CLIENTS[kind]) else f"no client: pip install '.[{kind}]'")
@@ -65,7 +65,7 @@ async def _compare(
 
 
 async def _drain(relay: Relaying, number: int, topic: str, count: int) -> float:
-    """Publish a backlog and return its receipts a second, from when it could be seen until the last was written."""
+    """Publish a backlog. Return its receipts per second, from the commit of the messages to the last receipt."""
     known: int = await relay.watch.fetchval(
         "select subscription_id from subscription where name = $1", subscription(number)
     )

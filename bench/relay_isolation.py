@@ -1,4 +1,4 @@
-"""20 subscriptions of one worker: what the other 15 lose while 3 hang and 2 cannot be reached."""
+"""20 subscriptions of one worker: how much slower 15 of them are while 3 hang and 2 cannot be reached."""
 
 from statistics import median
 
@@ -13,24 +13,24 @@ TOPIC = "bench.isolation"
 GOOD, HANGING, DEAD = 15, 3, 2
 BAD = range(GOOD, GOOD + HANGING + DEAD)
 ROUNDS = 4
-# Of one slice, to each of the 15.
+# The messages of one slice to each of the 15.
 COUNT, COUNT_QUICK = 800, 200
 
 
 async def bench(stage: Stage, report: Report) -> None:
-    """The same backlog with the bad ones paused and active, in turn."""
+    """Deliver the same backlog with the bad subscriptions paused and active, in turn."""
     count = COUNT_QUICK if stage.quick else COUNT
     found: dict[bool, list[Drained]] = {False: [], True: []}
     async with relaying(stage, "relay_isolation") as relay:
         for number in range(GOOD):
             await relay.subscribe(number, TOPIC)
         await relay.drain(TOPIC, 20, to=GOOD)
-        # Hanging ones take the receiver's connections and never get an answer.
+        # The hanging subscriptions occupy connections and never get an answer.
         for number in BAD:
             dead = {"url": f"http://127.0.0.1:{free_port()}/dead"} if number >= GOOD + HANGING else {}
             await relay.subscribe(number, TOPIC, "hang", destination=dead)
         for turn in range(stage.seconds(ROUNDS)):
-            # First the bad ones, when their breakers know nothing yet.
+            # The first slice runs with the bad subscriptions, before any circuit breaker has opened.
             for bad in (True, False) if turn % 2 == 0 else (False, True):
                 await _let(relay, bad=bad)
                 found[bad].append(await relay.drain(TOPIC, count, to=GOOD))
@@ -60,6 +60,6 @@ def _tell(report: Report, found: dict[bool, list[Drained]]) -> None:
 
 
 def slowest_rate(arrivals: list[Arrival]) -> float:
-    """Return the rate of the subscription that had all of its messages last, from the first arrival of any."""
+    """Return the rate of the subscription that finished last, measured from the first arrival of any subscription."""
     last = {arrival.subscription: arrival.at_s for arrival in arrivals}
     return len(arrivals) / len(last) / (max(last.values()) - arrivals[0].at_s)

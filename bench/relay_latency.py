@@ -1,4 +1,4 @@
-"""From a commit that is acknowledged to the receiver that has the message, at 500 messages a second."""
+"""The time from an acknowledged commit to the arrival at the receiver, at 500 messages per second."""
 
 import asyncio
 from statistics import median
@@ -16,12 +16,12 @@ from bench.wire import Wire, paced
 RATE = 500
 CONNECTIONS = 32
 ROUNDS, ROUND_S, ROUND_S_QUICK = 4, 8, 3
-# How long the last messages of a round may take.
+# The time limit for the last messages of a round.
 LAST_S = 10.0
 
 
 async def bench(stage: Stage, report: Report) -> None:
-    """Send whole transactions on schedule to one API process while one worker delivers."""
+    """Send whole transactions at a fixed rate to one API process while one worker delivers the messages."""
     rounds: list[list[float]] = []
     async with relaying(stage, "relay_latency") as relay:
         env = {"HALFNOTE_DATABASE_URL": relay.dsn, "HALFNOTE_ROLE": "api"}
@@ -41,7 +41,7 @@ async def bench(stage: Stage, report: Report) -> None:
 
 
 async def _round(relay: Relaying, api: Service, seconds: int) -> list[float]:
-    """Return how many seconds each message of a round took, of those RATE a second."""
+    """Return the seconds that each message of a round took, at RATE messages per second."""
     ids = transaction_ids(RATE * seconds)
     requests = [(request("/half", half_body(id_), api.port), request("/end", end_body(id_), api.port)) for id_ in ids]
     wires = [await Wire.to(api.port) for _ in range(CONNECTIONS)]
@@ -66,5 +66,5 @@ async def _round(relay: Relaying, api: Service, seconds: int) -> list[float]:
 
 
 def taken(acknowledged: dict[str, float], arrivals: list[Arrival]) -> list[float]:
-    """Return the seconds from each acknowledgement to the arrival; below zero if the message was faster than it."""
+    """Return the seconds from each acknowledgement to the arrival; negative if the message arrived first."""
     return [arrival.at_s - acknowledged[arrival.transaction_id] for arrival in arrivals]

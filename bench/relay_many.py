@@ -1,4 +1,4 @@
-"""Many subscriptions: the cost of a delivery when 100 take one topic, and what 200 cost that have nothing to do."""
+"""Many subscriptions: the cost of a delivery if 100 take one topic, and the cost of 200 idle subscriptions."""
 
 import asyncio
 from contextlib import AsyncExitStack
@@ -12,7 +12,7 @@ from bench.statistic import median_ratio
 TOPIC = "bench.many"
 MANY = 100
 ROUNDS = 4
-# Deliveries of one slice.
+# The deliveries of one slice.
 COUNT, COUNT_QUICK = 10_000, 2_000
 
 IDLE = 200
@@ -22,7 +22,7 @@ SHARE_OF_A_CORE = 5
 
 
 async def fan_out(stage: Stage, report: Report) -> None:
-    """The same number of deliveries by a worker with one subscription and by one with 100, in turn."""
+    """Measure the same number of deliveries by a worker with one subscription and by one with 100, in turn."""
     count = COUNT_QUICK if stage.quick else COUNT
     found: dict[int, list[Drained]] = {1: [], MANY: []}
     async with AsyncExitStack() as stack:
@@ -47,7 +47,7 @@ async def fan_out(stage: Stage, report: Report) -> None:
 
 
 async def idle(stage: Stage, report: Report) -> None:
-    """One replica in role `all` whose subscriptions have nothing to deliver."""
+    """Measure one replica in role `all` whose subscriptions have no messages."""
     seconds = stage.seconds(IDLE_S, IDLE_S_QUICK)
     async with relaying(stage, "relay_idle", role="all") as relay:
         await _subscribe(relay, IDLE)

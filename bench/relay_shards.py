@@ -1,4 +1,4 @@
-"""One subscription over 1, 2 and 4 workers, with as many shards."""
+"""One subscription with 1, 2 and 4 shards and as many workers."""
 
 import asyncio
 from collections import defaultdict
@@ -13,7 +13,7 @@ TOPIC = "bench.shards"
 NUMBERS, NUMBERS_QUICK = (1, 2, 4), (1, 2)
 COUNT, COUNT_QUICK = 15_000, 3_000
 ROUNDS = 3
-# A lease that is given up is taken at once, one that is shared out anew after a few turns.
+# A released lease is taken at once. A lease moves to another worker after a few turns of the loop.
 SPREAD_WITHIN_S = 30.0
 HOLDERS = """
 select count(distinct owner) from lease where starts_with(name, 'relay:') and expires_at > clock_timestamp()
@@ -21,7 +21,7 @@ select count(distinct owner) from lease where starts_with(name, 'relay:') and ex
 
 
 async def bench(stage: Stage, report: Report) -> None:
-    """Start each number of workers in turn, there and back."""
+    """Start each number of workers in turn, first upward, then downward."""
     numbers = NUMBERS_QUICK if stage.quick else NUMBERS
     found: dict[int, list[float]] = defaultdict(list)
     for turn in range(stage.seconds(ROUNDS)):

@@ -1,4 +1,4 @@
-"""Webhooks by one worker, 64 in flight, one message a request and 100: against the bare client on the same receiver."""
+"""Webhooks of one worker, 64 requests in flight, with 1 and 100 messages each, against the bare client."""
 
 import asyncio
 from statistics import median
@@ -17,14 +17,14 @@ from bench.wrk import capacity
 IN_FLIGHT = 64
 BATCH = 100
 ROUNDS = 5
-# Of one slice: each takes a few seconds.
+# The messages of one slice, which takes a few seconds.
 SINGLE, BATCHED, BARE = 10_000, 60_000, 8_000
 SINGLE_QUICK, BATCHED_QUICK, BARE_QUICK = 2_000, 10_000, 2_000
 SINGLES, BATCHES = (1, "bench.single"), (2, "bench.batch")
 
 
 async def bench(stage: Stage, report: Report) -> None:
-    """Single, batch and the bare client in turn, whole backlogs each."""
+    """Measure single messages, batches and the bare client in turn, a whole backlog each."""
     found: dict[str, list[Drained]] = {"single": [], "batch": []}
     bare: list[float] = []
     single, batch, bare_count = (SINGLE_QUICK, BATCHED_QUICK, BARE_QUICK) if stage.quick else (SINGLE, BATCHED, BARE)

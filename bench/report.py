@@ -1,4 +1,4 @@
-"""What a benchmark found: figures, the bars they are held against, a table for people and a JSON file for programs."""
+"""The results of a benchmark: figures, the bars for them, a table for people and a JSON file for programs."""
 
 import json
 from collections.abc import Mapping
@@ -11,7 +11,7 @@ OUT = Path(__file__).parent / "out"
 
 @dataclass(frozen=True, slots=True)
 class Figure:
-    """A measured value; `ratio` is the value against that of the figure `ratio_to`, taken between interleaved runs."""
+    """A measured value. `ratio` is the value divided by the figure `ratio_to`, from interleaved runs."""
 
     value: float
     unit: str
@@ -21,7 +21,7 @@ class Figure:
 
 @dataclass(frozen=True, slots=True)
 class Bar:
-    """A limit and what was measured. With an `interval` it is missed only if the whole interval is beyond the limit."""
+    """A limit and the measured value. With an `interval`, the bar is missed only if the whole interval is beyond it."""
 
     claim: str
     value: float
@@ -31,7 +31,7 @@ class Bar:
 
     @property
     def held(self) -> bool:
-        """Whether the figure is on the right side of the limit."""
+        """Whether the value, or a part of its interval, keeps the limit."""
         low, high = self.interval or (self.value, self.value)
         return (self.at_least is None or high >= self.at_least) and (self.at_most is None or low <= self.at_most)
 
@@ -44,7 +44,7 @@ class Bar:
 
 @dataclass(slots=True)
 class Report:
-    """One benchmark's findings, in the order they were added."""
+    """The figures of one benchmark, in the order in which they were added."""
 
     name: str
     title: str
@@ -56,7 +56,7 @@ class Report:
     def add(
         self, name: str, value: float, unit: str, *, ratio_to: str | None = None, ratio: float | None = None
     ) -> None:
-        """Add a figure. A ratio that is not given is the quotient of the two values."""
+        """Add a figure. Without a given ratio, it is the quotient of the two values."""
         if ratio_to is not None and ratio is None:
             ratio = value / self.figures[ratio_to].value
         self.figures[name] = Figure(value, unit, ratio_to, ratio)
@@ -70,15 +70,15 @@ class Report:
         at_most: float | None = None,
         interval: tuple[float, float] | None = None,
     ) -> None:
-        """Hold a value against its limit."""
+        """Add a bar: a value with its limit."""
         self.bars.append(Bar(claim, value, at_least, at_most, interval))
 
     def break_off(self, what: str) -> None:
-        """Note a part that did not come to its end: its figures are missing, which is worse than a missed bar."""
+        """Record a part that did not finish: its figures are missing, which is worse than a missed bar."""
         self.broken.append(what)
 
     def as_json(self, machine: Mapping[str, Any]) -> dict[str, Any]:
-        """Return what the file holds: `{"machine": …, "figures": {name: {"value", "unit", "ratio_to"?, "ratio"?}}}`."""
+        """Return the file's content: `{"machine", "figures": {name: {"value", "unit", "ratio_to"?, "ratio"?}}}`."""
         return {"machine": dict(machine), "figures": {name: _plain(figure) for name, figure in self.figures.items()}}
 
     def write(self, machine: Mapping[str, Any], directory: Path = OUT) -> Path:
@@ -94,8 +94,8 @@ class Report:
         for name, figure in self.figures.items():
             compared = f"   {figure.ratio:.2f} of {figure.ratio_to}" if figure.ratio is not None else ""
             lines.append(f"  {name:<{width}}  {_digits(figure.value):>10} {figure.unit:<12}{compared}".rstrip())
-        broken = (f"BROKE OFF: {what}" for what in self.broken)
-        return "\n".join([*lines, *(f"  {told}" for told in (*self.notes, *self.bars, *broken))])
+        broken = (f"NOT FINISHED: {what}" for what in self.broken)
+        return "\n".join([*lines, *(f"  {line}" for line in (*self.notes, *self.bars, *broken))])
 
 
 def _plain(figure: Figure) -> dict[str, Any]:

@@ -1,7 +1,8 @@
-"""What Halfnote is measured against, on the same uvicorn and Postgres: an ASGI echo, a FastAPI route that validates and
-does nothing, and a naive but honest `/half` + `/end` (SQLAlchemy, a database transaction a request, a state column).
+"""The services to compare Halfnote with, on the same uvicorn and Postgres.
 
-Served by `uvicorn bench.rivals:app` with BENCH_DSN naming a database of its own.
+An ASGI echo, a FastAPI route that validates and stores nothing, and a naive but correct `/half` and `/end` (SQLAlchemy,
+one database transaction per request, a state column). `uvicorn bench.rivals:app` serves them on a separate database,
+whose URL is in BENCH_DSN.
 """
 
 import os
@@ -30,7 +31,7 @@ naive = Table(
 
 
 class Message(BaseModel):
-    """The same fields and limits as `/half` has."""
+    """A message with the fields and limits of `/half`."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -44,7 +45,7 @@ class Message(BaseModel):
 
 
 class Half(BaseModel):
-    """The same payload as `/half` takes."""
+    """The payload of `/half`."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -54,7 +55,7 @@ class Half(BaseModel):
 
 
 class End(BaseModel):
-    """The same payload as `/end` takes."""
+    """The payload of `/end`."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -64,7 +65,7 @@ class End(BaseModel):
 
 
 class Answer(BaseModel):
-    """What both answer."""
+    """The answer of both."""
 
     transaction_id: UUID
 
@@ -87,13 +88,13 @@ api = FastAPI(lifespan=lifespan)
 
 @api.post("/noop", status_code=201)
 async def noop(half: Half) -> Answer:
-    """Validate, answer, store nothing."""
+    """Validate the request and answer; store nothing."""
     return Answer(transaction_id=half.transaction_id or uuid4())
 
 
 @api.post("/naive/half", status_code=201)
 async def naive_half(half: Half) -> Answer:
-    """One row, one database transaction."""
+    """Insert one row in one database transaction."""
     engine: AsyncEngine = api.state.engine
     transaction_id = half.transaction_id or uuid4()
     messages = [message.model_dump(mode="json") for message in half.messages]
@@ -108,7 +109,7 @@ async def naive_half(half: Half) -> Answer:
 
 @api.post("/naive/end")
 async def naive_end(end: End) -> Answer:
-    """Lock the row, look at its state, update it: one database transaction."""
+    """Lock the row, check its state and update it in one database transaction."""
     engine: AsyncEngine = api.state.engine
     async with engine.begin() as connection:
         row = (
@@ -131,7 +132,7 @@ async def naive_end(end: End) -> Answer:
 
 
 async def app(scope: Any, receive: Any, send: Any) -> None:
-    """Echo on /echo, below every framework; the rest is FastAPI's."""
+    """Answer /echo without a framework; FastAPI serves the other paths."""
     if scope["type"] != "http" or scope["path"] != "/echo":
         await api(scope, receive, send)
         return

@@ -1,4 +1,4 @@
-"""The programs a benchmark measures, each a process of its own: started, awaited, watched and stopped."""
+"""Start, watch and stop the programs that a benchmark measures, each in its own process."""
 
 import asyncio
 import os
@@ -12,7 +12,7 @@ from pathlib import Path
 
 import psutil
 
-from app.sealing import make_key_file
+from app.secrets.vault import make_key_file
 
 START_S = 60.0
 STOP_S = 15.0
@@ -22,23 +22,23 @@ ROOT = Path(__file__).parent.parent
 
 @dataclass(frozen=True, slots=True)
 class Service:
-    """A running service: where it listens, and its processes."""
+    """A running service: its address and its processes."""
 
     port: int
     root: psutil.Process
 
     @property
     def url(self) -> str:
-        """Where it listens."""
+        """Its base URL."""
         return f"http://127.0.0.1:{self.port}"
 
     def processes(self) -> list[psutil.Process]:
-        """Return the processes that serve: the one, or the children of the one that started them."""
+        """Return the processes that serve: the only process, or the children of the process that started them."""
         children = [child for child in self.root.children() if "spawn_main" in " ".join(child.cmdline())]
         return children or [self.root]
 
     def cpu_s(self) -> float:
-        """Return the CPU time that the serving processes took so far, user and system."""
+        """Return the CPU time of the serving processes so far, user and system."""
         return sum(cpu_s(process) for process in self.processes())
 
     def resident_mb(self) -> float:
@@ -54,22 +54,22 @@ def cpu_s(process: psutil.Process) -> float:
 
 @asynccontextmanager
 async def serving(app: str, place: Path, env: Mapping[str, str], *, workers: int = 1) -> AsyncIterator[Service]:
-    """Serve an ASGI app by plain uvicorn, with the same flags for every row; yields once each worker has started.
+    """Serve an ASGI app with uvicorn, with the same flags for every row; yield after each worker has started.
 
-    Raises RuntimeError with the end of its log if it does not start.
+    Raises RuntimeError with the end of the log if the app does not start.
     """
     port = free_port()
     log = place / f"{app.replace(':', '.')}-{port}.log"
     command = [sys.executable, "-m", "uvicorn", app, "--host", "127.0.0.1", "--port", str(port), "--no-access-log"]
-    # As `halfnote serve` has them.
-    command += ["--no-proxy-headers", "--no-server-header", "--http", "app.corked:CorkedHttp"]
+    # The flags of `halfnote serve`.
+    command += ["--no-proxy-headers", "--no-server-header", "--http", "app.server.http_protocol:HttpProtocol"]
     command += ["--timeout-keep-alive", "75"]
     if workers > 1:
         command += ["--workers", str(workers)]
     keys = place / "secrets.keys"
     make_key_file(keys)
     with log.open("wb") as file:
-        # A session of its own: a Ctrl-C reaches this program alone, which then stops the service in order.
+        # In a separate session, so that Ctrl-C reaches only this program, which then stops the service in order.
         process = subprocess.Popen(
             command,
             cwd=ROOT,
@@ -103,7 +103,7 @@ async def receiving() -> AsyncIterator[Service]:
 
 
 def stop(process: subprocess.Popen[bytes]) -> None:
-    """Stop a program and what it started, by SIGTERM and in the end by SIGKILL."""
+    """Stop a program and its children with SIGTERM, then with SIGKILL if it does not react."""
     children = psutil.Process(process.pid).children(recursive=True) if process.poll() is None else []
     process.terminate()
     try:
@@ -117,19 +117,19 @@ def stop(process: subprocess.Popen[bytes]) -> None:
 
 
 async def _started(process: subprocess.Popen[bytes], log: Path, workers: int) -> None:
-    """Wait until each worker said that it has started; uvicorn listens before the last of them has."""
+    """Wait until each worker has logged its start, because uvicorn listens before the last worker has started."""
     try:
         async with asyncio.timeout(START_S):
             while log.read_text(errors="replace").count(STARTED) < workers:
                 if process.poll() is not None:
-                    raise RuntimeError(f"The service ended at its start:\n{log.read_text(errors='replace')[-3000:]}")
+                    raise RuntimeError(f"The service ended at startup:\n{log.read_text(errors='replace')[-3000:]}")
                 await asyncio.sleep(0.02)
     except TimeoutError:
         raise RuntimeError(f"The service did not start in {START_S:g} s:\n{log.read_text()[-3000:]}") from None
 
 
 async def _listening(port: int) -> None:
-    """Wait until somebody listens on a port: a single process does so only after it said that it has started."""
+    """Wait until a process listens on a port. A single process listens only after it logged its start."""
     async with asyncio.timeout(START_S):
         while True:
             try:
@@ -142,16 +142,16 @@ async def _listening(port: int) -> None:
 
 
 def _clean() -> dict[str, str]:
-    """Return our environment without options of the service: the figures are those of its defaults.
+    """Return this program's environment without options of the service, so that the service runs with its defaults.
 
-    Only the receivers' addresses, which are this machine's, are opened.
+    The only option allows callbacks to the receivers, which run on this machine.
     """
     kept = {name: value for name, value in os.environ.items() if not name.startswith("HALFNOTE_")}
     return {**kept, "HALFNOTE_ALLOW_NETWORKS": "127.0.0.0/8,::1/128"}
 
 
 def free_port() -> int:
-    """Return a port of 127.0.0.1 that nothing listens on."""
+    """Return a free port of 127.0.0.1."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])

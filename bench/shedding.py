@@ -1,4 +1,4 @@
-"""What a process does under too much load: idle connections, slow ones, too many requests at once, large bodies."""
+"""A process under too much load: idle connections, slow connections, too many requests at once, large bodies."""
 
 import asyncio
 import contextlib
@@ -18,21 +18,21 @@ from bench.wire import Wire, paced
 
 IDLE, IDLE_QUICK = 10_000, 200
 SLOW, SLOW_QUICK = 1_000, 50
-# A slow client's next line of its head comes after so long.
+# The pause before a slow client sends the next line of its request head.
 TRICKLE_S = 0.5
 HEAD = b"POST /half HTTP/1.1\r\nHost: 127.0.0.1\r\n"
 RATE = 300
 WIRES = 32
-# More callers than are taken on, each with its next request as soon as it has an answer.
+# More callers than the limit of requests in flight. Each sends its next request as soon as it has an answer.
 CALLERS, TAKEN = 512, 64
 LARGE, LARGE_CALLERS = 4 * 1024 * 1024, 100
-# Of the latency without such company: only what would be a service that does not answer misses it.
+# The bar, as a multiple of the latency without other connections. Only a service that hardly answers misses it.
 MOST = 10
 FILES = 512
 
 
 async def bench(stage: Stage) -> Report:
-    """Each in turn, on a service of its own."""
+    """Run each part in turn, on a new service."""
     report = Report("shedding", "shedding: one process in role all under too much load")
     async with receiving() as receiver:
         await _company(stage, receiver, report)
@@ -42,11 +42,11 @@ async def bench(stage: Stage) -> Report:
 
 
 async def _company(stage: Stage, receiver: Service, report: Report) -> None:
-    """`/half` at a steady rate: alone, beside idle connections, beside slow ones, and alone again."""
+    """Measure `/half` at a steady rate: alone, beside idle connections, beside slow connections, and alone again."""
     idle, slow = (IDLE_QUICK, SLOW_QUICK) if stage.quick else (IDLE, SLOW)
     with files(idle + slow + FILES):
         dsn = await stage.database("shedding")
-        # The idle ones must outlive the slice; else they would be let go of, which is what they are for.
+        # Idle connections must outlive the slice; otherwise the service closes them under load.
         env = {"HALFNOTE_REQUEST_TIMEOUT_S": "600"}
         async with halfnote(stage, dsn, receiver, env=env) as service:
             alone = await _steady(stage, service)
@@ -85,7 +85,7 @@ async def _steady(stage: Stage, service: Service) -> list[float]:
 
 @asynccontextmanager
 async def idling(port: int, count: int) -> AsyncIterator[None]:
-    """Hold connections open that say nothing, and every other one a head that is not finished."""
+    """Hold connections open: half of them send nothing, the others send an unfinished request head."""
     writers = []
     try:
         for number in range(count):
@@ -101,7 +101,7 @@ async def idling(port: int, count: int) -> AsyncIterator[None]:
 
 @asynccontextmanager
 async def trickling(port: int, count: int) -> AsyncIterator[None]:
-    """Hold connections open that send a line of their heads now and then, without end."""
+    """Hold connections open that send one line of a request head now and then, without an end."""
     writers = [(await asyncio.open_connection("127.0.0.1", port))[1] for _ in range(count)]
 
     async def trickle() -> None:
@@ -122,7 +122,7 @@ async def trickling(port: int, count: int) -> AsyncIterator[None]:
 
 
 async def _overload(stage: Stage, receiver: Service, report: Report) -> None:
-    """As many callers as are taken on, then eight times as many: what is answered, and how soon."""
+    """Measure the answers and their latency with as many callers as the limit, then with eight times as many."""
     dsn = await stage.database("shedding")
     async with halfnote(stage, dsn, receiver, env={"HALFNOTE_IN_FLIGHT_MAX": str(TAKEN)}) as service:
         seconds = stage.seconds(10, 1)
@@ -139,7 +139,7 @@ async def _overload(stage: Stage, receiver: Service, report: Report) -> None:
 
 
 async def _hammer(service: Service, callers: int, seconds: float) -> tuple[Counter[int], list[float], list[float]]:
-    """Return how many answers there were by status, and the times of those that were stored and refused, in s."""
+    """Return the number of answers by status, and the latencies of stored and of refused requests, in seconds."""
     statuses: Counter[int] = Counter()
     accepted: list[float] = []
     refused: list[float] = []
@@ -154,7 +154,7 @@ async def _hammer(service: Service, callers: int, seconds: float) -> tuple[Count
             statuses[status] += 1
             (accepted if status == 201 else refused).append(perf_counter() - began)
             if status == 503:
-                # Sooner than Retry-After says, as a caller in a hurry does.
+                # An impatient caller repeats the request earlier than Retry-After says.
                 await asyncio.sleep(0.1)
         wire.close()
 
@@ -163,7 +163,7 @@ async def _hammer(service: Service, callers: int, seconds: float) -> tuple[Count
 
 
 async def _large_bodies(stage: Stage, receiver: Service, report: Report) -> None:
-    """Many callers with the largest bodies that are taken, at once: how much memory that takes."""
+    """Measure the memory while many callers send the largest allowed bodies at once."""
     dsn = await stage.database("shedding")
     async with AsyncExitStack() as open_:
         service = await open_.enter_async_context(halfnote(stage, dsn, receiver))
@@ -198,7 +198,7 @@ async def _large_bodies(stage: Stage, receiver: Service, report: Report) -> None
 
 @contextlib.contextmanager
 def files(needed: int) -> Iterator[None]:
-    """Let this process, and what it starts, open so many files. Raises ValueError where the machine does not."""
+    """Raise the limit of open files for this process and its children. Raises ValueError if the system refuses."""
     before = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (max(before[0], needed), before[1]))
     try:

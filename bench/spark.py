@@ -17,7 +17,7 @@ ROWS: dict[str, Callable[[Stage, Report], Awaitable[None]]] = {
 
 
 async def bench(stage: Stage, names: Sequence[str] = ()) -> Report:
-    """Run the named rows, or all of them, into one report; one that fails is noted there, and the others go on."""
+    """Run the named rows, or all of them, into one report. It records a row that fails; the other rows still run."""
     report = Report("-".join(("spark", *names)), "spark: the proof of a day")
     for name in names or ROWS:
         began = time.monotonic()

@@ -1,4 +1,4 @@
-"""A day of three million transactions: the proof beside the same rules as SQL, in Postgres and in DuckDB."""
+"""A day of three million transactions: the proof against the same rules as SQL, in Postgres and in DuckDB."""
 
 import asyncio
 from datetime import UTC, date, datetime, timedelta
@@ -20,12 +20,12 @@ WHOLE_S, ROWS_A_SECOND, DUCKDB_TIMES = 60, 150_000, 3
 
 
 def day_before_yesterday() -> date:
-    """Return a day that is over, and of which no delivery is still under way."""
+    """Return a day that is over and has no delivery in flight."""
     return datetime.now(UTC).date() - timedelta(days=2)
 
 
 async def bench(stage: Stage, report: Report) -> None:
-    """Make the day in Postgres and as Parquet, alike row by row, and let each find what was planted."""
+    """Make the same day in Postgres and as Parquet, and let each program find the planted faults."""
     count, faults = (TRANSACTIONS_QUICK, FAULTS_QUICK) if stage.quick else (TRANSACTIONS, FAULTS)
     day, frames = day_before_yesterday(), stage.place / "frames"
     of = ("--day", str(day), "--transactions", str(count), "--faults", str(faults))
@@ -49,7 +49,7 @@ async def bench(stage: Stage, report: Report) -> None:
 
 
 async def settle(dsn: str) -> None:
-    """Leave Postgres as a night would find it: vacuumed, analyzed, on disk."""
+    """Vacuum, analyze and write the tables to disk, as they are at night."""
     async with connected(dsn) as connection:
         await connection.execute("vacuum (analyze)", timeout=600)
         await connection.execute("checkpoint", timeout=600)
@@ -72,7 +72,7 @@ async def _from_postgres(stage: Stage, report: Report, dsn: str, day: date, plan
 
 
 async def _from_parquet(stage: Stage, report: Report, frames: Path, planted: Found) -> None:
-    """In turn, as everywhere: what is compared is the rules alone, both from the same files."""
+    """Run both in turn over the same files; the ratio compares only the rules."""
     out, joins, others, wholes = stage.place / "out-of-parquet", [], [], []
     for _ in range(stage.seconds(3)):
         run = await reconcile("--from-parquet", str(frames), "--out", str(out))
@@ -91,13 +91,13 @@ async def _from_parquet(stage: Stage, report: Report, frames: Path, planted: Fou
 
 
 def findings_in(out: Path) -> Found:
-    """Return what a run with `--out` found."""
+    """Return the findings of a run with `--out`."""
     rows = duckdb.sql(f"{FOUND.replace('found', 'read_parquet')}('{parquet_of(out)}')").fetchall()
     return frozenset((kind, subject) for kind, subject in rows)
 
 
 def tell(report: Report, name: str, found: Found, planted: Found) -> None:
-    """Hold what was found against what was planted: all of it, and nothing else."""
+    """Compare the findings with the planted faults: all of them and no others must be found."""
     both = len(found & planted)
     report.hold(f"{name}: recall of {len(planted):,} planted", both / len(planted), at_least=1.0)
     report.hold(f"{name}: precision of {len(found):,} found", both / max(1, len(found)), at_least=1.0)

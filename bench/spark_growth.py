@@ -1,19 +1,19 @@
-"""Ten times the rows: how much longer the proof takes, and in how much memory."""
+"""Ten times the rows: how much longer the proof takes, and how much memory it needs."""
 
 from bench.report import Report
 from bench.spark_run import generate, reconcile
 from bench.stage import Stage
 
-# Over all tables; a transaction has 4.42 of them.
+# Rows over all tables; a transaction has 4.42 rows.
 ROWS, ROWS_QUICK = 3_000_000, 100_000
 ROWS_OF_ONE = 4.42
 TIMES, MOST_TIMES = 10, 11
-# Of 2 GB heap, and what JVM and Python need besides.
+# A heap of 2 GB, and the other memory of JVM and Python.
 MEMORY_MB = 3072
 
 
 async def bench(stage: Stage, report: Report) -> None:
-    """Prove a day of Parquet and one ten times as large, with the same memory."""
+    """Prove a day in Parquet and a day ten times as large, with the same memory."""
     rows = ROWS_QUICK if stage.quick else ROWS
     took, highest_mb = [], []
     for size in (rows, rows * TIMES):

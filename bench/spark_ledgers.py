@@ -1,4 +1,4 @@
-"""An archived day with what its producers and consumers say themselves: faults of every kind, all at once."""
+"""An archived day with the ledgers of producers and consumers, and faults of every kind at once."""
 
 from bench.report import Report
 from bench.spark_day import FAULTS, FAULTS_QUICK, TRANSACTIONS, TRANSACTIONS_QUICK, findings_in, tell
@@ -8,7 +8,7 @@ from bench.stage import Stage
 
 
 async def bench(stage: Stage, report: Report) -> None:
-    """Make the day and both ledgers as Parquet, and let the proof find what was planted in the three."""
+    """Make the day and both ledgers as Parquet, and let the proof find the faults planted in all three."""
     count, faults = (TRANSACTIONS_QUICK, FAULTS_QUICK) if stage.quick else (TRANSACTIONS, FAULTS)
     frames, ledgers, out = (stage.place / name for name in ("with-ledgers", "ledgers", "out-with-ledgers"))
     made = await generate(

@@ -20,7 +20,7 @@ select t.topic, r.* from (select distinct topic from $outbox) t join route r on 
 );
 analyze taker;
 
--- Messages in the outbox with whoever takes them by topic; `matched` null: that cannot be told, as the half is gone.
+-- Messages in the outbox with their subscriptions by topic; `matched` is null if the half is gone and cannot decide.
 create temp table sent as
 select o.transaction_id, o.position, o."offset", o.committed_at, coalesce(o.due_at, o.committed_at) as due_from,
   t.subscription_id,

@@ -1,4 +1,4 @@
-"""The proof and its generator as programs of their own: run, timed from their own lines, watched for memory."""
+"""Run the proof and its generator as separate programs; take times from their output and measure their memory."""
 
 import asyncio
 import json
@@ -26,8 +26,11 @@ Heard = Callable[[dict[str, Any]], Awaitable[None]]
 
 @dataclass(slots=True)
 class Run:
-    """A run of the proof. `stages`: seconds by name; `notes`: what else it said; `seconds` from its first stage to its
-    verdict, so after Spark's session was there; `highest_mb`: most resident memory of JVM and Python together."""
+    """A run of the proof.
+
+    `stages`: seconds by name. `notes` and `said`: its other lines. `seconds`: from its first stage to its result, so
+    without the start of Spark's session. `highest_mb`: the most resident memory of JVM and Python together.
+    """
 
     stages: dict[str, float] = field(default_factory=dict)
     notes: list[dict[str, Any]] = field(default_factory=list)
@@ -39,31 +42,31 @@ class Run:
 
     @property
     def seconds(self) -> float:
-        """From the begin of the first stage to the verdict."""
+        """The time from the beginning of the first stage to the result."""
         return self.ended_s - self.began_s
 
     @property
     def read_s(self) -> float:
-        """For how long the snapshot was held: from its begin to the end of the last read."""
+        """How long the snapshot was held: from its beginning to the end of the last read."""
         return self.stages["snapshot"]
 
     @property
     def join_s(self) -> float:
-        """The rules, and writing what they found beside the rows that were read."""
+        """The time of the rules and of writing their findings beside the rows that were read."""
         return self.stages["join"]
 
     @property
     def figures_s(self) -> float:
-        """What the report's plots are drawn from, and what keeps the day from being final."""
+        """The time of the figures for the report's plots and of the causes that keep the day from being final."""
         return self.stages["figures"] + self.stages["waiting"]
 
     @property
     def write_s(self) -> float:
-        """All the rest: run, day and findings into the database, Parquet and the report beside it."""
+        """The other time: writing run, day and findings into the database, Parquet and the report."""
         return self.seconds - self.stages.get("snapshot", 0.0) - self.join_s - self.figures_s
 
     def hear(self, line: dict[str, Any], now_s: float) -> None:
-        """Take a line that says what a stage did, or something else."""
+        """Read one line of output: the end of a stage, or another message."""
         if "stage" in line:
             self.stages[line["stage"]] = self.stages.get(line["stage"], 0.0) + line["seconds"]
             self.began_s = min(self.began_s, now_s - line["seconds"])
@@ -72,9 +75,9 @@ class Run:
 
 
 async def reconcile(*arguments: str, heard: Heard | None = None) -> Run:
-    """Run the proof with two cores; `heard` is awaited with each line that it says.
+    """Run the proof with two cores; `heard` is awaited with each line of its output.
 
-    Raises BrokenRunError with what it said if it failed.
+    Raises BrokenRunError with its output if it failed.
     """
     command = (sys.executable, "-m", "spark.jobs.reconcile", "--master", CORES, *arguments)
     process = await asyncio.create_subprocess_exec(
@@ -131,14 +134,14 @@ async def _watch(run: Run, pid: int) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Generated:
-    """How many rows were made, and in how many seconds, Spark's start with them."""
+    """How many rows were made, and in how many seconds, including the start of Spark."""
 
     rows: int
     seconds: float
 
 
 async def generate(*arguments: str) -> Generated:
-    """Run the generator. Raises BrokenRunError with what it said if it failed."""
+    """Run the generator. Raises BrokenRunError with its output if it failed."""
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", "spark.jobs.generate", "--master", CORES, *arguments),
         cwd=ROOT,
@@ -154,15 +157,15 @@ async def generate(*arguments: str) -> Generated:
 
 
 def _environment() -> dict[str, str]:
-    """Ours without settings of the service or of Spark, which would change what is measured."""
+    """This program's environment without settings of the service or of Spark, which would change the measurement."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith(("HALFNOTE_", "SPARK_"))}
     jar = os.environ.get("HALFNOTE_JDBC_JAR")
-    # Unbuffered, so that the verdict comes when it is given, and not when the program is over.
+    # Unbuffered, so that the result arrives when it is printed and not when the program ends.
     return kept | {"PYTHONUNBUFFERED": "1"} | ({"HALFNOTE_JDBC_JAR": jar} if jar else {})
 
 
 def parquet_of(out: Path) -> str:
-    """Return where the findings of a run with `--out` are, as DuckDB reads it."""
+    """Return the path of the findings of a run with `--out`, for DuckDB."""
     return f"{out}/findings/*/*.parquet"
 
 

@@ -1,4 +1,4 @@
-"""What a read costs the service beside it: how long the snapshot is held, and how many requests go through."""
+"""The cost of the proof's read for a running service: how long the snapshot is held, and the service's throughput."""
 
 import asyncio
 from functools import partial
@@ -16,14 +16,14 @@ from bench.wrk import load
 TRANSACTIONS, TRANSACTIONS_QUICK = 3_000_000, 100_000
 NAME = "spark_snapshot"
 LEAST = 0.7
-# In whatever state: between two fetches a reader that stands behind the service is idle in its database transaction.
+# Sessions in any state: between two fetches, a reader that waits for the service is idle in its database transaction.
 READS = "select count(*) from pg_stat_activity where application_name = 'halfnote proof'"
-# The seeded day must outlive the run, and nobody delivers what was delivered.
+# The seeded day must stay until the end of the run. Delivered messages are not delivered again.
 ENV = {"HALFNOTE_RETENTION_S": str(30 * 86_400)}
 
 
 async def bench(stage: Stage, report: Report) -> None:
-    """Load the service with whole transactions, in turn alone and while a day of its database is read."""
+    """Load the service with whole transactions, alone and while a day of its database is read, in turn."""
     count, day = TRANSACTIONS_QUICK if stage.quick else TRANSACTIONS, str(day_before_yesterday())
     dsn = await stage.database(NAME)
     made = await generate("--database-url", dsn, "--day", day, "--transactions", str(count))
@@ -51,7 +51,7 @@ async def bench(stage: Stage, report: Report) -> None:
 
 
 async def _reading(dsn: str, run: "asyncio.Task[object]") -> None:
-    """Wait until rows are being read. Raises what the run raised if it ended first."""
+    """Wait until rows are being read. Raises the error of the run if it ends first."""
     while not await _is_reading(dsn):
         if run.done():
             await run

@@ -1,4 +1,4 @@
-"""The proof's rules as plain SQL, in Postgres and in DuckDB: what they find, and how long they take."""
+"""The proof's rules as plain SQL in Postgres and in DuckDB: their findings and their time."""
 
 import json
 import time
@@ -12,19 +12,19 @@ import duckdb
 
 from app.ids import day_bounds
 from app.models import DAY_TABLES
-from app.store.days import partition_name
+from app.store.retention.days import partition_name
 from bench.stage import connected
 
 HERE = Path(__file__).parent
-# An hour, as the proof's own default.
+# An hour, as in the proof's default.
 SLA_S = 3600
 Found = frozenset[tuple[str, str]]
 FOUND = "select kind, subject from found"
-# As Spark has: two threads, 2 GB.
+# The same as Spark: two threads, 2 GB.
 DUCKDB = {"threads": "2", "memory_limit": "2GB"}
 FRAMES = (*DAY_TABLES, "check_back", "delivery_retry", "dead_letter", "redelivery")
 FRAMES += ("subscription", "checkpoint", "producer_group")
-# The small ones may be missing.
+# The files of small tables may be missing.
 EMPTY = {
     "delivery_retry": "transaction_id varchar, position smallint, subscription_id integer, replay integer",
 }
@@ -33,14 +33,14 @@ POSTGRES = {"work_mem": "256MB", "maintenance_work_mem": "256MB", "max_parallel_
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What was found, as (kind, subject), and in how many seconds."""
+    """The findings, as (kind, subject), and the time in seconds."""
 
     found: Found
     seconds: float
 
 
 async def by_postgres(dsn: str, day: date) -> Answer:
-    """Run the script in Postgres, in one connection."""
+    """Run the script in Postgres, over one connection."""
     low, high = day_bounds(day)
     names = {table: partition_name(table, day) for table in DAY_TABLES}
     script = Template((HERE / "spark_rules.sql").read_text()).substitute(names, low=low, high=high, sla_s=SLA_S)
@@ -55,7 +55,7 @@ async def by_postgres(dsn: str, day: date) -> Answer:
 
 
 def by_duckdb(directory: Path, spill: Path) -> Answer:
-    """Run the script in DuckDB over a directory of frames; what does not fit in memory goes to `spill`."""
+    """Run the script in DuckDB over a directory of frames. Data that does not fit in memory goes to `spill`."""
     told = json.loads((directory / "frames.json").read_text())
     with closing(duckdb.connect(config=DUCKDB | {"temp_directory": str(spill)})) as connection:
         connection.execute("set timezone = 'UTC'")
@@ -78,6 +78,6 @@ def by_duckdb(directory: Path, spill: Path) -> Answer:
 
 
 def planted_in(file: Path) -> Found:
-    """Return what the generator planted."""
+    """Return the faults that the generator planted."""
     planted: dict[str, list[str]] = json.loads(file.read_text())
     return frozenset((kind, subject) for kind, subjects in planted.items() for subject in subjects)

@@ -13,7 +13,7 @@ from urllib.parse import unquote, urlsplit, urlunsplit
 
 import asyncpg
 
-from app.embedded.place import find_place
+from app.embedded_postgres.paths import find_paths
 from bench.report import Report
 from bench.services import free_port
 from bench.spark_day import day_before_yesterday, settle
@@ -24,10 +24,10 @@ from bench.wrk import BrokenRunError
 TRANSACTIONS, TRANSACTIONS_QUICK = 1_000_000, 50_000
 NAME = "spark_standby"
 READY_S = 120
-# Replay waits for readers as long as they like; or hardly.
+# Replay waits for readers without a limit, or hardly at all.
 PATIENT = {"max_standby_streaming_delay": "-1"}
 HASTY = {"max_standby_streaming_delay": "50ms", "hot_standby_feedback": "off"}
-# Rows that died after the reader's snapshot: removing them is what a standby cannot do beside it.
+# The standby cannot replay the removal of rows that a reader's snapshot still shows.
 CHURN = "update checkpoint set moved_at = now()"
 
 
@@ -53,7 +53,7 @@ async def bench(stage: Stage, report: Report) -> None:
 
 
 async def _cancelled(dsn: str, of: tuple[str, ...], url: str) -> int:
-    """Vacuum the primary while the standby is read, until a read was cancelled; return how many were."""
+    """Vacuum the primary while the standby is read, until a read is canceled; return how many were canceled."""
     lost = asyncio.Event()
 
     async def heard(line: dict[str, Any]) -> None:
@@ -80,15 +80,15 @@ async def _cancelled(dsn: str, of: tuple[str, ...], url: str) -> int:
 
 def _must_prove(*statuses: int) -> None:
     if any(status != PROVED for status in statuses):
-        raise BrokenRunError("Something was found in a day in which nothing was planted.")
+        raise BrokenRunError("The proof has findings in a day without planted faults.")
 
 
 @asynccontextmanager
 async def standby(stage: Stage, dsn: str, settings: Mapping[str, str]) -> AsyncIterator[str]:
-    """Copy the stage's server, follow it, and yield where the same database is there."""
-    place = find_place(stage.server.data_dir)
+    """Copy the stage's server, stream from it, and yield the URL of the same database on the copy."""
+    place = find_paths(stage.server.data_dir)
     account, port = place.account, free_port()
-    # Laid out as the primary is, because the copied configuration includes a file two directories above.
+    # The layout is that of the primary, because the copied configuration includes a file two directories above.
     home = stage.place / f"standby-{os.urandom(4).hex()}"
     directory = home / place.pgdata.relative_to(place.home)
     directory.mkdir(parents=True, mode=0o700)
@@ -101,7 +101,7 @@ async def standby(stage: Stage, dsn: str, settings: Mapping[str, str]) -> AsyncI
     if account.uid is not None:
         as_server |= {"user": account.uid, "group": account.gid, "extra_groups": []}
     await asyncio.to_thread(_copy, stage, dsn, directory, as_server)
-    # What is told here comes before what the copied files say.
+    # These settings override the copied configuration files.
     told = {"port": str(port), "hot_standby": "on", "logging_collector": "off", "cluster_name": "standby", **settings}
     options = [part for name, value in told.items() for part in ("-c", f"{name}={value}")]
     with (stage.place / "standby.log").open("w") as log:
@@ -120,7 +120,7 @@ async def standby(stage: Stage, dsn: str, settings: Mapping[str, str]) -> AsyncI
 
 def _copy(stage: Stage, dsn: str, directory: Path, as_server: Mapping[str, Any]) -> None:
     parts = urlsplit(dsn)
-    # In the environment, since everyone can read a program's arguments.
+    # The password is in the environment, because other users can read a program's arguments.
     reached = {
         "PGHOST": str(parts.hostname),
         "PGPORT": str(parts.port),
@@ -136,13 +136,13 @@ def _copy(stage: Stage, dsn: str, directory: Path, as_server: Mapping[str, Any])
 
 
 async def _caught_up(dsn: str, url: str, server: "subprocess.Popen[bytes]") -> None:
-    """Wait until the standby takes sessions and shows all that the primary had. Raises BrokenRunError if it ends."""
+    """Wait until the standby accepts sessions and has all rows of the primary. Raises BrokenRunError if it ends."""
     async with connected(dsn) as connection:
         written = await connection.fetchval("select pg_current_wal_flush_lsn()::text")
     async with asyncio.timeout(READY_S):
         while True:
             if server.poll() is not None:
-                raise BrokenRunError("The standby ended while it was starting; standby.log says why.")
+                raise BrokenRunError("The standby ended while it was starting; see standby.log.")
             try:
                 connection = await asyncpg.connect(url)
             except (OSError, asyncpg.PostgresError):

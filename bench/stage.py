@@ -1,4 +1,4 @@
-"""Where every benchmark plays: one embedded Postgres with real durability, databases on it, services over them."""
+"""The environment of a benchmark: one embedded Postgres with real durability, its databases, and services on them."""
 
 import asyncio
 import shutil
@@ -13,15 +13,15 @@ from urllib.parse import urlsplit, urlunsplit
 import httpx
 import psutil
 
-from app.database import Connection, connect
-from app.embedded import EmbeddedPostgres
+from app.database.connection import Connection, connect
+from app.embedded_postgres import EmbeddedPostgres
 from app.migrate import migrate
 from bench.machine import describe
 from bench.payload import GROUP, TOPIC
 from bench.services import Service, cpu_s, serving
 
 TEMPLATE = "bench_template"
-# No row of a benchmark is asked about while it runs: what is measured is half and end.
+# The check immunity is longer than a run, so that no check is part of the measurement of half and end.
 IMMUNITY_S = 86_400
 SUBSCRIPTION = "bench"
 ELSEWHERE = "bench.elsewhere"
@@ -29,7 +29,7 @@ ELSEWHERE = "bench.elsewhere"
 
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """The server, a temporary directory, and what machine it all is; `quick` asks for runs of a second or so."""
+    """The server, a temporary directory and the machine; `quick` shortens runs to about a second."""
 
     server: EmbeddedPostgres
     place: Path
@@ -37,11 +37,11 @@ class Stage:
     machine: dict[str, Any]
 
     def seconds(self, full: int, quick: int = 1) -> int:
-        """Return how long a run takes."""
+        """Return the duration of a run in seconds."""
         return quick if self.quick else full
 
     def dsn(self, name: str) -> str:
-        """Return where a database is."""
+        """Return the URL of a database."""
         return urlunsplit(urlsplit(self.server.url)._replace(path=f"/{name}"))
 
     async def empty_database(self, name: str) -> str:
@@ -55,7 +55,7 @@ class Stage:
         return self.dsn(name)
 
     async def drop(self, *names: str) -> None:
-        """Give back the space of databases that are done with."""
+        """Drop databases that are no longer needed, to free their disk space."""
         for name in names:
             await self._administer(f"drop database {name} with (force)")
 
@@ -66,9 +66,9 @@ class Stage:
 
 @asynccontextmanager
 async def open_stage(*, quick: bool) -> AsyncIterator[Stage]:
-    """Start the Postgres of a benchmark in a temporary directory; stop it and remove all at the end."""
+    """Start the Postgres of a benchmark in a temporary directory; stop it and delete the directory at the end."""
     place = Path(tempfile.mkdtemp(prefix="halfnote-bench-")).resolve()
-    # The server's unprivileged user must be able to enter, if we are root.
+    # If this program runs as root, the server's unprivileged user must be able to enter the directory.
     place.chmod(0o755)
     try:
         server = await asyncio.to_thread(EmbeddedPostgres.start, place / "data")
@@ -85,7 +85,7 @@ async def open_stage(*, quick: bool) -> AsyncIterator[Stage]:
 
 @asynccontextmanager
 async def connected(dsn: str) -> AsyncIterator[Connection]:
-    """Open one connection as the service does, and close it."""
+    """Open one connection as the service does; close it at the end of the block."""
     connection = await connect(dsn)
     try:
         yield connection
@@ -104,9 +104,9 @@ async def halfnote(
     app: str = "app.main:app",
     key: str | None = None,
 ) -> AsyncIterator[Service]:
-    """Serve Halfnote in role `all`, with the group and one live subscription whose topic does not match.
+    """Serve Halfnote in role `all`, with the group and one active subscription whose topic does not match.
 
-    `key` is an admin's API key, where the service asks for one.
+    `key` is an admin's API key, if the service requires keys.
     """
     over = {"HALFNOTE_DATABASE_URL": dsn, **(env or {})}
     async with serving(app, stage.place, over, workers=workers) as service:
@@ -117,7 +117,7 @@ async def halfnote(
 
 
 async def relay_busy(service: Service, receiver: Service, *, busy: bool, key: str | None = None) -> None:
-    """Let the subscription's topic match what is sent, or not."""
+    """Set whether the subscription's topic matches the messages."""
     destination = {"type": "webhook", "url": f"{receiver.url}/hook"}
     topics = [TOPIC if busy else ELSEWHERE]
     await put(service, f"/subscriptions/{SUBSCRIPTION}", {"topics": topics, "destination": destination}, key=key)
@@ -142,13 +142,13 @@ async def _send(service: Service, method: str, path: str, body: Mapping[str, Any
 
 
 async def count_of(receiver: Service) -> int:
-    """Return how many POSTs the receiver has taken so far."""
+    """Return how many POSTs the receiver has answered so far."""
     async with httpx.AsyncClient(trust_env=False) as client:
         return int((await client.get(f"{receiver.url}/count")).text)
 
 
 async def backend_cpu_s(connection: Connection, database: str) -> dict[int, float]:
-    """Return the CPU seconds so far of each Postgres backend that serves a database (by pid), but for this one."""
+    """Return the CPU seconds so far, by pid, of the Postgres backends of a database, except this connection's."""
     rows = await connection.fetch(
         "select pid from pg_stat_activity where datname = $1 and backend_type = 'client backend' and pid <> $2",
         database,

@@ -1,4 +1,4 @@
-"""Numbers that noise does not bend: medians, percentiles, and an interval for a median."""
+"""Statistics that are robust against noise: medians, percentiles, and an interval for a median."""
 
 from collections.abc import Sequence
 from math import ceil, comb
@@ -14,11 +14,11 @@ def percentile(values: Sequence[float], share: float) -> float:
 
 
 def median_interval(values: Sequence[float]) -> tuple[float, float, float]:
-    """Return low, high and the true confidence (at least 95 % where so few values allow it) of the median.
+    """Return low, high and the exact confidence of an interval for the median (at least 95 % from six values on).
 
-    From order statistics, so that it assumes nothing of the distribution: the k-th smallest and k-th largest value
-    enclose the median unless fewer than k of n coin tosses fall on one side. Up to five values the range is all there
-    is, and its confidence is below 95 %.
+    The interval comes from order statistics, so it does not depend on the distribution: the k-th smallest and k-th
+    largest value enclose the median unless fewer than k of n coin tosses fall on one side. With up to five values the
+    interval is the whole range, and its confidence is below 95 %.
     """
     ordered, n = sorted(values), len(values)
     best, outside = 1, 2 * comb(n, 0) / 2**n
@@ -31,5 +31,5 @@ def median_interval(values: Sequence[float]) -> tuple[float, float, float]:
 
 
 def median_ratio(of: Sequence[float], to: Sequence[float]) -> float:
-    """Return the median of the ratios between neighbours: two runs of one round saw the same noise."""
+    """Return the median of the ratios of paired runs, because both runs of a pair have the same noise."""
     return median(a / b for a, b in zip(of, to, strict=True))

@@ -1,4 +1,4 @@
-"""What 5,000,000 stored transactions and an old snapshot cost: CPU time for each request, in pairs of slices."""
+"""The cost of 5,000,000 stored transactions and an old snapshot: CPU time per request, in pairs of slices."""
 
 import asyncio
 import time
@@ -8,11 +8,11 @@ from datetime import date, datetime, timedelta
 from functools import partial
 from statistics import median
 
-from app.database import Connection
+from app.database.connection import Connection
 from app.ids import day_bounds, id_ms
 from app.migrate import attach_patiently
 from app.models import DAY_TABLES
-from app.store import days
+from app.store.retention import days
 from bench.filling import fill_ours
 from bench.payload import GROUP, TOPIC, half_body, message_of
 from bench.report import Report
@@ -24,10 +24,10 @@ from bench.wrk import load
 DAYS = 8
 STORED, STORED_QUICK = 5_000_000, 100_000
 LEAST = 0.9
-# The seeded days must outlive the run.
+# The seeded days must stay until the end of the run.
 ENV = {"HALFNOTE_RETENTION_S": str(30 * 86_400)}
 
-# Ids in order of time with random tails, as producers make them; $1 the first ms, $2 ms between two, $3 how many.
+# Ids in order of time with random tails, as producers make them; $1: the first ms; $2: ms between two; $3: how many.
 SEED_HALVES = """
 insert into half (transaction_id, position, producer_group, topic, key, content_type, body, body_digest, born_at,
   first_check_at, digest)
@@ -53,7 +53,7 @@ TABLES = ", ".join(DAY_TABLES)
 
 @dataclass(frozen=True, slots=True)
 class Side:
-    """One of the two: its database, its service, and a connection that watches the service's backends."""
+    """The empty or the full side: its database, its service, and a connection that watches the service's backends."""
 
     name: str
     dsn: str
@@ -63,7 +63,7 @@ class Side:
 
 @dataclass(frozen=True, slots=True)
 class Slice:
-    """CPU µs for each request of one slice: of the API, and of the Postgres backends that serve it."""
+    """CPU µs per request of one slice: of the API, and of the Postgres backends that serve it."""
 
     api_us: float
     backends_us: float
@@ -76,7 +76,7 @@ class Slice:
 
 
 async def bench(stage: Stage) -> Report:
-    """Load an empty and a full database in turn; the full one has a snapshot held open all the while."""
+    """Load an empty and a full database in turn. A snapshot stays open on the full one."""
     stored = STORED_QUICK if stage.quick else STORED
     report = Report("stored", f"stored: {stored:,} transactions over {DAYS} days and an open snapshot, against nothing")
     empty, full = await stage.database("stored_empty"), await stage.database("stored_full")
@@ -107,7 +107,7 @@ async def seed(dsn: str, count: int) -> None:
                 await attach_patiently(connection, table, day)
             await days.add_day(connection, day, now)
         await connection.execute("update day set decided = day < $1", now.date())
-        # As if a service had run all the while: a first sweep over all of it is no part of a request's cost.
+        # The state as if a service had run all the time, because a first sweep over all rows is no part of a request.
         await connection.execute(SWEPT, now)
     two = asyncio.Semaphore(2)
 
@@ -123,7 +123,7 @@ async def seed(dsn: str, count: int) -> None:
 
 
 async def _seed_day(connection: Connection, day: date, now: datetime, count: int) -> None:
-    # Nobody waits for these rows, and the checkpoint after them puts them on disk.
+    # No caller waits for these rows, and the checkpoint after this writes them to disk.
     await connection.execute("set synchronous_commit = off")
     low, high = (id_ms(bound) for bound in day_bounds(day))
     until = min(high, int(now.timestamp() * 1000) - 600_000)
@@ -135,7 +135,7 @@ async def _seed_day(connection: Connection, day: date, now: datetime, count: int
 
 
 async def _pairs(stage: Stage, empty: Side, full: Side) -> list[tuple[Slice, Slice]]:
-    """Return slices of the empty and the full side, taken one after the other, who goes first changing each time."""
+    """Return pairs of slices of the empty and the full side. The order within a pair alternates."""
     for side in (empty, full):
         await _slice(stage, side)
     pairs = []
@@ -144,7 +144,7 @@ async def _pairs(stage: Stage, empty: Side, full: Side) -> list[tuple[Slice, Sli
         for side in (empty, full) if turn % 2 == 0 else (full, empty):
             found[side.name] = await _slice(stage, side)
         pairs.append((found[empty.name], found[full.name]))
-        # What the slice stored; else the empty one would be full in the end.
+        # Delete the rows of the slice; otherwise the empty side would fill up.
         await empty.watch.execute(f"truncate {TABLES}")
     return pairs
 
@@ -158,7 +158,7 @@ async def _slice(stage: Stage, side: Side) -> Slice:
 
 
 def _tell(report: Report, pairs: list[tuple[Slice, Slice]]) -> None:
-    """Add the medians, and hold what a request costs on the empty database against what it costs on the full one."""
+    """Add the medians, and compare the cost of a request on the empty database with its cost on the full one."""
     for name, of in (("API", "api_us"), ("Postgres backends", "backends_us"), ("both", "both_us")):
         ratios = [getattr(empty, of) / getattr(full, of) for empty, full in pairs]
         low, high, confidence = median_interval(ratios)

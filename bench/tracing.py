@@ -1,4 +1,4 @@
-"""What traces cost `/half`: off against a service without the code, and on with 1 % of the requests recorded."""
+"""The cost of traces for `/half`: off against a service without the code, and on with 1 % of requests recorded."""
 
 from collections import defaultdict
 from contextlib import AsyncExitStack
@@ -11,13 +11,13 @@ from bench.statistic import median_interval
 from bench.wrk import load
 
 WITHOUT, OFF, ON = "without the code", "off", "on, 1 % recorded"
-# What switched-off traces may cost, and recorded ones, of the CPU time of a request.
+# The bars for disabled and for recorded traces, as multiples of the CPU time of a request.
 OFF_MOST, ON_MOST = 1.01, 1.05
 SECONDS = 5
 
 
 async def bench(stage: Stage) -> Report:
-    """Load the three in short slices by turns, and compare the CPU time of a request between neighbours."""
+    """Load the three services in turn in short slices, and compare the CPU time of a request in neighboring slices."""
     report = Report("tracing", f"tracing: CPU of the API for a /half, 64 connections, slices of {SECONDS} s by turns")
     databases = {name: await stage.database(f"tracing_{n}") for n, name in enumerate((WITHOUT, OFF, ON))}
     found: dict[str, list[float]] = defaultdict(list)
@@ -37,7 +37,7 @@ async def bench(stage: Stage) -> Report:
             await _cpu_us(stage, service)
         for turn in range(stage.seconds(30, 3)):
             names = list(services)
-            # Each comes first, second and third equally often.
+            # Each service is first, second and third equally often.
             for name in names[turn % 3 :] + names[: turn % 3]:
                 found[name].append(await _cpu_us(stage, services[name]))
         report.add("exports that the collector took", await count_of(collector), "requests")

@@ -1,7 +1,7 @@
-"""The service without the code that takes traces in: what its tracing, switched off, is compared with.
+"""The service without the code that accepts traces: the baseline for the cost of disabled tracing.
 
-Statements that name a part of it are taken out of the hot paths' modules while these are imported. What they import,
-and an argument that keeps its default, stay.
+An import hook removes the statements that name a part of this code from the modules of the hot paths. Imports, and
+arguments that keep their default, stay.
 """
 
 import ast
@@ -11,35 +11,35 @@ from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec, PathFinder, SourceFileLoader
 from types import CodeType, ModuleType
 
-HOT = ("app.hot", "app.routers.half", "app.routers.end", "app.routers.messages")
+HOT = ("app.server.request_pipeline", "app.routers.half", "app.routers.end", "app.routers.messages")
 PARTS = frozenset({"trace", "traced", "incoming", "current", "note_trace", "tracing"})
 
 
 class Without(ast.NodeTransformer):
-    """Takes out arguments and simple statements that name a part, and what is done `if` one of them is so."""
+    """Removes arguments, simple statements and `if` statements that name a part."""
 
     def visit_Call(self, node: ast.Call) -> ast.AST:
-        """Leave out what is handed on."""
+        """Remove arguments that name a part."""
         self.generic_visit(node)
         node.args = [argument for argument in node.args if not _names_part(argument)]
         node.keywords = [keyword for keyword in node.keywords if not _names_part(keyword.value)]
         return node
 
     def visit_Assign(self, node: ast.Assign) -> ast.AST | None:
-        """Leave out what is worked out for it alone."""
+        """Remove an assignment to a part."""
         return None if any(_names_part(target) for target in node.targets) else self.generic_visit(node)
 
     def visit_Expr(self, node: ast.Expr) -> ast.AST | None:
-        """Leave out what is called for its sake."""
+        """Remove a call of a part."""
         called = node.value.func if isinstance(node.value, ast.Call) else None
         return None if called is not None and _names_part(called) else self.generic_visit(node)
 
     def visit_If(self, node: ast.If) -> ast.AST | None:
-        """Leave out what depends on it."""
+        """Remove an `if` whose condition names a part."""
         return None if _names_part(node.test) else self.generic_visit(node)
 
     def visit_FunctionDef(self, node: ast.FunctionDef) -> ast.AST:
-        """Leave nothing in what is there for it alone; others import it."""
+        """Empty the body of a function that is a part; the function stays, because other modules import it."""
         if node.name in PARTS:
             node.body = [ast.Pass()]
         return self.generic_visit(node)
@@ -58,15 +58,15 @@ def without(source: bytes | str) -> ast.Module:
 
 
 class Loader(SourceFileLoader):
-    """Compiles what is left; neither reads nor writes bytecode of the whole."""
+    """Compiles a module without the parts; it neither reads nor writes bytecode files."""
 
     def get_code(self, fullname: str) -> CodeType:
-        """Return the code of what is left."""
+        """Return the code of the module without the parts."""
         return compile(without(self.get_data(self.path)), self.path, "exec", dont_inherit=True)
 
 
 class Finder(MetaPathFinder):
-    """Finds the hot paths' modules for the loader above."""
+    """Finds the modules of the hot paths for the loader above."""
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
@@ -79,8 +79,8 @@ class Finder(MetaPathFinder):
 
 
 def installed() -> None:
-    """See that the hot paths' modules are imported without the parts."""
+    """Install the import hook. Raises RuntimeError if a module of the hot paths is imported already."""
     early = [name for name in HOT if name in sys.modules]
     if early:
-        raise RuntimeError(f"{', '.join(early)} was imported whole already")
+        raise RuntimeError(f"{', '.join(early)} was imported before the hook was installed")
     sys.meta_path.insert(0, Finder())

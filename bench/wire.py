@@ -1,4 +1,4 @@
-"""A client that costs next to nothing: a keep-alive connection, requests in, a status out; and open-loop pacing."""
+"""An HTTP client with very low cost on a keep-alive connection, which returns only the status; and open-loop pacing."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -9,7 +9,7 @@ from bench.receiver import END_OF_HEAD, length_of
 
 
 class Wire(asyncio.Protocol):
-    """One connection that has one request under way at most."""
+    """One connection with at most one request in flight."""
 
     def __init__(self) -> None:
         self._buffer = b""
@@ -23,21 +23,21 @@ class Wire(asyncio.Protocol):
         return wire
 
     async def status(self, request: bytes) -> int:
-        """Send a request, await its answer whole, and return its status."""
+        """Send a request, await the whole answer, and return its status."""
         assert self._transport is not None
         self._answer = asyncio.get_running_loop().create_future()
         self._transport.write(request)
         return await self._answer
 
     async def ask(self, request: bytes) -> None:
-        """Send a request and await its answer whole. Raises RuntimeError for anything but a 2xx."""
+        """Send a request and await the whole answer. Raises RuntimeError unless the status is 2xx."""
         status = await self.status(request)
         if status // 100 != 2:
             raise RuntimeError(f"answered {status}")
 
     @property
     def closed(self) -> bool:
-        """Whether the service has let go of it, as of any that asks nothing for long."""
+        """Whether the service has closed the connection, as it closes any idle connection."""
         return self._transport is None or self._transport.is_closing()
 
     def close(self) -> None:
@@ -63,9 +63,9 @@ class Wire(asyncio.Protocol):
 
 
 async def paced(rate: float, seconds: float, act: Callable[[int], Awaitable[None]]) -> list[float]:
-    """Call `act(n)` `rate` times a second, whether or not earlier calls are answered; return each one's seconds.
+    """Call `act(n)` `rate` times per second, whether or not earlier calls are answered; return the seconds of each.
 
-    A call's time begins when it is sent, so a late answer delays no other and none is left out.
+    The time of a call starts when it is sent. So a late answer does not delay other calls, and every call counts.
     """
     loop = asyncio.get_running_loop()
 

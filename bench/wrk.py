@@ -1,4 +1,4 @@
-"""Load by wrk, which one core of this machine can serve from: 64 connections, one thread, requests made in Lua."""
+"""Load by wrk, which needs at most one core: 64 connections, one thread, requests made in Lua."""
 
 import asyncio
 import json
@@ -14,19 +14,21 @@ from bench.services import Service
 
 CONNECTIONS = 64
 
-# Halves that a `whole` run finds stored, for each connection: pools are not fair, and a half may wait for long.
+# Stored halves per connection before a `whole` run, because pools are not fair and a half may wait for long.
 LEAD = 32
 
 Plan = Literal["half", "end", "whole"]
 Fill = Callable[[list[str]], Awaitable[None]]
 
-# Ids for each second of load, far above what a row reaches; an echo is fast, and an `end` run's are stored before it.
+# Ids per second of load, far above the rate of any row: an echo is fast, and the halves of an `end` run are stored
+# before.
 IDS_A_SECOND: dict[Plan, int] = {"half": 100_000, "end": 25_000, "whole": 25_000}
 
 MISSING = "The benchmarks' load comes from wrk, which is not installed. On Debian and Ubuntu: apt install wrk. "
 MISSING += "On macOS: brew install wrk."
 
-# No response callback, which would make wrk the slow part: ids are chosen here, so nothing in an answer is needed.
+# The script has no response callback, which would make wrk the slow part. The ids are chosen here, so no answer is
+# needed.
 LUA = """
 local ids, sent, looked_at = {}, 0, false
 for id in io.lines(@IDS@) do ids[#ids + 1] = id end
@@ -37,8 +39,8 @@ local function finish(k) return @END_BEFORE@ .. ids[(k - 1) % #ids + 1] .. @END_
 local plans = {}
 plans["half"] = half
 plans["end"] = finish
--- An end and a half in turn, the half @LEAD@ ids ahead (those before it are stored already), so that each end finds its
--- half answered long ago.
+-- Alternate an end and a half. The half is @LEAD@ ids ahead (earlier halves are stored before the run), so that the
+-- half of each end was answered long before.
 plans["whole"] = function(k)
   if k % 2 == 1 then return finish((k + 1) / 2) end
   return half(@LEAD@ + k / 2)
@@ -46,7 +48,7 @@ end
 local plan = plans[@PLAN@]
 
 function request()
-  -- wrk asks for one request before it starts and never sends it.
+  -- wrk calls this once before it starts and never sends that request.
   if not looked_at then
     looked_at = true
     return plan(1)
@@ -65,12 +67,12 @@ end
 
 
 class BrokenRunError(Exception):
-    """A run whose figure means nothing: requests were refused, or went wrong."""
+    """A run with useless figures: requests were refused or failed."""
 
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """What a run of wrk did: requests answered, seconds, latencies in ms, and the API's CPU time in seconds."""
+    """The result of a run of wrk: requests answered, seconds, latencies in ms, and the API's CPU time in seconds."""
 
     requests: int
     seconds: float
@@ -85,14 +87,14 @@ class Load:
 
     @property
     def cpu_us(self) -> float:
-        """CPU time of the API for each request, in µs."""
+        """CPU time of the API per request, in µs."""
         return self.cpu_s / self.requests * 1e6
 
 
 def lua(
     plan: Plan, ids: Path, *, port: int, half: str = "/half", end: str = "/end", lead: int = 0, key: str | None = None
 ) -> str:
-    """Return the script that walks the ids in the file `ids` by `plan`, over the paths `half` and `end`."""
+    """Return the script that sends the ids of the file `ids` in the order of `plan` to the paths `half` and `end`."""
     half_before, half_after = template(half, half_body(), port, key)
     end_before, end_after = template(end, end_body(), port, key)
     values = {
@@ -105,13 +107,13 @@ def lua(
     }
     script = LUA.replace("@LEAD@", str(lead))
     for name, value in values.items():
-        # A JSON string of ASCII is a Lua string as well.
+        # A JSON string of ASCII is also a Lua string.
         script = script.replace(f"@{name}@", json.dumps(value))
     return script
 
 
 def require_wrk() -> None:
-    """Raise SystemExit with how to install wrk, if it is missing."""
+    """Raise SystemExit with the way to install wrk, if it is missing."""
     if shutil.which("wrk") is None:
         raise SystemExit(MISSING)
 
@@ -129,10 +131,10 @@ async def load(
     ids_a_second: int | None = None,
     key: str | None = None,
 ) -> Load:
-    """Run wrk for `seconds` and return what it did. Raises BrokenRunError if anything but a 2xx came back.
+    """Run wrk for `seconds` and return its result. Raises BrokenRunError unless every status is 2xx.
 
-    `key` is an API key to send. `fill` stores halves before the run: all that an `end` run ends, and the lead of a
-    `whole` one.
+    `key` is an API key to send. `fill` stores halves before the run: all halves of an `end` run, and the lead of a
+    `whole` run.
     """
     ids = transaction_ids(seconds * (ids_a_second or IDS_A_SECOND[plan]))
     listed, script, lead = place / "ids", place / "load.lua", LEAD * connections
@@ -159,13 +161,13 @@ async def load(
     if found["refused"] or found["broken"] or walked > len(ids):
         raise BrokenRunError(
             f"{plan} on {half}, {end}: {found['requests']} requests, {walked} of {len(ids)} ids, "
-            f"{found['refused']} refused, {found['broken']} socket errors; the run means nothing"
+            f"{found['refused']} refused, {found['broken']} socket errors; the figures are useless"
         )
     return Load(found["requests"], found["us"] / 1e6, found["p50"] / 1000, found["p99"] / 1000, cpu_s)
 
 
 async def capacity(place: Path, url: str, headers: Mapping[str, str], body: bytes, seconds: int) -> float:
-    """Return how many POSTs of one request a second a server answers. Raises BrokenRunError unless all are 2xx."""
+    """Return how many POSTs of one request a server answers per second. Raises BrokenRunError unless all are 2xx."""
     lines = [f"wrk.headers[{json.dumps(name)}] = {json.dumps(value)}" for name, value in headers.items()]
     script = place / "capacity.lua"
     script.write_text("\n".join(['wrk.method = "POST"', f"wrk.body = {json.dumps(body.decode())}", *lines]) + "\n")

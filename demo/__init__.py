@@ -1,1 +1,1 @@
-"""Order 1030 between a shop, Halfnote and a receiver, each a process of its own: `make demo`."""
+"""Order 1030 between a shop, Halfnote and a receiver, each in its own process: `make demo`."""

@@ -1,4 +1,4 @@
-"""`make demo`: plays the orders 1030 to 1033 and says what happens. Exit code 0 only if all happened as told."""
+"""`make demo`: runs the orders 1030 to 1033 and prints each step. The exit code is 0 only if all steps succeeded."""
 
 import sys
 import tempfile
@@ -10,7 +10,7 @@ import httpx
 
 from demo.play import Play
 from demo.processes import (
-    NotAsTold,
+    StepFailed,
     answers,
     api_key,
     await_listening,
@@ -24,12 +24,12 @@ from demo.processes import (
 
 
 def main() -> int:
-    """Play the orders; return the exit code."""
+    """Run the orders; return the exit code."""
     try:
         with halfnote() as url, tempfile.TemporaryDirectory(prefix="halfnote-demo-") as directory:
             play_at(url, Path(directory))
-    except (NotAsTold, httpx.HTTPError) as error:
-        print(f"\nThis did not go as told: {error}", file=sys.stderr)
+    except (StepFailed, httpx.HTTPError) as error:
+        print(f"\nThe demo failed: {error}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
         return 130
@@ -38,15 +38,15 @@ def main() -> int:
 
 @contextmanager
 def halfnote() -> Iterator[str]:
-    """Yield the URL of the service that runs, or of one that runs for the demo alone."""
+    """Yield the URL of the running service, or of one started only for the demo."""
     url = halfnote_url()
     if answers(url):
-        print(f"Playing against the Halfnote on {url}.", flush=True)
+        print(f"Using Halfnote on {url}.", flush=True)
         yield url
         return
     print(
         f"No Halfnote answers on {url} (`make run` starts one).\n"
-        "Starting one for the demo, with a database that is thrown away afterwards ...",
+        "Starting one for the demo, with a database that is deleted afterward ...",
         flush=True,
     )
     with own_halfnote() as url:
@@ -54,7 +54,7 @@ def halfnote() -> Iterator[str]:
 
 
 def play_at(url: str, directory: Path) -> None:
-    """Play against the service at the URL, with a shop and a receiver as processes of their own."""
+    """Run against the service at the URL, with a shop and a receiver as separate processes."""
     host, secret = own_host(url), new_secret()
     shop_port, receiver_port = free_port(host), free_port(host)
     with (

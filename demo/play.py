@@ -1,4 +1,4 @@
-"""The orders 1030 to 1033, step by step, in words."""
+"""Runs the orders 1030 to 1033 step by step and prints each step."""
 
 import subprocess
 from datetime import datetime
@@ -6,7 +6,7 @@ from typing import Any
 
 import httpx
 
-from demo.processes import NotAsTold, await_true
+from demo.processes import StepFailed, await_true
 from demo.producer import GROUP
 
 SUBSCRIPTION = "demo-points"
@@ -14,7 +14,7 @@ TOPIC = "order"
 
 
 class Play:
-    """One play; each step prints what it does and raises NotAsTold if something else happens."""
+    """One run; each step prints what it does and raises StepFailed if something else happens."""
 
     def __init__(self, halfnote: httpx.Client, shop: httpx.Client, receiver: httpx.Client, secret: str) -> None:
         self._halfnote = halfnote
@@ -25,8 +25,8 @@ class Play:
     def register(self) -> None:
         """Register the shop as a producer group and the receiver as a subscription."""
         title("Registering the shop, and the receiver")
-        say(f"PUT /producer-groups/{GROUP}: the URL where the shop can be asked about an order.")
-        say("It is asked after 1 s, so that this is soon over (the default is 6 s).")
+        say(f"PUT /producer-groups/{GROUP}: the URL of the shop for Halfnote's checks.")
+        say("A check comes after 1 s, to keep the demo short (the default is 6 s).")
         group = {
             "check_urls": [f"{self._shop.base_url.join('/check')}"],
             "immunity_s": 1,
@@ -43,7 +43,7 @@ class Play:
         self._put(f"/subscriptions/{SUBSCRIPTION}", {"topics": [TOPIC], "destination": destination})
 
     def order_1030(self) -> None:
-        """An order that goes well."""
+        """An order that succeeds."""
         title("Order 1030: half message, local database transaction, commit, delivery")
         self._order(1030, expected=201)
         self._await_received(1030)
@@ -56,44 +56,44 @@ class Play:
         except httpx.RemoteProtocolError:
             shop.wait(10)
         else:
-            raise NotAsTold("the shop survived order 1031")
+            raise StepFailed("the shop survived order 1031")
         halves = self._halfnote.get("/transactions", params={"producer_group": GROUP, "limit": 1}).raise_for_status()
         transaction: dict[str, Any] = halves.json()["items"][0]
         expect(transaction["state"] in ("half", "in_doubt"), f"order 1031 is {transaction['state']}")
         expect(1031 not in self._received(), "order 1031 was delivered without a commit")
-        say("The order stands in the shop's database, and nobody has told Halfnote: nothing is delivered.")
-        say("The shop is started again; it does not know that anything is missing. Halfnote asks it.")
+        say("The order is in the shop's database, but Halfnote has no end for it, so nothing is delivered.")
+        say("The shop starts again and does not know that the end is missing. Halfnote sends a check to it.")
         return str(transaction["transaction_id"])
 
     def order_1031_is_rescued(self, transaction_id: str) -> None:
-        """The restarted shop is asked, and its answer commits."""
+        """A check asks the restarted shop, and its answer commits the transaction."""
         self._await_received(1031)
         verdict = self._transaction(transaction_id)["verdict"]
         expect(verdict["source"] == "check", f"order 1031 was committed by {verdict['source']}, not by a check")
 
     def order_1032_fails(self) -> None:
-        """An order that fails locally and is never delivered: a later one is, in its stead."""
-        title("Order 1032: the local database transaction fails, so nobody must hear of it")
+        """An order that fails locally and is never delivered, and a later order that is delivered."""
+        title("Order 1032: the local database transaction fails, so no message goes out")
         self._order(1032, expected=409, pieces=1000)
-        say("Order 1033 comes after it. Messages leave in order: when 1033 is there, 1032 would have been.")
+        say("Order 1033 follows. Messages go out in order: 1032 would have arrived before 1033.")
         self._order(1033, expected=201)
         self._await_received(1033)
         expect(self._received() == [1030, 1031, 1033], f"the receiver got {self._received()}")
         say("Delivered: 1030, 1031, 1033. Not 1032.")
 
     def tell(self, transaction_id: str) -> None:
-        """Print how order 1031 went, as Halfnote has it on record."""
-        title(f"GET /transactions/{transaction_id}: what is on record of order 1031")
+        """Print the timeline of order 1031 from Halfnote."""
+        title(f"GET /transactions/{transaction_id}: the timeline of order 1031")
         timeline = self._transaction(transaction_id)["timeline"]
         born = datetime.fromisoformat(timeline[0]["at"])
         for entry in timeline:
             after_s = (datetime.fromisoformat(entry["at"]) - born).total_seconds()
-            print(f"  {after_s:7.3f} s  {entry['what']:<10} {told(entry)}".rstrip())
+            print(f"  {after_s:7.3f} s  {entry['what']:<10} {details_of(entry)}".rstrip())
         expect({"check", "verdict", "delivered"} <= {entry["what"] for entry in timeline}, "the timeline has gaps")
-        print("\nAll went as told. What the two services do for it: demo/producer.py and demo/receiver.py.")
+        print("\nAll steps succeeded. The code of the two services: demo/producer.py and demo/receiver.py.")
 
     def clean_up(self) -> None:
-        """Take the demo's subscription and producer group away again."""
+        """Delete the demo's subscription and producer group."""
         for path in (f"/subscriptions/{SUBSCRIPTION}", f"/producer-groups/{GROUP}"):
             self._halfnote.delete(path)
 
@@ -117,13 +117,13 @@ class Play:
         await_true(lambda: number in self._received(), f"order {number} is delivered")
 
 
-def told(entry: dict[str, Any]) -> str:
-    """Return what is worth telling of one thing on the timeline."""
+def details_of(entry: dict[str, Any]) -> str:
+    """Return the details of one timeline entry."""
     match entry["what"]:
         case "check":
             return f"no. {entry['check']}, {entry['outcome']}"
         case "verdict":
-            return f"{entry['verdict']}, known by a {entry['source']}"
+            return f"{entry['verdict']}, source: {entry['source']}"
         case "published":
             return f"offset {entry['offset']}"
         case "delivered":
@@ -133,9 +133,9 @@ def told(entry: dict[str, Any]) -> str:
 
 
 def expect(condition: bool, otherwise: str) -> None:
-    """Raise NotAsTold with what happened instead, unless the condition holds."""
+    """Raise StepFailed with what happened instead, unless the condition holds."""
     if not condition:
-        raise NotAsTold(otherwise)
+        raise StepFailed(otherwise)
 
 
 def title(text: str) -> None:
@@ -144,5 +144,5 @@ def title(text: str) -> None:
 
 
 def say(text: str) -> None:
-    """Print one line about what happens."""
+    """Print one line about a step."""
     print(f"    {text}", flush=True)

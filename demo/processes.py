@@ -1,4 +1,4 @@
-"""Starts and ends the demo's processes, and waits for what they should bring about."""
+"""Starts and ends the demo's processes, and waits for their results."""
 
 import os
 import secrets
@@ -21,42 +21,43 @@ STOP_S = 15.0
 LOOPBACK = "127.0.0.1"
 
 
-class NotAsTold(Exception):
-    """Something did not happen as the demo says it does."""
+class StepFailed(Exception):
+    """A step of the demo did not have the expected result."""
 
 
 def halfnote_url() -> str:
-    """Return where the service should be: HALFNOTE_URL, else where `make run` would serve."""
+    """Return the service's URL: HALFNOTE_URL, or else the address of `make run`."""
     host, port = os.environ.get("HALFNOTE_HOST", "127.0.0.1"), os.environ.get("HALFNOTE_PORT", "8080")
     return os.environ.get("HALFNOTE_URL", f"http://{host}:{port}")
 
 
 def own_host(url: str) -> str:
-    """Return where the Halfnote at the URL reaches the demo's own programs: this machine's IPv4 address towards it.
+    """Return the address at which Halfnote reaches the demo's programs: this machine's IPv4 address on the route to it.
 
-    Loopback if Halfnote is there, and where no way to it is known. A container has no name that others surely know.
+    It is loopback if Halfnote is on loopback or no route is known. An address works where the name of a container might
+    not be resolved.
     """
     parts = urlsplit(url)
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe, suppress(OSError):
-        # Nothing is sent.
+        # connect() on a UDP socket sends nothing.
         probe.connect((parts.hostname or "", parts.port or 80))
         return str(probe.getsockname()[0])
     return LOOPBACK
 
 
 def listening_host() -> str:
-    """Return the address that a program of the demo listens on, as it is told by the demo."""
+    """Return the address that a program of the demo listens on; the demo passes it in the environment."""
     return os.environ.get("DEMO_HOST", LOOPBACK)
 
 
 def api_key() -> dict[str, str]:
-    """Return the header with the key for Halfnote, if HALFNOTE_API_KEY has one."""
+    """Return the header with the API key, if HALFNOTE_API_KEY is set."""
     key = os.environ.get("HALFNOTE_API_KEY")
     return {"authorization": f"Bearer {key}"} if key else {}
 
 
 def answers(url: str) -> bool:
-    """Tell whether a Halfnote is there at the URL, and not something else."""
+    """Return whether Halfnote, and not another program, answers at the URL."""
     try:
         answer = httpx.get(f"{url}/version", headers=api_key(), timeout=2)
         return answer.is_success and "version" in answer.json()
@@ -66,9 +67,9 @@ def answers(url: str) -> bool:
 
 @contextmanager
 def own_halfnote() -> Iterator[str]:
-    """Run a service on a free port over a database that is thrown away; yield its URL."""
+    """Run a service on a free port over a temporary database; yield its URL."""
     with tempfile.TemporaryDirectory(prefix="halfnote-demo-") as directory:
-        # As root the service runs Postgres as another user, which must get there.
+        # If the service runs as root, it runs Postgres as another user, which must reach the directory.
         Path(directory).chmod(0o755)
         port = free_port()
         url = f"http://127.0.0.1:{port}"
@@ -81,7 +82,7 @@ def own_halfnote() -> Iterator[str]:
             try:
                 await_true(lambda: answers(url) or service.poll() is not None, "the service starts", within_s=START_S)
                 if service.returncode is not None:
-                    raise NotAsTold(f"the service did not start:\n{(Path(directory) / 'log').read_text()}")
+                    raise StepFailed(f"the service did not start:\n{(Path(directory) / 'log').read_text()}")
                 yield url
             finally:
                 stop(service)
@@ -99,7 +100,7 @@ def running(module: str, secret: str, host: str, *arguments: str) -> Iterator[su
 
 
 def stop(process: subprocess.Popen[bytes]) -> None:
-    """End a process if it still runs: SIGTERM, and SIGKILL if that is not heard."""
+    """End a process if it still runs: SIGTERM, then SIGKILL if it does not react."""
     if process.poll() is None:
         process.send_signal(signal.SIGTERM)
         try:
@@ -116,17 +117,17 @@ def await_listening(host: str, port: int) -> None:
         with socket.socket() as probe:
             return probe.connect_ex((host, port)) == 0
 
-    # Not DEMO_WAIT_S: how long a program takes to start says nothing about what it does then.
+    # Not DEMO_WAIT_S: a slow start does not mean that the program's steps are slow.
     await_true(listening, f"a process listens on {host}:{port}", within_s=START_S)
 
 
 def await_true(happened: Callable[[], bool], what: str, *, within_s: float | None = None) -> None:
-    """Wait until it has happened. Raises NotAsTold if it has not in time: DEMO_WAIT_S, by default 30 s."""
+    """Wait until a condition holds. Raises StepFailed after DEMO_WAIT_S, by default 30 s."""
     within_s = within_s or float(os.environ.get("DEMO_WAIT_S", "30"))
     deadline = time.monotonic() + within_s
     while not happened():
         if time.monotonic() > deadline:
-            raise NotAsTold(f"waited {within_s:g} s in vain until {what}")
+            raise StepFailed(f"waited {within_s:g} s without success until {what}")
         time.sleep(0.02)
 
 

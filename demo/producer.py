@@ -1,4 +1,4 @@
-"""The shop: takes orders over HTTP, and tells the world of each by a message that goes out only if the order stands."""
+"""The shop: accepts orders over HTTP, and sends a message about each order that it commits."""
 
 import argparse
 import os
@@ -21,7 +21,7 @@ GROUP = "demo-shop"
 
 
 class Order(BaseModel):
-    """What a customer orders; `die` kills the shop between its own commit and the end, as a power cut would."""
+    """A customer's order; `die` kills the shop between its own commit and the end, like a power failure."""
 
     number: int
     article: str = "teapot"
@@ -35,9 +35,9 @@ def create_app(shop: Shop, halfnote: httpx.Client, secret: str) -> FastAPI:
 
     @app.post("/orders", status_code=201)
     def place_order(order: Order) -> dict[str, str]:
-        # Chosen here and not by Halfnote: a half that is repeated after a timeout is recognised by its id.
+        # The shop chooses the id, so that Halfnote recognizes a half that the shop repeats after a timeout.
         transaction_id = new_id()
-        say(f"half message of order {order.number}: stored by Halfnote, seen by nobody")
+        say(f"half message of order {order.number}: stored by Halfnote, invisible to subscribers")
         post(halfnote, "/half", half_of(transaction_id, order))
         try:
             shop.place(order.number, order.article, order.pieces, transaction_id)
@@ -47,7 +47,7 @@ def create_app(shop: Shop, halfnote: httpx.Client, secret: str) -> FastAPI:
             raise HTTPException(409, str(error)) from None
         say(f"order {order.number} is committed in the shop's own database")
         if order.die:
-            say("killed before it can tell Halfnote (SIGKILL)")
+            say("killed before it can post the end (SIGKILL)")
             os.kill(os.getpid(), signal.SIGKILL)
         say(f"end of order {order.number}: commit")
         post(halfnote, "/end", end_of(transaction_id, "commit"))
@@ -62,10 +62,10 @@ def create_app(shop: Shop, halfnote: httpx.Client, secret: str) -> FastAPI:
         if question["type"] == "halfnote.ping":
             return {}
         if shop.has(question["transaction_id"]):
-            say("Halfnote asks what became of it; the order is in the database. Answer: commit")
+            say("check from Halfnote: the order is in the database. Answer: commit")
             return {"verdict": "commit"}
-        # Not there *yet*, perhaps: the local database transaction may still be open. So never rollback from here.
-        say("Halfnote asks what became of it; there is no such order. Answer: unknown")
+        # The local database transaction may still be open, so the order may come later. Never answer rollback here.
+        say("check from Halfnote: the order is not in the database. Answer: unknown")
         return {"verdict": "unknown"}
 
     return app
@@ -84,7 +84,7 @@ def end_of(transaction_id: str, verdict: str, **reason: str) -> dict[str, Any]:
 
 
 def post(halfnote: httpx.Client, path: str, content: dict[str, Any]) -> None:
-    """Post to Halfnote. An end that fails is no harm: Halfnote will ask."""
+    """Post to Halfnote. A failed end does no harm, because Halfnote sends a check."""
     halfnote.post(path, json=content).raise_for_status()
 
 
@@ -95,7 +95,7 @@ def new_id() -> str:
 
 
 def say(text: str) -> None:
-    """Print one line of what the shop does."""
+    """Print one line about the shop's work."""
     print(f"    shop      {text}", flush=True)
 
 

@@ -11,7 +11,7 @@ from demo.signature import is_genuine
 
 
 def create_app(secret: str) -> FastAPI:
-    """Return the receiver's HTTP: Halfnote posts to /deliveries; GET /received tells which orders came."""
+    """Return the receiver's HTTP: Halfnote posts to /deliveries; GET /received lists the received orders."""
     app = FastAPI()
     received: dict[str, int] = {}
 
@@ -21,7 +21,7 @@ def create_app(secret: str) -> FastAPI:
         if not is_genuine(secret, request.headers, body):
             raise HTTPException(401, "not signed by Halfnote")
         order = (await request.json())["order"]
-        # At least once: what came before is known by its id, and answered as the first time.
+        # Delivery is at least once: the id shows a repeated message, which gets the same answer.
         if request.headers["webhook-id"] not in received:
             received[request.headers["webhook-id"]] = order
             offset = request.headers["halfnote-offset"]

@@ -1,4 +1,4 @@
-"""The shop's own database, a SQLite file: orders and stock. Halfnote knows nothing of it."""
+"""The shop's own database, a SQLite file: orders and stock. Halfnote never reads it."""
 
 import sqlite3
 from contextlib import closing
@@ -14,7 +14,7 @@ insert into stock values ('teapot', 10) on conflict do nothing;
 
 
 class OutOfStock(Exception):
-    """The stock does not suffice; nothing was changed."""
+    """The stock is too small; nothing was changed."""
 
 
 class Shop:
@@ -38,7 +38,7 @@ class Shop:
                 raise OutOfStock(f"there are not {pieces} of {article}") from error
 
     def has(self, transaction_id: str) -> bool:
-        """Tell whether the local database transaction of this id was committed."""
+        """Return whether the local database transaction of this id was committed."""
         with closing(self._open()) as database:
             found = database.execute("select 1 from orders where transaction_id = ?", (transaction_id,))
             return found.fetchone() is not None

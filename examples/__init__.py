@@ -1,1 +1,1 @@
-"""Programs that show what Halfnote is for."""
+"""Example programs that use Halfnote."""

@@ -1,4 +1,4 @@
-"""How Alembic reaches the database: one connection, one advisory lock, and no waiting behind long readers."""
+"""Run Alembic's migrations over one connection, under an advisory lock, without waiting long for table locks."""
 
 import asyncio
 
@@ -7,19 +7,19 @@ from alembic import context
 from sqlalchemy import Connection, func, insert, pool
 from sqlalchemy.ext.asyncio import create_async_engine
 
-from app.access import Caller
-from app.acts import act
+from app.database.advisory_locks import AdvisoryLock
 from app.models import audit, metadata
-
-# Replicas that start together migrate one after another; the second finds nothing to do.
-MIGRATION_LOCK = 7002
+from app.operations.audit import audit_entry
+from app.permissions import Caller
 
 
 def _run(connection: Connection) -> None:
     context.configure(connection=connection, target_metadata=metadata)
     with context.begin_transaction():
-        connection.exec_driver_sql(f"select pg_advisory_xact_lock({MIGRATION_LOCK})")
-        # A migration that queued for a table's lock would hold up every request behind it; `migrate` tries again.
+        # Replicas that start at the same time migrate one at a time; the second one finds the schema up to date.
+        connection.exec_driver_sql(f"select pg_advisory_xact_lock({AdvisoryLock.MIGRATION})")
+        # While a migration waits for a table lock, every request to the table waits behind it. So it waits at most 2 s,
+        # and `migrate` tries again.
         connection.exec_driver_sql("set local lock_timeout = '2s'")
         before = context.get_context().get_current_revision()
         context.run_migrations()
@@ -27,12 +27,12 @@ def _run(connection: Connection) -> None:
 
 
 def _record(connection: Connection, before: str | None) -> None:
-    """Write down who migrated the database, if a person did and anything changed."""
+    """Write an audit row about the migration, if a person started it and the schema changed."""
     by: Caller | None = context.config.attributes.get("by")
     after = context.get_context().get_current_revision()
     if by is None or after == before:
         return
-    done = act(by, "database.migrate", after, former=before)
+    done = audit_entry(by, "database.migrate", after, former=before)
     values = {"actor": done.actor, "what": done.what, "target": done.target, "detail": done.detail}
     connection.execute(insert(audit).values(at=func.clock_timestamp(), **values))
 

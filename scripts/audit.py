@@ -1,9 +1,9 @@
-"""`make audit`: asks advisory data about every version in the images' locks.
+"""`make audit`: check every version in the images' lock files against advisory data.
 
     python -m scripts.audit PIP_AUDIT
 
-Ends with 1 if a version has a known vulnerability, and with 0 where the data cannot be reached: then it says so. An
-answer that skips a version is no answer about it; a mirror of the package index need not have advisories.
+The exit code is 1 if a version has a known vulnerability, and 0 with a message if the data cannot be reached. A version
+that the answer skips counts as not audited, because a mirror of the package index may lack advisories.
 """
 
 import json
@@ -21,7 +21,7 @@ SERVICES = ("pypi", "osv")
 
 @dataclass(frozen=True, slots=True)
 class Audit:
-    """What one service said of one lock: how many versions it knows, the vulnerable ones, and those that it skipped."""
+    """One service's answer about one lock: the number of audited versions, the vulnerable and the skipped ones."""
 
     audited: int
     vulnerable: Sequence[str]
@@ -43,7 +43,7 @@ def read(report: Mapping[str, Any]) -> Audit:
 
 
 def ask(pip_audit: str, lock: str, service: str) -> Audit | str:
-    """Ask a service about a lock, whose versions and hashes are complete; return why it could not be asked."""
+    """Query a service about a lock file, which has all versions and hashes; return the reason if that fails."""
     command = [pip_audit, "--requirement", lock, "--disable-pip", "--require-hashes", "--progress-spinner", "off"]
     asked = subprocess.run(  # noqa: S603 - the program that the Makefile names
         [*command, "--vulnerability-service", service, "--format", "json"], cwd=ROOT, capture_output=True, text=True
@@ -51,11 +51,11 @@ def ask(pip_audit: str, lock: str, service: str) -> Audit | str:
     try:
         return read(json.loads(asked.stdout))
     except json.JSONDecodeError:
-        return (asked.stderr.strip().splitlines() or ["it said nothing"])[-1][:200]
+        return (asked.stderr.strip().splitlines() or ["it printed no reason"])[-1][:200]
 
 
-def told(lock: str, service: str, audit: Audit | str) -> tuple[str, bool]:
-    """Return what to print, and whether the lock has been audited."""
+def summary(lock: str, service: str, audit: Audit | str) -> tuple[str, bool]:
+    """Return the text to print, and whether the lock has been audited."""
     if isinstance(audit, str):
         return f"{lock}: {service} could not be asked: {audit}", False
     if not audit.audited:
@@ -68,18 +68,18 @@ def told(lock: str, service: str, audit: Audit | str) -> tuple[str, bool]:
 
 
 def main(pip_audit: str) -> int:
-    """Audit every lock by the first service that can."""
+    """Audit every lock with the first service that has advisory data."""
     found = False
     for lock in LOCKS:
         for service in SERVICES:
             audit = ask(pip_audit, lock, service)
-            text, done = told(lock, service, audit)
+            text, done = summary(lock, service, audit)
             print(text, flush=True)
             if done:
                 found = found or bool(isinstance(audit, Audit) and audit.vulnerable)
                 break
         else:
-            print(f"{lock}: NOT AUDITED; run this where the advisory data can be reached", flush=True)
+            print(f"{lock}: NOT AUDITED; run this on a machine that can reach the advisory data", flush=True)
     return int(found)
 
 

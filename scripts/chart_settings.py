@@ -1,4 +1,4 @@
-"""Writes which options of the service the chart takes as `settings`, with their types and limits, into its schema."""
+"""Write the options that the chart accepts as `settings` into the chart's schema, with types and limits."""
 
 import json
 from pathlib import Path
@@ -7,7 +7,7 @@ from typing import Any
 from app.config import Settings
 
 SCHEMA = Path(__file__).parent.parent / "helm" / "halfnote" / "values.schema.json"
-# What the chart sets by values of its own, and what only the embedded Postgres has.
+# Options that the chart sets from its own values, and options of the embedded Postgres only.
 OWNED = {
     "accept",
     "admin_key_file",
@@ -27,7 +27,7 @@ OWNED = {
 
 
 def settings_schema() -> dict[str, Any]:
-    """Return the schema of `settings`; secrets are not among them, because values are not kept secret."""
+    """Return the schema of `settings`, without secrets, because the chart's values are not secret."""
     options = Settings.model_json_schema()["properties"]
     return {
         "type": "object",
@@ -45,10 +45,10 @@ def _without_titles(option: dict[str, Any]) -> dict[str, Any]:
 
 
 def schema() -> str:
-    """Return the chart's schema with the options of this version in it."""
+    """Return the chart's schema with this version's options."""
     whole = json.loads(SCHEMA.read_text())
     whole["properties"]["settings"] = settings_schema()
-    return json.dumps(whole, indent=2) + "\n"
+    return json.dumps(whole, indent=2, ensure_ascii=False) + "\n"
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Writes docs/configuration.md from the one class that names every option: `make docs`."""
+"""Write docs/configuration.md from the class that defines every option: `make docs`."""
 
 from pathlib import Path
 from typing import Any, Literal, get_args, get_origin
@@ -11,22 +11,22 @@ PAGE = Path(__file__).parent.parent / "docs" / "configuration.md"
 
 HEAD = """# Configuration
 
-Every option is an environment variable, read when the service starts. `halfnote serve` takes some of them as flags
-as well (`--port` for `HALFNOTE_PORT`), and a flag goes over the variable. Times are in seconds (`_s`), sizes in bytes.
-This page is made from `app/config.py` by `make docs`.
+Every option is an environment variable, read when the service starts. `halfnote serve` also takes some of them as
+flags (`--port` for `HALFNOTE_PORT`), and a flag overrides the variable. Times are in seconds (`_s`), sizes in bytes.
+`make docs` generates this page from `app/config.py`.
 
 | variable | default | what it does |
 |---|---|---|
 """
 
 TAIL = """
-Commands that call the API (`halfnote groups`, `transactions`, `subscriptions`, `drain`) find it by `HALFNOTE_URL` or
-`--url`, and send the key that is in `HALFNOTE_API_KEY`, if one is. `halfnote keys` writes to the database itself where
-none is.
+Commands that call the API (`halfnote groups`, `transactions`, `subscriptions`, `drain`) take its URL from
+`HALFNOTE_URL` or `--url`, and send the key in `HALFNOTE_API_KEY` if it is set. If `HALFNOTE_API_KEY` is not set,
+`halfnote keys` writes directly to the database.
 
 `halfnote serve --workers N` starts N processes whose metrics are summed. `uvicorn app.main:app` has its own `--host`,
 `--port` and `--workers`; with several workers it needs `HALFNOTE_DATABASE_URL` (the embedded Postgres has one owner),
-and `PROMETHEUS_MULTIPROC_DIR` naming an empty directory to sum the metrics.
+and `PROMETHEUS_MULTIPROC_DIR` with the path of an empty directory to sum the metrics.
 """
 
 
@@ -36,13 +36,13 @@ def page() -> str:
 
 
 def row(name: str, field: FieldInfo) -> str:
-    """Return an option's line: name, default, meaning, and what values it takes."""
+    """Return an option's line: name, default, meaning and allowed values."""
     text = f"{field.description}{limits(field)}".replace("|", "\\|")
     return f"| `HALFNOTE_{name.upper()}` | {default(field.default)} | {text} |\n"
 
 
 def default(value: Any) -> str:
-    """Return a default as it would be set."""
+    """Return a default in the form of its variable."""
     if value is None:
         return "(none)"
     if isinstance(value, bool):
@@ -51,7 +51,7 @@ def default(value: Any) -> str:
 
 
 def limits(field: FieldInfo) -> str:
-    """Return what values an option takes, where that is limited."""
+    """Return an option's allowed values, if they are limited."""
     if get_origin(field.annotation) is Literal:
         return f" (one of {', '.join(f'`{choice}`' for choice in get_args(field.annotation))})"
     bounds = {name: getattr(one, name) for one in field.metadata for name in ("ge", "gt", "le") if hasattr(one, name)}

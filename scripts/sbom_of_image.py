@@ -1,9 +1,9 @@
-"""Adds to a CycloneDX file what the Dockerfile names beside Python's packages: Debian's, Java among them, and jars.
+"""Add the Dockerfile's Debian packages (including Java) and jars to a CycloneDX file, which has Python's packages.
 
     sbom_of_image.py image|spark FILE
 
-Debian's have no version: an image has the ones of the day on which it is built. What packages bring in turn, and the
-jars within PySpark's wheel, are known of a built image alone.
+Debian's packages have no version, because it depends on the day of the build. Only a built image shows the packages'
+dependencies and the jars within PySpark's wheel.
 """
 
 import json
@@ -13,13 +13,13 @@ from pathlib import Path
 from typing import Any
 
 DOCKERFILE = Path(__file__).parent.parent / "Dockerfile"
-# The stages that an image is made of, by its lock; what only builds leaves nothing behind.
+# The stages of each image, by its lock file. Stages that only build leave no files in the image.
 STAGES = {"image": ("python", "service"), "spark": ("python", "spark")}
 DEBIAN = {"type": "operating-system", "bom-ref": "debian-12", "name": "debian", "version": "12"}
 
 
 def components(lock: str) -> list[dict[str, Any]]:
-    """Return what an image has beside Python's packages, as CycloneDX's components. `lock`: image or spark."""
+    """Return an image's contents, except Python's packages, as CycloneDX components. `lock`: image or spark."""
     stages = dict(re.findall(r"^FROM \S+ AS (\w[\w-]*)\n(.*?)(?=^FROM |\Z)", _dockerfile(), re.MULTILINE | re.DOTALL))
     packages = sorted({name for stage in STAGES[lock] for name in _installed(stages[stage])})
     return [DEBIAN, *map(_debian, packages), *(map(_jar, _jars(stages["jars"])) if lock == "spark" else [])]
@@ -53,7 +53,7 @@ def _jar(coordinate: str) -> dict[str, Any]:
 
 
 def main(lock: str, file: str) -> None:
-    """Add them to a file."""
+    """Add the components to a CycloneDX file."""
     bom = json.loads(Path(file).read_text())
     bom["components"] = [*bom.get("components", []), *components(lock)]
     Path(file).write_text(json.dumps(bom, indent=2, sort_keys=True) + "\n")

@@ -1,1 +1,1 @@
-"""The nightly proof: reads what the service wrote, says where it does not agree. Imports nothing of the service."""
+"""The nightly proof: reads the service's rows and reports where they disagree. Imports nothing of the service."""

@@ -1,13 +1,13 @@
-"""What ends a run, said so that a person knows what to do."""
+"""The errors that end a run; their texts say what to do."""
 
 
 class RunFailedError(Exception):
-    """The run cannot go on; the text is for a person and has no password in it."""
+    """The run cannot continue. The text is for a person and contains no password."""
 
 
 class BusyError(RunFailedError):
-    """Another run is going on."""
+    """Another run is active."""
 
 
 class SnapshotLostError(RunFailedError):
-    """What was read so far counts no more, but a new snapshot may do."""
+    """The snapshot is lost, and the rows read from it are useless. A new snapshot may succeed."""

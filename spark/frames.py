@@ -1,4 +1,4 @@
-"""What the rules read: the tables of one day, as of one moment."""
+"""The input of the rules: the tables of one day in one snapshot."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -33,20 +33,21 @@ class Frames:
     checkpoint: DataFrame
     producer_group: DataFrame
     rules: Mapping[str, float] = field(default_factory=dict)
-    # What a person has sent once more from then on left a receipt. None: a closed day takes none, or it is not known.
+    # Redeliveries since this time have left a receipt. None: the day is closed and accepts no receipt, or it is
+    # unknown.
     receipts_since: datetime | None = None
-    # SAME_OFFSET's columns, where an earlier day that is still stored has any.
+    # SAME_OFFSET: messages of earlier stored days at offsets of this day, if there are any.
     same_offset: DataFrame | None = None
-    # How many rows each frame has, as far as that is known.
+    # The number of rows of each frame, if it is known.
     rows: Mapping[str, int] = field(default_factory=dict)
-    # What the producers' and the consumers' own databases say, where they were given.
+    # The ledgers of producers and consumers, if they are given.
     producer_ledger: DataFrame | None = None
     consumer_ledger: DataFrame | None = None
-    # That the producers' has all that they committed; and the groups of which it has anything of the day.
+    # Whether the producers' ledger has all their commits; and the groups that have any row of the day in it.
     producer_ledger_complete: bool = False
     ledger_groups: frozenset[str] = frozenset()
-    # ARCHIVE's columns as the day's archive has them, None if they cannot be read; the manifest written with it; what
-    # the tables hold now; and, by table or other file, what is wrong with the archive's files, in words.
+    # The day's archive: its rows in ARCHIVE's columns (None if they cannot be read), its manifest, the present manifest
+    # of the tables, and the faults of its files as texts, by table or other file.
     archive: DataFrame | None = None
     archive_manifest: Mapping[str, Any] | None = None
     found_manifest: Mapping[str, Any] | None = None
@@ -54,11 +55,11 @@ class Frames:
 
 
 def empty(spark: SparkSession, schema: StructType) -> DataFrame:
-    """Return a frame without rows. One made of Python's rows would need Python where the executors are."""
+    """Return a frame without rows. A frame from Python rows would need Python on the executors."""
     return spark.range(0).select(*(F.lit(None).cast(field.dataType).alias(field.name) for field in schema.fields))
 
 
 def staged(frame: DataFrame, place: str, schema: StructType) -> DataFrame:
-    """Write a frame to `place` and return what was written, so that nobody computes it again."""
+    """Write a frame to `place` and return the written frame, so that it is not computed again."""
     frame.write.option("compression", "zstd").parquet(place)
     return frame.sparkSession.read.schema(schema).parquet(place)

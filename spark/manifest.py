@@ -1,12 +1,13 @@
-"""What a table holds, in four values that Postgres and Spark compute alike: rows, lowest and highest id, and a digest.
+"""Describe a table by values that Postgres and Spark compute identically: row count, lowest and highest id, digest.
 
-A row's canonical text is its columns in the order of COLUMNS, joined by `|`; null is `\\N`, and a text's own `\\` and
-`|` are escaped by a `\\`, so that no two rows have the same text. Times are microseconds since 1970, numbers with a
-fraction are whole millionths, bytes are hex, jsonb is what Postgres prints. The digest is the sum, over the rows in
-whatever order, of the first 60 bits of the MD5 of that text. It tells what was lost, doubled or spoilt; it is no
-protection against somebody who wants to forge it.
+The canonical text of a row is its columns in the order of COLUMNS, joined by `|`. Null is `\\N`. A `\\` or `|` within a
+text is escaped by a `\\`, so that two different rows never have the same text. Times are microseconds since 1970,
+numbers with a fraction are whole millionths, bytes are hex, jsonb is the text that Postgres prints. The digest is the
+sum, in any order of the rows, of the first 60 bits of the MD5 of that text. It detects lost, repeated and damaged rows;
+it does not protect against forgery.
 
-half's text has the body's SHA-256 (body_digest) and not the body: whoever has the body computes it anew.
+The text of half contains the body's SHA-256 (body_digest) and not the body. A reader that has the body computes it
+again.
 """
 
 from collections.abc import Iterable, Mapping
@@ -34,12 +35,12 @@ Connection: TypeAlias = "psycopg.Connection[Any]"
 
 
 def _columns(lines: str) -> tuple[tuple[str, str], ...]:
-    """Return (name, kind) of lines `kind: name name …`."""
+    """Parse lines of the form `kind: name name …` into (name, kind)."""
     kinds = [line.split(":") for line in lines.strip().splitlines()]
     return tuple((name, kind) for kind, names in kinds for name in names.split())
 
 
-# Every column of the day's own tables, in order, as the migrations make them; a test holds the two together.
+# Every column of the day's own tables, in the order of the migrations; a test compares the two.
 COLUMNS = {
     "half": _columns("""
 uuid: transaction_id
@@ -98,7 +99,7 @@ int: replay
 """),
 }
 TABLES = tuple(COLUMNS)
-# In the archive, but not in the digest: see above.
+# These columns are in the archive, but not in the digest: see above.
 APART = {"half": frozenset({"body"})}
 
 TYPES: dict[str, DataType] = {
@@ -138,7 +139,7 @@ class TableManifest:
 
     @classmethod
     def of(cls, values: Mapping[str, Any]) -> Self:
-        """Return it from a mapping, such as JSON's or a row's, which may have more in it."""
+        """Return it from a mapping, such as JSON or a row, which may have more keys."""
         return cls(values["rows"], values["first_id"], values["last_id"], values["digest"])
 
 
@@ -158,20 +159,20 @@ from {relation}"""  # noqa: S608 -- names of ours
 
 
 def of_frame(frame: DataFrame, table: str) -> TableManifest:
-    """Return the manifest of a frame with a table's columns; body may be missing. Reads it."""
+    """Read a frame with a table's columns (body may be missing) and return its manifest."""
     row = frame.agg(*_totals(table)).first()
     assert row is not None
     return TableManifest.of(row.asDict())
 
 
 def by_file(frame: DataFrame, table: str) -> dict[str, TableManifest]:
-    """Return the manifest of each file that a frame is read from, by the file's URL. Reads it."""
+    """Read a frame and return the manifest of each of its files, by the file's URL."""
     rows = frame.groupBy(F.input_file_name().alias("file")).agg(*_totals(table)).collect()
     return {row["file"]: TableManifest.of(row.asDict()) for row in rows}
 
 
 def total(parts: Iterable[TableManifest]) -> TableManifest:
-    """Return the manifest of all the parts' rows together."""
+    """Return the manifest of the rows of all parts together."""
     parts = [part for part in parts if part.rows]
     return TableManifest(
         sum(part.rows for part in parts),
@@ -182,14 +183,14 @@ def total(parts: Iterable[TableManifest]) -> TableManifest:
 
 
 def partition(table: str, day: date) -> str:
-    """Return the name of a table's partition of a day, as the service names it: `half_20261121`."""
+    """Return the service's name of a table's partition of a day, such as `half_20261121`."""
     return f"{table}_{day:%Y%m%d}"
 
 
 def of_day(connection: Connection, day: date) -> dict[str, Any]:
-    """Return what the day's tables hold now, attached or not, in the form of an archive's manifest: `{"tables": …}`.
+    """Return the present manifest of the day's tables, attached or not, in the form of an archive's: `{"tables": …}`.
 
-    Raises psycopg.errors.UndefinedTable if one is not there.
+    Raises psycopg.errors.UndefinedTable if a table does not exist.
     """
     return {"tables": {table: asdict(of_relation(connection, table, partition(table, day))) for table in TABLES}}
 
@@ -203,12 +204,12 @@ def of_relation(connection: Connection, table: str, relation: str) -> TableManif
 
 
 def tables(manifest: Mapping[str, Any]) -> dict[str, TableManifest]:
-    """Return the tables' manifests of an archive's, or of what `of_day` found."""
+    """Return the manifests of the tables in an archive's manifest, or in the result of `of_day`."""
     return {name: TableManifest.of(values) for name, values in manifest["tables"].items()}
 
 
 def differing(archived: Mapping[str, Any], found: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
-    """Return, for each table where they differ, `{"archived": …, "found": …}`; null where one of them has no such."""
+    """Return `{"archived": …, "found": …}` for each table that differs; null if one side does not have the table."""
     ours, theirs = tables(archived), tables(found)
     return {
         name: {

@@ -1,8 +1,8 @@
-"""What the frames look like: names and types, for Postgres, Parquet and tests alike.
+"""The schemas of the frames, by name and type, for Postgres, Parquet and tests.
 
-Times are UTC. Ids are strings in canonical text, lower case. What is jsonb in Postgres is a string of JSON. Numbers
-that stand for names are the service's: op.verdict 1 commit, 2 rollback; op.source 0 producer, 1 check, 2 policy,
-3 operator; check_back.state 1 in doubt, 2 parked; replay 0 live, else the replay's id.
+Times are UTC. Ids are strings in canonical form, lower case. A jsonb column of Postgres is a string of JSON. Numbers
+for names are those of the service. op.verdict: 1 commit, 2 rollback. op.source: 0 producer, 1 check, 2 policy, 3
+operator. check_back.state: 1 in doubt, 2 parked. replay: 0 live, else the replay's id.
 """
 
 from pyspark.sql.types import (
@@ -34,7 +34,7 @@ _TYPES: dict[str, DataType] = {
 
 
 def _schema(columns: str) -> StructType:
-    """Return the schema of lines `type name, name …`; a name with `!` is never null."""
+    """Parse lines of the form `type name, name …` into a schema; a name with `!` is never null."""
     fields = []
     for line in columns.strip().splitlines():
         kind, names = line.split(maxsplit=1)
@@ -42,9 +42,9 @@ def _schema(columns: str) -> StructType:
     return StructType([StructField(*field) for field in fields])
 
 
-# Columns that no rule and no figure looks at are left where they are: each would be read for every row of the day.
+# Columns that no rule and no figure needs are left out, because each would be read for every row of the day.
 
-# A message as its producer gave it; `policy` on position 0 only, where the producer gave one.
+# A message from its producer; only position 0 has a `policy`, if the producer gave one.
 HALF = _schema("""
 string transaction_id!
 short position!
@@ -68,7 +68,7 @@ string topic!, tag
 time due_at, committed_at!
 """)
 
-# A delivery that is over. `digest`: of the body that was sent.
+# A settled delivery. `digest`: the digest of the sent body.
 RECEIPT = _schema("""
 string transaction_id!
 short position!
@@ -120,7 +120,7 @@ string reason!
 time died_at!
 """)
 
-# What a person did about a dead letter: redelivered or dropped.
+# A person's action on a dead letter: redelivered or dropped.
 REDELIVERY = _schema("""
 int subscription_id!, replay!
 string transaction_id!
@@ -149,7 +149,7 @@ int interval_s!, max_checks!, unanswered_park_s!
 string on_exhausted!
 """)
 
-# One thing that does not agree. (day, kind, subject) is unique; `detail` is a JSON object.
+# A disagreement. (day, kind, subject) is unique; `detail` is a JSON object.
 FINDING = _schema("""
 date day!
 string kind!, subject!, transaction_id
@@ -158,33 +158,33 @@ int subscription_id
 string producer_group, detail!
 """)
 
-# What a producer's own database says: commit or rollback.
+# The verdict in a producer's own database: commit or rollback.
 PRODUCER_LEDGER = _schema("""
 string transaction_id!, verdict!
 """)
 
-# What a consumer saw, and how often; `subscription` is a name, null: any.
+# A message that a consumer received, and how often; `subscription` is a name, or null for any.
 CONSUMER_LEDGER = _schema("""
 string message_id!
 long times_seen!
 string subscription
 """)
 
-# What a day's archive says of its messages.
+# The messages in a day's archive.
 ARCHIVE = _schema("""
 string transaction_id!
 short position!
 binary body_digest!
 """)
 
-# A message of an earlier day at an offset that a message of the day has as well.
+# A message of an earlier day at an offset that a message of the day also has.
 SAME_OFFSET = _schema("""
 string transaction_id!
 short position!
 long offset!
 """)
 
-# By the names of the frames (spark/frames.py). The first five are the day's own tables, split into partitions by day.
+# By the names of the frames (spark/frames.py). The first five are the day's own tables, which are partitioned by day.
 BIG = {"half": HALF, "op": OP, "outbox": OUTBOX, "receipt": RECEIPT, "attempt": ATTEMPT}
 OF_DAY = {
     "check_back": CHECK_BACK,

@@ -2,25 +2,49 @@
 
 import asyncio
 import atexit
+import json
 import os
 import tempfile
 from collections.abc import AsyncIterator, Iterator
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any
 
 import httpx
+import hypothesis
 import pytest
+import pytest_asyncio
+from fastapi import FastAPI
+from starlette.types import ASGIApp
 
 from app.config import LOOPBACK, Settings
-from app.database import Connection, connect
+from app.database.connection import Connection, connect
+from app.lifecycle.startup import assemble
 from app.main import create_app
 from app.migrate import migrate
-from app.runtime import Runtime
-from app.sealing import new_key
-from app.start import assemble
-from tests import pg
-from tests.pg import data_dir, pytest_configure, pytest_unconfigure
-from tests.scheduling import pytest_xdist_make_scheduler
+from app.runtime.state import Runtime
+from app.secrets.vault import GROUP_SECRETS, new_key
+from tests.support import postgres
+from tests.support.examples import examples
+from tests.support.pool_guard import lend_one_at_a_time
+from tests.support.postgres import data_dir, pytest_configure, pytest_unconfigure
+from tests.support.selection import (
+    pytest_collection_modifyitems,
+    pytest_ignore_collect,
+    pytest_runtest_setup,
+    pytest_sessionfinish,
+    pytest_terminal_summary,
+)
+from tests.support.trust import pytest_runtest_logstart
+from tests.support.type_introspection import remember_types
+from tests.support.vaults import vault
+from tests.support.xdist_scheduling import pytest_xdist_make_scheduler
+
+# No test asserts a time, so Hypothesis does not either: a busy machine would fail it.
+hypothesis.settings.register_profile("halfnote", deadline=None, max_examples=examples(100))
+hypothesis.settings.load_profile("halfnote")
+
+remember_types()
+lend_one_at_a_time()
 
 # Secrets are sealed in every database that is migrated here; services that tests start get the same keys.
 _made, _keys = tempfile.mkstemp(prefix="halfnote-test-", suffix=".keys")
@@ -29,36 +53,69 @@ os.close(_made)
 atexit.register(os.unlink, _keys)
 os.environ["HALFNOTE_SECRETS_KEY_FILE"] = _keys
 
-__all__ = ["data_dir", "pytest_configure", "pytest_unconfigure", "pytest_xdist_make_scheduler"]
+__all__ = [
+    "data_dir",
+    "pytest_collection_modifyitems",
+    "pytest_configure",
+    "pytest_ignore_collect",
+    "pytest_runtest_logstart",
+    "pytest_runtest_setup",
+    "pytest_sessionfinish",
+    "pytest_terminal_summary",
+    "pytest_unconfigure",
+    "pytest_xdist_make_scheduler",
+]
+
+
+DAYS_AHEAD = 2
 
 
 def migrated_template() -> str:
-    """Make the migrated database that others are cloned from, once a run; return its name."""
-    return pg.ensure_template("halfnote_template", lambda url: asyncio.run(migrate(url, days_ahead=7)))
+    """Make the migrated database that others are cloned from, once a run; return its name.
+
+    It has few days, because Postgres plans each statement for the partitions of all days. A run that begins before
+    midnight still has tomorrow's after it.
+    """
+    return postgres.ensure_template("halfnote_template", lambda url: asyncio.run(migrate(url, days_ahead=DAYS_AHEAD)))
 
 
 @pytest.fixture
 def dsn() -> Iterator[str]:
     """A migrated database of the test's own."""
-    url = pg.create_database(migrated_template())
+    url = postgres.create_database(migrated_template())
     yield url
-    pg.drop_database(url)
+    postgres.drop_database(url)
 
 
 @pytest.fixture
 def settings(dsn: str) -> Settings:
     """Settings over the test's database, untouched by the environment's."""
-    return Settings(_env_file=None, database_url=dsn, pool_size=8, linger_s=0, allow_networks=LOOPBACK)  # type: ignore[call-arg]
+    return settings_of(dsn)
+
+
+def settings_of(dsn: str, **fields: Any) -> Settings:
+    """Return the settings of a test's process over a database, untouched by the environment's."""
+    values = {"pool_size": 8, "linger_s": 0, "allow_networks": LOOPBACK, **fields}
+    return Settings(_env_file=None, database_url=dsn, **values)
 
 
 @pytest.fixture
 async def runtime(settings: Settings, dsn: str) -> AsyncIterator[Runtime]:
     """The parts of one process over the test's database, with no loop running: tests take steps themselves."""
+    async with assembled(settings, dsn) as made:
+        yield made
+
+
+@asynccontextmanager
+async def assembled(settings: Settings, dsn: str) -> AsyncIterator[Runtime]:
+    """The parts of one process over a database, with no loop running."""
     async with AsyncExitStack() as stack:
         made = await assemble(settings, dsn, stack)
         # Tests change what is to be found and ask again.
         made.found.for_s = made.versions.for_s = 0.0
         yield made
+    if id(made) in _lent:
+        _free.append(_lent.pop(id(made)))
 
 
 @pytest.fixture
@@ -68,11 +125,59 @@ async def client(runtime: Runtime) -> AsyncIterator[httpx.AsyncClient]:
         yield made
 
 
+# Making an app takes a third of a CPU second, and all that it keeps is its runtime: tests use one after another.
+_free: list[tuple[ASGIApp, FastAPI]] = []
+_lent: dict[int, tuple[ASGIApp, FastAPI]] = {}
+
+
 def client_of(runtime: Runtime) -> httpx.AsyncClient:
-    """Return a client of the whole service over a runtime."""
-    app, api = create_app()
+    """Return a client of the whole service over a runtime; clients over the same runtime share an app."""
+    if id(runtime) not in _lent:
+        _lent[id(runtime)] = _free.pop() if _free else create_app()
+    app, api = _lent[id(runtime)]
     api.state.runtime = runtime
-    return httpx.AsyncClient(transport=httpx.ASGITransport(app=app), base_url="http://testserver")  # type: ignore[arg-type]
+    return httpx.AsyncClient(transport=httpx.ASGITransport(app=app), base_url="http://testserver")
+
+
+def app_of(client: httpx.AsyncClient) -> ASGIApp:
+    """Return the service that a client calls in process."""
+    assert isinstance(client._transport, httpx.ASGITransport)
+    return client._transport.app
+
+
+# A test with this mark runs in its module's event loop and can use the shared fixtures below.
+shares = pytest.mark.asyncio(loop_scope="module")
+
+
+@pytest.fixture(scope="module")
+def shared_dsn() -> Iterator[str]:
+    """A migrated database of the module, for requests that are refused or only read: it has the group `shop`."""
+    url = postgres.create_database(migrated_template())
+    yield url
+    postgres.drop_database(url)
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def shared_runtime(shared_dsn: str, shared_db: Connection) -> AsyncIterator[Runtime]:
+    """The parts of one process over the module's database; tests leave them as they were."""
+    async with assembled(settings_of(shared_dsn), shared_dsn) as made:
+        yield made
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def shared_client(shared_runtime: Runtime) -> AsyncIterator[httpx.AsyncClient]:
+    """The whole service's HTTP over the module's database."""
+    async with client_of(shared_runtime) as made:
+        yield made
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def shared_db(shared_dsn: str) -> AsyncIterator[Connection]:
+    """A connection to the module's database."""
+    connection = await connect(shared_dsn)
+    await register_group(connection, "shop")
+    yield connection
+    await connection.close()
 
 
 @pytest.fixture
@@ -92,6 +197,7 @@ async def group(db: Connection) -> str:
 
 async def register_group(db: Connection, name: str, **columns: Any) -> None:
     """Write a producer group's row with RocketMQ's defaults, but for `columns`."""
+    secrets = [{"secret": "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw0000", "expires_at": None}]
     row: dict[str, Any] = {
         "check_urls": ["http://127.0.0.1:9/check"],
         "immunity_s": 6,
@@ -102,7 +208,7 @@ async def register_group(db: Connection, name: str, **columns: Any) -> None:
         "on_exhausted": "rollback",
         "check_max_in_flight": 32,
         "ping_interval_s": 60,
-        "secrets": '[{"secret": "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw0000", "expires_at": null}]',
+        "secrets": json.dumps(vault().seal(GROUP_SECRETS, name, secrets)),
         "check_window": 32,
         **columns,
     }

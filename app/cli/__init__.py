@@ -1,4 +1,4 @@
-"""`halfnote`: serve, migrate, reconcile, and on the command line what the API does."""
+"""The command line `halfnote`: serve, migrate, reconcile, and commands that call the API."""
 
 import sys
 
@@ -8,34 +8,34 @@ from app.cli import (
     archive,
     audit,
     dead_letters,
-    deciding,
+    drain,
     findings,
     groups,
     keys,
-    operation,
-    proof,
+    reconcile,
     secrets,
     serve,
     subscriptions,
     topics,
+    transaction_actions,
     transactions,
 )
-from app.cli.refusal import Refusal
+from app.cli.errors import Refusal
 
 app = typer.Typer(
     name="halfnote",
-    help="A transaction coordinator over HTTP. Calls go to --url (or HALFNOTE_URL), with the key in HALFNOTE_API_KEY.",
+    help="A transaction coordinator over HTTP. Commands call --url (or HALFNOTE_URL) with the key in HALFNOTE_API_KEY.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
 serve.install(app)
-operation.install(app)
-proof.install(app)
+drain.install(app)
+reconcile.install(app)
 archive.install(app)
 secrets.install(app)
-deciding.install(transactions.app)
+transaction_actions.install(transactions.app)
 app.add_typer(groups.app, name="groups")
 app.add_typer(subscriptions.app, name="subscriptions")
 app.add_typer(transactions.app, name="transactions")
@@ -47,7 +47,7 @@ app.command("audit")(audit.audit)
 
 
 def main() -> None:
-    """Run the command line; a refusal is one line on stderr and exit code 1, wrong usage is 2."""
+    """Run the command line. A refusal is printed on stderr and ends with exit code 1, wrong usage with 2."""
     try:
         app(prog_name="halfnote")
     except Refusal as refusal:

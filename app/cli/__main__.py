@@ -1,4 +1,4 @@
-"""`python -m app.cli`, where the `halfnote` command is not on the path."""
+"""Run the command line as `python -m app.cli`."""
 
 from app.cli import main
 

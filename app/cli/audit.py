@@ -1,19 +1,19 @@
-"""`halfnote audit`: what people did."""
+"""`halfnote audit`: list the actions of people."""
 
 import json
 from typing import Annotated, Any
 
 import typer
 
-from app.cli.api import DEFAULT_URL, AsJson, Url, call, print_json
+from app.cli.api_client import DEFAULT_URL, AsJson, Url, call, print_json
 from app.cli.tables import moment, print_table
 
-Actor = Annotated[str | None, typer.Option(help="by this one: a key's name, or a user of the command line")]
+Actor = Annotated[str | None, typer.Option(help="by this person: a key's name, or a user of the command line")]
 What = Annotated[str | None, typer.Option(help="of this kind, such as transaction.verdict")]
-Target = Annotated[str | None, typer.Option(help="done to this: a name or an id")]
+Target = Annotated[str | None, typer.Option(help="on this target: a name or an id")]
 After = Annotated[str | None, typer.Option(help="at this time or later (RFC 3339)")]
 Before = Annotated[str | None, typer.Option(help="before this time (RFC 3339)")]
-Limit = Annotated[int, typer.Option(help="at most so many, newest first")]
+Limit = Annotated[int, typer.Option(help="the most to list, newest first")]
 
 
 def audit(
@@ -26,7 +26,7 @@ def audit(
     url: Url = DEFAULT_URL,
     as_json: AsJson = False,
 ) -> None:
-    """List what people did, the newest first."""
+    """List the actions of people, newest first."""
     query = {"actor": actor, "what": what, "target": target, "after": after, "before": before, "limit": limit}
     answer = call(url, "GET", "/audit", query=query, as_json=as_json)
     if as_json:

@@ -1,18 +1,17 @@
-"""`halfnote dead-letters`: what was given up for a subscription, and what a person does about it."""
+"""`halfnote dead-letters`: list, show, redeliver and drop dead letters."""
 
 from collections.abc import Callable
 from typing import Annotated, Any
 
 import typer
 
-from app.cli.api import DEFAULT_URL, AsJson, Url, call, path_of, print_json
-from app.cli.refusal import Refusal
+from app.cli.api_client import DEFAULT_URL, PAGE_MAX, AsJson, Url, call, list_items, path_of, print_json
+from app.cli.errors import Refusal
 from app.cli.tables import moment, print_fields, print_table, short_moment, text
 
-app = typer.Typer(help="Dead letters: what was given up, to be redelivered or dropped.", no_args_is_help=True)
+app = typer.Typer(help="Dead letters: messages that delivery gave up. Redeliver or drop them.", no_args_is_help=True)
 
-# What the API gives at most on one page, and moves at most in one call.
-PAGE_MAX = 1000
+# The API's limit: dead letters that one call moves.
 MOVED_MAX = 10_000
 
 SubscriptionName = Annotated[str, typer.Argument(metavar="SUBSCRIPTION")]
@@ -21,14 +20,14 @@ MessageIds = Annotated[list[str] | None, typer.Argument(metavar="[MESSAGE_ID]...
 Of = Annotated[str | None, typer.Option("--subscription", help="of this subscription")]
 Topic = Annotated[str | None, typer.Option(help="of this topic")]
 Key = Annotated[str | None, typer.Option(help="of this key")]
-Because = Annotated[str | None, typer.Option("--because", help="dead for this reason, as retries_exhausted")]
+Because = Annotated[str | None, typer.Option("--because", help="dead for this reason, such as retries_exhausted")]
 DiedAfter = Annotated[str | None, typer.Option(help="died at this time or later (RFC 3339)")]
 DiedBefore = Annotated[str | None, typer.Option(help="died before this time (RFC 3339)")]
-Replay = Annotated[int | None, typer.Option(help="of MESSAGE_IDs: the replay they died in")]
-Reason = Annotated[str | None, typer.Option(help="why, for whoever reads it later")]
-Actor = Annotated[str | None, typer.Option(envvar="USER", help="who does it, as it is recorded")]
-DryRun = Annotated[bool, typer.Option("--dry-run", help="with a filter: only tell which ones")]
-Yes = Annotated[bool, typer.Option("--yes", help="with a filter: do not ask")]
+Replay = Annotated[int | None, typer.Option(help="with MESSAGE_IDs: the replay that they died in")]
+Reason = Annotated[str | None, typer.Option(help="why; stored with the record")]
+Actor = Annotated[str | None, typer.Option(envvar="USER", help="the person who acts, for the record")]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="with a filter: only list the dead letters")]
+Yes = Annotated[bool, typer.Option("--yes", help="with a filter: do not ask for confirmation")]
 
 
 @app.command("list")
@@ -39,29 +38,21 @@ def list_dead_letters(
     because: Because = None,
     died_after: DiedAfter = None,
     died_before: DiedBefore = None,
-    limit: Annotated[int, typer.Option(help="at most so many")] = 50,
-    cursor: Annotated[str | None, typer.Option(help="where the list before ended")] = None,
+    limit: Annotated[int, typer.Option(help="the most to list")] = 50,
+    cursor: Annotated[str | None, typer.Option(help="the cursor that the previous list ended with")] = None,
     url: Url = DEFAULT_URL,
     as_json: AsJson = False,
 ) -> None:
     """List dead letters, newest first."""
-    query = _filter(subscription, topic, key, because, died_after, died_before)
-    found: list[dict[str, Any]] = []
-    # A page of the API may hold fewer than there are.
-    while True:
-        asked = {**query, "limit": min(limit - len(found), PAGE_MAX), "cursor": cursor}
-        page = call(url, "GET", "/dead-letters", query=asked, as_json=as_json)
-        found += page["items"]
-        cursor = page["next_cursor"]
-        if cursor is None or len(found) >= limit:
-            break
+    query = {**_filter(subscription, topic, key, because, died_after, died_before), "cursor": cursor}
+    found = list_items(url, "/dead-letters", query, limit, as_json=as_json)
     if as_json:
-        print_json({"items": found, "next_cursor": cursor})
+        print_json(found)
         return
-    rows = [(one["message_id"], short_moment(one["died_at"]), _about(one)) for one in found]
+    rows = [(one["message_id"], short_moment(one["died_at"]), _about(one)) for one in found["items"]]
     print_table(("message", "died (utc)", "subscription: why"), rows, whole=("message", "died (utc)"))
-    if cursor:
-        print(f"\nThere may be more:\n--cursor {cursor}")
+    if found["next_cursor"]:
+        print(f"\nThere may be more:\n--cursor {found['next_cursor']}")
 
 
 @app.command("show")
@@ -72,7 +63,7 @@ def show(
     url: Url = DEFAULT_URL,
     as_json: AsJson = False,
 ) -> None:
-    """Show a dead letter: why, its last answer, and its message."""
+    """Show a dead letter: its reason, its last answer, and its message."""
     path = path_of("dead-letters", subscription, message_id)
     letter = call(url, "GET", path, query={"replay": replay}, as_json=as_json)
     if as_json:
@@ -119,15 +110,15 @@ def redeliver(
     url: Url = DEFAULT_URL,
     as_json: AsJson = False,
 ) -> None:
-    """Deliver dead letters once more: MESSAGE_IDs of a --subscription, or all that meet a filter."""
+    """Redeliver dead letters: MESSAGE_IDs of a --subscription, or all that match a filter."""
     filters = _filter(subscription, topic, key, because, died_after, died_before)
     wanted = _selection(message_ids, filters, replay) | _given(reason=reason, actor=actor)
 
     def act(content: dict[str, Any]) -> Any:
         return call(url, "POST", "/dead-letters/redeliver", content=content, as_json=as_json)
 
-    answer = _acted(act, wanted, "redelivered", dry_run=dry_run, ask=not yes)
-    print_json(answer) if as_json else _tell(answer, "redelivered")
+    answer = _act(act, wanted, "redelivered", dry_run=dry_run, ask=not yes)
+    print_json(answer) if as_json else _print_answer(answer, "redelivered")
 
 
 @app.command("drop")
@@ -147,15 +138,15 @@ def drop(
     url: Url = DEFAULT_URL,
     as_json: AsJson = False,
 ) -> None:
-    """Give dead letters up for good: MESSAGE_IDs of a --subscription, or all that meet a filter."""
+    """Drop dead letters for good: MESSAGE_IDs of a --subscription, or all that match a filter."""
     filters = _filter(subscription, topic, key, because, died_after, died_before)
     wanted = _selection(message_ids, filters, replay) | _given(reason=reason, actor=actor)
 
     def act(content: dict[str, Any]) -> Any:
         return call(url, "DELETE", "/dead-letters", content=content, as_json=as_json)
 
-    answer = _acted(act, wanted, "dropped", dry_run=dry_run, ask=not yes)
-    print_json(answer) if as_json else _tell(answer, "dropped")
+    answer = _act(act, wanted, "dropped", dry_run=dry_run, ask=not yes)
+    print_json(answer) if as_json else _print_answer(answer, "dropped")
 
 
 def _filter(
@@ -181,7 +172,7 @@ def _given(**options: Any) -> dict[str, Any]:
 
 
 def _selection(message_ids: list[str] | None, filters: dict[str, Any], replay: int | None) -> dict[str, Any]:
-    """Return a request's selection. Raises Refusal for one that is neither ids nor a filter, or both."""
+    """Return a request's selection. Raises Refusal unless it is either ids or a filter."""
     if not message_ids:
         if not filters or replay is not None:
             raise Refusal("Name MESSAGE_IDs and their --subscription, or a filter such as --subscription.", code=2)
@@ -191,23 +182,23 @@ def _selection(message_ids: list[str] | None, filters: dict[str, Any], replay: i
     return {"ids": [{**filters, "message_id": one, **_given(replay=replay)} for one in message_ids]}
 
 
-def _acted(
+def _act(
     act: Callable[[dict[str, Any]], Any], wanted: dict[str, Any], done: str, *, dry_run: bool, ask: bool
 ) -> dict[str, Any]:
-    """Do what is wanted; by a filter, tell first how many it takes and ask, then do it in as many calls as it needs.
+    """Act on ids in one call; with a filter, first count the matches and ask, then act in as many calls as needed.
 
-    Raises Refusal if the person does not want to.
+    Raises Refusal if the person declines.
     """
     if "ids" in wanted:
         answer: dict[str, Any] = act(wanted)
         return answer
-    told: dict[str, Any] = act({**wanted, "dry_run": True, "at_most": PAGE_MAX})
-    if dry_run or not told["left"]:
-        return told
-    if ask and not typer.confirm(f"{_many(told['left'])} will be {done}. Go on?", err=True):
+    preview: dict[str, Any] = act({**wanted, "dry_run": True, "at_most": PAGE_MAX})
+    if dry_run or not preview["left"]:
+        return preview
+    if ask and not typer.confirm(f"{_many(preview['left'])} will be {done}. Go on?", err=True):
         raise Refusal(f"Nothing was {done}.")
-    # No more than were told of: some may die again meanwhile.
-    total, whole = told["left"], {**told, "dry_run": False, done: 0, "ids": []}
+    # No more than the preview counted: some may die again meanwhile.
+    total, whole = preview["left"], {**preview, "dry_run": False, done: 0, "ids": []}
     while whole[done] < total:
         answer = act({**wanted, "dry_run": False, "at_most": min(total - whole[done], MOVED_MAX)})
         ids, count = whole["ids"] + answer["ids"], whole[done] + answer[done]
@@ -217,7 +208,7 @@ def _acted(
     return whole
 
 
-def _tell(answer: dict[str, Any], done: str) -> None:
+def _print_answer(answer: dict[str, Any], done: str) -> None:
     if answer["dry_run"]:
         for one in answer["ids"]:
             print(f"{one['message_id']} {one['subscription']}{_of_replay(one)}")
@@ -237,7 +228,7 @@ def _many(count: int) -> str:
 
 
 def _about(one: dict[str, Any]) -> str:
-    """Return whose a dead letter is and why it is one."""
+    """Return a dead letter's subscription, reason and error."""
     error = f" ({one['error']})" if one.get("error") else ""
     return f"{one['subscription']}{_of_replay(one)}: {one['reason']}{error}"
 

@@ -1,24 +1,21 @@
-"""`halfnote findings`: what the nightly proof found that does not agree, and what became of it."""
+"""`halfnote findings`: list and show findings of the nightly proof."""
 
 from typing import Annotated, Any
 
 import typer
 
-from app.cli.api import DEFAULT_URL, AsJson, Url, call, path_of, print_json
-from app.cli.refusal import Refusal
+from app.cli.api_client import DEFAULT_URL, AsJson, Url, call, list_items, path_of, print_json
+from app.cli.errors import Refusal
 from app.cli.tables import moment, print_fields, print_table, text
 
-app = typer.Typer(help="Findings of the nightly proof; without a command: list the open ones.")
-
-# What the API gives at most on one page.
-PAGE_MAX = 1000
+app = typer.Typer(help="Findings of the nightly proof. Without a command: list the open ones.")
 
 FindingId = Annotated[int, typer.Argument(metavar="FINDING_ID")]
 Day = Annotated[str | None, typer.Option(help="of this day (YYYY-MM-DD)")]
-Kind = Annotated[str | None, typer.Option(help="of this kind, as parked")]
+Kind = Annotated[str | None, typer.Option(help="of this kind, such as parked")]
 StateName = Annotated[str | None, typer.Option("--state", help="open, resolved or all  [default: open]")]
-Limit = Annotated[int, typer.Option(help="at most so many")]
-Cursor = Annotated[str | None, typer.Option(help="where the list before ended")]
+Limit = Annotated[int, typer.Option(help="the most to list")]
+Cursor = Annotated[str | None, typer.Option(help="the cursor that the previous list ended with")]
 
 
 @app.callback(invoke_without_command=True)
@@ -32,11 +29,11 @@ def findings(
     url: Url = DEFAULT_URL,
     as_json: AsJson = False,
 ) -> None:
-    """Findings of the nightly proof; without a command: list the open ones."""
+    """Findings of the nightly proof. Without a command: list the open ones."""
     if context.invoked_subcommand is None:
         list_findings(day, kind, state, limit, cursor, url, as_json)
     elif any((day, kind, state, cursor, as_json)):
-        raise Refusal(f"Options go behind the command: halfnote findings {context.invoked_subcommand} …", code=2)
+        raise Refusal(f"Put options after the command: halfnote findings {context.invoked_subcommand} …", code=2)
 
 
 @app.command("list")
@@ -50,28 +47,22 @@ def list_findings(
     as_json: AsJson = False,
 ) -> None:
     """List findings, newest day first."""
-    query = {"day": day, "kind": kind, "state": {"all": None, None: "open"}.get(state, state)}
-    found: list[dict[str, Any]] = []
-    # A page of the API may hold fewer than there are.
-    while True:
-        asked = {**query, "limit": min(limit - len(found), PAGE_MAX), "cursor": cursor}
-        page = call(url, "GET", "/findings", query=asked, as_json=as_json)
-        found += page["items"]
-        cursor = page["next_cursor"]
-        if cursor is None or len(found) >= limit:
-            break
+    query = {"day": day, "kind": kind, "state": {"all": None, None: "open"}.get(state, state), "cursor": cursor}
+    found = list_items(url, "/findings", query, limit, as_json=as_json)
     if as_json:
-        print_json({"items": found, "next_cursor": cursor})
+        print_json(found)
         return
-    rows = [(str(one["finding_id"]), one["day"], f"{one['kind']}{_state(one)}\n{one['subject']}") for one in found]
+    rows = [
+        (str(one["finding_id"]), one["day"], f"{one['kind']}{_state(one)}\n{one['subject']}") for one in found["items"]
+    ]
     print_table(("id", "day", "kind, subject"), rows, whole=("id", "day"))
-    if cursor:
-        print(f"\nThere may be more:\n--cursor {cursor}")
+    if found["next_cursor"]:
+        print(f"\nThere may be more:\n--cursor {found['next_cursor']}")
 
 
 @app.command("show")
 def show(finding_id: FindingId, url: Url = DEFAULT_URL, as_json: AsJson = False) -> None:
-    """Show a finding: what it is about, what is known, and where to read on."""
+    """Show a finding: its subject, its details, and the page that explains it."""
     one = call(url, "GET", path_of("findings", str(finding_id)), as_json=as_json)
     if as_json:
         print_json(one)

@@ -1,40 +1,45 @@
-"""`halfnote groups`: producer groups, whom Halfnote asks about their transactions."""
+"""`halfnote groups`: register, show, test and delete producer groups."""
 
 from typing import Annotated, Any
 
 import typer
 
-from app.cli.api import DEFAULT_URL, AsJson, FromFile, Url, all_pages, call, path_of, print_json, request_of
+from app.cli.api_client import DEFAULT_URL, AsJson, FromFile, Url, all_pages, call, path_of, print_json, request_of
 from app.cli.tables import moment, print_fields, print_new_secret, print_table, span, text
 
-app = typer.Typer(help="Producer groups: whom to ask about a transaction, and when.", no_args_is_help=True)
+app = typer.Typer(help="Producer groups: their check URLs and check-back policy.", no_args_is_help=True)
 
 GroupName = Annotated[str, typer.Argument(metavar="NAME", help="the producer group")]
-CheckUrls = Annotated[list[str] | None, typer.Option("--check-url", help="where to ask; repeat it for failover")]
-Seconds = Annotated[int | None, typer.Option(help="in seconds")]
-Number = Annotated[int | None, typer.Option()]
-OnExhausted = Annotated[str | None, typer.Option(help="rollback or park, when the last check brought no verdict")]
-Secret = Annotated[str | None, typer.Option(help="whsec_...; made and shown for a new group if none is given")]
+CheckUrls = Annotated[list[str] | None, typer.Option("--check-url", help="a URL for check-back; repeat for failover")]
+Immunity = Annotated[int | None, typer.Option(help="seconds until the first check of a half message")]
+Interval = Annotated[int | None, typer.Option(help="seconds between checks")]
+MaxChecks = Annotated[int | None, typer.Option(help="checks that are answered without a verdict before --on-exhausted")]
+CheckTimeout = Annotated[int | None, typer.Option(help="seconds for one check")]
+UnansweredPark = Annotated[int | None, typer.Option(help="seconds of unanswered checks until a transaction is parked")]
+OnExhausted = Annotated[str | None, typer.Option(help="rollback or park, when the last check brings no verdict")]
+CheckMaxInFlight = Annotated[int | None, typer.Option(help="checks in flight at once")]
+PingInterval = Annotated[int | None, typer.Option(help="seconds between pings of a check URL")]
+Secret = Annotated[str | None, typer.Option(help="whsec_...; a new group without one gets one, shown once")]
 
 
 @app.command("put")
 def put(
     name: GroupName,
     check_url: CheckUrls = None,
-    immunity_s: Seconds = None,
-    interval_s: Seconds = None,
-    max_checks: Number = None,
-    check_timeout_s: Seconds = None,
-    unanswered_park_s: Seconds = None,
+    immunity_s: Immunity = None,
+    interval_s: Interval = None,
+    max_checks: MaxChecks = None,
+    check_timeout_s: CheckTimeout = None,
+    unanswered_park_s: UnansweredPark = None,
     on_exhausted: OnExhausted = None,
-    check_max_in_flight: Number = None,
-    ping_interval_s: Seconds = None,
+    check_max_in_flight: CheckMaxInFlight = None,
+    ping_interval_s: PingInterval = None,
     secret: Secret = None,
     file: FromFile = None,
     url: Url = DEFAULT_URL,
     as_json: AsJson = False,
 ) -> None:
-    """Register a group, or replace its URLs and policy. What is not given gets its default; a secret is kept."""
+    """Register a group, or replace its URLs and policy. An omitted option gets its default; an omitted secret stays."""
     content = request_of(
         file,
         check_urls=check_url,
@@ -53,7 +58,7 @@ def put(
 
 @app.command("get")
 def get(name: GroupName, url: Url = DEFAULT_URL, as_json: AsJson = False) -> None:
-    """Show a group: its policy, and how its check URLs answered last."""
+    """Show a group: its policy, and the last answers of its check URLs."""
     _show(call(url, "GET", path_of("producer-groups", name), as_json=as_json), as_json)
 
 
@@ -78,7 +83,7 @@ def list_groups(url: Url = DEFAULT_URL, as_json: AsJson = False) -> None:
 
 @app.command("test")
 def ping(name: GroupName, url: Url = DEFAULT_URL, as_json: AsJson = False) -> None:
-    """Ping each check URL now. Exit code 1 if one did not answer."""
+    """Ping each check URL now. Exit code 1 if one does not answer."""
     answer = call(url, "POST", path_of("producer-groups", name, "test"), as_json=as_json)
     if as_json:
         print_json(answer)
@@ -99,14 +104,14 @@ def ping(name: GroupName, url: Url = DEFAULT_URL, as_json: AsJson = False) -> No
 
 @app.command("rotate-secret")
 def rotate_secret(name: GroupName, url: Url = DEFAULT_URL, as_json: AsJson = False) -> None:
-    """Make a new secret, shown this once; for a day the old one signs beside it."""
+    """Make a new secret, shown once; the old one signs as well for a day."""
     answer = call(url, "POST", path_of("producer-groups", name, "rotate-secret"), as_json=as_json)
     print_json(answer) if as_json else print_new_secret(answer)
 
 
 @app.command("delete")
 def delete(name: GroupName, url: Url = DEFAULT_URL, as_json: AsJson = False) -> None:
-    """Delete a group; refused while it has undecided transactions."""
+    """Delete a group that has no undecided transactions."""
     call(url, "DELETE", path_of("producer-groups", name), as_json=as_json)
 
 

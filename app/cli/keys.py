@@ -1,6 +1,6 @@
-"""`halfnote keys`: API keys. With HALFNOTE_API_KEY set it asks the service, else it writes to the database itself.
+"""`halfnote keys`: API keys. With HALFNOTE_API_KEY set it calls the service, else it writes to the database itself.
 
-So the first key is made where the database is: whoever can write to it needs no key.
+So the first key is made on the database: access to the database replaces a key.
 """
 
 import asyncio
@@ -11,26 +11,28 @@ from typing import Annotated, Any, TypeAlias
 
 import typer
 
-from app.cli.api import DEFAULT_URL, AsJson, Url, all_pages, call, path_of, print_json
-from app.cli.refusal import Refusal
+from app.cli.api_client import DEFAULT_URL, AsJson, Url, all_pages, call, path_of, print_json
+from app.cli.errors import Refusal
 from app.cli.tables import moment, print_fields, print_table
 
 app = typer.Typer(
-    help="API keys. With HALFNOTE_API_KEY (an admin's) over HTTP, else in the database itself.", no_args_is_help=True
+    help="API keys. With HALFNOTE_API_KEY (an admin's) over HTTP, else directly in the database.", no_args_is_help=True
 )
 
 KeyId = Annotated[int, typer.Argument(metavar="KEY_ID", help="as `halfnote keys list` shows it")]
-Name = Annotated[str, typer.Option(help="whose it is")]
+Name = Annotated[str, typer.Option(help="the holder's name")]
 RoleName = Annotated[str, typer.Option(help="producer, subscriber, operator, admin or metrics")]
-Groups = Annotated[list[str] | None, typer.Option("--group", help="a producer's group, or a beginning with a *")]
-Topics = Annotated[list[str] | None, typer.Option("--topic", help="to publish to or read, or a beginning with a *")]
-Subscriptions = Annotated[list[str] | None, typer.Option("--subscription", help="a subscriber's, or a beginning")]
-ExpiresAt = Annotated[str | None, typer.Option(help="when it ends by itself (RFC 3339)")]
-Rate = Annotated[float | None, typer.Option(help="requests a second, in each process")]
-Overlap = Annotated[int, typer.Option(help="seconds for which the former key stays valid beside the new one")]
+Groups = Annotated[list[str] | None, typer.Option("--group", help="a producer group, or a prefix and *; repeatable")]
+Topics = Annotated[list[str] | None, typer.Option("--topic", help="a topic, or a prefix and *; repeatable")]
+Subscriptions = Annotated[
+    list[str] | None, typer.Option("--subscription", help="a subscription, or a prefix and *; repeatable")
+]
+ExpiresAt = Annotated[str | None, typer.Option(help="when the key expires (RFC 3339)")]
+Rate = Annotated[float | None, typer.Option(help="the most requests a second, in each process")]
+Overlap = Annotated[int, typer.Option(help="seconds for which the former key stays valid")]
 
-# Asks for something beside the database: a connection inside a database transaction, and the time.
-Deed: TypeAlias = Callable[[Any, datetime], Awaitable[Any]]
+# Acts on the database: takes a connection inside a database transaction, and the time.
+Action: TypeAlias = Callable[[Any, datetime], Awaitable[Any]]
 
 
 @app.command("create")
@@ -45,7 +47,7 @@ def create(
     url: Url = DEFAULT_URL,
     as_json: AsJson = False,
 ) -> None:
-    """Make a key. It is shown this once."""
+    """Make a key. It is shown once."""
     asked = {
         "name": name or role,
         "role": role,
@@ -59,14 +61,14 @@ def create(
     if _over_http():
         made = call(url, "POST", "/api-keys", content=asked, as_json=as_json)
     else:
-        made = _beside_the_database(_create(asked))
+        made = _in_database(_create(asked))
     _show_new(made, as_json)
 
 
 @app.command("list")
 def list_keys(url: Url = DEFAULT_URL, as_json: AsJson = False) -> None:
-    """List keys, newest first, also those that are over."""
-    found = all_pages(url, "/api-keys", as_json=as_json) if _over_http() else _beside_the_database(_list)
+    """List keys, newest first, with expired and revoked ones."""
+    found = all_pages(url, "/api-keys", as_json=as_json) if _over_http() else _in_database(_list)
     if as_json:
         print_json(found)
         return
@@ -87,98 +89,98 @@ def list_keys(url: Url = DEFAULT_URL, as_json: AsJson = False) -> None:
 
 @app.command("rotate")
 def rotate(key_id: KeyId, overlap_s: Overlap = 86_400, url: Url = DEFAULT_URL, as_json: AsJson = False) -> None:
-    """Make a key that may do the same, shown this once; the former one ends after the overlap."""
+    """Make a key with the same rights, shown once; the former one expires after the overlap."""
     if _over_http():
         content = {"overlap_s": overlap_s}
         made = call(url, "POST", path_of("api-keys", str(key_id), "rotate"), content=content, as_json=as_json)
     else:
-        made = _beside_the_database(_rotate(key_id, overlap_s))
+        made = _in_database(_rotate(key_id, overlap_s))
     _show_new(made, as_json)
 
 
 @app.command("revoke")
 def revoke(key_id: KeyId, url: Url = DEFAULT_URL, as_json: AsJson = False) -> None:
-    """End a key, on every replica within 2 seconds."""
+    """Revoke a key. Every replica refuses it within 2 seconds."""
     if _over_http():
         call(url, "DELETE", path_of("api-keys", str(key_id)), as_json=as_json)
     else:
-        _beside_the_database(_revoke(key_id))
+        _in_database(_revoke(key_id))
 
 
 def _over_http() -> bool:
     return bool(os.environ.get("HALFNOTE_API_KEY", "").strip())
 
 
-def _beside_the_database(deed: Deed) -> Any:
-    """Run a deed in a database transaction on the service's database. Raises Refusal."""
-    # Only here: what they need takes long to import, and commands over HTTP don't need it.
-    from app.cli.proof import database_of
+def _in_database(action: Action) -> Any:
+    """Run an action in a database transaction on the service's database. Raises Refusal."""
+    # Imported here: these modules take long to import, and commands over HTTP do not need them.
+    from app.cli.reconcile import database_of
     from app.cli.serve import settings_with
 
     with database_of(settings_with()) as url:
-        return asyncio.run(_in_transaction(url, deed))
+        return asyncio.run(_in_transaction(url, action))
 
 
-async def _in_transaction(url: str, deed: Deed) -> Any:
-    from app.database import connect
+async def _in_transaction(url: str, action: Action) -> Any:
+    from app.database.connection import connect
     from app.errors import Problem
 
     connection = await connect(url)
     try:
         async with connection.transaction():
-            # The database's own clock, by which keys are judged.
-            return await deed(connection, await connection.fetchval("select clock_timestamp()"))
+            # The database's own clock decides whether a key is valid.
+            return await action(connection, await connection.fetchval("select clock_timestamp()"))
     except Problem as problem:
         raise Refusal(problem.detail) from None
     finally:
         await connection.close()
 
 
-def _create(asked: dict[str, Any]) -> Deed:
-    async def deed(connection: Any, now: datetime) -> Any:
+def _create(asked: dict[str, Any]) -> Action:
+    async def action(connection: Any, now: datetime) -> Any:
         from pydantic import ValidationError
 
-        from app.api_key_shapes import ApiKeyNew
-        from app.cli.person import person
-        from app.key_making import make_key, shown
+        from app.cli.os_user import person
+        from app.operations.api_keys import make_key, shown
+        from app.schemas.api_keys import ApiKeyNew
 
         try:
             wanted = ApiKeyNew.model_validate(asked)
         except ValidationError as error:
             first = error.errors()[0]
-            place = ".".join(map(str, first["loc"]))
-            told = first["msg"].removeprefix("Value error, ")
-            raise Refusal(f"{place}: {told}" if place else told, code=2) from None
+            field = ".".join(map(str, first["loc"]))
+            fault = first["msg"].removeprefix("Value error, ")
+            raise Refusal(f"{field}: {fault}" if field else fault, code=2) from None
         key, made = await make_key(connection, person(), wanted, now)
         return {**shown(made).model_dump(mode="json"), "key": key}
 
-    return deed
+    return action
 
 
-def _rotate(key_id: int, overlap_s: int) -> Deed:
-    async def deed(connection: Any, now: datetime) -> Any:
-        from app.cli.person import person
-        from app.key_making import rotate_key, shown
+def _rotate(key_id: int, overlap_s: int) -> Action:
+    async def action(connection: Any, now: datetime) -> Any:
+        from app.cli.os_user import person
+        from app.operations.api_keys import rotate_key, shown
 
         key, made = await rotate_key(connection, person(), key_id, overlap_s, now)
         return {**shown(made).model_dump(mode="json"), "key": key}
 
-    return deed
+    return action
 
 
-def _revoke(key_id: int) -> Deed:
-    async def deed(connection: Any, now: datetime) -> Any:
-        from app.cli.person import person
-        from app.key_making import revoke_key
+def _revoke(key_id: int) -> Action:
+    async def action(connection: Any, now: datetime) -> Any:
+        from app.cli.os_user import person
+        from app.operations.api_keys import revoke_key
 
         await revoke_key(connection, person(), key_id, now)
 
-    return deed
+    return action
 
 
 async def _list(connection: Any, now: datetime) -> Any:
-    from app.key_making import shown
-    from app.store.api_keys import HIGHEST, page
+    from app.operations.api_keys import shown
+    from app.store.admin.api_keys import HIGHEST, page
 
     return [shown(key).model_dump(mode="json") for key in await page(connection, HIGHEST, HIGHEST)]
 

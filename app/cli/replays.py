@@ -1,23 +1,23 @@
-"""`halfnote subscriptions replay | replays | cancel-replay`: a part of the log once more to one subscription."""
+"""`halfnote subscriptions replay | replays | cancel-replay`: send a range of the log to a subscription again."""
 
 from datetime import datetime
 from typing import Annotated, Any
 
 import typer
 
-from app.cli.api import DEFAULT_URL, AsJson, FromFile, Url, all_pages, call, path_of, print_json, request_of
-from app.cli.refusal import Refusal
+from app.cli.api_client import DEFAULT_URL, AsJson, FromFile, Url, all_pages, call, path_of, print_json, request_of
+from app.cli.errors import Refusal
 from app.cli.tables import moment, print_fields, print_table, short_moment, text
 
 SubscriptionName = Annotated[str, typer.Argument(metavar="NAME", help="the subscription")]
 ReplayId = Annotated[int, typer.Argument(metavar="REPLAY_ID")]
 From = Annotated[str | None, typer.Option("--from", help="an offset, a time (RFC 3339), or earliest")]
-Until = Annotated[str | None, typer.Option(help="the last offset or time; not given: the newest now")]
+Until = Annotated[str | None, typer.Option(help="the last offset or time  [default: the newest now]")]
 Topics = Annotated[list[str] | None, typer.Option("--topic", help="only these topics; repeatable")]
 Keys = Annotated[list[str] | None, typer.Option("--key", help="only these keys; repeatable")]
 Tags = Annotated[list[str] | None, typer.Option("--tag", help="only these tags; repeatable")]
-Reason = Annotated[str | None, typer.Option(help="why, for whoever reads it later")]
-Actor = Annotated[str | None, typer.Option(envvar="USER", help="who asks for it, as it is recorded")]
+Reason = Annotated[str | None, typer.Option(help="why; stored with the record")]
+Actor = Annotated[str | None, typer.Option(envvar="USER", help="the person who replays, for the record")]
 
 
 def install(app: typer.Typer) -> None:
@@ -40,12 +40,12 @@ def replay(
     url: Url = DEFAULT_URL,
     as_json: AsJson = False,
 ) -> None:
-    """Send a part of the log once more, with the same message ids, beside live delivery."""
-    content = request_of(file, until=_place(until), reason=reason, actor=actor)
+    """Send a range of the log again with the same message ids, in parallel with live delivery."""
+    content = request_of(file, until=_start_or_end(until), reason=reason, actor=actor)
     if from_ is not None:
-        content["from"] = from_ if from_ == "earliest" else _place(from_)
+        content["from"] = from_ if from_ == "earliest" else _start_or_end(from_)
     if "from" not in content:
-        raise Refusal("Say where to begin, by --from OFFSET, TIME or earliest.", code=2)
+        raise Refusal("Name the beginning: --from OFFSET, TIME or earliest.", code=2)
     wanted = {name: given for name, given in (("topics", topic), ("keys", key), ("tags", tag)) if given}
     if wanted:
         content["filters"] = {**(content.get("filters") or {}), **wanted}
@@ -54,7 +54,7 @@ def replay(
         print_json(answer)
         return
     number, first, last = answer["replay_id"], answer["after"] + 1, answer["until"]
-    print(f"Replay {number} of offsets {first} to {last} has begun. How it goes: halfnote subscriptions")
+    print(f"Replay {number} of offsets {first} to {last} has begun. Its progress: halfnote subscriptions")
     print(f"  replays {name} {number}")
 
 
@@ -64,7 +64,7 @@ def replays(
     url: Url = DEFAULT_URL,
     as_json: AsJson = False,
 ) -> None:
-    """List the replays of a subscription, the newest first, or show one and what came of it."""
+    """List the replays of a subscription, newest first, or show one and its results."""
     if replay_id is not None:
         shown = call(url, "GET", path_of("subscriptions", name, "replays", str(replay_id)), as_json=as_json)
         print_json(shown) if as_json else _print(shown)
@@ -88,12 +88,12 @@ def replays(
 
 
 def cancel_replay(name: SubscriptionName, replay_id: ReplayId, url: Url = DEFAULT_URL, as_json: AsJson = False) -> None:
-    """End a replay before its time. What is in flight is still settled; its dead letters stay."""
+    """Cancel a replay. Deliveries in flight are still settled; its dead letters stay."""
     call(url, "DELETE", path_of("subscriptions", name, "replays", str(replay_id)), as_json=as_json)
 
 
-def _place(value: str | None) -> dict[str, Any] | None:
-    """Return an offset or a time as the API takes it. Raises Refusal."""
+def _start_or_end(value: str | None) -> dict[str, Any] | None:
+    """Return an offset or a time in the API's form. Raises Refusal."""
     if value is None:
         return None
     if value.isascii() and value.isdigit():
@@ -101,12 +101,12 @@ def _place(value: str | None) -> dict[str, Any] | None:
     try:
         datetime.fromisoformat(value)
     except ValueError:
-        raise Refusal(f"`{value}` is neither an offset nor a time as 2026-11-21T08:00:00Z.", code=2) from None
+        raise Refusal(f"`{value}` is neither an offset nor a time such as 2026-11-21T08:00:00Z.", code=2) from None
     return {"time": value}
 
 
 def _filters(replay: dict[str, Any]) -> str | None:
-    """Return what a replay's messages must have, `topics order; tags new, paid`."""
+    """Return a replay's filters as text, such as `topics order; tags new, paid`."""
     given = {name: value for name, value in (replay["filters"] or {}).items() if value}
     words = {name: ", ".join(value) if isinstance(value, list) else text(value) for name, value in given.items()}
     return "; ".join(f"{name} {value}" for name, value in words.items()) or None

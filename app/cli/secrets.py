@@ -1,11 +1,11 @@
-"""`halfnote rotate-keys` and `new-secrets-key`: the keys that secrets are sealed by in the database."""
+"""`halfnote rotate-keys` and `new-secrets-key`: the keys that seal secrets in the database."""
 
 import asyncio
 from contextlib import ExitStack
 
 import typer
 
-from app.cli.refusal import Refusal
+from app.cli.errors import Refusal
 from app.cli.serve import settings_with
 
 
@@ -16,26 +16,26 @@ def install(app: typer.Typer) -> None:
 
 
 def new_secrets_key() -> None:
-    """Print a new key, a line for the key file. The last line of the file is the key that seals."""
-    from app.sealing import new_key
+    """Print a new key as a line for the key file. The key on the file's last line seals."""
+    from app.secrets.vault import new_key
 
     print(new_key())
 
 
 def rotate_keys() -> None:
-    """Seal every secret in the database anew, by the last key of HALFNOTE_SECRETS_KEY_FILE.
+    """Seal every secret in the database again, by the last key of HALFNOTE_SECRETS_KEY_FILE.
 
-    The service may go on meanwhile, and what was interrupted is taken up by running it again. Ends with 1 if a secret
-    could not be opened; it stays as it is.
+    The service may run meanwhile. After an interruption, run the command again. Exit code 1 if a secret cannot be
+    opened; it stays unchanged.
     """
     settings = settings_with()
-    # Only here: what they need takes long to import, and other commands don't need it.
-    from app.cli.person import person
-    from app.cli.service import refusals
-    from app.embedded.running import borrowed
+    # Imported here: these modules take long to import, and other commands do not need them.
+    from app.cli.os_user import person
+    from app.cli.server_process import refusals
+    from app.embedded_postgres.attach import borrowed
     from app.errors import SecretsUnreadable
-    from app.start import refuse_behind, refuse_without_keys, seal_all
-    from app.telemetry import set_up_logs
+    from app.lifecycle.database import refuse_behind, refuse_without_keys, rotate_secret_keys
+    from app.observability.logs import set_up_logs
 
     set_up_logs()
     with refusals(), ExitStack() as stack:
@@ -44,9 +44,9 @@ def rotate_keys() -> None:
         url = settings.database_url or stack.enter_context(borrowed(settings.data_dir))
         asyncio.run(refuse_behind(url))
         try:
-            done = asyncio.run(seal_all(url, settings.key_file, person()))
+            done = asyncio.run(rotate_secret_keys(url, settings.key_file, person()))
         except SecretsUnreadable as error:
             raise Refusal(error.detail) from None
-    print(f"Sealed anew by key {done.key}: {done.changed}. Could not be opened: {len(done.unreadable)}.")
+    print(f"Sealed again by key {done.key}: {done.changed}. Could not be opened: {len(done.unreadable)}.")
     if done.unreadable:
         raise Refusal("\n".join(done.unreadable))

@@ -1,4 +1,4 @@
-"""`halfnote serve`, `migrate` and `version`: what runs here rather than over HTTP."""
+"""`halfnote serve`, `migrate` and `version`: commands that do not call the API."""
 
 import os
 from importlib.metadata import version
@@ -8,17 +8,17 @@ from typing import Annotated, Any
 import typer
 from pydantic import ValidationError
 
-from app.cli.refusal import Refusal
-from app.config import Accept, Role, Settings
+from app.cli.errors import WRONG_USAGE, Refusal
+from app.config import Accept, ProcessRole, Settings
 
-WRONG_USAGE = 2
-
-Host = Annotated[str | None, typer.Option(help="address to listen on; with auth off only a loopback one")]
+Host = Annotated[str | None, typer.Option(help="address to listen on; with auth off only a loopback address")]
 Port = Annotated[int | None, typer.Option(help="port to listen on  [default: 8080]")]
-DataDir = Annotated[Path | None, typer.Option(help="where the embedded Postgres keeps its files  [default: .halfnote]")]
-RoleOption = Annotated[Role | None, typer.Option(help="all, api (no loops) or worker (loops; still answers health)")]
+DataDir = Annotated[Path | None, typer.Option(help="directory of the embedded Postgres  [default: .halfnote]")]
+RoleOption = Annotated[
+    ProcessRole | None, typer.Option(help="all, api (no loops), or worker (loops; also answers probes)")
+]
 Workers = Annotated[int | None, typer.Option(help="API processes  [default: 1]")]
-AcceptOption = Annotated[Accept | None, typer.Option(help="`ends` refuses new halves while all else goes on")]
+AcceptOption = Annotated[Accept | None, typer.Option(help="`ends` refuses new halves; everything else continues")]
 
 
 def install(app: typer.Typer) -> None:
@@ -38,19 +38,19 @@ def serve_command(
 ) -> None:
     """Run the service until SIGTERM or Ctrl-C.
 
-    Every option can also be set as HALFNOTE_<NAME>; docs/configuration.md lists them all.
+    The environment variable HALFNOTE_<NAME> sets an option as well; docs/configuration.md lists all of them.
     """
     settings = settings_with(host=host, port=port, data_dir=data_dir, role=role, workers=workers, accept=accept)
-    # Only here: what the service needs takes long to import, and other commands don't need it.
-    from app.cli.service import serve
+    # Imported here: the service takes long to import, and other commands do not need it.
+    from app.cli.server_process import serve
 
     serve(settings)
 
 
 def migrate_command(data_dir: DataDir = None) -> None:
-    """Bring the database (HALFNOTE_DATABASE_URL, else the embedded one) to this version's schema."""
+    """Migrate the database (HALFNOTE_DATABASE_URL, else the embedded one) to this version's schema."""
     settings = settings_with(data_dir=data_dir)
-    from app.cli.service import migrate_database
+    from app.cli.server_process import migrate_database
 
     migrate_database(settings)
     print("The database is at this version's schema.")
@@ -62,7 +62,7 @@ def version_command() -> None:
 
 
 def settings_with(**flags: Any) -> Settings:
-    """Return the settings of the environment with the flags that were given over them; both reach child processes.
+    """Return the settings of the environment, overridden by the given flags. Child processes get both.
 
     Raises Refusal for a value that is not allowed.
     """

@@ -1,4 +1,4 @@
-"""Programs of Spark, as processes of their own: what they need is looked for first, and signals are passed on."""
+"""Run Spark programs as child processes: check their requirements first, and pass signals on."""
 
 import os
 import re
@@ -11,8 +11,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from types import FrameType
 
-from app.cli.refusal import Refusal
-from app.cli.serve import WRONG_USAGE
+from app.cli.errors import WRONG_USAGE, Refusal
 
 NEEDED = ("pyspark", "psycopg", "pyarrow", "jinja2", "matplotlib")
 OLDEST_JAVA = 17
@@ -20,14 +19,14 @@ GET_JAVA = (
     "Spark needs Java 17: on Debian and Ubuntu `apt install openjdk-17-jre-headless`, on macOS "
     "`brew install openjdk@17`, elsewhere from https://adoptium.net. Put it on the PATH, or name it by JAVA_HOME."
 )
-# To whom a closed terminal is news, the program's end is meant.
+# Each signal, and the signal that the child gets. A closed terminal ends the child.
 PASSED_ON = {signal.SIGINT: signal.SIGINT, signal.SIGTERM: signal.SIGTERM}
 if os.name == "posix":
     PASSED_ON[signal.SIGHUP] = signal.SIGTERM
 
 
 def refuse_without_spark() -> None:
-    """Raise Refusal if PySpark, or what comes with it, is not installed."""
+    """Raise Refusal if PySpark or a package that it needs is not installed."""
     missing = [name for name in NEEDED if find_spec(name) is None]
     if missing:
         raise Refusal(
@@ -38,9 +37,9 @@ def refuse_without_spark() -> None:
 
 
 def refuse_without_java() -> None:
-    """Raise Refusal if there is no Java that Spark runs on."""
+    """Raise Refusal unless there is a Java that Spark runs on."""
     home = os.environ.get("JAVA_HOME")
-    # As Spark's own scripts look for it.
+    # The same search as in Spark's own scripts.
     java = str(Path(home) / "bin" / "java") if home else shutil.which("java")
     if java is None:
         raise Refusal(f"There is no `java` on the PATH. {GET_JAVA}", code=WRONG_USAGE)
@@ -48,17 +47,17 @@ def refuse_without_java() -> None:
         said = subprocess.run([java, "-version"], capture_output=True, text=True).stderr  # noqa: S603 - as Spark does
     except OSError as error:
         raise Refusal(f"{java} cannot be run: {error.strerror}. {GET_JAVA}", code=WRONG_USAGE) from None
-    # Until 8 versions began with `1.`.
+    # Versions up to 8 begin with `1.`.
     version = re.search(r'version "(?:1\.)?(\d+)', said)
     if version is None or int(version[1]) < OLDEST_JAVA:
-        told = f"is Java {version[1]}" if version else "does not say which Java it is"
-        raise Refusal(f"{java} {told}. {GET_JAVA}", code=WRONG_USAGE)
+        found = f"is Java {version[1]}" if version else "does not print its version"
+        raise Refusal(f"{java} {found}. {GET_JAVA}", code=WRONG_USAGE)
 
 
 def follow(command: Sequence[str], environment: Mapping[str, str]) -> int:
-    """Run a program to its end, passing signals on to it; return its exit status, as shells tell it.
+    """Run a program to its end and pass signals on to it; return its exit status as a shell does (128 + signal).
 
-    What it started ends with it: a program that is ended while its Java starts leaves that waiting for it for ever.
+    Its child processes end with it: a program that ends while its Java starts would leave Java waiting forever.
     """
     early: list[int] = []
     child: subprocess.Popen[bytes] | None = None
@@ -71,7 +70,7 @@ def follow(command: Sequence[str], environment: Mapping[str, str]) -> int:
 
     before = {number: signal.signal(number, pass_on) for number in PASSED_ON}
     try:
-        # In a group of its own: a terminal's Ctrl-C would reach it a second time, amid what it does about the first.
+        # In its own process group: otherwise a terminal's Ctrl-C reaches it twice.
         child = subprocess.Popen(command, env=environment, process_group=0 if os.name == "posix" else None)  # noqa: S603
         for number in early:
             child.send_signal(number)

@@ -1,19 +1,19 @@
-"""`halfnote subscriptions`: where committed messages go."""
+"""`halfnote subscriptions`: make, show, pause and delete subscriptions."""
 
 from typing import Annotated, Any
 
 import typer
 
 from app.cli import replays
-from app.cli.api import DEFAULT_URL, AsJson, FromFile, Url, all_pages, call, path_of, print_json, request_of
-from app.cli.subscribing import address_text, destination_from, print_subscription
+from app.cli.api_client import DEFAULT_URL, AsJson, FromFile, Url, all_pages, call, path_of, print_json, request_of
+from app.cli.subscription_options import address_text, destination_from, print_subscription
 from app.cli.tables import print_fields, print_new_secret, print_table, text
 
-app = typer.Typer(help="Subscriptions: where committed messages go.", no_args_is_help=True)
+app = typer.Typer(help="Subscriptions: the destinations of committed messages.", no_args_is_help=True)
 replays.install(app)
 
 SubscriptionName = Annotated[str, typer.Argument(metavar="NAME", help="the subscription")]
-Topics = Annotated[list[str] | None, typer.Option("--topic", help="a topic, or its beginning and `*`; repeatable")]
+Topics = Annotated[list[str] | None, typer.Option("--topic", help="a topic, or a prefix and `*`; repeatable")]
 Target = Annotated[
     str | None,
     typer.Option(
@@ -39,19 +39,25 @@ def put(
     to: Target = None,
     field: Fields = None,
     tag: Tags = None,
-    secret: Annotated[str | None, typer.Option(help="whsec_... or whsk_...; made for a new webhook if none")] = None,
-    start: Annotated[str | None, typer.Option(help="latest or earliest; read only when it is made")] = None,
-    ordered: Annotated[str | None, typer.Option(help="none, or key: messages of one key one after another")] = None,
-    on_dead: Annotated[str | None, typer.Option(help="with --ordered key: release or hold its key")] = None,
-    shards: Annotated[int | None, typer.Option(help="how many workers may share it")] = None,
-    max_in_flight: Annotated[int | None, typer.Option(help="requests under way at once")] = None,
-    rate: Annotated[float | None, typer.Option(help="messages a second at most")] = None,
-    timeout_s: Annotated[float | None, typer.Option(help="for a whole answer")] = None,
+    secret: Annotated[
+        str | None, typer.Option(help="whsec_... or whsk_...; a new webhook without one gets one, shown once")
+    ] = None,
+    start: Annotated[
+        str | None, typer.Option(help="latest or earliest; used only when the subscription is made")
+    ] = None,
+    ordered: Annotated[str | None, typer.Option(help="none, or key: deliver messages of one key in order")] = None,
+    on_dead: Annotated[
+        str | None, typer.Option(help="with --ordered key: a dead letter releases or holds its key")
+    ] = None,
+    shards: Annotated[int | None, typer.Option(help="the most workers that share it")] = None,
+    max_in_flight: Annotated[int | None, typer.Option(help="requests in flight at once")] = None,
+    rate: Annotated[float | None, typer.Option(help="the most messages a second")] = None,
+    timeout_s: Annotated[float | None, typer.Option(help="seconds for a whole answer")] = None,
     file: FromFile = None,
     url: Url = DEFAULT_URL,
     as_json: AsJson = False,
 ) -> None:
-    """Make a subscription, or change it. What is not given gets its default; secrets and passwords are kept."""
+    """Make or change a subscription. An omitted option gets its default; omitted secrets and passwords stay."""
     limits = {"shards": shards, "max_in_flight": max_in_flight, "rate_per_s": rate, "timeout_s": timeout_s}
     content = request_of(file, topics=topic, start=start, ordered=ordered, on_dead=on_dead, **limits)
     if tag:
@@ -64,7 +70,7 @@ def put(
 
 @app.command("get")
 def get(name: SubscriptionName, url: Url = DEFAULT_URL, as_json: AsJson = False) -> None:
-    """Show a subscription: where it goes, where it stands in the log, and its last error."""
+    """Show a subscription: its destination, its checkpoint and lag, and its last error."""
     _show(call(url, "GET", path_of("subscriptions", name), as_json=as_json), as_json)
 
 
@@ -81,25 +87,25 @@ def list_subscriptions(url: Url = DEFAULT_URL, as_json: AsJson = False) -> None:
 
 @app.command("delete")
 def delete(name: SubscriptionName, url: Url = DEFAULT_URL, as_json: AsJson = False) -> None:
-    """Delete a subscription. What is in flight is still settled; what waits for a retry goes with it."""
+    """Delete a subscription. Deliveries in flight are still settled; waiting retries are deleted."""
     call(url, "DELETE", path_of("subscriptions", name), as_json=as_json)
 
 
 @app.command("pause")
 def pause(name: SubscriptionName, url: Url = DEFAULT_URL, as_json: AsJson = False) -> None:
-    """Deliver nothing until it is resumed; nothing is lost."""
+    """Stop deliveries until the subscription is resumed; nothing is lost."""
     _show(call(url, "POST", path_of("subscriptions", name, "pause"), as_json=as_json), as_json)
 
 
 @app.command("resume")
 def resume(name: SubscriptionName, url: Url = DEFAULT_URL, as_json: AsJson = False) -> None:
-    """Go on from the checkpoint."""
+    """Resume deliveries from the checkpoint."""
     _show(call(url, "POST", path_of("subscriptions", name, "resume"), as_json=as_json), as_json)
 
 
 @app.command("test")
 def send_test(name: SubscriptionName, url: Url = DEFAULT_URL, as_json: AsJson = False) -> None:
-    """Send a test message now. Exit code 1 if it was not taken."""
+    """Send a test message now. Exit code 1 if it is not delivered."""
     answer = call(url, "POST", path_of("subscriptions", name, "test"), as_json=as_json)
     if as_json:
         print_json(answer)
@@ -112,7 +118,7 @@ def send_test(name: SubscriptionName, url: Url = DEFAULT_URL, as_json: AsJson = 
 
 @app.command("rotate-secret")
 def rotate_secret(name: SubscriptionName, url: Url = DEFAULT_URL, as_json: AsJson = False) -> None:
-    """Make a new secret, shown this once; for a day the old one signs beside it."""
+    """Make a new secret, shown once; the old one signs as well for a day."""
     answer = call(url, "POST", path_of("subscriptions", name, "rotate-secret"), as_json=as_json)
     print_json(answer) if as_json else print_new_secret(answer)
 

@@ -1,4 +1,4 @@
-"""What people read: tables and lists of fields that fit 80 columns, and wrap rather than hide where they don't."""
+"""Print tables and lists of fields for people: 80 columns wide, wrapped and never cut."""
 
 import json
 import sys
@@ -14,7 +14,7 @@ NARROWEST = 80
 
 
 def print_table(columns: Sequence[str], rows: Iterable[Sequence[str]], *, whole: Sequence[str] = ()) -> None:
-    """Print rows under their columns' names; the columns named in `whole` (ids to copy) are never broken."""
+    """Print rows under their columns' names; columns in `whole` (ids to copy) never wrap."""
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
     for name in columns:
         table.add_column(name.upper(), overflow="fold", no_wrap=name in whole)
@@ -24,7 +24,7 @@ def print_table(columns: Sequence[str], rows: Iterable[Sequence[str]], *, whole:
 
 
 def print_fields(fields: Mapping[str, str | None]) -> None:
-    """Print names and values below each other, but for those without a value."""
+    """Print one name and value per line; omit fields without a value."""
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), show_header=False)
     table.add_column(style="dim", no_wrap=True)
     table.add_column(overflow="fold")
@@ -35,12 +35,12 @@ def print_fields(fields: Mapping[str, str | None]) -> None:
 
 
 def print_new_secret(answer: dict[str, Any]) -> None:
-    """Print what a rotation answered."""
+    """Print the answer of a secret's rotation."""
     print_fields({"secret": answer["secret"], "the former signs until": moment(answer["former_signs_until"])})
 
 
 def _print(table: Table) -> None:
-    """Print as wide as the terminal, 80 columns at least and where there is none; no line ends in blanks."""
+    """Print as wide as the terminal, at least 80 columns; no line ends in blanks."""
     screen = Console(file=sys.stdout, highlight=False)
     page = Console(file=sys.stdout, highlight=False, width=max(NARROWEST, screen.width))
     with page.capture() as printed:
@@ -49,7 +49,7 @@ def _print(table: Table) -> None:
 
 
 def moment(value: str | None) -> str | None:
-    """Return a time of the API as people write it, UTC to the second; None for none."""
+    """Return a time of the API as text: UTC to the second; None for None."""
     if value is None:
         return None
     return f"{datetime.fromisoformat(value).astimezone(UTC):%Y-%m-%d %H:%M:%S}"
@@ -69,7 +69,7 @@ def span(seconds: float) -> str:
 
 
 def text(value: Any) -> str | None:
-    """Return a value of an answer as text: JSON for what is nested, None for null."""
+    """Return a value of an answer as text: JSON for a nested value, None for null."""
     if value is None or isinstance(value, str):
         return value
     return json.dumps(value, ensure_ascii=False)

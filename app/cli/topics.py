@@ -1,13 +1,13 @@
-"""`halfnote topics`: which there are, and which are declared."""
+"""`halfnote topics`: list, declare and undeclare topics."""
 
 from typing import Annotated
 
 import typer
 
-from app.cli.api import DEFAULT_URL, AsJson, Url, all_pages, call, path_of, print_json
+from app.cli.api_client import DEFAULT_URL, AsJson, Url, all_pages, call, path_of, print_json
 from app.cli.tables import moment, print_table
 
-app = typer.Typer(help="Topics: which there are, who takes them, which are declared.", no_args_is_help=True)
+app = typer.Typer(help="Topics: their subscriptions, and which are declared.", no_args_is_help=True)
 
 Names = Annotated[list[str], typer.Argument(metavar="NAME...", help="topics")]
 
@@ -20,21 +20,20 @@ def list_topics(url: Url = DEFAULT_URL, as_json: AsJson = False) -> None:
         print_json(topics)
         return
     rows = [
-        (one["topic"], moment(one["declared_at"]) or "no", ", ".join(one["subscriptions"]) or "nobody")
-        for one in topics
+        (one["topic"], moment(one["declared_at"]) or "no", ", ".join(one["subscriptions"]) or "none") for one in topics
     ]
     print_table(("topic", "declared", "taken by"), rows)
 
 
 @app.command("declare")
 def declare(names: Names, url: Url = DEFAULT_URL, as_json: AsJson = False) -> None:
-    """Take messages of these topics where HALFNOTE_TOPICS=declared refuses others."""
+    """Declare topics: with HALFNOTE_TOPICS=declared only declared topics take messages."""
     for name in names:
         call(url, "PUT", path_of("topics", name), as_json=as_json)
 
 
 @app.command("undeclare")
 def undeclare(names: Names, url: Url = DEFAULT_URL, as_json: AsJson = False) -> None:
-    """Take no new messages of these topics where HALFNOTE_TOPICS=declared."""
+    """Undeclare topics: with HALFNOTE_TOPICS=declared they take no new messages."""
     for name in names:
         call(url, "DELETE", path_of("topics", name), as_json=as_json)

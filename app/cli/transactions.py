@@ -1,17 +1,14 @@
-"""`halfnote transactions`: where they stand, and what a person does about them."""
+"""`halfnote transactions`: list and show transactions."""
 
 from typing import Annotated, Any
 
 import typer
 
-from app.cli.api import DEFAULT_URL, AsJson, Url, call, path_of, print_json
-from app.cli.show import print_transaction
+from app.cli.api_client import DEFAULT_URL, AsJson, Url, call, list_items, path_of, print_json
 from app.cli.tables import print_table, short_moment
+from app.cli.transaction_view import print_transaction
 
-app = typer.Typer(help="Transactions: where they stand, and verdicts by a person.", no_args_is_help=True)
-
-# What the API gives at most on one page.
-PAGE_MAX = 1000
+app = typer.Typer(help="Transactions: their states, and verdicts by a person.", no_args_is_help=True)
 
 TransactionId = Annotated[str, typer.Argument(metavar="TRANSACTION_ID")]
 Group = Annotated[str | None, typer.Option(help="of this producer group")]
@@ -25,11 +22,11 @@ def list_transactions(
     group: Group = None,
     state: StateName = None,
     topic: Annotated[str | None, typer.Option(help="with a message on this topic")] = None,
-    key: Annotated[str | None, typer.Option(help="with a message of this key")] = None,
+    key: Annotated[str | None, typer.Option(help="with a message with this key")] = None,
     born_after: BornAfter = None,
     born_before: BornBefore = None,
-    limit: Annotated[int, typer.Option(help="at most so many")] = 50,
-    cursor: Annotated[str | None, typer.Option(help="where the list before ended")] = None,
+    limit: Annotated[int, typer.Option(help="the most to list")] = 50,
+    cursor: Annotated[str | None, typer.Option(help="the cursor that the previous list ended with")] = None,
     url: Url = DEFAULT_URL,
     as_json: AsJson = False,
 ) -> None:
@@ -41,8 +38,9 @@ def list_transactions(
         "key": key,
         "born_after": born_after,
         "born_before": born_before,
+        "cursor": cursor,
     }
-    page = gathered(url, query, limit, cursor, as_json)
+    page = list_items(url, "/transactions", query, limit, as_json=as_json)
     if as_json:
         print_json(page)
         return
@@ -54,20 +52,8 @@ def list_transactions(
         print(f"\nThere may be more: --cursor {page['next_cursor']}")
 
 
-def gathered(url: str, query: dict[str, Any], limit: int, cursor: str | None, as_json: bool) -> dict[str, Any]:
-    """Return up to `limit` transactions; a page of the API may hold fewer than there are."""
-    found: list[dict[str, Any]] = []
-    while True:
-        asked = {**query, "limit": min(limit - len(found), PAGE_MAX), "cursor": cursor}
-        page = call(url, "GET", "/transactions", query=asked, as_json=as_json)
-        found += page["items"]
-        cursor = page["next_cursor"]
-        if cursor is None or len(found) >= limit:
-            return {"items": found, "next_cursor": cursor}
-
-
 def about(one: dict[str, Any]) -> str:
-    """Return whose transaction it is and what its first message is."""
+    """Return a transaction's producer group and its first message's topic and key."""
     first = one["topic"] if one["key"] is None else f"{one['topic']} {one['key']}"
     more = f" +{one['message_count'] - 1}" if one["message_count"] > 1 else ""
     return f"{one['producer_group']}: {first}{more}"
@@ -75,6 +61,6 @@ def about(one: dict[str, Any]) -> str:
 
 @app.command("show")
 def show(transaction_id: TransactionId, url: Url = DEFAULT_URL, as_json: AsJson = False) -> None:
-    """Show a transaction: its verdict, its messages and where they went, and its timeline."""
+    """Show a transaction: its verdict, its messages and their deliveries, and its timeline."""
     transaction = call(url, "GET", path_of("transactions", transaction_id), as_json=as_json)
     print_json(transaction) if as_json else print_transaction(transaction)

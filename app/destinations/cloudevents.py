@@ -1,12 +1,11 @@
-"""A message as a CloudEvent 1.0.2: its attributes, Halfnote's own headers beside them, and the event as JSON.
+"""A message as a CloudEvent 1.0.2: its attributes, Halfnote's own headers, and the event as JSON.
 
-The one place that names any of them: HTTP and each broker put their binding's prefix before a name. All values are
-text, plain: a binding that needs it encodes them. `halfnoteoffset` is text because the integers of CloudEvents end at
-2,147,483,647.
+Only this module names them: HTTP and each broker prefix a name by their binding. All values are plain text; a binding
+encodes them if it has to. `halfnoteoffset` is text because CloudEvents' integers end at 2,147,483,647.
 
-In JSON there are no headers, so a message's own ones are together in one extension, `halfnoteheaders`: the text of a
-JSON object with names and values as the producer gave them. Not an extension for each: names of extensions know neither
-case nor `.`, `_` and `-`, and a header called `id` or `data` would be taken for something else.
+JSON has no headers, so the message's own headers are in one extension, `halfnoteheaders`: the text of a JSON object
+with the producer's names and values. There is no extension for each header: extension names have no case and no `.`,
+`_` or `-`, and a header called `id` or `data` would clash with an attribute.
 """
 
 from base64 import b64encode
@@ -18,18 +17,18 @@ from urllib.parse import quote
 
 import msgspec
 
-from app.destinations.base import Delivery
-from app.trace_context import trace_headers
+from app.delivery import Delivery
+from app.field_rules import json_of
+from app.observability.trace_context import trace_headers
 
 EVENT = "application/cloudevents+json"
 BATCH = "application/cloudevents-batch+json"
 
 _encode = msgspec.json.Encoder().encode
-_raw = msgspec.json.Decoder(msgspec.Raw).decode
 
 
 def attributes(delivery: Delivery) -> dict[str, str]:
-    """Return the attributes and extensions; `subject`, `halfnotetag` and `halfnotereplay` only if there are any."""
+    """Return the attributes and extensions; `subject`, `halfnotetag` and `halfnotereplay` only if they have a value."""
     found = context(delivery)
     found["datacontenttype"] = delivery.content_type
     found["halfnotetransaction"] = str(delivery.transaction_id)
@@ -44,7 +43,7 @@ def attributes(delivery: Delivery) -> dict[str, str]:
 
 
 def context(delivery: Delivery) -> dict[str, str]:
-    """Return the attributes that CloudEvents itself defines, but for `datacontenttype`."""
+    """Return the attributes that CloudEvents defines, without `datacontenttype`."""
     found = {
         "specversion": "1.0",
         "id": delivery.message_id,
@@ -58,7 +57,7 @@ def context(delivery: Delivery) -> dict[str, str]:
 
 
 def own_headers(delivery: Delivery) -> dict[str, str]:
-    """Return `halfnote-…` headers: of the delivery, and as `halfnote-h-<name>` the message's own."""
+    """Return the `halfnote-…` headers of the delivery, and the message's own as `halfnote-h-<name>`."""
     found = {
         "halfnote-transaction": str(delivery.transaction_id),
         "halfnote-offset": str(delivery.offset),
@@ -76,7 +75,7 @@ def own_headers(delivery: Delivery) -> dict[str, str]:
 
 @lru_cache(maxsize=1024)
 def _time_of(committed_at: datetime) -> str:
-    """Return `time`; the messages of one flush share theirs."""
+    """Return `time`. Cached: the messages of one flush share it."""
     return committed_at.isoformat().replace("+00:00", "Z")
 
 
@@ -92,34 +91,18 @@ def event(delivery: Delivery) -> bytes:
     A JSON body is `data`, byte for byte; any other, and one that is JSON by its content type alone, `data_base64`.
     """
     members: dict[str, Any] = {**attributes(delivery)}
-    # CloudEvents' Distributed Tracing extension names them as the headers are.
+    # CloudEvents' Distributed Tracing extension uses the names of the headers.
     members.update(trace_headers(delivery.trace))
     if delivery.headers:
         members["halfnoteheaders"] = _encode(delivery.headers).decode()
-    if is_json(delivery.content_type) and _parses(delivery.body):
-        members["data"] = msgspec.Raw(delivery.body)
-    else:
+    data = json_of(delivery.body, delivery.content_type)
+    if data is None:
         members["data_base64"] = b64encode(delivery.body).decode()
+    else:
+        members["data"] = data
     return _encode(members)
 
 
 def joined(events: Iterable[bytes]) -> bytes:
     """Return events as one JSON array (`application/cloudevents-batch+json`)."""
     return b"[" + b",".join(events) + b"]"
-
-
-@lru_cache(maxsize=1024)
-def is_json(content_type: str) -> bool:
-    """Tell whether a content type declares JSON: `*/json` or `*/*+json` (JSON event format 1.0.2 §3.1.1)."""
-    subtype = content_type.partition(";")[0].rpartition("/")[2].strip().lower()
-    return subtype == "json" or subtype.endswith("+json")
-
-
-def _parses(body: bytes) -> bool:
-    """Tell whether bytes are one JSON value that may stand inside another: what came as base64 was never looked at."""
-    try:
-        _raw(body)
-        body.decode()
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        return False
-    return True

@@ -1,14 +1,14 @@
-"""NATS JetStream: one message each, delivered once a stream acknowledged that it has stored it.
+"""Deliver to NATS JetStream: a message is delivered when a stream acknowledges that it stored it.
 
-`Nats-Msg-Id`, by which a stream knows duplicates, is `<message id>:<subscription>`, and a replay adds `:<replay id>`:
-what Halfnote sends again is stored once within the stream's window, while a replay, and another subscription that
-leads to the same stream, are not swallowed. Headers follow CloudEvents' NATS binding (binary mode, `ce-<attribute>`,
+`Nats-Msg-Id`, by which a stream detects duplicates, is `<message id>:<subscription>`, and a replay adds
+`:<replay id>`. So a retry is stored once within the stream's window, and a replay, or another subscription with the
+same stream, is no duplicate. Headers follow CloudEvents' NATS binding (binary mode, `ce-<attribute>`,
 `datacontenttype` among them), with `halfnote-…` and the message's own as `halfnote-h-<name>` beside them; values are
 percent-encoded as in HTTP.
 
-In a subject, what stands for `{key}` or `{tag}` is one token: all but ASCII letters, digits, `_` and `-` is
-percent-encoded as UTF-8, also `.`, `*`, `>` and spaces; without a key or tag it is `_`. For `{topic}` and `{group}` it
-is the same, but `.` stays and parts tokens.
+In a subject, `{key}` and `{tag}` become one token: everything but ASCII letters, digits, `_` and `-` is percent-encoded
+as UTF-8, also `.`, `*`, `>` and spaces; a missing key or tag becomes `_`. `{topic}` and `{group}` are encoded in the
+same way, but `.` stays and separates tokens.
 """
 
 from collections.abc import Mapping, Sequence
@@ -20,25 +20,26 @@ from urllib.parse import quote, urlsplit
 
 from nats.errors import Error
 
-from app.destinations.base import Delivery, Destination, Outcome
+from app.delivery import Delivery, Outcome
+from app.destinations.base import Destination
+from app.destinations.broker_connection import BAD_MESSAGE, TOO_LARGE, BrokerConnections, PendingMessage
 from app.destinations.cloudevents import attributes, own_headers
-from app.destinations.lines import BAD_MESSAGE, TOO_LARGE, Lines, Sending
-from app.destinations.nats_line import NatsLine, NoStream, NotPermitted, NotStored, Place, connected
-from app.destinations.placeholders import filled
+from app.destinations.name_templates import filled
+from app.destinations.nats_connection import NatsAddress, NatsConnection, NoStream, NotPermitted, NotStored, connected
 from app.destinations.webhook import encoded
-from app.dialling import Dialling
-from app.trace_context import trace_headers
+from app.egress.network_policy import NetworkPolicy
+from app.observability.trace_context import trace_headers
 
-# How many messages one call takes; they go out one behind the other.
+# The most messages of one call. They are sent without a wait in between.
 BATCH_MAX = 100
-# NATS takes lines of 4,096 bytes by default, the inbox for the answer and two sizes included.
+# NATS takes protocol lines of 4,096 bytes by default, with the inbox for the answer and two sizes.
 SUBJECT_BYTES = 3_900
-# JetStream's numbers (nats-server, errors.json): larger than the stream's `max_msg_size`.
+# JetStream's error number (nats-server, errors.json): larger than the stream's `max_msg_size`.
 EXCEEDS_STREAM = 10054
 
 
 def of(
-    destination: Mapping[str, Any], credentials: Mapping[str, str], timeout_s: float, dialling: Dialling
+    destination: Mapping[str, Any], credentials: Mapping[str, str], timeout_s: float, network_policy: NetworkPolicy
 ) -> Destination:
     """Return the destination of a stored `{type: "nats", url, subject?, username?}`."""
     account: dict[str, str] = {}
@@ -46,80 +47,82 @@ def of(
         account = {"user": destination["username"], "password": credentials.get("password", "")}
     elif credentials.get("token"):
         account = {"token": credentials["token"]}
-    place = Place(urlsplit(destination["url"]), account, dialling)
-    return Nats(destination["url"], place, destination.get("subject") or "{topic}", timeout_s)
+    broker_address = NatsAddress(urlsplit(destination["url"]), account, network_policy)
+    return Nats(destination["url"], broker_address, destination.get("subject") or "{topic}", timeout_s)
 
 
 class Nats:
-    """A subject, or several by placeholders, on one connection for all calls."""
+    """One subject, or several by placeholders, on one connection for all calls."""
 
     batch_max = BATCH_MAX
 
-    def __init__(self, address: str, place: Place, subject: str, timeout_s: float) -> None:
+    def __init__(self, address: str, broker_address: NatsAddress, subject: str, timeout_s: float) -> None:
         self.address = address
         self._subject = subject
-        self._lines = Lines(partial(connected, place, timeout_s), self._publish, (Error,), timeout_s)
+        self._connections = BrokerConnections(
+            partial(connected, broker_address, timeout_s), self._publish, (Error,), timeout_s
+        )
 
     async def deliver(self, deliveries: Sequence[Delivery], now: datetime) -> Sequence[Outcome]:
         """Publish and wait until each is acknowledged or refused, or the time is over."""
         started = perf_counter()
-        return await self._lines.send([self._sending(delivery, started) for delivery in deliveries])
+        return await self._connections.send([self._pending(delivery, started) for delivery in deliveries])
 
     async def close(self) -> None:
         """Close the connection."""
-        await self._lines.close()
+        await self._connections.close()
 
-    def _sending(self, delivery: Delivery, started: float) -> Sending:
-        sending = Sending(delivery, filled(self._subject, delivery, token_of), started)
-        subject = sending.name
+    def _pending(self, delivery: Delivery, started: float) -> PendingMessage:
+        message = PendingMessage(delivery, filled(self._subject, delivery, token_of), started)
+        subject = message.name
         if len(subject) > SUBJECT_BYTES:
-            sending.refuse(BAD_MESSAGE, f"a subject of {len(subject):,} bytes; NATS takes about {SUBJECT_BYTES:,}")
+            message.refuse(BAD_MESSAGE, f"a subject of {len(subject):,} bytes; NATS takes about {SUBJECT_BYTES:,}")
         elif subject.startswith(".") or subject.endswith(".") or ".." in subject:
-            sending.refuse(BAD_MESSAGE, f"{subject!r} is no subject: a token is empty")
-        return sending
+            message.refuse(BAD_MESSAGE, f"{subject!r} is not a subject: a token is empty")
+        return message
 
-    async def _publish(self, line: NatsLine, waiting: Sequence[Sending]) -> None:
-        """Publish all once; those without an outcome then are to be sent again."""
-        with line.answers() as asked:
-            sent: list[Sending] = []
-            for sending in waiting:
-                headers = headers_of(sending.delivery)
-                if _fits(sending, headers, line.largest):
-                    asked.append(await line.publish(sending.name, sending.delivery.body, headers))
-                    sent.append(sending)
-            for sending, answer in zip(sent, asked, strict=True):
+    async def _publish(self, connection: NatsConnection, waiting: Sequence[PendingMessage]) -> None:
+        """Publish all once. Messages that have no outcome afterwards are sent again."""
+        with connection.answers() as asked:
+            sent: list[PendingMessage] = []
+            for message in waiting:
+                headers = headers_of(message.delivery)
+                if _fits(message, headers, connection.largest):
+                    asked.append(await connection.publish(message.name, message.delivery.body, headers))
+                    sent.append(message)
+            for message, answer in zip(sent, asked, strict=True):
                 try:
                     await answer
-                    sending.done()
+                    message.done()
                 except OSError as broken:
-                    self._lines.drop(line)
-                    sending.broken(str(broken))
+                    self._connections.drop(connection)
+                    message.broken(str(broken))
                 except (NoStream, NotPermitted, NotStored) as failure:
-                    _judge(sending, failure)
+                    _judge(message, failure)
 
 
-def _fits(sending: Sending, headers: Mapping[str, str], largest: int) -> bool:
-    """Tell whether NATS takes so much; if not, the outcome is set: NATS would close the connection under all others."""
-    size = len(sending.delivery.body) + 12 + sum(len(name) + len(value) + 4 for name, value in headers.items())
+def _fits(message: PendingMessage, headers: Mapping[str, str], largest: int) -> bool:
+    """Return whether NATS takes a message of this size; refuse it if not, since NATS would close the connection."""
+    size = len(message.delivery.body) + 12 + sum(len(name) + len(value) + 4 for name, value in headers.items())
     if size > largest:
         error = f"{size:,} bytes with headers; this NATS takes at most {largest:,} (max_payload)"
-        sending.refuse(TOO_LARGE, error)
+        message.refuse(TOO_LARGE, error)
     return size <= largest
 
 
-def _judge(sending: Sending, failure: NoStream | NotPermitted | NotStored) -> None:
+def _judge(message: PendingMessage, failure: NoStream | NotPermitted | NotStored) -> None:
     if isinstance(failure, NoStream):
-        sending.fail(
-            f"no JetStream stream has the subject {sending.name}: create one, or add the subject to one "
+        message.fail(
+            f"no JetStream stream has the subject {message.name}: create one, or add the subject to one "
             "(nats stream add, nats stream edit)"
         )
     elif isinstance(failure, NotPermitted):
-        sending.fail(f"NATS does not permit this account to publish to {sending.name}")
+        message.fail(f"NATS does not permit this account to publish to {message.name}")
     elif failure.number == EXCEEDS_STREAM:
-        size = len(sending.delivery.body)
-        sending.refuse(TOO_LARGE, f"a body of {size:,} bytes; the stream takes less (max_msg_size): {failure}")
+        size = len(message.delivery.body)
+        message.refuse(TOO_LARGE, f"a body of {size:,} bytes; the stream takes less (max_msg_size): {failure}")
     else:
-        sending.fail(f"JetStream did not store it: {failure} (error {failure.number})")
+        message.fail(f"JetStream did not store it: {failure} (error {failure.number})")
 
 
 def headers_of(delivery: Delivery) -> dict[str, str]:
@@ -136,6 +139,6 @@ def headers_of(delivery: Delivery) -> dict[str, str]:
 
 @lru_cache(maxsize=1024)
 def token_of(name: str, value: str) -> str:
-    """Return what stands for a placeholder in a subject: one token, or of a topic or group as many as it has parts."""
+    """Return a placeholder's value for a subject: one token; for a topic or group as many as it has parts."""
     escaped = quote(value, safe="").replace("~", "%7E")
     return escaped if name in ("topic", "group") else escaped.replace(".", "%2E") or "_"

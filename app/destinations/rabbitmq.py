@@ -1,8 +1,8 @@
-"""RabbitMQ: one persistent, mandatory message each, delivered once the broker confirmed it (publisher confirms).
+"""Deliver to RabbitMQ: persistent, mandatory messages, delivered when the broker confirms them (publisher confirms).
 
 Properties: `message_id`, `content_type`, `type` (the topic), `timestamp` (the commit, whole seconds). Headers:
 CloudEvents' AMQP binding 1.0.2 (`cloudEvents_<attribute>`), with `halfnote-…` and the message's own as
-`halfnote-h-<name>` beside them; all text. An exchange and queues must exist: Halfnote declares nothing.
+`halfnote-h-<name>` beside them; all text. The exchange and queues must exist: Halfnote declares nothing.
 """
 
 import asyncio
@@ -18,15 +18,16 @@ from aio_pika.abc import AbstractExchange
 from aio_pika.exceptions import AMQPError, ChannelClosed, DeliveryError, PublishError
 from yarl import URL
 
-from app.destinations.base import Delivery, Destination, Outcome
+from app.delivery import Delivery, Outcome
+from app.destinations.base import Destination
+from app.destinations.broker_connection import BAD_MESSAGE, TOO_LARGE, BrokerConnections, PendingMessage
 from app.destinations.cloudevents import attributes, own_headers
-from app.destinations.lines import BAD_MESSAGE, TOO_LARGE, Lines, Sending
-from app.destinations.placeholders import filled
-from app.destinations.rabbitmq_line import Place, RabbitLine, connected, told
-from app.dialling import Dialling
-from app.trace_context import trace_headers
+from app.destinations.name_templates import filled
+from app.destinations.rabbitmq_connection import RabbitAddress, RabbitConnection, connected, error_text
+from app.egress.network_policy import NetworkPolicy
+from app.observability.trace_context import trace_headers
 
-# How many messages one call takes; they go out one behind the other.
+# The most messages of one call. They are sent without a wait in between.
 BATCH_MAX = 100
 # AMQP's short strings: routing keys, names of headers, some properties.
 SHORT_BYTES = 255
@@ -36,102 +37,109 @@ _topic_refused = re.compile(r"access to topic '(.*)' in exchange ", re.DOTALL).s
 
 
 def of(
-    destination: Mapping[str, Any], credentials: Mapping[str, str], timeout_s: float, dialling: Dialling
+    destination: Mapping[str, Any], credentials: Mapping[str, str], timeout_s: float, network_policy: NetworkPolicy
 ) -> Destination:
     """Return the destination of a stored `{type: "rabbitmq", url, exchange?, routing_key?, username?}`.
 
-    Without an account it is RabbitMQ's own `guest`.
+    Without a username the account is RabbitMQ's `guest`.
     """
     username = destination.get("username")
-    place = Place(
+    broker_address = RabbitAddress(
         URL(destination["url"], encoded=True),
         destination.get("exchange") or "",
         username or "guest",
         credentials.get("password", "") if username else "guest",
-        dialling,
+        network_policy,
     )
-    return RabbitMq(destination["url"], place, destination.get("routing_key") or "{topic}", timeout_s)
+    return RabbitMq(destination["url"], broker_address, destination.get("routing_key") or "{topic}", timeout_s)
 
 
 class RabbitMq:
-    """An exchange, on one connection and channel for all calls; a call's messages are confirmed in any order."""
+    """An exchange, on one connection and channel for all calls. Messages of a call are confirmed in any order."""
 
     batch_max = BATCH_MAX
 
-    def __init__(self, address: str, place: Place, routing_key: str, timeout_s: float) -> None:
+    def __init__(self, address: str, broker_address: RabbitAddress, routing_key: str, timeout_s: float) -> None:
         self.address = address
         self._routing_key = routing_key
-        self._lines = Lines(partial(connected, place), self._publish, (AMQPError, RuntimeError), timeout_s)
+        self._connections = BrokerConnections(
+            partial(connected, broker_address), self._publish, (AMQPError, RuntimeError), timeout_s
+        )
         self._largest: int | None = None
 
     async def deliver(self, deliveries: Sequence[Delivery], now: datetime) -> Sequence[Outcome]:
         """Publish and wait until each is confirmed, returned or refused, or the time is over."""
         started = perf_counter()
-        return await self._lines.send([self._sending(delivery, started) for delivery in deliveries])
+        return await self._connections.send([self._pending(delivery, started) for delivery in deliveries])
 
     async def close(self) -> None:
         """Close the connection."""
-        await self._lines.close()
+        await self._connections.close()
 
-    def _sending(self, delivery: Delivery, started: float) -> Sending:
-        sending = Sending(delivery, filled(self._routing_key, delivery), started)
-        if len(sending.name) > SHORT_BYTES // 4 and (size := len(sending.name.encode())) > SHORT_BYTES:
-            sending.refuse(BAD_MESSAGE, f"a routing key of {size} bytes; AMQP takes at most {SHORT_BYTES}")
-        self._judge_size(sending)
-        return sending
+    def _pending(self, delivery: Delivery, started: float) -> PendingMessage:
+        message = PendingMessage(delivery, filled(self._routing_key, delivery), started)
+        if len(message.name) > SHORT_BYTES // 4 and (size := len(message.name.encode())) > SHORT_BYTES:
+            message.refuse(BAD_MESSAGE, f"a routing key of {size} bytes; AMQP takes at most {SHORT_BYTES}")
+        self._judge_size(message)
+        return message
 
-    def _judge_size(self, sending: Sending) -> None:
-        size = len(sending.delivery.body)
+    def _judge_size(self, message: PendingMessage) -> None:
+        size = len(message.delivery.body)
         if self._largest is not None and size > self._largest:
             error = f"a body of {size:,} bytes; this RabbitMQ takes at most {self._largest:,} (max_message_size)"
-            sending.refuse(TOO_LARGE, error)
+            message.refuse(TOO_LARGE, error)
 
-    async def _publish(self, line: RabbitLine, waiting: Sequence[Sending]) -> None:
-        """Publish all once; those without an outcome then are to be sent again."""
-        exchange = await line.exchange()
-        await asyncio.gather(*(self._publish_one(line, exchange, sending) for sending in waiting))
+    async def _publish(self, connection: RabbitConnection, waiting: Sequence[PendingMessage]) -> None:
+        """Publish all once. Messages that have no outcome afterwards are sent again."""
+        exchange = await connection.exchange()
+        await asyncio.gather(*(self._publish_one(connection, exchange, message) for message in waiting))
 
-    async def _publish_one(self, line: RabbitLine, exchange: AbstractExchange, sending: Sending) -> None:
+    async def _publish_one(
+        self, connection: RabbitConnection, exchange: AbstractExchange, message: PendingMessage
+    ) -> None:
         try:
-            await exchange.publish(message_of(sending.delivery), sending.name, mandatory=True)
-            sending.done()
+            await exchange.publish(message_of(message.delivery), message.name, mandatory=True)
+            message.done()
         except PublishError:
-            sending.fail(unroutable(exchange.name, sending.name))
+            message.fail(unroutable(exchange.name, message.name))
         except DeliveryError:
-            sending.fail("RabbitMQ did not take it over (basic.nack): a queue that it goes to is full or failing")
+            message.fail("RabbitMQ did not accept the message (basic.nack): one of its queues is full or failing")
         except ChannelClosed as closed:
-            line.forget(exchange)
-            self._judge_closing(sending, told(closed))
+            connection.forget(exchange)
+            self._judge_closing(message, error_text(closed))
         except asyncio.CancelledError:
-            # The client ends those who wait in this way too when a connection breaks.
+            # The client also cancels waiting callers when a connection breaks.
             task = asyncio.current_task()
             if task is None or task.cancelling():
                 raise
-            self._broken(line, sending, "the connection was closed")
+            self._broken(connection, message, "the connection was closed")
             return
         except (AMQPError, OSError, RuntimeError) as failure:
-            if not line.open or not line.closed(exchange):
-                self._broken(line, sending, told(failure))
-            # Else RabbitMQ closed the channel, which is told to another message.
+            if not connection.open or not connection.closed(exchange):
+                self._broken(connection, message, error_text(failure))
+            # Otherwise RabbitMQ closed the channel, and another message gets the reason.
             return
-        line.heard_at = asyncio.get_running_loop().time()
+        connection.last_answer_at = asyncio.get_running_loop().time()
 
-    def _broken(self, line: RabbitLine, sending: Sending, error: str) -> None:
-        self._lines.drop(line)
-        sending.broken(error)
+    def _broken(self, connection: RabbitConnection, message: PendingMessage, error: str) -> None:
+        self._connections.drop(connection)
+        message.broken(error)
 
-    def _judge_closing(self, sending: Sending, error: str) -> None:
-        """RabbitMQ closed the channel: it says why, not for which message. Those it was not about go again."""
+    def _judge_closing(self, message: PendingMessage, error: str) -> None:
+        """Fail the message if it is the reason why RabbitMQ closed the channel; other messages are sent again.
+
+        RabbitMQ says why it closed the channel, and not because of which message.
+        """
         limit, refused = _size_limit(error), _topic_refused(error)
         if limit is not None:
             self._largest = int(limit[1])
-            self._judge_size(sending)
-        elif refused is None or refused[1] == sending.name:
-            sending.fail(error)
+            self._judge_size(message)
+        elif refused is None or refused[1] == message.name:
+            message.fail(error)
 
 
 def message_of(delivery: Delivery) -> Message:
-    """Return the message, by CloudEvents' AMQP binding in binary mode; `_`, which JMS can select by, not `:`."""
+    """Return the message by CloudEvents' AMQP binding in binary mode; with `_` rather than `:`, for JMS selectors."""
     headers: dict[str, Any] = {
         f"cloudEvents_{name}": value for name, value in attributes(delivery).items() if name != "datacontenttype"
     }
@@ -144,13 +152,13 @@ def message_of(delivery: Delivery) -> Message:
         delivery_mode=DeliveryMode.PERSISTENT,
         message_id=delivery.message_id,
         timestamp=delivery.committed_at,
-        # A topic in other letters than Latin may be too long; it is in `cloudEvents_type` all the same.
+        # A topic of non-Latin letters may be too long. `cloudEvents_type` has it in any case.
         type=delivery.topic if len(delivery.topic.encode()) <= SHORT_BYTES else None,
     )
 
 
 def unroutable(exchange: str, routing_key: str) -> str:
-    """Say what is to be done about a message that no queue takes."""
+    """Return the error of a message that no queue takes, with what to do."""
     if not exchange:
         return f"RabbitMQ has no queue {routing_key!r}: declare it, or name an exchange"
-    return f"no queue takes routing key {routing_key!r} of exchange {exchange!r}: bind one to it"
+    return f"no queue takes routing key {routing_key!r} of exchange {exchange!r}: bind a queue to it"

@@ -1,13 +1,13 @@
-"""Redis Streams: one entry a message (`XADD`), a call's messages in one pipeline.
+"""Deliver to Redis Streams: one entry a message (`XADD`), a call's messages in one pipeline.
 
 An entry's fields: `body` (the producer's bytes), `content-type`, `ce_<attribute>` as CloudEvents' Kafka binding names
 them (there is none for Redis), `halfnote-…` and the message's own headers as `halfnote-h-<name>`; values are UTF-8.
 
-What acknowledged means is the server's to say: Redis answers when the entry is in its memory. With `appendonly yes` and
-`appendfsync everysec`, its default, a crash of the machine can lose the last second of what was answered; `appendfsync
-always` answers only after the fsync. Replication is asynchronous: a failover can lose entries too. `WAIT` is not sent:
-it counts replicas that have the entry in memory, makes nothing durable, holds up a whole connection, and a failover may
-choose another replica all the same. Whoever needs every entry sets `appendfsync always`.
+The server decides what acknowledged means: Redis answers when the entry is in its memory. With `appendonly yes` and
+`appendfsync everysec`, its default, a crash of the machine can lose the last second of acknowledged entries;
+`appendfsync always` answers only after the fsync. Replication is asynchronous: a failover can lose entries too. `WAIT`
+is not sent: it counts replicas that have the entry in memory, makes nothing durable, blocks the whole connection, and a
+failover may choose another replica. Set `appendfsync always` if no entry may be lost.
 """
 
 import asyncio
@@ -21,14 +21,15 @@ from urllib.parse import urlsplit
 from redis.asyncio import Connection
 from redis.exceptions import BusyLoadingError, OutOfMemoryError, ReadOnlyError, RedisError, ResponseError
 
-from app.callbacks import AGENT
-from app.destinations.base import OWN_PORTS, Delivered, Delivery, Destination, Failed, Outcome, Refused
+from app.delivery import Delivered, Delivery, Failed, Outcome, Refused
+from app.destinations.base import Destination
 from app.destinations.cloudevents import attributes, own_headers
-from app.destinations.placeholders import filled
-from app.dialling import Dialling
-from app.trace_context import trace_headers
+from app.destinations.name_templates import filled
+from app.egress.http_client import AGENT
+from app.egress.network_policy import OWN_PORTS, NetworkPolicy
+from app.observability.trace_context import trace_headers
 
-# How many messages one pipeline takes; a larger one gains nothing.
+# The most messages of one pipeline. A larger one gains nothing.
 BATCH_MAX = 500
 PORT = 6379
 # The server's default for the largest value, `proto-max-bulk-len`.
@@ -37,7 +38,7 @@ TOO_LARGE = "too_large"
 
 
 def of(
-    destination: Mapping[str, Any], credentials: Mapping[str, str], timeout_s: float, dialling: Dialling
+    destination: Mapping[str, Any], credentials: Mapping[str, str], timeout_s: float, network_policy: NetworkPolicy
 ) -> Destination:
     """Return the destination of a stored `{type: "redis", url, stream?, maxlen?, username?}`."""
     return Redis(
@@ -46,12 +47,12 @@ def of(
         destination.get("maxlen"),
         (destination.get("username"), credentials.get("password")),
         timeout_s,
-        dialling,
+        network_policy,
     )
 
 
-class Dialled(Connection):
-    """A connection to an address that was judged; with TLS the certificate is the name's all the same."""
+class CheckedConnection(Connection):
+    """A connection to a checked address. With TLS the certificate must be valid for the host's name."""
 
     def __init__(self, *, address: str, tls: ssl.SSLContext | None, **options: Any) -> None:
         super().__init__(**options)
@@ -67,18 +68,18 @@ class Dialled(Connection):
         self._transport = self._writer.transport if self._writer is not None else None
 
     async def drop(self) -> None:
-        """Let go of the socket at once, whatever is still to be written to it."""
+        """Close the socket at once and drop its unwritten bytes."""
         if self._transport is not None:
             self._transport.abort()
         await self.disconnect()
 
 
 class TooLarge(Exception):
-    """The server takes no value of this size: what it would answer, but it would close the connection as well."""
+    """The server takes no value of this size. It is not sent: the server would close the connection."""
 
 
 class Redis:
-    """A stream, or several by placeholders, on one connection; calls take turns on it, which keeps their order."""
+    """One stream, or several by placeholders, on one connection. Calls take turns on it, which keeps their order."""
 
     batch_max = BATCH_MAX
 
@@ -89,7 +90,7 @@ class Redis:
         maxlen: int | None,
         account: tuple[str | None, str | None],
         timeout_s: float,
-        dialling: Dialling,
+        network_policy: NetworkPolicy,
     ) -> None:
         self.address = url
         self._url = urlsplit(url)
@@ -97,13 +98,13 @@ class Redis:
         self._trim = ("MAXLEN", "~", str(maxlen)) if maxlen else ()
         self._account = account
         self._timeout_s = timeout_s
-        self._dialling = dialling
+        self._network_policy = network_policy
         self._turn = asyncio.Lock()
-        self._connection: Dialled | None = None
+        self._connection: CheckedConnection | None = None
         self._largest = LARGEST_BYTES
 
     async def deliver(self, deliveries: Sequence[Delivery], now: datetime) -> Sequence[Outcome]:
-        """Add entries in one pipeline; each has an outcome of its own, also when the connection breaks in between."""
+        """Add entries in one pipeline. Each has its own outcome, also if the connection breaks in between."""
         started = perf_counter()
         replies: list[Exception | None] = []
         sent, error, unreachable = False, "", False
@@ -116,7 +117,7 @@ class Redis:
             error = f"no answer within {self._timeout_s:g} s"
         except (RedisError, OSError) as failure:
             error = f"{type(failure).__name__}: {failure}"
-            # A server that still reads its data from the disk is not there yet.
+            # The server still loads its data from disk.
             unreachable = isinstance(failure, BusyLoadingError)
         unreachable = unreachable or (not sent and self._connection is None)
         duration_ms = round((perf_counter() - started) * 1000)
@@ -132,19 +133,19 @@ class Redis:
         if connection is not None:
             await connection.drop()
 
-    async def _connected(self) -> Dialled:
+    async def _connected(self) -> CheckedConnection:
         connection = self._connection
         if connection is not None:
-            # Something to read before anything was asked: the server closed the connection, or said why it will.
+            # Bytes to read before a request: the server closed the connection, or announces it.
             if connection.is_connected and not await connection.can_read():
                 return connection
             await self.close()
         host, port = self._url.hostname or "", self._url.port or PORT
-        addresses = await self._dialling.resolved(
+        addresses = await self._network_policy.resolved(
             host, port, own_ports=OWN_PORTS["redis"], encrypted=self._url.scheme == "rediss"
         )
         for address in addresses:
-            connection = self._dialled(host, port, address)
+            connection = self._new_connection(host, port, address)
             try:
                 await connection.connect()  # type: ignore[no-untyped-call]
                 self._largest = await _largest(connection)
@@ -157,11 +158,11 @@ class Redis:
             return connection
         raise OSError(f"{host} has no address")
 
-    def _dialled(self, host: str, port: int, address: str) -> Dialled:
+    def _new_connection(self, host: str, port: int, address: str) -> CheckedConnection:
         username, password = self._account
-        return Dialled(
+        return CheckedConnection(
             address=address,
-            tls=self._dialling.tls if self._url.scheme == "rediss" else None,
+            tls=self._network_policy.tls if self._url.scheme == "rediss" else None,
             host=host,
             port=port,
             db=int(self._url.path.strip("/") or 0),
@@ -170,16 +171,18 @@ class Redis:
             protocol=2,
             driver_info=None,
             client_name=AGENT,
-            # The call's own deadline covers all of it.
+            # The call's own deadline covers connecting.
             socket_timeout=None,
             socket_connect_timeout=None,
         )
 
-    async def _add(self, connection: Dialled, deliveries: Sequence[Delivery], replies: list[Exception | None]) -> None:
-        """Send what fits and put each one's reply into `replies`, in order: None, or what is wrong with it."""
+    async def _add(
+        self, connection: CheckedConnection, deliveries: Sequence[Delivery], replies: list[Exception | None]
+    ) -> None:
+        """Send the messages that fit, and append one reply for each message to `replies`: None, or its error."""
         try:
             if max(len(delivery.body) for delivery in deliveries) > self._largest:
-                # Perhaps it was raised since the connection was made.
+                # The limit may have been raised since the connection was made.
                 self._largest = await _largest(connection)
             fits = [len(delivery.body) <= self._largest for delivery in deliveries]
             commands = [self._entry(delivery) for delivery, fit in zip(deliveries, fits, strict=True) if fit]
@@ -190,7 +193,7 @@ class Redis:
             await self.close()
             raise
         if any(isinstance(reply, ReadOnlyError) or _is_too_large(reply) for reply in replies):
-            # A failover may have moved the name to another server; after an error of protocol the server has hung up.
+            # A failover may have moved the name to another server. After a protocol error the server closes.
             await self.close()
 
     def _entry(self, delivery: Delivery) -> tuple[str | bytes, ...]:
@@ -213,9 +216,9 @@ class Redis:
             return Refused(TOO_LARGE, error, None, text or None, duration_ms)
         if text.startswith("WRONGTYPE"):
             key = filled(self._stream, delivery)
-            error = f"the key {key} holds something else than a stream; remove it, or name another stream"
+            error = f"the key {key} holds another type than a stream; remove the key, or name another stream"
         elif isinstance(reply, OutOfMemoryError):
-            error = "Redis has reached its maxmemory and takes nothing more"
+            error = "Redis has reached its maxmemory and takes no writes: free memory, or raise maxmemory"
         elif isinstance(reply, ReadOnlyError):
             error = "this Redis is a replica, which takes no writes; name the primary"
         else:
@@ -236,7 +239,7 @@ async def _reply(connection: Connection) -> Exception | None:
 
 
 async def _largest(connection: Connection) -> int:
-    """Ask for `proto-max-bulk-len`; where asking is not allowed (managed services), it is the default."""
+    """Return the server's `proto-max-bulk-len`; the default where CONFIG is not allowed (managed services)."""
     try:
         await connection.send_command("CONFIG", "GET", "proto-max-bulk-len", check_health=False)
         answer = await connection.read_response()

@@ -1,7 +1,7 @@
-"""Webhooks: POSTs signed by Standard Webhooks 1.0, each a CloudEvent 1.0.2 in one of HTTP's three modes.
+"""Deliver to webhooks: POSTs signed by Standard Webhooks 1.0, each a CloudEvent 1.0.2 in one of HTTP's three modes.
 
-`binary`: the body as the producer gave it, all else in headers. `structured`: the event as JSON, body included.
-`batch`: a JSON array of events.
+`binary`: the producer's body, everything else in headers. `structured`: the event as JSON, body included. `batch`: a
+JSON array of events.
 """
 
 import re
@@ -11,53 +11,34 @@ from hashlib import sha256
 from typing import Literal
 from urllib.parse import quote
 
-from app.callback_urls import without_query
-from app.callbacks import CallbackClient, Reply
-from app.destinations.base import Delivered, Delivery, Failed, Gone, Outcome, Refused
-from app.destinations.batches import Batches
+from app.delivery import Delivered, Delivery, Failed, Gone, Outcome, Refused
+from app.destinations.batching import Batches
 from app.destinations.cloudevents import BATCH, EVENT, context, event, joined, own_headers
-from app.signing import Secret, Signer
-from app.trace_context import trace_headers
+from app.egress.http_client import EgressClient, Reply
+from app.egress.urls import without_query
+from app.observability.trace_context import trace_headers
+from app.secrets.signatures import Secret, Signer
 
 Mode = Literal["binary", "structured", "batch"]
 
-# CloudEvents HTTP binding 1.0.2 §3.1.3.2: all but printable ASCII is percent-encoded as UTF-8, and space, " and % too.
+# CloudEvents HTTP binding 1.0.2 §3.1.3.2: space, ", % and everything but printable ASCII is percent-encoded as UTF-8.
 _PRINTABLE = "".join(chr(code) for code in range(0x21, 0x7F) if chr(code) not in '"%')
 _needs_none = re.compile(r"[!#$&-~]*").fullmatch
 
-# What a subscription's own headers may not set: what HTTP needs, and what Halfnote says itself.
-DENIED = frozenset(
-    {
-        "accept-encoding",
-        "connection",
-        "content-encoding",
-        "content-length",
-        "content-type",
-        "expect",
-        "host",
-        "keep-alive",
-        "proxy-connection",
-        "te",
-        "trailer",
-        "transfer-encoding",
-        "upgrade",
-    }
-)
-DENIED_PREFIXES = ("webhook-", "ce-", "halfnote-", "proxy-")
 
 ABORT = "abort-message"
 REASON_LIMIT = 500
 
 
 class Webhook:
-    """An HTTP endpoint that takes POSTs. `headers` are the subscription's own, sent with each.
+    """An HTTP endpoint that takes POSTs. `headers`: the subscription's own, sent with each request.
 
-    `origin`: who we are, for a receiver that was asked for its consent (CloudEvents' HTTP webhooks 1.0.2 §2.1).
+    `origin`: this service's name for a receiver that gave its consent (CloudEvents' HTTP webhooks 1.0.2 §2.1).
     """
 
     def __init__(
         self,
-        client: CallbackClient,
+        client: EgressClient,
         url: str,
         headers: Mapping[str, str],
         secrets: Sequence[Secret],
@@ -80,11 +61,11 @@ class Webhook:
 
     @property
     def batch_max(self) -> int:
-        """One message a request, but for batches."""
+        """One message a request except in mode `batch`."""
         return self._batch_max
 
     async def deliver(self, deliveries: Sequence[Delivery], now: datetime) -> Sequence[Outcome]:
-        """POST the message or the batch, signed as of `now`, and judge the answer (design: Delivery)."""
+        """POST the message or the batch, signed as of `now`, and return what the answer means (design: Delivery)."""
         if self._mode == "batch":
             return await Batches(self._post_batch, now, self._timeout_s).deliver(deliveries, self._batch_max)
         [delivery] = deliveries
@@ -93,7 +74,7 @@ class Webhook:
         return [await self._post(delivery.message_id, body, described, now, self._timeout_s)]
 
     async def close(self) -> None:
-        """Nothing of its own to let go of: the client is shared."""
+        """Do nothing: the client is shared."""
 
     async def _post_batch(self, deliveries: Sequence[Delivery], now: datetime, timeout_s: float) -> Outcome:
         body = joined(event(delivery) for delivery in deliveries)
@@ -107,10 +88,10 @@ class Webhook:
 
 
 def outcome_of(reply: Reply, now: datetime) -> Outcome:
-    """Judge an answer: 2xx is success, 410 ends the subscription, `abort-message` the message, all else is a failure.
+    """Return the outcome of an answer: 2xx delivers, 410 disables, `abort-message` refuses the message.
 
-    A redirect is a failure: the address that was checked and signed for is the one that counts. Source: Standard
-    Webhooks 1.0, "Consumer failure", and design, Delivery.
+    Anything else is a failure. So is a redirect: only the subscription's URL is checked. Source: Standard Webhooks 1.0,
+    "Consumer failure", and design, Delivery.
     """
     if reply.status is None:
         return Failed(reply.error or "no answer", None, None, None, reply.duration_ms, reply.unreachable)
@@ -129,7 +110,7 @@ def outcome_of(reply: Reply, now: datetime) -> Outcome:
 
 
 def message_headers(delivery: Delivery) -> dict[str, str]:
-    """Return the headers that describe a message whose body goes as it is: CloudEvents', Halfnote's, its own."""
+    """Return the headers of a message in binary mode: CloudEvents', Halfnote's, the message's own."""
     headers = {f"ce-{name}": encoded(value) for name, value in context(delivery).items()}
     headers["content-type"] = delivery.content_type
     for name, value in own_headers(delivery).items():
@@ -139,13 +120,13 @@ def message_headers(delivery: Delivery) -> dict[str, str]:
 
 
 def structured_headers(delivery: Delivery) -> dict[str, str]:
-    """Return the headers of one event as JSON: Halfnote's and the message's own; no `ce-`, which would mean binary."""
+    """Return the headers in structured mode: Halfnote's and the message's own; no `ce-`, which would mean binary."""
     own = {name: encoded(value) for name, value in own_headers(delivery).items()}
     return {"content-type": EVENT, **own, **trace_headers(delivery.trace)}
 
 
 def batch_headers(one: Delivery) -> dict[str, str]:
-    """Return the headers of a batch: what its messages, of which this is `one`, have in common."""
+    """Return the headers of a batch, from any one of its messages: only what all of them share."""
     headers = {"content-type": BATCH, "halfnote-subscription": encoded(one.subscription)}
     if one.replay is not None:
         headers["halfnote-replay"] = encoded(one.replay)
@@ -153,10 +134,10 @@ def batch_headers(one: Delivery) -> dict[str, str]:
 
 
 def batch_id(deliveries: Sequence[Delivery]) -> str:
-    """Return the `webhook-id` of a batch: of a single message its id; else made of the ids of all, in whatever order.
+    """Return the `webhook-id` of a batch: a single message's id, else a digest of all ids, independent of their order.
 
-    So it is the same when the same messages go out together again. Messages that failed may go out in other company:
-    receivers tell what they have seen by the `id` of each event.
+    So it is the same when the same messages are sent together again. A retry may group messages differently: receivers
+    detect duplicates by the `id` of each event.
     """
     if len(deliveries) == 1:
         return deliveries[0].message_id
@@ -165,16 +146,5 @@ def batch_id(deliveries: Sequence[Delivery]) -> str:
 
 
 def encoded(value: str) -> str:
-    """Percent-encode a header value as the CloudEvents HTTP binding says."""
+    """Percent-encode a header value by the CloudEvents HTTP binding."""
     return value if _needs_none(value) else quote(value, safe=_PRINTABLE)
-
-
-def header_fault(name: str, value: str) -> str | None:
-    """Say why a subscription may not send this header of its own, or None."""
-    if not name or not name.isascii() or not all(c.isalnum() or c in "!#$%&'*+-.^_`|~" for c in name):
-        return "is not an HTTP header name"
-    if name.lower() in DENIED or name.lower().startswith(DENIED_PREFIXES):
-        return "is set by Halfnote or by HTTP itself and cannot be given"
-    if not all(" " <= c <= "~" for c in value) or value != value.strip():
-        return "has a value that is not printable ASCII without outer spaces"
-    return None

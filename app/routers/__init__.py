@@ -1,1 +1,1 @@
-"""One file a resource of the HTTP contract."""
+"""The HTTP routes: one file per resource."""

@@ -1,4 +1,4 @@
-"""`GET` and `PUT /accept`: whether new halves are taken, for all replicas at once."""
+"""`GET` and `PUT /accept`: the switch that makes all replicas accept or refuse new halves."""
 
 from datetime import datetime
 from typing import Literal
@@ -6,11 +6,12 @@ from typing import Literal
 from fastapi import APIRouter
 from pydantic import Field
 
-from app.acts import act
 from app.errors import Invalid, MalformedJson, WrongContentType
-from app.routers.shared import CallerDep, RuntimeDep, Strict, problems
-from app.store import switches
-from app.store.audit import record
+from app.operations.audit import audit_entry
+from app.routers.dependencies import CallerDep, RuntimeDep, problems
+from app.schemas.fields import Strict
+from app.store.admin import switches
+from app.store.admin.audit import record
 
 router = APIRouter(tags=["operation"])
 
@@ -18,7 +19,7 @@ Accept = Literal["all", "ends"]
 
 
 class AcceptWanted(Strict):
-    """What is to be taken from now on."""
+    """The new position of the switch."""
 
     accept: Accept = Field(
         description="`ends` refuses new halves with 503 `draining`, while ends, checks and deliveries go on",
@@ -27,21 +28,22 @@ class AcceptWanted(Strict):
 
 
 class AcceptShown(Strict):
-    """What is taken: by the switch that all replicas follow, and by the replica that answers."""
+    """The position of the switch that all replicas follow, and what the answering replica accepts."""
 
-    accept: Accept = Field(description="where the switch stands", examples=["ends"])
+    accept: Accept = Field(description="the position of the switch", examples=["ends"])
     changed_at: datetime | None = Field(
-        description="when it was turned; null: never", examples=["2026-11-21T08:00:00Z"]
+        description="when the switch last changed; null: never", examples=["2026-11-21T08:00:00Z"]
     )
     here: Accept = Field(
-        description="what this replica takes: it may also be told by HALFNOTE_ACCEPT, or be stopping", examples=["ends"]
+        description="what this replica accepts; HALFNOTE_ACCEPT or a shutdown can also make it refuse new halves",
+        examples=["ends"],
     )
 
 
-@router.get("/accept", summary="Whether new halves are taken", responses=problems())
+@router.get("/accept", summary="Show whether new halves are accepted", responses=problems())
 async def get_accept(runtime: RuntimeDep) -> AcceptShown:
-    """Return where the switch stands and what this replica takes."""
-    async with runtime.database.connection() as connection:
+    """Return the position of the switch and what this replica accepts."""
+    async with runtime.request_pool.connection() as connection:
         switch = await switches.read(connection, switches.ACCEPT)
     return AcceptShown(
         accept="ends" if switch and switch.value == "ends" else "all",
@@ -51,13 +53,13 @@ async def get_accept(runtime: RuntimeDep) -> AcceptShown:
 
 
 @router.put(
-    "/accept", summary="Refuse or take new halves", responses=problems(Invalid, MalformedJson, WrongContentType)
+    "/accept", summary="Refuse or accept new halves", responses=problems(Invalid, MalformedJson, WrongContentType)
 )
 async def put_accept(runtime: RuntimeDep, caller: CallerDep, wanted: AcceptWanted) -> AcceptShown:
-    """Turn the switch. The other replicas follow within about a second; it stays across restarts."""
+    """Set the switch. The other replicas follow within about a second. The switch survives restarts."""
     now = runtime.clock.now()
-    async with runtime.database.transaction() as connection:
+    async with runtime.request_pool.transaction() as connection:
         await switches.turn(connection, switches.ACCEPT, wanted.accept, now)
-        await record(connection, act(caller, "accept.put", None, accept=wanted.accept), now)
+        await record(connection, audit_entry(caller, "accept.put", None, accept=wanted.accept), now)
     runtime.follow_switch(wanted.accept)
     return AcceptShown(accept=wanted.accept, changed_at=now, here="ends" if runtime.refusing_halves else "all")

@@ -1,4 +1,4 @@
-"""API keys: made, rotated and revoked by admins. A key is shown once, when it is made."""
+"""API keys: admins create, rotate and revoke them. A key is shown once, when it is created."""
 
 from typing import Annotated
 
@@ -6,24 +6,27 @@ from fastapi import APIRouter, Path, Query
 from fastapi.responses import JSONResponse
 from pydantic import Field
 
-from app.api_key_shapes import ApiKeyMade, ApiKeyNew, ApiKeyPage, ApiKeyShown, RotateRequest
 from app.errors import ApiKeyOver, ApiKeyUnknown, Invalid
-from app.following import follow
-from app.key_making import make_key, revoke_key, rotate_key, shown, unknown
-from app.routers.shared import CallerDep, RuntimeDep, Strict, problems
-from app.runtime import Runtime
-from app.store import api_keys as store
-from app.store.api_keys import ApiKey
+from app.operations.api_keys import make_key, revoke_key, rotate_key, shown, unknown
+from app.routers.dependencies import CallerDep, RuntimeDep, problems
+from app.runtime.live_settings import follow
+from app.runtime.state import Runtime
+from app.schemas.api_keys import ApiKeyMade, ApiKeyNew, ApiKeyPage, ApiKeyShown, RotateRequest
+from app.schemas.fields import Strict
+from app.store.admin import api_keys as store
+from app.store.admin.api_keys import ApiKey
 
 router = APIRouter(prefix="/api-keys", tags=["keys and audit"])
 
 PAGE_MAX = 1000
 
-KeyId = Annotated[int, Path(ge=1, le=store.HIGHEST, description="as `POST /api-keys` answered it", examples=[1030])]
+KeyId = Annotated[
+    int, Path(ge=1, le=store.HIGHEST, description="the id in the answer of `POST /api-keys`", examples=[1030])
+]
 
 
 class ApiKeyQuery(Strict):
-    """Which page of keys."""
+    """A page of API keys."""
 
     cursor: Annotated[str, Field(pattern=r"^[1-9][0-9]{0,8}$")] | None = Field(
         None, description="`next_cursor` of the page before"
@@ -33,18 +36,18 @@ class ApiKeyQuery(Strict):
 
 @router.post("", status_code=201, response_model=ApiKeyMade, summary="Make an API key", responses=problems(Invalid))
 async def post_api_key(runtime: RuntimeDep, caller: CallerDep, wanted: ApiKeyNew) -> JSONResponse:
-    """Make a key, shown this once. Every process knows it within 2 seconds, the one that answers at once."""
+    """Create a key. It is shown only in this answer. This process accepts it at once, the others within 2 seconds."""
     now = runtime.clock.now()
-    async with runtime.database.transaction() as connection:
+    async with runtime.request_pool.transaction() as connection:
         key, made = await make_key(connection, caller, wanted, now)
     return await _made(runtime, key, made)
 
 
 @router.get("", summary="List API keys, newest first", responses=problems(Invalid))
 async def list_api_keys(runtime: RuntimeDep, query: Annotated[ApiKeyQuery, Query()]) -> ApiKeyPage:
-    """List keys, also those that are over. The keys themselves are not shown."""
+    """List keys, expired and revoked ones included. The keys themselves are not shown."""
     below = store.HIGHEST if query.cursor is None else int(query.cursor)
-    async with runtime.database.connection() as connection:
+    async with runtime.request_pool.connection() as connection:
         found = await store.page(connection, below, query.limit + 1)
     items = [shown(key) for key in found[: query.limit]]
     return ApiKeyPage(items=items, next_cursor=str(items[-1].key_id) if len(found) > query.limit else None)
@@ -52,8 +55,8 @@ async def list_api_keys(runtime: RuntimeDep, query: Annotated[ApiKeyQuery, Query
 
 @router.get("/{key_id}", summary="Show an API key", responses=problems(ApiKeyUnknown))
 async def get_api_key(runtime: RuntimeDep, key_id: KeyId) -> ApiKeyShown:
-    """Show what a key may do, when it ends and when it was last used. The key itself is not shown."""
-    async with runtime.database.connection() as connection:
+    """Show a key's role and scope, its expiry and its last use. The key itself is not shown."""
+    async with runtime.request_pool.connection() as connection:
         key = await store.one(connection, key_id)
     if key is None:
         raise unknown(key_id)
@@ -68,21 +71,23 @@ async def get_api_key(runtime: RuntimeDep, key_id: KeyId) -> ApiKeyShown:
     responses=problems(Invalid, ApiKeyUnknown, ApiKeyOver),
 )
 async def rotate_api_key(runtime: RuntimeDep, caller: CallerDep, key_id: KeyId, wanted: RotateRequest) -> JSONResponse:
-    """Make a key that may do the same, shown this once; the former one is valid beside it for `overlap_s` seconds.
+    """Create a key with the same role and scope. It is shown only in this answer.
 
-    The new key ends when the former one would have without a rotation.
+    The former key stays valid for `overlap_s` seconds. The new key expires when the former key would have expired.
     """
     now = runtime.clock.now()
-    async with runtime.database.transaction() as connection:
+    async with runtime.request_pool.transaction() as connection:
         key, made = await rotate_key(connection, caller, key_id, wanted.overlap_s, now)
     return await _made(runtime, key, made)
 
 
 @router.delete("/{key_id}", status_code=204, summary="Revoke an API key", responses=problems(ApiKeyUnknown))
 async def revoke_api_key(runtime: RuntimeDep, caller: CallerDep, key_id: KeyId) -> None:
-    """End a key at once here, and within 2 seconds in every process. It stays in the list; to revoke it again changes
-    nothing."""
-    async with runtime.database.transaction() as connection:
+    """Revoke a key: at once in this process, within 2 seconds in the others.
+
+    The key stays in the list. Revoking it again changes nothing.
+    """
+    async with runtime.request_pool.transaction() as connection:
         await revoke_key(connection, caller, key_id, runtime.clock.now())
     await follow(runtime, runtime.clock.now())
 

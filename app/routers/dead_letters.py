@@ -1,4 +1,4 @@
-"""Dead letters: what was given up for a subscription. A person looks at them, redelivers them or drops them."""
+"""Dead letters: messages that a subscription could not get. A person inspects, redelivers or drops them."""
 
 import re
 from collections.abc import Collection
@@ -13,11 +13,17 @@ from fastapi import APIRouter, Body, Path, Query
 from fastapi.responses import Response
 from pydantic import AfterValidator, Field, WithJsonSchema
 
-from app.access import Caller, Role
-from app.acts import act, by_whom
-from app.bodies import with_body
-from app.database import Connection
-from app.dead_letter_shapes import (
+from app.database.connection import Connection
+from app.errors import DeadLetterUnknown, Forbidden, Invalid, SubscriptionUnknown
+from app.ids import message_id, parse_message_id
+from app.operations.audit import acting_person, audit_entry
+from app.operations.dead_letters import Acted, act_on, act_on_all, would_act_on
+from app.permissions import Caller, Role
+from app.routers.dependencies import CallerDep, RuntimeDep, problems
+from app.routers.message_body import with_body
+from app.routers.timeline import known
+from app.runtime.state import Runtime
+from app.schemas.dead_letters import (
     BY_FILTER_EXAMPLE,
     BY_IDS_EXAMPLE,
     REPLAY_MAX,
@@ -34,27 +40,23 @@ from app.dead_letter_shapes import (
     Selection,
     Waiting,
 )
-from app.errors import DeadLetterUnknown, Forbidden, Invalid, SubscriptionUnknown
-from app.ids import message_id, parse_message_id
-from app.redelivering import Acted, act_on, act_on_all, would_act_on
-from app.routers.shared import CallerDep, Name, NamePath, RuntimeDep, Strict, Time, problems
-from app.runtime import Runtime
-from app.shapes import ID
-from app.store.audit import Act, record
-from app.store.dead_letters import (
+from app.schemas.fields import Name, NamePath, Strict, Time
+from app.schemas.transactions import ID
+from app.store.admin.audit import Act, record
+from app.store.subscriptions.dead_letters import (
     HIGHEST,
     LOWEST,
     DeadLetter,
+    DeadLetterCursor,
+    DeadLetterSearch,
     DeadLetterSummary,
-    Filter,
     Named,
-    Place,
     list_dead_letters,
     named,
     one_dead_letter,
 )
-from app.store.redeliveries import Deed, Earlier, Key, Moved, earlier_redeliveries
-from app.timeline import known
+from app.store.subscriptions.redeliveries import Deed, Earlier, Key, Moved, earlier_redeliveries
+from app.verdicts import SubscriptionState
 
 router = APIRouter(prefix="/dead-letters", tags=["dead letters"])
 log = structlog.get_logger(__name__)
@@ -62,14 +64,14 @@ log = structlog.get_logger(__name__)
 PAGE_MAX = 1000
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _UUID = "[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}"
-# When it died in microseconds, its message, subscription and replay.
+# Time of death in microseconds, message, subscription and replay.
 _CURSOR = f"([0-9]{{1,16}})_({_UUID})-([0-9]{{1,3}})_([0-9]{{1,9}})_([0-9]{{1,9}})"
 _cursor = re.compile(_CURSOR).fullmatch
 
 
 def _is_cursor(value: str) -> str:
     if _cursor(value) is None:
-        raise ValueError("send the `next_cursor` of the page before")
+        raise ValueError("send the `next_cursor` of the previous page")
     return value
 
 
@@ -78,7 +80,7 @@ Wanted = Annotated[
     Body(
         openapi_examples={
             "by ids": {"summary": "These", "value": BY_IDS_EXAMPLE},
-            "by filter": {"summary": "All that meet a filter", "value": BY_FILTER_EXAMPLE},
+            "by filter": {"summary": "All dead letters that match a filter", "value": BY_FILTER_EXAMPLE},
         }
     ),
 ]
@@ -88,7 +90,7 @@ Cursor = Annotated[
 
 
 class DeadLetterQuery(Strict):
-    """Filters of a list; those given must all be met."""
+    """Filters of the list. A dead letter must match all of them."""
 
     subscription: Name | None = Field(None, description="of this subscription", examples=["mailer"])
     topic: Name | None = Field(None, description="of this topic", examples=["order"])
@@ -96,14 +98,14 @@ class DeadLetterQuery(Strict):
     reason: Name | None = Field(None, description="dead for this reason", examples=["retries_exhausted"])
     died_after: Time | None = Field(None, description="died at this time or later")
     died_before: Time | None = Field(None, description="died before this time")
-    cursor: Cursor | None = Field(None, description="`next_cursor` of the page before")
+    cursor: Cursor | None = Field(None, description="`next_cursor` of the previous page")
     limit: int = Field(100, ge=1, le=PAGE_MAX, description="dead letters on a page")
 
 
 class ReplayQuery(Strict):
-    """Which of a message's deliveries to a subscription."""
+    """Selects one of a message's deliveries to a subscription."""
 
-    replay: int = Field(0, ge=0, le=REPLAY_MAX, description="the replay it died in; 0: the live delivery")
+    replay: int = Field(0, ge=0, le=REPLAY_MAX, description="the replay of the dead letter; 0: live delivery")
 
 
 @router.get(
@@ -115,11 +117,11 @@ class ReplayQuery(Strict):
 async def list_of_dead_letters(
     runtime: RuntimeDep, caller: CallerDep, query: Annotated[DeadLetterQuery, Query()]
 ) -> DeadLetterPage:
-    """Return a page of dead letters by when they died.
+    """Return a page of dead letters by time of death, newest first.
 
-    Answers in bounded time whatever is stored: where few meet the filter, a page may hold fewer than `limit`, or none,
-    and still have a `next_cursor`. The list is over when `next_cursor` is null. A subscriber's key must name one of its
-    subscriptions, and is shown those of its topics.
+    The time to answer is bounded. If few dead letters match the filter, a page may hold fewer than `limit` or none and
+    still have a `next_cursor`. The list ends when `next_cursor` is null. A subscriber's key must name one of its
+    subscriptions and sees only the dead letters of its topics.
     """
     if caller.role is Role.SUBSCRIBER:
         if query.subscription is None:
@@ -131,10 +133,10 @@ async def list_of_dead_letters(
         caller.must_have_subscription(query.subscription)
         if query.topic is not None:
             caller.must_have_topic(query.topic)
-    async with runtime.database.connection() as connection:
+    async with runtime.request_pool.connection() as connection:
         wanted = await _filter(connection, query)
         if caller.role is Role.SUBSCRIBER:
-            wanted = replace(wanted, topics=caller.topics.topics_within)
+            wanted = replace(wanted, topics=caller.topics.topic_patterns)
         if query.cursor is not None:
             wanted = _below(wanted, query.cursor)
         rows, below = await list_dead_letters(connection, wanted, query.limit)
@@ -154,14 +156,14 @@ async def get_dead_letter(
     message_id: Annotated[str, Path(description="the message's id", examples=[f"{ID}-0"])],
     query: Annotated[ReplayQuery, Query()],
 ) -> Response:
-    """Return a dead letter: what the last attempt came to, and the message as `GET /messages/{message_id}` has it.
+    """Return a dead letter: the result of its last attempt, and the message as in `GET /messages/{message_id}`.
 
-    Its message is here also when its day has left the database. To a subscriber's key one of another topic than its own
-    is not there.
+    The message is present even after its day has left the database. For a subscriber's key, a dead letter of a topic
+    outside its scope does not exist.
     """
     caller.must_have_subscription(subscription)
     parsed = parse_message_id(message_id)
-    async with runtime.database.connection() as connection:
+    async with runtime.request_pool.connection() as connection:
         owner = (await _known(connection, [subscription]))[subscription]
         key = None if parsed is None else (owner.subscription_id, query.replay, *parsed)
         letter = None if key is None else await one_dead_letter(connection, *key)
@@ -178,11 +180,11 @@ async def get_dead_letter(
     responses=problems(Invalid, SubscriptionUnknown),
 )
 async def redeliver_dead_letters(runtime: RuntimeDep, caller: CallerDep, wanted: Wanted) -> RedeliverAnswer:
-    """Have dead letters delivered once more, at once, with all their tries before them again.
+    """Deliver dead letters again, at once, with a full set of tries.
 
-    To ask for the same again changes nothing: they are `not_found` then. With a filter `dry_run` is true unless you say
-    otherwise. Of a paused or disabled subscription they are redelivered when it is resumed (`waiting`). What fails to
-    the end again is a new dead letter.
+    Repeating the request changes nothing: the dead letters are then `not_found`. With a filter, `dry_run` defaults to
+    true. If the subscription is paused or disabled, they are redelivered when it is resumed (`waiting`). A message that
+    uses up its tries again becomes a new dead letter.
     """
     acted, chosen, dry_run = await _act(runtime, caller, wanted, drop=False)
     states = {one.subscription: one.state for one in acted.moved}
@@ -197,7 +199,7 @@ async def redeliver_dead_letters(runtime: RuntimeDep, caller: CallerDep, wanted:
         waiting=[
             Waiting.model_validate({"subscription": name, "state": state})
             for name, state in sorted(states.items())
-            if state != "active"
+            if state is not SubscriptionState.ACTIVE
         ],
     )
 
@@ -209,10 +211,10 @@ async def redeliver_dead_letters(runtime: RuntimeDep, caller: CallerDep, wanted:
     responses=problems(Invalid, SubscriptionUnknown),
 )
 async def drop_dead_letters(runtime: RuntimeDep, caller: CallerDep, wanted: Wanted) -> DropAnswer:
-    """Give dead letters up for good; they are never delivered to their subscription, whatever happens.
+    """Drop dead letters for good. They are never delivered to their subscription.
 
-    The same selection as `/dead-letters/redeliver`, in the request's body. With a filter `dry_run` is true unless you
-    say otherwise. A key that `on_dead: hold` stopped goes on.
+    The request body selects them as in `/dead-letters/redeliver`. With a filter, `dry_run` defaults to true. A key that
+    `on_dead: hold` stopped continues.
     """
     acted, chosen, dry_run = await _act(runtime, caller, wanted, drop=True)
     return DropAnswer(dry_run=dry_run, dropped=len(acted.moved), not_found=acted.not_found, left=acted.left, ids=chosen)
@@ -221,9 +223,9 @@ async def drop_dead_letters(runtime: RuntimeDep, caller: CallerDep, wanted: Want
 async def _act(
     runtime: Runtime, caller: Caller, wanted: ByIds | ByFilter, *, drop: bool
 ) -> tuple[Acted, list[DeadLetterRef], bool]:
-    """Do what is asked for; return what came of it, which ones it was or would be, and whether it was a dry run."""
-    deed, now = Deed(drop, by_whom(caller, wanted.actor), wanted.reason), runtime.clock.now()
-    async with runtime.database.connection() as connection:
+    """Act on a selection. Return the counts, the dead letters concerned, and whether it was a dry run."""
+    deed, now = Deed(drop, acting_person(caller, wanted.actor), wanted.reason), runtime.clock.now()
+    async with runtime.request_pool.connection() as connection:
         if isinstance(wanted, ByIds):
             async with connection.transaction():
                 acted = await act_on(connection, await _keys(connection, wanted), deed, now)
@@ -234,7 +236,7 @@ async def _act(
             if wanted.dry_run:
                 found, count = await would_act_on(connection, meets, wanted.at_most)
                 return Acted([], left=count), [_ref(one.subscription, one.place) for one in found], True
-            # Before, because many take several database transactions; each dead letter's own record has its actor too.
+            # The audit row comes first, because a filter takes several database transactions.
             await record(connection, _act_of(caller, wanted, drop=drop, target=wanted.filter.subscription), now)
             acted = await act_on_all(connection, meets, wanted.at_most, deed, now)
     log.info(
@@ -251,7 +253,7 @@ async def _act(
 def _act_of(caller: Caller, wanted: ByIds | ByFilter, *, drop: bool, target: str | None) -> Act:
     chosen = wanted.filter.model_dump(mode="json", exclude_none=True) if isinstance(wanted, ByFilter) else None
     what = "dead_letter.drop" if drop else "dead_letter.redeliver"
-    return act(caller, what, target, actor=wanted.actor, reason=wanted.reason, filter=chosen)
+    return audit_entry(caller, what, target, actor=wanted.actor, reason=wanted.reason, filter=chosen)
 
 
 def _message(one: Moved) -> str:
@@ -259,11 +261,13 @@ def _message(one: Moved) -> str:
 
 
 async def _known(connection: Connection, names: Collection[str]) -> dict[str, Named]:
-    """Return the subscriptions of these names. Raises SubscriptionUnknown for the first that is not there."""
+    """Return the subscriptions of these names. Raises SubscriptionUnknown for the first that does not exist."""
     found = await named(connection, list(names))
     for name in names:
         if name not in found:
-            raise SubscriptionUnknown(f"No subscription is called `{name}`, so it has no dead letters.")
+            raise SubscriptionUnknown(
+                f"There is no subscription `{name}`, so it has no dead letters. GET /subscriptions lists all."
+            )
     return found
 
 
@@ -277,34 +281,34 @@ async def _keys(connection: Connection, wanted: ByIds) -> list[Key]:
     return keys
 
 
-async def _filter(connection: Connection, asked: DeadLetterQuery | DeadLetterFilter) -> Filter:
+async def _filter(connection: Connection, asked: DeadLetterQuery | DeadLetterFilter) -> DeadLetterSearch:
     owner = None
     if asked.subscription is not None:
         owner = (await _known(connection, [asked.subscription]))[asked.subscription].subscription_id
-    return Filter(
+    return DeadLetterSearch(
         subscription_id=owner,
         topic=asked.topic,
         key=asked.key,
         reason=asked.reason,
         died_after=asked.died_after or LOWEST.died_at,
-        below=Place(asked.died_before) if asked.died_before else HIGHEST,
+        below=DeadLetterCursor(asked.died_before) if asked.died_before else HIGHEST,
     )
 
 
-def _below(wanted: Filter, cursor: str) -> Filter:
+def _below(wanted: DeadLetterSearch, cursor: str) -> DeadLetterSearch:
     found = _cursor(cursor)
     assert found is not None  # the shape looked at it
     micros, transaction_id, *rest = found.groups()
-    place = Place(_EPOCH + timedelta(microseconds=int(micros)), UUID(transaction_id), *map(int, rest))
+    place = DeadLetterCursor(_EPOCH + timedelta(microseconds=int(micros)), UUID(transaction_id), *map(int, rest))
     return replace(wanted, below=min(wanted.below, place))
 
 
-def _cursor_of(place: Place) -> str:
+def _cursor_of(place: DeadLetterCursor) -> str:
     micros = (place.died_at - _EPOCH) // timedelta(microseconds=1)
     return f"{micros}_{message_id(place.transaction_id, place.position)}_{place.subscription_id}_{place.replay}"
 
 
-def _ref(subscription: str, place: Place) -> DeadLetterRef:
+def _ref(subscription: str, place: DeadLetterCursor) -> DeadLetterRef:
     return DeadLetterRef(
         subscription=subscription,
         message_id=message_id(place.transaction_id, place.position),

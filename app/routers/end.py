@@ -4,19 +4,19 @@ from uuid import UUID
 
 import msgspec
 
-from app.access import Caller, Role
-from app.acts import act
-from app.decoding import decode
+from app.coordinator.decoding import decode
+from app.coordinator.wire import EndAnswer, EndRequest, PublishedMessage, UnknownAnswer
 from app.errors import DatabaseUnavailable, DayGone, Problem, TransactionUnknown, VerdictConflict, WrongGroup
 from app.ids import message_id
-from app.runtime import Runtime
-from app.schemas import EndAnswer, EndRequest, PublishedMessage, UnknownAnswer
-from app.store.audit import Act, record
-from app.store.check_back import answer_unknown
-from app.store.days import day_of
-from app.store.ops import End, Recorded
-from app.store.transactions import transaction_state
-from app.verdicts import SOURCE_WORDS, VERDICT_WORDS, Source, State, Verdict
+from app.operations.audit import audit_entry
+from app.permissions import Caller, Role
+from app.runtime.state import Runtime
+from app.store.admin.audit import Act, record
+from app.store.checkback.requests import answer_unknown
+from app.store.coordinator.ops import End, Recorded
+from app.store.coordinator.transactions import transaction_state
+from app.store.retention.days import day_of
+from app.verdicts import SOURCE_WORDS, VERDICT_WORDS, DayState, Source, State, Verdict
 
 _decoder = msgspec.json.Decoder(EndRequest)
 _encode = msgspec.json.Encoder().encode
@@ -24,7 +24,7 @@ _VERDICTS = {"commit": Verdict.COMMIT, "rollback": Verdict.ROLLBACK}
 
 
 async def post_end(runtime: Runtime, caller: Caller, body: bytes, trace: str | None = None) -> tuple[int, bytes]:
-    """Record a verdict: 200 after its commit (also for a repeat), 202 for `unknown`. Raises what `refusal` returns."""
+    """Record a verdict: 200 after its commit and for a repeat, 202 for `unknown`. Raises the Problem of `refusal`."""
     request = decode(_decoder, body)
     if runtime.tracing is not None:
         runtime.tracing.about(trace, request.transaction_id, request.producer_group)
@@ -43,20 +43,20 @@ async def post_end(runtime: Runtime, caller: Caller, body: bytes, trace: str | N
         traceparent=trace,
     )
     if caller.role is Role.ADMIN:
-        # Before the flush, whose commit is others' as well; so no verdict that a person sent is without its act.
-        async with runtime.database.connection() as connection:
+        # The audit row comes before the flush, whose commit other requests share. So every verdict of a person has one.
+        async with runtime.request_pool.connection() as connection:
             await record(connection, _act(caller, request), runtime.clock.now())
-    recorded = await runtime.lanes.end.ask(end)
+    recorded = await runtime.lanes.end.commit(end)
     if recorded.verdict != verdict or recorded.owner != request.producer_group:
         if recorded.owner is not None and not caller.groups.takes(recorded.owner):
-            # As an id that never was: whether another's transaction exists is nothing that this key may ask.
+            # The same answer as for an unknown id: this key may not learn whether another group's transaction exists.
             raise await unknown_transaction(runtime, end.transaction_id)
         raise await refusal(runtime, end, recorded)
     return 200, _encode(end_answer(request.transaction_id, recorded))
 
 
 def end_answer(transaction_id: UUID, recorded: Recorded) -> EndAnswer:
-    """Return the answer to an End whose verdict stands."""
+    """Return the answer to an End whose verdict is recorded."""
     assert recorded.verdict is not None
     assert recorded.source is not None
     assert recorded.decided_at is not None
@@ -79,7 +79,7 @@ def published(transaction_id: UUID, recorded: Recorded) -> list[PublishedMessage
 
 
 async def refusal(runtime: Runtime, end: End, recorded: Recorded) -> Problem:
-    """Return why an End does not stand: no such half, a gone day, another group, or the opposite verdict."""
+    """Return why an End is refused: no such half, a removed day, another group, or the opposite verdict."""
     if recorded.owner is None:
         return await unknown_transaction(runtime, end.transaction_id)
     if end.producer_group not in (None, recorded.owner):
@@ -87,44 +87,49 @@ async def refusal(runtime: Runtime, end: End, recorded: Recorded) -> Problem:
     if recorded.verdict is None:
         if not recorded.open:
             return await unknown_transaction(runtime, end.transaction_id)
-        # The winner of the race was rolled back by a crash between the two statements.
-        return DatabaseUnavailable("The verdict could not be recorded just now; repeat it.", retry_after_s=1)
+        # A crash between the two statements rolled back the winner of the race.
+        return DatabaseUnavailable("The verdict could not be recorded now. Repeat the request.", retry_after_s=1)
     word = VERDICT_WORDS[recorded.verdict]
-    hint = " Its messages can go out anew: POST /transactions/{id}/reissue." if word == "rollback" else ""
+    hint = " To send its messages, POST /transactions/{id}/reissue." if word == "rollback" else ""
     assert recorded.source is not None
     return VerdictConflict(
-        f"The transaction is recorded as {word}, for good.{hint}",
+        f"The transaction has the final verdict {word}.{hint}",
         recorded={"verdict": word, "source": SOURCE_WORDS[recorded.source], "decided_at": recorded.decided_at},
     )
 
 
 async def unknown_transaction(runtime: Runtime, transaction_id: UUID) -> Problem:
-    """Return what to say of an id that has no half here: its day is gone (410), or it was never seen (404)."""
-    async with runtime.database.connection() as connection:
+    """Return the problem for an id without a half: its day has left the database (410), or it is unknown (404)."""
+    async with runtime.request_pool.connection() as connection:
         day = await day_of(connection, transaction_id)
-    if day is None or day.state == "open":
-        return TransactionUnknown("No half with this transaction_id was ever acknowledged.")
+    if day is None or day.state is DayState.OPEN:
+        return TransactionUnknown(
+            "No half with this transaction_id was ever acknowledged. Check the id, or post the half again."
+        )
     where = f"it is archived at {day.archive}" if day.archive else "it was not archived"
     return DayGone(f"The transaction's day, {day.day}, has left the database; {where}.", archive=day.archive)
 
 
 async def _unknown(runtime: Runtime, caller: Caller, request: EndRequest) -> tuple[int, bytes]:
-    async with runtime.database.connection() as connection:
+    async with runtime.request_pool.connection() as connection:
         found = await transaction_state(connection, request.transaction_id)
-        if found is None or not caller.groups.takes(found.producer_group):
-            raise await unknown_transaction(runtime, request.transaction_id)
-        if found.producer_group != request.producer_group:
+        if found is not None and not caller.groups.takes(found.producer_group):
+            found = None
+        if found is not None and found.producer_group != request.producer_group:
             raise WrongGroup("This transaction belongs to another producer group.")
-        if request.from_check and found.state is State.IN_DOUBT:
+        if found is not None and request.from_check and found.state is State.IN_DOUBT:
             now = runtime.clock.now()
             if caller.role is Role.ADMIN:
                 await record(connection, _act(caller, request), now)
             await answer_unknown(connection, request.transaction_id, now)
+    if found is None:
+        # After the connection is given back: this takes another.
+        raise await unknown_transaction(runtime, request.transaction_id)
     return 202, _encode(UnknownAnswer(request.transaction_id, "unknown", found.state.value))
 
 
 def _act(caller: Caller, request: EndRequest) -> Act:
-    return act(
+    return audit_entry(
         caller,
         "transaction.end",
         request.transaction_id,

@@ -1,4 +1,4 @@
-"""`/livez`, `/readyz`, `/metrics`, `/version`: for probes, Prometheus and people."""
+"""`/livez`, `/readyz`, `/metrics` and `/version`, for probes, Prometheus and people."""
 
 import platform
 from importlib.metadata import version
@@ -10,13 +10,15 @@ from fastapi.responses import PlainTextResponse
 from prometheus_client import CONTENT_TYPE_LATEST
 from pydantic import Field
 
-from app.access import Caller
+from app.admission.route_roles import PEOPLE
 from app.migrate import current
-from app.readiness import Check, readiness
-from app.routers.shared import CallerDep, RuntimeDep, Strict, problems
-from app.rules import PEOPLE
-from app.runtime import Runtime
-from app.store.server import server_state
+from app.permissions import Caller
+from app.routers.dependencies import CallerDep, RuntimeDep, problems
+from app.runtime.health_checks import HealthCheck
+from app.runtime.readiness import readiness
+from app.runtime.state import Runtime
+from app.schemas.fields import Strict
+from app.store.admin.server_state import server_state
 
 router = APIRouter(tags=["operation"])
 
@@ -28,7 +30,7 @@ class Live(Strict):
 
 
 class CheckShown(Strict):
-    """One thing that was looked at."""
+    """The result of one check."""
 
     name: str = Field(examples=["partitions"])
     ok: bool = Field(examples=[True])
@@ -36,21 +38,21 @@ class CheckShown(Strict):
 
 
 class Ready(Strict):
-    """Whether this process can do its work, and what was looked at."""
+    """Whether this process is ready, and the result of each check."""
 
     status: Literal["ready", "not_ready"]
     checks: list[CheckShown] = Field(
         description="database, migrations, partitions (today's and tomorrow's), clock, and each loop of this process"
     )
     warnings: list[CheckShown] = Field(
-        description="what to look at although the service goes on: durability, days_held, check_urls, "
-        "secrets_in_plain_text, secrets_unreadable, accept",
+        description="problems that do not stop the service: durability, days_held, check_urls, "
+        "secrets_unreadable, accept",
         examples=[[]],
     )
 
 
 class Version(Strict):
-    """What runs here."""
+    """The versions in use."""
 
     version: str = Field(description="Halfnote's", examples=["0.1.0"])
     schema_revision: str | None = Field(description="the database's", examples=["0004"])
@@ -70,15 +72,17 @@ EXPOSITION: dict[int | str, dict[str, Any]] = {
 
 @router.get("/livez", summary="Whether the process answers")
 async def get_livez() -> Live:
-    """Answer without touching the database: a restart would not mend that."""
+    """Answer without using the database, because a restart would not repair the database."""
     return Live(status="ok")
 
 
-@router.get("/readyz", summary="Whether this process can do its work", responses=NOT_READY)
+@router.get("/readyz", summary="Whether this process is ready", responses=NOT_READY)
 async def get_readyz(runtime: RuntimeDep, caller: CallerDep, response: Response) -> Ready:
-    """Look at the database, the partitions, the clock and the loops: 200 if all are well, 503 with the same body if
-    not. However many ask, the database is looked at about once a second. Where keys are asked for, details are for
-    operators and admins: they name URLs and hosts."""
+    """Check the database, the partitions, the clock and the loops: 200 if all pass, else 503 with the same body.
+
+    All callers together cause about one look at the database per second. With auth on, only operators and admins see
+    the details, because details name URLs and hosts.
+    """
     found = await readiness(runtime)
     response.status_code = 200 if found.ready else 503
     return Ready(
@@ -92,14 +96,14 @@ async def get_readyz(runtime: RuntimeDep, caller: CallerDep, response: Response)
 async def get_metrics(runtime: RuntimeDep) -> Response:
     """Return the metrics of this service's processes; docs/metrics.md explains each."""
     for name, beat in runtime.heartbeats.items():
-        runtime.metrics.loop_age_s.labels(name).set(monotonic() - beat)
+        runtime.metrics.process.loop_age_s.labels(name).set(monotonic() - beat)
     return Response(runtime.metrics.exposition(), media_type=CONTENT_TYPE_LATEST)
 
 
 @router.get("/version", summary="Versions", responses=problems())
 async def get_version(runtime: RuntimeDep) -> Version:
-    """Return what runs here; the database is asked about once a second, however many ask."""
-    revision, postgres = await runtime.versions.ask(lambda: _versions(runtime))
+    """Return the versions in use. All callers together cause about one query per second."""
+    revision, postgres = await runtime.versions.get(lambda: _versions(runtime))
     return Version(
         version=version("halfnote-server"),
         schema_revision=revision,
@@ -114,6 +118,6 @@ async def _versions(runtime: Runtime) -> tuple[str | None, str]:
         return await current(connection), (await server_state(connection)).version
 
 
-def _shown(check: Check, caller: Caller) -> CheckShown:
+def _shown(check: HealthCheck, caller: Caller) -> CheckShown:
     told = caller.known and (caller.role is None or caller.role in PEOPLE)
     return CheckShown(name=check.name, ok=check.ok, detail=check.detail if told else FOR_PEOPLE)

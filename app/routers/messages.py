@@ -1,4 +1,4 @@
-"""`POST /messages`: plain messages, half and commit at once. `GET /messages/{message_id}`: one and where it went."""
+"""`POST /messages`: half and commit in one call. `GET /messages/{message_id}`: one message and its deliveries."""
 
 from dataclasses import replace
 from typing import Annotated
@@ -7,23 +7,23 @@ import msgspec
 from fastapi import APIRouter, Path
 from fastapi.responses import Response
 
-from app.access import Caller, Role
-from app.bodies import with_body
-from app.decoding import decode
+from app.coordinator.decoding import decode
+from app.coordinator.half_content import half_of
+from app.coordinator.wire import PlainAnswer, PlainRequest
 from app.errors import DayGone, MessageUnknown, TransactionUnknown
-from app.halves import half_of
 from app.ids import parse_message_id
+from app.permissions import Caller, Role
+from app.routers.dependencies import CallerDep, RuntimeDep, problems
 from app.routers.end import published, unknown_transaction
 from app.routers.half import note_half, note_trace, refuse_new_half, unstored
-from app.routers.shared import CallerDep, RuntimeDep, problems
-from app.runtime import Runtime
-from app.schemas import PlainAnswer, PlainRequest
-from app.shapes import ID, StoredMessageShown
-from app.store.halves import message_body
-from app.store.history import History, read_history
-from app.store.ops import Recorded
-from app.store.transactions import state_of
-from app.timeline import known, message_fields
+from app.routers.message_body import with_body
+from app.routers.timeline import known, message_fields
+from app.runtime.state import Runtime
+from app.schemas.transactions import ID, StoredMessageShown
+from app.store.coordinator.halves import message_body
+from app.store.coordinator.history import History, read_history
+from app.store.coordinator.ops import Recorded
+from app.store.coordinator.transactions import state_of
 
 router = APIRouter(prefix="/messages", tags=["messages"])
 
@@ -46,7 +46,7 @@ async def post_messages(runtime: Runtime, caller: Caller, body: bytes, trace: st
     await refuse_new_half(runtime, caller, half, chosen=request.transaction_id is not None)
     if caller.role is Role.ADMIN:
         await note_half(runtime, caller, "transaction.plain", half)
-    outcome = await runtime.lanes.plain.ask(half)
+    outcome = await runtime.lanes.plain.commit(half)
     recorded: Recorded | None = outcome.recorded
     if outcome.half.digest != half.digest or recorded is None or recorded.decided_at is None:
         raise await unstored(runtime, half, outcome.half)
@@ -59,22 +59,22 @@ async def post_messages(runtime: Runtime, caller: Caller, body: bytes, trace: st
 
 @router.get(
     "/{message_id}",
-    summary="One message with its body and where it went",
+    summary="Show a message with its body and its deliveries",
     response_model=StoredMessageShown,
     responses=problems(TransactionUnknown, MessageUnknown, DayGone),
 )
 async def get_message(runtime: RuntimeDep, caller: CallerDep, message_id: MessageId) -> Response:
-    """Return a message, also of a transaction that is undecided or rolled back.
+    """Return a message of any transaction, also of an undecided or rolled-back one.
 
-    `body` is the producer's JSON verbatim; what is not of a JSON content type comes as `body_base64`. A subscriber's
-    key is shown committed messages of its topics, and its own deliveries of them; to a producer's key only messages of
-    its groups exist.
+    `body` is the producer's JSON, byte for byte, if the content type's subtype is `json` or ends in `+json` and the
+    bytes are JSON in UTF-8. Any other body comes as `body_base64`. A subscriber's key sees only committed messages of
+    its topics, and only its own deliveries. A producer's key sees only messages of its groups.
     """
     parsed = parse_message_id(message_id)
     if parsed is None:
-        raise MessageUnknown("A message_id is `<transaction_id>-<position>`.")
+        raise MessageUnknown("This is not a message_id: it has the form `<transaction_id>-<position>`.")
     transaction_id, position = parsed
-    async with runtime.database.connection() as connection:
+    async with runtime.request_pool.connection() as connection:
         history = await read_history(connection, transaction_id)
         body = await message_body(connection, transaction_id, position)
     if history is None or not _may_read(caller, history, position):
@@ -101,7 +101,7 @@ async def get_message(runtime: RuntimeDep, caller: CallerDep, message_id: Messag
 def _may_read(caller: Caller, history: History, position: int) -> bool:
     if caller.role is not Role.SUBSCRIBER:
         return caller.groups.takes(history.messages[0].producer_group)
-    # A message that nobody may see yet, or ever, is not there for those who take messages.
+    # For subscribers an uncommitted message does not exist.
     return any(one.position == position for one in history.published) and caller.topics.takes_topic(
         history.messages[position].topic
     )

@@ -1,4 +1,4 @@
-"""`GET /problems/{slug}`: where a problem's `type` leads: what it means and what to do."""
+"""`GET /problems/{slug}`: the page of a problem's `type`: what it means and what to do."""
 
 import inspect
 
@@ -6,7 +6,7 @@ from fastapi import APIRouter
 from fastapi.responses import PlainTextResponse
 
 from app.errors import NotFound, all_problems
-from app.routers.shared import problems
+from app.routers.dependencies import problems
 
 router = APIRouter(tags=["meta"])
 
@@ -22,4 +22,4 @@ async def get_problem(slug: str) -> str:
     for problem in all_problems():
         if problem.slug == slug:
             return f"{problem.status} {problem.title}\n\n{inspect.getdoc(problem)}\n"
-    raise NotFound(f"No problem type is called `{slug}`; docs/errors.md lists them.")
+    raise NotFound(f"There is no problem type `{slug}`. docs/errors.md lists all.")

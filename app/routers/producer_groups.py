@@ -1,4 +1,4 @@
-"""Producer groups: check URLs and policy. Repeated PUTs change nothing, and secrets are shown once at most."""
+"""Producer groups: check URLs and policy. A repeated PUT changes nothing. A secret is shown at most once."""
 
 import asyncio
 from dataclasses import asdict
@@ -8,12 +8,15 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Query, Response
 from fastapi.responses import JSONResponse
 
-from app.acts import act
-from app.asking import ping
-from app.callback_urls import url_fault, without_query
-from app.database import Connection
+from app.checkback.callback import ping
+from app.database.connection import Connection
+from app.egress.urls import url_fault, without_query
 from app.errors import AddressNotAllowed, GroupInUse, GroupReserved, GroupUnknown, Invalid, SecretsUnreadable
-from app.group_shapes import (
+from app.operations.audit import audit_entry
+from app.routers.dependencies import CallerDep, RuntimeDep, problems
+from app.runtime.state import Runtime
+from app.schemas.fields import NamePath, PageQuery
+from app.schemas.producer_groups import (
     EXAMPLE,
     GroupAnswer,
     GroupCreated,
@@ -24,23 +27,22 @@ from app.group_shapes import (
     PingResult,
     UrlState,
 )
-from app.routers.sealing import sealing
-from app.routers.shared import CallerDep, NamePath, PageQuery, RuntimeDep, problems
-from app.runtime import Runtime
-from app.sealing import GROUP_SECRETS
-from app.signing import Secret, dump, new_secret, rotated
-from app.store import producer_groups as store
-from app.store.announcements import GROUP
-from app.store.audit import record
-from app.store.check_urls import CheckUrl, forget_urls, note_urls, urls_of
-from app.store.producer_groups import GroupShape, ProducerGroup
+from app.secrets.signatures import Secret, dump, new_secret, rotated
+from app.secrets.vault import GROUP_SECRETS
+from app.secrets.writer import Seal
+from app.store.admin.audit import record
+from app.store.checkback import producer_groups as store
+from app.store.checkback.check_urls import CheckUrl, forget_urls, note_urls, urls_of
+from app.store.checkback.producer_groups import GroupShape, ProducerGroup
+from app.store.relay.announcements import GROUP
+from app.verdicts import OnExhausted
 
 router = APIRouter(prefix="/producer-groups", tags=["producer groups"])
 
 _CREATED: dict[int | str, dict[str, Any]] = {
     201: {
         "model": GroupCreated,
-        "description": "The group is new; `secret` is shown this once, unless it was given",
+        "description": "The group is new. `secret` is shown only here, and only if the request gave none",
         "content": {"application/json": {"example": {**EXAMPLE, "secret": "whsec_" + "M" * 43 + "="}}},
     }
 }
@@ -57,24 +59,24 @@ async def put_group(
 ) -> GroupAnswer | JSONResponse:
     """Give a group its check URLs and policy.
 
-    A field that is left out gets its default, so the same PUT again is 200 and changes nothing; the secret alone is
-    kept if none is given. Another secret than the current one is a rotation: for 24 hours both sign.
+    A missing field gets its default, so the same PUT again is 200 and changes nothing. Only the secret is kept if none
+    is given. A secret other than the current one is a rotation: for 24 hours both secrets sign.
 
-    A name is one path segment: a group whose name holds `/` cannot be registered. Nor can `halfnote`: operational
-    messages come from it.
+    A name is one path segment, so a name with `/` cannot be registered. The name `halfnote` is reserved for operational
+    messages.
     """
     if name == GROUP:
-        raise GroupReserved(f"`{GROUP}` is the producer group of Halfnote's own messages: choose another name.")
+        raise GroupReserved(f"`{GROUP}` is the producer group of operational messages. Choose another name.")
     shape = _checked(wanted, runtime)
     secret = wanted.secret.get_secret_value() if wanted.secret else None
     made = Secret(secret or new_secret())
     now = runtime.clock.now()
-    async with runtime.database.transaction() as connection:
+    async with runtime.request_pool.transaction() as connection:
         fresh, changed = await _put(runtime, connection, name, shape, made, given=secret is not None)
         if changed:
             said = wanted.model_dump(mode="json", exclude={"secret"}, exclude_unset=True)
             said["check_urls"] = [without_query(url) for url in wanted.check_urls]
-            await record(connection, act(caller, "producer_group.put", name, new=fresh, asked=said), now)
+            await record(connection, audit_entry(caller, "producer_group.put", name, new=fresh, asked=said), now)
         await forget_urls(connection, name, shape.check_urls)
         [answer] = await _answers(connection, [await _known(connection, name)])
     if not fresh:
@@ -89,8 +91,8 @@ async def list_groups(
     caller: CallerDep,
     query: Annotated[PageQuery, Query()],
 ) -> GroupList:
-    """List registered groups by name, a page at a time; to a producer's key its own."""
-    async with runtime.database.connection() as connection:
+    """List registered groups by name, one page at a time. A producer's key sees only its own groups."""
+    async with runtime.request_pool.connection() as connection:
         groups = await store.read_groups(connection, query.cursor or "", query.limit + 1, caller.groups.within)
         page = groups[: query.limit]
         items = await _answers(connection, page)
@@ -99,9 +101,9 @@ async def list_groups(
 
 @router.get("/{name}", summary="Show a producer group", responses=problems(GroupUnknown))
 async def get_group(name: NamePath, runtime: RuntimeDep, caller: CallerDep) -> GroupAnswer:
-    """Show a group and how each of its URLs did last. Secrets are not shown."""
+    """Show a group and the last result of each check URL. Secrets are not shown."""
     caller.must_have_group(name)
-    async with runtime.database.connection() as connection:
+    async with runtime.request_pool.connection() as connection:
         [answer] = await _answers(connection, [await _known(connection, name)])
     return answer
 
@@ -111,32 +113,35 @@ async def get_group(name: NamePath, runtime: RuntimeDep, caller: CallerDep) -> G
 )
 async def delete_group(name: NamePath, runtime: RuntimeDep, caller: CallerDep) -> None:
     """Delete a group that has no undecided transaction."""
-    async with runtime.database.transaction() as connection:
+    async with runtime.request_pool.transaction() as connection:
         group = await store.lock_group(connection, name)
         if group is None or group.deleted_at is not None:
             raise _unknown(name)
         undecided = await store.count_undecided(connection, name)
         if undecided:
-            raise GroupInUse(f"`{name}` has {undecided} undecided transactions.", undecided=undecided)
+            raise GroupInUse(
+                f"`{name}` has {undecided} undecided transactions. Wait until all are decided, then delete the group.",
+                undecided=undecided,
+            )
         now = runtime.clock.now()
         await store.delete_group(connection, name, now)
-        await record(connection, act(caller, "producer_group.delete", name), now)
+        await record(connection, audit_entry(caller, "producer_group.delete", name), now)
         await forget_urls(connection, name, [])
 
 
 @router.post("/{name}/test", summary="Ping a group's URLs now", responses=problems(GroupUnknown, SecretsUnreadable))
 async def test_group(name: NamePath, runtime: RuntimeDep, caller: CallerDep) -> PingAnswer:
-    """Send a signed `halfnote.ping` to each URL of the group, all at once, and tell what came back."""
+    """Send a signed `halfnote.ping` to each URL of the group concurrently and return the results."""
     now = runtime.clock.now()
-    async with runtime.database.transaction() as connection:
+    async with runtime.request_pool.transaction() as connection:
         group = await _known(connection, name)
-        await record(connection, act(caller, "producer_group.test", name), now)
+        await record(connection, audit_entry(caller, "producer_group.test", name), now)
     secrets = runtime.vault.secrets(GROUP_SECRETS, name, group.secrets)
     timeout_s = group.shape.check_timeout_s
     results = await asyncio.gather(
         *(ping(runtime.checks_http, name, url, secrets, timeout_s=timeout_s, now=now) for url in group.shape.check_urls)
     )
-    async with runtime.database.connection() as connection:
+    async with runtime.request_pool.connection() as connection:
         await note_urls(connection, [CheckUrl.of(name, result.url, result.error, now) for result in results])
     return PingAnswer(
         results=[
@@ -150,17 +155,20 @@ async def test_group(name: NamePath, runtime: RuntimeDep, caller: CallerDep) -> 
     "/{name}/rotate-secret", summary="Give a group a new secret", responses=problems(GroupUnknown, SecretsUnreadable)
 )
 async def rotate_secret(name: NamePath, runtime: RuntimeDep, caller: CallerDep, response: Response) -> NewSecret:
-    """Make a new secret, shown this once. For 24 hours the old one signs along, so that receivers can be changed."""
+    """Create a new secret, shown only in this answer.
+
+    For 24 hours the old secret signs as well, so that receivers can be changed.
+    """
     now = runtime.clock.now()
     secret = new_secret()
-    async with runtime.database.transaction() as connection:
+    async with runtime.request_pool.transaction() as connection:
         group = await store.lock_group(connection, name)
         if group is None or group.deleted_at is not None:
             raise _unknown(name)
         secrets = rotated(runtime.vault.secrets(GROUP_SECRETS, name, group.secrets), secret, now)
-        seal = await sealing(runtime, connection, name)
+        seal = Seal(runtime.vault, name)
         await store.change_secrets(connection, name, seal(GROUP_SECRETS, dump(secrets)), now)
-        await record(connection, act(caller, "producer_group.rotate_secret", name), now)
+        await record(connection, audit_entry(caller, "producer_group.rotate_secret", name), now)
     response.headers["cache-control"] = "no-store"
     return NewSecret(secret=secret, former_signs_until=_former_until(secrets))
 
@@ -170,25 +178,27 @@ def _former_until(secrets: list[Secret]) -> datetime | None:
 
 
 def _checked(wanted: GroupPut, runtime: Runtime) -> GroupShape:
-    """Return the shape that is wanted. Raises Invalid or AddressNotAllowed naming the field."""
+    """Return the validated shape. Raises Invalid or AddressNotAllowed with the field."""
     for index, url in enumerate(wanted.check_urls):
-        fault = url_fault(url, runtime.dialling)
+        fault = url_fault(url, runtime.network_policy)
         if fault is None:
             continue
         problem = AddressNotAllowed if "HALFNOTE_" in fault else Invalid
         raise problem(f"`check_urls[{index}]` {fault}.", field=f"check_urls[{index}]")
     if len(set(wanted.check_urls)) < len(wanted.check_urls):
-        raise Invalid("`check_urls` names a URL twice.", field="check_urls")
-    return GroupShape(**wanted.model_dump(exclude={"secret"}))
+        raise Invalid("`check_urls` contains a URL twice. Send each URL once.", field="check_urls")
+    return GroupShape(**{**wanted.model_dump(exclude={"secret"}), "on_exhausted": OnExhausted(wanted.on_exhausted)})
 
 
 async def _put(
     runtime: Runtime, connection: Connection, name: str, shape: GroupShape, secret: Secret, *, given: bool
 ) -> tuple[bool, bool]:
-    """Store the shape; return whether the group is new, and whether anything changed. `given`: the secret is the user's
-    choice."""
+    """Store the shape. Return whether the group is new, and whether anything changed.
+
+    `given`: the caller chose the secret.
+    """
     now = runtime.clock.now()
-    seal = await sealing(runtime, connection, name)
+    seal = Seal(runtime.vault, name)
     if await store.add_group(connection, name, shape, seal(GROUP_SECRETS, dump([secret])), now):
         return True, True
     stored = await store.lock_group(connection, name)
@@ -206,7 +216,7 @@ async def _put(
 
 
 def _readable(runtime: Runtime, stored: ProducerGroup) -> list[Secret]:
-    """Return a group's secrets; none if their key is lost, since a new one is there to take their place."""
+    """Return a group's secrets; none if their key is lost, because a new secret replaces them."""
     try:
         return runtime.vault.secrets(GROUP_SECRETS, stored.name, stored.secrets)
     except SecretsUnreadable:
@@ -241,4 +251,4 @@ async def _known(connection: Connection, name: str) -> ProducerGroup:
 
 
 def _unknown(name: str) -> GroupUnknown:
-    return GroupUnknown(f"No producer group is called `{name}`: PUT /producer-groups/<name> registers one.")
+    return GroupUnknown(f"There is no producer group `{name}`. PUT /producer-groups/<name> registers one.")

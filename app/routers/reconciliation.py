@@ -1,4 +1,4 @@
-"""What the nightly proof found: how it stands, day by day, and each finding. Only the proof itself writes these."""
+"""The results of the nightly proof: its state, its days and its findings. Only the proof writes them."""
 
 import re
 from datetime import date
@@ -13,7 +13,10 @@ from pydantic import AfterValidator, BeforeValidator, Field, WithJsonSchema
 from app.errors import DayNotReconciled, FindingUnknown, Invalid, NotFound
 from app.finding_kinds import MEANINGS, Kind, docs_of
 from app.ids import message_id
-from app.reconciliation_shapes import (
+from app.routers.dependencies import RuntimeDep, problems
+from app.routers.timeline import known
+from app.schemas.fields import Strict
+from app.schemas.reconciliation import (
     DAY,
     DayPage,
     DayShown,
@@ -24,9 +27,8 @@ from app.reconciliation_shapes import (
     RunPage,
     RunShown,
 )
-from app.routers.shared import RuntimeDep, Strict, problems
-from app.store.findings import HIGHEST, Filter, Finding, Place, list_findings, one_finding
-from app.store.reconciliation import (
+from app.store.proof.findings import HIGHEST, Finding, FindingCursor, FindingFilter, list_findings, one_finding
+from app.store.proof.runs import (
     FIRST_RUN,
     ReconciledDay,
     Run,
@@ -37,17 +39,16 @@ from app.store.reconciliation import (
     runs_of,
     standing,
 )
-from app.timeline import known
 
 router = APIRouter(tags=["nightly proof"])
 
 PAGE_MAX = 1000
 RUNS_OF_A_DAY = 50
-# Days that a refusal names.
+# The maximum number of days in a refusal.
 NAMED_DAYS = 10
 BIGINT_MAX = (1 << 63) - 1
 
-# Its day as a number, its kind, and its subject percent-encoded.
+# The day as a number, the kind, and the percent-encoded subject.
 _CURSOR = r"([0-9]{1,7})\.([a-z_]{1,64})\.([!-~]*)"
 _cursor = re.compile(_CURSOR).fullmatch
 _iso_day = re.compile(r"\d{4}-\d\d-\d\d", re.A).fullmatch
@@ -55,7 +56,7 @@ _iso_day = re.compile(r"\d{4}-\d\d-\d\d", re.A).fullmatch
 
 def _is_cursor(value: str) -> str:
     if _cursor(value) is None:
-        raise ValueError("send the `next_cursor` of the page before")
+        raise ValueError("send the `next_cursor` of the previous page")
     return value
 
 
@@ -71,40 +72,40 @@ Cursor = Annotated[str, AfterValidator(_is_cursor), WithJsonSchema({"type": "str
 
 
 class ReconciliationQuery(Strict):
-    """Which page of the runs, and which of the days."""
+    """A page of the runs and a page of the days."""
 
-    runs_before: int | None = Field(None, ge=1, le=BIGINT_MAX, description="`next_cursor` of the runs' page before")
-    days_before: Day | None = Field(None, description="`next_cursor` of the days' page before")
+    runs_before: int | None = Field(None, ge=1, le=BIGINT_MAX, description="`next_cursor` of the previous page of runs")
+    days_before: Day | None = Field(None, description="`next_cursor` of the previous page of days")
     limit: int = Field(30, ge=1, le=PAGE_MAX, description="runs, and days, on a page")
 
 
 class FindingQuery(Strict):
-    """Filters of a list; those given must all be met."""
+    """Filters of the list. A finding must match all of them."""
 
     day: Day | None = Field(None, description="of this day", examples=[DAY])
     kind: Kind | None = Field(None, description="of this kind", examples=["parked"])
     state: Literal["open", "resolved"] | None = Field(
-        None, description="`open`: the last run that looked at the day found it; `resolved`: not any more"
+        None, description="`open`: the last run over the day found it; `resolved`: the last run did not find it"
     )
-    cursor: Cursor | None = Field(None, description="`next_cursor` of the page before")
+    cursor: Cursor | None = Field(None, description="`next_cursor` of the previous page")
     limit: int = Field(100, ge=1, le=PAGE_MAX, description="findings on a page")
 
 
 @router.get(
     "/reconciliation",
-    summary="How the nightly proof stands",
+    summary="Show the state of the nightly proof",
     response_model_exclude_unset=True,
     responses=problems(Invalid),
 )
 async def get_reconciliation(
     runtime: RuntimeDep, query: Annotated[ReconciliationQuery, Query()]
 ) -> ReconciliationShown:
-    """Return what the last run came to and what is open, with pages of the runs and of the days, newest first.
+    """Return the result of the last run and the open findings, with pages of the runs and of the days, newest first.
 
-    `verdict` is of the days that the last run looked at; `open` is of all days. A run looks at the days that have
-    changed, or that have findings; what is final and was proved stays so.
+    `verdict` covers the days of the last run. `open` covers all days. A run reads the days that have changed or that
+    have findings. A final day that was proved stays proved.
     """
-    async with runtime.database.transaction() as connection:
+    async with runtime.request_pool.transaction() as connection:
         newest, _ = await list_runs(connection, FIRST_RUN, 1)
         runs, before_run = await list_runs(connection, query.runs_before or FIRST_RUN, query.limit)
         days, before_day = await list_days(connection, query.days_before or date.max, query.limit)
@@ -124,15 +125,15 @@ async def get_reconciliation(
 
 @router.get(
     "/reconciliation/{day}",
-    summary="What the nightly proof says of a day",
+    summary="Show the result of the nightly proof for a day",
     response_model_exclude_unset=True,
     responses=problems(DayNotReconciled, Invalid),
 )
 async def get_reconciled_day(
     runtime: RuntimeDep, day: Annotated[Day, Path(description="the day, in UTC", examples=[DAY])]
 ) -> ReconciledDayShown:
-    """Return a day's state, counts, findings by kind and figures, and the runs that looked at it."""
-    async with runtime.database.connection() as connection:
+    """Return a day's state, counts, findings by kind and figures, and the runs that read the day."""
+    async with runtime.request_pool.connection() as connection:
         row = await one_day(connection, day)
         if row is None:
             newest, _ = await list_days(connection, date.max, NAMED_DAYS)
@@ -150,18 +151,18 @@ async def get_reconciled_day(
     responses=problems(Invalid),
 )
 async def list_of_findings(runtime: RuntimeDep, query: Annotated[FindingQuery, Query()]) -> FindingPage:
-    """Return a page of findings: what does not agree, as the nightly proof found it.
+    """Return a page of the findings of the nightly proof.
 
-    Answers in bounded time whatever is stored: where few meet the filter, a page may hold fewer than `limit`, or none,
-    and still have a `next_cursor`. The list is over when `next_cursor` is null.
+    The time to answer is bounded. If few findings match the filter, a page may hold fewer than `limit` or none and
+    still have a `next_cursor`. The list ends when `next_cursor` is null.
     """
-    wanted = Filter(
+    wanted = FindingFilter(
         day=query.day,
         kind=query.kind,
         resolved=None if query.state is None else query.state == "resolved",
         below=HIGHEST if query.cursor is None else _place(query.cursor),
     )
-    async with runtime.database.connection() as connection:
+    async with runtime.request_pool.connection() as connection:
         rows, below = await list_findings(connection, wanted, query.limit)
     return FindingPage(items=[_finding(row) for row in rows], next_cursor=None if below is None else _cursor_of(below))
 
@@ -176,23 +177,23 @@ async def get_finding(
     runtime: RuntimeDep, finding_id: Annotated[int, Path(ge=1, le=BIGINT_MAX, description="the finding's id")]
 ) -> FindingShown:
     """Return a finding, open or resolved."""
-    async with runtime.database.connection() as connection:
+    async with runtime.request_pool.connection() as connection:
         row = await one_finding(connection, finding_id)
     if row is None:
-        raise FindingUnknown(f"No finding has the id {finding_id}.")
+        raise FindingUnknown(f"There is no finding {finding_id}. GET /findings lists all.")
     return _finding(row)
 
 
 @router.get(
     "/findings/kinds/{kind}",
     response_class=PlainTextResponse,
-    summary="What a kind of finding means",
+    summary="Explain a kind of finding",
     responses=problems(NotFound),
 )
 async def get_finding_kind(kind: str) -> str:
-    """Return what a kind of finding means and where to begin, as text."""
+    """Return the meaning of a kind of finding and the first step to take, as text."""
     if kind not in MEANINGS:
-        raise NotFound(f"No kind of finding is called `{kind}`; these are: {', '.join(Kind)}.")
+        raise NotFound(f"There is no kind of finding `{kind}`. The kinds are: {', '.join(Kind)}.")
     meaning = MEANINGS[Kind(kind)]
     return f"{kind}\n\n{meaning.means}\n\n{meaning.begin}\n\nMore: docs/findings/{kind}.md\n"
 
@@ -202,21 +203,21 @@ def _not_reconciled(day: date, newest: list[date]) -> DayNotReconciled:
         return DayNotReconciled("No day has been reconciled yet. Run `halfnote reconcile`.", days=[])
     shown = ", ".join(map(str, newest))
     return DayNotReconciled(
-        f"No run has looked at {day}. The newest days that one looked at: {shown}. `GET /reconciliation` has them all; "
-        f"`halfnote reconcile --day {day}` looks at this one, if it is still in the database.",
+        f"No run has read {day}. The newest days with a run: {shown}. `GET /reconciliation` lists all. "
+        f"`halfnote reconcile --day {day}` reads this day, if it is still in the database.",
         days=[str(one) for one in newest],
     )
 
 
-def _place(cursor: str) -> Place:
+def _place(cursor: str) -> FindingCursor:
     found = _cursor(cursor)
     assert found is not None  # the shape looked at it
     ordinal = min(max(int(found[1]), 1), date.max.toordinal())
-    # What nobody was given may decode to anything; Postgres takes no NUL.
-    return Place(date.fromordinal(ordinal), found[2], unquote(found[3]).replace("\x00", ""))
+    # An invented cursor may decode to any text, and Postgres refuses NUL.
+    return FindingCursor(date.fromordinal(ordinal), found[2], unquote(found[3]).replace("\x00", ""))
 
 
-def _cursor_of(place: Place) -> str:
+def _cursor_of(place: FindingCursor) -> str:
     return f"{place.day.toordinal()}.{place.kind}.{quote(place.subject, safe='')}"
 
 

@@ -1,32 +1,32 @@
-"""`POST /transactions/{id}/reissue`: the messages of a rolled-back transaction go out as a new committed one."""
+"""`POST /transactions/{id}/reissue`: sends the messages of a rolled-back transaction as a new committed transaction."""
 
 from collections.abc import Sequence
 from uuid import UUID
 
 from fastapi import APIRouter
 
-from app.acts import act, by_whom
-from app.database import Connection
+from app.database.connection import Connection
 from app.errors import DayGone, Draining, GroupUnregistered, NotRolledBack, TransactionUnknown
 from app.ids import message_id, uuid7
+from app.operations.audit import acting_person, audit_entry
+from app.routers.dependencies import CallerDep, RuntimeDep, problems
 from app.routers.end import unknown_transaction
-from app.routers.shared import CallerDep, RuntimeDep, Strict, problems
 from app.routers.transactions import TransactionId
-from app.routers.verdicts import Actor, Reason
-from app.runtime import Runtime
-from app.shapes import PublishedShown, ReissueAnswer
-from app.store.audit import record
-from app.store.halves import Half, HalfMessage, HalfRow, half_rows, insert_halves
-from app.store.ops import End, Recorded, record_ends
-from app.store.reissues import Reissue, add_reissue, reissued_as
-from app.store.transactions import transaction_state
+from app.runtime.state import Runtime
+from app.schemas.fields import Actor, Reason, Strict
+from app.schemas.transactions import PublishedShown, ReissueAnswer
+from app.store.admin.audit import record
+from app.store.coordinator.halves import Half, HalfMessage, HalfRow, half_rows, insert_halves
+from app.store.coordinator.ops import End, Recorded, record_ends
+from app.store.coordinator.reissues import Reissue, add_reissue, reissued_as
+from app.store.coordinator.transactions import transaction_state
 from app.verdicts import Source, State, Verdict
 
 router = APIRouter(prefix="/transactions", tags=["transactions"])
 
 
 class ReissueRequest(Strict):
-    """A person's decision to send the messages after all."""
+    """A person's decision to send the messages of a rolled-back transaction."""
 
     reason: Reason
     actor: Actor = None
@@ -35,21 +35,24 @@ class ReissueRequest(Strict):
 @router.post(
     "/{transaction_id:uuid}/reissue",
     status_code=201,
-    summary="Send a rolled-back transaction's messages after all",
+    summary="Send the messages of a rolled-back transaction",
     responses=problems(TransactionUnknown, NotRolledBack, DayGone, GroupUnregistered, Draining),
 )
 async def reissue_transaction(
     runtime: RuntimeDep, caller: CallerDep, transaction_id: TransactionId, wanted: ReissueRequest
 ) -> ReissueAnswer:
-    """Store and commit the same messages as a new transaction; the old verdict stands, and each names the other.
+    """Store and commit the same messages as a new transaction. The old verdict stands. Each names the other.
 
-    Happens once: a second call is refused with `reissued_as`. Delays (`deliver_after_s`) count from the new commit.
+    A transaction is reissued at most once: a second call is refused with `reissued_as`. Delays (`deliver_after_s`)
+    count from the new commit.
     """
     if runtime.refusing_halves:
-        raise Draining("This service takes ends, but no new halves.", retry_after_s=5)
+        raise Draining(
+            "This service drains: it accepts ends, but no new halves. Repeat the request later.", retry_after_s=5
+        )
     rows = await _rolled_back(runtime, transaction_id)
-    made = Reissue(transaction_id, uuid7(runtime.clock.now()), by_whom(caller, wanted.actor), wanted.reason)
-    said = act(
+    made = Reissue(transaction_id, uuid7(runtime.clock.now()), acting_person(caller, wanted.actor), wanted.reason)
+    said = audit_entry(
         caller,
         "transaction.reissue",
         transaction_id,
@@ -57,11 +60,11 @@ async def reissue_transaction(
         reason=wanted.reason,
         reissued_as=made.reissued_as,
     )
-    async with runtime.database.transaction() as connection:
+    async with runtime.request_pool.transaction() as connection:
         await record(connection, said, runtime.clock.now())
         recorded = await _reissue(connection, runtime, rows, made)
-    runtime.metrics.halves.inc()
-    runtime.metrics.verdicts.labels(Verdict.COMMIT.word, Source.OPERATOR.word).inc()
+    runtime.metrics.http.halves.inc()
+    runtime.metrics.http.verdicts.labels(Verdict.COMMIT.word, Source.OPERATOR.word).inc()
     runtime.wake_ups.published()
     assert recorded.decided_at is not None
     return ReissueAnswer(
@@ -76,8 +79,8 @@ async def reissue_transaction(
 
 
 async def _rolled_back(runtime: Runtime, transaction_id: UUID) -> list[HalfRow]:
-    """Return the messages of a rolled-back transaction; a verdict never changes, so what is read here still holds."""
-    async with runtime.database.connection() as connection:
+    """Return the messages of a rolled-back transaction. A verdict never changes, so no lock is needed."""
+    async with runtime.request_pool.connection() as connection:
         standing = await transaction_state(connection, transaction_id)
         rows = await half_rows(connection, transaction_id)
     if standing is None or not rows:
@@ -90,11 +93,11 @@ async def _rolled_back(runtime: Runtime, transaction_id: UUID) -> list[HalfRow]:
 
 
 async def _reissue(connection: Connection, runtime: Runtime, rows: Sequence[HalfRow], made: Reissue) -> Recorded:
-    """Write the reissue, the new half and its commit, all in the caller's database transaction."""
+    """Write the reissue, the new half and its commit in the caller's database transaction."""
     now = runtime.clock.now()
     if not await add_reissue(connection, made, now):
         earlier = await reissued_as(connection, made.transaction_id)
-        raise NotRolledBack(f"The transaction was reissued already, as {earlier}.", reissued_as=earlier)
+        raise NotRolledBack(f"The transaction was already reissued as {earlier}.", reissued_as=earlier)
     half = _copy(rows, made)
     if not await insert_halves(connection, [half], [], now):
         raise GroupUnregistered(

@@ -1,64 +1,60 @@
-"""Replays: a part of the log goes out once more to one subscription, with the same message ids."""
+"""Replays: send a part of the log to one subscription again, with the same message ids."""
 
 from typing import Annotated
 
 from fastapi import APIRouter, Path, Query
 
-from app.access import Caller
-from app.acts import act, by_whom
-from app.database import Connection
+from app.database.connection import Connection
 from app.errors import Invalid, LogGone, ReplayOver, ReplayUnknown, SubscriptionUnknown, TooManyReplays
-from app.replay_shapes import (
-    LogOffset,
-    LogTime,
-    ReplayAnswer,
-    ReplayList,
-    ReplayPage,
-    ReplayRequest,
-    ReplayShown,
-)
-from app.routers.shared import CallerDep, NamePath, RuntimeDep, problems
-from app.routers.subscribed import known
-from app.store import replays as store
-from app.store.audit import Act, record
-from app.store.replays import Asked, StoredReplay
-from app.store.standing import latest, since, until
+from app.operations.audit import acting_person, audit_entry
+from app.permissions import Caller
+from app.routers.dependencies import CallerDep, RuntimeDep, problems
+from app.routers.subscription_lookup import known
+from app.schemas.fields import NamePath
+from app.schemas.replays import LogOffset, LogTime, ReplayAnswer, ReplayList, ReplayPage, ReplayRequest, ReplayShown
+from app.store.admin.audit import Act, record
+from app.store.relay.lag import latest, since, until
+from app.store.subscriptions import replays as store
+from app.store.subscriptions.replays import NewReplay, StoredReplay
+from app.verdicts import ReplayState
 
 router = APIRouter(prefix="/subscriptions", tags=["subscriptions"])
 
 RUNNING_MAX = 10
 ID_MAX = 2**31 - 1
 
-ReplayId = Annotated[int, Path(ge=1, le=ID_MAX, description="as `POST …/replay` answered it")]
+ReplayId = Annotated[int, Path(ge=1, le=ID_MAX, description="the id in the answer of `POST …/replay`")]
 
 
 @router.post(
     "/{name}/replay",
     status_code=202,
-    summary="Send a part of the log once more",
+    summary="Send a part of the log again",
     responses=problems(SubscriptionUnknown, Invalid, LogGone, TooManyReplays),
 )
 async def post_replay(name: NamePath, wanted: ReplayRequest, runtime: RuntimeDep, caller: CallerDep) -> ReplayAnswer:
-    """Send to this subscription once more what it takes of a part of the log, beside its live delivery.
+    """Send the matching messages of a part of the log to this subscription again, beside its live delivery.
 
-    Messages keep their ids, and `halfnote-replay` names the replay. It has retries and dead letters of its own, keeps
-    the order by key within itself, and shares the subscription's rate. At most 10 run at once. A subscriber's key must
-    reach every topic of the subscription.
+    Messages keep their ids, and `halfnote-replay` names the replay. A replay has its own retries and dead letters,
+    keeps the order by key within itself, and shares the subscription's rate. At most 10 replays run at once. The scope
+    of a subscriber's key must include every topic of the subscription.
     """
     caller.must_have_subscription(name)
     now = runtime.clock.now()
-    async with runtime.database.transaction() as connection:
+    async with runtime.request_pool.transaction() as connection:
         subscription = await known(connection, name, lock=True)
         caller.must_cover_topics(subscription.topics)
         after, last = await _part(connection, wanted)
         filters = wanted.filters.model_dump(mode="json", exclude_none=True) if wanted.filters else None
-        actor = by_whom(caller, wanted.actor)
-        asked = Asked(subscription.subscription_id, after, last, filters or None, actor, wanted.reason)
+        actor = acting_person(caller, wanted.actor)
+        asked = NewReplay(subscription.subscription_id, after, last, filters or None, actor, wanted.reason)
         made = await store.start(connection, asked, RUNNING_MAX, now)
         if made is not None:
             await record(connection, _replay_act(caller, name, made, wanted), now)
     if made is None:
-        raise TooManyReplays(f"{RUNNING_MAX} replays of `{name}` are running.", limit=RUNNING_MAX)
+        raise TooManyReplays(
+            f"{RUNNING_MAX} replays of `{name}` are running. Wait for one to end, or cancel one.", limit=RUNNING_MAX
+        )
     return _answer(name, made)
 
 
@@ -66,10 +62,10 @@ async def post_replay(name: NamePath, wanted: ReplayRequest, runtime: RuntimeDep
 async def list_replays(
     name: NamePath, runtime: RuntimeDep, caller: CallerDep, query: Annotated[ReplayPage, Query()]
 ) -> ReplayList:
-    """List the replays of a subscription, running and over, newest first."""
+    """List the running and ended replays of a subscription, newest first."""
     caller.must_have_subscription(name)
     before = ID_MAX if query.cursor is None else int(query.cursor)
-    async with runtime.database.connection() as connection:
+    async with runtime.request_pool.connection() as connection:
         subscription = await known(connection, name)
         found = await store.page(connection, subscription.subscription_id, before, query.limit + 1)
     items = [_answer(name, replay) for replay in found[: query.limit]]
@@ -78,13 +74,13 @@ async def list_replays(
 
 @router.get(
     "/{name}/replays/{replay_id}",
-    summary="Show a replay and what came of it",
+    summary="Show a replay and its progress",
     responses=problems(SubscriptionUnknown, ReplayUnknown),
 )
 async def get_replay(name: NamePath, replay_id: ReplayId, runtime: RuntimeDep, caller: CallerDep) -> ReplayShown:
-    """Show how far a replay has come, and how many of its messages are delivered, wait for a retry, or are dead."""
+    """Show a replay's progress and its counts of messages delivered, waiting for a retry, and dead."""
     caller.must_have_subscription(name)
-    async with runtime.database.connection() as connection:
+    async with runtime.request_pool.connection() as connection:
         replay = await _known(connection, name, replay_id)
         found = await store.outcomes(connection, replay)
     return ReplayShown(
@@ -102,24 +98,24 @@ async def get_replay(name: NamePath, replay_id: ReplayId, runtime: RuntimeDep, c
     responses=problems(SubscriptionUnknown, ReplayUnknown, ReplayOver),
 )
 async def cancel_replay(name: NamePath, replay_id: ReplayId, runtime: RuntimeDep, caller: CallerDep) -> None:
-    """End a replay before its time. What is in flight is still settled; its dead letters stay."""
+    """Cancel a replay. Deliveries in flight are still settled. Its dead letters stay."""
     caller.must_have_subscription(name)
     now = runtime.clock.now()
-    async with runtime.database.transaction() as connection:
+    async with runtime.request_pool.transaction() as connection:
         replay = await _known(connection, name, replay_id)
         if await store.cancel(connection, replay.subscription_id, replay_id, now):
-            await record(connection, act(caller, "replay.cancel", name, replay_id=replay_id), now)
+            await record(connection, audit_entry(caller, "replay.cancel", name, replay_id=replay_id), now)
             return
         replay = await _known(connection, name, replay_id)
-    if replay.state != "cancelled":
+    if replay.state is not ReplayState.CANCELLED:
         raise ReplayOver(f"Replay {replay_id} is {replay.state}.", state=replay.state)
 
 
 async def _part(connection: Connection, wanted: ReplayRequest) -> tuple[int, int]:
-    """Return the offsets after which a replay begins and with which it ends. Raises Invalid or LogGone."""
+    """Return the offset before the first message of a replay, and the offset of the last. Raises Invalid or LogGone."""
     head, oldest = await latest(connection), await store.oldest(connection)
     if oldest is None:
-        raise Invalid("`from`: the log is empty, there is nothing to send again.", field="from")
+        raise Invalid("`from`: the log is empty, so there is nothing to replay.", field="from")
     match wanted.from_:
         case LogOffset(offset=offset):
             after = offset - 1
@@ -128,12 +124,14 @@ async def _part(connection: Connection, wanted: ReplayRequest) -> tuple[int, int
         case _:
             after = oldest - 1
     if after >= head:
-        raise Invalid(f"`from` lies behind the newest message, whose offset is {head}.", field="from")
+        raise Invalid(f"`from` is after the newest message, which has offset {head}.", field="from")
     if after + 1 < oldest:
-        raise LogGone(f"Offset {after + 1} has left the database; the oldest that is there is {oldest}.", oldest=oldest)
+        raise LogGone(f"Offset {after + 1} has left the database. The oldest offset left is {oldest}.", oldest=oldest)
     last = await _last(connection, wanted, head)
     if last <= after:
-        raise Invalid(f"`until` lies before `from`: the replay would end with {last}, after {after}.", field="until")
+        raise Invalid(
+            f"`until` is before `from`: the replay would start after offset {after} and end at {last}.", field="until"
+        )
     return after, last
 
 
@@ -143,7 +141,7 @@ async def _last(connection: Connection, wanted: ReplayRequest, head: int) -> int
             return head
         case LogOffset(offset=offset):
             if offset > head:
-                raise Invalid(f"`until` lies behind the newest message, whose offset is {head}.", field="until")
+                raise Invalid(f"`until` is after the newest message, which has offset {head}.", field="until")
             return offset
         case LogTime(time=time):
             return min(head, await until(connection, time))
@@ -158,7 +156,7 @@ async def _known(connection: Connection, name: str, replay_id: int) -> StoredRep
 
 
 def _replay_act(caller: Caller, name: str, made: StoredReplay, wanted: ReplayRequest) -> Act:
-    return act(
+    return audit_entry(
         caller,
         "subscription.replay",
         name,

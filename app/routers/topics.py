@@ -1,4 +1,4 @@
-"""Topics: which there are and who takes them; and declaring them, for where only declared ones are taken."""
+"""Topics and their subscriptions; declaring topics for HALFNOTE_TOPICS=declared."""
 
 from datetime import datetime
 from typing import Annotated
@@ -6,13 +6,15 @@ from typing import Annotated
 from fastapi import APIRouter, Query
 from pydantic import Field
 
-from app.access import RESERVED, Caller, Role
-from app.acts import act
 from app.errors import Invalid, TopicReserved, TopicUnknown
-from app.routers.shared import CallerDep, Name, NamePath, RuntimeDep, Strict, problems
-from app.store import topics
-from app.store.api_keys import note_change
-from app.store.audit import record
+from app.operations.audit import audit_entry
+from app.permissions import ALL, Caller, Role
+from app.routers.dependencies import CallerDep, RuntimeDep, problems
+from app.schemas.fields import Name, NamePath, Strict
+from app.store.admin.api_keys import note_change
+from app.store.admin.audit import record
+from app.store.coordinator import topics
+from app.topic_patterns import RESERVED, TopicPatterns, is_reserved
 
 router = APIRouter(tags=["topics"])
 
@@ -20,18 +22,18 @@ PAGE_MAX = 1000
 
 
 class TopicShown(Strict):
-    """A topic; one that no subscription takes may be a typo."""
+    """A topic. A topic without a subscription may be a typo."""
 
     topic: str = Field(examples=["order"])
     first_seen_at: datetime = Field(
-        description="when a half first used it, or when it was declared", examples=["2026-11-21T08:00:00Z"]
+        description="when a half first used the topic, or when it was declared", examples=["2026-11-21T08:00:00Z"]
     )
     declared_at: datetime | None = Field(
-        description="when it was declared; null: it is not. With HALFNOTE_TOPICS=declared only declared ones are taken",
+        description="when it was declared; null: not declared. HALFNOTE_TOPICS=declared accepts only declared topics",
         examples=[None],
     )
     subscriptions: list[str] = Field(
-        description="the subscriptions to it, whatever their filters and state", examples=[["billing"]]
+        description="the subscriptions to the topic, with any filters and in any state", examples=[["billing"]]
     )
 
 
@@ -45,48 +47,59 @@ class TopicPage(Strict):
 
 
 class TopicQuery(Strict):
-    """Which page of topics."""
+    """A page of topics."""
 
-    cursor: Name | None = Field(None, description="`next_cursor` of the page before")
+    cursor: Name | None = Field(None, description="`next_cursor` of the previous page")
     limit: int = Field(100, ge=1, le=PAGE_MAX, description="topics on a page")
 
 
-@router.get("/topics", summary="Topics and who takes them", responses=problems(Invalid))
+@router.get("/topics", summary="List topics and their subscriptions", responses=problems(Invalid))
 async def get_topics(runtime: RuntimeDep, caller: CallerDep, query: Annotated[TopicQuery, Query()]) -> TopicPage:
-    """List topics by name; to a producer's or subscriber's key those in its scope, and to a subscriber's its own
-    subscriptions. Halfnote learns of a topic when a half first uses it, or when it is declared."""
-    async with runtime.database.connection() as connection:
-        found = await topics.page(connection, query.cursor or "", query.limit + 1, caller.topics.within)
+    """List topics by name.
+
+    A producer's or subscriber's key sees the topics in its scope. A subscriber's key sees only its own subscriptions. A
+    topic exists once a half has used it, or once it is declared.
+    """
+    async with runtime.request_pool.connection() as connection:
+        found = await topics.page(connection, query.cursor or "", query.limit + 1, _within(caller))
     items = [_shown(row, caller) for row in found[: query.limit]]
     return TopicPage(items=items, next_cursor=items[-1].topic if len(found) > query.limit else None)
 
 
 @router.put("/topics/{name}", status_code=204, summary="Declare a topic", responses=problems(Invalid, TopicReserved))
 async def put_topic(name: NamePath, runtime: RuntimeDep, caller: CallerDep) -> None:
-    """Take messages of this topic where HALFNOTE_TOPICS=declared refuses others. To declare one again changes nothing.
+    """Accept messages of this topic where HALFNOTE_TOPICS=declared refuses others. Declaring it again changes nothing.
 
-    Every process knows of it within 2 seconds. A name is one path segment: one that holds `/` cannot be declared.
+    Every process accepts the topic within 2 seconds. A name is one path segment, so a name with `/` cannot be declared.
     """
-    if name.startswith(RESERVED):
-        raise TopicReserved(f"Topics that begin with `{RESERVED}` are Halfnote's own.", field="name")
+    if is_reserved(name):
+        raise TopicReserved(
+            f"Topics that begin with `{RESERVED}` are reserved for operational messages. Choose another name.",
+            field="name",
+        )
     now = runtime.clock.now()
-    async with runtime.database.transaction() as connection:
+    async with runtime.request_pool.transaction() as connection:
         await note_change(connection, topics.CHANGED, now)
         if await topics.declare(connection, name, now):
-            await record(connection, act(caller, "topic.declare", name), now)
+            await record(connection, audit_entry(caller, "topic.declare", name), now)
 
 
 @router.delete(
-    "/topics/{name}", status_code=204, summary="Declare a topic no longer", responses=problems(Invalid, TopicUnknown)
+    "/topics/{name}", status_code=204, summary="Remove a topic's declaration", responses=problems(Invalid, TopicUnknown)
 )
 async def delete_topic(name: NamePath, runtime: RuntimeDep, caller: CallerDep) -> None:
-    """Refuse new messages of this topic where HALFNOTE_TOPICS=declared. What is stored of it goes on."""
+    """Refuse new messages of this topic where HALFNOTE_TOPICS=declared. Stored messages are still delivered."""
     now = runtime.clock.now()
-    async with runtime.database.transaction() as connection:
+    async with runtime.request_pool.transaction() as connection:
         await note_change(connection, topics.CHANGED, now)
         if not await topics.undeclare(connection, name):
-            raise TopicUnknown(f"No topic `{name}` is declared.")
-        await record(connection, act(caller, "topic.undeclare", name), now)
+            raise TopicUnknown(f"Topic `{name}` is not declared.")
+        await record(connection, audit_entry(caller, "topic.undeclare", name), now)
+
+
+def _within(caller: Caller) -> TopicPatterns | None:
+    """Return what of the topics a key may see (None: all); `*` does not match reserved ones."""
+    return None if caller.topics is ALL else caller.topics.topic_patterns
 
 
 def _shown(row: topics.Topic, caller: Caller) -> TopicShown:

@@ -1,4 +1,4 @@
-"""`GET /transactions` and `GET /transactions/{id}`: where transactions stand and what happened to them."""
+"""`GET /transactions` and `GET /transactions/{id}`: states and timelines of transactions."""
 
 from datetime import datetime
 from typing import Annotated
@@ -7,29 +7,30 @@ from uuid import UUID
 from fastapi import APIRouter, Path, Query
 from pydantic import Field
 
-from app.access import Role
 from app.errors import DayGone, Forbidden, Invalid, TransactionUnknown
 from app.ids import lowest_id
+from app.permissions import Role
+from app.routers.dependencies import CallerDep, RuntimeDep, problems
 from app.routers.end import unknown_transaction
-from app.routers.shared import CallerDep, Id, Name, RuntimeDep, Strict, Time, problems
-from app.runtime import Runtime
-from app.shapes import ID, TransactionPage, TransactionRow, TransactionShown
-from app.store.history import read_history
-from app.store.transactions import HIGHEST, LOWEST, Filter, TransactionSummary, list_transactions
-from app.timeline import known, transaction_shown
-from app.verdicts import Source, State, Verdict
+from app.routers.timeline import known, transaction_shown
+from app.runtime.state import Runtime
+from app.schemas.fields import Id, Name, Strict, Time
+from app.schemas.transactions import ID, TransactionPage, TransactionRow, TransactionShown
+from app.store.coordinator.history import read_history
+from app.store.coordinator.transactions import HIGHEST, LOWEST, TransactionFilter, TransactionSummary, list_transactions
+from app.verdicts import Source, State
 
 router = APIRouter(prefix="/transactions", tags=["transactions"])
 
 PAGE_MAX = 1000
-# An id's time and its birth differ by the skew allowed to a new id, and by the longest wait in the queue.
+# The time in an id and `born_at` differ by the skew allowed for a new id plus the longest wait in the queue.
 QUEUE_S = 60
 
 TransactionId = Annotated[UUID, Path(description="the transaction's id, a UUIDv7", examples=[ID])]
 
 
 class TransactionQuery(Strict):
-    """Filters of a list; those given must all be met."""
+    """Filters of the list. A transaction must match all of them."""
 
     producer_group: Name | None = Field(None, description="of this producer group", examples=["shop"])
     state: State | None = Field(None, description="standing here now")
@@ -37,7 +38,7 @@ class TransactionQuery(Strict):
     key: Name | None = Field(None, description="with a message of this key", examples=["order-1030"])
     born_after: Time | None = Field(None, description="born at this time or later")
     born_before: Time | None = Field(None, description="born before this time")
-    cursor: Id | None = Field(None, description="`next_cursor` of the page before")
+    cursor: Id | None = Field(None, description="`next_cursor` of the previous page")
     limit: int = Field(100, ge=1, le=PAGE_MAX, description="transactions on a page")
 
 
@@ -52,9 +53,8 @@ async def list_of_transactions(
 ) -> TransactionPage:
     """Return a page of transactions by id, newest first.
 
-    Answers in bounded time whatever is stored: where few transactions meet the filter, a page may hold fewer than
-    `limit`, or none, and still have a `next_cursor`. The list is over when `next_cursor` is null. A
-    producer's key must name one of its groups.
+    The time to answer is bounded. If few transactions match the filter, a page may hold fewer than `limit` or none and
+    still have a `next_cursor`. The list ends when `next_cursor` is null. A producer's key must name one of its groups.
     """
     if caller.role is Role.PRODUCER:
         if query.producer_group is None:
@@ -74,23 +74,24 @@ async def list_of_transactions(
         born_before=query.born_before,
         cursor=query.cursor,
     )
-    async with runtime.database.connection() as connection:
+    async with runtime.request_pool.connection() as connection:
         rows, cursor = await list_transactions(connection, wanted, query.limit)
     return TransactionPage(items=[_row(row) for row in rows], next_cursor=cursor)
 
 
 @router.get(
     "/{transaction_id:uuid}",
-    summary="Where a transaction stands and what happened to it",
+    summary="Show a transaction's state and timeline",
     response_model_exclude_unset=True,
     responses=problems(TransactionUnknown, DayGone),
 )
 async def get_transaction(runtime: RuntimeDep, caller: CallerDep, transaction_id: TransactionId) -> TransactionShown:
-    """Return a transaction's state, messages and timeline, all of one moment.
+    """Return a transaction's state, messages and timeline from one snapshot.
 
-    The rows of check-back are gone once it is decided, and `swept` and `parked` with them; checks and the verdict stay.
+    After the verdict the check-back row is removed, and `swept` and `parked` leave the timeline. Checks and the verdict
+    stay.
     """
-    async with runtime.database.connection() as connection:
+    async with runtime.request_pool.connection() as connection:
         history = await read_history(connection, transaction_id)
     if history is None or not caller.groups.takes(history.messages[0].producer_group):
         raise await unknown_transaction(runtime, transaction_id)
@@ -107,12 +108,12 @@ def filter_of(
     born_after: datetime | None,
     born_before: datetime | None,
     cursor: UUID | None = None,
-) -> Filter:
-    """Return a list's filter; a range of birth times also bounds the ids, and so the days that are read."""
+) -> TransactionFilter:
+    """Return the filter of a list. A range of birth times also bounds the ids, and so the days to read."""
     margin_s = runtime.settings.id_skew_s + QUEUE_S
     low = LOWEST if born_after is None else lowest_id(born_after, -margin_s)
     high = HIGHEST if born_before is None else lowest_id(born_before, margin_s)
-    return Filter(
+    return TransactionFilter(
         low=low,
         high=high if cursor is None else min(high, cursor),
         producer_group=producer_group,
@@ -134,7 +135,7 @@ def _row(row: TransactionSummary) -> TransactionRow:
         key=row.key,
         message_count=row.message_count,
         **known(
-            verdict=None if row.verdict is None else Verdict(row.verdict).word,
+            verdict=None if row.verdict is None else row.verdict.word,
             source=None if row.source is None else Source(row.source).word,
             decided_at=row.decided_at,
             next_check_at=row.next_check_at,

@@ -1,4 +1,4 @@
-// A shop in Go that announces the orders it keeps and no others; docs/protocol.md explains it.
+// A shop in Go that announces exactly the orders that it commits; docs/protocol.md explains it.
 package main
 
 import (
@@ -43,7 +43,7 @@ func place(w http.ResponseWriter, r *http.Request) {
 		{"topic": "order", "key": "order-%d", "body": {"order": %[2]d}}]}`, id, number))
 	defer func() {
 		failure := recover()
-		verdict := ask(id) // the barrier knows, also of a commit whose answer was lost
+		verdict := ask(id) // the barrier has the outcome, even of a commit whose answer was lost
 		post("/end", `{"producer_group": "shop", "transaction_id": %q, "verdict": %q}`, id, verdict)
 		fmt.Fprintln(w, id, verdict, failure)
 	}()

@@ -1,4 +1,4 @@
-// A shop in Java that announces the orders it keeps and no others; docs/protocol.md explains it.
+// A shop in Java that announces exactly the orders that it commits; docs/protocol.md explains it.
 import com.sun.net.httpserver.*;
 import java.net.*;
 import java.net.http.*;
@@ -28,7 +28,7 @@ public class Producer {
       write(connection, "insert into orders values (?)", number);
       connection.commit();
     } catch (SQLException error) { System.err.println(error); }
-    var verdict = ask(id); // the barrier knows, also of a commit whose answer was lost
+    var verdict = ask(id); // the barrier has the outcome, even of a commit whose answer was lost
     post("/end", "{\"producer_group\": \"shop\", \"transaction_id\": \"%s\", \"verdict\": \"%s\"}", id, verdict);
     return id + " " + verdict;
   }
@@ -66,7 +66,7 @@ public class Producer {
     var server = HttpServer.create(new InetSocketAddress("127.0.0.1", Integer.parseInt(System.getenv("PORT"))), 0);
     server.setExecutor(java.util.concurrent.Executors.newCachedThreadPool());
     server.createContext("/", exchange -> {
-      try (exchange) { // what throws ends without an answer
+      try (exchange) { // an exception ends the request without an answer
         var path = exchange.getRequestURI().getPath().split("/");
         var text = path[1].equals("orders") ? place(Integer.parseInt(path[2]))
             : check(exchange.getRequestHeaders(), exchange.getRequestBody().readAllBytes());

@@ -1,4 +1,4 @@
-// A shop in Node that announces the orders it keeps and no others; docs/protocol.md explains it.
+// A shop in Node that announces exactly the orders that it commits; docs/protocol.md explains it.
 import { randomBytes } from "node:crypto";
 import { createServer } from "node:http";
 import pg from "pg";
@@ -35,7 +35,7 @@ async function inTransaction(work) {
   } catch (error) {
     throw (failure = error);
   } finally {
-    connection.release(failure); // one that failed is closed, which rolls back
+    connection.release(failure); // a connection that failed is closed, which rolls back
   }
 }
 
@@ -46,14 +46,14 @@ async function place(number) {
   let verdict = "commit";
   try {
     await inTransaction(async (connection) => {
-      // Fails if a check came first.
+      // This insert fails if a check came first.
       await connection.query("insert into halfnote_barrier values ($1, 'local')", [half.transaction_id]);
       await connection.query("insert into orders values ($1)", [number]);
     });
   } catch {
-    verdict = await ask(half.transaction_id); // the barrier knows, also of a commit whose answer was lost
+    verdict = await ask(half.transaction_id); // the barrier has the outcome, even of a commit whose answer was lost
   }
-  await post("/end", { ...half, verdict }).catch(console.warn); // or Halfnote asks
+  await post("/end", { ...half, verdict }).catch(console.warn); // if it fails, Halfnote sends a check
   return `${half.transaction_id} ${verdict}`;
 }
 

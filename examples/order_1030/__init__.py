@@ -1,1 +1,1 @@
-"""Order 1030, announced in four ways while everything that can die dies: `make demo-compare`."""
+"""Order 1030, announced in four ways while every process is killed: `make demo-compare`."""

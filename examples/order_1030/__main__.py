@@ -1,6 +1,6 @@
-"""`make demo-compare`: plays both stories in every way and prints one table.
+"""`make demo-compare`: runs both stories in all four ways and prints one table.
 
-Exit code 0 only if nothing went wrong in Halfnote's column.
+The exit code is 0 only if Halfnote's column has no errors.
 """
 
 import argparse
@@ -19,8 +19,8 @@ import httpx
 import structlog
 from rich.console import Console
 
-from app.embedded import EmbeddedPostgres
-from demo.processes import NotAsTold, own_halfnote
+from app.embedded_postgres import EmbeddedPostgres
+from demo.processes import StepFailed, own_halfnote
 from examples.order_1030.acts import Outcome, crashes
 from examples.order_1030.bank import CAPITAL
 from examples.order_1030.counting import read_sum
@@ -33,22 +33,22 @@ from examples.order_1030.stories import BANK, SHOP
 from examples.order_1030.table import LEGEND, Column, table_of
 from examples.order_1030.ways import HALFNOTE, WAYS, Way
 
-# Times of commits are compared with those of consumers' entries.
+# For comparing commit times with consumers' entries.
 SETTINGS = {"track_commit_timestamp": "on", "max_connections": "300"}
 
 console = Console(highlight=False)
 
 
 def main() -> int:
-    """Play and print; return the exit code."""
+    """Run and print; return the exit code."""
     given = _options().parse_args()
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.WARNING))
     preload()
     try:
         with servers() as found:
             columns = asyncio.run(compare(found, given.orders, given.transfers, given.slow_s))
-    except (NotAsTold, TimeoutError, httpx.HTTPError) as error:
-        print(f"\nThis did not go as told: {type(error).__name__}: {error}", file=sys.stderr)
+    except (StepFailed, TimeoutError, httpx.HTTPError) as error:
+        print(f"\nThe comparison failed: {type(error).__name__}: {error}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
         return 130
@@ -64,11 +64,11 @@ def main() -> int:
 
 @contextmanager
 def servers() -> Iterator[Servers]:
-    """Run a Halfnote and a Postgres server for the services' own databases; both are thrown away."""
+    """Run a Halfnote and a Postgres server for the services' own databases; both are deleted at the end."""
     with tempfile.TemporaryDirectory(prefix="halfnote-compare-") as directory:
-        # As root Postgres runs as another user, which must get there.
+        # If this program runs as root, Postgres runs as another user, which must reach the directory.
         Path(directory).chmod(0o755)
-        console.print("Starting a Halfnote, and a Postgres for the services' own databases ...")
+        console.print("Starting Halfnote, and a Postgres for the databases of the services ...")
         postgres = EmbeddedPostgres.start(Path(directory) / "services", settings=SETTINGS)
         try:
             with own_halfnote() as url:
@@ -78,7 +78,7 @@ def servers() -> Iterator[Servers]:
 
 
 async def compare(found: Servers, orders: int, transfers: int, slow_s: float) -> dict[Way, Column]:
-    """Play everything; return what came of each way."""
+    """Run everything; return the results of each way."""
     shops, banks = {}, {}
     for way in WAYS.values():
         shops[way] = await play_orders(found, way, orders)
@@ -88,7 +88,7 @@ async def compare(found: Servers, orders: int, transfers: int, slow_s: float) ->
 
 
 async def play_orders(found: Servers, way: Way, count: int) -> Outcome:
-    """Play the first story."""
+    """Run the first story."""
     async with staged(found, SHOP, way, act="shop") as stage:
         with timed(f"{way.title} ({way.order}): {count} orders") as told:
             outcome = await crashes(stage, count, told)
@@ -96,7 +96,7 @@ async def play_orders(found: Servers, way: Way, count: int) -> Outcome:
 
 
 async def play_transfers(found: Servers, way: Way, count: int) -> tuple[Outcome, int]:
-    """Play the second story; return also by how much the sum of all accounts is off."""
+    """Run the second story; also return the difference of the sum of all accounts."""
     async with staged(found, BANK, way, act="bank") as stage:
         with timed(f"{way.title} ({way.order}): {count} transfers") as told:
             outcome = await crashes(stage, count, told)
@@ -105,7 +105,7 @@ async def play_transfers(found: Servers, way: Way, count: int) -> tuple[Outcome,
 
 
 async def play_slowness(found: Servers, slow_s: float) -> dict[Way, Slowness]:
-    """Play what a slow broker does, in all ways at once."""
+    """Run with a slow broker, in all ways at once."""
     target = httpx.URL(found.halfnote).port
     assert target is not None
     ready = asyncio.Barrier(len(WAYS) + 1)
@@ -126,7 +126,7 @@ async def _slow_down(slow: SlowWay, slow_s: float, ready: asyncio.Barrier) -> No
 
 @contextmanager
 def timed(what: str) -> Iterator[Callable[[int], None]]:
-    """Say what is done, on a terminal also how far it is, and in the end how long it took."""
+    """Print the current step, its progress on a terminal, and its duration at the end."""
     began = time.monotonic()
     with console.status(what) as status:
         yield lambda done: status.update(f"{what}: {done} placed")

@@ -1,4 +1,4 @@
-"""What is played on a stage: customers place orders while things die, a person sets right what was refused."""
+"""Run a story: customers place orders while processes die, and a person resolves refused orders."""
 
 import asyncio
 from collections.abc import Callable
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import httpx
 
-from demo.processes import NotAsTold
+from demo.processes import StepFailed
 from examples.order_1030.counting import Counts, counted, fetch, read_ledger, read_saved
 from examples.order_1030.deaths import HEADER
 from examples.order_1030.plan import Placed, plan
@@ -18,9 +18,9 @@ CUSTOMER_S = 120.0
 
 @dataclass(frozen=True)
 class Outcome:
-    """What came of one way. `deaths` of the service and its consumers; `waiting`: dead letters, `left` of which remain.
+    """The results of one way: deaths of the service and of consumers, and dead letters.
 
-    `left`: after a person opened the accounts that were missing and had them redelivered.
+    `waiting`: dead letters before, and `left` after, a person opened the missing accounts and redelivered them.
     """
 
     counts: Counts
@@ -31,7 +31,7 @@ class Outcome:
 
 
 async def crashes(stage: Stage, count: int, tell: Callable[[int], None]) -> Outcome:
-    """Place so many orders while the service and its consumers die; count when all is over. `tell`: how many are."""
+    """Place orders while the service and its consumers die; count the results at the end. `tell` gets the progress."""
     done = 0
     async with _customers() as customers:
         for group in plan(count, stage.way.steps, stage.story.consumers):
@@ -55,19 +55,19 @@ async def crashes(stage: Stage, count: int, tell: Callable[[int], None]) -> Outc
 
 
 async def counts_of(stage: Stage) -> Counts:
-    """Read the databases."""
+    """Count the results from the databases."""
     saved = await read_saved(stage.databases["own"], stage.story.table)
     return counted(saved, {name: await read_ledger(stage.databases[name]) for name in stage.story.consumers})
 
 
 def _customers() -> httpx.AsyncClient:
-    # A connection for each order: one that died with the service must not be what the next order is sent by.
+    # One connection per order: the next order must not use a connection that died with the service.
     limits = httpx.Limits(max_connections=None, max_keepalive_connections=0)
     return httpx.AsyncClient(timeout=CUSTOMER_S, limits=limits)
 
 
 async def _befall(stage: Stage, placed: Placed, customers: httpx.AsyncClient) -> None:
-    """Kill, start and arm consumers before an order is placed."""
+    """Kill and start consumers, and mark the deliveries at which they die, before an order is placed."""
     if placed.up is not None and stage.consumers[placed.up].down:
         await stage.consumers[placed.up].start()
     if placed.down is not None:
@@ -75,18 +75,18 @@ async def _befall(stage: Stage, placed: Placed, customers: httpx.AsyncClient) ->
     if placed.unanswered_by is None or stage.consumers[placed.unanswered_by].down:
         return
     url = f"{stage.consumers[placed.unanswered_by].url}/fault"
-    # It may be dying of the one before.
+    # The consumer may still be dying from the previous order.
     await _until_heard(customers, url, {"number": placed.number}, again=httpx.TransportError)
 
 
 async def _place(stage: Stage, placed: Placed, customers: httpx.AsyncClient) -> None:
-    """Place an order. A customer whose shop dies meanwhile knows nothing, and leaves."""
+    """Place an order. A customer whose shop dies gets no answer and does not try again."""
     headers = {HEADER: placed.dies_at} if placed.dies_at is not None else {}
     url = stage.service.url + stage.story.path
     with suppress(httpx.RemoteProtocolError, httpx.NetworkError):
         answer = await _until_heard(customers, url, stage.story.request(placed), headers)
         if placed.dies_at is not None and answer.is_success:
-            raise NotAsTold(f"order {placed.number} was answered, although its shop was to die {placed.dies_at}")
+            raise StepFailed(f"order {placed.number} was answered, although its shop was to die {placed.dies_at}")
 
 
 async def _until_heard(
@@ -96,7 +96,7 @@ async def _until_heard(
     headers: dict[str, str] | None = None,
     again: type[httpx.TransportError] = httpx.ConnectError,
 ) -> httpx.Response:
-    """Post, again as long as nobody listens there."""
+    """Post, and repeat while the port refuses connections."""
     async with asyncio.timeout(CUSTOMER_S):
         while True:
             try:
@@ -106,7 +106,7 @@ async def _until_heard(
 
 
 async def _person(stage: Stage) -> None:
-    """Open the accounts that billing missed, and have what it refused delivered once more."""
+    """Open the accounts that billing missed, and redeliver the messages that it refused."""
     if "billing" not in stage.story.consumers:
         return
     await fetch(stage.databases["billing"], "delete from without_account")

@@ -1,4 +1,4 @@
-"""Bank A: debits an account, and tells bank B, which credits one. No money may be made or lost on the way."""
+"""Bank A: debits an account and sends a message to bank B, which credits an account. The sum must not change."""
 
 from typing import Any
 
@@ -11,7 +11,7 @@ from examples.order_1030.service import Options, Service
 AMOUNT, CAPITAL = 10_000, 10_000_000
 RICH, POOR = "anna", "ada"
 
-# Both banks' tables; the account in bank B begins empty.
+# The tables of both banks. The account in bank B starts empty.
 ACCOUNTS = "create table account (name text primary key, amount bigint not null check (amount >= 0));"
 SCHEMA = f"""
 {ACCOUNTS}
@@ -22,7 +22,7 @@ SCHEMA_B = f"{ACCOUNTS} insert into account values ('ben', 0);"  # noqa: S608 - 
 
 
 class Transfer(BaseModel):
-    """An amount that goes from an account in bank A to the one in bank B."""
+    """A transfer of an amount from an account in bank A to the one in bank B."""
 
     number: int
     account: str

@@ -1,6 +1,6 @@
-"""Who hears of orders and transfers: delivery, points, billing and bank B, each with a database of its own.
+"""The consumers of orders and transfers: delivery, points, billing and bank B, each with its own database.
 
-With an inbox each message runs once; without one, whenever it comes. Both verify signatures.
+With an inbox, a consumer runs each message once; without an inbox, at every delivery. Both verify signatures.
 """
 
 from collections.abc import AsyncIterator, Awaitable, Callable, MutableMapping
@@ -20,7 +20,7 @@ from examples.order_1030.bank import SCHEMA_B
 from examples.order_1030.deaths import die
 from examples.order_1030.pool import Pool
 
-# One row for each time that this consumer did something for an order or transfer.
+# One row per effect of this consumer on an order or transfer.
 LEDGER = """
 create table ledger (number int not null, amount int not null, at timestamptz not null default clock_timestamp());
 """
@@ -43,7 +43,7 @@ class Fault(BaseModel):
 
 @dataclass(frozen=True)
 class Options:
-    """What a consumer is started with; `once`: with an inbox."""
+    """The options of a consumer; `once`: with an inbox."""
 
     name: str
     database: str
@@ -90,7 +90,7 @@ def create_app(options: Options) -> FastAPI:
 
 
 class Unanswered:
-    """An ASGI app whose process dies when it is about to answer a delivery that is to be its last."""
+    """An ASGI app that kills its process before it answers a delivery marked as its last."""
 
     def __init__(self, inner: Any) -> None:
         self._inner = inner
@@ -117,7 +117,7 @@ async def give_points(connection: Any, order: dict[str, Any]) -> None:
 
 
 async def bill(connection: Any, order: dict[str, Any]) -> None:
-    """Bill the customer, if there is an account."""
+    """Bill the customer, if the customer has an account."""
     if await connection.fetchval("select true from without_account where customer = $1", order["customer"]):
         raise Reject(f"customer {order['customer']} has no account")
     await note(connection, order["number"], cents_of(order))
@@ -135,7 +135,7 @@ async def note(connection: Any, number: int, amount: int) -> None:
 
 
 def cents_of(order: dict[str, Any]) -> int:
-    """Return what an order costs."""
+    """Return the price of an order."""
     return sum(int(line["pieces"] * line["cents"]) for line in order["lines"])
 
 

@@ -1,4 +1,4 @@
-"""What came of it, counted from the databases: the shop's own, and the ledger of each consumer."""
+"""Count the results from the databases: the shop's database and the ledger of each consumer."""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -10,7 +10,7 @@ import asyncpg
 
 @dataclass(frozen=True)
 class Entry:
-    """A consumer did something for an order, at this time."""
+    """An effect of a consumer on an order, with its time."""
 
     number: int
     at: datetime
@@ -18,11 +18,11 @@ class Entry:
 
 @dataclass(frozen=True)
 class Counts:
-    """Numbers of orders (or transfers). `announced`: at least one consumer did something for it.
+    """Numbers of orders (or transfers). `announced`: at least one consumer has an entry for it.
 
-    `lost`: it stands in the database, and at least one consumer has heard nothing of it. `invented`: at least one did
-    something for it, and it does not stand. `twice`: at least one did it more than once. `early`: at least one did
-    something before the commit that came. `by_hand`: entries in consumers' ledgers that a person has to cancel.
+    `lost`: it is in the database, and at least one consumer has no entry for it. `invented`: at least one consumer has
+    an entry for it, and it is not in the database. `twice`: at least one consumer has several entries for it. `early`:
+    at least one entry is older than the commit. `by_hand`: entries in consumers' ledgers that a person has to cancel.
     """
 
     saved: int
@@ -35,12 +35,12 @@ class Counts:
 
     @property
     def flawless(self) -> bool:
-        """Whether nothing is lost, invented, done twice or too early."""
+        """Whether nothing is lost, invented, processed twice or too early."""
         return not (self.lost or self.invented or self.twice or self.early or self.by_hand)
 
 
 def counted(saved: Mapping[int, datetime], ledgers: Mapping[str, Sequence[Entry]]) -> Counts:
-    """PURE: compare what stands, by number with the time of its commit, and what each consumer did."""
+    """PURE: compare the stored orders, by number with their commit times, with each consumer's entries."""
     times = {name: Counter(entry.number for entry in entries) for name, entries in ledgers.items()}
     heard = {number for counter in times.values() for number in counter}
     done = [(number, count) for counter in times.values() for number, count in counter.items()]
@@ -62,7 +62,7 @@ def counted(saved: Mapping[int, datetime], ledgers: Mapping[str, Sequence[Entry]
 
 
 async def read_saved(url: str, table: str) -> dict[int, datetime]:
-    """Return what stands in a database, with the times of the commits (its server has track_commit_timestamp)."""
+    """Return the rows of a database, with the times of their commits (its server has track_commit_timestamp)."""
     rows = await fetch(url, f"select number, pg_xact_commit_timestamp(xmin) as at from {table}")  # noqa: S608 - ours
     return {row["number"]: row["at"] for row in rows}
 
@@ -79,7 +79,7 @@ async def read_sum(url: str) -> int:
 
 
 async def fetch(url: str, sql: str) -> list[asyncpg.Record]:
-    """Run a statement on a connection of its own."""
+    """Run a statement on a separate connection."""
     connection = await asyncpg.connect(url)
     try:
         return list(await connection.fetch(sql))

@@ -1,4 +1,4 @@
-"""Where the shop dies: at a step that the request names, by SIGKILL, as in a power cut. Nothing is cleaned up."""
+"""Kills the shop at a step that the request names, by SIGKILL, like a power failure. Nothing is cleaned up."""
 
 import os
 import signal
@@ -9,12 +9,12 @@ import httpx
 HEADER = "x-dies-at"
 
 _dies_at: ContextVar[str | None] = ContextVar("dies_at", default=None)
-# How each request to Halfnote is called among the steps.
+# The name of each request to Halfnote among the steps.
 _STEPS = {"/half": "half", "/end": "end", "/messages": "send"}
 
 
 def dies_at(step: str | None) -> None:
-    """Have the request that is being answered now die at a step, such as `after commit`."""
+    """Let the current request die at a step, such as `after commit`."""
     _dies_at.set(step)
 
 
@@ -30,7 +30,7 @@ def die() -> None:
 
 
 class Deadly(httpx.AsyncBaseTransport):
-    """Carries requests to Halfnote, with a step before each is sent and one after its answer has come."""
+    """Carries requests to Halfnote, with a step before each is sent and a step after its answer."""
 
     def __init__(self) -> None:
         self._inner = httpx.AsyncHTTPTransport()

@@ -1,4 +1,4 @@
-"""A service's database connections: a pool that is soon empty, and that knows how long its connections were held."""
+"""A service's database connections: a small pool that measures how long its connections were held."""
 
 import time
 from collections.abc import AsyncIterator
@@ -16,7 +16,7 @@ class PoolEmpty(Exception):
 
 
 class Pool:
-    """`held_s`: connection-seconds so far; `refused`: how often nobody gave a connection back in time."""
+    """`held_s`: connection-seconds so far; `refused`: how often no connection became free in time."""
 
     def __init__(self, url: str) -> None:
         self._url = url
@@ -25,7 +25,7 @@ class Pool:
         self.refused = 0
 
     async def open(self) -> None:
-        """Connect; before anything else."""
+        """Connect; call this first."""
         self._pool = await asyncpg.create_pool(self._url, min_size=1, max_size=SIZE)
 
     async def close(self) -> None:

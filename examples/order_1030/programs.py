@@ -1,4 +1,4 @@
-"""The programs of the comparison as processes of their own, which are killed and started again on the same port."""
+"""The programs of the comparison as separate processes, which are killed and restarted on the same port."""
 
 import asyncio
 import logging
@@ -15,21 +15,22 @@ from typing import Any
 import uvicorn
 from fastapi import FastAPI
 
-from demo.processes import NotAsTold
+from demo.processes import StepFailed
 
 HOST = "127.0.0.1"
 START_S, STOP_S = 60.0, 15.0
-# A server from which ready-made processes are forked: starting anew takes milliseconds instead of seconds of imports.
+# A fork server with all imports done: a restart takes milliseconds instead of seconds of imports.
 _METHOD = "forkserver" if "forkserver" in multiprocessing.get_all_start_methods() else "spawn"
 _context: Any = multiprocessing.get_context(_METHOD)
 
 
 class Program:
-    """A FastAPI app as a process. When it dies it is started again, unless it is to be `down`."""
+    """A FastAPI app as a process. It restarts after its death, unless it is marked `down`."""
 
     def __init__(self, create_app: Callable[[Any], FastAPI], options: Any, log: Path) -> None:
         self._arguments = (create_app, options, log)
-        # Bound and never listened on: nobody else gets the port while the process is dead, and callers are refused.
+        # This socket is bound but does not listen: while the process is dead, no other process gets the port, and
+        # callers are refused.
         self._reserved = listening_socket(0)
         self.port = int(self._reserved.getsockname()[1])
         self.url = f"http://{HOST}:{self.port}"
@@ -40,7 +41,7 @@ class Program:
         self._watching: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
-        """Start it and wait until it listens; from now on it is started again when it dies."""
+        """Start it and wait until it listens; from then on it restarts after its death."""
         self.down = False
         self._launch()
         await self.until_listening()
@@ -53,13 +54,13 @@ class Program:
         await self._end(lambda process: process.kill())
 
     async def stop(self) -> None:
-        """SIGTERM, and SIGKILL if that is not heard."""
+        """SIGTERM, then SIGKILL if it does not react."""
         self.down = True
         await self._end(lambda process: process.terminate())
         self._reserved.close()
 
     async def until_listening(self) -> None:
-        """Wait until it takes connections. Raises NotAsTold."""
+        """Wait until it takes connections. Raises StepFailed."""
         deadline = time.monotonic() + START_S
         while time.monotonic() < deadline:
             try:
@@ -69,8 +70,8 @@ class Program:
             else:
                 writer.close()
                 return
-        said = self._log.read_text()[-2000:] if self._log.exists() else "it logged nothing"
-        raise NotAsTold(f"a process did not start within {START_S:g} s: {said}")
+        said = self._log.read_text()[-2000:] if self._log.exists() else "its log is empty"
+        raise StepFailed(f"a process did not start within {START_S:g} s: {said}")
 
     def _launch(self) -> None:
         self._process = _context.Process(target=serve, args=(self.port, *self._arguments), daemon=True)
@@ -110,13 +111,13 @@ async def ended(process: BaseProcess) -> None:
 
 
 def preload() -> None:
-    """Have the server of ready-made processes import what all of them need."""
+    """Let the fork server import the modules that all programs need."""
     if _METHOD == "forkserver":
         _context.set_forkserver_preload([f"{__package__}.{name}" for name in ("bank", "consumer", "shop", "programs")])
 
 
 def serve(port: int, create_app: Callable[[Any], FastAPI], options: Any, log: Path) -> None:
-    """Serve an app until SIGTERM, or until the process that started this one is gone. What is logged goes to a file."""
+    """Serve an app until SIGTERM, or until the parent process is gone. Logs go to a file."""
     threading.Thread(target=_follow_parent, daemon=True).start()
     logging.basicConfig(filename=log, level=logging.WARNING, format="%(asctime)s %(name)s %(message)s")
     config = uvicorn.Config(create_app(options), log_config=None, access_log=False, timeout_graceful_shutdown=5)
@@ -124,7 +125,7 @@ def serve(port: int, create_app: Callable[[Any], FastAPI], options: Any, log: Pa
 
 
 def listening_socket(port: int) -> socket.socket:
-    """Return a socket on this port, or on one that the kernel chooses; several of this user may have the same."""
+    """Return a socket on this port, or on a port that the kernel chooses; processes of one user can share a port."""
     made = socket.socket()
     made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)

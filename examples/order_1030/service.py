@@ -1,4 +1,4 @@
-"""What the shop and the bank have in common: a pool, a producer, and how a request is answered in one of the ways."""
+"""The common parts of the shop and the bank: a pool, a producer, and the handling of a request in one of the ways."""
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -16,13 +16,13 @@ from examples.order_1030.pool import Pool, PoolEmpty
 from examples.order_1030.ways import WAYS, Means, Write
 
 CHECK_PATH = "/halfnote/check"
-# Patient in all ways alike: how long the broker takes to answer is one of the things that are looked at.
+# The same long timeout in all ways, because the broker's answer time is one of the measurements.
 ATTEMPT_S, WITHIN_S = 30.0, 60.0
 
 
 @dataclass(frozen=True)
 class Options:
-    """What a service is started with: the way's name, its own database, and how it speaks with Halfnote."""
+    """The options of a service: the way's name, its own database, and its connection to Halfnote."""
 
     way: str
     database: str
@@ -32,7 +32,7 @@ class Options:
 
 
 class Service:
-    """A FastAPI app with a database of its own, which announces what it writes."""
+    """A FastAPI app with its own database, which announces its writes."""
 
     def __init__(self, options: Options) -> None:
         self.pool = Pool(options.database)
@@ -50,7 +50,7 @@ class Service:
         self.app.add_route(CHECK_PATH, endpoint.asgi())
 
     async def announce(self, request: Request, message: Outgoing, write: Write) -> None:
-        """Write and announce it in this service's way, and die on it if the request says so."""
+        """Write and announce it in this service's way, and die if the request says so."""
         dies_at(request.headers.get(HEADER))
         await self._way.announce(self._means, message, write)
 
@@ -68,10 +68,10 @@ class Service:
 
 
 async def _not_now(request: Request, error: Exception) -> JSONResponse:
-    """No connection was free, Halfnote did not answer, or a check came first and had it rolled back."""
+    """No connection was free, Halfnote did not answer, or a check came first and caused a rollback."""
     return JSONResponse({"detail": str(error)}, 503)
 
 
 async def _refused(request: Request, error: Exception) -> JSONResponse:
-    """The database refused what was to be written: not enough in stock, an unknown customer."""
+    """The database refused the write: not enough in stock, an unknown customer."""
     return JSONResponse({"detail": str(error)}, 409)

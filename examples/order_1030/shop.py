@@ -1,4 +1,4 @@
-"""The shop: takes orders over HTTP, writes each with its lines, takes its pieces from stock, and announces it."""
+"""The shop: accepts orders over HTTP, writes each with its lines, takes its pieces from stock, and announces it."""
 
 from typing import Any
 
@@ -9,7 +9,7 @@ from pydantic import BaseModel
 from examples.order_1030.service import Options, Service
 
 ARTICLES = 20
-KNOWN, NOBODY = "kim", "nobody"
+KNOWN, UNKNOWN = "kim", "robin"
 
 SCHEMA = f"""
 create table customer (name text primary key);
@@ -18,7 +18,7 @@ create table stock (article int primary key, pieces int not null check (pieces >
 insert into stock select article, 1000 from generate_series(0, {ARTICLES - 1}) article;
 create table orders (
   number int primary key,
-  -- Looked at by the commit, which therefore can fail, as it can where transactions are serializable.
+  -- The commit checks this deferred constraint, so the commit can fail, as it can with serializable transactions.
   customer text not null references customer deferrable initially deferred
 );
 create table order_line (
@@ -29,7 +29,7 @@ create table order_line (
 
 
 class Line(BaseModel):
-    """So many pieces of an article, at this price each."""
+    """A number of pieces of an article, with the price of each."""
 
     article: int
     pieces: int
@@ -37,7 +37,7 @@ class Line(BaseModel):
 
 
 class Order(BaseModel):
-    """What a customer orders."""
+    """A customer's order."""
 
     number: int
     customer: str
@@ -62,21 +62,21 @@ def create_app(options: Options) -> FastAPI:
         async with pool.acquire() as connection:
             lines = await connection.fetch("select article, pieces, cents from order_line where number = $1", number)
         if not lines:
-            raise HTTPException(404, "there is no such order")
+            raise HTTPException(404, "the order does not exist")
         return {"number": number, "lines": [dict(line) for line in lines]}
 
     return app
 
 
 def message_of(order: Order, topic: str) -> Outgoing:
-    """Return what others hear of an order."""
+    """Return the message about an order."""
     return Outgoing(topic, order.model_dump(), key=f"order-{order.number}", tag="created")
 
 
 async def write_order(connection: Any, order: Order) -> None:
     """Write an order and its lines, and take the pieces from stock; raises if there are not enough."""
     await connection.execute("insert into orders values ($1, $2)", order.number, order.customer)
-    # In the order of the articles, so that two orders never wait for each other.
+    # In the order of the articles, so that two orders cannot deadlock.
     for position, line in enumerate(sorted(order.lines, key=lambda line: line.article)):
         await connection.execute(
             "insert into order_line values ($1, $2, $3, $4, $5)",

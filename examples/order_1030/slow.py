@@ -1,4 +1,4 @@
-"""A broker that takes long to answer: a way to Halfnote on which requests go through, and answers can be held back."""
+"""A slow broker: a proxy to Halfnote that forwards requests and can delay answers."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -10,7 +10,7 @@ CHUNK = 65_536
 
 
 class SlowWay:
-    """`url` leads to `target` (a port of this host). While `flowing` is not set, no answer comes."""
+    """`url` forwards to `target` (a port of this host). While `flowing` is not set, the proxy returns no answer."""
 
     def __init__(self, target: int) -> None:
         self._target = target

@@ -1,4 +1,4 @@
-"""While the broker takes long to answer: what that does to a service's own database connections and readers."""
+"""Measures the effect of a slow broker on a service's database connections and readers."""
 
 import asyncio
 from dataclasses import dataclass
@@ -18,7 +18,7 @@ ORDERS, READERS = 20, 20
 
 @dataclass(frozen=True)
 class Slowness:
-    """What came of one way. `held_s`: connection-seconds; `refused`: requests that got no connection."""
+    """The results of one way. `held_s`: connection-seconds; `refused`: requests that got no connection."""
 
     counts: Counts
     held_s: float
@@ -26,16 +26,15 @@ class Slowness:
 
 
 async def slow_answers(servers: Servers, way: Way, slow: SlowWay, slow_s: float, ready: asyncio.Barrier) -> Slowness:
-    """Place orders at once, and read one now and then, while no answer of the broker comes for `slow_s` seconds.
+    """Place orders at once, and read an order now and then, while the broker does not answer for `slow_s` seconds.
 
-    `ready`: where the ways meet that are slowed down together, when each stands, and when the broker has become slow.
-    Check-back leaves halves alone for longer than that: else it would ask before the answer came, and the orders would
-    be refused.
+    `ready`: the barrier at which all ways wait until each is set up, and again until the broker is slow. The check
+    immunity is longer than `slow_s`. Otherwise a check would come before the answer, and the orders would be refused.
     """
     immunity_s = int(slow_s) + 20
     async with staged(servers, SHOP, way, act="slow", to_halfnote=slow.url, immunity_s=immunity_s) as stage:
         async with httpx.AsyncClient(base_url=stage.service.url, timeout=120) as customers:
-            # One order before, so that there is something to read, and connections to the broker.
+            # One order first, so that there is an order to read, and open connections to the broker.
             await customers.post("/orders", json=SHOP.request(Placed(FIRST)))
             await stage.until_over()
             before = (await customers.get("/pool")).json()

@@ -1,4 +1,4 @@
-"""Where a story is played in one way: databases, processes, a producer group and subscriptions, all of its own."""
+"""The environment of a story in one way: its databases, processes, producer group and subscriptions."""
 
 import asyncio
 import time
@@ -12,14 +12,14 @@ from urllib.parse import urlsplit, urlunsplit
 import asyncpg
 import httpx
 
-from demo.processes import NotAsTold, new_secret
+from demo.processes import StepFailed, new_secret
 from examples.order_1030 import consumer
 from examples.order_1030.programs import Program
 from examples.order_1030.service import CHECK_PATH, Options
 from examples.order_1030.stories import Story
 from examples.order_1030.ways import Way
 
-# As short as can be, so that all is soon over: who dies is asked a second later, a failed delivery repeated soon.
+# Short times for a short run: check-back comes a second after a death, and failed deliveries are retried soon.
 IMMUNITY_S, INTERVAL_S = 1, 1
 RETRY_S = [0.3, 0.5] + [1] * 90
 OVER_S = 300.0
@@ -27,7 +27,7 @@ OVER_S = 300.0
 
 @dataclass(frozen=True)
 class Servers:
-    """What all share: Halfnote's URL, a Postgres server by the URL of one of its databases, a directory for logs."""
+    """Shared settings: Halfnote's URL, the URL of one database of a Postgres server, a directory for logs."""
 
     halfnote: str
     postgres: str
@@ -39,7 +39,8 @@ class Stage:
 
     def __init__(self, servers: Servers, story: Story, way: Way, group: str) -> None:
         self.servers, self.story, self.way, self.group = servers, story, way, group
-        # Connections that rest are closed before Halfnote does it, perhaps just as a request goes out.
+        # Idle connections are closed here before Halfnote closes them, because that could happen while a request is
+        # sent.
         limits = httpx.Limits(keepalive_expiry=2)
         self.halfnote = httpx.AsyncClient(base_url=servers.halfnote, timeout=60, limits=limits)
         self.databases: dict[str, str] = {}
@@ -47,7 +48,7 @@ class Stage:
         self.service: Program
 
     async def set(self, to_halfnote: str, immunity_s: int, stack: AsyncExitStack) -> None:
-        """Make the databases, start the processes and register them. The service reaches Halfnote by its own URL."""
+        """Make the databases, start the processes and register them. The service reaches Halfnote at `to_halfnote`."""
         secret = new_secret()
         own = await self._database("own", self.story.schema)
         options = Options(self.way.name, own, to_halfnote, self.group, secret)
@@ -70,18 +71,18 @@ class Stage:
         return f"{self.group}.{name}"
 
     async def call(self, method: str, path: str, content: Any = None) -> Any:
-        """Call Halfnote. Raises NotAsTold if it refuses."""
+        """Call Halfnote. Raises StepFailed if it refuses."""
         answer = await self.halfnote.request(method, path, json=content)
         if not answer.is_success:
-            raise NotAsTold(f"{method} {path} was answered {answer.status_code}: {answer.text}")
+            raise StepFailed(f"{method} {path} was answered {answer.status_code}: {answer.text}")
         return answer.json()
 
     async def until_over(self) -> None:
-        """Wait until every transaction is decided and every message is delivered or dead. Raises NotAsTold."""
+        """Wait until every transaction is decided and every message is delivered or dead. Raises StepFailed."""
         deadline = time.monotonic() + OVER_S
         while await self._undecided() or await self._undelivered():
             if time.monotonic() > deadline:
-                raise NotAsTold(f"{self.group} is not over after {OVER_S:g} s")
+                raise StepFailed(f"{self.group} has unfinished transactions or deliveries after {OVER_S:g} s")
             await asyncio.sleep(0.1)
 
     async def dead_letters(self) -> int:
@@ -94,7 +95,7 @@ class Stage:
             page = await self._get("/transactions", producer_group=self.group, limit="1000", **cursor)
             states = {one["state"] for one in page["items"]}
             if "parked" in states:
-                raise NotAsTold(f"a transaction of {self.group} was parked")
+                raise StepFailed(f"a transaction of {self.group} was parked")
             if states & {"half", "in_doubt"}:
                 return True
             if page["next_cursor"] is None:
@@ -138,7 +139,7 @@ class Stage:
 async def staged(
     servers: Servers, story: Story, way: Way, *, act: str, to_halfnote: str | None = None, immunity_s: int = IMMUNITY_S
 ) -> AsyncIterator[Stage]:
-    """Yield a stage for an act, whose name tells its databases from those of others; all ends with the block."""
+    """Yield the environment of an act, whose name distinguishes its databases. All of it ends with the block."""
     stage = Stage(servers, story, way, f"{act}.{way.name}")
     async with AsyncExitStack() as stack:
         stack.push_async_callback(stage.halfnote.aclose)

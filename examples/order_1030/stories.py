@@ -1,4 +1,4 @@
-"""The two stories: orders that delivery, points and billing must hear of, and transfers that bank B must credit."""
+"""The two stories: orders that delivery, points and billing must get, and transfers that bank B must credit."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ from examples.order_1030.service import Options
 
 @dataclass(frozen=True)
 class Story:
-    """A service with its consumers. `path`: where customers post `request(placed)`; `table`: where it then stands."""
+    """A service with its consumers. `path`: where customers post `request(placed)`; `table`: where it is stored."""
 
     name: str
     create_app: Callable[[Options], FastAPI]
@@ -25,8 +25,8 @@ class Story:
 
 
 def order_of(placed: Placed) -> dict[str, Any]:
-    """Return what a customer of the shop orders."""
-    customer = shop.NOBODY if placed.refused_by_commit else "nemo" if placed.without_account else shop.KNOWN
+    """Return a customer's order for the shop."""
+    customer = shop.UNKNOWN if placed.refused_by_commit else "nemo" if placed.without_account else shop.KNOWN
     pieces = 1_000_000 if placed.too_much else 1
     lines = [
         {"article": placed.number % shop.ARTICLES, "pieces": pieces, "cents": 1250},
@@ -36,7 +36,7 @@ def order_of(placed: Placed) -> dict[str, Any]:
 
 
 def transfer_of(placed: Placed) -> dict[str, Any]:
-    """Return what a customer of bank A transfers."""
+    """Return a customer's transfer for bank A."""
     account = bank.POOR if placed.too_much else bank.RICH
     return {"number": placed.number, "account": account, "amount": bank.AMOUNT}
 

@@ -1,4 +1,4 @@
-"""The table that is printed in the end."""
+"""The table that is printed at the end."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -13,15 +13,16 @@ from examples.order_1030.slow_act import Slowness
 from examples.order_1030.ways import Way
 
 LEGEND = """\
-lost: it stands in the shop's database, and a consumer never hears of it.
-invented: a consumer acted on an order that does not stand. processed twice: a consumer did it more than once.
-cancellations by hand: what consumers did for invented orders, or did again, and a person has to take back.
-waiting for a person: billing refused it for good; then the account was opened, and it was redelivered."""
+lost: the order is in the shop's database, and a consumer has no entry for it.
+invented: a consumer has an entry for an order that is not in the database.
+processed twice: a consumer has several entries for an order.
+cancellations by hand: entries for invented orders, and repeated entries, which a person has to cancel.
+waiting for a person: billing refused the order permanently; then the account was opened, and it was redelivered."""
 
 
 @dataclass(frozen=True)
 class Column:
-    """All that came of one way. `off_by`: the sum of all accounts, less what it was."""
+    """All results of one way. `off_by`: the sum of all accounts minus the sum at the beginning."""
 
     orders: Outcome
     slowness: Slowness
@@ -30,13 +31,13 @@ class Column:
 
     @property
     def flawless(self) -> bool:
-        """Whether nothing at all went wrong."""
+        """Whether there are no errors."""
         counts = (self.orders.counts, self.slowness.counts, self.transfers.counts)
         return all(one.flawless for one in counts) and not (self.orders.left or self.off_by or self.slowness.refused)
 
 
 Value = Callable[[Column], object]
-# Its label, its figure, and whether anything but zero is bad.
+# The label, the figure, and whether any value but zero is bad.
 Row = tuple[str, Value, bool]
 
 ORDERS: list[Row] = [
@@ -66,11 +67,11 @@ TRANSFERS: list[Row] = [
 
 
 def table_of(columns: Mapping[Way, Column], orders: int, transfers: int, slow_s: float) -> Table:
-    """Return the table; its figures come from the columns alone. It fits into 80 characters."""
+    """Return the table; its figures come only from the columns. It fits into 80 characters."""
     table = Table(box=box.SIMPLE, pad_edge=False, padding=(0, 1))
     table.add_column("", no_wrap=True)
     for way in columns:
-        # Two lines and three, so that the same is beside the same.
+        # Two lines and three, to align equal steps.
         title, order = f"{way.title} ".split(" ")[:2], way.order.split(" ")
         table.add_column(Text.assemble("\n".join(title), "\n", ("\n".join(order), "not bold")), justify="right")
     sections = (

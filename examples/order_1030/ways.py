@@ -1,4 +1,4 @@
-"""The ways to change a database and tell others of it. Each is the whole of what a service has to write for it."""
+"""The ways to change a database and announce the change. Each function is all the code that a service needs."""
 
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
@@ -15,7 +15,7 @@ Write: TypeAlias = Callable[[Any], Awaitable[None]]
 
 @dataclass(frozen=True)
 class Means:
-    """What a service has: its database and a producer. The barrier is for the last way alone."""
+    """A service's resources: its database and a producer. Only the last way uses the barrier."""
 
     pool: Pool
     producer: TransactionProducer
@@ -23,7 +23,7 @@ class Means:
 
 
 async def write_send_commit(means: Means, message: Outgoing, write: Write) -> None:
-    """Send within the database transaction: what fails to be sent is not written."""
+    """Send within the database transaction: if the send fails, nothing is written."""
     async with means.pool.acquire() as connection, connection.transaction():
         await write(connection)
         await means.producer.send_plain(message)
@@ -32,7 +32,7 @@ async def write_send_commit(means: Means, message: Outgoing, write: Write) -> No
 
 
 async def write_commit_send(means: Means, message: Outgoing, write: Write) -> None:
-    """Send what was committed."""
+    """Send after the commit."""
     async with means.pool.acquire() as connection, connection.transaction():
         await write(connection)
         at("before commit")
@@ -41,7 +41,7 @@ async def write_commit_send(means: Means, message: Outgoing, write: Write) -> No
 
 
 async def send_write(means: Means, message: Outgoing, write: Write) -> None:
-    """Send first: what others know cannot be forgotten."""
+    """Send first: a later crash cannot lose the sent message."""
     await means.producer.send_plain(message)
     async with means.pool.acquire() as connection, connection.transaction():
         await write(connection)
@@ -50,7 +50,7 @@ async def send_write(means: Means, message: Outgoing, write: Write) -> None:
 
 
 async def with_halfnote(means: Means, message: Outgoing, write: Write) -> None:
-    """Half message, database transaction, end. The connection is held for the database transaction alone."""
+    """Half message, database transaction, end. The connection is held only for the database transaction."""
     async with means.producer.transaction(message) as transaction:
         async with means.pool.acquire() as connection, connection.transaction():
             await means.barrier.enter(connection, transaction)
@@ -61,7 +61,7 @@ async def with_halfnote(means: Means, message: Outgoing, write: Write) -> None:
 
 @dataclass(frozen=True)
 class Way:
-    """One of them. `steps`: where its service is killed; `exact`: with barrier and inbox."""
+    """One of the ways. `steps`: the steps at which its service is killed; `exact`: with barrier and inbox."""
 
     name: str
     title: str

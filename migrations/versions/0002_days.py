@@ -1,4 +1,4 @@
-"""The append-only tables, partitioned by day, and the day table that rules them."""
+"""The append-only tables, partitioned by day, and the table `day` with the state of each partition."""
 
 from alembic import op
 

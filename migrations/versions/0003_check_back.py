@@ -1,4 +1,4 @@
-"""Who is in doubt, how far the sweeps came, and the leases of loops."""
+"""The transactions in doubt, the cursors of the sweeps, and the leases of loops."""
 
 from alembic import op
 

@@ -1,4 +1,4 @@
-"""Subscriptions, where each one stands, and what is to be tried again or is dead."""
+"""Subscriptions, their checkpoints, retries and dead letters."""
 
 from alembic import op
 

@@ -1,4 +1,4 @@
-"""Replays: a second pass over the log for one subscription."""
+"""Replays: a range of the outbox is delivered again to one subscription."""
 
 from alembic import op
 

@@ -1,4 +1,4 @@
-"""What people did about dead letters, and what was announced to them."""
+"""The record of redelivered and dropped dead letters, and of the announcements to people."""
 
 from alembic import op
 

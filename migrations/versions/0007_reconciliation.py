@@ -1,4 +1,4 @@
-"""The nightly proof: what it found, day by day, and what it has to know of subscriptions and of the service's rules."""
+"""The nightly proof: its findings for each day, and the facts about subscriptions and rules that it needs."""
 
 from alembic import op
 
@@ -8,9 +8,9 @@ branch_labels = None
 depends_on = None
 
 UP = (
-    # What a subscription must have got can be proved only if it is known since when it takes what it takes.
+    # The proof checks a subscription's deliveries only from the time since which its topics and filters are unchanged.
     "ALTER TABLE subscription ADD started_after BIGINT, ADD matches_since TIMESTAMP WITH TIME ZONE",
-    # What there was before: nothing is known of its beginning, so it is judged from now on.
+    # The start of an existing subscription is unknown, so the proof covers it from now on.
     """
 UPDATE subscription SET matches_since = now(), started_after = coalesce(
   (SELECT max("offset") FROM checkpoint c WHERE c.subscription_id = subscription.subscription_id), 0)

@@ -1,4 +1,4 @@
-"""Since when secrets are sealed: from the first one on where there is none yet, so nobody else has any to read."""
+"""Record since when secrets are sealed. A database without secrets seals every secret from the first one on."""
 
 from alembic import op
 

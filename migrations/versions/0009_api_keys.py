@@ -1,4 +1,4 @@
-"""API keys, what people did with them, and topics that were declared."""
+"""API keys, the audit of people's actions, and declared topics."""
 
 from alembic import op
 
@@ -45,7 +45,7 @@ CREATE TABLE audit (
 """,
     "CREATE INDEX audit_at ON audit (at)",
     "CREATE INDEX audit_target ON audit (target, audit_id)",
-    # An older service neither reads nor writes it.
+    # An older version of the service neither reads nor writes this column.
     "ALTER TABLE topic ADD declared_at TIMESTAMP WITH TIME ZONE",
 )
 DOWN = (

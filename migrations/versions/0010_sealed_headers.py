@@ -1,4 +1,4 @@
-"""Since when webhooks' own headers are sealed as well: from the first one on where there is none yet."""
+"""Record whether the extra headers of webhooks are sealed. A database without subscriptions seals all of them."""
 
 from alembic import op
 

@@ -1,4 +1,4 @@
-"""Retries by their first try: which message of a subscription has failed for longest."""
+"""Index retries by their first attempt, to find the message of a subscription that has failed for longest."""
 
 from alembic import op
 

@@ -1,4 +1,4 @@
-"""The asynchronous producer's requests by aiohttp itself (`halfnote[fast]`): less CPU time than by httpx."""
+"""Sends the asynchronous producer's requests with aiohttp (`halfnote[fast]`): less CPU time than with httpx."""
 
 import asyncio
 from collections.abc import Mapping
@@ -12,24 +12,24 @@ from halfnote.exchange import NoAnswer, Request, Response
 from halfnote.http import LIMITS, SHORT_OF_ANSWER
 
 _FAILURES = (aiohttp.ClientError, OSError, asyncio.TimeoutError)
-# Nothing was sent: not even a connection came about.
+# No request was sent, because there was no connection.
 _NOT_SENT = (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError, aiohttp.InvalidURL)
 
 
 class AiohttpWire:
-    """Connections of one event loop."""
+    """The connections of one event loop."""
 
     def __init__(self, url: str, headers: Mapping[str, str]) -> None:
         connector = aiohttp.TCPConnector(
             limit=LIMITS.max_connections or 0,
             keepalive_timeout=LIMITS.keepalive_expiry,
-            # As httpx trusts; only where it is used, because it takes a while to read.
+            # The same CAs as httpx. They are read only if they are needed, because this takes a while.
             ssl=httpx.create_ssl_context() if url.startswith("https:") else True,
         )
         jar = aiohttp.DummyCookieJar()
         self._session = aiohttp.ClientSession(connector=connector, cookie_jar=jar, headers=headers)
         self._url = url
-        # Those of every transaction; to read one takes longer than to send it.
+        # Cache the URLs of all transactions, because parsing one takes longer than sending the request.
         self._urls = {path: URL(url + path) for path in ("/half", "/end", "/messages")}
 
     async def ask(self, request: Request) -> Response | NoAnswer:

@@ -1,4 +1,4 @@
-"""Runs exchanges on asyncio, with an httpx transport, or aiohttp (`halfnote[fast]`) where that is installed."""
+"""Runs exchanges on asyncio, with an httpx transport, or with aiohttp (`halfnote[fast]`) if it is installed."""
 
 import asyncio
 import inspect
@@ -27,13 +27,13 @@ from halfnote.http import FAILURES, LIMITS, answered, unanswered
 T = TypeVar("T")
 log = logging.getLogger("halfnote")
 
-# More ends than these waiting in the background, and check-back has to do the rest.
+# The most ends that wait in the background; check-back decides the others.
 BACKGROUND_MAX = 10_000
 _parents: list["Wire | None"] = []
 
 
 class Wire(Protocol):
-    """What requests go out by."""
+    """The transport of requests."""
 
     async def ask(self, request: Request) -> Response | NoAnswer:
         """Send a request, and read its answer."""
@@ -43,7 +43,7 @@ class Wire(Protocol):
 
 
 class AsyncDriver:
-    """Connections of its own for each event loop and process: they survive neither a new loop nor a fork."""
+    """Separate connections for each event loop and process: they survive neither a new loop nor a fork."""
 
     def __init__(self, url: str, headers: Mapping[str, str], transport: httpx.AsyncBaseTransport | None = None) -> None:
         self._url, self._headers, self._transport = url.rstrip("/"), dict(headers), transport
@@ -52,7 +52,7 @@ class AsyncDriver:
         self._background: set[asyncio.Task[Any]] = set()
 
     async def run(self, exchange: Exchange[T]) -> T:
-        """Do what an exchange asks for until it is over; return or raise what it does."""
+        """Run an exchange to its end; return its result or raise its error."""
         try:
             effect = next(exchange)
             while True:
@@ -72,7 +72,7 @@ class AsyncDriver:
         return True
 
     async def close(self, grace_s: float) -> None:
-        """Give what is in the background `grace_s` seconds, then end it and close the connections."""
+        """Give background exchanges `grace_s` seconds, then cancel them and close the connections."""
         self._current()
         background = list(self._background)
         if background:
@@ -111,7 +111,7 @@ class AsyncDriver:
 
 
 class HttpxWire:
-    """Requests by a transport of httpx alone: nothing here needs what its client does besides, such as redirects."""
+    """Requests over an httpx transport without its client, whose other features, such as redirects, are not needed."""
 
     def __init__(self, url: str, headers: Mapping[str, str], transport: httpx.AsyncBaseTransport) -> None:
         self._url, self._headers, self._transport = url, headers, transport

@@ -1,9 +1,9 @@
-"""The barrier: a row in the producer's own database that makes check-back exactly right, without any listener.
+"""The barrier: a row in the producer's own database that makes every check-back answer correct, without a listener.
 
-The local database transaction writes one row beside its business rows (`enter`). A check writes the same key with the
-reason `rollback`, unless it is there, and reads which of the two stands. The primary key makes the check wait for a
-local transaction that is still open, and makes a local one that comes after the check fail (BarrierRefused). So there
-is no moment at which the answer can be wrong, as there is when somebody looks whether the order exists.
+The local database transaction writes one row beside its business rows (`enter`). A check inserts the same key with the
+reason `rollback`, unless it exists, and reads the reason that is stored. The primary key makes the check wait for a
+local transaction that is still open, and makes a local transaction after the check fail (BarrierRefused). So the answer
+is correct at any time, unlike a check that only reads whether the order exists.
 """
 
 import time
@@ -28,18 +28,18 @@ from halfnote.transaction import Transaction
 from halfnote.verdicts import Verdict
 
 TABLE = "halfnote_barrier"
-# As long as Halfnote keeps an undecided transaction at most: after that nobody asks.
+# The longest time that Halfnote keeps an undecided transaction; no check comes after that.
 KEEP = timedelta(days=45)
 # Less than a producer group's `check_timeout_s`, so that the answer still comes.
 WAIT_S = 3.0
-# In MySQL two checks that waited for the same local transaction may deadlock when that is rolled back.
+# In MySQL two checks that waited for the same local transaction may deadlock when it is rolled back.
 TRIES = 5
-# Ids carry their makers' time, up to 5 min off, and a half may be repeated for a while.
+# An id contains the time of the machine that made it, which may be 5 min off, and a half may be repeated for a while.
 _SKEW = timedelta(hours=1)
 
 
 class _Rules:
-    """What both barriers share. `keep`: rows that are older may have been purged, so nothing is said of those."""
+    """The code that both barriers share. `keep`: older rows may have been purged, so their checks answer UNKNOWN."""
 
     def __init__(self, sql: BarrierSql, keep: timedelta) -> None:
         self._sql, self._keep = sql, keep
@@ -56,7 +56,7 @@ class _Rules:
         """Raises ValueError if `older_than` is less than `keep`."""
         age = self._keep if older_than is None else older_than
         if age < self._keep:
-            raise ValueError(f"rows are kept for {self._keep}: without its row a committed transaction is rolled back")
+            raise ValueError(f"rows must be kept for {self._keep}: without its row, a commit is answered with rollback")
         return self._sql.purging(str(lowest_id(time.time() - (age + _SKEW).total_seconds())))
 
     def exporting(self, after: UUID, before: UUID, limit: int) -> Script[list[tuple[str, str]]]:
@@ -67,7 +67,8 @@ class _Rules:
 class Barrier(_Rules):
     """A barrier with a plain driver. Also a listener: `CheckEndpoint(barrier, …)`.
 
-    `table` may name a schema. `keep`: how long rows are kept, at least as long as Halfnote keeps what is undecided.
+    `table` may contain a schema. `keep`: how long rows are kept, at least as long as Halfnote keeps undecided
+    transactions.
     `wait_s`: how long a check waits for a local transaction that is still open, before it answers `unknown`.
     """
 
@@ -88,7 +89,7 @@ class Barrier(_Rules):
             raise BarrierRefused(transaction_id)
 
     def check_local(self, transaction: CheckedTransaction) -> Verdict:
-        """Tell what became of the local database transaction; UNKNOWN while it is still open."""
+        """Return the outcome of the local database transaction; UNKNOWN while it is still open."""
         return self._told(self._checking(transaction))
 
     def settle(self, transaction_id: UUID) -> Verdict:
@@ -116,7 +117,7 @@ class Barrier(_Rules):
 
 
 class AsyncBarrier(_Rules):
-    """The same with a driver that is awaited."""
+    """The barrier with an asynchronous driver."""
 
     def __init__(
         self, database: AsyncDatabase, *, table: str = TABLE, keep: timedelta = KEEP, wait_s: float = WAIT_S
@@ -135,7 +136,7 @@ class AsyncBarrier(_Rules):
             raise BarrierRefused(transaction_id)
 
     async def check_local(self, transaction: CheckedTransaction) -> Verdict:
-        """Tell what became of the local database transaction; UNKNOWN while it is still open."""
+        """Return the outcome of the local database transaction; UNKNOWN while it is still open."""
         return await self._told(self._checking(transaction))
 
     async def settle(self, transaction_id: UUID) -> Verdict:
@@ -163,7 +164,7 @@ class AsyncBarrier(_Rules):
 
 
 def _entered(transaction: Transaction | UUID, settle: Callable[[UUID], Any]) -> UUID:
-    """Return a transaction's id; if its local work fails, this barrier is asked what became of it."""
+    """Return a transaction's id, and make this barrier the source of the outcome if the local work fails."""
     if isinstance(transaction, UUID):
         return transaction
     transaction.settle = partial(settle, transaction.transaction_id)

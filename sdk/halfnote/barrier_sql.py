@@ -1,4 +1,4 @@
-"""The barrier's statements, in each dialect. The primary key is what makes the checker wait for the local work."""
+"""The barrier's statements in each dialect. The primary key makes the checker wait for the local work."""
 
 import re
 from dataclasses import dataclass
@@ -27,7 +27,7 @@ _CREATE = {
   at text not null default current_timestamp
 )""",
 }
-# Each waits for a database transaction that holds the same key, until that is over, and then writes or does not.
+# Each waits for the end of a database transaction that holds the same key, and inserts only if the key is free.
 _INSERT = {
     "postgresql": "insert into {table} (transaction_id, reason) values ({id}, '{reason}') on conflict do nothing",
     "mysql": "insert ignore into {table} (transaction_id, reason) values ({id}, '{reason}')",
@@ -45,7 +45,7 @@ class BarrierSql:
 
     def __post_init__(self) -> None:
         if not is_table_name(self.table):
-            raise ValueError(f"{self.table!r} is no name of a table")
+            raise ValueError(f"{self.table!r} is not a table name")
 
     @property
     def create(self) -> str:
@@ -57,13 +57,13 @@ class BarrierSql:
         yield Statement(self.create)
 
     def entering(self, transaction_id: str) -> Script[bool]:
-        """Write the local transaction's row; tell whether it is the first of its transaction."""
+        """Write the local transaction's row; return whether it is the first of its transaction."""
         return (yield self._insert(transaction_id, LOCAL)).count == 1
 
     def checking(self, transaction_id: str, *, refuse: bool) -> Script[Verdict]:
-        """Tell what became of the local transaction; with `refuse`, where it has no row it never will have one.
+        """Return the outcome of the local transaction; with `refuse`, a transaction without a row never gets one.
 
-        In a database transaction of its own, whose commit must have returned before the verdict is told.
+        Runs in its own database transaction, whose commit must return before the verdict is used.
         """
         yield from self._wait_less()
         try:
@@ -79,7 +79,7 @@ class BarrierSql:
         return Verdict.COMMIT if came.rows[0][0] == LOCAL else Verdict.ROLLBACK
 
     def purging(self, before: str) -> Script[int]:
-        """Delete what is of transactions older than the id `before`."""
+        """Delete the rows of transactions older than the id `before`."""
         return (yield Statement(f"delete from {self.table} where transaction_id < {self._id}", (before,))).count  # noqa: S608
 
     def exporting(self, after: str, before: str, limit: int) -> Script[list[tuple[str, str]]]:
@@ -100,7 +100,7 @@ class BarrierSql:
         return Statement(sql, (transaction_id,))
 
     def _read(self, transaction_id: str) -> Statement:
-        # In MySQL a plain read shows what there was when the database transaction began.
+        # In MySQL a plain read shows the state at the start of the database transaction.
         latest = " lock in share mode" if self.dialect == "mysql" else ""
         sql = f"select reason from {self.table} where transaction_id = {self._id}{latest}"  # noqa: S608
         return Statement(sql, (transaction_id,))

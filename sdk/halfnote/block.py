@@ -1,4 +1,4 @@
-"""What a `transaction()` block posts when it closes, for both producers, with a bound session and without."""
+"""Posts the end when a `transaction()` block closes, for both producers, with or without a bound session."""
 
 import logging
 from collections.abc import Callable
@@ -12,7 +12,7 @@ from halfnote.verdicts import Verdict
 
 log = logging.getLogger("halfnote")
 
-# `none`: none was begun. `doubtful`: its commit was tried and failed, so it may have succeeded all the same.
+# `none`: none was begun. `doubtful`: its commit was tried and failed, so it may have succeeded.
 DatabaseState: TypeAlias = Literal["none", "open", "committed", "rolled_back", "doubtful"]
 
 
@@ -21,17 +21,17 @@ class Binding(Protocol):
 
     @property
     def state(self) -> DatabaseState:
-        """Where it stands."""
+        """The state of the database transaction."""
 
     @property
     def hides_rollbacks(self) -> bool:
-        """Whether a commit that returned may have kept nothing: MySQL rolls back at a deadlock, and goes on."""
+        """Whether a commit that returned may have stored nothing: MySQL rolls back at a deadlock and continues."""
 
     def when_over(self, tell: Callable[[DatabaseState], None]) -> None:
-        """Tell, once, when the one that is open now is over."""
+        """Call `tell` once, at the end of the database transaction that is open now."""
 
     def release(self) -> None:
-        """Watch no longer, unless somebody still waits for the end."""
+        """Stop watching, unless a caller still waits for the end."""
 
 
 @dataclass
@@ -42,7 +42,7 @@ class OpenTransaction(Transaction):
     rolled_back: str | None = field(default=None, repr=False)
 
     def rollback(self, reason: str) -> None:
-        """Have the messages dropped when the block closes, without raising."""
+        """Drop the messages when the block closes, without an exception."""
         self.rolled_back = reason
 
 
@@ -73,7 +73,7 @@ class Block:
         elif isinstance(error, Exception):
             transaction.result = yield from self._conversation.failed(transaction, error)
         else:
-            # A cancellation or an exit says nothing of what the database did meanwhile.
+            # A cancellation or an exit does not show what the database did meanwhile.
             transaction.result = _left(transaction)
 
     def _willed(self, transaction: OpenTransaction) -> Exchange[TransactionResult]:
@@ -86,14 +86,14 @@ class Block:
     ) -> Exchange[TransactionResult]:
         state = binding.state
         if error is not None and not isinstance(error, Exception):
-            # This is being cancelled: nothing to be waited for.
+            # The block is being cancelled: do not wait.
             self._follow(transaction, binding, state)
             return _left(transaction)
         if error is None and transaction.rolled_back is not None:
             return (yield from self._willed(transaction))
         if state == "open":
             self._follow(transaction, binding, state)
-            why = "its block closed while the bound database transaction is still open, which may yet be rolled back"
+            why = "its block closed while the bound database transaction is still open and may be rolled back"
             return (yield from self._conversation.leave_to_check(transaction, why))
         if state == "none" and error is None:
             why = "no database transaction was committed in its block"
@@ -114,7 +114,7 @@ class Block:
     def _over(
         self, transaction: OpenTransaction, state: DatabaseState, error: Exception | None
     ) -> Exchange[TransactionResult]:
-        """Post what a database transaction that is over says; what raised later in the block changes nothing."""
+        """Post the outcome of an ended database transaction; a later exception in the block does not change it."""
         if state == "committed":
             return (yield from self._committed(transaction, error))
         if state == "doubtful":
@@ -122,18 +122,18 @@ class Block:
             return (yield from self._doubtful(transaction, reason, error))
         reason = "the database transaction was rolled back" if error is None else reason_of(error)
         if transaction.repeated:
-            # This one was; the one of an earlier run may have been committed.
+            # This one was rolled back; the one of an earlier run may have been committed.
             return (yield from self._doubtful(transaction, reason, error))
         return (yield from self._conversation.end(transaction, Verdict.ROLLBACK, reason=reason, error=error))
 
     def _committed(self, transaction: OpenTransaction, error: Exception | None) -> Exchange[TransactionResult]:
-        """Post what a commit that returned says, where the database may have kept nothing: what the barrier says."""
+        """Post the barrier's outcome after a commit that returned but may have stored nothing."""
         if self._binding is None or not self._binding.hides_rollbacks or transaction.settle is None:
             return (yield from self._conversation.end(transaction, Verdict.COMMIT, error=error))
         verdict = yield from self._conversation.settled(transaction)
         if verdict is Verdict.COMMIT:
             return (yield from self._conversation.end(transaction, verdict, error=error))
-        why = "the database had rolled back before the commit, and the error that said so was hidden"
+        why = "the database had rolled back before the commit, and the code hid the error"
         if verdict is Verdict.UNKNOWN:
             return (yield from self._conversation.leave_to_check(transaction, "the barrier could not be read", error))
         log.error("transaction %s: %s", transaction.transaction_id, why)

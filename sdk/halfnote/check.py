@@ -1,4 +1,4 @@
-"""The endpoint at which Halfnote asks what became of a transaction."""
+"""The check-back endpoint: Halfnote asks it for the outcome of a transaction."""
 
 import json
 import logging
@@ -55,11 +55,11 @@ class CheckEndpoint:
 
     @property
     def calls_async(self) -> bool:
-        """Whether the listener is to be awaited."""
+        """Whether the listener must be awaited."""
         return is_async(self._listener.check_local)
 
     def answering(self, headers: Mapping[str, str], body: bytes) -> Answering:
-        """Answer a POST: 401 if it is not to be believed, 204 to a ping, the listener's verdict to a check."""
+        """Answer a POST: 401 if its signature is invalid, 204 to a ping, the listener's verdict to a check."""
         try:
             self._verifier.verify(headers, body)
         except SignatureError as error:
@@ -74,17 +74,17 @@ class CheckEndpoint:
             log.warning("a signed request was not understood: %s: %s", type(error).__name__, error)
             return _refusal(400, "this is neither halfnote.check nor halfnote.ping")
         if transaction.group != self._group:
-            log.error("a check of group %s came to the endpoint of %s", transaction.group, self._group)
+            log.error("a check of group %s arrived at the endpoint of group %s", transaction.group, self._group)
             return _refusal(403, f"this endpoint answers for the producer group {self._group}")
         came = yield Call(lambda: self._listener.check_local(transaction))
         if isinstance(came, Raised):
             log.error("check of transaction %s failed", transaction.transaction_id, exc_info=came.error)
-            return _refusal(500, "the check failed here; the log of this service says how")
+            return _refusal(500, "the check failed; see the log of this service")
         return _verdict(transaction, came.value)
 
 
 def checked(asked: Mapping[str, Any], now: float) -> CheckedTransaction:
-    """Return what a check's JSON asks about; `now` in seconds since 1970. Raises ValueError and the like."""
+    """Return the transaction that a check's JSON asks about; `now`: seconds since 1970. Raises ValueError etc."""
     if asked["type"] != "halfnote.check":
         raise ValueError(f"type {asked['type']!r}")
     born_at = instant(asked["born_at"])
@@ -118,7 +118,7 @@ def _verdict(transaction: CheckedTransaction, verdict: Any) -> Reply:
             verdict,
             transaction.transaction_id,
         )
-        return _refusal(500, "the listener returned no verdict; the log of this service says what")
+        return _refusal(500, "the listener returned no verdict; see the log of this service")
     log.info("check %d of transaction %s: %s", transaction.check, transaction.transaction_id, verdict.value)
     return Reply(200, json.dumps({"verdict": verdict.value}).encode())
 

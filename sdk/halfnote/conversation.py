@@ -1,4 +1,4 @@
-"""What a producer says to Halfnote and in which order, as exchanges: the one core of both producers."""
+"""The exchanges of a producer with Halfnote and their order: the common core of both producers."""
 
 import logging
 import time
@@ -25,7 +25,7 @@ from halfnote.verdicts import Verdict
 log = logging.getLogger("halfnote")
 
 REASON_MAX = 1000
-# The shortest `immunity_s` that Halfnote takes.
+# The shortest `immunity_s` that Halfnote accepts.
 LEAST_IMMUNITY_S = 1.0
 
 
@@ -34,7 +34,7 @@ class Conversation:
     """One producer's part. Durations in seconds.
 
     `attempt_s` bounds one request, `half_within_s` all attempts at a half, `end_within_s` all attempts at an end, which
-    but for the first go on in the background. `traceparent` is asked for the W3C trace context of each request.
+    continue in the background after the first. `traceparent` returns the W3C trace context of each request.
     """
 
     group: str
@@ -54,8 +54,8 @@ class Conversation:
     ) -> Exchange[Transaction]:
         """Post a half. Raises HalfFailed, after which nothing has happened; ValueError or TypeError for no JSON.
 
-        An answer that comes when Halfnote may have asked already (a barrier has answered `rollback` then) is too late:
-        that half is withdrawn and posted once more under another id, unless the caller chose it.
+        An answer after Halfnote may have sent a check (which a barrier answers with `rollback`) is too late: that half
+        is withdrawn and posted again under another id, unless the caller chose the id.
         """
         listed, options = as_list(messages), {"context": context, "check": dict(check) if check else None}
         if transaction_id is not None:
@@ -73,7 +73,7 @@ class Conversation:
         return posted
 
     def _late(self, posted: Transaction, took_s: float, replayed: bool) -> bool:
-        """Tell whether it may have been asked about; what was not replayed was stored by the last attempt."""
+        """Return whether a check may have been sent; a half that was not replayed was stored by the last attempt."""
         return took_s >= posted.immunity_s and (replayed or self.attempt_s >= posted.immunity_s)
 
     def _half(
@@ -84,7 +84,7 @@ class Conversation:
         within_s: float,
         chosen: bool = False,
     ) -> Exchange[tuple[Transaction, bool]]:
-        """Post one half; tell also whether it was stored already."""
+        """Post one half; also return whether it was stored already."""
         content = self._content(transaction_id, messages)
         content.update({name: value for name, value in options.items() if value is not None})
         request = self._post("/half", content)
@@ -118,10 +118,10 @@ class Conversation:
         return (yield from self.end(transaction, came.value))
 
     def failed(self, transaction: Transaction, error: Exception) -> Exchange[TransactionResult]:
-        """Post what an exception in the local work leads to: rollback, unless a barrier knows better.
+        """Post the end after an exception in the local work: rollback, unless a barrier has another outcome.
 
         An exception may come from a commit whose answer was lost, or from work that has run before and was committed.
-        A barrier that was entered can tell.
+        A barrier that was entered has the outcome.
         """
         if transaction.repeated and transaction.settle is None:
             return (yield from self.leave_to_check(transaction, reason_of(error), error))
@@ -131,12 +131,12 @@ class Conversation:
         return (yield from self.end(transaction, verdict, reason=reason_of(error), error=error))
 
     def settled(self, transaction: Transaction) -> Exchange[Verdict]:
-        """Ask the barrier what became of the local transaction; UNKNOWN if there is none, or it cannot tell now."""
+        """Ask the barrier for the outcome of the local transaction; UNKNOWN without a barrier or an answer now."""
         if transaction.settle is None:
             return Verdict.UNKNOWN
         came = yield Call(transaction.settle)
         if isinstance(came, Raised):
-            log.warning("the barrier could not tell of transaction %s: %s", transaction.transaction_id, came.error)
+            log.warning("the barrier of transaction %s could not be read: %s", transaction.transaction_id, came.error)
             return Verdict.UNKNOWN
         verdict: Verdict = came.value
         return verdict
@@ -144,7 +144,7 @@ class Conversation:
     def end(
         self, transaction: Transaction, verdict: Verdict, *, reason: str | None = None, error: Exception | None = None
     ) -> Exchange[TransactionResult]:
-        """Post an end, once; if that does not succeed, again and again in the background, and then check-back asks."""
+        """Post an end once; if that fails, repeat it in the background, and after that leave it to check-back."""
         content = {
             "transaction_id": str(transaction.transaction_id),
             "producer_group": self.group,
@@ -163,21 +163,21 @@ class Conversation:
     def leave_to_check(
         self, transaction: Transaction, why: str, error: Exception | None = None
     ) -> Exchange[TransactionResult]:
-        """Post `unknown` and ask Halfnote to check at once, because what is known here decides nothing."""
+        """Post `unknown` and ask Halfnote to check at once, because the outcome is not known here."""
         log.warning("transaction %s is left to check-back: %s", transaction.transaction_id, why)
         result = yield from self.end(transaction, Verdict.UNKNOWN, reason=why, error=error)
         request = self._post(f"/transactions/{transaction.transaction_id}/check", None)
         try:
             yield from asked("a check", request, within_s=self.attempt_s, clock=self.clock, attempts=1)
         except (Refused, Unconfirmed) as fault:
-            # Only sooner or later: it is asked in any case.
+            # A failure only delays the check: Halfnote sends it in any case.
             log.info("transaction %s: %s", transaction.transaction_id, fault)
         return result
 
     def plain(
         self, messages: Outgoing | Sequence[Outgoing], *, transaction_id: UUID | None = None
     ) -> Exchange[PlainResult]:
-        """Post messages that have nothing to coordinate. Raises PlainFailed."""
+        """Post plain messages, without a half and an end. Raises PlainFailed."""
         listed = as_list(messages)
         transaction_id = transaction_id or new_id()
         request = self._post("/messages", self._content(transaction_id, listed))
@@ -196,7 +196,7 @@ class Conversation:
     def register(
         self, check_urls: Sequence[str], policy: Mapping[str, Any], secret: str | None = None
     ) -> Exchange[Registration]:
-        """PUT the producer group: where and how it is asked. Raises Refused or Unconfirmed."""
+        """PUT the producer group with its check-back settings. Raises Refused or Unconfirmed."""
         content = {"check_urls": list(check_urls), **policy, **({"secret": secret} if secret is not None else {})}
         request = Request("PUT", f"/producer-groups/{quote(self.group, safe='')}", encoded(content), self.attempt_s)
         what = f"the producer group `{self.group}`"
@@ -207,7 +207,7 @@ class Conversation:
     def _ended(
         self, transaction: Transaction, request: Request, attempts: int | None = None
     ) -> Exchange[tuple[End, Exception | None]]:
-        """Post an end and tell what came of it; failures are told, not raised."""
+        """Post an end and return its outcome; failures are returned, not raised."""
         what = f"the end of transaction {transaction.transaction_id}"
         try:
             answer = yield from asked(what, request, within_s=self.end_within_s, clock=self.clock, attempts=attempts)
@@ -242,7 +242,7 @@ class Conversation:
         return {"producer_group": self.group, "transaction_id": str(transaction_id), "messages": shown}
 
     def _post(self, path: str, content: Mapping[str, Any] | None) -> Request:
-        # As a header and in no content: the same work done again is the same content, under whichever span.
+        # The trace context is a header and not content, because repeated work must have the same content.
         trace = self.traceparent()
         headers = {"traceparent": trace} if trace is not None else {}
         return Request("POST", path, b"" if content is None else encoded(content), self.attempt_s, headers)

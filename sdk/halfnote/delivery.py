@@ -16,16 +16,16 @@ from halfnote.signatures import TOLERANCE_S, Secrets, SignatureError, Verifier
 
 log = logging.getLogger("halfnote")
 
-# What the service keeps of it.
+# How many characters of a reason the service keeps.
 REASON_MAX = 500
 
 
 class DeliveryEndpoint:
-    """Takes a subscription's deliveries: verifies, reads, and runs the handler, by an inbox once for each message.
+    """Receives a subscription's deliveries: verifies, reads, and runs the handler; with an inbox, once per message.
 
-    `handler(message, connection)` with an inbox, else `handler(message)`; it is awaited if it is an async function.
-    200: it was taken, now or before. 500: the handler raised, and Halfnote tries again. 422: it raised Reject, and the
-    message is a dead letter at once.
+    `handler(message, connection)` with an inbox, else `handler(message)`; an async function is awaited. Answers: 200,
+    the handler has run, now or before; 500, the handler raised, and Halfnote tries again; 422, the handler raised
+    Reject, and the message becomes a dead letter at once.
     """
 
     def __init__(
@@ -48,7 +48,7 @@ class DeliveryEndpoint:
         return AsgiApp(self)
 
     def wsgi(self, app: Callable[..., Iterable[bytes]] | None = None, path: str = "/deliveries") -> Callable[..., Any]:
-        """Return a WSGI app that answers at `path`, the rest is `app`. Raises TypeError if it must await."""
+        """Return a WSGI app that answers at `path` and leaves the rest to `app`. Raises TypeError if it must await."""
         return wsgi_app(self, app, path)
 
     def django(self) -> Callable[..., Any]:
@@ -57,11 +57,11 @@ class DeliveryEndpoint:
 
     @property
     def calls_async(self) -> bool:
-        """Whether the handler is to be awaited."""
+        """Whether the handler must be awaited."""
         return self._calls_async
 
     def answering(self, headers: Mapping[str, str], body: bytes) -> Answering:
-        """Answer a delivery. Of a batch all are taken that can be; its answer is that of the worst."""
+        """Answer a delivery. A batch is handled message by message; its answer is the worst one."""
         try:
             self._verifier.verify(headers, body)
             messages = from_http(headers, body)
@@ -84,7 +84,7 @@ class DeliveryEndpoint:
                 log.error("message %s failed", message.message_id, exc_info=came.error)
                 failed.append(message)
         if failed:
-            return _refusal(500, f"not taken: {ids_of(failed)}; the log of this service says why")
+            return _refusal(500, f"the handler failed: {ids_of(failed)}; see the log of this service")
         if rejected is not None:
             return _rejection(rejected.reason)
         return Reply(200)

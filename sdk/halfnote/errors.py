@@ -1,4 +1,4 @@
-"""What can go wrong, as exceptions that say what to do. All are `HalfnoteError`s."""
+"""The client's exceptions; their texts say what to do. All are `HalfnoteError`s."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -7,7 +7,7 @@ from uuid import UUID
 
 
 class HalfnoteError(Exception):
-    """Anything that this client raises."""
+    """The base class of this client's exceptions."""
 
 
 @dataclass(frozen=True)
@@ -26,21 +26,21 @@ class Problem:
 
 
 def _skew(problem: Problem) -> str:
-    """Say whose clock is off and by how much, as far as two clocks can tell."""
+    """Return a text about a difference between the two clocks, else the problem's own text."""
     skew_s = problem.extra.get("skew_s")
     if not isinstance(skew_s, (int, float)):
         return f"{problem.status} {problem.type}: {problem.detail}"
     return (
         f"this machine's clock ({problem.extra.get('id_time')}) is {abs(skew_s):.0f} s "
         f"{'ahead of' if skew_s > 0 else 'behind'} the coordinator's ({problem.extra.get('coordinator_time')}): "
-        "set whichever of the two is wrong"
+        "correct the clock that is wrong"
     )
 
 
 class Refused(HalfnoteError):
-    """The service said no for good; `problem` says why. Repeating the same request would change nothing.
+    """The service refused the request for good; `problem` has the reason. A repetition would be refused too.
 
-    `perhaps_done`: an attempt before may have been stored nevertheless.
+    `perhaps_done`: an earlier attempt may have been stored.
     """
 
     def __init__(self, what: str, problem: Problem, *, perhaps_done: bool = False) -> None:
@@ -49,7 +49,7 @@ class Refused(HalfnoteError):
 
 
 class Unconfirmed(HalfnoteError):
-    """No usable answer came in time. `perhaps_done`: it may have been stored nevertheless."""
+    """No usable answer came in time. `perhaps_done`: the request may have been stored."""
 
     def __init__(self, what: str, error: str, *, perhaps_done: bool) -> None:
         super().__init__(f"{what} was not confirmed in time: {error}")
@@ -57,7 +57,7 @@ class Unconfirmed(HalfnoteError):
 
 
 class HalfFailed(HalfnoteError):
-    """The half message was not stored as far as is known, and the local work did not run: nothing has happened.
+    """The half message was not confirmed, and the local work did not run: nothing has happened.
 
     The cause (`__cause__`) is Refused or Unconfirmed. If it may have been stored, a rollback was sent after it,
     unless the caller chose its id: then it may have been stored, and its local work have run, before this.
@@ -79,7 +79,7 @@ class PlainFailed(HalfnoteError):
 
 
 class VerdictConflict(HalfnoteError):
-    """The transaction was already decided the other way, for good; `recorded` has verdict, source and decided_at.
+    """The transaction already has the opposite verdict; `recorded` has verdict, source and decided_at.
 
     If the local database committed and the rollback is recorded, `POST /transactions/{id}/reissue` sends the messages
     after all.
@@ -92,14 +92,14 @@ class VerdictConflict(HalfnoteError):
 
 
 class ListenerError(HalfnoteError):
-    """A listener did what it must not, as returning something else than a Verdict."""
+    """A listener broke its contract, for example returned something other than a Verdict."""
 
 
 class BarrierRefused(HalfnoteError):
     """The transaction is already decided in this database: roll the local database transaction back.
 
-    Either Halfnote asked before the local transaction wrote its row and was told rollback, or the same transaction was
-    run twice.
+    Either a check came before the local transaction wrote its row and was answered with rollback, or the same
+    transaction was run twice.
     """
 
     def __init__(self, transaction_id: UUID) -> None:

@@ -1,7 +1,7 @@
-"""An exchange with the service as a generator: it yields what is to be done, and gets what came of it.
+"""An exchange with the service as a generator: it yields a request and receives its outcome.
 
-No input and output here. A driver (`async_driver`, `sync_driver`) sends the requests and waits; so both producers
-share every decision, and tests need neither sockets nor time.
+This module has no input or output. A driver (`async_driver`, `sync_driver`) sends the requests and waits. So both
+producers share every decision, and tests need neither sockets nor time.
 """
 
 import json
@@ -24,7 +24,7 @@ SHORTEST_TIMEOUT_S = 0.05
 
 @dataclass(frozen=True)
 class Request:
-    """To be sent. Brings a Response or NoAnswer."""
+    """A request to send. Its outcome is a Response or NoAnswer."""
 
     method: str
     path: str
@@ -35,28 +35,28 @@ class Request:
 
 @dataclass(frozen=True)
 class Wait:
-    """Nothing is to be done for so long. Brings None."""
+    """A pause. Its outcome is None."""
 
     seconds: float
 
 
 @dataclass(frozen=True)
 class Call:
-    """The user's own function, plain or async. Brings Returned or Raised."""
+    """A call of the user's function, plain or async. Its outcome is Returned or Raised."""
 
     function: Callable[[], Any]
 
 
 @dataclass(frozen=True)
 class Later:
-    """Another exchange, to be run in the background. Brings True, or False if too many are under way."""
+    """Another exchange to run in the background. Its outcome is True, or False if too many are running."""
 
     exchange: "Exchange[Any]"
 
 
 @dataclass(frozen=True)
 class Response:
-    """An answer; names of headers are in lower case."""
+    """An answer; header names are in lower case."""
 
     status: int
     headers: Mapping[str, str]
@@ -65,7 +65,7 @@ class Response:
 
 @dataclass(frozen=True)
 class NoAnswer:
-    """None came. `sent`: the request may have arrived."""
+    """No answer came. `sent`: the request may have arrived."""
 
     error: str
     sent: bool
@@ -73,14 +73,14 @@ class NoAnswer:
 
 @dataclass(frozen=True)
 class Returned:
-    """What a function returned."""
+    """The return value of a function."""
 
     value: Any
 
 
 @dataclass(frozen=True)
 class Raised:
-    """What a function raised."""
+    """The exception of a function."""
 
     error: Exception
 
@@ -107,8 +107,8 @@ def asked(
 ) -> Exchange[Answer]:
     """Send a request until it is answered for good, for at most `within_s` seconds or `attempts` times.
 
-    Only for requests that may be repeated. Each attempt has `request.timeout_s`. `Retry-After` of a 429 or 503 is kept
-    to; where it leads past the end, that comes at once. Raises Refused or Unconfirmed.
+    Only for requests that may be repeated. Each attempt has the time limit `request.timeout_s`. `Retry-After` of a 429
+    or 503 is obeyed; if it exceeds the remaining time, the exchange fails at once. Raises Refused or Unconfirmed.
     """
     until = clock() + within_s
     perhaps_done, tried = False, 0
@@ -128,7 +128,7 @@ def asked(
                 raise Refused(what, read, perhaps_done=perhaps_done)
             error, asked_s = read, retry_after_s(came)
             perhaps_done = perhaps_done or not _surely_not_done(came)
-        # Spread, so that many callers do not come back at the same moment.
+        # Jitter, so that many callers do not retry at the same moment.
         wait_s = asked_s if asked_s is not None else pause_s * random.uniform(0.5, 1)  # noqa: S311 - no secret
         pause_s = min(pause_s * 2, LONGEST_PAUSE_S)
         if tried == attempts or clock() + wait_s >= until:
@@ -137,11 +137,11 @@ def asked(
 
 
 def _read(response: Response) -> Answer | Problem | str:
-    """Return an answer, a refusal that is final, or why another attempt is needed."""
+    """Return an answer, a final refusal, or the reason for another attempt."""
     content = _object(response.content)
     if 200 <= response.status < 300:
         return (
-            f"answered {response.status}, but no JSON object" if content is None else Answer(response.status, content)
+            f"answered {response.status} without a JSON object" if content is None else Answer(response.status, content)
         )
     if 300 <= response.status < 400:
         return Problem(response.status, "redirect", "redirects are not followed: name the final URL")
@@ -154,7 +154,7 @@ def _read(response: Response) -> Answer | Problem | str:
 def _problem(response: Response, content: Mapping[str, Any] | None) -> Problem:
     if content is None or not isinstance(content.get("type"), str):
         text = response.content[:200].decode("utf-8", "replace").strip() or "no text"
-        return Problem(response.status, "not-halfnote", f"something that is not Halfnote answered: {text}")
+        return Problem(response.status, "not-halfnote", f"another program than Halfnote answered: {text}")
     extra = {name: value for name, value in content.items() if name not in ("type", "title", "status", "detail")}
     kind = content["type"].rpartition("/")[2]
     return Problem(response.status, kind, str(content.get("detail") or content.get("title") or kind), extra)
@@ -169,7 +169,7 @@ def _object(content: bytes) -> Mapping[str, Any] | None:
 
 
 def _surely_not_done(response: Response) -> bool:
-    """Tell whether a failure says by its type that nothing was stored (docs/errors.md)."""
+    """Return whether a failure's type means that nothing was stored (docs/errors.md)."""
     content = _object(response.content) or {}
     kind = str(content.get("type")).rpartition("/")[2]
     return response.status == 429 or kind in (

@@ -1,7 +1,7 @@
 """An endpoint in a web framework: as an ASGI app, a WSGI app or a Django view.
 
-What it does is a generator that yields the user's function as a `Call` and returns the answer, so that it is written
-once for functions that are awaited and functions that are not.
+The endpoint's logic is a generator that yields the user's function as a `Call` and returns the answer, so one
+implementation serves plain and async functions.
 """
 
 import asyncio
@@ -26,14 +26,14 @@ StartResponse: TypeAlias = Callable[[str, list[tuple[str, str]]], Any]
 
 @dataclass(frozen=True)
 class Reply:
-    """What is answered."""
+    """The answer of an endpoint."""
 
     status: int
     body: bytes = b""
     headers: Mapping[str, str] = field(default_factory=dict)
 
     def all_headers(self) -> list[tuple[str, str]]:
-        """Return its headers with those that follow from the body."""
+        """Return its headers and those derived from the body."""
         found = dict(self.headers)
         if self.body:
             found.setdefault("content-type", JSON)
@@ -46,7 +46,7 @@ Answering: TypeAlias = Generator[Call, Any, Reply]
 
 
 class Endpoint(Protocol):
-    """What is hosted. `calls_async`: the user's function is to be awaited."""
+    """An endpoint to host. `calls_async`: the user's function must be awaited."""
 
     @property
     def calls_async(self) -> bool: ...
@@ -105,12 +105,12 @@ def answered_sync(endpoint: Endpoint, headers: Mapping[str, str], body: bytes) -
 
 
 async def called_async(call: Call, *, calls_async: bool) -> Returned | Raised:
-    """Call the user's function without holding up the loop."""
+    """Call the user's function without blocking the event loop."""
     try:
         if calls_async:
             return Returned(await call.function())
         value = await asyncio.to_thread(call.function)
-        # A plain function may return what is to be awaited, as a wrapper does.
+        # A plain function may return an awaitable, as a wrapper does.
         return Returned(await value if inspect.isawaitable(value) else value)
     except Exception as error:
         return Raised(error)
@@ -134,7 +134,7 @@ def wsgi_app(endpoint: Endpoint, inner: Callable[..., Iterable[bytes]] | None, p
 
 
 def django_view(endpoint: Endpoint) -> Callable[..., Any]:
-    """Return a Django view, an async one if the user's function is to be awaited; exempt from CSRF: it is signed."""
+    """Return a Django view, async if the user's function must be awaited. Requests are signed, so it needs no CSRF."""
     from django.http import HttpRequest, HttpResponse
 
     def response(reply: Reply) -> HttpResponse:
@@ -144,7 +144,7 @@ def django_view(endpoint: Endpoint) -> Callable[..., Any]:
         return {name.lower(): value for name, value in request.headers.items()}
 
     def body_of(request: HttpRequest) -> bytes:
-        # By `read`, because `body` has a limit for forms (DATA_UPLOAD_MAX_MEMORY_SIZE, 2.5 MB), and messages another.
+        # `read` instead of `body`, because `body` has the limit for forms (DATA_UPLOAD_MAX_MEMORY_SIZE, 2.5 MB).
         return bytes(request.read(BODY_MAX_BYTES + 1))
 
     def view(request: HttpRequest) -> HttpResponse:
@@ -165,24 +165,22 @@ def django_view(endpoint: Endpoint) -> Callable[..., Any]:
 
 
 def is_async(function: Callable[..., Any]) -> bool:
-    """Tell whether what a function returns is to be awaited."""
+    """Return whether a function's return value must be awaited."""
     return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(type(function).__call__)
 
 
 def not_awaitable(value: T) -> T:
-    """Return what a function returned. Raises TypeError if it is to be awaited, so that it has not been done."""
+    """Return a function's return value. Raises TypeError if it is an awaitable, because its work has not run."""
     if inspect.isawaitable(value):
         if inspect.iscoroutine(value):
             value.close()
-        raise TypeError(
-            "a function returned what is to be awaited, where nothing awaits: give an async function, or none"
-        )
+        raise TypeError("a plain function returned an awaitable, which is not awaited here: pass an async function")
     return value
 
 
 def _refuse_async(endpoint: Endpoint) -> None:
     if endpoint.calls_async:
-        raise TypeError("a WSGI app cannot await: give it plain functions, or use the ASGI app")
+        raise TypeError("a WSGI app cannot await: pass plain functions, or use the ASGI app")
 
 
 def _called(call: Call) -> Returned | Raised:
@@ -201,7 +199,7 @@ def _too_large(body: bytes) -> Reply | None:
 
 
 async def _read(receive: Receive) -> bytes | None:
-    """Return the body, a little more than the largest at most; None if the client went away."""
+    """Return the body, at most a little more than the size limit; None if the client disconnected."""
     parts, size = [], 0
     while True:
         event = await receive()

@@ -1,4 +1,4 @@
-"""What both drivers make of httpx's answers and failures."""
+"""Convert httpx's answers and failures for both drivers."""
 
 import asyncio
 
@@ -7,13 +7,13 @@ import httpx
 from halfnote.exchange import NoAnswer, Response
 
 AGENT = "halfnote-python"
-# Idle connections are closed before servers do it (after 5 s, many of them), perhaps just as a request goes out.
+# Close idle connections before the server does (often after 5 s), perhaps while a request is being sent.
 LIMITS = httpx.Limits(max_connections=1000, max_keepalive_connections=100, keepalive_expiry=4.0)
-# Nothing was sent: not even a connection came about.
+# No request was sent, because there was no connection.
 _NOT_SENT = (httpx.ConnectError, httpx.ConnectTimeout, httpx.PoolTimeout, httpx.UnsupportedProtocol, httpx.ProxyError)
 _NOT_SENT_BY_AIOHTTP = ("ClientConnectorError", "ConnectionTimeoutError", "InvalidURL")
 SHORT_OF_ANSWER = "no answer within {:g} s ({})"
-# What httpx and its transports raise where no answer comes.
+# The exceptions of httpx and its transports when no answer comes.
 FAILURES = (httpx.HTTPError, httpx.StreamError, OSError, asyncio.TimeoutError)
 
 
@@ -24,17 +24,17 @@ def headers_of(api_key: str | None) -> dict[str, str]:
 
 
 def answered(answer: httpx.Response) -> Response:
-    """Return an answer that was read whole."""
+    """Return a fully read answer."""
     return Response(answer.status_code, answer.headers, answer.content)
 
 
 def unanswered(error: Exception, timeout_s: float) -> NoAnswer:
-    """Return why none came."""
+    """Return the reason that no answer came."""
     text = str(error) or type(error).__name__
     sent = not isinstance(error, _NOT_SENT)
     cause = error.__cause__
     if type(cause).__module__.startswith("aiohttp."):
-        # Its transport for httpx calls every lost connection a ConnectTimeout.
+        # The transport of httpx-aiohttp reports every lost connection as a ConnectTimeout.
         sent = not any(base.__name__ in _NOT_SENT_BY_AIOHTTP for base in type(cause).__mro__)
         text = str(cause) or type(cause).__name__
     elif isinstance(error, httpx.TimeoutException):

@@ -1,4 +1,4 @@
-"""Transaction ids: UUIDv7 (RFC 9562), so that they sort by time and tell how old they are."""
+"""Transaction ids: UUIDv7 (RFC 9562), so that they sort by time and show their age."""
 
 import os
 import time
@@ -19,5 +19,5 @@ def lowest_id(at: float) -> UUID:
 
 
 def id_time(transaction_id: UUID) -> float:
-    """Return when an id was made, in seconds since 1970."""
+    """Return the time of an id, in seconds since 1970."""
     return (transaction_id.int >> 80) / 1000

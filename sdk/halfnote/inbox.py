@@ -1,7 +1,7 @@
-"""The inbox: runs a handler once for each message, in the same database transaction as what it does.
+"""The inbox: runs a handler once for each message, in one database transaction with the message's row.
 
-Halfnote delivers at least once. The message's row is written first; its primary key makes a second delivery that comes
-at the same time wait, and one that comes later find it. What the handler writes and the row are committed together.
+Halfnote delivers at least once. The message's row is written first; its primary key makes a concurrent second delivery
+wait, and a later one find the row. The handler's writes and the row are committed together.
 """
 
 import time
@@ -18,7 +18,7 @@ from halfnote.inbox_sql import InboxSql
 from halfnote.message import Message
 
 TABLE = "halfnote_inbox"
-# Longer than any replay reaches back; a dead letter that is redelivered later than this runs again.
+# Longer than the range of any replay. A dead letter that is redelivered after this time runs again.
 KEEP = timedelta(days=90)
 
 OnReplay: TypeAlias = Literal["skip", "run"]
@@ -27,14 +27,14 @@ AsyncHandler: TypeAlias = Callable[[Message, Any], Awaitable[Any]]
 
 
 class Received(Enum):
-    """What came of a message."""
+    """The outcome of a received message."""
 
     DONE = "done"
     DUPLICATE = "duplicate"
 
 
 class Reject(HalfnoteError):
-    """Raised by a handler that will never take a message: a dead letter at once, with this reason."""
+    """Raised by a handler that can never accept a message, which becomes a dead letter at once with this reason."""
 
     def __init__(self, reason: str) -> None:
         super().__init__(reason)
@@ -42,14 +42,14 @@ class Reject(HalfnoteError):
 
 
 class Undone(HalfnoteError):
-    """A handler returned, but its database transaction is gone: it hid a failure that rolled back, or ended it."""
+    """A handler returned, but its database transaction is over: the handler hid a failure or ended it."""
 
     def __init__(self, message: Message) -> None:
-        super().__init__(f"the handler of message {message.message_id} left nothing of its database transaction")
+        super().__init__(f"the handler of message {message.message_id} ended or broke its database transaction")
 
 
 class _Rules:
-    """What both inboxes share."""
+    """The code that both inboxes share."""
 
     def __init__(self, sql: InboxSql, on_replay: OnReplay) -> None:
         if on_replay not in ("skip", "run"):
@@ -65,7 +65,7 @@ class _Rules:
         return message.message_id, replay or "", message.subscription
 
     def _standing(self, message: Message) -> Script[bool]:
-        """Look for its row before the commit: some databases commit nothing, and report that as a success."""
+        """Verify the message's row before the commit: some databases commit nothing and report success."""
         message_id, replay, _ = self._row(message)
         return self._sql.standing(message_id, replay)
 
@@ -74,9 +74,9 @@ class _Rules:
 
 
 class Inbox(_Rules):
-    """An inbox with a plain driver. `consumer`: who takes messages here; several may share one table.
+    """An inbox with a plain driver. `consumer`: the name of this consumer; several may share one table.
 
-    `on_replay`: `skip` runs a message once, whatever brings it; `run` runs it once more for each replay, and only once.
+    `on_replay`: `skip` runs a message only once; `run` runs it once more for each replay.
     """
 
     def __init__(self, database: Database, consumer: str, *, on_replay: OnReplay = "skip", table: str = TABLE) -> None:
@@ -84,10 +84,10 @@ class Inbox(_Rules):
         self.database = database
 
     def receive(self, message: Message, handler: Handler) -> Received:
-        """Run `handler(message, connection)`, unless the message was taken before, in one database transaction.
+        """Run `handler(message, connection)` in one database transaction, unless it has run for the message before.
 
         `connection` is what the database's `begin` yields: a Session of SQLAlchemy, a DB-API connection, None with
-        Django. What the handler raises rolls back and is raised.
+        Django. An exception of the handler rolls back and is raised.
         """
         with self.database.begin() as connection:
             if not self.database.within(connection, self._sql.receiving(*self._row(message))):
@@ -107,7 +107,7 @@ class Inbox(_Rules):
 
 
 class AsyncInbox(_Rules):
-    """The same with a driver that is awaited."""
+    """The inbox with an asynchronous driver."""
 
     def __init__(
         self, database: AsyncDatabase, consumer: str, *, on_replay: OnReplay = "skip", table: str = TABLE
@@ -116,10 +116,10 @@ class AsyncInbox(_Rules):
         self.database = database
 
     async def receive(self, message: Message, handler: AsyncHandler) -> Received:
-        """Run `await handler(message, connection)`, unless the message was taken before, in one database transaction.
+        """Run `await handler(message, connection)` in one database transaction, unless it has run before.
 
         `connection` is what the database's `begin` yields: an AsyncSession of SQLAlchemy, a connection of asyncpg or
-        psycopg. What the handler raises rolls back and is raised.
+        psycopg. An exception of the handler rolls back and is raised.
         """
         async with self.database.begin() as connection:
             if not await self.database.within(connection, self._sql.receiving(*self._row(message))):

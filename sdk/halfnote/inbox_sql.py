@@ -1,4 +1,4 @@
-"""The inbox's statements, in each dialect. The primary key is what makes a message one."""
+"""The inbox's statements in each dialect. The primary key makes a message unique."""
 
 from dataclasses import dataclass
 
@@ -31,7 +31,7 @@ _CREATE = {
   primary key (consumer, message_id, replay)
 )""",
 }
-# Each waits for a database transaction that is at the same message, until that is over.
+# Each statement waits until another database transaction with the same message is over.
 _INSERT = {
     "postgresql": "insert into {table} ({columns}) values ({values}) on conflict do nothing",
     "mysql": "insert ignore into {table} ({columns}) values ({values})",
@@ -50,7 +50,7 @@ class InboxSql:
 
     def __post_init__(self) -> None:
         if not is_table_name(self.table):
-            raise ValueError(f"{self.table!r} is no name of a table")
+            raise ValueError(f"{self.table!r} is not a table name")
 
     @property
     def create(self) -> str:
@@ -62,12 +62,12 @@ class InboxSql:
         yield Statement(self.create)
 
     def receiving(self, message_id: str, replay: str, subscription: str | None) -> Script[bool]:
-        """Write a message's row; tell whether it is the first."""
+        """Write a message's row; return whether it is the first."""
         sql = _INSERT[self.dialect].format(table=self.table, columns=_COLUMNS, values="{0}, {1}, {2}, {3}")
         return (yield Statement(sql, (self.consumer, message_id, replay, subscription))).count == 1
 
     def standing(self, message_id: str, replay: str) -> Script[bool]:
-        """Tell whether a message's row is there, in the database transaction that wrote it."""
+        """Tell whether a message's row exists, in the database transaction that wrote it."""
         sql = f"select 1 from {self.table} where consumer = {{0}} and message_id = {{1}} and replay = {{2}}"  # noqa: S608
         return len((yield Statement(sql, (self.consumer, message_id, replay))).rows) == 1
 
@@ -77,7 +77,7 @@ class InboxSql:
         return (yield Statement(sql, (self.consumer, before))).count
 
     def exporting(self, after: str, before: str, limit: int) -> Script[list[tuple[str, str | None]]]:
-        """Read a page of messages and the subscriptions that brought them, in order of their ids, each message once."""
+        """Read a page of messages and the subscriptions that delivered them, in order of their ids, each once."""
         came = yield Statement(
             f"select message_id, min(subscription) from {self.table} where consumer = {{0}} "  # noqa: S608 - as above
             f"and message_id > {{1}} and message_id < {{2}} group by message_id order by message_id limit {int(limit)}",

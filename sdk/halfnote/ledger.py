@@ -1,6 +1,6 @@
-"""`halfnote-ledger export`: what a producer's barrier or a consumer's inbox holds, as the nightly proof reads it.
+"""`halfnote-ledger export`: writes a producer's barrier or a consumer's inbox in the format of the nightly proof.
 
-docs/ledgers.md of the service says what its columns mean. CSV (also `.csv.gz`) needs nothing more; Parquet needs
+docs/ledgers.md of the service explains the columns. CSV (also `.csv.gz`) needs no other package; Parquet needs
 `halfnote[parquet]`.
 """
 
@@ -53,8 +53,8 @@ def consumer_rows(
 ) -> Iterator[list[Row]]:
     """Yield (message_id, times_seen, subscription) of the days from `since` to `until`, both included, in pages.
 
-    Each message counts once: that it ran once for each row is what the table's key makes sure of, and that a person's
-    replay runs it once more is no fault.
+    Each message counts once: the table's key ensures one run for each row, and one more run for a person's replay is
+    correct.
     """
     sql = InboxSql(database.dialect, table, consumer)
     low, high = _range(since, until)
@@ -65,7 +65,7 @@ def consumer_rows(
 def database_of(url: str) -> Database:
     """Return the database of a URL: `postgresql://` (psycopg), `mysql://` (PyMySQL), `sqlite:///file`.
 
-    Raises ValueError, or ImportError if the driver is not there.
+    Raises ValueError, or ImportError if the driver is missing.
     """
     parts = urlsplit(url)
     if parts.scheme in ("postgresql", "postgres"):
@@ -82,9 +82,9 @@ def database_of(url: str) -> Database:
     if parts.scheme == "sqlite":
         file = Path(parts.path[1:])
         if not file.exists():
-            raise ValueError(f"there is no {file}")
+            raise ValueError(f"the file {file} does not exist")
         return DbApi(lambda: sqlite3.connect(file), "sqlite")
-    raise ValueError("a database is named by postgresql://…, mysql://… or sqlite:///file")
+    raise ValueError("the URL of a database must be postgresql://…, mysql://… or sqlite:///file")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -92,7 +92,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     given = _parser().parse_args(arguments)
     url = given.database or os.environ.get(DATABASE)
     if not url:
-        print(f"halfnote-ledger: name the database by --database or {DATABASE}", file=sys.stderr)
+        print(f"halfnote-ledger: give the URL of the database with --database or {DATABASE}", file=sys.stderr)
         return 2
     today = datetime.now(timezone.utc).date()
     since, until = given.since or today - timedelta(days=7), given.until or today
@@ -107,7 +107,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"halfnote-ledger: {error}", file=sys.stderr)
         return 2
     except Exception as error:
-        # Drivers' errors have no base in common, and a trace would show the URL.
+        # The errors of drivers have no common base class, and a traceback would show the URL.
         print(f"halfnote-ledger: {type(error).__name__}: {error}", file=sys.stderr)
         return 1
     print(f"{count} rows of {since} to {until} in {given.out}")
@@ -115,11 +115,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def export(pages: Iterator[list[Row]], columns: Sequence[str], out: Path) -> int:
-    """Write pages of rows to a file, which is there when it is whole; return how many rows. Raises ValueError."""
+    """Write pages of rows to a file, which appears only when it is complete; return their number. Raises ValueError."""
     open_file = _parquet if out.suffix == ".parquet" else _csv
     if out.suffix != ".parquet" and not out.name.endswith((".csv", ".csv.gz")):
-        raise ValueError(f"{out} is to be called .csv, .csv.gz or .parquet")
-    # Beginning with a dot, so that who reads the directory leaves it out.
+        raise ValueError(f"the name {out} must end in .csv, .csv.gz or .parquet")
+    # The name begins with a dot, so that readers of the directory skip it.
     unfinished = out.with_name(f".{out.name}")
     count = 0
     try:
@@ -173,7 +173,7 @@ def _pages(database: Database, page: _Page, after: str) -> Iterator[list[Any]]:
 
 
 def _range(since: date, until: date) -> tuple[str, str]:
-    """Return what the ids of these days are greater than, and less than. Raises ValueError."""
+    """Return the exclusive lower and upper bounds of the ids of these days. Raises ValueError."""
     if since > until:
         raise ValueError(f"{since} is after {until}")
     start = datetime.combine(since, time(), timezone.utc).timestamp()
@@ -185,11 +185,13 @@ def _range(since: date, until: date) -> tuple[str, str]:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser("halfnote-ledger", description="Ledgers for Halfnote's nightly proof.")
     ledgers = parser.add_subparsers(required=True, metavar="export").add_parser(
-        "export", help="write what a database knows of some days to a file"
+        "export", help="write a database's rows of some days to a file"
     )
     ledgers.add_argument("ledger", choices=sorted(COLUMNS), help="a producer's barrier or a consumer's inbox")
-    ledgers.add_argument("out", type=Path, help="a file called .csv, .csv.gz or .parquet")
-    ledgers.add_argument("--database", help=f"its URL (default: {DATABASE}, which nobody else on the machine sees)")
+    ledgers.add_argument("out", type=Path, help="the file to write; its name ends in .csv, .csv.gz or .parquet")
+    ledgers.add_argument(
+        "--database", help=f"its URL (default: {DATABASE}, which other users of the machine cannot see)"
+    )
     ledgers.add_argument("--consumer", default="", help="the inbox's consumer")
     ledgers.add_argument("--table", help=f"default: {BARRIER} or {INBOX}")
     ledgers.add_argument("--since", type=date.fromisoformat, help="first day of the ids, UTC (default: 7 days ago)")

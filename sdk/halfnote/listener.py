@@ -1,4 +1,4 @@
-"""What a producer implements: its local work, and the answer to Halfnote's question what became of it."""
+"""What a producer implements: its local work, and the answer to Halfnote's check-back."""
 
 from collections.abc import Awaitable, Mapping
 from dataclasses import dataclass, field
@@ -26,7 +26,7 @@ class CheckedMessage:
 
 @dataclass(frozen=True)
 class CheckedTransaction:
-    """A transaction that Halfnote asks about: its `check`-th answered question of at most `max_checks`.
+    """A transaction that Halfnote asks about: its answered check number `check` of at most `max_checks`.
 
     `age_s`: how long ago the half was stored, by the coordinator's clock and this machine's.
     """
@@ -42,18 +42,18 @@ class CheckedTransaction:
 
 
 class CheckListener(Protocol):
-    """Answers checks. A barrier is one: it is always right, and nothing else is needed.
+    """Answers checks. A barrier is a listener whose answers are always correct.
 
-    Without a barrier, answer UNKNOWN while the order is not found and the transaction is young, never ROLLBACK: its
-    database transaction may still be open. Only when none that old can be open any more, ROLLBACK is true.
+    Without a barrier, answer UNKNOWN and never ROLLBACK while the order is not found and the transaction is young: its
+    database transaction may still be open. ROLLBACK is correct only when no database transaction that old can be open.
     """
 
     def check_local(self, transaction: CheckedTransaction) -> Verdict | Awaitable[Verdict]:
-        """Tell what became of the local database transaction."""
+        """Return the outcome of the local database transaction."""
 
 
 class TransactionListener(CheckListener, Protocol[A]):
     """A listener whose local work is run by `send`."""
 
     def execute_local(self, transaction: Transaction, arg: A, /) -> Verdict | Awaitable[Verdict]:
-        """Do the local work. What it raises leads to a rollback (with a barrier: to what the database says)."""
+        """Do the local work. An exception leads to a rollback (with a barrier: to the database's outcome)."""

@@ -1,7 +1,7 @@
-"""A message as a consumer gets it, whatever brought it: read from what Halfnote sends, as CloudEvents 1.0.
+"""Read a consumer's message from any kind of destination, in CloudEvents 1.0.
 
-HTTP: binary, structured and in batches. RabbitMQ, NATS, Kafka, Redis: each by its client's own object, of which nothing
-is imported here.
+HTTP: binary mode, structured mode and batches. RabbitMQ, NATS, Kafka, Redis: from the object of the client, without an
+import of the client.
 """
 
 import base64
@@ -20,14 +20,14 @@ _OWN = "halfnote-h-"
 
 
 class NotAMessage(HalfnoteError):
-    """What came is no message of Halfnote's; the text says what it lacks."""
+    """The input is not a message of Halfnote; the text says what is missing."""
 
 
 @dataclass(frozen=True)
 class Message:
-    """One message. `message_id` is the same each time it comes; `replay` names the replay that sends it once more.
+    """One message. `message_id` is the same in each delivery; `replay` names the replay that sends it again.
 
-    `body` is byte for byte what the producer gave, but in structured mode and batches, where it is the same JSON.
+    `body` has exactly the producer's bytes, except in structured mode and batches, where it is the same JSON.
     """
 
     message_id: str
@@ -44,7 +44,7 @@ class Message:
     subscription: str | None = None
     replay: str | None = None
     committed_at: datetime | None = None
-    # The W3C trace context of this delivery, which goes back to the producer's.
+    # The W3C trace context of this delivery, a descendant of the producer's.
     traceparent: str | None = None
     tracestate: str | None = None
 
@@ -54,9 +54,9 @@ class Message:
 
 
 def from_http(headers: Mapping[str, str], body: bytes) -> list[Message]:
-    """Return what a delivery brings: one message, or those of a batch. Names of headers are in lower case.
+    """Return the messages of a delivery: one, or those of a batch. Header names are in lower case.
 
-    Raises NotAMessage. It verifies nothing: see Verifier and DeliveryEndpoint.
+    Raises NotAMessage. It does not verify the signature: see Verifier and DeliveryEndpoint.
     """
     kind = headers.get("content-type", "").partition(";")[0].strip().lower()
     if kind == BATCH:
@@ -166,7 +166,7 @@ def _time(value: str | None) -> datetime | None:
     try:
         return None if value is None else instant(value)
     except ValueError:
-        raise NotAMessage("the CloudEvents attribute `time` is no time") from None
+        raise NotAMessage("the CloudEvents attribute `time` is not a time") from None
 
 
 def _json(content: bytes) -> Any:
@@ -188,5 +188,5 @@ def _text(value: Any) -> str:
 
 
 def ids_of(messages: Iterable[Message]) -> str:
-    """Return messages' ids as a log line has them."""
+    """Return the ids of messages for a log line."""
     return ", ".join(message.message_id for message in messages)

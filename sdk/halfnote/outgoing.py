@@ -1,4 +1,4 @@
-"""Messages as a producer gives them, and the JSON that Halfnote takes."""
+"""The messages of a producer, and their JSON for Halfnote."""
 
 import base64
 import json
@@ -9,11 +9,11 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Outgoing:
-    """A message to be sent.
+    """A message to send.
 
-    `body`: anything that `json` writes, or `bytes`, which go out as they are with `content_type` (by default
-    `application/octet-stream`). `key`: what it is about; `tag`: what subscriptions filter by. `deliver_after_s`:
-    seconds from the commit to the delivery, at most 40 days.
+    `body`: any value that `json` can write, or `bytes`, which are sent unchanged with `content_type` (by default
+    `application/octet-stream`). `key`: the id of the subject of the message, such as an order; `tag`: subscriptions can
+    filter by it. `deliver_after_s`: seconds from the commit to the delivery, at most 40 days.
     """
 
     topic: str
@@ -25,7 +25,7 @@ class Outgoing:
     deliver_after_s: float | None = None
 
     def as_json(self) -> dict[str, Any]:
-        """Return the message as `POST /half` takes it."""
+        """Return the message in the JSON of `POST /half`."""
         shown: dict[str, Any] = {"topic": self.topic}
         if isinstance(self.body, (bytes, bytearray, memoryview)):
             shown["body_base64"] = base64.b64encode(self.body).decode()

@@ -24,11 +24,12 @@ Messages = Outgoing | Sequence[Outgoing]
 
 
 class TransactionProducer:
-    """Sends messages that go out only if this service's database transaction was committed.
+    """Sends messages that are delivered only if this service's database transaction is committed.
 
-    `group`: the producer group, registered by `register`. `listener`: its `execute_local` is what `send` runs.
-    `attempt_s` bounds one request; `half_within_s` all attempts to post a half; `end_within_s` all attempts to post an
-    end, in the background, after which Halfnote asks. Make one and use it everywhere; `close` it, or use `async with`.
+    `group`: the producer group, registered by `register`. `listener`: `send` runs its `execute_local`. Time limits:
+    `attempt_s` for one request; `half_within_s` for all attempts to post a half; `end_within_s` for all attempts to
+    post an end, in the background, after which Halfnote sends a check. Make one and use it everywhere; `close` it, or
+    use `async with`.
     """
 
     def __init__(
@@ -60,8 +61,8 @@ class TransactionProducer:
     ) -> TransactionResult:
         """Post the half, run `listener.execute_local(transaction, arg)`, post the end.
 
-        `context`: any JSON of 4 KiB, which every check brings back. `check`: this transaction's own check policy.
-        Raises HalfFailed (nothing has happened), ListenerError (left to check-back). What the local work raises is the
+        `context`: up to 4 KiB of JSON, which every check returns. `check`: a check policy for this transaction. Raises
+        HalfFailed (nothing has happened), ListenerError (left to check-back). An exception of the local work is the
         result's `error`.
         """
         if self._listener is None:
@@ -82,7 +83,7 @@ class TransactionProducer:
     ) -> AsyncIterator[OpenTransaction]:
         """Post the half; at the end of the block commit, or roll back if it raised. Raises HalfFailed.
 
-        Have the database's own commit inside the block, or bind its session (`bind`).
+        Commit the database transaction inside the block, or bind its session (`bind`).
         """
         block = Block(self._conversation, self._driver.later, binding)
         half = self._conversation.half(messages, transaction_id=transaction_id, context=context, check=check)
@@ -95,17 +96,17 @@ class TransactionProducer:
         await self._driver.run(block.closing(None))
 
     def bind(self, session: "AsyncSession") -> "BoundProducer":
-        """Return a producer whose blocks are decided by an SQLAlchemy session's own commit or rollback."""
+        """Return a producer whose blocks end with the commit or rollback of an SQLAlchemy session."""
         return BoundProducer(self, session)
 
     async def send_plain(self, messages: Messages, *, transaction_id: UUID | None = None) -> PlainResult:
-        """Send messages that have nothing to coordinate. Raises PlainFailed, which names the id to repeat with."""
+        """Send plain messages, without a half and an end. Raises PlainFailed, which has the id for a repetition."""
         return await self._driver.run(self._conversation.plain(messages, transaction_id=transaction_id))
 
     async def register(self, check_urls: Sequence[str], *, secret: str | None = None, **policy: Any) -> Registration:
-        """Register the group: where it is asked, and its policy (`immunity_s`, `max_checks`, …; see the API).
+        """Register the group: its check-back URL and its policy (`immunity_s`, `max_checks`, …; see the API).
 
-        The same again changes nothing. Raises Refused or Unconfirmed.
+        A repetition changes nothing. Raises Refused or Unconfirmed.
         """
         return await self._driver.run(self._conversation.register(check_urls, policy, secret))
 
@@ -130,10 +131,10 @@ class BoundProducer:
 
     @asynccontextmanager
     async def transaction(self, messages: Messages, **half: Any) -> AsyncIterator[OpenTransaction]:
-        """As the producer's, but the end is what the session's database transaction came to.
+        """Do the same as the producer's method, but post the outcome of the session's database transaction as the end.
 
-        That is the one open already, else the first that is committed in the block. If it is still open when the block
-        closes, `unknown` is posted and a check asked for; the end follows when it is over.
+        It is the one that is open already, else the first that is committed in the block. If it is still open when the
+        block closes, `unknown` is posted and a check is requested; the end follows when it is over.
         """
         from halfnote.session_binding import SessionBinding
 

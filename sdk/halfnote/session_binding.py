@@ -1,7 +1,7 @@
-"""Watches an SQLAlchemy session, so that a transaction's end is what its database transaction came to.
+"""Watches an SQLAlchemy session, so that a transaction's end is the outcome of its database transaction.
 
-By the session's own events: what counts is the outermost database transaction, and that its commit has returned.
-Savepoints do not count, nor does a session that joined a transaction of its connection which is still open.
+The session's own events show it: the outermost database transaction counts once its commit has returned. Savepoints do
+not count, nor does a session that joined a transaction of its connection which is still open.
 """
 
 from collections.abc import Callable
@@ -16,7 +16,7 @@ _KEY = "halfnote_bindings"
 
 
 class SessionBinding:
-    """Watches a session from now on: the database transaction that is open, else the first one that is committed."""
+    """Watches a session: the database transaction that is open now, else the first one that is committed."""
 
     def __init__(self, session: Session) -> None:
         self._session = session
@@ -27,38 +27,38 @@ class SessionBinding:
 
     @property
     def state(self) -> DatabaseState:
-        """Where it stands; `committed` for good."""
+        """The state of the database transaction; `committed` is final."""
         return self._state
 
     @property
     def hides_rollbacks(self) -> bool:
-        """Whether a database of it rolls back without being asked to, and goes on."""
+        """Whether one of its databases may roll back by itself and continue."""
         return self._hides_rollbacks
 
     def when_over(self, tell: Callable[[DatabaseState], None]) -> None:
-        """Tell, once, when the database transaction that is open now is over."""
+        """Call `tell` once, at the end of the database transaction that is open now."""
         self._tell = tell
 
     def release(self) -> None:
-        """Watch no longer, unless `when_over` is still to be told."""
+        """Stop watching, unless the callback of `when_over` is still due."""
         if self._tell is None and self in _bindings(self._session):
             _bindings(self._session).remove(self)
 
     def on_begin(self) -> None:
-        """A database transaction begins; one after a rollback is another try, which leaves in doubt what was."""
+        """Record the start of a database transaction; one after a rollback is a new try: the outcome is open again."""
         if self._state != "committed":
             self._state, self._committed = "open", False
 
     def on_try(self, *, hides_rollbacks: bool) -> None:
-        """The commit is tried: if it fails from now on, it may have succeeded nevertheless."""
+        """Record the start of the commit: if it fails from now on, it may still have succeeded."""
         self._tried, self._hides_rollbacks = True, hides_rollbacks
 
     def on_commit(self) -> None:
-        """The commit has returned."""
+        """Record that the commit has returned."""
         self._committed = True
 
     def on_end(self) -> None:
-        """The database transaction is over."""
+        """Record the end of the database transaction."""
         if self._state != "open":
             return
         self._state = "committed" if self._committed else "doubtful" if self._tried else "rolled_back"
@@ -69,7 +69,7 @@ class SessionBinding:
 
 
 def _bindings(session: Session) -> list[SessionBinding]:
-    """Return those who watch a session; its events are listened to once, however many do."""
+    """Return the watchers of a session; its events have one listener for all of them."""
     found: list[SessionBinding] | None = session.info.get(_KEY)
     if found is None:
         found = session.info[_KEY] = []
@@ -112,10 +112,10 @@ def _on_end(session: Session, transaction: SessionTransaction) -> None:
 
 
 def _joined(transaction: SessionTransaction | None) -> bool:
-    """Tell whether the session is part of a transaction of a connection that is still open."""
+    """Return whether the session is part of a transaction of a connection that is still open."""
     return any(connection.in_transaction() for connection in _connections(transaction))
 
 
 def _connections(transaction: SessionTransaction | None) -> set[Connection]:
-    """Return what a session's database transaction goes by: several, where mappers have engines of their own."""
+    """Return the connections of a session's database transaction: several, if mappers have their own engines."""
     return set() if transaction is None else {entry[0] for entry in transaction._connections.values()}

@@ -1,7 +1,7 @@
-"""Verifies what Halfnote sends, by Standard Webhooks 1.0: `v1` (HMAC-SHA256) and `v1a` (ed25519).
+"""Verifies Halfnote's requests by Standard Webhooks 1.0: `v1` (HMAC-SHA256) and `v1a` (ed25519).
 
-A secret says by its prefix which it is: `whsec_…`, which both sides know, or `whpk_…`, the public half of a key that
-only Halfnote has (needs `halfnote[ed25519]`).
+The prefix of a secret shows its kind: both sides share a `whsec_…`; a `whpk_…` is the public key of a key pair of
+Halfnote (needs `halfnote[ed25519]`).
 """
 
 import base64
@@ -18,13 +18,13 @@ from halfnote.errors import HalfnoteError
 SHARED, PUBLIC = "whsec_", "whpk_"
 TOLERANCE_S = 300.0
 
-# One, several (while one is being replaced), or what returns them now, for those that change while this runs.
+# One secret, several (while one is being replaced), or a function that returns the current ones.
 Secrets: TypeAlias = str | Sequence[str] | Callable[[], str | Sequence[str]]
 _Fits: TypeAlias = Callable[[str, bytes], bool]
 
 
 class SignatureError(HalfnoteError):
-    """A request that is not to be believed; the text says why."""
+    """A request without a valid signature; the text says why."""
 
 
 class Verifier:
@@ -35,13 +35,13 @@ class Verifier:
     ) -> None:
         self._secrets, self._tolerance_s, self._clock = secrets, tolerance_s, clock
         self._known: dict[str, _Fits] = {}
-        # So that a secret that is none is known now, and not when the first request comes.
+        # Refuse an invalid secret now, not at the first request.
         self._fits()
 
     def verify(self, headers: Mapping[str, str], body: bytes) -> str:
         """Return the `webhook-id`; `headers` have names in lower case. Raises SignatureError.
 
-        The signature is looked at before the time, so that only who knows a secret hears about clocks.
+        The signature is verified before the time, so that only a caller with a secret learns about clocks.
         """
         message_id, timestamp = headers.get("webhook-id"), headers.get("webhook-timestamp", "")
         given = headers.get("webhook-signature")
@@ -50,7 +50,7 @@ class Verifier:
         signed = f"{message_id}.{timestamp}.".encode() + body
         fits = self._fits()
         if not any(fit(signature, signed) for signature in given.split(" ")[:20] for fit in fits):
-            raise SignatureError(f"no signature fits any of {len(fits)} secrets: another secret, or altered on its way")
+            raise SignatureError(f"no signature fits any of {len(fits)} secrets: wrong secret, or altered request")
         self._check_time(int(timestamp[:12]))
         return message_id
 
@@ -68,7 +68,7 @@ class Verifier:
         found = self._secrets() if callable(self._secrets) else self._secrets
         secrets = [found] if isinstance(found, str) else list(found)
         if not secrets:
-            raise ValueError("there is no secret to verify by")
+            raise ValueError("a secret to verify with is missing")
         for secret in secrets:
             if secret not in self._known:
                 self._known[secret] = _fit(secret)
@@ -76,14 +76,14 @@ class Verifier:
 
 
 def sign(secret: str, message_id: str, body: bytes, at: float | None = None) -> dict[str, str]:
-    """Return the headers by which `verify` believes a request, signed with `whsec_…` at `at` (seconds since 1970)."""
+    """Return headers that `verify` accepts, signed with `whsec_…` at `at` (seconds since 1970)."""
     timestamp = str(int(time.time() if at is None else at))
     signature = _shared(_key(secret, SHARED), f"{message_id}.{timestamp}.".encode() + body)
     return {"webhook-id": message_id, "webhook-timestamp": timestamp, "webhook-signature": signature}
 
 
 def _fit(secret: str) -> _Fits:
-    """Return what tells whether a signature, with its version before it, is the secret's."""
+    """Return a function that verifies a signature, given with its version, against the secret."""
     if secret.startswith(PUBLIC):
         return _public_fit(_key(secret, PUBLIC))
     key = _key(secret, SHARED)
@@ -95,7 +95,7 @@ def _public_fit(key: bytes) -> _Fits:
         from cryptography.exceptions import InvalidSignature
         from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
     except ImportError as error:
-        raise ImportError("verifying by a public key (whpk_…) needs: pip install 'halfnote[ed25519]'") from error
+        raise ImportError("to verify with a public key (whpk_…): pip install 'halfnote[ed25519]'") from error
     public = Ed25519PublicKey.from_public_bytes(key)
 
     def fits(signature: str, signed: bytes) -> bool:

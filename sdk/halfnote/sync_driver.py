@@ -32,7 +32,7 @@ class SyncDriver:
         self._background: Background | None = None
 
     def run(self, exchange: Exchange[T]) -> T:
-        """Do what an exchange asks for until it is over; return or raise what it does."""
+        """Run an exchange to its end; return its result or raise its error."""
         try:
             effect = next(exchange)
             while True:
@@ -50,12 +50,12 @@ class SyncDriver:
             return self._background.add(exchange)
 
     def close(self, grace_s: float) -> None:
-        """Give what is in the background `grace_s` seconds, then end it and close the connections."""
+        """Give background exchanges `grace_s` seconds, then end them and close the connections."""
         if self._process != os.getpid():
             return
         with self._lock:
             background, self._background = self._background, None
-        # Before the connections, which it needs until then.
+        # End it before the connections that it uses.
         if background is not None:
             background.close(grace_s)
         with self._lock:
@@ -64,7 +64,7 @@ class SyncDriver:
             client.close()
 
     def do(self, effect: Effect) -> Any:
-        """Do one thing and return what it brought."""
+        """Perform one step and return its outcome."""
         if isinstance(effect, Request):
             return self._ask(effect)
         if isinstance(effect, Wait):
@@ -90,11 +90,11 @@ class SyncDriver:
         if self._process == os.getpid() and self._client is not None:
             return self._client
         if self._process not in (None, os.getpid()):
-            # Another thread may have held it at the moment of the fork, and that thread is not here.
+            # Another thread may have held the lock at the fork, and that thread does not exist in the child.
             self._lock = threading.Lock()
         with self._lock:
             if self._process != os.getpid() or self._client is None:
-                # After a fork the former sockets are the parent's: they are left alone.
+                # After a fork the old sockets belong to the parent, so they stay open.
                 self._client = httpx.Client(
                     headers=self._headers, transport=self._transport, limits=LIMITS, trust_env=False
                 )
@@ -104,7 +104,7 @@ class SyncDriver:
 
 
 class Background:
-    """One thread that moves exchanges on as they come due; while one waits, others go on."""
+    """One thread that runs exchanges when they are due; while one waits, others continue."""
 
     def __init__(self, driver: SyncDriver) -> None:
         self._driver = driver
@@ -116,7 +116,7 @@ class Background:
         self._thread.start()
 
     def add(self, exchange: Exchange[Any]) -> bool:
-        """Take an exchange that has not begun; False if there are too many or it is closing."""
+        """Accept an exchange that has not begun; False if there are too many or the thread is closing."""
         with self._changed:
             if self._closing or len(self._due) >= BACKGROUND_MAX:
                 return False
@@ -124,7 +124,7 @@ class Background:
             return True
 
     def close(self, grace_s: float) -> None:
-        """Wait until all are over, at most so long; the rest is dropped."""
+        """Wait for all exchanges, at most that long; drop the others."""
         with self._changed:
             self._closing = True
             self._changed.notify_all()
@@ -173,7 +173,7 @@ def _called(call: Call) -> Returned | Raised:
         value = call.function()
         if inspect.iscoroutine(value):
             value.close()
-            raise TypeError("an async function was given to SyncTransactionProducer; TransactionProducer awaits those")
+            raise TypeError("SyncTransactionProducer got an async function; use TransactionProducer, which awaits it")
         return Returned(value)
     except Exception as error:
         return Raised(error)

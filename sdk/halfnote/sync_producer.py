@@ -1,4 +1,4 @@
-"""The synchronous producer: as `TransactionProducer`, for threads. One may be shared by all of them."""
+"""The synchronous producer: `TransactionProducer` for threads. All threads may share one."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -24,7 +24,7 @@ Messages = Outgoing | Sequence[Outgoing]
 
 
 class SyncTransactionProducer:
-    """As TransactionProducer, where there is no event loop; its listener's functions are plain ones.
+    """TransactionProducer without an event loop; its listener's functions are plain functions.
 
     Ends that fail at first are repeated by a thread in the background. It may be made before a fork.
     """
@@ -58,8 +58,8 @@ class SyncTransactionProducer:
     ) -> TransactionResult:
         """Post the half, run `listener.execute_local(transaction, arg)`, post the end.
 
-        `context`: any JSON of 4 KiB, which every check brings back. `check`: this transaction's own check policy.
-        Raises HalfFailed (nothing has happened), ListenerError (left to check-back). What the local work raises is the
+        `context`: up to 4 KiB of JSON, which every check returns. `check`: a check policy for this transaction. Raises
+        HalfFailed (nothing has happened), ListenerError (left to check-back). An exception of the local work is the
         result's `error`.
         """
         if self._listener is None:
@@ -80,7 +80,7 @@ class SyncTransactionProducer:
     ) -> Iterator[OpenTransaction]:
         """Post the half; at the end of the block commit, or roll back if it raised. Raises HalfFailed.
 
-        Have the database's own commit inside the block, or bind its session (`bind`).
+        Commit the database transaction inside the block, or bind its session (`bind`).
         """
         block = Block(self._conversation, self._driver.later, binding)
         half = self._conversation.half(messages, transaction_id=transaction_id, context=context, check=check)
@@ -93,17 +93,17 @@ class SyncTransactionProducer:
         self._driver.run(block.closing(None))
 
     def bind(self, session: "Session") -> "SyncBoundProducer":
-        """Return a producer whose blocks are decided by an SQLAlchemy session's own commit or rollback."""
+        """Return a producer whose blocks end with the commit or rollback of an SQLAlchemy session."""
         return SyncBoundProducer(self, session)
 
     def send_plain(self, messages: Messages, *, transaction_id: UUID | None = None) -> PlainResult:
-        """Send messages that have nothing to coordinate. Raises PlainFailed, which names the id to repeat with."""
+        """Send plain messages, without a half and an end. Raises PlainFailed, which has the id for a repetition."""
         return self._driver.run(self._conversation.plain(messages, transaction_id=transaction_id))
 
     def register(self, check_urls: Sequence[str], *, secret: str | None = None, **policy: Any) -> Registration:
-        """Register the group: where it is asked, and its policy (`immunity_s`, `max_checks`, …; see the API).
+        """Register the group: its check-back URL and its policy (`immunity_s`, `max_checks`, …; see the API).
 
-        The same again changes nothing. Raises Refused or Unconfirmed.
+        A repetition changes nothing. Raises Refused or Unconfirmed.
         """
         return self._driver.run(self._conversation.register(check_urls, policy, secret))
 
@@ -126,10 +126,10 @@ class SyncBoundProducer:
 
     @contextmanager
     def transaction(self, messages: Messages, **half: Any) -> Iterator[OpenTransaction]:
-        """As the producer's, but the end is what the session's database transaction came to.
+        """Do the same as the producer's method, but post the outcome of the session's database transaction as the end.
 
-        That is the one open already, else the first that is committed in the block. If it is still open when the block
-        closes, `unknown` is posted and a check asked for; the end follows when it is over.
+        It is the one that is open already, else the first that is committed in the block. If it is still open when the
+        block closes, `unknown` is posted and a check is requested; the end follows when it is over.
         """
         from halfnote.session_binding import SessionBinding
 

@@ -1,4 +1,4 @@
-"""Times as Halfnote writes them."""
+"""Read times in Halfnote's format."""
 
 import re
 from datetime import datetime

@@ -1,14 +1,14 @@
-"""The W3C trace context that goes along with messages, so that a consumer's spans join the producer's trace."""
+"""The W3C trace context of messages, so that a consumer's spans join the producer's trace."""
 
 import sys
 from contextvars import ContextVar
 
-# Set it where there is no OpenTelemetry, for instance from an incoming request's header.
+# Set it if there is no OpenTelemetry, for example from the header of an incoming request.
 traceparent: ContextVar[str | None] = ContextVar("halfnote_traceparent", default=None)
 
 
 def current_traceparent() -> str | None:
-    """Return what `traceparent` was set to, else the current OpenTelemetry span, if that is in use, else None."""
+    """Return the value set in `traceparent`, else the current OpenTelemetry span if there is one, else None."""
     given = traceparent.get()
     if given is not None or "opentelemetry" not in sys.modules:
         return given

@@ -1,4 +1,4 @@
-"""A transaction as its producer sees it, and what came of one."""
+"""The transaction of a producer, and its result."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -16,8 +16,8 @@ End: TypeAlias = Literal["recorded", "left_to_check", "conflict"]
 class Transaction:
     """A half message that Halfnote has stored: local work may begin. `context` comes back in every check.
 
-    `settle` is set by a barrier that this transaction has entered: it tells, or waits until it can tell, what became of
-    the local database transaction. `repeated`: its half was stored when the caller, who chose its id, posted it, so its
+    A barrier sets `settle` when the transaction enters it; `settle` returns, or awaits, the outcome of the local
+    database transaction. `repeated`: the half was stored already when the caller, which chose the id, posted it, so the
     local work may have run before.
     """
 
@@ -37,7 +37,7 @@ class Transaction:
 
     @property
     def immunity_s(self) -> float:
-        """How long after its birth Halfnote does not ask about it; for ever, if the answer did not say."""
+        """The time after its birth without checks; unlimited if the answer did not have it."""
         try:
             times = instant(self.first_check_at or ""), instant(self.born_at or "")
             return (times[0] - times[1]).total_seconds()
@@ -47,11 +47,11 @@ class Transaction:
 
 @dataclass(frozen=True)
 class TransactionResult:
-    """What came of a transaction.
+    """The result of a transaction.
 
-    `end`: `recorded`; `left_to_check`: it was not, or not yet, so Halfnote will ask (it is also repeated in the
-    background); `conflict`: Halfnote has the opposite verdict already. `error`: what the local work raised, else what
-    was wrong with the end.
+    `end`: `recorded`; `left_to_check`: not recorded, or not yet, so Halfnote sends a check (the end is also repeated
+    in the background); `conflict`: Halfnote has the opposite verdict already. `error`: the exception of the local work,
+    else the failure of the end.
     """
 
     transaction_id: UUID
@@ -73,7 +73,7 @@ class PlainResult:
 
 @dataclass(frozen=True)
 class Registration:
-    """A producer group as it stands. `secret` signs checks: shown once, when the group is new and none was given."""
+    """A registered producer group. `secret` signs checks: shown once, if the group is new and none was given."""
 
     created: bool
     secret: str | None

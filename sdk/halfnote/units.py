@@ -1,7 +1,7 @@
-"""Blocks that are a message's and a database transaction's at once, for drivers that have no events to be bound to.
+"""Blocks that send messages and run a database transaction, for drivers without events to bind to.
 
 The half is posted first, then the database transaction begins; the end is posted after its commit has returned, or
-after its rollback. Inside a database transaction that is open already it is a savepoint, and nobody can know yet how
+after its rollback. Inside a database transaction that is open already it is a savepoint, and it is not known yet how
 that ends: `unknown` is posted and a check asked for. With Django the end then follows by `transaction.on_commit`.
 """
 
@@ -18,7 +18,7 @@ _IDLE = 0
 
 
 class Unit:
-    """Where the database transaction of one block stands. `marked`: it will be rolled back in any case."""
+    """The state of one block's database transaction. `marked`: it will be rolled back in any case."""
 
     def __init__(self, *, hides_rollbacks: bool = False) -> None:
         self.state: DatabaseState = "none"
@@ -27,25 +27,25 @@ class Unit:
         self._tell: Callable[[DatabaseState], None] | None = None
 
     def when_over(self, tell: Callable[[DatabaseState], None]) -> None:
-        """Tell when an outer database transaction is over, if anybody hears of that here."""
+        """Register `tell` for the end of an outer database transaction, if its end is observable."""
         self._tell = tell
 
     def release(self) -> None:
-        """Nothing is held."""
+        """Do nothing: this watcher holds nothing."""
 
     def committed(self) -> None:
-        """The outermost commit has returned."""
+        """Record that the outermost commit has returned."""
         self.state = "committed"
         tell, self._tell = self._tell, None
         if tell is not None:
             tell("committed")
 
     def passed(self, *, nested: bool) -> None:
-        """The block was left without an exception."""
+        """Record that the block ended without an exception."""
         self.state = "rolled_back" if self.marked else "open" if nested else "committed"
 
     def failed(self) -> None:
-        """Something left the block: before the commit was tried it is a rollback, afterwards nobody knows."""
+        """Record an exception: before the commit was tried it is a rollback, afterwards the outcome is unknown."""
         if self.state == "open":
             self.state = "rolled_back"
 
@@ -54,7 +54,7 @@ class Unit:
 async def in_asyncpg(
     producer: TransactionProducer, connection: Any, messages: Messages, **half: Any
 ) -> AsyncIterator[OpenTransaction]:
-    """Send messages with what is done in the block on a connection of asyncpg. Options as of `transaction()`."""
+    """Send messages with the block's work on a connection of asyncpg. Options as of `transaction()`."""
     nested = connection.is_in_transaction()
     async with _in_async(producer, messages, half, connection.transaction(), nested=nested) as transaction:
         yield transaction
@@ -65,7 +65,7 @@ async def in_asyncpg(
 async def in_async_psycopg(
     producer: TransactionProducer, connection: Any, messages: Messages, **half: Any
 ) -> AsyncIterator[OpenTransaction]:
-    """Send messages with what is done in the block on an AsyncConnection of psycopg. Options as of `transaction()`."""
+    """Send messages with the block's work on an AsyncConnection of psycopg. Options as of `transaction()`."""
     nested = int(connection.info.transaction_status) != _IDLE
     async with _in_async(producer, messages, half, connection.transaction(), nested=nested) as transaction:
         yield transaction
@@ -76,7 +76,7 @@ async def in_async_psycopg(
 def in_psycopg(
     producer: SyncTransactionProducer, connection: Any, messages: Messages, **half: Any
 ) -> Iterator[OpenTransaction]:
-    """Send messages with what is done in the block on a Connection of psycopg. Options as of `transaction()`."""
+    """Send messages with the block's work on a Connection of psycopg. Options as of `transaction()`."""
     nested = int(connection.info.transaction_status) != _IDLE
     with _in_sync(producer, messages, half, connection.transaction(), Unit(), nested=nested) as transaction:
         yield transaction
@@ -87,7 +87,7 @@ def in_psycopg(
 def in_django(
     producer: SyncTransactionProducer, messages: Messages, *, using: str = "default", **half: Any
 ) -> Iterator[OpenTransaction]:
-    """Send messages with what is done in the block, which is an `atomic` one. Options as of `transaction()`.
+    """Send messages with the block's work in Django's `atomic`. Options as of `transaction()`.
 
     In an outer `atomic` block, as with ATOMIC_REQUESTS, the end follows that one's commit.
     """
@@ -100,7 +100,7 @@ def in_django(
         transaction.on_commit(unit.committed, using=using)
         yield opened
         if connections[using].needs_rollback:
-            # What is marked so is rolled back at the block's end without an exception.
+            # A marked transaction is rolled back at the block's end without an exception.
             unit.marked = True
         elif connections[using].vendor == "postgresql":
             with connections[using].cursor() as cursor:

@@ -1,10 +1,10 @@
-"""What became of a local database transaction, as a producer says it."""
+"""The outcome of a local database transaction, as its producer reports it."""
 
 from enum import Enum
 
 
 class Verdict(str, Enum):
-    """`UNKNOWN` decides nothing: Halfnote asks (again) later."""
+    """A verdict. `UNKNOWN` decides nothing: Halfnote sends another check later."""
 
     COMMIT = "commit"
     ROLLBACK = "rollback"

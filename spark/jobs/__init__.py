@@ -1,1 +1,1 @@
-"""What runs by spark-submit or `python -m`: one module a program, each with `main(argv) -> exit status`."""
+"""The programs for spark-submit or `python -m`: one module each, with `main(argv) -> exit status`."""

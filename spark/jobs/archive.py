@@ -1,10 +1,10 @@
-"""Takes settled days to Parquet, checked against what Postgres has, so that upkeep may drop their tables.
+"""Archives settled days as Parquet and verifies them against Postgres, so that upkeep may drop their tables.
 
     spark-submit spark/jobs/archive.py --database-url postgresql://… --archive s3a://bucket/halfnote
     halfnote archive [--day DAY] [--verify]
 
-Without --day: every day that the proof calls final, and every closed one that waits for its archive, unless its archive
-is still what its tables hold. An attempt that did not come to its end is removed by the next run.
+Without --day it archives every final day, and every closed day that waits for its archive, unless the day already has
+an archive that equals its tables. The next run removes an incomplete attempt.
 """
 
 import json
@@ -18,38 +18,39 @@ from uuid import uuid4
 import psycopg
 from pyspark.sql import SparkSession
 
-from spark import archive_options, archive_store, audit, database
-from spark.archive import JAVA_FAILED, MANIFEST, manifest_of, problems
-from spark.archive_files import ArchiveFiles
-from spark.archive_rubbish import finish_redactions, remove_expired, remove_rubbish
-from spark.archive_store import ArchivedDay
-from spark.archive_writing import read_back, write_day
-from spark.database import Connection
+from spark.archive import options, records
+from spark.archive.cleanup import finish_redactions, remove_expired, remove_rubbish
+from spark.archive.files import ArchiveFiles
+from spark.archive.layout import JAVA_FAILED, MANIFEST, manifest_of, problems
+from spark.archive.records import ArchivedDay
+from spark.archive.writer import read_back, write_day
+from spark.engine.niceness import stand_behind
+from spark.engine.progress import Progress
+from spark.engine.session import session
 from spark.errors import RunFailedError
-from spark.niceness import stand_behind
-from spark.progress import Progress
-from spark.session import session
-from spark.sources import root_cause
+from spark.postgres import audit, connections
+from spark.postgres.connections import Connection
+from spark.sources.frames import root_cause
 
 DONE, FAILED, DIFFERS = 0, 1, 3
 OWNER = "halfnote.json"
-# Times in files are whole microseconds, which every reader knows.
+# Times in files are whole microseconds, which every reader supports.
 CONF = {"spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS"}
-# Something may come to a day while it is read; then it is read once more.
+# Rows may be added to a day while it is read; then it is read again.
 TRIES = 2
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Return 0 done, 1 it failed, 2 wrong usage, 3 an archive is not what was written (--verify)."""
-    options = _parser()
-    given = archive_options.parsed(options, argv)
+    """Return 0: done; 1: it failed; 2: wrong usage; 3: an archive differs from the written one (--verify)."""
+    parser = _parser()
+    given = options.parsed(parser, argv)
     progress = Progress()
     try:
-        place = given.archive or archive_options.from_environment(archive_options.ARCHIVE, str)
+        place = given.archive or options.from_environment(options.ARCHIVE, str)
         if not place and not given.verify:
-            options.error(f"say where to: --archive, or {archive_options.ARCHIVE}")
-        connection = database.connect(given.url)
-        with archive_store.archive_lock(connection):
+            parser.error(f"the archive is missing: give --archive, or set {options.ARCHIVE}")
+        connection = connections.connect(given.url)
+        with records.archive_lock(connection):
             spark = session(given.master, **CONF)
             if given.verify:
                 return verify(spark, connection, given, progress)
@@ -59,36 +60,41 @@ def main(argv: Sequence[str] | None = None) -> int:
     except JAVA_FAILED as error:
         print(f"The archive failed: {root_cause(str(error))}", file=sys.stderr)
     except (psycopg.Error, OSError) as error:
-        print(f"The archive failed: {database.first_line(error)}", file=sys.stderr)
+        print(f"The archive failed: {connections.first_line(error)}", file=sys.stderr)
     return FAILED
 
 
 def _parser() -> ArgumentParser:
-    options = archive_options.parser("halfnote archive", "Takes settled days to Parquet.")
-    options.add_argument("--archive", metavar="URL", help=f"where to; default: {archive_options.ARCHIVE}")
-    options.add_argument(
-        "--day", type=archive_options.day, action="append", default=[], help="this day, final or not; repeatable"
+    parser = options.parser("halfnote archive", "Copy settled days to the archive, as Parquet.")
+    parser.add_argument("--archive", metavar="URL", help=f"directory or URL of the archive; default: {options.ARCHIVE}")
+    parser.add_argument(
+        "--day", type=options.day, action="append", default=[], help="archive this day, final or not; repeatable"
     )
-    bodies = options.add_mutually_exclusive_group()
-    bodies.add_argument("--bodies", action="store_true", default=None, help="with the messages' bodies (the default)")
+    bodies = parser.add_mutually_exclusive_group()
     bodies.add_argument(
-        "--no-bodies", dest="bodies", action="store_false", help=f"only their digests; also {archive_options.BODIES}"
+        "--bodies", action="store_true", default=None, help="archive the messages' bodies (the default)"
     )
-    options.add_argument(
-        "--keep-s", type=int, metavar="S", help=f"remove days that ended longer ago; default: {archive_options.KEEP_S}"
+    bodies.add_argument(
+        "--no-bodies", dest="bodies", action="store_false", help=f"archive only their digests; also {options.BODIES}"
     )
-    options.add_argument("--adopt", action="store_true", help="take over the archive of another database")
-    options.add_argument("--verify", action="store_true", help="write nothing; read archived days whole and check them")
-    return options
+    parser.add_argument(
+        "--keep-s",
+        type=int,
+        metavar="S",
+        help=f"remove archived days that ended more than S seconds ago; default: {options.KEEP_S}",
+    )
+    parser.add_argument("--adopt", action="store_true", help="take over the archive of another database")
+    parser.add_argument("--verify", action="store_true", help="only read archived days and compare them; write nothing")
+    return parser
 
 
 def archive(spark: SparkSession, connection: Connection, root: str, given: Namespace, progress: Progress) -> int:
-    """Archive what is to be archived below `root`; a day that fails does not keep the others."""
+    """Archive the due days below `root`; a day that fails does not stop the others."""
     files = ArchiveFiles(spark)
-    keep_s = given.keep_s if given.keep_s is not None else archive_options.from_environment(archive_options.KEEP_S, int)
+    keep_s = given.keep_s if given.keep_s is not None else options.from_environment(options.KEEP_S, int)
     bodies = given.bodies
     if bodies is None:
-        bodies = archive_options.from_environment(archive_options.BODIES, archive_options.yes_or_no) is not False
+        bodies = options.from_environment(options.BODIES, options.yes_or_no) is not False
     _own(connection, files, root, adopt=given.adopt)
     finish_redactions(connection, files)
     remove_rubbish(connection, files, root, progress)
@@ -106,18 +112,18 @@ def archive(spark: SparkSession, connection: Connection, root: str, given: Names
 
 
 def _own(connection: Connection, files: ArchiveFiles, root: str, *, adopt: bool) -> None:
-    """Write down whose archive it is: rubbish is told by this database's rows, and another's would look like it.
+    """Record the database that owns the archive, because files of another database would be removed as garbage.
 
-    Raises RunFailedError if it is another database's.
+    Raises RunFailedError if another database owns it.
     """
-    place, identity = f"{root}/{OWNER}", archive_store.identity(connection)
+    place, identity = f"{root}/{OWNER}", records.identity(connection)
     owner = json.loads(files.read_text(place))["database"] if files.exists(place) else None
     if owner == identity:
         return
     if owner is not None and not adopt:
         raise RunFailedError(
-            f"{root} is the archive of another database ({owner}; this is {identity}). Name a directory of its "
-            "own, or, if this database took the other's place (a dump, an upgrade), run this once with --adopt."
+            f"{root} is the archive of another database ({owner}; this is {identity}). Use a separate directory "
+            "or, if this database replaces the other one (a dump, an upgrade), run this once with --adopt."
         )
     if owner is not None:
         audit.record(connection, "archive.adopt", root, former=owner)
@@ -127,11 +133,11 @@ def _own(connection: Connection, files: ArchiveFiles, root: str, *, adopt: bool)
 
 
 def _wanted(connection: Connection, asked: Sequence[Any]) -> list[ArchivedDay]:
-    """Return the days to archive, oldest first. Raises RunFailedError if one that was asked for is not here."""
-    here = {day.day: day for day in archive_store.days(connection) if day.state != "gone"}
+    """Return the days to archive, oldest first. Raises RunFailedError if a requested day is not stored."""
+    here = {day.day: day for day in records.days(connection) if day.state != "gone"}
     for day in asked:
         if day not in here:
-            raise RunFailedError(f"{day} is not in the database: it has left, or never was.")
+            raise RunFailedError(f"{day} is not in the database: it was removed, or it never existed.")
     if asked:
         return [here[day] for day in sorted(set(asked))]
     ready = [day for day in here.values() if day.final or day.state == "archiving"]
@@ -142,7 +148,7 @@ def _is_archived(connection: Connection, day: ArchivedDay) -> bool:
     if day.archive is None or day.archive_manifest is None or day.differs or "archive_differs" in day.held:
         return False
     rows = {table: held["rows"] for table, held in day.archive_manifest["tables"].items()}
-    return archive_store.counts(connection, day.day) == rows
+    return records.counts(connection, day.day) == rows
 
 
 def _archive_day(
@@ -155,7 +161,7 @@ def _archive_day(
     url: str,
     progress: Progress,
 ) -> None:
-    """Write, read back, and point the day's row at it. Raises RunFailedError; then nothing points at it."""
+    """Write the archive, read it back, and point the day to it. Raises RunFailedError; then the day does not change."""
     for _ in range(TRIES):
         place = f"{root}/day={day.day}/{uuid4()}"
         try:
@@ -167,14 +173,14 @@ def _archive_day(
         except JAVA_FAILED as error:
             raise RunFailedError(root_cause(str(error))) from error
         finally:
-            # What nothing points at by now is rubbish; if this fails too, the next run removes it.
+            # The attempt is unreferenced; if its removal fails too, the next run removes it.
             _remove_unless_pointed_at(connection, files, place, day)
-    raise RunFailedError("rows came while it was archived, twice; it is archived by the next run.")
+    raise RunFailedError("rows were added while it was archived, twice; the next run archives it.")
 
 
 def _pointed_at(connection: Connection, day: ArchivedDay, place: str, described: Mapping[str, Any]) -> bool:
     with connection.transaction():
-        pointed = archive_store.point(connection, day.day, place, described)
+        pointed = records.point(connection, day.day, place, described)
         if pointed:
             audit.record(connection, "archive.write", day.day, archive=place)
     return pointed
@@ -189,7 +195,7 @@ def _written(
     url: str,
     progress: Progress,
 ) -> Mapping[str, Any]:
-    with database.open_snapshot(url) as snapshot:
+    with connections.open_snapshot(url) as snapshot:
         snapshot.lock([day.day])
         written = write_day(spark, snapshot, snapshot.day(day.day), place, bodies=bodies, progress=progress)
     described = read_back(spark, files, place, written, day.day, progress)
@@ -202,16 +208,16 @@ def _written(
 
 def _remove_unless_pointed_at(connection: Connection, files: ArchiveFiles, place: str, day: ArchivedDay) -> None:
     try:
-        if not connection.closed and archive_store.day_of(connection, day.day).archive != place:
+        if not connection.closed and records.day_of(connection, day.day).archive != place:
             files.remove(place)
     except (RunFailedError, *JAVA_FAILED):
         return
 
 
 def verify(spark: SparkSession, connection: Connection, given: Namespace, progress: Progress) -> int:
-    """Read every archived day, or those that were asked for, and say what is not as it was written."""
+    """Read every archived day, or the requested days, and report differences from the written files."""
     files = ArchiveFiles(spark)
-    archived = [day for day in archive_store.days(connection) if day.archive is not None]
+    archived = [day for day in records.days(connection) if day.archive is not None]
     wrong = 0
     for day in [day for day in archived if not given.day or day.day in given.day]:
         with progress.stage("verify", day.day):

@@ -1,10 +1,10 @@
-"""Makes days of any size: into Postgres, as if a service had run all that day, or as Parquet that the proof reads.
+"""Generates days of any size, into Postgres as if a service had run that day, or as Parquet for the proof.
 
     python -m spark.jobs.generate --database-url postgresql://… --transactions 3000000 --faults 1000
     python -m spark.jobs.generate --parquet DIRECTORY --day 2026-11-20 --transactions 3000000
 
-The same seed and size make the same rows. The rules find nothing in a day without `--faults`, and each fault once:
-planted.json tells which, `{kind: [subject, …]}`. Not for a database that serves anybody.
+The same seed and size make the same rows. Without `--faults` the rules find nothing. They find each planted fault once;
+planted.json lists the faults, `{kind: [subject, …]}`. Do not use it on a database in use.
 """
 
 import argparse
@@ -23,26 +23,26 @@ from pathlib import Path
 import psycopg
 from pyspark.sql import SparkSession
 
-from spark.generating import archived as archive
-from spark.generating import parquet, postgres
-from spark.generating.faults import TooFewError
-from spark.generating.plan import ALLOWED, FORBIDDEN, LEDGERS, Plan
+from spark.engine.session import session
 from spark.schemas import BIG
-from spark.session import session
+from spark.synthetic import archived as archive
+from spark.synthetic import parquet, postgres
+from spark.synthetic.faults import TooFewError
+from spark.synthetic.plan import ALLOWED, FORBIDDEN, LEDGERS, Plan
 
 Fill = Callable[[Plan, int], tuple[dict[str, int], dict[str, list[str]]]]
 DATABASE_URL = "HALFNOTE_DATABASE_URL"
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Return 0 done, 1 it failed, 2 wrong usage."""
+    """Return 0: done; 1: it failed; 2: wrong usage."""
     given = _parser().parse_args(argv)
     dsn: str = given.database_url or os.environ.get(DATABASE_URL) or ""
     if given.parquet is None and not dsn:
-        print(f"Say where to: --database-url (or {DATABASE_URL}), or --parquet.", file=sys.stderr)
+        print(f"The destination is missing: give --database-url (or set {DATABASE_URL}) or --parquet.", file=sys.stderr)
         return 2
     if given.archived and given.parquet is None:
-        print("--archived goes with --parquet.", file=sys.stderr)
+        print("--archived needs --parquet.", file=sys.stderr)
         return 2
     try:
         if given.parquet is not None:
@@ -58,27 +58,31 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="generate", description="Makes a day, in Postgres or as Parquet.")
-    parser.add_argument("--database-url", metavar="URL", help=f"Postgres; default: {DATABASE_URL}")
-    parser.add_argument("--parquet", type=Path, metavar="DIR", help="write Parquet there instead")
-    parser.add_argument("--day", type=date.fromisoformat, help="default: two days ago (Parquet: five)")
+    parser = argparse.ArgumentParser(prog="generate", description="Generate a day, in Postgres or as Parquet.")
+    parser.add_argument("--database-url", metavar="URL", help=f"URL of the Postgres; default: {DATABASE_URL}")
+    parser.add_argument("--parquet", type=Path, metavar="DIR", help="write Parquet to DIR instead")
+    parser.add_argument("--day", type=date.fromisoformat, help="default: two days ago (Parquet: five days ago)")
     parser.add_argument("--transactions", type=_at_least(1), default=100_000, metavar="N")
     parser.add_argument("--subscriptions", type=_at_least(2), default=4, metavar="N")
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--faults", type=_at_least(0), default=0, metavar="N", help="how many, of each kind in turn")
+    parser.add_argument(
+        "--faults", type=_at_least(0), default=0, metavar="N", help="plant N faults, of each kind in turn"
+    )
     parser.add_argument(
         "--unconstrained",
         action="store_true",
-        help="plant what constraints forbid as well: outbox loses its primary key, in an empty database only",
+        help="also plant faults that constraints forbid: drops the primary key of outbox; only for an empty database",
     )
-    parser.add_argument("--ledgers", type=Path, metavar="DIR", help="write DIR/producer and DIR/consumer beside it")
+    parser.add_argument("--ledgers", type=Path, metavar="DIR", help="also write ledgers, DIR/producer and DIR/consumer")
     parser.add_argument(
         "--archived",
         action="store_true",
-        help="write the manifest of an archive beside it; with --faults, some rows are changed after that",
+        help="also write the manifest of an archive; with --faults, some rows change after that",
     )
-    parser.add_argument("--planted", type=Path, metavar="FILE", help="default: planted.json, in DIR or here")
-    parser.add_argument("--master", help="where Spark runs; default: local[*]")
+    parser.add_argument(
+        "--planted", type=Path, metavar="FILE", help="default: planted.json, in DIR or the current directory"
+    )
+    parser.add_argument("--master", help="Spark's master; default: local[*]")
     return parser
 
 
@@ -129,11 +133,11 @@ def to_parquet(
 def to_postgres(
     dsn: str, plan: Plan, planted: Path | None = None, *, unconstrained: bool = False, master: str | None = None
 ) -> dict[str, int]:
-    """Put a day into Postgres; return its rows by table. Raises psycopg's errors, NotEmptyError, TooFewError."""
+    """Write a day into Postgres; return its rows by table. Raises psycopg's errors, NotEmptyError, TooFewError."""
     began = time.monotonic()
     plan = postgres.prepare(dsn, plan, len(plan.ids), unconstrained=unconstrained)
     rows, subjects = _fill(plan, partial(postgres.fill, dsn), master)
-    # Each makes its indexes with a connection of its own; the largest first.
+    # Each table's indexes are built on a separate connection; the largest table first.
     with ThreadPoolExecutor(2) as two:
         list(two.map(partial(postgres.attach, dsn, plan), BIG))
     postgres.finish(dsn, plan)
@@ -142,11 +146,11 @@ def to_postgres(
 
 
 def _fill(plan: Plan, fill: Fill, master: str | None) -> tuple[Counter[str], dict[str, list[str]]]:
-    """Make each chunk on one of Spark's workers, and add up what they say."""
+    """Make each chunk in one of Spark's workers, and sum the results."""
     spark: SparkSession = session(master)
     context = spark.sparkContext
     if str(context.master).startswith("local"):
-        # Workers on this machine find what this program finds, not what the PATH's Python does.
+        # Workers on this machine use this program's Python, not the PATH's.
         context.pythonExec = sys.executable
     numbers = context.parallelize(range(plan.chunks), plan.chunks)
     rows: Counter[str] = Counter()

@@ -1,10 +1,10 @@
-"""The nightly proof: reads what the service wrote, day by day, and says where it does not agree.
+"""The nightly proof: reads the service's rows day by day and reports where they disagree.
 
     spark-submit spark/jobs/reconcile.py [options]
     python -m spark.jobs.reconcile [options]
 
-Exit status: 0 proved, 3 there are findings, 1 the run failed (also: another one is going on), 2 wrong usage, 128 + n it
-was ended by signal n.
+Exit status: 0: proved; 3: findings; 1: the run failed, or another run is active; 2: wrong usage; 128 + n: signal n
+ended the run.
 """
 
 import argparse
@@ -19,28 +19,28 @@ from datetime import UTC, date, datetime
 from pathlib import Path
 
 if not __package__:
-    # spark-submit runs this file: then modules are looked for where it is, and not in the root.
+    # spark-submit runs this file, so Python searches for modules in its directory and not in the root.
     sys.path[0] = str(Path(__file__).resolve().parents[2])
 
 import psycopg
 from pyspark.sql import SparkSession
 
-from spark import results
-from spark.database import Connection, connect, only_run
+from spark.engine.filesystem import Files
+from spark.engine.jdbc_driver import NoJarError
+from spark.engine.niceness import stand_behind
+from spark.engine.progress import Progress
+from spark.engine.session import running
+from spark.engine.signals import InterruptedRunError, Interrupts, apart, interruptible
+from spark.engine.staging import staging
 from spark.errors import RunFailedError
-from spark.files import Files
-from spark.interrupts import InterruptedRunError, Interrupts, apart, interruptible
-from spark.jar import NoJarError
-from spark.ledger_sources import LedgerError
-from spark.niceness import stand_behind
-from spark.output import Mark, Output
-from spark.progress import Progress
-from spark.proving import ProvedDay, first_findings, prove
-from spark.reading import Ledgers, Read, Wish, read_days, read_ledgers, read_parquet
-from spark.report import NAMED_DAYS, render
-from spark.results import RunResult, Written
-from spark.session import running
-from spark.staging import staging
+from spark.postgres.connections import Connection, connect, only_run
+from spark.proof import store_results
+from spark.proof.parquet_output import Mark, Output
+from spark.proof.prove_day import ProvedDay, first_findings, prove
+from spark.proof.read_days import Ledgers, Read, Wish, read_days, read_ledgers, read_parquet
+from spark.proof.store_results import RunResult, Written
+from spark.report.page import NAMED_DAYS, render
+from spark.sources.ledger_files import LedgerError
 
 PROVED, FAILED, USAGE, FINDINGS = 0, 1, 2, 3
 URL = "HALFNOTE_DATABASE_URL"
@@ -48,13 +48,13 @@ BASE_URL = "HALFNOTE_BASE_URL"
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the proof; return the exit status. Says what is wrong on stderr, and the verdict on stdout."""
+    """Run the proof; return the exit status. Errors go to stderr, the result to stdout."""
     options = _options(argv)
     try:
         with interruptible() as interrupts, staging(options.staging, keep=options.keep_staging) as place:
             return Run(options, interrupts, place).run()
     except KeyboardInterrupt as error:
-        # Spark's own comes of a Ctrl-C while the session is made.
+        # During the start of the session, Spark raises its own error for a Ctrl-C.
         ended = error if isinstance(error, InterruptedRunError) else InterruptedRunError(signal.SIGINT)
         print(f"Ended by {ended}; nothing was written.", file=sys.stderr)
         return ended.status
@@ -74,40 +74,51 @@ def _options(argv: Sequence[str] | None) -> argparse.Namespace:
         prog="reconcile", description="The nightly proof. Exit status: 0 proved, 3 findings"
     )
     add = parser.add_argument
-    add("--database-url", default=os.environ.get(URL), help=f"the primary, where results go; default: {URL}")
+    add("--database-url", default=os.environ.get(URL), help=f"the primary, which gets the results; default: {URL}")
     add("--read-url", help="a standby to read from instead")
-    add("--day", type=date.fromisoformat, action="append", default=[], help="YYYY-MM-DD, repeatable; else by watermark")
-    add("--from-parquet", metavar="DIR", help="frames or an archive, instead of a database; nothing is written to one")
-    add("--producer-ledger", metavar="SPEC", help="what producers' databases say: Parquet, CSV or a jdbc: URL")
-    complete = "the producer ledger lacks no commit: a committed transaction without a row is a finding"
+    days = "prove this day, YYYY-MM-DD; repeatable; default: every day that is not final or has changed"
+    add("--day", type=date.fromisoformat, action="append", default=[], help=days)
+    add(
+        "--from-parquet",
+        metavar="DIR",
+        help="read frames or an archive instead of a database, and write to no database",
+    )
+    add("--producer-ledger", metavar="SPEC", help="the verdicts in producers' databases: Parquet, CSV or a jdbc: URL")
+    complete = "the producer ledger has every commit: a committed transaction without a row is a finding"
     add("--producer-ledger-complete", action="store_true", help=complete)
-    add("--consumer-ledger", metavar="SPEC", help="what consumers' databases say")
-    add("--out", metavar="DIR", help="findings as Parquet by day, and report.html; a path, or a URL that Spark knows")
-    add("--sla-s", type=float, default=3600.0, help="what is not delivered after this is a finding; default 3600")
-    add("--margin-s", type=float, default=3600.0, help="a day is final 72 h and this after its end; default 3600")
-    add("--master", help="where Spark runs; default: spark-submit's, else all cores of this machine")
-    add("--staging", type=Path, metavar="DIR", help="where rows are kept during the run; every executor must reach it")
-    add("--keep-staging", action="store_true", help="leave them there, to be looked at or given to --from-parquet")
+    add("--consumer-ledger", metavar="SPEC", help="the messages in consumers' databases: Parquet, CSV or a jdbc: URL")
+    add(
+        "--out",
+        metavar="DIR",
+        help="write findings (Parquet by day) and report.html to a path or a URL that Spark supports",
+    )
+    add(
+        "--sla-s", type=float, default=3600.0, help="a message not delivered after this time is a finding; default 3600"
+    )
+    add("--margin-s", type=float, default=3600.0, help="a day is final 72 h plus this time after its end; default 3600")
+    add("--master", help="Spark's master; default: that of spark-submit, else all cores of this machine")
+    add("--staging", type=Path, metavar="DIR", help="directory for rows during the run; every executor must reach it")
+    add("--keep-staging", action="store_true", help="keep the staged rows, for inspection or for --from-parquet")
     base_url = os.environ.get(BASE_URL) or None
     add(
         "--base-url",
         type=_http_url,
         default=base_url,
-        help=f"of the service, for the report's links; default: {BASE_URL}",
+        help=f"URL of the service, for the links of the report; default: {BASE_URL}",
     )
     options = parser.parse_args(argv)
     if not options.from_parquet and not options.database_url:
-        parser.error(f"name a database (--database-url or {URL}) or a directory (--from-parquet)")
+        parser.error(f"the source is missing: give a database (--database-url or {URL}) or --from-parquet")
     if options.from_parquet and options.read_url:
-        parser.error("--from-parquet reads no database, so --read-url says nothing")
+        parser.error("--from-parquet reads no database, so --read-url has no effect; leave one of them out")
     if options.producer_ledger_complete and not options.producer_ledger:
-        parser.error("--producer-ledger-complete says something of a ledger: name it (--producer-ledger)")
+        parser.error("--producer-ledger-complete needs --producer-ledger")
     return options
 
 
 def _http_url(value: str) -> str:
     if not value.startswith(("http://", "https://")):
-        raise argparse.ArgumentTypeError("an http or https URL")
+        raise argparse.ArgumentTypeError("must be an http or https URL")
     return value
 
 
@@ -151,8 +162,8 @@ class Run:
     def _over_database(self, spark: SparkSession, connection: Connection) -> int:
         options = self._options
         self._facts = replace(self._facts, engine=spark.sparkContext.master or self._facts.engine)
-        ledgers = self._begin(spark, lambda mark: results.is_committed(connection, mark.run_id, mark.started_at))
-        wish = Wish(options.day, results.seen_days(connection), options.margin_s)
+        ledgers = self._begin(spark, lambda mark: store_results.is_committed(connection, mark.run_id, mark.started_at))
+        wish = Wish(options.day, store_results.seen_days(connection), options.margin_s)
         url = options.read_url or options.database_url
         read = read_days(spark, url, wish, f"{self._place}/read", self._progress)
         self._facts = replace(
@@ -166,16 +177,16 @@ class Run:
             self._facts = replace(self._facts, seconds=self._progress.rounded())
             with (
                 self._progress.stage("write") as stage,
-                results.writing(
+                store_results.writing(
                     connection,
                     self._facts,
                     [day.result for day in proved],
-                    first_findings(proved, results.MOST_FINDINGS),
+                    first_findings(proved, store_results.MOST_FINDINGS),
                 ) as written,
             ):
                 stage.rows = sum(sum(day.result.found.values()) for day in proved)
                 self._write_report(written)
-                # From the commit on there is no way back.
+                # After the commit the run must be published.
                 last.enter_context(self._interrupts.closed())
                 if self._output is not None:
                     self._output.mark(Mark(written.run["run_id"], self._facts.started_at))
@@ -187,19 +198,19 @@ class Run:
         ledgers = self._begin(spark, None)
         days = list(read_parquet(spark, self._options.from_parquet, self._options.day))
         if not days:
-            raise RunFailedError(f"{self._options.from_parquet} has no frames of the days that were asked for.")
+            raise RunFailedError(f"{self._options.from_parquet} has no frames of the requested days.")
         read = Read(max(day.frames.seen_at for day in days), False, days)
         proved = self._proved(spark, read, ledgers)
         facts = replace(self._facts, source="archive", seen_at=read.seen_at, days=[day.frames.day for day in days])
         facts = replace(facts, seconds=self._progress.rounded())
-        shown = list(first_findings(proved, results.MOST_SHOWN))
-        written = results.unwritten(facts, [day.result for day in proved], shown)
+        shown = list(first_findings(proved, store_results.MOST_SHOWN))
+        written = store_results.unwritten(facts, [day.result for day in proved], shown)
         self._write_report(written)
         self._publish()
         return self._say(written, proved)
 
     def _begin(self, spark: SparkSession, committed: Callable[[Mark], bool] | None) -> Ledgers:
-        """Do first what may show wrong usage: the output's directory, and ledgers."""
+        """Prepare the output directory and the ledgers first, because they may show wrong usage."""
         if self._output is not None:
             self._output.begin(committed)
         options = self._options
@@ -237,13 +248,13 @@ class Run:
         except RunFailedError as error:
             if not self._committed:
                 raise
-            healing = "The database has the result; the next run with this --out puts it in place."
+            healing = "The database has the result; the next run with this --out writes the files."
             raise RunFailedError(f"{error} {healing}") from error
 
     def _note_failure(self, connection: Connection, error: Exception) -> None:
-        """Write that the run failed, if the database takes it; on another connection if this one is gone.
+        """Record that the run failed, if the database allows it; on another connection if this one is closed.
 
-        What failed after the commit is said, but the run is written as it is.
+        A failure after the commit is reported, but the recorded run stays unchanged.
         """
         if self._committed:
             return
@@ -251,9 +262,9 @@ class Run:
         with suppress(psycopg.Error, RunFailedError):
             if connection.closed:
                 with connect(self._options.database_url) as another:
-                    results.write_failure(another, facts, str(error))
+                    store_results.write_failure(another, facts, str(error))
             else:
-                results.write_failure(connection, facts, str(error))
+                store_results.write_failure(connection, facts, str(error))
 
     def _say(self, written: Written, proved: Sequence[ProvedDay]) -> int:
         open_, days = written.run["open"], len(proved)
@@ -267,7 +278,7 @@ class Run:
         if written.elsewhere:
             others = [f"{day} ({count})" for day, count in written.elsewhere.items()]
             more = f" and {len(others) - NAMED_DAYS} more days" if len(others) > NAMED_DAYS else ""
-            said.append(f"still open of days not looked at: {', '.join(others[:NAMED_DAYS])}{more}")
+            said.append(f"open findings of other days: {', '.join(others[:NAMED_DAYS])}{more}")
         print("; ".join(said))
         return FINDINGS if open_ else PROVED
 

@@ -1,9 +1,9 @@
-"""Takes one message's body out of the archive, for good; that it was there, and its digest, stay.
+"""Removes one message's body from the archive for good; the message's row and the body's digest stay.
 
     halfnote redact 019a9f1c-1030-7b1e-8f00-1030a1030a10-0 --reason 'erasure request 17'
 
-The file that has it is written anew without it, the day's row in Postgres is given the new manifest, and the old file
-is removed. A body that is still in Postgres is not the archive's to take: its day must have left.
+The file that contains the body is rewritten without it, the day's row in Postgres gets the new manifest, and the old
+file is removed. A body that is still in Postgres is refused: upkeep must have removed its day.
 """
 
 import sys
@@ -16,23 +16,25 @@ import psycopg
 from pyspark.sql import Column, SparkSession
 from pyspark.sql import functions as F
 
-from spark import archive_options, archive_store, audit, database, sources
-from spark.archive import JAVA_FAILED, NAMED_AT_MOST, body_problems, entries, read, small_batches
-from spark.archive_files import ArchiveFiles, name_of
-from spark.archive_rubbish import finish_redaction, finish_redactions
-from spark.archive_store import ArchivedDay, manifest_in
-from spark.archive_writing import parquet_options
-from spark.database import Connection
+from spark.archive import options, records
+from spark.archive.cleanup import finish_redaction, finish_redactions
+from spark.archive.files import ArchiveFiles, name_of
+from spark.archive.layout import JAVA_FAILED, NAMED_AT_MOST, body_problems, entries, read, small_batches
+from spark.archive.records import ArchivedDay, manifest_in
+from spark.archive.writer import parquet_options
+from spark.engine.niceness import stand_behind
+from spark.engine.session import session
 from spark.errors import RunFailedError
 from spark.jobs.archive import CONF
 from spark.jobs.restore import is_restored, schema_of
 from spark.manifest import COLUMNS, TableManifest
-from spark.niceness import stand_behind
-from spark.session import session
+from spark.postgres import audit, connections
+from spark.postgres.connections import Connection
+from spark.sources import frames
 
 DONE, FAILED = 0, 1
 
-# Rows that outlive their day have copies. By primary key ranges of small tables.
+# Rows that stay longer than their day have copies of bodies. By primary key ranges of small tables.
 COPIES = """
 select 'dead letter' as what, s.name from dead_letter d join subscription s using (subscription_id)
 where d.transaction_id = %(id)s and d.position = %(position)s and d.body is not null
@@ -44,32 +46,32 @@ order by 1, 2
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Return 0 done (also if it was before), 1 it failed, 2 wrong usage."""
-    options = archive_options.parser("halfnote redact", "Takes one message's body out of the archive, for good.")
-    options.add_argument("message_id", metavar="MESSAGE_ID", help="as <transaction_id>-<position>")
-    options.add_argument("--reason", required=True, help="why, for whoever reads the manifest later")
-    options.add_argument("--actor", default=None, help="who, as it is recorded; default: this account's name")
-    given = archive_options.parsed(options, argv)
+    """Return 0: done, now or earlier; 1: it failed; 2: wrong usage."""
+    parser = options.parser("halfnote redact", "Remove one message's body from the archive permanently.")
+    parser.add_argument("message_id", metavar="MESSAGE_ID", help="<transaction_id>-<position>")
+    parser.add_argument("--reason", required=True, help="the reason, which the manifest records")
+    parser.add_argument("--actor", default=None, help="the person to record; default: the name of this account")
+    given = options.parsed(parser, argv)
     wanted = parsed_id(given.message_id)
     if wanted is None:
-        options.error(f"{given.message_id!r} is no message id like 019a9f1c-1030-7b1e-8f00-1030a1030a10-0")
+        parser.error(f"{given.message_id!r} is not a message id like 019a9f1c-1030-7b1e-8f00-1030a1030a10-0")
     record = {"actor": given.actor or audit.user(), "reason": given.reason}
     try:
-        connection = database.connect(given.url)
-        with archive_store.archive_lock(connection):
+        connection = connections.connect(given.url)
+        with records.archive_lock(connection):
             day = _day_of(connection, *wanted)
             spark = session(given.master, **CONF)
             finish_redactions(connection, ArchiveFiles(spark))
-            done = redact(spark, connection, archive_store.day_of(connection, day), *wanted, record)
+            done = redact(spark, connection, records.day_of(connection, day), *wanted, record)
     except (RunFailedError, *JAVA_FAILED, psycopg.Error, OSError) as error:
-        print(f"Nothing was redacted: {sources.root_cause(str(error))}", file=sys.stderr)
+        print(f"Nothing was redacted: {frames.root_cause(str(error))}", file=sys.stderr)
         return FAILED
     print(f"{given.message_id} is redacted." if done else f"{given.message_id} was redacted before.")
     return DONE
 
 
 def parsed_id(text: str) -> tuple[UUID, int] | None:
-    """Return a message id's transaction and position, None if it is no message id."""
+    """Return the transaction and position of a message id, or None if the text is not a message id."""
     head, dash, tail = text.rpartition("-")
     if not dash or not tail.isascii() or not tail.isdigit() or len(tail) > 3:
         return None
@@ -87,47 +89,47 @@ def redact(
     position: int,
     record: Mapping[str, str],
 ) -> bool:
-    """Take a body out of a day's archive; False if it was taken out before. `record`: actor and reason.
+    """Remove a body from a day's archive; False if it was removed before. `record`: actor and reason.
 
-    Raises RunFailedError; the archive is as it was then, and the next archive or redact removes what was begun.
+    Raises RunFailedError; the archive is then unchanged, and the next archive or redact removes the partial files.
     """
     files, message_id = ArchiveFiles(spark), f"{transaction_id}-{position}"
     if any(one["message_id"] == message_id for one in manifest_in(day)["redacted"]):
         return False
     old = _file_of(spark, day, transaction_id, position)
     aside, name = f"redact-{uuid4()}", f"half/redacted-{uuid4()}.zstd.parquet"
-    # Before anything is written: what an interruption would leave is known.
-    day = archive_store.redescribe(connection, day, {**manifest_in(day), "rubbish": [aside, name]})
+    # Record the new names before any file is written, so that an interruption leaves only known files.
+    day = records.redescribe(connection, day, {**manifest_in(day), "rubbish": [aside, name]})
     _write_without(spark, files, day, old, aside, name, _is_it(transaction_id, position))
     (new,) = entries(spark, files, str(day.archive), "half", [name])
     if TableManifest.of(new) != TableManifest.of(old):
-        raise RunFailedError("What was written anew has other rows.")
+        raise RunFailedError("The rewritten file has other rows than the old one. The archive still has the body.")
     entry = {"message_id": message_id, "at": datetime.now(UTC).isoformat(), **record}
     described = {**_described(manifest_in(day), old, new, entry), "rubbish": [aside, old["path"]]}
     wrong = body_problems(spark, str(day.archive), {**described, "tables": {"half": {"files": [new]}}})
     if wrong:
-        raise RunFailedError(f"What was written anew is not right: {'; '.join(wrong)}.")
+        raise RunFailedError(f"The rewritten file is wrong: {'; '.join(wrong)}. The archive still has the body.")
     files.sync([f"{day.archive}/{name}"])
     with connection.transaction():
-        day = archive_store.redescribe(connection, day, described)
+        day = records.redescribe(connection, day, described)
         audit.record(connection, "archive.redact", message_id, **record)
     finish_redaction(connection, files, day)
     return True
 
 
 def _day_of(connection: Connection, transaction_id: UUID, position: int) -> date:
-    """Return the message's day. Raises RunFailedError if its body is not the archive's alone."""
-    found = [day for day in archive_store.days(connection) if day.low <= transaction_id < day.high]
+    """Return the message's day. Raises RunFailedError if its body is also elsewhere than in the archive."""
+    found = [day for day in records.days(connection) if day.low <= transaction_id < day.high]
     if not found:
-        raise RunFailedError("There never was a day of that message here.")
+        raise RunFailedError("The database has no record of the message's day.")
     day = found[0]
     if day.state != "gone":
         raise RunFailedError(
-            f"The message is still in Postgres, whose halves are never changed, until {day.day} leaves "
+            f"The message is still in Postgres, where halves never change, until {day.day} is removed "
             "(HALFNOTE_RETENTION_S after its end). Redact it then."
         )
     if day.archive is None or day.archive_manifest is None:
-        raise RunFailedError(f"{day.day} has left and is not archived, so the message is nowhere.")
+        raise RunFailedError(f"{day.day} was removed and is not archived, so the message does not exist any more.")
     if not day.archive_manifest["bodies"]:
         raise RunFailedError(f"The archive of {day.day} has no bodies.")
     _refuse_copies(connection, day.day, transaction_id, position)
@@ -136,7 +138,7 @@ def _day_of(connection: Connection, transaction_id: UUID, position: int) -> date
 
 def _refuse_copies(connection: Connection, day: date, transaction_id: UUID, position: int) -> None:
     if is_restored(connection, day):
-        raise RunFailedError(f"{schema_of(day)} has the body too. Remove it first: halfnote restore {day} --drop")
+        raise RunFailedError(f"{schema_of(day)} also has the body. Drop it first: halfnote restore {day} --drop")
     copies = connection.execute(COPIES, {"id": transaction_id, "position": position}).fetchall()
     if copies:
         named = ", ".join(f"a {copy['what']} of {copy['name']}" for copy in copies[:NAMED_AT_MOST])
@@ -148,12 +150,12 @@ def _is_it(transaction_id: UUID, position: int) -> Column:
 
 
 def _file_of(spark: SparkSession, day: ArchivedDay, transaction_id: UUID, position: int) -> dict[str, Any]:
-    """Return the manifest's entry of the file that has a message. Raises RunFailedError if none has it."""
+    """Return the manifest's entry of the file that has a message. Raises RunFailedError if no file has it."""
     described = manifest_in(day)
     rows = read(spark, str(day.archive), described, "half").where(_is_it(transaction_id, position))
     urls = [row["file"] for row in rows.select(F.input_file_name().alias("file")).collect()]
     if not urls:
-        raise RunFailedError(f"The archive of {day.day} has no such message.")
+        raise RunFailedError(f"The archive of {day.day} does not have the message.")
     listed: list[dict[str, Any]] = described["tables"]["half"]["files"]
     return next(file for file in listed if name_of(file["path"]) == name_of(urls[0]))
 
@@ -167,7 +169,7 @@ def _write_without(
     name: str,
     is_it: Column,
 ) -> None:
-    """Write a file's rows anew, without the body of one."""
+    """Rewrite a file without the body of one row."""
     place, largest = f"{day.archive}/{aside}", manifest_in(day)["largest_body"]
     only_it = {"tables": {"half": {"files": [old]}}}
     with small_batches(spark, largest):
@@ -181,7 +183,7 @@ def _write_without(
 def _described(
     before: Mapping[str, Any], old: Mapping[str, Any], new: Mapping[str, Any], entry: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """Return the manifest with another file in the place of one, and one more redaction; totals stay."""
+    """Return the manifest with one file replaced and one more redaction; totals stay."""
     half = before["tables"]["half"]
     listed = [new if file["path"] == old["path"] else file for file in half["files"]]
     tables = {**before["tables"], "half": {**half, "files": listed}}

@@ -1,4 +1,4 @@
-"""Brings an archived day back into Postgres, in a schema of its own, to be looked at; nothing reads it but people.
+"""Restores an archived day into a separate schema of Postgres, for people to query; no program reads it.
 
 halfnote restore 2026-11-10           # the schema restored_20261110
 halfnote restore 2026-11-10 --drop
@@ -12,16 +12,19 @@ from typing import Any
 import psycopg
 from pyspark.sql import SparkSession
 
-from spark import archive_options, archive_store, audit, database, manifest, sources
-from spark.archive import JAVA_FAILED, problems, read, rows_at_once, small_batches
-from spark.archive_files import ArchiveFiles
-from spark.archive_store import ArchivedDay
-from spark.database import Connection
+from spark import manifest
+from spark.archive import options, records
+from spark.archive.files import ArchiveFiles
+from spark.archive.layout import JAVA_FAILED, problems, read, rows_at_once, small_batches
+from spark.archive.records import ArchivedDay
+from spark.engine.niceness import stand_behind
+from spark.engine.progress import Progress
+from spark.engine.session import session
 from spark.errors import RunFailedError
 from spark.manifest import TABLES
-from spark.niceness import stand_behind
-from spark.progress import Progress
-from spark.session import session
+from spark.postgres import audit, connections
+from spark.postgres.connections import Connection
+from spark.sources import frames
 
 DONE, FAILED = 0, 1
 BATCH_ROWS = 1000
@@ -34,25 +37,25 @@ WRONG_BODIES = "select count(*) as wrong from {schema}.half where sha256(body) <
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Return 0 done, 1 it failed, 2 wrong usage."""
-    options = archive_options.parser("halfnote restore", "Brings an archived day back to be looked at.")
-    options.add_argument("day", type=archive_options.day, metavar="DAY", help="as 2026-11-10")
-    options.add_argument("--drop", action="store_true", help="remove what was restored")
-    given = archive_options.parsed(options, argv)
+    """Return 0: done; 1: it failed; 2: wrong usage."""
+    parser = options.parser("halfnote restore", "Restore an archived day into a separate schema, to query it.")
+    parser.add_argument("day", type=options.day, metavar="DAY", help="a day like 2026-11-10")
+    parser.add_argument("--drop", action="store_true", help="drop the restored schema")
+    given = options.parsed(parser, argv)
     try:
-        connection = database.connect(given.url)
-        with archive_store.archive_lock(connection):
+        connection = connections.connect(given.url)
+        with records.archive_lock(connection):
             if given.drop:
                 drop(connection, given.day)
                 return DONE
-            day = archive_store.day_of(connection, given.day)
+            day = records.day_of(connection, given.day)
             if _there(connection, schema_of(day.day)):
-                raise RunFailedError(f"{schema_of(day.day)} is there already. Remove it by --drop first.")
+                raise RunFailedError(f"{schema_of(day.day)} exists already. Drop it first, with --drop.")
             restore(session(given.master), connection, day, Progress())
     except (RunFailedError, *JAVA_FAILED, psycopg.Error, OSError) as error:
-        print(f"Nothing was restored: {sources.root_cause(str(error))}", file=sys.stderr)
+        print(f"Nothing was restored: {frames.root_cause(str(error))}", file=sys.stderr)
         return FAILED
-    print(f"Restored: {schema_of(given.day)}. It answers plain SQL:")
+    print(f"Restored: {schema_of(given.day)}. Query it with SQL, for example:")
     print(f"  select * from {schema_of(given.day)}.half where key = 'order-1030'")  # noqa: S608 -- not run
     return DONE
 
@@ -68,18 +71,18 @@ def aside_of(day: date) -> str:
 
 
 def is_restored(connection: Connection, day: date) -> bool:
-    """Tell whether a day is restored, be it in part."""
+    """Return whether a day is restored, completely or in part."""
     return _there(connection, schema_of(day)) or _there(connection, aside_of(day))
 
 
 def restore(spark: SparkSession, connection: Connection, day: ArchivedDay, progress: Progress) -> None:
-    """Fill a schema aside, compare it with the manifest, and give it its name only then. Raises RunFailedError."""
+    """Fill a temporary schema, compare it with the manifest, and only then rename it. Raises RunFailedError."""
     if day.archive is None or day.archive_manifest is None:
         raise RunFailedError(f"{day.day} is not archived.")
     with progress.stage("check the archive", day.day):
         wrong = problems(spark, ArchiveFiles(spark), day.archive, day.archive_manifest)
     if wrong:
-        raise RunFailedError(f"{day.archive} is not what was written: {'; '.join(wrong)}.")
+        raise RunFailedError(f"{day.archive} differs from the written archive: {'; '.join(wrong)}.")
     aside = aside_of(day.day)
     _execute(connection, f"drop schema if exists {aside} cascade")
     try:
@@ -95,9 +98,9 @@ def restore(spark: SparkSession, connection: Connection, day: ArchivedDay, progr
 
 
 def drop(connection: Connection, day: date) -> None:
-    """Remove a restored day, or what a killed restore left of one. Raises RunFailedError if there is none."""
+    """Drop a restored day, or the rest of a killed restore. Raises RunFailedError if the schema does not exist."""
     if not is_restored(connection, day):
-        raise RunFailedError(f"There is no {schema_of(day)}.")
+        raise RunFailedError(f"{schema_of(day)} does not exist.")
     with connection.transaction():
         for schema in (schema_of(day), aside_of(day)):
             _execute(connection, f"drop schema if exists {schema} cascade")
@@ -113,7 +116,7 @@ def _fill(spark: SparkSession, connection: Connection, day: ArchivedDay, schema:
         _execute(connection, LIKE.format(schema=schema, table=table))
     _execute(connection, MAY_LACK.format(schema=schema))
     largest: int = day.archive_manifest["largest_body"]
-    reach = sources.jdbc_to(connection)
+    reach = frames.jdbc_to(connection)
     # uuid and jsonb are text to Spark.
     properties = reach["properties"] | {"stringtype": "unspecified", "reWriteBatchedInserts": "true"}
     for table in TABLES:
@@ -134,7 +137,7 @@ def _compare(connection: Connection, day: ArchivedDay, schema: str) -> None:
             raise RunFailedError(f"{table} was restored as {found} instead of {expected[table]}.")
     row = connection.execute(WRONG_BODIES.format(schema=schema)).fetchone()
     if row is None or row["wrong"]:
-        raise RunFailedError(f"{row and row['wrong']} bodies were restored that are not of their digests.")
+        raise RunFailedError(f"{row and row['wrong']} restored bodies do not match their digests.")
 
 
 def _there(connection: Connection, schema: str) -> bool:

@@ -1,1 +1,1 @@
-"""PURE: from frames to frames. rules.py names every rule."""
+"""Pure functions from frames to frames. rules.py lists every rule."""

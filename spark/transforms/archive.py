@@ -1,4 +1,4 @@
-"""The rule about a day's archive: it holds what its manifest says, and the tables hold what was archived."""
+"""The rule about a day's archive: its files match its manifest, and the tables match what was archived."""
 
 import json
 from typing import Any
@@ -13,8 +13,8 @@ from spark.transforms.joined import Joined
 
 
 def archive_differs(j: Joined) -> DataFrame:
-    """A table's rows, range of ids or digest are not those of the archive's manifest; the detail has both. Or the
-    archive's files are not those that the manifest names: the detail has `files`, in words."""
+    """A table's rows, range of ids or digest differ from the archive's manifest; the detail has both. Or the
+    archive's files differ from those in the manifest: the detail has `files`, a text."""
     archived, found = j.whole.archive_manifest, j.whole.found_manifest
     assert archived is not None
     assert found is not None
@@ -25,6 +25,6 @@ def archive_differs(j: Joined) -> DataFrame:
         {"day": str(j.whole.day), "kind": "archive_differs", "subject": subject, "detail": json.dumps(detail)}
         for subject, detail in sorted(differs.items())
     ]
-    # As JSON, and not as Python's rows, for which executors would need Python.
+    # As JSON: rows made in Python would need Python on the executors.
     told = F.from_json(F.lit(json.dumps(rows)), ArrayType(FINDING))
     return j.whole.op.sparkSession.range(1).select(F.inline(told))

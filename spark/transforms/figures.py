@@ -1,4 +1,4 @@
-"""What a day's plots are drawn from: counts by time of day and by size, small enough for one row of reconciliation_day.
+"""The figures behind a day's plots: counts by time of day and by size, small enough for a row of reconciliation_day.
 
 Plots need no more than this, so the joins here are narrow: a hash of the id stands for the id. Two ids in 30 million
 share one with a probability of 1 in 40,000, and would then be counted as one.
@@ -12,18 +12,18 @@ from typing import Any
 from pyspark.sql import DataFrame, Row
 from pyspark.sql import functions as F
 
-from spark.at_once import at_once
+from spark.engine.parallel import at_once
 from spark.frames import Frames
 from spark.transforms.outcomes import FROM_MS, QUARTERS, bucket, outcomes
 
 OUTCOMES = ("committed", "rolled_back", "parked", "undecided")
 SOURCES = ("producer", "check", "policy", "operator")  # by op.source
-# The last place of these takes all that is more.
+# The last place of these also counts every larger value.
 MOST_CHECKS = 20
 MOST_ATTEMPTS = 16
-# The busiest by name, the others summed.
+# The busiest subscriptions are listed by name; the others are summed.
 SUBSCRIPTIONS = 50
-# Of how many deliveries a latency is looked up in the outbox; of more, one in so many messages stands for the others.
+# Up to this many deliveries, each latency is looked up in the outbox; above it, a sample of messages is used.
 LATENCIES = 500_000
 
 
@@ -43,7 +43,7 @@ def figures(f: Frames, counted: DataFrame | None = None) -> dict[str, Any]:
 
 
 def no_figures() -> dict[str, Any]:
-    """Return the figures of a day without rows, which Spark need not be asked for."""
+    """Return the figures of a day without rows, without a Spark query."""
     return _told([], [], 1, [0] * (MOST_CHECKS + 1))
 
 
@@ -84,7 +84,7 @@ def _checks(f: Frames) -> list[int]:
 
 
 def _subscriptions(f: Frames) -> tuple[list[dict[str, Any]], int]:
-    """Return the subscriptions with anything on that day, the busiest first, and which part latencies are known of.
+    """Return the subscriptions with any row on that day, the busiest first, and the share with known latencies.
 
     Each: `subscription_id`, `name` (None: its row is gone), `delivered`, `dropped` (receipts), `waiting` (retries and
     held back), `dead`, `attempts` (deliveries by tries used, 1 to MOST_ATTEMPTS), `latency` (deliveries by the time
@@ -120,7 +120,7 @@ def _settled(f: Frames) -> DataFrame:
 
 def _latencies(f: Frames, one_in: int) -> DataFrame:
     """Count live deliveries by subscription and bucket of latency, for one in `one_in` messages."""
-    # By a hash, because offsets count up: whatever comes round regularly would be all in or all out.
+    # Sample by a hash: offsets count up, so a regular pattern would be all in or all out.
     of_those = F.pmod(F.xxhash64("offset"), F.lit(one_in)) == 0
     message = F.xxhash64("transaction_id", "position").alias("id")
     sent = f.outbox.where(of_those).select(message, F.unix_micros(F.coalesce("due_at", "committed_at")).alias("sent"))
@@ -144,7 +144,7 @@ def _busiest_first(one: dict[str, Any]) -> tuple[int, int]:
 
 
 def _sum(rest: list[dict[str, Any]]) -> dict[str, Any] | None:
-    """Return what the rest amounts to, shaped as one of them, with `subscriptions` the number of them."""
+    """Return the sum of the rest in the shape of one subscription, with `subscriptions` as their number."""
     if not rest:
         return None
     total = _nothing(None) | {"subscriptions": len(rest)}

@@ -1,4 +1,4 @@
-"""What every rule returns: rows of schemas.FINDING."""
+"""The rows that every rule returns: schemas.FINDING."""
 
 from datetime import date
 
@@ -9,9 +9,9 @@ from spark.schemas import FINDING
 
 
 def findings(found: DataFrame, day: date, kind: str, subject: Column | str, *detail: Column | str) -> DataFrame:
-    """Return findings about `subject`, one a row; `detail` are the columns of the JSON object that tells more.
+    """Return one finding a row about `subject`; `detail` names the columns of its JSON object.
 
-    Of FINDING's other columns those are kept that `found` has.
+    FINDING's other columns are kept where `found` has them.
     """
     told = F.to_json(F.struct(*detail)) if detail else F.lit("{}")
     given = {"day": F.lit(day), "kind": F.lit(kind), "detail": told}
@@ -28,5 +28,5 @@ def message_id() -> Column:
 
 
 def delivery_id() -> Column:
-    """What a finding about one delivery is about: the message and the subscription."""
+    """The subject of a finding about one delivery: the message and the subscription."""
     return F.concat_ws(":", message_id(), "subscription_id")

@@ -1,6 +1,6 @@
-"""The joins that the rules read: what is known of each transaction, each message, and each delivery.
+"""The joins that the rules read: one row for each transaction, each message, and each delivery.
 
-They are exact, and made for the few rows that suspects.py leaves; on a whole day they work too, only slower.
+They are exact, and made for the few rows that suspects.py leaves; they also work on a whole day, but slowly.
 """
 
 from dataclasses import dataclass
@@ -23,12 +23,12 @@ POLICY = "interval_s double, max_checks double"
 
 @dataclass(frozen=True)
 class Joined:
-    """What the rules read. `whole`: the day; `frames`: its rows that are suspect, and the joins of these.
+    """The input of the rules. `whole`: the day; `frames`: its suspect rows, and the joins of these.
 
-    `disorder`: the places of the whole log that do not follow from the one before; `doubled`: the messages at offsets
-    that are there more than once, see spark/transforms/offsets.py for both. `sla_s`: how many seconds a delivery may
-    take. `suspects`: how many transactions that are. `outcomes`: of the whole day, where the look for suspects has
-    told them, see spark/transforms/outcomes.py.
+    `disorder`: the places of the whole log that are out of order; `doubled`: the messages at offsets that occur more
+    than once; see spark/transforms/offsets.py for both. `sla_s`: the seconds that a delivery may take. `suspects`: the
+    number of suspect transactions. `outcomes`: of the whole day, if the search for suspects counted them; see
+    spark/transforms/outcomes.py.
     """
 
     whole: Frames
@@ -54,12 +54,12 @@ class Joined:
 
 
 def transactions(f: Frames) -> DataFrame:
-    """Return one row for each transaction that any table knows.
+    """Return one row for each transaction that has a row in any table.
 
     From its half (null without one): `producer_group`, `born_at`, `first_check_at`, `positions`. `verdict`, `source`,
     `decided_at`: from its op, the first of them; `verdicts`: how many it has. `published`: positions in the outbox,
     null if there are none. From check_back: `state`, `answered`, `unanswered_since`, `next_check_at`, `parked_at`,
-    `parked_reason`. `answers`: checks that were answered `unknown`, as far as attempts tell, but for those that came
+    `parked_reason`. `answers`: checks answered `unknown`, by the attempts on record, without those that came
     after it was parked. Its policy, from itself, its group or the defaults: `interval_s`, `max_checks`,
     `unanswered_park_s`.
     """
@@ -80,7 +80,7 @@ def transactions(f: Frames) -> DataFrame:
 
 
 def messages(f: Frames) -> DataFrame:
-    """Return one row for each message that half or outbox know.
+    """Return one row for each message in half or outbox.
 
     `producer_group`, `headers`, `body_digest`: from its half. `offset` (the lowest), `offsets` (all of them, sorted),
     `topic`, `tag`, `due_at`, `committed_at`: from the outbox. `verdict`: its transaction's. `has_half`: whether
@@ -106,15 +106,15 @@ def messages(f: Frames) -> DataFrame:
 
 
 def deliveries(f: Frames, known: DataFrame | None = None) -> DataFrame:
-    """Return one row for each message and subscription that match or of which there is a trace.
+    """Return one row for each message and subscription that match or that any row links.
 
-    `known`: `messages(f)`, if that is there already. `matched`: the subscription takes the message by topic, tag and
-    headers; null where that cannot be told, because it asks for headers and the half is gone. `traced`: it was
-    received, waits for a retry, is dead, or a person dropped it (all of the live delivery); or sent it once more, where
-    that may have left no receipt. `live`: its live receipt's first_at; `received`: whether there is any receipt, also a
-    replay's; `delivered`: one that says so; `tried`: whether anything at all tells of a delivery, live or not. Besides:
-    what `routes` says of the subscription (null columns for one that nobody knows), and of the message `offset`,
-    `topic`, `due_at`, `committed_at`, `has_half`, null without an outbox row.
+    `known`: `messages(f)`, if it is computed already. `matched`: the subscription takes the message by topic, tag and
+    headers; null if it filters by headers and the half is gone. `traced`: the live delivery was received, waits for a
+    retry, is dead, or was dropped by a person; or a person redelivered it, which may have left no receipt. `live`: its
+    live receipt's first_at; `received`: whether there is any receipt, also a replay's; `delivered`: whether a receipt
+    has that outcome; `tried`: whether any row shows a delivery, live or not. Also the subscription's columns of
+    `routes` (null for an unknown one), and the message's `offset`, `topic`, `due_at`, `committed_at`, `has_half`, null
+    without an outbox row.
     """
     sent = (messages(f) if known is None else known).where("offset is not null")
     sent = sent.select(*MESSAGE, "offset", "topic", "tag", "headers", "due_at", "committed_at", "has_half")
@@ -139,7 +139,7 @@ def _halves(f: Frames) -> DataFrame:
 
 
 def _ops(f: Frames) -> DataFrame:
-    """The first verdict is the one that stands; a second one is at fault itself."""
+    """Return each transaction's first verdict, which stands; a second one is a fault."""
     first = F.min(F.struct("decided_at", "verdict", "source")).alias("first")
     ops = f.op.groupBy("transaction_id").agg(first, F.count("*").alias("verdicts"))
     return ops.select("transaction_id", "first.verdict", "first.source", "first.decided_at", "verdicts")
@@ -156,7 +156,7 @@ def _check_backs(f: Frames) -> DataFrame:
 
 
 def _answers(f: Frames) -> DataFrame:
-    """By number, because one check may stand twice; what a person asks of a parked one does not count."""
+    """Count distinct check numbers, because one check may have two rows; checks of a parked one do not count."""
     parked = f.attempt.where("kind = 'parked'").groupBy("transaction_id").agg(F.min("at").alias("parked_since"))
     asked = f.attempt.where("kind = 'check' and outcome = 'unknown'").select("transaction_id", "number", "at")
     return (
@@ -172,7 +172,7 @@ def _rule(f: Frames, name: str) -> Column:
 
 
 def _matched(f: Frames, sent: DataFrame) -> DataFrame:
-    """Return the deliveries whose message the subscription's topics take, with what tag and headers say to that."""
+    """Return the deliveries whose topic the subscription takes, with the result of the tag and header filters."""
     by_topic = takers(f, sent.select("topic").distinct()).where("subscription_id is not null")
     wanted = by_topic.select("topic", "subscription_id", "tags", F.col("headers").alias("wanted"))
     answer = F.when(~tag_taken(), F.lit(False)).when(
@@ -182,7 +182,7 @@ def _matched(f: Frames, sent: DataFrame) -> DataFrame:
 
 
 def _settle_match() -> Column:
-    """Whose topics do not take the message is not matched; whether a message that is gone is, cannot be told."""
+    """Not matched if the topics do not take the message; null if the message is gone."""
     return F.when(F.col("by_topic"), F.col("matched")).when(F.col("offset").isNotNull(), F.lit(False))
 
 

@@ -1,4 +1,4 @@
-"""Which transactions are suspect by what producers and consumers say themselves: one more shuffle for each ledger."""
+"""Find the transactions that are suspect by a producer's or consumer's ledger: one more shuffle for each ledger."""
 
 from functools import reduce
 
@@ -6,15 +6,15 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
 from spark.frames import Frames
-from spark.transforms.lanes import flag, id_hash
 from spark.transforms.ledgers import committed_of, covered
+from spark.transforms.packed_counts import flag, id_hash
 
 # Rows of one transaction: of the ledger, by verdict, of ops, and whether its producer's ledger is complete.
 _SAID = ("said_commit", "said_rollback", "commits", "spoken_of")
 
 
 def by_ledgers(f: Frames) -> list[DataFrame]:
-    """Return the hashes (`suspect`) of those that a ledger and the tables do not plainly agree about."""
+    """Return the hashes (`suspect`) of transactions on which a ledger and the tables may disagree."""
     by_ledgers = []
     if f.producer_ledger is not None:
         by_ledgers.append(_by_producers(f, f.producer_ledger))
@@ -24,7 +24,7 @@ def by_ledgers(f: Frames) -> list[DataFrame]:
 
 
 def _by_producers(f: Frames, ledger: DataFrame) -> DataFrame:
-    """Those whose ledger and op are not the same; also the committed ones of which a complete ledger says nothing."""
+    """Transactions whose ledger and op differ; also committed ones that a complete ledger lacks."""
     rows = [
         ledger.select(*_said(**{f"said_{verdict}": f"verdict = '{verdict}'" for verdict in ("commit", "rollback")})),
         f.op.select(*_said(commits="verdict = 1")),
@@ -44,9 +44,9 @@ def _said(**conditions: str) -> list[Column]:
 
 
 def _by_consumers(f: Frames, ledger: DataFrame) -> DataFrame:
-    """Those with a message that the ledger and the receipts do not plainly agree about.
+    """Transactions with a message on which the ledger and the receipts may disagree.
 
-    What a ledger has by name and is not received is among them, so no other trace of it need be looked for here.
+    They include each message that a ledger has by name and that has no receipt, so no other rows are read here.
     """
     names = F.broadcast(covered(f.subscription, ledger))
     received = f.receipt.where("outcome = 'delivered'").join(names, "subscription_id")

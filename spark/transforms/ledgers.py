@@ -1,4 +1,4 @@
-"""Rules about what producers and consumers say themselves, where their ledgers are given."""
+"""Rules about the ledgers of producers and consumers, where they are given."""
 
 from dataclasses import replace
 from datetime import UTC, date, datetime, timedelta
@@ -9,17 +9,17 @@ from pyspark.sql import functions as F
 from spark.frames import Frames
 from spark.transforms.finding import findings, message_id
 from spark.transforms.joined import MESSAGE, Joined
-from spark.transforms.routes import RESERVED
+from spark.transforms.routes import is_reserved
 
 _ID = 36
 _MESSAGE_ID = r"^[0-9a-f-]{36}-[0-9]{1,4}$"
 
 
 def of_day(f: Frames) -> Frames:
-    """Return the frames with what the ledgers say of the day's transactions; the rest of them is another day's.
+    """Return the frames with the ledgers' rows of the day's transactions; other rows belong to other days.
 
-    The consumers' gets the columns transaction_id and position. Of a producers' ledger that is complete it is found out
-    which groups it speaks of.
+    The consumers' ledger gets the columns transaction_id and position. For a complete producers' ledger, the groups
+    that it covers are determined.
     """
     low, high = _beginning(f.day), _beginning(f.day + timedelta(days=1))
     producers, consumers = f.producer_ledger, f.consumer_ledger
@@ -42,20 +42,20 @@ def of_day(f: Frames) -> Frames:
 
 
 def committed_of(f: Frames) -> DataFrame:
-    """Return the transactions (`transaction_id`) of which a complete ledger must have a row if they are committed."""
+    """Return the transactions (`transaction_id`) that a complete ledger must have if they are committed."""
     return f.half.where(F.col("producer_group").isin(*sorted(f.ledger_groups))).select("transaction_id").distinct()
 
 
 def _spoken_of(f: Frames, ledger: DataFrame) -> frozenset[str]:
-    """Return the groups of which the ledger has any transaction of the day."""
+    """Return the groups that have any transaction of the day in the ledger."""
     groups = f.half.join(ledger, "transaction_id", "left_semi").select("producer_group").distinct()
     return frozenset(row.producer_group for row in groups.collect())
 
 
 def covered(subscription: DataFrame, ledger: DataFrame) -> DataFrame:
-    """Return the subscriptions (`subscription_id`, `name`) that a consumer ledger speaks of.
+    """Return the subscriptions (`subscription_id`, `name`) that a consumer ledger covers.
 
-    Those that it names; all if it names none.
+    These are the ones that it names, or all if it names none.
     """
     named = ledger.select(F.col("subscription").alias("name")).where("name is not null").distinct()
     names = named.agg(F.collect_set("name").alias("names"))
@@ -64,10 +64,10 @@ def covered(subscription: DataFrame, ledger: DataFrame) -> DataFrame:
 
 
 def ledger_disagrees(j: Joined) -> DataFrame:
-    """The producer's ledger says one verdict, and the op is the other. Or the ledger is complete, and says nothing.
+    """The producer's ledger and the op have different verdicts, or a complete ledger lacks the transaction.
 
-    That counts for groups of which it has anything of the day, once the SLA is over since the commit: a ledger is read
-    before the tables. A reissue is a person's, and no producer has it.
+    A missing row counts only for groups with any row of the day, and only when the SLA is over since the commit:
+    a ledger is read before the tables. A reissue is made by a person, so no producer has it.
     """
     recorded = F.expr("case verdict when 1 then 'commit' when 2 then 'rollback' end")
     late = F.col("decided_at") + F.make_dt_interval(secs=F.lit(j.sla_s)) <= j.seen_at
@@ -83,7 +83,7 @@ def ledger_disagrees(j: Joined) -> DataFrame:
 
 
 def ledger_not_sent(j: Joined) -> DataFrame:
-    """The producer committed it, and here is no half of it, or no verdict although the SLA is over since its birth."""
+    """The producer committed it, and it has no half here, or no verdict although the SLA is over since its birth."""
     said = _producers(j).where("verdict = 'commit'").select("transaction_id").distinct()
     known = j.transactions.select("transaction_id", "producer_group", "positions", "verdict", "born_at")
     late = F.col("born_at") + F.make_dt_interval(secs=F.lit(j.sla_s)) <= j.seen_at
@@ -95,14 +95,14 @@ def ledger_not_sent(j: Joined) -> DataFrame:
 
 
 def never_consumed(j: Joined) -> DataFrame:
-    """A subscription that the consumers' ledger speaks of received a message, and the ledger does not have it.
+    """A subscription that the consumers' ledger covers received a message, and the ledger lacks it.
 
     Halfnote's own messages are left out.
     """
     ledger = _consumers(j)
     received = (
         j.deliveries.where("delivered and offset is not null")
-        .where(~F.startswith("topic", F.lit(RESERVED)))
+        .where(~is_reserved("topic"))
         .join(F.broadcast(covered(j.whole.subscription, _whole_ledger(j))), ["subscription_id", "name"])
     )
     seen = ledger.select(*MESSAGE, F.col("subscription").alias("seen_by")).distinct()
@@ -114,7 +114,7 @@ def never_consumed(j: Joined) -> DataFrame:
 
 
 def consumed_twice(j: Joined) -> DataFrame:
-    """A consumer saw a message more than once, by its own count."""
+    """A consumer's ledger counts a message more than once."""
     times = _consumers(j).groupBy(*MESSAGE, "subscription").agg(F.sum("times_seen").alias("times_seen"))
     seen = F.array_sort(F.collect_list(F.struct("subscription", "times_seen"))).alias("seen")
     found = times.where("times_seen > 1").groupBy(*MESSAGE).agg(seen)
@@ -122,9 +122,9 @@ def consumed_twice(j: Joined) -> DataFrame:
 
 
 def consumed_not_sent(j: Joined) -> DataFrame:
-    """A consumer saw a message that is not in the outbox; or saw it by a subscription of which there is no trace of it.
+    """A consumer's ledger has a message that is not in the outbox, or that its subscription has no row of.
 
-    What a subscription takes and has not come to yet may be under way.
+    A message that the subscription takes and has not reached yet may be on its way.
     """
     seen = _consumers(j).where("times_seen > 0")
     sent = j.messages.where("offset is not null").select(*MESSAGE, F.lit(None).cast("string").alias("by"))
@@ -138,7 +138,7 @@ def consumed_not_sent(j: Joined) -> DataFrame:
 
 
 def _beginning(day: date) -> str:
-    """Return what sorts before all ids of a day and after those of the days before: ids are UUIDv7, in lower case."""
+    """Return the lower bound of a day's ids, above all ids of earlier days: ids are UUIDv7, in lower case."""
     milliseconds = int(datetime(day.year, day.month, day.day, tzinfo=UTC).timestamp() * 1000)
     digits = f"{milliseconds:012x}"
     return f"{digits[:8]}-{digits[8:]}"

@@ -1,17 +1,17 @@
-"""Rules about messages: what is committed is in the outbox and nothing else is, and content stays the same."""
+"""Rules about messages: the outbox has the committed messages and no others, and content stays the same."""
 
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
 from spark.transforms.finding import findings, message_id
 from spark.transforms.joined import MESSAGE, Joined
-from spark.transforms.routes import RESERVED
+from spark.transforms.routes import is_reserved
 
 
 def published_without_commit(j: Joined) -> DataFrame:
-    """A message is in the outbox, and its transaction has no verdict; or it has, and halves, but not of this message.
+    """A message is in the outbox, and its transaction has no verdict, or has halves but none of this message.
 
-    Of a verdict without any half tells op_without_half.
+    The rule op_without_half covers a verdict without any half.
     """
     found = j.messages.where("offset is not null and (verdict is null or of_half and not has_half)")
     return findings(found, j.day, "published_without_commit", message_id(), "offset", "topic", "has_half")
@@ -30,7 +30,7 @@ def message_with_two_offsets(j: Joined) -> DataFrame:
 
 
 def content_differs(j: Joined) -> DataFrame:
-    """The digests that half, receipts (a replay's too) and archive have of a message are not all the same."""
+    """The digests of a message in half, receipts (a replay's too) and archive differ."""
     digests = [
         j.frames.half.select(*MESSAGE, F.lit("half").alias("source"), F.col("body_digest").alias("digest")),
         j.frames.receipt.select(*MESSAGE, F.concat(F.lit("receipt:"), "subscription_id").alias("source"), "digest"),
@@ -52,16 +52,16 @@ def content_differs(j: Joined) -> DataFrame:
 def unrouted(j: Joined) -> DataFrame:
     """Topics with messages that no subscription ever matched, Halfnote's own left out.
 
-    A subscription matched what it takes, if it had begun then and was not deleted yet, and had topics and filters of
-    today by then, or has yet to come to it. What left any trace was matched by topics and filters as they were then.
-    What asks for headers counts if the half is gone.
+    A subscription matched a message if it takes it, had begun and was not deleted at that time, and had its present
+    topics and filters by then or has not reached the message yet. A message with any delivery row was matched by the
+    topics and filters of that time. A subscription that filters by headers counts if the half is gone.
     """
     took = "(committed_at >= matches_since or offset > lowest)"
     began = f"offset > started_after and (deleted_at is null or committed_at < deleted_at) and {took}"
     matched = j.deliveries.where(f"traced or received or coalesce(matched, offset is not null) and {began}")
-    nobody = j.messages.where("offset is not null").join(matched.select(*MESSAGE), MESSAGE, "left_anti")
+    untaken = j.messages.where("offset is not null").join(matched.select(*MESSAGE), MESSAGE, "left_anti")
     found = (
-        nobody.where(~F.startswith("topic", F.lit(RESERVED)))
+        untaken.where(~is_reserved("topic"))
         .groupBy("topic")
         .agg(F.count("*").alias("messages"), F.min_by(message_id(), "offset").alias("first"))
     )

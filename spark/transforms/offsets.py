@@ -1,4 +1,4 @@
-"""Rules about the log: one offset for one message, in the order of the times."""
+"""Rules about the log: one offset for each message, in the order of commit times."""
 
 from pyspark.sql import Column, DataFrame, Window, WindowSpec
 from pyspark.sql import functions as F
@@ -7,12 +7,12 @@ from spark.frames import Frames
 from spark.transforms.finding import findings
 from spark.transforms.joined import Joined
 
-# So many offsets are put in order by one partition; what is at the borders is compared afterwards.
+# One partition sorts this many offsets; the borders between partitions are compared afterwards.
 SPAN = 65_536
 
 
 def breaks(outbox: DataFrame, span: int = SPAN) -> DataFrame:
-    """Return the few places of the log that `disorder` looks at: those that do not follow from the one before in their
+    """Return the few places of the log that `disorder` reads: those out of order with the one before in their
     range of `span` offsets, and each range's `first` and `last`.
 
     Ordered within ranges, so that no day is too large for one partition. Columns as `disorder` has them.
@@ -26,12 +26,12 @@ def breaks(outbox: DataFrame, span: int = SPAN) -> DataFrame:
 
 
 def disorder(found: DataFrame) -> DataFrame:
-    """Return the places of the log (`offset`, `committed_at`) that do not follow from the one before (`before_offset`,
+    """Return the places of the log (`offset`, `committed_at`) that are out of order with the last one (`before_offset`,
     `before_at`): the same offset once more, or an earlier time. A place is there once for each such row.
 
     `found`: the log's `breaks`.
     """
-    # So few that one partition takes them.
+    # Few enough for one partition.
     borders = Window.partitionBy(F.lit(0)).orderBy("offset", "committed_at")
     at_borders = found.where("first or last").withColumns(_before(borders)).where("first")
     columns = ("offset", "committed_at", "before_offset", "before_at")

@@ -1,7 +1,7 @@
-"""A day's transactions by when they were born, what became of them, who decided, and how long that took.
+"""A day's transactions by birth time, outcome, decider, and time to the verdict.
 
-What is known of a transaction comes from rows of several tables and is added up: `micros`, the time from born to
-decided, and `code`, everything else in one number.
+A transaction's values come from rows of several tables and are summed: `micros`, the time from birth to verdict, and
+`code`, all other values in one number.
 """
 
 from datetime import UTC, date, datetime
@@ -11,11 +11,11 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
 from spark.frames import Frames
-from spark.transforms.lanes import id_hash
+from spark.transforms.packed_counts import id_hash
 
 QUARTERS = 96
-# Lower bounds of the buckets of all durations: 1, 2, 5, 10 ms … 500,000 s. The first also takes what is shorter, the
-# last what is longer.
+# Lower bounds of the buckets of all durations: 1, 2, 5, 10 ms … 500,000 s. The first also takes shorter ones, the
+# last longer ones.
 FROM_MS = tuple(step * 10**power for power in range(9) for step in (1, 2, 5))
 COUNTED = ("quarter", "outcome", "source", "bucket")
 # In `code`: the quarter, that it was born, verdict, source, that it is parked.
@@ -48,7 +48,7 @@ def outcomes(f: Frames) -> DataFrame:
         _by_id(f.op, of_op()),
         _by_id(f.check_back.where("state = 2"), of_parked()),
     )
-    # Each is there once, so nothing is gained by adding up before they come together; a join would sort both sides.
+    # Each row occurs once, so a partial aggregation gains nothing; a join would sort both sides.
     together = reduce(DataFrame.unionByName, known).repartition("id").groupBy("id")
     summed = together.agg(F.sum("micros").alias("micros"), F.bit_or("code").alias("code"))
     return counted(summed).where("outcome is not null")
@@ -85,7 +85,7 @@ def bucket(micros: Column) -> Column:
     first = at_least / F.pow(F.lit(10.0), power)
     step = F.when(first >= 5, 2).when(first >= 2, 1).otherwise(0)
     place = F.least((power - 3) * 3 + step, F.lit(len(FROM_MS) - 1))
-    # greatest() and least() pass over nulls.
+    # greatest() and least() ignore nulls.
     return F.when(micros.isNotNull(), place.cast("int"))
 
 

@@ -1,7 +1,7 @@
-"""Which subscription takes which message, as the service's relay decides it.
+"""Match messages with subscriptions as the service's relay does.
 
-A topic is taken by its name, or by a beginning (a pattern with a trailing `*`); `halfnote.…` by a beginning only if
-that begins so itself. An empty list of tags, and an empty set of headers, asks for all.
+A topic matches by its name, or by a prefix (a pattern with a trailing `*`); `halfnote.…` matches a prefix only if the
+prefix itself begins with `halfnote.`. An empty list of tags, and an empty set of headers, match every message.
 """
 
 from pyspark.sql import Column, DataFrame
@@ -10,7 +10,7 @@ from pyspark.sql import functions as F
 from spark.frames import Frames
 
 RESERVED = "halfnote."
-# A change of topics and filters, or that a subscription is deleted, reaches every worker within this time.
+# A change of topics and filters, or a deletion of a subscription, reaches every worker within this time.
 CHANGE_SETTLES_S = 60
 
 _FILTERS = "tags array<string>, headers map<string, string>"
@@ -19,10 +19,10 @@ _FILTERS = "tags array<string>, headers map<string, string>"
 def routes(f: Frames) -> DataFrame:
     """Return one row a subscription, deleted ones too.
 
-    `tags` and `headers` (a map) null: any. `matches_since`: when they and `topics` became what they are; `judged_from`:
-    what is committed from then on can be judged by them. `lowest`: the offset that its slowest shard has come to; 0 if
-    nothing is known. `taker` is its number as a hash, never 0. `matches_until`, of one that was deleted: no worker took
-    for it what was committed later.
+    `tags` and `headers` (a map) null: any. `matches_since`: when they and `topics` last changed; `judged_from`:
+    messages committed from then on can be judged by them. `lowest`: the checkpoint of its slowest shard; 0 if unknown.
+    `taker` is the hash of its number, never 0. `matches_until`, of a deleted one: no worker took a message for it that
+    was committed later.
     """
     lowest = f.checkpoint.groupBy("subscription_id").agg(F.min("offset").alias("lowest"))
     wanted = F.from_json("filters", _FILTERS)
@@ -48,11 +48,11 @@ def routes(f: Frames) -> DataFrame:
 def takers(f: Frames, topics: DataFrame) -> DataFrame:
     """Return one row for each topic of `topics` (column topic, distinct) and subscription that takes it by topic.
 
-    `place`: 0 for one of them, 1 for the next…; null columns, and place 0, for a topic that nobody takes.
+    `place`: 0 for one of them, 1 for the next…; null columns, and place 0, for a topic without a subscription.
     """
     asked = routes(f)
     patterns = asked.select("subscription_id", F.explode("topics").alias("pattern")).distinct()
-    taken = topics.join(F.broadcast(patterns), _matches("topic", "pattern")).select("topic", "subscription_id")
+    taken = topics.join(F.broadcast(patterns), topic_matches("topic", "pattern")).select("topic", "subscription_id")
     return (
         topics.join(taken.distinct().join(F.broadcast(asked), "subscription_id"), "topic", "left")
         .drop("topics")
@@ -66,7 +66,7 @@ def tag_taken() -> Column:
 
 
 def headers_taken(wanted: Column, sent: Column) -> Column:
-    """Whether the message's headers (a JSON object, or null) have all that is wanted (a map), names and values."""
+    """Whether the message's headers (a JSON object, or null) have all the wanted names and values (a map)."""
     found = F.from_json(sent, "map<string, string>")
     missing = F.exists(
         F.map_entries(wanted),
@@ -76,32 +76,38 @@ def headers_taken(wanted: Column, sent: Column) -> Column:
 
 
 def due_from() -> Column:
-    """When a message may go out: the producer's delay over, and committed."""
+    """When a message may go out: after the commit and the producer's delay."""
     return F.coalesce("due_at", "committed_at")
 
 
 def must_be_there(seen_at: Column, sla_s: float) -> Column:
     """Whether a subscription that takes the message must have got it by now, or have it in retry or dead; never null.
 
-    Not if it is deleted, began after the message, or has not come to it; nor if its topics and filters changed since
-    (within CHANGE_SETTLES_S), nor before the message's time and the SLA (seconds) are over.
+    False if it is deleted, began after the message, or has not reached it; also if its topics and filters changed since
+    (within CHANGE_SETTLES_S), and before the message's due time and the SLA (seconds) are over.
     """
     return F.coalesce(
         F.col("deleted_at").isNull()
         & (F.col("offset") > F.col("started_after"))
         & (F.col("offset") <= F.col("lowest"))
         & (F.col("committed_at") >= F.col("judged_from"))
-        # Nothing is added to a time in each of the day's rows.
+        # Compute the bound once, not in each of the day's rows.
         & (due_from() <= seen_at - F.make_dt_interval(secs=F.lit(sla_s))),
         F.lit(False),
     )
 
 
-def _matches(topic: str, pattern: str) -> Column:
+def is_reserved(name: str) -> Column:
+    """Whether the topic, or the pattern, of the column `name` is reserved for Halfnote's own messages."""
+    return F.startswith(F.col(name), F.lit(RESERVED))
+
+
+def topic_matches(topic: str, pattern: str) -> Column:
+    """Whether the pattern of one column matches the topic of another, as the service's topic patterns do."""
     beginning = F.expr(f"substring({pattern}, 1, length({pattern}) - 1)")
     by_beginning = (
         F.endswith(F.col(pattern), F.lit("*"))
         & F.startswith(F.col(topic), beginning)
-        & (~F.startswith(F.col(topic), F.lit(RESERVED)) | F.startswith(beginning, F.lit(RESERVED)))
+        & (~is_reserved(topic) | is_reserved(pattern))
     )
     return (F.col(topic) == F.col(pattern)) | by_beginning

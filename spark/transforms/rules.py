@@ -1,4 +1,4 @@
-"""Every rule, by its kind, and all of them over a day."""
+"""The list of all rules by kind, and the functions that run them over a day."""
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -9,7 +9,7 @@ from typing import Any, Literal, TypeAlias
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
-from spark.at_once import ABREAST, at_once
+from spark.engine.parallel import ABREAST, at_once
 from spark.frames import Frames, empty
 from spark.schemas import BIG, FINDING, SAME_OFFSET
 from spark.transforms import archive, deliveries, ledgers, messages, offsets, transactions
@@ -17,21 +17,21 @@ from spark.transforms.joined import Joined
 from spark.transforms.joined import deliveries as joined_deliveries
 from spark.transforms.joined import messages as joined_messages
 from spark.transforms.joined import transactions as joined_transactions
-from spark.transforms.narrowed import OF_TRANSACTIONS, narrowed, nothing_of
 from spark.transforms.outcomes import COUNTED
 from spark.transforms.routes import takers
+from spark.transforms.suspect_rows import OF_TRANSACTIONS, narrowed, nothing_of
 from spark.transforms.suspects import named, screened
 
-# So many rows are joined in one partition; more by several, as whole days are.
+# Up to this many rows are joined in one partition; more rows, as of whole days, in several.
 FEW = 100_000
-# The transactions that make no more rows than that, but for the oddest.
+# This many transactions almost never have more rows than that.
 FEW_SUSPECTS = 10_000
-# So many hashes fit into everybody's memory: some 50 MB.
+# This many hashes fit into the memory of each executor: about 50 MB.
 MOST_BROADCAST = 1_000_000
-# A day of fewer rows is joined whole, with no look for suspects first, and all its plans are run as they are.
+# A day of fewer rows is joined whole, without a search for suspects, and its plans run without adaptive execution.
 SMALL_DAY = 50_000
-# To compile plans, and to cut them to size while they run, takes a hundred times longer than to run them over a few
-# rows in one partition.
+# Compilation and adaptive execution of plans take a hundred times longer than to run them over a few rows in one
+# partition.
 AS_THEY_ARE = {
     "spark.sql.codegen.wholeStage": "false",
     "spark.sql.codegen.factoryMode": "NO_CODEGEN",
@@ -44,7 +44,7 @@ Needs: TypeAlias = Literal["always", "producer_ledger", "consumer_ledger", "arch
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """`kind` is the name of its findings and of their page in docs/findings; `needs`: without it there is no rule."""
+    """A rule. `kind` names its findings and their page in docs/findings; without the frame `needs` it is skipped."""
 
     kind: str
     find: Callable[[Joined], DataFrame]
@@ -52,7 +52,7 @@ class Rule:
 
     @property
     def page(self) -> str:
-        """Where it says what such a finding means and what a person does, from the project's root."""
+        """The path, from the project's root, of the page that explains the finding and what to do."""
         return f"docs/findings/{self.kind}.md"
 
     def applies(self, f: Frames) -> bool:
@@ -62,7 +62,7 @@ class Rule:
         return self.needs == "always" or getattr(f, self.needs) is not None
 
     def looks_in_full(self, f: Frames) -> bool:
-        """Whether what the rule does not find any more is over: not so of content whose archive cannot be read."""
+        """Whether a finding that the rule no longer finds is resolved; not for content whose archive cannot be read."""
         unread = f.archive_manifest is not None and f.archive is None
         return self.applies(f) and not (unread and self.kind == "content_differs")
 
@@ -94,7 +94,7 @@ RULES: tuple[Rule, ...] = (
 
 
 def findings(f: Frames, *, sla_s: float, without: frozenset[str] = frozenset()) -> DataFrame:
-    """Return what the rules find, but for those of the kinds `without`, in the schema FINDING; it is computed already.
+    """Return what the rules find, except the kinds `without`, in the schema FINDING; the frame is computed already.
 
     `sla_s`: how many seconds a delivery may take.
     """
@@ -103,14 +103,14 @@ def findings(f: Frames, *, sla_s: float, without: frozenset[str] = frozenset()) 
 
 def findings_of(j: Joined, without: frozenset[str] = frozenset()) -> DataFrame:
     """Return what the rules find in the joins, as `findings` does."""
-    # Over few rows, what takes time is to plan it all, one step after the other.
+    # Over few rows, the planning of each step takes most of the time.
     parts = [partial(_found, j, without, RULES[first::ABREAST]) for first in range(ABREAST)]
     with _as_they_are(j.whole.op.sparkSession, if_=j.suspects <= FEW_SUSPECTS):
         return reduce(DataFrame.unionByName, at_once(parts))
 
 
 def found_in(j: Joined, without: frozenset[str] = frozenset(), rules: Sequence[Rule] = RULES) -> DataFrame:
-    """Return what the rules find in the joins, but for those of the kinds `without`."""
+    """Return what the rules find in the joins, except the kinds `without`."""
     found = [rule.find(j) for rule in rules if rule.kind not in without and rule.applies(j.whole)]
     nothing = empty(j.whole.op.sparkSession, FINDING)
     return reduce(DataFrame.unionByName, found, nothing)
@@ -121,7 +121,7 @@ def _found(j: Joined, without: frozenset[str], rules: Sequence[Rule]) -> DataFra
 
 
 def joined(f: Frames, sla_s: float) -> Joined:
-    """Return what the rules read: the joins over what is suspect, each computed already."""
+    """Return the input of the rules: the joins over the suspect rows, each computed already."""
     f = ledgers.of_day(f)
     rows = sum(f.rows.get(name, SMALL_DAY) for name in BIG)
     spark = f.op.sparkSession
@@ -143,7 +143,7 @@ def joined(f: Frames, sla_s: float) -> Joined:
         count = suspect.count()
     with _as_they_are(spark, if_=breaks.count() <= FEW):
         disorder = _computed(offsets.disorder(breaks))
-    # Spark does not know how few they are, and would move all rows of the day to them.
+    # Spark has no estimate of their number, and would shuffle all rows of the day.
     found = F.broadcast(suspect) if count <= MOST_BROADCAST else suspect
     beside: list[Callable[[], Any]] = [lambda: _narrowed(f, found, count), lambda: _doubled(f, disorder)]
     few, doubled = at_once(beside)
@@ -166,7 +166,7 @@ def _narrowed(f: Frames, found: DataFrame, count: int) -> Frames:
 
 
 def _doubled(f: Frames, disorder: DataFrame) -> DataFrame:
-    """Mostly there are none, and nobody looks for them in all of the outbox."""
+    """Usually there are none, and the whole outbox is not searched for them."""
     if f.same_offset is None and disorder.where("offset = before_offset").isEmpty():
         return empty(f.outbox.sparkSession, SAME_OFFSET)
     return _computed(offsets.doubled(f, disorder))
@@ -198,7 +198,7 @@ def _in_one_partition(f: Frames) -> Frames:
 
 @contextmanager
 def _as_they_are(spark: SparkSession, *, if_: bool) -> Iterator[None]:
-    """Run the plans of what is in the block as they are, or as any other if not `if_`."""
+    """Run the plans of the block without adaptive execution, unless `if_` is false."""
     before = {name: str(spark.conf.get(name)) for name in AS_THEY_ARE} if if_ else {}
     for name in before:
         spark.conf.set(name, AS_THEY_ARE[name])
@@ -210,12 +210,12 @@ def _as_they_are(spark: SparkSession, *, if_: bool) -> Iterator[None]:
 
 
 def _computed(frame: DataFrame) -> DataFrame:
-    """Return a frame's rows without the plan that they came by; few of them in one partition.
+    """Compute a frame and return its rows without its plan; few rows in one partition.
 
-    A cached frame would keep its plan, and those of all that it was made of; the rules' plans would grow with each step
-    until Spark spends minutes and its memory on them. Joins of what is in one partition move nothing, so that a dozen
-    rules over a few rows are one stage, and not a hundred. Rows that an executor loses are lost: the run fails, and is
-    repeated. They are freed when nobody refers to them any more.
+    A cached frame would keep its plan and the plans of its inputs; the rules' plans would grow with each step until
+    Spark spends minutes and its memory on them. Joins within one partition need no shuffle, so a dozen rules over a few
+    rows are one stage instead of a hundred. If an executor loses rows, the run fails and is repeated. The rows are
+    freed when no reference to them is left.
     """
     if frame.sparkSession.conf.get("spark.sql.adaptive.enabled") == "false":
         return frame.coalesce(1).localCheckpoint(eager=True)
@@ -224,5 +224,5 @@ def _computed(frame: DataFrame) -> DataFrame:
 
 
 def _few(frame: DataFrame) -> DataFrame:
-    """Return what `_computed` does of a frame that is known to have few rows."""
+    """Do the same as `_computed` for a frame that is known to have few rows."""
     return frame.localCheckpoint(eager=True).coalesce(1)

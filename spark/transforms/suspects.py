@@ -1,10 +1,10 @@
-"""Which transactions the rules must look at: one pass over the day finds the few in which anything can be wrong.
+"""Find the suspect transactions: one pass over the day selects the few that the rules must examine.
 
-All rows of the day, cut down to a handful of numbers, come together by a hash of their transaction's id, in one
-shuffle; two aggregations over it (by message, by transaction) tell whether everything is there that belongs together.
-Sets of subscriptions are compared by the xor of their hashes. What is not plainly in order is a suspect; the rules then
-judge it, with all its rows, by its full ids. So a suspect too many costs time and nothing else. One too few would take
-two transactions, both at fault, whose 64-bit hashes are the same, or faults whose xors cancel.
+One shuffle groups all rows of the day, packed into a few numbers, by a hash of their transaction's id. Two aggregations
+(by message, by transaction) test whether the rows are complete and agree. Sets of subscriptions are compared by the xor
+of their hashes. A transaction that fails a test is a suspect; the rules then judge all its rows by full ids. So a false
+suspect costs only time. To miss one takes two faulty transactions whose 64-bit hashes are the same, or faults whose
+xors cancel.
 """
 
 from collections.abc import Sequence
@@ -15,17 +15,17 @@ from pyspark.sql import functions as F
 
 from spark.frames import Frames
 from spark.transforms.joined import POLICY
-from spark.transforms.lanes import asked_of, bit_lane, bits, bits_of, flag, id_hash, lane, row
 from spark.transforms.ledger_suspects import by_ledgers
 from spark.transforms.outcomes import counted, of_half, of_op, of_parked
-from spark.transforms.routes import RESERVED, headers_taken, must_be_there, routes, tag_taken
+from spark.transforms.packed_counts import asked_of, bit_lane, bits, bits_of, flag, id_hash, lane, row
+from spark.transforms.routes import headers_taken, is_reserved, must_be_there, routes, tag_taken
 
 
 def screened(f: Frames, sla_s: float, taking: DataFrame) -> DataFrame:
-    """Count the day's transactions as `outcomes` does, by `suspect` too: the hash of a transaction that is not plainly
-    in order, and null of all others. `taking`: `takers` of the outbox's topics.
+    """Count the day's transactions as `outcomes` does, and also by `suspect`: the hash of a suspect transaction, null
+    for all others. `taking`: `takers` of the outbox's topics.
 
-    One pass tells both, as it brings a transaction's rows together anyway.
+    One pass computes both, because it groups a transaction's rows anyway.
     """
     asking = _asking(taking)
     by_message = (
@@ -56,10 +56,10 @@ def screened(f: Frames, sla_s: float, taking: DataFrame) -> DataFrame:
 
 
 def named(f: Frames) -> DataFrame:
-    """Return the hashes (`suspect`) of transactions that need no look at the whole day to be suspect.
+    """Return the hashes (`suspect`) of transactions that are suspect without a pass over the whole day.
 
-    Those in the small tables, with a refused end, that were asked more often than their policies want, or that a ledger
-    does not plainly agree about.
+    These are in the small tables, have a refused end or more checks than their policies allow, or may disagree with a
+    ledger.
     """
     frames = (f.check_back, f.delivery_retry, f.dead_letter, f.redelivery, f.attempt.where("kind = 'refused'"))
     by_tables = [frame.select(id_hash().alias("suspect")) for frame in (*frames, _asked_beyond(f))]
@@ -67,8 +67,8 @@ def named(f: Frames) -> DataFrame:
 
 
 def _asking(taking: DataFrame) -> list[int]:
-    """Return the subscriptions that ask for headers and take any of the day's topics; what another one of those that
-    ask got is no business of its own, so it is suspect."""
+    """Return the subscriptions that filter by headers and take any of the day's topics. A message that any other
+    subscription with header filters got is suspect."""
     asking = taking.where("headers is not null").select("subscription_id").distinct()
     return sorted(row["subscription_id"] for row in asking.collect())
 
@@ -90,19 +90,19 @@ def _gathered(f: Frames, sla_s: float, taking: DataFrame, asking: Sequence[int])
         parts.append(f.check_back.where("state = 2").select(*row(F.lit(0), asking, told=of_parked())))
     if f.archive is not None:
         parts.append(f.archive.select(*row(F.col("position"), asking, digest=F.xxhash64("body_digest"))))
-    # By the transaction alone, so that the second aggregation finds its rows where the first left them.
+    # By the transaction alone, so that the second aggregation needs no second shuffle.
     return reduce(DataFrame.unionByName, parts).repartition("suspect")
 
 
 def _halves(f: Frames, taking: DataFrame, asking: Sequence[int]) -> DataFrame:
-    """Each row as often as its topic has takers that ask for headers, at least once: the half alone knows those."""
+    """Each row once for each taker that filters by headers, at least once: only the half has the headers."""
     digest, told = F.xxhash64("body_digest"), of_half(f.day)
     if not asking:
         return f.half.select(*row(F.col("position"), asking, counts={"half": F.lit(1)}, digest=digest, told=told))
     first = F.row_number().over(Window.partitionBy("topic").orderBy("subscription_id")) == 1
     of_topic = taking.where("headers is not null").withColumn("first", first)
-    # A wanted value stands in the text as it is, or there is a backslash; so does a wanted pair, as Postgres writes it,
-    # and nothing but the pair reads so. Reading all of it takes ten times as long.
+    # A wanted value is in the text unchanged, or there is a backslash; the same holds for a wanted pair as Postgres
+    # writes it, and only the pair has that text. To parse all of the JSON takes ten times as long.
     name, value = (F.element_at(of(F.col("headers")), 1) for of in (F.map_keys, F.map_values))
     one = F.concat(F.lit('"'), value, F.lit('"')).alias("one")
     only = F.when(F.size("headers") == 1, F.concat(F.lit('"'), name, F.lit('": "'), value, F.lit('"'))).alias("only")
@@ -111,7 +111,7 @@ def _halves(f: Frames, taking: DataFrame, asking: Sequence[int]) -> DataFrame:
     plainly = ~escaped & F.coalesce(F.contains(F.col("headers"), F.col("only")), F.lit(False))
     may_be = F.contains(F.col("headers"), F.col("one")) | escaped
     asked = tag_taken() & may_be & (plainly | headers_taken(F.col("wanted"), F.col("headers")))
-    # A half without takers is a first one too.
+    # A half without takers counts as a first one too.
     first_of_half = F.coalesce("first", F.lit(True))
     route = F.when(first_of_half, _route())
     return f.half.join(F.broadcast(wanted), "topic", "left").select(
@@ -119,7 +119,7 @@ def _halves(f: Frames, taking: DataFrame, asking: Sequence[int]) -> DataFrame:
             F.col("position"),
             asking,
             counts={"half": first_of_half},
-            # What the takers were told by goes out against the outbox's, or the message is suspect.
+            # The takers' hashes cancel those of the outbox, or the message is suspect.
             hashes={"due": route, "matched": route},
             digest=F.when(first_of_half, digest),
             asks={"asked": F.col("wanted").isNotNull() & asked},
@@ -129,8 +129,8 @@ def _halves(f: Frames, taking: DataFrame, asking: Sequence[int]) -> DataFrame:
 
 
 def _receipts(f: Frames, asking: Sequence[int]) -> DataFrame:
-    """A live receipt stands for its subscription; one from before a change of topics and filters is left out of `due`,
-    as what it is for is left out of what must be there."""
+    """A live receipt counts for its subscription. A receipt from before a change of topics and filters is left out of
+    `due`, because its message is left out of the expected deliveries."""
     asked = routes(f).select("subscription_id", "judged_from", *bits_of(asking))
     plain = ~F.col("subscription_id").isin(asking) if asking else F.lit(True)
     live = F.when((F.col("replay") == 0) & plain, F.xxhash64("subscription_id"))
@@ -148,7 +148,7 @@ def _receipts(f: Frames, asking: Sequence[int]) -> DataFrame:
 
 
 def _outbox(f: Frames, sla_s: float, taking: DataFrame, asking: Sequence[int]) -> DataFrame:
-    """Each row as often as its topic has takers, once without any."""
+    """Each row once for each taker of its topic, or once if there is none."""
     every = taking.withColumns(dict(zip(bits(asking), bits_of(asking), strict=True)))
     taken = F.col("subscription_id").isNotNull() & tag_taken()
     plain = taken & F.col("headers").isNull()
@@ -168,7 +168,7 @@ def _outbox(f: Frames, sla_s: float, taking: DataFrame, asking: Sequence[int]) -
             F.col("position"),
             asking,
             counts={"outbox": F.col("place") == 0},
-            more={"own": F.startswith("topic", F.lit(RESERVED)), "taker": plain & began},
+            more={"own": is_reserved("topic"), "taker": plain & began},
             hashes=hashes,
             asks={"due": taken & due, "matched": taken & matched, "began": taken & began},
         )
@@ -180,7 +180,7 @@ def _route() -> Column:
 
 
 def _wrong(half: Column, outbox: Column, bits: Sequence[str]) -> Column:
-    """What is wrong with a message, whatever the verdict."""
+    """The faults of a message that do not depend on the verdict."""
     receipts, takers, own = (lane("more", name) for name in ("receipt", "taker", "own"))
     misdelivered = [
         reduce(Column.__or__, [asked_of(name, should) != bit_lane(name, got) for name in bits], F.col(should) != 0)
@@ -200,7 +200,7 @@ def _wrong(half: Column, outbox: Column, bits: Sequence[str]) -> Column:
 
 
 def _asked_beyond(f: Frames) -> DataFrame:
-    """Checks are numbered as they come, so there are no more answers than the highest number."""
+    """Checks are numbered in order, so there are at most as many answers as the highest number."""
     of_groups = f.producer_group.agg(F.min("max_checks")).first()
     fewest = min([float(f.rules["max_checks"]), *(float(n) for n in of_groups or () if n is not None)])
     own = (

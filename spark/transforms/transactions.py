@@ -6,18 +6,18 @@ from pyspark.sql import functions as F
 from spark.transforms.finding import findings
 from spark.transforms.joined import IN_DOUBT, PARKED, Joined
 
-# The hourly pass over every undecided day finds whatever the others missed; as long again for the pass itself.
+# The hourly pass over every undecided day finds what the others missed; the pass itself may take as long again.
 LONGEST_SWEEP_S = 7200
-# What a refused verdict's finding names at most.
+# The most transactions that a finding of a refused verdict names.
 NAMED = 10
 STUCK = ("transaction_id", "born_at", "first_check_at", "swept", "answered", "next_check_at", "unanswered_since")
 
 
 def op_without_half(j: Joined) -> DataFrame:
-    """A verdict is recorded of a transaction of which there is no half, or not all of it; or another one is as well.
+    """A transaction with a verdict has no half or lacks part of it, or it has a second verdict.
 
-    Messages are numbered from 0 on, so one is missing where a later one is there. Of one that is in the outbox tells
-    published_without_commit.
+    Messages are numbered from 0, so a gap shows a missing one. The rule published_without_commit covers one that is in
+    the outbox.
     """
     known = "array_union(positions, coalesce(published, array()))"
     missing = F.expr(f"array_except(sequence(cast(0 as smallint), element_at(positions, -1)), {known})")
@@ -30,21 +30,21 @@ def op_without_half(j: Joined) -> DataFrame:
 
 
 def half_stuck(j: Joined) -> DataFrame:
-    """A half has no verdict and is not parked, and nobody asks its producer as policy says, or asks for too long.
+    """A half has no verdict and is not parked, and its checks are not sent as policy says, or for too long.
 
     A half without an op is swept into check_back once its first check is due; the slowest pass goes over every
     undecided day each hour (LONGEST_SWEEP_S). So without a row there, it is stuck as soon as that time is over.
 
-    In check_back the time of its next check is always known. It is stuck if that time is long over, by more than
+    A row in check_back always has the time of its next check. It is stuck if that time is over by more than
     `longest_hold_s`, for which `Retry-After` holds a group, `longest_backoff_s`, which is longer than any lease, and a
-    pass; or if nobody answered for `unanswered_park_s`, and the check after that, which parks it, never came.
+    pass; or if no answer came for `unanswered_park_s`, and the check after that, which parks it, never came.
     """
     undecided = F.col("positions").isNotNull() & F.col("verdict").isNull() & ~F.col("state").eqNullSafe(PARKED)
     swept = F.col("state").isNotNull()
     sweep = F.lit(LONGEST_SWEEP_S)
     postponed = F.lit(j.frames.rules["longest_hold_s"] + j.frames.rules["longest_backoff_s"]) + sweep
     parked_by = _after("unanswered_since", F.col("unanswered_park_s") + F.col("interval_s") + postponed)
-    # The earlier of both; least() passes over nulls.
+    # The earlier of both; least() ignores nulls.
     overdue = F.least(_after("next_check_at", postponed), parked_by)
     over = F.when(swept, overdue).otherwise(_after("first_check_at", sweep))
     found = j.transactions.where(undecided & (over < j.seen_at)).withColumn("swept", swept)
@@ -59,18 +59,18 @@ def committed_not_published(j: Joined) -> DataFrame:
 
 
 def parked(j: Joined) -> DataFrame:
-    """A transaction waits for a person. One that has a verdict only waits for upkeep to remove its row."""
+    """A transaction waits for a person's decision. If it has a verdict, its row waits only for upkeep."""
     found = j.transactions.where((F.col("state") == PARKED) & F.col("verdict").isNull())
     reason = F.col("parked_reason").alias("reason")
     return findings(found, j.day, "parked", "transaction_id", "parked_at", reason)
 
 
 def checks_beyond_max(j: Joined) -> DataFrame:
-    """A producer answered more checks than its policy asks for, and policy did not end it.
+    """A producer answered more checks than its policy's `max_checks`, and policy did not decide it.
 
-    By check_back's count while it is in doubt; by the attempts that stay on record once it is decided. What a person
-    asks of a parked one is beyond no maximum. A group's `max_checks` is today's: of one that was lowered since, older
-    transactions may have more.
+    Counted by check_back while it is in doubt, and by the attempts on record once it is decided. Checks that a person
+    asks for a parked one do not count. A group's `max_checks` is today's: if it was lowered since, older transactions
+    may have more.
     """
     in_doubt = F.when(F.col("state") == IN_DOUBT, F.col("answered"))
     found = j.transactions.withColumn("answered", F.greatest(in_doubt, F.col("answers")))
@@ -80,7 +80,7 @@ def checks_beyond_max(j: Joined) -> DataFrame:
 
 
 def verdict_refused(j: Joined) -> DataFrame:
-    """Somebody tried to end transactions of a group against the verdict that stands."""
+    """A caller tried to end transactions of a group against the verdict that stands."""
     groups = j.transactions.select("transaction_id", F.coalesce("producer_group", F.lit("unknown")).alias("group"))
     refused = j.frames.attempt.where("kind = 'refused'").join(groups, "transaction_id")
     # Cut to the first few before they come together: a group may have tried a million.

@@ -19,8 +19,8 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec, rsa
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
-from tests.brokers import free_ports
 from tests.helm.programs import CONTROL_PLANE, CRDS, KUBE, program, require, run
+from tests.support.brokers import free_ports
 
 HOST = "127.0.0.1"
 _UP_WITHIN_S = 240.0

@@ -13,15 +13,15 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from tests.containers import LIMITS, RUNTIME, attempt, call
 from tests.helm.cluster import Cluster
+from tests.support.containers import LIMITS, RUNTIME, attempt, call
 
 Json = dict[str, Any]
 _ROOM = {"cpu": "8", "memory": "32Gi", "pods": "20"}
 
 
 def add_node(kube: Cluster, name: str) -> None:
-    """Add a node that nobody plays."""
+    """Add a node without a kubelet."""
     status = {"allocatable": _ROOM, "capacity": _ROOM}
     metadata = {"name": name, "labels": {"kubernetes.io/hostname": name}}
     node = {"apiVersion": "v1", "kind": "Node", "metadata": metadata, "status": status}
@@ -93,7 +93,7 @@ class Kubelet:
         if name in self.started:
             attempt("podman", "stop", "--time=10", self.started[name])
         self.ended.setdefault(name, 0)
-        # Somebody else may have been first.
+        # Another one may have been first.
         gone = ["delete", "pod", name, "--namespace", space, "--grace-period=0", "--force", "--ignore-not-found"]
         self.kube.kubectl(*gone)
 
@@ -181,7 +181,7 @@ class Kubelet:
         return str(pod["metadata"][path.removeprefix("metadata.")])
 
     def _address(self, pod: Json) -> str:
-        """Return a pod's own address: pods that share one are taken for neighbours, who read each other's files."""
+        """Return a pod's own address: pods that share one count as on one machine and read each other's files."""
         name = pod["metadata"]["name"]
         return self.addresses.setdefault(name, f"127.0.1.{len(self.addresses) + 1}")
 

@@ -6,8 +6,8 @@ import subprocess
 from collections.abc import Sequence
 from pathlib import Path
 
-from tests.absent import absent
-from tests.processes import ROOT
+from tests.support.processes import ROOT
+from tests.support.requirements import absent
 
 CHART = ROOT / "helm" / "halfnote"
 KUBE = Path(os.environ.get("HALFNOTE_KUBE_DIR", Path.home() / ".cache" / "halfnote" / "kube"))
@@ -19,7 +19,7 @@ CONTROL_PLANE = ("etcd", "kube-apiserver", "kube-controller-manager", "kube-sche
 
 
 def program(name: str) -> str:
-    """Return where a program is; skips the test if it is nowhere, as tests/absent.py says."""
+    """Return where a program is; skips the test if it is nowhere, as tests/support/requirements.py says."""
     found = shutil.which(name, path=f"{KUBE / 'bin'}{os.pathsep}{os.environ.get('PATH', '')}")
     if found is None:
         absent(f"{name} is not installed here: make helm-deps", "HELM", "IMAGES")

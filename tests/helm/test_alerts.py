@@ -10,11 +10,11 @@ import yaml
 from prometheus_client.parser import text_string_to_metric_families as families
 
 from app.loops import gauges
-from app.runtime import Runtime
+from app.runtime.state import Runtime
 from tests.helm.programs import CHART, program, rendered, run
 from tests.helm.test_chart import ALERTS, queries
-from tests.relays import subscribe
-from tests.responders import Responder
+from tests.support.check_responder import Responder
+from tests.support.relay_stepping import subscribe
 
 RISES = [
     (alert["alert"], name, dict(re.findall(r'(\w+)="([^"]*)"', matchers)))
@@ -152,7 +152,7 @@ CASES: dict[str, tuple[dict[str, Any], list[tuple[float, set[str]]]]] = {
         },
         [(13, {"HalfnoteDown", "HalfnoteApiDown"}), (16, {"HalfnoteDown", "HalfnoteApiDown", "HalfnoteNoWorker"})],
     ),
-    # Kubernetes sends nothing to pods that are not ready: nobody is refused, and no ratio of requests is a number.
+    # Kubernetes sends nothing to pods that are not ready: no request is refused, and no ratio of requests is a number.
     "the database is away": (
         {
             f"halfnote_ready{{{API}}}": "1x9 0x20 1x60",

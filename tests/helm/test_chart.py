@@ -11,12 +11,12 @@ import jsonschema_rs
 import pytest
 import yaml
 
-from app.addresses import METADATA
 from app.config import Settings
-from app.telemetry import Metrics
+from app.egress.denied_addresses import METADATA
+from app.observability.metrics import Metrics
 from scripts import chart_settings
 from tests.helm.programs import CHART, VALUES
-from tests.processes import ROOT
+from tests.support.processes import ROOT
 
 SCHEMA = json.loads((CHART / "values.schema.json").read_text())
 DEFAULTS = yaml.safe_load((CHART / "values.yaml").read_text())
@@ -80,6 +80,8 @@ def test_the_schema_takes_options_as_this_version_does() -> None:
         assert without_words(option) == without_words(made["properties"][name]), f"{name}: run `make docs`"
     secret = {name for name, field in Settings.model_fields.items() if "SecretStr" in str(field.annotation)}
     assert made["properties"].keys() == Settings.model_fields.keys() - chart_settings.OWNED - secret
+    # The file keeps characters such as `…`, so that it stays readable.
+    assert "\\u" not in chart_settings.schema()
 
 
 def without_words(option: dict[str, Any]) -> dict[str, Any]:
@@ -173,8 +175,12 @@ def test_no_label_of_ones_own_is_one_that_pods_are_found_by() -> None:
 
 def test_the_pages_say_how_many_connections_a_process_takes() -> None:
     kept = sum(
-        len(re.findall(r"await self\._database\.dedicated\(|= Lane\(connect", (ROOT / "app" / name).read_text()))
-        for name in ("flush.py", "wakeups.py")
+        len(
+            re.findall(
+                r"await self\._database\.dedicated\(|= GroupCommitLane\(\s*connect", (ROOT / "app" / name).read_text()
+            )
+        )
+        for name in ("coordinator/commit_lanes.py", "database/notifier.py")
     )
     pool = Settings.model_fields["pool_size"].default
     said = f"Each process holds up to {pool + kept} database connections: {pool} of `settings.pool_size`, and five more"

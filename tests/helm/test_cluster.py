@@ -17,12 +17,10 @@ import pyspark
 import pytest
 import yaml
 
-from tests.absent import absent
 from tests.helm.cluster import Cluster
 from tests.helm.kubelet import add_node
 from tests.helm.programs import CHART, VALUES, rendered
-
-pytestmark = pytest.mark.slow
+from tests.support.requirements import absent
 
 EACH = pytest.mark.parametrize("values", VALUES, ids=lambda file: file.stem.removesuffix("-values"))
 WITHIN_S = 200.0

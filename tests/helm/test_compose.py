@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from tests.helm.programs import program, run
-from tests.processes import ROOT
+from tests.support.processes import ROOT
 
 FILE = ROOT / "docker-compose.yml"
 GIVEN = {"POSTGRES_PASSWORD": "pw", "ADMIN_KEY": f"hn_{'0' * 64}"}
@@ -69,13 +69,16 @@ def test_the_service_waits_for_its_schema_and_is_reached_from_this_machine_alone
 
 def test_only_what_makes_the_sealing_key_may_write_it(tmp_path: Path) -> None:
     services = project(tmp_path)["services"]
-    laid = {name: volume for name in ("keys", "api", "worker") for volume in services[name]["volumes"]}
+    laid = {name: volume for name in ("keys", "migrate", "api", "worker") for volume in services[name]["volumes"]}
     assert {name: volume.get("read_only", False) for name, volume in laid.items()} == {
         "keys": False,
+        "migrate": True,
         "api": True,
         "worker": True,
     }
-    assert services["api"]["environment"]["HALFNOTE_SECRETS_KEY_FILE"] == f"{laid['api']['target']}/secrets.keys"
+    for name in ("migrate", "api", "worker"):
+        assert services[name]["environment"]["HALFNOTE_SECRETS_KEY_FILE"] == f"{laid[name]['target']}/secrets.keys"
+        assert services[name]["depends_on"]["keys"]["condition"] == "service_completed_successfully"
 
 
 def test_what_is_kept_is_found_again_by_a_new_container(tmp_path: Path) -> None:

@@ -8,14 +8,14 @@ from typing import Any
 
 import pytest
 
-from tests.containers import image
 from tests.helm.cluster import Cluster
 from tests.helm.kubelet import Kubelet, add_node
 from tests.helm.programs import CHART, VALUES
-from tests.processes import free_port
 from tests.spark.days import days_ago, fill_day, flip_ops, rows
+from tests.support.containers import image
+from tests.support.processes import free_port
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(3000)]
+pytestmark = pytest.mark.timeout(3000)
 
 WITHIN_S = 600.0
 EXECUTORS = 2

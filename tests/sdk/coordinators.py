@@ -1,4 +1,4 @@
-"""A coordinator for the client's tests that answers as it is told."""
+"""A coordinator for the client's tests with scripted answers."""
 
 import json
 from collections.abc import Callable, Mapping
@@ -11,7 +11,7 @@ Answer = httpx.Response | Exception | Callable[[httpx.Request], httpx.Response]
 
 
 def answer(status: int, content: Any = None, **headers: str) -> httpx.Response:
-    """Return an answer in JSON; `_` in names of headers stands for `-`."""
+    """Return an answer in JSON; `_` in header names means `-`."""
     return httpx.Response(
         status,
         json=content if content is not None else {},
@@ -30,18 +30,18 @@ def problem(status: int, kind: str, detail: str = "no", **extra: Any) -> httpx.R
 
 @dataclass
 class Scripted:
-    """Answers each path by its next answer, the last one again and again; `came` is what was asked."""
+    """Answers each path with its next answer and repeats the last one; `came` holds the requests."""
 
     answers: Mapping[str, list[Answer]] = field(default_factory=dict)
     came: list[tuple[str, Any]] = field(default_factory=list)
     headers: list[httpx.Headers] = field(default_factory=list)
 
     def transport(self) -> httpx.MockTransport:
-        """Return what a client of either kind sends by."""
+        """Return the transport of either kind of client."""
         return httpx.MockTransport(self._answer)
 
     def asked(self, path: str) -> list[Any]:
-        """Return the contents of what came to a path."""
+        """Return the contents of the requests to a path."""
         return [content for at, content in self.came if at == path]
 
     def _answer(self, request: httpx.Request) -> httpx.Response:

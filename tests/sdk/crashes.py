@@ -1,4 +1,4 @@
-"""Processes that die: a coroutine that is killed at any of its awaits, and a network that loses what it brings."""
+"""Processes that die: a coroutine that is killed at any of its awaits, and a network that loses answers."""
 
 import asyncio
 import itertools
@@ -58,7 +58,7 @@ class Killed:
 
 
 async def killed(coroutine: Coroutine[Any, Any, Any], death: Death | None) -> bool:
-    """Run a coroutine with a death; tell whether it came to its end before."""
+    """Run a coroutine with a death; tell whether it ended before that."""
     try:
         await Killed(coroutine, death)
     except Crash:
@@ -67,7 +67,7 @@ async def killed(coroutine: Coroutine[Any, Any, Any], death: Death | None) -> bo
 
 
 class Network:
-    """Brings requests to `inner`. What is sent arrives, though its sender dies while it waits for the answer."""
+    """Passes requests to `inner`. A request arrives even if its sender dies while waiting for the answer."""
 
     def __init__(self, inner: httpx.AsyncBaseTransport) -> None:
         self.inner = inner
@@ -117,12 +117,12 @@ class Line(httpx.AsyncBaseTransport):
 
     def _over(self, sending: "asyncio.Task[httpx.Response]") -> None:
         self._network.sending.discard(sending)
-        # Nobody may be left to hear of it.
+        # No receiver may be left for the error.
         sending.cancelled() or sending.exception()
 
 
 class Connections:
-    """A pool without a memory: each connection is new, and cut in the end, so that a death leaves none behind."""
+    """A pool that keeps no connections: each is new and closed at the end, so that a death leaves none open."""
 
     def __init__(self, url: str) -> None:
         self._url = url
@@ -131,7 +131,7 @@ class Connections:
     @asynccontextmanager
     async def acquire(self) -> AsyncIterator[asyncpg.Connection]:
         """Yield a new connection."""
-        # A task of its own: a socket that was about to connect when its process died must be closed by somebody.
+        # A separate task, because a socket that was connecting when its process died must still be closed.
         connecting = asyncio.create_task(asyncpg.connect(self._url))
         self._connecting.add(connecting)
         connection = await asyncio.shield(connecting)
@@ -142,7 +142,7 @@ class Connections:
             self._connecting.discard(connecting)
 
     async def close(self) -> None:
-        """Cut what the dead have left."""
+        """Close the connections that dead processes left open."""
         # Those that live connect meanwhile, or are done.
         while self._connecting:
             (await self._connecting.pop()).terminate()

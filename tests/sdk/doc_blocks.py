@@ -1,4 +1,4 @@
-"""The Python blocks of a page, run as a service would run them, and what a service has before it uses the client."""
+"""Run the Python blocks of a page as a service would, with the names that a service has before it uses the client."""
 
 import ast
 import inspect
@@ -34,13 +34,13 @@ def blocks_of(page: str) -> list[str]:
 
 
 def shell_blocks_of(page: str) -> list[str]:
-    """Return the blocks of a page for the shell, but for what pip is to install."""
+    """Return a page's shell blocks, without its `pip install` lines."""
     blocks = re.findall(r"```bash\n(.*?)```", (ROOT / page).read_text(), re.DOTALL)
     return [block for block in blocks if not block.startswith("pip install")]
 
 
 def runner(page: str) -> Callable[[str, dict[str, Any]], Awaitable[None]]:
-    """Return what runs a block as if it stood in an async function; real addresses and secrets in it are replaced."""
+    """Return a function that runs a block as the body of an async function, with its addresses and secrets replaced."""
 
     async def run(block: str, names: dict[str, Any]) -> None:
         written = block.replace("whsec_…", SECRET).replace(

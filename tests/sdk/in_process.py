@@ -4,15 +4,13 @@ import asyncio
 
 import httpx
 
-from app.main import create_app
-from app.runtime import Runtime
+from app.runtime.state import Runtime
+from tests.conftest import app_of, client_of
 
 
 def service(runtime: Runtime) -> httpx.ASGITransport:
     """Return the real service over a runtime, for an async client."""
-    app, api = create_app()
-    api.state.runtime = runtime
-    return httpx.ASGITransport(app=app)  # type: ignore[arg-type]
+    return httpx.ASGITransport(app=app_of(client_of(runtime)))
 
 
 class FromThreads(httpx.BaseTransport):

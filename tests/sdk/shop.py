@@ -27,7 +27,7 @@ def fresh(schema: str) -> str:
     if not _made:
         _made.append(os.environ.get(SHOP) or _database())
     with psycopg.connect(_made[0]) as connection:
-        # What a failed test left open would hold the tables.
+        # Connections that a failed test left open would lock the tables.
         connection.execute(
             "select pg_terminate_backend(pid) from pg_stat_activity "
             "where datname = current_database() and pid <> pg_backend_pid() and backend_type = 'client backend'"
@@ -54,6 +54,6 @@ def with_driver(url: str, driver: str) -> str:
 
 
 def _database() -> str:
-    from tests import pg
+    from tests.support import postgres
 
-    return pg.create_database()
+    return postgres.create_database()

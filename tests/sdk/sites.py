@@ -1,4 +1,4 @@
-"""Producers' databases, one for each driver, behind one face: local work in steps, and what a check is told.
+"""Producers' databases, one for each driver, with one interface: local work in steps, and the answer to a check.
 
 Steps of plain drivers run on a thread of their own, one for each database transaction, as they do in services.
 """
@@ -44,7 +44,7 @@ class Local(Protocol):
 
 @dataclass
 class Site:
-    """A producer's database by one driver. `local()` commits at its end, or rolls back what raises."""
+    """A producer's database with one driver. `local()` commits at its end and rolls back on an exception."""
 
     name: str
     local: Callable[[], AbstractAsyncContextManager[Local]]
@@ -92,7 +92,7 @@ def plain_local(
     execute: Callable[[Any, str], Any],
     after: Callable[[], None] = lambda: None,
 ) -> Callable[[], AbstractAsyncContextManager[Local]]:
-    """Return what opens a database transaction on a thread of its own."""
+    """Return a function that opens a database transaction on a separate thread."""
 
     @asynccontextmanager
     async def local() -> AsyncIterator[Local]:
@@ -122,7 +122,7 @@ def execute_on_cursor(connection: Any, sql: str) -> None:
 
 @contextmanager
 def dbapi_transaction(connect: Callable[[], Any], release: Callable[[Any], Any]) -> Any:
-    """Commit or roll back a connection of one's own."""
+    """Commit or roll back a separate connection."""
     connection = connect()
     try:
         yield connection
@@ -304,9 +304,9 @@ async def with_sqlalchemy_mariadb() -> AsyncIterator[Site]:
 
 @contextmanager
 def mariadb_database() -> Any:
-    """A MariaDB database with the table of orders; yields what connects to it."""
+    """A MariaDB database with the table of orders; yields a function that connects to it."""
     # Only here, because the client's tests also run where the service's do not.
-    from tests import brokers
+    from tests.support import brokers
 
     server = brokers.mariadb()
     name = f"shop_{secrets.token_hex(4)}"
@@ -335,7 +335,7 @@ def dbapi_site(
 
 @contextmanager
 def pooled(connect: Callable[[], Any]) -> Any:
-    """A pool: yields what takes a connection out of it, and what gives one back."""
+    """A pool: yields the functions that take a connection and give it back."""
     idle: list[Any] = []
 
     def taken() -> Any:

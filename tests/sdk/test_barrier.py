@@ -48,7 +48,7 @@ REFUSED = (DBAPIError, DatabaseError, sqlite3.OperationalError)
 
 @pytest.fixture(params=[pytest.param(name, marks=[pytest.mark.slow] * name.endswith("mariadb")) for name in SITES])
 async def site(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Site]:
-    """A producer's database by each driver in turn, with the barrier's table."""
+    """A producer's database with each driver, with the barrier's table."""
     async with SITES[request.param](tmp_path) as site:
         await site.call(site.barrier.create_table)
         yield site
@@ -76,7 +76,7 @@ async def test_one_after_the_other(site: Site) -> None:
     for _ in range(2):
         assert await check(site, done) is COMMIT
         assert await check(site, undone) is ROLLBACK
-    # A check that comes first keeps the local work from happening.
+    # A check before the local work prevents it.
     assert await check(site, late) is ROLLBACK
     with pytest.raises(BarrierRefused, match=str(late)):
         async with site.local() as local:
@@ -99,7 +99,7 @@ async def test_a_check_during_the_local_work_waits_for_it(site: Site) -> None:
             async with site.local() as local:
                 await local.enter(one)
                 checking = asyncio.create_task(check(site, one))
-                await asyncio.sleep(0.1)
+                await asyncio.sleep(0.05)
                 # SQLite's writers do not wait long here, and then nothing is known yet.
                 assert not checking.done() or checking.result() is UNKNOWN
                 await local.order(number)
@@ -135,7 +135,7 @@ async def test_what_may_have_been_purged_is_not_called_rolled_back(site: Site) -
     assert await site.call(site.barrier.purge) == 0
     assert await check(site, one, age_s=old_s) is UNKNOWN
     assert await check(site, two) is COMMIT
-    with pytest.raises(ValueError, match="rows are kept for 45 days"):
+    with pytest.raises(ValueError, match="rows must be kept for 45 days"):
         await site.call(site.barrier.purge, timedelta(days=1))
 
 
@@ -169,7 +169,7 @@ async def race(site: Site, number: int, hazard: random.Random) -> tuple[int, boo
 
 
 async def race_many(site: Site, count: int, at_once: int) -> None:
-    """Race many transactions against checks; compare what each was told with what the database holds."""
+    """Race many transactions against checks; compare each answer with the database."""
     hazard = random.Random(1030)
     turns = asyncio.Semaphore(at_once)
 
@@ -222,10 +222,10 @@ async def test_a_commit_whose_answer_is_lost_is_still_announced(name: str, tmp_p
             result = await producer.send(ORDER, 1)
             assert (result.local_verdict, result.end) == (COMMIT, "recorded")
             assert isinstance(result.error, ConnectionResetError)
-            # And what never got that far is rolled back, for good.
+            # Transactions that never got that far stay rolled back.
             again = await producer.send(ORDER, 1)
             assert again.local_verdict is ROLLBACK
-            # Run twice by mistake, it stays what it is.
+            # A second run by mistake changes nothing.
             repeated = await producer.send(ORDER, 2, transaction_id=result.transaction_id)
             assert isinstance(repeated.error, BarrierRefused)
             assert repeated.local_verdict is COMMIT
@@ -322,7 +322,7 @@ async def test_nor_by_an_engine_that_commits_by_itself(tmp_path: Path) -> None:
 
 def test_names_that_are_none_are_refused(tmp_path: Path) -> None:
     engine = create_engine(f"sqlite:///{tmp_path / 'shop.db'}")
-    with pytest.raises(ValueError, match="no name of a table"):
+    with pytest.raises(ValueError, match="is not a table name"):
         Barrier(SqlAlchemy(engine), table="a; drop table orders")
     assert "create table if not exists shop.barrier (" in Barrier(SqlAlchemy(engine), table="shop.barrier").sql()
     with pytest.raises(ValueError, match="not for oracle"):

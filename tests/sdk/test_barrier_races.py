@@ -12,14 +12,14 @@ from halfnote import COMMIT, ROLLBACK, UNKNOWN, BarrierRefused, CheckEndpoint, O
 from halfnote.testing import SECRET
 from starlette.applications import Starlette
 
-from app.database import Connection
-from tests.processes import Service
+from app.database.connection import Connection
 from tests.sdk.servers import asgi_server
 from tests.sdk.sites import SITES, Site
 from tests.sdk.test_barrier import check
+from tests.support.processes import Service
 
 
-async def test_op_and_producer_agree_whoever_comes_first(
+async def test_op_and_producer_agree_in_any_order(
     client: httpx.AsyncClient, db: Connection, group: str, tmp_path: Path
 ) -> None:
     """With the real coordinator: the producer's end and the check's answer race as well."""
@@ -127,7 +127,7 @@ async def raced(service: Service, site: Site, count: int) -> dict[UUID, int]:
         while any(
             [(await api.get("/transactions", params={"state": s})).json()["items"] for s in ("half", "in_doubt")]
         ):
-            await asyncio.sleep(0.2)
+            await asyncio.sleep(0.05)
     return ids
 
 
@@ -137,7 +137,7 @@ async def raced(service: Service, site: Site, count: int) -> dict[UUID, int]:
 async def test_5000_ends_race_with_halfnote_s_own_checks(
     name: str, data_dir: Path, dsn: str, db: Connection, tmp_path: Path
 ) -> None:
-    """The whole way: the client, the service as a process, its checks over HTTP, and what it has recorded."""
+    """End to end: the client, the service as a process, its checks over HTTP, and its records."""
     service = Service(data_dir, "serve", HALFNOTE_DATABASE_URL=dsn)
     await service.start()
     try:

@@ -87,7 +87,7 @@ async def place(session: AsyncSession, number: int, customer: int = 1) -> None:
 
 
 async def settled(producer: TransactionProducer) -> None:
-    """Let what is in the background end."""
+    """Let background work end."""
     await producer.close(grace_s=60)
 
 
@@ -143,7 +143,7 @@ async def test_the_message_inside_a_database_transaction_that_is_rolled_back(
 async def test_a_commit_that_fails_is_not_announced(
     engine: AsyncEngine, producer: TransactionProducer, halfnote: Scripted, shop: str
 ) -> None:
-    """Nothing here tells a refused commit from one whose answer was lost, so Halfnote is to ask."""
+    """A refused commit looks like one whose answer was lost, so Halfnote must check."""
     async with AsyncSession(engine) as session:
         with pytest.raises(IntegrityError):
             async with producer.bind(session).transaction(ORDER) as tx, session.begin():
@@ -388,7 +388,7 @@ async def test_a_bound_block_may_have_its_messages_dropped(
     assert [(end["verdict"], end["reason"]) for end in halfnote.asked("/end")] == [("rollback", "no teapots left")]
 
 
-# SQLAlchemy rolls back what it has committed, if the other commit fails, and says so.
+# SQLAlchemy rolls back its commit if the other commit fails, and warns.
 @pytest.mark.filterwarnings("ignore:transaction already deassociated from connection")
 def test_engines_that_mappers_have_of_their_own(
     sync_engine: Engine, sync_producer: SyncTransactionProducer, halfnote: Scripted, shop: str
@@ -436,7 +436,7 @@ def test_connections_of_mappers_whose_transactions_are_open(
 def test_a_deadlock_that_was_hidden_is_not_taken_for_a_commit(
     sync_producer: SyncTransactionProducer, halfnote: Scripted, hidden: bool
 ) -> None:
-    """MySQL and MariaDB roll all of it back, and take what comes next for a new database transaction."""
+    """MySQL and MariaDB roll all of it back, and the next statement starts a new database transaction."""
     with mariadb_database() as connect:
         with closing(connect()) as other:
             url = f"mysql+pymysql://root@{other.host}:{other.port}/{other.db.decode()}"
@@ -467,7 +467,7 @@ def deadlocked(session: Session, other: Any) -> None:
     with closing(session.get_bind().engine.connect()) as looker:
         while not looker.execute(text("select count(*) from information_schema.innodb_lock_waits")).scalar():
             looker.rollback()
-            # InnoDB shows its locks anew only to who has not looked for a tenth of a second.
+            # InnoDB refreshes its list of locks only for readers that have not read it for a tenth of a second.
             time.sleep(0.2)
     with pytest.raises(OperationalError, match="1213"):
         session.execute(text("select number from orders where number > 11 for update"))

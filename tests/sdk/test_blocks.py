@@ -1,4 +1,4 @@
-"""Each block of the client's pages is of a kind that a test runs; what the pages have pip install is there."""
+"""Each block of the client's pages is of a kind that a test runs; the packages that the pages install exist."""
 
 import re
 import tomllib
@@ -7,7 +7,8 @@ import pytest
 
 from tests.sdk.doc_blocks import ROOT
 
-# What runs them: tests/test_protocol.py, tests/test_example_producers.py, and here test_docs, test_guides,
+# These run them: tests/system/test_protocol.py, tests/system/test_example_producers.py, and here test_docs,
+# test_guides,
 # test_client_pages.
 RUN = {
     "sdk/README.md": {"python", "bash"},
@@ -19,7 +20,7 @@ RUN = {
     **{f"docs/clients/{name}.md": {"python", "bash"} for name in ("asyncpg", "django", "fastapi", "flask")},
     "docs/clients/sqlalchemy.md": {"python", "bash"},
 }
-# A drawing, and the signature to try one's own by, which tests/test_protocol.py reads.
+# A drawing, and the signature to try one's own by, which tests/system/test_protocol.py reads.
 SHOWN = {"docs/protocol.md": ["1. POST /half", "secret     whsec_"]}
 
 

@@ -22,7 +22,7 @@ SECRET = "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw0000"
 
 
 class Listener:
-    """Answers what the test says, and keeps what it was asked."""
+    """Gives the test's answer and keeps the requests."""
 
     def __init__(self, answer: Any = COMMIT) -> None:
         self.answer, self.asked = answer, list[CheckedTransaction]()
@@ -81,7 +81,7 @@ async def post(endpoint: Any, body: bytes, *, method: str = "POST", **headers: s
         return await client.request(method, "/", content=body, headers=sent)
 
 
-async def test_who_did_not_sign_is_refused_and_logged(caplog: pytest.LogCaptureFixture) -> None:
+async def test_an_unsigned_request_is_refused_and_logged(caplog: pytest.LogCaptureFixture) -> None:
     listener = Listener()
     came = await post(endpoint_of(listener), asked(), webhook_signature="v1,AAAA")
     assert came.status_code == 401
@@ -95,7 +95,7 @@ async def test_who_did_not_sign_is_refused_and_logged(caplog: pytest.LogCaptureF
 async def test_a_clock_that_is_off_is_named_to_the_coordinator_and_in_the_log(
     kind: str, off_s: int, word: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """So is a request that is old, or sent again by somebody who has heard it."""
+    """So is a request that is old, or replayed by an eavesdropper."""
     listener, taken = Listener(), list[Any]()
     options: dict[str, Any] = {"secrets": SECRET, "clock": lambda: datetime.now(timezone.utc).timestamp() + off_s}
     endpoint = CheckEndpoint(listener, group="shop", **options)

@@ -11,13 +11,13 @@ from fastapi import FastAPI
 from halfnote import COMMIT, ROLLBACK, UNKNOWN, CheckEndpoint
 from starlette.applications import Starlette
 
-from app.database import Connection
-from app.loops.checkback import CheckBack
-from app.runtime import Runtime
+from app.checkback.loop import CheckBack
+from app.database.connection import Connection
+from app.runtime.state import Runtime
+from tests.checkback.test_loop import attempts, in_doubt, turn, verdict
 from tests.conftest import register_group
 from tests.sdk.servers import asgi_server, django_server, threaded
 from tests.sdk.test_check import PATH, AsyncListener, Listener, endpoint_of, in_flask
-from tests.test_checkback import attempts, in_doubt, turn, verdict
 
 
 def in_fastapi(endpoint: CheckEndpoint) -> Any:

@@ -22,12 +22,13 @@ from alembic.migration import MigrationContext
 from alembic.operations import Operations
 from halfnote.ids import new_id
 
-from tests import pg
-from tests.conftest import migrated_template
-from tests.processes import ROOT, Service, free_port
+from app import cli
+from tests.conftest import app_of, migrated_template
 from tests.sdk.doc_blocks import blocks_of, runner, shell_blocks_of
 from tests.sdk.servers import asgi_server
 from tests.sdk.shop import fresh, with_driver
+from tests.support import postgres
+from tests.support.processes import ROOT, Service, free_port
 
 SECRET = "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw0000"
 WITHIN_S = 120.0
@@ -42,19 +43,19 @@ PROGRAMS = {
 @pytest.fixture(scope="module")
 def halfnote(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """The URL of a real service, one for all pages."""
-    dsn = pg.create_database(migrated_template())
+    dsn = postgres.create_database(migrated_template())
     service = Service(tmp_path_factory.mktemp("service") / "data", "serve", HALFNOTE_DATABASE_URL=dsn)
     try:
         asyncio.run(service.start())
         yield service.url
     finally:
         service.stop()
-        pg.drop_database(dsn)
+        postgres.drop_database(dsn)
 
 
 @pytest.fixture
 async def api(halfnote: str) -> AsyncIterator[httpx.AsyncClient]:
-    """The service's API; the page's subscription is gone in the end."""
+    """The service's API; the page's subscription is deleted at the end."""
     async with httpx.AsyncClient(base_url=halfnote, timeout=60) as client:
         yield client
         await client.delete("/subscriptions/points")
@@ -67,7 +68,7 @@ async def until(reached: Callable[[], Any]) -> None:
 
 
 async def announced_and_asked(api: httpx.AsyncClient, shop: str, orders: str, points: str, number: int) -> None:
-    """What holds for each service: its order gives points; its barrier answers for what it has left open.
+    """Assert that a service's order gives points and that its barrier answers for transactions without an end.
 
     `orders` and `points`: the tables' names.
     """
@@ -96,23 +97,25 @@ async def announced_and_asked(api: httpx.AsyncClient, shop: str, orders: str, po
 
 
 def arguments_of(line: str) -> list[str]:
-    """Return a command of a page as what Python's `-m` is given."""
+    """Return a command of a page as arguments of Python's `-m`."""
     program, *arguments = shlex.split(line.replace("$SHOP_SECRET", SECRET))
     return [*PROGRAMS[program], *arguments]
 
 
 def run_commands(lines: Iterable[str], halfnote: str) -> None:
-    """Run commands of a page against the service."""
+    """Run a page's commands of `halfnote` in this process against the service."""
     for line in lines:
-        command = [sys.executable, "-m", *arguments_of(line)]
-        came = subprocess.run(
-            command, cwd=ROOT, env={**os.environ, "HALFNOTE_URL": halfnote}, capture_output=True, text=True
-        )
-        assert came.returncode == 0, came.stdout + came.stderr
+        program, *arguments = shlex.split(line.replace("$SHOP_SECRET", SECRET))
+        assert program == "halfnote"
+        with pytest.MonkeyPatch.context() as patch, pytest.raises(SystemExit) as ended:
+            patch.setattr(sys, "argv", [program, *arguments])
+            patch.setenv("HALFNOTE_URL", halfnote)
+            cli.main()
+        assert ended.value.code in (0, None), line
 
 
 class Site:
-    """A page's program in a directory of its own: its files, its commands, its server."""
+    """A page's program in a separate directory: its files, its commands, its server."""
 
     def __init__(self, page: str, place: Path, **environment: str) -> None:
         self.place, self.port = place, free_port()
@@ -271,7 +274,7 @@ def upgraded(connection: Any, *steps: Callable[[], None]) -> None:
 
 
 async def all_announced(api: httpx.AsyncClient, shop: str) -> None:
-    """What the page's blocks have kept, and nothing else, is committed, also what was left to a check."""
+    """Assert that exactly the orders that the page's blocks kept are committed, also those left to a check."""
     with closing(psycopg.connect(shop)) as connection:
         kept = [row[0] for row in connection.execute("select number from orders")]
     committed: set[int] = set()
@@ -316,9 +319,10 @@ async def test_asyncpg(halfnote: str, api: httpx.AsyncClient, monkeypatch: pytes
 
 
 @pytest.mark.parametrize("page", ["from-an-outbox", "from-rocketmq", "from-dtm"])
-async def test_commands_of_the_guides(page: str, halfnote: str, api: httpx.AsyncClient) -> None:
+async def test_commands_of_the_guides(page: str, client: httpx.AsyncClient) -> None:
     [command] = shell_blocks_of(f"docs/{page}.md")
-    await asyncio.to_thread(run_commands, [command], halfnote)
-    made = (await api.get("/subscriptions/points")).json()
+    async with asgi_server(app_of(client)) as url:
+        await asyncio.to_thread(run_commands, [command], url)
+    made = (await client.get("/subscriptions/points")).json()
     assert made["topics"] == re.findall(r"--topic (\S+)", command)
     assert made["destination"]["url"] == re.findall(r"--to (\S+)", command)[0]

@@ -1,4 +1,4 @@
-"""One contract for the service and for the coordinator in memory: what each answers to the same requests."""
+"""One contract for the service and the coordinator in memory: both give the same answers to the same requests."""
 
 import json
 import re
@@ -15,14 +15,14 @@ from halfnote.ids import new_id
 from halfnote.testing import Coordinator
 from halfnote.times import instant
 
-from app.database import Connection
-from app.loops.checkback import CheckBack
-from app.loops.relay import Relay
-from app.runtime import Runtime
+from app.checkback.loop import CheckBack
+from app.database.connection import Connection
+from app.relay.loop import Relay
+from app.runtime.state import Runtime
+from tests.checkback.test_loop import in_doubt, turn
 from tests.conftest import register_group
-from tests.relays import subscribe, turn_until
-from tests.responders import Responder
-from tests.test_checkback import in_doubt, turn
+from tests.support.check_responder import Responder
+from tests.support.relay_stepping import subscribe, turn_until
 
 MESSAGE = {"topic": "order", "key": "order-1030", "tag": "created", "body": {"order": 1030}}
 
@@ -229,7 +229,7 @@ async def test_groups(halfnote: httpx.AsyncClient) -> None:
 
 @pytest.mark.parametrize("off_s", [600, -600])
 async def test_a_clock_that_is_ten_minutes_off_is_named(halfnote: httpx.AsyncClient, off_s: int) -> None:
-    """To whoever sends: whose clock, and by how much."""
+    """The error says whose clock is off, and by how much."""
     transport = halfnote._transport
     told = f"this machine's clock .* is (60[0-9]|59[0-9]) s {'ahead of' if off_s > 0 else 'behind'} the coordinator's"
     async with TransactionProducer("http://testserver", group="shop", transport=transport) as producer:
@@ -248,7 +248,7 @@ async def test_when_it_is_asked_first(halfnote: httpx.AsyncClient, policy: dict[
 
 
 class Recorder:
-    """An endpoint that keeps what comes."""
+    """An endpoint that keeps its requests."""
 
     calls_async = False
 
@@ -263,7 +263,7 @@ class Recorder:
 
 
 def without_ids(headers: Mapping[str, str], body: bytes, transaction_id: str) -> tuple[dict[str, str], str]:
-    """Return a request without what differs each time, and without what HTTP adds."""
+    """Return a request without the fields that differ each time and those that HTTP adds."""
     own = {
         name: "signed" if name in ("webhook-signature", "webhook-timestamp") else value.replace(transaction_id, "id")
         for name, value in headers.items()

@@ -15,18 +15,18 @@ from halfnote.delivery import DeliveryEndpoint
 from halfnote.inbox import AsyncInbox, Reject
 from halfnote.message import Message
 
-from app.callbacks import CallbackClient
-from app.destinations.base import Delivered, Failed, Refused
-from app.signing import Secret
+from app.delivery import Delivered, Failed, Refused
+from app.egress.http_client import EgressClient
+from app.secrets.signatures import Secret
 from tests.sdk.servers import asgi_server, django_server, threaded, wsgi_server
 from tests.sdk.sites import INSERT, SITES
-from tests.webhooks import SECRET, dialling, message, webhook
+from tests.support.webhooks import SECRET, egress_client, message, webhook
 
 PATH = "/deliveries"
 
 
 class Taker:
-    """A handler without an inbox that keeps what it takes, and fails as the test says."""
+    """A handler without an inbox that keeps its messages and fails when the test says so."""
 
     def __init__(self) -> None:
         self.taken: list[Message] = []
@@ -63,9 +63,9 @@ def in_django(endpoint: DeliveryEndpoint) -> Any:
 
 
 @pytest.fixture
-async def client() -> AsyncIterator[CallbackClient]:
+async def client() -> AsyncIterator[EgressClient]:
     """A client as the service has it."""
-    async with dialling() as made:
+    async with egress_client() as made:
         yield made
 
 
@@ -76,7 +76,7 @@ async def client() -> AsyncIterator[CallbackClient]:
 async def test_the_service_delivers(
     host: Callable[[DeliveryEndpoint], Any],
     taking: type[Taker],
-    client: CallbackClient,
+    client: EgressClient,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     taker = taking()
@@ -118,7 +118,7 @@ def now() -> datetime:
     ("host", "taking"), [(in_fastapi, AsyncTaker), (in_flask, Taker), (in_django, Taker), (in_django, AsyncTaker)]
 )
 async def test_what_halfnote_takes_is_delivered_whole(
-    host: Callable[[DeliveryEndpoint], Any], taking: type[Taker], client: CallbackClient
+    host: Callable[[DeliveryEndpoint], Any], taking: type[Taker], client: EgressClient
 ) -> None:
     """Django's own limit is one for forms, of 2.5 MB."""
     taker, body = taking(), json.dumps("x" * 4_000_000).encode()
@@ -128,7 +128,7 @@ async def test_what_halfnote_takes_is_delivered_whole(
     assert [len(taken.body) for taken in taker.taken] == [len(body)]
 
 
-async def test_delivered_twice_it_is_run_once(client: CallbackClient, tmp_path: Path) -> None:
+async def test_delivered_twice_it_is_run_once(client: EgressClient, tmp_path: Path) -> None:
     async with SITES["asyncpg"](tmp_path) as site:
         inbox = AsyncInbox(site.barrier.database, "points")
         await inbox.create_table()

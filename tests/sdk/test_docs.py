@@ -29,7 +29,7 @@ from app.destinations.rabbitmq import message_of
 from tests.sdk.doc_blocks import ROOT, SCHEMA, Order, Points, blocks_of, runner, shell_blocks_of
 from tests.sdk.shop import fresh, with_driver
 from tests.sdk.sites import django_alias
-from tests.webhooks import message
+from tests.support.webhooks import message
 
 BLOCKS = blocks_of("sdk/README.md")
 run = runner("sdk/README.md")
@@ -38,7 +38,7 @@ PRODUCER, CHECK, BARRIER, BOUND, ASYNCPG, DJANGO, CONSUMER, BROKER, TESTING = BL
 
 @pytest.fixture
 async def names() -> AsyncIterator[dict[str, Any]]:
-    """What a service has before it uses the client."""
+    """Return the objects that a service has before it uses the client."""
     engine = create_async_engine(with_driver(fresh(SCHEMA), "asyncpg"))
 
     async def save(number: int, transaction_id: Any) -> None:
@@ -118,7 +118,7 @@ def test_blocks_with_django() -> None:
     alias = django_alias(fresh(SCHEMA))
 
     class Orders:
-        """Stands for a model's manager, on the test's own database."""
+        """Replaces a model's manager, on the test's database."""
 
         @staticmethod
         def create(number: int) -> None:

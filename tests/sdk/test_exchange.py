@@ -1,4 +1,4 @@
-"""When a request is repeated and how its answer is read; time is what the test says it is."""
+"""When a request is repeated and how its answer is read; the test sets the time."""
 
 import json
 from collections.abc import Sequence
@@ -25,7 +25,7 @@ def refusal(status: int, kind: str, **extra: Any) -> Response:
 def play(
     answers: Sequence[Response | NoAnswer], *, within_s: float = 15.0, attempts: int | None = None, took_s: float = 0.0
 ) -> tuple[Answer | Exception, list[float], list[float]]:
-    """Play an exchange; return what it came to, its pauses, and the timeout of each attempt."""
+    """Play an exchange; return its result, its pauses, and the timeout of each attempt."""
     now, pauses, timeouts = [100.0], [], []
     exchange = asked("it", REQUEST, within_s=within_s, clock=lambda: now[0], attempts=attempts)
     left = list(answers)
@@ -83,7 +83,7 @@ def test_what_is_final_is_not_repeated(status: int) -> None:
 def test_something_else_at_the_url_is_named_as_such() -> None:
     came, _, _ = play([response(404, b"<html>no such page")])
     assert isinstance(came, Refused)
-    assert "something that is not Halfnote answered: <html>no such page" in str(came)
+    assert "another program than Halfnote answered: <html>no such page" in str(came)
 
 
 def test_retry_after_is_kept_to() -> None:

@@ -20,17 +20,17 @@ from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
 from sqlalchemy.orm import DeclarativeBase
 
 from app.config import Settings
-from app.delivery_policy import DEFAULT_RETRY
-from app.group_shapes import URLS_MAX, GroupPut
-from app.policy import LONGEST_BACKOFF_S
-from app.subscription_shapes import SubscriptionPut
+from app.policy.check_schedule import LONGEST_BACKOFF_S
+from app.policy.delivery_retry import DEFAULT_RETRY
+from app.schemas.producer_groups import URLS_MAX, GroupPut
+from app.schemas.subscription_put import SubscriptionPut
 from tests.sdk.doc_blocks import ROOT, SCHEMA, Order, Points, blocks_of, runner
 from tests.sdk.shop import fresh, with_driver
 
 
 @pytest.fixture
 async def names() -> AsyncIterator[dict[str, Any]]:
-    """What a service has before it uses the client: an engine, its models, a barrier's table."""
+    """Return the objects that a service has before it uses the client: an engine, models, a barrier's table."""
     engine = create_async_engine(with_driver(fresh(SCHEMA), "asyncpg"))
     barrier = AsyncBarrier(AsyncSqlAlchemy(engine))
     await barrier.create_table()

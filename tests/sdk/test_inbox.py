@@ -25,7 +25,7 @@ from tests.sdk.sites import INSERT, SITES, Site, execute_on_cursor
 
 @pytest.fixture(params=[pytest.param(name, marks=[pytest.mark.slow] * name.endswith("mariadb")) for name in SITES])
 async def site(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Site]:
-    """A consumer's database by each driver in turn."""
+    """A consumer's database with each driver."""
     async with SITES[request.param](tmp_path) as site:
         yield site
 
@@ -47,7 +47,7 @@ class Points:
         self.failing = False
 
     async def hide(self, message: Message, connection: Any) -> None:
-        """Take an order, and an order that is there already, and say nothing of what the database said to that."""
+        """Store an order and a duplicate of one, and suppress the database's error about the duplicate."""
         await self._async_handler(message, connection)
         with suppress(Exception):
             await self._async_handler(message, connection)
@@ -95,7 +95,7 @@ async def test_each_message_once(site: Site) -> None:
     with pytest.raises(LookupError):
         await points.receive(two)
     assert site.orders() == [1]
-    # What failed left nothing behind, so it is taken when it comes again.
+    # A failed message leaves no row, so its redelivery is accepted.
     points.failing = False
     assert await points.receive(two) is Received.DONE
     assert site.orders() == [1, 2]
@@ -189,6 +189,6 @@ async def test_a_handler_that_only_looks_plain_is_awaited_or_refused(tmp_path: P
     async with SITES["sqlite"](tmp_path) as site:
         inbox = Inbox(site.barrier.database, "points")
         await site.call(inbox.create_table)
-        with pytest.raises(TypeError, match="to be awaited"):
+        with pytest.raises(TypeError, match="returned an awaitable"):
             await site.call(inbox.receive, arrived(1), lambda message, connection: take(message, connection))
     assert taken == ["1-0"]

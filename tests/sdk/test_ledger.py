@@ -120,11 +120,11 @@ def test_postgres(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "told"),
     [
-        ([], "name the database"),
+        ([], "give the URL of the database"),
         (["--database", "oracle://db"], "postgresql://"),
-        (["--database", "sqlite:////nowhere/shop.db"], "there is no"),
+        (["--database", "sqlite:////nowhere/shop.db"], "does not exist"),
         (["--database", "sqlite:///{file}", "--since", "2026-11-21", "--until", "2026-11-20"], "is after"),
-        (["--database", "sqlite:///{file}", "--table", "a;b"], "no name of a table"),
+        (["--database", "sqlite:///{file}", "--table", "a;b"], "is not a table name"),
     ],
 )
 def test_wrong_usage_is_told(

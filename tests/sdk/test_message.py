@@ -1,4 +1,4 @@
-"""Messages as consumers get them: what the service sends, over sockets and through brokers, read again."""
+"""Messages as consumers get them: parse the service's deliveries, over sockets and through brokers."""
 
 import json
 from datetime import UTC, timedelta
@@ -9,15 +9,16 @@ from uuid import uuid4
 import pytest
 from halfnote.message import Message, NotAMessage, from_aio_pika, from_aiokafka, from_http, from_nats, from_redis
 
-from app.destinations.base import Delivery
+from app.delivery import Delivery
 from app.destinations.cloudevents import event, joined
-from app.destinations.kafka_sending import record_of
+from app.destinations.kafka_records import record_of
 from app.destinations.nats import headers_of
 from app.destinations.rabbitmq import message_of
 from app.destinations.webhook import batch_headers, message_headers, structured_headers
-from app.trace_context import trace_headers
-from tests import brokers, test_kafka, test_nats, test_rabbitmq, test_redis
-from tests.webhooks import COMMITTED, message
+from app.observability.trace_context import trace_headers
+from tests.destinations import test_kafka, test_nats, test_rabbitmq, test_redis
+from tests.support import brokers
+from tests.support.webhooks import COMMITTED, message
 
 TRACE = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 FULL: dict[str, Any] = {

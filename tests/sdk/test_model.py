@@ -14,10 +14,11 @@ from hypothesis import strategies as st
 from tests.sdk.crashes import Death, Network, killed
 from tests.sdk.shop import fresh
 from tests.sdk.worlds import EMPTIED, SCHEMA, Attempt, World, attempts
+from tests.support.examples import examples
 
 
 class InMemory(World):
-    """With a coordinator in memory, which asks and delivers when it is told to."""
+    """With a coordinator in memory, which checks and delivers on command."""
 
     def __init__(self, shop: str) -> None:
         self.coordinator = Coordinator("shop")
@@ -63,7 +64,7 @@ async def url() -> str:
 MODEL = settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 
 
-@settings(MODEL, max_examples=25)
+@settings(MODEL, max_examples=examples(25))
 @given(plan=st.lists(attempts, min_size=1, max_size=4))
 async def test_nothing_is_lost_invented_or_taken_twice(url: str, plan: list[Attempt]) -> None:
     await play(InMemory(url), plan)
@@ -77,8 +78,15 @@ async def test_nothing_is_lost_invented_or_taken_twice_in_many_ways(url: str, pl
     await play(InMemory(url), plan)
 
 
-@pytest.mark.parametrize("during", [True, False])
-@pytest.mark.parametrize("unit", [True, False])
+@pytest.mark.parametrize(
+    ("unit", "during"),
+    [
+        (True, True),
+        (False, False),
+        pytest.param(True, False, marks=pytest.mark.slow),
+        pytest.param(False, True, marks=pytest.mark.slow),
+    ],
+)
 async def test_a_death_at_each_await_in_turn(url: str, unit: bool, during: bool) -> None:
     """One order after the other, the first dying at its first await, until one lives to its end."""
     at = 0

@@ -17,12 +17,12 @@ from halfnote.testing import SECRET
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from app.database import Connection
-from tests.processes import Service
+from app.database.connection import Connection
 from tests.sdk.crashes import Death, Network, killed
 from tests.sdk.servers import asgi_server
 from tests.sdk.shop import fresh
 from tests.sdk.worlds import SCHEMA, Attempt, World, attempts
+from tests.support.processes import Service
 
 WITHIN_S = 240.0
 # As many orders are under way at once as services have.
@@ -67,7 +67,7 @@ class Real(World):
         self._api = httpx.AsyncClient(base_url=service.url, timeout=60)
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
-        """Be asked, and told."""
+        """Answer a check and receive a delivery."""
         await (self.asked if scope["path"] == "/check" else self.told)(scope, receive, send)
 
     async def register(self, url: str) -> None:

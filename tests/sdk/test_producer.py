@@ -1,4 +1,4 @@
-"""Both producers: what they post, what they return, and what they do when something fails at any step."""
+"""Both producers: their requests, their results, and their behavior when any step fails."""
 
 import asyncio
 import json
@@ -39,7 +39,7 @@ QUICK = {"attempt_s": 1.0, "half_within_s": 0.2, "end_within_s": 30.0}
 
 
 class Shop:
-    """A listener whose local work does what the test says."""
+    """A listener whose local work the test chooses."""
 
     def __init__(self, work: Callable[[], Any]) -> None:
         self.work, self.ran = work, list[tuple[UUID, Any]]()
@@ -66,7 +66,7 @@ Producers = Callable[..., Using]
 
 @pytest.fixture(params=["async", "sync"])
 def producing(request: pytest.FixtureRequest) -> Producers:
-    """Make either producer; what it returns runs `use(producer)`, awaits what is awaitable, and closes it."""
+    """Return a function that makes either producer, runs `use(producer)`, awaits what is awaitable, and closes it."""
 
     def made(coordinator: Scripted, work: Callable[[], Any] = lambda: COMMIT, **options: Any) -> Using:
         options = {"group": "shop", "transport": coordinator.transport(), **QUICK, **options}
@@ -293,7 +293,7 @@ async def test_the_trace_goes_along(producing: Producers) -> None:
     finally:
         traceparent.reset(token)
     assert [came["traceparent"] for came in halfnote.headers] == [trace, trace]
-    # As a header alone: the content is the same under whichever span it is sent.
+    # Only in a header: the content is the same under every span.
     assert "headers" not in halfnote.asked("/half")[0]["messages"][0]
 
 
@@ -330,7 +330,7 @@ async def test_an_async_listener_is_not_for_the_sync_producer() -> None:
 
     result = await asyncio.to_thread(inside)
     assert isinstance(result.error, TypeError)
-    assert "TransactionProducer awaits those" in str(result.error)
+    assert "use TransactionProducer, which awaits it" in str(result.error)
 
 
 async def test_a_block_commits_at_its_end_and_rolls_back_what_raises() -> None:
@@ -401,7 +401,7 @@ def test_a_loop_that_ends_in_the_midst_of_a_send_harms_no_later_one() -> None:
                 began.set()
                 await asyncio.Event().wait()
 
-        asyncio.create_task(place())  # noqa: RUF006 - the end of the loop is what ends it
+        asyncio.create_task(place())  # noqa: RUF006 - the end of the loop ends it
         await began.wait()
 
     asyncio.run(cut_short())
@@ -456,7 +456,7 @@ def test_so_is_an_asynchronous_one() -> None:
 
 
 def in_a_child(told_by: Callable[[], str]) -> str:
-    """Return what a forked child of this process has to tell; "failed" if it raised."""
+    """Return the result of a function in a forked child; "failed" if it raised."""
     read, write = os.pipe()
     child = os.fork()
     if child == 0:

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from tests import pg
 from tests.sdk.doc_blocks import ROOT
+from tests.support import postgres
 
 # With every extra; and what the tests use besides. The newest that are for Python 3.10.
 CLIENT = f"{ROOT / 'sdk'}[asyncpg,django,ed25519,fast,parquet,psycopg,pymysql,sqlalchemy]"
@@ -25,7 +25,9 @@ PACKAGES = [
     "uvicorn",
 ]
 # Modules of these need the service in the same process, which is for Python 3.11 and newer.
-_of_the_service = re.compile(r"^(from (app|tests(?!\.sdk|\.ports\b))\b|import tomllib)", re.MULTILINE).search
+_of_the_service = re.compile(
+    r"^(from (app|tests(?!\.sdk|\.support\.(ports|examples)\b))\b|import tomllib)", re.MULTILINE
+).search
 
 
 def modules() -> list[str]:
@@ -74,7 +76,7 @@ def test_the_client_s_tests_pass(tmp_path: Path) -> None:
         subprocess.run([python, "-m", "pip", "install", "--quiet", *wanted], check=True, cwd=tmp_path)
     environment = {
         **{name: value for name, value in os.environ.items() if not name.startswith("HALFNOTE_")},
-        "HALFNOTE_TESTS_SHOP": pg.create_database(),
+        "HALFNOTE_TESTS_SHOP": postgres.create_database(),
         "HALFNOTE_TESTS_PYTHON": sys.executable,
     }
     # Below tests/sdk alone: what is above belongs to the service.

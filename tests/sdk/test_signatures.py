@@ -1,4 +1,4 @@
-"""Signatures: what the service signs is believed, what was altered, is old, or is signed by others is not."""
+"""Signatures: those of the service are valid; altered, old and foreign ones are not."""
 
 import base64
 from collections.abc import Callable
@@ -10,7 +10,7 @@ from halfnote import SignatureError, Verifier
 from halfnote.signatures import sign
 from standardwebhooks import Webhook
 
-from app.signing import Secret, headers, new_secret, public_key
+from app.secrets.signatures import Secret, headers, new_secret, public_key
 
 BODY = b'{"type": "halfnote.check"}'
 SECRET, OTHER = new_secret(), new_secret()
@@ -111,7 +111,7 @@ def test_four_minutes_are_allowed() -> None:
     assert verifier(now=NOW - 240).verify(signed(SECRET), BODY)
 
 
-def test_whoever_knows_no_secret_hears_nothing_of_clocks() -> None:
+def test_a_wrong_signature_gets_no_answer_about_clocks() -> None:
     with pytest.raises(SignatureError, match="no signature fits"):
         verifier(now=NOW + 6000).verify(signed(OTHER), BODY)
 
@@ -124,7 +124,7 @@ def test_a_secret_that_is_none_is_refused_at_once_and_not_shown(secret: str) -> 
 
 
 def test_none_at_all_is_refused() -> None:
-    with pytest.raises(ValueError, match="no secret"):
+    with pytest.raises(ValueError, match="a secret to verify with is missing"):
         Verifier([])
 
 

@@ -25,7 +25,7 @@ Play = Callable[..., Any]
 
 
 class LookedFor(Exception):
-    """What the tests raise."""
+    """The tests raise this."""
 
 
 def script(begin: Any, outer: Any, insert: Any, customer: int, *, nested: bool, fails: str) -> Any:
@@ -177,7 +177,7 @@ async def test_a_commit_that_fails_is_left_to_check_back(by: str, shop: str) -> 
 
 @pytest.mark.parametrize("by", BY)
 async def test_inside_an_open_database_transaction(by: str, shop: str, caplog: pytest.LogCaptureFixture) -> None:
-    """Only Django says when the outer one has committed; nobody says when it was rolled back."""
+    """Only Django reports that the outer transaction committed. No library reports that it was rolled back."""
     halfnote = Scripted()
     async with BY[by](shop, halfnote) as play:
         with pytest.raises(LookedFor):

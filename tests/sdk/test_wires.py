@@ -1,4 +1,4 @@
-"""What the asynchronous producer's requests go out by, over real sockets: an httpx transport, and aiohttp."""
+"""Transports of the asynchronous producer over real sockets: an httpx transport, and aiohttp."""
 
 import asyncio
 import gc
@@ -17,8 +17,8 @@ from halfnote.async_driver import AsyncDriver, HttpxWire, Wire
 from halfnote.exchange import NoAnswer, Request, Response
 from halfnote.http import headers_of
 
-from tests.ports import free_port
 from tests.sdk.servers import running
+from tests.support.ports import free_port
 
 HEADERS = headers_of("hn_key")
 ANSWER = b"HTTP/1.1 503 Busy\r\nRetry-After: 7\r\nContent-Type: application/json\r\nContent-Length: 2\r\n\r\n{}"
@@ -44,7 +44,7 @@ async def wire_to(request: pytest.FixtureRequest) -> AsyncIterator[Callable[[str
 
 @asynccontextmanager
 async def listening(answer: Answer) -> AsyncIterator[tuple[str, list[bytes]]]:
-    """Take each request whole, then do what the test says; yield the URL, and what came."""
+    """Read each request to its end, then act as the test says; yield the URL and the requests."""
     came: list[bytes] = []
 
     async def take(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -79,7 +79,7 @@ async def test_an_answer_comes_back_whole(wire_to: Callable[[str], Wire]) -> Non
     assert first.count("content-type") == first.count("user-agent") == 1
 
 
-async def test_nobody_there_means_nothing_was_sent(wire_to: Callable[[str], Wire]) -> None:
+async def test_a_refused_connection_means_nothing_was_sent(wire_to: Callable[[str], Wire]) -> None:
     came = await wire_to(f"http://127.0.0.1:{free_port()}").ask(Request("POST", "/half", b"{}", 60))
     assert isinstance(came, NoAnswer)
     assert not came.sent
@@ -119,7 +119,7 @@ async def test_aiohttp_is_taken_where_it_is_installed_and_no_transport_is_given(
 
 
 @pytest.mark.parametrize("by", ["aiohttp", "httpx"])
-# What such a loop leaves open is what Python warns of.
+# Python warns of the connections that such a loop leaves open.
 @pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::pytest.PytestUnraisableExceptionWarning")
 def test_a_loop_that_is_closed_in_the_midst_of_a_send_harms_no_later_one(
     by: str, monkeypatch: pytest.MonkeyPatch

@@ -73,11 +73,11 @@ class World:
         await connection.execute("insert into points values ($1)", message.json())
 
     async def place(self, number: int, attempt: Attempt) -> bool:
-        """Take an order in a process of its own, which may die; tell whether it came to its end before."""
+        """Take an order in a process that may die; tell whether it ended before that."""
         line = self.network.line(attempt.faults)
         producer = TransactionProducer(self._halfnote, group="shop", transport=line, half_within_s=self._half_within_s)
         lived = await killed(self._order(producer, number, attempt), attempt.dies)
-        # What it had in the background died with it.
+        # Its background work died with it.
         for task in list(producer._driver._background):
             task.cancel()
         await asyncio.sleep(0)
@@ -89,7 +89,7 @@ class World:
             return [row[0] for row in await connection.fetch(f"select number from {table} order by number")]
 
     async def rested(self) -> None:
-        """Wait until nothing is on its way any more, and cut what the dead have left."""
+        """Wait until no message is in flight, and close the connections that dead processes left open."""
         await self.network.rested()
         await self.connections.close()
 

@@ -1,11 +1,14 @@
 """A day that the real service made, settled and ready to be archived."""
 
+import asyncio
 import base64
+import shutil
 import time
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
-from datetime import date, datetime, timedelta
+from contextlib import AsyncExitStack, contextmanager
+from dataclasses import dataclass
+from datetime import UTC, date, datetime, timedelta
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlsplit
@@ -13,15 +16,20 @@ from urllib.parse import unquote, urlsplit
 import httpx
 import psycopg
 
-from app.database import Connection
+from app.config import Settings
+from app.database.connection import Connection, connect
 from app.ids import uuid7
-from app.runtime import Runtime
-from spark import archive_store, database
-from spark.archive_store import ArchivedDay
+from app.lifecycle.startup import assemble
+from app.runtime.state import Runtime
+from spark.archive import records
+from spark.archive.records import ArchivedDay
 from spark.jobs import archive
 from spark.manifest import TABLES
-from tests.days import all_delivered, go_to, long_ago, post_transaction, subscribe
-from tests.proofs import looked_at
+from spark.postgres import connections
+from tests.conftest import client_of, migrated_template, register_group
+from tests.support import postgres
+from tests.support.days import all_delivered, go_to, long_ago, post_transaction, subscribe
+from tests.support.proof_runs import looked_at
 
 THEN = long_ago(10)
 DAY = THEN.date()
@@ -35,12 +43,12 @@ MESSAGES: list[dict[str, Any]] = [
 
 
 def secret(number: int) -> str:
-    """What the first message of a settled day's transaction says, and no other."""
+    """Return the text of a transaction's first message, which occurs in no other message."""
     return f"secret {number} of order 1030, told to nobody"
 
 
 def messages(number: int) -> list[dict[str, Any]]:
-    """A transaction's messages, with what is easily spoilt on the way."""
+    """Return a transaction's messages; they hold characters and bytes that a copy easily damages."""
     return [{**MESSAGES[0], "body": {"text": secret(number)}}, *MESSAGES[1:]]
 
 
@@ -67,6 +75,66 @@ async def settled_day(client: httpx.AsyncClient, runtime: Runtime, db: Connectio
     return ids
 
 
+@dataclass(frozen=True)
+class MadeDay:
+    """A database with DAY, the ids of its transactions, and the directory of its archive, if it has one."""
+
+    url: str
+    ids: list[str]
+    begun: datetime
+    root: Path | None = None
+
+    @contextmanager
+    def copied(self, root: Path) -> Iterator[str]:
+        """Yield the url of a copy of the database, whose archive is a copy at `root`."""
+        names = [urlsplit(self.url).path[1:]]
+        url = postgres.create_database(names[0])
+        names.append(urlsplit(url).path[1:])
+        try:
+            if self.root is not None:
+                shutil.copytree(self.root, root)
+                # The archive names its database.
+                owner = root / "halfnote.json"
+                owner.write_text(owner.read_text().replace(*names))
+                with psycopg.connect(url) as db:
+                    moved = "update day set archive = replace(archive, %s, %s) where day = %s"
+                    db.execute(moved, [str(self.root), str(root), DAY])
+                assert root in path_of(row_of(url).archive).parents
+            yield url
+        finally:
+            postgres.drop_database(url)
+
+
+@contextmanager
+def made_settled() -> Iterator[MadeDay]:
+    """Make the settled day in a database of its own, with the producer group `shop`."""
+    url, begun = postgres.create_database(migrated_template()), datetime.now(UTC)
+    try:
+        yield MadeDay(url, asyncio.run(_settle(url)), begun)
+    finally:
+        postgres.drop_database(url)
+
+
+async def _settle(url: str) -> list[str]:
+    async with AsyncExitStack() as stack:
+        settings = Settings(_env_file=None, database_url=url, pool_size=2, linger_s=0)  # type: ignore[call-arg]
+        runtime = await assemble(settings, url, stack)
+        client = await stack.enter_async_context(client_of(runtime))
+        db = await connect(url)
+        stack.push_async_callback(db.close)
+        await register_group(db, "shop")
+        return await settled_day(client, runtime, db)
+
+
+@contextmanager
+def made_archived(settled: MadeDay, root: Path) -> Iterator[MadeDay]:
+    """Archive the settled day below `root`, in a database of its own."""
+    begun = datetime.now(UTC)
+    with settled.copied(root) as url:
+        assert archive.main(["--database-url", url, "--archive", str(root)]) == 0
+        yield MadeDay(url, settled.ids, begun, root)
+
+
 async def final(db: Connection, day: date = DAY) -> None:
     """Write that the proof calls a day final."""
     await looked_at(db, day, 1)
@@ -88,8 +156,8 @@ async def write_ops(db: Connection, count: int, at: datetime = THEN) -> None:
 
 def row_of(dsn: str, day: date = DAY) -> ArchivedDay:
     """The day's row as the jobs see it."""
-    with database.connect(dsn) as connection:
-        return archive_store.day_of(connection, day)
+    with connections.connect(dsn) as connection:
+        return records.day_of(connection, day)
 
 
 def path_of(place: str | None) -> Path:

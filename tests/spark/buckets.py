@@ -13,8 +13,8 @@ import httpx
 import pyspark
 from pyarrow.fs import FileSelector, FileType, S3FileSystem
 
-from tests.absent import absent
-from tests.brokers import free_ports
+from tests.support.brokers import free_ports
+from tests.support.requirements import absent
 
 # Of the version of Spark's own Hadoop: others have classes that do not fit together.
 [HADOOP] = [

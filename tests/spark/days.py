@@ -11,7 +11,7 @@ from typing import Any, TypeAlias
 
 import psycopg
 
-from app.database import connect
+from app.database.connection import connect
 from app.migrate import ensure_days
 from spark.jobs.reconcile import main
 

@@ -11,17 +11,17 @@ from typing import Any
 import httpx
 from aiohttp import web
 
+from app.checkback.loop import CheckBack
 from app.config import LOOPBACK, Settings
-from app.database import Connection, connect
-from app.loops.checkback import CheckBack
-from app.runtime import Runtime
-from app.start import assemble
+from app.database.connection import Connection, connect
+from app.lifecycle.startup import assemble
+from app.runtime.state import Runtime
+from tests.checkback.test_loop import in_doubt, turn
 from tests.conftest import client_of, register_group
-from tests.responders import Call, Responder
-from tests.test_checkback import in_doubt, turn
-from tests.test_relay_kills import Workers, until
+from tests.relay.test_kills import Workers, until
+from tests.support.check_responder import Call, Responder
 
-# Plain messages of this topic, and transactions rolled back with it, are there to be spoilt.
+# Tests damage plain messages of this topic, and transactions that were rolled back with it.
 VICTIMS = 30
 # Everything is over: whatever a subscription takes and is due has a receipt or is dead, and no replay runs. Checkpoints
 # say less: those of whom no message is for move when it suits them.
@@ -152,7 +152,7 @@ async def _decided(maker: Maker) -> None:
     await register_group(maker.db, "careful", check_urls=[shop.url], max_checks=1, on_exhausted="park")
     eu = {"topic": "order", "body": 1, "headers": {"region": "eu", "x": "y"}}
     us = {"topic": "order", "body": 2, "headers": {"region": "us"}}
-    # Not of who is replayed: a replay would wait for it.
+    # Not for the subscription that is replayed: its replay would wait for this message.
     later = {"topic": "keyed.a", "body": 4, "deliver_after_s": 7200}
     await maker.transaction("commit", eu, us, {"topic": "keyed.a", "key": "k", "body": 3})
     await maker.transaction("commit", {**us, "deliver_after_s": 0.5}, later)

@@ -1,7 +1,8 @@
-"""The archive of a day that the real service made: written, checked, dropped, restored, redacted, spoilt."""
+"""The archive of a day that the real service made: written, checked, dropped, damaged."""
 
 import hashlib
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -11,20 +12,23 @@ import pyarrow.parquet as pq
 import pytest
 from pyspark.sql import SparkSession
 
-from app.cli.person import person
+from app.cli.os_user import person
 from app.config import Settings
-from app.database import Connection
+from app.database.connection import Connection
 from app.ids import uuid7
-from app.loops import upkeep
-from app.runtime import Runtime
+from app.retention import loop as retention_loop
+from app.runtime.state import Runtime
 from spark import manifest
-from spark.archive import frames_from_archive
+from spark.archive.layout import frames_from_archive
+from spark.archive.records import ARCHIVE_LOCK
 from spark.jobs import archive
 from spark.manifest import TABLES
-from tests.days import partitions_of
-from tests.spark.archives import DAY, NOW, THEN, changed, path_of, row_of, settled_day, written
+from tests.conftest import migrated_template
+from tests.spark.archives import DAY, NOW, THEN, MadeDay, changed, path_of, row_of, written
+from tests.support import postgres
+from tests.support.days import partitions_of
 
-pytestmark = pytest.mark.usefixtures("group", "spark")
+pytestmark = pytest.mark.usefixtures("spark")
 
 
 @pytest.fixture
@@ -33,14 +37,41 @@ def root(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
+def made(request: pytest.FixtureRequest) -> MadeDay:
+    """The day that the test's database is a copy of: archived if the test takes `archived`, else settled."""
+    name = "archived_day_made" if "archived" in request.fixturenames else "settled_day_made"
+    day: MadeDay = request.getfixturevalue(name)
+    return day
+
+
+@pytest.fixture
+def dsn(request: pytest.FixtureRequest, root: Path) -> Iterator[str]:
+    """A copy of the database of `made`; of a migrated one, if the test takes no transactions."""
+    if "made" in request.fixturenames:
+        with request.getfixturevalue("made").copied(root) as url:
+            yield url
+    else:
+        url = postgres.create_database(migrated_template())
+        yield url
+        postgres.drop_database(url)
+
+
+@pytest.fixture
 def settings(dsn: str, root: Path) -> Settings:
     return Settings(_env_file=None, database_url=dsn, pool_size=8, linger_s=0, archive=str(root))  # type: ignore[call-arg]
 
 
 @pytest.fixture
-async def ids(client: httpx.AsyncClient, runtime: Runtime, db: Connection) -> list[str]:
-    """The transactions of a settled day: three committed, one rolled back."""
-    return await settled_day(client, runtime, db)
+def ids(made: MadeDay, runtime: Runtime) -> list[str]:
+    """The transactions of the day: three committed, one rolled back. The service's clock is within it."""
+    runtime.clock.fixed = THEN
+    return made.ids
+
+
+@pytest.fixture
+def archived(ids: list[str]) -> list[str]:
+    """The transactions of the day, which is archived."""
+    return ids
 
 
 def run(dsn: str, root: Path, *options: str) -> int:
@@ -48,19 +79,20 @@ def run(dsn: str, root: Path, *options: str) -> int:
 
 
 def rows_of(place: Path, table: str) -> list[dict[str, Any]]:
-    """What another reader of Parquet finds."""
+    """Read a table's rows with another Parquet reader than Spark."""
     files = sorted((place / table).glob("*.parquet"))
     return [row for file in files for row in pq.ParquetFile(file).read().to_pylist()]
 
 
-async def test_a_settled_day_is_archived_whole(ids: list[str], db: Connection, dsn: str, root: Path) -> None:
-    assert run(dsn, root) == 0
+async def test_a_settled_day_is_archived_whole(
+    archived: list[str], made: MadeDay, db: Connection, dsn: str, root: Path
+) -> None:
     day = row_of(dsn)
     place = path_of(day.archive)
     assert place.parent == root / f"day={DAY}"
     assert [one.name for one in root.iterdir() if one.is_dir()] == [f"day={DAY}"]
     assert json.loads((place / "manifest.json").read_text()) == day.archive_manifest
-    assert await db.fetchval("select archived_at > now() - interval '10 min' from day where day = $1", DAY)
+    assert await db.fetchval("select archived_at between $2 and now() from day where day = $1", DAY, made.begun)
     for table in TABLES:
         columns = [name for name, _ in manifest.COLUMNS[table]]
         kept = await db.fetch(f"select * from {table} order by 1, 2")
@@ -77,15 +109,14 @@ async def test_a_settled_day_is_archived_whole(ids: list[str], db: Connection, d
     assert {group.column(index).compression for index in range(group.num_columns)} == {"ZSTD"}
 
 
-async def test_the_manifest_says_what_the_tables_hold(ids: list[str], dsn: str, root: Path) -> None:
-    assert run(dsn, root) == 0
+async def test_the_manifest_says_what_the_tables_hold(archived: list[str], dsn: str, root: Path) -> None:
     described = row_of(dsn).archive_manifest
     assert described is not None
     with psycopg.connect(dsn) as connection:
         found = manifest.of_day(connection, DAY)
     assert manifest.differing(described, found) == {}
     half = described["tables"]["half"]
-    assert (half["rows"], half["first_id"], half["last_id"]) == (10, min(ids), max(ids))
+    assert (half["rows"], half["first_id"], half["last_id"]) == (10, min(archived), max(archived))
     assert {table: held["rows"] for table, held in described["tables"].items()} == {
         "half": 10,
         "op": 4,
@@ -101,26 +132,39 @@ async def test_the_manifest_says_what_the_tables_hold(ids: list[str], dsn: str, 
         assert sum(file["rows"] for file in held["files"]) == held["rows"]
 
 
-async def test_an_archived_day_leaves_and_says_where_it_is(
-    ids: list[str], client: httpx.AsyncClient, runtime: Runtime, db: Connection, dsn: str, root: Path
+async def test_a_settled_day_waits_for_its_archive(ids: list[str], runtime: Runtime, dsn: str) -> None:
+    await retention_loop.step(runtime, NOW)
+    assert row_of(dsn).held == ["archive"]
+
+
+@pytest.mark.slow
+async def test_a_day_that_waited_for_its_archive_leaves_once_it_is_archived(
+    ids: list[str], runtime: Runtime, dsn: str, root: Path
 ) -> None:
-    await upkeep.step(runtime, NOW)
+    await retention_loop.step(runtime, NOW)
     assert row_of(dsn).held == ["archive"]
     assert run(dsn, root) == 0
-    await upkeep.step(runtime, NOW)
+    await retention_loop.step(runtime, NOW)
+    assert (row_of(dsn).state, row_of(dsn).held) == ("gone", [])
+
+
+async def test_an_archived_day_leaves_and_says_where_it_is(
+    archived: list[str], client: httpx.AsyncClient, runtime: Runtime, db: Connection, dsn: str, root: Path
+) -> None:
+    await retention_loop.step(runtime, NOW)
     day = row_of(dsn)
     assert (day.state, day.held) == ("gone", [])
     assert await partitions_of(db, DAY) == {}
-    end = {"transaction_id": ids[0], "producer_group": "shop", "verdict": "commit"}
-    for answer in (await client.get(f"/transactions/{ids[0]}"), await client.post("/end", json=end)):
+    end = {"transaction_id": archived[0], "producer_group": "shop", "verdict": "commit"}
+    for answer in (await client.get(f"/transactions/{archived[0]}"), await client.post("/end", json=end)):
         assert (answer.status_code, answer.json()["archive"]) == (410, day.archive)
     assert run(dsn, root, "--verify") == 0
 
 
+@pytest.mark.slow
 async def test_what_is_archived_is_not_archived_again_unless_it_changed(
-    ids: list[str], db: Connection, dsn: str, root: Path
+    archived: list[str], db: Connection, dsn: str, root: Path
 ) -> None:
-    assert run(dsn, root) == 0
     first = row_of(dsn).archive
     assert run(dsn, root) == 0
     assert row_of(dsn).archive == first
@@ -128,10 +172,11 @@ async def test_what_is_archived_is_not_archived_again_unless_it_changed(
     assert run(dsn, root) == 0
     second = row_of(dsn).archive
     assert second != first
-    # What it took the place of is gone.
+    # The archive that it replaced is gone.
     assert [path_of(second)] == list((root / f"day={DAY}").iterdir())
 
 
+@pytest.mark.slow
 async def test_only_final_and_closed_days_are_archived(ids: list[str], db: Connection, dsn: str, root: Path) -> None:
     await db.execute("update reconciliation_day set state = 'provisional'")
     assert run(dsn, root) == 0
@@ -141,6 +186,7 @@ async def test_only_final_and_closed_days_are_archived(ids: list[str], db: Conne
     assert row_of(dsn).archive is not None
 
 
+@pytest.mark.slow
 async def test_a_day_that_was_asked_for_is_archived_whatever_it_is(
     ids: list[str], db: Connection, dsn: str, root: Path
 ) -> None:
@@ -156,6 +202,7 @@ async def test_a_day_that_is_not_here_is_refused(
     assert "2020-01-01 is not in the database" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 async def test_an_empty_day_is_archived_and_leaves(runtime: Runtime, db: Connection, dsn: str, root: Path) -> None:
     (gone,) = await db.fetch("select day from day order by day limit 1")
     assert run(dsn, root, "--day", str(gone["day"])) == 0
@@ -165,6 +212,7 @@ async def test_an_empty_day_is_archived_and_leaves(runtime: Runtime, db: Connect
     assert run(dsn, root, "--verify") == 0
 
 
+@pytest.mark.slow
 async def test_bodies_can_be_left_out(
     ids: list[str], db: Connection, dsn: str, root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -181,6 +229,7 @@ async def test_bodies_can_be_left_out(
     assert run(dsn, root, "--verify") == 0
 
 
+@pytest.mark.slow
 async def test_a_body_that_is_not_of_its_digest_is_not_archived(
     ids: list[str], db: Connection, dsn: str, root: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -191,6 +240,7 @@ async def test_a_body_that_is_not_of_its_digest_is_not_archived(
     assert list((root / f"day={DAY}").iterdir()) == []
 
 
+@pytest.mark.slow
 async def test_an_archive_made_while_the_day_changes_is_made_again(
     ids: list[str], db: Connection, dsn: str, root: Path
 ) -> None:
@@ -205,34 +255,38 @@ async def test_an_archive_made_while_the_day_changes_is_made_again(
     assert list((root / f"day={DAY}").iterdir()) == [path_of(day.archive)]
 
 
+@pytest.mark.slow
 async def test_a_row_that_comes_after_the_archive_keeps_the_day(
-    ids: list[str], runtime: Runtime, db: Connection, dsn: str, root: Path
+    archived: list[str], runtime: Runtime, db: Connection, dsn: str, root: Path
 ) -> None:
-    assert run(dsn, root) == 0
-    await db.execute("insert into attempt (transaction_id, kind, at, outcome) values ($1, 'swept', now(), '')", ids[0])
-    await upkeep.step(runtime, NOW)
+    await db.execute(
+        "insert into attempt (transaction_id, kind, at, outcome) values ($1, 'swept', now(), '')", archived[0]
+    )
+    await retention_loop.step(runtime, NOW)
     assert (row_of(dsn).state, row_of(dsn).held) == ("open", ["archive"])
     assert len(await partitions_of(db, DAY)) == 5
     assert run(dsn, root) == 0
-    await upkeep.step(runtime, NOW)
+    await retention_loop.step(runtime, NOW)
     assert row_of(dsn).state == "gone"
 
 
+@pytest.mark.slow
 async def test_detached_tables_that_differ_are_archived_again_and_then_dropped(
-    ids: list[str], runtime: Runtime, db: Connection, dsn: str, root: Path
+    archived: list[str], runtime: Runtime, db: Connection, dsn: str, root: Path
 ) -> None:
-    assert run(dsn, root) == 0
-    # The numbers of rows agree; only the digest tells.
+    # The row counts agree; only the digests differ.
     await db.execute("update op set reason = 'another'")
-    await upkeep.step(runtime, NOW)
+    await retention_loop.step(runtime, NOW)
     assert (row_of(dsn).state, row_of(dsn).held) == ("archiving", ["archive_differs"])
     assert run(dsn, root) == 0
-    await upkeep.step(runtime, NOW)
+    await retention_loop.step(runtime, NOW)
     assert (row_of(dsn).state, row_of(dsn).held) == ("gone", [])
 
 
-async def test_a_flipped_byte_is_found(ids: list[str], dsn: str, root: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    assert run(dsn, root) == 0
+@pytest.mark.slow
+async def test_a_flipped_byte_is_found(
+    archived: list[str], dsn: str, root: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
     place = path_of(row_of(dsn).archive)
     (file,) = (place / "outbox").glob("*.parquet")
     whole = file.read_bytes()
@@ -243,6 +297,7 @@ async def test_a_flipped_byte_is_found(ids: list[str], dsn: str, root: Path, cap
     assert run(dsn, root, "--verify") == 0
 
 
+@pytest.mark.slow
 async def test_a_byte_that_is_flipped_before_it_is_read_back_is_found(
     ids: list[str], dsn: str, root: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -258,9 +313,8 @@ async def test_a_byte_that_is_flipped_before_it_is_read_back_is_found(
 
 
 async def test_verify_says_what_is_wrong(
-    ids: list[str], dsn: str, root: Path, capfd: pytest.CaptureFixture[str]
+    archived: list[str], dsn: str, root: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    assert run(dsn, root) == 0
     place, described = path_of(row_of(dsn).archive), row_of(dsn).archive_manifest
     assert described is not None
     (half,) = (place / "half").glob("*.parquet")
@@ -275,9 +329,8 @@ async def test_verify_says_what_is_wrong(
 
 
 async def test_the_archive_can_be_proved_again_by_itself(
-    ids: list[str], dsn: str, root: Path, spark: SparkSession
+    archived: list[str], dsn: str, root: Path, spark: SparkSession
 ) -> None:
-    assert run(dsn, root) == 0
     place = row_of(dsn).archive
     assert place is not None
     frames = frames_from_archive(spark, place)
@@ -292,6 +345,7 @@ async def test_the_archive_can_be_proved_again_by_itself(
     assert frames.rules["max_checks"] == 15
 
 
+@pytest.mark.slow
 async def test_an_archive_of_another_database_is_refused(
     ids: list[str], db: Connection, dsn: str, root: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -307,27 +361,27 @@ async def test_an_archive_of_another_database_is_refused(
     assert json.loads(adopted["detail"]) == {"former": "another"}
 
 
+@pytest.mark.slow
 async def test_one_at_a_time(ids: list[str], dsn: str, root: Path, capfd: pytest.CaptureFixture[str]) -> None:
     with psycopg.connect(dsn) as other:
-        other.execute("select pg_advisory_lock(7011)")
+        other.execute("select pg_advisory_lock(%s)", [ARCHIVE_LOCK])
         assert run(dsn, root) == 1
-    assert "Another archive, restore or redact is at it" in capfd.readouterr().err
+    assert "Another archive, restore or redact is running" in capfd.readouterr().err
     assert run(dsn, root) == 0
 
 
 async def test_old_days_leave_the_archive_but_never_what_is_in_postgres(
-    ids: list[str], client: httpx.AsyncClient, runtime: Runtime, db: Connection, dsn: str, root: Path
+    archived: list[str], client: httpx.AsyncClient, runtime: Runtime, db: Connection, dsn: str, root: Path
 ) -> None:
-    assert run(dsn, root) == 0
     assert run(dsn, root, "--keep-s", "86400") == 0
     assert path_of(row_of(dsn).archive).is_dir()
-    await upkeep.step(runtime, NOW)
+    await retention_loop.step(runtime, NOW)
     assert run(dsn, root, "--keep-s", str(100 * 86400)) == 0
     assert path_of(row_of(dsn).archive).is_dir()
     assert run(dsn, root, "--keep-s", "86400") == 0
     assert row_of(dsn).archive is None
     assert [one.name for one in root.iterdir()] == ["halfnote.json"]
-    assert (await client.get(f"/transactions/{ids[0]}")).json()["archive"] is None
+    assert (await client.get(f"/transactions/{archived[0]}")).json()["archive"] is None
     acts = await db.fetch("select what, actor, target from audit where what like 'archive.%' order by audit_id")
     assert [tuple(act) for act in acts] == [
         ("archive.write", person().name, str(DAY)),

@@ -14,14 +14,14 @@ import psycopg
 import pytest
 
 from app.config import Settings
-from app.database import Connection
+from app.database.connection import Connection
 from app.ids import uuid7
-from app.runtime import Runtime
+from app.runtime.state import Runtime
 from spark.jobs import archive
-from tests.processes import ROOT
 from tests.spark.archives import DAY, THEN, path_of, row_of, settled_day, until_written
+from tests.support.processes import ROOT
 
-pytestmark = [pytest.mark.usefixtures("group"), pytest.mark.slow]
+pytestmark = pytest.mark.usefixtures("group")
 
 MIB = 1024 * 1024
 PROGRAM = ("spark.jobs.archive",)

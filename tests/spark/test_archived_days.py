@@ -8,8 +8,8 @@ from typing import Any
 import psycopg
 import pytest
 
-from spark import reading
 from spark.jobs import archive
+from spark.proof import read_days
 from tests.spark.archives import path_of, row_of
 from tests.spark.days import days_ago, fill_day, prove, rows
 
@@ -95,14 +95,14 @@ def test_an_archive_that_was_replaced_while_it_was_read_is_left_to_the_next_run(
     dsn: str, place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """What took its place removes its files, which is nothing wrong."""
-    beside = reading.beside
+    beside = read_days.beside
 
     def after_archive(*given: Any) -> Any:
         # The run has read the day's row by now.
         archived(dsn, tmp_path / "archive", "--day", OLD)
         return beside(*given)
 
-    monkeypatch.setattr(reading, "beside", after_archive)
+    monkeypatch.setattr(read_days, "beside", after_archive)
     assert prove(dsn, "--day", OLD) == 0
     assert not place.exists()
     assert '"note": "archive_replaced"' in capsys.readouterr().err

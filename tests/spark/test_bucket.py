@@ -17,15 +17,15 @@ import pytest
 from pyspark.sql import SparkSession
 
 from app.config import Settings
-from app.database import Connection
-from app.loops import upkeep
-from app.runtime import Runtime
+from app.database.connection import Connection
+from app.retention import loop as retention_loop
+from app.runtime.state import Runtime
 from spark.jobs import archive
 from spark.manifest import TABLES
-from tests.processes import ROOT
 from tests.spark.archives import DAY, NOW, row_of, secret, settled_day
 from tests.spark.buckets import JARS, Bucket, bucket
 from tests.spark.days import days_ago, fill_day, flip_ops, rows, start_proof
+from tests.support.processes import ROOT
 
 WITHIN_S = 280.0
 SCHEMA = f"restored_{DAY:%Y%m%d}"
@@ -63,7 +63,7 @@ def table(store: Bucket, key: str) -> list[dict[str, Any]]:
 
 
 def bodies(store: Bucket) -> list[bytes]:
-    """Every body in whatever Parquet is in the bucket."""
+    """Return every body in every Parquet file in the bucket."""
     files = [table(store, key) for key in store.objects() if key.endswith(".parquet")]
     return [row["body"] for found in files for row in found if row.get("body")]
 
@@ -96,7 +96,7 @@ async def test_a_day_lives_in_a_bucket_and_comes_back(
         stored = [{**row, "transaction_id": str(row["transaction_id"])} for row in kept]
         assert sorted((row for key in listed for row in table(store, key)), key=str) == sorted(stored, key=str)
 
-    await upkeep.step(runtime, NOW)
+    await retention_loop.step(runtime, NOW)
     assert row_of(dsn).state == "gone"
     before = bodies(store)
     gone = json.dumps({"text": secret(1)}, separators=(",", ":")).encode()
@@ -193,7 +193,7 @@ def test_without_the_jars_it_says_which_are_missing(
     assert archive.main(["--database-url", dsn, "--archive", "s3a://bucket/halfnote"]) == 1
     assert JARS in capsys.readouterr().err
     assert archive.main(["--database-url", dsn, "--archive", "nosuch://bucket/halfnote"]) == 1
-    assert "Spark has not the jars that nosuch://bucket/halfnote needs" in capsys.readouterr().err
+    assert "Spark lacks the jars that nosuch://bucket/halfnote needs" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

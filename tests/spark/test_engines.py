@@ -53,7 +53,6 @@ def ended(started: subprocess.Popen[str]) -> int:
     return started.returncode
 
 
-@pytest.mark.slow
 def test_spark_submit_and_another_time_zone_find_the_same(faulty: str, tmp_path: Path) -> None:
     """The file itself is what spark-submit runs, from wherever; machine, JVM and database live in zones far
     from UTC."""
@@ -115,7 +114,6 @@ def until(process: subprocess.Popen[bytes], log: Path, sign: str) -> tuple[str, 
     return found.groups()
 
 
-@pytest.mark.slow
 def test_a_standalone_cluster_finds_the_same(faulty: str, cluster: str, tmp_path: Path) -> None:
     assert prove(faulty, "--day", days_ago(5)) == 3
     here = outcome(faulty)

@@ -54,7 +54,6 @@ class Shop:
         return producer, consumer
 
 
-@pytest.mark.slow
 def test_exported_ledgers_agree_with_what_was_sent_and_faults_in_them_are_found(dsn: str, tmp_path: Path) -> None:
     day = days_ago(2)
     fill_day(dsn, day, 20)

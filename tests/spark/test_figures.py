@@ -1,4 +1,4 @@
-"""The figures of a day: what is counted where, at the edges of the buckets too."""
+"""The figures of a day: each row counts in its bucket, also at the edges of the buckets."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -86,7 +86,9 @@ def test_an_empty_day_has_figures_of_nothing(spark: SparkSession) -> None:
     assert no_figures() == found
 
 
-def test_transactions_count_where_they_were_born_and_as_what_became_of_them(spark: SparkSession) -> None:
+@pytest.fixture(scope="module")
+def found_of_day(spark: SparkSession) -> dict[str, Any]:
+    """The figures of one day with transactions and deliveries; Spark plans each call of `figures` for seconds."""
     born = {
         "a": MIDNIGHT,
         "b": MIDNIGHT + 900 * SECOND - timedelta(microseconds=1),
@@ -97,16 +99,32 @@ def test_transactions_count_where_they_were_born_and_as_what_became_of_them(spar
         "f": MIDNIGHT - SECOND,
         "g": MIDNIGHT + timedelta(days=1, seconds=1),
     }
-    found = figures(
+    return figures(
         frames(
             spark,
             half=[half(name, at) for name, at in born.items()] + [half("a", MIDNIGHT, position=1)],
             op=[op("a", MIDNIGHT), op("b", MIDNIGHT + 901 * SECOND, verdict=2), op("d", MIDNIGHT + timedelta(days=1))],
-            # One that is decided counts by its verdict whatever is left of it elsewhere.
+            # A decided transaction counts by its verdict, even if check_back still has a row of it.
             check_back=[in_doubt("c", 2), in_doubt("e", 1), in_doubt("a", 2)],
+            subscription=[subscription(1, "points"), subscription(2, "mail"), subscription(3, "idle")],
+            outbox=[sent("a", MIDNIGHT), sent("b", MIDNIGHT, due_at=MIDNIGHT + 60 * SECOND), sent("c", MIDNIGHT)],
+            receipt=[
+                receipt("a", 1, MIDNIGHT + 0.004 * SECOND),
+                receipt("b", 1, MIDNIGHT + 60.3 * SECOND, attempts=3),
+                receipt("c", 1, MIDNIGHT + 900 * SECOND, outcome="dropped", attempts=16),
+                receipt("a", 1, MIDNIGHT + 9000 * SECOND, replay=7),
+                receipt("a", 2, MIDNIGHT + 7 * SECOND, attempts=MOST_ATTEMPTS + 5),
+                # No outbox row: delivered, but the commit time is unknown.
+                receipt("x", 9, MIDNIGHT + SECOND),
+            ],
+            delivery_retry=[waiting("c", 2, due_at=MIDNIGHT), waiting("c", 2, replay=1, due_at=MIDNIGHT)],
+            dead_letter=[waiting("b", 2, reason="410", died_at=MIDNIGHT)],
         )
     )
-    outcomes = {name: places(counts) for name, counts in found["outcomes"].items()}
+
+
+def test_transactions_count_in_the_quarter_of_their_birth_by_their_outcome(found_of_day: dict[str, Any]) -> None:
+    outcomes = {name: places(counts) for name, counts in found_of_day["outcomes"].items()}
     assert outcomes == {
         "committed": {0: 1, QUARTERS - 1: 1},
         "rolled_back": {0: 1},
@@ -115,6 +133,7 @@ def test_transactions_count_where_they_were_born_and_as_what_became_of_them(spar
     }
 
 
+@pytest.mark.slow
 def test_durations_fall_between_one_two_and_five_of_each_decade(spark: SparkSession) -> None:
     micros = sorted({0, 999, 10**15} | {ms * 1000 + by for ms in FROM_MS for by in (-1, 0, 1)})
     ids = {f"t{number}": each for number, each in enumerate(micros)}
@@ -130,6 +149,7 @@ def test_durations_fall_between_one_two_and_five_of_each_decade(spark: SparkSess
     assert [found["from_s"][place] for place in (0, 1, 2, 3, -1)] == [0.001, 0.002, 0.005, 0.01, 500_000]
 
 
+@pytest.mark.slow
 def test_verdicts_count_by_who_gave_them(spark: SparkSession) -> None:
     ops = [op(f"t{source}", MIDNIGHT + 3 * SECOND, verdict=1 + source % 2, source=source) for source in range(4)]
     found = figures(frames(spark, half=[half(one["transaction_id"], MIDNIGHT) for one in ops], op=ops))
@@ -142,6 +162,7 @@ def test_verdicts_count_by_who_gave_them(spark: SparkSession) -> None:
     }
 
 
+@pytest.mark.slow
 def test_checks_are_counted_by_transaction(spark: SparkSession) -> None:
     attempts = [check("b", 1)] + [check("c", number) for number in range(2, 5)]
     attempts += [check("d", number) for number in range(10, 10 + MOST_CHECKS + 7)]
@@ -150,26 +171,8 @@ def test_checks_are_counted_by_transaction(spark: SparkSession) -> None:
     assert places(found["checks"]) == {0: 1, 1: 1, 3: 1, MOST_CHECKS: 1}
 
 
-def test_a_subscription_has_its_deliveries_tries_and_latencies(spark: SparkSession) -> None:
-    found = figures(
-        frames(
-            spark,
-            subscription=[subscription(1, "points"), subscription(2, "mail"), subscription(3, "idle")],
-            outbox=[sent("a", MIDNIGHT), sent("b", MIDNIGHT, due_at=MIDNIGHT + 60 * SECOND), sent("c", MIDNIGHT)],
-            receipt=[
-                receipt("a", 1, MIDNIGHT + 0.004 * SECOND),
-                receipt("b", 1, MIDNIGHT + 60.3 * SECOND, attempts=3),
-                receipt("c", 1, MIDNIGHT + 900 * SECOND, outcome="dropped", attempts=16),
-                receipt("a", 1, MIDNIGHT + 9000 * SECOND, replay=7),
-                receipt("a", 2, MIDNIGHT + 7 * SECOND, attempts=MOST_ATTEMPTS + 5),
-                # No outbox row: delivered, but nobody knows since when.
-                receipt("x", 9, MIDNIGHT + SECOND),
-            ],
-            delivery_retry=[waiting("c", 2, due_at=MIDNIGHT), waiting("c", 2, replay=1, due_at=MIDNIGHT)],
-            dead_letter=[waiting("b", 2, reason="410", died_at=MIDNIGHT)],
-        )
-    )
-    found_by_id = {one["subscription_id"]: one for one in found["subscriptions"]}
+def test_a_subscription_has_its_deliveries_tries_and_latencies(found_of_day: dict[str, Any]) -> None:
+    found_by_id = {one["subscription_id"]: one for one in found_of_day["subscriptions"]}
     assert list(found_by_id) == [1, 2, 9]
     numbers = ("name", "delivered", "dropped", "waiting", "dead")
     assert [tuple(one[name] for name in numbers) for one in found_by_id.values()] == [
@@ -183,9 +186,10 @@ def test_a_subscription_has_its_deliveries_tries_and_latencies(spark: SparkSessi
         {bucket_of(7): 1},
         {},
     ]
-    assert (found["others"], found["latency_of_one_in"]) == (None, 1)
+    assert (found_of_day["others"], found_of_day["latency_of_one_in"]) == (None, 1)
 
 
+@pytest.mark.slow
 def test_past_the_limit_of_subscriptions_the_rest_is_summed(
     spark: SparkSession, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -198,6 +202,7 @@ def test_past_the_limit_of_subscriptions_the_rest_is_summed(
     assert (places(others["attempts"]), places(others["latency"])) == ({1: 4}, {bucket_of(1): 4})
 
 
+@pytest.mark.slow
 def test_of_many_deliveries_a_part_stands_for_all(spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "LATENCIES", 100)
     ids = [f"t{number}" for number in range(1000)]
@@ -214,6 +219,7 @@ def test_of_many_deliveries_a_part_stands_for_all(spark: SparkSession, monkeypat
     assert 60 <= sum(one["latency"]) <= 140
 
 
+@pytest.mark.slow
 def test_the_session_s_time_zone_changes_nothing(spark: SparkSession) -> None:
     day = frames(
         spark,

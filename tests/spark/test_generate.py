@@ -11,15 +11,15 @@ import pyarrow.compute as pc
 import pytest
 from pyspark.sql import SparkSession
 
-from spark.archive import MANIFEST, frames_from_archive
-from spark.generating.chunk import chunk_of
-from spark.generating.faults import TooFewError
-from spark.generating.plan import ALLOWED, CHUNK, FORBIDDEN, LEDGERS, Plan
-from spark.generating.postgres import NotEmptyError
+from spark.archive.layout import MANIFEST, frames_from_archive
 from spark.jobs.generate import main, to_parquet, to_postgres
-from spark.ledgers import consumer_ledger, producer_ledger
 from spark.schemas import BIG
-from spark.sources import frames_from_parquet
+from spark.sources.frames import frames_from_parquet
+from spark.sources.ledgers import consumer_ledger, producer_ledger
+from spark.synthetic.chunk import chunk_of
+from spark.synthetic.faults import TooFewError
+from spark.synthetic.plan import ALLOWED, CHUNK, FORBIDDEN, LEDGERS, Plan
+from spark.synthetic.postgres import NotEmptyError
 from spark.transforms.rules import RULES, findings
 
 Found = set[tuple[str, str]]
@@ -100,6 +100,7 @@ def test_too_many_faults_are_refused() -> None:
         chunk_of(Plan(long_ago(), 1, 50, faults=50), 0)
 
 
+@pytest.mark.slow
 def test_nothing_is_found_in_a_day_without_faults(spark: SparkSession, tmp_path: Path) -> None:
     ledgers = tmp_path / "ledgers"
     rows = to_parquet(tmp_path, Plan(long_ago(), 3, 2000, ids=(1, 2, 3, 4, 5, 6), ledgers=ledgers))
@@ -110,6 +111,7 @@ def test_nothing_is_found_in_a_day_without_faults(spark: SparkSession, tmp_path:
     assert spark.read.parquet(str(tmp_path / "half")).count() == rows["half"]
 
 
+@pytest.mark.slow
 def test_each_planted_fault_is_found_and_nothing_else(spark: SparkSession, tmp_path: Path) -> None:
     kinds, ledgers = ALLOWED + FORBIDDEN + LEDGERS, tmp_path / "ledgers"
     plan = Plan(long_ago(), 4, 3000, faults=3 * len(kinds), kinds=kinds, ledgers=ledgers)
@@ -165,6 +167,6 @@ def test_wrong_usage_is_told(capsys: pytest.CaptureFixture[str], monkeypatch: py
     assert main([]) == 2
     assert "--database-url" in capsys.readouterr().err
     assert main(["--database-url", "postgresql://127.0.0.1:1/none", "--archived"]) == 2
-    assert "--archived goes with --parquet" in capsys.readouterr().err
+    assert "--archived needs --parquet" in capsys.readouterr().err
     with pytest.raises(SystemExit, match="must be over"):
         main(["--parquet", "nowhere", "--day", datetime.now(UTC).date().isoformat()])

@@ -1,4 +1,4 @@
-"""Ledgers from files on disk and from a real database: what is taken, what is set aside, what is refused."""
+"""Ledgers from files and from a real database: rows that are kept, rows that are set aside, input that is refused."""
 
 import asyncio
 import csv
@@ -17,8 +17,8 @@ from pyspark.testing import assertDataFrameEqual
 
 from spark import schemas
 from spark.errors import RunFailedError
-from spark.ledger_sources import PASSWORD
-from spark.ledgers import Ledger, LedgerError, consumer_ledger, producer_ledger, write_set_aside
+from spark.sources.ledger_files import PASSWORD
+from spark.sources.ledgers import Ledger, LedgerError, consumer_ledger, producer_ledger, write_set_aside
 
 
 def transaction(number: int) -> str:
@@ -75,11 +75,13 @@ def test_csv_is_read_by_the_names_of_its_columns(spark: SparkSession, tmp_path: 
     assertDataFrameEqual(found.rows, spark.createDataFrame(expected, schemas.PRODUCER_LEDGER), ignoreNullable=True)
 
 
+@pytest.mark.slow
 def test_a_program_s_byte_order_mark_is_no_part_of_a_name(spark: SparkSession, tmp_path: Path, staging: str) -> None:
     (tmp_path / "shop.csv").write_bytes(f"\ufefftransaction_id,verdict\r\n{transaction(1)},commit\r\n".encode())
     assert rows(producer_ledger(spark, str(tmp_path / "shop.csv"), staging)) == [(transaction(1), "commit")]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["string", "bool", "uuid"])
 def test_parquet_has_words_or_booleans_and_ids_as_text_or_bytes(
     kind: str, spark: SparkSession, tmp_path: Path, staging: str
@@ -144,6 +146,7 @@ def test_bad_rows_are_counted_by_reason_and_set_aside(spark: SparkSession, tmp_p
         assert sorted((row["reason"], row["given"]) for row in csv.DictReader(lines)) == aside(found)
 
 
+@pytest.mark.slow
 def test_nothing_is_written_where_nothing_was_set_aside(spark: SparkSession, tmp_path: Path, staging: str) -> None:
     found = producer_ledger(spark, write_csv(tmp_path / "shop.csv", f"{transaction(1)},commit"), staging)
     write_set_aside(found, str(tmp_path / "aside"))
@@ -169,7 +172,7 @@ def test_rows_that_agree_are_merged_and_others_set_aside(spark: SparkSession, tm
 def test_a_missing_column_is_named_with_its_file(
     suffix: str, spark: SparkSession, tmp_path: Path, staging: str
 ) -> None:
-    # Beside one that has it: what Spark would read as null is refused.
+    # The other file has the column; Spark alone would read nulls from this one.
     write_csv(tmp_path / "ledger" / "a.csv", f"{transaction(1)},commit")
     place = tmp_path / "ledger" / f"b.{suffix}"
     if suffix == "csv":
@@ -187,7 +190,7 @@ def test_a_wrong_type_is_named_with_its_column_and_file(spark: SparkSession, tmp
     )
     with pytest.raises(LedgerError) as refused:
         producer_ledger(spark, place, staging)
-    assert str(refused.value) == f"{place}: column verdict is int, and may be string or boolean"
+    assert str(refused.value) == f"{place}: column verdict is int, but must be string or boolean"
 
 
 def test_files_that_are_none_are_refused(spark: SparkSession, tmp_path: Path, staging: str) -> None:
@@ -196,7 +199,7 @@ def test_files_that_are_none_are_refused(spark: SparkSession, tmp_path: Path, st
     (tmp_path / "nothing.csv").touch()
     (tmp_path / "ledger.txt").write_text("transaction_id,verdict\n")
     for name, said in (
-        ("missing.csv", "missing.csv is not there"),
+        ("missing.csv", "missing.csv does not exist"),
         ("empty", "has no .parquet, .csv or .csv.gz"),
         ("ledger.txt", "has no .parquet, .csv or .csv.gz"),
         ("torn.parquet", "torn.parquet cannot be read"),
@@ -206,55 +209,50 @@ def test_files_that_are_none_are_refused(spark: SparkSession, tmp_path: Path, st
             producer_ledger(spark, str(tmp_path / name), staging)
 
 
+@pytest.mark.slow
 def test_a_ledger_of_which_nothing_can_be_used_is_refused(spark: SparkSession, tmp_path: Path, staging: str) -> None:
     place = write_csv(tmp_path / "shop.csv", "1,commit", "2,commit")
     with pytest.raises(LedgerError, match=r"shop.csv: none of its 2 rows can be used \(bad_transaction_id 2\)"):
         producer_ledger(spark, place, staging)
 
 
+@pytest.mark.slow
 def test_a_ledger_may_be_empty(spark: SparkSession, tmp_path: Path, staging: str) -> None:
     found = producer_ledger(spark, write_csv(tmp_path / "shop.csv"), staging)
     assert (rows(found), found.counts["read"]) == ([], 0)
 
 
-def test_a_consumer_s_rows_are_added_up(spark: SparkSession, tmp_path: Path, staging: str) -> None:
+def test_a_consumer_s_rows_are_added_up_and_bad_ones_set_aside(
+    spark: SparkSession, tmp_path: Path, staging: str
+) -> None:
     place = write_csv(
         tmp_path / "seen.csv",
         f"{message(1)},1,points",
         f"{message(1)},2,points",
         f"{message(1)},1,mail",
         f"{message(2, 31).upper()},0,",
+        f"{transaction(1)},1,",
+        f"{transaction(1)}-01,1,",
+        f"{message(2)},-1,",
+        f"{message(3)},often,",
+        f"{message(4)},1.5,",
+        f"{message(5)},,",
+        f"{message(6)},99999999999999999999,",
         names="message_id,times_seen,subscription",
     )
     found = consumer_ledger(spark, place, staging)
     expected = [(message(1), 1, "mail"), (message(1), 3, "points"), (message(2, 31), 0, None)]
     assert rows(found) == expected
-    assert found.counts == {"read": 4, "kept": 3, "merged": 1, "set_aside": {}}
+    by_reason = {"bad_message_id": 2, "bad_times_seen": 5}
+    assert found.counts == {"read": 11, "kept": 3, "merged": 1, "set_aside": by_reason}
     assertDataFrameEqual(found.rows, spark.createDataFrame(expected, schemas.CONSUMER_LEDGER), ignoreNullable=True)
 
 
+@pytest.mark.slow
 def test_a_consumer_s_row_a_sighting_needs_no_number(spark: SparkSession, tmp_path: Path, staging: str) -> None:
     ids = pa.array([message(1), message(2), message(1)])
     found = consumer_ledger(spark, write_parquet(tmp_path / "seen.parquet", message_id=ids), staging)
     assert rows(found) == [(message(1), 2, None), (message(2), 1, None)]
-
-
-def test_a_consumer_s_bad_rows_are_set_aside(spark: SparkSession, tmp_path: Path, staging: str) -> None:
-    place = write_csv(
-        tmp_path / "seen.csv",
-        f"{message(1)},1",
-        f"{transaction(1)},1",
-        f"{transaction(1)}-01,1",
-        f"{message(2)},-1",
-        f"{message(3)},often",
-        f"{message(4)},1.5",
-        f"{message(5)},",
-        f"{message(6)},99999999999999999999",
-        names="message_id,times_seen",
-    )
-    found = consumer_ledger(spark, place, staging)
-    assert rows(found) == [(message(1), 1, None)]
-    assert found.counts["set_aside"] == {"bad_message_id": 2, "bad_times_seen": 5}
 
 
 def test_a_consumer_s_counts_are_whole_numbers(spark: SparkSession, tmp_path: Path, staging: str) -> None:
@@ -280,7 +278,10 @@ def ledger_url(dsn: str) -> str:
     return f"jdbc:postgresql://{parts.hostname}:{parts.port}{parts.path}?user={parts.username}"
 
 
-@pytest.mark.parametrize("what", ["ledger", "select transaction_id, paid as verdict, note from orders;"])
+@pytest.mark.parametrize(
+    "what",
+    ["ledger", pytest.param("select transaction_id, paid as verdict, note from orders;", marks=pytest.mark.slow)],
+)
 def test_a_database_is_read_by_table_or_query(
     what: str, ledger_url: str, dsn: str, spark: SparkSession, staging: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -291,6 +292,7 @@ def test_a_database_is_read_by_table_or_query(
     assert [row.source for row in found.set_aside.collect()] == [f"{ledger_url.partition('?')[0]}#{what.rstrip(';')}"]
 
 
+@pytest.mark.slow
 def test_a_database_is_asked_once(
     ledger_url: str, dsn: str, spark: SparkSession, staging: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -313,7 +315,7 @@ def test_what_a_database_does_not_have_is_wrong_usage(
     for what, said in (
         ("#nowhere", "nowhere"),
         ("#select transaction_id from orders", "has no column verdict; it has transaction_id"),
-        ("#select transaction_id, 1 as verdict from orders", "column verdict is int, and may be string or boolean"),
+        ("#select transaction_id, 1 as verdict from orders", "column verdict is int, but must be string or boolean"),
         ("", "add #table or #select"),
         ("&password=secret#ledger", "set HALFNOTE_LEDGER_PASSWORD instead"),
     ):

@@ -13,10 +13,10 @@ import psycopg
 import pytest
 from pyspark.sql import SparkSession
 
-from spark.ledger_sources import PASSWORD
-from spark.ledgers import consumer_ledger, producer_ledger
-from tests import brokers, pg
+from spark.sources.ledger_files import PASSWORD
+from spark.sources.ledgers import consumer_ledger, producer_ledger
 from tests.spark.days import ROOT
+from tests.support import brokers, postgres
 
 PAGE = (ROOT / "docs" / "ledgers.md").read_text()
 POSTGRES, MYSQL, CONSUMER = "### PostgreSQL", "### MySQL and MariaDB", "## Writing a consumer ledger"
@@ -36,7 +36,7 @@ def test_no_sql_stands_elsewhere() -> None:
 
 def execute(dsn: str, place: Path, language: str, text: str) -> subprocess.CompletedProcess[str]:
     """Execute a block of PostgreSQL's, in a directory of its own, on a database that is not called shop."""
-    url, programs = urlsplit(dsn), pg.server().bin("psql").parent
+    url, programs = urlsplit(dsn), postgres.server().bin("psql").parent
     there = {"PGHOST": str(url.hostname), "PGPORT": str(url.port), "PGUSER": unquote(url.username or "")}
     there |= {"PGPASSWORD": unquote(url.password or ""), "PATH": f"{programs}{os.pathsep}{os.environ['PATH']}"}
     name = url.path[1:]
@@ -45,6 +45,7 @@ def execute(dsn: str, place: Path, language: str, text: str) -> subprocess.Compl
     return subprocess.run(command, cwd=place, env=os.environ | there, capture_output=True, text=True)
 
 
+@pytest.mark.slow
 def test_postgres_writes_a_ledger_as_the_page_says(
     spark: SparkSession, dsn: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -83,6 +84,7 @@ def mariadb() -> Iterator[list[str]]:
     subprocess.run([*command, "-e", f"drop database {name}"], check=True)
 
 
+@pytest.mark.slow
 def test_mariadb_writes_a_ledger_as_the_page_says(spark: SparkSession, mariadb: list[str], tmp_path: Path) -> None:
     for language, text in blocks(MYSQL):
         shell = ["sh", "-ec", text.replace("mysql shop ", f"{' '.join(mariadb)} ")]

@@ -1,4 +1,4 @@
-"""A table's manifest is one number, whoever computes it: Postgres for the service, Postgres for the proof, Spark."""
+"""A table's manifest is one number, computed anywhere: Postgres for the service, Postgres for the proof, Spark."""
 
 import hashlib
 import random
@@ -15,7 +15,7 @@ from pyspark.sql import DataFrame, SparkSession
 
 from app import models
 from app.ids import uuid7
-from app.store import archived
+from app.store.retention import archive_manifest
 from spark import manifest
 from spark.manifest import COLUMNS, TABLES, TableManifest
 from tests.spark.places import jdbc_options
@@ -128,7 +128,7 @@ def models_dialect() -> Any:
 
 def test_service_and_proof_have_one_statement() -> None:
     for table in TABLES:
-        assert archived.holding_of(table, "x") == manifest.sql(table, "x")
+        assert archive_manifest.holding_of(table, "x") == manifest.sql(table, "x")
 
 
 @pytest.mark.parametrize("table", TABLES)
@@ -150,7 +150,7 @@ def test_an_empty_table_has_a_manifest_too(spark: SparkSession, connection: "psy
 
 
 def test_the_digest_is_what_the_module_says(connection: "psycopg.Connection[Any]") -> None:
-    """Computed by hand for two rows of op."""
+    """The digest is computed in this test for two rows of op."""
     ids = [UUID(int=1), UUID(int=2)]
     at = datetime(2026, 10, 25, 0, 30, 0, 5, tzinfo=UTC)
     connection.execute("create table two_ops as select * from op limit 0")

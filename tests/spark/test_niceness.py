@@ -6,7 +6,8 @@ import sys
 
 import pytest
 
-SHOWN = "import os; from spark.niceness import stand_behind; stand_behind(); print(os.getpriority(os.PRIO_PROCESS, 0))"
+SHOWN = "import os; from spark.engine.niceness import stand_behind; stand_behind();"
+SHOWN += " print(os.getpriority(os.PRIO_PROCESS, 0))"
 
 
 def niceness(told: str | None) -> subprocess.CompletedProcess[str]:

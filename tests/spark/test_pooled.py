@@ -1,6 +1,6 @@
 """The nightly programs behind a real pgbouncer: they work in session mode, and refuse the others by themselves.
 
-Whoever starts them: executors' engines run the files of spark/jobs, where no command of the service refuses first.
+On every engine: executors' engines run the files of spark/jobs, where no command of the service refuses first.
 """
 
 from collections.abc import Callable, Sequence
@@ -8,11 +8,11 @@ from collections.abc import Callable, Sequence
 import pytest
 from pyspark.sql import SparkSession
 
-from spark import database
 from spark.errors import RunFailedError
 from spark.jobs import archive, reconcile, redact, restore
-from tests.pooler import Mode, pooling
+from spark.postgres import connections
 from tests.spark.days import days_ago, fill_day, flip_ops, rows
+from tests.support.pgbouncer import Mode, pooling
 
 MESSAGE = "019a9f1c-1030-7b1e-8f00-1030a1030a10-0"
 
@@ -48,11 +48,12 @@ def test_so_is_one_before_a_standby(dsn: str) -> None:
     with (
         pooling(dsn, "transaction") as url,
         pytest.raises(RunFailedError, match="leads to a transaction pooler"),
-        database.open_snapshot(url),
+        connections.open_snapshot(url),
     ):
         pass
 
 
+@pytest.mark.slow
 def test_in_session_mode_a_day_is_proved(spark: SparkSession, dsn: str) -> None:
     day = days_ago(5)
     fill_day(dsn, day, 300)

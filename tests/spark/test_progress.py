@@ -6,7 +6,7 @@ from datetime import date
 
 import pytest
 
-from spark.progress import Progress
+from spark.engine.progress import Progress
 
 DAY = date(2026, 11, 20)
 

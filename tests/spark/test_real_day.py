@@ -12,24 +12,24 @@ import pytest
 from pyspark.sql import SparkSession
 
 from spark import schemas
-from spark.database import connect
+from spark.engine.progress import Progress
 from spark.frames import Frames
 from spark.jobs import archive
-from spark.progress import Progress
-from spark.reading import Wish, read_days
+from spark.postgres.connections import connect
+from spark.proof.read_days import Wish, read_days
 from spark.transforms.joined import Joined
 from spark.transforms.rules import RULES, findings, found_in, joined
-from tests import pg
 from tests.conftest import migrated_template
 from tests.spark.conftest import frame
 from tests.spark.days import prove, rows
 from tests.spark.real import VICTIMS, make_day
+from tests.support import postgres
 
 # Everything was due at once.
 SLA_S = 0.0
 Victims = dict[str, dict[str, Any]]
 
-# What is there to be spoilt: committed messages in the order of the log, and transactions rolled back.
+# The rows that faults may change: committed messages in the order of the log, and transactions rolled back.
 SENT = """
 select o.transaction_id::text as id, o."offset" from outbox o where o.topic = 'victim' order by o."offset"
 """
@@ -88,10 +88,10 @@ IN_LEDGERS = ("ledger_disagrees", "never_consumed", "consumed_twice")
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """The url of a database with the day."""
-    url = pg.create_database(migrated_template())
+    url = postgres.create_database(migrated_template())
     asyncio.run(make_day(url, tmp_path_factory.mktemp("workers")))
     yield url
-    pg.drop_database(url)
+    postgres.drop_database(url)
 
 
 def day_of(url: str) -> date:
@@ -140,7 +140,7 @@ def _spoil_ledgers(victims: Victims, producers: dict[str, str], consumers: dict[
 
 
 def victims_of(connection: Any) -> Victims:
-    """Return who is to be spoilt, by kind: every second message, because a fault may need the one before it."""
+    """Return the rows to damage, by kind: every second message, because a fault may need the one before it."""
     sent, back = connection.execute(SENT).fetchall(), connection.execute(ROLLED_BACK).fetchall()
     assert len(sent) >= len(back) == VICTIMS
     victims = dict(zip((*ON_SENT, *IN_LEDGERS), sent[1::2], strict=False))
@@ -190,7 +190,7 @@ def test_the_day_as_the_service_made_it_has_no_finding(spark: SparkSession, made
 @pytest.fixture(scope="module")
 def spoilt(spark: SparkSession, made: str, tmp_path_factory: pytest.TempPathFactory) -> tuple[Joined, dict[str, str]]:
     """What the rules read of the day with a fault of each kind, and the subjects of these by kind."""
-    url = pg.create_database(made.rpartition("/")[2])
+    url = postgres.create_database(made.rpartition("/")[2])
     try:
         victims, path = plant(url), tmp_path_factory.mktemp("spoilt")
         # Without bodies: one of them is not of its digest any more, and such a day is not archived with them.
@@ -199,7 +199,7 @@ def spoilt(spark: SparkSession, made: str, tmp_path_factory: pytest.TempPathFact
             assert connection.execute(AFTER_ARCHIVE, victims["verdict_refused"]).rowcount == 1
         f = with_ledgers(spark, read(spark, url, path), victims=victims)
     finally:
-        pg.drop_database(url)
+        postgres.drop_database(url)
     subscriptions = {row.name: row.subscription_id for row in f.subscription.collect()}
     return joined(f, SLA_S), subjects(victims, subscriptions)
 
@@ -221,7 +221,7 @@ def test_an_archived_day_is_proved_and_one_that_was_changed_since_is_not(
     made: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], spark: SparkSession
 ) -> None:
     """By whole runs: the first takes the day up because it was archived."""
-    url = pg.create_database(made.rpartition("/")[2])
+    url = postgres.create_database(made.rpartition("/")[2])
     try:
         day = day_of(url)
         assert prove(url, "--day", day) == 0
@@ -238,7 +238,7 @@ def test_an_archived_day_is_proved_and_one_that_was_changed_since_is_not(
         assert prove(url, "--day", day) == 3
         [found] = rows(url, "select kind, subject, detail from finding where resolved_at is null")
     finally:
-        pg.drop_database(url)
+        postgres.drop_database(url)
     assert (found["kind"], found["subject"]) == ("archive_differs", "op")
     held, tables = found["detail"]["archived"], found["detail"]["found"]
     assert held["digest"] != tables["digest"]

@@ -9,7 +9,8 @@ import psycopg
 import pyarrow.dataset
 import pytest
 
-from spark import results
+from spark.postgres.connections import RUN_LOCK
+from spark.proof import store_results
 from tests.spark.days import days_ago, fill_day, flip_ops, prove, rows
 
 pytestmark = pytest.mark.usefixtures("spark")
@@ -32,6 +33,7 @@ def parquet(out: Path) -> list[dict[str, Any]]:
     return sorted(found, key=lambda row: (row["day"], row["kind"], row["subject"]))
 
 
+@pytest.mark.slow
 def test_days_without_faults_are_proved_and_looked_at_again_when_they_change(
     dsn: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -62,7 +64,7 @@ def test_days_without_faults_are_proved_and_looked_at_again_when_they_change(
     rows(dsn, found_before + "values (%s, 'unrouted', 'odrer', '{}', 1, now(), 1, now()) returning 1", old)
     capsys.readouterr()
     assert prove(dsn) == 0
-    assert capsys.readouterr().out.endswith(f"; still open of days not looked at: {old} (1)\n")
+    assert capsys.readouterr().out.endswith(f"; open findings of other days: {old} (1)\n")
     assert {fresh, days_ago(0)}.isdisjoint(runs(dsn)[1]["days"])
     fill_day(dsn, fresh, 5, first=2000)
     assert prove(dsn) == 0
@@ -70,6 +72,7 @@ def test_days_without_faults_are_proved_and_looked_at_again_when_they_change(
     assert days(dsn)[fresh]["counts"]["half"] == 205
 
 
+@pytest.mark.slow
 def test_findings_are_written_resolved_and_can_be_proved_again_without_the_database(
     dsn: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -117,6 +120,7 @@ def test_findings_are_written_resolved_and_can_be_proved_again_without_the_datab
     ]
 
 
+@pytest.mark.slow
 def test_a_kind_past_the_limit_is_cut_and_resolves_nothing(
     dsn: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -124,8 +128,8 @@ def test_a_kind_past_the_limit_is_cut_and_resolves_nothing(
     day, options = days_ago(2), ("--day", days_ago(2), "--out", tmp_path)
     fill_day(dsn, day, 9)
     ids = flip_ops(dsn, 5)
-    monkeypatch.setattr(results, "MOST_FINDINGS", 3)
-    monkeypatch.setattr(results, "MOST_SHOWN", 2)
+    monkeypatch.setattr(store_results, "MOST_FINDINGS", 3)
+    monkeypatch.setattr(store_results, "MOST_SHOWN", 2)
     assert prove(dsn, *options) == 3
     assert [str(row["transaction_id"]) for row in findings(dsn)] == ids[:3]
     assert [row["transaction_id"] for row in parquet(tmp_path)] == ids
@@ -133,12 +137,13 @@ def test_a_kind_past_the_limit_is_cut_and_resolves_nothing(
     report = (tmp_path / "report.html").read_text()
     assert [one in report for one in ids] == [True, True, False, False, False]
 
-    # Whether the first is over or was cut off, the run cannot tell.
+    # The run cannot distinguish a first run that is over from one that was cut off.
     assert flip_ops(dsn, 1, verdict=1) == ids[:1]
     assert prove(dsn, *options) == 3
     assert [str(row["transaction_id"]) for row in findings(dsn) if row["resolved_at"] is None] == ids[:4]
 
 
+@pytest.mark.slow
 def test_what_is_open_keeps_its_day_provisional(dsn: str) -> None:
     """A transaction without a verdict, and a message that its subscription has not come to."""
     day = days_ago(5)
@@ -158,7 +163,7 @@ def test_what_is_open_keeps_its_day_provisional(dsn: str) -> None:
 
 def test_two_runs_at_once(dsn: str, capsys: pytest.CaptureFixture[str]) -> None:
     with psycopg.connect(dsn, autocommit=True, application_name="the other run") as other:
-        other.execute("select pg_advisory_lock(7010)")
+        other.execute("select pg_advisory_lock(%s)", [RUN_LOCK])
         assert prove(dsn) == 1
         assert "the other run from 127.0.0.1, since " in capsys.readouterr().err
         assert runs(dsn) == []
@@ -166,10 +171,10 @@ def test_two_runs_at_once(dsn: str, capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_a_day_that_is_not_here(dsn: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert prove(dsn, "--day", days_ago(40)) == 1
-    assert f"The day {days_ago(40)} is not here; here are: {days_ago(1)}" in capsys.readouterr().err
+    assert f"The day {days_ago(40)} is not stored. Stored days: {days_ago(1)}" in capsys.readouterr().err
     [run] = runs(dsn)
     assert run["state"] == "failed"
-    assert "is not here" in run["error"]
+    assert "is not stored" in run["error"]
 
 
 @pytest.mark.parametrize(
@@ -197,7 +202,7 @@ def test_a_base_url_of_the_environment_that_is_none(
     monkeypatch.setenv("HALFNOTE_BASE_URL", "halfnote.example")
     with pytest.raises(SystemExit, match="2"):
         prove("postgresql://127.0.0.1:1/none")
-    assert "--base-url: an http or https URL" in capsys.readouterr().err
+    assert "--base-url: must be an http or https URL" in capsys.readouterr().err
 
 
 def test_a_database_that_is_not_there(capsys: pytest.CaptureFixture[str]) -> None:

@@ -17,10 +17,10 @@ import psycopg
 import pyarrow.dataset
 import pytest
 
-from app.embedded import EmbeddedPostgres
+from app.embedded_postgres import EmbeddedPostgres
 from app.migrate import migrate
-from spark.database import partition_name
-from spark.reading import MOST_SNAPSHOTS
+from spark.postgres.connections import partition_name
+from spark.proof.read_days import MOST_SNAPSHOTS
 from spark.schemas import BIG
 from tests.spark.days import Connection, days_ago, fill_day, flip_ops, prove, rows, start_proof
 
@@ -65,7 +65,8 @@ def written(dsn: str) -> list[int]:
     return [rows(dsn, f"select count(*) as rows from {table}")[0]["rows"] for table in TABLES]
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.slow
 def test_a_run_that_is_ended_leaves_nothing(
     running: subprocess.Popen[str], dsn: str, tmp_path: Path, number: signal.Signals
 ) -> None:
@@ -78,7 +79,10 @@ def test_a_run_that_is_ended_leaves_nothing(
 @pytest.mark.parametrize(
     ("number", "sign"),
     # The script that starts Java is there; Spark's context is being made.
-    [(signal.SIGTERM, "halfnote-proof-*/java"), (signal.SIGINT, "halfnote-proof-*/local/*")],
+    [
+        (signal.SIGTERM, "halfnote-proof-*/java"),
+        pytest.param(signal.SIGINT, "halfnote-proof-*/local/*", marks=pytest.mark.slow),
+    ],
 )
 def test_a_run_that_is_ended_while_java_starts_leaves_no_java(
     started: subprocess.Popen[str], tmp_path: Path, number: signal.Signals, sign: str
@@ -104,6 +108,7 @@ def end(run: subprocess.Popen[str], number: signal.Signals) -> None:
     assert not java.is_running()
 
 
+@pytest.mark.slow
 def test_a_run_that_was_killed_is_cleared_away_by_the_next(
     running: subprocess.Popen[str], dsn: str, tmp_path: Path
 ) -> None:
@@ -143,6 +148,7 @@ def test_a_database_that_goes_away_in_mid_read(data_dir: Path, tmp_path: Path) -
         server.stop()
 
 
+@pytest.mark.slow
 def test_what_was_not_put_in_place_after_the_commit_is_by_the_next_run(
     dsn: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -153,7 +159,7 @@ def test_what_was_not_put_in_place_after_the_commit_is_by_the_next_run(
     out.mkdir()
     (out / "findings").write_text("in the way")
     assert prove(dsn, "--day", days_ago(2), "--out", out) == 1
-    assert "The database has the result; the next run with this --out puts it in place." in capsys.readouterr().err
+    assert "The database has the result; the next run with this --out writes the files." in capsys.readouterr().err
     assert [(run["state"], run["open"]) for run in rows(dsn, "select * from reconciliation_run")] == [("findings", 1)]
     assert not (out / "report.html").exists()
 
@@ -179,6 +185,7 @@ def drop_day(db: Connection, day: date) -> None:
     db.execute("update day set state = 'gone' where day = %s", [day])
 
 
+@pytest.mark.slow
 def test_a_day_that_leaves_while_the_run_begins_is_left_out(dsn: str, capsys: pytest.CaptureFixture[str]) -> None:
     """The first snapshot shows the day, whose tables are dropped before they are locked; the next does not show it."""
     leaving, other = days_ago(5), days_ago(2)
@@ -205,7 +212,7 @@ def test_a_day_that_leaves_while_the_run_begins_is_left_out(dsn: str, capsys: py
         left.result()
     said = capsys.readouterr().err
     assert said.count('"note": "snapshot_lost"') == 1
-    assert "A day left while the run began" in said
+    assert "A day was removed while the run began" in said
     [run] = rows(dsn, "select * from reconciliation_run")
     assert (run["state"], run["open"]) == ("findings", 1)
     assert leaving not in run["days"]
@@ -214,7 +221,7 @@ def test_a_day_that_leaves_while_the_run_begins_is_left_out(dsn: str, capsys: py
 
 
 def test_a_run_that_loses_each_snapshot_fails(dsn: str, capsys: pytest.CaptureFixture[str]) -> None:
-    """Somebody dropped a table by hand, and the day's row says that it is here."""
+    """A person dropped a table, and the day's row says that it exists."""
     fill_day(dsn, days_ago(2), 10)
     with psycopg.connect(dsn) as db:
         db.execute(f"drop table {partition_name('op', days_ago(2))}")
@@ -222,7 +229,10 @@ def test_a_run_that_loses_each_snapshot_fails(dsn: str, capsys: pytest.CaptureFi
     said = capsys.readouterr().err
     assert said.count('"note": "snapshot_lost"') == MOST_SNAPSHOTS - 1
     missing = f'relation "{partition_name("op", days_ago(2))}" does not exist'
-    assert f"No snapshot lived long enough, of {MOST_SNAPSHOTS}. A day left while the run began: {missing}" in said
+    assert (
+        f"None of {MOST_SNAPSHOTS} snapshots stayed open long enough. A day was removed while the run began: {missing}"
+        in said
+    )
     assert "Traceback" not in said
     [run] = rows(dsn, "select * from reconciliation_run")
     assert (run["state"], missing in run["error"]) == ("failed", True)
@@ -241,6 +251,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
     subprocess.run(["umount", "-l", place], check=True)
 
 
+@pytest.mark.slow
 def test_a_full_disk_under_the_output(dsn: str, small_disk: Path, capsys: pytest.CaptureFixture[str]) -> None:
     fill_day(dsn, days_ago(2), 100)
     flip_ops(dsn)
@@ -256,6 +267,7 @@ def test_a_full_disk_under_the_output(dsn: str, small_disk: Path, capsys: pytest
     assert list((small_disk / "out").iterdir()) == []
 
 
+@pytest.mark.slow
 def test_a_database_that_does_not_take_the_result(dsn: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Whatever fails at the end takes the whole run back."""
     fill_day(dsn, days_ago(2), 10)
@@ -263,7 +275,7 @@ def test_a_database_that_does_not_take_the_result(dsn: str, tmp_path: Path, caps
     with psycopg.connect(dsn) as db:
         db.execute("alter table reconciliation_day add constraint full_up check (state = 'nothing')")
     assert prove(dsn, "--day", days_ago(2), "--out", tmp_path) == 1
-    assert "The database did not take the result: " in capsys.readouterr().err
+    assert "The database did not accept the result: " in capsys.readouterr().err
     assert [row["state"] for row in rows(dsn, "select state from reconciliation_run")] == ["failed"]
     assert written(dsn) == [1, 0, 0]
     assert list(tmp_path.iterdir()) == []

@@ -10,9 +10,9 @@ import pytest
 
 from app.finding_kinds import MEANINGS as SERVICE_MEANINGS
 from app.finding_kinds import docs_of
-from spark.drawings import DRAWN_SUBSCRIPTIONS, duration, of_day, of_trend, within
-from spark.meanings import MEANINGS
-from spark.report import DRAWN_DAYS, MOST_ROWS, NAMED_DAYS, details, render
+from spark.report.charts import DRAWN_SUBSCRIPTIONS, duration, of_day, of_trend, within
+from spark.report.finding_texts import MEANINGS
+from spark.report.page import DRAWN_DAYS, MOST_ROWS, NAMED_DAYS, details, render
 from spark.transforms.figures import FROM_MS, MOST_ATTEMPTS, MOST_CHECKS, OUTCOMES, QUARTERS, SOURCES, bucket_of
 from spark.transforms.rules import RULES
 
@@ -111,7 +111,7 @@ def page(
 
 def test_a_proved_day_says_so_first() -> None:
     made = page(run(), [day(figures=busy())])
-    assert made.text.startswith("Proved · Halfnote, 2026-11-21 02:14:07 UTC ✓ Proved What producers were told")
+    assert made.text.startswith("Proved · Halfnote, 2026-11-21 02:14:07 UTC ✓ Proved The verdicts of transactions")
     assert "on 1 day." in made.text
     for said in ("412", "57.3 s", "standby", "local[2]", "read 21.4 s, join under 1 ms", "2026-11-20 provisional ✓ 0"):
         assert said in made.text
@@ -127,13 +127,13 @@ def test_a_run_that_had_nothing_to_look_at_is_proved() -> None:
 def test_what_is_open_of_days_that_were_not_looked_at_is_named_at_the_top() -> None:
     before = {DAY - timedelta(days=number): number for number in range(4, 4 + NAMED_DAYS + 2)}
     made = page(run(), [day()], elsewhere=before)
-    assert made.text.index("✓ Proved, but for 114 findings of before") < made.text.index("412")
+    assert made.text.index("✓ Proved, except for 114 earlier findings") < made.text.index("412")
     assert "Still open, of days that this run did not look at: 2026-11-16 (4), 2026-11-15 (5)," in made.text
     assert "2026-11-07 (13) and 2 more days." in made.text
     assert f"{URL}/findings?day=2026-11-16&state=open" in made.links
     found = page(run(state="findings", open=1), [day(found={"parked": 1})], [finding("parked")], elsewhere={DAY: 1})
     assert "Still open, of days that this run did not look at: 2026-11-20 (1)." in found.text
-    assert "of before" not in found.text
+    assert "earlier finding" not in found.text
 
 
 def test_a_failed_run_says_why_and_proves_nothing() -> None:
@@ -241,7 +241,7 @@ def test_plots_share_a_page_without_sharing_names() -> None:
     made = page(run(), days)
     assert made.tags.count("svg") == 15
     assert len(made.ids) == len(set(made.ids))
-    # Colours are the page's, so that dark and print have their own.
+    # Colors are the page's, so that dark and print have their own.
     assert not re.search(r"#0102|#[0-9a-f]{6}", "".join(re.findall(r"<svg.*?</svg>", made.html, re.DOTALL)))
 
 
@@ -295,7 +295,7 @@ def test_the_trend_has_a_place_for_days_that_nobody_looked_at() -> None:
     ]
     drawing = of_trend(rows)
     assert drawing.title == "The last 30 days"
-    assert drawing.remark == "1 of 30 days proved, 1 with findings, 28 not looked at. Outlines: provisional."
+    assert drawing.remark == "1 of 30 days proved, 1 with findings, 28 not covered. Outlines: provisional."
     assert drawing.svg is not None
     assert "at most 3 a day" in drawing.svg
     assert of_trend(rows[:1]).svg is None

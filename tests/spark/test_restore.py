@@ -1,6 +1,7 @@
-"""An archived day brought back, and a body taken out of it for good."""
+"""An archived day is restored, and a body is redacted from the archive."""
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
 
 import httpx
@@ -8,16 +9,16 @@ import psycopg
 import pyarrow.parquet as pq
 import pytest
 
-from app.cli.person import person
+from app.cli.os_user import person
 from app.config import Settings
-from app.database import Connection
-from app.loops import upkeep
-from app.runtime import Runtime
+from app.database.connection import Connection
+from app.retention import loop as retention_loop
+from app.runtime.state import Runtime
 from spark.jobs import archive, redact, restore
 from spark.manifest import TABLES
-from tests.spark.archives import DAY, NOW, path_of, row_of, secret, settled_day
+from tests.spark.archives import DAY, NOW, THEN, MadeDay, path_of, row_of, secret
 
-pytestmark = pytest.mark.usefixtures("group", "spark")
+pytestmark = pytest.mark.usefixtures("spark")
 
 SCHEMA = f"restored_{DAY:%Y%m%d}"
 
@@ -28,16 +29,21 @@ def root(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
+def dsn(archived_day_made: MadeDay, root: Path) -> Iterator[str]:
+    with archived_day_made.copied(root) as url:
+        yield url
+
+
+@pytest.fixture
 def settings(dsn: str, root: Path) -> Settings:
     return Settings(_env_file=None, database_url=dsn, pool_size=8, linger_s=0, archive=str(root))  # type: ignore[call-arg]
 
 
 @pytest.fixture
-async def ids(client: httpx.AsyncClient, runtime: Runtime, db: Connection, dsn: str, root: Path) -> list[str]:
+def ids(archived_day_made: MadeDay, runtime: Runtime) -> list[str]:
     """The transactions of an archived day, which is still in Postgres."""
-    ids = await settled_day(client, runtime, db)
-    assert archive.main(["--database-url", dsn, "--archive", str(root)]) == 0
-    return ids
+    runtime.clock.fixed = THEN
+    return archived_day_made.ids
 
 
 def bring_back(dsn: str, *options: str) -> int:
@@ -48,8 +54,13 @@ def take_out(dsn: str, message_id: str) -> int:
     return redact.main(["--database-url", dsn, message_id, "--reason", "request 17", "--actor", "ada"])
 
 
+async def rows_of(db: Connection, table: str) -> list[str]:
+    """Return a table's rows as text, sorted."""
+    return [row["text"] for row in await db.fetch(f"select x::text as text from {table} x order by 1")]
+
+
 async def acts(client: httpx.AsyncClient, *whats: str) -> list[tuple[str, str, str]]:
-    """What the audit has of some kinds, oldest first: what, by whom, to what."""
+    """Return the audit's entries of some kinds, oldest first: action, actor, target."""
     items = (await client.get("/audit")).json()["items"]
     return [(one["what"], one["actor"], one["target"]) for one in reversed(items) if one["what"] in whats]
 
@@ -59,29 +70,13 @@ def verify(dsn: str) -> int:
 
 
 def bodies_below(root: Path) -> list[bytes]:
-    """Every body in whatever Parquet lies below a directory, named or not."""
+    """Return every body in every Parquet file below a directory, whether the manifest names the file or not."""
     files = [file for file in root.rglob("*") if file.is_file() and file.read_bytes()[:4] == b"PAR1"]
     columns = [pq.ParquetFile(file).read() for file in files]
     return [body for column in columns if "body" in column.column_names for body in column["body"].to_pylist() if body]
 
 
-async def test_a_restored_day_is_what_the_tables_were(ids: list[str], db: Connection, dsn: str) -> None:
-    assert bring_back(dsn) == 0
-    for table in TABLES:
-        kept, restored = f"select * from {table}", f"select * from {SCHEMA}.{table}"
-        assert await db.fetchval(f"select count(*) from ({restored}) x") > 0
-        for one, other in ((kept, restored), (restored, kept)):
-            assert await db.fetch(f"{one} except all {other}") == []
-    primary_keys = (
-        "select relname, pg_get_constraintdef(c.oid) from pg_constraint c join pg_class r on r.oid = conrelid "
-        "where contype = 'p' and relnamespace = to_regnamespace($1) and relname = any($2) order by 1"
-    )
-    restored_keys = await db.fetch(primary_keys, SCHEMA, list(TABLES))
-    assert len(restored_keys) == len(TABLES)
-    assert restored_keys == await db.fetch(primary_keys, "public", list(TABLES))
-
-
-async def test_a_gone_day_is_restored_once_and_removed(
+async def test_a_gone_day_is_restored_once_as_its_tables_were_and_removed(
     ids: list[str],
     client: httpx.AsyncClient,
     runtime: Runtime,
@@ -89,18 +84,28 @@ async def test_a_gone_day_is_restored_once_and_removed(
     dsn: str,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    await upkeep.step(runtime, NOW)
+    kept = {table: await rows_of(db, table) for table in TABLES}
+    await retention_loop.step(runtime, NOW)
     assert row_of(dsn).state == "gone"
     assert bring_back(dsn) == 0
     assert await db.fetchval(f"select count(*) from {SCHEMA}.half") == 10
+    for table in TABLES:
+        assert await rows_of(db, f"{SCHEMA}.{table}") == kept[table] != []
+    primary_keys = (
+        "select relname, pg_get_constraintdef(c.oid) from pg_constraint c join pg_class r on r.oid = conrelid "
+        "where contype = 'p' and relnamespace = to_regnamespace($1) and relname = any($2) order by 1"
+    )
+    restored_keys = await db.fetch(primary_keys, SCHEMA, list(TABLES))
+    assert len(restored_keys) == len(TABLES)
+    assert restored_keys == await db.fetch(primary_keys, "public", list(TABLES))
     # The service does not see it.
     assert await db.fetchval("select count(*) from half") == 0
     assert bring_back(dsn) == 1
-    assert "is there already" in capsys.readouterr().err
+    assert "exists already" in capsys.readouterr().err
     assert bring_back(dsn, "--drop") == 0
     assert await db.fetchval(f"select to_regnamespace('{SCHEMA}')") is None
     assert bring_back(dsn, "--drop") == 1
-    # What failed is not on record.
+    # Failed commands are not in the audit.
     assert await acts(client, "archive.restore", "archive.drop_restored") == [
         ("archive.restore", person().name, str(DAY)),
         ("archive.drop_restored", person().name, str(DAY)),
@@ -121,14 +126,15 @@ async def test_a_spoilt_archive_is_not_restored(
 
 async def test_a_day_that_is_not_archived_is_not_restored(dsn: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert restore.main(["--database-url", dsn, "2020-01-01"]) == 1
-    assert "There never was a day 2020-01-01" in capsys.readouterr().err
+    assert "The database has no record of the day 2020-01-01" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 async def test_who_takes_out_a_body_is_on_record(
     ids: list[str], client: httpx.AsyncClient, runtime: Runtime, dsn: str
 ) -> None:
     assert take_out(dsn, f"{ids[0]}-0") == 1
-    await upkeep.step(runtime, NOW)
+    await retention_loop.step(runtime, NOW)
     for _ in range(2):
         assert take_out(dsn, f"{ids[0]}-0") == 0
     assert await acts(client, "archive.redact") == [("archive.redact", person().name, f"{ids[0]}-0")]
@@ -139,7 +145,7 @@ async def test_who_takes_out_a_body_is_on_record(
 async def test_a_redacted_body_is_nowhere(
     ids: list[str], runtime: Runtime, db: Connection, dsn: str, root: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    await upkeep.step(runtime, NOW)
+    await retention_loop.step(runtime, NOW)
     before = row_of(dsn).archive_manifest
     assert before is not None
     kept = bodies_below(root)
@@ -153,14 +159,14 @@ async def test_a_redacted_body_is_nowhere(
     assert described is not None
     assert "rubbish" not in described
     assert json.loads((place / "manifest.json").read_text()) == described
-    # What is in the directory is what the manifest names.
+    # The directory holds exactly the files that the manifest names.
     assert [f"half/{file.name}" for file in (place / "half").iterdir()] == [
         file["path"] for file in described["tables"]["half"]["files"]
     ]
     assert not list(place.glob("redact-*"))
     (record,) = described["redacted"]
     assert (record["message_id"], record["actor"], record["reason"]) == (f"{ids[1]}-0", "ada", "request 17")
-    # The proof still holds: rows, ids and digests are what they were.
+    # The proof still holds: rows, ids and digests are unchanged.
     same = ("rows", "first_id", "last_id", "digest")
     assert [described["tables"]["half"][name] for name in same] == [before["tables"]["half"][name] for name in same]
     assert verify(dsn) == 0
@@ -171,16 +177,17 @@ async def test_a_redacted_body_is_nowhere(
         f"select transaction_id::text || '-' || position as id from {SCHEMA}.half where body is null"
     )
     assert [row["id"] for row in nulls] == [f"{ids[1]}-0"]
-    # Now Postgres has copies of others again.
+    # Postgres has copies of the other bodies again.
     assert take_out(dsn, f"{ids[2]}-0") == 1
-    assert f"{SCHEMA} has the body too" in capsys.readouterr().err
+    assert f"{SCHEMA} also has the body" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 async def test_what_an_interrupted_redaction_left_is_removed(
     ids: list[str], runtime: Runtime, db: Connection, dsn: str, root: Path
 ) -> None:
     """Killed before the row moved: files of a new try. After: the old file, and the old manifest.json."""
-    await upkeep.step(runtime, NOW)
+    await retention_loop.step(runtime, NOW)
     place = path_of(row_of(dsn).archive)
     (old,) = (place / "half").iterdir()
     content, described = old.read_bytes(), (place / "manifest.json").read_text()
@@ -213,7 +220,7 @@ async def test_what_is_still_in_postgres_is_not_redacted(
         "died_at) values (1, $1, 0, 1, 'order', 5, 'refused', now())",
         ids[0],
     )
-    await upkeep.step(runtime, NOW)
+    await retention_loop.step(runtime, NOW)
     assert row_of(dsn).state == "gone"
     assert take_out(dsn, f"{ids[0]}-0") == 1
     assert "Postgres has copies of the body: a dead letter of billing" in capsys.readouterr().err
@@ -231,11 +238,12 @@ def ended(dsn: str, message_id: str) -> int:
         return int(str(wrong.code))
 
 
+@pytest.mark.slow
 async def test_a_body_is_not_taken_out_of_an_archive_that_has_none(
     ids: list[str], runtime: Runtime, dsn: str, root: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert archive.main(["--database-url", dsn, "--archive", str(root), "--no-bodies", "--day", str(DAY)]) == 0
-    await upkeep.step(runtime, NOW)
+    await retention_loop.step(runtime, NOW)
     assert take_out(dsn, f"{ids[0]}-0") == 1
     assert "has no bodies" in capsys.readouterr().err
     assert bring_back(dsn) == 0

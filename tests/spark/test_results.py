@@ -7,10 +7,10 @@ from uuid import UUID
 
 import pytest
 
-from spark import results
-from spark.database import connect
 from spark.errors import RunFailedError
-from spark.results import DayResult, RunResult
+from spark.postgres.connections import connect
+from spark.proof import store_results
+from spark.proof.store_results import DayResult, RunResult
 from tests.spark.days import days_ago, rows
 
 KIND, OTHER = "published_after_rollback", "ledger_disagrees"
@@ -32,7 +32,9 @@ def write(
     of_day = DayResult(day, "provisional", {}, {kind: len(found)} if found else {}, {}, {}, looked_for)
     with (
         connect(dsn) as connection,
-        results.writing(connection, RunResult("none", "primary", datetime.now(UTC), days=[day]), [of_day], found) as it,
+        store_results.writing(
+            connection, RunResult("none", "primary", datetime.now(UTC), days=[day]), [of_day], found
+        ) as it,
     ):
         if fails:
             raise ZeroDivisionError
@@ -83,7 +85,7 @@ def test_other_days_findings_stay_and_are_named(dsn: str) -> None:
     write(dsn, ["a", "b"], day=days_ago(3))
     run = write(dsn, [])
     assert told(run) == ("proved", 0, 0, 0)
-    # They are told of beside the verdict.
+    # The run reports them beside the verdict.
     assert list(run["elsewhere"].items()) == [(days_ago(3), 2), (days_ago(4), 1)]
     assert [row["day"] for row in findings(dsn, open_only=True)] == [days_ago(4), days_ago(3), days_ago(3)]
 
@@ -96,6 +98,6 @@ def test_what_fails_before_the_end_takes_the_whole_run_back(dsn: str) -> None:
 
 
 def test_a_database_that_does_not_take_it_is_told(dsn: str) -> None:
-    with pytest.raises(RunFailedError, match="The database did not take the result: "):
+    with pytest.raises(RunFailedError, match="The database did not accept the result: "):
         write(dsn, ["a", "a"])
     assert findings(dsn) == []

@@ -1,8 +1,9 @@
-"""What looks like a fault and is none: for each rule, the cases next to it. All in one day, which has no finding."""
+"""Correct rows that resemble a fault, for each rule. All of them are in one day, which has no finding."""
 
 from collections.abc import Callable
 from datetime import timedelta
 
+import pytest
 from pyspark.sql import SparkSession
 
 from spark.transforms.rules import findings
@@ -13,7 +14,7 @@ HOUR = timedelta(hours=1)
 
 
 def young_halves(day: Day) -> None:
-    # Not swept yet; its next check held back for as long as may be; unanswered for as long as its group waits.
+    # Not swept yet; next check delayed for the longest time allowed; unanswered for as long as its group waits.
     day.half(100, born_at=day.seen_at - HOUR, first_check_at=day.seen_at - HOUR)
     day.half(101)
     day.check_back(101, asked=3, unanswered=3, next_check_at=day.seen_at - 3 * HOUR)
@@ -23,7 +24,7 @@ def young_halves(day: Day) -> None:
 
 
 def operational_message(day: Day) -> None:
-    # Of a group that nobody registered, to nobody: a day is not at fault for it.
+    # Of an unregistered group, without a subscription: not a fault of the day.
     day.half(110, producer_group="halfnote", topic="halfnote.delivery.dead")
     day.op(110, source=2)
     day.sent(110, topic="halfnote.delivery.dead")
@@ -85,7 +86,7 @@ def other_subscriptions(day: Day) -> None:
 
 
 def changed_filters(day: Day) -> None:
-    # Takes nothing of it today; went by other topics then, or was sent late by those of its time.
+    # The subscription takes none of these today; it had other topics then, or its delivery under those was late.
     day.subscribe(30, "elsewhere", created_at=born(-86_400), matches_since=born(3600))
     day.committed(160, topic="formerly")
     day.rows["receipt"].pop()
@@ -122,7 +123,7 @@ def decided_after_all(day: Day) -> None:
     for number in range(1, 16):
         day.attempt(190, "check", number=number, outcome="unknown")
     day.attempt(190, "parked")
-    # A person asks of a parked one as often as they like.
+    # A person may ask for checks of a parked transaction without a limit.
     for number in range(16, 19):
         day.attempt(190, "check", number=number, outcome="unknown")
 
@@ -132,7 +133,7 @@ def asked_often(day: Day) -> None:
     day.op(200, 2)
     for number in range(1, 50):
         day.attempt(200, "check", number=number, outcome="unknown")
-    # The same check written twice, and checks that nobody answered.
+    # The same check written twice, and unanswered checks.
     day.rolled_back(201)
     for number in (*range(1, 16), 15, 15):
         day.attempt(201, "check", number=number, outcome="unknown")
@@ -156,7 +157,7 @@ def ledgers(day: Day) -> None:
     )
     received = [row for row in day.rows["receipt"] if row["subscription_id"] == 1 and row["outcome"] == "delivered"]
     names = {f"{row['transaction_id']}-{row['position']}" for row in received}
-    # Speaks of one subscription alone, and of one message it is not told by whom.
+    # The ledger names one subscription; for one message it names none.
     consumed = [{"message_id": name, "times_seen": 1, "subscription": "mailer-1"} for name in sorted(names)]
     consumed[0]["subscription"] = None
     day.ledger("consumer_ledger", *consumed, {"message_id": id_of(1, born(12 * 3600)) + "-0", "times_seen": 9})
@@ -179,6 +180,7 @@ NEAR: tuple[Callable[[Day], None], ...] = (
 )
 
 
+@pytest.mark.slow
 def test_what_is_next_to_a_fault_is_none(spark: SparkSession) -> None:
     day = plain_day()
     for put in NEAR:

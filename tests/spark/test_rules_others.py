@@ -1,4 +1,4 @@
-"""Other faults of a kind than the one that test_rules_planted.py has: each is found, and nothing else."""
+"""More faults of each kind than test_rules_planted.py has: the rules find each of them and nothing else."""
 
 from collections.abc import Callable
 from datetime import timedelta
@@ -33,7 +33,7 @@ def _two_verdicts(day: Day) -> Found:
 
 
 def _redelivered_and_lost(day: Day) -> Found:
-    """A person sent it once more, and no trace is left of that; before the day took receipts that may be so."""
+    """A redelivery without a receipt is a fault, unless it is from before the day took receipts."""
     day.extra["receipts_since"] = born(1000)
     for number, told in ((150, {}), (151, {"at": born(999)}), (152, {"what": "dropped"}), (153, {})):
         day.committed(number)
@@ -44,7 +44,7 @@ def _redelivered_and_lost(day: Day) -> Found:
 
 
 def _consumed_by_another(day: Day) -> Found:
-    """By its ledger a consumer has a message that was never sent to its subscription; any trace of one would do."""
+    """A consumer's ledger has a message that was never sent to its subscription; any trace of a delivery is enough."""
     day.subscribe(30, "elsewhere", name="points")
     day.subscribe(31, "*", name="behind", lowest=0, filters='{"tags": ["behind"]}')
     for number in range(170, 177):
@@ -53,16 +53,16 @@ def _consumed_by_another(day: Day) -> Found:
     day.received(171, subscription=30, replay=7)
     for number, name, replay in ((172, "delivery_retry", 7), (173, "dead_letter", 7), (174, "redelivery", 7)):
         day.delivery(name, number, subscription=30, replay=replay)
-    # Told by nobody's name, and by one to whom it may be under way.
+    # From an unknown consumer, and from one whose delivery may be in flight.
     consumer = day.extra["consumer_ledger"]
     consumer[5]["subscription"] = None
     consumer[6]["subscription"] = "behind"
-    # Some are replays alone, so that nothing else is found of them; the first has nothing.
+    # Some have only a replay's trace, so no other rule finds them; the first has no trace.
     return {("consumed_not_sent", message_id(170))}
 
 
 def _offset_of_an_earlier_day(day: Day) -> Found:
-    """Whoever reads the day has found a message of an earlier one at the same offset."""
+    """A run over the day finds a message of an earlier day at the same offset."""
     day.committed(180)
     earlier = {"transaction_id": id_of(1, born(-86_400)), "position": 0, "offset": 18_000}
     day.extra["same_offset"] = [earlier]
@@ -86,10 +86,10 @@ def _said_by_nobody(day: Day) -> Found:
 
 
 def _added_too_late(day: Day) -> Found:
-    """A topic that nobody took, and that a subscription was given when it had passed the messages."""
+    """A topic without a subscription, added to a subscription after its checkpoint had passed the messages."""
     day.subscribe(10, "late", matches_since=born(200), lowest=13_050)
     day.committed(130, topic="late")
-    # It comes to this one yet, and this one it has got as things were then.
+    # One message is still to come; the other was delivered under the former topics.
     day.committed(131, topic="late")
     day.subscribe(11, "since", matches_since=born(200))
     day.committed(132, topic="since")
@@ -114,6 +114,16 @@ def _received_by_the_deleted(day: Day) -> Found:
     return {("receipt_not_matched", f"{message_id(140)}:20"), ("receipt_not_matched", f"{message_id(162)}:21")}
 
 
+def _waiting_for_longer_than_policy(day: Day) -> Found:
+    """In check_back, not asked when it was due; and asked, without an answer, for longer than its group waits."""
+    day.half(191)
+    day.check_back(191, next_check_at=day.seen_at - timedelta(hours=4))
+    day.half(192)
+    since = day.seen_at - timedelta(days=3, hours=4)
+    day.check_back(192, unanswered=500, unanswered_since=since, next_check_at=day.seen_at)
+    return {("half_stuck", id_of(191)), ("half_stuck", id_of(192))}
+
+
 PLANTED: tuple[Callable[[Day], Found], ...] = (
     _halves_in_part,
     _two_verdicts,
@@ -122,13 +132,24 @@ PLANTED: tuple[Callable[[Day], Found], ...] = (
     _redelivered_and_lost,
     _consumed_by_another,
     _offset_of_an_earlier_day,
-    # The last: what the others commit, the ledger has.
+    _waiting_for_longer_than_policy,
+    # The last one: its ledger holds what the others commit.
     _said_by_nobody,
 )
 
 
-@pytest.mark.parametrize("counted", [True, False], ids=["whole", "screened"])
-def test_other_faults_of_a_kind_are_found_and_nothing_else(spark: SparkSession, counted: bool) -> None:
+@pytest.mark.slow
+def test_other_faults_of_a_kind_are_found_and_nothing_else(spark: SparkSession) -> None:
+    _prove_others(spark, counted=True)
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("adaptive")
+def test_they_are_found_in_a_large_day_too(spark: SparkSession) -> None:
+    _prove_others(spark, counted=False)
+
+
+def _prove_others(spark: SparkSession, *, counted: bool) -> None:
     day = plain_day()
     wanted: Found = set().union(*(put(day) for put in PLANTED))
     found = findings(day.frames(spark, counted=counted), sla_s=SLA_S).select("kind", "subject").collect()

@@ -1,7 +1,6 @@
 """A day with one fault of each kind: each rule finds its own, and no other rule finds it."""
 
 from dataclasses import replace
-from datetime import timedelta
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -167,15 +166,56 @@ def planted_joins(spark: SparkSession, planted: tuple[Day, Planted]) -> Joined:
     return joined(planted[0].frames(spark), SLA_S)
 
 
-@pytest.mark.parametrize("counted", [True, False], ids=["whole", "screened"])
-def test_each_fault_is_found_and_nothing_else(
-    spark: SparkSession, planted: tuple[Day, Planted], monkeypatch: pytest.MonkeyPatch, counted: bool
+def _found(spark: SparkSession, day: Day, *, counted: bool) -> DataFrame:
+    """Return what one run of the rules finds, without its details.
+
+    Of what is not counted the rules see what the look for suspects has left, as of a large day.
+    """
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(rules, "screened" if counted else "_in_one_partition", _not_this_way)
+        return findings(day.frames(spark, counted=counted), sla_s=SLA_S).drop("detail")
+
+
+@pytest.fixture(scope="module")
+def found_by_rules(spark: SparkSession, planted: tuple[Day, Planted]) -> DataFrame:
+    """What one run of all rules finds, by way of the look for suspects."""
+    return _found(spark, planted[0], counted=False)
+
+
+@pytest.fixture(scope="module")
+def found_by_kind(found_by_rules: DataFrame) -> dict[str, list[dict[str, Any]]]:
+    """The same, by kind."""
+    by_kind: dict[str, list[dict[str, Any]]] = {}
+    for row in found_by_rules.collect():
+        by_kind.setdefault(row["kind"], []).append(row.asDict())
+    return by_kind
+
+
+@pytest.mark.parametrize("kind", sorted(KINDS))
+def test_each_kind_has_one_finding(
+    planted: tuple[Day, Planted], found_by_kind: dict[str, list[dict[str, Any]]], kind: str
 ) -> None:
-    # Of what is not counted the rules see what the look for suspects has left, as of a large day.
+    [found] = found_by_kind[kind]
+    assert found == dict.fromkeys(found) | planted[1][kind]
+
+
+def test_each_fault_is_found_and_nothing_else(
+    spark: SparkSession, planted: tuple[Day, Planted], found_by_rules: DataFrame
+) -> None:
+    assertDataFrameEqual(found_by_rules, expected(spark, list(planted[1].values())))
+
+
+@pytest.mark.slow
+def test_they_are_found_in_a_small_day(spark: SparkSession, planted: tuple[Day, Planted]) -> None:
     day, found = planted
-    monkeypatch.setattr(rules, "_in_one_partition" if not counted else "screened", _not_this_way)
-    actual = findings(day.frames(spark, counted=counted), sla_s=SLA_S)
-    assertDataFrameEqual(actual.drop("detail"), expected(spark, list(found.values())))
+    assertDataFrameEqual(_found(spark, day, counted=True), expected(spark, list(found.values())))
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("adaptive")
+def test_they_are_found_in_a_large_day(spark: SparkSession, planted: tuple[Day, Planted]) -> None:
+    day, found = planted
+    assertDataFrameEqual(_found(spark, day, counted=False), expected(spark, list(found.values())))
 
 
 @pytest.fixture(scope="module")
@@ -184,6 +224,7 @@ def found_alone(planted_joins: Joined) -> dict[str, DataFrame]:
     return {kind: found_in(planted_joins, KINDS - {kind}).localCheckpoint() for kind in KINDS}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", sorted(KINDS))
 def test_a_rule_alone_finds_its_own_fault_and_no_other(
     spark: SparkSession, planted: tuple[Day, Planted], found_alone: dict[str, DataFrame], kind: str
@@ -191,6 +232,7 @@ def test_a_rule_alone_finds_its_own_fault_and_no_other(
     assertDataFrameEqual(found_alone[kind].drop("detail"), expected(spark, [planted[1][kind]]))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", sorted(KINDS))
 def test_a_rule_switched_off_leaves_the_others(
     planted: tuple[Day, Planted],
@@ -213,19 +255,9 @@ def test_every_kind_has_its_rule_its_page_and_a_fault(planted: tuple[Day, Plante
     assert {page.stem for page in (ROOT / "docs" / "findings").glob("*.md")} - {"README"} == KINDS
 
 
+@pytest.mark.slow
 def test_a_day_in_order_has_no_finding(spark: SparkSession) -> None:
     day = plain_day()
     day.ledger("producer_ledger", *({"transaction_id": id_of(n), "verdict": "commit"} for n in range(1, 11)))
     day.ledger("consumer_ledger", *({"message_id": message_id(n), "times_seen": 1} for n in range(1, 11)))
     assert findings(day.frames(spark), sla_s=SLA_S).collect() == []
-
-
-def test_who_waits_in_check_back_for_longer_than_policy_is_stuck(spark: SparkSession) -> None:
-    day = plain_day()
-    day.half(101)
-    day.check_back(101, next_check_at=day.seen_at - timedelta(hours=4))
-    day.half(102)
-    since = day.seen_at - timedelta(days=3, hours=4)
-    day.check_back(102, unanswered=500, unanswered_since=since, next_check_at=day.seen_at)
-    found = findings(day.frames(spark), sla_s=SLA_S).select("kind", "subject").collect()
-    assert sorted(tuple(row) for row in found) == [("half_stuck", id_of(101)), ("half_stuck", id_of(102))]

@@ -9,13 +9,13 @@ from typing import Any
 import pytest
 from pyspark.sql import SparkSession
 
-from app.database import connect
+from app.database.connection import connect
 from app.ids import uuid7
-from app.store.relay import Reader, window
-from app.store.subscriptions import active
+from app.store.relay.log import Reader, window
+from app.store.subscriptions.subscriptions import active
 from spark.transforms.joined import deliveries
-from tests.days import subscribe
 from tests.spark.frames import Day, digest
+from tests.support.days import subscribe
 
 PARTS = ("order", "order.", "new", "halfnote.", "ä%_", "b\\", '"quoted"')
 TAGS = (None, "red", "Red", "", "a,b")
@@ -82,6 +82,7 @@ async def _taken(dsn: str, messages: list[dict[str, Any]], wanted: list[dict[str
         await db.close()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", [1, 2])
 def test_a_subscription_takes_what_the_relay_gives_it(spark: SparkSession, dsn: str, seed: int) -> None:
     chance = random.Random(seed)

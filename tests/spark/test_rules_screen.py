@@ -1,4 +1,4 @@
-"""What is left out of the joins because nothing in it is suspect has no finding: with and without it, the same."""
+"""Rows that the joins leave out as not suspect have no findings: with and without them the result is the same."""
 
 import json
 import random
@@ -25,7 +25,7 @@ TOPICS = ("order", "order.new", "billing.paid", "nobody", "halfnote.delivery.dea
 
 
 def random_day(chance: random.Random, transactions: int) -> Day:
-    """A day of transactions with one to three messages and five subscriptions, a third of it spoilt at random."""
+    """A day of transactions with one to three messages and five subscriptions; a third is damaged at random."""
     day = plain_day()
     day.subscribe(2, "order*", filters='{"tags": ["red", "blue"]}')
     day.subscribe(3, "*", filters='{"headers": {"region": "eu"}}')
@@ -124,7 +124,9 @@ def _spoil(day: Day, chance: random.Random) -> None:
             rows[index] = changed | {"transaction_id": id_of(chance.randrange(100, 400)), "replay": replay}
 
 
-@pytest.mark.parametrize("seed", [1, *(pytest.param(seed, marks=pytest.mark.slow) for seed in (2, 3, 4))])
+@pytest.mark.parametrize("seed", [1, 2, 3, 4])
+@pytest.mark.slow
+@pytest.mark.usefixtures("adaptive")
 def test_what_is_left_out_has_no_finding(spark: SparkSession, seed: int) -> None:
     day = random_day(random.Random(seed), 300)
     j = rules.joined(day.frames(spark, counted=False), SLA_S)
@@ -139,6 +141,8 @@ def test_what_is_left_out_has_no_finding(spark: SparkSession, seed: int) -> None
     assert len(kinds) >= 17, kinds
 
 
+@pytest.mark.slow
+@pytest.mark.usefixtures("adaptive")
 def test_hardly_anything_of_a_day_in_order_is_suspect(spark: SparkSession) -> None:
     day = plain_day()
     day.subscribe(2, "order", filters='{"headers": {"region": "eu"}}')
@@ -157,6 +161,8 @@ def test_hardly_anything_of_a_day_in_order_is_suspect(spark: SparkSession) -> No
     assert named(f).collect() == []
 
 
+@pytest.mark.slow
+@pytest.mark.usefixtures("adaptive")
 def test_more_subscriptions_may_ask_for_headers_than_a_number_has_bits(spark: SparkSession) -> None:
     day, asking = plain_day(), range(20, 43)
     for subscription in asking:
@@ -165,7 +171,7 @@ def test_more_subscriptions_may_ask_for_headers_than_a_number_has_bits(spark: Sp
         day.committed(number, headers=f'{{"for": "{subscription}"}}')
         if number != 115:
             day.received(number, subscription=subscription)
-    # Somebody else's.
+    # Another's.
     day.received(121, subscription=20)
     f = day.frames(spark, counted=False)
     found = {(row.kind, row.subject) for row in findings(f, sla_s=SLA_S).select("kind", "subject").collect()}
@@ -191,6 +197,8 @@ def test_disorder_is_found_within_ranges_and_at_their_borders(spark: SparkSessio
     assert sorted((row["offset"], row.before_offset) for row in found) == sorted(wanted)
 
 
+@pytest.mark.slow
+@pytest.mark.usefixtures("adaptive")
 def test_a_skewed_day_of_one_group_with_100_subscriptions(spark: SparkSession) -> None:
     day = plain_day()
     for subscription in range(2, 102):

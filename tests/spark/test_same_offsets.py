@@ -1,4 +1,4 @@
-"""Offsets that an earlier day had: they are looked for in all days that are stored, and nothing else of those is."""
+"""Offsets that an earlier day had too: the run searches all stored days for them, and reads nothing else of those."""
 
 import io
 from datetime import date
@@ -8,12 +8,12 @@ import psycopg
 import pytest
 from pyspark.sql import SparkSession
 
-from spark.database import open_snapshot
+from spark.engine.progress import Progress
 from spark.errors import SnapshotLostError
-from spark.progress import Progress
-from spark.reading import Wish, read_days
-from spark.same_offsets import earlier_with_same
-from spark.sources import frames_from_parquet
+from spark.postgres.connections import open_snapshot
+from spark.proof.read_days import Wish, read_days
+from spark.sources.frames import frames_from_parquet
+from spark.sources.same_offsets import earlier_with_same
 from tests.spark.days import days_ago, fill_day, rows
 
 EARLIEST, BEFORE, LAST = days_ago(4), days_ago(3), days_ago(2)
@@ -58,5 +58,5 @@ def test_a_day_that_leaves_meanwhile_needs_a_new_snapshot(spark: SparkSession, d
         day = snapshot.day(LAST)
         with psycopg.connect(days) as db:
             db.execute(f"drop table outbox_{EARLIEST:%Y%m%d}")
-        with pytest.raises(SnapshotLostError, match="left while offsets were compared"):
+        with pytest.raises(SnapshotLostError, match="removed while offsets were compared"):
             earlier_with_same(spark, snapshot, day, str(tmp_path))

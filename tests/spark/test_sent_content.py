@@ -1,25 +1,28 @@
-"""What the relay sent is what the producer posted, or the proof tells: over a day of the real service."""
+"""The proof compares what the relay sent with what the producer posted, over a day of the real service."""
 
+import json
 from datetime import UTC, datetime
+from pathlib import Path
 
 import httpx
+import pyarrow.dataset
 import pytest
 
-from app.database import Connection
+from app.database.connection import Connection
 from app.ids import message_id
-from app.loops.relay import Relay
-from app.runtime import Runtime
-from tests.relays import order, publish, subscribe, turn_until
-from tests.responders import Responder
+from app.relay.loop import Relay
+from app.runtime.state import Runtime
 from tests.spark.days import prove, rows
+from tests.support.check_responder import Responder
+from tests.support.relay_stepping import order, publish, subscribe, turn_until
 
 pytestmark = pytest.mark.usefixtures("group", "spark")
 
 
 async def test_a_body_that_was_spoilt_before_it_was_sent_is_a_finding(
-    client: httpx.AsyncClient, runtime: Runtime, db: Connection, dsn: str
+    client: httpx.AsyncClient, runtime: Runtime, db: Connection, dsn: str, tmp_path: Path
 ) -> None:
-    """By hand or by a disk, between its commit and its delivery; nothing in the half's other columns tells."""
+    """A body changes between commit and delivery, and the half's other columns do not show it."""
     day = datetime.now(UTC).date()
     relay = Relay(runtime)
     async with Responder() as receiver:
@@ -32,7 +35,14 @@ async def test_a_body_that_was_spoilt_before_it_was_sent_is_a_finding(
         await turn_until(relay, runtime, lambda: db.fetchval("select count(*) = 2 from receipt"))
         await relay.drain(runtime)
     assert b"spoilt" in [call.body for call in receiver.calls]
-    assert prove(dsn, "--day", day) == 3
+    assert prove(dsn, "--day", day, "--out", tmp_path) == 3
     [found] = rows(dsn, "select * from finding")
     assert (found["kind"], found["subject"]) == ("content_differs", message_id(spoilt, 0))
     assert {digest["source"].partition(":")[0] for digest in found["detail"]["digests"]} == {"half", "receipt"}
+    # The run and its files say the same.
+    [run] = rows(dsn, "select * from reconciliation_run")
+    assert (run["state"], run["days"], run["open"], run["new"], run["resolved"]) == ("findings", [day], 1, 1, 0)
+    [written] = pyarrow.dataset.dataset(tmp_path / "findings", partitioning="hive").to_table().to_pylist()
+    assert json.loads(written["detail"]) == found["detail"]
+    assert (written["kind"], written["subject"]) == (found["kind"], found["subject"])
+    assert str(spoilt) in (tmp_path / "report.html").read_text()

@@ -8,9 +8,10 @@ import pytest
 from pyspark.sql import SparkSession
 
 from spark import schemas
+from spark.engine.jdbc_driver import COORDINATE, NoJarError, jar_settings, told_settings
+from spark.engine.session import session
 from spark.frames import Frames
-from spark.jar import COORDINATE, NoJarError, jar_settings, told_settings
-from tests.spark.conftest import frame, write_frame
+from tests.spark.conftest import SMALL, frame, write_frame
 
 
 def test_a_jar_that_is_named_is_used_and_must_be_there(tmp_path: Path) -> None:
@@ -73,9 +74,17 @@ def test_rows_come_back_as_they_were_written(spark: SparkSession, tmp_path: Path
 
 
 def test_rows_come_to_python_by_a_socket_file_that_no_stranger_meets(spark: SparkSession) -> None:
-    # Not by a port: whoever tried it first would take the place of the one who may read.
+    # Not by a port: the first client to connect would take the reader's place.
     where, secret = spark.range(3)._jdf.collectToPython()[:2]
     with socket.socket(socket.AF_UNIX) as wire:
         wire.connect(where)
         assert wire.recv(1)
     assert secret is None
+
+
+def test_a_session_that_is_there_keeps_its_settings(spark: SparkSession) -> None:
+    kept = {name: spark.conf.get(name) for name in SMALL}
+    assert session(None, **{"spark.sql.maxMetadataStringLength": "1030"}) is spark
+    assert spark.conf.get("spark.sql.maxMetadataStringLength") == "1030"
+    assert {name: spark.conf.get(name) for name in SMALL} == kept
+    assert kept["spark.sql.adaptive.enabled"] == "false"

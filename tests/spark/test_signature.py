@@ -1,4 +1,4 @@
-"""What tells that a day changed, although no run looks at it for any other reason."""
+"""A day's signature shows that the day changed when a run has no other reason to read it."""
 
 import json
 from typing import Any
@@ -6,7 +6,7 @@ from typing import Any
 import psycopg
 import pytest
 
-from spark.database import open_snapshot
+from spark.postgres.connections import open_snapshot
 from tests.spark.days import days_ago, fill_day
 
 DAY = days_ago(2)

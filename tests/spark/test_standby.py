@@ -18,16 +18,16 @@ import psycopg
 import pytest
 from pyspark.sql import SparkSession
 
-from app.embedded import EmbeddedPostgres
-from app.embedded.place import find_place
+from app.embedded_postgres import EmbeddedPostgres
+from app.embedded_postgres.paths import find_paths
 from app.migrate import migrate
-from spark.database import open_snapshot
+from spark.engine.progress import Progress
 from spark.errors import SnapshotLostError
-from spark.progress import Progress
-from spark.reading import Wish, read_days
-from tests import kept, pg
-from tests.processes import free_port
+from spark.postgres.connections import open_snapshot
+from spark.proof.read_days import Wish, read_days
 from tests.spark.days import days_ago, fill_day, flip_ops, prove, rows
+from tests.support import postgres, shared_servers
+from tests.support.processes import free_port
 
 pytestmark = pytest.mark.usefixtures("spark")
 
@@ -46,7 +46,7 @@ class Primary:
     @contextmanager
     def standby(self, settings: Mapping[str, str]) -> Iterator[str]:
         """Copy the server, follow it, and yield the copy's url when it has all that the server has."""
-        place, port = find_place(self.data_dir), free_port()
+        place, port = find_paths(self.data_dir), free_port()
         home = self.data_dir.parent / f"standby-{port}"
         # Laid out as the primary is, because the copied configuration includes a file two directories above.
         directory = home / place.pgdata.relative_to(place.home)
@@ -66,7 +66,7 @@ class Primary:
             server = subprocess.Popen(
                 [self.server.bin("postgres"), "-D", directory, *options], stdout=log, stderr=log, **as_server
             )
-        kept.keep(Path(os.environ[pg.RUN]), server.pid)
+        shared_servers.keep(Path(os.environ[postgres.RUN]), server.pid)
         try:
             url = urlsplit(self.server.url)
             there = urlunsplit(url._replace(netloc=f"{url.netloc.rpartition(':')[0]}:{port}"))
@@ -145,6 +145,7 @@ class Watched(io.StringIO):
         return bool(rows(self._standby, found))
 
 
+@pytest.mark.slow
 def test_a_standby_is_read_and_the_primary_written(primary: Primary, capsys: pytest.CaptureFixture[str]) -> None:
     with primary.standby(PATIENT) as url:
         assert prove(primary.server.url, "--read-url", url, "--day", days_ago(2)) == 3
@@ -154,6 +155,7 @@ def test_a_standby_is_read_and_the_primary_written(primary: Primary, capsys: pyt
     assert run["seen_at"] < run["ended_at"]
 
 
+@pytest.mark.slow
 def test_a_run_whose_read_was_cancelled_begins_again(primary: Primary, spark: SparkSession, tmp_path: Path) -> None:
     with primary.standby(HASTY) as url:
         said = Watched(primary, url)

@@ -1,4 +1,4 @@
-"""Which days a run takes up, and when a day is over."""
+"""The days that a run reads, and the time when a day is over."""
 
 from datetime import UTC, date, datetime, timedelta
 from typing import Any
@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from spark.watermark import Candidate, Seen, aged, days_to_run, reason, state_after
+from spark.day_selection import Candidate, Seen, aged, days_to_run, reason, state_after
 
 DAY = date(2026, 10, 25)
 END = datetime(2026, 10, 26, tzinfo=UTC)
@@ -34,7 +34,7 @@ def seen(**changes: Any) -> Seen:
         (seen(), None, OVER, "due"),
         (seen(open=True), None, OVER, "open"),
         (seen(state="final"), None, OVER, None),
-        # Its findings stay until somebody asks for the day.
+        # Its findings stay until a run is given the day.
         (seen(state="final", findings=2), None, OVER, None),
         (seen(state="final"), "there", OVER, "archived"),
         (seen(state="final", signature=HELD | {"archive": "there"}), "there", OVER, None),
@@ -80,7 +80,7 @@ candidates = st.builds(
 
 @given(st.lists(candidates, unique_by=lambda candidate: candidate.day), st.datetimes(timezones=st.just(UTC)))
 def test_a_missed_night_heals(days: list[Candidate], now: datetime) -> None:
-    """Whatever no run saw, and whatever is open, is taken up, however long ago; days to come and final ones are not."""
+    """A run reads every day that no run saw and every open day, however old; it reads no future and no final day."""
     chosen = days_to_run(days, now, MARGIN_S, lambda day: HELD)
     assert list(chosen) == sorted(chosen)
     for candidate in days:

@@ -62,12 +62,12 @@ helm.sh/chart: {{ printf "%s-%s" $root.Chart.Name $root.Chart.Version | replace 
 {{- default (printf "%s-keys" (include "halfnote.fullname" .)) .Values.keys.existingSecret -}}
 {{- end -}}
 
-{{/* A sum over what this chart writes into Secrets by given values, so that a changed one starts pods anew. */}}
+{{/* A checksum over the values that this chart writes into Secrets, so that a change restarts pods. */}}
 {{- define "halfnote.secretsChecksum" -}}
 {{- printf "%s\n%s\n%s" .Values.database.url .Values.database.existingSecret .Values.keys.existingSecret | sha256sum -}}
 {{- end -}}
 
-{{/* Where the database is, as environment; takes a list of the root and the Secret that has the URL. */}}
+{{/* The database's URL, as environment; takes a list of the root and the Secret that has the URL. */}}
 {{- define "halfnote.databaseEnv" -}}
 {{- $root := index . 0 -}}
 {{- if $root.Values.postgresql.enabled }}
@@ -87,23 +87,25 @@ helm.sh/chart: {{ printf "%s-%s" $root.Chart.Name $root.Chart.Version | replace 
 {{- end }}
 {{- end -}}
 
-{{/* What a migration goes by; takes a list of the root and the Secret that has the URL. */}}
+{{/* Environment of a migration; takes a list of the root and the Secret that has the URL. */}}
 {{- define "halfnote.migrationEnv" -}}
 {{- include "halfnote.databaseEnv" . }}
+- name: HALFNOTE_SECRETS_KEY_FILE
+  value: /etc/halfnote/secrets/secrets.keys
 {{- with (index . 0).Values.settings.days_ahead }}
 - name: HALFNOTE_DAYS_AHEAD
   value: {{ include "halfnote.scalar" . | quote }}
 {{- end }}
 {{- end -}}
 
-{{/* Where the archive is, as a URL or a path; nothing if there is none. */}}
+{{/* The archive as a URL or a path; empty if there is none. */}}
 {{- define "halfnote.archivePlace" -}}
 {{- if .Values.archive.enabled -}}
 {{- default "/archive" .Values.archive.url -}}
 {{- end -}}
 {{- end -}}
 
-{{/* What HALFNOTE_… the values stand for, beside the database; the same for every container. */}}
+{{/* The values as HALFNOTE_… variables, without the database; the same for every container. */}}
 {{- define "halfnote.settingsEnv" -}}
 {{- $settings := dict -}}
 {{- range $name, $value := .Values.settings -}}
@@ -149,12 +151,12 @@ capabilities:
   drop: [ALL]
 {{- end -}}
 
-{{/* Longer than all that comes before the end: the pause before SIGTERM, the drain, and leaving. */}}
+{{/* The grace period covers the pause before SIGTERM, the drain and the exit. */}}
 {{- define "halfnote.grace" -}}
 {{- add .Values.shutdown.preStopSeconds (ceil .Values.shutdown.drainSeconds) 15 -}}
 {{- end -}}
 
-{{/* Where pods may land, and as whom; takes a list of the root and the component's values. */}}
+{{/* Scheduling and security context of pods; takes a list of the root and the component's values. */}}
 {{- define "halfnote.placement" -}}
 {{- $root := index . 0 -}}{{- $own := index . 1 -}}
 {{- with $root.Values.imagePullSecrets }}

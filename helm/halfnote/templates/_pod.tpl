@@ -18,7 +18,7 @@ spec:
   strategy:
     type: RollingUpdate
     rollingUpdate:
-      # What serves goes only when what replaces it serves.
+      # A pod stops only when its replacement serves.
       maxUnavailable: 0
       maxSurge: 1
   selector:
@@ -33,7 +33,7 @@ spec:
         {{- toYaml . | nindent 8 }}
         {{- end }}
       annotations:
-        # A Secret that this chart makes starts pods anew when it changes; of one that it does not make it cannot know.
+        # A changed Secret of this chart restarts pods; the chart cannot detect a change of another Secret.
         checksum/secrets: {{ include "halfnote.secretsChecksum" $root }}
         {{- with $own.podAnnotations }}
         {{- toYaml . | nindent 8 }}
@@ -41,7 +41,7 @@ spec:
     spec:
       {{- include "halfnote.placement" (list $root $own) | nindent 6 }}
       serviceAccountName: {{ include "halfnote.serviceAccountName" $root }}
-      # The service never speaks to Kubernetes.
+      # The service never calls Kubernetes.
       automountServiceAccountToken: false
       enableServiceLinks: false
       terminationGracePeriodSeconds: {{ include "halfnote.grace" $root }}
@@ -52,7 +52,7 @@ spec:
         - maxSkew: 1
           topologyKey: {{ . }}
           whenUnsatisfiable: ScheduleAnyway
-          # Old and new pods of a rollout are spread each by themselves.
+          # Old and new pods of a rollout are spread separately.
           matchLabelKeys: [pod-template-hash]
           labelSelector:
             matchLabels:
@@ -61,7 +61,7 @@ spec:
         {{- end }}
       {{- if $root.Values.postgresql.enabled }}
       initContainers:
-        # The try-out's Postgres is made together with this pod, so no hook can migrate it before.
+        # The tryout's Postgres is made together with this pod, so no hook can migrate it before.
         - name: migrate
           image: {{ include "halfnote.image" (list $root $root.Values.image) }}
           imagePullPolicy: {{ $root.Values.image.pullPolicy }}
@@ -75,6 +75,9 @@ spec:
           volumeMounts:
             - name: tmp
               mountPath: /tmp
+            - name: secrets
+              mountPath: /etc/halfnote/secrets
+              readOnly: true
       {{- end }}
       containers:
         - name: halfnote
@@ -112,7 +115,7 @@ spec:
           ports:
             - name: http
               containerPort: 8080
-          # Whatever the database does, a restart would not mend it: /livez never asks it.
+          # A restart would not fix the database: /livez never queries it.
           startupProbe:
             {{- include "halfnote.probe" "/livez" | nindent 12 }}
             periodSeconds: 2
@@ -125,12 +128,12 @@ spec:
           readinessProbe:
             {{- include "halfnote.probe" "/readyz" | nindent 12 }}
             periodSeconds: 5
-            # It answers within 3 s, also of a database that does not.
+            # It answers within 3 s, even if the database does not answer.
             timeoutSeconds: 5
             failureThreshold: 2
           lifecycle:
             preStop:
-              # Until proxies and Services have heard that the pod leaves, it takes requests as before.
+              # The pod keeps serving until proxies and Services know that it is terminating.
               sleep:
                 seconds: {{ $root.Values.shutdown.preStopSeconds }}
           resources:

@@ -1,4 +1,4 @@
-{{/* The two nightly programs, in their order: what each is called, when it runs, and whether. */}}
+{{/* The two nightly programs, in order: name, schedule, and whether each is enabled. */}}
 {{- define "halfnote.nightly" -}}
 reconcile:
   enabled: {{ ne .Values.reconciliation.engine "none" }}
@@ -32,7 +32,7 @@ archive:
 {{- end }}
 {{- end -}}
 
-{{/* What is given to every pod, as environment of Spark's. */}}
+{{/* Environment of every pod, as Spark settings. */}}
 {{- define "halfnote.extraSparkEnv" -}}
 {{- with .Values.extraEnv }}
 {{ toYaml . }}
@@ -48,7 +48,7 @@ archive:
 {{- include "halfnote.databaseEnv" (list $root (include "halfnote.databaseSecret" $root)) }}
 {{- include "halfnote.settingsEnv" $root }}
 {{- if and (eq (index . 1) "archive") (eq $root.Values.reconciliation.engine "local") }}
-# It has no option for where there is room. Spark would give its executors a volume of their own there.
+# The program has no option for the scratch directory. Spark would mount a separate volume there for its executors.
 - name: SPARK_LOCAL_DIRS
   value: /staging
 {{- end }}
@@ -64,7 +64,7 @@ archive:
 {{- include "halfnote.extraSparkEnv" $root }}
 {{- end -}}
 
-{{/* What is written: rows during a run, and the archive if that is a volume. */}}
+{{/* Volumes that the programs write: the rows of a run, and the archive if it is a volume. */}}
 {{- define "halfnote.sparkMounts" -}}
 - name: tmp
   mountPath: /tmp
@@ -124,7 +124,7 @@ spark.kubernetes.executor.volumes.persistentVolumeClaim.archive.options.claimNam
 spark.kubernetes.executor.podTemplateFile: /etc/halfnote/spark/executor.yaml
 {{- end -}}
 
-{{/* A pod as the Spark operator describes it; takes a list of the root and the component. */}}
+{{/* A pod in the Spark operator's format; takes a list of the root and the component. */}}
 {{- define "halfnote.operatorPod" -}}
 {{- $root := index . 0 -}}
 labels:

@@ -1,6 +1,6 @@
-"""What the barrier and the inbox ask of a database: to run a script of statements in one database transaction.
+"""The interface of databases for the barrier and the inbox: run a script of statements in one database transaction.
 
-A script is a generator of statements, so that it is written once for drivers that are awaited and those that are not.
+A script is a generator of statements, so that one script serves plain and asynchronous drivers.
 """
 
 from collections.abc import Awaitable, Callable, Generator, Iterator, Sequence
@@ -15,30 +15,30 @@ T = TypeVar("T")
 Dialect: TypeAlias = Literal["postgresql", "mysql", "sqlite"]
 
 
-# PostgreSQL answers the COMMIT of a database transaction in which a statement has failed by a rollback, without an
-# error; any other statement raises there.
+# If a statement has failed, PostgreSQL answers COMMIT with a rollback and without an error. Any other statement raises
+# an error there.
 STANDS = "select 1"
 
 
 class NotInTransaction(HalfnoteError):
-    """The connection has no database transaction open: a row would be committed on its own, beside what it is about."""
+    """The connection has no open database transaction, so a row would be committed apart from the business rows."""
 
 
 @dataclass(frozen=True)
 class Statement:
-    """SQL in which `{0}`, `{1}` … stand for the values."""
+    """SQL with the placeholders `{0}`, `{1}` … for the values."""
 
     sql: str
     values: tuple[Any, ...] = ()
 
     def rendered(self, mark: Callable[[int], str]) -> str:
-        """Return the SQL with a driver's marks."""
+        """Return the SQL with the placeholders of a driver."""
         return self.sql.format(*(mark(index) for index in range(len(self.values))))
 
 
 @dataclass(frozen=True)
 class Came:
-    """What a statement brought: how many rows it wrote, or the rows it read."""
+    """The result of a statement: how many rows it wrote, or the rows that it read."""
 
     count: int
     rows: Sequence[Sequence[Any]] = ()
@@ -65,7 +65,7 @@ class Database(Protocol):
 
 
 class AsyncDatabase(Protocol):
-    """A database with a driver that is awaited."""
+    """A database with an asynchronous driver."""
 
     @property
     def dialect(self) -> Dialect:
@@ -82,7 +82,7 @@ class AsyncDatabase(Protocol):
 
 
 def play(script: Script[T], execute: Callable[[Statement], Came]) -> T:
-    """Run a script; what a statement raises is raised in it."""
+    """Run a script; the exception of a statement is raised inside the script."""
     try:
         statement = next(script)
         while True:
@@ -98,7 +98,7 @@ def play(script: Script[T], execute: Callable[[Statement], Came]) -> T:
 
 
 async def play_async(script: Script[T], execute: Callable[[Statement], Awaitable[Came]]) -> T:
-    """Run a script with a driver that is awaited."""
+    """Run a script with an asynchronous driver."""
     try:
         statement = next(script)
         while True:
@@ -114,7 +114,7 @@ async def play_async(script: Script[T], execute: Callable[[Statement], Awaitable
 
 
 def dialect_of(name: str) -> Dialect:
-    """Return the dialect that a library calls so. Raises ValueError."""
+    """Return the dialect for a library's name. Raises ValueError."""
     if name in ("postgresql", "postgres"):
         return "postgresql"
     if name in ("mysql", "mariadb"):
@@ -130,12 +130,12 @@ def waits_for_another(error: BaseException) -> bool:
 
 
 def is_to_be_tried_again(error: BaseException) -> bool:
-    """Tell whether the database asks to try again: a deadlock, or a conflict of serializable transactions."""
+    """Tell whether the database transaction can be retried: a deadlock, or a serialization failure."""
     return any(code in ("40001", "40P01", 1213, 1020) for cause in _causes(error) for code in _codes(cause))
 
 
 def _causes(error: BaseException) -> Iterator[BaseException]:
-    """Yield an error and what libraries wrapped in it."""
+    """Yield an error and the errors that libraries wrapped in it."""
     current: BaseException | None = error
     for _ in range(8):
         if current is None:
@@ -145,7 +145,7 @@ def _causes(error: BaseException) -> Iterator[BaseException]:
 
 
 def _codes(error: BaseException) -> list[object]:
-    """Return what tells its kind: an SQLSTATE, MySQL's number, `locked` of SQLite."""
+    """Return the code of an error: an SQLSTATE, MySQL's number, or `locked` of SQLite."""
     locked = type(error).__module__ == "sqlite3" and str(error).startswith("database") and "locked" in str(error)
     return [
         getattr(error, "sqlstate", None) or getattr(error, "pgcode", None),

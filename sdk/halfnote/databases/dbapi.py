@@ -12,10 +12,10 @@ _NO_SAVEPOINT = 1305
 
 
 class DbApi:
-    """A database by its connections.
+    """A database that is reached by its connections.
 
-    `connect` returns one, as `psycopg.connect` does; `release` is what is done with it afterwards (default: closed).
-    With a pool: `DbApi(pool.getconn, "postgresql", release=pool.putconn)`.
+    `connect` returns a connection, as `psycopg.connect` does; `release` is called with it afterward (default: close
+    it). With a pool: `DbApi(pool.getconn, "postgresql", release=pool.putconn)`.
     """
 
     def __init__(
@@ -31,12 +31,12 @@ class DbApi:
         return self._dialect
 
     def run(self, script: Script[T]) -> T:
-        """Run a script on a connection of its own, and commit."""
+        """Run a script on a separate connection, and commit."""
         with self.begin() as connection:
             return self._play(connection, script)
 
     def within(self, connection: Any, script: Script[T]) -> T:
-        """Run a script in the connection's database transaction. Raises NotInTransaction if it commits by itself."""
+        """Run a script in the connection's database transaction. Raises NotInTransaction in autocommit mode."""
         if commits_by_itself(connection):
             raise NotInTransaction("the connection is in autocommit mode: begin a database transaction first")
         return self._play(connection, script)
@@ -70,9 +70,9 @@ def executed(cursor: Any, statement: Statement, mark: str) -> Came:
 
 
 def commits_by_itself(connection: Any) -> bool:
-    """Tell whether each statement would be committed on its own, as far as the drivers that are known can tell."""
+    """Tell whether the connection commits each statement by itself, for the known drivers."""
     if type(connection).__module__ == "sqlite3":
-        # Since Python 3.12 by `autocommit` too.
+        # Since Python 3.12 also by `autocommit`.
         by_itself = connection.isolation_level is None or getattr(connection, "autocommit", None) is True
         return by_itself and not connection.in_transaction
     autocommit = getattr(connection, "autocommit", False)
@@ -84,13 +84,13 @@ def commits_by_itself(connection: Any) -> bool:
         # PyMySQL, mysqlclient.
         return bool(connection.get_autocommit()) and not _keeps_savepoints(connection)
     if hasattr(connection, "in_transaction"):
-        # MySQL's own connector.
+        # MySQL Connector/Python.
         return bool(autocommit) and not connection.in_transaction
     return False
 
 
 def _keeps_savepoints(connection: Any) -> bool:
-    """Tell whether a database transaction is open, which MySQL and MariaDB have no other common word for."""
+    """Tell whether a database transaction is open. MySQL and MariaDB have no other common way to find out."""
     with closing(connection.cursor()) as cursor:
         cursor.execute("savepoint halfnote_open")
         try:

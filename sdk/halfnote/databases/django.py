@@ -13,7 +13,7 @@ T = TypeVar("T")
 
 
 class Django:
-    """The database that Django's settings call `using`. Where a connection is asked for, give None."""
+    """The database with the name `using` in Django's settings. Pass None wherever a connection is a parameter."""
 
     def __init__(self, using: str = "default") -> None:
         self._using = using
@@ -24,7 +24,7 @@ class Django:
         return dialect_of(connections[self._using].vendor)
 
     def run(self, script: Script[T]) -> T:
-        """Run a script in a database transaction of its own, and commit. Raises RuntimeError inside `atomic`."""
+        """Run a script in its own database transaction, and commit. Raises RuntimeError inside `atomic`."""
         with self.begin():
             return self._play(script)
 

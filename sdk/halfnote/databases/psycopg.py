@@ -1,4 +1,4 @@
-"""psycopg 3, asynchronous. Where it is synchronous, `DbApi` takes it."""
+"""psycopg 3, asynchronous. `DbApi` serves synchronous psycopg."""
 
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
@@ -11,7 +11,7 @@ T = TypeVar("T")
 
 
 class AsyncPsycopg:
-    """A database by its connections: `connection` returns one as an asynchronous context, as a pool's method does."""
+    """A database by its connections; `connection` returns one as an asynchronous context, like a pool's method."""
 
     def __init__(self, connection: Callable[[], AbstractAsyncContextManager[Any]]) -> None:
         self._connection = connection
@@ -22,7 +22,7 @@ class AsyncPsycopg:
         return "postgresql"
 
     async def run(self, script: Script[T]) -> T:
-        """Run a script on a connection of its own, and commit."""
+        """Run a script on a separate connection, and commit."""
         async with self.begin() as connection:
             return await _played(connection, script)
 
@@ -33,7 +33,7 @@ class AsyncPsycopg:
             yield connection
 
     async def within(self, connection: Any, script: Script[T]) -> T:
-        """Run a script in the connection's database transaction. Raises NotInTransaction if it commits by itself."""
+        """Run a script in the connection's database transaction. Raises NotInTransaction in autocommit mode."""
         if commits_by_itself(connection):
             raise NotInTransaction("the connection is in autocommit mode: use `async with connection.transaction()`")
         return await _played(connection, script)

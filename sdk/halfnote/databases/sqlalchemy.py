@@ -46,7 +46,7 @@ class SqlAlchemy:
 
 
 class AsyncSqlAlchemy:
-    """The same by an asynchronous engine."""
+    """The same with an asynchronous engine."""
 
     def __init__(self, engine: AsyncEngine) -> None:
         self._engine = engine
@@ -84,7 +84,7 @@ class AsyncSqlAlchemy:
 
 def _refuse_autocommit(connection: Connection | None) -> None:
     if connection is not None and connection._is_autocommit_isolation():
-        raise NotInTransaction("the isolation level is AUTOCOMMIT: take an engine that has database transactions")
+        raise NotInTransaction("the isolation level is AUTOCOMMIT: use an engine with database transactions")
 
 
 def _rendered(statement: Statement) -> tuple[Any, dict[str, Any]]:

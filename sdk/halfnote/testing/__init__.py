@@ -1,7 +1,7 @@
-"""For the tests of services that use Halfnote.
+"""Tools for the tests of services that use Halfnote.
 
-`Coordinator`: one in memory, with the service's semantics; producers take `transport=coordinator.transport()`.
-`signed_check`, `signed_ping`, `signed_delivery`: requests as the service makes them, for one's own endpoints.
+`Coordinator`: a coordinator in memory, with the service's semantics; use it by `transport=coordinator.transport()`.
+`signed_check`, `signed_ping`, `signed_delivery`: requests like those of the service, for your own endpoints.
 `halfnote.testing.fixtures`: a pytest fixture that starts the real service (needs `halfnote-server`).
 """
 

@@ -1,7 +1,7 @@
 """A coordinator in memory, with the semantics of the service: for unit tests, without a server, a database or waiting.
 
-The same contract test runs against it and against the service. What it does not have: subscriptions, policy that
-decides by itself, people's decisions, reissues and replays.
+The same contract test runs against it and against the service. It does not have subscriptions, policy that decides by
+itself, people's decisions, reissues and replays.
 """
 
 import json
@@ -28,9 +28,9 @@ IMMUNITY_S = 6
 
 
 class Coordinator:
-    """One coordinator. `groups` are registered already; all others are refused, as by the service.
+    """A coordinator. `groups` are registered already; all other groups are refused, as by the service.
 
-    `secret` signs its checks and deliveries: give it to the endpoints under test.
+    `secret` signs its checks and deliveries: pass it to the endpoints under test.
     """
 
     def __init__(self, *groups: str, secret: str = SECRET) -> None:
@@ -39,11 +39,11 @@ class Coordinator:
         self.transactions: dict[UUID, Stored] = {}
         self._log: list[Message] = []
         self._delivered = 0
-        # Producers on other threads, and in the background.
+        # The lock is for producers on other threads and in the background.
         self._lock = threading.RLock()
 
     def transport(self) -> httpx.MockTransport:
-        """Return what a producer, of either kind, sends by."""
+        """Return the transport for a producer of either kind."""
         return httpx.MockTransport(self._answer)
 
     @property
@@ -57,7 +57,7 @@ class Coordinator:
         return [found for found in self.transactions.values() if found.verdict is None]
 
     async def check(self, endpoint: CheckEndpoint) -> dict[UUID, str]:
-        """Ask an endpoint about all that is undecided, at once; return what it answered, or `unanswered`, of each."""
+        """Send a check for every undecided transaction to an endpoint; return each answer, or `unanswered`."""
         answers = {}
         for stored in self.undecided:
             headers, body = self._asking(stored)
@@ -74,7 +74,7 @@ class Coordinator:
         return answers
 
     async def deliver(self, endpoint: DeliveryEndpoint, *, again: bool = False) -> list[int]:
-        """Deliver what was published since the last call (`again`: everything); return the statuses of the answers."""
+        """Deliver messages published since the last call (`again`: all messages); return the answers' statuses."""
         return [(await answered_async(endpoint, *self._delivery(message))).status for message in self._due(again)]
 
     def deliver_sync(self, endpoint: DeliveryEndpoint, *, again: bool = False) -> list[int]:
@@ -157,7 +157,7 @@ class Coordinator:
         return httpx.Response(200 if replayed else 201, json=content)
 
     def _first_check_at(self, stored: Stored) -> datetime:
-        """Return when the service would ask first; here it is asked when the test says."""
+        """Return the time of the service's first check; here the test decides when checks are sent."""
         policies = stored.request.get("check") or {}, self.groups[stored.group]
         immunity_s = next((found["immunity_s"] for found in policies if found.get("immunity_s")), IMMUNITY_S)
         return stored.born_at + timedelta(seconds=immunity_s)

@@ -25,20 +25,20 @@ STOP_WITHIN_S = 60.0
 
 @pytest.fixture(scope="session")
 def halfnote_command() -> list[str]:
-    """The service's command: `halfnote` beside this Python, else in the path. Override it to run another one."""
+    """The service's command: `halfnote` beside this Python, else on the PATH. Override it to run another command."""
     beside = Path(sys.executable).parent / "halfnote"
     found = str(beside) if beside.exists() else shutil.which("halfnote")
     if found is None:
-        pytest.fail("the command `halfnote` is not here: pip install halfnote-server")
+        pytest.fail("the command `halfnote` is missing: pip install halfnote-server")
     return [found]
 
 
 @pytest.fixture(scope="session")
 def halfnote_service(halfnote_command: Sequence[str]) -> Iterator[str]:
-    """The URL of a service with a database that is thrown away; one for all tests of a process."""
+    """The URL of a service with a temporary database; one service for all tests of a process."""
     with tempfile.TemporaryDirectory(prefix="halfnote-", ignore_cleanup_errors=True) as name:
         directory = Path(name)
-        # As root the service runs Postgres as another user, which must get there.
+        # If the service runs as root, it runs Postgres as another user, which must reach the directory.
         directory.chmod(0o755)
         port = _free_port()
         environment = {name: value for name, value in os.environ.items() if not name.startswith("HALFNOTE_")}
@@ -53,7 +53,7 @@ def halfnote_service(halfnote_command: Sequence[str]) -> Iterator[str]:
 
 
 def _until_ready(url: str, process: "subprocess.Popen[bytes]", log: Path) -> None:
-    """Wait until the service is ready. Raises RuntimeError with its log if it ended, or is not in time."""
+    """Wait until the service is ready. Raises RuntimeError with its log if it ended or took too long."""
     deadline = time.monotonic() + START_WITHIN_S
     while process.poll() is None and time.monotonic() < deadline:
         try:

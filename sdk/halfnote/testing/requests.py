@@ -1,4 +1,4 @@
-"""What the coordinator in memory refuses, as the service does: one fault a request is found, and its field named."""
+"""Validate requests like the service: report the first fault of a request, with its field."""
 
 import base64
 import json
@@ -32,7 +32,7 @@ def read(content: bytes) -> Mapping[str, Any]:
 
 
 def check_half(request: Mapping[str, Any], fields: set[str]) -> UUID | None:
-    """Return the id that a half's or plain messages' producer chose. Raises Refusal."""
+    """Return the id that the producer of a half or of plain messages chose. Raises Refusal."""
     _known(request, fields, "")
     _name(request, "producer_group", "")
     messages = request.get("messages")

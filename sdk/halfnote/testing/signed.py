@@ -1,4 +1,4 @@
-"""Checks, pings and deliveries as Halfnote sends them, signed: headers and a body, for one's own endpoint."""
+"""Make signed checks, pings and deliveries like those of Halfnote: headers and a body, for your own endpoint."""
 
 import base64
 import json
@@ -11,7 +11,7 @@ from uuid import UUID
 from halfnote.message import Message
 from halfnote.signatures import sign
 
-# For tests alone: everybody knows it.
+# Only for tests: this secret is public.
 SECRET = "whsec_" + base64.b64encode(b"for tests alone, known to everybody").decode()
 
 Signed = tuple[dict[str, str], bytes]
@@ -31,7 +31,7 @@ def signed_check(
     messages: Sequence[Mapping[str, Any]] = (),
     at: float | None = None,
 ) -> Signed:
-    """Return a check. `at`: when it is signed, in seconds since 1970 (default: now)."""
+    """Return a check. `at`: the time of its signature, in seconds since 1970 (default: now)."""
     asked = {
         "type": "halfnote.check",
         "transaction_id": str(transaction_id),

@@ -1,4 +1,4 @@
-"""A transaction as the coordinator in memory keeps it."""
+"""The stored transaction of the coordinator in memory."""
 
 import base64
 from collections.abc import Mapping
@@ -15,7 +15,7 @@ Source = Literal["producer", "check"]
 
 @dataclass
 class Stored:
-    """A transaction as it is stored; `verdict` None: it is undecided."""
+    """A stored transaction; `verdict` None: it is undecided."""
 
     transaction_id: UUID
     group: str
@@ -32,7 +32,7 @@ class Stored:
 
     @property
     def state(self) -> str:
-        """As the service calls it."""
+        """The state's name in the service."""
         return {None: "half", "commit": "committed", "rollback": "rolled_back"}[self.verdict]
 
     def message_id(self, position: int) -> str:
@@ -52,7 +52,7 @@ class Stored:
         ]
 
     def shown(self) -> dict[str, Any]:
-        """Return it as `GET /transactions/{id}` does, without its timeline."""
+        """Return the JSON of `GET /transactions/{id}`, without the timeline."""
         content: dict[str, Any] = {
             "transaction_id": str(self.transaction_id),
             "producer_group": self.group,
@@ -78,7 +78,7 @@ class Stored:
         return content
 
     def published(self, position: int) -> Message:
-        """Return a message as a consumer gets it."""
+        """Return a message in the form that a consumer gets."""
         message = self.request["messages"][position]
         if message.get("body_base64") is not None:
             body, kind = base64.b64decode(message["body_base64"]), "application/octet-stream"
@@ -102,7 +102,7 @@ class Stored:
 
 
 def without_defaults(request: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what two requests are compared by: what is null says the same as what is left out, but for JSON."""
+    """Return the content of a request for comparisons: a null field equals a missing field, except in JSON values."""
     found = {name: value for name, value in request.items() if name == "context" or value is not None}
     found.pop("transaction_id", None)
     found["messages"] = [

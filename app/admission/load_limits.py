@@ -1,0 +1,99 @@
+"""Load limits of one process: requests in flight in total and for each key, each key's rate, bytes of all bodies.
+
+A request over a limit is refused before its body is read, or as soon as the bytes of its body exceed the limit. Each
+process of `halfnote serve --workers N` counts its own requests.
+"""
+
+from dataclasses import dataclass
+from math import ceil, inf
+from time import monotonic
+
+from app.config import Settings
+from app.errors import Overloaded, TooManyRequests
+from app.permissions import Caller
+
+RETRY_AFTER_S = 1
+# The id under which the configured admin key counts. Stored keys have ids from 1.
+CONFIGURED_ID = 0
+
+
+@dataclass(slots=True)
+class KeyUsage:
+    """Usage of one key: requests in flight, and a token bucket that holds one second of the key's rate."""
+
+    in_flight: int
+    tokens: float
+    filled_at: float
+
+
+class LoadLimits:
+    """The limits of one process, and its load now."""
+
+    def __init__(self, settings: Settings) -> None:
+        self.in_flight = 0
+        self.held_bytes = 0
+        self._most_bytes = settings.bodies_max_bytes
+        self._most = settings.in_flight_max
+        self._rate = settings.key_rate_per_s
+        self._most_of_key = settings.key_in_flight_max or inf
+        self._by_key = settings.key_rate_per_s is not None or settings.key_in_flight_max is not None
+        self._usages: dict[int, KeyUsage] = {}
+
+    def take(self, caller: Caller) -> KeyUsage | None:
+        """Count a request that begins. Pass the returned usage to `give` when the request ends.
+
+        Raises Overloaded or TooManyRequests.
+        """
+        if self.in_flight >= self._most:
+            raise Overloaded(
+                f"{self.in_flight} requests are in flight here; repeat later.", retry_after_s=RETRY_AFTER_S
+            )
+        usage = None
+        # A caller with a role has a key. Without a role, auth is off.
+        if (self._by_key or caller.rate_per_s is not None) and caller.role is not None:
+            usage = self._take_of_key(caller, caller.key_id or CONFIGURED_ID, monotonic())
+        self.in_flight += 1
+        return usage
+
+    def hold(self, size: int) -> None:
+        """Count received bytes of a body. Raises Overloaded, and then does not count them."""
+        if self.held_bytes + size > self._most_bytes:
+            raise Overloaded(
+                f"Requests in flight here hold {self.held_bytes} bytes of bodies; repeat later.",
+                retry_after_s=RETRY_AFTER_S,
+            )
+        self.held_bytes += size
+
+    def release(self, size: int) -> None:
+        """Subtract bytes that are no longer held."""
+        self.held_bytes -= size
+
+    def give(self, usage: KeyUsage | None, held: int) -> None:
+        """Count a request as ended, and subtract `held` bytes of its body."""
+        self.in_flight -= 1
+        self.held_bytes -= held
+        if usage is not None:
+            usage.in_flight -= 1
+
+    def _take_of_key(self, caller: Caller, key_id: int, now: float) -> KeyUsage:
+        rate = caller.rate_per_s or self._rate
+        burst = max(1.0, rate or 1.0)
+        usage = self._usages.get(key_id)
+        if usage is None:
+            # Bounded by the number of keys, which only admins create.
+            usage = self._usages[key_id] = KeyUsage(0, burst, now)
+        if usage.in_flight >= self._most_of_key:
+            raise TooManyRequests(
+                f"{usage.in_flight} requests of this key are in flight; repeat later.", retry_after_s=RETRY_AFTER_S
+            )
+        if rate is not None:
+            usage.tokens = min(burst, usage.tokens + (now - usage.filled_at) * rate)
+            usage.filled_at = now
+            if usage.tokens < 1:
+                wait_s = max(1, ceil((1 - usage.tokens) / rate))
+                raise TooManyRequests(
+                    f"This key may send {rate:g} requests per second; repeat later.", retry_after_s=wait_s
+                )
+            usage.tokens -= 1
+        usage.in_flight += 1
+        return usage

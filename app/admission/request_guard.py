@@ -1,0 +1,141 @@
+"""Checks that every request passes before routing: host, origin, content type and size.
+
+The request pipeline calls them for every path.
+"""
+
+from urllib.parse import urlsplit
+
+from starlette.types import Receive, Scope
+
+from app.admission.load_limits import LoadLimits
+from app.config import Settings
+from app.errors import BadRequest, BodyTooLarge, ForeignOrigin, HostNotAllowed, WrongContentType
+
+READING = ("GET", "HEAD", "OPTIONS")
+# Allowed `Host` values remembered. Bounded, because the caller chooses the header.
+HOSTS_REMEMBERED = 100
+
+
+class ClientGone(Exception):
+    """The client disconnected before its request was read, so there is no answer."""
+
+
+class RequestGuard:
+    """The rules of one process, from its settings."""
+
+    def __init__(self, settings: Settings) -> None:
+        self.limit_bytes = settings.body_limit_bytes
+        self._allowed = {host.lower().strip("[]") for host in (*settings.allowed_hosts, settings.host)}
+        # DNS rebinding leads a browser's page to loopback. Where keys are required, that gives the page no access.
+        self._any_host = settings.auth == "keys" and "allowed_hosts" not in settings.model_fields_set
+        self._seen: set[bytes] = set()
+
+    def check(self, scope: Scope) -> bytes | None:
+        """Refuse a foreign host or origin, a body that is not JSON, and a length over the limit.
+
+        Returns the `Authorization` header. Raises HostNotAllowed, ForeignOrigin, WrongContentType, BodyTooLarge or
+        BadRequest.
+        """
+        host = content_type = origin = authorization = None
+        length = 0
+        for name, value in scope["headers"]:
+            if name == b"host":
+                host = value
+            elif name == b"content-type":
+                content_type = value
+            elif name == b"authorization":
+                authorization = value
+            elif name == b"content-length":
+                length = _length(value)
+            elif name == b"transfer-encoding":
+                length = -1
+            elif name == b"origin":
+                origin = value
+        if host not in self._seen:
+            self._check_host(host)
+        if scope["method"] in READING:
+            return authorization
+        if origin is not None:
+            self._check_origin(origin, host)
+        if length and content_type != b"application/json":
+            _check_content_type(content_type)
+        if length > self.limit_bytes:
+            raise self.too_large()
+        return authorization
+
+    def too_large(self) -> BodyTooLarge:
+        """Return the refusal of a body over the limit."""
+        return BodyTooLarge(f"The body is over {self.limit_bytes} bytes.", limit_bytes=self.limit_bytes)
+
+    def _check_host(self, host: bytes | None) -> None:
+        name = None if host is None else _host_name(host.decode("latin-1"))
+        if host is None or not name or (name not in self._allowed and not self._any_host):
+            raise HostNotAllowed("This Host is not allowed. Use one of HALFNOTE_ALLOWED_HOSTS, or add it there.")
+        if len(self._seen) < HOSTS_REMEMBERED:
+            self._seen.add(host)
+
+    def _check_origin(self, origin: bytes, host: bytes | None) -> None:
+        name = _host_name(origin.decode("latin-1").partition("://")[2])
+        own = self._any_host and host is not None and name == _host_name(host.decode("latin-1"))
+        if not name or (name not in self._allowed and not own):
+            raise ForeignOrigin("The request has a foreign Origin. Halfnote answers services only, not web pages.")
+
+
+def _length(value: bytes) -> int:
+    if not value.isdigit():
+        raise BadRequest("Content-Length is not a number.")
+    return int(value)
+
+
+def _host_name(host: str) -> str | None:
+    try:
+        return (urlsplit(f"//{host}").hostname or "").lower()
+    except ValueError:
+        return None
+
+
+def _check_content_type(content_type: bytes | None) -> None:
+    kind, _, parameters = (content_type or b"").decode("latin-1").lower().partition(";")
+    if kind.strip() != "application/json" or parameters.strip() not in ("", "charset=utf-8", 'charset="utf-8"'):
+        raise WrongContentType("Send the body as `Content-Type: application/json`, in UTF-8.")
+
+
+async def read_body(receive: Receive, guard: RequestGuard, limits: LoadLimits) -> bytes:
+    """Read a request's whole body. `limits` counts its bytes; the caller subtracts them after the answer.
+
+    Raises BodyTooLarge as soon as the body is over the limit, Overloaded as soon as the process holds too many bytes,
+    and ClientGone if the client disconnects. After an error none of its bytes count.
+    """
+    message = await receive()
+    if message["type"] == "http.disconnect":
+        raise ClientGone
+    body: bytes = message.get("body", b"")
+    if message.get("more_body"):
+        return await _read_rest(receive, guard, limits, body)
+    if len(body) > guard.limit_bytes:
+        raise guard.too_large()
+    limits.hold(len(body))
+    return body
+
+
+async def _read_rest(receive: Receive, guard: RequestGuard, limits: LoadLimits, first: bytes) -> bytes:
+    parts, held = [first], 0
+    try:
+        limits.hold(len(first))
+        held, more = len(first), True
+        while more:
+            message = await receive()
+            if message["type"] == "http.disconnect":
+                raise ClientGone
+            parts.append(message.get("body", b""))
+            if held + len(parts[-1]) > guard.limit_bytes:
+                raise guard.too_large()
+            limits.hold(len(parts[-1]))
+            held += len(parts[-1])
+            more = message.get("more_body", False)
+    except BaseException:
+        limits.release(held)
+        # Otherwise the traceback keeps the bytes in memory as long as the error.
+        parts.clear()
+        raise
+    return b"".join(parts)

@@ -1,0 +1,1 @@
+"""Check-back: finds undecided transactions, asks their producers, and records the answers."""

@@ -1,0 +1,72 @@
+"""Derive from finished checks the state of each URL, each group's check window, and pauses that groups ask for."""
+
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from datetime import datetime, timedelta
+
+from app.checkback.callback import UrlResult
+from app.checkback.check import FinishedCheck
+from app.policy.check_schedule import Answered, Unanswered, held_s
+from app.store.checkback.check_urls import CheckUrl
+from app.store.checkback.results import Adjustment
+
+# An unchanged URL is written at most this often; a change at once.
+URL_REFRESH_EVERY_S = 5.0
+# Checks that time out together halve the window once.
+HALVE_EVERY_S = 1.0
+
+
+@dataclass(slots=True)
+class _Url:
+    written_at: datetime
+    up: bool
+
+
+class GroupFeedback:
+    """The state of one process: when each URL was last written, and each window last halved."""
+
+    def __init__(self) -> None:
+        self._urls: dict[tuple[str, str], _Url] = {}
+        self._halved: dict[str, datetime] = {}
+
+    def url_changes(self, batch: Iterable[FinishedCheck], now: datetime) -> list[CheckUrl]:
+        """Return the URLs of a batch to write: those that changed, and those not written for URL_REFRESH_EVERY_S."""
+        last: dict[tuple[str, str], UrlResult] = {}
+        for finished in batch:
+            for tried in finished.tried:
+                last[finished.check.claim.producer_group, tried.url] = tried
+        changed = []
+        for (group, url), result in last.items():
+            known, up = self._urls.get((group, url)), result.error is None
+            if known and known.up == up and now < known.written_at + timedelta(seconds=URL_REFRESH_EVERY_S):
+                continue
+            self._urls[group, url] = _Url(now, up)
+            changed.append(CheckUrl.of(group, url, result.error, result.at))
+        return changed
+
+    def adjustments(self, batch: Sequence[FinishedCheck], now: datetime) -> list[Adjustment]:
+        """Return how the windows of a batch's groups change and which are held; unchanged groups are left out."""
+        by_group: defaultdict[str, list[FinishedCheck]] = defaultdict(list)
+        for finished in batch:
+            if finished.check.group is not None and finished.result is not None:
+                by_group[finished.check.group.name].append(finished)
+        found = (self._adjustment(name, checks, now) for name, checks in by_group.items())
+        return [adjustment for adjustment in found if adjustment is not None]
+
+    def _adjustment(self, name: str, checks: list[FinishedCheck], now: datetime) -> Adjustment | None:
+        group = checks[-1].check.group
+        assert group is not None
+        results = [finished.result for finished in checks]
+        hold = max(held_s(one) for one in results if one is not None)
+        congested = any(isinstance(one, Unanswered) and one.congested for one in results)
+        adjustment = Adjustment(name, False, 0, now + timedelta(seconds=hold) if hold else None)
+        if congested:
+            last = self._halved.get(name)
+            if last is None or now >= last + timedelta(seconds=HALVE_EVERY_S):
+                self._halved[name] = now
+                adjustment = replace(adjustment, halve=True)
+        elif group.check_window < group.check_max_in_flight and any(isinstance(one, Answered) for one in results):
+            adjustment = replace(adjustment, grow=1)
+        wanted = adjustment.halve or adjustment.grow or adjustment.held_until
+        return adjustment if wanted else None

@@ -1,0 +1,205 @@
+"""The check-back loop: claim what is due, send checks to producers, settle their answers.
+
+A step claims and starts checks, which run concurrently, so a group that hangs delays no other group. Finished checks
+are settled in batches: while one batch is written, the next one collects.
+"""
+
+import asyncio
+from collections import Counter
+from collections.abc import Sequence
+from datetime import datetime
+
+import asyncpg
+import structlog
+from sqlalchemy.exc import SQLAlchemyError
+
+from app.checkback.check import Check, FinishedCheck, ask_producer
+from app.checkback.group_feedback import GroupFeedback
+from app.checkback.settle import settle_batch
+from app.database.connection import Connection
+from app.errors import Problem
+from app.runtime.loop_runner import StepResult
+from app.runtime.state import Runtime
+from app.store.checkback.check_urls import note_urls
+from app.store.checkback.claims import (
+    AskedGroup,
+    CheckCapacity,
+    Claim,
+    any_due,
+    asked_groups,
+    asked_messages,
+    claim,
+    take_turn,
+)
+from app.store.checkback.results import adjust, release
+
+log = structlog.get_logger(__name__)
+
+EVERY_S = 0.2
+# Each group may have this many checks in flight, however full the process is.
+RESERVED = 4
+# The most that reservations add to HALFNOTE_CHECK_CONCURRENCY; the sum stays below the HTTP client's connections.
+BEYOND = 256
+BATCH_MAX = 500
+# The longest wait before a batch that the database did not take is tried again.
+LONGEST_BACKOFF_S = 2.0
+# SQLSTATE classes of temporary errors: connection, read-only, deadlock, resources, lock not available, shutdown, disk.
+TEMPORARY = ("08", "25", "40", "53", "55", "57", "58")
+# The share of the drain's time for checks in flight; the rest is for settling and releasing.
+DRAIN_SHARE = 0.6
+
+
+class CheckBack:
+    """The checks of one process that are in flight, or finished and not settled. `wake` is set when there is room."""
+
+    def __init__(self) -> None:
+        self.wake = asyncio.Event()
+        self._tasks: dict[asyncio.Task[None], Claim] = {}
+        self._finished: list[FinishedCheck] = []
+        self._settler: asyncio.Task[None] | None = None
+        self._in_flight: Counter[str] = Counter()
+        self._turns: Counter[str] = Counter()
+        self._feedback = GroupFeedback()
+
+    @property
+    def in_flight(self) -> int:
+        """Checks that are claimed and not settled."""
+        return self._in_flight.total()
+
+    async def step(self, runtime: Runtime, now: datetime) -> StepResult:
+        """Claim as much as there is room for and start the checks; return before their answers."""
+        concurrency = runtime.settings.check_concurrency
+        capacity = CheckCapacity(
+            self._in_flight, concurrency - self.in_flight, RESERVED, concurrency + BEYOND - self.in_flight
+        )
+        if capacity.hard <= 0:
+            return StepResult()
+        async with runtime.database.connection() as connection:
+            if not await any_due(connection, capacity, now):
+                return StepResult()
+            async with connection.transaction():
+                await take_turn(connection)
+                claims, removed = await claim(connection, capacity, now)
+            self._in_flight.update(one.producer_group for one in claims)
+            try:
+                checks = await self._prepared(connection, claims)
+            except BaseException:
+                # Their leases expire; no check was sent.
+                self._in_flight = +(self._in_flight - Counter(one.producer_group for one in claims))
+                raise
+        for check in checks:
+            task = asyncio.create_task(self._run(runtime, check))
+            self._tasks[task] = check.claim
+            task.add_done_callback(lambda done: self._tasks.pop(done, None))
+        return StepResult(len(claims) + removed, more=removed > 0)
+
+    async def settle_all(self) -> None:
+        """Wait until every check in flight is finished and settled."""
+        while self._tasks or self._settler is not None:
+            waiting = [*self._tasks, *([self._settler] if self._settler else [])]
+            await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+
+    async def drain(self, runtime: Runtime) -> None:
+        """Settle the checks that finish in time, cancel the others and release their leases for other replicas."""
+        within_s = runtime.settings.drain_s * DRAIN_SHARE
+        try:
+            async with asyncio.timeout(within_s):
+                await self.settle_all()
+        except TimeoutError:
+            pass  # the leases of the others are released below
+        left = dict(self._tasks)
+        canceled = [*left, *([self._settler] if self._settler else [])]
+        for task in canceled:
+            task.cancel()
+        await asyncio.gather(*canceled, return_exceptions=True)
+        leases = [(one.transaction_id, one.epoch) for one in left.values()]
+        if leases:
+            async with runtime.database.connection() as connection:
+                await release(connection, leases)
+        log.info("checks_drained", released=len(leases))
+
+    async def _prepared(self, connection: Connection, claims: Sequence[Claim]) -> list[Check]:
+        if not claims:
+            return []
+        groups = await asked_groups(connection, list({one.producer_group for one in claims}))
+        messages = await asked_messages(connection, [one.transaction_id for one in claims])
+        return [
+            Check(one, group, messages.get(one.transaction_id, ()), self._urls(group))
+            for one in claims
+            for group in [groups.get(one.producer_group)]
+        ]
+
+    def _urls(self, group: AskedGroup | None) -> list[str]:
+        """Return a group's URLs in rotation: each call starts with the next one."""
+        if group is None:
+            return []
+        first = self._turns[group.name] % len(group.check_urls)
+        self._turns[group.name] = first + 1
+        return group.check_urls[first:] + group.check_urls[:first]
+
+    async def _run(self, runtime: Runtime, check: Check) -> None:
+        self._finished.append(await ask_producer(runtime, check))
+        if self._settler is None:
+            self._settler = asyncio.create_task(self._settle(runtime))
+
+    async def _settle(self, runtime: Runtime) -> None:
+        """Settle batches until none is left; retry with backoff while the database is unavailable."""
+        backoff_s = 0.0
+        try:
+            while self._finished:
+                batch = self._finished[:BATCH_MAX]
+                del self._finished[:BATCH_MAX]
+                try:
+                    await self._settle_batch(runtime, batch)
+                except Exception as error:
+                    self._finished[:0] = batch
+                    backoff_s = min(LONGEST_BACKOFF_S, max(0.1, backoff_s * 2))
+                    log.warning("checks_not_settled", checks=len(batch), error=str(error), retry_s=backoff_s)
+                    await asyncio.sleep(backoff_s)
+                    continue
+                backoff_s = 0.0
+                self._in_flight = +(self._in_flight - Counter(one.check.claim.producer_group for one in batch))
+                self.wake.set()
+        finally:
+            self._settler = None
+
+    async def _settle_batch(self, runtime: Runtime, batch: list[FinishedCheck]) -> None:
+        """Settle a batch. A check that cannot be stored is found by halving, logged and left to its lease's expiry."""
+        try:
+            await settle_batch(runtime, batch)
+        except Exception as error:
+            if _is_temporary(error):
+                raise
+            if len(batch) == 1:
+                log.error("check_not_settled", transaction_id=str(batch[0].check.claim.transaction_id), exc_info=error)
+                return
+            middle = len(batch) // 2
+            await self._settle_batch(runtime, batch[:middle])
+            await self._settle_batch(runtime, batch[middle:])
+            return
+        await self._write_feedback(runtime, batch)
+
+    async def _write_feedback(self, runtime: Runtime, batch: list[FinishedCheck]) -> None:
+        """Write the state of URLs and windows after a settled batch. A failure is only logged."""
+        now = runtime.clock.now()
+        urls = self._feedback.url_changes(batch, now)
+        adjustments = self._feedback.adjustments(batch, now)
+        if not urls and not adjustments:
+            return
+        try:
+            async with runtime.database.connection() as connection:
+                if urls:
+                    await note_urls(connection, urls)
+                if adjustments:
+                    await adjust(connection, adjustments)
+        except Exception as error:
+            log.warning("groups_not_adjusted", groups=len(adjustments), urls=len(urls), error=str(error))
+
+
+def _is_temporary(error: Exception) -> bool:
+    """Tell whether the database is unavailable or busy, rather than unable to store one of the rows."""
+    if isinstance(error, asyncpg.PostgresError):
+        return error.sqlstate[:2] in TEMPORARY
+    if isinstance(error, Problem):
+        return error.status == 503
+    return isinstance(error, asyncpg.InterfaceError | SQLAlchemyError | OSError | TimeoutError)

@@ -1,0 +1,164 @@
+"""Settle finished checks in batches: verdicts first, then all other columns in one statement.
+
+The order matters. A policy's verdict is recorded only under a lease that was extended first, so that no other replica
+parks the transaction meanwhile. Rows are settled after the verdicts, so a row is removed only when its op exists.
+"""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from datetime import datetime, timedelta
+from uuid import UUID
+
+import structlog
+
+from app.announcements import parked
+from app.checkback.check import FinishedCheck, in_doubt, outcome_of
+from app.checkback.verdicts import by_policy, record_verdicts
+from app.egress.urls import without_query
+from app.observability.trace_context import log_fields
+from app.policy.check_schedule import Answered, CheckAgain, LeaveParked, Park, Settle, Unanswered
+from app.runtime.state import Runtime
+from app.store.checkback.results import SettledCheck, hold, settle
+from app.store.coordinator.ops import Recorded
+from app.store.relay.announcements import announce
+from app.verdicts import CheckOutcome, Source, Verdict
+
+log = structlog.get_logger(__name__)
+
+# A day that is being archived takes no verdict; the check is repeated after this time.
+CLOSED_DAY_RETRY_S = 60
+ERROR_MAX = 2000
+
+
+async def settle_batch(runtime: Runtime, batch: Sequence[FinishedCheck]) -> None:
+    """Record the verdicts of a batch (ids distinct) and settle each check.
+
+    Raises the database's errors. The batch may then be settled again: an End is answered as a repeat, and only attempts
+    may be recorded twice.
+    """
+    held = await _hold(runtime, batch)
+    batch = [finished for finished in batch if not by_policy(finished) or _id(finished) in held]
+    recorded = await record_verdicts(runtime, batch)
+    now = runtime.clock.now()
+    settled = [_settled(finished, recorded.get(_id(finished)), now) for finished in batch]
+    if settled:
+        await _write(runtime, batch, settled, now)
+    for finished, row in zip(batch, settled, strict=True):
+        _report(runtime, finished, row)
+
+
+async def _hold(runtime: Runtime, batch: Sequence[FinishedCheck]) -> set[UUID]:
+    leases = [(_id(finished), finished.check.claim.epoch) for finished in batch if by_policy(finished)]
+    if not leases:
+        return set()
+    async with runtime.database.connection() as connection:
+        return await hold(connection, leases, runtime.clock.now())
+
+
+async def _write(
+    runtime: Runtime, batch: Sequence[FinishedCheck], settled: Sequence[SettledCheck], now: datetime
+) -> None:
+    """Write the rows of a batch; announce the transactions that they park in the same database transaction."""
+    parks = {row.transaction_id: row.parked_reason for row in settled if row.parked_reason is not None}
+    if not parks:
+        async with runtime.database.connection() as connection:
+            await settle(connection, settled, now)
+        return
+    async with runtime.database.transaction() as connection:
+        done = await settle(connection, settled, now)
+        announcements = [parked(in_doubt(one), reason=parks[_id(one)], at=now) for one in batch if _id(one) in done]
+        written = await announce(connection, announcements, now)
+    if written:
+        runtime.wake_ups.published()
+
+
+def _settled(finished: FinishedCheck, recorded: Recorded | None, now: datetime) -> SettledCheck:
+    """Return the row that settles a check; `recorded` is the state after its verdict was recorded, if it had one."""
+    row = _asked(finished)
+    match finished.decision:
+        case None:
+            return replace(row, outcome=None, over=True)
+        case Settle(verdict=verdict):
+            assert recorded is not None
+            return _decided(row, finished, verdict, recorded, now)
+        case CheckAgain(at=at):
+            return replace(row, next_check_at=at)
+        case Park(reason=reason):
+            return replace(row, parked_reason=_clean(reason))
+        case LeaveParked():
+            return row
+
+
+def _asked(finished: FinishedCheck) -> SettledCheck:
+    """Return the row of the check itself, without the decision on the transaction."""
+    claim, result = finished.check.claim, finished.result
+    row = SettledCheck(claim.transaction_id, claim.epoch, claim.number, finished.at)
+    if result is None:
+        return row
+    last = finished.tried[-1] if finished.tried else None
+    errors = [f"{without_query(tried.url)}: {tried.error}" for tried in finished.tried[:-1]]
+    if isinstance(result, Unanswered):
+        errors = [result.error]
+    return replace(
+        row,
+        outcome=outcome_of(result),
+        verdict=result.verdict if isinstance(result, Answered) else None,
+        url=without_query(last.url) if last else None,
+        status=last.status if last else None,
+        duration_ms=sum(tried.duration_ms for tried in finished.tried),
+        error=_clean("; ".join(errors)) or None,
+        response=finished.response,
+        answered=isinstance(result, Answered),
+        unanswered=isinstance(result, Unanswered),
+    )
+
+
+def _decided(
+    row: SettledCheck, finished: FinishedCheck, verdict: Verdict, recorded: Recorded, now: datetime
+) -> SettledCheck:
+    if recorded.verdict is not None:
+        lost = _by_producer(finished) and recorded.verdict != verdict
+        return replace(row, outcome=CheckOutcome.LOST if lost else row.outcome, over=True)
+    if recorded.owner is None:
+        return replace(row, outcome=None, over=True)
+    # The half exists and is not decided: its day is closed, or a crash undid the End that won a race.
+    later = now if recorded.open else now + timedelta(seconds=CLOSED_DAY_RETRY_S)
+    return replace(row, outcome=None, answered=False, next_check_at=later)
+
+
+def _report(runtime: Runtime, finished: FinishedCheck, row: SettledCheck) -> None:
+    """Count and log one check."""
+    if row.outcome is not None:
+        runtime.metrics.checkback.checks.labels(row.outcome).inc()
+        runtime.metrics.checkback.check_seconds.observe((row.duration_ms or 0) / 1000)
+    claim = finished.check.claim
+    log.info(
+        "check",
+        transaction_id=str(claim.transaction_id),
+        producer_group=claim.producer_group,
+        check=claim.number,
+        outcome=row.outcome or "not asked",
+        decided_by=_source(finished),
+        parked=row.parked_reason,
+        url=row.url,
+        status=row.status,
+        duration_ms=row.duration_ms,
+        error=row.error,
+        **log_fields(finished.trace),
+    )
+
+
+def _id(finished: FinishedCheck) -> UUID:
+    return finished.check.claim.transaction_id
+
+
+def _by_producer(finished: FinishedCheck) -> bool:
+    return isinstance(finished.decision, Settle) and finished.decision.source == Source.CHECK
+
+
+def _source(finished: FinishedCheck) -> str | None:
+    return finished.decision.source.word if isinstance(finished.decision, Settle) else None
+
+
+def _clean(text: str) -> str:
+    return text[:ERROR_MAX].replace("\x00", "\ufffd")

@@ -1,0 +1,105 @@
+"""Sweeps find the transactions in doubt. The main sweep follows the times of first checks; two passes find the others.
+
+A commit may hang without a limit (a synchronous standby is missing) and is invisible meanwhile, so a half may appear
+behind the main sweep's cursor. Each minute the trailing pass sweeps the last ten minutes again; each hour another pass
+sweeps all days that may hold undecided transactions. All work in bounded batches; two replicas may run them at once.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from uuid import UUID
+
+import structlog
+
+from app.runtime.loop_runner import StepResult
+from app.runtime.state import Runtime
+from app.store.checkback import sweeps
+from app.store.checkback.sweeps import Range, Swept
+
+log = structlog.get_logger(__name__)
+
+EVERY_S = 0.25
+BATCH = 5000
+# The other passes take one batch a step: some 40,000 halves a second, a tenth of one core.
+PASS_BATCH = 10_000
+TRAILING_EVERY_S = 60.0
+TRAILING_BACK = timedelta(minutes=10)
+HOURLY_EVERY_S = 3600.0
+LOWEST = UUID(int=0)
+
+
+@dataclass(slots=True)
+class _Trailing:
+    """A running trailing pass: the rest of its time range, and the last id that was removed from check_back."""
+
+    since: datetime
+    until: datetime
+    cleaned_to: UUID = LOWEST
+
+
+class Sweeps:
+    """The sweeps of one process. `found` is called when a transaction is newly in doubt."""
+
+    def __init__(self, found: Callable[[], None]) -> None:
+        self._found = found
+        self._trailing: _Trailing | None = None
+        # The id ranges that the running hourly pass has left, oldest first.
+        self._days: list[tuple[UUID, UUID]] = []
+
+    async def step(self, runtime: Runtime, now: datetime) -> StepResult:
+        """Sweep what is newly due, then one batch of each other pass."""
+        main = await self._main(runtime, now)
+        swept = main.swept
+        more = main.scanned >= BATCH
+        if not more:
+            swept += await self._sweep_trailing(runtime, now) + await self._sweep_days(runtime, now)
+        if swept:
+            self._found()
+            log.info("swept", in_doubt=swept)
+        return StepResult(swept, more)
+
+    async def _main(self, runtime: Runtime, now: datetime) -> Swept:
+        async with runtime.database.transaction() as connection:
+            if not await sweeps.take_turn(connection):
+                return Swept(0, 0, None)
+            since = await sweeps.reached_main(connection, now)
+            times = Range(since, now, runtime.settings.id_skew_s)
+            return await sweeps.sweep_main(connection, times, BATCH, now)
+
+    async def _sweep_trailing(self, runtime: Runtime, now: datetime) -> int:
+        """Continue the trailing pass, and at its end remove decided rows of check_back; return how many were swept."""
+        async with runtime.database.connection() as connection:
+            if self._trailing is None:
+                if not await sweeps.take_run(connection, "trailing", TRAILING_EVERY_S, now):
+                    return 0
+                self._trailing = _Trailing(now - TRAILING_BACK, now)
+            left = self._trailing
+            if left.since < left.until:
+                times = Range(left.since, left.until, runtime.settings.id_skew_s)
+                batch = await sweeps.sweep_again(connection, times, PASS_BATCH, now)
+                whole = batch.scanned < PASS_BATCH or batch.reached is None
+                left.since = left.until if whole or batch.reached is None else batch.reached
+                return batch.swept
+            removed = await sweeps.remove_decided(connection, left.cleaned_to, PASS_BATCH)
+            if removed.scanned < PASS_BATCH or removed.reached is None:
+                self._trailing = None
+            else:
+                left.cleaned_to = removed.reached
+            return 0
+
+    async def _sweep_days(self, runtime: Runtime, now: datetime) -> int:
+        """Continue the hourly pass; return how many were swept."""
+        async with runtime.database.connection() as connection:
+            if not self._days:
+                if not await sweeps.take_run(connection, "hourly", HOURLY_EVERY_S, now):
+                    return 0
+                self._days = await sweeps.undecided_days(connection, now, runtime.settings.id_skew_s)
+                return 0
+            after, high = self._days[0]
+            batch = await sweeps.sweep_ids(connection, after, high, PASS_BATCH, now)
+        if batch.scanned < PASS_BATCH or batch.reached is None:
+            del self._days[0]
+        else:
+            self._days[0] = (batch.reached, high)
+        return batch.swept

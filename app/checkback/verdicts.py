@@ -1,0 +1,75 @@
+"""Record the verdicts of finished checks: producers' through the End lane, policy's with their announcements."""
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import replace
+from datetime import datetime
+from uuid import UUID
+
+from app.announcements import rolled_back
+from app.checkback.check import FinishedCheck, in_doubt
+from app.policy.check_schedule import Settle
+from app.runtime.state import Runtime
+from app.store.coordinator.ops import End, Recorded, read_recorded, record_ends
+from app.store.relay.announcements import Announcement, announce
+from app.verdicts import Source, Verdict
+
+
+def by_policy(finished: FinishedCheck) -> bool:
+    """Tell whether policy decides the transaction, rather than its producer's answer."""
+    return isinstance(finished.decision, Settle) and finished.decision.source == Source.POLICY
+
+
+async def record_verdicts(runtime: Runtime, batch: Sequence[FinishedCheck]) -> dict[UUID, Recorded]:
+    """Record the verdicts of a batch (ids distinct); return the recorded state of each transaction that had one.
+
+    Raises the errors of the End lane and the database; it may be called again with the same batch.
+    """
+    ends = _ends([finished for finished in batch if not by_policy(finished)])
+    outcomes = await asyncio.gather(*(runtime.lanes.end.enqueue(end) for end in ends))
+    found = {end.transaction_id: outcome for end, outcome in zip(ends, outcomes, strict=True)}
+    of_policy = [finished for finished in batch if by_policy(finished)]
+    return found | await _record_policy(runtime, of_policy) if of_policy else found
+
+
+async def _record_policy(runtime: Runtime, batch: Sequence[FinishedCheck]) -> dict[UUID, Recorded]:
+    """Record the verdicts of policy and announce the rollbacks, in one database transaction.
+
+    Not through the End lane: a flush with a commit holds the offset lock, which must come after the rows that an
+    announcement locks. Policy itself only rolls back.
+    """
+    ends = sorted(_ends(batch), key=lambda end: end.transaction_id)
+    now = runtime.clock.now()
+    async with runtime.database.transaction() as connection:
+        found = await record_ends(connection, ends, now)
+        fresh = [finished for finished in batch if found[finished.check.claim.transaction_id].fresh]
+        written = await announce(connection, [_rolled_back(finished, now) for finished in fresh], now)
+    runtime.metrics.http.verdicts.labels(Verdict.ROLLBACK.word, Source.POLICY.word).inc(len(fresh))
+    if written:
+        runtime.wake_ups.published()
+    lost = [end for end in ends if found[end.transaction_id].owner and not found[end.transaction_id].fresh]
+    return found | await _read_losers(runtime, lost, found, now) if lost else found
+
+
+async def _read_losers(
+    runtime: Runtime, lost: Sequence[End], found: dict[UUID, Recorded], now: datetime
+) -> dict[UUID, Recorded]:
+    """Return the recorded state where policy's verdict was refused: another End won, or the day is closed."""
+    async with runtime.database.connection() as connection:
+        stored = await read_recorded(connection, lost, now)
+    committed = sum(recorded.verdict == Verdict.COMMIT for recorded in stored.values())
+    runtime.metrics.http.verdicts_refused.labels(Source.POLICY.word).inc(committed)
+    return {key: replace(recorded, open=found[key].open) for key, recorded in stored.items()}
+
+
+def _ends(batch: Sequence[FinishedCheck]) -> list[End]:
+    return [
+        End(finished.check.claim.transaction_id, None, decision.verdict, decision.source, reason=decision.reason)
+        for finished in batch
+        if isinstance(decision := finished.decision, Settle)
+    ]
+
+
+def _rolled_back(finished: FinishedCheck, at: datetime) -> Announcement:
+    assert isinstance(finished.decision, Settle)
+    return rolled_back(in_doubt(finished), reason=finished.decision.reason, at=at)

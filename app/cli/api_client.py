@@ -1,0 +1,129 @@
+"""Call the service over HTTP, and print its problems."""
+
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+from urllib.parse import quote
+
+import httpx
+import typer
+
+from app.cli.errors import Refusal
+
+DEFAULT_URL = "http://127.0.0.1:8080"
+# A test of a callback may take its whole timeout.
+TIMEOUT_S = 60.0
+# The API's limit of one page.
+PAGE_MAX = 1000
+
+NO_KEY = "\n  This command sends the key that is in HALFNOTE_API_KEY."
+
+Url = Annotated[str, typer.Option(envvar="HALFNOTE_URL", help="the URL of Halfnote")]
+AsJson = Annotated[bool, typer.Option("--json", help="print the API's JSON instead of a table")]
+FromFile = Annotated[
+    Path | None, typer.Option("--file", help="JSON of the whole request, `-` for stdin; options override its fields")
+]
+
+
+def call(
+    url: str,
+    method: str,
+    path: str,
+    *,
+    query: dict[str, Any] | None = None,
+    content: dict[str, Any] | None = None,
+    as_json: bool = False,
+) -> Any:
+    """Return the decoded answer, or None if it is empty. Raises Refusal for a problem or without an answer.
+
+    With `as_json` a problem is also printed on stdout as the API answered it.
+    """
+    parameters = {name: value for name, value in (query or {}).items() if value is not None}
+    try:
+        # No proxy from the environment: the service is on this machine or in this network.
+        with httpx.Client(base_url=url, timeout=TIMEOUT_S, trust_env=False, headers=_key()) as client:
+            answer = client.request(method, path, params=parameters, json=content)
+    except (httpx.ConnectError, httpx.UnsupportedProtocol, httpx.InvalidURL) as error:
+        raise Refusal(
+            f"No Halfnote answers on {url} ({error}).\n"
+            "  Start it with `make run` or `halfnote serve`, or set its address with --url or HALFNOTE_URL."
+        ) from None
+    except httpx.HTTPError as error:
+        raise Refusal(f"{url} did not answer {method} {path}: {error or type(error).__name__}.") from None
+    if answer.is_error:
+        if as_json:
+            print(answer.text)
+        hint = NO_KEY if answer.status_code == 401 else ""
+        raise Refusal(problem_text(url, answer) + hint)
+    return answer.json() if answer.content else None
+
+
+def _key() -> dict[str, str]:
+    # From the environment only: every user of the machine can read a command's arguments.
+    key = os.environ.get("HALFNOTE_API_KEY", "").strip()
+    return {"authorization": f"Bearer {key}"} if key else {}
+
+
+def path_of(*parts: str) -> str:
+    """Return a path of the API; names may contain any character."""
+    return "".join(f"/{quote(part, safe='')}" for part in parts)
+
+
+def problem_text(url: str, answer: httpx.Response) -> str:
+    """Return a problem as text: title, detail, its other fields, and the URL that explains its type."""
+    try:
+        problem = answer.json()
+        lines = [f"{problem['title']} ({answer.status_code})", problem["detail"]]
+    except (ValueError, KeyError, TypeError):
+        return f"{url} answered {answer.status_code}, and not as Halfnote does. Is it the right address?"
+    more = {name: value for name, value in problem.items() if name not in ("type", "title", "status", "detail")}
+    lines += [f"{name}: {value if isinstance(value, str) else json.dumps(value)}" for name, value in more.items()]
+    lines.append(f"type: {httpx.URL(url).join(problem['type'])}")
+    return "\n  ".join(lines)
+
+
+def request_of(file: Path | None, **options: Any) -> dict[str, Any]:
+    """Return a request's content: the file's, overridden by the given options. Raises Refusal."""
+    content: dict[str, Any] = {}
+    if file is not None:
+        try:
+            read = json.loads(sys.stdin.read() if str(file) == "-" else file.read_text())
+        except (OSError, ValueError) as error:
+            raise Refusal(f"{file} cannot be read as JSON: {error}", code=2) from None
+        if not isinstance(read, dict):
+            raise Refusal(f"{file} is not a JSON object.", code=2)
+        content = read
+    return content | {name: value for name, value in options.items() if value is not None and value != []}
+
+
+def all_pages(url: str, path: str, *, as_json: bool) -> list[dict[str, Any]]:
+    """Return the items of all pages of a list. Raises Refusal."""
+    found: list[dict[str, Any]] = []
+    cursor = None
+    while True:
+        page = call(url, "GET", path, query={"cursor": cursor}, as_json=as_json)
+        found += page["items"]
+        cursor = page["next_cursor"]
+        if cursor is None:
+            return found
+
+
+def list_items(url: str, path: str, query: dict[str, Any], limit: int, *, as_json: bool) -> dict[str, Any]:
+    """Return up to `limit` items of a list and where it continues, from as many pages as needed."""
+    found: list[dict[str, Any]] = []
+    cursor = query.get("cursor")
+    # A page of the API may hold fewer than it was asked for.
+    while True:
+        asked = {**query, "limit": min(limit - len(found), PAGE_MAX), "cursor": cursor}
+        page = call(url, "GET", path, query=asked, as_json=as_json)
+        found += page["items"]
+        cursor = page["next_cursor"]
+        if cursor is None or len(found) >= limit:
+            return {"items": found, "next_cursor": cursor}
+
+
+def print_json(answer: Any) -> None:
+    """Print an answer for machines, as JSON indented by two."""
+    print(json.dumps(answer, indent=2, ensure_ascii=False))

@@ -1,0 +1,111 @@
+"""`halfnote reconcile`: run the nightly proof in a Spark process of its own."""
+
+import asyncio
+import os
+import signal
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from types import FrameType
+
+import typer
+
+from app.cli.errors import WRONG_USAGE, Refusal
+from app.cli.serve import settings_with
+from app.cli.spark_program import follow, refuse_without_java, refuse_without_spark
+from app.config import Settings
+
+# The program parses all options itself, --help included.
+PASSED_ON = {"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []}
+HELP = {"-h", "--help"}
+DATABASE_URL = "--database-url"
+# A run over Parquet needs no database.
+FROM_PARQUET = "--from-parquet"
+# The shortest abbreviation of each that argparse accepts.
+LEAST = {DATABASE_URL: "--dat", FROM_PARQUET: "--f"}
+
+
+def install(app: typer.Typer) -> None:
+    """Add the commands to the command line."""
+    app.command("reconcile", context_settings=PASSED_ON)(reconcile)
+
+
+def reconcile(context: typer.Context) -> None:
+    """Prove that halves, verdicts, outbox and deliveries agree, or report findings. Needs PySpark and Java 17.
+
+    Exit codes: 0 proved, 1 the run failed, 2 wrong usage, 3 findings. `halfnote reconcile --help` lists the options.
+    """
+    run("spark.jobs.reconcile", context.args)
+
+
+def run(module: str, arguments: Sequence[str]) -> None:
+    """Run a Spark program over the service's database and exit with its status. Raises Refusal."""
+    refuse_without_spark()
+    refuse_without_java()
+    program = [sys.executable, "-P", "-m", module]
+    if any(argument in HELP or _names(argument, FROM_PARQUET) for argument in arguments):
+        raise SystemExit(follow([*program, *arguments], os.environ))
+    url, rest = _without_url(arguments)
+    settings = settings_with(database_url=url)
+    with _leaving(), database_of(settings) as url:
+        # In the environment: every user of the machine can read a program's arguments.
+        ended = follow([*program, *rest], {**os.environ, "HALFNOTE_DATABASE_URL": url})
+    raise SystemExit(ended)
+
+
+def _names(argument: str, option: str) -> bool:
+    """Return whether an argument is the option, or an abbreviation that argparse accepts."""
+    name = argument.partition("=")[0]
+    return name.startswith(LEAST[option]) and option.startswith(name)
+
+
+def _without_url(arguments: Sequence[str]) -> tuple[str | None, list[str]]:
+    """Return the database's URL if an option gives it, and the other arguments. Raises Refusal."""
+    for index, argument in enumerate(arguments):
+        if _names(argument, DATABASE_URL):
+            _, given, url = argument.partition("=")
+            after = index + 1 if given else index + 2
+            if after > len(arguments):
+                raise Refusal(f"{DATABASE_URL} needs a value.", code=WRONG_USAGE)
+            return url if given else arguments[index + 1], [*arguments[:index], *arguments[after:]]
+    return None, list(arguments)
+
+
+@contextmanager
+def database_of(settings: Settings) -> Iterator[str]:
+    """Yield the URL of the database, at this version's schema; start the embedded one unless a service runs it.
+
+    Raises Refusal.
+    """
+    # Imported here: these modules take long to import, and other commands do not need them.
+    from app.cli.server_process import refusals
+    from app.database.connection import refuse_unusable
+    from app.embedded_postgres.attach import borrowed
+    from app.lifecycle.database import refuse_behind
+    from app.observability.logs import set_up_logs
+
+    async def refuse(url: str) -> None:
+        await refuse_unusable(url)
+        await refuse_behind(url)
+
+    set_up_logs()
+    with ExitStack() as stack:
+        with refusals():
+            url = settings.database_url or stack.enter_context(borrowed(settings.data_dir))
+            asyncio.run(refuse(url))
+        yield url
+
+
+@contextmanager
+def _leaving() -> Iterator[None]:
+    """Raise SystemExit on SIGTERM and Ctrl-C, so that a server that was started here is stopped."""
+
+    def leave(number: int, frame: FrameType | None) -> None:
+        raise SystemExit(128 + number)
+
+    before = {number: signal.signal(number, leave) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

@@ -1,0 +1,223 @@
+"""Run `halfnote serve`, as one process or several over one prepared database, and `halfnote migrate`."""
+
+import asyncio
+import logging
+import os
+import signal
+import socket
+import tempfile
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from importlib.util import find_spec
+from math import ceil
+from types import FrameType
+
+import asyncpg
+import uvicorn
+from anyio.from_thread import start_blocking_portal
+from uvicorn.config import STARTUP_FAILURE
+from uvicorn.supervisors import Multiprocess
+
+from app.cli.errors import WRONG_USAGE, Refusal
+from app.cli.os_user import person
+from app.config import BadAdminKeyFile, Settings
+from app.database.connection import UnusableDatabase, refuse_unusable
+from app.embedded_postgres import EmbeddedPostgres, EmbeddedPostgresError
+from app.lifecycle.database import database_url, migrate_embedded
+from app.lifecycle.startup import log_open_networks
+from app.migrate import migrate
+from app.observability.logs import set_up_logs
+
+# Longer than common clients keep an idle connection, so that the client closes it and no request races the close.
+KEEP_ALIVE_S = 75
+BACKLOG = 2048
+EXPORTER = "opentelemetry.exporter.otlp.proto.http"
+# The exit status of a command that Ctrl-C ended.
+INTERRUPTED = 130
+
+
+def serve(settings: Settings) -> None:
+    """Serve until SIGTERM or Ctrl-C. Raises Refusal."""
+    set_up_logs()
+    refuse_without_exporter(settings)
+    log_open_networks(settings)
+    signal.signal(signal.SIGTERM, _leave)
+    listener = listen(settings)
+    try:
+        with refusals():
+            settings.given_admin_key()
+        with prepared_database(settings) as url:
+            # The app reads its settings from the environment, in this process or in its children.
+            os.environ["HALFNOTE_DATABASE_URL"] = url
+            os.environ["HALFNOTE_SECRETS_KEY_FILE"] = str(settings.key_file)
+            os.environ["HALFNOTE_ALLOW_NETWORKS"] = ",".join(settings.opened_networks)
+            run(settings, listener)
+    except KeyboardInterrupt:
+        return
+
+
+def refuse_without_exporter(settings: Settings) -> None:
+    """Raise Refusal if spans are to be exported and OpenTelemetry is not installed.
+
+    The settings do not check this: the nightly programs have the same settings and export nothing.
+    """
+    if settings.otlp_endpoint is None:
+        return
+    try:
+        missing = find_spec(EXPORTER) is None
+    except ModuleNotFoundError:
+        missing = True
+    if missing:
+        raise Refusal(
+            "HALFNOTE_OTLP_ENDPOINT: traces need OpenTelemetry: pip install 'halfnote-server[otel]'", code=WRONG_USAGE
+        )
+
+
+def migrate_database(settings: Settings) -> None:
+    """Migrate the database to this version's schema. Raises Refusal."""
+    set_up_logs()
+
+    async def migrated() -> None:
+        if settings.database_url:
+            await refuse_unusable(settings.database_url)
+            await migrate(
+                settings.database_url, days_ahead=settings.days_ahead, key_file=settings.key_file, by=person()
+            )
+            return
+        server = await asyncio.to_thread(EmbeddedPostgres.start, settings.data_dir)
+        try:
+            await migrate_embedded(server.url, settings, by=person())
+        finally:
+            await asyncio.to_thread(server.stop)
+
+    with refusals():
+        asyncio.run(migrated())
+
+
+def listen(settings: Settings) -> socket.socket:
+    """Return a bound socket that refuses connections until a server listens on it. Raises Refusal."""
+    family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
+    listener = socket.socket(family)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listener.bind((settings.host, settings.port))
+    except OSError as error:
+        raise Refusal(
+            f"Cannot listen on {settings.host}:{settings.port}: {error.strerror}. "
+            "Stop the program that listens there, or choose another port with --port or HALFNOTE_PORT."
+        ) from None
+    listener.set_inheritable(True)
+    return listener
+
+
+@contextmanager
+def prepared_database(settings: Settings) -> Iterator[str]:
+    """Yield the URL of the database. A thread watches the embedded one while processes serve. Raises Refusal."""
+    with start_blocking_portal() as thread, ExitStack() as stack:
+        with refusals():
+            url = stack.enter_context(thread.wrap_async_context_manager(database_url(settings)))
+        yield url
+
+
+@contextmanager
+def refusals() -> Iterator[None]:
+    """Turn the errors of an unusable database into a Refusal."""
+    try:
+        yield
+    except (UnusableDatabase, EmbeddedPostgresError, BadAdminKeyFile) as error:
+        raise Refusal(str(error)) from None
+    except (OSError, TimeoutError, asyncpg.PostgresError) as error:
+        raise Refusal(
+            f"The database cannot be used: {error or type(error).__name__}. Check HALFNOTE_DATABASE_URL."
+        ) from None
+
+
+def uvicorn_config(settings: Settings) -> uvicorn.Config:
+    """Return the configuration of uvicorn."""
+    return uvicorn.Config(
+        "app.main:app",
+        host=settings.host,
+        port=settings.port,
+        workers=settings.workers,
+        loop="auto",
+        http="app.server.http_protocol:HttpProtocol",
+        ws="none",
+        lifespan="on",
+        log_config=None,
+        access_log=False,
+        proxy_headers=False,
+        server_header=False,
+        backlog=BACKLOG,
+        timeout_keep_alive=KEEP_ALIVE_S,
+        timeout_graceful_shutdown=ceil(settings.drain_s),
+    )
+
+
+def run(settings: Settings, listener: socket.socket) -> None:
+    """Serve on the socket in this process, or in `workers` children, until a signal ends it."""
+    config = uvicorn_config(settings)
+    if settings.workers == 1:
+        server = Server(config)
+        try:
+            server.run([listener])
+        except KeyboardInterrupt:
+            if not server.force_exit:
+                raise
+        if server.force_exit:
+            raise SystemExit(INTERRUPTED)
+        return
+    with tempfile.TemporaryDirectory(prefix="halfnote-metrics-") as metrics:
+        # Before the children start: the Prometheus client chooses its kind of counters at import.
+        os.environ["PROMETHEUS_MULTIPROC_DIR"] = metrics
+        supervisor = Supervisor(config, sockets=[listener])
+        supervisor.run()
+        if any(child.exitcode == STARTUP_FAILURE for child in supervisor.processes):
+            raise Refusal("The service could not start; the log says why.")
+
+
+class Server(uvicorn.Server):
+    """Uvicorn's server. It prints a greeting when it listens, and logs no error on a second Ctrl-C."""
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Start to listen, then print the greeting."""
+        await super().startup(sockets)
+        greet(self.config)
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Shut down; after a second Ctrl-C do not log the cancellation of open requests as an error."""
+        await super().shutdown(sockets)
+        if self.force_exit:
+            logging.getLogger("uvicorn.error").disabled = True
+
+
+class Supervisor(Multiprocess):
+    """Uvicorn's parent of several processes. It prints a greeting when all of them listen."""
+
+    def init_processes(self) -> None:
+        """Start the children, and print the greeting when all of them listen."""
+        super().init_processes()
+        if all(child.wait_until_ready(60, self.should_exit) for child in self.processes):
+            greet(self.config)
+
+
+def greet(config: uvicorn.Config) -> None:
+    """Print the service's URL and commands to try."""
+    host = f"[{config.host}]" if ":" in config.host else config.host
+    url = f"http://{host}:{config.port}"
+    width = len(url) + len("curl /readyz") + 2
+    tries = "\n".join(f"  {command.format(url=url):<{width}} {why}" for command, why in TRIES)
+    print(f"\nHalfnote is ready on {url}; Ctrl-C stops it. In another terminal:\n\n{tries}\n", flush=True)
+
+
+TRIES = (
+    ("make demo", "order 1030 step by step, and a producer that dies"),
+    ("README.md", "order 1030 by hand, in five curl calls"),
+    ("{url}/docs", "every call, to try in a browser"),
+    ("curl {url}/readyz", "is the service ready?"),
+    (".venv/bin/halfnote --help", "the command line"),
+)
+
+
+def _leave(number: int, frame: FrameType | None) -> None:
+    """Raise SystemExit, so that the context managers stop the embedded Postgres."""
+    raise SystemExit(0)

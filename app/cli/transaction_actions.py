@@ -1,0 +1,122 @@
+"""`halfnote transactions check | verdict | reissue`: act on transactions."""
+
+from typing import Annotated, Any
+
+import typer
+
+from app.cli.api_client import DEFAULT_URL, AsJson, Url, call, path_of, print_json
+from app.cli.errors import Refusal
+from app.cli.tables import moment
+
+TransactionId = Annotated[str, typer.Argument(metavar="TRANSACTION_ID")]
+OneOrMany = Annotated[str | None, typer.Argument(metavar="TRANSACTION_ID", help="or --group and --state")]
+VerdictWord = Annotated[str, typer.Argument(metavar="commit|rollback")]
+Reason = Annotated[str, typer.Option(help="why; stored with the record")]
+Actor = Annotated[str | None, typer.Option(envvar="USER", help="the person who decides, for the record")]
+Group = Annotated[str | None, typer.Option(help="all of this producer group")]
+StateName = Annotated[str | None, typer.Option(help="all in this state: in_doubt or parked")]
+BornAfter = Annotated[str | None, typer.Option(help="born at this time or later (RFC 3339)")]
+BornBefore = Annotated[str | None, typer.Option(help="born before this time (RFC 3339)")]
+Limit = Annotated[int, typer.Option(help="the most to act on, newest first")]
+DryRun = Annotated[bool, typer.Option(help="with a filter: only list what would change")]
+
+
+def install(app: typer.Typer) -> None:
+    """Add the commands to `halfnote transactions`."""
+    app.command("check")(check)
+    app.command("verdict")(verdict)
+    app.command("reissue")(reissue)
+
+
+def check(
+    transaction_id: OneOrMany = None,
+    group: Group = None,
+    state: StateName = None,
+    born_after: BornAfter = None,
+    born_before: BornBefore = None,
+    limit: Limit = 100,
+    dry_run: DryRun = True,
+    url: Url = DEFAULT_URL,
+    as_json: AsJson = False,
+) -> None:
+    """Check one transaction now, or all that match a filter: Halfnote asks the producer."""
+    if transaction_id is not None:
+        answer = call(url, "POST", path_of("transactions", transaction_id, "check"), as_json=as_json)
+        print_json(answer) if as_json else print(f"It is asked now ({moment(answer['next_check_at'])} UTC).")
+        return
+    many = filtered(group, state, born_after, born_before, limit, dry_run)
+    _print_answer(call(url, "POST", "/transactions/check", content=many, as_json=as_json), "asked about", as_json)
+
+
+def verdict(
+    verdict: VerdictWord,
+    reason: Reason,
+    transaction_id: OneOrMany = None,
+    actor: Actor = None,
+    force: Annotated[bool, typer.Option("--force", help="decide although the producer may still be working")] = False,
+    group: Group = None,
+    state: StateName = None,
+    born_after: BornAfter = None,
+    born_before: BornBefore = None,
+    limit: Limit = 100,
+    dry_run: DryRun = True,
+    url: Url = DEFAULT_URL,
+    as_json: AsJson = False,
+) -> None:
+    """Decide one transaction, or all that match a filter. A verdict is final."""
+    decision = {"verdict": verdict, "reason": reason, **_given(actor=actor)}
+    if transaction_id is not None:
+        content = {**decision, "force": force}
+        answer = call(url, "POST", path_of("transactions", transaction_id, "verdict"), content=content, as_json=as_json)
+        stood = " It was recorded before." if not as_json and answer["replayed"] else ""
+        print_json(answer) if as_json else print(f"Recorded: {verdict}, for good.{stood}")
+        return
+    if force:
+        raise Refusal("--force is for one transaction, not for a filter.", code=2)
+    many = {**filtered(group, state, born_after, born_before, limit, dry_run), **decision}
+    _print_answer(call(url, "POST", "/transactions/verdict", content=many, as_json=as_json), "decided", as_json)
+
+
+def reissue(
+    transaction_id: TransactionId,
+    reason: Reason,
+    actor: Actor = None,
+    url: Url = DEFAULT_URL,
+    as_json: AsJson = False,
+) -> None:
+    """Send a rolled-back transaction's messages as a new, committed transaction; the old verdict stays."""
+    path = path_of("transactions", transaction_id, "reissue")
+    answer = call(url, "POST", path, content={"reason": reason, **_given(actor=actor)}, as_json=as_json)
+    if as_json:
+        print_json(answer)
+        return
+    offsets = ", ".join(str(message["offset"]) for message in answer["messages"])
+    print(f"Reissued and committed as {answer['transaction_id']}, offset {offsets}.")
+
+
+def filtered(
+    group: str | None, state: str | None, born_after: str | None, born_before: str | None, limit: int, dry_run: bool
+) -> dict[str, Any]:
+    """Return a filter's request. Raises Refusal unless it names a group and a state."""
+    if group is None or state is None:
+        raise Refusal("Name a TRANSACTION_ID, or a filter by --group and --state.", code=2)
+    times = _given(born_after=born_after, born_before=born_before)
+    return {"producer_group": group, "state": state, "limit": limit, "dry_run": dry_run, **times}
+
+
+def _given(**options: str | None) -> dict[str, str]:
+    return {name: value for name, value in options.items() if value is not None}
+
+
+def _print_answer(answer: dict[str, Any], done: str, as_json: bool) -> None:
+    if as_json:
+        print_json(answer)
+        return
+    for transaction_id in answer["transaction_ids"]:
+        print(transaction_id)
+    if answer["dry_run"]:
+        print(f"{answer['matched']} would be {done}. To do it: --no-dry-run")
+    else:
+        print(f"{answer['changed']} of {answer['matched']} were {done}.")
+    if answer["more"]:
+        print("There may be more: repeat, or raise --limit.")

@@ -1,0 +1,1 @@
+"""Half and end: wire structs, content digest, group commit."""

@@ -1,0 +1,253 @@
+"""The three lanes of group commit: how each flushes, and how each answers a repeated request."""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, TypeVar
+from uuid import UUID
+
+import asyncpg
+import structlog
+from prometheus_client import Counter
+
+from app.clock import Clock
+from app.coordinator.group_commit import GroupCommitLane, Identified, LaneLimits
+from app.database.connection import Connection, Database
+from app.database.errors import BROKEN
+from app.observability.metrics import Metrics
+from app.store.coordinator.halves import Half, StoredHalf, insert_halves, stored_halves
+from app.store.coordinator.ops import End, Recorded, read_recorded, record_ends
+from app.verdicts import Source, Verdict
+
+if TYPE_CHECKING:  # the module imports OpenTelemetry
+    from app.observability.tracing import Flush, Found, Tracing
+
+log = structlog.get_logger(__name__)
+
+T = TypeVar("T")
+
+# Bounded, because producers choose topics. A forgotten topic is only inserted again.
+TOPICS_REMEMBERED = 10_000
+
+
+@dataclass(slots=True)
+class PlainOutcome:
+    """The outcome of `/messages`: the half that is stored, and its commit (None if other content is stored)."""
+
+    half: StoredHalf
+    recorded: Recorded | None
+
+
+class LaneFlushes:
+    """The flush functions. Remembers the topics that are stored, so that a flush inserts only new ones."""
+
+    def __init__(self, clock: Clock, metrics: Metrics, published: Callable[[Collection[str]], None]) -> None:
+        self._clock = clock
+        self._published = published
+        self._topics: set[str] = set()
+        self._halves = metrics.http.halves
+        self._verdicts: dict[tuple[int, int], Counter] = {
+            (verdict, source): metrics.http.verdicts.labels(verdict.word, source.word)
+            for verdict in Verdict
+            for source in Source
+        }
+        self._refused: dict[int, Counter] = {
+            source: metrics.http.verdicts_refused.labels(source.word) for source in Source
+        }
+
+    async def halves(self, connection: Connection, halves: Sequence[Half]) -> list[StoredHalf | Exception]:
+        """Store a batch. Returns one outcome for each half, in order; repeats are answered from the stored rows."""
+        outcomes: dict[UUID, StoredHalf | Exception] = {**await self._insert(connection, halves)}
+        missing = [half for half in halves if half.transaction_id not in outcomes]
+        if missing:
+            outcomes |= await _after_commit(connection, missing, _stored(connection, missing))
+        return [outcomes[half.transaction_id] for half in halves]
+
+    async def ends(self, connection: Connection, ends: Sequence[End]) -> list[Recorded | Exception]:
+        """Record a batch of verdicts. Returns one outcome for each, in order: a loser's names the recorded verdict."""
+        now = self._clock.now()
+        found = await record_ends(connection, ends, now)
+        losers = [end for end in ends if _lost(end, found[end.transaction_id])]
+        outcomes: dict[UUID, Recorded | Exception] = {**found}
+        if losers:
+            outcomes |= await _after_commit(connection, losers, self._recorded(connection, losers, found))
+        self._count(ends, outcomes)
+        return [outcomes[end.transaction_id] for end in ends]
+
+    async def plains(self, connection: Connection, halves: Sequence[Half]) -> list[PlainOutcome | Exception]:
+        """Store and commit a batch in one database transaction. Repeats are answered from the stored rows."""
+        async with connection.transaction():
+            try:
+                stored = await self._insert(connection, halves)
+                ends = [
+                    End(half.transaction_id, half.producer_group, Verdict.COMMIT)
+                    for half in halves
+                    if half.transaction_id in stored
+                ]
+                found = await record_ends(connection, ends, self._clock.now()) if ends else {}
+            except asyncio.CancelledError:
+                # The flush took too long. A rollback would wait for the server, which may hang.
+                connection.terminate()
+                raise
+        self._count(ends, found)
+        outcomes: dict[UUID, PlainOutcome | Exception] = {
+            key: PlainOutcome(half, found.get(key)) for key, half in stored.items()
+        }
+        missing = [half for half in halves if half.transaction_id not in stored]
+        if missing:
+            outcomes |= await _after_commit(connection, missing, self._stored_plains(connection, missing))
+        return [outcomes[half.transaction_id] for half in halves]
+
+    async def _stored_plains(self, connection: Connection, repeats: Sequence[Half]) -> dict[UUID, PlainOutcome]:
+        stored = await _stored(connection, repeats)
+        found = await self._read_recorded(connection, [half.transaction_id for half in repeats])
+        return {
+            half.transaction_id: PlainOutcome(stored[half.transaction_id], found.get(half.transaction_id))
+            for half in repeats
+        }
+
+    async def _insert(self, connection: Connection, halves: Sequence[Half]) -> dict[UUID, StoredHalf]:
+        now = self._clock.now()
+        topics = {message.topic for half in halves for message in half.messages} - self._topics
+        stored = await insert_halves(connection, halves, sorted(topics), now)
+        if topics and not connection.is_in_transaction():
+            self._remember(topics)
+        self._halves.inc(len(stored))
+        return {
+            half.transaction_id: StoredHalf(
+                half.digest, now, stored[half.transaction_id], half.producer_group, True, True
+            )
+            for half in halves
+            if half.transaction_id in stored
+        }
+
+    def _remember(self, topics: set[str]) -> None:
+        if len(self._topics) + len(topics) > TOPICS_REMEMBERED:
+            self._topics.clear()
+        self._topics |= topics
+
+    async def _recorded(
+        self, connection: Connection, losers: Sequence[End], found: dict[UUID, Recorded]
+    ) -> dict[UUID, Recorded]:
+        """Return what stands for Ends that did not decide. That they were refused is recorded as far as possible."""
+        try:
+            recorded = await read_recorded(connection, losers, self._clock.now())
+        except asyncpg.PostgresError as error:
+            log.warning("refused_ends_not_recorded", ends=len(losers), error=str(error))
+            recorded = await self._read_recorded(connection, [end.transaction_id for end in losers])
+        return {key: replace(one, open=found[key].open) for key, one in recorded.items()}
+
+    async def _read_recorded(self, connection: Connection, ids: Sequence[UUID]) -> dict[UUID, Recorded]:
+        # An End without a verdict contradicts nothing, so no refused End is written.
+        return await read_recorded(connection, [End(key, None, None) for key in ids], self._clock.now())
+
+    def _count(self, ends: Sequence[End], found: Mapping[UUID, Recorded | Exception]) -> None:
+        """Count verdicts after their commit, and announce the topics of messages that became visible."""
+        topics: set[str] = set()
+        for end in ends:
+            recorded = found[end.transaction_id]
+            if isinstance(recorded, Exception) or recorded.verdict is None or recorded.source is None:
+                continue
+            if recorded.fresh:
+                self._verdicts[recorded.verdict, recorded.source].inc()
+                topics.update(message[1] for message in recorded.messages)
+            elif recorded.verdict != end.verdict:
+                self._refused[end.source].inc()
+        if topics:
+            self._published(topics)
+
+
+async def _after_commit(
+    connection: Connection, requests: Sequence[Identified], reading: Awaitable[Mapping[UUID, T]]
+) -> dict[UUID, T | Exception]:
+    """Return what is read after the commit of a batch, or the error for each of the requests that are read for.
+
+    The other requests of the batch are committed, so they must not get this error.
+    """
+    try:
+        return {**await reading}
+    except asyncpg.PostgresError as error:
+        return {request.transaction_id: error for request in requests}
+    except BROKEN as error:
+        # The lane opens another connection.
+        connection.terminate()
+        return {request.transaction_id: error for request in requests}
+
+
+async def _stored(connection: Connection, repeats: Sequence[Half]) -> dict[UUID, StoredHalf]:
+    ids, groups = [half.transaction_id for half in repeats], [half.producer_group for half in repeats]
+    return await stored_halves(connection, ids, groups)
+
+
+def _lost(end: End, recorded: Recorded) -> bool:
+    """Return whether an End of the owner did not decide: another End did, or the day is closed."""
+    is_owner = recorded.owner is not None and end.producer_group in (None, recorded.owner)
+    return is_owner and recorded.verdict is None
+
+
+def answer_repeat_half(half: Half, outcome: StoredHalf) -> StoredHalf | None:
+    """Answer a repeated half from the first one's outcome if the content is the same, else return None."""
+    return replace(outcome, fresh=False) if outcome.digest == half.digest else None
+
+
+def answer_repeat_end(end: End, outcome: Recorded) -> Recorded | None:
+    """Answer a repeated End from the first one's outcome. Returns None for an opposite one: its flush records it."""
+    same = outcome.verdict == end.verdict and end.producer_group in (None, outcome.owner)
+    return replace(outcome, fresh=False) if same else None
+
+
+def answer_repeat_plain(half: Half, outcome: PlainOutcome) -> PlainOutcome | None:
+    """Answer a repeated plain message from the first one's outcome if the content is the same, else return None."""
+    stored = answer_repeat_half(half, outcome.half)
+    if stored is None or outcome.recorded is None:
+        return None
+    return PlainOutcome(stored, replace(outcome.recorded, fresh=False))
+
+
+def _untraced(lane: str, flush: "Flush[Found]") -> "Flush[Found]":
+    return flush
+
+
+class CommitLanes:
+    """The lanes of one process: halves, Ends and plain messages, each on its own connection."""
+
+    def __init__(
+        self,
+        database: Database,
+        clock: Clock,
+        metrics: Metrics,
+        limits: LaneLimits,
+        published: Callable[[Collection[str]], None] = lambda topics: None,
+        tracing: "Tracing | None" = None,
+    ) -> None:
+        flushes = LaneFlushes(clock, metrics, published)
+
+        def observe(lane: str) -> Callable[[int, float, int], None]:
+            rows, seconds = metrics.http.flush_rows.labels(lane), metrics.http.flush_seconds.labels(lane)
+            depth = metrics.http.queue_depth.labels(lane)
+
+            def note(count: int, taken: float, waiting: int) -> None:
+                rows.observe(count)
+                seconds.observe(taken)
+                depth.set(waiting)
+
+            return note
+
+        connect = database.dedicated
+        traced = tracing.trace_flushes if tracing is not None else _untraced
+        self.half = GroupCommitLane(
+            connect, traced("half", flushes.halves), answer_repeat_half, limits, observe("half")
+        )
+        self.end = GroupCommitLane(connect, traced("end", flushes.ends), answer_repeat_end, limits, observe("end"))
+        self.plain = GroupCommitLane(
+            connect, traced("plain", flushes.plains), answer_repeat_plain, limits, observe("plain")
+        )
+
+    def give_up(self) -> None:
+        """Answer every request that waits for a flush, because the process must end."""
+        for lane in (self.half, self.end, self.plain):
+            lane.give_up()
+
+    async def close(self) -> None:
+        """Flush what is queued and close the connections."""
+        await asyncio.gather(self.half.close(), self.end.close(), self.plain.close())

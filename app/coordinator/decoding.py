@@ -1,0 +1,59 @@
+"""Decodes a request's bytes to a struct, with errors that name the field."""
+
+import re
+from typing import TypeVar
+
+import msgspec
+
+from app.errors import Invalid, MalformedJson
+
+T = TypeVar("T")
+
+_any = msgspec.json.Decoder(msgspec.Raw).decode
+
+# msgspec's text ends with " - at `$.messages[0].topic`". The text of our own checks begins with "`topic`: ".
+_WHERE = re.compile(r" - at `\$\.?(?P<path>[^`]*)`$")
+_FIELD = re.compile(r"^`(?P<field>[^`]+)`: ")
+_UNKNOWN = re.compile(r"^Object (?:contains unknown|missing required) field `(?P<field>[^`]+)`")
+
+
+def decode(decoder: msgspec.json.Decoder[T], body: bytes) -> T:
+    """Decode a JSON body. Raises MalformedJson if it is not JSON, Invalid (with `field`) if it does not fit."""
+    try:
+        if not body.isascii():
+            # msgspec copies raw values unchecked, so their encoding is checked here.
+            body.decode()
+        return decoder.decode(body)
+    except msgspec.ValidationError as error:
+        # msgspec stops at the first wrong field, so the rest of the body is not checked yet.
+        check_json(body)
+        raise _invalid(str(error)) from None
+    except UnicodeDecodeError as error:
+        raise MalformedJson(f"The body is not UTF-8 (byte {error.start}).") from None
+    except (RecursionError, msgspec.DecodeError) as error:
+        raise _malformed(error) from None
+
+
+def check_json(body: bytes) -> None:
+    """Raise MalformedJson unless the whole body is JSON."""
+    try:
+        body.decode()
+        _any(body)
+    except UnicodeDecodeError as error:
+        raise MalformedJson(f"The body is not UTF-8 (byte {error.start}).") from None
+    except (RecursionError, msgspec.DecodeError) as error:
+        raise _malformed(error) from None
+
+
+def _malformed(error: Exception) -> MalformedJson:
+    return MalformedJson("The body is nested too deeply." if isinstance(error, RecursionError) else f"{error}.")
+
+
+def _invalid(text: str) -> Invalid:
+    where = _WHERE.search(text)
+    path = where["path"] if where else ""
+    text = text[: where.start()] if where else text
+    own = _FIELD.search(text) or _UNKNOWN.search(text)
+    if own is not None:
+        path = f"{path}.{own['field']}" if path else own["field"]
+    return Invalid(f"{text}." if not text.endswith(".") else text, field=path or "(body)")

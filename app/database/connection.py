@@ -1,0 +1,212 @@
+"""The one way to Postgres: SQLAlchemy's pool of asyncpg connections, each as durable as the contract promises."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import TypeAlias
+
+import asyncpg
+from sqlalchemy.exc import TimeoutError as PoolTimeout
+from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_engine
+
+Connection: TypeAlias = "asyncpg.Connection[asyncpg.Record]"
+
+OLDEST_SERVER = (15,)
+# Others lack characters, or take any bytes for text, as SQL_ASCII does.
+ENCODING = "UTF8"
+# Weaker settings let a commit be acknowledged before it is on disk; stronger ones are the operator's to choose.
+WEAK_COMMITS = ("off", "local", "remote_write")
+
+# For statements that only look up rows by key. Planning them again costs more than running them. A plan that was
+# made while a day was empty is kept until the day is analyzed, a minute later: it must not scan what is full by then.
+KEYED_PLANS = "set plan_cache_mode = force_generic_plan; set enable_seqscan = off"
+
+
+# Not among the settings that a connection begins with: a pooler refuses those that it does not know.
+SESSION = "select current_setting('synchronous_commit') from set_config('jit', 'off', false)"
+
+# What a statement meets whose session became another's between two messages, and what pgbouncer says of a transaction
+# where it pools statements.
+NO_SESSION = (asyncpg.InvalidSQLStatementNameError, asyncpg.DuplicatePreparedStatementError)
+NO_TRANSACTIONS = "statement pooling mode"
+
+
+# Seconds to wait for a pooled connection.
+POOL_TIMEOUT_S = 10.0
+# Connections of the pool that requests leave to the loops and to `readyz`.
+LOOP_CONNECTIONS = 3
+
+
+class PoolBusy(TimeoutError):
+    """All connections of the pool, or of a share of it, stayed in use for POOL_TIMEOUT_S."""
+
+
+class UnusableDatabase(Exception):
+    """The database cannot serve Halfnote as it is; the text says what to change."""
+
+
+async def connect(dsn: str, *, timeout_s: float = 10.0) -> Connection:
+    """Open one connection with `synchronous_commit` at least `on`, UTC, and without JIT (hot statements are short).
+
+    Raises OSError, asyncpg.PostgresError or TimeoutError as asyncpg does.
+    """
+    connection = await asyncpg.connect(
+        dsn, timeout=timeout_s, server_settings={"application_name": "halfnote", "timezone": "UTC"}
+    )
+    try:
+        if await connection.fetchval(SESSION) in WEAK_COMMITS:
+            await connection.execute("set synchronous_commit = on")
+    except BaseException:
+        # No other code has a reference to it yet.
+        connection.terminate()
+        raise
+    return connection
+
+
+class Database:
+    """A bounded pool over one Postgres. `connection()` is autocommit; `transaction()` commits at its end.
+
+    No function takes a second connection while it holds one: as many such functions as the pool has connections would
+    wait for each other.
+    """
+
+    def __init__(self, dsn: str, *, pool_size: int) -> None:
+        self.dsn = dsn
+        self.engine: AsyncEngine = create_async_engine(
+            "postgresql+asyncpg://",
+            async_creator=lambda: connect(dsn),
+            pool_size=pool_size,
+            max_overflow=0,
+            pool_timeout=POOL_TIMEOUT_S,
+            # jsonb stays text, as on the connections outside the pool: who reads a column decodes it.
+            json_deserializer=str,
+        )
+
+    @asynccontextmanager
+    async def connection(self) -> AsyncIterator[Connection]:
+        """Lend one raw asyncpg connection; a broken one is replaced first and never goes back to the pool.
+
+        Raises PoolBusy, and what connecting raises.
+        """
+        try:
+            async with self.engine.connect() as pooled:
+                raw = await _alive(pooled)
+                try:
+                    yield raw
+                except BaseException:
+                    # Interrupted mid-statement it may hold a transaction or an unread answer.
+                    if raw.is_closed() or raw.is_in_transaction():
+                        await pooled.invalidate()
+                    raise
+        except PoolTimeout as error:
+            raise PoolBusy("all connections of the pool are in use") from error
+
+    @asynccontextmanager
+    async def transaction(self) -> AsyncIterator[Connection]:
+        """Lend one connection inside a database transaction."""
+        async with self.connection() as raw, raw.transaction():
+            yield raw
+
+    async def dedicated(self) -> Connection:
+        """Open a connection outside the pool, for a lane or a listener that keeps it."""
+        connection = await connect(self.dsn)
+        try:
+            await connection.execute(KEYED_PLANS)
+        except BaseException:
+            connection.terminate()
+            raise
+        return connection
+
+    async def close(self) -> None:
+        """Close every pooled connection."""
+        await self.engine.dispose()
+
+
+class PoolShare:
+    """A part of a Database's pool: lends at most `most` of its connections at once."""
+
+    def __init__(self, database: Database, most: int) -> None:
+        self._database = database
+        self._free = asyncio.Semaphore(most)
+
+    @asynccontextmanager
+    async def connection(self) -> AsyncIterator[Connection]:
+        """Lend a connection, as Database.connection does. Raises PoolBusy as soon as it has waited POOL_TIMEOUT_S."""
+        try:
+            async with asyncio.timeout(POOL_TIMEOUT_S):
+                await self._free.acquire()
+        except TimeoutError as error:
+            raise PoolBusy("requests use all of their database connections") from error
+        try:
+            async with self._database.connection() as connection:
+                yield connection
+        finally:
+            self._free.release()
+
+    @asynccontextmanager
+    async def transaction(self) -> AsyncIterator[Connection]:
+        """Lend one connection inside a database transaction. Raises PoolBusy."""
+        async with self.connection() as connection, connection.transaction():
+            yield connection
+
+
+async def _alive(pooled: AsyncConnection) -> Connection:
+    """Return the asyncpg connection behind a pooled one, after replacing those that died while they rested."""
+    while True:
+        fairy = await pooled.get_raw_connection()
+        raw: Connection | None = fairy.driver_connection
+        if raw is not None and not raw.is_closed():
+            return raw
+        await pooled.invalidate()
+
+
+async def refuse_unusable(dsn: str) -> None:
+    """Raise UnusableDatabase for a server that is too old or behind a transaction pooler, or a database not of UTF8.
+
+    Leases and LISTEN need a session of one's own. Two clients that are given the same backend, one of them inside a
+    transaction, have a transaction pooler between them and Postgres.
+    """
+    try:
+        pooled = await _shares_sessions(dsn)
+    except NO_SESSION:
+        pooled = True
+    except asyncpg.ConnectionDoesNotExistError as error:
+        if NO_TRANSACTIONS not in str(error):
+            raise
+        pooled = True
+    if pooled:
+        raise UnusableDatabase(
+            "HALFNOTE_DATABASE_URL leads to a transaction pooler (or one of statements); Halfnote keeps sessions "
+            "(LISTEN, leases). Use a direct connection, or the pooler's session mode."
+        )
+
+
+async def _refuse_server(connection: Connection) -> None:
+    """Raise UnusableDatabase for a server that is too old, or a database that is not of UTF8."""
+    if connection.get_server_version() < OLDEST_SERVER:
+        raise UnusableDatabase("Halfnote needs Postgres 15 or newer; this server is older. Upgrade it.")
+    encoding = await connection.fetchval("select current_setting('server_encoding')")
+    if encoding != ENCODING:
+        raise UnusableDatabase(
+            f"The database's encoding is {encoding}; Halfnote needs {ENCODING}, and a database keeps the one that it "
+            f"was made with. Make another, `create database halfnote encoding '{ENCODING}' locale 'C' template "
+            "template0`, bring over what this one holds by pg_dump, and name it by HALFNOTE_DATABASE_URL."
+        )
+
+
+async def _shares_sessions(dsn: str) -> bool:
+    """Tell whether two clients get the same backend, or one gets several. Raises as `_refuse_server`."""
+    first = await connect(dsn)
+    try:
+        await _refuse_server(first)
+        before = await first.fetchval("select pg_backend_pid()")
+        second = await connect(dsn)
+        try:
+            async with second.transaction():
+                other = await second.fetchval("select pg_backend_pid()")
+                after = await first.fetchval("select pg_backend_pid()")
+        finally:
+            await second.close()
+    finally:
+        await first.close()
+    return bool(before == other or before != after)

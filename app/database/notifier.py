@@ -1,0 +1,112 @@
+"""Wakes relays when messages were published: at once in this process, by a coalesced NOTIFY in the others.
+
+A wake-up is a hint: a relay that misses one reads the log at its next poll. A relay is woken only for topics that its
+streams take; a turn for each commit would cost the caller who commits next, for nothing.
+"""
+
+import asyncio
+from collections.abc import Collection
+
+from app.database.connection import Connection, Database
+from app.topic_patterns import TopicPatterns
+
+CHANNEL = "halfnote_outbox"
+# NOTIFY takes a lock that all notifying commits share, so it is sent seldom, and never by a flush itself.
+NOTIFY_EVERY_S = 0.02
+# Postgres takes payloads of less than 8000 bytes; an empty one stands for any topic.
+PAYLOAD_MAX_BYTES = 7_000
+NOTIFY = "select pg_notify($1, $2)"
+
+
+class WakeUps:
+    """`published()` is called after a flush that published; `relay` is set for this process's relay.
+
+    `interest` is what that relay's streams take; while it is None, every publication wakes the relay.
+    """
+
+    def __init__(self, database: Database) -> None:
+        self.relay = asyncio.Event()
+        # For the loop that tells the others.
+        self.untold = asyncio.Event()
+        self.interest: TopicPatterns | None = None
+        self._database = database
+        # What was published since the last NOTIFY: topics, or that some are not known.
+        self._topics: set[str] = set()
+        self._any = False
+        self._teller: Connection | None = None
+        self._listener: Connection | None = None
+        self._listening = False
+
+    def published(self, topics: Collection[str] | None = None) -> None:
+        """Wake this process's relay if it takes one of the topics (None: any), and have the others told soon."""
+        if topics is None:
+            self._any = True
+        else:
+            self._topics.update(topics)
+        self._wake(topics)
+        self.untold.set()
+
+    def _wake(self, topics: Collection[str] | None) -> None:
+        if topics is None or self.interest is None or self.interest.match_any(topics):
+            self.relay.set()
+
+    async def tell(self) -> bool:
+        """Send one NOTIFY if anything was published since the last, then rest 20 ms; return whether it was sent.
+
+        Raises what asyncpg does; the next call connects again.
+        """
+        if not (self._topics or self._any):
+            return False
+        if self._teller is None:
+            self._teller = await self._database.dedicated()
+            # A hint needs no disk.
+            await self._teller.execute("set synchronous_commit = off")
+        # Before the statement: the next NOTIFY covers messages that are published while this one runs.
+        topics, whatever = self._topics, self._any
+        self._topics, self._any = set(), False
+        try:
+            await self._teller.execute(NOTIFY, CHANNEL, "" if whatever else _payload(topics))
+        except BaseException:
+            self._topics |= topics
+            self._any = self._any or whatever
+            self._teller.terminate()
+            self._teller = None
+            raise
+        await asyncio.sleep(NOTIFY_EVERY_S)
+        return True
+
+    async def listen(self) -> None:
+        """Make sure that other processes' publications are heard. Raises what asyncpg does; the next call connects."""
+        if self._listener is None:
+            self._listener = await self._database.dedicated()
+        try:
+            if not self._listening:
+                await self._listener.add_listener(CHANNEL, self._heard)
+                self._listening = True
+                # Messages may have been published while no session listened.
+                self.relay.set()
+            # A connection that died silently is noticed here.
+            await self._listener.execute("select 1", timeout=10)
+        except BaseException:
+            # What is known of the connection may be wrong.
+            self._listener.terminate()
+            self._listener, self._listening = None, False
+            raise
+
+    def _heard(self, _connection: object, pid: int, _channel: str, payload: object) -> None:
+        # Our own relay was woken when it was published.
+        if self._teller is None or self._teller.is_closed() or pid != self._teller.get_server_pid():
+            self._wake(str(payload).split("\n") if payload else None)
+
+    async def close(self) -> None:
+        """Close both connections."""
+        for connection in (self._teller, self._listener):
+            if connection is not None:
+                connection.terminate()
+        self._teller, self._listener, self._listening = None, None, False
+
+
+def _payload(topics: set[str]) -> str:
+    """Return topics a line (they hold no control characters), or nothing if there are too many."""
+    lines = "\n".join(sorted(topics))
+    return lines if len(lines.encode()) <= PAYLOAD_MAX_BYTES else ""

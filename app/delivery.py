@@ -1,0 +1,80 @@
+"""A delivery of one message to one subscription, and its possible outcomes. Values only."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from typing import TypeAlias
+from uuid import UUID
+
+
+@dataclass(frozen=True, slots=True)
+class Delivery:
+    """A committed message on its way to one subscription. `attempt` counts from 1; `body` is the producer's bytes.
+
+    `replay` is the id of the replay that sends it again, None for live delivery. `trace` is a context of
+    app.observability.trace_context.
+    """
+
+    subscription: str
+    message_id: str
+    transaction_id: UUID
+    offset: int
+    producer_group: str
+    topic: str
+    key: str | None
+    tag: str | None
+    headers: Mapping[str, str]
+    content_type: str
+    body: bytes
+    committed_at: datetime
+    attempt: int
+    replay: str | None = None
+    trace: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Delivered:
+    """The destination has the message."""
+
+    status: int | None
+    duration_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class Failed:
+    """The destination did not confirm the message. A later try may succeed.
+
+    `retry_after_s`: the destination asked for a pause. `unreachable`: no connection was made, so the message is not the
+    cause.
+    """
+
+    error: str
+    status: int | None
+    response: str | None
+    retry_after_s: float | None
+    duration_ms: int
+    unreachable: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """The destination refuses this message for good. `reason`: the reason it gave."""
+
+    reason: str
+    error: str
+    status: int | None
+    response: str | None
+    duration_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class Gone:
+    """The destination refuses all further messages."""
+
+    error: str
+    status: int | None
+    response: str | None
+    duration_ms: int
+
+
+Outcome: TypeAlias = Delivered | Failed | Refused | Gone

@@ -1,0 +1,1 @@
+"""Outgoing connections: denied addresses, network policy, HTTP client."""

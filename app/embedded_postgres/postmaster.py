@@ -1,0 +1,107 @@
+"""Start the server process and wait until it takes connections."""
+
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+
+from app.embedded_postgres.binaries import Installation, clean_environment
+from app.embedded_postgres.errors import EmbeddedPostgresError
+from app.embedded_postgres.initdb import last_lines
+from app.embedded_postgres.paths import ServerPaths
+from app.embedded_postgres.shutdown import has_ended, kill_server
+from app.embedded_postgres.stale_processes import PidFile
+
+_POLL_S = 0.02
+
+
+class ServerEndedError(EmbeddedPostgresError):
+    """The server ended while it was starting."""
+
+
+def launch(paths: ServerPaths, installation: Installation, *, patience_s: float) -> psutil.Process:
+    """Start the server and wait through crash recovery; return the postmaster, ready for connections.
+
+    Waits while the server lives and its logs grow at least every `patience_s` seconds (Postgres logs its recovery every
+    10 s). Raises ServerEndedError and EmbeddedPostgresError.
+    """
+    paths.log.mkdir(exist_ok=True, mode=0o700)
+    paths.account.own(paths.log)
+    postmaster = _spawn(paths, installation)
+    try:
+        _await_ready(postmaster, paths, patience_s)
+    except BaseException:
+        kill_server(postmaster)
+        raise
+    return postmaster
+
+
+def _spawn(paths: ServerPaths, installation: Installation) -> psutil.Process:
+    """Start the postmaster in a session of its own, so that a Ctrl-C for the service does not reach it first."""
+    if sys.platform == "win32":
+        return _spawn_on_windows(paths, installation)
+    with _startup_log(paths).open("w") as output:
+        return psutil.Popen(
+            [str(installation.bin("postgres")), "-D", str(paths.pgdata)],
+            user=paths.account.uid,
+            group=paths.account.gid,
+            extra_groups=paths.account.extra_groups,
+            start_new_session=True,
+            cwd=paths.home,
+            env=clean_environment(),
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+        )
+
+
+def _spawn_on_windows(paths: ServerPaths, installation: Installation) -> psutil.Process:
+    """Start with pg_ctl, which drops an administrator's rights as Postgres requires; postmaster.pid has the pid."""
+    pg_ctl = [str(installation.bin("pg_ctl")), "-W", "-D", str(paths.pgdata), "-l", str(_startup_log(paths)), "start"]
+    subprocess.run(pg_ctl, check=True, env=clean_environment(), stdin=subprocess.DEVNULL)  # noqa: S603
+    deadline = time.monotonic() + 30
+    while time.monotonic() < deadline:
+        noted = PidFile.read(paths.pgdata)
+        if noted is not None and psutil.pid_exists(noted.pid):
+            return psutil.Process(noted.pid)
+        time.sleep(_POLL_S)
+    raise ServerEndedError(f"Postgres did not start. The end of its log:\n{_log_end(paths)}")
+
+
+def _await_ready(postmaster: psutil.Process, paths: ServerPaths, patience_s: float) -> None:
+    grown_at, log_size = time.monotonic(), _log_size(paths)
+    while True:
+        # Postgres writes `ready` there when recovery is over and it accepts sessions.
+        noted = PidFile.read(paths.pgdata)
+        if noted is not None and noted.pid == postmaster.pid and noted.status == "ready":
+            return
+        if has_ended(postmaster):
+            raise ServerEndedError(
+                f"Postgres ended while it was starting in {paths.home}. The end of its log in {paths.log} says "
+                f"what to repair:\n{_log_end(paths)}"
+            )
+        size = _log_size(paths)
+        if size != log_size:
+            grown_at, log_size = time.monotonic(), size
+        elif time.monotonic() - grown_at > patience_s:
+            raise EmbeddedPostgresError(
+                f"Postgres in {paths.home} made no progress for {patience_s:g} s while starting. Check the disk and "
+                f"at its log in {paths.log}, then start again:\n{_log_end(paths)}"
+            )
+        time.sleep(_POLL_S)
+
+
+def _startup_log(paths: ServerPaths) -> Path:
+    """Return the file of the output that bypasses the server's log collector."""
+    return paths.home / "startup.log"
+
+
+def _log_size(paths: ServerPaths) -> int:
+    return sum(path.stat().st_size for path in paths.log.iterdir())
+
+
+def _log_end(paths: ServerPaths) -> str:
+    newest = sorted(paths.log.glob("*.log"), key=lambda path: path.stat().st_mtime)[-1:]
+    return "\n".join(last_lines(path.read_text(errors="replace"), 10) for path in [_startup_log(paths), *newest])

@@ -1,0 +1,1 @@
+"""Start, drain and stop of one process, and the list of its loops."""

@@ -1,0 +1,145 @@
+"""Prepare the database before a process serves: check the user's own, or start, migrate and watch the embedded one."""
+
+import asyncio
+import threading
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import structlog
+
+from app.config import Settings
+from app.database.connection import Database, UnusableDatabase, refuse_unusable
+from app.embedded_postgres import EmbeddedPostgres
+from app.migrate import current, head, migrate, refuse_newer, serves
+from app.operations.secret_rotation import Rotation, rotate
+from app.permissions import Caller
+from app.runtime.loop_runner import wait
+from app.secrets.status import missing_keys
+from app.secrets.vault import BadSecretsKeyFile, Vault, make_key_file, read_keys
+
+log = structlog.get_logger(__name__)
+
+
+WATCH_EVERY_S = 1.0
+
+
+async def refuse_behind(dsn: str) -> None:
+    """Raise UnusableDatabase unless the database is at this version's schema, or at a later one that serves it."""
+    database = Database(dsn, pool_size=1)
+    try:
+        async with database.connection() as connection:
+            revision = await current(connection)
+            served = await serves(connection, revision)
+    finally:
+        await database.close()
+    if not served:
+        refuse_newer(revision)
+        raise UnusableDatabase(
+            f"The database is at revision {revision or 'none'}; this version of Halfnote needs {head()}. "
+            "Run `halfnote migrate` with the same HALFNOTE_DATABASE_URL, then start again."
+        )
+
+
+@asynccontextmanager
+async def database_url(settings: Settings) -> AsyncIterator[str]:
+    """Yield the URL of the database: the user's own, checked, or the embedded one, started, migrated and watched.
+
+    Raises UnusableDatabase or EmbeddedPostgresError, whose text says what to do.
+    """
+    if settings.database_url:
+        await refuse_unusable(settings.database_url)
+        await refuse_behind(settings.database_url)
+        refuse_without_keys(settings.key_file)
+        await _log_missing_keys(settings.database_url, settings.key_file)
+        yield settings.database_url
+        return
+    server = await _embedded(settings.data_dir)
+    stopping = asyncio.Event()
+    watcher = asyncio.create_task(_watch(server, stopping))
+    try:
+        await migrate_embedded(server.url, settings)
+        await _log_missing_keys(server.url, settings.key_file)
+        yield server.url
+    finally:
+        stopping.set()
+        await watcher
+        await asyncio.to_thread(server.stop)
+
+
+async def migrate_embedded(dsn: str, settings: Settings, by: Caller | None = None) -> None:
+    """Migrate the embedded database; make its key file first unless there is one. `by`: see `migrate`."""
+    if settings.key_file is not None:
+        make_key_file(settings.key_file)
+    await migrate(dsn, days_ahead=settings.days_ahead, key_file=settings.key_file, by=by)
+
+
+def refuse_without_keys(key_file: Path | None) -> None:
+    """Raise UnusableDatabase unless the key file has a key that seals secrets."""
+    if key_file is None:
+        raise UnusableDatabase(
+            "HALFNOTE_SECRETS_KEY_FILE is not set. The keys of that file seal webhooks' secrets and brokers' passwords "
+            "in the database. Make one file for all replicas, let only the service read it, and keep a copy apart from "
+            "the database's backups: `(umask 077; halfnote new-secrets-key >> secrets.keys)`"
+        )
+    try:
+        read_keys(key_file)
+    except BadSecretsKeyFile as error:
+        raise UnusableDatabase(f"HALFNOTE_SECRETS_KEY_FILE: {error}. `halfnote new-secrets-key` prints one.") from None
+
+
+async def rotate_secret_keys(dsn: str, key_file: Path | None, by: Caller | None = None) -> Rotation:
+    """Seal a database's secrets by the newest key of the file. `by`: the person who rotates, for the audit.
+
+    Raises SecretsUnreadable if the key file is unusable.
+    """
+    database = Database(dsn, pool_size=1)
+    try:
+        async with database.connection() as connection:
+            return await rotate(connection, Vault(key_file), by=by)
+    finally:
+        await database.close()
+
+
+async def _log_missing_keys(dsn: str, key_file: Path | None) -> None:
+    """Log each key that sealed secrets and that the file lacks."""
+    database = Database(dsn, pool_size=1)
+    try:
+        async with database.connection() as connection:
+            missing = await missing_keys(connection, Vault(key_file))
+    finally:
+        await database.close()
+    for key, columns in missing.items():
+        log.error("secrets_unreadable", key=key, columns=columns, key_file=str(key_file))
+
+
+async def _embedded(data_dir: Path) -> EmbeddedPostgres:
+    """Start the embedded server; stop it again if the start is interrupted."""
+    interrupted = threading.Event()
+
+    def start() -> EmbeddedPostgres:
+        server = EmbeddedPostgres.start(data_dir)
+        if interrupted.is_set():
+            server.stop()
+        return server
+
+    try:
+        return await asyncio.to_thread(start)
+    except asyncio.CancelledError:
+        # A thread cannot be canceled. The process waits for its end.
+        interrupted.set()
+        raise
+
+
+async def _watch(server: EmbeddedPostgres, stopping: asyncio.Event) -> None:
+    """Restart the embedded server after it died. The commit lanes and the pool reconnect by themselves."""
+    while not stopping.is_set():
+        await wait(WATCH_EVERY_S, stopping, None)
+        if stopping.is_set() or server.alive():
+            continue
+        log.warning("embedded_postgres_died")
+        try:
+            await asyncio.to_thread(server.restart)
+            log.info("embedded_postgres_restarted")
+        except Exception as error:
+            log.error("embedded_postgres_not_restarted", error=str(error))

@@ -1,0 +1,52 @@
+"""The background loops: each is a step that app/runtime/loop_runner.py repeats."""
+
+from app.checkback import loop as checkback_loop
+from app.checkback import ping, sweep
+from app.checkback.loop import CheckBack
+from app.checkback.ping import Pings
+from app.checkback.sweep import Sweeps
+from app.loops import (
+    accept_switch,
+    announce_findings,
+    announce_held_back,
+    clock_offset,
+    gauges,
+    live_settings,
+    readiness_gauge,
+)
+from app.loops.live_settings import News
+from app.relay import unrouted
+from app.relay.loop import EVERY_S, MIN_INTERVAL_S, Relay
+from app.relay.unrouted import Routing
+from app.relay.wakeups import LISTEN_EVERY_S, NOTIFY_EVERY_S, RelayWakeups, listen, notify
+from app.retention import loop as retention_loop
+from app.runtime.loop_runner import Loop
+from app.runtime.state import Runtime
+
+
+def all_loops(runtime: Runtime) -> list[Loop]:
+    """Return the loops of a process: those that every process runs, and the worker's, which `--role api` leaves out."""
+    following = [
+        Loop("accept", accept_switch.step, accept_switch.EVERY_S),
+        Loop("news", News().step, live_settings.EVERY_S),
+        Loop("clock", clock_offset.step, clock_offset.EVERY_S),
+        Loop("ready", readiness_gauge.step, readiness_gauge.EVERY_S),
+        Loop("tell", notify, NOTIFY_EVERY_S, runtime.wake_ups.untold),
+    ]
+    if runtime.settings.role == "api":
+        return following
+    relay = Relay(runtime)
+    checks, watch = CheckBack(), Routing()
+    return [
+        *following,
+        Loop("listen", listen, LISTEN_EVERY_S),
+        Loop("relay", RelayWakeups(relay).step, EVERY_S, runtime.wake_ups.relay, relay.drain, MIN_INTERVAL_S),
+        Loop("routing", watch.step, unrouted.EVERY_S, None, watch.drain),
+        Loop("sweep", Sweeps(checks.wake.set).step, sweep.EVERY_S),
+        Loop("checks", checks.step, checkback_loop.EVERY_S, checks.wake, checks.drain),
+        Loop("pings", Pings().step, ping.EVERY_S),
+        Loop("held_back", announce_held_back.step, announce_held_back.EVERY_S),
+        Loop("findings", announce_findings.step, announce_findings.EVERY_S),
+        Loop("gauges", gauges.step, gauges.EVERY_S),
+        Loop("upkeep", retention_loop.step, retention_loop.EVERY_S),
+    ]

@@ -1,0 +1,165 @@
+"""Start and stop one process of the service: database, clock, commit lanes, loops; and drain it at SIGTERM."""
+
+import asyncio
+import gc
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from time import monotonic
+from typing import TYPE_CHECKING
+
+import structlog
+
+from app.admission.authenticator import Authenticator
+from app.admission.load_limits import LoadLimits
+from app.admission.request_guard import RequestGuard
+from app.clock import Clock
+from app.config import Settings
+from app.coordinator.commit_lanes import CommitLanes
+from app.coordinator.group_commit import LaneLimits
+from app.database.connection import LOOP_CONNECTIONS, Database, PoolShare
+from app.database.notifier import WakeUps
+from app.egress.http_client import callback_client
+from app.egress.network_policy import NetworkPolicy
+from app.lifecycle.database import database_url
+from app.lifecycle.loops import all_loops
+from app.lifecycle.signals import on_shutdown_signal
+from app.observability.metrics import Metrics
+from app.runtime.live_settings import follow
+from app.runtime.loop_runner import Loop, run
+from app.runtime.state import Runtime
+from app.secrets.vault import Vault
+
+if TYPE_CHECKING:  # it imports OpenTelemetry
+    from app.observability.tracing import Tracing
+
+log = structlog.get_logger(__name__)
+
+# The part of the drain time after which a hanging flush is given up.
+GIVES_UP_AFTER = 0.8
+# Drain time of the loops even if the last requests used up the rest.
+LEAST_DRAIN_S = 0.5
+COLLECT_AFTER = 10_000
+
+
+def log_open_networks(settings: Settings) -> None:
+    """Log that callbacks may reach this machine's ports because no setting says otherwise."""
+    if settings.embedded and settings.allow_networks is None:
+        log.info(
+            "callbacks_may_go_to_loopback",
+            networks=",".join(settings.opened_networks),
+            because="the Postgres is the embedded one, and HALFNOTE_ALLOW_NETWORKS is not set",
+        )
+
+
+@asynccontextmanager
+async def running(settings: Settings) -> AsyncIterator[Runtime]:
+    """Yield a running service and drain it at the end: loops finish their step, leases are released, lanes flush."""
+    log_open_networks(settings)
+    async with AsyncExitStack() as stack:
+        dsn = await stack.enter_async_context(database_url(settings))
+        runtime = await assemble(settings, dsn, stack)
+        stopping = asyncio.Event()
+        log_auth_state(runtime)
+        loops = all_loops(runtime)
+        turning = [asyncio.create_task(run(loop, runtime, stopping), name=loop.name) for loop in loops]
+        freeze_startup_objects()
+        ends_at: list[float] = []
+
+        def begin() -> None:
+            runtime.stopping = runtime.refusing_halves = True
+            stopping.set()
+            ends_at.append(monotonic() + settings.drain_s)
+            # Before the web server cuts off its requests, so that they get an answer.
+            asyncio.get_running_loop().call_later(settings.drain_s * GIVES_UP_AFTER, runtime.lanes.give_up)
+
+        with on_shutdown_signal(begin):
+            try:
+                yield runtime
+            finally:
+                begin()
+                await _drain(turning, loops, max(LEAST_DRAIN_S, ends_at[0] - monotonic()))
+
+
+def freeze_startup_objects() -> None:
+    """Exclude objects made at the start from garbage collection, and let the youngest generation grow.
+
+    A request leaves a few hundred short-lived objects; by default each 700th allocation starts a collection.
+    """
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(COLLECT_AFTER, 20, 20)
+
+
+async def assemble(settings: Settings, dsn: str, stack: AsyncExitStack) -> Runtime:
+    """Make the parts of one process over a migrated database; `stack` closes them in turn."""
+    database = Database(dsn, pool_size=settings.pool_size)
+    stack.push_async_callback(database.close)
+    clock = Clock()
+    async with database.connection() as connection:
+        await clock.measure(connection)
+    metrics = Metrics()
+    limits = LaneLimits(settings.batch_max, settings.queue_max, settings.linger_s, settings.flush_timeout_s)
+    wake_ups = WakeUps(database)
+    stack.push_async_callback(wake_ups.close)
+    tracing = open_tracing(settings)
+    if tracing is not None:
+        stack.push_async_callback(tracing.close)
+    lanes = CommitLanes(database, clock, metrics, limits, wake_ups.published, tracing)
+    stack.push_async_callback(lanes.close)
+    network_policy = NetworkPolicy.of(settings)
+    checks_http = await stack.enter_async_context(callback_client(network_policy))
+    deliveries_http = await stack.enter_async_context(callback_client(network_policy))
+    runtime = Runtime(
+        settings=settings,
+        database=database,
+        request_pool=PoolShare(database, max(1, settings.pool_size - LOOP_CONNECTIONS)),
+        clock=clock,
+        metrics=metrics,
+        lanes=lanes,
+        guard=RequestGuard(settings),
+        network_policy=network_policy,
+        vault=Vault(settings.key_file),
+        authenticator=Authenticator(settings, clock),
+        load_limits=LoadLimits(settings),
+        checks_http=checks_http,
+        deliveries_http=deliveries_http,
+        wake_ups=wake_ups,
+        tracing=tracing,
+        refusing_halves=settings.accept == "ends",
+    )
+    stack.push_async_callback(runtime.found.close)
+    stack.push_async_callback(runtime.versions.close)
+    # Before the first request: until the keys are read, no key is known.
+    await follow(runtime, clock.now())
+    return runtime
+
+
+def log_auth_state(runtime: Runtime) -> None:
+    """Log that auth is off, or that no admin's key exists to make keys over HTTP."""
+    if runtime.authenticator.off:
+        log.warning(
+            "auth_off",
+            what="every caller on this machine may do everything",
+            change="HALFNOTE_AUTH=keys, docs/keys.md",
+        )
+    elif not runtime.authenticator.has_admin:
+        log.warning("no_admin_key", change="halfnote keys create --role admin, or HALFNOTE_ADMIN_KEY_FILE")
+
+
+def open_tracing(settings: Settings) -> "Tracing | None":
+    """Return the tracing if spans are exported. OpenTelemetry is imported only then."""
+    if settings.otlp_endpoint is None:
+        return None
+    from app.observability.tracing import Tracing
+
+    return Tracing(settings.otlp_endpoint, settings.trace_ratio)
+
+
+async def _drain(turning: list[asyncio.Task[None]], loops: list[Loop], within_s: float) -> None:
+    if not turning:
+        return
+    _, late = await asyncio.wait(turning, timeout=within_s)
+    for loop in late:
+        log.warning("drain_cut_short", loop=loop.get_name())
+        loop.cancel()
+    await asyncio.gather(*turning, return_exceptions=True)

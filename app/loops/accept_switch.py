@@ -1,0 +1,17 @@
+"""Follows the accept switch, so that `PUT /accept` reaches every replica within a second."""
+
+from datetime import datetime
+
+from app.runtime.loop_runner import StepResult
+from app.runtime.state import Runtime
+from app.store.admin import switches
+
+EVERY_S = 0.5
+
+
+async def step(runtime: Runtime, now: datetime) -> StepResult:
+    """Read the switch, and refuse or accept new halves accordingly."""
+    async with runtime.database.connection() as connection:
+        switch = await switches.read(connection, switches.ACCEPT)
+    runtime.follow_switch(switch.value if switch else "all")
+    return StepResult()

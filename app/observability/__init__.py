@@ -1,0 +1,1 @@
+"""Logs, metrics, spans, and W3C trace context."""

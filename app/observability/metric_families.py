@@ -1,0 +1,42 @@
+"""Makes the Prometheus families of one registry, under the prefix `halfnote_`."""
+
+import os
+from math import nan
+from typing import Literal
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+
+# Bucket bounds: seconds, and requests in one flush.
+SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
+ROWS = (1, 2, 5, 10, 20, 50, 100, 200, 500)
+
+# How one gauge is combined over the live processes of one service.
+Combine = Literal["livemostrecent", "livesum", "livemax", "livemin"]
+
+
+class Families:
+    """Makes families in `registry`."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self._registry = registry
+
+    def counter(self, name: str, text: str, *labels: str) -> Counter:
+        """Return a new counter; its exposed name ends with `_total`."""
+        return Counter(f"halfnote_{name}", text, labels, registry=self._registry)
+
+    def histogram(self, name: str, text: str, buckets: tuple[float, ...], *labels: str) -> Histogram:
+        """Return a new histogram with these bucket bounds."""
+        return Histogram(f"halfnote_{name}", text, labels, buckets=buckets, registry=self._registry)
+
+    def gauge(self, name: str, text: str, *labels: str, combine: Combine = "livemostrecent") -> Gauge:
+        """Return a new gauge."""
+        return Gauge(f"halfnote_{name}", text, labels, registry=self._registry, multiprocess_mode=combine)
+
+
+def withdraw(gauge: Gauge, *labels: str) -> None:
+    """Remove one series of a gauge from what `/metrics` answers."""
+    if "PROMETHEUS_MULTIPROC_DIR" in os.environ:
+        # The files that processes share support no removal. `Metrics.exposition` leaves out NaN.
+        gauge.labels(*labels).set(nan)
+    else:
+        gauge.remove(*labels)

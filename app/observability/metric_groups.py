@@ -1,0 +1,196 @@
+"""The groups of Prometheus families, one class each. `docs/metrics.md` explains every family."""
+
+from collections.abc import Iterable, Mapping
+
+from prometheus_client import Counter, Histogram
+
+from app.observability.metric_families import ROWS, SECONDS, Families, withdraw
+
+
+class HttpMetrics:
+    """Requests, the flushes that commit them, and what the flushes stored."""
+
+    def __init__(self, families: Families) -> None:
+        counter, histogram = families.counter, families.histogram
+        self.requests = counter("requests", "Requests answered", "route", "status")
+        self.request_seconds = histogram("request_seconds", "Time to answer a request (s)", SECONDS, "route")
+        self.flush_rows = histogram("flush_rows", "Requests in one flush", ROWS, "lane")
+        self.flush_seconds = histogram("flush_seconds", "Time of one flush, commit included (s)", SECONDS, "lane")
+        self.queue_depth = families.gauge("queue_depth", "Requests that wait for a flush", "lane", combine="livesum")
+        self.halves = counter("halves", "Half messages stored")
+        self.verdicts = counter("verdicts", "Verdicts recorded", "verdict", "source")
+        self.verdicts_refused = counter(
+            "verdicts_refused", "Ends refused because the opposite verdict is recorded", "source"
+        )
+        self._counts: dict[tuple[str, int], Counter] = {}
+        self._seconds: dict[str, Histogram] = {}
+
+    def observe_request(self, route: str, status: int, seconds: float) -> None:
+        """Count an answered request. `route` is the path's template, so that ids make no new series."""
+        count = self._counts.get((route, status))
+        if count is None:
+            count = self._counts[route, status] = self.requests.labels(route, str(status))
+            self._seconds[route] = self.request_seconds.labels(route)
+        count.inc()
+        self._seconds[route].observe(seconds)
+
+
+class CheckbackMetrics:
+    """Transactions without a verdict, and the checks that ask for it."""
+
+    def __init__(self, families: Families) -> None:
+        gauge = families.gauge
+        self.in_doubt = gauge("in_doubt", "Transactions in doubt now")
+        self.oldest_in_doubt_s = gauge("oldest_in_doubt_seconds", "Age of the oldest transaction in doubt (s)")
+        self.parked = gauge("parked", "Transactions parked now, which wait for a person")
+        self.checks = families.counter("checks", "Checks sent, by outcome", "outcome")
+        self.check_seconds = families.histogram("check_seconds", "Time of one check (s)", SECONDS)
+        self.check_url_up = gauge(
+            "check_url_up", "1 if the URL answered its last check or ping, else 0", "producer_group", "url"
+        )
+
+
+class RelayMetrics:
+    """Deliveries, and what each subscription still has to receive."""
+
+    def __init__(self, families: Families) -> None:
+        counter, gauge = families.counter, families.gauge
+        self.unrouted = gauge(
+            "unrouted_messages", "Messages that match no subscription, since this process started", combine="livesum"
+        )
+        self.deliveries = counter("deliveries", "Delivery attempts, by outcome", "subscription", "outcome")
+        self.delivery_seconds = families.histogram(
+            "delivery_seconds", "Time of one delivery attempt (s)", SECONDS, "subscription"
+        )
+        self.breakers = counter("breakers", "Circuit breakers that opened or closed", "subscription", "what")
+        self.lag_s = gauge("relay_lag_seconds", "Age of the oldest message not settled (s)", "subscription")
+        self.lag_messages = gauge(
+            "relay_lag_messages", "Log entries not yet read (of any topic) and messages not settled", "subscription"
+        )
+        self.retries_waiting = gauge(
+            "retries_waiting",
+            "Messages that failed and wait for another attempt, counted up to 10,000 for each subscription",
+            "subscription",
+        )
+        self.oldest_retry_s = gauge(
+            "oldest_retry_seconds", "Time since the first attempt of the message that fails longest (s)", "subscription"
+        )
+        self.dead_letters = gauge(
+            "dead_letters", "Dead letters now, counted up to 100,000 for each subscription", "subscription"
+        )
+        self._with_dead_letters: set[str] = set()
+        self._with_retries: set[str] = set()
+        # The subscriptions whose lag each loop shows.
+        self._with_lag: dict[str, set[str]] = {}
+
+    def show_dead_letters(self, counts: Mapping[str, int]) -> None:
+        """Set `dead_letters` of these subscriptions, and set it to 0 for those that have none any more."""
+        for name in self._with_dead_letters | counts.keys():
+            self.dead_letters.labels(name).set(counts.get(name, 0))
+        self._with_dead_letters = set(counts)
+
+    def count_from_zero(self, subscriptions: Iterable[str]) -> None:
+        """Show 0 before the first count: a rise from nothing to 1 is not visible in Prometheus."""
+        for name in subscriptions:
+            for what in ("opened", "closed"):
+                self.breakers.labels(name, what)
+
+    def show_retries(self, retries: Mapping[str, tuple[float, int]]) -> None:
+        """Set the retries of every subscription, and withdraw those of deleted ones.
+
+        `retries`: (seconds since the oldest one's first attempt, messages) by subscription.
+        """
+        for name, (age_s, messages) in retries.items():
+            self.oldest_retry_s.labels(name).set(age_s)
+            self.retries_waiting.labels(name).set(messages)
+        for name in self._with_retries - retries.keys():
+            withdraw(self.oldest_retry_s, name)
+            withdraw(self.retries_waiting, name)
+        self._with_retries = set(retries)
+
+    def show_lags(self, loop: str, lags: Mapping[str, tuple[float, int]]) -> None:
+        """Set the lags that `loop` measured, and withdraw those that no loop of this process measures any more.
+
+        `lags`: (seconds, messages) by subscription. A lag ends when its subscription is deleted or moves to another
+        worker.
+        """
+        for name, (age_s, messages) in lags.items():
+            self.lag_s.labels(name).set(age_s)
+            self.lag_messages.labels(name).set(messages)
+        ended = self._with_lag.get(loop, set()) - lags.keys()
+        self._with_lag[loop] = set(lags)
+        for name in ended.difference(*self._with_lag.values()):
+            withdraw(self.lag_s, name)
+            withdraw(self.lag_messages, name)
+
+
+class RetentionMetrics:
+    """Days that stay past their retention, and what days that left took with them."""
+
+    def __init__(self, families: Families) -> None:
+        self.day_held = families.gauge(
+            "day_held", "1 while this cause keeps the day past its retention, else 0", "day", "cause"
+        )
+        self.left_undecided = families.counter(
+            "left_undecided", "Transactions whose day was removed before they had a verdict"
+        )
+        self.left_undelivered = families.counter(
+            "left_undelivered", "Messages that became dead letters because their day was removed", "subscription"
+        )
+        self._held: set[tuple[str, str]] = set()
+
+    def show_held(self, held: set[tuple[str, str]]) -> None:
+        """Set `day_held` to 1 for these (day, cause), and to 0 for those that no longer hold."""
+        for day, cause in held | self._held:
+            self.day_held.labels(day, cause).set((day, cause) in held)
+        self._held = held
+
+    def count_from_zero(self, subscriptions: Iterable[str]) -> None:
+        """Show 0 before the first count: a rise from nothing to 1 is not visible in Prometheus."""
+        for name in subscriptions:
+            self.left_undelivered.labels(name)
+
+
+class ProofMetrics:
+    """The nightly proof's last runs and open findings."""
+
+    def __init__(self, families: Families) -> None:
+        gauge = families.gauge
+        self.age_s = gauge(
+            "reconciliation_age_seconds", "Time since the nightly proof last ended; +Inf if it never ran (s)"
+        )
+        self.proved_age_s = gauge(
+            "reconciliation_proved_age_seconds",
+            "Time since the nightly proof last ended without a finding; +Inf if it never did (s)",
+        )
+        self.run_s = gauge("reconciliation_run_seconds", "Duration of the nightly proof's last run (s)")
+        self.state = gauge("reconciliation_state", "1 for the outcome of the last run, else 0", "state")
+        self.findings = gauge("reconciliation_findings", "Open findings", "kind")
+        self.days = gauge("reconciliation_days", "Days that the nightly proof has read", "state")
+        # The run whose findings are shown.
+        self.shown_run: int | None = None
+        self._with_findings: set[str] = set()
+
+    def show_findings(self, counts: Mapping[str, int]) -> None:
+        """Set the open findings of these kinds, and set those of kinds that have none any more to 0."""
+        for kind in self._with_findings | counts.keys():
+            self.findings.labels(kind).set(counts.get(kind, 0))
+        self._with_findings = set(counts)
+
+
+class ProcessMetrics:
+    """The state of one process: its readiness, loops, clock and keys, and whether workers keep up."""
+
+    def __init__(self, families: Families) -> None:
+        gauge = families.gauge
+        self.ready = gauge("ready", "1 if the process can do its work, as /readyz says, else 0", combine="livemin")
+        self.loop_age_s = gauge(
+            "loop_age_seconds", "Time since a loop last finished a turn (s)", "loop", combine="livemax"
+        )
+        self.oldest_due_s = gauge(
+            "oldest_due_seconds",
+            "Time that the oldest check, or delivery after its first attempt, has waited for a worker (s)",
+            "what",
+        )
+        self.clock_skew_s = gauge("clock_skew_seconds", "Database clock minus this process's clock (s)")
+        self.secrets_unreadable = gauge("secrets_unreadable", "Secrets sealed by keys that the key file lacks")

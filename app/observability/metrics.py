@@ -1,0 +1,63 @@
+"""The Prometheus metrics of one process, in five groups and those of the process itself."""
+
+import os
+from collections.abc import Iterator
+from math import isnan
+from pathlib import Path
+
+import psutil
+from prometheus_client import CollectorRegistry, disable_created_metrics, generate_latest, multiprocess
+from prometheus_client.metrics_core import Metric
+from prometheus_client.registry import Collector
+
+from app.observability.metric_families import Families
+from app.observability.metric_groups import (
+    CheckbackMetrics,
+    HttpMetrics,
+    ProcessMetrics,
+    ProofMetrics,
+    RelayMetrics,
+    RetentionMetrics,
+)
+
+
+class Metrics:
+    """All groups over one registry. The loop that measures a gauge of the database sets it."""
+
+    def __init__(self) -> None:
+        # The time when a series was made is of no use, and doubles the number of series.
+        disable_created_metrics()  # type: ignore[no-untyped-call]
+        self.registry = CollectorRegistry()
+        families = Families(self.registry)
+        self.http = HttpMetrics(families)
+        self.checkback = CheckbackMetrics(families)
+        self.relay = RelayMetrics(families)
+        self.retention = RetentionMetrics(families)
+        self.proof = ProofMetrics(families)
+        self.process = ProcessMetrics(families)
+
+    def exposition(self) -> bytes:
+        """Return the text that `/metrics` answers, over all processes of one `halfnote serve --workers N`."""
+        if "PROMETHEUS_MULTIPROC_DIR" not in os.environ:
+            return generate_latest(self.registry)
+        _remove_dead(Path(os.environ["PROMETHEUS_MULTIPROC_DIR"]))
+        combined = CollectorRegistry()
+        combined.register(_AllProcesses())
+        return generate_latest(combined)
+
+
+class _AllProcesses(Collector):
+    """The families of all processes, without the series that were withdrawn."""
+
+    def collect(self) -> Iterator[Metric]:
+        for family in multiprocess.MultiProcessCollector(None).collect():  # type: ignore[no-untyped-call]
+            family.samples = [sample for sample in family.samples if not isnan(sample.value)]
+            yield family
+
+
+def _remove_dead(directory: Path) -> None:
+    """Remove the gauges of processes that have ended, however they ended, from the other processes' answers."""
+    for file in directory.glob("gauge_live*.db"):
+        pid = int(file.stem.rpartition("_")[2])
+        if not psutil.pid_exists(pid):
+            multiprocess.mark_process_dead(pid, str(directory))  # type: ignore[no-untyped-call]

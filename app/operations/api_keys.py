@@ -1,0 +1,72 @@
+"""Make, rotate and revoke API keys, for the API and for commands on the database."""
+
+from dataclasses import asdict, fields
+from datetime import datetime, timedelta
+
+from app.database.connection import Connection
+from app.errors import ApiKeyOver, ApiKeyUnknown, Invalid
+from app.operations.audit import audit_entry
+from app.permissions import SHOWN_CHARACTERS, Caller, digest_of, new_key
+from app.schemas.api_keys import ApiKeyNew, ApiKeyShown
+from app.store.admin import api_keys as store
+from app.store.admin.api_keys import ApiKey, NewApiKey
+from app.store.admin.audit import record
+
+
+async def make_key(connection: Connection, caller: Caller, wanted: ApiKeyNew, now: datetime) -> tuple[str, ApiKey]:
+    """Make a key; return it and its row. Runs in a database transaction of the caller. Raises Invalid."""
+    if wanted.expires_at is not None and wanted.expires_at <= now:
+        raise Invalid("`expires_at` is in the past: give a later time.", field="expires_at")
+    await store.note_change(connection, store.CHANGED, now)
+    asked = wanted.model_dump()
+    key, made = await _add(connection, caller, asked | {"role": wanted.role.value}, now)
+    entry = audit_entry(caller, "api_key.create", made.key_id, **wanted.model_dump(mode="json", exclude_defaults=True))
+    await record(connection, entry, now)
+    return key, made
+
+
+async def rotate_key(
+    connection: Connection, caller: Caller, key_id: int, overlap_s: float, now: datetime
+) -> tuple[str, ApiKey]:
+    """Make a key with the same rights, and let the former one expire after the overlap; return the key and its row.
+
+    The new key keeps the former one's expiry. Runs in a database transaction of the caller. Raises ApiKeyUnknown or
+    ApiKeyOver.
+    """
+    await store.note_change(connection, store.CHANGED, now)
+    former = await store.one(connection, key_id, lock=True)
+    if former is None:
+        raise unknown(key_id)
+    if former.revoked_at is not None or (former.expires_at is not None and former.expires_at <= now):
+        raise ApiKeyOver("This key has expired or was revoked: make a new one.")
+    same = {field.name: getattr(former, field.name) for field in fields(NewApiKey)}
+    key, made = await _add(connection, caller, same | {"rotated_from": key_id}, now)
+    await store.expire(connection, key_id, now + timedelta(seconds=overlap_s))
+    entry = audit_entry(caller, "api_key.rotate", key_id, new_key_id=made.key_id, overlap_s=overlap_s)
+    await record(connection, entry, now)
+    return key, made
+
+
+async def revoke_key(connection: Connection, caller: Caller, key_id: int, now: datetime) -> None:
+    """Revoke a key at once; a repeat changes nothing. Runs in a database transaction. Raises ApiKeyUnknown."""
+    await store.note_change(connection, store.CHANGED, now)
+    if await store.revoke(connection, key_id, now) is not None:
+        await record(connection, audit_entry(caller, "api_key.revoke", key_id), now)
+    elif await store.one(connection, key_id) is None:
+        raise unknown(key_id)
+
+
+def unknown(key_id: int) -> ApiKeyUnknown:
+    """Return the problem for an unknown key id."""
+    return ApiKeyUnknown(f"No API key has the id {key_id}.")
+
+
+def shown(key: ApiKey) -> ApiKeyShown:
+    """Return a key in the form of the API."""
+    return ApiKeyShown.model_validate({name: value for name, value in asdict(key).items() if name != "digest"})
+
+
+async def _add(connection: Connection, caller: Caller, like: dict[str, object], now: datetime) -> tuple[str, ApiKey]:
+    key = new_key()
+    own = {"prefix": key[:SHOWN_CHARACTERS], "digest": digest_of(key), "created_by": caller.name}
+    return key, await store.add(connection, NewApiKey(**(like | own)), now)  # type: ignore[arg-type]

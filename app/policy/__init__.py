@@ -1,0 +1,1 @@
+"""Pure decisions: values in, decisions out."""

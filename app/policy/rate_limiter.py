@@ -1,0 +1,31 @@
+"""PURE: limit how many messages a second a subscription is sent."""
+
+# Messages of this much time may be sent at once, to catch up after a late timer or a busy moment.
+CATCH_UP_S = 0.1
+
+
+class Pacer:
+    """Spreads messages evenly at `rate_per_s` (GCRA: each message has a theoretical send time).
+
+    Times are seconds of a clock that never steps. Over any span of t seconds at most `rate * (t + CATCH_UP_S) + 1`
+    messages are allowed.
+    """
+
+    def __init__(self, rate_per_s: float) -> None:
+        self._apart_s = 1.0 / rate_per_s
+        self._next = float("-inf")
+
+    def wait_s(self, at: float) -> float:
+        """Return the seconds that the next message must still wait; 0: it may go now."""
+        return max(0.0, self._next - at)
+
+    def room(self, at: float, most: int) -> int:
+        """Return how many messages may go now, up to `most`."""
+        if self._next > at:
+            return 0
+        start = max(self._next, at - CATCH_UP_S)
+        return min(most, int((at - start) / self._apart_s) + 1)
+
+    def sent(self, at: float, count: int) -> None:
+        """Note that `count` messages are sent now; `room` must have allowed them."""
+        self._next = max(self._next, at - CATCH_UP_S) + count * self._apart_s

@@ -1,0 +1,1 @@
+"""The relay: reads the outbox log and delivers messages to subscriptions."""

@@ -1,0 +1,283 @@
+"""Assign shards and replays to this process: take their leases, and open and close their streams."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from datetime import datetime, timedelta
+from math import ceil
+
+import structlog
+
+from app.database.connection import Connection
+from app.destinations.base import Destination
+from app.destinations.registry import NotInstalled, destination_of, installed
+from app.policy.rate_limiter import Pacer
+from app.relay.stream import Stream
+from app.relay.stream_source import StreamContext, StreamSource
+from app.runtime.state import Runtime
+from app.store.relay import checkpoints
+from app.store.relay.checkpoints import Shard, StartPosition
+from app.store.relay.leases import LeaseKind, claim, leave, release, renew, workers_present
+from app.store.relay.log import ReplayFilter
+from app.store.subscriptions import replays
+from app.store.subscriptions.subscriptions import Known, Subscription, active
+from app.verdicts import OnDead, Ordered
+
+log = structlog.get_logger(__name__)
+
+
+# Another worker takes over a dead worker's shards after at most one lease and one refresh.
+LEASE = timedelta(seconds=10)
+RENEW_EVERY = timedelta(seconds=3)
+# After a destination cannot be created here, this process leaves the subscription to others for this long.
+UNAVAILABLE_FOR = timedelta(seconds=30)
+RATES_EVERY = timedelta(seconds=5)
+
+
+@dataclass(frozen=True, slots=True)
+class DesiredAssignments:
+    """What the tables say should be delivered: shards of subscriptions, and replays, with their configuration."""
+
+    shards: Mapping[Shard, Subscription]
+    replays: Mapping[Shard, replays.Replay]
+    # Subscriptions whose checkpoints have another number of shards than is configured.
+    to_resize: Sequence[Subscription]
+
+
+class Assignments:
+    """The streams of one process by shard. `refresh` makes them match what the tables ask for.
+
+    Invariants: a live stream has a lease of its own; a replay runs under the lease of its subscription's shard 0, and
+    its stream ends before that of the shard. A stream is closed before its lease is released.
+    """
+
+    def __init__(self, runtime: Runtime) -> None:
+        self.streams: dict[Shard, Stream] = {}
+        self._runtime = runtime
+        self._context = StreamContext(runtime.clock, runtime.metrics, runtime.wake_ups.relay.set, runtime.tracing)
+        self._renewed_at: datetime | None = None
+        self._rated_at: datetime | None = None
+        self._workers = 1
+        self._known: Known = {}
+        # When this process last failed to create the destination of a subscription, by its id.
+        self._unavailable: dict[int, datetime] = {}
+
+    async def refresh(self, connection: Connection, now: datetime) -> None:
+        """Renew leases, close streams that changed or exceed a fair share, and claim what is free."""
+        if due(self._renewed_at, RENEW_EVERY, now):
+            await self._renew(connection, now)
+            self._renewed_at = now
+        desired = await _desired(connection, self._known)
+        self._close_changed(desired)
+        share = ceil(len(desired.shards) / self._workers)
+        live = [stream for shard, stream in self.streams.items() if not shard.replay]
+        for stream in live[share:]:
+            self._close(stream)
+        for subscription in desired.to_resize:
+            await self._resize(connection, subscription, now)
+        await self._claim(connection, desired.shards, share - len(live), now)
+        await self._update_replays(connection, desired.replays, now)
+        await self._free_dead_keys(connection)
+        await self._store_rates(connection, now)
+
+    async def release(self, connection: Connection, streams: Sequence[Stream], now: datetime) -> None:
+        """Release the leases of these streams and forget them; a replay has no lease of its own."""
+        if not streams:
+            return
+        await release(connection, _epochs(s for s in streams if not s.source.shard.replay), self._runtime.owner, now)
+        for stream in streams:
+            await self.forget(stream)
+
+    async def forget(self, stream: Stream) -> None:
+        """Drop a stream whose lease is over, together with the replays under that lease."""
+        shard = stream.source.shard
+        replays_of_it = (
+            [] if shard.replay else [key for key in self.streams if key.replay and replace(key, replay=0) == shard]
+        )
+        for key in (shard, *replays_of_it):
+            dropped = self.streams.pop(key, None)
+            if dropped is not None:
+                dropped.drop()
+                await dropped.close_destination()
+
+    async def leave(self, connection: Connection, now: datetime) -> None:
+        """Release every lease, and withdraw this worker's presence."""
+        await self.release(connection, list(self.streams.values()), now)
+        await leave(connection, LeaseKind.WORKER, self._runtime.owner)
+
+    async def _renew(self, connection: Connection, now: datetime) -> None:
+        until, owner = now + LEASE, self._runtime.owner
+        self._workers = await workers_present(connection, LeaseKind.WORKER, owner, until, now)
+        renewed = await renew(connection, _epochs(self.streams.values()), owner, until) if self.streams else set()
+        for stream in list(self.streams.values()):
+            if stream.lease.name in renewed:
+                stream.renewed(until)
+            elif not stream.lost:
+                log.warning("lease_lost", subscription=stream.subscription.name, epoch=stream.lease.epoch)
+                await self.forget(stream)
+
+    def _close_changed(self, desired: DesiredAssignments) -> None:
+        for shard, stream in self.streams.items():
+            wanted = desired.shards.get(replace(shard, replay=0))
+            if wanted != stream.subscription or (shard.replay and shard not in desired.replays):
+                self._close(stream)
+
+    def _close(self, stream: Stream) -> None:
+        """Close a stream, after the replays under its lease."""
+        shard = stream.source.shard
+        for key, other in self.streams.items():
+            if not shard.replay and key.replay and replace(key, replay=0) == shard:
+                other.close()
+        stream.close()
+
+    async def _resize(self, connection: Connection, subscription: Subscription, now: datetime) -> None:
+        if any(shard.subscription_id == subscription.subscription_id for shard in self.streams):
+            return
+        async with connection.transaction():
+            done = await checkpoints.resize(connection, subscription.subscription_id, subscription.shards, now)
+        if done:
+            log.info("shards_resized", subscription=subscription.name, shards=subscription.shards)
+
+    async def _claim(
+        self, connection: Connection, wanted: Mapping[Shard, Subscription], at_most: int, now: datetime
+    ) -> None:
+        free = {
+            shard.lease_name: shard
+            for shard, subscription in wanted.items()
+            if shard not in self.streams and self._can_open(subscription, now)
+        }
+        if not free or at_most <= 0:
+            return
+        until = now + LEASE
+        leases = await claim(connection, list(free), self._runtime.owner, until, at_most, now)
+        # A second statement, after the leases are committed: it sees what the former holders settled, and their
+        # later settles are refused.
+        taken = {free[lease.name]: lease for lease in leases}
+        starts = await checkpoints.start_positions(connection, list(taken))
+        unused = []
+        for shard, lease in taken.items():
+            source = StreamSource(wanted[shard], shard, lease)
+            if shard not in starts or not await self._open(connection, source, starts[shard], until, now):
+                unused.append(lease)
+        if unused:
+            await release(connection, {lease.name: lease.epoch for lease in unused}, self._runtime.owner, now)
+
+    def _can_open(self, subscription: Subscription, now: datetime) -> bool:
+        """Tell whether this process should try: it may lack a library that another worker has."""
+        at = self._unavailable.get(subscription.subscription_id)
+        if at is not None and not due(at, UNAVAILABLE_FOR, now):
+            return False
+        kind: str = subscription.destination["type"]
+        if not installed(kind):
+            self._leave_to_others(subscription, NotInstalled(kind), now)
+        return installed(kind)
+
+    def _leave_to_others(self, subscription: Subscription, error: Exception, now: datetime) -> None:
+        log.error("destination_unavailable", subscription=subscription.name, error=str(error))
+        self._unavailable[subscription.subscription_id] = now
+
+    async def _open(
+        self, connection: Connection, source: StreamSource, start: StartPosition, until: datetime, now: datetime
+    ) -> bool:
+        """Open the stream of a source; False if its destination cannot be created here."""
+        subscription, shard = source.subscription, source.shard
+        try:
+            destination = self._destination(subscription)
+        except Exception as error:
+            self._leave_to_others(subscription, error, now)
+            return False
+        await checkpoints.free_claims(connection, shard)
+        if subscription.ordered is Ordered.KEY:
+            stored = await checkpoints.stored_keys(connection, shard, now)
+            holds = subscription.on_dead is OnDead.HOLD
+            dead = await checkpoints.dead_keys(connection, shard) if holds else frozenset[str]()
+            start = replace(start, stored=stored, dead=dead)
+        stream = Stream(self._context, source, destination, until, start, self._pacer(source))
+        self.streams[shard] = stream
+        log.info(
+            "lease_taken",
+            subscription=subscription.name,
+            epoch=source.lease.epoch,
+            after=stream.position,
+            **({"shard": f"{shard.shard}/{shard.shards}"} if shard.shards > 1 else {}),
+            **({"replay": shard.replay} if shard.replay else {}),
+        )
+        return True
+
+    def _destination(self, subscription: Subscription) -> Destination:
+        runtime = self._runtime
+        return destination_of(
+            subscription, runtime.deliveries_http, runtime.network_policy, runtime.vault, runtime.settings.origin
+        )
+
+    def _pacer(self, source: StreamSource) -> Pacer | None:
+        """Return the rate limiter of a source. Each shard has its share; a replay shares the one of its shard."""
+        rate, shard = source.subscription.rate_per_s, source.shard
+        if rate is None:
+            return None
+        if shard.replay:
+            return self.streams[replace(shard, replay=0)].sender.pacer
+        return Pacer(rate / shard.shards)
+
+    async def _update_replays(
+        self, connection: Connection, wanted: Mapping[Shard, replays.Replay], now: datetime
+    ) -> None:
+        """Open the replays of subscriptions whose shard 0 is held here, and mark those that are over."""
+        new = [shard for shard in wanted if shard not in self.streams and self._live_of(shard) is not None]
+        starts = await checkpoints.start_positions(connection, new)
+        for shard, start in starts.items():
+            live, replay = self._live_of(shard), wanted[shard]
+            assert live is not None
+            source = StreamSource(live.subscription, shard, live.lease, replay.until, ReplayFilter.of(replay.filters))
+            await self._open(connection, source, start, live.sender.lease_until, now)
+        if wanted:
+            await checkpoints.end_replays(connection, now)
+
+    def _live_of(self, shard: Shard) -> Stream | None:
+        live = self.streams.get(replace(shard, replay=0))
+        return None if live is None or live.closing or live.lost else live
+
+    async def _free_dead_keys(self, connection: Connection) -> None:
+        """Free the keys whose dead letters a person redelivered or discarded."""
+        for shard, stream in self.streams.items():
+            if stream.queue.keys is not None and stream.queue.keys.dead:
+                freed = stream.queue.keys.dead - await checkpoints.dead_keys(connection, shard)
+                stream.queue.keys.freed(freed)
+                # A redelivered message goes before anything new of its key.
+                stream.outcomes.reclaim = stream.outcomes.reclaim or bool(freed)
+
+    async def _store_rates(self, connection: Connection, now: datetime) -> None:
+        if not due(self._rated_at, RATES_EVERY, now):
+            return
+        self._rated_at = now
+        measured = {
+            shard: stream.outcomes.rates.measure(now) for shard, stream in self.streams.items() if not shard.replay
+        }
+        rates = {shard: rate for shard, rate in measured.items() if rate is not None}
+        if rates:
+            await checkpoints.set_rates(connection, rates, now)
+
+
+async def _desired(connection: Connection, known: Known) -> DesiredAssignments:
+    """Return what the tables ask for. A subscription that is to be resized has no shards until that is done."""
+    subscriptions = await active(connection, known)
+    shard_counts = await checkpoints.shard_counts(connection)
+    fitting = [s for s in subscriptions if shard_counts.get(s.subscription_id) == s.shards]
+    shards = {Shard(s.subscription_id, s.shards, number): s for s in fitting for number in range(s.shards)}
+    by_id = {s.subscription_id: s for s in fitting}
+    running = {
+        Shard(r.subscription_id, by_id[r.subscription_id].shards, 0, r.replay_id): r
+        for r in await replays.running(connection)
+        if r.subscription_id in by_id
+    }
+    return DesiredAssignments(
+        shards, running, [s for s in subscriptions if shard_counts.get(s.subscription_id, s.shards) != s.shards]
+    )
+
+
+def due(last: datetime | None, every: timedelta, now: datetime) -> bool:
+    """Tell whether `every` has passed since `last`; a clock that stepped back does not delay it."""
+    return last is None or abs(now - last) >= every
+
+
+def _epochs(streams: Iterable[Stream]) -> dict[str, int]:
+    return {stream.lease.name: stream.lease.epoch for stream in streams}

@@ -1,0 +1,288 @@
+"""The relay's loop: read the log for all streams and settle their outcomes. A turn waits for no delivery."""
+
+import asyncio
+from collections.abc import Sequence
+from datetime import datetime, timedelta
+
+import structlog
+
+from app import announcements
+from app.database.connection import Connection
+from app.ids import message_id
+from app.relay.assignments import Assignments, due
+from app.relay.stream import Stream
+from app.runtime.loop_runner import StepResult
+from app.runtime.state import Runtime
+from app.store.relay.announcements import Announcement, announce
+from app.store.relay.checkpoints import Shard, set_breaker
+from app.store.relay.log import Reader, log_head, takes, union, window
+from app.store.relay.results import DEAD, Batch, Settlement, settle
+from app.store.relay.retries import claim_retries
+from app.store.subscriptions.subscriptions import disable
+
+log = structlog.get_logger(__name__)
+
+# The longest time between two reads of the log.
+EVERY_S = 0.5
+# The shortest time from one turn to the next. Each flush that publishes wakes the relay, and a read of the log for each
+# would cost as much as the flush.
+MIN_INTERVAL_S = 0.01
+# How often assignments are refreshed, and how often due retries are claimed.
+REFRESH_EVERY = timedelta(seconds=1)
+RETRIES_EVERY = timedelta(seconds=0.5)
+# A claimed retry that is not settled may be claimed again after this. A new holder of the shard frees it at once.
+RETRY_LEASE = timedelta(minutes=15)
+# Windows that are read at once; few, because the connection pool serves the API as well.
+CONNECTIONS = 3
+# The share of the drain's time for deliveries in flight; the rest is for the last settle.
+DRAIN_SHARE = 0.7
+
+
+class Relay:
+    """The relay of one process: `step` is its loop's step, `drain` its end."""
+
+    def __init__(self, runtime: Runtime) -> None:
+        self._assignments = Assignments(runtime)
+        self._connections = asyncio.Semaphore(CONNECTIONS)
+        self._head = 0
+        self._refreshed_at: datetime | None = None
+        self._retries_at: datetime | None = None
+
+    @property
+    def streams(self) -> dict[Shard, Stream]:
+        """The streams that this process holds."""
+        return self._assignments.streams
+
+    async def step(self, runtime: Runtime, now: datetime) -> StepResult:
+        """Refresh the assignments, read the log's head, read for each stream that has room, and settle."""
+        if due(self._refreshed_at, REFRESH_EVERY, now):
+            async with runtime.database.connection() as connection:
+                await self._assignments.refresh(connection, now)
+            self._refreshed_at = now
+        if self.streams:
+            await self._read_head(runtime, now)
+            await self._read_and_settle(runtime, now)
+            await self._release_ended(runtime, now)
+        if self._refreshed_at == now:
+            self._measure(runtime, now)
+        return StepResult(more=any(stream.needs_turn(self._head, now) for stream in self.streams.values()))
+
+    async def drain(self, runtime: Runtime) -> None:
+        """Send nothing more, wait for what is in flight, settle it, and release the leases."""
+        for stream in self.streams.values():
+            stream.close()
+        try:
+            async with asyncio.timeout(runtime.settings.drain_s * DRAIN_SHARE):
+                await asyncio.gather(*(stream.sender.wait_idle() for stream in self.streams.values()))
+        except TimeoutError:
+            log.warning("relay_drain_cut_short")
+        now = runtime.clock.now()
+        async with runtime.database.connection() as connection:
+            await self.settle(runtime, connection, now)
+            await self._assignments.leave(connection, now)
+
+    async def _read_head(self, runtime: Runtime, now: datetime) -> None:
+        """Read the log's head if any stream has reached the known one, and claim the retries that are due."""
+        reads_head = any(stream.position >= self._head for stream in self.streams.values())
+        reclaiming = any(stream.outcomes.reclaim for stream in self.streams.values())
+        claims = reclaiming or due(self._retries_at, RETRIES_EVERY, now)
+        if not (reads_head or claims):
+            return
+        async with runtime.database.connection() as connection:
+            if reads_head:
+                self._head = await log_head(connection)
+            if claims:
+                await self._claim_retries(connection, now)
+
+    async def _claim_retries(self, connection: Connection, now: datetime) -> None:
+        with_room = [(s, claimant) for s in self.streams.values() if (claimant := s.claimant(now)) is not None]
+        for stream in self.streams.values():
+            stream.outcomes.reclaim = False
+        claimants = [claimant for _, claimant in with_room]
+        claimed = await claim_retries(connection, claimants, now + RETRY_LEASE, now) if claimants else []
+        for (stream, _), messages in zip(with_room, claimed, strict=True):
+            if messages:
+                stream.retry(messages)
+        # If all room was used, more may be due, so the next turn claims again.
+        full = any(len(found) >= claimant.room for claimant, found in zip(claimants, claimed, strict=True))
+        self._retries_at = None if full else now
+
+    async def _read_and_settle(self, runtime: Runtime, now: datetime) -> None:
+        """Read windows and settle at the same time; a failure of one does not stop the others."""
+
+        async def read(group: list[Stream]) -> None:
+            async with self._connections, runtime.database.connection() as connection:
+                await _read(connection, group, now)
+
+        async def settling() -> None:
+            if any(stream.wants_settle(now) for stream in self.streams.values()):
+                async with runtime.database.connection() as connection:
+                    await self.settle(runtime, connection, now)
+
+        wanting = [stream for stream in self.streams.values() if stream.wants_messages(self._head)]
+        results = await asyncio.gather(settling(), *map(read, _groups(wanting)), return_exceptions=True)
+        for result in results:
+            if isinstance(result, BaseException):
+                raise result
+
+    async def settle(self, runtime: Runtime, connection: Connection, now: datetime) -> None:
+        """Record the outcomes of all streams in one statement; announce what a person must know with its cause."""
+        streams = [stream for stream in self.streams.values() if stream.wants_settle(now)]
+        if not streams:
+            return
+        batches = [stream.batch(now) for stream in streams]
+        try:
+            if any(map(_is_announced, streams, batches)):
+                async with connection.transaction():
+                    held = await settle(connection, runtime.owner, batches, now)
+                    recorded = [(stream, b) for stream, b, ok in zip(streams, batches, held, strict=True) if ok]
+                    published = await _announce(connection, recorded, now)
+                if published:
+                    runtime.wake_ups.published()
+            else:
+                held = await settle(connection, runtime.owner, batches, now)
+        except BaseException:
+            for stream in streams:
+                stream.unrecorded()
+            raise
+        for stream, batch, ok in zip(streams, batches, held, strict=True):
+            if ok:
+                stream.recorded(batch.target, now)
+                continue
+            log.warning(
+                "lease_lost",
+                subscription=stream.subscription.name,
+                epoch=stream.lease.epoch,
+                unsettled=len(batch.settlements),
+            )
+            stream.drop()
+
+    async def _release_ended(self, runtime: Runtime, now: datetime) -> None:
+        """Release the leases of streams that ended, and forget streams that lost theirs."""
+        for stream in [stream for stream in self.streams.values() if stream.lost]:
+            await self._assignments.forget(stream)
+        ended = [stream for stream in self.streams.values() if stream.ended and not self._replays_under(stream)]
+        if ended:
+            async with runtime.database.connection() as connection:
+                await self._assignments.release(connection, ended, now)
+            # The next holder may be this worker with a changed subscription: refresh in the next turn.
+            self._refreshed_at = None
+
+    def _replays_under(self, stream: Stream) -> bool:
+        """Tell whether replays still run under a stream's lease."""
+        if stream.source.shard.replay:
+            return False
+        return any(s is not stream and s.lease.name == stream.lease.name for s in self.streams.values())
+
+    def _measure(self, runtime: Runtime, now: datetime) -> None:
+        """Show the lag of each subscription: the oldest age of its shards, and the messages of all of them."""
+        lags: dict[str, tuple[float, int]] = {}
+        for shard, stream in self.streams.items():
+            if not shard.replay:
+                age_s, messages = lags.get(stream.subscription.name, (0.0, 0))
+                shard_age_s, more = stream.window.lag(self._head, now)
+                lags[stream.subscription.name] = max(age_s, shard_age_s), messages + more
+        runtime.metrics.relay.show_lags("relay", lags)
+
+
+def _groups(streams: Sequence[Stream]) -> list[list[Stream]]:
+    """Return the groups of streams that share a read: same position, and messages chosen without the database."""
+    together: dict[int, list[Stream]] = {}
+    alone = []
+    for stream in streams:
+        if stream.window.shares_reads:
+            together.setdefault(stream.position, []).append(stream)
+        else:
+            alone.append([stream])
+    return [*together.values(), *alone]
+
+
+async def _read(connection: Connection, group: list[Stream], now: datetime) -> None:
+    at_most = max(stream.window.capacity for stream in group)
+    if len(group) == 1:
+        [stream] = group
+        messages, reached = await window(connection, stream.window.reader, stream.position, at_most)
+        stream.accept_window(messages, reached, now)
+        return
+    position = group[0].position
+    reader = Reader(
+        subscription_id=0,
+        replay=0,
+        route=union([stream.subscription.route for stream in group]),
+        shards=1,
+        shard=0,
+        settled_to=0,
+    )
+    messages, reached = await window(connection, reader, position, at_most)
+    for stream in group:
+        if stream.position == position:
+            stream.accept_window(
+                [message for message in messages if takes(stream.subscription.route, message)], reached, now
+            )
+
+
+def _is_announced(stream: Stream, batch: Batch) -> bool:
+    return bool(
+        stream.outcomes.disabled_reason is not None
+        or stream.breaker.settling
+        or any(s.result is DEAD for s in batch.settlements)
+    )
+
+
+async def _announce(connection: Connection, recorded: Sequence[tuple[Stream, Batch]], now: datetime) -> bool:
+    """Record changes of subscriptions and breakers, and announce what a person must know, with dead letters.
+
+    Needs the database transaction that recorded the batches. Return whether anything was published.
+    """
+    announced: list[Announcement | None] = []
+    for stream, batch in recorded:
+        announced += [_dead(stream, settlement, now) for settlement in batch.settlements if settlement.result is DEAD]
+        announced += await _changes(connection, stream, now)
+    return bool(await announce(connection, [one for one in announced if one is not None], now))
+
+
+def _dead(stream: Stream, settlement: Settlement, now: datetime) -> Announcement | None:
+    message = settlement.message
+    return announcements.dead_letter(
+        stream.subscription.name,
+        message_id=message_id(message.transaction_id, message.position),
+        topic=message.topic,
+        key=message.key,
+        reason=settlement.reason or "",
+        error=settlement.error,
+        attempts=settlement.attempts,
+        status=settlement.status,
+        replay=stream.source.shard.replay,
+        at=now,
+    )
+
+
+async def _changes(connection: Connection, stream: Stream, now: datetime) -> list[Announcement | None]:
+    """Disable a subscription whose destination is gone, and record the changes of its breaker."""
+    subscription, shard = stream.subscription, stream.source.shard
+    announced: list[Announcement | None] = []
+    if stream.outcomes.disabled_reason is not None:
+        disabled = await disable(connection, shard.subscription_id, stream.outcomes.disabled_reason, now)
+        if disabled:
+            log.warning(
+                "subscription_disabled", subscription=subscription.name, because=stream.outcomes.disabled_reason
+            )
+            announced.append(
+                announcements.disabled(
+                    subscription.name, subscription.topics, reason=stream.outcomes.disabled_reason, at=now
+                )
+            )
+    # A replay has a breaker of its own; the one that people see is that of live delivery.
+    changes = [] if shard.replay else stream.breaker.settling
+    for change in changes:
+        if change.opened_at is not None:
+            because = change.because or ""
+            one = announcements.breaker_opened(subscription.name, subscription.topics, because=because, at=change.at)
+        else:
+            one = announcements.breaker_closed(
+                subscription.name, subscription.topics, opened_at=change.was_opened_at, at=change.at
+            )
+        announced.append(one)
+    if changes:
+        await set_breaker(connection, stream.lease, shard, changes[-1].opened_at, changes[-1].because)
+    return announced

@@ -1,0 +1,204 @@
+"""Take the outcomes of one stream's messages from the sender to the committed settle."""
+
+from collections.abc import Sequence
+from datetime import datetime
+
+from app.delivery import Delivered, Failed, Outcome, Refused
+from app.policy.delivery_retry import Disable, decide
+from app.relay.breaker_control import BreakerControl
+from app.relay.delivery_results import jitter, log_failure, note_of, returned, settlement_of, taken_from
+from app.relay.send_queue import SendQueue
+from app.relay.sender import Sender
+from app.relay.settle_buffer import SettleBuffer
+from app.relay.stream_source import StreamContext
+from app.relay.throughput import Rates
+from app.relay.window import Window
+from app.store.relay.log import Outgoing
+from app.store.relay.results import DEAD, DELIVERED, NOTE, RETRY, Settlement
+from app.store.subscriptions.subscriptions import Subscription
+
+# Nothing more is sent while this many outcomes wait for their settle: at least the first, else the second times what
+# is sent at once.
+UNSETTLED_LEAST, UNSETTLED_TIMES = 256, 2
+
+
+class StreamOutcomes:
+    """Turns outcomes into settlements, buffers them for the relay's settle, and releases their messages after it.
+
+    It is the owner of the stream's sender. The stream sets `sender`, because each of both needs the other.
+
+    Invariants: every message that leaves the queue or the sender gets a settlement or goes back to the queue. A message
+    leaves the window or frees its key only after its settle is committed, so even what a crash sends twice comes in the
+    order of its key. Once `lost`, nothing is recorded. Once `disabled_reason` is set, nothing is sent.
+    """
+
+    sender: Sender
+
+    def __init__(
+        self,
+        context: StreamContext,
+        subscription: Subscription,
+        window: Window,
+        queue: SendQueue,
+        breaker: BreakerControl,
+        messages_at_once: int,
+    ) -> None:
+        self.closing = self.lost = False
+        # Whether retries may be claimed before they are next due for a look.
+        self.reclaim = False
+        self.disabled_reason: str | None = None
+        self.rates = Rates()
+        self.buffer = SettleBuffer(context.request_turn)
+        # Messages from delivery_retry that are not settled.
+        self.unsettled_retries = 0
+        self._context, self._subscription = context, subscription
+        self._window, self._queue, self._breaker = window, queue, breaker
+        self._unsettled_most = max(UNSETTLED_LEAST, UNSETTLED_TIMES * messages_at_once)
+        self._settle_at = max(1, subscription.max_in_flight // 2)
+        metrics = context.metrics.relay
+        self._seconds = metrics.delivery_seconds.labels(subscription.name)
+        self._delivered = metrics.deliveries.labels(subscription.name, DELIVERED)
+
+    # What the sender asks (SenderOwner)
+
+    def may_send(self, now: datetime) -> bool:
+        """Tell whether messages may be sent: not if the subscription ends, or too many outcomes are not recorded."""
+        return self.disabled_reason is None and len(self.buffer) < self._unsettled_most
+
+    def sender_idle(self) -> None:
+        """Ask for a turn if something is to be recorded, because nothing more is coming."""
+        if self.buffer.finished or self.closing:
+            self.buffer.request_turn()
+
+    def probe_due(self) -> None:
+        """Ask for a turn: the next probe may be a retry."""
+        self.reclaim = True
+        self._context.request_turn()
+
+    def record_outcome(self, message: Outgoing, outcome: Outcome, sent_at: datetime, now: datetime) -> None:
+        """Queue what follows from an outcome, and pass it to the breaker."""
+        self._seconds.observe(outcome.duration_ms / 1000)
+        if type(outcome) is Delivered:
+            self._destination_answered(now)
+            self.rates.delivered += 1
+            self._delivered.inc()
+            self._finish(taken_from(message, outcome, sent_at))
+            return
+        self.rates.failed += 1
+        if isinstance(outcome, Failed):
+            was_open = self._breaker.open
+            if self._breaker.failed(message, outcome, now):
+                self._breaker_opened(now)
+            if was_open:
+                self._probe_failed(message, outcome, sent_at, now)
+                return
+        elif isinstance(outcome, Refused):
+            # The destination answered; the failure is this message's alone.
+            self._destination_answered(now)
+        self._failed(message, outcome, sent_at, now)
+
+    # What the stream does with messages that are not sent
+
+    def delay(self, message: Outgoing, now: datetime) -> None:
+        """Queue a message of the log as a retry that is due at the producer's time."""
+        self._finish(Settlement(message, RETRY, 0, now, due_at=message.due_at))
+
+    def put_back(self, messages: Sequence[Outgoing]) -> None:
+        """Queue messages that were not sent as retries that are due already."""
+        now = self._context.clock.now()
+        for message in messages:
+            self._finish(returned(message, now))
+
+    # The settle
+
+    def begin_settle(self) -> list[Settlement]:
+        """Return the outcomes to record; `recorded` or `unrecorded` must follow."""
+        self._breaker.begin_settle()
+        return self.buffer.begin_settle()
+
+    def recorded(self) -> None:
+        """Release the messages whose outcomes are recorded."""
+        for settlement in self.buffer.recorded():
+            self._release(settlement)
+        self._breaker.recorded()
+
+    def unrecorded(self) -> None:
+        """Note that the settle failed, or that its result is not known."""
+        self.buffer.restore()
+
+    def drop(self) -> None:
+        """Record nothing more, because the lease is over."""
+        self.lost = True
+        self.buffer.discard()
+
+    def _failed(self, message: Outgoing, outcome: Outcome, sent_at: datetime, now: datetime) -> None:
+        decision = decide(
+            outcome,
+            used=message.used,
+            first_at=message.first_at or sent_at,
+            retry=self._subscription.retry,
+            now=now,
+            jitter=jitter(),
+        )
+        if isinstance(decision, Disable):
+            self.disabled_reason = decision.reason
+        settlement = settlement_of(message, outcome, decision, sent_at, now)
+        self._report_failure(settlement)
+        self._finish(settlement)
+        if settlement.result is RETRY:
+            self.put_back(self._queue.postponed(message))
+
+    def _probe_failed(self, message: Outgoing, outcome: Failed, sent_at: datetime, now: datetime) -> None:
+        """While the breaker is open a failure uses up no try; another message makes the next probe."""
+        note = note_of(message, outcome, sent_at)
+        if message.claim is None and not self.closing:
+            self._queue.ready.append(message)
+        else:
+            # It is due now, so it comes after the others that are due.
+            note.result, note.due_at, note.first_at = RETRY, now, message.first_at or sent_at
+            self.put_back(self._queue.postponed(message))
+        self._report_failure(note)
+        self._finish(note)
+
+    def _report_failure(self, settlement: Settlement) -> None:
+        name = self._subscription.name
+        self._context.metrics.relay.deliveries.labels(name, settlement.what or settlement.result).inc()
+        log_failure(name, settlement)
+
+    def _destination_answered(self, now: datetime) -> None:
+        if self._breaker.succeeded(now):
+            self.reclaim = True
+            self.buffer.request_turn()
+
+    def _breaker_opened(self, now: datetime) -> None:
+        # Claimed messages would wait for long; each probe claims one for itself.
+        for message in self._queue.remove_claimed():
+            self.put_back([message, *self._queue.postponed(message)])
+        self.sender.retry_in(self._breaker.breaker.wait(now).total_seconds())
+        self.buffer.request_turn()
+
+    def _finish(self, settlement: Settlement) -> None:
+        """Queue an outcome for the next settle: an urgent one if nothing else is coming, or messages wait for it."""
+        if self.lost:
+            return
+        enough = len(self.buffer.finished) + 1 >= self._settle_at
+        last = self.sender.in_flight <= 1 and not self._queue.ready
+        self.buffer.add(settlement, urgent=enough or last or self._queue.ordered)
+
+    def _release(self, settlement: Settlement) -> None:
+        """Forget a message whose outcome is recorded, and queue the next of its key."""
+        message, result = settlement.message, settlement.result
+        if result is NOTE:
+            return
+        if message.claim is None:
+            self._window.settled(message.offset)
+        else:
+            self.unsettled_retries -= 1
+        if result is RETRY:
+            return
+        back, next_is_stored = self._queue.settled(message, dead=result is DEAD)
+        self.put_back(back)
+        if next_is_stored:
+            # The next of its key may be claimed now, before the next regular claim.
+            self.reclaim = True
+            self.buffer.request_turn()

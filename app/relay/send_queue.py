@@ -1,0 +1,76 @@
+"""PURE: the messages of one stream that may be sent now, in order; an ordered subscription sends one of each key."""
+
+from collections import deque
+from collections.abc import Sequence
+
+from app.relay.key_order import Admission, KeyOrder
+from app.store.relay.log import Outgoing
+
+
+class SendQueue:
+    """`ready` is what the sender takes from; `keys` is the order by key, None for an unordered subscription.
+
+    Invariants: with `keys`, at most one message of a key is ready or in flight, and it is the oldest that is not
+    settled. A message that a method returns is not in the queue any more and belongs in delivery_retry. `ready` stays
+    the same object, because the sender holds it.
+    """
+
+    def __init__(self, keys: KeyOrder | None) -> None:
+        self.ready: deque[Outgoing] = deque()
+        self.keys = keys
+
+    @property
+    def ordered(self) -> bool:
+        """Whether the subscription is ordered by key."""
+        return self.keys is not None
+
+    @property
+    def full(self) -> bool:
+        """Whether so many messages are held for their keys that nothing more may be read."""
+        return self.keys is not None and self.keys.full
+
+    def admit(self, message: Outgoing) -> bool:
+        """Queue a message, or keep it behind others of its key; False if it belongs in delivery_retry instead."""
+        admission = Admission.GO if self.keys is None else self.keys.admit(message)
+        if admission is Admission.GO:
+            self.ready.append(message)
+        return admission is not Admission.HOLD
+
+    def admit_retries(self, messages: Sequence[Outgoing]) -> None:
+        """Queue messages that were claimed from delivery_retry, before all that is ready."""
+        waiting = list(self.ready)
+        self.ready.clear()
+        for message in messages:
+            # A claimed message is never held: its row is in delivery_retry already.
+            self.admit(message)
+        self.ready.extend(waiting)
+
+    def settled(self, message: Outgoing, *, dead: bool) -> tuple[list[Outgoing], bool]:
+        """Note that a message is recorded as delivered or dead, and queue the next of its key.
+
+        Return those of its key that go back to delivery_retry, and whether the next one is to be claimed from there.
+        """
+        if self.keys is None:
+            return [], False
+        following, back = self.keys.settled(message, dead=dead)
+        if following is not None:
+            self.ready.append(following)
+            return back, False
+        return back, message.claim is not None and self.keys.has_stored(message.key)
+
+    def postponed(self, message: Outgoing) -> list[Outgoing]:
+        """Note that a message is tried again later; return the others of its key, which go back with it."""
+        return [] if self.keys is None else self.keys.postponed(message)
+
+    def remove_claimed(self) -> list[Outgoing]:
+        """Remove the ready messages that were claimed from delivery_retry, and return them."""
+        ready = list(self.ready)
+        self.ready.clear()
+        self.ready.extend(message for message in ready if message.claim is None)
+        return [message for message in ready if message.claim is not None]
+
+    def remove_all(self) -> list[Outgoing]:
+        """Remove all messages, those that wait for their key among them; return them, highest offset first."""
+        unsent = [*self.ready, *(self.keys.clear() if self.keys is not None else [])]
+        self.ready.clear()
+        return sorted(unsent, key=lambda message: message.offset, reverse=True)

@@ -1,0 +1,211 @@
+"""One shard of a subscription, or one replay, while a worker holds its lease: read, send, settle."""
+
+from collections.abc import Sequence
+from datetime import datetime
+
+from app.destinations.base import Destination
+from app.policy.rate_limiter import Pacer
+from app.relay.breaker_control import BreakerControl
+from app.relay.key_order import KeyOrder
+from app.relay.outcomes import StreamOutcomes
+from app.relay.send_queue import SendQueue
+from app.relay.sender import Sender, SenderOptions
+from app.relay.stream_source import StreamContext, StreamSource
+from app.relay.window import WINDOW_LEAST, Window
+from app.store.relay.checkpoints import StartPosition
+from app.store.relay.log import Outgoing
+from app.store.relay.results import NOTE, Batch
+from app.store.relay.retries import Claimant
+from app.verdicts import OnDead, Ordered
+
+
+class Stream:
+    """A stream of messages from the log to one destination. The relay reads and settles for it; its sender delivers.
+
+    Its parts have invariants of their own: `window` (what was read and is not settled), `queue` (what may be sent, in
+    the order of keys), `breaker`, `sender` (what is in flight), and `outcomes` (what is not recorded).
+
+    Invariants: once `closing`, nothing new is read or sent. Once `lost`, nothing is sent or recorded. Once the
+    subscription is disabled, nothing is read or sent.
+    """
+
+    def __init__(
+        self,
+        context: StreamContext,
+        source: StreamSource,
+        destination: Destination,
+        lease_until: datetime,
+        start: StartPosition,
+        pacer: Pacer | None,
+    ) -> None:
+        subscription = source.subscription
+        self.source, self.subscription, self.lease = source, subscription, source.lease
+        self._limit = subscription.max_in_flight
+        self._at_once = self._limit * max(1, destination.batch_max)
+        self._hold_dead = subscription.on_dead is OnDead.HOLD
+        ordered = subscription.ordered is Ordered.KEY
+        self.queue = SendQueue(KeyOrder(start.stored, hold_dead=self._hold_dead, dead=start.dead) if ordered else None)
+        self.window = Window(source, start.offset, start.settled_to, self._at_once)
+        self.breaker = BreakerControl(subscription.name, context.metrics, start.opened_at, start.because)
+        self.outcomes = StreamOutcomes(context, subscription, self.window, self.queue, self.breaker, self._at_once)
+        replay = source.shard.replay
+        options = SenderOptions(subscription.name, replay, self._limit, pacer, context.clock, context.tracing)
+        self.sender = Sender(self.outcomes, destination, self.queue.ready, self.breaker.breaker, lease_until, options)
+        self.outcomes.sender = self.sender
+
+    # What the relay asks
+
+    @property
+    def closing(self) -> bool:
+        """Whether nothing new is read or sent."""
+        return self.outcomes.closing
+
+    @property
+    def lost(self) -> bool:
+        """Whether the lease is over."""
+        return self.outcomes.lost
+
+    @property
+    def position(self) -> int:
+        """The offset up to which the log was read."""
+        return self.window.position
+
+    @property
+    def settled_to(self) -> int:
+        """The offset up to which everything is settled or in retry; the stored checkpoint follows it."""
+        return self.window.settled_to
+
+    @property
+    def ended(self) -> bool:
+        """Whether a closing stream has nothing left to wait for or to record."""
+        return self.closing and self.sender.idle and not (len(self.outcomes.buffer) or self.window.checkpoint_lags())
+
+    @property
+    def _reads(self) -> bool:
+        return not (self.closing or self.lost or self.outcomes.disabled_reason is not None)
+
+    def wants_messages(self, head: int) -> bool:
+        """Tell whether the log, whose last offset is `head`, has something to read and the stream has room for it."""
+        if not self._reads or self.queue.full:
+            return False
+        # An open breaker looks for a message that is well beyond those that failed.
+        stock = max(self._at_once, WINDOW_LEAST) if self.breaker.open else self._at_once
+        return self.window.is_behind(head) and len(self.queue.ready) < stock and self.window.has_room
+
+    def claimant(self, now: datetime) -> Claimant | None:
+        """Return how many retries the stream can take: half of its slots, so that new messages have the others.
+
+        With an open breaker: one, when a probe is due and it is the retries' turn. None if there is no room.
+        """
+        if not self._reads:
+            return None
+        most, rate = (self._limit + 1) // 2, self.subscription.rate_per_s
+        if self.breaker.open:
+            most = self.breaker.probe_room(self.queue.ready, self.sender.in_flight, now)
+        elif rate is not None:
+            most = min(most, max(1, int(rate)))
+        room, shard = most - self.outcomes.unsettled_retries, self.source.shard
+        if room <= 0:
+            return None
+        return Claimant(
+            subscription_id=shard.subscription_id,
+            replay=shard.replay,
+            shards=shard.divided_by,
+            shard=shard.remainder,
+            room=room,
+            ordered=self.queue.ordered,
+            hold=self._hold_dead,
+        )
+
+    def wants_settle(self, now: datetime) -> bool:
+        """Tell whether there are outcomes to record or a checkpoint to move."""
+        buffer = self.outcomes.buffer
+        if self.lost or buffer.settling:
+            return False
+        return bool(buffer.finished) or self.breaker.has_changes or self._checkpoint_due(now)
+
+    def needs_turn(self, head: int, now: datetime) -> bool:
+        """Tell whether the relay should take its next turn at once: a turn was requested, or there is more to read."""
+        if self.lost:
+            return False
+        return (
+            self.outcomes.buffer.turn_requested
+            or self.wants_messages(head)
+            or (self.closing and self.wants_settle(now))
+        )
+
+    # What the relay does
+
+    def accept_window(self, messages: Sequence[Outgoing], reached: int | None, now: datetime) -> None:
+        """Take the messages of one read, up to the capacity; the log was read up to `reached`."""
+        if self.closing or self.lost:
+            return
+        for message in self.window.accept(messages, reached):
+            if message.due_at is not None and message.due_at > now:
+                self.outcomes.delay(message, now)
+            elif not self.queue.admit(message):
+                self.outcomes.put_back([message])
+        self.sender.fill()
+
+    def retry(self, messages: Sequence[Outgoing]) -> None:
+        """Take messages that were claimed from delivery_retry; they go before new ones."""
+        self.outcomes.unsettled_retries += len(messages)
+        self.queue.admit_retries(messages)
+        self.sender.fill()
+
+    def renewed(self, until: datetime) -> None:
+        """Note that the lease was extended."""
+        self.sender.lease_until = until
+        self.sender.fill()
+
+    def close(self) -> None:
+        """Take no more. What is in flight is finished and settled; what is not sent goes back."""
+        if self.closing:
+            return
+        self.outcomes.closing = True
+        for message in self.queue.remove_all():
+            if message.claim is None:
+                self.window.unread(message)
+            else:
+                self.outcomes.put_back([message])
+        self.outcomes.buffer.request_turn()
+
+    def drop(self) -> None:
+        """Stop at once, because the lease is over: its next holder sends what has no receipt."""
+        self.outcomes.drop()
+        self.sender.stop()
+
+    async def close_destination(self) -> None:
+        """Close the destination once nothing is in flight."""
+        await self.sender.wait_idle()
+        await self.sender.destination.close()
+
+    def batch(self, now: datetime) -> Batch:
+        """Return what is to be recorded; `recorded` or `unrecorded` must follow."""
+        settlements = self.outcomes.begin_settle()
+        target = self.window.checkpoint_after({s.message.offset for s in settlements if s.result is not NOTE})
+        shard = self.source.shard
+        return Batch(
+            lease=self.lease,
+            subscription_id=shard.subscription_id,
+            replay=shard.replay,
+            shards=shard.shards,
+            shard=shard.shard,
+            target=target if self.closing or self.window.checkpoint_may_move(now) else None,
+            address=self.sender.destination.address,
+            settlements=settlements,
+        )
+
+    def recorded(self, target: int | None, now: datetime) -> None:
+        """Note that the batch is committed, with the checkpoint at `target` (None: not moved)."""
+        self.outcomes.recorded()
+        if target is not None:
+            self.window.checkpoint_moved(target, now)
+        self.sender.fill()
+
+    def unrecorded(self) -> None:
+        """Note that the settle of the batch failed, or that its result is not known."""
+        self.outcomes.unrecorded()
+
+    def _checkpoint_due(self, now: datetime) -> bool:
+        return (self.closing or self.window.checkpoint_may_move(now)) and self.window.checkpoint_lags()

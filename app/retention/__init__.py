@@ -1,0 +1,1 @@
+"""Days: creates partitions, keeps them as long as needed, checks the archive, removes them."""

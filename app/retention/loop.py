@@ -1,0 +1,109 @@
+"""Upkeep: creates days before they are needed, and removes them when everything in them is over."""
+
+from datetime import UTC, datetime, time, timedelta
+
+import structlog
+
+from app.config import Settings
+from app.database.connection import Connection
+from app.migrate import ensure_days
+from app.retention.day_removal import remove_day
+from app.runtime.loop_runner import StepResult
+from app.runtime.state import Runtime
+from app.store.admin import audit
+from app.store.relay import announcements as announcement_store
+from app.store.retention import day_blockers, days, orphans
+from app.store.retention.days import Day
+from app.store.subscriptions import redeliveries
+from app.verdicts import DayState
+
+log = structlog.get_logger(__name__)
+
+EVERY_S = 60.0
+# A half of a day can arrive until its id is refused as too old, and be written a little later.
+WRITTEN_LATER = timedelta(minutes=10)
+# Longer than a step can lag behind in deleting the rows that a removed day left.
+GONE_LATELY = timedelta(days=2)
+# How long the rate limit of a cause is kept after its last operational message.
+ANNOUNCED_KEPT = timedelta(days=45)
+# Upkeep's waits block no other session. They end by timeout, so that a stop does not wait for them.
+SESSION = "set lock_timeout = '2s'; set statement_timeout = '10min'"
+
+
+async def step(runtime: Runtime, now: datetime) -> StepResult:
+    """Create future days, mark decided days, and remove days whose time is over. One replica at a time."""
+    # A separate session: when it ends, its lock and its settings end.
+    connection = await runtime.database.dedicated()
+    try:
+        if not await days.take_upkeep(connection):
+            return StepResult()
+        await connection.execute(SESSION)
+        made = await ensure_days(connection, now, days_ahead=runtime.settings.days_ahead)
+        await mark_decided(connection, runtime.settings, now)
+        gone = await let_leave(runtime, connection, now)
+        await clear_leftovers(connection, now)
+        await clear_audit(connection, now - timedelta(seconds=runtime.settings.audit_keep_s))
+        return StepResult(done=len(made) + gone)
+    finally:
+        await connection.close(timeout=5)
+
+
+def ended(day: Day) -> datetime:
+    """Return when the UTC day ends."""
+    return datetime.combine(day.day, time(), UTC) + timedelta(days=1)
+
+
+async def mark_decided(connection: Connection, settings: Settings, now: datetime) -> None:
+    """Mark the past days in which every half has an Op, so that the sweep skips them.
+
+    A day is marked only when no database transaction is open that began while halves of the day could arrive. A
+    hanging commit is invisible and would be missed.
+    """
+    for day in await days.days(connection):
+        last_written = ended(day) + timedelta(seconds=settings.id_skew_s) + WRITTEN_LATER
+        if day.state is not DayState.OPEN or day.decided or now < last_written:
+            continue
+        if await day_blockers.writers_since_before(connection, last_written):
+            continue
+        if (await day_blockers.undecided(connection, day)).count == 0:
+            await days.set_decided(connection, day.day, now)
+
+
+async def let_leave(runtime: Runtime, connection: Connection, now: datetime) -> int:
+    """Remove each day whose retention is over, and record what keeps the others. Return the number removed."""
+    left = 0
+    keep = timedelta(seconds=runtime.settings.retention_s)
+    longest = timedelta(seconds=runtime.settings.max_retention_s)
+    for day in await days.days(connection):
+        if day.state is DayState.GONE or now < ended(day) + keep:
+            continue
+        causes = await remove_day(runtime, connection, day, now, forced=now >= ended(day) + longest)
+        if causes != day.held:
+            await days.set_held(connection, day.day, causes)
+        if causes and causes != day.held:
+            log.warning("day_held", day=day.day.isoformat(), causes=causes)
+        left += not causes
+    return left
+
+
+async def clear_leftovers(connection: Connection, now: datetime) -> None:
+    """Delete the rows that removed days, deleted subscriptions and old announcements left in the small tables."""
+    for table in orphans.OF_GONE_DAYS:
+        while await orphans.clear_gone_days(connection, table, now - GONE_LATELY) == orphans.AT_ONCE:
+            pass
+    for table in orphans.OF_DELETED_SUBSCRIPTIONS:
+        while await orphans.clear_deleted_subscriptions(connection, table) == orphans.AT_ONCE:
+            pass
+    while await orphans.clear_cancelled_replays(connection, now) == orphans.AT_ONCE:
+        pass
+    await orphans.revive_replays(connection)
+    await orphans.clear_leases(connection, now)
+    while await redeliveries.forget(connection, now) == redeliveries.FORGOTTEN_AT_ONCE:
+        pass
+    await announcement_store.forget(connection, now - ANNOUNCED_KEPT)
+
+
+async def clear_audit(connection: Connection, before: datetime) -> None:
+    """Delete audit rows past their retention."""
+    while await audit.forget(connection, before) == audit.FORGOTTEN_AT_ONCE:
+        pass

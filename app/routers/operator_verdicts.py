@@ -1,0 +1,240 @@
+"""Operator calls on undecided transactions: check now, or decide; one by one or by a filter.
+
+People and `halfnote transactions` use these calls. Every decision has a reason and can name its actor.
+"""
+
+import asyncio
+from typing import Literal
+from uuid import UUID
+
+import msgspec
+from fastapi import APIRouter
+from fastapi.responses import Response
+from pydantic import Field
+
+from app.errors import (
+    AlreadyDecided,
+    DayGone,
+    Invalid,
+    OutcomeUnknown,
+    Overloaded,
+    TooEarly,
+    TransactionUnknown,
+    VerdictConflict,
+)
+from app.operations.audit import acting_person, audit_entry
+from app.permissions import Caller
+from app.routers.dependencies import CallerDep, RuntimeDep, problems
+from app.routers.end import end_answer, refusal, unknown_transaction
+from app.routers.transactions import TransactionId, filter_of
+from app.runtime.state import Runtime
+from app.schemas.fields import Actor, Name, Reason, Strict, Time, Whole
+from app.schemas.transactions import CheckAsked, Matched
+from app.store.admin.audit import record
+from app.store.checkback.requests import ask_now
+from app.store.coordinator.ops import End
+from app.store.coordinator.transactions import (
+    TransactionFilter,
+    TransactionSummary,
+    list_transactions,
+    transaction_state,
+)
+from app.verdicts import Source, State, Verdict
+
+router = APIRouter(prefix="/transactions", tags=["transactions"])
+
+MANY_MAX = 1000
+VERDICTS = {"commit": Verdict.COMMIT, "rollback": Verdict.ROLLBACK}
+
+_encode = msgspec.json.Encoder().encode
+
+
+class VerdictRequest(Strict):
+    """A person's verdict."""
+
+    verdict: Literal["commit", "rollback"]
+    reason: Reason
+    actor: Actor = None
+    force: bool = Field(False, strict=True, description="decide it even while its producer may still be working")
+
+
+class Many(Strict):
+    """A filter. A transaction must match all of it."""
+
+    producer_group: Name = Field(examples=["shop"])
+    born_after: Time | None = Field(None, description="born at this time or later")
+    born_before: Time | None = Field(None, description="born before this time")
+    limit: Whole = Field(100, ge=1, le=MANY_MAX, description="the maximum number, newest first")
+    dry_run: bool = Field(True, strict=True, description="report what would change; send false to change it")
+
+
+class CheckMany(Many):
+    """Selects the transactions to check now."""
+
+    state: Literal[State.HALF, State.IN_DOUBT, State.PARKED]
+
+
+class DecideMany(Many):
+    """Selects the transactions to decide, and the verdict. State `half` is excluded: those producers still work."""
+
+    state: Literal[State.IN_DOUBT, State.PARKED]
+    verdict: Literal["commit", "rollback"]
+    reason: Reason
+    actor: Actor = None
+
+
+@router.post(
+    "/{transaction_id:uuid}/check",
+    status_code=202,
+    summary="Ask the producer now",
+    responses=problems(TransactionUnknown, AlreadyDecided, DayGone),
+)
+async def check_transaction(runtime: RuntimeDep, caller: CallerDep, transaction_id: TransactionId) -> CheckAsked:
+    """Make a transaction's check due at once, even during its check immunity and even if it is parked.
+
+    Send no body. A parked transaction stays parked unless the answer is a verdict.
+    """
+    now = runtime.clock.now()
+    async with runtime.request_pool.transaction() as connection:
+        asked = await ask_now(connection, transaction_id, now)
+        if asked:
+            await record(connection, audit_entry(caller, "transaction.check", transaction_id), now)
+        standing = None if asked else await transaction_state(connection, transaction_id)
+    if asked:
+        return CheckAsked(transaction_id=transaction_id, next_check_at=now)
+    if standing is None:
+        raise await unknown_transaction(runtime, transaction_id)
+    raise AlreadyDecided(f"The transaction is {standing.state}. A verdict is final.", state=standing.state)
+
+
+@router.post(
+    "/{transaction_id:uuid}/verdict",
+    summary="Decide a transaction",
+    response_class=Response,
+    responses={
+        200: {
+            "description": "The verdict is on disk; `replayed` is true if it was recorded before",
+            "content": {"application/json": {"schema": {"$ref": "#/components/schemas/EndAnswer"}}},
+        },
+        **problems(TransactionUnknown, TooEarly, VerdictConflict, DayGone, OutcomeUnknown, Overloaded),
+    },
+)
+async def decide_transaction(
+    runtime: RuntimeDep, caller: CallerDep, transaction_id: TransactionId, wanted: VerdictRequest
+) -> Response:
+    """Record a person's verdict, with source `operator`. It is as final as any other.
+
+    A transaction in state `half` is refused (`too-early`) unless `force` is true: its producer may still be working.
+    """
+    if not wanted.force:
+        async with runtime.request_pool.connection() as connection:
+            standing = await transaction_state(connection, transaction_id)
+        if standing is not None and standing.state is State.HALF:
+            raise TooEarly(
+                "The transaction is not in doubt yet. Wait for its producer, or send `force: true` to decide it now.",
+                first_check_at=standing.first_check_at,
+            )
+    verdict = VERDICTS[wanted.verdict]
+    await _note(runtime, caller, wanted, [transaction_id])
+    end = End(
+        transaction_id, None, verdict, Source.OPERATOR, actor=acting_person(caller, wanted.actor), reason=wanted.reason
+    )
+    recorded = await runtime.lanes.end.enqueue(end)
+    if recorded.verdict != verdict:
+        raise await refusal(runtime, end, recorded)
+    return Response(_encode(end_answer(transaction_id, recorded)), media_type="application/json")
+
+
+@router.post("/check", summary="Check many transactions now", responses=problems(Invalid))
+async def check_transactions(runtime: RuntimeDep, caller: CallerDep, wanted: CheckMany) -> Matched:
+    """Make the checks of all transactions that match a filter due at once.
+
+    `dry_run` defaults to true, so that the first call shows which transactions would be checked.
+    """
+    rows, more = await _matching(runtime, wanted, wanted.state)
+    changed = 0
+    if not wanted.dry_run:
+        now = runtime.clock.now()
+        async with runtime.request_pool.transaction() as connection:
+            # Rows are locked in the order of ids, so two calls cannot deadlock.
+            for transaction_id in sorted(row.transaction_id for row in rows):
+                if await ask_now(connection, transaction_id, now):
+                    changed += 1
+                    await record(connection, audit_entry(caller, "transaction.check", transaction_id), now)
+    return _matched(rows, wanted, changed, more)
+
+
+@router.post("/verdict", summary="Decide many transactions", responses=problems(Invalid, OutcomeUnknown, Overloaded))
+async def decide_transactions(runtime: RuntimeDep, caller: CallerDep, wanted: DecideMany) -> Matched:
+    """Record one verdict for every transaction that matches a filter. Transactions decided meanwhile do not change.
+
+    `dry_run` defaults to true, because a verdict is final: the first call shows which transactions it would decide.
+    After a 503 some may have been decided. Repeating the call decides the rest.
+    """
+    rows, more = await _matching(runtime, wanted, wanted.state)
+    changed = 0
+    if not wanted.dry_run:
+        verdict, actor = VERDICTS[wanted.verdict], acting_person(caller, wanted.actor)
+        await _note(runtime, caller, wanted, [row.transaction_id for row in rows])
+        ends = [
+            End(row.transaction_id, None, verdict, Source.OPERATOR, actor=actor, reason=wanted.reason) for row in rows
+        ]
+        changed = await _decide(runtime, ends)
+    return _matched(rows, wanted, changed, more)
+
+
+async def _note(
+    runtime: Runtime, caller: Caller, wanted: VerdictRequest | DecideMany, transaction_ids: list[UUID]
+) -> None:
+    """Write the audit rows of verdicts before the verdicts are flushed, in a commit of their own.
+
+    So every verdict of a person has an audit row. A verdict that is refused afterwards has one as well.
+    """
+    now = runtime.clock.now()
+    async with runtime.request_pool.transaction() as connection:
+        for one in transaction_ids:
+            said = audit_entry(
+                caller,
+                "transaction.verdict",
+                one,
+                actor=wanted.actor,
+                verdict=wanted.verdict,
+                reason=wanted.reason,
+            )
+            await record(connection, said, now)
+
+
+async def _matching(runtime: Runtime, wanted: Many, state: State) -> tuple[list[TransactionSummary], bool]:
+    chosen: TransactionFilter = filter_of(
+        runtime,
+        producer_group=wanted.producer_group,
+        state=state,
+        born_after=wanted.born_after,
+        born_before=wanted.born_before,
+    )
+    async with runtime.request_pool.connection() as connection:
+        rows, cursor = await list_transactions(connection, chosen, wanted.limit)
+    return rows, cursor is not None
+
+
+async def _decide(runtime: Runtime, ends: list[End]) -> int:
+    """Record all Ends and return how many this call decided. Raises the first refusal after all were tried."""
+
+    async def one(end: End) -> bool:
+        return (await runtime.lanes.end.enqueue(end)).fresh
+
+    outcomes = await asyncio.gather(*map(one, ends), return_exceptions=True)
+    for outcome in outcomes:
+        if isinstance(outcome, BaseException):
+            raise outcome
+    return sum(outcome is True for outcome in outcomes)
+
+
+def _matched(rows: list[TransactionSummary], wanted: Many, changed: int, more: bool) -> Matched:
+    return Matched(
+        dry_run=wanted.dry_run,
+        matched=len(rows),
+        changed=changed,
+        transaction_ids=[row.transaction_id for row in rows],
+        more=more,
+    )

@@ -1,0 +1,141 @@
+"""Actions on a subscription: test, pause, resume, rotate the secret."""
+
+from datetime import datetime
+
+from fastapi import APIRouter, Response
+
+from app.delivery import Delivered, Delivery
+from app.destinations.registry import NotInstalled, destination_of
+from app.errors import ClientNotInstalled, NotSigned, SecretsUnreadable, SubscriptionUnknown
+from app.ids import uuid7
+from app.operations.audit import audit_entry
+from app.permissions import Caller
+from app.routers.dependencies import CallerDep, RuntimeDep, problems
+from app.routers.subscription_lookup import answers, known
+from app.runtime.state import Runtime
+from app.schemas.fields import NamePath
+from app.schemas.producer_groups import NewSecret
+from app.schemas.subscriptions import SubscriptionAnswer, TestAnswer
+from app.secrets.signatures import dump, new_secret, rotated
+from app.secrets.vault import SUBSCRIPTION_SECRETS
+from app.secrets.writer import Seal
+from app.store.admin.audit import record
+from app.store.subscriptions import subscriptions as store
+from app.store.subscriptions.subscriptions import Subscription
+from app.verdicts import SubscriptionState
+
+router = APIRouter(prefix="/subscriptions", tags=["subscriptions"])
+
+# The audit action that leads to each state.
+WORDS = {SubscriptionState.PAUSED: "pause", SubscriptionState.ACTIVE: "resume"}
+TEST_TOPIC = "halfnote.test"
+
+
+@router.post(
+    "/{name}/test",
+    summary="Send a test message to the destination",
+    responses=problems(SubscriptionUnknown, ClientNotInstalled, SecretsUnreadable),
+)
+async def post_test(name: NamePath, runtime: RuntimeDep, caller: CallerDep) -> TestAnswer:
+    """Send a message of the topic `halfnote.test` now, in any state, and return the result.
+
+    Only an audit row is written. The answer of the destination has no effect on the subscription.
+    """
+    caller.must_have_subscription(name)
+    now = runtime.clock.now()
+    async with runtime.request_pool.transaction() as connection:
+        subscription = await known(connection, name)
+        await record(connection, audit_entry(caller, "subscription.test", name), now)
+        # Inside the database transaction, so that a message that cannot be sent leaves no audit row.
+        try:
+            destination = destination_of(
+                subscription, runtime.deliveries_http, runtime.network_policy, runtime.vault, runtime.settings.origin
+            )
+        except NotInstalled as missing:
+            raise ClientNotInstalled(f"{missing}.", command=missing.command) from None
+    try:
+        [outcome] = await destination.deliver([_test_of(subscription, now)], now)
+    finally:
+        await destination.close()
+    failed = None if isinstance(outcome, Delivered) else outcome
+    return TestAnswer(
+        outcome=type(outcome).__name__.lower(),
+        status=outcome.status,
+        duration_ms=outcome.duration_ms,
+        error=failed.error if failed else None,
+        response=failed.response if failed else None,
+    )
+
+
+@router.post("/{name}/pause", summary="Pause a subscription", responses=problems(SubscriptionUnknown))
+async def post_pause(name: NamePath, runtime: RuntimeDep, caller: CallerDep) -> SubscriptionAnswer:
+    """Stop delivery until the subscription is resumed. Deliveries in flight finish. The checkpoint stays."""
+    return await _set_state(runtime, caller, name, SubscriptionState.PAUSED)
+
+
+@router.post("/{name}/resume", summary="Resume a subscription", responses=problems(SubscriptionUnknown))
+async def post_resume(name: NamePath, runtime: RuntimeDep, caller: CallerDep) -> SubscriptionAnswer:
+    """Continue from the checkpoint, after a pause or after the destination answered 410."""
+    return await _set_state(runtime, caller, name, SubscriptionState.ACTIVE)
+
+
+@router.post(
+    "/{name}/rotate-secret",
+    summary="Give a subscription a new secret",
+    responses=problems(SubscriptionUnknown, NotSigned, SecretsUnreadable),
+)
+async def post_rotate_secret(name: NamePath, runtime: RuntimeDep, caller: CallerDep, response: Response) -> NewSecret:
+    """Create a new secret, shown only in this answer.
+
+    For 24 hours the old secret signs as well, so that receivers can be changed. The scope of a subscriber's key must
+    include every topic of the subscription, because the secret signs messages of all of them.
+    """
+    caller.must_have_subscription(name)
+    now = runtime.clock.now()
+    async with runtime.request_pool.transaction() as connection:
+        subscription = await known(connection, name, lock=True)
+        caller.must_cover_topics(subscription.topics)
+        destination = subscription.destination
+        if destination["type"] != "webhook":
+            raise NotSigned(
+                f"`{name}` sends to {destination['type']} and has no signing secret. Change its credentials by a PUT."
+            )
+        secret = new_secret(destination["signing"])
+        former = runtime.vault.secrets(SUBSCRIPTION_SECRETS, name, subscription.secrets)
+        secrets = rotated(former, secret, now)
+        seal = Seal(runtime.vault, name)
+        await store.set_secrets(connection, name, seal(SUBSCRIPTION_SECRETS, dump(secrets)), now)
+        await record(connection, audit_entry(caller, "subscription.rotate_secret", name), now)
+    response.headers["cache-control"] = "no-store"
+    until = max((former.expires_at for former in secrets if former.expires_at is not None), default=None)
+    return NewSecret(secret=secret, former_signs_until=until)
+
+
+async def _set_state(runtime: Runtime, caller: Caller, name: str, state: SubscriptionState) -> SubscriptionAnswer:
+    caller.must_have_subscription(name)
+    now = runtime.clock.now()
+    async with runtime.request_pool.transaction() as connection:
+        changed = await store.set_state(connection, name, state, now)
+        if changed is not None:
+            await record(connection, audit_entry(caller, f"subscription.{WORDS[state]}", name), now)
+        [answer] = await answers(runtime, connection, [changed or await known(connection, name)])
+        return answer
+
+
+def _test_of(subscription: Subscription, now: datetime) -> Delivery:
+    transaction_id = uuid7(now)
+    return Delivery(
+        subscription=subscription.name,
+        message_id=f"tst_{transaction_id}",
+        transaction_id=transaction_id,
+        offset=0,
+        producer_group="halfnote",
+        topic=TEST_TOPIC,
+        key=None,
+        tag=None,
+        headers={},
+        content_type="application/json",
+        body=b'{"type":"halfnote.test"}',
+        committed_at=now,
+        attempt=1,
+    )

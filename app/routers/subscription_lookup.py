@@ -1,0 +1,64 @@
+"""Finds a subscription and builds its answer, for all subscription routes."""
+
+from app.database.connection import Connection
+from app.errors import SubscriptionUnknown
+from app.runtime.state import Runtime
+from app.schemas.subscriptions import SubscriptionAnswer
+from app.secrets.signatures import public_key
+from app.secrets.vault import SUBSCRIPTION_SECRETS, Vault
+from app.secrets.webhook_headers import names_of
+from app.store.relay.lag import opened
+from app.store.subscriptions import subscriptions as store
+from app.store.subscriptions.subscriptions import Subscription
+from app.verdicts import BreakerState, SubscriptionState
+
+
+async def known(connection: Connection, name: str, *, lock: bool = False) -> Subscription:
+    """Return a subscription. Raises SubscriptionUnknown."""
+    subscription = await store.one(connection, name, lock=lock)
+    if subscription is None:
+        raise SubscriptionUnknown(f"There is no subscription `{name}`. PUT /subscriptions/<name> creates one.")
+    return subscription
+
+
+async def answers(
+    runtime: Runtime, connection: Connection, subscriptions: list[Subscription]
+) -> list[SubscriptionAnswer]:
+    """Return the answers of subscriptions, with the circuit breakers that are open now."""
+    reasons = await opened(connection, [one.subscription_id for one in subscriptions]) if subscriptions else {}
+    return [answer_of(runtime.vault, one, reasons.get(one.subscription_id)) for one in subscriptions]
+
+
+def answer_of(vault: Vault, subscription: Subscription, opened_because: str | None) -> SubscriptionAnswer:
+    """Return the answer of a subscription. `opened_because` is set if one of its circuit breakers is open."""
+    is_open = subscription.state is SubscriptionState.ACTIVE and opened_because is not None
+    return SubscriptionAnswer(
+        name=subscription.name,
+        topics=subscription.topics,
+        filters=subscription.filters,
+        destination=_destination(vault, subscription),
+        start=subscription.start,
+        ordered=subscription.ordered,
+        on_dead=subscription.on_dead,
+        shards=subscription.shards,
+        max_in_flight=subscription.max_in_flight,
+        rate_per_s=subscription.asked_rate_per_s,
+        timeout_s=subscription.timeout_s,
+        retry=subscription.retry,
+        state=BreakerState.OPEN.value if is_open else subscription.state.value,
+        state_reason=opened_because if is_open else subscription.state_reason,
+        created_at=subscription.created_at,
+        updated_at=subscription.updated_at,
+    )
+
+
+def _destination(vault: Vault, subscription: Subscription) -> dict[str, object]:
+    stored = subscription.destination
+    if stored["type"] != "webhook":
+        return stored
+    # Only a private key has a public key. No other secret is opened for an answer.
+    key = None
+    if stored.get("signing") == "v1a":
+        key = public_key(vault.secrets(SUBSCRIPTION_SECRETS, subscription.name, subscription.secrets)[0].secret)
+    names = names_of(stored)
+    return {**stored, "header_names": names, "public_key": key, "granted_rate_per_s": subscription.granted_per_s}

@@ -1,0 +1,1 @@
+"""What one process holds, its health, and the loop runner."""

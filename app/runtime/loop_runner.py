@@ -1,0 +1,85 @@
+"""Run loops: repeat a step, wait between steps, and retry a failed step with backoff."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from datetime import datetime
+from time import monotonic
+from typing import Protocol
+
+import structlog
+
+from app.runtime.state import Runtime
+
+log = structlog.get_logger(__name__)
+
+LONGEST_BACKOFF_S = 10.0
+
+
+class Result(Protocol):
+    """The result of a step. With `more` the next step follows at once."""
+
+    @property
+    def more(self) -> bool: ...
+
+
+@dataclass(frozen=True, slots=True)
+class StepResult:
+    """A step's result: how much it did, and whether more is waiting."""
+
+    done: int = 0
+    more: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Loop:
+    """A step that is taken every `every_s` seconds.
+
+    `wake` ends the wait early, but steps begin at least `min_interval_s` apart. `drain` is awaited once after the last
+    step: it settles what is in flight and releases leases.
+    """
+
+    name: str
+    step: Callable[[Runtime, datetime], Awaitable[Result]]
+    every_s: float
+    wake: asyncio.Event | None = None
+    drain: Callable[[Runtime], Awaitable[None]] | None = None
+    min_interval_s: float = 0.0
+
+
+async def run(loop: Loop, runtime: Runtime, stopping: asyncio.Event) -> None:
+    """Take steps until `stopping` is set; the current step is finished first."""
+    # A first step that never ends counts as late, like any other.
+    runtime.heartbeats[loop.name], runtime.every_s[loop.name] = monotonic(), loop.every_s
+    backoff_s = 0.0
+    while not stopping.is_set():
+        if loop.wake is not None:
+            loop.wake.clear()
+        began = monotonic()
+        try:
+            result = await loop.step(runtime, runtime.clock.now())
+        except Exception as error:
+            backoff_s = min(LONGEST_BACKOFF_S, max(0.2, backoff_s * 2))
+            log.warning("loop_failed", loop=loop.name, error=str(error), kind=type(error).__name__, retry_s=backoff_s)
+            await wait(backoff_s, stopping, None)
+            continue
+        backoff_s = 0.0
+        runtime.heartbeats[loop.name] = monotonic()
+        if not result.more:
+            await wait(loop.every_s, stopping, loop.wake)
+            # The first wake-up is followed at once; later ones within the interval share the next step.
+            remaining_s = loop.min_interval_s - (monotonic() - began)
+            if remaining_s > 0 and not stopping.is_set():
+                await wait(remaining_s, stopping, None)
+    if loop.drain is not None:
+        await loop.drain(runtime)
+
+
+async def wait(seconds: float, stopping: asyncio.Event, wake: asyncio.Event | None) -> None:
+    """Wait for `seconds`, or until `stopping` or `wake` is set."""
+    waiting = [asyncio.ensure_future(event.wait()) for event in (stopping, wake) if event is not None]
+    try:
+        await asyncio.wait(waiting, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        for waiter in waiting:
+            waiter.cancel()

@@ -1,0 +1,66 @@
+"""The parts of one running process of the service."""
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+from uuid import uuid4
+
+from app.admission.authenticator import Authenticator
+from app.admission.load_limits import LoadLimits
+from app.admission.request_guard import RequestGuard
+from app.clock import Clock
+from app.config import Settings
+from app.coordinator.commit_lanes import CommitLanes
+from app.database.connection import Database, PoolShare
+from app.database.notifier import WakeUps
+from app.egress.http_client import EgressClient
+from app.egress.network_policy import NetworkPolicy
+from app.observability.metrics import Metrics
+from app.runtime.single_flight import SingleFlight
+from app.secrets.vault import Vault
+
+if TYPE_CHECKING:  # OpenTelemetry is an optional dependency
+    from app.observability.tracing import Tracing
+    from app.runtime.health_checks import DatabaseFound
+
+
+@dataclass(slots=True)
+class Runtime:
+    """The parts that requests and loops share. Created at start, closed at stop."""
+
+    settings: Settings
+    database: Database
+    # The part of the pool that requests use, so that a burst of them leaves connections to the loops and to `readyz`.
+    request_pool: PoolShare
+    clock: Clock
+    metrics: Metrics
+    lanes: CommitLanes
+    guard: RequestGuard
+    network_policy: NetworkPolicy
+    vault: Vault
+    authenticator: Authenticator
+    load_limits: LoadLimits
+    # Two clients, so that check-back never waits for a connection of a slow subscriber.
+    checks_http: EgressClient
+    deliveries_http: EgressClient
+    wake_ups: WakeUps
+    # None: traces are not exported.
+    tracing: "Tracing | None" = None
+    # The owner of this process's leases.
+    owner: str = field(default_factory=lambda: uuid4().hex)
+    # True while new halves are refused: by HALFNOTE_ACCEPT, by `halfnote drain`, or because the process stops.
+    refusing_halves: bool = False
+    stopping: bool = False
+    # Whether API keys were read once; the declared topics, None if any topic is accepted; the version of that list.
+    keys_read: bool = False
+    declared: frozenset[str] | None = None
+    declared_version: str | None = None
+    # For each loop, the monotonic seconds of its last finished turn, and its interval; for `readyz`.
+    heartbeats: dict[str, float] = field(default_factory=dict)
+    every_s: dict[str, float] = field(default_factory=dict)
+    # The last results of `readyz` and `version` from the database. Both calls need no key, so they are shared.
+    found: "SingleFlight[DatabaseFound]" = field(default_factory=SingleFlight)
+    versions: "SingleFlight[tuple[str | None, str]]" = field(default_factory=SingleFlight)
+
+    def follow_switch(self, accept: str) -> None:
+        """Refuse new halves if the switch or the settings say `ends`, or if the process stops."""
+        self.refusing_halves = self.stopping or "ends" in (accept, self.settings.accept)

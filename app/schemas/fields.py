@@ -1,0 +1,100 @@
+"""Field types that the request and answer models share: names, ids, times, whole numbers."""
+
+import re
+from datetime import UTC, datetime
+from typing import Annotated
+from uuid import UUID
+
+from fastapi import Path
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
+
+from app.field_rules import NAME_MAX, REASON_MAX, has_control_character
+
+
+def _clean(value: str) -> str:
+    if has_control_character(value):
+        raise ValueError("control characters are not allowed")
+    return value
+
+
+# The pattern is for the document; `_clean` decides, because Python's `$` also matches before a last newline.
+_NAME = {"min_length": 1, "max_length": NAME_MAX, "json_schema_extra": {"pattern": r"^[^\u0000-\u001f\u007f]*$"}}
+Name = Annotated[str, Field(**_NAME), AfterValidator(_clean)]
+NamePath = Annotated[str, Path(**_NAME), AfterValidator(_clean)]
+_UUID = re.compile(r"[0-9a-fA-F]{8}(?:-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}")
+_RFC_3339 = re.compile(r"\d{4}-\d\d-\d\d[Tt]\d\d:\d\d:\d\d(?:\.\d+)?(?:[Zz]|[+-]\d\d:\d\d)", re.A)
+
+
+def _canonical(value: object) -> object:
+    # pydantic also takes braces, `urn:uuid:` and bytes, which the document does not promise.
+    if isinstance(value, str) and not _UUID.fullmatch(value):
+        raise ValueError("a UUID is 36 characters, as 0193a7d6-a5c8-7b1e-8f00-1030a1030a10")
+    return value
+
+
+def _rfc_3339(value: object) -> object:
+    # pydantic also takes numbers and times without an offset.
+    if not isinstance(value, str) or not _RFC_3339.fullmatch(value):
+        raise ValueError("a time is RFC 3339 with its offset, as 2026-11-21T08:00:00Z")
+    return value
+
+
+def _utc(value: datetime) -> datetime:
+    try:
+        return value.astimezone(UTC)
+    except OverflowError:
+        raise ValueError("a time must be between the years 1 and 9999") from None
+
+
+def _whole(value: object) -> object:
+    # pydantic also takes strings and true; to JSON Schema 184.0 is an integer.
+    if isinstance(value, float) and value.is_integer():
+        return int(value)
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise ValueError("must be a whole number")
+    return value
+
+
+# In a body; in a query everything is a string, and a plain int reads it.
+Whole = Annotated[int, BeforeValidator(_whole)]
+Id = Annotated[UUID, BeforeValidator(_canonical)]
+Time = Annotated[datetime, BeforeValidator(_rfc_3339), AfterValidator(_utc)]
+
+
+class Strict(BaseModel):
+    """A request or answer that refuses unknown fields."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class PageQuery(Strict):
+    """A page of a list that is ordered by name."""
+
+    cursor: Name | None = Field(None, description="`next_cursor` of the page before")
+    limit: int = Field(100, ge=1, le=1000, description="how many on a page")
+
+
+def _storable(value: str) -> str:
+    if "\x00" in value:
+        raise ValueError("NUL cannot be stored")
+    return value
+
+
+Reason = Annotated[
+    str,
+    Field(
+        min_length=1,
+        max_length=REASON_MAX,
+        description="the reason, for later readers of the audit",
+        examples=["the bank confirmed order 1030 by phone"],
+        json_schema_extra={"pattern": r"^[^\u0000]*$"},
+    ),
+    AfterValidator(_storable),
+]
+Actor = Annotated[
+    Name | None,
+    Field(
+        description="the person who decides; together with a key's name it is recorded as `erin (key dana)`",
+        examples=["dana"],
+    ),
+]

@@ -1,0 +1,182 @@
+"""Requests and answers of the producer-group routes."""
+
+import re
+from datetime import datetime
+from typing import Annotated, Any, Literal
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, SecretStr, WithJsonSchema
+
+from app.schemas.addresses import HOST, PORT
+from app.schemas.fields import Strict, Whole
+from app.secrets.signatures import secret_fault
+
+URLS_MAX = 16
+_URL = rf"https?://{HOST}({PORT})?([/?][!-\"$-~]*)?"
+_url = re.compile(_URL).fullmatch
+_GROUP4 = "[A-Za-z0-9+/]{4}"
+_SECRET = rf"whsec_({_GROUP4}){{8,20}}({_GROUP4}|[A-Za-z0-9+/]{{3}}=|({_GROUP4})?[A-Za-z0-9+/]{{2}}==)?"
+
+
+def _check_url(value: str) -> str:
+    if not _url(value):
+        raise ValueError("must be an http:// or https:// URL in ASCII, without user, password or fragment")
+    return value
+
+
+def _check_secret(value: SecretStr) -> SecretStr:
+    fault = secret_fault(value.get_secret_value())
+    if fault:
+        raise ValueError(fault)
+    return value
+
+
+CheckUrlText = Annotated[
+    str,
+    AfterValidator(_check_url),
+    WithJsonSchema({"type": "string", "format": "uri", "maxLength": 2048, "pattern": f"^{_URL}$"}),
+]
+SecretText = Annotated[
+    SecretStr,
+    AfterValidator(_check_secret),
+    WithJsonSchema({"type": "string", "pattern": f"^{_SECRET}$"}),
+]
+
+SHAPE_EXAMPLE: dict[str, Any] = {
+    "check_urls": ["http://127.0.0.1:9000/halfnote/check"],
+    "immunity_s": 6,
+    "interval_s": 30,
+    "max_checks": 15,
+    "check_timeout_s": 5,
+    "unanswered_park_s": 259_200,
+    "on_exhausted": "rollback",
+    "check_max_in_flight": 32,
+    "ping_interval_s": 60,
+}
+EXAMPLE: dict[str, Any] = {
+    "name": "shop",
+    **SHAPE_EXAMPLE,
+    "created_at": "2026-11-21T08:00:00Z",
+    "updated_at": "2026-11-21T08:00:00Z",
+    "urls": [
+        {
+            "url": "http://127.0.0.1:9000/halfnote/check",
+            "last_ok": "2026-11-21T08:01:00Z",
+            "last_error": None,
+            "last_error_at": None,
+        }
+    ],
+}
+
+
+class GroupPut(Strict):
+    """A producer group in a PUT. Durations are seconds. A missing field gets its default."""
+
+    model_config = ConfigDict(json_schema_extra={"examples": [SHAPE_EXAMPLE]})
+
+    check_urls: Annotated[
+        list[CheckUrlText],
+        Field(
+            min_length=1,
+            max_length=URLS_MAX,
+            description="used in rotation; the next URL at once if one does not answer",
+            json_schema_extra={"uniqueItems": True},
+        ),
+    ]
+    immunity_s: Whole = Field(
+        6, ge=1, le=86_400, description="check immunity: time before the first check of a new half"
+    )
+    interval_s: Whole = Field(30, ge=1, le=86_400, description="time between checks")
+    max_checks: Whole = Field(15, ge=1, le=1000, description="answered checks until `on_exhausted`")
+    check_timeout_s: Whole = Field(5, ge=1, le=60, description="time for a whole answer, for each URL")
+    unanswered_park_s: Whole = Field(
+        259_200, ge=60, le=2_592_000, description="time without an answered check after which a transaction is parked"
+    )
+    on_exhausted: Literal["rollback", "park"] = Field(
+        "rollback", description="the result of `max_checks` answers of unknown"
+    )
+    check_max_in_flight: Whole = Field(32, ge=1, le=1000, description="checks in flight at once, over all replicas")
+    ping_interval_s: Whole = Field(60, ge=5, le=86_400, description="how often each URL is pinged")
+    secret: SecretText | None = Field(None, description="signs checks and pings; created for a new group if not given")
+
+
+class UrlState(BaseModel):
+    """The last results of one check URL, from checks and pings."""
+
+    url: str
+    last_ok: datetime | None = Field(description="the time of its last answer")
+    last_error: str | None = Field(description="the error of its last failure")
+    last_error_at: datetime | None
+
+
+class GroupAnswer(BaseModel):
+    """A producer group, without its secret."""
+
+    model_config = ConfigDict(json_schema_extra={"examples": [EXAMPLE]})
+
+    name: str
+    check_urls: list[str]
+    immunity_s: int
+    interval_s: int
+    max_checks: int
+    check_timeout_s: int
+    unanswered_park_s: int
+    on_exhausted: Literal["rollback", "park"]
+    check_max_in_flight: int
+    ping_interval_s: int
+    created_at: datetime
+    updated_at: datetime
+    urls: list[UrlState] = Field(description="one for each of `check_urls`")
+
+
+class GroupCreated(GroupAnswer):
+    """A new producer group, with its secret unless the request gave one."""
+
+    secret: str | None = Field(description="shown only in this answer; null if the request gave it")
+
+
+class GroupList(BaseModel):
+    """A page of producer groups, by name."""
+
+    items: list[GroupAnswer]
+    next_cursor: str | None = Field(description="send it as `cursor` for the next page; null: this was the last")
+
+
+class PingResult(BaseModel):
+    """The result of a ping of one URL."""
+
+    url: str
+    ok: bool = Field(description="answered with 2xx in time")
+    status: int | None
+    duration_ms: int
+    error: str | None
+
+
+class PingAnswer(BaseModel):
+    """The result of a ping of each URL."""
+
+    model_config = ConfigDict(
+        json_schema_extra={
+            "examples": [
+                {
+                    "results": [
+                        {
+                            "url": "http://127.0.0.1:9000/halfnote/check",
+                            "ok": True,
+                            "status": 204,
+                            "duration_ms": 3,
+                            "error": None,
+                        }
+                    ]
+                }
+            ]
+        }
+    )
+
+    results: list[PingResult]
+
+
+class NewSecret(BaseModel):
+    """A new secret."""
+
+    secret: str = Field(description="shown this once", examples=["whsec_" + "M" * 43 + "="])
+    former_signs_until: datetime | None = Field(description="until then the former secret signs as well")

@@ -1,0 +1,1 @@
+"""Secrets at rest and signatures."""

@@ -1,0 +1,201 @@
+"""Seal and open secrets at rest: AES-256-GCM by the keys of a file.
+
+A sealed column's JSON is `{"key": <id>, "sealed": <base64 of a nonce of 12 bytes and the ciphertext>}`. Column and row
+are authenticated with the ciphertext, so a ciphertext that is copied to another row does not open there. An empty value
+hides nothing and is stored as it is. Check constraints of the tables refuse any other value.
+"""
+
+import base64
+import binascii
+import contextlib
+import os
+import re
+import secrets
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, TypeAlias
+
+import msgspec
+from cryptography.exceptions import InvalidTag
+from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+
+from app.errors import SecretsUnreadable
+from app.secrets.signatures import Secret, load
+
+Column: TypeAlias = Literal["producer_group.secrets", "subscription.secrets", "subscription.credentials"]
+GROUP_SECRETS: Column = "producer_group.secrets"
+SUBSCRIPTION_SECRETS: Column = "subscription.secrets"
+CREDENTIALS: Column = "subscription.credentials"
+
+KEY_BYTES, NONCE_BYTES = 32, 12
+# Opened secrets that a process caches, so that no check or delivery waits for a decryption.
+CACHE_SIZE = 10_000
+
+_key_line = re.compile(r"([0-9a-f]{8}) ([A-Za-z0-9+/]{43}=)").fullmatch
+
+
+class BadSecretsKeyFile(ValueError):
+    """The key file is unusable; the text says why."""
+
+
+@dataclass(frozen=True, slots=True)
+class SealingKeys:
+    """The keys of a file by id. `newest`, the id on the last line, is the key that seals."""
+
+    by_id: Mapping[str, AESGCM]
+    newest: str
+
+
+def new_key() -> str:
+    """Return a line for the key file: the id of a new key and its 256 bits in base64."""
+    return f"{secrets.token_hex(4)} {base64.b64encode(secrets.token_bytes(KEY_BYTES)).decode()}"
+
+
+def read_keys(path: Path) -> SealingKeys:
+    """Return the keys of a file. Raises BadSecretsKeyFile."""
+    try:
+        text = path.read_text("ascii")
+    except (OSError, UnicodeDecodeError) as error:
+        raise BadSecretsKeyFile(f"the key file {path} cannot be read: {error}") from error
+    by_id: dict[str, AESGCM] = {}
+    for number, line in enumerate(text.splitlines(), 1):
+        if not line.strip() or line.startswith("#"):
+            continue
+        found = _key_line(line.strip())
+        if found is None:
+            raise BadSecretsKeyFile(f"line {number} of the key file {path} is not a key")
+        if found[1] in by_id:
+            raise BadSecretsKeyFile(f"line {number} of the key file {path} repeats the id {found[1]}")
+        by_id[found[1]] = AESGCM(base64.b64decode(found[2]))
+    if not by_id:
+        raise BadSecretsKeyFile(f"the key file {path} has no key")
+    return SealingKeys(by_id, list(by_id)[-1])
+
+
+def make_key_file(path: Path) -> None:
+    """Make a key file with one key that only its owner may read, unless the file exists. Raises OSError.
+
+    The file appears whole, and is on the disk before a key of it seals anything.
+    """
+    if path.exists():
+        return
+    fresh = path.with_name(f"{path.name}.{secrets.token_hex(4)}")
+    with open(os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="ascii") as file:
+        file.write(new_key() + "\n")
+        file.flush()
+        os.fsync(file.fileno())
+    try:
+        # Unlike a rename, a link does not replace a file that another process has just made.
+        with contextlib.suppress(FileExistsError):
+            os.link(fresh, path)
+    finally:
+        fresh.unlink()
+    if os.name == "posix":
+        directory = os.open(path.parent, os.O_RDONLY)
+        try:
+            os.fsync(directory)
+        finally:
+            os.close(directory)
+
+
+class Vault:
+    """Seals and opens secrets by the keys of a file.
+
+    The file is read at the first use, and again when a stored value names a key that was not in it.
+    """
+
+    def __init__(self, path: Path | None) -> None:
+        self._path = path
+        self._keys: SealingKeys | None = None
+        self._opened: dict[tuple[str, str], Any] = {}
+
+    def seal(self, column: Column, name: str, value: Any) -> Any:
+        """Return the JSON to store in the row `name`, sealed by the newest key; an empty value stays as it is.
+
+        Raises SecretsUnreadable if there is no key.
+        """
+        if not value:
+            return value
+        keys = self._keys or self._read()
+        nonce = os.urandom(NONCE_BYTES)
+        ciphertext = keys.by_id[keys.newest].encrypt(nonce, msgspec.json.encode(value), _authenticated(column, name))
+        return {"key": keys.newest, "sealed": base64.b64encode(nonce + ciphertext).decode()}
+
+    def open(self, column: Column, name: str, stored: Any) -> Any:
+        """Return the JSON that was sealed; an empty value is stored as it is.
+
+        Raises SecretsUnreadable for a missing key, for a value that does not open, and for one in plain text.
+        """
+        if not stored:
+            return stored
+        if not is_sealed(stored):
+            raise SecretsUnreadable(
+                f"The {column} of `{name}` is stored in plain text, which is never used. Replace it by a PUT with a "
+                "new secret or password.",
+            )
+        known = stored["sealed"], f"{column}:{name}"
+        if known not in self._opened:
+            if len(self._opened) >= CACHE_SIZE:
+                self._opened.clear()
+            self._opened[known] = self._decrypted(column, name, stored)
+        return self._opened[known]
+
+    def secrets(self, column: Column, name: str, stored: Any) -> list[Secret]:
+        """Return signing secrets. Raises SecretsUnreadable."""
+        return load(self.open(column, name, stored))
+
+    def lacks(self, used: Iterable[str]) -> list[str]:
+        """Return which of these keys the file lacks. Reads the file now, and does not change the key that seals."""
+        try:
+            known = read_keys(self._path).by_id if self._path is not None else {}
+        except BadSecretsKeyFile:
+            known = {}
+        return [key for key in used if key not in known]
+
+    def fresh(self) -> SealingKeys:
+        """Read the file again and return its keys. Raises SecretsUnreadable."""
+        return self._read()
+
+    def _decrypted(self, column: Column, name: str, stored: Mapping[str, Any]) -> Any:
+        key = stored["key"]
+        keys = self._keys or self._read()
+        if key not in keys.by_id:
+            # Another process may seal by a key that was added since the last read.
+            keys = self._read()
+        if key not in keys.by_id:
+            raise SecretsUnreadable(
+                f"The {column} of `{name}` is sealed by key {key}, which the key file lacks. Restore the key's line "
+                "from a backup. If the key is lost, replace the value by a PUT with a new secret or password.",
+                key=key,
+            )
+        try:
+            sealed = base64.b64decode(stored["sealed"], validate=True)
+            return msgspec.json.decode(
+                keys.by_id[key].decrypt(sealed[:NONCE_BYTES], sealed[NONCE_BYTES:], _authenticated(column, name))
+            )
+        except (InvalidTag, binascii.Error, ValueError) as error:
+            raise SecretsUnreadable(
+                f"The {column} of `{name}` does not open by key {key}: the key file has another key with this id, or "
+                "the value was changed or copied from another row. Restore the right key's line, or replace the value "
+                "by a PUT with a new secret or password.",
+                key=key,
+            ) from error
+
+    def _read(self) -> SealingKeys:
+        if self._path is None:
+            raise SecretsUnreadable("HALFNOTE_SECRETS_KEY_FILE is not set, so secrets cannot be sealed or opened.")
+        try:
+            self._keys = read_keys(self._path)
+        except BadSecretsKeyFile as error:
+            raise SecretsUnreadable(f"Secrets cannot be sealed or opened: {error}.") from error
+        return self._keys
+
+
+def is_sealed(stored: Any) -> bool:
+    """Return whether a column's JSON is sealed."""
+    return isinstance(stored, Mapping) and "sealed" in stored and "key" in stored
+
+
+def _authenticated(column: Column, name: str) -> bytes:
+    return f"{column}:{name}".encode()

@@ -1,0 +1,1 @@
+"""Inbound HTTP below the routes: the uvicorn protocol, connection limits, middleware, the fast path."""

@@ -1,0 +1,39 @@
+"""Sends `POST /half`, `/end` and `/messages` straight to their endpoints, past the framework.
+
+Speed decides the form here. An endpoint takes the runtime, the caller, the body and the trace context. It returns a
+status and a JSON body. The rules and errors are the same as on every other route: `RequestPipeline` holds them.
+"""
+
+from collections.abc import Awaitable, Callable, Mapping
+from typing import TypeAlias
+
+from starlette.datastructures import State
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from app.admission.route_roles import RULES
+from app.permissions import Caller
+from app.runtime.state import Runtime
+from app.server.request_pipeline import PipelineRoute, RequestPipeline
+
+# The last argument is the trace context, see app.observability.trace_context.
+Endpoint: TypeAlias = Callable[[Runtime, Caller, bytes, str | None], Awaitable[tuple[int, bytes]]]
+
+
+class FastPath:
+    """An ASGI app in front of `app`; `state.runtime` is set while the service runs."""
+
+    def __init__(self, app: ASGIApp, state: State, endpoints: Mapping[str, Endpoint]) -> None:
+        self._app = app
+        self._pipeline = RequestPipeline(state)
+        self._routes = {
+            path: PipelineRoute(endpoint, RULES["POST", path], template=path, method="POST")
+            for path, endpoint in endpoints.items()
+        }
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http":
+            route = self._routes.get(scope["path"])
+            if route is not None:
+                await self._pipeline.run(route, scope, receive, send)
+                return
+        await self._app(scope, receive, send)

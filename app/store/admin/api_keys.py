@@ -1,0 +1,159 @@
+"""Store API keys as SHA-256. Every change also changes the value of the switch `api_keys`, which processes poll."""
+
+from collections.abc import Collection
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+
+from app.database.connection import Connection
+
+CHANGED = "api_keys"
+HIGHEST = 2**31 - 1
+# How long processes keep an expired or revoked key in memory, so that they can answer with the reason.
+KNOWN_AFTER_END = timedelta(days=30)
+
+COLUMNS = """key_id, name, prefix, digest, role, producer_groups, topics, subscriptions, rate_per_s, created_at,
+  created_by, rotated_from, expires_at, revoked_at, last_used_at"""
+
+# The lock on the row puts changes in order: a reader of the new value also sees every earlier change.
+NOTE_CHANGE = """
+insert into service_switch (name, value, changed_at) values ($1, '1', $2)
+on conflict (name) do update
+set value = (service_switch.value::bigint + 1)::text, changed_at = excluded.changed_at
+"""
+VERSION = "select value from service_switch where name = $1"
+
+ADD = f"""
+insert into api_key (name, prefix, digest, role, producer_groups, topics, subscriptions, rate_per_s, created_at,
+  created_by, rotated_from, expires_at)
+values ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12)
+returning {COLUMNS}
+"""  # noqa: S608 -- names of columns
+
+# Each process reads the whole result after a change. There are about as many keys as client programs.
+KNOWN = f"""
+select {COLUMNS} from api_key
+where coalesce(revoked_at, 'infinity') > $1 and coalesce(expires_at, 'infinity') > $1
+"""  # noqa: S608
+
+# Primary key.
+ONE = f"select {COLUMNS} from api_key where key_id = $1"  # noqa: S608
+ONE_LOCKED = ONE + " for update"
+PAGE = f"select {COLUMNS} from api_key where key_id < $1 order by key_id desc limit $2"  # noqa: S608
+
+# Primary key. A revoked key never becomes valid again, and an overlap never extends a key.
+REVOKE = f"""
+update api_key set revoked_at = $2 where key_id = $1 and revoked_at is null returning {COLUMNS}
+"""  # noqa: S608
+EXPIRE = f"""
+update api_key set expires_at = least(expires_at, $2) where key_id = $1 returning {COLUMNS}
+"""  # noqa: S608
+
+# Primary key. The update changes no indexed column.
+USED = """
+update api_key set last_used_at = $2
+where key_id = any($1::int[]) and (last_used_at is null or last_used_at < $2)
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class NewApiKey:
+    """A key to store; scopes are names, or prefixes that end in `*`."""
+
+    name: str
+    prefix: str
+    digest: bytes
+    role: str
+    producer_groups: list[str]
+    topics: list[str]
+    subscriptions: list[str]
+    rate_per_s: float | None = None
+    created_by: str | None = None
+    rotated_from: int | None = None
+    expires_at: datetime | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ApiKey:
+    """A stored key. `last_used_at` is exact to the minute."""
+
+    key_id: int
+    name: str
+    prefix: str
+    digest: bytes
+    role: str
+    producer_groups: list[str]
+    topics: list[str]
+    subscriptions: list[str]
+    rate_per_s: float | None
+    created_at: datetime
+    created_by: str | None
+    rotated_from: int | None
+    expires_at: datetime | None
+    revoked_at: datetime | None
+    last_used_at: datetime | None
+
+
+async def note_change(connection: Connection, what: str, now: datetime) -> None:
+    """Change the switch of keys (or topics). Call it in the database transaction of the change, before the change."""
+    await connection.execute(NOTE_CHANGE, what, now)
+
+
+async def version(connection: Connection, what: str) -> str | None:
+    """Return the switch of keys (or topics), or None if they never changed. Read the switch before the rows."""
+    value: str | None = await connection.fetchval(VERSION, what)
+    return value
+
+
+async def add(connection: Connection, key: NewApiKey, now: datetime) -> ApiKey:
+    """Store a key."""
+    row = await connection.fetchrow(
+        ADD,
+        key.name,
+        key.prefix,
+        key.digest,
+        key.role,
+        key.producer_groups,
+        key.topics,
+        key.subscriptions,
+        key.rate_per_s,
+        now,
+        key.created_by,
+        key.rotated_from,
+        key.expires_at,
+    )
+    assert row is not None
+    return ApiKey(**row)
+
+
+async def known(connection: Connection, now: datetime) -> list[ApiKey]:
+    """Return every key that is valid or ended less than KNOWN_AFTER_END ago."""
+    return [ApiKey(**row) for row in await connection.fetch(KNOWN, now - KNOWN_AFTER_END)]
+
+
+async def one(connection: Connection, key_id: int, *, lock: bool = False) -> ApiKey | None:
+    """Return a key, or None."""
+    row = await connection.fetchrow(ONE_LOCKED if lock else ONE, key_id)
+    return ApiKey(**row) if row else None
+
+
+async def page(connection: Connection, below: int, limit: int) -> list[ApiKey]:
+    """Return keys with ids below `below`, newest first."""
+    return [ApiKey(**row) for row in await connection.fetch(PAGE, below, limit)]
+
+
+async def revoke(connection: Connection, key_id: int, now: datetime) -> ApiKey | None:
+    """Revoke a key at once; None if it does not exist or was revoked before."""
+    row = await connection.fetchrow(REVOKE, key_id, now)
+    return ApiKey(**row) if row else None
+
+
+async def expire(connection: Connection, key_id: int, at: datetime) -> ApiKey:
+    """Set the time at which a key expires, unless it expires earlier."""
+    row = await connection.fetchrow(EXPIRE, key_id, at)
+    assert row is not None
+    return ApiKey(**row)
+
+
+async def note_used(connection: Connection, key_ids: Collection[int], now: datetime) -> None:
+    """Store when these keys were last used."""
+    await connection.execute(USED, list(key_ids), now)

@@ -1,0 +1,97 @@
+"""Store the audit: one row per action of a person, in the same database transaction as the change, if there is one."""
+
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+import msgspec
+
+from app.database.connection import Connection
+
+HIGHEST = (1 << 63) - 1
+FORGOTTEN_AT_ONCE = 10_000
+
+ADD = """
+insert into audit (at, actor, key_id, role, what, target, detail) values ($1, $2, $3, $4, $5, $6, $7::text::jsonb)
+"""
+
+# Newest first: served by the primary key, or by audit_target if a target is given. Other filters read the whole table,
+# which is small.
+PAGE = """
+select audit_id, at, actor, key_id, role, what, target, detail from audit
+where audit_id < $1 and ($2::text is null or target = $2) and ($3::text is null or actor = $3)
+  and ($4::int is null or key_id = $4) and ($5::text is null or what = $5)
+  and ($6::timestamptz is null or at >= $6) and ($7::timestamptz is null or at < $7)
+order by audit_id desc limit $8
+"""
+
+# Served by audit_at.
+FORGET = f"""
+delete from audit where ctid = any(array(select ctid from audit where at < $1 limit {FORGOTTEN_AT_ONCE}))
+"""  # noqa: S608 -- a number of ours
+
+
+@dataclass(frozen=True, slots=True)
+class Act:
+    """An action: `what` such as `subscription.pause`, `target` a name or id, `detail` without bodies and secrets."""
+
+    what: str
+    target: str | None
+    detail: dict[str, Any]
+    actor: str | None = None
+    key_id: int | None = None
+    role: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class StoredAct:
+    """A stored action; `detail` is JSON text."""
+
+    audit_id: int
+    at: datetime
+    actor: str | None
+    key_id: int | None
+    role: str | None
+    what: str
+    target: str | None
+    detail: str
+
+
+@dataclass(frozen=True, slots=True)
+class AuditFilter:
+    """A filter of actions; all given fields must match."""
+
+    below: int = HIGHEST
+    target: str | None = None
+    actor: str | None = None
+    key_id: int | None = None
+    what: str | None = None
+    after: datetime | None = None
+    before: datetime | None = None
+
+
+async def record(connection: Connection, act: Act, now: datetime) -> None:
+    """Store an action."""
+    detail = msgspec.json.encode(act.detail).decode()
+    await connection.execute(ADD, now, act.actor, act.key_id, act.role, act.what, act.target, detail)
+
+
+async def page(connection: Connection, wanted: AuditFilter, limit: int) -> list[StoredAct]:
+    """Return actions, newest first."""
+    rows = await connection.fetch(
+        PAGE,
+        wanted.below,
+        wanted.target,
+        wanted.actor,
+        wanted.key_id,
+        wanted.what,
+        wanted.after,
+        wanted.before,
+        limit,
+    )
+    return [StoredAct(**row) for row in rows]
+
+
+async def forget(connection: Connection, before: datetime) -> int:
+    """Delete up to FORGOTTEN_AT_ONCE actions before a time; return how many."""
+    return int((await connection.execute(FORGET, before)).rpartition(" ")[2])

@@ -1,0 +1,115 @@
+"""Read the values of the gauges of `/metrics` from the database."""
+
+from dataclasses import dataclass
+from datetime import datetime
+
+from app.database.connection import Connection
+
+# check_back is small, so the statement reads all of it. It looks up each row in op by primary key, in the row's own day
+# (LATERAL … OFFSET 0), because a verdict may have arrived after the row was written. Ids contain their time, so the row
+# with the lowest id is the oldest.
+UNDECIDED = """
+with undecided as materialized (
+  select c.transaction_id, c.state from check_back c
+  left join lateral (select true as decided from op o where o.transaction_id = c.transaction_id offset 0) o on true
+  where o.decided is null
+)
+select count(*) filter (where u.state = 1) as in_doubt, count(*) filter (where u.state = 2) as parked,
+  (select h.born_at from half h where h.position < 1 and h.transaction_id = (
+    select transaction_id from undecided where state = 1 order by transaction_id limit 1
+  )) as oldest_born_at
+from undecided u
+"""
+
+# The oldest row of each producer group that can be called now (check_back_due), and of each subscription that can be
+# delivered to now (delivery_retry_due). Each is one index probe, which skips leased rows; their number is limited by
+# in_flight. A row that waits for its producer group, its subscription or other messages of its key does not wait for a
+# worker, so it does not count.
+OLDEST_DUE = """
+select (
+  select min(c.next_check_at) from producer_group g cross join lateral (
+    select b.next_check_at from check_back b
+    where b.producer_group = g.name and b.next_check_at <= $1 and (b.leased_until is null or b.leased_until <= $1)
+    order by b.next_check_at limit 1
+  ) c
+  where g.held_until is null or g.held_until <= $1
+) as check_at, (
+  select min(d.due_at) from subscription s cross join lateral (
+    select r.due_at from delivery_retry r
+    where r.subscription_id = s.subscription_id and r.replay = 0 and r.due_at <= $1
+      and (r.leased_until is null or r.leased_until <= $1)
+      and (s.ordered = 'none' or r.key is null or r.first_at is not null)
+    order by r.due_at limit 1
+  ) d
+  where s.deleted_at is null and s.state = 'active'
+    and not exists (select from checkpoint p where p.subscription_id = s.subscription_id and p.opened_at is not null)
+) as delivery_at
+"""
+
+# Counting stops at this number of retries per subscription.
+RETRIES_MOST = 10_000
+
+# There are few subscriptions. Each takes one probe and one bounded count in delivery_retry_tried. That index leaves out
+# messages without an attempt (there may be many that a producer delayed). Rows that are due, leased or part of a replay
+# all count: an attempt failed, and they are not settled.
+RETRIES = """
+select s.name, (
+  select r.first_at from delivery_retry r
+  where r.subscription_id = s.subscription_id and r.first_at is not null
+  order by r.first_at limit 1
+) as oldest_at, (
+  select count(*) from (
+    select from delivery_retry r
+    where r.subscription_id = s.subscription_id and r.first_at is not null limit $1
+  ) tried
+) as waiting
+from subscription s where s.deleted_at is null
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class UndecidedCounts:
+    """The numbers of transactions in doubt and parked, and when the oldest in doubt was born."""
+
+    in_doubt: int
+    parked: int
+    oldest_born_at: datetime | None
+
+
+async def undecided(connection: Connection) -> UndecidedCounts:
+    """Count the transactions that are in doubt or parked and have no verdict."""
+    row = await connection.fetchrow(UNDECIDED)
+    assert row is not None
+    return UndecidedCounts(**row)
+
+
+@dataclass(frozen=True, slots=True)
+class OldestDue:
+    """The times at which the oldest check, and the oldest delivery after its first attempt, became due (None: none)."""
+
+    check_at: datetime | None
+    delivery_at: datetime | None
+
+
+async def oldest_due(connection: Connection, now: datetime) -> OldestDue:
+    """Return the oldest due times of rows that wait for a worker."""
+    row = await connection.fetchrow(OLDEST_DUE, now)
+    assert row is not None
+    return OldestDue(**row)
+
+
+@dataclass(frozen=True, slots=True)
+class Retries:
+    """A subscription's messages that wait for a retry: how many, up to RETRIES_MOST, and the oldest first attempt.
+
+    `oldest_at` is None if there are none.
+    """
+
+    waiting: int
+    oldest_at: datetime | None
+
+
+async def retries_of(connection: Connection) -> dict[str, Retries]:
+    """Return the retries of every subscription by its name."""
+    rows = await connection.fetch(RETRIES, RETRIES_MOST)
+    return {row["name"]: Retries(row["waiting"], row["oldest_at"]) for row in rows}

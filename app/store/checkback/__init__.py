@@ -1,0 +1,1 @@
+"""SQL of producer groups, check-back and pings."""

@@ -1,0 +1,47 @@
+"""SQL for one transaction in doubt or parked: a check on request, and an `unknown` from `/end`."""
+
+from datetime import datetime
+from uuid import UUID
+
+from app.database.connection import Connection
+
+# An `unknown` from `/end` counts as the answer to the newest check, unless that check has an answer already. The lease
+# does not change, so a check in flight settles as usual.
+ANSWER_UNKNOWN = """
+update check_back
+set answered = answered + 1, last_answered = asked, unanswered = 0, unanswered_since = null
+where transaction_id = $1 and state = 1 and asked > last_answered
+"""
+
+# Primary keys, one partition each. A transaction that is not in doubt yet is swept now. A parked one becomes due and
+# stays parked, so that the policy never decides it. `xmax = 0` marks an inserted row; an updated row has an xmax.
+ASK_NOW = """
+with asked as (
+  insert into check_back as c (transaction_id, producer_group, state, swept_at, next_check_at)
+  select h.transaction_id, h.producer_group, 1, $2, $2
+  from half h
+  where h.transaction_id = $1 and h.position < 1
+    and not exists (select from op o where o.transaction_id = $1)
+  on conflict (transaction_id) do update set next_check_at = least(c.next_check_at, $2)
+  returning c.transaction_id, c.swept_at, c.xmax = 0 as swept
+), noted as (
+  insert into attempt (transaction_id, kind, at, outcome)
+  select a.transaction_id, 'swept', a.swept_at, 'swept' from asked a
+  where a.swept
+    and exists (select from day d where d.low <= a.transaction_id and d.high > a.transaction_id and d.state = 'open')
+)
+select true from asked
+"""
+
+
+async def answer_unknown(connection: Connection, transaction_id: UUID, now: datetime) -> None:
+    """Count an `unknown` from `/end` as the answer to the newest check."""
+    await connection.execute(ANSWER_UNKNOWN, transaction_id)
+
+
+async def ask_now(connection: Connection, transaction_id: UUID, now: datetime) -> bool:
+    """Make one transaction's check due at once, whether it is in doubt, parked or still in its check immunity.
+
+    Return False if the half does not exist or is decided already.
+    """
+    return bool(await connection.fetchval(ASK_NOW, transaction_id, now))

@@ -1,0 +1,182 @@
+"""SQL that settles checks. Each outcome is guarded by its lease."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from uuid import UUID
+
+from app.database.columns import Column, RowArrays, insert, same
+from app.database.connection import Connection
+from app.verdicts import CheckOutcome, Verdict
+
+# A lease is extended by this time while a policy's verdict is recorded. It is longer than the flush of an End.
+HOLD_S = 120
+
+CHECKS = RowArrays(
+    Column("transaction_id", "uuid"),
+    Column("epoch", "bigint"),
+    Column("number", "int"),
+    Column("at", "timestamptz"),
+    Column("outcome", "text"),
+    Column("verdict", "smallint"),
+    Column("url", "text"),
+    Column("status", "int"),
+    Column("duration_ms", "int"),
+    Column("error", "text"),
+    Column("response", "text"),
+    Column("over", "bool"),
+    Column("answered", "bool"),
+    Column("unanswered", "bool"),
+    Column("next_check_at", "timestamptz"),
+    Column("parked_reason", "text"),
+)
+ADJUSTMENTS = RowArrays(
+    Column("name", "text"), Column("halve", "bool"), Column("grow", "int"), Column("held_until", "timestamptz")
+)
+
+_CHECK_ATTEMPT = same(
+    "transaction_id", "at", "number", "outcome", "verdict", "status", "duration_ms", "error", "response", of="s"
+) | {"kind": "'check'", "source": "1", "destination": "s.url"}
+_NOW = f"${CHECKS.next}"
+
+# One statement for a batch. Each check writes an attempt, unless its day was removed. The row of a decided transaction
+# is removed under any lease; other columns are written only while the lease is held. A check that `/end` answered
+# meanwhile (last_answered) counts once, and does not count as unanswered even if its call failed. A transaction that
+# this statement parks (in doubt in its snapshot, and no verdict arrived meanwhile) is returned. It also gets an
+# attempt, because its row is deleted with its verdict.
+SETTLE = f"""
+with s as materialized (
+  select * from {CHECKS.unnest("s")}
+), noted as (
+  {insert("attempt", _CHECK_ATTEMPT, "from s")}
+  where s.outcome is not null and exists (
+    select from day d where d.low <= s.transaction_id and d.high > s.transaction_id and d.state <> 'gone'
+  )
+  order by s.transaction_id
+), removed as (
+  delete from check_back where transaction_id = any (array(select transaction_id from s where over))
+), settled as (
+  update check_back c set
+    leased_until = null,
+    answered = c.answered + (s.answered and c.last_answered < s.number)::int,
+    last_answered = case when s.answered then greatest(c.last_answered, s.number) else c.last_answered end,
+    unanswered = case when s.unanswered and c.last_answered < s.number then c.unanswered + 1 else 0 end,
+    unanswered_since =
+      case when s.unanswered and c.last_answered < s.number then coalesce(c.unanswered_since, s.at) end,
+    state = case when s.parked_reason is not null and (not s.unanswered or c.last_answered < s.number)
+      then 2::smallint else c.state end,
+    parked_at = case when s.parked_reason is not null and (not s.unanswered or c.last_answered < s.number)
+      then {_NOW} else c.parked_at end,
+    parked_reason = case when s.parked_reason is not null and (not s.unanswered or c.last_answered < s.number)
+      then s.parked_reason else c.parked_reason end,
+    next_check_at = case when c.state = 2 then null
+      when s.parked_reason is null then s.next_check_at
+      when s.unanswered and c.last_answered >= s.number then {_NOW} end
+  from s
+  where c.transaction_id = any (array(select transaction_id from s where not over))
+    and c.transaction_id = s.transaction_id and c.lease_epoch = s.epoch
+  returning c.transaction_id, c.state, s.parked_reason
+), parked as materialized (
+  select p.transaction_id, p.parked_reason
+  from settled p
+  where p.state = 2 and p.parked_reason is not null
+    and exists (select from check_back b where b.transaction_id = p.transaction_id and b.state = 1 offset 0)
+    and not exists (select from op o where o.transaction_id = p.transaction_id offset 0)
+), park_noted as (
+  insert into attempt (transaction_id, kind, at, outcome, error)
+  select p.transaction_id, 'parked', {_NOW}, 'parked', p.parked_reason
+  from parked p
+  where exists (
+    select from day d where d.low <= p.transaction_id and d.high > p.transaction_id and d.state <> 'gone'
+  )
+  order by p.transaction_id
+)
+select transaction_id from parked
+"""  # noqa: S608 -- constants
+
+# Under the extended lease, no other replica decides or parks a transaction while its policy's verdict is recorded.
+HOLD = """
+update check_back c set leased_until = $3::timestamptz + make_interval(secs => $4)
+from unnest($1::uuid[], $2::bigint[]) as h(transaction_id, epoch)
+where c.transaction_id = any ($1) and c.transaction_id = h.transaction_id and c.lease_epoch = h.epoch and c.state = 1
+returning c.transaction_id
+"""
+
+# The epoch rises, so that a late result of this check cannot overwrite the result of a later check.
+RELEASE = """
+update check_back c set leased_until = null, lease_epoch = c.lease_epoch + 1
+from unnest($1::uuid[], $2::bigint[]) as r(transaction_id, epoch)
+where c.transaction_id = any ($1) and c.transaction_id = r.transaction_id and c.lease_epoch = r.epoch
+"""
+
+# Each group's window has additive increase and multiplicative decrease, as in TCP.
+ADJUST = f"""
+update producer_group g set
+  check_window = greatest(1, least(g.check_max_in_flight,
+    case when a.halve then g.check_window / 2 else g.check_window + a.grow end)),
+  held_until = greatest(g.held_until, a.held_until)
+from {ADJUSTMENTS.unnest("a")}
+where g.name = a.name
+"""  # noqa: S608 -- constants
+
+
+@dataclass(frozen=True, slots=True)
+class SettledCheck:
+    """The outcome of one claimed transaction's check.
+
+    `outcome` None: no check was sent, so no attempt is written. `over`: the transaction is decided, or its half is
+    gone. Otherwise `parked_reason` parks it, or `next_check_at` is the time of its next check (a parked one stays
+    parked and has none).
+    """
+
+    transaction_id: UUID
+    epoch: int
+    number: int
+    at: datetime
+    outcome: CheckOutcome | None = None
+    verdict: Verdict | None = None
+    url: str | None = None
+    status: int | None = None
+    duration_ms: int | None = None
+    error: str | None = None
+    response: str | None = None
+    over: bool = False
+    answered: bool = False
+    unanswered: bool = False
+    next_check_at: datetime | None = None
+    parked_reason: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Adjustment:
+    """A change of one group's window (halved, or one step larger) and the time until which the group is held."""
+
+    name: str
+    halve: bool
+    grow: int
+    held_until: datetime | None
+
+
+async def settle(connection: Connection, checks: Sequence[SettledCheck], now: datetime) -> set[UUID]:
+    """Write a batch (ids distinct); return the transactions that it parked.
+
+    A row whose lease was lost is left to its new holder.
+    """
+    rows = await connection.fetch(SETTLE, *CHECKS.arrays(checks), now)
+    return {row["transaction_id"] for row in rows}
+
+
+async def hold(connection: Connection, leases: Sequence[tuple[UUID, int]], now: datetime) -> set[UUID]:
+    """Make leases (id, epoch) last HOLD_S more; return those that are still held and in doubt."""
+    rows = await connection.fetch(HOLD, *map(list, zip(*leases, strict=True)), now, HOLD_S)
+    return {row["transaction_id"] for row in rows}
+
+
+async def release(connection: Connection, leases: Sequence[tuple[UUID, int]]) -> None:
+    """Release leases (id, epoch), so that another replica sends the check at once."""
+    await connection.execute(RELEASE, *map(list, zip(*leases, strict=True)))
+
+
+async def adjust(connection: Connection, adjustments: Sequence[Adjustment]) -> None:
+    """Write the adjustments of groups (names distinct)."""
+    await connection.execute(ADJUST, *ADJUSTMENTS.arrays(adjustments))

@@ -1,0 +1,1 @@
+"""SQL of half messages, Ops, reissues, topics and transactions."""

@@ -1,0 +1,281 @@
+"""SQL that reads the history of a transaction from each table. Every statement is keyed by id, so it reads one day."""
+
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+from uuid import UUID
+
+from app.database.connection import Connection
+from app.store.relay.log import HASH
+from app.topic_patterns import match_sql
+from app.verdicts import (
+    CHECK_BACK_STATE_OF,
+    SOURCE_OF,
+    VERDICT_OF,
+    AttemptKind,
+    CheckBackState,
+    DeadLetterAction,
+    DeliveryState,
+    Source,
+    Verdict,
+)
+
+# The most attempts shown, the latest ones. A transaction with many subscriptions can have more than a person reads.
+ATTEMPTS_SHOWN = 1000
+
+# Served by half's primary key in one partition. Bodies are not read.
+STORED_MESSAGES = """
+select position, producer_group, topic, key, tag, headers, content_type, deliver_after_s, born_at, first_check_at,
+  context, reissued_from
+from half where transaction_id = $1 order by position
+"""
+
+# One statement, so op and check_back are of the same moment. Primary keys only, one partition each.
+RECORD = """
+select o.verdict, o.source, o.actor, o.reason, o.decided_at,
+  c.state as check_back, c.next_check_at, c.parked_reason,
+  r.reissued_as, r.at as reissued_at, r.actor as reissued_by, r.reason as reissue_reason
+from (values ($1::uuid)) as t(transaction_id)
+left join op o on o.transaction_id = t.transaction_id
+left join check_back c on c.transaction_id = t.transaction_id
+left join reissue r on r.transaction_id = t.transaction_id
+"""
+
+# Served by outbox's primary key in one partition.
+PUBLISHED = """
+select position, "offset", due_at, committed_at from outbox where transaction_id = $1 order by position
+"""
+
+# Served by attempt's primary key in one partition. The limit does not apply to kinds that happen once.
+ATTEMPTS = """
+select a.kind, a.at, a.number, a.outcome, a.position, s.name as subscription, a.verdict, a.source, a.destination,
+  a.status, a.duration_ms, a.error, a.response, a.replay
+from (
+  (select * from attempt where transaction_id = $1 and kind in ('swept', 'parked'))
+  union all
+  (select * from attempt where transaction_id = $1 and kind not in ('swept', 'parked')
+    order by attempt_id desc limit $2)
+) a left join subscription s on s.subscription_id = a.subscription_id
+"""
+
+# receipt and outbox: by their primary keys in one partition. The indexes of the mutable tables begin with the
+# subscription, because the relay reads them so. They are probed once for each subscription, of which there are few, by
+# offset: a transaction's offsets are consecutive, and the range finds the rows of every replay. A message is waiting if
+# a live subscription matches it (as in WINDOW), its shard's checkpoint is before it, and it has no row in any of these
+# tables.
+DELIVERIES = f"""
+with place as materialized (
+  select min("offset") as low, max("offset") as high from outbox where transaction_id = $1
+)
+select r.position, s.name as subscription, nullif(r.replay, 0) as replay, r.outcome as state, r.attempts, r.first_at,
+  r.settled_at as at, r.status, r.duration_ms, null::timestamptz as due_at, null as error, null as reason
+from receipt r join subscription s on s.subscription_id = r.subscription_id
+where r.transaction_id = $1
+union all
+select d.position, s.name, nullif(d.replay, 0), case when d.attempts = 0 then 'waiting' else 'in_retry' end,
+  d.attempts, d.first_at, null, null, null, d.due_at, d.last_error, null
+from place p cross join subscription s cross join lateral (
+  select * from delivery_retry d where d.subscription_id = s.subscription_id
+    and d."offset" between p.low and p.high and d.transaction_id = $1 offset 0
+) d
+union all
+select d.position, s.name, nullif(d.replay, 0), 'dead', d.attempts, d.first_at, d.died_at, d.status, null, null,
+  d.error, d.reason
+from place p cross join subscription s cross join lateral (
+  select * from dead_letter d where d.subscription_id = s.subscription_id
+    and d."offset" between p.low and p.high and d.transaction_id = $1 offset 0
+) d
+union all
+select o.position, s.name, null, 'waiting', 0, null, null, null, null, o.due_at, null, null
+from outbox o
+join half h on h.transaction_id = o.transaction_id and h.position = o.position
+join subscription s on s.deleted_at is null
+  and {match_sql("o.topic", "s.topics")}
+  and (coalesce(s.filters -> 'tags', '[]') in ('[]', 'null') or s.filters -> 'tags' ? o.tag)
+  and (coalesce(s.filters -> 'headers', 'null') = 'null' or h.headers @> (s.filters -> 'headers'))
+join checkpoint c on c.subscription_id = s.subscription_id and c."offset" < o."offset"
+  and (c.shards = 1 or {HASH.format("o")} % c.shards = c.shard)
+where o.transaction_id = $1
+  and not exists (
+    select from receipt r where r.transaction_id = o.transaction_id and r.position = o.position
+      and r.subscription_id = s.subscription_id and r.replay = 0
+  )
+  and not exists (
+    select from delivery_retry d where d.subscription_id = s.subscription_id and d.replay = 0
+      and d.transaction_id = o.transaction_id and d.position = o.position
+  )
+  and not exists (
+    select from dead_letter d where d.subscription_id = s.subscription_id and d.replay = 0
+      and d.transaction_id = o.transaction_id and d.position = o.position
+  )
+order by 1, 2, 3 nulls first
+"""  # noqa: S608 -- an expression of ours
+
+# Served by redelivery_transaction.
+REDELIVERIES = """
+select x.position, s.name as subscription, nullif(x.replay, 0) as replay, x.what, x.actor, x.reason, x.at,
+  x.died_at, x.died_because, x.attempts
+from redelivery x left join subscription s on s.subscription_id = x.subscription_id
+where x.transaction_id = $1 order by x.redelivery_id
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class StoredMessage:
+    """A message of a half without its body. `headers` and `context` are JSON text; only position 0 has a context."""
+
+    position: int
+    producer_group: str
+    topic: str
+    key: str | None
+    tag: str | None
+    headers: str | None
+    content_type: str
+    deliver_after_s: float | None
+    born_at: datetime
+    first_check_at: datetime
+    context: str | None
+    reissued_from: UUID | None
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """The fields of a transaction's op, check_back row and reissue. They are None if there is no such row."""
+
+    verdict: Verdict | None
+    source: Source | None
+    actor: str | None
+    reason: str | None
+    decided_at: datetime | None
+    check_back: CheckBackState | None
+    next_check_at: datetime | None
+    parked_reason: str | None
+    reissued_as: UUID | None
+    reissued_at: datetime | None
+    reissued_by: str | None
+    reissue_reason: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class Published:
+    """The log entry of a committed message. `due_at` is set only if it was delayed."""
+
+    position: int
+    offset: int
+    due_at: datetime | None
+    committed_at: datetime
+
+
+@dataclass(frozen=True, slots=True)
+class Attempt:
+    """A row of `attempt`: a check, a failed delivery, a refused end, a sweep or a parking.
+
+    `outcome` is a CheckOutcome for a check and a DeliveryOutcome for a delivery; otherwise it repeats the kind.
+    """
+
+    kind: AttemptKind
+    at: datetime
+    number: int | None
+    outcome: str
+    position: int | None
+    subscription: str | None
+    verdict: Verdict | None
+    source: Source | None
+    destination: str | None
+    status: int | None
+    duration_ms: int | None
+    error: str | None
+    response: str | None
+    replay: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class DeliveryRecord:
+    """The delivery of a message to one subscription, live or in the replay `replay`.
+
+    `at`: when it was delivered or dropped, or died. `reason`: why it died.
+    """
+
+    position: int
+    subscription: str
+    replay: int | None
+    state: DeliveryState
+    attempts: int
+    first_at: datetime | None
+    at: datetime | None
+    status: int | None
+    duration_ms: int | None
+    due_at: datetime | None
+    error: str | None
+    reason: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class Redelivery:
+    """A person's action on a dead letter, with the time and reason of its death and its `attempts` until then.
+
+    `subscription` None: its row is gone.
+    """
+
+    position: int
+    subscription: str | None
+    replay: int | None
+    what: DeadLetterAction
+    actor: str | None
+    reason: str | None
+    at: datetime
+    died_at: datetime
+    died_because: str
+    attempts: int
+
+
+@dataclass(frozen=True, slots=True)
+class History:
+    """All rows of one transaction."""
+
+    transaction_id: UUID
+    messages: list[StoredMessage]
+    record: Record
+    published: list[Published]
+    attempts: list[Attempt]
+    deliveries: list[DeliveryRecord]
+    redeliveries: list[Redelivery]
+
+
+async def read_history(connection: Connection, transaction_id: UUID) -> History | None:
+    """Return the history of a transaction in one snapshot; None if there is no such half."""
+    async with connection.transaction(isolation="repeatable_read", readonly=True):
+        messages = [StoredMessage(**row) for row in await connection.fetch(STORED_MESSAGES, transaction_id)]
+        if not messages:
+            return None
+        record = await connection.fetchrow(RECORD, transaction_id)
+        assert record is not None
+        return History(
+            transaction_id,
+            messages,
+            _record(record),
+            [Published(**row) for row in await connection.fetch(PUBLISHED, transaction_id)],
+            [_attempt(row) for row in await connection.fetch(ATTEMPTS, transaction_id, ATTEMPTS_SHOWN)],
+            [_delivery(row) for row in await connection.fetch(DELIVERIES, transaction_id)],
+            [_redelivery(row) for row in await connection.fetch(REDELIVERIES, transaction_id)],
+        )
+
+
+def _record(row: Any) -> Record:
+    return Record(**{**row, **_op(row), "check_back": CHECK_BACK_STATE_OF[row["check_back"]]})
+
+
+def _attempt(row: Any) -> Attempt:
+    return Attempt(**{**row, **_op(row), "kind": AttemptKind(row["kind"])})
+
+
+def _delivery(row: Any) -> DeliveryRecord:
+    return DeliveryRecord(**{**row, "state": DeliveryState(row["state"])})
+
+
+def _redelivery(row: Any) -> Redelivery:
+    return Redelivery(**{**row, "what": DeadLetterAction(row["what"])})
+
+
+def _op(row: Any) -> dict[str, Any]:
+    return {"verdict": VERDICT_OF[row["verdict"]], "source": SOURCE_OF[row["source"]]}

@@ -1,0 +1,263 @@
+"""SQL of Ops: the recorded verdict of each transaction, and the outbox rows that a commit publishes."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+from uuid import UUID
+
+from app.database.advisory_locks import AdvisoryLock
+from app.database.columns import Column, RowArrays, same, selected
+from app.database.connection import Connection
+from app.verdicts import SOURCE_OF, VERDICT_OF, Source, Verdict
+
+ENDS = RowArrays(
+    Column("transaction_id", "uuid"),
+    Column("producer_group", "text"),
+    Column("verdict", "smallint"),
+    Column("source", "smallint"),
+    Column("actor", "text"),
+    Column("reason", "text"),
+    Column("from_check", "bool"),
+)
+READS = RowArrays(
+    Column("transaction_id", "uuid"),
+    Column("producer_group", "text"),
+    Column("verdict", "smallint"),
+    Column("source", "smallint"),
+)
+_RECORDED_AT, _READ_AT = f"${ENDS.next}::timestamptz", f"${READS.next}::timestamptz"
+
+# The columns of a row of RECORD_ENDS and READ_RECORDED, in the order in which `_fold` unpacks it.
+FOUND = ("transaction_id", "owner", "open", "verdict", "source", "decided_at", "position", "topic", "offset")
+
+
+def _found(values: Mapping[str, str]) -> str:
+    return selected({name: values[name] for name in FOUND})
+
+
+# One autocommit statement. Its parts run in this order:
+# 1. `known` looks up each id in half by primary key, each in its own partition (LATERAL … OFFSET 0), and in the day
+#    table, because a day that is being archived takes no more verdicts. `position < 1` and not `= 0`: with `= 0`, a
+#    plan that was made over an empty day could scan all of half_first_check, which holds only position 0.
+# 2. `decided` inserts op rows in id order, so two flushes never deadlock. A conflict means that another verdict is
+#    recorded.
+# 3. `locked` takes the offset lock, only if anything was committed and only after every op row is in. The count forces
+#    that order; otherwise two flushes could wait for each other's op row and lock. The lock lasts until the commit is
+#    visible, so offsets appear in order. clock_timestamp() and not now(): a statement that waited for the lock would
+#    date its offsets before those of the statement that had it.
+# 4. `sent` fills the outbox by batch order and then position, so a transaction's messages have consecutive offsets.
+# A from_check counts as the check's answer only while a check of that transaction is open.
+RECORD_ENDS = f"""
+with asked as materialized (
+  select * from {ENDS.unnest("a", ordinality="n")}
+), known as materialized (
+  select a.*, h.producer_group as owner,
+    case when a.from_check and a.source = 0 and exists (
+      select from check_back c where c.transaction_id = a.transaction_id and c.asked > 0
+    ) then 1::smallint else a.source end as told_by,
+    not exists (
+      select from day d where d.low <= a.transaction_id and d.high > a.transaction_id and d.state <> 'open'
+    ) as open
+  from asked a left join lateral (
+    select producer_group from half h where h.transaction_id = a.transaction_id and h.position < 1 offset 0
+  ) h on true
+), decided as (
+  insert into op (transaction_id, verdict, source, actor, reason, decided_at)
+  select transaction_id, verdict, told_by, actor, reason, {_RECORDED_AT}
+  from known where owner = coalesce(producer_group, owner) and open
+  order by transaction_id
+  on conflict do nothing
+  returning transaction_id, verdict, source, decided_at
+), locked as materialized (
+  select pg_advisory_xact_lock({AdvisoryLock.OFFSET}), clock_timestamp() as at
+  from (select count(*) filter (where verdict = 1) as commits from decided) c where c.commits > 0
+), sent as (
+  insert into outbox (transaction_id, position, "offset", topic, key, tag, due_at, committed_at)
+  select transaction_id, position, nextval('outbox_offset'), topic, key, tag,
+    at + make_interval(secs => deliver_after_s), at
+  from (
+    select m.*, l.at
+    from locked l, decided d join known k using (transaction_id), lateral (
+      select h.transaction_id, h.position, h.topic, h.key, h.tag, h.deliver_after_s
+      from half h where h.transaction_id = d.transaction_id offset 0
+    ) m
+    where d.verdict = 1 order by k.n, m.position
+  ) o
+  returning transaction_id, position, topic, "offset"
+)
+select {
+    _found(
+        same("transaction_id", "owner", "open", of="k")
+        | same("verdict", "source", "decided_at", of="d")
+        | same("position", "topic", "offset", of="s")
+    )
+}
+from known k left join decided d using (transaction_id) left join sent s using (transaction_id)
+order by k.n, s.position
+"""  # noqa: S608 -- constants
+
+# RECORD_ENDS for one end whose group is given and that is not from a check. It returns a row for each message, or one
+# row of nulls, if this end decided; and no row if anything prevented that. It is faster for one caller: it needs no
+# arrays, the planner opens only the id's own day because the id is a parameter, and a refusal's details are left out.
+# Its parameters are in the order of `_record_end`: generated arguments take several times as long.
+RECORD_END = f"""
+with stored as materialized (
+  select h.position, h.producer_group, h.topic, h.key, h.tag, h.deliver_after_s
+  from half h where h.transaction_id = $1::uuid
+), decided as (
+  insert into op (transaction_id, verdict, source, actor, reason, decided_at)
+  select $1, $3::smallint, $4::smallint, $5::text, $6::text, $7::timestamptz
+  from stored s
+  where s.position = 0 and s.producer_group = $2::text
+    and not exists (select from day d where d.low <= $1 and d.high > $1 and d.state <> 'open')
+  on conflict do nothing
+  returning verdict
+), locked as materialized (
+  select pg_advisory_xact_lock({AdvisoryLock.OFFSET}), clock_timestamp() as at from decided where verdict = 1
+), sent as (
+  insert into outbox (transaction_id, position, "offset", topic, key, tag, due_at, committed_at)
+  select $1, position, nextval('outbox_offset'), topic, key, tag, at + make_interval(secs => deliver_after_s), at
+  from (select s.*, l.at from locked l, stored s order by s.position) o
+  returning position, topic, "offset"
+)
+select b.position, b.topic, b."offset" from decided left join sent b on true
+"""  # noqa: S608
+
+# For ids that RECORD_ENDS did not decide: the recorded verdict. It is a second statement because the winner of a race
+# is not in the snapshot of the first. Served by the primary keys of op and outbox, one partition each. A refused end
+# leaves one `attempt` row (attempt_refused keeps it one), so the proof can name the source that contradicted a verdict.
+READ_RECORDED = f"""
+with asked as materialized (
+  select * from {READS.unnest("a")}
+), recorded as materialized (
+  select a.transaction_id, a.producer_group, a.verdict as asked_verdict, a.source as asked_source,
+    h.producer_group as owner, o.verdict, o.source, o.decided_at
+  from asked a left join lateral (
+    select verdict, source, decided_at from op o where o.transaction_id = a.transaction_id offset 0
+  ) o on true left join lateral (
+    select producer_group from half h where h.transaction_id = a.transaction_id and h.position < 1 offset 0
+  ) h on true
+), refused as (
+  insert into attempt (transaction_id, kind, at, outcome, verdict, source, destination)
+  select transaction_id, 'refused', {_READ_AT}, 'refused', asked_verdict, asked_source, producer_group
+  from recorded
+  where verdict is not null and asked_verdict > 0 and verdict <> asked_verdict
+    and owner = coalesce(producer_group, owner)
+  order by transaction_id
+  on conflict do nothing
+)
+select {
+    _found(
+        same("transaction_id", "owner", "verdict", "source", "decided_at", of="r")
+        | {"open": "true"}
+        | same("position", "topic", "offset", of="b")
+    )
+}
+from recorded r left join lateral (
+  select position, topic, "offset" from outbox b where b.transaction_id = r.transaction_id offset 0
+) b on true
+order by r.transaction_id, b.position
+"""  # noqa: S608 -- constants
+
+
+# Not frozen, like all dataclasses of a request: a frozen one takes four times as long to create.
+@dataclass(slots=True)
+class End:
+    """A verdict to record. With `verdict` None, `read_recorded` only reads the recorded one.
+
+    `producer_group` None skips the ownership check (checks, policy, people). `traceparent` is the context of the
+    request; it is not stored.
+    """
+
+    transaction_id: UUID
+    producer_group: str | None
+    verdict: Verdict | None
+    source: Source = Source.PRODUCER
+    actor: str | None = None
+    reason: str | None = None
+    from_check: bool = False
+    traceparent: str | None = None
+
+
+@dataclass(slots=True)
+class Recorded:
+    """The state of a transaction after an End.
+
+    `owner`: its producer group; None if there is no such half. `verdict` None: undecided, because the End was another
+    group's or the day is not open (`open` False). `messages`: position, topic and offset of each message of a committed
+    transaction. `fresh`: this End decided it.
+    """
+
+    owner: str | None
+    open: bool
+    verdict: Verdict | None
+    source: Source | None
+    decided_at: datetime | None
+    messages: tuple[tuple[int, str, int], ...]
+    fresh: bool
+
+
+async def record_ends(connection: Connection, ends: Sequence[End], now: datetime) -> dict[UUID, Recorded]:
+    """Record verdicts (ids distinct and sorted) and publish committed messages; return the result by id.
+
+    If `verdict` is None although the End was the owner's and the day is open, another End decided the transaction:
+    `read_recorded` returns its verdict.
+    """
+    if len(ends) == 1:
+        recorded = await _record_end(connection, ends[0], now)
+        if recorded is not None:
+            return {ends[0].transaction_id: recorded}
+        # It did not decide. The statement for batches returns the reason.
+    return await record_batch(connection, ends, now)
+
+
+async def record_batch(connection: Connection, ends: Sequence[End], now: datetime) -> dict[UUID, Recorded]:
+    """Record verdicts as `record_ends` does, always by the statement for batches."""
+    return _fold(await connection.fetch(RECORD_ENDS, *ENDS.arrays(ends), now), decided_now=True)
+
+
+async def _record_end(connection: Connection, end: End, now: datetime) -> Recorded | None:
+    """Record an end of a given group that is not from a check; None for other ends, and if it did not decide."""
+    if end.producer_group is None or end.from_check:
+        return None
+    rows = await connection.fetch(
+        RECORD_END,
+        end.transaction_id,
+        end.producer_group,
+        end.verdict,
+        end.source,
+        end.actor,
+        end.reason,
+        now,
+    )
+    if not rows:
+        return None
+    messages = () if rows[0][0] is None else tuple(sorted((row[0], row[1], row[2]) for row in rows))
+    return Recorded(end.producer_group, True, end.verdict, end.source, now, messages, True)
+
+
+async def read_recorded(connection: Connection, ends: Sequence[End], now: datetime) -> dict[UUID, Recorded]:
+    """Return the recorded verdict of each id, and write a `refused` attempt for each End that contradicts it.
+
+    An End without a verdict only reads.
+    """
+    return _fold(await connection.fetch(READ_RECORDED, *READS.arrays(ends), now), decided_now=False)
+
+
+def _fold(rows: Iterable[Any], *, decided_now: bool) -> dict[UUID, Recorded]:
+    """Gather FOUND rows (one for each message, ordered) into one Recorded for each id.
+
+    `decided_now`: a verdict in these rows was recorded by the statement that returned them.
+    """
+    found: dict[UUID, Recorded] = {}
+    for transaction_id, owner, is_open, verdict, source, decided_at, position, topic, offset in rows:
+        messages = () if position is None else ((position, topic, offset),)
+        before = found.get(transaction_id)
+        if before is not None:
+            messages = before.messages + messages
+        fresh = decided_now and verdict is not None
+        found[transaction_id] = Recorded(
+            owner, is_open, VERDICT_OF[verdict], SOURCE_OF[source], decided_at, messages, fresh
+        )
+    return found

@@ -1,0 +1,71 @@
+"""SQL of topics. A topic is stored when a half first uses it, or when it is declared."""
+
+from collections.abc import Collection
+from dataclasses import dataclass
+from datetime import datetime
+
+from app.database.connection import Connection
+from app.topic_patterns import TopicPatterns, match_sql
+
+# The switch that tells every process that the set of declared topics changed.
+CHANGED = "topics"
+
+# Served by topic's primary key; there are few subscriptions.
+PAGE = f"""
+select t.name as topic, t.first_seen_at, t.declared_at, array(
+  select s.name from subscription s
+  where s.deleted_at is null and {match_sql("t.name", "s.topics")} order by s.name
+) as subscriptions
+from topic t where t.name > $1 and ($3::text[] is null or {match_sql("t.name", "$3::text[]")})
+order by t.name limit $2
+"""  # noqa: S608 -- a condition of ours
+
+DECLARED = "select name from topic where declared_at is not null"
+# Primary key.
+UNDECLARED = """
+select n.name from unnest($1::text[]) as n(name)
+left join topic t on t.name = n.name and t.declared_at is not null where t.name is null
+"""
+# Primary key. To declare a topic again changes nothing.
+DECLARE = """
+insert into topic (name, first_seen_at, declared_at) values ($1, $2, $2)
+on conflict (name) do update set declared_at = excluded.declared_at where topic.declared_at is null
+returning true
+"""
+UNDECLARE = "update topic set declared_at = null where name = $1 and declared_at is not null returning true"
+
+
+@dataclass(frozen=True, slots=True)
+class Topic:
+    """A topic with the subscriptions whose topics match it; their tags and headers are ignored."""
+
+    topic: str
+    first_seen_at: datetime
+    declared_at: datetime | None
+    subscriptions: list[str]
+
+
+async def page(connection: Connection, after: str, limit: int, within: TopicPatterns | None = None) -> list[Topic]:
+    """Return up to `limit` topics in order of name: those after the name `after` that `within` matches (None: all)."""
+    patterns = None if within is None else within.patterns
+    return [Topic(**row) for row in await connection.fetch(PAGE, after, limit, patterns)]
+
+
+async def declared(connection: Connection) -> frozenset[str]:
+    """Return every declared topic."""
+    return frozenset(row[0] for row in await connection.fetch(DECLARED))
+
+
+async def undeclared(connection: Connection, names: Collection[str]) -> list[str]:
+    """Return those of these topics that are not declared."""
+    return [row[0] for row in await connection.fetch(UNDECLARED, list(names))]
+
+
+async def declare(connection: Connection, name: str, now: datetime) -> bool:
+    """Declare a topic; False if it was declared before."""
+    return bool(await connection.fetchval(DECLARE, name, now))
+
+
+async def undeclare(connection: Connection, name: str) -> bool:
+    """Undo a topic's declaration; False if it was not declared."""
+    return bool(await connection.fetchval(UNDECLARE, name))

@@ -1,0 +1,230 @@
+"""SQL that reads transactions: the state of one, and lists."""
+
+from dataclasses import dataclass, replace
+from datetime import datetime
+from time import monotonic
+from typing import Any
+from uuid import UUID
+
+from app.database.connection import Connection
+from app.verdicts import CHECK_BACK_STATE_OF, SOURCE_OF, VERDICT_OF, CheckBackState, Source, State, Verdict
+
+# A list reads this many rows at a time, until its page is full or SCAN_S is over. A filter that matches few rows must
+# not read a whole day in one request.
+WINDOW_ROWS = 5000
+SCAN_S = 0.5
+
+LOWEST = UUID(int=0)
+HIGHEST = UUID(int=(1 << 128) - 1)
+
+# The op decides before the check_back row: a check_back row that lost a race is stale, an op never is. Primary keys
+# only, one partition each. RECORD_ENDS says why the condition is `position < 1`.
+TRANSACTION_STATE = """
+select h.producer_group, o.verdict, c.state, h.first_check_at
+from half h
+left join op o on o.transaction_id = h.transaction_id
+left join check_back c on c.transaction_id = h.transaction_id
+where h.transaction_id = $1 and h.position < 1
+"""
+
+# The source of a list's ids within [$1, $2). `id`: half's primary key; the range prunes partitions. `key`: half_key,
+# which is in id order within a key; a transaction with several messages of the key counts once. `doubt`: check_back's
+# primary key; the table is small.
+SOURCES = {
+    "id": "select transaction_id from half where transaction_id >= $1 and transaction_id < $2 and position < 1",
+    "key": (
+        "select distinct transaction_id from half where key = {key} and transaction_id >= $1 and transaction_id < $2"
+    ),
+    "doubt": "select transaction_id from check_back where transaction_id >= $1 and transaction_id < $2",
+}
+
+# The lowest id of the next window; no row if the window holds all remaining ids.
+FLOORS = {
+    name: f"{source.format(key='$3')} order by transaction_id desc offset {WINDOW_ROWS - 1} limit 1"
+    for name, source in SOURCES.items()
+}
+# The highest id of the next window: one probe of the same index.
+NEXT = {name: f"{source.format(key='$3')} order by transaction_id desc limit 1" for name, source in SOURCES.items()}
+
+# One page of a window. Each lookup is a LATERAL … OFFSET 0, so it is a probe of a primary key in one partition and
+# never a join that reads a whole partition. A null filter does not filter. For `state` the op decides before
+# check_back.
+PAGE = """
+select h.transaction_id, h.producer_group, h.topic, h.key, h.born_at,
+  (select count(*) from half m where m.transaction_id = h.transaction_id) as message_count,
+  o.verdict, o.source, o.decided_at, c.state as check_back,
+  case when o.verdict is null and c.state is distinct from 2 then coalesce(c.next_check_at, h.first_check_at) end
+    as next_check_at,
+  c.parked_reason
+from ({source}) s
+cross join lateral (
+  select * from half h where h.transaction_id = s.transaction_id and h.position < 1 offset 0
+) h
+left join lateral (
+  select verdict, source, decided_at from op o where o.transaction_id = s.transaction_id offset 0
+) o on true
+left join lateral (
+  select state, next_check_at, parked_reason from check_back c where c.transaction_id = s.transaction_id offset 0
+) c on true
+where ($3::text is null or h.producer_group = $3)
+  and ($4::text is null or exists (
+    select from half t where t.transaction_id = s.transaction_id and t.topic = $4 offset 0
+  ))
+  and ($5::text is null or $5 = case
+    when o.verdict = 1 then 'committed' when o.verdict = 2 then 'rolled_back'
+    when c.state = 1 then 'in_doubt' when c.state = 2 then 'parked' else 'half' end)
+  and ($6::timestamptz is null or h.born_at >= $6)
+  and ($7::timestamptz is null or h.born_at < $7)
+order by s.transaction_id desc
+limit $8
+"""
+
+# A generic plan assumes a small range, reads all of it and sorts it. So each list gets a plan of its own.
+OWN_PLANS = "set local plan_cache_mode = force_custom_plan"
+
+PAGES = {name: PAGE.format(source=source.format(key="$9")) for name, source in SOURCES.items()}
+
+
+@dataclass(frozen=True, slots=True)
+class TransactionState:
+    """The producer group of a transaction, its state, and the time of its first check."""
+
+    producer_group: str
+    state: State
+    first_check_at: datetime
+
+
+@dataclass(frozen=True, slots=True)
+class TransactionFilter:
+    """The filters of a list; None does not filter. Ids are in [low, high), birth times in [born_after, born_before)."""
+
+    low: UUID = LOWEST
+    high: UUID = HIGHEST
+    producer_group: str | None = None
+    topic: str | None = None
+    key: str | None = None
+    state: State | None = None
+    born_after: datetime | None = None
+    born_before: datetime | None = None
+
+    @property
+    def source(self) -> str:
+        """The key of SOURCES for this filter."""
+        if self.key is not None:
+            return "key"
+        return "doubt" if self.state in (State.IN_DOUBT, State.PARKED) else "id"
+
+
+@dataclass(frozen=True, slots=True)
+class TransactionSummary:
+    """A transaction in a list. `topic` and `key` are its first message's; the verdict is None if it is undecided."""
+
+    transaction_id: UUID
+    producer_group: str
+    topic: str
+    key: str | None
+    born_at: datetime
+    message_count: int
+    verdict: Verdict | None
+    source: Source | None
+    decided_at: datetime | None
+    check_back: CheckBackState | None
+    next_check_at: datetime | None
+    parked_reason: str | None
+
+    @property
+    def state(self) -> State:
+        """The state of the transaction."""
+        return state_of(self.verdict, self.check_back)
+
+
+def state_of(verdict: Verdict | None, check_back: CheckBackState | None) -> State:
+    """Return the state of a transaction with this op and this check_back row; None: it has no such row."""
+    if verdict is not None:
+        return State.COMMITTED if verdict == Verdict.COMMIT else State.ROLLED_BACK
+    if check_back is None:
+        return State.HALF
+    return State.PARKED if check_back == CheckBackState.PARKED else State.IN_DOUBT
+
+
+async def transaction_state(connection: Connection, transaction_id: UUID) -> TransactionState | None:
+    """Return the state of a transaction, or None if there is no such half."""
+    row = await connection.fetchrow(TRANSACTION_STATE, transaction_id)
+    if row is None:
+        return None
+    state = state_of(VERDICT_OF[row["verdict"]], CHECK_BACK_STATE_OF[row["state"]])
+    return TransactionState(row["producer_group"], state, row["first_check_at"])
+
+
+async def list_transactions(
+    connection: Connection, wanted: TransactionFilter, limit: int, *, scan_s: float = SCAN_S
+) -> tuple[list[TransactionSummary], UUID | None]:
+    """Return up to `limit` transactions, newest first, and the `high` of the next page (None: there is none).
+
+    The scan stops after `scan_s` seconds, so a short or empty page may still have a next page.
+    """
+    found: list[TransactionSummary] = []
+    until = monotonic() + scan_s
+    high: UUID | None = wanted.high
+    async with connection.transaction(readonly=True):
+        await connection.execute(OWN_PLANS)
+        # One more than `limit`, to see whether there is a next page.
+        while high is not None and len(found) <= limit and (high == wanted.high or monotonic() < until):
+            window = replace(wanted, high=high)
+            floor = await window_floor(connection, window)
+            if floor is not None:
+                window = replace(window, low=floor)
+            found += await read_page(connection, window, limit + 1 - len(found))
+            high = floor
+        if len(found) > limit:
+            return found[:limit], found[limit - 1].transaction_id
+        return found, None if high is None else await _next_page(connection, replace(wanted, high=high))
+
+
+async def _next_page(connection: Connection, rest: TransactionFilter) -> UUID | None:
+    """Return the `high` of the page that continues below `rest.high`; None if no id is below.
+
+    The scan may have stopped at another group's transaction, so the answer must not contain its id.
+    """
+    key = () if rest.key is None else (rest.key,)
+    below: UUID | None = await connection.fetchval(NEXT[rest.source], rest.low, rest.high, *key)
+    return None if below is None else between(below, rest.high)
+
+
+def between(below: UUID, above: UUID) -> UUID:
+    """Return the id with the most trailing zero bits that is above `below` and not above `above`.
+
+    It is a boundary between both ids that reveals neither.
+    """
+    kept = (below.int ^ above.int).bit_length() - 1
+    return UUID(int=above.int >> kept << kept)
+
+
+async def window_floor(connection: Connection, wanted: TransactionFilter) -> UUID | None:
+    """Return the lowest id of the first WINDOW_ROWS below `wanted.high`; None if there are fewer."""
+    key = () if wanted.key is None else (wanted.key,)
+    floor: UUID | None = await connection.fetchval(FLOORS[wanted.source], wanted.low, wanted.high, *key)
+    return floor
+
+
+async def read_page(connection: Connection, wanted: TransactionFilter, limit: int) -> list[TransactionSummary]:
+    """Return the first `limit` transactions of a window, newest first."""
+    key = () if wanted.key is None else (wanted.key,)
+    rows = await connection.fetch(
+        PAGES[wanted.source],
+        wanted.low,
+        wanted.high,
+        wanted.producer_group,
+        wanted.topic,
+        wanted.state,
+        wanted.born_after,
+        wanted.born_before,
+        limit,
+        *key,
+    )
+    return [_summary(row) for row in rows]
+
+
+def _summary(row: Any) -> TransactionSummary:
+    words = {"verdict": VERDICT_OF[row["verdict"]], "source": SOURCE_OF[row["source"]]}
+    return TransactionSummary(**{**row, **words, "check_back": CHECK_BACK_STATE_OF[row["check_back"]]})

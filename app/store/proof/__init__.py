@@ -1,0 +1,1 @@
+"""SQL of the proof's findings and runs."""

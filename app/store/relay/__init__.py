@@ -1,0 +1,1 @@
+"""SQL of the outbox log, leases, checkpoints, retries and receipts."""

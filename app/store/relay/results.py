@@ -1,0 +1,259 @@
+"""SQL that records the outcomes of deliveries: one statement for all streams of a worker."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from enum import StrEnum
+
+from app.database.columns import Column, RowArrays, insert, same, selected
+from app.database.connection import Connection
+from app.store.relay.leases import Lease
+from app.store.relay.log import Outgoing
+from app.verdicts import DeliveryOutcome
+
+
+class SettlementResult(StrEnum):
+    """What a settlement records: a receipt, a (further) retry, a dead letter, or only the attempt."""
+
+    DELIVERED = "delivered"
+    RETRY = "retry"
+    DEAD = "dead"
+    NOTE = "note"
+
+
+# For the code that runs for each message: to read a member from its class takes several times as long.
+DELIVERED, RETRY, DEAD, NOTE = (
+    SettlementResult.DELIVERED,
+    SettlementResult.RETRY,
+    SettlementResult.DEAD,
+    SettlementResult.NOTE,
+)
+
+
+@dataclass(slots=True)
+class Settlement:
+    """The record of one message.
+
+    `attempts`: tries used up. `what`: the outcome in the attempt's record, None if nothing was sent or it was
+    delivered.
+    `digest`: the SHA-256 of the body that was delivered, computed from the bytes that were sent.
+    """
+
+    message: Outgoing
+    result: SettlementResult
+    attempts: int
+    at: datetime
+    first_at: datetime | None = None
+    due_at: datetime | None = None
+    what: DeliveryOutcome | None = None
+    status: int | None = None
+    duration_ms: int | None = None
+    error: str | None = None
+    response: str | None = None
+    reason: str | None = None
+    digest: bytes | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """The settlements of one stream under its lease: of shard `shard` of `shards`, live (`replay` 0) or of a replay.
+
+    `target` is the new checkpoint, None to leave it; `address` is the destination's, for the attempts.
+    """
+
+    lease: Lease
+    subscription_id: int
+    replay: int
+    shards: int
+    shard: int
+    target: int | None
+    address: str
+    settlements: Sequence[Settlement]
+
+
+# Parameters 1 and 2 of SETTLE are the owner and the time; then come three groups of arrays.
+STREAMS = RowArrays(
+    Column("name", "text", "lease.name"),
+    Column("epoch", "bigint", "lease.epoch"),
+    Column("subscription_id", "int"),
+    Column("replay", "int"),
+    Column("shards", "int"),
+    Column("shard", "int"),
+    Column("target", "bigint"),
+    Column("address", "text"),
+    first=3,
+)
+# `n` is the number of the row's stream, from 1.
+OUTCOMES = RowArrays(
+    Column("n", "int", given=True),
+    Column("transaction_id", "uuid", "message.transaction_id"),
+    Column("position", "smallint", "message.position"),
+    Column("offset", "bigint", "message.offset"),
+    Column("topic", "text", "message.topic"),
+    Column("key", "text", "message.key"),
+    Column("claim", "bigint", "message.claim"),
+    Column("result", "text"),
+    Column("attempts", "int"),
+    Column("first_at", "timestamptz"),
+    Column("due_at", "timestamptz"),
+    Column("digest", "bytea"),
+    Column("what", "text"),
+    Column("status", "int"),
+    Column("duration_ms", "int"),
+    Column("error", "text"),
+    Column("response", "text"),
+    Column("reason", "text"),
+    Column("at", "timestamptz"),
+    first=STREAMS.next,
+)
+# Most messages of the log are delivered at the first try. They have arrays of their own, because they need few columns,
+# and building the arrays is most of the client's work here.
+FIRST_TRIES = RowArrays(
+    Column("n", "int", given=True),
+    Column("transaction_id", "uuid", "message.transaction_id"),
+    Column("position", "smallint", "message.position"),
+    Column("offset", "bigint", "message.offset"),
+    Column("first_at", "timestamptz"),
+    Column("digest", "bytea"),
+    Column("status", "int"),
+    Column("duration_ms", "int"),
+    first=OUTCOMES.next,
+)
+
+_MESSAGE = ("subscription_id", "replay", "transaction_id", "position")
+# A delivery_retry row may carry a copy of its message; a dead letter takes it over.
+_COPY = ("producer_group", "tag", "headers", "content_type", "body", "body_digest", "committed_at")
+_RETRY = same(*_MESSAGE, "offset", "topic", "key", "attempts", "first_at", "due_at") | {"last_error": "error"}
+_DEAD_LETTER = same(
+    *_MESSAGE, "offset", "topic", "key", "attempts", "first_at", "reason", "status", "error", "response", *_COPY
+) | {"died_at": "$2"}
+_RECEIPT = same(*_MESSAGE, "offset", "attempts", "first_at", "duration_ms", "status", "digest") | {
+    "outcome": "'delivered'",
+    "settled_at": "$2::timestamptz",
+}
+_FIRST_TRY_RECEIPT = (
+    same("transaction_id", "position", "offset", "first_at", "duration_ms", "status", "digest", of="p")
+    | same("subscription_id", "replay", of="h")
+    | {"attempts": "1", "outcome": "'delivered'", "settled_at": "$2::timestamptz"}
+)
+_ATTEMPT = same(
+    "transaction_id", "position", "subscription_id", "at", "status", "duration_ms", "error", "response", of="a"
+) | {
+    "kind": "'delivery'",
+    "number": "a.attempts + (a.what in ('postponed', 'gone', 'probe'))::int",
+    "outcome": "a.what",
+    "destination": "a.address",
+    "replay": "nullif(a.replay, 0)",
+}
+
+# `held` locks the lease rows against a new claim until the commit, in order of name, so two workers never deadlock. It
+# has only streams whose epoch is current and whose shard still exists. All other parts read it, so a stale holder
+# writes nothing.
+# A message from delivery_retry is settled only if its row still has the epoch of its claim (`claim`). A settle that is
+# repeated after a lost answer finds its rows and changes nothing more. Rows of a day that is not open any more are left
+# out, except rows with a copy of their message: they continue without their day, but get no receipt.
+# Every part is served by primary keys.
+SETTLE = f"""
+with held as materialized (
+  select s.* from {STREAMS.unnest("s", ordinality="n")}
+  join lease l on l.name = s.name and l.owner = $1 and l.epoch = s.epoch
+  join checkpoint c on c.subscription_id = s.subscription_id and c.shards = s.shards and c.shard = s.shard
+  order by s.name for share of l
+), asked as materialized (
+  select a.*, h.subscription_id, h.replay, h.address, exists (
+    select from day d where d.low <= a.transaction_id and d.high > a.transaction_id and d.state = 'open'
+  ) as open
+  from held h join {OUTCOMES.unnest("a")} on a.n = h.n
+), finished as (
+  delete from delivery_retry r using asked a
+  where r.subscription_id = a.subscription_id and r.replay = a.replay and r.transaction_id = a.transaction_id
+    and r.position = a.position and r.lease_epoch = a.claim and a.result in ('delivered', 'dead')
+    and (a.open or r.body is not null)
+  returning a.n, r.transaction_id, r.position, {selected(same(*_COPY, of="r"))}
+), postponed as (
+  update delivery_retry r set attempts = a.attempts, first_at = a.first_at, due_at = a.due_at, leased_until = null,
+    last_error = coalesce(a.error, r.last_error)
+  from asked a
+  where r.subscription_id = a.subscription_id and r.replay = a.replay and r.transaction_id = a.transaction_id
+    and r.position = a.position and r.lease_epoch = a.claim and r.leased_until is not null and a.result = 'retry'
+    and (a.open or r.body is not null)
+  returning a.n, r.transaction_id, r.position
+), added as (
+  {insert("delivery_retry", _RETRY, "from asked where claim is null and result = 'retry' and open")}
+  on conflict do nothing
+  returning subscription_id, replay, transaction_id, position
+), settled as (
+  select a.*, {selected(same(*_COPY, of="f"))}
+  from asked a left join finished f using (n, transaction_id, position)
+  where a.result in ('delivered', 'dead')
+    and case when a.claim is null then a.open else f.transaction_id is not null end
+), received as (
+  {insert("receipt", _RECEIPT, "from settled where result = 'delivered' and open")}
+  union all
+  select {", ".join(_FIRST_TRY_RECEIPT[column] for column in _RECEIPT)}
+  from held h join {FIRST_TRIES.unnest("p")} on p.n = h.n
+  where exists (
+    select from day d where d.low <= p.transaction_id and d.high > p.transaction_id and d.state = 'open'
+  )
+  on conflict do nothing
+), died as (
+  {insert("dead_letter", _DEAD_LETTER, "from settled where result = 'dead'")} on conflict do nothing
+  returning subscription_id, replay, transaction_id, position
+), noted as (
+  {insert("attempt", _ATTEMPT, "from asked a")}
+  where a.what is not null and a.open and (a.result = 'note' or exists (
+    select from postponed p where p.n = a.n and p.transaction_id = a.transaction_id and p.position = a.position
+  ) or exists (
+    select from (select * from added union all select * from died) b
+    where b.subscription_id = a.subscription_id and b.replay = a.replay and b.transaction_id = a.transaction_id
+      and b.position = a.position
+  ))
+), moved as (
+  update checkpoint c set "offset" = h.target, moved_at = $2 from held h
+  where c.subscription_id = h.subscription_id and c.shards = h.shards and c.shard = h.shard and h.replay = 0
+    and c."offset" < h.target
+), replayed as (
+  update replay p set "offset" = h.target, moved_at = $2 from held h
+  where p.replay_id = h.replay and p."offset" < h.target
+)
+select n::int from held
+"""  # noqa: S608 -- constants
+
+
+def _is_first_try(settlement: Settlement) -> bool:
+    """Tell whether a message of the log was delivered at its first try, so that only its receipt is written."""
+    return (
+        settlement.result is DELIVERED
+        and settlement.attempts == 1
+        and settlement.message.claim is None
+        and settlement.what is None
+    )
+
+
+async def settle(connection: Connection, owner: str, batches: Sequence[Batch], now: datetime) -> list[bool]:
+    """Record outcomes and move checkpoints forward; return for each batch whether the owner still has its lease.
+
+    Nothing of a batch is written if the owner lost its lease.
+    """
+    outcomes: list[Settlement] = []
+    first_tries: list[Settlement] = []
+    streams_of_outcomes: list[int] = []
+    streams_of_first_tries: list[int] = []
+    for n, batch in enumerate(batches, 1):
+        for settlement in batch.settlements:
+            if _is_first_try(settlement):
+                first_tries.append(settlement)
+                streams_of_first_tries.append(n)
+            else:
+                outcomes.append(settlement)
+                streams_of_outcomes.append(n)
+    held = await connection.fetch(
+        SETTLE,
+        owner,
+        now,
+        *STREAMS.arrays(batches),
+        *OUTCOMES.arrays(outcomes, n=streams_of_outcomes),
+        *FIRST_TRIES.arrays(first_tries, n=streams_of_first_tries),
+    )
+    found = {row[0] for row in held}
+    return [n in found for n in range(1, len(batches) + 1)]

@@ -1,0 +1,135 @@
+"""SQL that claims rows of delivery_retry: retries, delayed messages, and messages that wait for their key."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime
+
+from app.database.columns import Column, RowArrays, field_names
+from app.database.connection import Connection
+from app.store.relay.log import HASH, Outgoing
+
+# The most rows of one key in a claim; they are sent one after another.
+RUN = 32
+
+CLAIMANTS = RowArrays(
+    Column("subscription_id", "int"),
+    Column("replay", "int"),
+    Column("shards", "int"),
+    Column("shard", "int"),
+    Column("room", "int"),
+    Column("ordered", "bool"),
+    Column("hold", "bool"),
+)
+
+# The source of each field of a claimed message: its row (c), the outbox (o) or its half (h).
+_MESSAGE = {
+    "offset": 'c."offset"',
+    "transaction_id": "c.transaction_id",
+    "position": "c.position",
+    "topic": "c.topic",
+    "key": "c.key",
+    "tag": "coalesce(c.tag, o.tag)",
+    "due_at": "o.due_at",
+    "committed_at": "coalesce(c.committed_at, o.committed_at)",
+    "producer_group": "coalesce(c.producer_group, h.producer_group)",
+    "headers": "coalesce(c.headers, h.headers)",
+    "content_type": "coalesce(c.content_type, h.content_type)",
+    "body": "coalesce(c.body, h.body)",
+    "traceparent": "h.traceparent",
+    "used": "c.attempts",
+    "first_at": "c.first_at",
+    "claim": "c.lease_epoch",
+}
+
+_FREE = "({0}.leased_until is null or {0}.leased_until <= $9)"
+# Upkeep owns the rows of a day that is not open, except rows with a copy of their message.
+_OPEN = """({0}.body is not null or exists (
+    select from day y where y.low <= {0}.transaction_id and y.high > {0}.transaction_id and y.state = 'open'
+  ))"""
+
+# 1. `due` locks the rows that are due, oldest first, one range of delivery_retry_due for each stream. SKIP LOCKED and
+#    the epoch of the row ensure that two workers that both assume they hold a stream never get the same row. With
+#    `ordered` a row is claimable only if no lower offset of its key was sent before or is due (delivery_retry_key).
+#    With `hold` it is claimable only if no lower offset of its key is dead either (dead_letter_key). A delayed message
+#    that is not due blocks no other.
+# 2. `run` adds the next rows of the same key, up to the first that is not claimable. They are sent one after another.
+# 3. `claimed` updates by ctid, because a join would be planned as a scan of the whole table. The row lock keeps the
+#    ctid valid. The condition is repeated, because `run` locks nothing.
+# The message comes from outbox and half by primary key, one partition each, or from the row's own copy.
+CLAIM_RETRIES = f"""
+with streams as materialized (
+  select * from {CLAIMANTS.unnest("s", ordinality="n")}
+), due as materialized (
+  select d.*, s.ordered and not s.hold and d.key is not null as runs from streams s, lateral (
+    select d.ctid as at, d.subscription_id, d.replay, d.key, d."offset" from delivery_retry d
+    where d.subscription_id = s.subscription_id and d.replay = s.replay and d.due_at <= $9 and {_FREE.format("d")}
+      and (s.shards = 1 or {HASH.format("d")} % s.shards = s.shard)
+      and {_OPEN.format("d")}
+      and (not s.ordered or d.key is null or not exists (
+        select from delivery_retry b
+        where b.subscription_id = d.subscription_id and b.replay = d.replay and b.key = d.key
+          and b."offset" < d."offset" and (b.first_at is not null or b.due_at <= $9)
+      ))
+      and (not s.hold or d.key is null or not exists (
+        select from dead_letter x
+        where x.subscription_id = d.subscription_id and x.replay = d.replay and x.key = d.key
+          and x."offset" < d."offset"
+      ))
+    order by d.due_at, d."offset" limit s.room for update skip locked
+  ) d
+), run as materialized (
+  select f.at from due h, lateral (
+    select n.at, bool_and(n.claimable) over (order by n."offset") as unbroken from (
+      select n.ctid as at, n."offset", n.due_at <= $9 and {_FREE.format("n")} and {_OPEN.format("n")} as claimable
+      from delivery_retry n
+      where n.subscription_id = h.subscription_id and n.replay = h.replay and n.key = h.key
+        and n."offset" > h."offset" and (n.first_at is not null or n.due_at <= $9)
+      order by n."offset" limit {RUN}
+    ) n
+  ) f
+  where h.runs and f.unbroken
+), claimed as (
+  update delivery_retry r set leased_until = $8, lease_epoch = r.lease_epoch + 1
+  where r.ctid = any(array(select at from due union all select at from run)) and {_FREE.format("r")}
+  returning r.*
+)
+select {", ".join(_MESSAGE[name] for name in field_names(Outgoing))}, s.n::int
+from claimed c
+join streams s on s.subscription_id = c.subscription_id and s.replay = c.replay
+  and (s.shards = 1 or {HASH.format("c")} % s.shards = s.shard)
+left join lateral (
+  select * from outbox o where o.transaction_id = c.transaction_id and o.position = c.position and c.body is null
+  offset 0
+) o on true left join lateral (
+  select * from half h where h.transaction_id = c.transaction_id and h.position = c.position and c.body is null
+  offset 0
+) h on true
+order by c."offset"
+"""  # noqa: S608 -- constants
+
+
+@dataclass(frozen=True, slots=True)
+class Claimant:
+    """A stream with room for `room` retries. `ordered`: in the order of keys. `hold`: a dead letter blocks its key."""
+
+    subscription_id: int
+    replay: int
+    shards: int
+    shard: int
+    room: int
+    ordered: bool
+    hold: bool
+
+
+async def claim_retries(
+    connection: Connection, claimants: Sequence[Claimant], until: datetime, now: datetime
+) -> list[list[Outgoing]]:
+    """Claim due retries until `until`; return the messages of each claimant in offset order.
+
+    A claimant may get more than its room, because the first row of a key brings the next ones.
+    """
+    rows = await connection.fetch(CLAIM_RETRIES, *CLAIMANTS.arrays(claimants), until, now)
+    found: list[list[Outgoing]] = [[] for _ in claimants]
+    for *message, n in rows:
+        found[n - 1].append(Outgoing(*message))
+    return found

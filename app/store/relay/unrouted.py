@@ -1,0 +1,54 @@
+"""SQL for messages without a subscription, and for the lag of subscriptions that are not active."""
+
+from dataclasses import dataclass
+from datetime import datetime
+
+from app.database.connection import Connection
+from app.topic_patterns import TopicPatterns
+
+# Served by outbox_by_offset: a short range in each partition, merged up to the limit.
+TOPICS_AFTER = """
+with span as materialized (
+  select o."offset", o.topic from outbox o where o."offset" > $1 order by o."offset" limit $2
+)
+select topic, count(*), max("offset") as reached from span group by topic
+"""
+
+# There are few subscriptions. For each one, outbox_by_offset is probed once in each partition, at its slowest
+# checkpoint.
+INACTIVE = """
+select s.name, greatest(0, (select max("offset") from outbox) - c."offset") as behind, (
+  select o.committed_at from outbox o where o."offset" > c."offset" order by o."offset" limit 1
+) as oldest_at
+from subscription s cross join lateral (
+  select min(c."offset") as "offset" from checkpoint c where c.subscription_id = s.subscription_id
+) c
+where s.deleted_at is null and s.state <> 'active'
+"""
+
+TOPICS = "select distinct unnest(topics) as topic from subscription where deleted_at is null"
+
+
+@dataclass(frozen=True, slots=True)
+class Inactive:
+    """A paused or disabled subscription: how many log entries follow its checkpoint, and the time of the first."""
+
+    name: str
+    behind: int
+    oldest_at: datetime | None
+
+
+async def topics_after(connection: Connection, after: int, at_most: int) -> tuple[dict[str, int], int]:
+    """Return the next `at_most` messages of the log after an offset, counted by topic, and the offset reached."""
+    rows = await connection.fetch(TOPICS_AFTER, after, at_most)
+    return {row["topic"]: row["count"] for row in rows}, max((row["reached"] for row in rows), default=after)
+
+
+async def subscribed_topics(connection: Connection) -> TopicPatterns:
+    """Return the topic patterns of all subscriptions, in any state."""
+    return TopicPatterns(row["topic"] for row in await connection.fetch(TOPICS))
+
+
+async def inactive(connection: Connection) -> list[Inactive]:
+    """Return the lag of each subscription that is paused or disabled."""
+    return [Inactive(row["name"], row["behind"] or 0, row["oldest_at"]) for row in await connection.fetch(INACTIVE)]

@@ -1,0 +1,1 @@
+"""SQL of days, partitions and their removal."""

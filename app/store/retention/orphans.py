@@ -1,0 +1,83 @@
+"""Delete rows of the small tables whose transaction or subscription is gone."""
+
+from datetime import datetime
+
+from app.database.connection import Connection
+from app.store.relay.leases import LeaseKind
+
+# The most rows that one statement deletes, so that no statement takes long.
+AT_ONCE = 10_000
+
+# By the primary key range of each day that was removed lately. A day is removed only once, so earlier days have no rows
+# left. A retry with its own copy of the message continues without its day.
+OF_GONE_DAYS = {
+    table: f"""
+delete from {table} where ctid = any(array(
+  select t.ctid from day d join {table} t on t.transaction_id >= d.low and t.transaction_id < d.high
+  where d.state = 'gone' and d.changed_at > $1 and {spared} limit {AT_ONCE}
+))"""  # noqa: S608 -- names of tables and a condition of ours
+    for table, spared in (("check_back", "true"), ("delivery_retry", "t.body is null"), ("reissue", "true"))
+}
+
+# By the first column of the primary key, for the few subscriptions that are tombstones.
+OF_DELETED_SUBSCRIPTIONS = {
+    table: f"""
+delete from {table} where ctid = any(array(
+  select t.ctid from subscription s join {table} t using (subscription_id)
+  where s.deleted_at is not null limit {AT_ONCE}
+))"""  # noqa: S608 -- names of tables
+    for table in ("checkpoint", "delivery_retry", "dead_letter", "replay")
+}
+
+# The table is small: one lease per shard of each number of shards that was in use. A lease is deleted after it expires.
+LEASES = f"""
+delete from lease l using subscription s
+where s.deleted_at is not null and starts_with(l.name, '{LeaseKind.SHARD}:' || s.subscription_id || ':')
+  and l.expires_at < $1
+"""  # noqa: S608 -- a constant
+
+# The table replay is small, and the first columns of the primary key serve delivery_retry. The holder of a lease may
+# have added these retries while the replay was being canceled.
+OF_CANCELLED_REPLAYS = f"""
+delete from delivery_retry where ctid = any(array(
+  select r.ctid from replay p
+  join delivery_retry r on r.subscription_id = p.subscription_id and r.replay = p.replay_id
+  where p.state = 'cancelled' and (r.leased_until is null or r.leased_until <= $1) limit {AT_ONCE}
+))"""  # noqa: S608 -- a number of ours
+
+# A person may redeliver a message at the moment at which its replay ends. The retry needs the replay to run.
+REVIVE_REPLAYS = """
+update replay p set state = 'running', ended_at = null
+where p.state = 'done' and exists (
+  select from delivery_retry r where r.subscription_id = p.subscription_id and r.replay = p.replay_id
+)
+"""
+
+
+async def clear_gone_days(connection: Connection, table: str, since: datetime) -> int:
+    """Delete up to AT_ONCE rows of transactions whose day went after `since`; return how many."""
+    return _count(await connection.execute(OF_GONE_DAYS[table], since))
+
+
+async def clear_deleted_subscriptions(connection: Connection, table: str) -> int:
+    """Delete up to AT_ONCE rows of deleted subscriptions; return how many."""
+    return _count(await connection.execute(OF_DELETED_SUBSCRIPTIONS[table]))
+
+
+async def clear_leases(connection: Connection, now: datetime) -> None:
+    """Delete the relay's leases of deleted subscriptions."""
+    await connection.execute(LEASES, now)
+
+
+async def clear_cancelled_replays(connection: Connection, now: datetime) -> int:
+    """Delete up to AT_ONCE retries of canceled replays that no worker is sending. Return the number."""
+    return _count(await connection.execute(OF_CANCELLED_REPLAYS, now))
+
+
+async def revive_replays(connection: Connection) -> int:
+    """Set replays that ended with messages in retry to running again; return how many."""
+    return _count(await connection.execute(REVIVE_REPLAYS))
+
+
+def _count(tag: str) -> int:
+    return int(tag.rpartition(" ")[2])

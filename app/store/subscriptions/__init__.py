@@ -1,0 +1,1 @@
+"""SQL of subscriptions, replays and dead letters."""

@@ -1,0 +1,291 @@
+"""Read dead letters: deliveries of one subscription that failed for good, until a person redelivers or drops them."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
+from time import monotonic
+from uuid import UUID
+
+from app.database.connection import Connection
+from app.topic_patterns import TopicPatterns, match_sql
+from app.verdicts import SubscriptionState
+
+# A list reads this many rows at a time, until its page is full or the time is over: one request with a filter that few
+# rows match must not read a million dead letters.
+WINDOW_ROWS = 2000
+SCAN_S = 0.5
+# Counting stops at this number.
+COUNTED_MOST = 100_000
+
+PLACE = 'd.died_at, d.transaction_id, d."position", d.subscription_id, d.replay'
+NEWEST_FIRST = ", ".join(f"{column} desc" for column in PLACE.split(", "))
+
+# $1: died at that time or later; $2…$6: the upper place; $7…$11: the lower place. Served by a backward range scan of
+# dead_letter_died or, with a subscription ($16, and in both places), of dead_letter_of.
+RANGE = {
+    "all": f"d.died_at >= $1 and ({PLACE}) < ($2, $3::uuid, $4::smallint, $5::int, $6::int)",
+    "subscription": "d.subscription_id = ${n} and d.died_at >= $1 and (d.subscription_id, d.died_at, d.transaction_id, "
+    'd."position", d.replay) < ($5::int, $2, $3::uuid, $4::smallint, $6::int)',
+}
+ABOVE = f"({PLACE}) >= ($7, $8::uuid, $9::smallint, $10::int, $11::int)"
+# A null argument is no filter.
+MEETS = """($12::text is null or d.topic = $12) and ($13::text is null or d.key = $13)
+  and ($14::text is null or d.reason = $14)"""
+
+# Upkeep removes the dead letters of a deleted subscription, so no statement here shows them. Primary key.
+LIVE = """exists (
+  select from subscription s where s.subscription_id = d.subscription_id and s.deleted_at is null offset 0
+)"""
+
+# The lowest place of the next window; no row if fewer rows than one window are left.
+FLOORS = {
+    name: f"""
+select {PLACE} from dead_letter d where {bounds.format(n=7)} order by {NEWEST_FIRST} offset {WINDOW_ROWS - 1} limit 1
+"""  # noqa: S608 -- constants of this module
+    for name, bounds in RANGE.items()
+}
+
+PAGES = {
+    name: f"""
+select {PLACE}, s.name as subscription, d."offset", d.topic, d.key, d.attempts, d.reason, d.status, d.error
+from dead_letter d cross join lateral (
+  select s.name from subscription s where s.subscription_id = d.subscription_id and s.deleted_at is null offset 0
+) s
+where {bounds.format(n=16)} and {ABOVE} and {MEETS}
+order by {NEWEST_FIRST} limit $15
+"""  # noqa: S608
+    for name, bounds in RANGE.items()
+}
+# A subscriber's key reads only dead letters of topics in its scope ($17).
+SCOPED_PAGE = PAGES["subscription"].replace(
+    f"and {MEETS}",
+    f"""and {MEETS}
+  and {match_sql("d.topic", "$17::text[]")}""",
+)
+COUNTS = {
+    name: f"""
+select count(*) from (
+  select from dead_letter d where {bounds.format(n=16)} and {ABOVE} and {MEETS}
+    and {LIVE}
+  limit $15
+) found
+"""  # noqa: S608
+    for name, bounds in RANGE.items()
+}
+
+# A generic plan assumes that the range is small, so it would read and sort all of it; and a plan that assumes a large
+# batch would read the whole table. So each statement is planned for its arguments, with index probes only and, over a
+# range, in the order of the index.
+PROBES = "; ".join(
+    f"set local {setting}"
+    for setting in (
+        "plan_cache_mode = force_custom_plan",
+        *(f"enable_{node} = off" for node in ("seqscan", "hashjoin", "mergejoin")),
+    )
+)
+OWN_PLANS = f"{PROBES}; set local enable_sort = off"
+
+# Primary keys. The message comes from the tables of its day, unless the dead letter has its own copy.
+ONE = """
+select d.died_at, d.transaction_id, d.position, d.subscription_id, d.replay, d."offset", d.topic, d.key, d.attempts,
+  d.first_at, d.reason, d.status, d.error, d.response, coalesce(d.producer_group, h.producer_group) as producer_group,
+  coalesce(d.tag, h.tag) as tag, coalesce(d.headers, h.headers) as headers,
+  coalesce(d.content_type, h.content_type) as content_type, coalesce(d.body, h.body) as body,
+  coalesce(d.committed_at, o.committed_at) as committed_at
+from dead_letter d
+left join lateral (
+  select * from half h where h.transaction_id = d.transaction_id and h.position = d.position and d.body is null offset 0
+) h on true
+left join lateral (
+  select * from outbox o
+  where o.transaction_id = d.transaction_id and o.position = d.position and d.body is null offset 0
+) o on true
+where d.subscription_id = $1 and d.replay = $2 and d.transaction_id = $3 and d.position = $4
+"""
+
+# Served by subscription_name, which leaves out deleted subscriptions.
+SUBSCRIPTIONS = "select subscription_id, name, state from subscription where name = any($1) and deleted_at is null"
+
+# There are few subscriptions. Each is counted in dead_letter_of, up to a limit.
+PER_SUBSCRIPTION = f"""
+select s.name, (
+  select count(*) from (
+    select from dead_letter d where d.subscription_id = s.subscription_id limit {COUNTED_MOST}
+  ) dead
+) as dead_letters
+from subscription s where s.deleted_at is null
+"""  # noqa: S608
+
+
+LOWEST_ID = UUID(int=0)
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class DeadLetterCursor:
+    """A dead letter's place in a list; lists go from the highest place to the lowest."""
+
+    died_at: datetime
+    transaction_id: UUID = LOWEST_ID
+    position: int = 0
+    subscription_id: int = 0
+    replay: int = 0
+
+    @property
+    def columns(self) -> tuple[datetime, UUID, int, int, int]:
+        """The columns of the place, in the order of the statements' arguments."""
+        return self.died_at, self.transaction_id, self.position, self.subscription_id, self.replay
+
+
+LOWEST = DeadLetterCursor(datetime(1, 1, 1, tzinfo=UTC))
+HIGHEST = DeadLetterCursor(datetime(9999, 12, 31, tzinfo=UTC))
+
+
+@dataclass(frozen=True, slots=True)
+class DeadLetterSearch:
+    """Which dead letters a list holds: died at `died_after` or later, and below the place `below`. None: no filter.
+
+    `topics`: only topics that these patterns match. It needs a subscription and applies to pages only.
+    """
+
+    subscription_id: int | None = None
+    topic: str | None = None
+    key: str | None = None
+    reason: str | None = None
+    died_after: datetime = LOWEST.died_at
+    below: DeadLetterCursor = HIGHEST
+    topics: TopicPatterns | None = None
+
+    @property
+    def source(self) -> str:
+        """Which index serves the search."""
+        return "all" if self.subscription_id is None else "subscription"
+
+    @property
+    def own(self) -> tuple[int, ...]:
+        """The further arguments that the statements of `source` need."""
+        return () if self.subscription_id is None else (self.subscription_id,)
+
+    def range_to(self, *floor: DeadLetterCursor) -> tuple[object, ...]:
+        """Return the time and the places that limit the statements' range."""
+        places = (self.below, *floor)
+        if self.subscription_id is not None:
+            places = tuple(replace(place, subscription_id=self.subscription_id) for place in places)
+        return self.died_after, *(column for place in places for column in place.columns)
+
+
+@dataclass(frozen=True, slots=True)
+class DeadLetterSummary:
+    """A dead letter in a list."""
+
+    place: DeadLetterCursor
+    subscription: str
+    offset: int
+    topic: str
+    key: str | None
+    attempts: int
+    reason: str
+    status: int | None
+    error: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class DeadLetter:
+    """A dead letter with its message; `headers` is JSON text. `committed_at` None: not on record."""
+
+    place: DeadLetterCursor
+    offset: int
+    topic: str
+    key: str | None
+    attempts: int
+    first_at: datetime | None
+    reason: str
+    status: int | None
+    error: str | None
+    response: str | None
+    producer_group: str
+    tag: str | None
+    headers: str | None
+    content_type: str
+    body: bytes = field(repr=False)
+    committed_at: datetime | None
+
+
+@dataclass(frozen=True, slots=True)
+class Named:
+    """A subscription that a request names."""
+
+    subscription_id: int
+    name: str
+    state: SubscriptionState
+
+
+async def named(connection: Connection, names: Sequence[str]) -> dict[str, Named]:
+    """Return the subscriptions of these names; those that are unknown or deleted are left out."""
+    rows = await connection.fetch(SUBSCRIPTIONS, list(names))
+    return {row["name"]: Named(**{**row, "state": SubscriptionState(row["state"])}) for row in rows}
+
+
+async def list_dead_letters(
+    connection: Connection, wanted: DeadLetterSearch, limit: int, *, scan_s: float = SCAN_S
+) -> tuple[list[DeadLetterSummary], DeadLetterCursor | None]:
+    """Return up to `limit` dead letters, newest first, and the place below which the next page lies (None: no next).
+
+    A page may be short, or empty, and still have a next one: it ends when `scan_s` is over.
+    """
+    found: list[DeadLetterSummary] = []
+    until = monotonic() + scan_s
+    below: DeadLetterCursor | None = wanted.below
+    async with connection.transaction(readonly=True):
+        await connection.execute(OWN_PLANS)
+        # One row more than the page shows that there is a next page.
+        while below is not None and len(found) <= limit and (below == wanted.below or monotonic() < until):
+            window = replace(wanted, below=below)
+            floor = await window_floor(connection, window)
+            found += await read_page(connection, window, floor or LOWEST, limit + 1 - len(found))
+            below = floor
+    if len(found) > limit:
+        return found[:limit], found[limit - 1].place
+    return found, below
+
+
+async def window_floor(connection: Connection, wanted: DeadLetterSearch) -> DeadLetterCursor | None:
+    """Return the lowest place of the next WINDOW_ROWS below `wanted.below`; None if there are fewer."""
+    row = await connection.fetchrow(FLOORS[wanted.source], *wanted.range_to(), *wanted.own)
+    return DeadLetterCursor(*row) if row else None
+
+
+async def read_page(
+    connection: Connection, wanted: DeadLetterSearch, floor: DeadLetterCursor, limit: int
+) -> list[DeadLetterSummary]:
+    """Return the first `limit` dead letters from `wanted.below` down to `floor`, inclusive."""
+    arguments = bounds(wanted, floor, limit)
+    if wanted.topics is None:
+        rows = await connection.fetch(PAGES[wanted.source], *arguments)
+    else:
+        rows = await connection.fetch(SCOPED_PAGE, *arguments, wanted.topics.patterns)
+    return [DeadLetterSummary(DeadLetterCursor(*row[:5]), *row[5:]) for row in rows]
+
+
+async def count_dead_letters(connection: Connection, wanted: DeadLetterSearch) -> int:
+    """Return how many dead letters match a filter, up to COUNTED_MOST. Needs a database transaction."""
+    await connection.execute(OWN_PLANS)
+    count: int = await connection.fetchval(COUNTS[wanted.source], *bounds(wanted, LOWEST, COUNTED_MOST))
+    return count
+
+
+def bounds(wanted: DeadLetterSearch, floor: DeadLetterCursor, limit: int) -> tuple[object, ...]:
+    """Return the arguments of a statement over the dead letters of a window that match a filter."""
+    return *wanted.range_to(floor), wanted.topic, wanted.key, wanted.reason, limit, *wanted.own
+
+
+async def one_dead_letter(
+    connection: Connection, subscription_id: int, replay: int, transaction_id: UUID, position: int
+) -> DeadLetter | None:
+    """Return a dead letter with its message, or None if it does not exist."""
+    row = await connection.fetchrow(ONE, subscription_id, replay, transaction_id, position)
+    return DeadLetter(DeadLetterCursor(*row[:5]), *row[5:]) if row else None
+
+
+async def dead_letters_of(connection: Connection) -> dict[str, int]:
+    """Return how many dead letters each subscription has, each counted up to COUNTED_MOST."""
+    return {row["name"]: row["dead_letters"] for row in await connection.fetch(PER_SUBSCRIPTION)}

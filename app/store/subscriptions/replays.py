@@ -1,0 +1,167 @@
+"""Store replays: a replay delivers a range of the outbox to one subscription again, beside its live delivery."""
+
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+import msgspec
+
+from app.database.connection import Connection
+from app.verdicts import ReplayState
+
+# Served by replay_running; few replays run at a time.
+RUNNING = """
+select replay_id, subscription_id, after, until, "offset", filters from replay where state = 'running'
+order by replay_id
+"""
+
+COLUMNS = """replay_id, subscription_id, after, until, "offset", filters, state, actor, reason, created_at, moved_at,
+  ended_at"""
+
+# The caller has locked the subscription's row, so that two requests cannot count at the same time. Served by
+# replay_running.
+START = f"""
+insert into replay (subscription_id, after, until, "offset", filters, actor, reason, state, created_at, moved_at)
+select $1, $2, $3, $2, $4, $5, $6, 'running', $7, $7
+where $8 > (select count(*) from replay where subscription_id = $1 and state = 'running')
+returning {COLUMNS}
+"""  # noqa: S608 -- names of columns
+
+# Served by replay_subscription.
+PAGE = f"""
+select {COLUMNS} from replay where subscription_id = $1 and replay_id < $2 order by replay_id desc limit $3
+"""  # noqa: S608 -- names of columns
+
+ONE = f"select {COLUMNS} from replay where subscription_id = $1 and replay_id = $2"  # noqa: S608 -- names of columns
+
+# The replay's messages by result. Served by receipt_by_offset, delivery_retry_due and the primary key of dead_letter.
+OUTCOMES = """
+select
+  (select count(*) from receipt r
+   where r.subscription_id = $1 and r.replay = $2 and r.outcome = 'delivered') as delivered,
+  (select count(*) from delivery_retry r where r.subscription_id = $1 and r.replay = $2) as retrying,
+  (select count(*) from dead_letter d where d.subscription_id = $1 and d.replay = $2) as dead
+"""
+
+# The statement deletes the replay's waiting retries. Retries that a worker has claimed are settled first; upkeep
+# removes the rest.
+CANCEL = """
+with ended as (
+  update replay set state = 'cancelled', ended_at = $3
+  where subscription_id = $1 and replay_id = $2 and state = 'running'
+  returning replay_id
+), dropped as (
+  delete from delivery_retry r using ended e
+  where r.subscription_id = $1 and r.replay = e.replay_id and (r.leased_until is null or r.leased_until <= $3)
+)
+select 1 from ended
+"""
+
+# Only open days: upkeep may remove the others at any time. One probe of outbox_by_offset in the partition of each day.
+OLDEST = """
+select min(o."offset") from day d, lateral (
+  select o."offset" from outbox o where o.transaction_id >= d.low and o.transaction_id < d.high
+  order by o."offset" limit 1
+) o where d.state = 'open'
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Replay:
+    """A replay of the offsets from `after` (exclusive) to `until`, which has reached `offset`.
+
+    `filters` is the JSON of the request.
+    """
+
+    replay_id: int
+    subscription_id: int
+    after: int
+    until: int
+    offset: int
+    filters: dict[str, Any] | None
+
+
+@dataclass(frozen=True, slots=True)
+class StoredReplay(Replay):
+    """A replay with its state, and the person and reason of the request."""
+
+    state: ReplayState
+    actor: str | None
+    reason: str | None
+    created_at: datetime
+    moved_at: datetime
+    ended_at: datetime | None
+
+
+@dataclass(frozen=True, slots=True)
+class NewReplay:
+    """A replay to store."""
+
+    subscription_id: int
+    after: int
+    until: int
+    filters: dict[str, Any] | None
+    actor: str | None
+    reason: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class Outcomes:
+    """A replay's messages so far, counted by result."""
+
+    delivered: int
+    retrying: int
+    dead: int
+
+
+async def running(connection: Connection) -> list[Replay]:
+    """Return the replays that run."""
+    return [Replay(**_fields(row)) for row in await connection.fetch(RUNNING)]
+
+
+async def start(connection: Connection, asked: NewReplay, at_most: int, now: datetime) -> StoredReplay | None:
+    """Store a replay of a subscription (locked by `one`); None if `at_most` of its replays run already."""
+    filters = None if asked.filters is None else msgspec.json.encode(asked.filters).decode()
+    row = await connection.fetchrow(
+        START, asked.subscription_id, asked.after, asked.until, filters, asked.actor, asked.reason, now, at_most
+    )
+    return _stored(row) if row else None
+
+
+async def page(connection: Connection, subscription_id: int, before: int, limit: int) -> list[StoredReplay]:
+    """Return replays of a subscription with ids below a given one, newest first."""
+    return [_stored(row) for row in await connection.fetch(PAGE, subscription_id, before, limit)]
+
+
+async def one(connection: Connection, subscription_id: int, replay_id: int) -> StoredReplay | None:
+    """Return a replay of a subscription."""
+    row = await connection.fetchrow(ONE, subscription_id, replay_id)
+    return _stored(row) if row else None
+
+
+async def outcomes(connection: Connection, replay: Replay) -> Outcomes:
+    """Count a replay's messages by result."""
+    row = await connection.fetchrow(OUTCOMES, replay.subscription_id, replay.replay_id)
+    assert row is not None  # A statement of counts always returns a row.
+    return Outcomes(**row)
+
+
+async def cancel(connection: Connection, subscription_id: int, replay_id: int, now: datetime) -> bool:
+    """Cancel a running replay; False if it does not run."""
+    return await connection.fetchval(CANCEL, subscription_id, replay_id, now) is not None
+
+
+async def oldest(connection: Connection) -> int | None:
+    """Return the lowest offset that a replay can still read, or None if there is none."""
+    offset: int | None = await connection.fetchval(OLDEST)
+    return offset
+
+
+def _fields(row: Any) -> dict[str, Any]:
+    fields = dict(row)
+    fields["filters"] = None if fields["filters"] is None else msgspec.json.decode(fields["filters"])
+    return fields
+
+
+def _stored(row: Any) -> StoredReplay:
+    return StoredReplay(**{**_fields(row), "state": ReplayState(row["state"])})

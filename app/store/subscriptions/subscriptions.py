@@ -1,0 +1,278 @@
+"""Store subscriptions, with the checkpoint at which each one starts."""
+
+from dataclasses import dataclass, fields
+from datetime import datetime
+from typing import Any, TypeAlias
+
+import msgspec
+
+from app.database.connection import Connection
+from app.permissions import EVERYTHING, Within
+from app.topic_patterns import TopicPatterns
+from app.verdicts import OnDead, Ordered, SubscriptionState
+
+# Statements here are formatted with names of columns only. The rate that a webhook granted limits the requested rate.
+COLUMNS = """subscription_id, name, topics, filters, destination, secrets, credentials, start, ordered, on_dead, shards,
+  max_in_flight, least(rate_per_s, granted_per_s) as rate_per_s, rate_per_s as asked_rate_per_s, granted_per_s,
+  timeout_s, retry, state, state_reason, created_at, updated_at"""
+
+# Safe under concurrency: subscription_name accepts one of two concurrent creators. The checkpoint is written with the
+# row, so that each reader of the subscription sees its start. `start` needs no lock: every outbox row that this
+# statement's snapshot does not show gets a higher offset than all rows that it shows (see RECORD_ENDS). So no message
+# that is committed after the response is skipped.
+CREATE = f"""
+with made as (
+  insert into subscription (name, topics, filters, destination, ordered, on_dead, shards, max_in_flight, rate_per_s,
+    timeout_s, retry, secrets, credentials, granted_per_s, start, state, created_at, updated_at, started_after,
+    matches_since)
+  values ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, 'active', $17, $17, $16, $17)
+  on conflict (name) where deleted_at is null do nothing
+  returning {COLUMNS}
+), placed as (
+  insert into checkpoint (subscription_id, shards, shard, "offset", moved_at)
+  select subscription_id, shards, shard, $16, $17 from made, generate_series(0, shards - 1) as shard
+)
+select * from made
+"""  # noqa: S608
+
+# Served by subscription_name.
+CHANGE = f"""
+update subscription set topics = $2, filters = $3, destination = $4, ordered = $5, on_dead = $6, shards = $7,
+  max_in_flight = $8, rate_per_s = $9, timeout_s = $10, retry = $11, secrets = $12, credentials = $13,
+  granted_per_s = $14, updated_at = $15,
+  matches_since = case when topics = $2 and filters is not distinct from $3 then matches_since else $15 end
+where name = $1 and deleted_at is null
+returning {COLUMNS}
+"""  # noqa: S608
+
+# Served by subscription_name.
+ONE = f"select {COLUMNS} from subscription where name = $1 and deleted_at is null"  # noqa: S608
+ONE_LOCKED = ONE + " for update"
+PAGE = f"""
+select {COLUMNS} from subscription where deleted_at is null and name > $1
+  and ($3::text[] is null or name = any($3) or name ^@ any($4::text[]))
+order by name limit $2
+"""  # noqa: S608
+
+# Each worker reads all subscriptions once a second; there are few. Every change of a row gives it another xmin.
+ACTIVE = f"""
+select xmin::text as version, {COLUMNS} from subscription where deleted_at is null and state = 'active'
+order by subscription_id
+"""  # noqa: S608
+
+# Served by subscription_name. Only the state `disabled` keeps a reason.
+SET_STATE = f"""
+update subscription set state = $2, state_reason = null, updated_at = $3
+where name = $1 and deleted_at is null and state <> $2
+returning {COLUMNS}
+"""  # noqa: S608
+
+# Primary key. A subscription that a person paused meanwhile stays paused.
+DISABLE = """
+update subscription set state = 'disabled', state_reason = $2, updated_at = $3
+where subscription_id = $1 and state = 'active' and deleted_at is null
+returning 1
+"""
+
+SET_SECRETS = "update subscription set secrets = $2, updated_at = $3 where name = $1 and deleted_at is null"
+
+# The row becomes a tombstone: deliveries in flight are still settled, and upkeep removes the subscription's other rows.
+# Its replays end in the same statement.
+REMOVE = """
+with removed as (
+  update subscription set deleted_at = $2, updated_at = $2 where name = $1 and deleted_at is null
+  returning subscription_id
+), ended as (
+  update replay p set state = 'cancelled', ended_at = $2 from removed r
+  where p.subscription_id = r.subscription_id and p.state = 'running'
+)
+select 1 from removed
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Route:
+    """The messages that a subscription takes: topic patterns, tags (None: any) and headers (JSON text; None: any)."""
+
+    topics: TopicPatterns
+    tags: list[str] | None
+    headers: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class Subscription:
+    """A subscription. `filters`, `destination` and `start` are the JSON of the request, without its secrets.
+
+    `secrets` and `credentials` are JSON as stored; `app.secrets.vault` decrypts them. `rate_per_s` is the rate in
+    force: the lower of `asked_rate_per_s` and `granted_per_s` (the rate that a webhook granted).
+    """
+
+    subscription_id: int
+    name: str
+    topics: list[str]
+    filters: dict[str, Any] | None
+    destination: dict[str, Any]
+    secrets: Any
+    credentials: Any
+    start: Any
+    ordered: Ordered
+    on_dead: OnDead
+    shards: int
+    max_in_flight: int
+    rate_per_s: float | None
+    asked_rate_per_s: float | None
+    granted_per_s: float | None
+    timeout_s: float
+    retry: list[float]
+    state: SubscriptionState
+    state_reason: str | None
+    created_at: datetime
+    updated_at: datetime
+
+    @property
+    def route(self) -> Route:
+        """The messages that it takes."""
+        filters = self.filters or {}
+        headers = filters.get("headers")
+        return Route(
+            TopicPatterns(self.topics),
+            filters.get("tags") or None,
+            msgspec.json.encode(headers).decode() if headers else None,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class SubscriptionSpec:
+    """The configuration that a request gives a subscription."""
+
+    name: str
+    topics: list[str]
+    filters: dict[str, Any] | None
+    destination: dict[str, Any]
+    start: Any
+    ordered: Ordered
+    on_dead: OnDead
+    shards: int
+    max_in_flight: int
+    rate_per_s: float | None
+    timeout_s: float
+    retry: list[float]
+
+    @classmethod
+    def of(cls, stored: "Subscription") -> "SubscriptionSpec":
+        """Return the configuration that was requested for a stored subscription."""
+        same = {field.name: getattr(stored, field.name) for field in fields(cls)}
+        return cls(**{**same, "rate_per_s": stored.asked_rate_per_s})
+
+
+@dataclass(frozen=True, slots=True)
+class Private:
+    """The stored secrets of a subscription, which no response shows, and the rate that its webhook granted."""
+
+    secrets: Any
+    credentials: Any
+    granted_per_s: float | None = None
+
+    @classmethod
+    def of(cls, stored: "Subscription") -> "Private":
+        """Return this part of a stored subscription."""
+        return cls(stored.secrets, stored.credentials, stored.granted_per_s)
+
+
+def _encode(value: Any) -> str | None:
+    return None if value is None else msgspec.json.encode(value).decode()
+
+
+def _subscription(row: Any) -> Subscription:
+    fields = dict(row)
+    for name in ("filters", "destination", "secrets", "credentials", "start"):
+        fields[name] = None if fields[name] is None else msgspec.json.decode(fields[name])
+    fields.pop("version", None)
+    for name, words in (("state", SubscriptionState), ("ordered", Ordered), ("on_dead", OnDead)):
+        fields[name] = words(fields[name])
+    return Subscription(**fields)
+
+
+async def create(
+    connection: Connection, wanted: SubscriptionSpec, private: Private, after: int, now: datetime
+) -> Subscription | None:
+    """Store a subscription that begins after an offset; None if the name exists already."""
+    row = await connection.fetchrow(CREATE, *_shape(wanted, private), _encode(wanted.start), after, now)
+    return _subscription(row) if row else None
+
+
+async def change(connection: Connection, wanted: SubscriptionSpec, private: Private, now: datetime) -> Subscription:
+    """Change a subscription (locked by `one`), except its start and its state.
+
+    A new number of shards takes effect after the leases of the old shards are released.
+    """
+    row = await connection.fetchrow(CHANGE, *_shape(wanted, private), now)
+    return _subscription(row)
+
+
+def _shape(wanted: SubscriptionSpec, private: Private) -> tuple[Any, ...]:
+    return (
+        wanted.name,
+        wanted.topics,
+        _encode(wanted.filters),
+        _encode(wanted.destination),
+        wanted.ordered,
+        wanted.on_dead,
+        wanted.shards,
+        wanted.max_in_flight,
+        wanted.rate_per_s,
+        wanted.timeout_s,
+        wanted.retry,
+        _encode(private.secrets),
+        _encode(private.credentials),
+        private.granted_per_s,
+    )
+
+
+async def one(connection: Connection, name: str, *, lock: bool = False) -> Subscription | None:
+    """Return a subscription by name; `lock` keeps others from changing it until the database transaction ends."""
+    row = await connection.fetchrow(ONE_LOCKED if lock else ONE, name)
+    return _subscription(row) if row else None
+
+
+async def page(connection: Connection, after: str, limit: int, within: Within = EVERYTHING) -> list[Subscription]:
+    """Return the subscriptions within a scope whose names come after a given one, by name."""
+    return [_subscription(row) for row in await connection.fetch(PAGE, after, limit, *within)]
+
+
+Known: TypeAlias = dict[tuple[int, str], Subscription]
+
+
+async def active(connection: Connection, known: Known) -> list[Subscription]:
+    """Return every active subscription.
+
+    `known` caches subscriptions by id and version of the row, so that an unchanged row is not decoded again.
+    """
+    fresh: Known = {}
+    for row in await connection.fetch(ACTIVE):
+        key = row["subscription_id"], row["version"]
+        fresh[key] = known.get(key) or _subscription(row)
+    known.clear()
+    known.update(fresh)
+    return list(fresh.values())
+
+
+async def set_state(connection: Connection, name: str, state: SubscriptionState, now: datetime) -> Subscription | None:
+    """Set a state; None if the subscription does not exist or is in that state already."""
+    row = await connection.fetchrow(SET_STATE, name, state, now)
+    return _subscription(row) if row else None
+
+
+async def disable(connection: Connection, subscription_id: int, reason: str, now: datetime) -> bool:
+    """Disable a subscription because its destination refuses all further messages; False if it was not active."""
+    return await connection.fetchval(DISABLE, subscription_id, reason, now) is not None
+
+
+async def set_secrets(connection: Connection, name: str, secrets: Any, now: datetime) -> None:
+    """Store the secrets after a rotation."""
+    await connection.execute(SET_SECRETS, name, _encode(secrets), now)
+
+
+async def remove(connection: Connection, name: str, now: datetime) -> bool:
+    """Delete a subscription; False if it does not exist."""
+    return await connection.fetchval(REMOVE, name, now) is not None

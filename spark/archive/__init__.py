@@ -1,0 +1,1 @@
+"""The Parquet archive: layout, writing, verification, cleanup."""

@@ -1,0 +1,175 @@
+"""An archived day, as Parquet with a manifest: `<archive>/day=YYYY-MM-DD/<attempt>/<table>/*.parquet`, manifest.json.
+
+The day's row in Postgres points at the attempt and has the manifest too; an unreferenced attempt is garbage. Only the
+files that the manifest names count. A manifest is
+`{version, day, seen_at, written_at, bodies, largest_body, tables, redacted}`; a table in it is spark/manifest.py's and
+its `files`, `[{path, bytes, sha256, rows, first_id, last_id, digest}]`; `redacted` is
+`[{message_id, at, actor, reason}]`. During a redaction the manifest in Postgres also has `rubbish`, paths.
+"""
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, replace
+from typing import Any
+
+from py4j.protocol import Py4JError
+from pyspark.errors import PySparkException
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
+
+from spark import manifest, schemas
+from spark.archive.files import ArchiveFiles
+from spark.errors import RunFailedError
+from spark.frames import Frames, empty
+from spark.manifest import TABLES, TableManifest
+from spark.sources.frames import frames_from_parquet, root_cause
+
+MANIFEST = "manifest.json"
+NAMED_AT_MOST = 5
+# The bytes of bodies in memory at once, in each of Spark's tasks.
+BODIES_AT_ONCE = 64 * 1024 * 1024
+ROWS_AT_ONCE = 4096
+
+JAVA_FAILED = (PySparkException, Py4JError)
+
+
+def rows_at_once(largest_body: int) -> int:
+    """Return how many rows, with their bodies, may be in memory."""
+    return max(1, min(ROWS_AT_ONCE, BODIES_AT_ONCE // max(1, largest_body)))
+
+
+def read(spark: SparkSession, place: str, described: Mapping[str, Any], table: str) -> DataFrame:
+    """Return a table of an archived day, with all its columns; columns that are not archived are null."""
+    paths = [f"{place}/{file['path']}" for file in described["tables"][table]["files"]]
+    schema = manifest.schema(table)
+    if not paths:
+        return empty(spark, schema)
+    return spark.read.schema(schema).option("parquet.page.verify-checksum.enabled", "true").parquet(*paths)
+
+
+@contextmanager
+def small_batches(spark: SparkSession, largest_body: int) -> Iterator[None]:
+    """Limit the rows of Parquet that Spark reads at a time, so that their bodies are at most BODIES_AT_ONCE."""
+    name = "spark.sql.parquet.columnarReaderBatchSize"
+    before = spark.conf.get(name)
+    spark.conf.set(name, str(rows_at_once(largest_body)))
+    try:
+        yield
+    finally:
+        spark.conf.set(name, str(before))
+
+
+def manifest_of(files: ArchiveFiles, place: str) -> dict[str, Any]:
+    """Return the content of manifest.json. Raises RunFailedError if it cannot be read."""
+    try:
+        found: dict[str, Any] = json.loads(files.read_text(f"{place}/{MANIFEST}"))
+        manifest.tables(found)
+    except (*JAVA_FAILED, ValueError, KeyError, TypeError) as error:
+        raise RunFailedError(f"{place}/{MANIFEST} cannot be read: {root_cause(str(error))}") from error
+    return found
+
+
+def files_of(spark: SparkSession, files: ArchiveFiles, place: str, table: str) -> list[dict[str, Any]]:
+    """Read back each file in a table's directory and return the manifest's `files`."""
+    paths = [f"{table}/{name}" for name in files.names(f"{place}/{table}") if name.endswith(".parquet")]
+    return entries(spark, files, place, table, paths)
+
+
+def entries(
+    spark: SparkSession, files: ArchiveFiles, place: str, table: str, paths: Sequence[str]
+) -> list[dict[str, Any]]:
+    """Read back some files of a table and return the manifest's `files`."""
+    listed = {"tables": {table: {"files": [{"path": path} for path in paths]}}}
+    found = _by_path(read(spark, place, listed, table), table)
+    nothing = TableManifest(0, None, None, "0")
+    return [
+        {"path": path, "bytes": files.size(f"{place}/{path}"), "sha256": files.sha256(f"{place}/{path}")}
+        | asdict(found.get(path, nothing))
+        for path in paths
+    ]
+
+
+def _by_path(frame: DataFrame, table: str) -> dict[str, TableManifest]:
+    return {"/".join(url.split("/")[-2:]): held for url, held in manifest.by_file(frame, table).items()}
+
+
+def problems(spark: SparkSession, files: ArchiveFiles, place: str, described: Mapping[str, Any]) -> list[str]:
+    """Read a whole archived day and return its differences from the manifest as texts; none if it is intact."""
+    found = []
+    for table in TABLES:
+        try:
+            spoilt = spoilt_files(files, place, described["tables"][table]["files"])
+            found += spoilt or _wrong_rows(spark, place, described, table)
+        except JAVA_FAILED as error:
+            found.append(f"{table} cannot be read: {root_cause(str(error))}")
+    return found or body_problems(spark, place, described)
+
+
+def spoilt_files(files: ArchiveFiles, place: str, listed: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Return which of a manifest's `files` are missing or have other bytes, as texts; reads them completely."""
+    found = []
+    for file in listed:
+        whole = f"{place}/{file['path']}"
+        if not files.exists(whole):
+            found.append(f"{file['path']} is missing")
+        elif files.size(whole) != file["bytes"]:
+            found.append(f"{file['path']} has {files.size(whole)} bytes instead of {file['bytes']}")
+        elif files.sha256(whole) != file["sha256"]:
+            found.append(f"{file['path']} has other bytes than were written (SHA-256)")
+    return found
+
+
+def _wrong_rows(spark: SparkSession, place: str, described: Mapping[str, Any], table: str) -> list[str]:
+    listed = described["tables"][table]["files"]
+    found = _by_path(read(spark, place, described, table), table)
+    nothing = TableManifest(0, None, None, "0")
+    wrong = [file["path"] for file in listed if found.get(file["path"], nothing) != TableManifest.of(file)]
+    if manifest.total(found.values()) != TableManifest.of(described["tables"][table]):
+        wrong.append(table)
+    return [f"{name} has other rows than the manifest says" for name in wrong]
+
+
+def body_problems(spark: SparkSession, place: str, described: Mapping[str, Any]) -> list[str]:
+    """Compute every body's SHA-256 again, and return the bodies that differ from body_digest or are missing."""
+    if not described["bodies"]:
+        return []
+    redacted = [one["message_id"] for one in described["redacted"]]
+    message_id = F.concat_ws("-", "transaction_id", "position")
+    missing = F.col("body").isNull() & ~message_id.isin(redacted)
+    # sha2 is lower-case hex; of a null body it is null, and `differs` then false.
+    differs = F.coalesce(F.sha2("body", 256) != F.lower(F.hex("body_digest")), F.lit(False))
+    try:
+        with small_batches(spark, described["largest_body"]):
+            half = read(spark, place, described, "half")
+            wrong = half.where(missing | differs).select(message_id.alias("id"), F.col("body").isNull().alias("gone"))
+            # One row more than the text names shows that there are more.
+            rows = wrong.orderBy("id").limit(NAMED_AT_MOST + 1).collect()
+    except JAVA_FAILED as error:
+        return [f"bodies cannot be read: {root_cause(str(error))}"]
+    words = [f"the body of {row['id']} {'is missing' if row['gone'] else 'is not of its digest'}" for row in rows]
+    return words[:NAMED_AT_MOST] + ["and more"] * (len(words) > NAMED_AT_MOST)
+
+
+def digests(spark: SparkSession, place: str, described: Mapping[str, Any]) -> DataFrame:
+    """Return ARCHIVE, what the rule content_differs compares. Reads no bodies: `problems` does."""
+    return read(spark, place, described, "half").select(*schemas.ARCHIVE.names)
+
+
+def frames_from_archive(spark: SparkSession, place: str) -> Frames:
+    """Return an archived day's frames as of the time of its archive, with the input of every rule except ledgers.
+
+    The present content of the files is compared with the manifest. Raises RunFailedError.
+    """
+    files = ArchiveFiles(spark)
+    described = manifest_of(files, place)
+    frames = frames_from_parquet(spark, place)
+    beside: dict[str, Any] = {"archive": digests(spark, place, described), "archive_manifest": described}
+    tables: dict[str, Any] = {
+        table: read(spark, place, described, table).select(*schemas.BIG[table].names) for table in TABLES
+    }
+    try:
+        found = {table: asdict(manifest.of_frame(read(spark, place, described, table), table)) for table in TABLES}
+    except JAVA_FAILED as error:
+        raise RunFailedError(f"{place} cannot be read: {root_cause(str(error))}") from error
+    return replace(frames, **tables, **beside, found_manifest={"tables": found})

@@ -1,0 +1,66 @@
+"""The options of archive, restore and redact, with the service's environment variables as defaults."""
+
+import argparse
+import os
+from collections.abc import Callable, Mapping, Sequence
+from datetime import date
+from typing import TypeVar
+
+from spark.errors import RunFailedError
+
+T = TypeVar("T")
+
+DATABASE_URL = "HALFNOTE_DATABASE_URL"
+ARCHIVE = "HALFNOTE_ARCHIVE"
+BODIES = "HALFNOTE_ARCHIVE_BODIES"
+KEEP_S = "HALFNOTE_ARCHIVE_KEEP_S"
+YES = {"true", "1", "yes", "on", "t", "y"}
+NO = {"false", "0", "no", "off", "f", "n"}
+
+
+def parser(program: str, description: str) -> argparse.ArgumentParser:
+    """Return a parser with the options that all three have."""
+    made = argparse.ArgumentParser(prog=program, description=description)
+    made.add_argument("--database-url", metavar="URL", help=f"the primary; default: {DATABASE_URL}")
+    made.add_argument("--master", help="where Spark runs; default: spark-submit's, else local[*]")
+    return made
+
+
+def parsed(
+    made: argparse.ArgumentParser, argv: Sequence[str] | None, environment: Mapping[str, str] = os.environ
+) -> argparse.Namespace:
+    """Return the options, with the environment's values as defaults; ends the program on wrong usage.
+
+    Adds `url`, the database's.
+    """
+    given = made.parse_args(argv)
+    given.url = given.database_url or environment.get(DATABASE_URL) or ""
+    if not given.url:
+        made.error(f"the database is missing: give --database-url, or set {DATABASE_URL}")
+    return given
+
+
+def from_environment(name: str, of: Callable[[str], T], environment: Mapping[str, str] = os.environ) -> T | None:
+    """Return a variable's value, None if it is not set or empty. Raises RunFailedError if it cannot be read."""
+    text = environment.get(name, "").strip()
+    if not text:
+        return None
+    try:
+        return of(text)
+    except ValueError:
+        raise RunFailedError(f"{name} has the invalid value {text!r}.") from None
+
+
+def yes_or_no(text: str) -> bool:
+    """Parse a boolean as the service's variables do. Raises ValueError."""
+    if text.lower() not in YES | NO:
+        raise ValueError(text)
+    return text.lower() in YES
+
+
+def day(text: str) -> date:
+    """Return the day of YYYY-MM-DD. Raises argparse.ArgumentTypeError."""
+    try:
+        return date.fromisoformat(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a day like 2026-11-21") from None

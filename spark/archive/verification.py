@@ -1,0 +1,49 @@
+"""Verifies a day's archive against its tables: faulty files are a finding, not a failure of the run."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from pyspark.sql import SparkSession
+
+from spark import schemas
+from spark.archive.files import ArchiveFiles
+from spark.archive.layout import JAVA_FAILED, MANIFEST, digests, manifest_of, spoilt_files
+from spark.errors import RunFailedError
+from spark.frames import Frames, staged
+from spark.manifest import TABLES
+from spark.sources.frames import root_cause
+
+
+def beside(frames: Frames, spark: SparkSession, place: str, staging_dir: str) -> Frames:
+    """Return a day's frames with the archive at `place` beside them, for the rules content_differs and archive_differs.
+
+    The frames have `archive_manifest` and `found_manifest`. All files that the manifest names are read, once, by the
+    driver; the digests are written below `staging_dir`, so that no rule reads the archive later.
+    """
+    assert frames.archive_manifest is not None
+    stored = {name: value for name, value in frames.archive_manifest.items() if name != "rubbish"}
+    problems = _problems(ArchiveFiles(spark), place, stored)
+    archive = None
+    if "half" not in problems:
+        try:
+            archive = staged(digests(spark, place, stored), f"{staging_dir}/archive", schemas.ARCHIVE)
+        except JAVA_FAILED as error:
+            problems["half"] = [f"half cannot be read: {root_cause(str(error))}"]
+    return replace(frames, archive=archive, archive_problems=problems)
+
+
+def _problems(files: ArchiveFiles, place: str, stored: Mapping[str, Any]) -> dict[str, list[str]]:
+    """Return the faults of the archive's files by table, and those of manifest.json by its name."""
+    found = {}
+    for table in TABLES:
+        try:
+            found[table] = spoilt_files(files, place, stored["tables"][table]["files"])
+        except JAVA_FAILED as error:
+            found[table] = [f"{table} cannot be read: {root_cause(str(error))}"]
+    try:
+        if manifest_of(files, place) != stored:
+            found[MANIFEST] = [f"{MANIFEST} is not what the database has"]
+    except RunFailedError as error:
+        found[MANIFEST] = [str(error)]
+    return {subject: words for subject, words in found.items() if words}

@@ -1,0 +1,104 @@
+"""Selects the days that a run reconciles, and decides which are final. Pure functions.
+
+A day is provisional until it is final: all of it is decided and settled, and it is so old that no more rows can appear.
+After a missed night or week, the missed days are provisional or unknown, so the next run covers them.
+"""
+
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass
+from datetime import UTC, date, datetime, timedelta
+from typing import Any, Literal
+
+# An unanswered check-back is parked after this time, which is also the longest `Retry-After` of a delivery.
+LONGEST_WAIT = timedelta(hours=72)
+
+State = Literal["provisional", "final"]
+# The reasons to run a day: the command names it; no run has covered it; some of it was undecided or unsettled; it has
+# findings that may be resolved; it is old enough to become final; it was archived since; its rows changed.
+Reason = Literal["asked", "new", "open", "findings", "due", "archived", "changed"]
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """The last run's result for a day.
+
+    Its state, whether any of it was undecided or unsettled, the number of its open findings, and its signature.
+    """
+
+    state: State
+    open: bool
+    findings: int
+    signature: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """A day whose tables are in the database; `archive`: the place of its archive, if it has one."""
+
+    day: date
+    archive: str | None
+    seen: Seen | None
+
+
+def aged(day: date, now: datetime, margin_s: float) -> bool:
+    """Return whether a day ended so long ago that none of its messages can still be in flight."""
+    end = datetime(day.year, day.month, day.day, tzinfo=UTC) + timedelta(days=1)
+    return now - end >= LONGEST_WAIT + timedelta(seconds=margin_s)
+
+
+def state_after(day: date, now: datetime, margin_s: float, *, undecided: int, unsettled: int) -> State:
+    """Return a day's state after a run that read it at `now` and counted its open rows."""
+    return "final" if aged(day, now, margin_s) and not undecided and not unsettled else "provisional"
+
+
+def reason(
+    candidate: Candidate, now: datetime, margin_s: float, signature: Callable[[date], Mapping[str, Any]]
+) -> Reason | None:
+    """Return the reason to run a day that no command names, or None.
+
+    `signature` reads the day's present state; it is called only if no other reason applies.
+    """
+    seen = candidate.seen
+    if seen is None:
+        return "new"
+    plain = _plain_reason(candidate, seen, now, margin_s)
+    if plain is not None or seen.state == "final":
+        return plain
+    return "changed" if signature(candidate.day) != seen.signature else None
+
+
+def _plain_reason(candidate: Candidate, seen: Seen, now: datetime, margin_s: float) -> Reason | None:
+    if candidate.archive is not None and candidate.archive != seen.signature.get("archive"):
+        return "archived"
+    if seen.state == "final":
+        return None
+    if seen.open:
+        return "open"
+    if seen.findings:
+        return "findings"
+    return "due" if aged(candidate.day, now, margin_s) else None
+
+
+def days_to_run(
+    candidates: Iterable[Candidate],
+    now: datetime,
+    margin_s: float,
+    signature: Callable[[date], Mapping[str, Any]],
+    asked: Collection[date] = (),
+) -> dict[date, Reason]:
+    """Return the days to run, oldest first, with the reasons: only the requested days, or else by watermark.
+
+    A day that has not begun at `now` is left out. Raises KeyError with the first requested day that is not stored.
+    """
+    here = {candidate.day: candidate for candidate in sorted(candidates, key=lambda c: c.day)}
+    if asked:
+        for day in sorted(asked):
+            if day not in here:
+                raise KeyError(day)
+        return dict.fromkeys(sorted(asked), "asked")
+    found = {
+        day: reason(candidate, now, margin_s, signature)
+        for day, candidate in here.items()
+        if day <= now.astimezone(UTC).date()
+    }
+    return {day: why for day, why in found.items() if why is not None}

@@ -1,0 +1,1 @@
+"""The Spark session, files, signals and progress."""

@@ -1,0 +1,142 @@
+"""The Spark session, the same for every engine."""
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import psutil
+from pyspark import SparkConf, SparkContext
+from pyspark.sql import SparkSession
+
+from spark.engine.jdbc_driver import COORDINATE, LISTS, OPTION, NoJarError, jar_settings, told_settings
+from spark.engine.signals import PATIENCE_S, apart
+
+# Set by spark-submit, whose JVM starts before this program.
+_SUBMITTED = "PYSPARK_GATEWAY_PORT"
+# The longest directory, in bytes, that leaves room for a socket's name of 42 (unix(7) has 108 for the whole).
+_MOST_SOCKET_DIR = 64
+
+# A run ends within a minute and does not need short pauses. Compilation of short-lived code took half of it, so the
+# highest tier starts later and compiles only long-running code.
+JAVA_OPTIONS = (
+    "-XX:+IgnoreUnrecognizedVMOptions -XX:+UseParallelGC -XX:Tier4InvocationThreshold=150000 "
+    "-XX:Tier4MinInvocationThreshold=30000 -XX:Tier4CompileThreshold=300000 -XX:Tier4BackEdgeThreshold=2000000"
+)
+DEFAULTS = {
+    # Times are UTC in every time zone of the machine.
+    "spark.sql.session.timeZone": "UTC",
+    # An overflow or a cast that fails is an error, never a null that looks like "nothing found".
+    "spark.sql.ansi.enabled": "true",
+    # Adaptive execution sizes the joins while they run; small days must not pay for 200 tasks.
+    "spark.sql.shuffle.partitions": "16",
+    "spark.sql.adaptive.enabled": "true",
+    "spark.ui.enabled": "false",
+    "spark.ui.showConsoleProgress": "false",
+    "spark.driver.memory": "2g",
+    # By default, Spark passes rows to Python through a TCP port that accepts one caller. If another program connects to
+    # this port at that moment, the run fails. A socket file, in java.io.tmpdir, prevents this.
+    "spark.python.unix.domain.socket.enabled": "true",
+    "spark.python.authenticate.socketTimeout": "2m",
+    "spark.driver.extraJavaOptions": JAVA_OPTIONS,
+    "spark.executor.extraJavaOptions": JAVA_OPTIONS,
+    # The program reports failures with Java's cause; Java's log repeats them in a hundred lines.
+    "spark.log.level": "FATAL",
+}
+
+
+def session(master: str | None = None, **conf: str) -> SparkSession:
+    """Start or return the session. `master`: by default spark-submit's, else all cores of this machine.
+
+    `conf` overrides the settings of spark-submit and HALFNOTE_SPARK_CONF, which override the defaults here. An existing
+    session keeps its settings, except those in `conf`. Raises NoJarError.
+    """
+    given = _submitted()
+    jar = _jar(given) if _SUBMITTED in os.environ else told_settings()
+    chosen = {name: value for name, value in (DEFAULTS | jar).items() if name not in given} | conf
+    if master is not None or "spark.master" not in given | chosen:
+        chosen["spark.master"] = master or "local[*]"
+    if SparkContext._active_spark_context is not None:
+        chosen = conf
+    builder = SparkSession.builder.appName("halfnote")
+    for name, value in chosen.items():
+        builder = builder.config(name, value)
+    with _java_ended_with_us():
+        made = builder.getOrCreate()
+    if _SUBMITTED in os.environ and jar:
+        _load(made, jar["spark.jars"])
+    return made
+
+
+@contextmanager
+def running(place: Path, master: str | None = None) -> Iterator[SparkSession]:
+    """Yield a session whose files are all below `place`, and stop it at the end. An existing session is yielded
+    unchanged and stays open. Raises NoJarError.
+    """
+    before = SparkSession.getActiveSession()
+    if before is not None:
+        yield before
+        return
+    java = place / "java"
+    java.mkdir()
+    here = {
+        "spark.local.dir": str(place / "local"),
+        "spark.driver.extraJavaOptions": f"{JAVA_OPTIONS} -Djava.io.tmpdir={java}",
+        "spark.python.unix.domain.socket.enabled": str(len(os.fsencode(java)) <= _MOST_SOCKET_DIR).lower(),
+    }
+    with _java_ended_with_us():
+        made = session(master, **here)
+        try:
+            yield made
+        finally:
+            apart(made.stop)
+
+
+@contextmanager
+def _java_ended_with_us() -> Iterator[None]:
+    """If a signal ends the program within the block, end the JVM that was started in it, even while the JVM starts.
+
+    Otherwise the JVM ends later and leaves files in the directory of the run. A JVM that is still starting would never
+    end: PySpark has removed the directory in which it writes its port, and it fails without ending.
+    """
+    before = set(psutil.Process().children())
+    try:
+        yield
+    except (KeyboardInterrupt, SystemExit):
+        started = [child for child in psutil.Process().children() if child not in before]
+        with suppress(psutil.NoSuchProcess):
+            started += [one for child in started for one in child.children(recursive=True)]
+        for one in started:
+            with suppress(psutil.NoSuchProcess):
+                one.kill()
+        psutil.wait_procs(started, PATIENCE_S)
+        raise
+
+
+def _submitted() -> dict[str, str]:
+    """Return spark-submit's settings; none if Python started first."""
+    if _SUBMITTED not in os.environ:
+        return {}
+    SparkContext._ensure_initialized()
+    return dict(SparkConf().getAll())
+
+
+def _jar(given: dict[str, str]) -> dict[str, str]:
+    """Return the setting of the driver's jar, if spark-submit did not get one.
+
+    A command with jars must also name the driver, because its JVM already runs and fetches no jars from Maven.
+    """
+    if given.keys() & LISTS:
+        return {}
+    settings = jar_settings()
+    if "spark.jars" not in settings:
+        raise NoJarError(f"spark-submit needs Postgres's driver: add --packages {COORDINATE}, or set {OPTION}.")
+    return settings
+
+
+def _load(made: SparkSession, jar: str) -> None:
+    """Add a jar to the driver's class path: once the JVM runs, spark.jars only reaches executors."""
+    jvm: Any = made._jvm
+    loader = jvm.java.lang.Thread.currentThread().getContextClassLoader()
+    loader.addURL(jvm.java.io.File(jar).toURI().toURL())

@@ -1,0 +1,1 @@
+"""Connections to Postgres, the exported snapshot, COPY."""

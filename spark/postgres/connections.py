@@ -1,0 +1,311 @@
+"""The driver's connections to Postgres: one writes and holds the run's lock, the other holds the snapshot."""
+
+import contextlib
+import os
+import socket
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import date, datetime
+from typing import Any, TypeAlias
+from uuid import UUID
+
+import psycopg
+from psycopg.pq import TransactionStatus
+from psycopg.rows import dict_row
+
+from spark import schemas
+from spark.errors import BusyError, RunFailedError, SnapshotLostError
+from spark.postgres.standby import StandbySettings, cancelled_by_replay
+
+Connection: TypeAlias = "psycopg.Connection[dict[str, Any]]"
+
+# Only one run at a time writes. The service also defines this lock, and a test checks that both are equal.
+RUN_LOCK = 7010
+OLDEST_SERVER = 150000
+# Time limits that a role or a database sets for short statements would interrupt a long read.
+NO_LIMITS = ("statement_timeout", "idle_in_transaction_session_timeout", "idle_session_timeout", "transaction_timeout")
+# Upkeep waits at most 100 ms at a time; only a person locks a day for longer than this time.
+LOCK_WAIT = "30s"
+
+DAYS = """
+select day, low, high, case when state = 'open' then changed_at end as open_since, archive, archive_manifest
+from day where state <> 'gone' order by day
+"""
+RULES = "select name, value from shared_rule"
+LOCK_HOLDER = """
+select a.application_name, host(a.client_addr) as client_addr, a.backend_start
+from pg_locks l join pg_stat_activity a using (pid)
+where l.locktype = 'advisory' and l.database = (select oid from pg_database where datname = current_database())
+  and l.classid = 0 and l.objid = %s and l.objsubid = 1 and l.granted
+"""
+# On a standby, the time of the last replayed commit, or at least of its last restart point. The time is read before the
+# snapshot is taken, so that no row appears older than it is.
+MOMENT = """
+select pg_is_in_recovery() as standby, case when pg_is_in_recovery()
+  then coalesce(pg_last_xact_replay_timestamp(), (select checkpoint_time from pg_control_checkpoint()))
+  else clock_timestamp() end as seen_at
+"""
+STANDBY = """
+select current_setting('hot_standby_feedback')::boolean as feedback, setting::double precision / 1000 as delay_s
+from pg_settings where name = 'max_standby_streaming_delay'
+"""
+# The state of small tables that determines the expected deliveries, and the progress of the slowest subscription within
+# the day's offsets. Beyond the day its checkpoint does not matter, and it moves with every delivery.
+SUBSCRIPTIONS = """
+select coalesce(max(subscription_id), 0) as newest, max(matches_since) as changed, max(deleted_at) as deleted
+from subscription
+"""
+REACHED = """
+select min(least(c."offset", o.last)) as reached
+from (select max("offset") as last from {outbox}) o, checkpoint c join subscription s using (subscription_id)
+where o.last is not null and s.deleted_at is null
+"""
+# Ids are compared by range: served by the primary key, or the table is small.
+SMALL_COUNTS = " union all ".join(
+    [
+        f"select '{table}' as name, count(*) as rows from {table} "  # noqa: S608 -- names of ours
+        "where transaction_id >= %(low)s and transaction_id < %(high)s"
+        for table in schemas.OF_DAY
+    ]
+    + [f"select '{table}', count(*) from {table}" for table in schemas.WHOLE]  # noqa: S608 -- names of ours
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Day:
+    """A day whose tables are in the database: half-open id range, and the place and manifest of its archive, if any.
+
+    `open_since`: the day has accepted receipts at least since this time; None if upkeep has closed it.
+    """
+
+    day: date
+    low: UUID
+    high: UUID
+    open_since: datetime | None
+    archive: str | None
+    archive_manifest: Mapping[str, Any] | None
+
+
+def partition_name(table: str, day: date) -> str:
+    """Return the service's name of a table's partition of a day, such as `half_20261121`."""
+    return f"{table}_{day:%Y%m%d}"
+
+
+def connect(url: str) -> Connection:
+    """Open a connection that commits each statement, in UTC and without time limits.
+
+    The date style is set because psycopg reads only ISO, and a role or a database may have another style. Raises
+    RunFailedError if the database cannot be reached or other clients share the session.
+    """
+    connection = _opened(url)
+    try:
+        if connection.info.server_version < OLDEST_SERVER:
+            raise RunFailedError("Halfnote needs Postgres 15 or newer; this server is older.")
+        _refuse_pooled(connection, url)
+        connection.execute("set timezone = 'UTC'; set datestyle = 'ISO'")
+        connection.execute(
+            "select set_config(name, '0', false) from pg_settings where name = any(%s)", [list(NO_LIMITS)]
+        )
+    except BaseException:
+        connection.close()
+        raise
+    return connection
+
+
+def _opened(url: str) -> Connection:
+    try:
+        return psycopg.connect(
+            url.replace("postgresql+asyncpg://", "postgresql://", 1),
+            autocommit=True,
+            row_factory=dict_row,
+            connect_timeout=10,
+            application_name=f"halfnote proof {socket.gethostname()[:32]}:{os.getpid()}",
+            # Keepalives detect a dead peer within a minute. They also keep a firewall from dropping an idle connection.
+            keepalives_idle=30,
+            keepalives_interval=10,
+            keepalives_count=3,
+        )
+    except psycopg.Error as error:
+        raise RunFailedError(f"The database cannot be reached: {first_line(error)}") from None
+
+
+def _refuse_pooled(connection: Connection, url: str) -> None:
+    """Raise RunFailedError behind a transaction or statement pooler: locks, snapshots and settings need a session.
+
+    There is such a pooler if two clients get the same backend, or one client gets several backends.
+    """
+    before, another = _backend(connection), _opened(url)
+    try:
+        with another.transaction():
+            other, after = _backend(another), _backend(connection)
+        shared = before == other or before != after
+    except psycopg.Error as error:
+        # The error text of pgbouncer in statement mode.
+        if "statement pooling mode" not in str(error):
+            raise RunFailedError(f"The database cannot be reached: {first_line(error)}") from None
+        shared = True
+    finally:
+        another.close()
+    if shared:
+        raise RunFailedError(
+            "The database's URL leads to a transaction pooler or a statement pooler; the proof and the archive need "
+            "sessions (locks, snapshots). Use a direct connection, or the pooler's session mode."
+        )
+
+
+def _backend(connection: Connection) -> int:
+    row = connection.execute("select pg_backend_pid() as pid").fetchone()
+    assert row is not None
+    pid: int = row["pid"]
+    return pid
+
+
+def first_line(error: BaseException) -> str:
+    """Return an error's text in one line."""
+    return (str(error).strip() or type(error).__name__).splitlines()[0]
+
+
+@contextmanager
+def only_run(url: str) -> Iterator[Connection]:
+    """Lend the connection that writes, while this is the only run over its database.
+
+    The lock belongs to the session. It ends with the connection, even if the program is killed. Raises RunFailedError,
+    which names the other run if there is one.
+    """
+    connection = connect(url)
+    try:
+        row = connection.execute("select pg_try_advisory_lock(%s) as taken", [RUN_LOCK]).fetchone()
+        assert row is not None
+        if not row["taken"]:
+            raise BusyError(f"Another run is active: {_holder(connection)}. Wait until it ends, or stop it.")
+        yield connection
+    finally:
+        give_back(connection)
+
+
+def give_back(connection: Connection) -> None:
+    """Release the locks of a connection, then close it, because the server may notice the close after the next run."""
+    with contextlib.suppress(psycopg.Error):
+        if connection.info.transaction_status == TransactionStatus.IDLE:
+            connection.execute("select pg_advisory_unlock_all()")
+    connection.close()
+
+
+def _holder(connection: Connection) -> str:
+    row = connection.execute(LOCK_HOLDER, [RUN_LOCK]).fetchone()
+    if row is None:
+        return "it ended just now"
+    name, address = row["application_name"] or "a session", row["client_addr"] or "this machine"
+    return f"{name} from {address}, since {row['backend_start'].isoformat(' ', 'seconds')}"
+
+
+class Snapshot:
+    """A snapshot of the database. Other sessions of the same server can import it while it is open.
+
+    `name`: its name for the import. `seen_at`: a time not later than the snapshot; on a standby, the replayed time.
+    """
+
+    def __init__(self, connection: Connection, name: str, seen_at: datetime, *, standby: bool) -> None:
+        self.connection = connection
+        self.name = name
+        self.seen_at = seen_at
+        self.standby = standby
+
+    def days(self) -> list[Day]:
+        """Return the days that are not gone, oldest first."""
+        return [Day(**row) for row in self.rows(DAYS)]
+
+    def day(self, day: date) -> Day:
+        """Return one day. Raises SnapshotLostError if it is gone."""
+        for found in self.days():
+            if found.day == day:
+                return found
+        raise SnapshotLostError(f"The day {day} is gone.")
+
+    def rules(self) -> dict[str, float]:
+        """Return shared_rule."""
+        return {row["name"]: row["value"] for row in self.rows(RULES)}
+
+    def lock(self, days: Iterable[date]) -> None:
+        """Lock the days' tables, so that they are not dropped while the snapshot is open; upkeep tries again later.
+
+        Raises SnapshotLostError if a table is dropped already: a new snapshot shows that the day is gone.
+        """
+        names = [partition_name(table, day) for day in days for table in schemas.BIG]
+        if not names:
+            return
+        try:
+            self.connection.execute(f"set local lock_timeout = '{LOCK_WAIT}'")
+            self.connection.execute(f"lock table {', '.join(names)} in access share mode")
+        except psycopg.errors.UndefinedTable as error:
+            raise SnapshotLostError(f"A day was removed while the run began: {first_line(error)}") from None
+        except psycopg.errors.LockNotAvailable:
+            raise RunFailedError(f"Another session locks a day's tables for more than {LOCK_WAIT}; end it.") from None
+
+    def signature(self, day: Day, rows: Mapping[str, int] | None = None) -> dict[str, Any]:
+        """Return the day's signature as JSON, which shows whether the day changed.
+
+        It has the rows by table, the changes of subscriptions, the progress of the slowest one, and the archive. An
+        `update` of the day's own rows does not change it. `rows`: the number of rows of its own tables, if it is known;
+        else they are counted, which reads each table.
+        """
+        counted = {
+            table: self.rows(f"select count(*) as rows from {partition_name(table, day.day)}")[0]["rows"]  # noqa: S608
+            if rows is None
+            else rows[table]
+            for table in schemas.BIG
+        }
+        [subscriptions] = self.rows(SUBSCRIPTIONS)
+        [slowest] = self.rows(REACHED.format(outbox=partition_name("outbox", day.day)))
+        small = self.small_counts(day)
+        return (
+            counted
+            | {table: small[table] for table in schemas.OF_DAY}
+            | {"subscription": subscriptions["newest"], "archive": day.archive, "reached": slowest["reached"]}
+            | {name: subscriptions[name] and subscriptions[name].isoformat() for name in ("changed", "deleted")}
+        )
+
+    def small_counts(self, day: Day) -> dict[str, int]:
+        """Return how many rows with the day's ids each small table has, and how many in total if it is read whole."""
+        return {row["name"]: row["rows"] for row in self.rows(SMALL_COUNTS, {"low": day.low, "high": day.high})}
+
+    def pages(self, relation: str) -> int:
+        """Return the number of pages that hold all rows of the snapshot; new rows are added after these pages."""
+        size = "pg_relation_size(to_regclass(%s)) / current_setting('block_size')::bigint"
+        pages: int = self.rows(f"select coalesce({size}, 0) as pages", [relation])[0]["pages"]
+        return pages
+
+    def standby_settings(self) -> StandbySettings | None:
+        """Return a standby's settings for readers; None for a primary."""
+        if not self.standby:
+            return None
+        row = self.rows(STANDBY)[0]
+        return StandbySettings(row["feedback"], -1 if row["delay_s"] < 0 else row["delay_s"])
+
+    def rows(self, statement: str, parameters: Sequence[Any] | Mapping[str, Any] | None = None) -> list[dict[str, Any]]:
+        """Return a statement's rows in the snapshot."""
+        return self.connection.execute(statement, parameters).fetchall()
+
+
+@contextmanager
+def open_snapshot(url: str) -> Iterator[Snapshot]:
+    """Take a snapshot and hold it until the end of the block.
+
+    Raises RunFailedError, and SnapshotLostError if the server ended the snapshot: a new start may help.
+    """
+    connection = connect(url)
+    try:
+        moment = connection.execute(MOMENT).fetchone()
+        assert moment is not None
+        connection.execute("begin transaction isolation level repeatable read read only")
+        exported = connection.execute("select pg_export_snapshot() as name").fetchone()
+        assert exported is not None
+        yield Snapshot(connection, exported["name"], moment["seen_at"], standby=moment["standby"])
+    except psycopg.Error as error:
+        said = first_line(error)
+        if cancelled_by_replay(said):
+            raise SnapshotLostError(f"The standby cancelled a read: {said}") from None
+        raise RunFailedError(f"The database failed while it was read: {said}") from error
+    finally:
+        connection.close()

@@ -1,0 +1,138 @@
+"""Read tables in this process with binary COPY, through Arrow into Parquet, for executors on this machine.
+
+JDBC makes an object of each value, and Spark's writer processes them one by one: 4.2 s of CPU time for a million
+halves. COPY takes 1.5 s. Neither figure includes Postgres (docs/decisions/0027).
+"""
+
+import threading
+import time
+from collections.abc import Sequence
+from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
+from contextlib import closing
+from pathlib import Path
+from queue import Empty, SimpleQueue
+from typing import Any
+
+import pyarrow.parquet as pq
+from adbc_driver_manager import Error as AdbcError
+from adbc_driver_postgresql import dbapi
+from psycopg.conninfo import make_conninfo
+from pyarrow import ArrowException
+from pyspark.sql import SparkSession
+
+from spark.postgres.connections import Connection, Snapshot
+
+# The exceptions of a read.
+FAILURES = (AdbcError, ArrowException, OSError)
+
+# JDBC's connections use these statements too (spark/sources/frames.py). Time limits of a role or a database would end
+# the read.
+IN_SNAPSHOT = (
+    "set transaction isolation level repeatable read, read only",
+    "set transaction snapshot '{}'",
+    "set local statement_timeout = 0",
+    "set local idle_in_transaction_session_timeout = 0",
+)
+# The other options choose a server, which is already chosen, or need a newer libpq than the driver may have.
+OPTIONS = ("sslmode", "sslrootcert", "sslcert", "sslkey", "sslcrl", "channel_binding", "gssencmode", "krbsrvname")
+# The service comes first: while other sessions are active in the database, a reader pauses after each range for this
+# multiple of the time that the range took (docs/decisions/0027 has the cost for both). Between two requests of a busy
+# service the database is idle for some milliseconds; with an idle service, for hundreds.
+RESTS = 3.0
+OTHERS_AT_WORK = """select exists (select from pg_stat_activity where datname = current_database()
+  and backend_type = 'client backend' and not starts_with(application_name, 'halfnote proof')
+  and (state = 'active' or state_change > clock_timestamp() - interval '20 ms'))"""
+# Rules filter rows only by this column, so a file needs no other statistics.
+ASKED_BY = ["offset"]
+
+
+def writes_for(spark: SparkSession) -> bool:
+    """Return whether the session's executors can read a directory that this process writes."""
+    return str(spark.sparkContext.master).startswith("local")
+
+
+def write_copied(
+    snapshot: Snapshot, queries: Sequence[str], directory: str, unlike: Sequence[str], abreast: int
+) -> int:
+    """Write the result of each query to a separate Parquet file, several at a time; return the number of rows.
+
+    `unlike`: columns that get no dictionary. Raises FAILURES.
+    """
+    if not queries:
+        return 0
+    place = Path(directory)
+    place.mkdir(parents=True)
+    parts: SimpleQueue[tuple[int, str]] = SimpleQueue()
+    for part in enumerate(queries):
+        parts.put(part)
+    stop = threading.Event()
+    reach = _reach(snapshot.connection)
+
+    def work() -> int:
+        rows = 0
+        with closing(dbapi.connect(reach)) as connection, closing(connection.cursor()) as cursor:
+            for statement in IN_SNAPSHOT:
+                cursor.execute(statement.format(snapshot.name))
+            while not stop.is_set():
+                try:
+                    number, query = parts.get_nowait()
+                except Empty:
+                    break
+                began = time.monotonic()
+                rows += _copy(cursor, query, place / f"part-{number:05}.parquet", unlike, stop)
+                took_s = time.monotonic() - began
+                if _others_are_at_work(cursor):
+                    stop.wait(RESTS * took_s)
+        return rows
+
+    readers = min(abreast, len(queries))
+    with ThreadPoolExecutor(readers) as pool:
+        running = [pool.submit(work) for _ in range(readers)]
+        try:
+            wait(running, return_when=FIRST_EXCEPTION)
+        finally:
+            # A reader that still runs after another failed, or after the run was ended, checks `stop` after each batch.
+            stop.set()
+        return sum(reader.result() for reader in running)
+
+
+def _copy(cursor: Any, query: str, file: Path, unlike: Sequence[str], stop: threading.Event) -> int:
+    rows = 0
+    cursor.execute(query)
+    with cursor.fetch_record_batch() as batches:
+        like = [name for name in batches.schema.names if name not in unlike]
+        with pq.ParquetWriter(
+            file, batches.schema, compression="lz4", use_dictionary=like, write_statistics=ASKED_BY
+        ) as writer:
+            for batch in batches:
+                writer.write_batch(batch)
+                rows += batch.num_rows
+                if stop.is_set():
+                    break
+    return rows
+
+
+def _others_are_at_work(cursor: Any) -> bool:
+    # Without this the whole database transaction would see its first statistics snapshot.
+    cursor.execute("select pg_stat_clear_snapshot()::text")
+    cursor.execute(OTHERS_AT_WORK)
+    return bool(cursor.fetchone()[0])
+
+
+def _reach(connection: Connection) -> str:
+    """Return libpq's parameters for the same server that a connection uses."""
+    info = connection.info
+    given = info.get_parameters()
+    return make_conninfo(
+        host=info.host,
+        port=info.port,
+        dbname=info.dbname,
+        user=info.user,
+        password=info.password,
+        application_name="halfnote proof",
+        connect_timeout=10,
+        keepalives_idle=30,
+        keepalives_interval=10,
+        keepalives_count=3,
+        **{name: given[name] for name in OPTIONS if name in given},
+    )

@@ -1,0 +1,1 @@
+"""Reads days, proves them, stores the findings."""

@@ -1,0 +1,129 @@
+"""`--out`: findings as Parquet by day and the report. They are published after the database has committed the run."""
+
+import json
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from datetime import date, datetime
+from typing import Self
+
+from py4j.protocol import Py4JError
+from pyspark.errors import PySparkException
+from pyspark.sql import DataFrame
+
+from spark.engine.filesystem import Files
+from spark.errors import RunFailedError
+from spark.sources.frames import root_cause
+
+ASIDE = ".run-"
+MARK = "run.json"
+
+
+@dataclass(frozen=True, slots=True)
+class Mark:
+    """The run of unpublished files, with the identity that the database records if the run was committed."""
+
+    run_id: int
+    started_at: datetime
+
+    @classmethod
+    def parsed(cls, text: str) -> Self | None:
+        """Parse `text`; None if it is incomplete."""
+        try:
+            said = json.loads(text)
+            return cls(int(said["run_id"]), datetime.fromisoformat(said["started_at"]))
+        except (ValueError, KeyError, TypeError):
+            return None
+
+    def text(self) -> str:
+        """Return it as JSON."""
+        return json.dumps({"run_id": self.run_id, "started_at": self.started_at.isoformat()})
+
+
+class Output:
+    """`<directory>/findings/day=YYYY-MM-DD/*.parquet` and `<directory>/report.html`, for any path or URL of Spark.
+
+    Files are written to a separate directory until `publish`, so that no reader finds them. After `mark`, the database
+    decides whether they count: if this run ends before `publish`, the next run's `begin` publishes them. Every method
+    raises RunFailedError.
+    """
+
+    def __init__(self, files: Files, directory: str, token: str) -> None:
+        self._files = files
+        self._directory = directory.rstrip("/")
+        self._aside = f"{self._directory}/{ASIDE}{token}"
+        self._marked = False
+
+    def begin(self, committed: Callable[[Mark], bool] | None) -> None:
+        """Make the directory; publish the files of an earlier run whose result is `committed`, remove those of others.
+
+        `committed` None: unknown; then marked files stay for a later run that can find out.
+        """
+        try:
+            self._files.make(self._directory)
+            for left in self._files.children(self._directory):
+                if _name(left).startswith(ASIDE):
+                    self._take_up(left, committed)
+        except (Py4JError, OSError) as error:
+            raise self._failure(error) from error
+
+    def _take_up(self, left: str, committed: Callable[[Mark], bool] | None) -> None:
+        place = f"{left}/{MARK}"
+        mark = Mark.parsed(self._files.read_text(place)) if self._files.exists(place) else None
+        if mark is not None and committed is None:
+            return
+        if mark is not None and committed is not None and committed(mark):
+            self._put_in_place(left)
+        self._files.remove(left)
+
+    def write_findings(self, day: date, findings: DataFrame) -> None:
+        """Write a day's findings, unpublished, sorted by kind and subject."""
+        try:
+            ordered = findings.drop("day").coalesce(1).sortWithinPartitions("kind", "subject")
+            ordered.write.option("compression", "zstd").parquet(f"{self._aside}/findings/day={day}")
+        except (PySparkException, Py4JError) as error:
+            raise self._failure(error) from error
+
+    def write_report(self, html: str) -> None:
+        """Write the report, unpublished."""
+        try:
+            self._files.write_text(f"{self._aside}/report.html", html)
+        except Py4JError as error:
+            raise self._failure(error) from error
+
+    def mark(self, mark: Mark) -> None:
+        """Mark the files as complete, with their run. This is the last step before the commit of the run."""
+        try:
+            self._files.write_text(f"{self._aside}/{MARK}", mark.text())
+        except Py4JError as error:
+            raise self._failure(error) from error
+        self._marked = True
+
+    def publish(self) -> None:
+        """Replace the published files of the same days by those that were written."""
+        try:
+            self._put_in_place(self._aside)
+            self._files.remove(self._aside)
+        except (Py4JError, OSError) as error:
+            raise self._failure(error) from error
+
+    def _put_in_place(self, aside: str) -> None:
+        """Move the files into place; an interrupted run may have moved some of them."""
+        self._files.make(f"{self._directory}/findings")
+        for day in self._files.children(f"{aside}/findings"):
+            self._files.replace(f"{self._directory}/findings/{_name(day)}", day)
+        if self._files.exists(f"{aside}/report.html"):
+            self._files.replace(f"{self._directory}/report.html", f"{aside}/report.html")
+
+    def discard(self) -> None:
+        """Remove the unpublished files if they are not marked; ignore failures."""
+        if not self._marked:
+            with suppress(Py4JError):
+                self._files.remove(self._aside)
+
+    def _failure(self, error: Exception) -> RunFailedError:
+        return RunFailedError(f"{self._directory} cannot be written: {root_cause(str(error))}")
+
+
+def _name(place: str) -> str:
+    return place.rstrip("/").rsplit("/", 1)[-1]

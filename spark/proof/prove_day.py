@@ -1,0 +1,116 @@
+"""Proves each day that a run read: findings, figures, and counts of what is still open."""
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+from uuid import UUID
+
+from py4j.protocol import Py4JError
+from pyspark.errors import PySparkException
+from pyspark.sql import DataFrame, Row, SparkSession
+from pyspark.sql import functions as F
+from pyspark.sql.window import Window
+
+from spark import schemas
+from spark.day_selection import state_after
+from spark.engine.progress import Progress
+from spark.errors import RunFailedError
+from spark.frames import Frames, empty, staged
+from spark.proof import store_results
+from spark.proof.store_results import DayResult
+from spark.sources.frames import root_cause
+from spark.transforms.figures import figures, no_figures
+from spark.transforms.joined import Joined
+from spark.transforms.rules import RULES, findings_of, joined
+from spark.transforms.waiting import waiting
+
+
+@dataclass(frozen=True)
+class ReadDay:
+    """A day as it was read, and its signature at that moment."""
+
+    frames: Frames
+    signature: Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class ProvedDay:
+    """A run's result for a day, and all its findings, staged."""
+
+    result: DayResult
+    findings: DataFrame
+
+
+def prove(
+    spark: SparkSession, read: ReadDay, staging_dir: str, progress: Progress, *, sla_s: float, margin_s: float
+) -> ProvedDay:
+    """Apply the rules to a day. Raises RunFailedError if Spark cannot."""
+    f, nothing = read.frames, is_empty(read.frames)
+    try:
+        with progress.stage("join", f.day) as stage:
+            j = None if nothing else joined(f, sla_s)
+            kept, found = (empty(spark, schemas.FINDING), {}) if j is None else _findings(j, staging_dir)
+            stage.rows = sum(found.values())
+        with progress.stage("figures", f.day):
+            drawn = no_figures() if j is None else figures(f, j.outcomes)
+        with progress.stage("waiting", f.day) as stage:
+            stage.rows = 0 if nothing else waiting(f).count()
+    except (PySparkException, Py4JError) as error:
+        raise RunFailedError(f"The day {f.day} cannot be proved: {root_cause(str(error))}") from error
+    outcomes = {name: sum(counts) for name, counts in drawn["outcomes"].items()}
+    undecided = outcomes["undecided"] + outcomes["parked"]
+    unsettled = stage.rows + found.get("undelivered", 0)
+    return ProvedDay(
+        DayResult(
+            day=f.day,
+            state=state_after(f.day, f.seen_at, margin_s, undecided=undecided, unsettled=unsettled),
+            counts=dict(f.rows) | outcomes | {"undecided": undecided, "unsettled": unsettled},
+            found=found,
+            signature=read.signature,
+            figures=drawn,
+            looked_for={
+                rule.kind
+                for rule in RULES
+                if rule.looks_in_full(f) and found.get(rule.kind, 0) <= store_results.MOST_FINDINGS
+            },
+        ),
+        kept,
+    )
+
+
+def _findings(j: Joined, staging_dir: str) -> tuple[DataFrame, dict[str, int]]:
+    """Return a day's findings, staged, and how many of each kind there are."""
+    cached = findings_of(j)
+    kept = staged(cached, f"{staging_dir}/findings", schemas.FINDING)
+    cached.unpersist()
+    return kept, {row["kind"]: row["count"] for row in kept.groupBy("kind").count().collect()}
+
+
+def is_empty(f: Frames) -> bool:
+    """Return whether the day has no rows that a rule could examine."""
+    beside = (f.producer_ledger, f.consumer_ledger, f.archive_manifest)
+    of_day = [f.rows.get(name, 1) for name in (*schemas.BIG, *schemas.OF_DAY)]
+    return not any(of_day) and all(part is None for part in beside)
+
+
+def first_findings(days: Iterable[ProvedDay], at_most: int) -> Iterator[tuple[Any, ...]]:
+    """Return the findings in the order of FINDING's columns, up to a limit for each kind and day."""
+    for day in days:
+        if not day.result.found:
+            continue
+        kept = day.findings
+        if any(count > at_most for count in day.result.found.values()):
+            place = F.row_number().over(Window.partitionBy("kind").orderBy("subject"))
+            kept = kept.withColumn("place", place).where(F.col("place") <= at_most)
+        for row in kept.select(*schemas.FINDING.names).toLocalIterator():
+            yield _checked(row)
+
+
+def _checked(row: Row) -> tuple[Any, ...]:
+    """Clear ids that are not transaction ids, which a ledger may contain; such a text appears only in the subject."""
+    values = row.asDict()
+    try:
+        values["transaction_id"] = None if row["transaction_id"] is None else str(UUID(row["transaction_id"]))
+    except ValueError:
+        values["transaction_id"] = None
+    return tuple(values.values())

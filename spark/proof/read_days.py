@@ -1,0 +1,194 @@
+"""Reads a run's days from one snapshot, with their ledgers and archives."""
+
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import closing
+from dataclasses import dataclass, replace
+from datetime import date, datetime
+from typing import Any
+
+from pyspark.sql import DataFrame, SparkSession
+
+from spark import manifest
+from spark.archive import layout
+from spark.archive.verification import beside
+from spark.day_selection import Candidate, Seen, days_to_run
+from spark.engine.filesystem import Files
+from spark.engine.progress import Progress
+from spark.errors import RunFailedError, SnapshotLostError
+from spark.postgres.connections import Day, Snapshot, connect, open_snapshot
+from spark.postgres.standby import standby_warning
+from spark.proof.prove_day import ReadDay
+from spark.sources.frames import days_of_parquet, frames_from_parquet, frames_from_postgres
+from spark.sources.ledgers import Ledger, consumer_ledger, producer_ledger, write_set_aside
+from spark.sources.same_offsets import earlier_with_same
+
+# A standby that cancels this many reads cancels the next one as well.
+MOST_SNAPSHOTS = 6
+
+
+@dataclass(frozen=True)
+class Read:
+    """The days of one snapshot, oldest first."""
+
+    seen_at: datetime
+    standby: bool
+    days: list[ReadDay]
+
+
+@dataclass(frozen=True)
+class Wish:
+    """The days to prove: those `asked` for, or by watermark from the last results (`seen`); and final days' age."""
+
+    asked: Collection[date]
+    seen: Mapping[date, Seen]
+    margin_s: float
+
+
+def read_days(
+    spark: SparkSession,
+    url: str,
+    wish: Wish,
+    staging_dir: str,
+    progress: Progress,
+) -> Read:
+    """Read the days in one snapshot, or in a new one if the server ended the first. Raises RunFailedError."""
+    files = Files(spark)
+    for number in range(1, MOST_SNAPSHOTS + 1):
+        try:
+            with progress.stage("snapshot"), open_snapshot(url) as snapshot:
+                read = _read(spark, snapshot, wish, staging_dir, progress)
+            # Archives need no snapshot, which holds up vacuum.
+            days = [_with_archive(spark, url, day, f"{staging_dir}/{day.frames.day}", progress) for day in read.days]
+            return replace(read, days=days)
+        except SnapshotLostError as lost:
+            files.remove(staging_dir)
+            if number == MOST_SNAPSHOTS:
+                raise RunFailedError(f"None of {number} snapshots stayed open long enough. {lost}") from lost
+            progress.say("snapshot_lost", f"{lost} The run begins again with a new snapshot.", snapshots=number)
+    raise AssertionError("unreachable: the last try returns or raises")
+
+
+def _read(spark: SparkSession, snapshot: Snapshot, wish: Wish, staging_dir: str, progress: Progress) -> Read:
+    settings = snapshot.standby_settings()
+    warning = None if settings is None else standby_warning(settings)
+    if warning is not None:
+        progress.say("standby", warning)
+    days = {day.day: day for day in snapshot.days()}
+    # Lock all candidate days, so that they still exist when they are counted and read.
+    snapshot.lock([day for day in days if _may_run(wish, days[day])])
+    read = [
+        _read_day(spark, snapshot, days[day], f"{staging_dir}/{day}", progress)
+        for day in _chosen(snapshot, days, wish, progress)
+    ]
+    return Read(snapshot.seen_at, snapshot.standby, read)
+
+
+def _may_run(wish: Wish, day: Day) -> bool:
+    if wish.asked:
+        return day.day in wish.asked
+    seen = wish.seen.get(day.day)
+    return seen is None or seen.state != "final" or day.archive is not None
+
+
+def _chosen(snapshot: Snapshot, days: Mapping[date, Day], wish: Wish, progress: Progress) -> list[date]:
+    candidates = [Candidate(day.day, day.archive, wish.seen.get(day.day)) for day in days.values()]
+    try:
+        chosen = days_to_run(
+            candidates, snapshot.seen_at, wish.margin_s, lambda day: snapshot.signature(days[day]), wish.asked
+        )
+    except KeyError as missing:
+        here = ", ".join(map(str, days)) or "none"
+        raise RunFailedError(f"The day {missing.args[0]} is not stored. Stored days: {here}.") from None
+    for day, why in chosen.items():
+        progress.say("day", f"{day}: {why}", day=day, reason=why)
+    return list(chosen)
+
+
+def _read_day(spark: SparkSession, snapshot: Snapshot, day: Day, staging_dir: str, progress: Progress) -> ReadDay:
+    frames = frames_from_postgres(spark, snapshot, day.day, staging_dir, progress)
+    with progress.stage("read same offsets", day.day):
+        frames = replace(frames, same_offset=earlier_with_same(spark, snapshot, day, staging_dir))
+    if day.archive is not None and day.archive_manifest is not None:
+        with progress.stage("manifest", day.day):
+            found = manifest.of_day(snapshot.connection, day.day)
+        frames = replace(frames, archive_manifest=day.archive_manifest, found_manifest=found)
+    return ReadDay(frames, snapshot.signature(day, frames.rows))
+
+
+def _with_archive(spark: SparkSession, url: str, read: ReadDay, staging_dir: str, progress: Progress) -> ReadDay:
+    frames, place = read.frames, read.signature["archive"]
+    described = frames.archive_manifest
+    if described is None:
+        return read
+    with progress.stage("archive", frames.day):
+        frames = beside(frames, spark, place, staging_dir)
+    if frames.archive_problems and not _is_archive(url, frames.day, place, described):
+        # Its files were removed because a new archive replaced it. No run has covered the new archive.
+        progress.say("archive_replaced", f"{frames.day}: its archive was replaced; the next run compares it.")
+        frames = replace(frames, archive=None, archive_manifest=None, found_manifest=None, archive_problems={})
+    return replace(read, frames=frames)
+
+
+def _is_archive(url: str, day: date, place: str, described: Mapping[str, Any]) -> bool:
+    """Return whether an archive is still the day's."""
+    with closing(connect(url)) as connection:
+        row = connection.execute("select archive, archive_manifest from day where day = %s", [day]).fetchone()
+    return row is not None and (row["archive"], row["archive_manifest"]) == (place, described)
+
+
+def read_parquet(spark: SparkSession, directory: str, asked: Collection[date]) -> Iterator[ReadDay]:
+    """Return the requested days that a directory has as frames or archives."""
+    for place in days_of_parquet(spark, directory):
+        archived = Files(spark).exists(f"{place}/{layout.MANIFEST}")
+        frames = layout.frames_from_archive(spark, place) if archived else frames_from_parquet(spark, place)
+        if not asked or frames.day in asked:
+            yield ReadDay(frames, {})
+
+
+@dataclass(frozen=True)
+class Ledgers:
+    """The ledgers of producers and consumers, for all days."""
+
+    producer: DataFrame | None
+    consumer: DataFrame | None
+    # Whether the producers' ledger has all their commits.
+    complete: bool = False
+
+    def beside(self, day: ReadDay) -> ReadDay:
+        """Return the day with the ledgers; the rules select the day's rows from them."""
+        frames = replace(
+            day.frames,
+            producer_ledger=self.producer,
+            consumer_ledger=self.consumer,
+            producer_ledger_complete=self.complete,
+        )
+        return replace(day, frames=frames)
+
+
+def read_ledgers(
+    spark: SparkSession,
+    producer: str | None,
+    consumer: str | None,
+    staging_dir: str,
+    out: str | None,
+    progress: Progress,
+) -> Ledgers:
+    """Read the named ledgers; report the rows that were set aside, and write them below `out` if it is given.
+
+    Raises LedgerError and RunFailedError.
+    """
+
+    def read(name: str, spec: str | None, reader: Callable[[SparkSession, str, str], Ledger]) -> DataFrame | None:
+        if spec is None:
+            return None
+        with progress.stage(f"read {name} ledger") as stage:
+            ledger = reader(spark, spec, f"{staging_dir}/{name}")
+            stage.rows = ledger.counts["read"]
+        if ledger.counts["set_aside"]:
+            aside = ", ".join(f"{reason} {count}" for reason, count in ledger.counts["set_aside"].items())
+            progress.say("set_aside", f"Set aside of the {name} ledger: {aside}", ledger=name, counts=ledger.counts)
+            if out is not None:
+                write_set_aside(ledger, f"{out}/set-aside/{name}")
+        return ledger.rows
+
+    return Ledgers(read("producer", producer, producer_ledger), read("consumer", consumer, consumer_ledger))

@@ -1,0 +1,96 @@
+"""The meaning of each kind of finding, and the first step for a person: the same texts as in the service.
+
+The service has them in app/finding_kinds.py, which this package must not import; a test verifies that both agree. The
+order is the order of the report.
+"""
+
+MEANINGS: dict[str, tuple[str, str]] = {
+    "op_without_half": (
+        "A transaction has a verdict but no half message, or only part of it, or it has a second verdict.",
+        "Find out what deleted rows of `half` or wrote to `op`; restore the half from the archive or a backup.",
+    ),
+    "half_stuck": (
+        "A half message has no verdict although check-back should have decided or parked it by now.",
+        "Verify that a worker runs its loops `sweep` and `checks` (`GET /readyz`), then ask or decide.",
+    ),
+    "committed_not_published": (
+        "A transaction is committed, and some or all of its messages are not in the outbox: they are never delivered.",
+        "Send the missing messages again with `POST /messages`; then find out what deletes rows of `outbox`.",
+    ),
+    "published_without_commit": (
+        "A message is in the outbox, and so goes to subscribers, although its transaction has no verdict or no half.",
+        "Ask the producer for the outcome, and notify the subscribers if the message must not have gone out.",
+    ),
+    "published_after_rollback": (
+        "A message of a rolled-back transaction is in the outbox, and so goes to subscribers.",
+        "Notify the subscribers that received it; `GET /transactions/{id}` lists them.",
+    ),
+    "offset_of_two_messages": (
+        "Two messages have the same offset.",
+        "Check whether the sequence `outbox_offset` was set back, and set it past the highest offset at once.",
+    ),
+    "message_with_two_offsets": (
+        "One message is in the outbox twice, with two offsets: subscribers may get it twice.",
+        "Find out what wrote to `outbox`; subscribers that remember message ids were not harmed.",
+    ),
+    "offsets_contradict_time": (
+        "A message has a higher offset than another and an earlier `committed_at`.",
+        "Check whether the database server's clock was set back at that time.",
+    ),
+    "unrouted": (
+        "Messages of this topic were committed and no subscription takes them.",
+        "`GET /topics`: if the topic is misspelled, fix its producer; if a subscription is missing, create it.",
+    ),
+    "undelivered": (
+        "A subscription matches this message; it has no receipt, does not wait, and is not a dead letter.",
+        "`POST /subscriptions/{name}/replay` sends it again; then find out where it was lost.",
+    ),
+    "receipt_without_message": (
+        "A delivery is on record for a message that is not in the outbox.",
+        "Find out what deleted rows of `outbox`; the subscriber has the message.",
+    ),
+    "receipt_not_matched": (
+        "A subscription got a message that its topics and filters do not match, or after it was deleted.",
+        "Compare the subscription's topics and filters with the message; notify the subscriber's owner.",
+    ),
+    "content_differs": (
+        "The sent or archived content differs from what the producer posted: the digests do not match.",
+        "Ask the subscriber for the received content and compare; then check the database's disks and memory.",
+    ),
+    "parked": (
+        "A transaction waits for a person: policy does not decide it.",
+        "Decide it: `halfnote transactions verdict`.",
+    ),
+    "checks_beyond_max": (
+        "A producer answered more checks than its policy's `max_checks`: policy should have decided earlier.",
+        "Verify that a worker runs, and decide it if it is undecided: `halfnote transactions verdict`.",
+    ),
+    "verdict_refused": (
+        "This producer group tried to end transactions against the verdict that stands.",
+        "Find out why it ends twice, or after policy has decided: `immunity_s` may be shorter than its transactions.",
+    ),
+    "archive_differs": (
+        "The archive of the day differs from what was archived.",
+        "Keep the day's partitions, find out what changed the files, and archive the day again.",
+    ),
+    "ledger_disagrees": (
+        "The producer's ledger has another verdict than the one recorded here, or lacks a commit.",
+        "Find out which is true. Send a commit recorded as a rollback with `halfnote transactions reissue`.",
+    ),
+    "ledger_not_sent": (
+        "The producer's ledger has a commit of this transaction, and it was not committed here.",
+        "Check that the producer posts the half before it commits; send the message with `POST /messages`.",
+    ),
+    "never_consumed": (
+        "A message has a receipt and is not in the consumer's ledger.",
+        "Find out whether the consumer answered 2xx before it stored the message. A replay sends it again.",
+    ),
+    "consumed_twice": (
+        "The consumer's ledger has this message more than once.",
+        "Make the consumer remember message ids: delivery is at least once.",
+    ),
+    "consumed_not_sent": (
+        "The consumer's ledger has a message that is not in the outbox, or never went to the subscription it names.",
+        "Find out where the consumer got it, and whether the ledger belongs to the same Halfnote.",
+    ),
+}

@@ -1,0 +1,189 @@
+"""The report of a run: one self-contained HTML page without scripts, fonts or external files."""
+
+import json
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, date, datetime
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from markupsafe import Markup
+
+from spark.report.charts import Drawing, duration, name_of, of_day, of_trend, within
+from spark.report.finding_texts import MEANINGS
+
+# The most rows in a table of findings; the page says how many more there are.
+MOST_ROWS = 200
+# Only the newest of a run's days have plots; all days have figures in the table.
+DRAWN_DAYS = 5
+# The most days outside the run with open findings that the page names.
+NAMED_DAYS = 10
+_LONGEST = 300  # characters of a detail
+TABLES = ("half", "op", "outbox", "receipt", "attempt")
+
+
+@dataclass(frozen=True)
+class Found:
+    """The findings of one kind: the number of open ones, the shown ones, and how many of these are new."""
+
+    kind: str
+    count: int
+    new: int
+    rows: Sequence[Mapping[str, Any]]
+    means: str = ""
+    begin: str = ""
+
+
+@dataclass(frozen=True)
+class DrawnDay:
+    """A day's plots, and its subscriptions as rows of a table."""
+
+    day: date
+    drawings: Sequence[Drawing]
+    subscriptions: Sequence[Mapping[str, Any]]
+
+
+def render(
+    run: Mapping[str, Any],
+    days: Sequence[Mapping[str, Any]],
+    findings: Sequence[Mapping[str, Any]],
+    trend: Sequence[Mapping[str, Any]],
+    elsewhere: Mapping[date, int],
+    *,
+    base_url: str | None,
+) -> str:
+    """Return the page.
+
+    `run`, `days`, `findings`: rows of reconciliation_run, reconciliation_day and finding, of this run; `trend`: day,
+    state, counts and found of the last days; `elsewhere`: open findings of days that the run did not cover, newest
+    first. `base_url`: the URL of the service, for links; without it the page has no links. Raises ValueError if it is
+    not an http or https URL.
+    """
+    if base_url is not None and not base_url.startswith(("http://", "https://")):
+        raise ValueError("base_url must begin with http:// or https://")
+    kinds = _by_kind(run, days, [row for row in findings if row["resolved_at"] is None])
+    resolved = [row for row in findings if row["resolved_at"] is not None]
+    newest = sorted(days, key=lambda row: row["day"], reverse=True)
+    return (
+        _environment()
+        .get_template("report.html.j2")
+        .render(
+            run=run,
+            days=newest,
+            kinds=kinds,
+            found=max(sum(found.count for found in kinds), run["open"]),
+            resolved=resolved[:MOST_ROWS],
+            elsewhere=list(elsewhere.items())[:NAMED_DAYS],
+            elsewhere_days=len(elsewhere),
+            found_elsewhere=sum(elsewhere.values()),
+            drawn=[_drawn(row) for row in newest[:DRAWN_DAYS]],
+            trend=of_trend(trend),
+            tables=TABLES,
+            base=None if base_url is None else base_url.rstrip("/"),
+        )
+    )
+
+
+def _environment() -> Environment:
+    made = Environment(
+        loader=FileSystemLoader(Path(__file__).parent),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    made.filters |= {
+        "number": lambda value: f"{value:,}",
+        "time": _time,
+        "duration": _took,
+        "details": details,
+        "code": _code,
+        "segment": lambda value: quote(str(value), safe=""),
+        "svg": Markup,  # made by spark/report/svg.py, which escapes the words in it
+    }
+    return made
+
+
+def _by_kind(
+    run: Mapping[str, Any], days: Sequence[Mapping[str, Any]], findings: Sequence[Mapping[str, Any]]
+) -> list[Found]:
+    """Return the kinds with findings, in the order of MEANINGS; unknown kinds come last."""
+    counts: dict[str, int] = defaultdict(int)
+    for row in days:
+        for kind, count in row["found"].items():
+            counts[kind] += count
+    rows: dict[str, list[Mapping[str, Any]]] = defaultdict(list)
+    for finding in findings:
+        rows[finding["kind"]].append(finding)
+    order = {kind: place for place, kind in enumerate(MEANINGS)}
+    here = sorted({kind for kind in counts if counts[kind]} | set(rows), key=lambda kind: (order.get(kind, 99), kind))
+    return [
+        Found(
+            kind,
+            max(counts[kind], len(rows[kind])),
+            sum(is_new(run, row) for row in rows[kind]),
+            [dict(row) | {"new": is_new(run, row)} for row in rows[kind][:MOST_ROWS]],
+            *MEANINGS.get(kind, ()),
+        )
+        for kind in here
+    ]
+
+
+def is_new(run: Mapping[str, Any], finding: Mapping[str, Any]) -> bool:
+    """Whether the run is the first that found it; a run without a database has no older findings."""
+    return run["run_id"] is not None and bool(finding["first_run"] == run["run_id"])
+
+
+def _drawn(row: Mapping[str, Any]) -> DrawnDay:
+    figures = row["figures"]
+    if not figures:
+        return DrawnDay(row["day"], [], [])
+    listed = [_subscription(one, name_of(one), figures) for one in figures["subscriptions"]]
+    if figures["others"]:
+        others = figures["others"]
+        listed.append(_subscription(others, f"{others['subscriptions']:,} others", figures))
+    return DrawnDay(row["day"], of_day(figures), listed)
+
+
+def _subscription(one: Mapping[str, Any], name: str, figures: Mapping[str, Any]) -> dict[str, Any]:
+    numbers = {key: one[key] for key in ("delivered", "dropped", "waiting", "dead")}
+    spread = {key: within(one["latency"], figures["from_s"], share) for key, share in (("half", 0.5), ("most", 0.99))}
+    return {"name": name, "again": sum(one["attempts"][1:]), **numbers, **spread}
+
+
+def details(detail: Mapping[str, Any] | str) -> list[tuple[str, str]]:
+    """Return a finding's detail, name by name. The detail is an object, or the JSON text of one."""
+    known = json.loads(detail) if isinstance(detail, str) else detail
+    return [(str(name).replace("_", " "), _cut(_said(value))) for name, value in known.items() if value is not None]
+
+
+def _said(value: Any) -> str:
+    if isinstance(value, list):
+        return ", ".join(_said(each) for each in value) or "none"
+    if isinstance(value, dict):
+        return " ".join(f"{name} {_said(each)}" for name, each in value.items())
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    return "none" if value is None else str(value)
+
+
+def _cut(text: str) -> str:
+    return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}…"
+
+
+def _code(text: str) -> Markup:
+    """Format text between backticks as code."""
+    parts = text.split("`")
+    return Markup().join(Markup("<code>{}</code>").format(part) if n % 2 else part for n, part in enumerate(parts))
+
+
+def _time(at: datetime | None) -> str:
+    return "unknown" if at is None else f"{at.astimezone(UTC):%Y-%m-%d %H:%M:%S} UTC"
+
+
+def _took(seconds: float) -> str:
+    """Return a duration as text; `under 1 ms` for a shorter one."""
+    return "under 1 ms" if seconds < 0.001 else duration(seconds)

@@ -1,0 +1,1 @@
+"""Read frames from Postgres, Parquet and ledgers."""

@@ -1,0 +1,292 @@
+"""Reads frames from Postgres, in one snapshot, or from Parquet.
+
+While the snapshot is open, the run only reads Postgres: it writes the rows as narrow Parquet to a staging directory,
+and all later steps read that. No bodies are read. If Spark runs on this machine, this process reads with COPY
+(spark/postgres/copy.py). If Spark runs on other machines, its executors read with JDBC, all at once. With JDBC a
+million halves take 4.2 s of CPU time, half of it for Parquet. Times as whole microseconds cost less than JDBC's time
+type, ids as text cost no more than as bytes, and dictionaries of columns that hardly repeat would double the time.
+"""
+
+import json
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from datetime import UTC, date, datetime, timedelta
+from typing import Any
+
+from py4j.protocol import Py4JError
+from pyspark.errors import PySparkException
+from pyspark.sql import Column, Observation, SparkSession
+from pyspark.sql import functions as F
+from pyspark.sql.types import StringType, StructField, StructType, TimestampType
+
+from spark import schemas
+from spark.engine.filesystem import Files
+from spark.engine.progress import Progress
+from spark.errors import RunFailedError, SnapshotLostError
+from spark.frames import Frames, empty
+from spark.postgres import copy
+from spark.postgres.connections import Connection, Day, Snapshot, partition_name
+from spark.postgres.standby import cancelled_by_replay
+
+FETCH_ROWS = 10_000
+# The pages of one range, which a connection reads in some hundred milliseconds.
+PAGES_AT_ONCE = 4096
+# These columns are jsonb; all other string columns are text or uuid, which JDBC returns as text.
+JSON = frozenset({"headers", "policy", "filters"})
+# Types with different names in Spark and Postgres.
+SQL_TYPES = {
+    "string": "text",
+    "double": "double precision",
+    "binary": "bytea",
+    "timestamp": "timestamptz",
+    "array<string>": "text[]",
+}
+# Columns with nearly unique values, for which a dictionary is useless.
+UNLIKE = ("transaction_id", "body_digest", "digest", "offset")
+
+# For sessionInitStatement: because a fetch size is set, JDBC has turned autocommit off by then. So these statements
+# begin the database transaction that reads the rows, before any read.
+IN_SNAPSHOT = "; ".join(copy.IN_SNAPSHOT)
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """The source of one frame: a query and, for several connections, the ranges that divide it."""
+
+    query: str
+    ranges: tuple[str, ...]
+
+
+def frames_from_postgres(
+    spark: SparkSession, snapshot: Snapshot, day: date, staging_dir: str, progress: Progress
+) -> Frames:
+    """Read a day in the snapshot, write it below `staging_dir` in the layout of `frames_from_parquet`, and return it.
+
+    The caller has locked the day. Raises SnapshotLostError if the server ended the snapshot, and RunFailedError if the
+    read failed otherwise; then the files below `staging_dir` are useless.
+    """
+    found = snapshot.day(day)
+    files = Files(spark)
+    counts = snapshot.small_counts(found)
+    rows: dict[str, int] = {}
+    for name in schemas.FRAMES:
+        with progress.stage(f"read {name}", day) as stage:
+            rows[name] = 0
+            if counts.get(name) != 0:
+                rows[name] = _write_frame(spark, snapshot, found, name, f"{staging_dir}/{name}")
+            stage.rows = rows[name]
+    files.write_text(f"{staging_dir}/frames.json", json.dumps(described(snapshot, found, rows)))
+    return frames_from_parquet(spark, staging_dir, day)
+
+
+def _write_frame(spark: SparkSession, snapshot: Snapshot, day: Day, name: str, directory: str) -> int:
+    if not copy.writes_for(spark):
+        return write_source(spark, snapshot, source_of(snapshot, day, name), name, directory)
+    source, schema = source_of(snapshot, day, name, _copied), schemas.FRAMES[name]
+    columns = ", ".join(f'"{column}"' for column in schema.names)
+    queries = [f"select {columns} from ({source.query}) source where {one}" for one in source.ranges]  # noqa: S608
+    try:
+        return copy.write_copied(
+            snapshot, queries, directory, unlike=_unlike(schema), abreast=spark.sparkContext.defaultParallelism
+        )
+    except copy.FAILURES as error:
+        raise read_failure(error) from error
+
+
+def described(snapshot: Snapshot, day: Day, rows: Mapping[str, int]) -> dict[str, Any]:
+    """Return the content of a day's frames.json."""
+    since = receipts_since(day)
+    return {
+        "day": str(day.day),
+        "seen_at": snapshot.seen_at.isoformat(),
+        "rules": snapshot.rules(),
+        "receipts_since": None if since is None else since.isoformat(),
+        "rows": dict(rows),
+    }
+
+
+def receipts_since(day: Day) -> datetime | None:
+    """Return the time since which each finished redelivery leaves a receipt; None if it is unknown.
+
+    A day is closed an hour after its end at the earliest, and may be opened again: redeliveries that finished meanwhile
+    left no receipt.
+    """
+    begun = datetime(day.day.year, day.day.month, day.day.day, tzinfo=UTC)
+    if day.open_since is None or day.open_since >= begun + timedelta(hours=25):
+        return day.open_since
+    return begun
+
+
+def source_of(
+    snapshot: Snapshot, day: Day, name: str, expression: Callable[[StructField], str] | None = None
+) -> Source:
+    """Return the source of a day's frame. `expression`: the SQL of a column; by default in the form for JDBC."""
+    columns = ", ".join(map(expression or _brought, schemas.FRAMES[name].fields))
+    if name in schemas.BIG:
+        relation = partition_name(name, day.day)
+        return Source(f"select {columns}, ctid from {relation}", page_ranges(snapshot.pages(relation)))  # noqa: S608
+    query = f"select {columns} from {name}"  # noqa: S608 -- names of ours
+    if name in schemas.OF_DAY:
+        query += f" where transaction_id >= '{day.low}' and transaction_id < '{day.high}'"
+    return Source(query, ("true",))
+
+
+def page_ranges(pages: int) -> tuple[str, ...]:
+    """Return conditions that divide a relation into ranges of pages; each is a TID range scan."""
+    firsts = range(0, pages, PAGES_AT_ONCE)
+    return tuple(f"ctid >= '({first},0)'::tid and ctid < '({first + PAGES_AT_ONCE},0)'::tid" for first in firsts)
+
+
+def _brought(field: StructField) -> str:
+    """Return the SQL of a column for JDBC: a time is microseconds since 1970, exact beyond the year 2200."""
+    if isinstance(field.dataType, TimestampType):
+        return f"(date_part('epoch', {field.name}) * 1000000)::bigint as {field.name}"
+    if field.name == "policy" or (field.name in JSON and isinstance(field.dataType, StringType)):
+        return _copied(field)
+    return f'"{field.name}"'
+
+
+def _copied(field: StructField) -> str:
+    """Return the SQL of a column for COPY, with the type of the Parquet column."""
+    kind = field.dataType.simpleString()
+    shown = f'"{field.name}"::{SQL_TYPES.get(kind, kind)}'
+    if field.name == "policy":
+        shown = f"case when position = 0 then {shown} end"
+    return f'{shown} as "{field.name}"'
+
+
+def _column(field: StructField) -> Column:
+    """Return the column of a schema from JDBC's column."""
+    brought = F.col(f"`{field.name}`")
+    if isinstance(field.dataType, TimestampType):
+        return F.timestamp_micros(brought).alias(field.name)
+    return brought.cast(field.dataType).alias(field.name)
+
+
+def write_source(spark: SparkSession, snapshot: Snapshot, source: Source, name: str, directory: str) -> int:
+    """Write a query's rows as Parquet; return their number."""
+    if not source.ranges:
+        return 0
+    schema = schemas.FRAMES[name]
+    counted = Observation(f"rows of {name}")
+    try:
+        read = spark.read.jdbc(**jdbc_in(snapshot), table=f"({source.query}) source", predicates=list(source.ranges))
+        frame = read.select([_column(field) for field in schema.fields]).observe(counted, F.count("*").alias("rows"))
+        frame.write.options(**_parquet_options(schema)).parquet(directory)
+        rows: int = counted.get["rows"]
+    except (PySparkException, Py4JError) as error:
+        raise read_failure(error) from error
+    return rows
+
+
+def jdbc_in(snapshot: Snapshot) -> dict[str, Any]:
+    """Return the JDBC settings that reach the snapshot's server, in the snapshot."""
+    reach = jdbc_to(snapshot.connection)
+    reach["properties"] |= {"fetchsize": str(FETCH_ROWS), "sessionInitStatement": IN_SNAPSHOT.format(snapshot.name)}
+    return reach
+
+
+def jdbc_to(connection: Connection) -> dict[str, Any]:
+    """Return the JDBC url and properties of a connection's server and database."""
+    info = connection.info
+    if info.host.startswith("/"):
+        raise RunFailedError("Spark reads over TCP: use a host in the database's URL, not the directory of a socket.")
+    host = f"[{info.host}]" if ":" in info.host else info.host
+    names = {"sslmode": "sslmode", "sslrootcert": "sslrootcert", "sslcert": "sslcert", "sslkey": "sslkey"}
+    given = info.get_parameters()
+    return {
+        "url": f"jdbc:postgresql://{host}:{info.port}/{info.dbname}",
+        "properties": {
+            "driver": "org.postgresql.Driver",
+            "user": info.user,
+            "password": info.password,
+            "ApplicationName": "halfnote proof",
+            "tcpKeepAlive": "true",
+            **{ours: given[theirs] for theirs, ours in names.items() if theirs in given},
+        },
+    }
+
+
+def _parquet_options(schema: StructType) -> dict[str, str]:
+    # Frames are read several times within a minute. LZ4 needs a third more space than zstd, but far less time to read.
+    return {"compression": "lz4_raw"} | {f"parquet.enable.dictionary#{name}": "false" for name in _unlike(schema)}
+
+
+def _unlike(schema: StructType) -> list[str]:
+    return [f.name for f in schema.fields if f.name in UNLIKE or isinstance(f.dataType, TimestampType)]
+
+
+def read_failure(error: Exception) -> RunFailedError:
+    """Return the error of a failed read: SnapshotLostError if a new snapshot may help."""
+    said = root_cause(str(error))
+    if cancelled_by_replay(str(error)):
+        return SnapshotLostError(f"The standby cancelled a read: {said}")
+    return RunFailedError(f"A read failed: {said}")
+
+
+def root_cause(said: str) -> str:
+    """Return the line of a Java stack trace with the innermost cause."""
+    lines = [line.strip() for line in said.splitlines() if line.strip()]
+    if len(lines) > 1 and lines[0].startswith("An error occurred while calling"):
+        # The first line is about Py4J's own call.
+        lines = [lines[1].removeprefix(": "), *lines[2:]]
+    causes = [line.removeprefix("Caused by: ") for line in lines if line.startswith("Caused by: ")]
+    return (causes or lines or ["unknown"])[-1 if causes else 0]
+
+
+def frames_from_parquet(spark: SparkSession, directory: str, day: date | None = None) -> Frames:
+    """Return the frames that are in a directory: `<frame>/*.parquet`, and frames.json with day, seen_at and rules.
+
+    A frame without rows in frames.json, and any small frame, may be missing; it is empty. Raises RunFailedError if the
+    directory has no frames, or frames of another day.
+    """
+    files = Files(spark)
+    told = _described(files, directory, day)
+    rows: dict[str, int] = dict(told.get("rows", {}))
+    since = told.get("receipts_since")
+    frames: dict[str, Any] = {}
+    for name, schema in schemas.FRAMES.items():
+        place = f"{directory}/{name}"
+        if files.exists(place):
+            frames[name] = spark.read.schema(schema).parquet(place)
+        elif rows.get(name, 1 if name in schemas.BIG else 0):
+            raise RunFailedError(f"{place} is missing.")
+        else:
+            frames[name] = empty(spark, schema)
+        if name in schemas.BIG and name not in rows:
+            # Parquet's footers have the counts.
+            rows[name] = frames[name].count()
+    if files.exists(place := f"{directory}/same_offset"):
+        frames["same_offset"] = spark.read.schema(schemas.SAME_OFFSET).parquet(place)
+    return Frames(
+        day=date.fromisoformat(told["day"]),
+        seen_at=datetime.fromisoformat(told["seen_at"]),
+        rules=told.get("rules", {}),
+        receipts_since=None if since is None else datetime.fromisoformat(since),
+        rows=rows,
+        **frames,
+    )
+
+
+def _described(files: Files, directory: str, day: date | None) -> dict[str, Any]:
+    place = f"{directory}/frames.json"
+    if not files.exists(place):
+        raise RunFailedError(f"{place} is missing, so {directory} is not a directory of frames.")
+    try:
+        told: dict[str, Any] = json.loads(files.read_text(place))
+        found = date.fromisoformat(told["day"])
+        datetime.fromisoformat(told["seen_at"])
+    except (ValueError, KeyError, TypeError) as error:
+        raise RunFailedError(f"{place} cannot be read: {type(error).__name__} {error}.") from error
+    if day is not None and found != day:
+        raise RunFailedError(f"{place} is of {found}, not of {day}.")
+    return told
+
+
+def days_of_parquet(spark: SparkSession, directory: str) -> Iterator[str]:
+    """Return the directories of frames: the given one, or those in it, by name."""
+    files = Files(spark)
+    if files.exists(f"{directory}/frames.json"):
+        yield directory
+        return
+    yield from sorted(place for place in files.children(directory) if files.exists(f"{place}/frames.json"))

@@ -1,0 +1,1 @@
+"""Generate the rows of a plausible day from a seed, some thousand transactions at a time."""

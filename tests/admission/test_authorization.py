@@ -1,0 +1,578 @@
+"""Permissions of each role on each route, for its own resources and for those of others.
+
+The routes are those of the app: a route without a rule, or without a row here, fails.
+"""
+
+from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import dataclass, field, replace
+from typing import Any
+from uuid import uuid4
+
+import httpx
+import pytest
+import pytest_asyncio
+from fastapi import FastAPI
+
+from app.admission.route_roles import RULES, RouteRules, routes_of
+from app.database.connection import Connection
+from app.errors import Forbidden
+from app.main import ENDPOINTS, api
+from app.permissions import AUTH_OFF, Role
+from app.routers.topics import get_topics
+from app.runtime.state import Runtime
+from tests.conftest import assembled, client_of, register_group, settings_of, shares
+from tests.support import proof_runs
+from tests.support.api_keys import bearer, make
+
+ROUTES = sorted(
+    {route for route in routes_of(api.router.routes) if route[0] != "HEAD"} | {("POST", path) for path in ENDPOINTS}
+)
+OWN, OTHER = "shop", "bank"
+ROLES = (Role.PRODUCER, Role.SUBSCRIBER, Role.OPERATOR, Role.ADMIN, Role.METRICS)
+
+# For each role in the order above: `y` allowed, `n` refused (403), `o` allowed for its own and refused (403)
+# for others' resources, `h` the same, but others' are hidden (404). `open`: every caller, also without a key.
+OPEN = "open"
+MAY = {
+    ("POST", "/half"): "o n n y n",
+    ("POST", "/end"): "h n n y n",
+    ("POST", "/messages"): "o n n y n",
+    ("GET", "/messages/{message_id}"): "h h y y n",
+    ("GET", "/transactions"): "o n y y n",
+    ("GET", "/transactions/{transaction_id:uuid}"): "h n y y n",
+    ("POST", "/transactions/{transaction_id:uuid}/check"): "n n y y n",
+    ("POST", "/transactions/{transaction_id:uuid}/verdict"): "n n y y n",
+    ("POST", "/transactions/{transaction_id:uuid}/reissue"): "n n y y n",
+    ("POST", "/transactions/check"): "n n y y n",
+    ("POST", "/transactions/verdict"): "n n y y n",
+    ("GET", "/topics"): "y y y y n",
+    ("PUT", "/topics/{name}"): "n n n y n",
+    ("DELETE", "/topics/{name}"): "n n n y n",
+    ("GET", "/accept"): "n n y y n",
+    ("PUT", "/accept"): "n n y y n",
+    ("GET", "/producer-groups"): "y n y y n",
+    ("GET", "/producer-groups/{name}"): "o n y y n",
+    ("PUT", "/producer-groups/{name}"): "n n n y n",
+    ("DELETE", "/producer-groups/{name}"): "n n n y n",
+    ("POST", "/producer-groups/{name}/test"): "n n y y n",
+    ("POST", "/producer-groups/{name}/rotate-secret"): "n n n y n",
+    ("GET", "/subscriptions"): "n y y y n",
+    ("GET", "/subscriptions/{name}"): "n o y y n",
+    ("PUT", "/subscriptions/{name}"): "n o n y n",
+    ("DELETE", "/subscriptions/{name}"): "n o n y n",
+    ("POST", "/subscriptions/{name}/test"): "n o y y n",
+    ("POST", "/subscriptions/{name}/pause"): "n o y y n",
+    ("POST", "/subscriptions/{name}/resume"): "n o y y n",
+    ("POST", "/subscriptions/{name}/rotate-secret"): "n o n y n",
+    ("POST", "/subscriptions/{name}/replay"): "n o y y n",
+    ("GET", "/subscriptions/{name}/replays"): "n o y y n",
+    ("GET", "/subscriptions/{name}/replays/{replay_id}"): "n o y y n",
+    ("DELETE", "/subscriptions/{name}/replays/{replay_id}"): "n o y y n",
+    ("GET", "/dead-letters"): "n o y y n",
+    ("GET", "/dead-letters/{subscription}/{message_id}"): "n o y y n",
+    ("POST", "/dead-letters/redeliver"): "n n y y n",
+    ("DELETE", "/dead-letters"): "n n y y n",
+    ("GET", "/reconciliation"): "n n y y n",
+    ("GET", "/reconciliation/{day}"): "n n y y n",
+    ("GET", "/findings"): "n n y y n",
+    ("GET", "/findings/{finding_id}"): "n n y y n",
+    ("GET", "/findings/kinds/{kind}"): OPEN,
+    ("POST", "/api-keys"): "n n n y n",
+    ("GET", "/api-keys"): "n n n y n",
+    ("GET", "/api-keys/{key_id}"): "n n n y n",
+    ("POST", "/api-keys/{key_id}/rotate"): "n n n y n",
+    ("DELETE", "/api-keys/{key_id}"): "n n n y n",
+    ("GET", "/audit"): "n n n y n",
+    ("GET", "/metrics"): "n n y y y",
+    ("GET", "/livez"): OPEN,
+    ("GET", "/readyz"): OPEN,
+    ("GET", "/version"): OPEN,
+    ("GET", "/problems/{slug}"): OPEN,
+    ("GET", "/openapi.json"): OPEN,
+    ("GET", "/docs"): OPEN,
+    ("GET", "/docs/oauth2-redirect"): OPEN,
+}
+
+
+# For a subscriber's key: its own subscription, to which an admin added a foreign topic, and the messages of that
+# topic. `y` allowed, `n` refused (403), `h` hidden (404), `-` left out of a list.
+MIXED = {
+    ("GET", "/messages/{message_id}"): "h",
+    ("GET", "/subscriptions/{name}"): "y",
+    ("PUT", "/subscriptions/{name}"): "n",
+    ("DELETE", "/subscriptions/{name}"): "y",
+    ("POST", "/subscriptions/{name}/test"): "y",
+    ("POST", "/subscriptions/{name}/pause"): "y",
+    ("POST", "/subscriptions/{name}/resume"): "y",
+    ("POST", "/subscriptions/{name}/rotate-secret"): "n",
+    ("POST", "/subscriptions/{name}/replay"): "n",
+    ("GET", "/subscriptions/{name}/replays"): "y",
+    ("GET", "/subscriptions/{name}/replays/{replay_id}"): "y",
+    ("DELETE", "/subscriptions/{name}/replays/{replay_id}"): "y",
+    ("GET", "/dead-letters"): "-",
+    ("GET", "/dead-letters/{subscription}/{message_id}"): "h",
+}
+
+
+def test_every_route_has_a_rule_and_a_row() -> None:
+    assert set(ROUTES) == set(RULES)
+    assert set(ROUTES) == set(MAY)
+    assert set(MIXED) == {route for route, roles in MAY.items() if roles.split()[1:2] in (["o"], ["h"])}
+    documented = {(method.upper(), path) for path, methods in api.openapi()["paths"].items() for method in methods}
+    assert documented <= {(method, path.replace(":uuid", "")) for method, path in ROUTES}
+
+
+def test_a_route_without_a_rule_is_refused() -> None:
+    new = FastAPI()
+    new.add_api_route("/topics", get_topics, methods=["GET"])
+    new.add_api_route("/topics/{name}/new", get_topics, methods=["POST"])
+    rules = RouteRules(routes_of(new.router.routes))
+    assert rules.of("GET", "/topics") == RULES["GET", "/topics"]
+    assert rules.of("POST", "/topics") is None
+    unruled = rules.of("POST", "/topics/order/new")
+    assert unruled == frozenset()
+    for role in Role:
+        with pytest.raises(Forbidden):
+            type(AUTH_OFF)(role).must_be(unruled)
+
+
+def test_a_route_that_no_rule_could_be_given_to_is_refused() -> None:
+    new = FastAPI()
+    new.mount("/files", FastAPI())
+    with pytest.raises(TypeError):
+        list(routes_of(new.router.routes))
+
+
+@dataclass(frozen=True)
+class Asked:
+    """A request of a route."""
+
+    path: str
+    json: dict[str, Any] | None = None
+    query: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass
+class World:
+    """Makes the resources that a request names, on one side: their names begin with the side's.
+
+    Messages have `topic`; subscriptions take it and the side's own topic.
+    """
+
+    side: str
+    admin: httpx.AsyncClient
+    db: Connection
+    topic: str = ""
+
+    def __post_init__(self) -> None:
+        self.topic = self.topic or f"{self.side}.order"
+
+    def name(self) -> str:
+        """A new name on this side."""
+        return f"{self.side}-{uuid4().hex[:8]}"
+
+    async def group(self) -> str:
+        name = self.name()
+        await register_group(self.db, name)
+        return name
+
+    async def half(self) -> tuple[str, str]:
+        """A half message: its group and id."""
+        group = await self.group()
+        message = {"topic": self.topic, "key": "order-1030", "body": {"order": 1030}}
+        answer = await self.admin.post("/half", json={"producer_group": group, "messages": [message]})
+        assert answer.status_code == 201, answer.text
+        return group, answer.json()["transaction_id"]
+
+    async def ended(self, verdict: str = "commit") -> str:
+        group, transaction_id = await self.half()
+        end = {"transaction_id": transaction_id, "producer_group": group, "verdict": verdict}
+        assert (await self.admin.post("/end", json=end)).status_code == 200
+        return transaction_id
+
+    async def in_doubt(self) -> tuple[str, str]:
+        group, transaction_id = await self.half()
+        await self.db.execute(
+            "insert into check_back (transaction_id, producer_group, state, swept_at, next_check_at) "
+            "values ($1, $2, 1, now(), now())",
+            transaction_id,
+            group,
+        )
+        return group, transaction_id
+
+    async def subscription(self) -> str:
+        name = self.name()
+        topics = sorted({f"{self.side}.order", self.topic})
+        put = {"topics": topics, "destination": {"type": "webhook", "url": "http://127.0.0.1:9/"}}
+        assert (await self.admin.put(f"/subscriptions/{name}", json=put)).status_code == 201
+        return name
+
+    async def dead_letter(self) -> tuple[str, str]:
+        """A dead letter: its subscription and message id."""
+        name, transaction_id = await self.subscription(), await self.ended()
+        await self.db.execute(
+            'insert into dead_letter (subscription_id, transaction_id, position, "offset", topic, attempts, reason, '
+            "died_at) select s.subscription_id, o.transaction_id, 0, o.offset, o.topic, 3, 'retries_exhausted', now() "
+            "from subscription s, outbox o where s.name = $1 and o.transaction_id = $2",
+            name,
+            transaction_id,
+        )
+        return name, f"{transaction_id}-0"
+
+    async def replay(self) -> tuple[str, int]:
+        name, _ = await self.subscription(), await self.ended()
+        answer = await self.admin.post(f"/subscriptions/{name}/replay", json={"from": "earliest", "reason": "lost"})
+        assert answer.status_code == 202, answer.text
+        return name, answer.json()["replay_id"]
+
+    async def key(self) -> int:
+        answer = await self.admin.post("/api-keys", json={"name": self.name(), "role": "metrics"})
+        assert answer.status_code == 201, answer.text
+        return int(answer.json()["key_id"])
+
+
+Builder = Callable[[World], Awaitable[Asked]]
+
+
+def plain(path: str, json: dict[str, Any] | None = None) -> Builder:
+    async def build(world: World) -> Asked:
+        return Asked(path, json)
+
+    return build
+
+
+def of_subscription(template: str, json: dict[str, Any] | None = None) -> Builder:
+    async def build(world: World) -> Asked:
+        return Asked(template.format(name=await world.subscription()), json)
+
+    return build
+
+
+def of_group(template: str, json: dict[str, Any] | None = None) -> Builder:
+    async def build(world: World) -> Asked:
+        return Asked(template.format(name=await world.group()), json)
+
+    return build
+
+
+def of_replay(template: str) -> Builder:
+    async def build(world: World) -> Asked:
+        name, replay_id = await world.replay()
+        return Asked(template.format(name=name, replay_id=replay_id))
+
+    return build
+
+
+def of_dead_letter(path: str) -> Builder:
+    async def build(world: World) -> Asked:
+        subscription, message_id = await world.dead_letter()
+        return Asked(path, {"ids": [{"subscription": subscription, "message_id": message_id}]})
+
+    return build
+
+
+def produce(path: str) -> Builder:
+    async def build(world: World) -> Asked:
+        messages = [{"topic": f"{world.side}.order", "body": 1}]
+        return Asked(path, {"producer_group": await world.group(), "messages": messages})
+
+    return build
+
+
+def many(path: str, **more: str) -> Builder:
+    async def build(world: World) -> Asked:
+        group, _ = await world.in_doubt()
+        return Asked(path, {"producer_group": group, "state": "in_doubt", "dry_run": False, **more})
+
+    return build
+
+
+async def end(world: World) -> Asked:
+    """End another group's transaction in the name of one's own group: knowing the group's name is not enough."""
+    _, transaction_id = await world.half()
+    group = f"{OWN}-group"
+    if world.side == OWN:
+        group, transaction_id = await world.half()
+    elif not await world.db.fetchval("select true from producer_group where name = $1", group):
+        await register_group(world.db, group)
+    return Asked("/end", {"transaction_id": transaction_id, "producer_group": group, "verdict": "commit"})
+
+
+async def message(world: World) -> Asked:
+    return Asked(f"/messages/{await world.ended()}-0")
+
+
+async def transactions(world: World) -> Asked:
+    return Asked("/transactions", query={"producer_group": await world.group()})
+
+
+async def transaction(world: World) -> Asked:
+    return Asked(f"/transactions/{await world.ended()}")
+
+
+async def check(world: World) -> Asked:
+    return Asked(f"/transactions/{(await world.in_doubt())[1]}/check")
+
+
+async def verdict(world: World) -> Asked:
+    wanted = {"verdict": "rollback", "reason": "asked the bank"}
+    return Asked(f"/transactions/{(await world.in_doubt())[1]}/verdict", wanted)
+
+
+async def reissue(world: World) -> Asked:
+    return Asked(f"/transactions/{await world.ended('rollback')}/reissue", {"reason": "it was paid"})
+
+
+async def put_subscription(world: World) -> Asked:
+    put = {"topics": [f"{world.side}.order"], "destination": {"type": "webhook", "url": "http://127.0.0.1:9/"}}
+    return Asked(f"/subscriptions/{world.name()}", put)
+
+
+async def dead_letters(world: World) -> Asked:
+    return Asked("/dead-letters", query={"subscription": (await world.dead_letter())[0]})
+
+
+async def dead_letter(world: World) -> Asked:
+    subscription, message_id = await world.dead_letter()
+    return Asked(f"/dead-letters/{subscription}/{message_id}")
+
+
+async def undeclare(world: World) -> Asked:
+    name = world.name()
+    assert (await world.admin.put(f"/topics/{name}")).status_code == 204
+    return Asked(f"/topics/{name}")
+
+
+async def declare(world: World) -> Asked:
+    return Asked(f"/topics/{world.name()}")
+
+
+async def put_group(world: World) -> Asked:
+    return Asked(f"/producer-groups/{world.name()}", {"check_urls": ["http://127.0.0.1:9/check"]})
+
+
+async def day(world: World) -> Asked:
+    await proof_runs.reconciled(world.db, "findings", proof_runs.DAY)
+    return Asked(f"/reconciliation/{proof_runs.DAY}")
+
+
+async def finding(world: World) -> Asked:
+    return Asked(f"/findings/{await proof_runs.find(world.db, 'parked', world.name())}")
+
+
+def of_key(template: str, json: dict[str, Any] | None = None) -> Builder:
+    async def build(world: World) -> Asked:
+        return Asked(template.format(key_id=await world.key()), json)
+
+    return build
+
+
+REQUESTS: dict[tuple[str, str], Builder] = {
+    ("POST", "/half"): produce("/half"),
+    ("POST", "/end"): end,
+    ("POST", "/messages"): produce("/messages"),
+    ("GET", "/messages/{message_id}"): message,
+    ("GET", "/transactions"): transactions,
+    ("GET", "/transactions/{transaction_id:uuid}"): transaction,
+    ("POST", "/transactions/{transaction_id:uuid}/check"): check,
+    ("POST", "/transactions/{transaction_id:uuid}/verdict"): verdict,
+    ("POST", "/transactions/{transaction_id:uuid}/reissue"): reissue,
+    ("POST", "/transactions/check"): many("/transactions/check"),
+    ("POST", "/transactions/verdict"): many("/transactions/verdict", verdict="commit", reason="asked the bank"),
+    ("PUT", "/topics/{name}"): declare,
+    ("DELETE", "/topics/{name}"): undeclare,
+    ("PUT", "/accept"): plain("/accept", {"accept": "all"}),
+    ("GET", "/producer-groups/{name}"): of_group("/producer-groups/{name}"),
+    ("PUT", "/producer-groups/{name}"): put_group,
+    ("DELETE", "/producer-groups/{name}"): of_group("/producer-groups/{name}"),
+    ("POST", "/producer-groups/{name}/test"): of_group("/producer-groups/{name}/test"),
+    ("POST", "/producer-groups/{name}/rotate-secret"): of_group("/producer-groups/{name}/rotate-secret"),
+    ("GET", "/subscriptions/{name}"): of_subscription("/subscriptions/{name}"),
+    ("PUT", "/subscriptions/{name}"): put_subscription,
+    ("DELETE", "/subscriptions/{name}"): of_subscription("/subscriptions/{name}"),
+    ("POST", "/subscriptions/{name}/test"): of_subscription("/subscriptions/{name}/test"),
+    ("POST", "/subscriptions/{name}/pause"): of_subscription("/subscriptions/{name}/pause"),
+    ("POST", "/subscriptions/{name}/resume"): of_subscription("/subscriptions/{name}/resume"),
+    ("POST", "/subscriptions/{name}/rotate-secret"): of_subscription("/subscriptions/{name}/rotate-secret"),
+    ("POST", "/subscriptions/{name}/replay"): of_subscription(
+        "/subscriptions/{name}/replay", {"from": "earliest", "reason": "lost"}
+    ),
+    ("GET", "/subscriptions/{name}/replays"): of_subscription("/subscriptions/{name}/replays"),
+    ("GET", "/subscriptions/{name}/replays/{replay_id}"): of_replay("/subscriptions/{name}/replays/{replay_id}"),
+    ("DELETE", "/subscriptions/{name}/replays/{replay_id}"): of_replay("/subscriptions/{name}/replays/{replay_id}"),
+    ("GET", "/dead-letters"): dead_letters,
+    ("GET", "/dead-letters/{subscription}/{message_id}"): dead_letter,
+    ("POST", "/dead-letters/redeliver"): of_dead_letter("/dead-letters/redeliver"),
+    ("DELETE", "/dead-letters"): of_dead_letter("/dead-letters"),
+    ("GET", "/reconciliation/{day}"): day,
+    ("GET", "/findings/{finding_id}"): finding,
+    ("GET", "/findings/kinds/{kind}"): plain("/findings/kinds/parked"),
+    ("POST", "/api-keys"): plain("/api-keys", {"name": "grafana", "role": "metrics"}),
+    ("GET", "/api-keys/{key_id}"): of_key("/api-keys/{key_id}"),
+    ("POST", "/api-keys/{key_id}/rotate"): of_key("/api-keys/{key_id}/rotate", {}),
+    ("DELETE", "/api-keys/{key_id}"): of_key("/api-keys/{key_id}"),
+    ("GET", "/problems/{slug}"): plain("/problems/forbidden"),
+}
+# A route without parameters needs nothing but its path.
+REQUESTS |= {route: plain(route[1]) for route in ROUTES if route not in REQUESTS}
+# A producer's requests are recorded with its transactions, not in the audit.
+SENT = {("POST", path) for path in ENDPOINTS}
+# The resource has this state already, so nothing changes and nothing is audited.
+UNCHANGED = {("POST", "/subscriptions/{name}/resume")}
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def guarded(shared_dsn: str) -> AsyncIterator[Runtime]:
+    """The parts of one process that asks for keys, over the module's database."""
+    async with assembled(settings_of(shared_dsn, auth="keys"), shared_dsn) as runtime:
+        yield runtime
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def keys(guarded: Runtime) -> dict[Role, str]:
+    """A key of each role; those with scopes reach one side."""
+    return await keys_of(guarded)
+
+
+async def keys_of(runtime: Runtime) -> dict[Role, str]:
+    """A key of each role; those with scopes reach one side."""
+    scopes: dict[Role, dict[str, Any]] = {
+        Role.PRODUCER: {"producer_groups": [f"{OWN}-*"], "topics": [f"{OWN}.*"]},
+        Role.SUBSCRIBER: {"subscriptions": [f"{OWN}-*"], "topics": [f"{OWN}.*"]},
+    }
+    return {role: await make(runtime, role, **scopes.get(role, {})) for role in Role}
+
+
+async def ask(client: httpx.AsyncClient, method: str, asked: Asked, key: str | None) -> httpx.Response:
+    headers = {} if key is None else bearer(key)
+    return await client.request(method, asked.path, json=asked.json, params=asked.query, headers=headers)
+
+
+def wanted(may: str, side: str) -> str:
+    """Return the expected outcome: `may`, `403` or `404`."""
+    if may == "y" or (may in "oh" and side == OWN):
+        return "may"
+    return "404" if may == "h" else "403"
+
+
+@shares
+@pytest.mark.parametrize("segment", sorted({path.split("/")[1] for _, path in ROUTES}))
+async def test_each_role_may_do_what_its_row_says(
+    guarded: Runtime, keys: dict[Role, str], shared_db: Connection, segment: str
+) -> None:
+    db = shared_db
+    async with client_of(guarded) as client, client_of(guarded) as admin:
+        admin.headers.update(bearer(keys[Role.ADMIN]))
+        # A replay needs something to send again.
+        await World(OTHER, admin, db).ended()
+        for method, template in ROUTES:
+            if template.split("/")[1] != segment:
+                continue
+            if MAY[method, template] == OPEN:
+                asked = await REQUESTS[method, template](World(OWN, admin, db))
+                assert (await ask(client, method, asked, None)).status_code == 200, (method, template)
+                continue
+            for side in (OWN, OTHER):
+                # A read or a refusal changes nothing, so the next role asks for the same.
+                asked = None
+                for role, may in zip(ROLES, MAY[method, template].split(), strict=True):
+                    cell = (method, template, role, side)
+                    if asked is None:
+                        asked = await REQUESTS[method, template](World(side, admin, db))
+                        without_key = await ask(client, method, asked, None)
+                        assert without_key.status_code == 401, cell
+                        assert without_key.headers["www-authenticate"] == 'Bearer realm="halfnote"'
+                    before = await db.fetchval("select count(*) from audit")
+                    answer = await ask(client, method, asked, keys[role])
+                    left = await db.fetchval("select count(*) from audit") - before
+                    _judge(cell, wanted(may, side), answer, left)
+                    if method != "GET" and wanted(may, side) == "may":
+                        asked = None
+
+
+def _judge(cell: tuple[str, str, Role, str], verdict: str, answer: httpx.Response, left: int) -> None:
+    method, template, role, side = cell
+    told = (cell, answer.status_code, answer.text)
+    if verdict != "may":
+        assert answer.status_code == int(verdict), told
+        assert left == 0, told
+        if verdict == "403":
+            assert answer.json()["type"] == "/problems/forbidden", told
+            assert answer.json()["missing"], told
+        else:
+            assert answer.json()["type"] in ("/problems/transaction-unknown", "/problems/message-unknown"), told
+    elif template == "/end" and side == OTHER:
+        # An admin reaches both groups, so the answer says that the transaction is another group's.
+        assert answer.json()["type"] == "/problems/wrong-group", told
+    else:
+        assert answer.is_success, told
+        unaudited = UNCHANGED | (SENT if role is Role.PRODUCER else set())
+        changes = method != "GET" and (method, template) not in unaudited
+        assert (left > 0) == changes, told
+
+
+@shares
+@pytest.mark.parametrize("route", MIXED, ids=" ".join)
+async def test_own_subscription_with_a_foreign_topic(
+    guarded: Runtime, keys: dict[Role, str], shared_db: Connection, route: tuple[str, str]
+) -> None:
+    db = shared_db
+    method, may = route[0], MIXED[route]
+    async with client_of(guarded) as client, client_of(guarded) as admin:
+        admin.headers.update(bearer(keys[Role.ADMIN]))
+        for role in (Role.SUBSCRIBER, Role.ADMIN):
+            world = World(OWN, admin, db, topic=f"{OTHER}.order")
+            # A replay needs something to send again.
+            await world.ended()
+            asked = await REQUESTS[route](world)
+            if route == ("PUT", "/subscriptions/{name}"):
+                asked = replace(asked, path=f"/subscriptions/{await world.subscription()}")
+            answer = await ask(client, method, asked, keys[role])
+            told = (role, answer.status_code, answer.text)
+            if role is Role.ADMIN or may == "y":
+                assert answer.is_success, told
+            elif may == "-":
+                assert answer.json() == {"items": [], "next_cursor": None}, told
+            else:
+                assert answer.status_code == (403 if may == "n" else 404), told
+                assert may == "h" or answer.json()["missing"] == {"topics": f"{OTHER}.order"}, told
+            if role is Role.ADMIN and may == "-":
+                assert len(answer.json()["items"]) == 1
+
+
+@shares
+async def test_a_list_of_dead_letters_has_those_of_ones_topics(guarded: Runtime, shared_db: Connection) -> None:
+    db = shared_db
+    topics = ["order", "order.paid", "payment", "halfnote.finding", "halfnote.other"]
+    async with client_of(guarded) as client:
+        client.headers.update(bearer(await make(guarded, Role.ADMIN)))
+        name = await World(OWN, client, db, topic="*").subscription()
+        await db.execute(
+            'insert into dead_letter (subscription_id, transaction_id, position, "offset", topic, attempts, reason, '
+            "died_at) select s.subscription_id, gen_random_uuid(), 0, t.n, t.topic, 3, 'retries_exhausted', now() "
+            "from subscription s, unnest($2::text[]) with ordinality as t(topic, n) where s.name = $1",
+            name,
+            topics * 3,
+        )
+        for scope, shown in (
+            (["order"], {"order"}),
+            (["order*"], {"order", "order.paid"}),
+            (["*"], {"order", "order.paid", "payment"}),
+            (["order.*", "halfnote.finding"], {"order.paid", "halfnote.finding"}),
+            (["halfnote.*"], {"halfnote.finding", "halfnote.other"}),
+            (["bank"], set()),
+        ):
+            key = bearer(await make(guarded, Role.SUBSCRIBER, subscriptions=[name], topics=scope))
+            found: list[str] = []
+            query: dict[str, Any] = {"subscription": name, "limit": 2}
+            while True:
+                page = (await client.get("/dead-letters", params=query, headers=key)).json()
+                found += [one["topic"] for one in page["items"]]
+                if page["next_cursor"] is None:
+                    break
+                query["cursor"] = page["next_cursor"]
+            assert sorted(found) == sorted([*shown] * 3), scope
+        refused = await client.get("/dead-letters", params={"subscription": name, "topic": "payment"}, headers=key)
+        assert (refused.status_code, refused.json()["missing"]) == (403, {"topics": "payment"})
+        everything = (await client.get("/dead-letters", params={"subscription": name})).json()["items"]
+        assert len(everything) == 3 * len(topics)

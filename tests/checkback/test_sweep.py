@@ -1,0 +1,251 @@
+"""Sweeps: who gets in doubt and who never does; what the main sweep missed is found; nothing is swept twice."""
+
+import asyncio
+from contextlib import AsyncExitStack
+from datetime import datetime, timedelta
+from uuid import UUID
+
+import httpx
+import pytest
+
+from app.checkback import sweep
+from app.checkback.sweep import Sweeps
+from app.config import Settings
+from app.database.connection import Connection
+from app.ids import day_bounds, uuid7
+from app.lifecycle.startup import assemble
+from app.migrate import ensure_days
+from app.runtime.state import Runtime
+from app.store.checkback import sweeps as store
+from app.store.checkback.sweeps import Range
+from tests.support.explain import scans
+
+SWEPT = "select transaction_id, at from attempt where kind = 'swept' order by attempt_id"
+
+
+def quiet() -> None:
+    """A sweep without a listener for its results."""
+
+
+async def post_half(client: httpx.AsyncClient, **fields: object) -> UUID:
+    answer = await client.post(
+        "/half", json={"producer_group": "shop", "messages": [{"topic": "order", "body": 1}], **fields}
+    )
+    assert answer.status_code == 201
+    return UUID(answer.json()["transaction_id"])
+
+
+async def post_end(client: httpx.AsyncClient, transaction_id: UUID, verdict: str = "commit") -> None:
+    answer = await client.post(
+        "/end", json={"transaction_id": str(transaction_id), "producer_group": "shop", "verdict": verdict}
+    )
+    assert answer.status_code == 200
+
+
+async def in_doubt(db: Connection) -> set[UUID]:
+    return {row["transaction_id"] for row in await db.fetch("select transaction_id from check_back")}
+
+
+async def insert_halves(db: Connection, born_at: datetime, count: int = 1, ends: int = 0) -> list[UUID]:
+    """Write halves as if they had been born then (and were only now visible); the first `ends` of them with an op."""
+    await ensure_days(db, born_at, days_ahead=0)
+    ids = sorted(uuid7(born_at) for _ in range(count))
+    await db.executemany(
+        "insert into half (transaction_id, position, producer_group, topic, content_type, body, body_digest, born_at, "
+        "first_check_at) values ($1, 0, 'shop', 'order', 'application/json', '1', '', $2, $3)",
+        [(one, born_at, born_at + timedelta(seconds=6)) for one in ids],
+    )
+    await db.executemany(
+        "insert into op (transaction_id, verdict, source, decided_at) values ($1, 1, 0, $2)",
+        [(one, born_at) for one in ids[:ends]],
+    )
+    return ids
+
+
+async def passes(swept: Sweeps, runtime: Runtime, now: datetime, steps: int = 12) -> int:
+    """Take steps until every pass is through; return how many were swept."""
+    return sum([(await swept.step(runtime, now)).done for _ in range(steps)])
+
+
+async def test_a_half_is_left_alone_for_its_immunity_and_then_swept(
+    client: httpx.AsyncClient, db: Connection, runtime: Runtime, group: str
+) -> None:
+    one = await post_half(client)
+    patient = await post_half(client, check={"immunity_s": 60})
+    swept, now = Sweeps(quiet), runtime.clock.now()
+    assert await passes(swept, runtime, now) == 0
+    assert await passes(swept, runtime, now + timedelta(seconds=7)) == 1
+    assert await in_doubt(db) == {one}
+    row = await db.fetchrow("select state, swept_at, next_check_at, asked from check_back")
+    assert row is not None
+    assert (row["state"], row["asked"]) == (1, 0)
+    assert row["swept_at"] == row["next_check_at"] == now + timedelta(seconds=7)
+    assert await passes(swept, runtime, now + timedelta(seconds=61)) == 1
+    assert await in_doubt(db) == {one, patient}
+    assert [(noted["transaction_id"], noted["at"] - now) for noted in await db.fetch(SWEPT)] == [
+        (one, timedelta(seconds=7)),
+        (patient, timedelta(seconds=61)),
+    ]
+
+
+async def test_a_day_that_is_leaving_keeps_no_record_of_a_sweep(db: Connection, runtime: Runtime, group: str) -> None:
+    now = runtime.clock.now()
+    born_at = now - timedelta(seconds=60)
+    [one] = await insert_halves(db, born_at)
+    await db.execute("update day set state = 'archiving'")
+    # Its tables leave one after the other.
+    await db.execute(f"alter table attempt detach partition attempt_{born_at:%Y%m%d}")
+    assert await passes(Sweeps(quiet), runtime, now) == 1
+    assert await in_doubt(db) == {one}
+
+
+async def test_a_decided_transaction_never_gets_in(
+    client: httpx.AsyncClient, db: Connection, runtime: Runtime, group: str
+) -> None:
+    await db.execute("create table touched (n int)")
+    await db.execute(
+        "create function touch() returns trigger language plpgsql as "
+        "'begin insert into touched values (1); return null; end'"
+    )
+    await db.execute(
+        "create trigger touch after insert or update or delete on check_back for each row execute function touch()"
+    )
+    for verdict in ("commit", "rollback"):
+        await post_end(client, await post_half(client), verdict)
+    swept, now = Sweeps(quiet), runtime.clock.now()
+    for later_s in (0, 7, 70, 3700):
+        assert await passes(swept, runtime, now + timedelta(seconds=later_s)) == 0
+    assert await db.fetchval("select count(*) from touched") == 0
+    runtime.clock.offset_s += 3700
+    await post_half(client)
+    assert await passes(swept, runtime, now + timedelta(seconds=3800)) == 1
+    assert await db.fetchval("select count(*) from touched") == 1
+
+
+async def test_the_main_sweep_goes_on_in_batches_that_split_no_flush(
+    db: Connection, runtime: Runtime, group: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sweep, "BATCH", 7)
+    now = runtime.clock.now()
+    ids = [await insert_halves(db, now - timedelta(seconds=60 - n), count=5) for n in range(6)]
+    swept = Sweeps(quiet)
+    await db.execute("insert into sweep values ('trailing', $1, $1), ('hourly', $1, $1)", now)
+    first = await swept.step(runtime, now)
+    assert (first.done, first.more) == (10, True)
+    assert await passes(swept, runtime, now) == 20
+    assert await in_doubt(db) == {one for flush in ids for one in flush}
+    assert await swept.step(runtime, now) == type(first)(0, False)
+
+
+@pytest.mark.parametrize(("age_s", "found_by"), [(300, "trailing"), (5 * 3600, "hourly")])
+async def test_what_became_visible_behind_the_cursor_is_found(
+    db: Connection, runtime: Runtime, group: str, age_s: int, found_by: str
+) -> None:
+    swept, now = Sweeps(quiet), runtime.clock.now()
+    await passes(swept, runtime, now)
+    # Its commit hung for `age_s`: the cursor has passed its first check long ago.
+    *_, late = await insert_halves(db, now - timedelta(seconds=age_s), count=20, ends=19)
+    assert await passes(swept, runtime, now + timedelta(seconds=30)) == 0
+    assert await passes(swept, runtime, now + timedelta(seconds=61)) == (1 if found_by == "trailing" else 0)
+    assert await passes(swept, runtime, now + timedelta(seconds=3601)) == (0 if found_by == "trailing" else 1)
+    assert await in_doubt(db) == {late}
+    assert [one["transaction_id"] for one in await db.fetch(SWEPT)] == [late]
+
+
+async def test_a_decided_day_is_not_looked_at(db: Connection, runtime: Runtime, group: str) -> None:
+    now = runtime.clock.now()
+    await insert_halves(db, now - timedelta(seconds=3600))
+    await db.execute("update day set decided = true")
+    assert await passes(Sweeps(quiet), runtime, now) == 1, "the main sweep starts at the oldest day"
+    await db.execute("delete from check_back")
+    assert await passes(Sweeps(quiet), runtime, now + timedelta(seconds=3601)) == 0
+    await db.execute("update day set decided = false")
+    assert await passes(Sweeps(quiet), runtime, now + timedelta(seconds=7202)) == 1
+
+
+async def test_rows_whose_verdict_came_are_tidied_away(
+    client: httpx.AsyncClient, db: Connection, runtime: Runtime, group: str
+) -> None:
+    one, two = await post_half(client), await post_half(client)
+    swept, now = Sweeps(quiet), runtime.clock.now()
+    await passes(swept, runtime, now + timedelta(seconds=7))
+    await db.execute("update check_back set state = 2, next_check_at = null")
+    await post_end(client, one)
+    await passes(swept, runtime, now + timedelta(seconds=68))
+    assert await in_doubt(db) == {two}
+
+
+async def test_two_replicas_sweep_each_half_once(
+    client: httpx.AsyncClient, db: Connection, runtime: Runtime, settings: Settings, dsn: str, group: str
+) -> None:
+    for _ in range(20):
+        await post_half(client)
+    async with AsyncExitStack() as stack:
+        other = await assemble(settings, dsn, stack)
+        now = runtime.clock.now() + timedelta(seconds=7)
+        ours, theirs = Sweeps(quiet), Sweeps(quiet)
+        done = await asyncio.gather(passes(ours, runtime, now), passes(theirs, other, now))
+    assert sum(done) == 20
+    assert await db.fetchval("select count(*) from check_back") == 20
+    assert len(await db.fetch(SWEPT)) == 20
+
+
+async def test_a_replica_that_is_sweeping_is_not_joined(db: Connection, runtime: Runtime, group: str) -> None:
+    now = runtime.clock.now()
+    await insert_halves(db, now - timedelta(seconds=60))
+    await db.execute("insert into sweep values ('trailing', $1, $1), ('hourly', $1, $1)", now)
+    async with db.transaction():
+        assert await store.take_turn(db)
+        assert (await Sweeps(quiet).step(runtime, now)).done == 0
+    assert (await Sweeps(quiet).step(runtime, now)).done == 1
+
+
+async def test_an_idle_sweep_writes_nothing(db: Connection, runtime: Runtime, group: str) -> None:
+    swept, now = Sweeps(quiet), runtime.clock.now()
+    await passes(swept, runtime, now)
+    before = await db.fetch("select name, reached, xmin from sweep order by name")
+    assert len(before) == 3
+    await passes(swept, runtime, now + timedelta(seconds=5))
+    assert await db.fetch("select name, reached, xmin from sweep order by name") == before
+
+
+@pytest.fixture
+async def full(db: Connection, runtime: Runtime, group: str) -> datetime:
+    """Some thousand decided halves a day over three days, analyzed; returns the time of the newest."""
+    now = runtime.clock.now()
+    for days_ahead in range(3):
+        at = now + timedelta(days=days_ahead)
+        await insert_halves(db, at, count=4000, ends=4000)
+    await db.execute("analyze half, op, day")
+    return now + timedelta(days=2)
+
+
+@pytest.mark.parametrize("generic", [False, True])
+async def test_plans_of_the_sweeps(db: Connection, full: datetime, generic: bool) -> None:
+    times = Range(full - timedelta(minutes=1), full + timedelta(minutes=1), 300)
+    kinds = ["timestamptz", "timestamptz", "uuid", "uuid", "int", "timestamptz"]
+    arguments = [times.since, times.until, *times.ids(), 500, full]
+    for statement in (store.SWEEP_MAIN, store.SWEEP_AGAIN):
+        await _assert_keyed(db, statement, kinds, arguments, generic, today=f"{full:%Y%m%d}")
+    low, high = day_bounds(full.date())
+    await _assert_keyed(
+        db,
+        store.SWEEP_IDS,
+        ["uuid", "uuid", "int", "timestamptz"],
+        [low, high, 500, full + timedelta(seconds=7)],
+        generic,
+        f"{full:%Y%m%d}",
+    )
+
+
+async def _assert_keyed(
+    db: Connection, statement: str, kinds: list[str], arguments: list[object], generic: bool, today: str
+) -> None:
+    found = [scan for scan in await scans(db, statement, kinds, arguments, generic=generic) if scan.rows > 1]
+    big = [scan for scan in found if scan.table.startswith(("half_2", "op_2"))]
+    assert {scan.table for scan in big} == {f"half_{today}", f"op_{today}"}
+    for scan in big:
+        assert "Seq" not in scan.node
+        assert scan.index is not None
+        # A batch of 500 (all of one moment in the test's data) reads about as many rows, not its whole partition twice.
+        assert scan.rows <= 4001

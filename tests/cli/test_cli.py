@@ -1,0 +1,518 @@
+"""`halfnote groups`, `subscriptions`, `transactions`, `dead-letters`, `drain`: over HTTP, for people and machines."""
+
+import io
+import json
+import threading
+import time
+from collections.abc import Callable, Iterator
+from datetime import UTC, datetime, timedelta
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+import httpx
+import pytest
+
+from app import cli
+from app.ids import uuid7
+from tests.support.processes import free_port
+
+Run = Callable[..., "Outcome"]
+
+
+class Outcome:
+    """What a command printed and how it ended."""
+
+    def __init__(self, code: int, out: str, err: str) -> None:
+        self.code, self.out, self.err = code, out, err
+
+    @property
+    def json(self) -> Any:
+        """What a command with --json printed."""
+        return json.loads(self.out)
+
+
+@pytest.fixture
+def run(url: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
+    """Run `halfnote` with arguments against the service; every line it prints for people fits 80 columns."""
+    return runner(url, monkeypatch, capsys)
+
+
+@pytest.fixture
+def run_alone(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
+    """Run `halfnote` with arguments that it refuses before it calls a service."""
+    return runner("http://127.0.0.1:9", monkeypatch, capsys)
+
+
+def runner(url: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
+    """Return a function that runs `halfnote` in this process."""
+    monkeypatch.setenv("HALFNOTE_URL", url)
+    monkeypatch.setenv("USER", "dana")
+
+    def run(*arguments: str) -> Outcome:
+        monkeypatch.setattr("sys.argv", ["halfnote", *arguments])
+        code: object = 0
+        try:
+            cli.main()
+        except SystemExit as ended:
+            code = ended.code
+        printed = capsys.readouterr()
+        if "--json" not in arguments:
+            assert max(map(len, printed.out.splitlines()), default=0) <= 80, printed.out
+        assert isinstance(code, int)
+        return Outcome(code, printed.out, printed.err)
+
+    return run
+
+
+@pytest.fixture
+def group(run: Run) -> str:
+    """A registered group of the test's own."""
+    name = f"shop-{uuid4().hex[:8]}"
+    assert run("groups", "put", name, "--check-url", "http://127.0.0.1:9/check").code == 0
+    return name
+
+
+@pytest.fixture
+def taker() -> Iterator[str]:
+    """The URL of something that answers every POST with 204."""
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            self.rfile.read(int(self.headers["content-length"]))
+            self.send_response(204)
+            self.end_headers()
+
+        def log_message(self, format: str, *args: object) -> None:
+            pass
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    yield f"http://127.0.0.1:{server.server_port}/"
+    server.shutdown()
+    thread.join()
+    server.server_close()
+
+
+def post_half(url: str, group: str, topic: str = "order", **fields: object) -> str:
+    """Store a half; return its transaction_id."""
+    messages = [{"topic": topic, "key": "order-1030", "tag": "created", "body": {"order": 1030}}]
+    answer = httpx.post(f"{url}/half", json={"producer_group": group, "messages": messages, **fields})
+    return str(answer.raise_for_status().json()["transaction_id"])
+
+
+def post_end(url: str, group: str, transaction_id: str, verdict: str) -> None:
+    """End a transaction."""
+    end = {"producer_group": group, "transaction_id": transaction_id, "verdict": verdict}
+    httpx.post(f"{url}/end", json=end).raise_for_status()
+
+
+def test_groups_are_put_shown_listed_and_deleted(run: Run) -> None:
+    put = run("groups", "put", "blue shop", "--check-url", "http://127.0.0.1:9/a", "--immunity-s", "60", "--json")
+    assert put.code == 0
+    assert put.json["immunity_s"] == 60
+    assert put.json["secret"].startswith("whsec_")
+    again = run(
+        "groups", "put", "blue shop", "--check-url", "http://127.0.0.1:9/a", "--check-url", "http://127.0.0.1:9/b"
+    )
+    assert again.code == 0
+    assert "6 s after its birth, then every 30 s" in again.out
+    assert "whsec_" not in again.out
+    shown = run("groups", "get", "blue shop")
+    assert "http://127.0.0.1:9/b" in shown.out
+    listed = run("groups", "list")
+    assert "blue shop" in listed.out
+    assert "blue shop" in [one["name"] for one in run("groups", "list", "--json").json]
+    rotated = run("groups", "rotate-secret", "blue shop")
+    assert "whsec_" in rotated.out
+    assert run("groups", "delete", "blue shop").code == 0
+    gone = run("groups", "get", "blue shop")
+    assert gone.code == 1
+    assert "/problems/group-unknown" in gone.err
+
+
+def test_a_group_comes_from_a_file_with_options_over_it(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "group.json"
+    file.write_text(json.dumps({"check_urls": ["http://127.0.0.1:9/a"], "max_checks": 3, "interval_s": 7}))
+    put = run("groups", "put", "filed", "--file", str(file), "--interval-s", "9", "--json")
+    assert (put.json["max_checks"], put.json["interval_s"]) == (3, 9)
+    monkeypatch.setattr("sys.stdin", io.StringIO('{"check_urls": ["http://127.0.0.1:9/z"]}'))
+    assert run("groups", "put", "filed", "--file", "-", "--json").json["check_urls"] == ["http://127.0.0.1:9/z"]
+    file.write_text("[1]")
+    refused = run("groups", "put", "filed", "--file", str(file))
+    assert (refused.code, "not a JSON object" in refused.err) == (2, True)
+    file.write_text("{")
+    refused = run("groups", "put", "filed", "--file", str(file))
+    assert (refused.code, "cannot be read as JSON" in refused.err) == (2, True)
+
+
+def test_a_group_is_tested_and_its_exit_code_tells(run: Run, group: str, taker: str) -> None:
+    dead = run("groups", "test", group)
+    assert dead.code == 1
+    assert "http://127.0.0.1:9/check" in dead.out
+    run("groups", "put", group, "--check-url", taker)
+    assert run("groups", "test", group).code == 0
+    tested = run("groups", "test", group, "--json")
+    assert (tested.code, tested.json["results"][0]["ok"]) == (0, True)
+
+
+def test_subscriptions_are_put_tested_paused_and_deleted(run: Run, taker: str) -> None:
+    put = run("subscriptions", "put", "points", "--topic", "order", "--topic", "paid.*", "--to", taker, "--tag", "x")
+    assert put.code == 0
+    assert "whsec_" in put.out
+    shown = run("subscriptions", "get", "points")
+    assert "order, paid.*" in shown.out
+    assert "nothing waits" in shown.out
+    assert run("subscriptions", "test", "points").code == 0
+    assert "paused" in run("subscriptions", "pause", "points").out
+    assert run("subscriptions", "get", "points", "--json").json["state"] == "paused"
+    assert "active" in run("subscriptions", "resume", "points").out
+    assert "points" in run("subscriptions", "list").out
+    assert "whsec_" in run("subscriptions", "rotate-secret", "points").out
+    run("subscriptions", "put", "points", "--topic", "order", "--to", "http://127.0.0.1:9/")
+    assert run("subscriptions", "test", "points").code == 1
+    assert run("subscriptions", "delete", "points").code == 0
+    assert run("subscriptions", "get", "points").code == 1
+
+
+def test_subscriptions_go_to_brokers_by_their_addresses(run: Run, tmp_path: Path) -> None:
+    asked = (
+        ("rabbitmq", "amqp://127.0.0.1:5/shop", {"exchange": "orders", "routing_key": "{topic}.{tag}"}),
+        ("nats", "tls://127.0.0.1:6", {"subject": "shop.{topic}"}),
+        ("kafka", "kafka+tls://127.0.0.1:2,127.0.0.1:3", {"topic": "shop-{topic}", "sasl": "PLAIN"}),
+        ("redis", "redis://127.0.0.1:1/0", {"stream": "shop:{topic}", "maxlen": 1000}),
+    )
+    for kind, address, fields in asked:
+        given = {**fields, "username": "me", "password": "98765432109"}
+        options = [part for name, value in given.items() for part in ("--set", f"{name}={value}")]
+        put = run("subscriptions", "put", f"to-{kind}", "--topic", "none", "--to", address, *options, "--json")
+        assert put.code == 0, put.err
+        shown = put.json["destination"]
+        assert {name: shown[name] for name in ("type", *fields, "username")} == {
+            **fields,
+            "type": kind,
+            "username": "me",
+        }
+        printed = run("subscriptions", "get", f"to-{kind}").out
+        assert address in printed
+        assert all(str(fields[name]) in printed for name in fields)
+        assert "98765432109" not in printed
+        assert address in run("subscriptions", "list").out
+    assert run("subscriptions", "get", "to-kafka", "--json").json["destination"]["tls"] is True
+    refused = run("subscriptions", "put", "to-ftp", "--topic", "none", "--to", "ftp://127.0.0.1/")
+    assert (refused.code, "kafka+tls://" in refused.err) == (2, True)
+    unset = run("subscriptions", "put", "to-ftp", "--topic", "none", "--to", "redis://127.0.0.1/", "--set", "stream")
+    assert (unset.code, "FIELD=VALUE" in unset.err) == (2, True)
+    file = tmp_path / "subscription.json"
+    filed = {
+        "topics": ["none"],
+        "shards": 2,
+        "destination": {"type": "redis", "url": "redis://127.0.0.1:1", "maxlen": 5},
+    }
+    file.write_text(json.dumps(filed))
+    put = run("subscriptions", "put", "filed", "--file", str(file), "--to", "redis://127.0.0.1:2", "--json")
+    assert (put.json["shards"], put.json["destination"]["url"], put.json["destination"]["maxlen"]) == (
+        2,
+        "redis://127.0.0.1:2",
+        5,
+    )
+    for name in ("to-rabbitmq", "to-nats", "to-kafka", "to-redis", "filed"):
+        assert run("subscriptions", "delete", name).code == 0
+
+
+def test_a_subscription_shows_its_order_shards_and_rate(run: Run) -> None:
+    how = ("--ordered", "key", "--on-dead", "hold", "--shards", "3", "--rate", "12.5", "--set", "signing=v1a")
+    put = run("subscriptions", "put", "paced", "--topic", "none", "--to", "http://127.0.0.1:9/", *how)
+    assert put.code == 0, put.err
+    assert "whsk_" in put.out
+    shown = run("subscriptions", "get", "paced").out
+    for text in ("by key; a dead letter holds its key", "12.5 a second at most", "whpk_", "shards", "holders"):
+        assert text in shown
+    loose = run("subscriptions", "put", "paced", "--topic", "none", "--to", "http://127.0.0.1:9/", "--on-dead", "hold")
+    assert (loose.code, "field: on_dead" in loose.err) == (1, True)
+    run("subscriptions", "delete", "paced")
+
+
+def test_replays_are_begun_shown_and_cancelled(run: Run, url: str, group: str, taker: str) -> None:
+    name = f"replayed-{uuid4().hex[:8]}"
+    run("subscriptions", "put", name, "--topic", name, "--to", taker)
+    offsets = []
+    for number in range(3):
+        message = {"topic": name, "key": f"k{number}", "body": number}
+        answer = httpx.post(f"{url}/messages", json={"producer_group": group, "messages": [message]})
+        offsets.append(answer.raise_for_status().json()["messages"][0]["offset"])
+    begun = run("subscriptions", "replay", name, "--from", str(offsets[0]), "--key", "k1", "--reason", "it was down")
+    assert begun.code == 0, begun.err
+    [number] = [one["replay_id"] for one in run("subscriptions", "replays", name, "--json").json]
+    assert f"Replay {number} of offsets {offsets[0]} to" in begun.out
+    deadline = time.monotonic() + 30
+    while run("subscriptions", "replays", name, str(number), "--json").json["state"] != "done":
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    shown = run("subscriptions", "replays", name, str(number)).out
+    for text in (f"{number} of {name}", "keys k1", "dana", "it was down", "delivered"):
+        assert text in shown
+    assert run("subscriptions", "replays", name, str(number), "--json").json["delivered"] == 1
+    over = run("subscriptions", "cancel-replay", name, str(number))
+    assert (over.code, "/problems/replay-over" in over.err) == (1, True)
+    run("subscriptions", "pause", name)
+    again = run("subscriptions", "replay", name, "--from", "earliest", "--until", str(offsets[1]), "--json").json
+    assert (again["until"], again["actor"]) == (offsets[1], "dana")
+    assert run("subscriptions", "cancel-replay", name, str(again["replay_id"])).code == 0
+    listed = run("subscriptions", "replays", name).out
+    assert "cancelled" in listed
+    assert "done" in listed
+    assert run("subscriptions", "replay", name).code == 2
+    assert run("subscriptions", "replay", name, "--from", "yesterday").code == 2
+    assert run("subscriptions", "replay", name, "--from", "2020-01-01T00:00:00Z", "--json").code == 0
+    run("subscriptions", "delete", name)
+
+
+def test_a_list_of_transactions_is_filtered_and_paged(run: Run, url: str, group: str) -> None:
+    ids = [post_half(url, group, topic) for topic in ("order", "order", "invoice")]
+    post_end(url, group, ids[0], "commit")
+    listed = run("transactions", "list", "--group", group)
+    assert [transaction_id for transaction_id in ids if transaction_id in listed.out] == ids
+    assert "committed" in listed.out
+    found = run("transactions", "list", "--group", group, "--state", "committed", "--json").json
+    assert [one["transaction_id"] for one in found["items"]] == [ids[0]]
+    found = run("transactions", "list", "--group", group, "--topic", "invoice", "--key", "order-1030", "--json").json
+    assert [one["transaction_id"] for one in found["items"]] == [ids[2]]
+    page = run("transactions", "list", "--group", group, "--limit", "2", "--json").json
+    assert len(page["items"]) == 2
+    rest = run("transactions", "list", "--group", group, "--cursor", page["next_cursor"], "--json").json
+    assert len(rest["items"]) == 1
+    assert "--cursor" in run("transactions", "list", "--group", group, "--limit", "2").out
+
+
+def test_a_transaction_is_shown_with_its_timeline(run: Run, url: str, group: str) -> None:
+    transaction_id = post_half(url, group, context={"order": 1030})
+    post_end(url, group, transaction_id, "commit")
+    shown = run("transactions", "show", transaction_id)
+    assert shown.code == 0
+    for told in (transaction_id, "committed", "commit by producer", '{"order": 1030}', "order (created)", "order-1030"):
+        assert told in shown.out
+    lines = [line.split() for line in shown.out.splitlines()]
+    whats = [line[2] for line in lines if len(line) > 2 and line[1] == "s"]
+    as_json = run("transactions", "show", transaction_id, "--json").json
+    assert whats == [entry["what"] for entry in as_json["timeline"]] == ["born", "verdict", "published"]
+
+
+def test_a_person_asks_decides_and_reissues(run: Run, url: str, group: str) -> None:
+    transaction_id = post_half(url, group)
+    early = run("transactions", "verdict", "rollback", transaction_id, "--reason", "no")
+    assert early.code == 1
+    assert "/problems/too-early" in early.err
+    asked = run("transactions", "check", transaction_id)
+    assert (asked.code, "asked now" in asked.out) == (0, True)
+    decided = run("transactions", "verdict", "rollback", transaction_id, "--reason", "told by phone", "--force")
+    assert decided.code == 0
+    verdict = run("transactions", "show", transaction_id, "--json").json["verdict"]
+    assert (verdict["source"], verdict["actor"], verdict["reason"]) == ("operator", "dana", "told by phone")
+    again = run("transactions", "verdict", "rollback", transaction_id, "--reason", "told by phone", "--force")
+    assert "recorded before" in again.out
+    reissued = run("transactions", "reissue", transaction_id, "--reason", "it was paid", "--actor", "kim", "--json")
+    assert reissued.code == 0
+    assert reissued.json["reissued_from"] == transaction_id
+    twice = run("transactions", "reissue", transaction_id, "--reason", "again")
+    assert twice.code == 1
+    assert reissued.json["transaction_id"] in twice.err
+
+
+def test_a_filter_decides_only_without_dry_run(run: Run, url: str, group: str) -> None:
+    ids = {post_half(url, group) for _ in range(3)}
+    asked = run("transactions", "check", "--group", group, "--state", "half", "--no-dry-run", "--json").json
+    assert asked["changed"] == 3
+    chosen = ("--group", group, "--state", "in_doubt", "--reason", "flood")
+    told = run("transactions", "verdict", "rollback", *chosen)
+    assert "3 would be decided" in told.out
+    assert ids == set(told.out.split()[:3])
+    done = run("transactions", "verdict", "rollback", *chosen, "--no-dry-run")
+    assert "3 of 3 were decided" in done.out
+    assert run("transactions", "list", "--group", group, "--state", "rolled_back", "--json").json["items"]
+
+
+@pytest.fixture
+def refuser() -> Iterator[str]:
+    """The URL of something that never wants a message."""
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            self.rfile.read(int(self.headers["content-length"]))
+            self.send_response(422)
+            self.send_header("webhook-delivery", "abort-message")
+            self.send_header("halfnote-reason", "unknown customer")
+            self.end_headers()
+
+        def log_message(self, format: str, *args: object) -> None:
+            pass
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    yield f"http://127.0.0.1:{server.server_port}/"
+    server.shutdown()
+    thread.join()
+    server.server_close()
+
+
+@pytest.fixture
+def dead(run: Run, url: str, group: str, refuser: str) -> Iterator[tuple[str, list[str]]]:
+    """A subscription and the ids of three messages that are dead letters of it, oldest first."""
+    name = f"mailer-{uuid4().hex[:8]}"
+    run("subscriptions", "put", name, "--topic", name, "--to", refuser)
+    ids = []
+    for number in range(3):
+        message = {"topic": name, "key": f"order-{number}", "body": {"order": number}}
+        answer = httpx.post(f"{url}/messages", json={"producer_group": group, "messages": [message]})
+        ids.append(answer.raise_for_status().json()["messages"][0]["message_id"])
+        buried(url, name, number + 1)
+    yield name, ids
+    run("subscriptions", "delete", name)
+
+
+def buried(url: str, name: str, count: int) -> None:
+    """Wait until a subscription has so many dead letters; fails after 30 s."""
+    until = time.monotonic() + 30
+    while httpx.get(f"{url}/subscriptions/{name}").raise_for_status().json()["dead_letters"] != count:
+        assert time.monotonic() < until
+        time.sleep(0.05)
+
+
+def test_dead_letters_are_listed_and_shown(run: Run, dead: tuple[str, list[str]]) -> None:
+    name, ids = dead
+    listed = run("dead-letters", "list", "--subscription", name)
+    assert [line.split()[0] for line in listed.out.splitlines()[1:] if line[:1] not in ("", " ")] == ids[::-1]
+    assert "customer (answered 422)" in listed.out
+    page = run("dead-letters", "list", "--subscription", name, "--limit", "2", "--json").json
+    assert [one["message_id"] for one in page["items"]] == ids[:0:-1]
+    rest = run("dead-letters", "list", "--subscription", name, "--cursor", page["next_cursor"], "--json").json
+    assert ([one["message_id"] for one in rest["items"]], rest["next_cursor"]) == (ids[:1], None)
+    assert "--cursor" in run("dead-letters", "list", "--subscription", name, "--limit", "1").out
+    assert (
+        run("dead-letters", "list", "--topic", name, "--key", "order-1", "--json").json["items"][0]["key"] == "order-1"
+    )
+    shown = run("dead-letters", "show", name, ids[0])
+    for told in (ids[0], name, "unknown customer", '{"order": 0}', "order-0"):
+        assert told in shown.out
+    assert run("dead-letters", "show", name, ids[0], "--json").json["body"] == {"order": 0}
+    gone = run("dead-letters", "show", name, f"{ids[0][:-1]}7")
+    assert (gone.code, "/problems/dead-letter-unknown" in gone.err) == (1, True)
+
+
+def test_dead_letters_are_redelivered_by_id_and_by_filter(run: Run, url: str, dead: tuple[str, list[str]]) -> None:
+    name, ids = dead
+    told = run("dead-letters", "redeliver", "--subscription", name, "--dry-run")
+    assert [line.split()[0] for line in told.out.splitlines()] == [*ids[::-1], "3"]
+    assert "3 dead letters would be redelivered." in told.out
+    run("subscriptions", "pause", name)
+    done = run("dead-letters", "redeliver", ids[0], "--subscription", name, "--reason", "mended")
+    assert done.code == 0
+    assert "1 dead letter was redelivered." in done.out
+    assert "is paused" in done.out
+    run("subscriptions", "resume", name)
+    # The receiver wants them no more than before.
+    buried(url, name, 3)
+    acted = run("dead-letters", "redeliver", "--subscription", name, "--yes", "--json").json
+    assert (acted["redelivered"], {one["message_id"] for one in acted["ids"]}) == (3, set(ids))
+    timeline = run("transactions", "show", ids[0][:36])
+    assert "redelivered" in timeline.out
+    assert "actor dana" in " ".join(timeline.out.split())
+    buried(url, name, 3)
+    never = run("dead-letters", "redeliver", f"{ids[0][:-1]}7", "--subscription", name)
+    assert (never.code, "1 not found" in never.out) == (0, True)
+
+
+def test_dropping_by_a_filter_asks_first(
+    run: Run, dead: tuple[str, list[str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    name, ids = dead
+    gone = run("dead-letters", "drop", ids[0], "--subscription", name, "--json")
+    assert (gone.code, gone.json["dropped"]) == (0, 1)
+    for answer in ("n\n", ""):
+        monkeypatch.setattr("sys.stdin", io.StringIO(answer))
+        refused = run("dead-letters", "drop", "--subscription", name)
+        assert refused.code == 1
+        assert "2 dead letters will be dropped. Go on?" in refused.err
+        assert refused.out.strip() == ""
+    assert len(run("dead-letters", "list", "--subscription", name, "--json").json["items"]) == 2
+    monkeypatch.setattr("sys.stdin", io.StringIO("y\n"))
+    done = run("dead-letters", "drop", "--subscription", name, "--key", "order-1")
+    assert (done.code, "1 dead letter was dropped." in done.out) == (0, True)
+    done = run("dead-letters", "drop", "--subscription", name, "--because", "unknown customer", "--yes")
+    assert "1 dead letter was dropped." in done.out
+    assert "0 dead letters would be dropped." in run("dead-letters", "drop", "--subscription", name, "--yes").out
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("transactions", "check"),
+        ("transactions", "check", "--group", "shop"),
+        ("transactions", "verdict", "commit", "--reason", "r"),
+        ("transactions", "verdict", "commit", "--reason", "r", "--force", "--group", "g", "--state", "parked"),
+        ("transactions", "verdict", "commit"),
+        ("transactions", "show"),
+        ("dead-letters", "redeliver"),
+        ("dead-letters", "drop", "--yes"),
+        ("dead-letters", "drop", "id"),
+        ("dead-letters", "drop", "id", "--subscription", "mailer", "--topic", "order"),
+        ("dead-letters", "redeliver", "--subscription", "mailer", "--replay", "1"),
+        ("groups", "list", "--bogus"),
+        ("bogus",),
+    ],
+)
+def test_wrong_usage_ends_with_2(run: Run, arguments: tuple[str, ...]) -> None:
+    wrong = run(*arguments)
+    assert wrong.code == 2
+    assert wrong.err
+    assert "Traceback" not in wrong.err
+
+
+def test_a_problem_is_told_in_words_and_as_json(run: Run) -> None:
+    transaction_id = str(uuid7(datetime.now(UTC) - timedelta(seconds=9)))
+    refused = run("transactions", "show", transaction_id)
+    assert (refused.code, refused.out) == (1, "")
+    for told in ("Unknown transaction (404)", "No half with this", "/problems/transaction-unknown"):
+        assert told in refused.err
+    as_json = run("transactions", "show", transaction_id, "--json")
+    assert (as_json.code, as_json.json["status"]) == (1, 404)
+
+
+def test_a_missing_service_and_another_service_are_named(run: Run, taker: str) -> None:
+    nobody = run("groups", "list", "--url", f"http://127.0.0.1:{free_port()}")
+    assert nobody.code == 1
+    assert "make run" in nobody.err
+    assert "--url" in nobody.err
+    somebody = run("groups", "list", "--url", taker)
+    assert somebody.code == 1
+    assert "not as Halfnote does" in somebody.err
+    nonsense = run("groups", "list", "--url", "localhost:8080")
+    assert nonsense.code == 1
+    assert "Traceback" not in nonsense.err
+
+
+def test_drain_refuses_halves_until_it_is_off(run: Run, url: str, group: str) -> None:
+    transaction_id = post_half(url, group)
+    assert "refused" in run("drain").out
+    try:
+        with pytest.raises(httpx.HTTPStatusError, match="503"):
+            post_half(url, group)
+        post_end(url, group, transaction_id, "commit")
+    finally:
+        on = run("drain", "--off")
+    assert "New halves are taken." in on.out
+    post_half(url, group)
+
+
+def test_version_and_help(run: Run) -> None:
+    assert run("version").out.strip() == "0.1.0"
+    commands = ("groups", "transactions", "subscriptions", "dead-letters", "serve", "migrate", "drain")
+    for arguments in ((), *((command,) for command in commands)):
+        told = run(*arguments, "--help")
+        assert told.code == 0
+        assert "Usage: halfnote" in told.out

@@ -1,0 +1,81 @@
+"""Columns that a statement takes as arrays: the `unnest`, the arguments and the column lists agree."""
+
+from dataclasses import dataclass
+
+from app.database.columns import NUMBER, Column, Parameters, RowArrays, field_names, insert, same, selected
+from app.store.relay.log import Outgoing
+from app.store.relay.results import FIRST_TRIES, OUTCOMES, STREAMS
+
+
+@dataclass
+class Part:
+    offset: int
+
+
+@dataclass
+class Row:
+    name: str
+    part: Part
+
+
+@dataclass
+class Whole:
+    name: str
+    parts: list[Part]
+    about: Part
+
+
+ROWS = [Row("a", Part(1)), Row("b", Part(2))]
+COLUMNS = RowArrays(
+    Column("n", "int", given=True), Column("offset", "bigint", "part.offset"), Column("name", "text"), first=3
+)
+
+
+def test_unnest_and_arguments_come_from_the_same_columns() -> None:
+    assert COLUMNS.unnest("a") == 'unnest($3::int[], $4::bigint[], $5::text[]) as a("n", "offset", "name")'
+    assert COLUMNS.unnest("a", ordinality="i").endswith(' with ordinality as a("n", "offset", "name", "i")')
+    assert COLUMNS.next == 6
+    assert COLUMNS.arrays(ROWS, n=[7, 8]) == [[7, 8], (1, 2), ("a", "b")]
+
+
+def test_no_rows_are_empty_arrays() -> None:
+    assert COLUMNS.arrays([], n=[]) == [[], (), ()]
+
+
+def test_a_lone_column_is_an_array_of_its_values() -> None:
+    assert RowArrays(Column("name", "text")).arrays(ROWS) == [["a", "b"]]
+
+
+def test_inner_rows_repeat_their_row_and_only_the_first_has_what_belongs_to_it_alone() -> None:
+    columns = RowArrays(
+        Column("name", "text"),
+        Column("position", "int", NUMBER),
+        Column("offset", "bigint", "parts.offset"),
+        Column("about", "bigint", "about.offset", first_only=True),
+        each="parts",
+    )
+    rows = [Whole("a", [Part(1), Part(2)], Part(7)), Whole("b", [], Part(8)), Whole("c", [Part(3)], Part(9))]
+    assert columns.arrays(rows) == [("a", "a", "c"), (0, 1, 0), (1, 2, 3), (7, None, 9)]
+    assert columns.arrays([]) == [(), (), (), ()]
+    assert columns.unnest("a").startswith("unnest($1::text[], $2::int[], $3::bigint[], $4::bigint[])")
+
+
+def test_a_parameter_is_named_by_its_column() -> None:
+    row = Parameters(Column("n", "int", given=True), Column("offset", "bigint", "part.offset"), Column("name", "text"))
+    assert [row[name] for name in row.names] == ["$1::int", "$2::bigint", "$3::text"]
+    assert (row.types, row.next) == (["int", "bigint", "text"], 4)
+    assert row.arguments(ROWS[1], n=7) == [7, 2, "b"]
+
+
+def test_both_lists_of_an_insert_come_from_one_mapping() -> None:
+    values = same("name", "offset", of="a") | {"kind": "'x'"}
+    assert insert("t", values, "from a") == (
+        'insert into t ("name", "offset", "kind") select a."name", a."offset", \'x\' from a'
+    )
+    assert selected(values) == 'a."name" as "name", a."offset" as "offset", \'x\' as "kind"'
+
+
+def test_the_settle_has_a_parameter_for_each_column() -> None:
+    assert (STREAMS.first, OUTCOMES.first, FIRST_TRIES.first) == (3, STREAMS.next, OUTCOMES.next)
+    assert set(FIRST_TRIES.names) < set(OUTCOMES.names)
+    assert {"transaction_id", "position", "offset", "topic", "key", "claim"} <= set(field_names(Outgoing))

@@ -1,0 +1,109 @@
+"""The pool of connections: requests use a part of it, and a busy pool is a 503 and no defect."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+
+import asyncpg
+import httpx
+import pytest
+from sqlalchemy.exc import DBAPIError
+
+from app.database import connection as pool
+from app.database.connection import LOOP_CONNECTIONS, Database, PoolBusy, PoolShare
+from app.database.errors import problem_of
+from app.ids import uuid7
+from app.runtime.state import Runtime
+from tests.coordinator.test_races import end_of, now
+
+
+@asynccontextmanager
+async def held(lender: Database | PoolShare) -> AsyncIterator[None]:
+    """Keep one connection in use by another task."""
+    taken, over = asyncio.Event(), asyncio.Event()
+
+    async def hold() -> None:
+        async with lender.connection():
+            taken.set()
+            await over.wait()
+
+    holder = asyncio.create_task(hold())
+    await taken.wait()
+    try:
+        yield
+    finally:
+        over.set()
+        await holder
+
+
+def failed(readiness: httpx.Response) -> list[str]:
+    """Return the checks of `/readyz` that failed."""
+    return [check["name"] for check in readiness.json()["checks"] if not check["ok"]]
+
+
+async def take(lender: Database | PoolShare) -> None:
+    """Take a connection and give it back."""
+    async with lender.connection():
+        pass
+
+
+async def test_many_ends_of_unknown_ids_are_answered(client: httpx.AsyncClient, group: str) -> None:
+    """More requests than connections, each of which reads the transaction and then its day."""
+    ends = [end_of(uuid7(now()), "unknown") for _ in range(40)]
+    async with asyncio.timeout(pool.POOL_TIMEOUT_S):
+        answers = await asyncio.gather(*(client.post("/end", json=end) for end in ends))
+    assert {answer.status_code for answer in answers} == {404}
+
+
+async def test_a_burst_of_requests_leaves_connections_to_the_loops(
+    client: httpx.AsyncClient, runtime: Runtime, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pool, "POOL_TIMEOUT_S", 0.05)
+    async with AsyncExitStack() as stack:
+        for _ in range(runtime.settings.pool_size - LOOP_CONNECTIONS):
+            await stack.enter_async_context(held(runtime.request_pool))
+        for request in (
+            client.get("/producer-groups"),
+            client.post("/end", json=end_of(uuid7(now()), "unknown")),
+        ):
+            busy = await request
+            assert (busy.status_code, busy.json()["type"]) == (503, "/problems/database-unavailable")
+            assert busy.headers["retry-after"] == "1"
+        assert "database" not in failed(await client.get("/readyz"))
+        async with runtime.database.transaction() as connection:
+            assert await connection.fetchval("select 1") == 1
+    assert (await client.get("/producer-groups")).status_code == 200
+
+
+async def test_a_canceled_wait_takes_no_part_of_the_share(dsn: str) -> None:
+    database = Database(dsn, pool_size=2)
+    share = PoolShare(database, 1)
+    async with held(share):
+        waiting = asyncio.create_task(take(share))
+        await asyncio.sleep(0)
+        waiting.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await waiting
+    await take(share)
+    await database.close()
+
+
+async def test_a_pool_that_stays_in_use_is_busy(dsn: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pool, "POOL_TIMEOUT_S", 0.05)
+    database = Database(dsn, pool_size=1)
+    async with held(database):
+        with pytest.raises(PoolBusy) as busy:
+            await take(database)
+    assert problem_of(busy.value).status == 503
+    await take(database)
+    await database.close()
+
+
+async def test_an_error_that_sqlalchemy_wraps_is_the_databases() -> None:
+    class Adapted(Exception):
+        pass
+
+    wrapped = Adapted("starting up")
+    wrapped.__cause__ = asyncpg.CannotConnectNowError("the database system is starting up")
+    assert problem_of(DBAPIError("select 1", None, wrapped)).slug == "database-read-only"
+    assert problem_of(DBAPIError("select 1", None, Adapted("no cause"))).slug == "database-unavailable"

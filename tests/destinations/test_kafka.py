@@ -1,0 +1,387 @@
+"""Kafka as a destination, against a real broker."""
+
+import asyncio
+import ipaddress
+import signal
+import socket
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+import pytest
+from aiokafka import AIOKafkaConsumer, ConsumerRecord, TopicPartition
+from aiokafka.admin import AIOKafkaAdminClient, NewTopic
+
+from app.delivery import Delivered, Failed, Refused
+from app.destinations.base import Destination
+from app.destinations.kafka import of
+from app.egress.denied_addresses import Network
+from app.egress.network_policy import NetworkPolicy
+from tests.support import brokers
+from tests.support.brokers import Server
+from tests.support.deliveries import ELSEWHERE, LOOPBACK, NOW, certificate, delivery, held
+
+PARTITIONS = 4
+
+
+@asynccontextmanager
+async def destination(
+    server: Server,
+    *,
+    timeout_s: float = 20,
+    networks: tuple[Network, ...] = LOOPBACK,
+    password: str | None = None,
+    **fields: Any,
+) -> AsyncIterator[Destination]:
+    """The destination of a subscription to a server."""
+    stored = {"type": "kafka", "bootstrap": [server.url], **fields}
+    made = of(stored, {"password": password} if password else {}, timeout_s, NetworkPolicy(opened=networks))
+    try:
+        yield made
+    finally:
+        await made.close()
+
+
+async def create(server: Server, *topics: str, **configs: str) -> None:
+    """Create topics."""
+    admin = AIOKafkaAdminClient(bootstrap_servers=server.url)
+    await admin.start()
+    try:
+        await admin.create_topics([NewTopic(topic, PARTITIONS, 1, topic_configs=configs) for topic in topics])
+    finally:
+        await admin.close()
+
+
+async def records(server: Server, topic: str) -> list[ConsumerRecord]:
+    """What a consumer reads from a topic, from its beginning: partition by partition, each in its order."""
+    consumer = AIOKafkaConsumer(bootstrap_servers=server.url, auto_offset_reset="earliest", enable_auto_commit=False)
+    await consumer.start()
+    try:
+        parts = [TopicPartition(topic, number) for number in range(PARTITIONS)]
+        consumer.assign(parts)
+        ends = await consumer.end_offsets(parts)
+        found: list[ConsumerRecord] = []
+        async with asyncio.timeout(30):
+            while any([await consumer.position(part) < ends[part] for part in parts]):
+                for listed in (await consumer.getmany(timeout_ms=200)).values():
+                    found += listed
+        return sorted(found, key=lambda record: (record.partition, record.offset))
+    finally:
+        await consumer.stop()
+
+
+async def restarted(server: Server, changed: Mapping[str, str]) -> None:
+    """Stop a server and start it with other settings."""
+    await asyncio.to_thread(server.stop)
+    settings = server.directory / "server.properties"
+    lines = [line for line in settings.read_text().splitlines() if line.partition("=")[0] not in changed]
+    settings.write_text("\n".join([*lines, *(f"{name}={value}" for name, value in changed.items())]) + "\n")
+    await asyncio.to_thread(server.start)
+
+
+def offsets(found: Sequence[ConsumerRecord]) -> list[int]:
+    """The messages' offsets in the outbox, as the records' headers have them."""
+    return [int(dict(record.headers)["halfnote-offset"]) for record in found]
+
+
+@pytest.fixture
+async def topic() -> str:
+    """A topic of the test's own on the shared server."""
+    name = f"orders-{uuid4()}"
+    await create(brokers.kafka(), name)
+    return name
+
+
+async def test_a_consumer_reads_key_time_body_and_every_attribute(topic: str) -> None:
+    server = brokers.kafka()
+    sent = delivery(
+        topic=topic,
+        key='café "1"',
+        tag="new",
+        headers={"trace": "50% öff"},
+        content_type="application/octet-stream",
+        body=bytes(range(256)),
+        attempt=3,
+        replay="7",
+    )
+    async with destination(server) as kafka:
+        [outcome] = await kafka.deliver([sent], NOW)
+    assert isinstance(outcome, Delivered)
+    [record] = await records(server, topic)
+    assert record.key == 'café "1"'.encode()
+    assert record.value == bytes(range(256))
+    assert record.timestamp == 1795255200123
+    assert dict(record.headers) == {
+        "content-type": b"application/octet-stream",
+        "ce_specversion": b"1.0",
+        "ce_id": sent.message_id.encode(),
+        "ce_source": b"/producer-groups/shop",
+        "ce_type": topic.encode(),
+        "ce_subject": 'café "1"'.encode(),
+        "ce_time": b"2026-11-21T10:00:00.123456Z",
+        "ce_halfnotetransaction": str(sent.transaction_id).encode(),
+        "ce_halfnoteoffset": str(sent.offset).encode(),
+        "ce_halfnoteattempt": b"3",
+        "ce_halfnotesubscription": b"orders-out",
+        "ce_halfnotetag": b"new",
+        "ce_halfnotereplay": b"7",
+        "halfnote-transaction": str(sent.transaction_id).encode(),
+        "halfnote-offset": str(sent.offset).encode(),
+        "halfnote-attempt": b"3",
+        "halfnote-subscription": b"orders-out",
+        "halfnote-tag": b"new",
+        "halfnote-replay": b"7",
+        "halfnote-h-trace": "50% öff".encode(),
+    }
+
+
+async def test_an_empty_body_without_a_key_is_no_tombstone(topic: str) -> None:
+    server = brokers.kafka()
+    async with destination(server) as kafka:
+        await kafka.deliver([delivery(topic=topic, key=None, body=b"")], NOW)
+    [record] = await records(server, topic)
+    assert (record.key, record.value) == (None, b"")
+    assert "ce_subject" not in dict(record.headers)
+
+
+async def test_a_key_keeps_its_partition_and_messages_without_one_are_spread(topic: str) -> None:
+    server = brokers.kafka()
+    for _ in range(2):
+        async with destination(server) as kafka:
+            keys = ["foobar", *(f"k{number}" for number in range(49)), *[None] * 50]
+            await kafka.deliver([delivery(topic=topic, key=key) for key in keys], NOW)
+    found = await records(server, topic)
+    assert len(found) == 200
+    partitions: dict[bytes | None, set[int]] = {}
+    for record in found:
+        partitions.setdefault(record.key, set()).add(record.partition)
+    assert len(partitions.pop(None)) == PARTITIONS
+    assert {len(where) for where in partitions.values()} == {1}
+    # As Java's clients choose it: Kafka's own tests have -790332482 as the hash of this one.
+    assert partitions[b"foobar"] == {(-790332482 & 0x7FFFFFFF) % PARTITIONS}
+    assert set().union(*partitions.values()) == set(range(PARTITIONS))
+
+
+async def test_many_calls_at_once_are_all_acknowledged_and_in_order_per_key(topic: str) -> None:
+    server = brokers.kafka()
+    sent = [delivery(topic=topic, offset=offset, key=f"k{offset % 7}") for offset in range(1, 1001)]
+    async with destination(server) as kafka:
+        outcomes = await asyncio.gather(*(kafka.deliver([one], NOW) for one in sent))
+    assert {type(outcome) for [outcome] in outcomes} == {Delivered}
+    found = await records(server, topic)
+    assert sorted(offsets(found)) == list(range(1, 1001))
+    for rest in range(7):
+        in_order = offsets([record for record in found if record.key == f"k{rest}".encode()])
+        assert in_order == sorted(in_order)
+
+
+async def test_a_record_larger_than_the_topic_takes_is_refused_and_its_neighbours_keep_their_order() -> None:
+    """Small ones are in one batch with it, which the broker refuses as a whole."""
+    server, topic = brokers.kafka(), f"small-{uuid4()}"
+    await create(server, topic, **{"max.message.bytes": "20000"})
+    sizes = {5: 30_000, 40: 300_000}
+    sent = [delivery(topic=topic, offset=number, body=b"x" * sizes.get(number, 10)) for number in range(60)]
+    async with destination(server) as kafka:
+        other = [delivery(topic=topic, offset=100 + number) for number in range(20)]
+        outcomes, others = await asyncio.gather(kafka.deliver(sent, NOW), kafka.deliver(other, NOW))
+    for number in (40, 5):
+        refused = list(outcomes)[number]
+        assert isinstance(refused, Refused)
+        assert refused.reason == "too_large"
+        assert f"a record of {sizes[number] // 10_000}" in refused.error
+        assert "at most 20,000 (max.message.bytes" in refused.error
+    assert {type(outcome) for number, outcome in enumerate(outcomes) if number not in sizes} == {Delivered}
+    assert {type(outcome) for outcome in others} == {Delivered}
+    found = offsets(await records(server, topic))
+    assert [number for number in found if number < 100] == [number for number in range(60) if number not in sizes]
+    assert [number for number in found if number >= 100] == list(range(100, 120))
+
+
+async def test_an_unknown_topic_is_a_failure_that_says_what_to_do_and_others_go_on(topic: str) -> None:
+    server = brokers.kafka()
+    unknown = f"nobody-made-{uuid4()}"
+    async with destination(server, timeout_s=2) as kafka:
+        missing, there = await kafka.deliver([delivery(topic=unknown), delivery(topic=topic)], NOW)
+        assert isinstance(missing, Failed)
+        assert f"no topic {unknown}: create it" in missing.error
+        assert not missing.unreachable
+        assert isinstance(there, Delivered)
+        await create(server, unknown)
+        [outcome] = await kafka.deliver([delivery(topic=unknown)], NOW)
+        assert isinstance(outcome, Delivered)
+
+
+async def test_a_name_that_no_topic_can_have_is_refused(topic: str) -> None:
+    async with destination(brokers.kafka()) as kafka:
+        refused, taken = await kafka.deliver([delivery(topic="billing/new"), delivery(topic=topic)], NOW)
+    assert isinstance(refused, Refused)
+    assert refused.reason == "bad_topic"
+    assert "'billing/new' is not a name for a Kafka topic" in refused.error
+    assert isinstance(taken, Delivered)
+
+
+async def test_topics_are_named_by_placeholders() -> None:
+    server, topic = brokers.kafka(), f"{uuid4()}"
+    await create(server, f"shop.{topic}.a_b")
+    async with destination(server, topic="{group}.{topic}.{key}") as kafka:
+        [outcome] = await kafka.deliver([delivery(topic=topic, key="a b")], NOW)
+    assert isinstance(outcome, Delivered)
+    [record] = await records(server, f"shop.{topic}.a_b")
+    assert record.key == b"a b"
+
+
+async def test_a_broker_that_is_down_is_unreachable_and_taken_again_when_it_is_back() -> None:
+    with brokers.own("kafka") as server:
+        await create(server, "orders")
+        async with destination(server, timeout_s=10) as kafka:
+            [before] = await kafka.deliver([delivery(topic="orders", offset=1)], NOW)
+            await asyncio.to_thread(server.stop)
+            [down] = await kafka.deliver([delivery(topic="orders", offset=2)], NOW)
+            await asyncio.to_thread(server.start)
+            [after] = await kafka.deliver([delivery(topic="orders", offset=3)], NOW)
+        assert isinstance(before, Delivered)
+        assert isinstance(down, Failed)
+        assert down.unreachable
+        assert isinstance(after, Delivered)
+        assert sorted(offsets(await records(server, "orders"))) == [1, 3]
+
+
+async def test_a_broker_that_hangs_is_given_up_in_time_and_nothing_is_sent_later() -> None:
+    with brokers.own("kafka") as server:
+        await create(server, "orders")
+        async with destination(server, timeout_s=1) as kafka:
+            [before] = await kafka.deliver([delivery(topic="orders", offset=1)], NOW)
+            [process] = server.processes
+            process.send_signal(signal.SIGSTOP)
+            started = asyncio.get_running_loop().time()
+            calls = [
+                [delivery(topic="orders", offset=2 + 10 * call + number, body=b"x" * 100_000) for number in range(10)]
+                for call in range(20)
+            ]
+            outcomes = await asyncio.gather(*(kafka.deliver(call, NOW) for call in calls))
+            took_s = asyncio.get_running_loop().time() - started
+            process.send_signal(signal.SIGCONT)
+        assert isinstance(before, Delivered)
+        errors = [outcome.error for call in outcomes for outcome in call if isinstance(outcome, Failed)]
+        assert len(errors) == 200
+        # Who was told by another's end that the producer is gone may have tried to make another.
+        assert (
+            {"no acknowledgement within 1 s"}
+            <= {*errors}
+            <= {
+                "no acknowledgement within 1 s",
+                "no connection within 1 s",
+            }
+        )
+        assert took_s < 10
+        # What was on its way already may be there: one request, of one batch a partition; what was not, never.
+        async with destination(server) as kafka:
+            [after] = await kafka.deliver([delivery(topic="orders", offset=1000)], NOW)
+        assert isinstance(after, Delivered)
+        found = offsets(await records(server, "orders"))
+        assert 1000 in found
+        assert len(found) < 20
+
+
+async def test_with_tls_and_sasl_the_name_is_verified_and_the_password_taken(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    certificate_file, key_file = certificate(tmp_path, "localhost")
+    keystore = tmp_path / "keystore.pem"
+    keystore.write_bytes(key_file.read_bytes() + certificate_file.read_bytes())
+    module = "org.apache.kafka.common.security.plain.PlainLoginModule"
+    with brokers.own("kafka") as server:
+        await create(server, "orders")
+        # Beside the plain one, by which the harness sees that the server is up.
+        [port] = brokers.free_ports(1)
+        settings = {
+            "listeners": f"PLAINTEXT://127.0.0.1:{server.port},SECURE://127.0.0.1:{port},"
+            f"CONTROLLER://127.0.0.1:{server.ports[1]}",
+            "advertised.listeners": f"PLAINTEXT://127.0.0.1:{server.port},SECURE://localhost:{port}",
+            "listener.security.protocol.map": "PLAINTEXT:PLAINTEXT,SECURE:SASL_SSL,CONTROLLER:PLAINTEXT",
+            "ssl.keystore.type": "PEM",
+            "ssl.keystore.location": str(keystore),
+            "sasl.enabled.mechanisms": "PLAIN",
+            "listener.name.secure.plain.sasl.jaas.config": f'{module} required user_halfnote="right";',
+        }
+        await restarted(server, settings)
+        fields = {"tls": True, "sasl": "PLAIN", "username": "halfnote"}
+        asked = [("localhost", "right"), ("127.0.0.1", "right"), ("localhost", "wrong"), ("localhost", "right")]
+        outcomes = []
+        for number, (host, password) in enumerate(asked):
+            if number:
+                monkeypatch.setenv("SSL_CERT_FILE", str(certificate_file))
+            bootstrap = [f"{host}:{port}"]
+            async with destination(server, bootstrap=bootstrap, password=password, **fields) as kafka:
+                outcomes += await kafka.deliver([delivery(topic="orders")], NOW)
+    untrusted, misnamed, refused, taken = outcomes
+    for failed, said in ((untrusted, "self-signed certificate"), (misnamed, "127.0.0.1"), (refused, "SaslAuth")):
+        assert isinstance(failed, Failed)
+        assert failed.unreachable
+        assert said in failed.error
+        assert "wrong" not in failed.error
+    assert isinstance(taken, Delivered)
+
+
+async def test_an_address_outside_the_allowed_networks_is_not_dialled(topic: str) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        listening.setblocking(False)
+        bootstrap = [f"127.0.0.1:{listening.getsockname()[1]}"]
+        async with destination(brokers.kafka(), bootstrap=bootstrap, networks=ELSEWHERE) as kafka:
+            [outcome] = await kafka.deliver([delivery(topic=topic)], NOW)
+        with pytest.raises(BlockingIOError):
+            listening.accept()
+    assert isinstance(outcome, Failed)
+    assert outcome.unreachable
+    assert "HALFNOTE_ALLOW_NETWORKS" in outcome.error
+
+
+async def test_a_broker_that_the_cluster_names_outside_the_allowed_networks_is_not_dialled() -> None:
+    with brokers.own("kafka") as server, socket.create_server(("127.0.0.2", 0)) as listening:
+        listening.setblocking(False)
+        await create(server, "orders")
+        address, port = listening.getsockname()
+        await restarted(server, {"advertised.listeners": f"PLAINTEXT://{address}:{port}"})
+        only: tuple[Network, ...] = (ipaddress.ip_network("127.0.0.1/32"),)
+        async with destination(server, networks=only) as kafka:
+            [outcome] = await kafka.deliver([delivery(topic="orders")], NOW)
+        with pytest.raises(BlockingIOError):
+            listening.accept()
+    assert isinstance(outcome, Failed)
+    assert outcome.unreachable
+    assert f"the cluster's broker {address}:{port}: {address} is loopback, and HALFNOTE_ALLOW_NETWORKS" in outcome.error
+
+
+async def test_one_bootstrap_server_of_two_is_enough(topic: str) -> None:
+    server = brokers.kafka()
+    [closed] = brokers.free_ports(1)
+    for _ in range(4):
+        async with destination(server, bootstrap=[f"127.0.0.1:{closed}", server.url]) as kafka:
+            [outcome] = await kafka.deliver([delivery(topic=topic)], NOW)
+        assert isinstance(outcome, Delivered)
+
+
+async def test_close_leaves_no_task_and_no_socket(topic: str) -> None:
+    server = brokers.kafka()
+    before = held()
+    async with destination(server) as kafka:
+        await asyncio.gather(*(kafka.deliver([delivery(topic=topic)], NOW) for _ in range(10)))
+        assert held() != before
+    assert held() == before
+
+
+async def test_close_leaves_nothing_while_the_producer_is_being_opened() -> None:
+    """A server that takes the connection and says nothing."""
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        listening.setblocking(False)
+        before = held()
+        async with destination(brokers.kafka(), bootstrap=[f"127.0.0.1:{listening.getsockname()[1]}"]) as kafka:
+            asking = asyncio.create_task(kafka.deliver([delivery()], NOW))
+            async with asyncio.timeout(10):
+                accepted, _ = await asyncio.get_running_loop().sock_accept(listening)
+            asking.cancel()
+            await asyncio.gather(asking, return_exceptions=True)
+        accepted.close()
+        assert held() == before

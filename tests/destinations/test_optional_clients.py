@@ -1,0 +1,100 @@
+"""Clients of brokers and OpenTelemetry are extras: all but what is theirs is imported without them."""
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+CLIENTS = {
+    "aio_pika": "aio-pika",
+    "aiokafka": "aiokafka",
+    "nats": "nats-py",
+    # Its bare interface comes with FastAPI.
+    "opentelemetry.sdk": "opentelemetry-sdk",
+    "opentelemetry.exporter": "opentelemetry-exporter-otlp-proto-http",
+    "redis": "redis",
+}
+
+ABSENT = """
+import importlib, importlib.abc, pkgutil, sys
+
+CLIENTS = set(sys.argv[1:])
+
+def is_client(name):
+    return any(name == client or name.startswith(client + ".") for client in CLIENTS)
+
+class Absent(importlib.abc.MetaPathFinder):
+    def find_spec(self, name, path=None, target=None):
+        if is_client(name):
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+        return None
+
+sys.meta_path.insert(0, Absent())
+"""
+IMPORT_ALL = """
+import app
+
+absent = set()
+for module in pkgutil.walk_packages(app.__path__, "app."):
+    if module.name.endswith("__main__"):
+        continue
+    try:
+        importlib.import_module(module.name)
+    except ModuleNotFoundError as missing:
+        if not is_client(missing.name):
+            raise
+        absent.add(module.name)
+assert not [name for name in sys.modules if is_client(name)]
+print(*sorted(absent))
+"""
+
+EXPORT = """
+from app.cli.errors import Refusal
+from app.cli.server_process import refuse_without_exporter
+from app.config import Settings
+
+settings = Settings()
+try:
+    refuse_without_exporter(settings)
+except Refusal as refusal:
+    print(refusal)
+"""
+
+
+def said(program: str, **env: str) -> str:
+    """What a program prints where no client is installed."""
+    ran = subprocess.run(
+        [sys.executable, "-W", "error", "-c", ABSENT + program, *CLIENTS],
+        cwd=ROOT,
+        env=os.environ | env,
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert ran.returncode == 0, ran.stderr
+    return ran.stdout
+
+
+def names(lock: str) -> set[str]:
+    """The distributions that a lock names."""
+    return set(re.findall(r"^([a-z0-9-]+)==", (ROOT / lock).read_text(), re.MULTILINE))
+
+
+def test_everything_but_its_own_modules_is_imported_without_a_client() -> None:
+    absent = said(IMPORT_ALL).split()
+    own = re.compile(r"app\.(observability\.tracing|destinations\.(rabbitmq|nats|kafka|redis)(_[a-z]+)?)").fullmatch
+    assert absent
+    assert [name for name in absent if not own(name)] == []
+
+
+def test_only_what_exports_traces_asks_for_their_exporter() -> None:
+    """The settings are read by the nightly programs as well, which have none."""
+    assert "halfnote-server[otel]" in said(EXPORT, HALFNOTE_OTLP_ENDPOINT="http://127.0.0.1:4318")
+    assert said(EXPORT) == ""
+
+
+def test_make_run_installs_no_client_and_make_test_all() -> None:
+    assert not names("requirements.lock") & set(CLIENTS.values())
+    assert names("requirements-dev.lock") >= set(CLIENTS.values())

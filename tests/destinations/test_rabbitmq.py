@@ -1,0 +1,371 @@
+"""RabbitMQ as a destination, against a real server."""
+
+import asyncio
+import socket
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+import aio_pika
+import pytest
+from aio_pika.abc import AbstractChannel, AbstractIncomingMessage
+
+from app.delivery import Delivered, Failed, Refused
+from app.destinations.base import Destination
+from app.destinations.rabbitmq import BATCH_MAX, of
+from app.egress.denied_addresses import Network
+from app.egress.network_policy import NetworkPolicy
+from tests.support import brokers
+from tests.support.deliveries import ELSEWHERE, LOOPBACK, NOW, certificate, delivery, held
+from tests.support.faulty_wire import Wire
+
+
+@asynccontextmanager
+async def destination(
+    url: str,
+    *,
+    timeout_s: float = 20,
+    networks: tuple[Network, ...] = LOOPBACK,
+    password: str | None = None,
+    **fields: Any,
+) -> AsyncIterator[Destination]:
+    """The destination of a subscription to a server."""
+    stored = {"type": "rabbitmq", "url": url, "exchange": "", **fields}
+    made = of(stored, {"password": password} if password else {}, timeout_s, NetworkPolicy(opened=networks))
+    try:
+        yield made
+    finally:
+        await made.close()
+
+
+@asynccontextmanager
+async def channel_of(server: brokers.Server) -> AsyncIterator[AbstractChannel]:
+    """A channel to declare and look with."""
+    async with await aio_pika.connect(server.url) as connection:
+        yield await connection.channel()
+
+
+async def taken(channel: AbstractChannel, queue: str, count: int) -> list[AbstractIncomingMessage]:
+    """The first messages of a queue, which were confirmed and so are there."""
+    found = await channel.get_queue(queue)
+    return [await found.get(no_ack=True, timeout=20) for _ in range(count)]
+
+
+@pytest.fixture
+def name() -> str:
+    """A name of the test's own for topics, queues and exchanges."""
+    return f"orders-{uuid4()}"
+
+
+async def test_a_consumer_gets_the_body_and_every_attribute(name: str) -> None:
+    server = brokers.rabbitmq()
+    sent = delivery(
+        topic=name,
+        key='café "1"',
+        tag="new",
+        headers={"trace": "50% öff"},
+        content_type="application/octet-stream",
+        body=bytes(range(256)),
+        attempt=3,
+        replay="7",
+    )
+    async with channel_of(server) as channel, destination(server.url) as rabbit:
+        await channel.declare_queue(name, durable=True)
+        [outcome] = await rabbit.deliver([sent], NOW)
+        [message] = await taken(channel, name, 1)
+    assert isinstance(outcome, Delivered)
+    assert message.body == bytes(range(256))
+    assert message.delivery_mode == aio_pika.DeliveryMode.PERSISTENT
+    assert message.message_id == sent.message_id
+    assert (message.content_type, message.type) == ("application/octet-stream", name)
+    assert message.timestamp == datetime(2026, 11, 21, 10, 0, 0, tzinfo=UTC)
+    assert message.headers == {
+        "cloudEvents_specversion": "1.0",
+        "cloudEvents_id": sent.message_id,
+        "cloudEvents_source": "/producer-groups/shop",
+        "cloudEvents_type": name,
+        "cloudEvents_subject": 'café "1"',
+        "cloudEvents_time": "2026-11-21T10:00:00.123456Z",
+        "cloudEvents_halfnotetransaction": str(sent.transaction_id),
+        "cloudEvents_halfnoteoffset": "1030",
+        "cloudEvents_halfnoteattempt": "3",
+        "cloudEvents_halfnotesubscription": "orders-out",
+        "cloudEvents_halfnotetag": "new",
+        "cloudEvents_halfnotereplay": "7",
+        "halfnote-transaction": str(sent.transaction_id),
+        "halfnote-offset": "1030",
+        "halfnote-attempt": "3",
+        "halfnote-subscription": "orders-out",
+        "halfnote-tag": "new",
+        "halfnote-replay": "7",
+        "halfnote-h-trace": "50% öff",
+    }
+
+
+async def test_placeholders_make_the_routing_key(name: str) -> None:
+    server = brokers.rabbitmq()
+    async with (
+        channel_of(server) as channel,
+        destination(server.url, exchange=name, routing_key="{group}.{topic}.{tag}.{key}") as rabbit,
+    ):
+        exchange = await channel.declare_exchange(name, aio_pika.ExchangeType.TOPIC)
+        queue = await channel.declare_queue(name)
+        await queue.bind(exchange, "shop.order.new.#")
+        deliveries = [delivery(tag="new", key="a b*"), delivery(tag="new", key=None), delivery(tag="old")]
+        outcomes = await rabbit.deliver(deliveries, NOW)
+        messages = await taken(channel, name, 2)
+    assert [type(outcome) for outcome in outcomes] == [Delivered, Delivered, Failed]
+    assert [message.routing_key for message in messages] == ["shop.order.new.a b*", "shop.order.new."]
+
+
+async def test_what_no_queue_takes_failed_and_says_what_to_bind(name: str) -> None:
+    server = brokers.rabbitmq()
+    async with channel_of(server) as channel, destination(server.url) as plain:
+        await channel.declare_queue(name)
+        there, absent = await plain.deliver([delivery(topic=name), delivery(topic=name + "-absent")], NOW)
+        await channel.declare_exchange(name)
+        async with destination(server.url, exchange=name) as rabbit:
+            [unbound] = await rabbit.deliver([delivery(topic="order")], NOW)
+    assert isinstance(there, Delivered)
+    assert isinstance(absent, Failed)
+    assert isinstance(unbound, Failed)
+    assert absent.error == f"RabbitMQ has no queue '{name}-absent': declare it, or name an exchange"
+    assert unbound.error == f"no queue takes routing key 'order' of exchange '{name}': bind a queue to it"
+    assert not absent.unreachable
+    assert not unbound.unreachable
+
+
+async def test_a_missing_exchange_fails_until_it_is_there(name: str) -> None:
+    server = brokers.rabbitmq()
+    async with channel_of(server) as channel, destination(server.url, exchange=name) as rabbit:
+        before = await asyncio.gather(*(rabbit.deliver([delivery(), delivery()], NOW) for _ in range(3)))
+        exchange = await channel.declare_exchange(name)
+        await (await channel.declare_queue(name)).bind(exchange, "order")
+        [after] = await rabbit.deliver([delivery()], NOW)
+    for outcome in [outcome for outcomes in before for outcome in outcomes]:
+        assert isinstance(outcome, Failed)
+        assert f"no exchange '{name}'" in outcome.error
+        assert not outcome.unreachable
+    assert isinstance(after, Delivered)
+
+
+async def test_a_full_queue_fails(name: str) -> None:
+    server = brokers.rabbitmq()
+    async with channel_of(server) as channel, destination(server.url) as rabbit:
+        await channel.declare_queue(name, arguments={"x-max-length": 1, "x-overflow": "reject-publish"})
+        [first] = await rabbit.deliver([delivery(topic=name)], NOW)
+        [second] = await rabbit.deliver([delivery(topic=name)], NOW)
+    assert isinstance(first, Delivered)
+    assert isinstance(second, Failed)
+    assert "basic.nack" in second.error
+
+
+async def test_what_is_too_large_is_refused_and_its_neighbours_are_delivered(name: str) -> None:
+    server = brokers.rabbitmq()
+    limit = brokers.RABBITMQ_LARGEST_BYTES
+    bodies = [b"small", b"x" * limit, b"x" * (limit + 1), b"small too"]
+    async with channel_of(server) as channel, destination(server.url) as rabbit:
+        await channel.declare_queue(name)
+        outcomes = await rabbit.deliver([delivery(topic=name, body=body) for body in bodies], NOW)
+        [again] = await rabbit.deliver([delivery(topic=name, body=bodies[2])], NOW)
+        # Those that were on their way when RabbitMQ closed the channel may be there twice.
+        queue = await channel.declare_queue(name, passive=True)
+        messages = await taken(channel, name, queue.declaration_result.message_count or 0)
+    assert [type(outcome) for outcome in outcomes] == [Delivered, Delivered, Refused, Delivered]
+    for refused in (outcomes[2], again):
+        assert isinstance(refused, Refused)
+        assert refused.reason == "too_large"
+        assert "a body of 5,242,881 bytes; this RabbitMQ takes at most 5,242,880" in refused.error
+    assert {len(message.body) for message in messages} == {5, limit, 9}
+
+
+async def test_a_routing_key_too_long_for_amqp_is_refused_alone(name: str) -> None:
+    server = brokers.rabbitmq()
+    async with channel_of(server) as channel, destination(server.url, routing_key="{tag}") as rabbit:
+        await channel.declare_queue(name)
+        outcomes = await rabbit.deliver([delivery(tag="ö" * 128), delivery(tag=name), delivery(tag="k" * 255)], NOW)
+    refused, delivered, unknown = outcomes
+    assert isinstance(refused, Refused)
+    assert "a routing key of 256 bytes; AMQP takes at most 255" in refused.error
+    assert isinstance(delivered, Delivered)
+    assert isinstance(unknown, Failed)
+
+
+async def test_a_topic_too_long_for_a_property_is_in_the_headers(name: str) -> None:
+    server = brokers.rabbitmq()
+    topic = "ö" * 255
+    async with channel_of(server) as channel, destination(server.url, routing_key=name) as rabbit:
+        await channel.declare_queue(name)
+        [outcome] = await rabbit.deliver([delivery(topic=topic)], NOW)
+        [message] = await taken(channel, name, 1)
+    assert isinstance(outcome, Delivered)
+    assert message.headers["cloudEvents_type"] == topic
+    assert not message.type
+
+
+async def test_a_thousand_at_once_are_all_confirmed_on_one_connection(name: str) -> None:
+    server = brokers.rabbitmq()
+    deliveries = [delivery(topic=name, body=str(number).encode()) for number in range(1_000)]
+    calls = [deliveries[:BATCH_MAX], *([one] for one in deliveries[BATCH_MAX:])]
+    async with Wire(server.port) as wire, channel_of(server) as channel:
+        await channel.declare_queue(name)
+        async with destination(f"amqp://127.0.0.1:{wire.port}") as rabbit:
+            outcomes = await asyncio.gather(*(rabbit.deliver(call, NOW) for call in calls))
+            assert wire.connections == 1
+        messages = await taken(channel, name, 1_000)
+    assert all(isinstance(outcome, Delivered) for call in outcomes for outcome in call)
+    assert {int(message.body) for message in messages} == set(range(1_000))
+    # A call's messages are in its order.
+    first = [int(message.body) for message in messages if int(message.body) < BATCH_MAX]
+    assert first == sorted(first)
+
+
+async def test_a_stopped_server_fails_as_unreachable_until_it_is_back(name: str) -> None:
+    with brokers.own("rabbitmq") as server:
+        async with destination(server.url, timeout_s=5) as rabbit:
+            async with channel_of(server) as channel:
+                await channel.declare_queue(name, durable=True)
+            [before] = await rabbit.deliver([delivery(topic=name, body=b"1")], NOW)
+            await asyncio.to_thread(server.stop)
+            meanwhile = await asyncio.gather(*(rabbit.deliver([delivery(topic=name)], NOW) for _ in range(10)))
+            await asyncio.to_thread(server.start)
+            [after] = await rabbit.deliver([delivery(topic=name, body=b"2")], NOW)
+            async with channel_of(server) as channel:
+                messages = await taken(channel, name, 2)
+    assert isinstance(before, Delivered)
+    for [outcome] in meanwhile:
+        assert isinstance(outcome, Failed)
+        assert outcome.unreachable
+    assert isinstance(after, Delivered)
+    # What was confirmed has outlived the stop.
+    assert [message.body for message in messages] == [b"1", b"2"]
+
+
+async def test_a_server_killed_under_messages_leaves_each_an_outcome(name: str) -> None:
+    with brokers.own("rabbitmq") as server:
+        async with destination(server.url, timeout_s=20) as rabbit, channel_of(server) as channel:
+            await channel.declare_queue(name, durable=True)
+            calls = [
+                asyncio.create_task(rabbit.deliver([delivery(topic=name, body=b"x" * 100_000) for _ in range(20)], NOW))
+                for _ in range(20)
+            ]
+            await asyncio.wait(calls, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.to_thread(server.kill)
+            outcomes = [outcome for call in calls for outcome in await call]
+    assert len(outcomes) == 400
+    assert {type(outcome) for outcome in outcomes} <= {Delivered, Failed}
+    assert any(isinstance(outcome, Delivered) for outcome in outcomes)
+
+
+async def test_a_cut_connection_is_made_anew_within_the_call(name: str) -> None:
+    server = brokers.rabbitmq()
+    async with Wire(server.port) as wire, channel_of(server) as channel:
+        await channel.declare_queue(name)
+        async with destination(f"amqp://127.0.0.1:{wire.port}") as rabbit:
+            [first] = await rabbit.deliver([delivery(topic=name)], NOW)
+            wire.hold()
+            calls = asyncio.gather(*(rabbit.deliver([delivery(topic=name)], NOW) for _ in range(20)))
+            await asyncio.wait({calls}, timeout=0.05)
+            assert not calls.done()
+            wire.cut()
+            wire.release()
+            others = await calls
+            assert wire.connections == 2
+    assert all(isinstance(outcome, Delivered) for [outcome] in [[first], *others])
+
+
+async def test_a_silent_server_ends_the_call_in_time_and_is_dialled_anew(name: str) -> None:
+    server = brokers.rabbitmq()
+    async with Wire(server.port) as wire, channel_of(server) as channel:
+        await channel.declare_queue(name)
+        async with destination(f"amqp://127.0.0.1:{wire.port}", timeout_s=2) as rabbit:
+            [first] = await rabbit.deliver([delivery(topic=name)], NOW)
+            wire.hold()
+            [held_up] = await rabbit.deliver([delivery(topic=name, body=b"x" * 4_000_000)], NOW)
+            wire.release()
+            [after] = await rabbit.deliver([delivery(topic=name)], NOW)
+            assert wire.connections == 2
+    assert isinstance(first, Delivered)
+    assert isinstance(held_up, Failed)
+    assert held_up.error == "no acknowledgement within 2 s"
+    assert not held_up.unreachable
+    assert isinstance(after, Delivered)
+
+
+async def test_a_server_that_says_nothing_is_no_connection() -> None:
+    before = held()
+    with socket.create_server(("127.0.0.1", 0)) as deaf:
+        async with destination(f"amqp://127.0.0.1:{deaf.getsockname()[1]}", timeout_s=0.3) as rabbit:
+            outcomes = await asyncio.gather(*(rabbit.deliver([delivery()], NOW) for _ in range(3)))
+        assert held()[0] == before[0]
+    for [outcome] in outcomes:
+        assert isinstance(outcome, Failed)
+        assert outcome.error == "no connection within 0.3 s"
+        assert outcome.unreachable
+
+
+async def test_a_wrong_password_is_told_without_it() -> None:
+    server = brokers.rabbitmq()
+    async with destination(server.url, username="guest", password="not-the-password") as rabbit:
+        [outcome] = await rabbit.deliver([delivery()], NOW)
+    assert isinstance(outcome, Failed)
+    assert "Login was refused" in outcome.error
+    assert "not-the-password" not in outcome.error
+    assert outcome.unreachable
+
+
+async def test_an_unknown_vhost_is_told() -> None:
+    server = brokers.rabbitmq()
+    async with destination(f"{server.url}/no%2Fsuch") as rabbit:
+        [outcome] = await rabbit.deliver([delivery()], NOW)
+    assert isinstance(outcome, Failed)
+    assert "does not let user 'guest' into the vhost of amqp://127.0.0.1" in outcome.error
+
+
+async def test_an_address_that_is_not_allowed_is_not_dialled() -> None:
+    server = brokers.rabbitmq()
+    async with (
+        Wire(server.port) as wire,
+        destination(f"amqp://localhost:{wire.port}", networks=ELSEWHERE) as rabbit,
+    ):
+        [outcome] = await rabbit.deliver([delivery()], NOW)
+        assert wire.connections == 0
+    assert isinstance(outcome, Failed)
+    assert "HALFNOTE_ALLOW_NETWORKS" in outcome.error
+    assert outcome.unreachable
+
+
+async def test_tls_is_verified_by_name(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    certificate_file, key_file = certificate(tmp_path, "localhost")
+    [port] = brokers.free_ports(1)
+    with brokers.own("rabbitmq") as server:
+        settings = f"listeners.ssl.1 = 127.0.0.1:{port}\nssl_options.certfile = {certificate_file}\n"
+        await asyncio.to_thread(server.reconfigure, f"{settings}ssl_options.keyfile = {key_file}\n")
+        async with channel_of(server) as channel:
+            await channel.declare_queue(name)
+            async with destination(f"amqps://localhost:{port}") as rabbit:
+                [unknown] = await rabbit.deliver([delivery(topic=name)], NOW)
+            monkeypatch.setenv("SSL_CERT_FILE", str(certificate_file))
+            async with destination(f"amqps://localhost:{port}") as rabbit:
+                [good] = await rabbit.deliver([delivery(topic=name)], NOW)
+            async with destination(f"amqps://127.0.0.1:{port}") as rabbit:
+                [other_name] = await rabbit.deliver([delivery(topic=name)], NOW)
+    for refused in (unknown, other_name):
+        assert isinstance(refused, Failed)
+        assert "CERTIFICATE_VERIFY_FAILED" in refused.error
+        assert refused.unreachable
+    assert isinstance(good, Delivered)
+
+
+async def test_close_leaves_no_task_and_no_socket(name: str) -> None:
+    server = brokers.rabbitmq()
+    async with channel_of(server) as channel:
+        await channel.declare_queue(name)
+        before = held()
+        async with destination(server.url) as rabbit:
+            await rabbit.deliver([delivery(topic=name)], NOW)
+            assert held() != before
+        assert held() == before

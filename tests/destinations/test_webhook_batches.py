@@ -1,0 +1,251 @@
+"""Batches on real sockets: one signed POST of many events, and bad messages kept apart from the others."""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Sequence
+from datetime import UTC, datetime
+
+import pytest
+from aiohttp import web
+from cloudevents.core.bindings.http import HTTPMessage, from_http_event
+from standardwebhooks import Webhook as Verifier
+
+from app.delivery import Delivered, Delivery, Failed, Gone, Outcome, Refused
+from app.destinations.batching import BATCH_BYTES, LEFT_OUT, groups
+from app.egress.http_client import EgressClient
+from tests.support.check_responder import Answer, Call, Responder, Silent, Wire
+from tests.support.webhooks import SECRET, egress_client, message, webhook
+
+
+def now() -> datetime:
+    """The time, as a receiver that checks timestamps has it."""
+    return datetime.now(UTC)
+
+
+BATCH = "application/cloudevents-batch+json"
+
+
+@pytest.fixture
+async def client() -> AsyncIterator[EgressClient]:
+    """A client as the service has it."""
+    async with egress_client() as made:
+        yield made
+
+
+def numbers(call: Call) -> list[int]:
+    """Return the offsets of a batch's events."""
+    return [int(event["halfnoteoffset"]) for event in call.json()]
+
+
+def poisoned(*bad: int, status: int = 500, **headers: str) -> Answer:
+    """Return what answers `status` to a batch in which any of these offsets is."""
+
+    async def answer(call: Call) -> web.StreamResponse:
+        return web.Response(status=status, headers=headers) if set(bad) & set(numbers(call)) else web.Response()
+
+    return answer
+
+
+async def sent(client: EgressClient, url: str, deliveries: Sequence[Delivery], timeout_s: float = 30) -> list[Outcome]:
+    hook = webhook(client, url, mode="batch", batch_max=100, timeout_s=timeout_s)
+    assert hook.batch_max == 100
+    return list(await hook.deliver(deliveries, now()))
+
+
+def failed_at(outcomes: Sequence[Outcome]) -> list[int]:
+    """Return the offsets of the messages, numbered from 0, that were not delivered."""
+    return [number for number, outcome in enumerate(outcomes) if not isinstance(outcome, Delivered)]
+
+
+async def test_a_batch_is_one_signed_array_of_events(client: EgressClient) -> None:
+    async with Responder() as hook:
+        deliveries = [
+            message(0, body=b'{ "z":1.0 }', headers={"a": "b"}, replay="5"),
+            message(1, body=b"\xff", content_type="image/png", key=None, replay="5"),
+            message(2, body=b" null", tag="new", replay="5"),
+        ]
+        outcomes = await sent(client, hook.url, deliveries)
+    assert failed_at(outcomes) == []
+    [call] = hook.calls
+    Verifier(SECRET).verify(call.body, call.headers)
+    assert call.headers["content-type"] == BATCH
+    assert (call.headers["halfnote-subscription"], call.headers["halfnote-replay"]) == ("mailer", "5")
+    assert b'"data":{ "z":1.0 }' in call.body
+    # The published package reads single events: each of the array is one.
+    read = [
+        from_http_event(HTTPMessage({"content-type": "application/cloudevents+json"}, json.dumps(event).encode()))
+        for event in call.json()
+    ]
+    assert [event.get_id() for event in read] == [delivery.message_id for delivery in deliveries]
+    assert [event.get_data() for event in read] == [{"z": 1.0}, b"\xff", None]
+    assert json.loads(read[0].get_extension("halfnoteheaders")) == {"a": "b"}
+    assert [event.get_extension("halfnotetag") for event in read] == [None, None, "new"]
+    assert [event.get_subject() for event in read] == ["order-0", None, "order-2"]
+
+
+async def test_the_id_is_the_same_for_the_same_set(client: EgressClient) -> None:
+    async with Responder(status=503) as hook:
+        some = [message(number) for number in range(3)]
+        await sent(client, hook.url, some)
+        await sent(client, hook.url, some[::-1])
+        await sent(client, hook.url, some[:2])
+        await sent(client, hook.url, some[:1])
+    first, again, fewer, single = [call.headers["webhook-id"] for call in hook.calls]
+    assert first == again != fewer
+    assert first.startswith("bat_")
+    assert "." not in first
+    assert single == some[0].message_id
+
+
+async def test_everything_shares_a_success(client: EgressClient) -> None:
+    async with Responder(status=202) as hook:
+        outcomes = await sent(client, hook.url, [message(number) for number in range(100)])
+    assert len(hook.calls) == 1
+    assert {(type(outcome), outcome.status) for outcome in outcomes} == {(Delivered, 202)}
+
+
+@pytest.mark.parametrize("bad", [[0], [57], [99], [0, 1], [3, 60], [10, 50, 90]])
+@pytest.mark.parametrize("status", [400, 500])
+async def test_a_failure_is_narrowed_down_to_the_messages_that_cause_it(
+    client: EgressClient, bad: list[int], status: int
+) -> None:
+    async with Responder(poisoned(*bad, status=status)) as hook:
+        outcomes = await sent(client, hook.url, [message(number) for number in range(100)])
+    assert failed_at(outcomes) == bad
+    for number in bad:
+        failure = outcomes[number]
+        assert isinstance(failure, Failed)
+        assert (failure.status, failure.error) == (status, f"answered {status}")
+    # Halving takes two requests a level and bad message, and the first.
+    assert len(hook.calls) <= 1 + 14 * len(bad)
+    assert numbers(hook.calls[0]) == list(range(100))
+
+
+async def test_abort_message_refuses_only_those_it_is_about(client: EgressClient) -> None:
+    abort = {"webhook-delivery": "abort-message", "halfnote-reason": "no such customer"}
+    async with Responder(poisoned(3, 4, 70, status=422, **abort)) as hook:
+        outcomes = await sent(client, hook.url, [message(number) for number in range(100)])
+    assert failed_at(outcomes) == [3, 4, 70]
+    for number in (3, 4, 70):
+        refused = outcomes[number]
+        assert isinstance(refused, Refused)
+        assert refused.reason == "no such customer"
+
+
+async def test_a_receiver_that_refuses_everything_refuses_each(client: EgressClient) -> None:
+    async with Responder(status=400, **{"webhook-delivery": "abort-message"}) as hook:
+        outcomes = await sent(client, hook.url, [message(number) for number in range(10)])
+    assert {type(outcome) for outcome in outcomes} == {Refused}
+    assert sorted(number for call in hook.calls if len(call.json()) == 1 for number in numbers(call)) == list(range(10))
+
+
+async def test_a_batch_that_is_too_large_is_made_smaller(client: EgressClient) -> None:
+    async def at_most_8(call: Call) -> web.StreamResponse:
+        return web.Response(status=413 if len(call.json()) > 8 else 200)
+
+    async with Responder(at_most_8) as hook:
+        outcomes = await sent(client, hook.url, [message(number) for number in range(100)])
+    assert failed_at(outcomes) == []
+    assert sorted(number for call in hook.calls if len(call.json()) <= 8 for number in numbers(call)) == list(
+        range(100)
+    )
+
+
+async def test_a_receiver_that_is_ill_is_not_asked_hundreds_of_times(client: EgressClient) -> None:
+    async with Responder(status=500) as hook:
+        outcomes = await sent(client, hook.url, [message(number) for number in range(100)])
+    assert {type(outcome) for outcome in outcomes} == {Failed}
+    assert len(hook.calls) <= 20
+
+
+@pytest.mark.parametrize("status", [302, 401, 403, 404, 405, 415, 429, 502, 503, 504])
+async def test_what_says_nothing_of_the_messages_is_asked_once(client: EgressClient, status: int) -> None:
+    async with Responder(status=status) as hook:
+        outcomes = await sent(client, hook.url, [message(number) for number in range(100)])
+    assert len(hook.calls) == 1
+    assert {type(outcome) for outcome in outcomes} == {Failed}
+
+
+async def test_gone_and_retry_after_hold_for_all(client: EgressClient) -> None:
+    # Of two tries, and so of two requests; the second is not made.
+    deliveries = [message(number, attempt=1 + number % 2) for number in range(4)]
+    async with Responder(status=410) as hook:
+        assert {type(outcome) for outcome in await sent(client, hook.url, deliveries)} == {Gone}
+        assert len(hook.calls) == 1
+    async with Responder(status=429, **{"retry-after": "7"}) as hook:
+        outcomes = await sent(client, hook.url, deliveries)
+        assert len(hook.calls) == 1
+    assert [outcome.retry_after_s for outcome in outcomes if isinstance(outcome, Failed)] == [7.0] * 4
+
+
+async def test_nobody_there_is_told_once_for_all(client: EgressClient) -> None:
+    async with Responder() as hook:
+        pass
+    outcomes = await sent(client, hook.url, [message(number, attempt=1 + number % 2) for number in range(4)])
+    assert [outcome.unreachable for outcome in outcomes if isinstance(outcome, Failed)] == [True] * 4
+
+
+async def test_a_message_that_breaks_the_connection_is_found(client: EgressClient) -> None:
+    async def write(writer: asyncio.StreamWriter) -> None:
+        if b'"halfnoteoffset":"2"' in wire.heard[-1].body:
+            writer.close()
+        else:
+            writer.write(b"HTTP/1.1 204 No Content\r\n\r\n")
+
+    async with Wire(write) as wire:
+        outcomes = await sent(client, wire.url, [message(number) for number in range(8)])
+    assert failed_at(outcomes) == [2]
+    failure = outcomes[2]
+    assert isinstance(failure, Failed)
+    assert (failure.status, failure.unreachable) == (None, False)
+
+
+async def test_no_answer_in_time_fails_all_within_the_time(client: EgressClient) -> None:
+    async with Silent() as hook:
+        # The tries are of two groups; the second is left without time, and so without a try used up.
+        deliveries = [message(number, attempt=1 + number // 3) for number in range(6)]
+        outcomes = await sent(client, hook.url, deliveries, timeout_s=0.5)
+        assert hook.asked == 1
+    assert all(isinstance(outcome, Failed) for outcome in outcomes)
+    assert [outcome.error for outcome in outcomes[:3] if isinstance(outcome, Failed)] == [
+        "no whole answer within 0.5 s"
+    ] * 3
+    assert outcomes[3:] == [LEFT_OUT] * 3
+    assert LEFT_OUT.retry_after_s
+
+
+async def test_what_was_refused_with_others_is_not_refused_alone_without_having_been_sent_alone(
+    client: EgressClient,
+) -> None:
+    async def abort_then_hang(call: Call) -> web.StreamResponse:
+        if len(hook.calls) > 1:
+            await over.wait()
+        return web.Response(status=400, headers={"webhook-delivery": "abort-message", "halfnote-reason": "bad"})
+
+    over = asyncio.Event()
+    async with Responder(abort_then_hang) as hook:
+        outcomes = await sent(client, hook.url, [message(number) for number in range(4)], timeout_s=1)
+        over.set()
+    assert {type(outcome) for outcome in outcomes} == {Failed}
+    last = outcomes[-1]
+    assert isinstance(last, Failed)
+    assert (last.error, last.status) == ("answered 400, with others: bad", 400)
+
+
+def test_later_tries_go_in_ever_less_company() -> None:
+    def sizes(attempt: int, batch_max: int = 100) -> set[int]:
+        deliveries = [message(number, attempt=attempt) for number in range(100)]
+        found = list(groups(deliveries, batch_max))
+        assert sorted(index for group in found for index in group) == list(range(100))
+        return {len(group) for group in found}
+
+    assert [sizes(attempt) for attempt in (1, 2, 4, 5, 17)] == [{100}, {25}, {1}, {1}, {1}]
+    assert max(sizes(5, 1000)) == 3
+    assert sizes(6, 1000) == {1}
+
+
+def test_a_request_is_bounded_in_bytes() -> None:
+    deliveries = [message(number, body=b"x" * (BATCH_BYTES // 3)) for number in range(7)]
+    assert list(groups(deliveries, 100)) == [[0, 1, 2], [3, 4, 5], [6]]
+    whole = [message(number, body=b"x" * (BATCH_BYTES + 1)) for number in range(2)]
+    assert list(groups(whole, 100)) == [[0], [1]]

@@ -1,0 +1,66 @@
+"""The relay with webhooks in batches and as structured events: what the destination tells becomes what is recorded."""
+
+from collections.abc import AsyncIterator
+
+import httpx
+import pytest
+from aiohttp import web
+from standardwebhooks import Webhook as Verifier
+
+from app.database.connection import Connection
+from app.relay.loop import Relay
+from app.runtime.state import Runtime
+from tests.support.check_responder import Call, Responder
+from tests.support.relay_stepping import order, publish, subscribe, turn_until
+
+SETTLED = "select (select count(*) from receipt) + (select count(*) from delivery_retry) = $1"
+
+
+@pytest.fixture
+async def relay(runtime: Runtime, group: str) -> AsyncIterator[Relay]:
+    """The relay of a process, turned by the tests."""
+    made = Relay(runtime)
+    yield made
+    await made.drain(runtime)
+
+
+async def test_one_poison_message_of_a_batch_fails_alone_and_opens_no_breaker(
+    client: httpx.AsyncClient, runtime: Runtime, relay: Relay, db: Connection
+) -> None:
+    async def answer(call: Call) -> web.Response:
+        bad = any(event["data"] == {"order": 17} for event in call.json())
+        return web.Response(status=500 if bad else 204)
+
+    sent = await publish(client, *(order(number) for number in range(40)))
+    async with Responder(answer) as receiver:
+        made = await subscribe(
+            client,
+            receiver,
+            start="earliest",
+            max_in_flight=1,
+            destination={"type": "webhook", "url": receiver.url, "mode": "batch", "batch_max": 40},
+        )
+        await turn_until(relay, runtime, lambda: db.fetchval(SETTLED, 40))
+    assert len(receiver.calls) < 20
+    for call in receiver.calls:
+        Verifier(made["secret"]).verify(call.body, call.headers)
+    assert await db.fetchval('select count(distinct "offset") from receipt') == 39
+    stuck = await db.fetchrow('select "offset", attempts, last_error from delivery_retry')
+    assert tuple(stuck) == (sent[17], 1, "answered 500")
+    assert await db.fetchval("select opened_at from checkpoint") is None
+
+
+async def test_structured_events_are_delivered_and_receipted(
+    client: httpx.AsyncClient, runtime: Runtime, relay: Relay, db: Connection
+) -> None:
+    async with Responder() as receiver:
+        made = await subscribe(
+            client, receiver, destination={"type": "webhook", "url": receiver.url, "mode": "structured"}
+        )
+        [offset] = await publish(client, order(1))
+        await turn_until(relay, runtime, lambda: db.fetchval(SETTLED, 1))
+    [call] = receiver.calls
+    Verifier(made["secret"]).verify(call.body, call.headers)
+    assert call.headers["content-type"] == "application/cloudevents+json"
+    assert (call.json()["halfnoteoffset"], call.json()["data"]) == (str(offset), {"order": 1})
+    assert await db.fetchval("select outcome from receipt") == "delivered"

@@ -1,0 +1,297 @@
+"""Logs: JSON lines without bodies and secrets. Metrics: every family is there, also summed over processes."""
+
+import asyncio
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import asyncpg
+import httpx
+import pytest
+import structlog
+
+from app.database.connection import Connection
+from app.loops import gauges
+from app.observability.logs import without_rows
+from app.observability.metrics import Metrics
+from app.runtime.state import Runtime
+from tests.support.days import ORDER, post_end, post_half, post_transaction, subscribe
+from tests.support.processes import ROOT, Service
+
+BODY = "the-body-1030"
+KEY = "whsec_" + "U2VjcmV0LW9mLW9yZGVyLTEwMzAtbm90LXRvLWxvZw=="
+NEVER_LOGGED = (BODY, KEY, KEY.removeprefix("whsec_"))
+
+FAMILIES = (
+    "requests_total",
+    "request_seconds",
+    "flush_rows",
+    "flush_seconds",
+    "queue_depth",
+    "halves_total",
+    "verdicts_total",
+    "verdicts_refused_total",
+    "in_doubt",
+    "oldest_in_doubt_seconds",
+    "parked",
+    "checks_total",
+    "check_seconds",
+    "check_url_up",
+    "unrouted_messages",
+    "deliveries_total",
+    "breakers_total",
+    "oldest_due_seconds",
+    "delivery_seconds",
+    "relay_lag_seconds",
+    "relay_lag_messages",
+    "retries_waiting",
+    "oldest_retry_seconds",
+    "dead_letters",
+    "day_held",
+    "left_undecided_total",
+    "left_undelivered_total",
+    "reconciliation_age_seconds",
+    "reconciliation_proved_age_seconds",
+    "reconciliation_run_seconds",
+    "reconciliation_state",
+    "reconciliation_findings",
+    "reconciliation_days",
+    "secrets_unreadable",
+    "loop_age_seconds",
+    "ready",
+    "clock_skew_seconds",
+)
+
+
+@pytest.fixture
+def service(data_dir: Path, dsn: str) -> Iterator[Service]:
+    """`halfnote serve` over the test's database, logging to a file."""
+    service = Service(data_dir, "serve", HALFNOTE_DATABASE_URL=dsn)
+    yield service
+    if service.process is not None:
+        service.stop()
+
+
+def lines_of(service: Service) -> list[dict[str, Any]]:
+    """The log's lines; the greeting, which is for people, is not JSON."""
+    return [json.loads(line) for line in service.log.read_text().splitlines() if line.startswith("{")]
+
+
+async def until_logged(service: Service, *events: str) -> None:
+    async with asyncio.timeout(60):
+        while not set(events) <= {line["event"] for line in lines_of(service)}:
+            await asyncio.sleep(0.05)
+
+
+async def test_log_is_json_and_holds_no_body_and_no_secret(service: Service, db: Connection) -> None:
+    await db.execute("alter table half add constraint trap check (topic <> 'trap')")
+    await service.start()
+    async with httpx.AsyncClient(base_url=service.url) as client:
+        group = {"check_urls": ["http://127.0.0.1:9/check"], "secret": KEY, "immunity_s": 1, "interval_s": 1}
+        assert (await client.put("/producer-groups/shop", json=group)).status_code == 201
+        billing = {"topics": ["order"], "destination": {"type": "webhook", "url": "http://127.0.0.1:9/", "secret": KEY}}
+        assert (await client.put("/subscriptions/billing", json=billing)).status_code == 201
+        order = {"topic": "order", "key": "order-1030", "body": {"note": BODY}}
+        # The first cannot be delivered and the second has none; the database refuses the third; the last is no JSON.
+        await post_transaction(client, order)
+        await post_half(client, order)
+        trapped = {"producer_group": "shop", "messages": [{**order, "topic": "trap"}]}
+        assert (await client.post("/half", json=trapped)).status_code == 422
+        broken = await client.post(
+            "/half", content=json.dumps(trapped)[:-2], headers={"content-type": "application/json"}
+        )
+        assert broken.status_code == 400
+        await until_logged(service, "check", "delivery_failed", "flush_failed")
+    assert service.stop() == 0
+    text = service.log.read_text()
+    for never in (*NEVER_LOGGED, "Failing row"):
+        assert never not in text
+    for line in lines_of(service):
+        assert line["level"] in ("debug", "info", "warning", "error", "critical")
+        assert line["timestamp"].endswith("Z")
+        assert line["event"]
+        assert line["logger"]
+    assert "uvicorn.error" in {line["logger"] for line in lines_of(service)}
+    refused = next(line for line in lines_of(service) if line["event"] == "flush_failed")
+    assert "trap" in refused["error"]
+
+
+def refused_row() -> asyncpg.PostgresError:
+    error = asyncpg.CheckViolationError("new row violates check constraint")
+    error.detail = f"Failing row contains ({BODY}\n\nThe above exception, {BODY})."
+    return error
+
+
+def test_refused_rows_are_taken_out_of_fields() -> None:
+    assert BODY in str(refused_row())
+    shown = without_rows(None, "warning", {"event": "x", "error": str(refused_row()), "requests": 1})
+    assert shown == {"event": "x", "error": "new row violates check constraint", "requests": 1}
+
+
+@pytest.mark.parametrize("given", ["error", "tuple", "current"])
+def test_refused_rows_are_taken_out_of_traces(given: str) -> None:
+    try:
+        try:
+            raise refused_row()
+        except asyncpg.PostgresError as cause:
+            raise ExceptionGroup("both", [RuntimeError("no"), refused_row()]) from cause
+    except ExceptionGroup as error:
+        exc_info = {"error": error, "tuple": (type(error), error, error.__traceback__), "current": True}[given]
+        shown = without_rows(None, "error", {"event": "defect", "exc_info": exc_info})
+        trace = structlog.processors.format_exc_info(None, "error", shown)["exception"]
+    assert "new row violates check constraint" in trace
+    assert "The above exception was the direct cause" in trace
+    assert BODY not in trace
+
+
+async def test_every_family_is_there_under_load(
+    client: httpx.AsyncClient, runtime: Runtime, db: Connection, group: str
+) -> None:
+    await subscribe(db, "billing", "order")
+    await asyncio.gather(*(post_transaction(client) for _ in range(20)))
+    rolled_back = await post_transaction(client, ORDER, ORDER, verdict="rollback")
+    assert (await post_end(client, rolled_back, "commit")).status_code == 409
+    assert (await client.get("/transactions/none")).status_code in (404, 422)
+    await gauges.step(runtime, runtime.clock.now())
+    answer = await client.get("/metrics")
+    assert answer.headers["content-type"].startswith("text/plain; version=")
+    lines = answer.text.splitlines()
+    families = {line.split()[2] for line in lines if line.startswith("# TYPE ")}
+    assert {f"halfnote_{name}" for name in FAMILIES} <= families | {f"{name}_total" for name in families}
+    shown = {series: float(value) for series, _, value in (x.rpartition(" ") for x in lines) if series[0] != "#"}
+    assert shown["halfnote_halves_total"] == 21
+    assert shown['halfnote_verdicts_total{source="producer",verdict="commit"}'] == 20
+    assert shown['halfnote_verdicts_total{source="producer",verdict="rollback"}'] == 1
+    assert shown['halfnote_verdicts_refused_total{source="producer"}'] == 1
+    assert shown['halfnote_requests_total{route="/half",status="201"}'] == 21
+    assert shown['halfnote_requests_total{route="/end",status="409"}'] == 1
+    assert shown['halfnote_flush_rows_sum{lane="half"}'] == 21
+    assert 1 <= shown['halfnote_flush_seconds_count{lane="half"}'] <= 21
+    assert not any("_created" in series for series in shown)
+
+
+def test_every_family_is_documented() -> None:
+    text = (ROOT / "docs" / "metrics.md").read_text()
+    documented = {word.strip("`").split("{")[0] for word in text.split() if word.startswith("`halfnote_")}
+    assert documented == {f"halfnote_{name}" for name in FAMILIES}
+    collected = {family.name for family in Metrics().registry.collect()}
+    assert {name.removesuffix("_total") for name in documented} == collected
+
+
+PROCESS = """
+import os, sys
+from app.observability.metrics import Metrics
+metrics = Metrics()
+for line in sys.stdin:
+    exec(line)
+    print("done", flush=True)
+"""
+
+
+class Child:
+    """A process with metrics of its own in a directory that several share; runs the lines it is sent."""
+
+    def __init__(self, directory: Path) -> None:
+        env = {**os.environ, "PROMETHEUS_MULTIPROC_DIR": str(directory)}
+        self.process = subprocess.Popen(
+            [sys.executable, "-c", PROCESS], cwd=ROOT, env=env, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
+
+    def run(self, line: str) -> list[str]:
+        """Run a line; return what it printed."""
+        assert self.process.stdin is not None
+        assert self.process.stdout is not None
+        self.process.stdin.write(line + "\n")
+        self.process.stdin.flush()
+        printed = []
+        while (one := self.process.stdout.readline()) != "done\n":
+            assert one, "the process ended"
+            printed.append(one.rstrip())
+        return printed
+
+    def kill(self) -> None:
+        """Send SIGKILL, as the kernel does when memory is short."""
+        self.process.kill()
+        self.process.communicate()
+
+
+def test_metrics_of_several_processes_add_up(tmp_path: Path) -> None:
+    children = [Child(tmp_path) for _ in range(3)]
+    try:
+        for n, child in enumerate(children):
+            child.run(f"metrics.http.halves.inc({n + 1})")
+            child.run(f"metrics.http.queue_depth.labels('half').set({10 * (n + 1)})")
+            child.run(f"metrics.process.loop_age_s.labels('relay').set({n + 1})")
+            child.run(f"metrics.checkback.in_doubt.set({n + 1})")
+            child.run(f"metrics.process.ready.set({min(n, 1)})")
+        assert shown_by(children[0]) == {
+            "halfnote_halves_total": 6,
+            'halfnote_queue_depth{lane="half"}': 60,
+            'halfnote_loop_age_seconds{loop="relay"}': 3,
+            "halfnote_in_doubt": 3,
+            "halfnote_ready": 0,
+        }
+        # Its counters stay; its gauges are removed.
+        children[2].kill()
+        assert shown_by(children[0]) == {
+            "halfnote_halves_total": 6,
+            'halfnote_queue_depth{lane="half"}': 30,
+            'halfnote_loop_age_seconds{loop="relay"}': 2,
+            "halfnote_in_doubt": 2,
+            "halfnote_ready": 0,
+        }
+    finally:
+        for child in children:
+            child.kill()
+
+
+def test_series_that_one_of_several_processes_removes_are_not_shown(tmp_path: Path) -> None:
+    children = [Child(tmp_path) for _ in range(2)]
+    held = {
+        'halfnote_relay_lag_seconds{subscription="mailer"}': 9,
+        'halfnote_relay_lag_messages{subscription="mailer"}': 2,
+    }
+    try:
+        children[0].run("metrics.relay.show_lags('relay', {'mailer': (7.0, 1)})")
+        children[1].run("metrics.relay.show_lags('relay', {'mailer': (9.0, 2)})")
+        assert shown_by(children[0], LAGS) == held
+        # Another holds its lease now.
+        children[0].run("metrics.relay.show_lags('relay', {})")
+        children[1].run("metrics.relay.show_lags('relay', {'mailer': (9.0, 2)})")
+        assert shown_by(children[0], LAGS) == held
+        # It was deleted.
+        children[1].run("metrics.relay.show_lags('relay', {})")
+        assert shown_by(children[0], LAGS) == {}
+        children[0].run("metrics.relay.show_lags('relay', {'mailer': (9.0, 2)})")
+        assert shown_by(children[1], LAGS) == held
+    finally:
+        for child in children:
+            child.kill()
+
+
+LAGS = "halfnote_relay_lag_"
+NAMES = (
+    *("halfnote_halves_total", "halfnote_queue_depth", "halfnote_loop_age", "halfnote_in_doubt"),
+    "halfnote_ready",
+)
+
+
+def shown_by(child: Child, names: str | tuple[str, ...] = NAMES) -> dict[str, float]:
+    lines = child.run("print(metrics.exposition().decode())")
+    pairs = (line.rpartition(" ") for line in lines if line.startswith(names))
+    return {series: float(value) for series, _, value in pairs}
+
+
+def test_access_lines_that_are_not_logged_are_not_formatted() -> None:
+    # A separate process, because logs are set up for a whole process.
+    script = (
+        "import logging, uvicorn; uvicorn.Config('app.main:app'); "
+        "from app.observability.logs import set_up_logs; set_up_logs();"
+        "print(logging.getLogger('uvicorn.access').hasHandlers(), logging.getLogger('uvicorn.error').hasHandlers())"
+    )
+    said = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert said.stdout.split() == ["False", "True"]

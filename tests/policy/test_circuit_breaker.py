@@ -1,0 +1,90 @@
+"""The circuit breaker opens at once if no connection is possible, and never because of one message."""
+
+from datetime import UTC, datetime, timedelta
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from app.policy.circuit_breaker import FIRST_PROBE, LONGEST_PROBE, LONGEST_RETRY_AFTER, MESSAGES, UNREACHABLE, Breaker
+
+NOW = datetime(2026, 11, 21, 8, tzinfo=UTC)
+
+
+def fail(breaker: Breaker, message: object, **fields: object) -> bool:
+    return breaker.failed(message, "answered 500", NOW, **{"unreachable": False, **fields})  # type: ignore[arg-type]
+
+
+@given(st.lists(st.one_of(st.integers(0, 9), st.none()), max_size=60))
+def test_it_opens_exactly_when_enough_different_messages_failed_in_a_row(outcomes: list[int | None]) -> None:
+    breaker, failed = Breaker(), set[int]()
+    for message in outcomes:
+        if message is None:
+            breaker.succeeded()
+            failed.clear()
+        else:
+            failed.add(message)
+            assert fail(breaker, message) == (len(failed) == MESSAGES)
+        if len(failed) == MESSAGES:
+            assert breaker.open
+            assert breaker.because == f"{MESSAGES} different messages failed in a row: answered 500"
+            return
+        assert not breaker.open
+
+
+def test_one_poison_message_never_opens_it() -> None:
+    breaker = Breaker()
+    assert not any(fail(breaker, 1) for _ in range(1000))
+
+
+def test_connections_that_fail_in_a_row_open_it_whatever_the_message() -> None:
+    breaker = Breaker()
+    for _ in range(UNREACHABLE - 1):
+        assert not fail(breaker, 1, unreachable=True)
+    # It was reached once more: the count begins again.
+    assert not fail(breaker, 1)
+    assert [fail(breaker, 1, unreachable=True) for _ in range(UNREACHABLE)] == [False] * (UNREACHABLE - 1) + [True]
+    assert breaker.because == "no connection: answered 500"
+
+
+def test_probes_go_out_less_and_less_often_and_a_success_closes_it() -> None:
+    breaker = Breaker(NOW, "down")
+    at, rests = NOW, []
+    assert breaker.wait(at) == timedelta(0)
+    for _ in range(10):
+        breaker.probing(at)
+        rests.append(breaker.wait(at))
+        fail(breaker, 1)
+        at += rests[-1]
+        assert breaker.wait(at) == timedelta(0)
+    assert rests[0] == 2 * FIRST_PROBE
+    assert rests == sorted(rests)
+    assert rests[-1] == LONGEST_PROBE
+    assert breaker.succeeded()
+    assert not breaker.open
+    assert not breaker.succeeded()
+
+
+def test_the_destination_may_ask_for_a_longer_rest_but_not_for_any() -> None:
+    breaker = Breaker(NOW, "down")
+    breaker.probing(NOW)
+    fail(breaker, 1, retry_after_s=120.0)
+    assert breaker.wait(NOW) == timedelta(seconds=120)
+    fail(breaker, 1, retry_after_s=1e6)
+    assert breaker.wait(NOW) == LONGEST_RETRY_AFTER
+    fail(breaker, 1)
+    assert breaker.wait(NOW) <= LONGEST_PROBE
+
+
+def test_a_clock_that_stepped_back_puts_no_probe_off() -> None:
+    breaker = Breaker(NOW, "down")
+    breaker.probing(NOW)
+    assert breaker.wait(NOW - timedelta(hours=1)) == timedelta(0)
+
+
+def test_probes_take_turns_between_retries_and_the_log() -> None:
+    breaker, preferred = Breaker(NOW, "down"), []
+    for _ in range(4):
+        preferred.append(breaker.prefers_retries([1]))
+        breaker.probing(NOW)
+    assert preferred == [False, True, False, True]
+    assert breaker.prefers_retries([])

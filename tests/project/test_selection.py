@@ -1,0 +1,128 @@
+"""Which tests belong to which run."""
+
+import ast
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import psutil
+import pytest
+
+import tests.conftest
+from tests.support import slow_tests
+from tests.support.selection import (
+    DAYS,
+    MARKS,
+    excludes,
+    marks_of,
+    pytest_runtest_setup,
+    pytest_terminal_summary,
+    rotated,
+)
+
+TESTS = Path(__file__).parents[1]
+
+
+def test_every_file_and_test_that_is_named_exists() -> None:
+    for places in MARKS.values():
+        for place in places:
+            assert (TESTS / place).exists(), place
+    for file, names in slow_tests.TESTS.items():
+        tree = ast.parse((TESTS / file).read_text())
+        there = {node.name for node in ast.walk(tree) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)}
+        assert set(names) <= there, f"tests/support/slow_tests.py names tests that {file} does not have"
+
+
+def test_marks_follow_from_the_path() -> None:
+    assert marks_of("relay/test_loop.py") == set()
+    assert marks_of("destinations/test_nats.py") == {"broker"}
+    assert marks_of("spark/test_report.py") == {"spark"}
+    assert marks_of("system/test_images.py") == {"slow", "full"}
+
+
+@pytest.mark.parametrize(
+    ("expression", "marks", "excluded"),
+    [
+        ("", {"slow"}, False),
+        ("not slow", {"slow"}, True),
+        ("not slow", {"broker"}, False),
+        ("not slow and not broker", {"broker"}, True),
+        # A test in the file may have the mark.
+        ("slow", set(), False),
+        ("slow or hypothesis", {"spark"}, False),
+    ],
+)
+def test_a_file_is_left_out_if_none_of_its_tests_can_be_meant(expression: str, marks: set[str], excluded: bool) -> None:
+    assert excludes(expression, marks) is excluded
+
+
+def test_in_a_week_each_part_of_the_list_comes_first_once() -> None:
+    files = [f"test_{number:02}.py" for number in range(40)]
+    orders = [rotated(files, day) for day in range(20_000, 20_000 + DAYS)]
+    assert all(sorted(order) == files for order in orders)
+    part = -(-len(files) // DAYS)
+    assert {file for order in orders for file in order[:part]} == set(files)
+
+
+def test_a_test_that_begins_too_late_is_listed_as_not_reached(tmp_path: Path) -> None:
+    # The hooks alone: the rest of tests/conftest.py imports the service, which takes seconds.
+    for hook in (pytest_runtest_setup, pytest_terminal_summary):
+        assert getattr(tests.conftest, hook.__name__) is hook
+    imported = (
+        f"from tests.support.selection import {pytest_runtest_setup.__name__}, {pytest_terminal_summary.__name__}"
+    )
+    (tmp_path / "conftest.py").write_text(imported)
+    (tmp_path / "test_late.py").write_text("def test_late(): raise AssertionError")
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--rootdir", str(tmp_path)]
+    environment = {
+        **os.environ,
+        "HALFNOTE_TEST_UNTIL": "1",
+        "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1",
+        "PYTHONPATH": str(TESTS.parent),
+    }
+    outcome = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)
+    assert outcome.returncode == 0, outcome.stdout
+    assert "0 tests were run, 1 were not reached" in outcome.stdout
+    assert "not reached: test_late.py (1)" in outcome.stdout
+
+
+CUT = """
+import os, pathlib, subprocess, sys, time
+
+def test_cut(data_dir):
+    left = subprocess.Popen(["sleep", "300"], start_new_session=True)
+    note = pathlib.Path(os.environ["NOTE"])
+    note.with_suffix(".new").write_text(f"{left.pid} {data_dir.parent}")
+    note.with_suffix(".new").rename(note)
+    time.sleep(300)
+"""
+
+
+def test_a_run_that_is_killed_in_the_middle_of_a_test_leaves_nothing_running(tmp_path: Path) -> None:
+    (tmp_path / "test_cut.py").write_text(CUT)
+    note = tmp_path / "note"
+    options = ["-p", "tests.support.postgres", "-p", "no:schemathesis", "-p", "no:cacheprovider", "-c", os.devnull]
+    run = subprocess.Popen(
+        [sys.executable, "-m", "pytest", "-q", *options, str(tmp_path / "test_cut.py")],
+        cwd=TESTS.parent,
+        env={**os.environ, "NOTE": str(note)},
+        stdout=subprocess.DEVNULL,
+    )
+    try:
+        _until(note.exists)
+    finally:
+        run.kill()
+        run.wait()
+    pid, directory = note.read_text().split()
+    _until(lambda: not psutil.pid_exists(int(pid)) or psutil.Process(int(pid)).status() == psutil.STATUS_ZOMBIE)
+    _until(lambda: not Path(directory).exists())
+
+
+def _until(happened: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 60
+    while not happened():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)

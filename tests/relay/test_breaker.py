@@ -1,0 +1,164 @@
+"""The breaker at work: what an outage costs, what a poison message does not do, and who hears of it."""
+
+import json
+from collections.abc import AsyncIterator
+from typing import Any
+
+import httpx
+import pytest
+from aiohttp import web
+
+from app.database.connection import Connection
+from app.policy.circuit_breaker import MESSAGES
+from app.relay.loop import Relay
+from app.runtime.state import Runtime
+from tests.support.check_responder import Call, Responder
+from tests.support.relay_stepping import offsets, order, publish, step, subscribe, turn_until
+
+OPEN = "select opened_at is not null from checkpoint"
+
+
+@pytest.fixture
+async def relay(runtime: Runtime, group: str) -> AsyncIterator[Relay]:
+    made = Relay(runtime)
+    yield made
+    await made.drain(runtime)
+
+
+async def announced(db: Connection, topic: str) -> list[dict[str, Any]]:
+    """Return the bodies of operational messages, oldest first."""
+    rows = await db.fetch(
+        'select h.body from outbox o join half h using (transaction_id, position) where o.topic = $1 order by "offset"',
+        f"halfnote.{topic}",
+    )
+    return [json.loads(row["body"]) for row in rows]
+
+
+def poison(*numbers: int) -> Any:
+    """Answer 500 to the messages of these numbers, 200 to others."""
+
+    async def answer(call: Call) -> web.Response:
+        return web.Response(status=500 if call.json()["order"] in numbers else 200)
+
+    return answer
+
+
+async def test_an_outage_of_six_hours_buries_nothing(
+    client: httpx.AsyncClient, runtime: Runtime, relay: Relay, db: Connection
+) -> None:
+    async with Responder(status=500) as receiver:
+        await subscribe(client, receiver, retry=[10, 30], max_in_flight=4)
+        sent = await publish(client, *(order(number) for number in range(20)))
+        await turn_until(relay, runtime, lambda: db.fetchval(OPEN))
+        for _ in range(30):
+            before = len(receiver.calls)
+            runtime.clock.offset_s += 31
+            await turn_until(relay, runtime, lambda at=before: len(receiver.calls) > at)
+            # A probe is one message, whatever the number of slots.
+            await step(relay, runtime)
+            assert len(receiver.calls) == before + 1
+        probed = {int(call.headers["halfnote-offset"]) for call in receiver.calls[-20:]}
+        assert len(probed) > 10
+        runtime.clock.offset_s += 6 * 3600
+        before = len(receiver.calls)
+        await turn_until(relay, runtime, lambda: len(receiver.calls) > before)
+        assert await db.fetchval("select count(*) from receipt") == 0
+        assert await db.fetchval('select "offset" from checkpoint') < sent[-1]
+        receiver.status = 200
+        runtime.clock.offset_s += 40
+        await turn_until(relay, runtime, lambda: db.fetchval("select count(*) = 20 from receipt"))
+        assert not await db.fetchval(OPEN)
+    assert await db.fetchval("select count(*) from dead_letter") == 0
+    # Those that failed before it opened used one try, the others none.
+    assert await db.fetchval("select max(attempts) from receipt") == 2
+    assert await db.fetchval("select count(*) filter (where attempts = 2) from receipt") == MESSAGES
+    assert await db.fetchval("select count(*) from attempt where outcome = 'probe'") >= 30
+    [opened] = await announced(db, "subscription.breaker_opened")
+    assert (opened["subscription"], opened["because"]) == (
+        "mailer",
+        f"{MESSAGES} different messages failed in a row: answered 500",
+    )
+    [closed] = await announced(db, "subscription.breaker_closed")
+    assert closed["open_s"] > 6 * 3600
+
+
+async def test_a_first_message_that_always_fails_does_not_keep_the_others(
+    client: httpx.AsyncClient, runtime: Runtime, relay: Relay, db: Connection
+) -> None:
+    async with Responder(poison(0)) as receiver:
+        await subscribe(client, receiver, retry=[1] * 20)
+        await publish(client, order(0))
+        for number in range(1, 8):
+            await turn_until(relay, runtime, lambda at=number: len(receiver.calls) >= 2 * at - 1)
+            await publish(client, order(number))
+            runtime.clock.offset_s += 2
+        await turn_until(relay, runtime, lambda: db.fetchval("select count(*) = 7 from receipt"))
+        assert not await db.fetchval(OPEN)
+    assert await announced(db, "subscription.breaker_opened") == []
+
+
+async def test_probes_find_the_message_that_is_well(
+    client: httpx.AsyncClient, runtime: Runtime, relay: Relay, db: Connection
+) -> None:
+    async with Responder(poison(*range(8))) as receiver:
+        await subscribe(client, receiver, retry=[1] * 20, max_in_flight=1)
+        await publish(client, *(order(number) for number in range(8)))
+        await turn_until(relay, runtime, lambda: db.fetchval(OPEN))
+        [well] = await publish(client, order(100))
+
+        async def closed() -> bool:
+            runtime.clock.offset_s += 31
+            return not await db.fetchval(OPEN)
+
+        await turn_until(relay, runtime, closed)
+        assert await db.fetchval('select array_agg("offset") from receipt') == [well]
+        assert offsets(receiver).count(well) == 1
+
+
+async def test_a_new_holder_goes_on_with_an_open_breaker(
+    client: httpx.AsyncClient, runtime: Runtime, relay: Relay, db: Connection
+) -> None:
+    async with Responder(status=500) as receiver:
+        await subscribe(client, receiver, retry=[3600])
+        await publish(client, *(order(number) for number in range(20)))
+        await turn_until(relay, runtime, lambda: db.fetchval(OPEN))
+        await relay.drain(runtime)
+        before = len(receiver.calls)
+        [stream] = [*relay.streams.values()] or [None]
+        assert stream is None
+        await turn_until(relay, runtime, lambda: relay.streams)
+        [stream] = relay.streams.values()
+        assert stream.breaker.open
+        await turn_until(relay, runtime, lambda: len(receiver.calls) > before)
+        await step(relay, runtime)
+        assert len(receiver.calls) == before + 1
+
+
+async def test_dead_letters_and_a_destination_that_wants_no_more_are_announced(
+    client: httpx.AsyncClient, runtime: Runtime, relay: Relay, db: Connection
+) -> None:
+    async with Responder(status=500) as receiver:
+        await subscribe(client, receiver, retry=[])
+        await publish(client, order(1))
+        await turn_until(relay, runtime, lambda: db.fetchval("select count(*) = 1 from dead_letter"))
+        receiver.status = 410
+        await publish(client, order(2))
+        await turn_until(relay, runtime, lambda: db.fetchval("select state = 'disabled' from subscription"))
+    [dead] = await announced(db, "delivery.dead")
+    assert (dead["subscription"], dead["key"], dead["error"]) == ("mailer", "order-1", "answered 500")
+    [disabled] = await announced(db, "subscription.disabled")
+    assert "410" in disabled["reason"]
+
+
+async def test_operational_messages_go_only_to_those_who_ask_for_them(
+    client: httpx.AsyncClient, runtime: Runtime, relay: Relay, db: Connection
+) -> None:
+    async with Responder(status=500) as receiver, Responder() as everything, Responder() as operator:
+        await subscribe(client, receiver, "failing", retry=[])
+        await subscribe(client, everything, "all", topics=["*"])
+        await subscribe(client, operator, "operator", topics=["halfnote.*"])
+        await publish(client, order(1))
+        await turn_until(relay, runtime, lambda: operator.calls)
+        await turn_until(relay, runtime, lambda: everything.calls)
+    assert [call.headers["ce-type"] for call in operator.calls] == ["halfnote.delivery.dead"]
+    assert [call.headers["ce-type"] for call in everything.calls] == ["order"]

@@ -1,0 +1,180 @@
+"""The relay to real brokers: all arrives with its receipt, and a broker that goes away and comes back loses nothing."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import aio_pika
+import httpx
+import nats
+import pytest
+import redis.asyncio
+from aiokafka import AIOKafkaConsumer, TopicPartition
+from aiokafka.admin import AIOKafkaAdminClient, NewTopic
+
+from app.database.connection import Connection
+from app.relay.loop import Relay
+from app.runtime.state import Runtime
+from tests.support import brokers
+from tests.support.brokers import Server
+from tests.support.relay_stepping import order, publish, turn_until
+
+KINDS = ("rabbitmq", "nats", "redis", "kafka")
+
+
+@pytest.fixture
+async def relay(runtime: Runtime, group: str) -> AsyncIterator[Relay]:
+    made = Relay(runtime)
+    yield made
+    await made.drain(runtime)
+
+
+@asynccontextmanager
+async def rabbit(server: Server) -> AsyncIterator[Any]:
+    connection = await aio_pika.connect(f"amqp://guest:guest@{server.host}:{server.port}/")
+    try:
+        yield await (await connection.channel()).declare_queue("order", durable=True)
+    finally:
+        await connection.close()
+
+
+@asynccontextmanager
+async def jetstream(server: Server) -> AsyncIterator[Any]:
+    client = await nats.connect(server.url)
+    try:
+        yield client.jetstream()
+    finally:
+        await client.close()
+
+
+async def prepare(server: Server) -> None:
+    """Make what takes messages of the topic `order`."""
+    match server.kind:
+        case "rabbitmq":
+            async with rabbit(server):
+                pass
+        case "nats":
+            async with jetstream(server) as stream:
+                await stream.add_stream(name="orders", subjects=["order"])
+        case "kafka":
+            admin = AIOKafkaAdminClient(bootstrap_servers=server.url)
+            await admin.start()
+            await admin.create_topics([NewTopic("order", 2, 1)])
+            await admin.close()
+
+
+async def arrived(server: Server) -> list[str]:
+    """Return the message ids that the broker holds."""
+    match server.kind:
+        case "rabbitmq":
+            found = []
+            async with rabbit(server) as queue:
+                while (message := await queue.get(fail=False)) is not None:
+                    found.append(str(message.message_id))
+            return found
+        case "nats":
+            async with jetstream(server) as stream:
+                count = (await stream.stream_info("orders")).state.messages
+                messages = [await stream.get_msg("orders", number + 1) for number in range(count)]
+            return [message.headers["ce-id"] for message in messages]
+        case "redis":
+            client = redis.asyncio.Redis(host=server.host, port=server.port)
+            entries = await client.xrange("order")
+            await client.aclose()
+            return [fields[b"ce_id"].decode() for _, fields in entries]
+        case _:
+            return await _from_kafka(server)
+
+
+async def _from_kafka(server: Server) -> list[str]:
+    consumer = AIOKafkaConsumer(bootstrap_servers=server.url, auto_offset_reset="earliest")
+    await consumer.start()
+    try:
+        parts = [TopicPartition("order", number) for number in (0, 1)]
+        consumer.assign(parts)
+        ends = await consumer.end_offsets(parts)
+        found: list[str] = []
+        while any([await consumer.position(part) < ends[part] for part in parts]):
+            for messages in (await consumer.getmany(timeout_ms=500)).values():
+                found += [dict(message.headers)["ce_id"].decode() for message in messages]
+        return found
+    finally:
+        await consumer.stop()
+
+
+def destination(server: Server) -> dict[str, Any]:
+    match server.kind:
+        case "rabbitmq":
+            return {"type": "rabbitmq", "url": f"amqp://{server.host}:{server.port}/", **GUEST}
+        case "kafka":
+            return {"type": "kafka", "bootstrap": [f"{server.host}:{server.port}"]}
+        case kind:
+            return {"type": kind, "url": server.url}
+
+
+GUEST = {"username": "guest", "password": "guest"}
+
+
+async def ids_of(db: Connection) -> set[str]:
+    return {
+        row[0]
+        for row in await db.fetch(
+            "select transaction_id::text || '-' || position from outbox o where not topic ^@ 'halfnote.'"
+        )
+    }
+
+
+@pytest.mark.parametrize("kind", KINDS)
+async def test_a_broker_that_goes_away_and_comes_back_loses_nothing(
+    client: httpx.AsyncClient, runtime: Runtime, relay: Relay, db: Connection, kind: str
+) -> None:
+    with brokers.own(kind) as server:
+        await prepare(server)
+        wanted = {"topics": ["order"], "destination": destination(server), "timeout_s": 5.0, "retry": [1] * 10}
+        answer = await client.put("/subscriptions/mailer", json=wanted)
+        assert answer.status_code == 201, answer.text
+        await publish(client, *(order(number) for number in range(20)))
+        await turn_until(relay, runtime, lambda: db.fetchval("select count(*) = 20 from receipt"))
+        found = await arrived(server)
+        assert set(found) == await ids_of(db)
+        assert len(found) == 20
+        await asyncio.to_thread(server.stop)
+        await publish(client, *(order(number) for number in range(20)))
+        down = "select exists (select from checkpoint where opened_at is not null)"
+        await _until(relay, runtime, db, down)
+        await asyncio.to_thread(server.start)
+        await _until(relay, runtime, db, "select count(*) = 40 from receipt")
+        found += [one for one in await arrived(server) if kind == "rabbitmq" or one not in found]
+        assert set(found) == await ids_of(db)
+        await relay.drain(runtime)
+    assert await db.fetchval("select count(*) from dead_letter") == 0
+
+
+async def _until(relay: Relay, runtime: Runtime, db: Connection, question: str) -> None:
+    """Step until it is so; the clock goes on by half a minute with each second, so that probes are soon due."""
+    async with asyncio.timeout(60):
+        while not await db.fetchval(question):
+            runtime.clock.offset_s += 31
+            for _ in range(10):
+                await relay.step(runtime, runtime.clock.now())
+                await asyncio.sleep(0.1)
+
+
+async def test_a_message_that_a_broker_can_never_take_is_dead_at_once(
+    client: httpx.AsyncClient, runtime: Runtime, relay: Relay, db: Connection
+) -> None:
+    with brokers.own("nats") as server:
+        await prepare(server)
+        async with jetstream(server) as stream:
+            await stream.update_stream(name="orders", subjects=["order"], max_msg_size=2000)
+        wanted = {"topics": ["order"], "destination": destination(server)}
+        assert (await client.put("/subscriptions/mailer", json=wanted)).status_code == 201
+        large, small = await publish(client, {**order(1), "body": "x" * 5000}, order(2))
+        await turn_until(relay, runtime, lambda: db.fetchval("select count(*) = 1 from dead_letter"))
+        await turn_until(relay, runtime, lambda: db.fetchval("select count(*) = 1 from receipt"))
+        await relay.drain(runtime)
+    dead = await db.fetchrow('select "offset", attempts, reason from dead_letter')
+    assert (dead["offset"], dead["attempts"]) == (large, 1)
+    assert "large" in dead["reason"] or "size" in dead["reason"] or "exceed" in dead["reason"], dead["reason"]
+    assert await db.fetchval('select "offset" from receipt') == small

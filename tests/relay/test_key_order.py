@@ -1,0 +1,136 @@
+"""Which message of a key goes when, whatever order outcomes come in: a model against lists."""
+
+from datetime import UTC, datetime
+from uuid import UUID
+
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from app.relay.key_order import HELD_MOST, Admission, KeyOrder
+from app.store.relay.log import Outgoing
+from tests.support.examples import examples
+
+AT = datetime(2026, 11, 21, 8, tzinfo=UTC)
+
+
+def message(offset: int, key: str | None, claim: int | None = None) -> Outgoing:
+    return Outgoing(
+        offset, UUID(int=offset), 0, "order", key, None, None, AT, "shop", None, "text/plain", b"", claim=claim
+    )
+
+
+class KeysModel(RuleBasedStateMachine):
+    """A stream's life: the log brings messages, they go, end, fail, are stored, claimed and come again."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.keys = KeyOrder({})
+        self.offset = 0
+        self.going: list[Outgoing] = []
+        # What delivery_retry has: offset → key; and what of it is claimed.
+        self.stored: dict[int, str] = {}
+        self.claimed: set[int] = set()
+        self.done: dict[str, list[int]] = {}
+
+    @rule(key=st.sampled_from("ab"))
+    def read(self, key: str) -> None:
+        self.offset += 1
+        one = message(self.offset, key)
+        match self.keys.admit(one):
+            case Admission.GO:
+                self.going.append(one)
+            case Admission.HOLD:
+                self.stored[one.offset] = key
+
+    @precondition(lambda self: self.going)
+    @rule(data=st.data())
+    def ends(self, data: st.DataObject) -> None:
+        one = self.going.pop(data.draw(st.integers(0, len(self.going) - 1)))
+        self.done.setdefault(str(one.key), []).append(one.offset)
+        self.stored.pop(one.offset, None)
+        self.claimed.discard(one.offset)
+        following, back = self.keys.settled(one)
+        assert not back
+        if following is not None:
+            self.going.append(following)
+
+    @precondition(lambda self: self.going)
+    @rule(data=st.data())
+    def fails(self, data: st.DataObject) -> None:
+        one = self.going.pop(data.draw(st.integers(0, len(self.going) - 1)))
+        for back in (one, *self.keys.postponed(one)):
+            self.stored[back.offset] = str(back.key)
+            self.claimed.discard(back.offset)
+
+    @rule(key=st.sampled_from("ab"), many=st.integers(1, 3))
+    def claim(self, key: str, many: int) -> None:
+        """As the statement does: the lowest ones of a key, if the first of them is free."""
+        rows = sorted(offset for offset, of in self.stored.items() if of == key)
+        if rows and not self.claimed.intersection(rows):
+            for offset in rows[:many]:
+                self.claimed.add(offset)
+                one = message(offset, key, claim=1)
+                if self.keys.admit(one) is Admission.GO:
+                    self.going.append(one)
+
+    @invariant()
+    def one_of_a_key_goes(self) -> None:
+        keys = [one.key for one in self.going]
+        assert len(keys) == len(set(keys))
+
+    @invariant()
+    def in_order_and_nothing_forgotten(self) -> None:
+        for offsets in self.done.values():
+            assert offsets == sorted(offsets)
+        assert set(self.stored) - self.claimed == {
+            offset for offset in self.stored if offset not in self.claimed and self.keys.has_stored(self.stored[offset])
+        }
+
+    def teardown(self) -> None:
+        """Without failures all of it ends, in order."""
+        for _ in range(10 * self.offset + 10):
+            while self.going:
+                one = self.going.pop()
+                self.done.setdefault(str(one.key), []).append(one.offset)
+                self.stored.pop(one.offset, None)
+                self.claimed.discard(one.offset)
+                following, _ = self.keys.settled(one)
+                if following is not None:
+                    self.going.append(following)
+            for key in "ab":
+                self.claim(key, 3)
+            if not self.going:
+                break
+        assert sorted(offset for offsets in self.done.values() for offset in offsets) == list(range(1, self.offset + 1))
+
+
+KeysModel.TestCase.settings = settings(max_examples=examples(200), stateful_step_count=40)
+TestKeys = KeysModel.TestCase
+
+
+def test_past_the_limit_the_window_stops() -> None:
+    keys = KeyOrder({"k": [1]})
+    for offset in range(2, HELD_MOST + 1):
+        assert not keys.full
+        assert keys.admit(message(offset, "k")) is Admission.HOLD
+    assert keys.full
+    first = message(1, "k", claim=1)
+    assert keys.admit(first) is Admission.GO
+    keys.settled(first)
+    assert not keys.full
+
+
+def test_a_dead_letter_stops_its_key_until_it_is_freed() -> None:
+    keys = KeyOrder({}, hold_dead=True)
+    one, two = message(1, "k"), message(2, "k")
+    assert (keys.admit(one), keys.admit(two)) == (Admission.GO, Admission.WAIT)
+    assert keys.settled(one, dead=True) == (None, [two])
+    assert keys.admit(message(3, "k")) is Admission.HOLD
+    assert keys.admit(message(4, None)) is Admission.GO
+    keys.freed(["k"])
+    for offset in (2, 3):
+        claimed = message(offset, "k", claim=1)
+        assert keys.admit(claimed) is Admission.GO
+        keys.settled(claimed)
+    assert keys.admit(message(5, "k")) is Admission.GO

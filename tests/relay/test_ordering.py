@@ -1,0 +1,242 @@
+"""Order by key: one at a time, in offset order, over failures, dead letters, delays and takers; others are not held."""
+
+import asyncio
+import random
+from collections import defaultdict
+from collections.abc import AsyncIterator
+
+import httpx
+import pytest
+from aiohttp import web
+
+from app.database.connection import Connection
+from app.relay.key_order import HELD_MOST
+from app.relay.loop import Relay
+from app.relay.window import WINDOW_MOST
+from app.runtime.state import Runtime
+from tests.relay.test_kills import FILL
+from tests.support.check_responder import Call, Responder
+from tests.support.relay_stepping import order, publish, subscribe, turn_until
+
+
+@pytest.fixture
+async def relay(runtime: Runtime, group: str) -> AsyncIterator[Relay]:
+    made = Relay(runtime)
+    yield made
+    await made.drain(runtime)
+
+
+def by_key(calls: list[Call]) -> dict[str, list[int]]:
+    """Return the offsets that came of each key, in the order in which they came."""
+    came: dict[str, list[int]] = defaultdict(list)
+    for call in calls:
+        came[call.headers.get("ce-subject", "")].append(int(call.headers["halfnote-offset"]))
+    return came
+
+
+def receipts(db: Connection, count: int) -> object:
+    return lambda: db.fetchval("select count(*) >= $1 from receipt", count)
+
+
+def keyed(key: str, number: int = 0, **fields: object) -> dict[str, object]:
+    return {**order(number), "key": key, **fields}
+
+
+async def test_one_of_a_key_at_a_time_and_keys_side_by_side(
+    client: httpx.AsyncClient, runtime: Runtime, relay: Relay, db: Connection
+) -> None:
+    under_way: dict[str, int] = defaultdict(int)
+    most: dict[str, int] = defaultdict(int)
+
+    async def slow(call: Call) -> web.Response:
+        key = call.headers["ce-subject"]
+        under_way[key] += 1
+        most[key] = max(most[key], under_way[key])
+        await asyncio.sleep(random.uniform(0, 0.01))
+        under_way[key] -= 1
+        return web.Response()
+
+    async with Responder(slow) as receiver:
+        await subscribe(client, receiver, ordered="key")
+        sent = await publish(client, *(keyed(f"k{number % 5}", number) for number in range(60)))
+        await turn_until(relay, runtime, receipts(db, 60))
+    came = by_key(receiver.calls)
+    assert set(most.values()) == {1}
+    assert receiver.most_open > 1
+    for number in range(5):
+        assert came[f"k{number}"] == sent[number::5]
+
+
+async def test_a_failing_key_holds_only_itself(
+    client: httpx.AsyncClient, runtime: Runtime, relay: Relay, db: Connection
+) -> None:
+    down = {"bad"}
+
+    async def answer(call: Call) -> web.Response:
+        return web.Response(status=500 if call.headers["ce-subject"] in down else 200)
+
+    async with Responder(answer) as receiver:
+        await subscribe(client, receiver, ordered="key", retry=[10, 10, 10])
+        first = await publish(client, *(keyed(key, n) for n in range(10) for key in ("bad", "good")))
+        await turn_until(relay, runtime, receipts(db, 10))
+        await turn_until(relay, runtime, lambda: db.fetchval("select count(*) = 10 from delivery_retry"))
+        later = await publish(client, *(keyed(key, n) for n in range(5) for key in ("bad", "good")))
+        await turn_until(relay, runtime, receipts(db, 15))
+        # Only the first was sent, and the others used up nothing.
+        assert by_key(receiver.calls)["bad"] == first[:1]
+        assert await db.fetchval("select sum(attempts) from delivery_retry") == 1
+        runtime.clock.offset_s += 12
+        await turn_until(relay, runtime, lambda: len(by_key(receiver.calls)["bad"]) == 2)
+        down.clear()
+        runtime.clock.offset_s += 12
+        await turn_until(relay, runtime, receipts(db, 30))
+    every = [*first, *later]
+    assert by_key(receiver.calls)["good"] == every[1::2]
+    assert by_key(receiver.calls)["bad"] == [every[0], every[0], *every[::2]]
+    assert await db.fetchval("select count(*) from delivery_retry") == 0
+
+
+async def test_messages_without_a_key_are_not_ordered(
+    client: httpx.AsyncClient, runtime: Runtime, relay: Relay, db: Connection
+) -> None:
+    async with Responder() as receiver:
+        await subscribe(client, receiver, ordered="key")
+        answered = asyncio.Event()
+
+        async def first_hangs(call: Call) -> web.Response:
+            if len(receiver.calls) == 1:
+                await answered.wait()
+            return web.Response()
+
+        receiver.answer = first_hangs
+        await publish(client, *({**order(n), "key": None} for n in range(5)))
+        await turn_until(relay, runtime, receipts(db, 4))
+        answered.set()
+        await turn_until(relay, runtime, receipts(db, 5))
+
+
+async def test_a_dead_letter_releases_its_key(
+    client: httpx.AsyncClient, runtime: Runtime, relay: Relay, db: Connection
+) -> None:
+    async def poison(call: Call) -> web.Response:
+        return web.Response(status=500 if b"999" in call.body else 200)
+
+    async with Responder(poison) as receiver:
+        await subscribe(client, receiver, ordered="key", retry=[])
+        sent = await publish(client, keyed("k", 1), keyed("k", 999), keyed("k", 2), keyed("k", 3))
+        await turn_until(relay, runtime, receipts(db, 3))
+    assert by_key(receiver.calls)["k"] == sent
+    assert await db.fetchval('select "offset" from dead_letter') == sent[1]
+
+
+async def test_a_dead_letter_holds_its_key_if_asked_to_until_a_person_acts(
+    client: httpx.AsyncClient, runtime: Runtime, relay: Relay, db: Connection
+) -> None:
+    async def poison(call: Call) -> web.Response:
+        return web.Response(status=500 if b"999" in call.body else 200)
+
+    async with Responder(poison) as receiver:
+        await subscribe(client, receiver, ordered="key", on_dead="hold", retry=[])
+        sent = await publish(client, keyed("k", 1), keyed("k", 999), keyed("k", 2), keyed("other", 4), keyed("k", 3))
+        await turn_until(relay, runtime, receipts(db, 2))
+        await turn_until(relay, runtime, lambda: db.fetchval("select count(*) = 2 from delivery_retry"))
+        # Another holder keeps it so.
+        await relay.drain(runtime)
+        later = await publish(client, keyed("k", 5))
+        await turn_until(relay, runtime, lambda: db.fetchval("select count(*) = 3 from delivery_retry"))
+        runtime.clock.offset_s += 2
+        await turn_until(relay, runtime, lambda: db.fetchval('select "offset" >= $1 from checkpoint', later[0]))
+        assert by_key(receiver.calls)["k"] == sent[:2]
+        await db.execute("delete from dead_letter")
+        runtime.clock.offset_s += 2
+        await turn_until(relay, runtime, receipts(db, 5))
+    assert by_key(receiver.calls)["k"] == [sent[0], sent[1], sent[2], sent[4], *later]
+
+
+async def test_a_delayed_message_takes_its_place_when_it_is_due(
+    client: httpx.AsyncClient, runtime: Runtime, relay: Relay, db: Connection
+) -> None:
+    async with Responder() as receiver:
+        await subscribe(client, receiver, ordered="key", retry=[10])
+        sent = await publish(client, keyed("k", 1, deliver_after_s=60), keyed("k", 2))
+        await turn_until(relay, runtime, receipts(db, 1))
+        runtime.clock.offset_s += 61
+        await turn_until(relay, runtime, receipts(db, 2))
+        assert by_key(receiver.calls)["k"] == [sent[1], sent[0]]
+        # Due and failing it is a message like any other: what comes after it waits.
+        receiver.status = 500
+        # The database's clock dates it, and that one was not put forward.
+        late = await publish(client, keyed("k", 3, deliver_after_s=600))
+        await turn_until(relay, runtime, lambda: db.fetchval("select count(*) = 1 from delivery_retry"))
+        runtime.clock.offset_s += 600
+        await turn_until(relay, runtime, lambda: db.fetchval("select attempts = 1 from delivery_retry"))
+        after = await publish(client, keyed("k", 4))
+        await turn_until(relay, runtime, lambda: db.fetchval("select count(*) = 2 from delivery_retry"))
+        receiver.status = 200
+        runtime.clock.offset_s += 12
+        await turn_until(relay, runtime, receipts(db, 4))
+    assert by_key(receiver.calls)["k"] == [sent[1], sent[0], late[0], late[0], after[0]]
+
+
+async def test_what_a_taker_sends_again_comes_in_order(
+    client: httpx.AsyncClient, runtime: Runtime, db: Connection, group: str
+) -> None:
+    """Whenever the holder dies, no message of a key comes after a later one, not even a second time."""
+
+    async def slow(call: Call) -> web.Response:
+        await asyncio.sleep(random.uniform(0, 0.005))
+        return web.Response(status=random.choice([200, 200, 200, 500]))
+
+    async with Responder(slow) as receiver:
+        await subscribe(client, receiver, ordered="key", retry=[0.01] * 50, max_in_flight=8)
+        sent = await publish(client, *(keyed(f"k{n % 4}", n) for n in range(80)))
+        died = 0
+        while await db.fetchval("select count(*) < 80 from receipt"):
+            relay = Relay(runtime)
+            reached = await db.fetchval("select count(*) + 9 from receipt")
+            # The new holder's retries are due whatever the jitter.
+            await turn_until(relay, runtime, receipts(db, min(80, reached)))
+            for stream in relay.streams.values():
+                stream.drop()
+            await asyncio.gather(*(stream.close_destination() for stream in relay.streams.values()))
+            died += 1
+            runtime.clock.offset_s += 11
+        assert died > 3
+    for number in range(4):
+        came = by_key(receiver.calls)[f"k{number}"]
+        assert came == sorted(came)
+        assert sorted(set(came)) == sent[number::4]
+
+
+@pytest.mark.slow
+async def test_past_ten_thousand_held_rows_the_window_stops_and_goes_on_later(
+    client: httpx.AsyncClient, runtime: Runtime, relay: Relay, db: Connection
+) -> None:
+    """One key of which nothing is taken, and a backlog of it that is longer than what may be put by."""
+    messages, working = HELD_MOST + 3000, False
+    held = "select count(*) from delivery_retry"
+    reached = 'select "offset" from checkpoint'
+
+    async def failing(call: Call) -> web.Response:
+        return web.Response(status=200 if working else 500)
+
+    async with Responder(failing) as receiver:
+        await subscribe(client, receiver, ordered="key", retry=[0.5] * 100)
+        await db.execute(FILL, messages, 1)
+        await turn_until(relay, runtime, lambda: db.fetchval(f"select ({held}) >= $1", HELD_MOST), within_s=60)
+        # However long it is tried again in vain: neither rows nor checkpoint go further than the last window read. (The
+        # checkpoint is moved every so often only, so it says nothing yet of where the window stopped.)
+        furthest = HELD_MOST + WINDOW_MOST
+        tries = len(receiver.calls)
+        await turn_until(relay, runtime, lambda: len(receiver.calls) > tries + 5, within_s=60)
+        rows = await db.fetchval(held)
+        assert HELD_MOST <= rows < messages
+        assert rows <= furthest
+        assert await db.fetchval(reached) <= furthest
+        assert await db.fetchval("select count(*) from receipt") == 0
+        working, tries = True, len(receiver.calls)
+        # There is room again: the rest of the log is read on.
+        await turn_until(relay, runtime, lambda: db.fetchval(f"select ({reached}) > $1", furthest), within_s=60)
+    came = by_key(receiver.calls[tries:])["k0"]
+    assert len(came) > rows - HELD_MOST
+    assert came == sorted(came)

@@ -1,0 +1,229 @@
+"""The plans of the relay's statements over full days: a short index range of the log, keyed reads elsewhere."""
+
+from datetime import UTC, datetime
+from typing import Any
+
+import pytest
+
+from app.database.connection import Connection
+from app.ids import id_day
+from app.store.relay.checkpoints import START_POSITIONS
+from app.store.relay.lag import EARLIEST, LAG, LATEST, SINCE
+from app.store.relay.leases import Lease
+from app.store.relay.log import LOG_HEAD, NEWEST, READER, SPAN, WINDOW, Reader
+from app.store.relay.results import FIRST_TRIES, OUTCOMES, SETTLE, STREAMS, Batch
+from app.store.relay.retries import CLAIM_RETRIES
+from app.store.relay.unrouted import INACTIVE, TOPICS_AFTER
+from app.store.retention.days import partition_name
+from app.store.subscriptions.subscriptions import Route
+from app.topic_patterns import TopicPatterns
+from tests.coordinator.test_statement_plans import DAYS, full
+from tests.support.explain import Scan, big, scans
+
+__all__ = ["full"]
+
+BOTH = pytest.mark.parametrize("generic", [False, True], ids=["custom", "generic"])
+TAKEN = 64
+
+
+def read_whole(found: list[Scan]) -> list[Scan]:
+    """Return the scans that read a table whole; for an empty partition, and the few days, that is the best plan."""
+    return [scan for scan in found if scan.node == "Seq Scan" and scan.rows and scan.table != "day"]
+
+
+def of(found: list[Scan], table: str) -> list[Scan]:
+    return [scan for scan in found if scan.table.startswith(f"{table}_2")]
+
+
+async def ends(db: Connection) -> tuple[int, int]:
+    row = await db.fetchrow('select min("offset"), max("offset") from outbox')
+    assert row is not None
+    return row[0] - 1, row[1]
+
+
+def window_of(after: int, patterns: list[str], headers: str | None = None, settled_to: int = 0) -> list[Any]:
+    route = Route(TopicPatterns(patterns), None, headers)
+    reader = Reader(subscription_id=1, replay=0, route=route, shards=1, shard=0, settled_to=settled_to)
+    return READER.arguments(reader, after=after, at_most=TAKEN)
+
+
+@BOTH
+@pytest.mark.parametrize("where", ["first", "middle", "head"])
+@pytest.mark.parametrize(
+    ("patterns", "taken"),
+    [(["order"], TAKEN), (["ord*"], TAKEN), (["none", "no.*"], 0)],
+    ids=["topic", "prefix", "nothing"],
+)
+async def test_the_window_is_a_short_index_range(
+    full: Connection, generic: bool, where: str, patterns: list[str], taken: int
+) -> None:
+    low, high = await ends(full)
+    after = {"first": low, "middle": (low + high) // 2, "head": high}[where]
+    found = big(await scans(full, WINDOW, READER.types, window_of(after, patterns), generic=generic))
+    assert read_whole(found) == []
+    # One row more in each day: a merge looks at the next of every partition before it stops.
+    assert sum(scan.rows for scan in of(found, "outbox")) <= SPAN + DAYS
+    assert all("offset" in (scan.index or "offset") for scan in of(found, "outbox"))
+    expected = 0 if where == "head" else taken
+    assert sum(scan.rows for scan in of(found, "half")) == expected
+    assert all("pkey" in (scan.index or "") for scan in of(found, "half"))
+
+
+@BOTH
+async def test_a_header_filter_reads_half_by_key_and_only_in_the_messages_own_day(
+    full: Connection, generic: bool
+) -> None:
+    low, _ = await ends(full)
+    arguments = window_of(low, ["order"], '{"region": "eu"}')
+    found = big(await scans(full, WINDOW, READER.types, arguments, generic=generic))
+    assert read_whole(found) == []
+    assert sum(scan.rows for scan in of(found, "half")) == SPAN
+    days = await full.fetch(
+        'select transaction_id from outbox where "offset" > $1 order by "offset" limit $2', low, SPAN
+    )
+    assert {s.table for s in of(found, "half")} == {partition_name("half", id_day(row[0])) for row in days}
+
+
+@BOTH
+async def test_a_taker_looks_up_what_was_settled_by_key(full: Connection, generic: bool) -> None:
+    low, _ = await ends(full)
+    await full.execute(
+        """insert into receipt select transaction_id, 0, 1, "offset", 'delivered', 1, now(), 1, 200, null, now(), 0
+           from outbox"""
+    )
+    await full.execute("analyze receipt")
+    arguments = window_of(low, ["order"], settled_to=NEWEST)
+    found = big(await scans(full, WINDOW, READER.types, arguments, generic=generic))
+    assert read_whole(found) == []
+    assert sum(scan.rows for scan in of(found, "receipt")) <= SPAN
+    assert sum(scan.rows for scan in of(found, "half")) == 0
+
+
+@BOTH
+async def test_a_settle_touches_its_own_rows(full: Connection, generic: bool) -> None:
+    ids = [row[0] for row in await full.fetch('select transaction_id from outbox order by "offset" limit 64')]
+    await full.execute("insert into lease values ('relay:1:1:0', 'one', 1, now())")
+    await full.execute(
+        'insert into checkpoint (subscription_id, shards, shard, "offset", moved_at) values (1, 1, 0, 0, now())'
+    )
+    await full.execute(
+        'insert into delivery_retry (subscription_id, transaction_id, position, "offset", topic, attempts, first_at, '
+        "due_at) select n % 50, gen_random_uuid(), 0, n, 'order', 1, now(), now() from generate_series(1, 20000) n"
+    )
+    await full.execute("analyze delivery_retry")
+    now, count = datetime.now(UTC), len(ids)
+    streams = STREAMS.arrays([Batch(Lease("relay:1:1:0", "one", 1), 1, 0, 1, 0, 7, "http://x", [])])
+    message: dict[str, list[Any]] = {
+        "n": [1] * count,
+        "transaction_id": ids,
+        "position": [0] * count,
+        "offset": list(range(count)),
+        "first_at": [now] * count,
+        "digest": [b"x"] * count,
+        "status": [1] * count,
+        "duration_ms": [1] * count,
+    }
+    outcome: dict[str, list[Any]] = message | {
+        "topic": ["order"] * count,
+        "key": [None] * count,
+        "claim": [None] * count,
+        "result": ["delivered", "retry", "dead", "note"] * (count // 4),
+        "attempts": [1] * count,
+        "due_at": [now] * count,
+        "what": ["failed"] * count,
+        "error": ["x"] * count,
+        "response": ["x"] * count,
+        "reason": ["x"] * count,
+        "at": [now] * count,
+    }
+    columns = [*(outcome[name] for name in OUTCOMES.names), *(message[name] for name in FIRST_TRIES.names)]
+    types = ["text", "timestamptz", *STREAMS.types, *OUTCOMES.types, *FIRST_TRIES.types]
+    arguments = ["one", now, *streams, *columns]
+    found = await scans(full, SETTLE, types, arguments, generic=generic)
+    assert big(found) == []
+    retries = [scan for scan in found if scan.table == "delivery_retry"]
+    assert sum(scan.rows for scan in retries) <= 2 * count
+
+
+@BOTH
+@pytest.mark.parametrize("ordered", [False, True])
+async def test_due_retries_are_a_short_range_and_their_messages_keyed_reads(
+    full: Connection, generic: bool, ordered: bool
+) -> None:
+    await full.execute(
+        """insert into delivery_retry (subscription_id, transaction_id, position, "offset", topic, key, attempts,
+             first_at, due_at)
+           select 1 + n % 20, transaction_id, 0, "offset", topic, 'k' || n, 1, now(), now() + n * interval '1 s'
+           from (select *, row_number() over (order by "offset") as n from outbox) o"""
+    )
+    await full.execute("analyze delivery_retry")
+    at = await full.fetchval("select now() + interval '20 s'")
+    ids = list(range(1, 21))
+    flags: list[Any] = [[ordered] * 20, [False] * 20]
+    arguments: list[Any] = [ids, [0] * 20, [1] * 20, [0] * 20, [32] * 20, *flags, at, at]
+    types = [*["int[]"] * 5, "bool[]", "bool[]", "timestamptz", "timestamptz"]
+    found = await scans(full, CLAIM_RETRIES, types, arguments, generic=generic)
+    assert read_whole(found) == []
+    assert sum(scan.rows for scan in of(found, "half")) == 20
+    assert sum(scan.rows for scan in of(found, "outbox")) == 20
+
+
+@BOTH
+@pytest.mark.parametrize("statement", [LOG_HEAD, LATEST, EARLIEST])
+async def test_the_ends_of_the_log_are_one_probe_a_day(full: Connection, generic: bool, statement: str) -> None:
+    found = big(await scans(full, statement, ["int"], [0], generic=generic))
+    assert {scan.node for scan in found} == {"Index Only Scan"}
+    assert sum(scan.rows for scan in found) <= DAYS + 1
+
+
+@BOTH
+async def test_a_time_is_found_by_halving(full: Connection, generic: bool) -> None:
+    at = await full.fetchval("select min(committed_at) + (max(committed_at) - min(committed_at)) / 2 from outbox")
+    found = big(await scans(full, SINCE, ["timestamptz"], [at], generic=generic))
+    assert read_whole(found) == []
+    assert sum(scan.rows for scan in found) <= 20 * (DAYS + 1)
+
+
+@BOTH
+async def test_standing_and_places_read_their_own_ranges(full: Connection, generic: bool) -> None:
+    low, _ = await ends(full)
+    at = await full.fetchval("select now()")
+    await full.execute(
+        'insert into checkpoint (subscription_id, shards, shard, "offset", moved_at) '
+        "select n, 1, 0, $1, now() from generate_series(1, 9) n",
+        low,
+    )
+    await full.execute(
+        """insert into receipt select transaction_id, 0, 1 + "offset" % 9, "offset", 'delivered', 1, now(), 1, 200,
+           null, now(), 0 from outbox"""
+    )
+    await full.execute("analyze receipt")
+    places: list[Any] = [[1, 2], [1, 1], [0, 0], [0, 0]]
+    found = big(await scans(full, START_POSITIONS, ["int[]"] * 4, places, generic=generic))
+    assert read_whole(found) == []
+    arguments: list[Any] = [1, ["order"], None, 100, True, at]
+    kinds = ["int", "text[]", "text[]", "int", "bool", "timestamptz"]
+    found = big(await scans(full, LAG, kinds, arguments, generic=generic))
+    assert read_whole(found) == []
+    assert sum(scan.rows for scan in of(found, "outbox")) <= 100 + DAYS
+
+
+@BOTH
+async def test_topics_and_resting_subscriptions_are_short_ranges(full: Connection, generic: bool) -> None:
+    low, high = await ends(full)
+    found = big(await scans(full, TOPICS_AFTER, ["bigint", "int"], [(low + high) // 2, 500], generic=generic))
+    assert read_whole(found) == []
+    assert sum(scan.rows for scan in of(found, "outbox")) <= 500 + DAYS
+    await full.execute(
+        """insert into subscription (name, topics, destination, secrets, start, max_in_flight, timeout_s, retry, state,
+             created_at, updated_at, started_after, matches_since)
+           values ('mailer', '{order}', '{}', '[]', '{}', 1, 1, '{}', 'paused', now(), now(), 0, now())"""
+    )
+    await full.execute(
+        'insert into checkpoint (subscription_id, shards, shard, "offset", moved_at) '
+        "select subscription_id, 1, 0, $1, now() from subscription",
+        (low + high) // 2,
+    )
+    found = big(await scans(full, INACTIVE, ["int"], [0], generic=generic))
+    assert read_whole(found) == []
+    assert sum(scan.rows for scan in of(found, "outbox")) <= 2 * (DAYS + 1)

@@ -1,0 +1,59 @@
+"""The pace of a subscription at work: batches, retries and shards share it."""
+
+from collections.abc import AsyncIterator
+from time import monotonic
+
+import httpx
+import pytest
+from aiohttp import web
+
+from app.database.connection import Connection
+from app.policy.rate_limiter import CATCH_UP_S
+from app.relay.loop import Relay
+from app.runtime.state import Runtime
+from tests.support.check_responder import Call, Responder
+from tests.support.relay_stepping import order, publish, subscribe, turn_until
+
+
+@pytest.fixture
+async def relay(runtime: Runtime, group: str) -> AsyncIterator[Relay]:
+    made = Relay(runtime)
+    yield made
+    await made.drain(runtime)
+
+
+@pytest.mark.parametrize("shards", [1, 3])
+async def test_no_span_has_more_than_its_share(
+    client: httpx.AsyncClient, runtime: Runtime, relay: Relay, db: Connection, shards: int
+) -> None:
+    came: list[float] = []
+
+    async def note(call: Call) -> web.Response:
+        came.append(monotonic())
+        return web.Response()
+
+    rate = 60.0
+    async with Responder(note) as receiver:
+        await subscribe(client, receiver, rate_per_s=rate, shards=shards)
+        await publish(client, *(order(number) for number in range(90)))
+        await turn_until(relay, runtime, lambda: db.fetchval("select count(*) = 90 from receipt"))
+    # Measured where they arrive, which may lag behind where they were let go; a moment's grace for that.
+    for first, begin in enumerate(came):
+        for last in range(first + 1, len(came)):
+            allowed = rate * (came[last] - begin + CATCH_UP_S + 0.25) + shards
+            assert last - first + 1 <= allowed
+
+
+async def test_retries_are_paced_as_well(
+    client: httpx.AsyncClient, runtime: Runtime, relay: Relay, db: Connection
+) -> None:
+    async with Responder(status=500) as receiver:
+        await subscribe(client, receiver, rate_per_s=4.0, retry=[10] * 5)
+        await publish(client, *(order(number) for number in range(4)))
+        await turn_until(relay, runtime, lambda: db.fetchval("select count(*) = 4 from delivery_retry"))
+        receiver.status = 200
+        runtime.clock.offset_s += 12
+        began = monotonic()
+        await turn_until(relay, runtime, lambda: db.fetchval("select count(*) = 4 from receipt"))
+        assert monotonic() - began >= 3 / 4.0 - CATCH_UP_S - 0.05
+    assert len(receiver.calls) == 8

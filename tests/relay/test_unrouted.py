@@ -1,0 +1,61 @@
+"""Messages without a subscription are counted once, by one process, and resting subscriptions show their lag."""
+
+import httpx
+
+from app.database.connection import Connection
+from app.relay.unrouted import Routing, unrouted_of
+from app.runtime.state import Runtime
+from app.topic_patterns import TopicPatterns
+from tests.support.check_responder import Responder
+from tests.support.relay_stepping import order, publish, subscribe
+
+
+def shown(runtime: Runtime, name: str) -> float:
+    line = next(line for line in runtime.metrics.exposition().decode().splitlines() if line.startswith(name))
+    return float(line.rpartition(" ")[2])
+
+
+def test_a_topic_is_routed_by_its_name_or_beginning() -> None:
+    counts = {"order": 1, "orders": 2, "billing.eu": 4, "billing": 8}
+    assert unrouted_of(counts, TopicPatterns([])) == 15
+    assert unrouted_of(counts, TopicPatterns(["order", "billing.*"])) == 10
+    assert unrouted_of(counts, TopicPatterns(["order*"])) == 12
+    assert unrouted_of(counts, TopicPatterns(["*"])) == 0
+    assert unrouted_of({"halfnote.delivery.dead": 16}, TopicPatterns(["order"])) == 0
+
+
+async def test_unrouted_messages_are_counted_by_one_process(
+    client: httpx.AsyncClient, runtime: Runtime, group: str
+) -> None:
+    first, second = Routing(), Routing()
+    await publish(client, {"topic": "ordre", "body": 0})
+    await first.step(runtime, runtime.clock.now())
+    async with Responder() as receiver:
+        await subscribe(client, receiver)
+        await publish(client, order(1), {"topic": "ordre", "body": 1}, {"topic": "odrer", "body": 1})
+    runtime.owner, owner = "another", runtime.owner
+    assert (await second.step(runtime, runtime.clock.now())).done == 0
+    runtime.owner = owner
+    assert (await first.step(runtime, runtime.clock.now())).done == 2
+    assert (await first.step(runtime, runtime.clock.now())).done == 0
+    assert shown(runtime, "halfnote_unrouted_messages") == 2
+    await first.drain(runtime)
+    runtime.owner = "another"
+    await publish(client, {"topic": "ordre", "body": 1})
+    assert (await second.step(runtime, runtime.clock.now())).done == 0
+    await publish(client, {"topic": "ordre", "body": 1})
+    assert (await second.step(runtime, runtime.clock.now())).done == 1
+
+
+async def test_a_paused_subscription_shows_the_lag_of_its_slowest_shard(
+    client: httpx.AsyncClient, runtime: Runtime, db: Connection, group: str
+) -> None:
+    async with Responder() as receiver:
+        await subscribe(client, receiver, shards=3)
+    await client.post("/subscriptions/mailer/pause")
+    sent = await publish(client, order(1), order(2))
+    await db.execute('update checkpoint set "offset" = $1 where shard <> 1', sent[-1])
+    runtime.clock.offset_s += 30
+    await Routing().step(runtime, runtime.clock.now())
+    assert shown(runtime, "halfnote_relay_lag_messages{") == 2
+    assert shown(runtime, "halfnote_relay_lag_seconds{") >= 30

@@ -1,0 +1,85 @@
+"""Who is woken by a publication: relays that take its topic, here at once and elsewhere by NOTIFY."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack
+
+import httpx
+import pytest
+
+from app.config import Settings
+from app.database.notifier import PAYLOAD_MAX_BYTES
+from app.lifecycle.startup import assemble
+from app.relay.loop import Relay
+from app.relay.wakeups import RelayWakeups
+from app.runtime.state import Runtime
+from app.topic_patterns import TopicPatterns
+from tests.support.check_responder import Responder
+from tests.support.relay_stepping import order, publish, subscribe
+
+
+@pytest.fixture
+async def other(settings: Settings, dsn: str) -> AsyncIterator[Runtime]:
+    """A second process over the same database."""
+    async with AsyncExitStack() as stack:
+        yield await assemble(settings, dsn, stack)
+
+
+def test_an_interest_is_in_names_and_in_beginnings() -> None:
+    interest = TopicPatterns(["order", "billing.*", "order"])
+    assert interest.match_any(["order"])
+    assert interest.match_any(["parcel", "billing.late"])
+    assert not interest.match_any(["orders", "billing"])
+    assert not interest.match_any([])
+    assert not TopicPatterns([]).match_any(["order"])
+    assert TopicPatterns(["*"]).match_any(["order"])
+
+
+async def test_reserved_topics_wake_no_relay_that_does_not_match_them(runtime: Runtime) -> None:
+    for patterns, woken in ((["*"], False), (["half*"], False), (["halfnote.*"], True), (["halfnote.finding"], True)):
+        runtime.wake_ups.relay.clear()
+        runtime.wake_ups.interest = TopicPatterns(patterns)
+        runtime.wake_ups.published(["halfnote.finding"])
+        assert runtime.wake_ups.relay.is_set() == woken, patterns
+
+
+async def test_only_what_its_streams_take_wakes_a_relay(
+    client: httpx.AsyncClient, runtime: Runtime, group: str
+) -> None:
+    async with Responder() as receiver:
+        await subscribe(client, receiver, topics=["order", "billing.*"])
+        relay = Relay(runtime)
+        woken = RelayWakeups(relay)
+        await woken.step(runtime, runtime.clock.now())
+        # The streams are new: it looks once more, for what came while they opened.
+        assert runtime.wake_ups.relay.is_set()
+        runtime.wake_ups.relay.clear()
+        await woken.step(runtime, runtime.clock.now())
+        assert not runtime.wake_ups.relay.is_set()
+        await publish(client, {"topic": "parcel", "body": 1})
+        assert not runtime.wake_ups.relay.is_set()
+        await publish(client, {"topic": "billing.late", "body": 1})
+        assert runtime.wake_ups.relay.is_set()
+        runtime.wake_ups.relay.clear()
+        await publish(client, order(1))
+        assert runtime.wake_ups.relay.is_set()
+        await relay.drain(runtime)
+
+
+async def test_a_notify_says_topics_and_wakes_who_takes_them(runtime: Runtime, other: Runtime) -> None:
+    await other.wake_ups.listen()
+    other.wake_ups.relay.clear()
+    other.wake_ups.interest = TopicPatterns(["order"])
+    runtime.wake_ups.published(["parcel", "billing.late"])
+    assert await runtime.wake_ups.tell()
+    # A round trip on the listening session: by its end it has heard what was told before.
+    await other.wake_ups.listen()
+    assert not other.wake_ups.relay.is_set()
+    many = [f"topic-{n}" for n in range(PAYLOAD_MAX_BYTES // 6)]
+    for topics in (["parcel", "order"], many, None):
+        runtime.wake_ups.published(topics)
+        assert await runtime.wake_ups.tell()
+        async with asyncio.timeout(10):
+            await other.wake_ups.relay.wait()
+        other.wake_ups.relay.clear()
+    assert not await runtime.wake_ups.tell()

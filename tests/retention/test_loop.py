@@ -1,0 +1,660 @@
+"""Upkeep: which days are made, which may leave, what holds the others, and that upkeep blocks no request."""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Coroutine
+from contextlib import asynccontextmanager
+from datetime import UTC, date, datetime, timedelta
+from typing import Any
+
+import httpx
+import pytest
+from structlog.testing import capture_logs
+
+from app.database.connection import Connection, connect
+from app.ids import uuid7
+from app.retention import loop as retention_loop
+from app.runtime.loop_runner import StepResult
+from app.runtime.state import Runtime
+from app.store.retention import day_blockers, days, partitions
+from tests.support.days import (
+    ORDER,
+    all_delivered,
+    go_to,
+    long_ago,
+    lowest,
+    park,
+    partitions_of,
+    post_end,
+    post_half,
+    post_transaction,
+    subscribe,
+)
+
+pytestmark = pytest.mark.usefixtures("group")
+
+# Long enough for any machine, and far less than a request behind a held lock would wait.
+PROMPTLY_S = 20
+THEN = long_ago(10)
+DAY = THEN.date()
+# Past retention (7 days), not past the longest one (45 days).
+NOW = THEN + timedelta(days=9)
+AT_LAST = THEN + timedelta(days=46)
+
+
+@pytest.fixture
+async def then(runtime: Runtime, db: Connection) -> datetime:
+    """A time in a day that is to leave; the service's clock stands there."""
+    await go_to(runtime, db, THEN)
+    # The day before has nothing in it; without it a test has one day to look at.
+    await db.execute("update day set state = 'gone' where day = $1", DAY - timedelta(days=1))
+    return THEN
+
+
+async def day_row(db: Connection, day: date = DAY) -> days.Day:
+    return {row.day: row for row in await days.days(db)}[day]
+
+
+@asynccontextmanager
+async def reading(dsn: str, statement: str = "select count(*) from half") -> AsyncIterator[Connection]:
+    """A database transaction that has read and keeps its snapshot."""
+    connection = await connect(dsn)
+    try:
+        async with connection.transaction(isolation="repeatable_read"):
+            await connection.fetchval(statement)
+            yield connection
+    finally:
+        await connection.close()
+
+
+async def test_days_are_made_ahead_across_midnight(runtime: Runtime, db: Connection) -> None:
+    # The tests' databases begin with seven days ahead.
+    last = long_ago(-3) + timedelta(hours=12, seconds=-1)
+    assert (await retention_loop.step(runtime, last)).done == 3
+    assert (await retention_loop.step(runtime, last)).done == 0
+    newest = last.date() + timedelta(days=8)
+    assert await partitions_of(db, newest) == {}
+    assert (await retention_loop.step(runtime, last + timedelta(seconds=1))).done == 1
+    made = await partitions_of(db, newest)
+    assert len(made) == 5
+    assert all(made.values())
+
+
+async def test_settled_day_leaves(client: httpx.AsyncClient, runtime: Runtime, db: Connection, then: datetime) -> None:
+    committed = await post_transaction(client, ORDER, ORDER)
+    await post_transaction(client, verdict="rollback")
+    await subscribe(db, "billing", "order")
+    await all_delivered(db)
+    await retention_loop.step(runtime, then + timedelta(days=7))
+    assert len(await partitions_of(db, DAY)) == 5
+    with capture_logs() as lines:
+        await retention_loop.step(runtime, NOW)
+    assert await partitions_of(db, DAY) == {}
+    row = await day_row(db)
+    assert (row.state, row.held, row.decided) == ("gone", [], True)
+    assert next(line for line in lines if line["event"] == "day_left") == {
+        "event": "day_left",
+        "log_level": "info",
+        "day": DAY.isoformat(),
+        "halves": 2,
+        "ops": 2,
+        "published": 2,
+    }
+    late = await post_end(client, committed)
+    assert late.status_code == 410
+    assert late.json()["archive"] is None
+    runtime.clock.fixed = None
+    await post_transaction(client)
+
+
+async def test_retention_is_counted_from_the_end_of_the_day(
+    client: httpx.AsyncClient, runtime: Runtime, db: Connection, then: datetime
+) -> None:
+    end = retention_loop.ended(await day_row(db))
+    assert end == THEN + timedelta(hours=12)
+    await retention_loop.step(runtime, end + timedelta(days=7, seconds=-1))
+    assert len(await partitions_of(db, DAY)) == 5
+    await retention_loop.step(runtime, end + timedelta(days=7))
+    assert await partitions_of(db, DAY) == {}
+
+
+@pytest.mark.parametrize(("parked", "cause"), [(True, "parked"), (False, "in_doubt")])
+async def test_undecided_transaction_holds_its_day(
+    client: httpx.AsyncClient, runtime: Runtime, db: Connection, then: datetime, parked: bool, cause: str
+) -> None:
+    transaction_id = await post_half(client)
+    if parked:
+        await park(db, transaction_id)
+    with capture_logs() as lines:
+        await retention_loop.step(runtime, NOW)
+        await retention_loop.step(runtime, NOW)
+    row = await day_row(db)
+    assert (row.state, row.held, row.decided) == ("open", [cause], False)
+    assert [line["causes"] for line in lines if line["event"] == "day_held"] == [[cause]]
+    assert (await post_end(client, transaction_id)).status_code == 200
+    await retention_loop.step(runtime, NOW)
+    assert (await day_row(db)).state == "gone"
+    assert await db.fetchval("select count(*) from check_back") == 0
+
+
+async def test_stale_check_back_row_holds_nothing(
+    client: httpx.AsyncClient, runtime: Runtime, db: Connection, then: datetime
+) -> None:
+    await park(db, await post_transaction(client, verdict="rollback"))
+    await retention_loop.step(runtime, NOW)
+    assert (await day_row(db)).state == "gone"
+
+
+@pytest.mark.parametrize("state", ["active", "paused", "disabled"])
+async def test_undelivered_message_holds_its_day(
+    client: httpx.AsyncClient, runtime: Runtime, db: Connection, then: datetime, state: str
+) -> None:
+    await post_transaction(client)
+    await subscribe(db, "billing", "ord*", state=state)
+    await subscribe(db, "stock", "stock")
+    await subscribe(db, "vip", "order", filters=json.dumps({"headers": {"vip": "no"}}))
+    await subscribe(db, "returns", "order", filters=json.dumps({"tags": ["returned"]}))
+    await retention_loop.step(runtime, NOW)
+    row = await day_row(db)
+    assert (row.state, row.held, row.decided) == ("open", ["undelivered:billing"], True)
+    await all_delivered(db)
+    await retention_loop.step(runtime, NOW)
+    assert (await day_row(db)).state == "gone"
+
+
+async def test_receipt_ahead_of_the_checkpoint_is_a_delivery(
+    client: httpx.AsyncClient, runtime: Runtime, db: Connection, then: datetime
+) -> None:
+    transaction_id = await post_transaction(client)
+    await write_receipt(db, transaction_id, await subscribe(db, "billing", "order"))
+    await retention_loop.step(runtime, NOW)
+    assert (await day_row(db)).state == "gone"
+
+
+async def test_retry_holds_its_day(client: httpx.AsyncClient, runtime: Runtime, db: Connection, then: datetime) -> None:
+    transaction_id = await post_transaction(client)
+    subscription_id = await subscribe(db, "billing", "order")
+    await write_retry(db, transaction_id, subscription_id)
+    await all_delivered(db)
+    await retention_loop.step(runtime, NOW)
+    assert (await day_row(db)).held == ["undelivered:billing"]
+    await db.execute("delete from delivery_retry")
+    await retention_loop.step(runtime, NOW)
+    assert (await day_row(db)).state == "gone"
+
+
+async def test_day_leaves_at_the_longest_retention_whatever_holds_it(
+    client: httpx.AsyncClient, runtime: Runtime, db: Connection, then: datetime
+) -> None:
+    parked = await post_half(client)
+    await park(db, parked)
+    waiting = await post_transaction(client, ORDER, {"topic": "stock", "body": 1})
+    tried = await post_transaction(client)
+    delivered = await post_transaction(client)
+    billing = await subscribe(db, "billing", "order")
+    await write_retry(db, tried, billing)
+    await write_receipt(db, delivered, billing)
+    await retention_loop.step(runtime, NOW)
+    assert (await day_row(db)).held == ["parked", "undelivered:billing"]
+    with capture_logs() as lines:
+        await retention_loop.step(runtime, AT_LAST)
+    assert (await day_row(db)).state == "gone"
+    dead = await db.fetch("select * from dead_letter order by attempts")
+    assert [(str(row["transaction_id"]), row["reason"], row["attempts"]) for row in dead] == [
+        (waiting, "day_left", 0),
+        (tried, "day_left", 3),
+    ]
+    assert dead[0]["body"] == b'{"order":1030}'
+    assert (dead[0]["producer_group"], dead[0]["topic"], dead[0]["tag"]) == ("shop", "order", "created")
+    assert (dead[0]["content_type"], json.loads(dead[0]["headers"])) == ("application/json", {"vip": "yes"})
+    assert dead[0]["committed_at"] is not None
+    assert dead[1]["error"] == "timed out"
+    assert await db.fetchval("select (select count(*) from delivery_retry) + (select count(*) from check_back)") == 0
+    by_event = {line["event"]: line for line in lines}
+    assert by_event["day_left_undecided"]["some"] == [f"shop/{parked}"]
+    assert by_event["day_left_undelivered"]["messages"] == 2
+    assert exposed(runtime, "halfnote_left_undecided_total") == 1
+    assert exposed(runtime, 'halfnote_left_undelivered_total{subscription="billing"}') == 2
+
+
+async def test_commit_and_delivery_during_the_close_are_accounted_for(
+    client: httpx.AsyncClient, runtime: Runtime, db: Connection, dsn: str, then: datetime
+) -> None:
+    """A verdict that comes after the burial but before the close, and a delivery confirmed meanwhile."""
+    late = await post_half(client)
+    confirmed = await post_transaction(client)
+    billing = await subscribe(db, "billing", "order")
+    async with reading(dsn):
+        # The reader keeps the day from being proved, as a slow database transaction would.
+        await retention_loop.step(runtime, AT_LAST)
+    assert (await day_row(db)).state == "archiving"
+    # As if both were under way when the day was closed; the relay passes over a closed day and moves its checkpoint.
+    await db.execute("update day set state = 'open'")
+    runtime.clock.fixed = AT_LAST
+    assert (await post_end(client, late)).status_code == 200
+    await write_receipt(db, confirmed, billing)
+    await db.execute("update day set state = 'archiving', changed_at = now() where day = $1", DAY)
+    await all_delivered(db)
+    await retention_loop.step(runtime, AT_LAST)
+    assert (await day_row(db)).state == "gone"
+    assert [str(row[0]) for row in await db.fetch("select transaction_id from dead_letter")] == [late]
+
+
+async def test_dead_letter_outlives_its_day_with_its_body(
+    client: httpx.AsyncClient, runtime: Runtime, db: Connection, then: datetime
+) -> None:
+    transaction_id = await post_transaction(client)
+    billing = await subscribe(db, "billing", "order")
+    await db.execute(
+        'insert into dead_letter (subscription_id, transaction_id, position, "offset", topic, attempts, reason, '
+        "died_at) values ($1, $2, 0, 1, 'order', 5, 'retries_exhausted', now())",
+        billing,
+        transaction_id,
+    )
+    await retention_loop.step(runtime, NOW)
+    assert (await day_row(db)).state == "gone"
+    row = await db.fetchrow("select * from dead_letter")
+    assert row is not None
+    assert (row["reason"], row["body"], row["producer_group"]) == ("retries_exhausted", b'{"order":1030}', "shop")
+
+
+async def test_day_is_decided_only_when_nobody_may_still_write_in_it(
+    runtime: Runtime, db: Connection, dsn: str
+) -> None:
+    tomorrow = datetime.now(UTC).date() + timedelta(days=1)
+    end = retention_loop.ended(await day_row(db, tomorrow))
+    later = end + timedelta(seconds=runtime.settings.id_skew_s) + retention_loop.WRITTEN_LATER
+    await retention_loop.mark_decided(db, runtime.settings, later - timedelta(seconds=1))
+    assert not (await day_row(db, tomorrow)).decided
+    async with reading(dsn):
+        await retention_loop.mark_decided(db, runtime.settings, later)
+        assert not (await day_row(db, tomorrow)).decided
+    await retention_loop.mark_decided(db, runtime.settings, later)
+    assert (await day_row(db, tomorrow)).decided
+
+
+async def test_day_with_an_undecided_half_is_not_decided(
+    client: httpx.AsyncClient, runtime: Runtime, db: Connection, then: datetime
+) -> None:
+    transaction_id = await post_half(client)
+    await post_transaction(client)
+    await retention_loop.mark_decided(db, runtime.settings, THEN + timedelta(days=1))
+    assert not (await day_row(db)).decided
+    await post_end(client, transaction_id, "rollback")
+    await retention_loop.mark_decided(db, runtime.settings, THEN + timedelta(days=1))
+    assert (await day_row(db)).decided
+
+
+async def test_day_that_is_not_over_after_all_is_opened_again(
+    client: httpx.AsyncClient, runtime: Runtime, db: Connection, then: datetime
+) -> None:
+    transaction_id = await post_half(client)
+    # As if the half had been invisible when the day was looked at.
+    await db.execute("update day set state = 'archiving', decided = true where day = $1", DAY)
+    assert (await post_end(client, transaction_id)).status_code == 410
+    await retention_loop.step(runtime, NOW)
+    row = await day_row(db)
+    assert (row.state, row.decided, row.held) == ("open", False, ["in_doubt"])
+    assert (await post_end(client, transaction_id)).status_code == 200
+
+
+async def test_snapshots_older_than_the_close_are_seen(runtime: Runtime, db: Connection, dsn: str) -> None:
+    day = (await days.days(db))[0]
+
+    async def come_to(count: int) -> None:
+        """Beside a new reader, in time: a snapshot's xmin is the oldest database transaction that is open in the whole
+        server, so that one in another test's database makes a new reader look old while it lasts."""
+        async with asyncio.timeout(30):
+            while True:
+                async with reading(dsn):
+                    if await day_blockers.older_snapshots(db, day.day) == count:
+                        return
+                await asyncio.sleep(0.02)
+
+    async with reading(dsn):
+        await days.close_day(db, day.day, NOW)
+        assert await day_blockers.older_snapshots(db, day.day) == 1
+        await come_to(1)
+    await come_to(0)
+
+
+async def test_no_request_waits_while_a_reader_holds_up_a_leaving_day(
+    client: httpx.AsyncClient, runtime: Runtime, db: Connection, dsn: str, then: datetime
+) -> None:
+    """A REPEATABLE READ transaction that has read every table, an old day on its way out, new days attached."""
+    await post_transaction(client)
+    runtime.clock.fixed = None
+    async with reading(
+        dsn, "select count(*) from half h left join op o using (transaction_id), outbox, receipt, attempt"
+    ):
+        await beside(client, retention_loop.step(runtime, NOW))
+        row = await day_row(db)
+        assert (row.state, row.held) == ("archiving", ["reader"])
+        await beside(client, retention_loop.step(runtime, long_ago(-4)))
+        assert len(await partitions_of(db, long_ago(-11).date())) == 5
+        # As by a reader that came a moment after upkeep had looked for one; here nothing ends the wait.
+        for finalize in (False, True):
+            async with waiting_to_detach(dsn, finalize=finalize):
+                async with asyncio.timeout(PROMPTLY_S):
+                    for _ in range(20):
+                        await post_transaction(client)
+            assert await partitions.standing(db, "outbox", DAY) == "detaching"
+    await retention_loop.step(runtime, NOW)
+    assert (await day_row(db)).state == "gone"
+    assert await partitions_of(db, DAY) == {}
+
+
+async def beside(client: httpx.AsyncClient, step: Coroutine[Any, Any, StepResult]) -> None:
+    """Post transactions for as long as a step takes; none may wait."""
+    turning = asyncio.create_task(step)
+    async with asyncio.timeout(PROMPTLY_S):
+        while not turning.done():
+            await post_transaction(client)
+    await turning
+
+
+@asynccontextmanager
+async def waiting_to_detach(dsn: str, *, finalize: bool) -> AsyncIterator[None]:
+    """A session that waits for a reader before it can detach the day's outbox, until it is interrupted."""
+    connection = await connect(dsn)
+    detaching = asyncio.create_task(partitions.detach(connection, "outbox", DAY, finalize=finalize))
+    watcher = await connect(dsn)
+    try:
+        async with asyncio.timeout(PROMPTLY_S):
+            while not await watcher.fetchval(
+                "select exists (select from pg_stat_activity where pid = $1 and wait_event_type = 'Lock')",
+                connection.get_server_pid(),
+            ):
+                assert not detaching.done()
+        yield
+        assert not detaching.done()
+    finally:
+        detaching.cancel()
+        await asyncio.wait([detaching])
+        await connection.close()
+        await watcher.close()
+
+
+@pytest.mark.parametrize("fault", ["stray op", "unpublished message", "ghost message"])
+async def test_day_that_contradicts_itself_stays_for_a_person(
+    client: httpx.AsyncClient, runtime: Runtime, db: Connection, then: datetime, fault: str
+) -> None:
+    await post_transaction(client)
+    stray = uuid7(THEN)
+    if fault == "stray op":
+        await db.execute("insert into op values ($1, 2, 0, null, null, now())", stray)
+    elif fault == "unpublished message":
+        await db.execute("delete from outbox")
+    else:
+        await db.execute(
+            'insert into outbox (transaction_id, position, "offset", topic, committed_at) '
+            "values ($1, 0, 99, 'x', now())",
+            stray,
+        )
+    await retention_loop.step(runtime, NOW)
+    with capture_logs() as lines:
+        await retention_loop.step(runtime, AT_LAST)
+    row = await day_row(db)
+    assert (row.state, row.held) == ("archiving", ["manifest"])
+    assert await partitions_of(db, DAY) == {
+        f"{table}_{DAY:%Y%m%d}": False for table in ("half", "op", "outbox", "receipt", "attempt")
+    }
+    assert [line["log_level"] for line in lines if line["event"] == "day_unsound"] == ["error"]
+
+
+async def test_tables_are_dropped_together_once_nobody_reads_them(
+    client: httpx.AsyncClient, runtime: Runtime, db: Connection, dsn: str, then: datetime
+) -> None:
+    await post_transaction(client)
+    await db.execute("update day set state = 'archiving', decided = true where day = $1", DAY)
+    for table in partitions.DETACHED:
+        await partitions.detach(db, table, DAY, finalize=False)
+    async with reading(dsn, f"select count(*) from attempt_{DAY:%Y%m%d}"):
+        await retention_loop.step(runtime, NOW)
+        assert len(await partitions_of(db, DAY)) == 5
+        assert (await day_row(db)).held == ["reader"]
+    await retention_loop.step(runtime, NOW)
+    assert await partitions_of(db, DAY) == {}
+
+
+async def test_one_replica_does_upkeep(runtime: Runtime, db: Connection) -> None:
+    far = long_ago(-5)
+    assert await days.take_upkeep(db)
+    assert await retention_loop.step(runtime, far) == StepResult()
+    await db.execute("select pg_advisory_unlock_all()")
+    assert (await retention_loop.step(runtime, far)).done == 5
+
+
+async def test_rows_of_a_deleted_subscription_are_cleared(
+    client: httpx.AsyncClient, runtime: Runtime, db: Connection
+) -> None:
+    transaction_id = await post_transaction(client)
+    for name, deleted_at in (("gone", datetime.now(UTC)), ("kept", None)):
+        subscription_id = await subscribe(db, name, "order", deleted_at=deleted_at)
+        await write_retry(db, transaction_id, subscription_id)
+        await db.execute(
+            'insert into dead_letter (subscription_id, transaction_id, position, "offset", topic, attempts, reason, '
+            "died_at) values ($1, $2, 1, 1, 'order', 5, 'refused', now())",
+            subscription_id,
+            transaction_id,
+        )
+        await write_replay(db, subscription_id)
+        for shard in range(2):
+            await db.execute(
+                "insert into lease values ($1, 'me', 1, now() - interval '1 hour')",
+                f"relay:{subscription_id}:2:{shard}",
+            )
+    await retention_loop.step(runtime, runtime.clock.now())
+    for table in ("checkpoint", "delivery_retry", "dead_letter", "replay"):
+        assert await db.fetch(f"select name from {table} join subscription using (subscription_id)") == [("kept",)]
+    kept = [f"relay:{subscription_id}:2:{shard}" for shard in range(2)]
+    assert [row["name"] for row in await db.fetch("select name from lease order by name")] == kept
+
+
+async def test_a_deleted_subscriptions_leases_are_not_taken_for_anothers(runtime: Runtime, db: Connection) -> None:
+    gone = await subscribe(db, "gone", "order", deleted_at=datetime.now(UTC))
+    for name in (f"relay:{gone}:1:0", f"relay:{gone}1:1:0", "relay-worker:me"):
+        await db.execute("insert into lease values ($1, 'me', 1, now() - interval '1 hour')", name)
+    await db.execute("insert into lease values ($1, 'me', 1, now() + interval '1 hour')", f"relay:{gone}:2:0")
+    await retention_loop.step(runtime, runtime.clock.now())
+    left = {row["name"] for row in await db.fetch("select name from lease")}
+    assert left == {f"relay:{gone}1:1:0", "relay-worker:me", f"relay:{gone}:2:0"}
+
+
+async def test_a_retry_that_carries_its_message_outlives_its_day(
+    client: httpx.AsyncClient, runtime: Runtime, db: Connection, then: datetime
+) -> None:
+    carried, plain = await post_transaction(client), await post_transaction(client)
+    billing = await subscribe(db, "billing", "order")
+    for transaction_id in (carried, plain):
+        await write_retry(db, transaction_id, billing)
+    await db.execute("update delivery_retry set body = '1' where transaction_id = $1", carried)
+    await all_delivered(db)
+    await retention_loop.step(runtime, NOW)
+    assert (await day_row(db)).held == ["undelivered:billing"]
+    await db.execute("delete from delivery_retry where transaction_id = $1", plain)
+    await retention_loop.step(runtime, NOW)
+    assert (await day_row(db)).state == "gone"
+    await write_retry(db, plain, billing, offset=1)
+    await retention_loop.step(runtime, NOW + timedelta(minutes=1))
+    assert [str(row[0]) for row in await db.fetch("select transaction_id from delivery_retry")] == [carried]
+
+
+async def test_the_slowest_shard_says_what_is_delivered(
+    client: httpx.AsyncClient, runtime: Runtime, db: Connection, then: datetime
+) -> None:
+    transaction_id = await post_transaction(client)
+    billing = await subscribe(db, "billing", "order", after=1000)
+    await db.execute("update checkpoint set shards = 2")
+    await db.execute(
+        'insert into checkpoint (subscription_id, shards, shard, "offset", moved_at) values ($1, 2, 1, 0, now())',
+        billing,
+    )
+    await retention_loop.step(runtime, NOW)
+    assert (await day_row(db)).held == ["undelivered:billing"]
+    await retention_loop.step(runtime, AT_LAST)
+    assert [str(row[0]) for row in await db.fetch("select transaction_id from dead_letter")] == [transaction_id]
+
+
+async def test_a_replays_receipt_is_not_the_live_one(
+    client: httpx.AsyncClient, runtime: Runtime, db: Connection, then: datetime
+) -> None:
+    transaction_id = await post_transaction(client)
+    billing = await subscribe(db, "billing", "order")
+    await write_receipt(db, transaction_id, billing, replay=3)
+    await retention_loop.step(runtime, NOW)
+    assert (await day_row(db)).held == ["undelivered:billing"]
+
+
+async def test_a_replay_holds_the_days_it_has_still_to_read(
+    client: httpx.AsyncClient, runtime: Runtime, db: Connection, then: datetime
+) -> None:
+    await post_transaction(client)
+    billing = await subscribe(db, "billing", "order")
+    await all_delivered(db)
+    await write_replay(db, billing)
+    await retention_loop.step(runtime, NOW)
+    assert (await day_row(db)).held == ["replay:billing"]
+    await db.execute('update replay set "offset" = until')
+    await retention_loop.step(runtime, NOW)
+    assert (await day_row(db)).state == "gone"
+
+
+async def test_a_replays_retries_become_dead_letters_of_the_replay(
+    client: httpx.AsyncClient, runtime: Runtime, db: Connection, then: datetime
+) -> None:
+    """Nothing that a person asked for is lost without a word: it is in the list, and can be redelivered."""
+    transaction_id = await post_transaction(client)
+    billing = await subscribe(db, "billing", "order")
+    replay = await write_replay(db, billing)
+    await write_receipt(db, transaction_id, billing)
+    await write_retry(db, transaction_id, billing, replay=replay)
+    await all_delivered(db)
+    await retention_loop.step(runtime, NOW)
+    assert (await day_row(db)).held == ["replay:billing", "undelivered:billing"]
+    with capture_logs() as lines:
+        await retention_loop.step(runtime, AT_LAST)
+    assert (await day_row(db)).state == "gone"
+    (dead,) = await db.fetch("select replay, reason, attempts, body, length(body_digest) as digest from dead_letter")
+    assert tuple(dead) == (replay, "day_left", 3, b'{"order":1030}', 32)
+    assert await db.fetchval("select count(*) from delivery_retry") == 0
+    assert "day_left_unreplayed" in {line["event"] for line in lines}
+
+
+async def test_what_a_person_dropped_is_not_buried(
+    client: httpx.AsyncClient, runtime: Runtime, db: Connection, then: datetime
+) -> None:
+    """Also if it was dropped while its day was on its way out, when no receipt can say so."""
+    dropped, waiting = await post_transaction(client), await post_transaction(client)
+    billing = await subscribe(db, "billing", "order")
+    await db.execute(
+        'insert into redelivery (subscription_id, replay, transaction_id, position, "offset", what, at, '
+        "died_at, died_because, attempts) values ($1, 0, $2, 0, 1, 'dropped', now(), now(), 'x', 1)",
+        billing,
+        dropped,
+    )
+    await retention_loop.step(runtime, AT_LAST)
+    assert [str(row[0]) for row in await db.fetch("select transaction_id from dead_letter")] == [waiting]
+
+
+async def test_records_of_redeliveries_are_kept_for_45_days(runtime: Runtime, db: Connection) -> None:
+    now = runtime.clock.now()
+    for days_ago in (44, 46):
+        await db.execute(
+            'insert into redelivery (subscription_id, replay, transaction_id, position, "offset", what, actor, at, '
+            "died_at, died_because, attempts) "
+            "values (1, 0, gen_random_uuid(), 0, 1, 'redelivered', $1, $2, $2, 'x', 1)",
+            str(days_ago),
+            now - timedelta(days=days_ago),
+        )
+    await retention_loop.step(runtime, now)
+    assert [row["actor"] for row in await db.fetch("select actor from redelivery")] == ["44"]
+
+
+async def test_a_cancelled_replays_retries_are_cleared_and_one_that_ended_too_early_goes_on(
+    client: httpx.AsyncClient, runtime: Runtime, db: Connection
+) -> None:
+    transaction_id = await post_transaction(client)
+    billing = await subscribe(db, "billing", "order")
+    replays = {state: await write_replay(db, billing, state=state) for state in ("running", "done", "cancelled")}
+    for replay in (0, *replays.values()):
+        await write_retry(db, transaction_id, billing, replay=replay)
+    over, sending = await write_replay(db, billing, state="done"), await write_replay(db, billing, state="cancelled")
+    await write_retry(db, transaction_id, billing, replay=sending)
+    await db.execute(
+        "update delivery_retry set leased_until = now() + interval '1 min' where replay = any($1)",
+        [0, sending],
+    )
+    await retention_loop.step(runtime, runtime.clock.now())
+    left = [row["replay"] for row in await db.fetch("select replay from delivery_retry order by 1")]
+    assert left == [0, replays["running"], replays["done"], sending]
+    states = dict(await db.fetch("select replay_id, state from replay"))
+    assert states == {
+        replays["running"]: "running",
+        replays["done"]: "running",
+        replays["cancelled"]: "cancelled",
+        over: "done",
+        sending: "cancelled",
+    }
+
+
+async def test_deleted_subscription_holds_no_day(
+    client: httpx.AsyncClient, runtime: Runtime, db: Connection, then: datetime
+) -> None:
+    await post_transaction(client)
+    await subscribe(db, "billing", "order", deleted_at=datetime.now(UTC))
+    await retention_loop.step(runtime, NOW)
+    assert (await day_row(db)).state == "gone"
+
+
+async def test_links_of_a_gone_day_are_cleared(
+    client: httpx.AsyncClient, runtime: Runtime, db: Connection, then: datetime
+) -> None:
+    await db.execute("insert into reissue values ($1, $2, null, 'again', now())", lowest(DAY), uuid7(NOW))
+    await db.execute("insert into reissue values ($1, $2, null, 'again', now())", uuid7(NOW), uuid7(NOW))
+    await retention_loop.step(runtime, NOW)
+    assert await db.fetchval("select count(*) from reissue") == 1
+
+
+async def write_retry(
+    db: Connection, transaction_id: str, subscription_id: int, *, replay: int = 0, offset: int | None = None
+) -> None:
+    await db.execute(
+        'insert into delivery_retry (subscription_id, replay, transaction_id, position, "offset", topic, attempts, '
+        'due_at, last_error) values ($1, $3, $2, 0, coalesce($4, (select "offset" from outbox '
+        "where transaction_id = $2 and position = 0)), 'order', 3, now(), 'timed out')",
+        subscription_id,
+        transaction_id,
+        replay,
+        offset,
+    )
+
+
+async def write_receipt(db: Connection, transaction_id: str, subscription_id: int, *, replay: int = 0) -> None:
+    await db.execute(
+        'insert into receipt (transaction_id, position, subscription_id, "offset", outcome, attempts, first_at, '
+        'duration_ms, settled_at, replay) values ($2, 0, $1, (select "offset" from outbox where transaction_id = $2 '
+        "and position = 0), 'delivered', 1, now(), 1, now(), $3)",
+        subscription_id,
+        transaction_id,
+        replay,
+    )
+
+
+async def write_replay(db: Connection, subscription_id: int, *, state: str = "running") -> int:
+    """A replay of the whole log that has read nothing of it yet."""
+    replay_id: int = await db.fetchval(
+        'insert into replay (subscription_id, after, until, "offset", state, created_at, moved_at) '
+        "values ($1, 0, 1000, 0, $2, now(), now()) returning replay_id",
+        subscription_id,
+        state,
+    )
+    return replay_id
+
+
+def exposed(runtime: Runtime, series: str) -> float:
+    """The value that `/metrics` shows of a series."""
+    for line in runtime.metrics.exposition().decode().splitlines():
+        if line.startswith(f"{series} "):
+            return float(line.rpartition(" ")[2])
+    raise AssertionError(f"no {series}")

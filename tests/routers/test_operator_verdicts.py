@@ -1,0 +1,208 @@
+"""Operator actions: immediate checks, verdicts one by one and by a filter, and reissues."""
+
+import asyncio
+from uuid import UUID
+
+import httpx
+import pytest
+
+from app.database.connection import Connection
+from app.ids import uuid7
+from app.runtime.state import Runtime
+from tests.conftest import shares
+from tests.coordinator.test_half_end import ORDER, post_end, post_half
+from tests.routers.test_transactions import half_of, in_doubt
+
+
+async def act(client: httpx.AsyncClient, transaction_id: object, what: str, **fields: object) -> httpx.Response:
+    return await client.post(f"/transactions/{transaction_id}/{what}", json=fields)
+
+
+async def test_a_check_is_asked_now(client: httpx.AsyncClient, db: Connection, group: str) -> None:
+    early, doubtful, parked = [await half_of(client) for _ in range(3)]
+    await in_doubt(db, doubtful)
+    await in_doubt(db, parked, 2)
+    for one in (early, doubtful, parked):
+        answer = await client.post(f"/transactions/{one}/check")
+        assert answer.status_code == 202, answer.text
+        assert answer.json()["transaction_id"] == one
+    assert await db.fetchval("select count(*) from check_back where next_check_at <= now()") == 3
+    assert (await client.get(f"/transactions/{parked}")).json()["state"] == "parked"
+
+
+async def test_a_decided_transaction_is_not_checked(client: httpx.AsyncClient, runtime: Runtime, group: str) -> None:
+    one = await half_of(client)
+    await post_end(client, one, "rollback")
+    answer = await client.post(f"/transactions/{one}/check")
+    assert (answer.status_code, answer.json()["type"]) == (409, "/problems/already-decided")
+    answer = await client.post(f"/transactions/{uuid7(runtime.clock.now())}/check")
+    assert answer.status_code == 404
+
+
+async def test_a_persons_verdict(client: httpx.AsyncClient, db: Connection, group: str) -> None:
+    one = await half_of(client)
+    await in_doubt(db, one, 2)
+    wanted = {"verdict": "commit", "reason": "the bank says so", "actor": "dana"}
+    first = await act(client, one, "verdict", **wanted)
+    again = await act(client, one, "verdict", **wanted)
+    assert (first.status_code, first.json()["source"], first.json()["replayed"]) == (200, "operator", False)
+    assert again.json() == {**first.json(), "replayed": True}
+    verdict = (await client.get(f"/transactions/{one}")).json()["verdict"]
+    assert (verdict["actor"], verdict["reason"], verdict["source"]) == ("dana", "the bank says so", "operator")
+    opposite = await act(client, one, "verdict", verdict="rollback", reason="no")
+    assert (opposite.status_code, opposite.json()["recorded"]["verdict"]) == (409, "commit")
+
+
+async def test_a_transaction_in_half_is_decided_by_force_alone(client: httpx.AsyncClient, group: str) -> None:
+    made = (await post_half(client)).json()
+    one = made["transaction_id"]
+    early = await act(client, one, "verdict", verdict="rollback", reason="mistake")
+    assert (early.status_code, early.json()["type"]) == (409, "/problems/too-early")
+    assert early.json()["first_check_at"] == made["first_check_at"]
+    forced = await act(client, one, "verdict", verdict="rollback", reason="mistake", force=True)
+    assert forced.status_code == 200
+
+
+@shares
+@pytest.mark.parametrize(
+    ("fields", "field"),
+    [
+        ({"verdict": "commit"}, "reason"),
+        ({"verdict": "commit", "reason": ""}, "reason"),
+        ({"verdict": "commit", "reason": "x" * 1001}, "reason"),
+        ({"verdict": "commit", "reason": "a\x00b"}, "reason"),
+        ({"verdict": "unknown", "reason": "x"}, "verdict"),
+        ({"verdict": "commit", "reason": "x", "force": "yes"}, "force"),
+        ({"verdict": "commit", "reason": "x", "actor": "\x7f"}, "actor"),
+        ({"verdict": "commit", "reason": "x", "because": "x"}, "because"),
+    ],
+)
+async def test_a_bad_verdict_names_the_field(
+    shared_client: httpx.AsyncClient, fields: dict[str, object], field: str
+) -> None:
+    one = await half_of(shared_client)
+    answer = await act(shared_client, one, "verdict", **fields)
+    assert (answer.status_code, answer.json()["field"]) == (422, field)
+
+
+async def test_many_are_asked_or_decided_by_a_filter(client: httpx.AsyncClient, db: Connection, group: str) -> None:
+    ones = sorted([await half_of(client) for _ in range(4)], reverse=True)
+    in_half = await half_of(client)
+    for one in ones:
+        await in_doubt(db, one)
+    chosen = {"producer_group": "shop", "state": "in_doubt"}
+    dry = (await client.post("/transactions/verdict", json={**chosen, "verdict": "commit", "reason": "all"})).json()
+    assert dry == {"dry_run": True, "matched": 4, "changed": 0, "transaction_ids": ones, "more": False}
+    asked = (await client.post("/transactions/check", json={**chosen, "dry_run": False, "limit": 3})).json()
+    assert asked == {"dry_run": False, "matched": 3, "changed": 3, "transaction_ids": ones[:3], "more": True}
+    assert await db.fetchval("select count(*) from check_back where next_check_at <= now()") == 3
+    assert await db.fetchval("select count(*) from op") == 0
+    decided = await client.post(
+        "/transactions/verdict",
+        json={**chosen, "verdict": "commit", "reason": "all", "actor": "dana", "dry_run": False},
+    )
+    assert (decided.json()["matched"], decided.json()["changed"]) == (4, 4)
+    rows = await db.fetch("select distinct verdict, source, actor, reason from op")
+    assert [tuple(row) for row in rows] == [(1, 3, "dana", "all")]
+    assert (await client.get(f"/transactions/{in_half}")).json()["state"] == "half"
+
+
+async def test_a_filter_keeps_to_its_group_and_range(client: httpx.AsyncClient, db: Connection, group: str) -> None:
+    first = await half_of(client)
+    await in_doubt(db, first)
+    born = (await client.get(f"/transactions/{first}")).json()["born_at"]
+    wanted = {"producer_group": "shop", "state": "in_doubt", "verdict": "rollback", "reason": "x", "dry_run": False}
+    for narrower in ({"producer_group": "bank"}, {"born_before": born}, {"state": "parked"}):
+        answer = await client.post("/transactions/verdict", json={**wanted, **narrower})
+        assert answer.json()["matched"] == 0
+    for refused in ({"state": "half"}, {"limit": 1001}, {"dry_run": "no"}, {"reason": None}):
+        answer = await client.post("/transactions/verdict", json={**wanted, **refused})
+        assert (answer.status_code, answer.json()["field"]) == (422, next(iter(refused)))
+    answer = await client.post("/transactions/verdict", json={**wanted, "born_after": born})
+    assert answer.json()["changed"] == 1
+
+
+async def test_reissue_sends_a_rolled_back_transaction_after_all(
+    client: httpx.AsyncClient, db: Connection, group: str
+) -> None:
+    messages = [
+        {**ORDER, "headers": {"Region": "eu"}, "deliver_after_s": 90},
+        {"topic": "file", "body_base64": "AP8=", "content_type": "image/png"},
+    ]
+    one = await half_of(client, *messages, context={"order": 1030})
+    await post_end(client, one, "rollback")
+    answer = await act(client, one, "reissue", reason="the card went through", actor="dana")
+    assert answer.status_code == 201, answer.text
+    made = answer.json()
+    assert (made["reissued_from"], made["replayed"]) == (one, False)
+    new = made["transaction_id"]
+    assert [message["message_id"] for message in made["messages"]] == [f"{new}-0", f"{new}-1"]
+    assert made["messages"][1]["offset"] == made["messages"][0]["offset"] + 1
+    old, new_one = [(await client.get(f"/transactions/{each}")).json() for each in (one, new)]
+    assert (old["state"], old["reissued_as"]) == ("rolled_back", new)
+    assert old["timeline"][-1] | {"at": ""} == {
+        "at": "",
+        "what": "reissued",
+        "reissued_as": new,
+        "actor": "dana",
+        "reason": "the card went through",
+    }
+    assert (new_one["state"], new_one["reissued_from"], new_one["context"]) == ("committed", one, {"order": 1030})
+    assert new_one["verdict"]["source"] == "operator"
+    same = await db.fetch(
+        "select count(distinct (topic, key, tag, headers, content_type, body, body_digest)) from half group by position"
+    )
+    assert [row[0] for row in same] == [1, 1]
+    row = await db.fetchrow("select due_at - committed_at as delay from outbox where position = 0")
+    assert row is not None
+    assert row["delay"].total_seconds() == 90
+
+
+async def test_reissue_happens_once(client: httpx.AsyncClient, db: Connection, group: str) -> None:
+    one = await half_of(client)
+    await post_end(client, one, "rollback")
+    answers = await asyncio.gather(*(act(client, one, "reissue", reason="again") for _ in range(5)))
+    assert sorted(answer.status_code for answer in answers) == [201, 409, 409, 409, 409]
+    (made,) = [answer.json() for answer in answers if answer.status_code == 201]
+    refused = [answer.json() for answer in answers if answer.status_code == 409]
+    assert {problem["reissued_as"] for problem in refused} == {made["transaction_id"]}
+    assert await db.fetchval("select count(*) from half") == 2
+    assert await db.fetchval("select count(*) from outbox") == 1
+
+
+async def test_only_rolled_back_ones_are_reissued(
+    client: httpx.AsyncClient, db: Connection, runtime: Runtime, group: str
+) -> None:
+    one = await half_of(client)
+    for state in ("half", "committed"):
+        answer = await act(client, one, "reissue", reason="x")
+        assert (answer.status_code, answer.json()["state"]) == (409, state)
+        await post_end(client, one, "commit")
+    assert (await act(client, uuid7(runtime.clock.now()), "reissue", reason="x")).status_code == 404
+
+
+async def test_reissue_that_cannot_be_stored_leaves_nothing(
+    client: httpx.AsyncClient, db: Connection, runtime: Runtime, group: str
+) -> None:
+    one = await half_of(client)
+    await post_end(client, one, "rollback")
+    runtime.refusing_halves = True
+    assert (await act(client, one, "reissue", reason="x")).json()["type"] == "/problems/draining"
+    runtime.refusing_halves = False
+    await db.execute("update producer_group set deleted_at = now()")
+    assert (await act(client, one, "reissue", reason="x")).json()["type"] == "/problems/group-unregistered"
+    assert await db.fetchval("select count(*) from reissue") == 0
+    await db.execute("update producer_group set deleted_at = null")
+    assert (await act(client, one, "reissue", reason="x")).status_code == 201
+
+
+async def test_gone_days_take_nothing(client: httpx.AsyncClient, db: Connection, runtime: Runtime, group: str) -> None:
+    gone: UUID = uuid7(runtime.clock.now())
+    await db.execute("update day set state = 'gone', archive = 's3://archive/day' where day = current_date")
+    for what, fields in (
+        ("check", {}),
+        ("verdict", {"verdict": "commit", "reason": "x"}),
+        ("reissue", {"reason": "x"}),
+    ):
+        answer = await act(client, gone, what, **fields)
+        assert (answer.status_code, answer.json()["archive"]) == (410, "s3://archive/day")

@@ -1,0 +1,201 @@
+"""Requests for replays: the part of the log that they cover, refusals, their states, and their end."""
+
+from collections.abc import AsyncIterator
+from datetime import datetime, timedelta
+from typing import Any
+
+import httpx
+import pytest
+
+from app.database.connection import Connection
+from app.relay.loop import Relay
+from app.runtime.state import Runtime
+from app.store.subscriptions.replays import oldest, running
+from tests.support.check_responder import Responder
+from tests.support.relay_stepping import order, publish, subscribe, turn_until
+
+SHAPE: dict[str, Any] = {"topics": ["order"], "destination": {"type": "webhook", "url": "http://127.0.0.1:9/"}}
+
+
+@pytest.fixture
+async def sent(client: httpx.AsyncClient, group: str) -> list[int]:
+    """The offsets of ten messages in the log, and a subscription that starts after them."""
+    offsets = await publish(client, *(order(number) for number in range(10)))
+    assert (await client.put("/subscriptions/mailer", json=SHAPE)).status_code == 201
+    return offsets
+
+
+@pytest.fixture
+async def relay(runtime: Runtime) -> AsyncIterator[Relay]:
+    made = Relay(runtime)
+    yield made
+    await made.drain(runtime)
+
+
+async def ask(client: httpx.AsyncClient, **fields: Any) -> httpx.Response:
+    fields = {name.rstrip("_"): value for name, value in fields.items()}
+    return await client.post("/subscriptions/mailer/replay", json=fields)
+
+
+async def committed_at(db: Connection, offset: int) -> datetime:
+    at: datetime = await db.fetchval('select committed_at from outbox where "offset" = $1', offset)
+    return at
+
+
+async def test_from_an_offset_to_the_newest(client: httpx.AsyncClient, sent: list[int], db: Connection) -> None:
+    answer = await ask(client, from_={"offset": sent[3]}, reason="lost", actor="dana")
+    assert answer.status_code == 202
+    made = answer.json()
+    assert (made["after"], made["until"], made["offset"]) == (sent[3] - 1, sent[-1], sent[3] - 1)
+    assert (made["state"], made["reason"], made["actor"], made["filters"]) == ("running", "lost", "dana", None)
+    [found] = await running(db)
+    assert (found.replay_id, found.after, found.until) == (made["replay_id"], sent[3] - 1, sent[-1])
+
+
+async def test_earliest_and_until(client: httpx.AsyncClient, sent: list[int]) -> None:
+    made = (await ask(client, from_="earliest", until={"offset": sent[4]})).json()
+    assert (made["after"], made["until"]) == (sent[0] - 1, sent[4])
+
+
+async def test_times_take_what_was_committed_then_and_up_to_a_second_more(
+    client: httpx.AsyncClient, sent: list[int], db: Connection
+) -> None:
+    # One message each 10 s.
+    first = await committed_at(db, sent[0])
+    for number, offset in enumerate(sent):
+        at = first + timedelta(seconds=10 * number)
+        await db.execute('update outbox set committed_at = $1 where "offset" = $2', at, offset)
+    wanted = {"time": (first + timedelta(seconds=20)).isoformat()}
+    until = {"time": (first + timedelta(seconds=59.5)).isoformat()}
+    made = (await ask(client, from_=wanted, until=until)).json()
+    assert (made["after"], made["until"]) == (sent[1], sent[6])
+    made = (await ask(client, from_={"time": "2020-01-01T00:00:00Z"})).json()
+    assert (made["after"], made["until"]) == (sent[0] - 1, sent[-1])
+
+
+async def test_the_first_and_the_last_time_of_all_are_times_like_others(
+    client: httpx.AsyncClient, sent: list[int]
+) -> None:
+    first, last = {"time": "0001-01-01T00:00:00Z"}, {"time": "9999-12-31T23:59:59Z"}
+    made = (await ask(client, from_=first, until=last)).json()
+    assert (made["after"], made["until"]) == (sent[0] - 1, sent[-1])
+    assert (await ask(client, from_=last)).json()["field"] == "from"
+    assert (await ask(client, from_="earliest", until=first)).json()["field"] == "until"
+
+
+async def test_what_is_refused_says_why(client: httpx.AsyncClient, sent: list[int], db: Connection) -> None:
+    async def refusal(**fields: Any) -> tuple[int, str, str | None]:
+        answer = await ask(client, **fields)
+        return answer.status_code, answer.json()["type"].rpartition("/")[2], answer.json().get("field")
+
+    head = sent[-1]
+    assert await refusal(from_={"offset": head + 1}) == (422, "invalid", "from")
+    assert await refusal(from_={"time": "2099-01-01T00:00:00Z"}) == (422, "invalid", "from")
+    assert await refusal(from_={"offset": sent[5]}, until={"offset": sent[2]}) == (422, "invalid", "until")
+    assert await refusal(from_={"offset": sent[5]}, until={"offset": head + 1}) == (422, "invalid", "until")
+    assert await refusal(until={"offset": head}) == (422, "invalid", "from")
+    assert await refusal(from_="latest") == (422, "invalid", "from")
+    assert await refusal(from_={"offset": sent[0]}, filters={"tags": []}) == (422, "invalid", "filters.tags")
+    assert await refusal(from_={"offset": sent[0]}, filters={"topic": ["x"]}) == (422, "invalid", "filters.topic")
+    answer = await client.post("/subscriptions/none/replay", json={"from": "earliest"})
+    assert (answer.status_code, answer.json()["type"]) == (404, "/problems/subscription-unknown")
+    assert await running(db) == []
+
+
+async def test_a_part_that_left_the_database_is_refused_with_the_oldest_that_is_there(
+    client: httpx.AsyncClient, sent: list[int], db: Connection
+) -> None:
+    await db.execute('delete from outbox where "offset" < $1', sent[4])
+    answer = await ask(client, from_={"offset": sent[2]})
+    assert (answer.status_code, answer.json()["type"], answer.json()["oldest"]) == (410, "/problems/log-gone", sent[4])
+    assert (await ask(client, from_={"offset": sent[4]})).status_code == 202
+    await db.execute(
+        "update day set state = 'archiving' from outbox where day.low <= transaction_id and day.high > transaction_id"
+    )
+    assert await oldest(db) is None
+    answer = await ask(client, from_="earliest")
+    assert (answer.status_code, answer.json()["field"]) == (422, "from")
+
+
+async def test_lists_show_the_newest_first_in_pages(client: httpx.AsyncClient, sent: list[int]) -> None:
+    made = [(await ask(client, from_={"offset": offset})).json()["replay_id"] for offset in sent[:3]]
+    path = "/subscriptions/mailer/replays"
+    first = (await client.get(path, params={"limit": 2})).json()
+    assert [item["replay_id"] for item in first["items"]] == [made[2], made[1]]
+    second = (await client.get(path, params={"limit": 2, "cursor": first["next_cursor"]})).json()
+    assert ([item["replay_id"] for item in second["items"]], second["next_cursor"]) == ([made[0]], None)
+    assert (await client.get("/subscriptions/mailer")).json()["replays"] == made
+    await client.put("/subscriptions/other", json=SHAPE)
+    assert (await client.get("/subscriptions/other/replays")).json()["items"] == []
+    assert (await client.get(f"/subscriptions/other/replays/{made[0]}")).status_code == 404
+    assert (await client.delete(f"/subscriptions/other/replays/{made[0]}")).status_code == 404
+
+
+async def test_only_so_many_run_at_once(client: httpx.AsyncClient, sent: list[int]) -> None:
+    made = [await ask(client, from_="earliest") for _ in range(11)]
+    assert [answer.status_code for answer in made] == [202] * 10 + [409]
+    assert (made[-1].json()["type"], made[-1].json()["limit"]) == ("/problems/too-many-replays", 10)
+    await client.delete(f"/subscriptions/mailer/replays/{made[0].json()['replay_id']}")
+    assert (await ask(client, from_="earliest")).status_code == 202
+
+
+async def test_a_cancelled_one_leaves_nothing_to_retry(
+    client: httpx.AsyncClient, sent: list[int], db: Connection, runtime: Runtime
+) -> None:
+    made = (await ask(client, from_="earliest")).json()["replay_id"]
+    await db.execute(
+        """insert into delivery_retry (subscription_id, replay, transaction_id, position, "offset", topic, attempts,
+             due_at, leased_until)
+           select p.subscription_id, p.replay_id, o.transaction_id, 0, o."offset", o.topic, 1, now(),
+             case when o."offset" = $1 then $2::timestamptz + interval '1 min' end from replay p, outbox o""",
+        sent[0],
+        runtime.clock.now(),
+    )
+    path = f"/subscriptions/mailer/replays/{made}"
+    assert (await client.get(path)).json()["retrying"] == 10
+    assert (await client.delete(path)).status_code == 204
+    shown = (await client.get(path)).json()
+    # A worker holds one of them and settles it.
+    assert (shown["state"], shown["retrying"]) == ("cancelled", 1)
+    assert shown["ended_at"] is not None
+    assert (await client.delete(path)).status_code == 204
+    assert (await client.get("/subscriptions/mailer")).json()["replays"] == []
+    await db.execute("update replay set state = 'done'")
+    answer = await client.delete(path)
+    assert (answer.status_code, answer.json()["type"], answer.json()["state"]) == (409, "/problems/replay-over", "done")
+
+
+async def test_deleting_a_subscription_cancels_its_replays(
+    client: httpx.AsyncClient, sent: list[int], db: Connection
+) -> None:
+    await ask(client, from_="earliest")
+    await client.delete("/subscriptions/mailer")
+    assert await db.fetchval("select state from replay") == "cancelled"
+    assert await running(db) == []
+
+
+@pytest.mark.parametrize("shards", [1, 3])
+async def test_replayed_messages_are_delivered_once_more(
+    client: httpx.AsyncClient, runtime: Runtime, relay: Relay, db: Connection, group: str, shards: int
+) -> None:
+    async with Responder() as receiver:
+        await subscribe(client, receiver, shards=shards)
+        tags = ["a", "b", None]
+        sent = await publish(client, *(order(number, tag=tags[number % 3]) for number in range(30)))
+        await turn_until(relay, runtime, lambda: db.fetchval("select count(*) = 30 from receipt"))
+        receiver.calls.clear()
+        asked = {"from": {"offset": sent[3]}, "until": {"offset": sent[26]}, "filters": {"tags": ["a", "b"]}}
+        made = (await client.post("/subscriptions/mailer/replay", json=asked)).json()
+        path = f"/subscriptions/mailer/replays/{made['replay_id']}"
+
+        async def done() -> bool:
+            runtime.clock.offset_s += 1
+            return bool((await client.get(path)).json()["state"] == "done")
+
+        await turn_until(relay, runtime, done)
+        shown = (await client.get(path)).json()
+    expected = [offset for number, offset in enumerate(sent) if 3 <= number <= 26 and number % 3 < 2]
+    came = sorted(int(call.headers["halfnote-offset"]) for call in receiver.calls)
+    assert came == expected
+    assert {call.headers["halfnote-replay"] for call in receiver.calls} == {str(made["replay_id"])}
+    assert (shown["delivered"], shown["retrying"], shown["dead"], shown["offset"]) == (len(expected), 0, 0, sent[26])

@@ -1,0 +1,575 @@
+"""Reading transactions and messages: shapes, states, timelines, pages, and the plans behind the lists."""
+
+import base64
+from datetime import timedelta
+from typing import Any
+from uuid import UUID
+
+import httpx
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import app.store.coordinator.transactions as lists
+from app.database.connection import Connection
+from app.ids import id_day, lowest_id, uuid7
+from app.runtime.state import Runtime
+from app.store.coordinator import history
+from app.store.coordinator.halves import MESSAGE_BODY
+from app.store.coordinator.transactions import FLOORS, HIGHEST, LOWEST, NEXT, PAGES
+from tests.conftest import register_group, shares
+from tests.coordinator.test_half_end import ORDER, post_end, post_half
+from tests.coordinator.test_statement_plans import full
+from tests.support.explain import big, scans
+
+__all__ = ["full"]
+
+
+async def in_doubt(db: Connection, transaction_id: str, state: int = 1, **columns: Any) -> None:
+    """Put a transaction into check_back, as the sweep does."""
+    row = {"producer_group": "shop", "asked": 0, "parked_at": None, "parked_reason": None, **columns}
+    await db.execute(
+        "insert into check_back (transaction_id, state, swept_at, next_check_at, producer_group, asked, parked_at, "
+        "parked_reason) values ($1, $2, now(), now() + interval '30 s', $3, $4, $5, $6)",
+        UUID(transaction_id),
+        state,
+        *row.values(),
+    )
+
+
+async def half_of(client: httpx.AsyncClient, *messages: dict[str, object], **fields: object) -> str:
+    answer = await post_half(client, *messages, **fields)
+    assert answer.status_code == 201, answer.text
+    return str(answer.json()["transaction_id"])
+
+
+async def test_a_half_is_shown_with_what_is_known_of_it(client: httpx.AsyncClient, group: str) -> None:
+    made = (await post_half(client, ORDER, {"topic": "points", "body": 1}, context={"b": 1, "a": None})).json()
+    shown = (await client.get(f"/transactions/{made['transaction_id']}")).json()
+    assert shown == {
+        "transaction_id": made["transaction_id"],
+        "producer_group": "shop",
+        "state": "half",
+        "born_at": made["born_at"],
+        "first_check_at": made["first_check_at"],
+        "next_check_at": made["first_check_at"],
+        "context": {"b": 1, "a": None},
+        "messages": [
+            {
+                "message_id": f"{made['transaction_id']}-0",
+                "topic": "order",
+                "key": "order-1030",
+                "tag": "created",
+                "headers": {},
+                "content_type": "application/json",
+                "deliveries": [],
+            },
+            {
+                "message_id": f"{made['transaction_id']}-1",
+                "topic": "points",
+                "key": None,
+                "tag": None,
+                "headers": {},
+                "content_type": "application/json",
+                "deliveries": [],
+            },
+        ],
+        "timeline": [{"at": made["born_at"], "what": "born"}],
+    }
+
+
+async def test_a_context_that_is_null_is_not_left_out(client: httpx.AsyncClient, group: str) -> None:
+    with_null, without = await half_of(client, context=None), await half_of(client)
+    assert (await client.get(f"/transactions/{with_null}")).json()["context"] is None
+    assert "context" not in (await client.get(f"/transactions/{without}")).json()
+
+
+async def test_the_timeline_of_a_committed_transaction(client: httpx.AsyncClient, db: Connection, group: str) -> None:
+    one = await half_of(client, {**ORDER, "headers": {"Trace": "x"}, "deliver_after_s": 60})
+    key = UUID(one)
+    await db.execute(
+        "insert into attempt (transaction_id, kind, at, outcome) values ($1, 'swept', now(), 'swept')", key
+    )
+    await db.execute(
+        "insert into attempt (transaction_id, kind, at, number, outcome, destination, status, duration_ms, response) "
+        "values ($1, 'check', now(), 1, 'unanswered', 'http://127.0.0.1:9/check', 500, 12, 'broken')",
+        key,
+    )
+    await post_end(client, one, "commit", reason="paid")
+    await post_end(client, one, "rollback")
+    subscription = await subscribe(db, "mailer")
+    await db.execute(
+        "insert into attempt (transaction_id, kind, at, number, outcome, position, subscription_id, destination, "
+        "error) values ($1, 'delivery', now(), 1, 'failed', 0, $2, 'http://127.0.0.1:9/in', 'refused')",
+        key,
+        subscription,
+    )
+    await db.execute(
+        'insert into receipt (transaction_id, position, subscription_id, "offset", outcome, attempts, first_at, '
+        "duration_ms, status, settled_at) values ($1, 0, $2, 1, 'delivered', 2, now(), 7, 204, now())",
+        key,
+        subscription,
+    )
+    shown = (await client.get(f"/transactions/{one}")).json()
+    assert shown["state"] == "committed"
+    assert "next_check_at" not in shown
+    verdict = shown["verdict"]
+    assert verdict == {
+        "verdict": "commit",
+        "source": "producer",
+        "reason": "paid",
+        "decided_at": verdict["decided_at"],
+    }
+    message = shown["messages"][0]
+    assert message["headers"] == {"Trace": "x"}
+    assert (message["deliver_after_s"], message["offset"] > 0, message["due_at"] > shown["born_at"]) == (60, True, True)
+    (delivery,) = message["deliveries"]
+    assert (delivery["subscription"], delivery["state"], delivery["attempts"]) == ("mailer", "delivered", 2)
+    whats = [entry["what"] for entry in shown["timeline"]]
+    assert whats == ["born", "swept", "check", "verdict", "published", "refused", "attempt", "delivered"]
+    entries = dict(zip(whats, shown["timeline"], strict=True))
+    assert {**entries["check"], "at": ""} == {
+        "at": "",
+        "what": "check",
+        "check": 1,
+        "url": "http://127.0.0.1:9/check",
+        "outcome": "unanswered",
+        "status": 500,
+        "duration_ms": 12,
+        "response": "broken",
+    }
+    assert (entries["refused"]["verdict"], entries["refused"]["producer_group"]) == ("rollback", "shop")
+    assert (entries["attempt"]["subscription"], entries["attempt"]["error"]) == ("mailer", "refused")
+    times = [entry["at"] for entry in shown["timeline"]]
+    assert times == sorted(times)
+
+
+async def test_however_much_came_after_it_a_sweep_and_a_parking_are_shown(
+    client: httpx.AsyncClient, db: Connection, group: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(history, "ATTEMPTS_SHOWN", 3)
+    one = await half_of(client)
+    for kind in ("swept", "check", "parked", *["check"] * 4):
+        await db.execute(
+            "insert into attempt (transaction_id, kind, at, outcome, error) values ($1, $2, now(), $2, 'why')",
+            UUID(one),
+            kind,
+        )
+    timeline = (await client.get(f"/transactions/{one}")).json()["timeline"]
+    assert [entry["what"] for entry in timeline] == ["born", "swept", "parked", "check", "check", "check"]
+    assert (timeline[1].keys(), timeline[2]["reason"]) == ({"at", "what"}, "why")
+
+
+async def subscribe(db: Connection, name: str, **columns: Any) -> int:
+    """Write a subscription's row; return its id."""
+    row: dict[str, Any] = {
+        "topics": ["*"],
+        "destination": '{"type": "webhook", "url": "http://127.0.0.1:9/in"}',
+        "secrets": "[]",
+        "start": '"latest"',
+        "max_in_flight": 16,
+        "timeout_s": 10.0,
+        "retry": [1.0],
+        "state": "active",
+        **columns,
+    }
+    names, marks = ", ".join(row), ", ".join(f"${index}" for index in range(2, len(row) + 2))
+    made: int = await db.fetchval(
+        f"insert into subscription (name, created_at, updated_at, started_after, matches_since, {names}) "
+        f"values ($1, now(), now(), 0, now(), {marks}) "
+        "returning subscription_id",
+        name,
+        *row.values(),
+    )
+    return made
+
+
+async def test_deliveries_under_way_and_dead(client: httpx.AsyncClient, db: Connection, group: str) -> None:
+    one = await half_of(client)
+    await post_end(client, one, "commit")
+    late, failing, dead = [await subscribe(db, name) for name in ("late", "failing", "dead")]
+    for subscription, attempts in ((late, 0), (failing, 3)):
+        await write_retry(db, one, subscription, attempts=attempts, last_error="timed out")
+    await write_dead(db, one, dead)
+    shown = (await client.get(f"/messages/{one}-0")).json()
+    states = {delivery["subscription"]: delivery["state"] for delivery in shown["deliveries"]}
+    assert states == {"late": "waiting", "failing": "in_retry", "dead": "dead"}
+    assert not any("replay" in delivery for delivery in shown["deliveries"])
+    timeline = (await client.get(f"/transactions/{one}")).json()["timeline"]
+    assert (timeline[-1]["what"], timeline[-1]["reason"]) == ("dead", "tries used up")
+
+
+async def write_retry(db: Connection, one: str, subscription: int, **columns: Any) -> None:
+    """Write the row of a message that is to be tried again."""
+    row = {"replay": 0, "attempts": 1, "last_error": None, **columns}
+    await db.execute(
+        'insert into delivery_retry (subscription_id, transaction_id, position, "offset", topic, due_at, replay, '
+        'attempts, last_error) select $1, transaction_id, position, "offset", topic, now(), $3, $4, $5 from outbox '
+        "where transaction_id = $2 and position = 0",
+        subscription,
+        UUID(one),
+        *row.values(),
+    )
+
+
+async def write_dead(db: Connection, one: str, subscription: int, **columns: Any) -> None:
+    """Write a message's dead letter."""
+    row = {"replay": 0, "attempts": 5, "reason": "tries used up", **columns}
+    await db.execute(
+        'insert into dead_letter (subscription_id, transaction_id, position, "offset", topic, key, died_at, replay, '
+        'attempts, reason) select $1, transaction_id, position, "offset", topic, key, now(), $3, $4, $5 from outbox '
+        "where transaction_id = $2 and position = 0",
+        subscription,
+        UUID(one),
+        *row.values(),
+    )
+
+
+async def test_a_replays_deliveries_stand_beside_the_live_one(
+    client: httpx.AsyncClient, db: Connection, group: str
+) -> None:
+    one = await half_of(client)
+    await post_end(client, one, "commit")
+    mailer = await subscribe(db, "mailer")
+    for replay in (0, 4):
+        await db.execute(
+            'insert into receipt (transaction_id, position, subscription_id, "offset", outcome, attempts, first_at, '
+            "duration_ms, status, settled_at, replay) values ($1, 0, $2, 1, 'delivered', 1, now(), 7, 204, now(), $3)",
+            UUID(one),
+            mailer,
+            replay,
+        )
+    await db.execute(
+        "insert into attempt (transaction_id, kind, at, number, outcome, position, subscription_id, error, replay) "
+        "values ($1, 'delivery', now(), 1, 'failed', 0, $2, 'refused', 5)",
+        UUID(one),
+        mailer,
+    )
+    await write_retry(db, one, mailer, replay=5)
+    await write_dead(db, one, mailer, replay=6)
+    shown = (await client.get(f"/transactions/{one}")).json()
+    deliveries = [(one["state"], one.get("replay")) for one in shown["messages"][0]["deliveries"]]
+    assert deliveries == [("delivered", None), ("delivered", 4), ("in_retry", 5), ("dead", 6)]
+    entries = [(entry["what"], entry.get("replay")) for entry in shown["timeline"][3:]]
+    assert sorted(entries, key=str) == [("attempt", 5), ("dead", 6), ("delivered", None), ("replayed", 4)]
+
+
+async def test_what_a_person_did_is_on_the_timeline(client: httpx.AsyncClient, db: Connection, group: str) -> None:
+    one = await half_of(client)
+    await post_end(client, one, "commit")
+    mailer = await subscribe(db, "mailer")
+    who = {"actor": "dana", "reason": "mended", "ids": [{"subscription": "mailer", "message_id": f"{one}-0"}]}
+    await write_dead(db, one, mailer)
+    assert (await client.post("/dead-letters/redeliver", json=who)).json()["redelivered"] == 1
+    await db.execute("delete from delivery_retry")
+    await write_dead(db, one, mailer)
+    gone = await client.request("DELETE", "/dead-letters", json={**who, "reason": "too late"})
+    assert gone.json()["dropped"] == 1
+    shown = (await client.get(f"/transactions/{one}")).json()
+    told = [{name: value for name, value in entry.items() if name != "at"} for entry in shown["timeline"][-4:]]
+    same = {"message_id": f"{one}-0", "subscription": "mailer"}
+    died = {"what": "dead", **same, "attempts": 5, "reason": "tries used up"}
+    assert told == [
+        died,
+        {"what": "redelivered", **same, "actor": "dana", "reason": "mended"},
+        died,
+        {"what": "dropped", **same, "actor": "dana", "reason": "too late"},
+    ]
+    (delivery,) = shown["messages"][0]["deliveries"]
+    assert (delivery["subscription"], delivery["state"]) == ("mailer", "dropped")
+
+
+async def test_messages_above_the_checkpoint_are_waiting(client: httpx.AsyncClient, db: Connection, group: str) -> None:
+    wanted = {
+        "every": {"topics": ["*"]},
+        "prefix": {"topics": ["ord*"], "filters": '{"tags": ["created"], "headers": {"Region": "eu"}}'},
+        "nulls": {"topics": ["order"], "filters": '{"tags": null, "headers": null}'},
+        "none-of-it": {"topics": ["order.*", "ord"]},
+        "tag": {"topics": ["order"], "filters": '{"tags": ["paid"]}'},
+        "header": {"topics": ["order"], "filters": '{"headers": {"Region": "us"}}'},
+        "past-it": {"topics": ["order"]},
+        "gone": {"topics": ["order"]},
+    }
+    made = {name: await subscribe(db, name, **columns) for name, columns in wanted.items()}
+    await db.execute(
+        'insert into checkpoint (subscription_id, shards, shard, "offset", moved_at) '
+        "select subscription_id, 1, 0, 0, now() from subscription"
+    )
+    await db.execute('update checkpoint set "offset" = 1000 where subscription_id = $1', made["past-it"])
+    await db.execute("update subscription set deleted_at = now() where name = 'gone'")
+    one = await half_of(client, {**ORDER, "headers": {"Region": "eu", "Other": "x"}})
+    assert (await client.get(f"/messages/{one}-0")).json()["deliveries"] == []
+    await post_end(client, one, "commit")
+    deliveries = (await client.get(f"/messages/{one}-0")).json()["deliveries"]
+    assert deliveries == [
+        {"subscription": name, "state": "waiting", "attempts": 0} for name in ("every", "nulls", "prefix")
+    ]
+
+
+async def test_a_message_waits_for_the_checkpoint_of_its_own_shard(
+    client: httpx.AsyncClient, db: Connection, group: str
+) -> None:
+    mailer = await subscribe(db, "mailer", shards=3)
+    await db.execute(
+        'insert into checkpoint (subscription_id, shards, shard, "offset", moved_at) '
+        "select $1, 3, shard, case when shard = 1 then 1000 else 0 end, now() from generate_series(0, 2) as shard",
+        mailer,
+    )
+    waiting = {}
+    for key in (*(f"order-{number}" for number in range(8)), None):
+        one = await half_of(client, {**ORDER, "key": key})
+        await post_end(client, one, "commit")
+        deliveries = (await client.get(f"/messages/{one}-0")).json()["deliveries"]
+        assert len(deliveries) <= 1
+        hashed = f"select (hashtextextended(coalesce($1, '{one}-0'), 0) & 2147483647) % 3"
+        waiting[key] = (bool(deliveries), await db.fetchval(hashed, key))
+    assert {(waits, shard == 1) for waits, shard in waiting.values()} == {(True, False), (False, True)}
+
+
+async def test_a_star_takes_no_reserved_topic(client: httpx.AsyncClient, db: Connection, group: str) -> None:
+    for name, topics in (("every", ["*"]), ("h", ["h*"]), ("reserved", ["halfnote.*"]), ("named", ["halfnote.x"])):
+        subscription = await subscribe(db, name, topics=topics)
+        await db.execute(
+            'insert into checkpoint (subscription_id, shards, shard, "offset", moved_at) values ($1, 1, 0, 0, now())',
+            subscription,
+        )
+    one = await half_of(client)
+    await post_end(client, one, "commit")
+    # No producer can write one.
+    await db.execute("update outbox set topic = 'halfnote.x'")
+    deliveries = (await client.get(f"/messages/{one}-0")).json()["deliveries"]
+    assert [delivery["subscription"] for delivery in deliveries] == ["named", "reserved"]
+
+
+async def test_states_look_at_op_first(client: httpx.AsyncClient, db: Connection, group: str) -> None:
+    one, parked = await half_of(client), await half_of(client)
+    await in_doubt(db, one)
+    await in_doubt(db, parked, 2, parked_reason="nobody answers")
+    shown = (await client.get(f"/transactions/{one}")).json()
+    assert (shown["state"], "next_check_at" in shown) == ("in_doubt", True)
+    shown = (await client.get(f"/transactions/{parked}")).json()
+    assert (shown["state"], shown["parked_reason"], "next_check_at" in shown) == ("parked", "nobody answers", False)
+    for each in (one, parked):
+        await post_end(client, each, "rollback")
+        await in_doubt_again(db, each)
+        shown = (await client.get(f"/transactions/{each}")).json()
+        assert shown["state"] == "rolled_back"
+        assert not {"next_check_at", "parked_reason"} & set(shown)
+    listed = (await client.get("/transactions", params={"state": "in_doubt"})).json()
+    assert listed == {"items": [], "next_cursor": None}
+
+
+async def in_doubt_again(db: Connection, transaction_id: str) -> None:
+    """See to it that the row that lost the race is still there."""
+    if not await db.fetchval("select true from check_back where transaction_id = $1", UUID(transaction_id)):
+        await in_doubt(db, transaction_id)
+
+
+async def test_unknown_ids_and_gone_days(
+    client: httpx.AsyncClient, db: Connection, runtime: Runtime, group: str
+) -> None:
+    never = uuid7(runtime.clock.now())
+    for path in (f"/transactions/{never}", f"/messages/{never}-0"):
+        assert (await client.get(path)).json()["type"] == "/problems/transaction-unknown"
+    one = await half_of(client)
+    for message_id in (f"{one}-1", f"{one}-x", "order", f"{one}-0%00"):
+        answer = await client.get(f"/messages/{message_id}")
+        assert (answer.status_code, answer.json()["type"]) == (404, "/problems/message-unknown")
+    await db.execute("update day set state = 'gone', archive = 's3://archive/day' where day = current_date")
+    for path in (f"/transactions/{never}", f"/messages/{never}-0"):
+        answer = await client.get(path)
+        assert (answer.status_code, answer.json()["archive"]) == (410, "s3://archive/day")
+
+
+async def test_a_json_body_comes_back_verbatim(client: httpx.AsyncClient, group: str) -> None:
+    raw = b'{ "z":1.0,\t"a" : [1e400, "\\u00e9", 12345678901234567890123], "a":2 }'
+    made = await client.post(
+        "/half",
+        content=b'{"producer_group":"shop","messages":[{"topic":"order","body":%s},{"topic":"o","body":null}]}' % raw,
+        headers={"content-type": "application/json"},
+    )
+    one = made.json()["transaction_id"]
+    assert b'"body":' + raw in (await client.get(f"/messages/{one}-0")).content
+    null = (await client.get(f"/messages/{one}-1")).json()
+    assert (null["body"], null["state"], null["transaction_id"]) == (None, "half", one)
+
+
+@pytest.mark.parametrize(
+    ("content", "content_type"),
+    [(b"\x00\xff", None), (b"<a/>", "text/xml"), (b"{broken", "application/json"), (b'"\xff"', "application/json")],
+)
+async def test_other_bodies_come_back_as_base64(
+    client: httpx.AsyncClient, group: str, content: bytes, content_type: str | None
+) -> None:
+    encoded = base64.b64encode(content).decode()
+    one = await half_of(client, {"topic": "file", "body_base64": encoded, "content_type": content_type})
+    shown = (await client.get(f"/messages/{one}-0")).json()
+    assert (shown["body_base64"], "body" in shown) == (encoded, False)
+
+
+async def test_lists_filter(client: httpx.AsyncClient, db: Connection, group: str) -> None:
+    await register_group(db, "bank")
+    plain = await half_of(client)
+    second = await half_of(client, {"topic": "points", "key": "p-1", "body": 1}, ORDER)
+    other = (await post_half(client, ORDER, producer_group="bank")).json()["transaction_id"]
+    committed, rolled_back, parked = [await half_of(client) for _ in range(3)]
+    await post_end(client, committed, "commit")
+    await post_end(client, rolled_back, "rollback")
+    await in_doubt(db, parked, 2)
+
+    async def ids(**params: str) -> list[str]:
+        page = (await client.get("/transactions", params=params)).json()
+        assert page["next_cursor"] is None
+        return [row["transaction_id"] for row in page["items"]]
+
+    everything = sorted([plain, second, other, committed, rolled_back, parked], reverse=True)
+    assert await ids() == everything
+    assert await ids(producer_group="bank") == [other]
+    assert await ids(topic="points") == [second]
+    assert await ids(key="p-1") == [second]
+    assert await ids(key="order-1030") == everything
+    assert await ids(key="order-1030", state="committed") == [committed]
+    assert await ids(key="nobody") == []
+    assert await ids(state="committed") == [committed]
+    assert await ids(state="rolled_back") == [rolled_back]
+    assert await ids(state="parked", producer_group="shop") == [parked]
+    assert await ids(state="parked", producer_group="bank") == []
+    assert await ids(state="half", producer_group="shop") == sorted([plain, second], reverse=True)
+    born = (await client.get(f"/transactions/{other}")).json()["born_at"]
+    assert await ids(born_after=born, born_before=born) == []
+    assert set(await ids(born_after=born)) | set(await ids(born_before=born)) == set(everything)
+    assert other in await ids(born_after=born)
+
+
+async def test_a_row_of_a_list(client: httpx.AsyncClient, group: str) -> None:
+    one = await half_of(client, ORDER, ORDER)
+    (row,) = (await client.get("/transactions")).json()["items"]
+    shown = (await client.get(f"/transactions/{one}")).json()
+    same = {name: shown[name] for name in ("transaction_id", "producer_group", "state", "born_at", "next_check_at")}
+    assert row == {**same, "topic": "order", "key": "order-1030", "message_count": 2}
+    await post_end(client, one, "commit")
+    (row,) = (await client.get("/transactions")).json()["items"]
+    assert (row["verdict"], row["source"], "next_check_at" in row) == ("commit", "producer", False)
+
+
+async def test_pages_hold_everything_once(client: httpx.AsyncClient, group: str) -> None:
+    made = {await half_of(client, {**ORDER, "topic": f"t{number % 3}"}) for number in range(11)}
+    for params in ({}, {"topic": "t1"}, {"key": "order-1030"}):
+        for limit in ("1", "3", "11"):
+            seen: list[str] = []
+            query = {**params, "limit": limit}
+            while True:
+                page = (await client.get("/transactions", params=query)).json()
+                assert len(page["items"]) <= int(limit)
+                seen += [row["transaction_id"] for row in page["items"]]
+                if page["next_cursor"] is None:
+                    break
+                query["cursor"] = page["next_cursor"]
+            assert seen == sorted(set(seen), reverse=True)
+            assert len(seen) == (4 if "topic" in params else len(made))
+
+
+async def test_a_page_that_ran_out_of_time_has_a_next_page(full: Connection) -> None:
+    """With no time at all a request reads one window, and the cursor leads through all of them."""
+    wanted, pages = lists.TransactionFilter(topic="nobody"), 0
+    while True:
+        rows, high = await lists.list_transactions(full, wanted, 10, scan_s=0)
+        assert rows == []
+        pages += 1
+        if high is None:
+            break
+        # A list of one group's transactions does not show another group's ids.
+        assert await full.fetchval("select count(*) from half where transaction_id = $1", high) == 0
+        wanted = lists.TransactionFilter(topic="nobody", high=high)
+    stored = await full.fetchval("select count(*) from half where position = 0")
+    assert pages == -(-stored // lists.WINDOW_ROWS)
+
+
+@given(st.tuples(st.integers(0, (1 << 128) - 1), st.integers(0, (1 << 128) - 1)).filter(lambda two: two[0] != two[1]))
+def test_a_boundary_is_over_the_one_and_not_over_the_other(two: tuple[int, int]) -> None:
+    below, above = sorted(UUID(int=one) for one in two)
+    assert below < lists.between(below, above) <= above
+
+
+@shares
+@pytest.mark.parametrize(
+    "query",
+    [
+        *("limit=0", "limit=1001", "limit=x", "cursor=x", "state=done", "stat=half", "key=%00", "topic=", "topic=%0a"),
+        *("born_after=yesterday", "born_after=5", "born_after=2026-11-21T08:00:00"),
+        "born_before=9999-12-31T23:59:59-23:59",
+    ],
+)
+async def test_bad_filters_are_named(shared_client: httpx.AsyncClient, query: str) -> None:
+    answer = await shared_client.get(f"/transactions?{query}")
+    assert answer.status_code == 422
+    assert answer.headers["content-type"] == "application/problem+json"
+    assert answer.json()["field"] == query.partition("=")[0]
+
+
+TYPES = ("uuid", "uuid", "text", "text", "text", "timestamptz", "timestamptz", "bigint", "text")
+
+
+@pytest.mark.parametrize(
+    ("source", "group", "state", "key"),
+    [
+        ("id", None, None, None),
+        ("id", "shop", None, None),
+        ("id", "nobody", None, None),
+        ("key", None, None, "order-7"),
+        ("doubt", None, "in_doubt", None),
+        ("doubt", "shop", "parked", None),
+    ],
+)
+async def test_lists_never_read_a_whole_day(
+    full: Connection, source: str, group: str | None, state: str | None, key: str | None
+) -> None:
+    keys = [key] if key else []
+    floor_types, floor_values = (*TYPES[:2], *(["text"] if key else [])), (LOWEST, HIGHEST, *keys)
+    found = big(await scans(full, FLOORS[source], floor_types, floor_values, generic=False))
+    found += big(await scans(full, NEXT[source], floor_types, floor_values, generic=False))
+    page_types = TYPES if key else TYPES[:-1]
+    floor = await full.fetchval(FLOORS[source], *floor_values)
+    values = (floor or LOWEST, HIGHEST, group, None, state, None, None, 101, *keys)
+    found += big(await scans(full, PAGES[source], page_types, values, generic=False))
+    # An empty day is rightly read without its index.
+    assert not [scan for scan in found if scan.node == "Seq Scan" and scan.rows]
+    assert sum(scan.rows for scan in found) <= 4 * lists.WINDOW_ROWS
+
+
+async def test_a_range_of_birth_times_prunes_days(full: Connection, runtime: Runtime) -> None:
+    low = lowest_id(runtime.clock.now() - timedelta(days=1, hours=1), -360)
+    high = lowest_id(runtime.clock.now() - timedelta(days=1), 360)
+    values = (low, high, None, None, None, None, None, 101)
+    found = big(await scans(full, PAGES["id"], TYPES[:-1], values, generic=True))
+    assert len({scan.table for scan in found if scan.table.startswith("half")}) <= 2
+
+
+@pytest.mark.parametrize("generic", [True, False])
+@pytest.mark.parametrize(
+    ("statement", "more"),
+    [
+        (history.STORED_MESSAGES, ()),
+        (history.RECORD, ()),
+        (history.PUBLISHED, ()),
+        (history.ATTEMPTS, (1000,)),
+        (history.DELIVERIES, ()),
+        (history.REDELIVERIES, ()),
+        (MESSAGE_BODY, (0,)),
+        (lists.TRANSACTION_STATE, ()),
+    ],
+)
+async def test_a_transaction_is_read_from_its_own_day(
+    full: Connection, statement: str, more: tuple[int, ...], generic: bool
+) -> None:
+    await subscribe(full, "mailer")
+    await full.execute(
+        'insert into checkpoint (subscription_id, shards, shard, "offset", moved_at) '
+        "select subscription_id, 1, 0, 0, now() from subscription"
+    )
+    one: UUID = await full.fetchval("select transaction_id from op order by transaction_id limit 1")
+    types = ("uuid", *(["int"] if more else []))
+    found = big(await scans(full, statement, types, (one, *more), generic=generic))
+    assert {scan.table.rpartition("_")[2] for scan in found if scan.rows} <= {f"{id_day(one):%Y%m%d}"}
+    assert not [scan for scan in found if scan.node == "Seq Scan" and scan.rows]
+    assert sum(scan.rows for scan in found) < 10

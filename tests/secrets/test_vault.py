@@ -1,0 +1,440 @@
+"""Secrets at rest: the database stores them sealed, and keys rotate while the service runs."""
+
+import asyncio
+import base64
+import itertools
+import json
+import os
+import subprocess
+import sys
+from collections.abc import AsyncIterator
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import asyncpg
+import httpx
+import pytest
+from alembic import command
+from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+from standardwebhooks import Webhook as Verifier
+from structlog.testing import capture_logs
+
+from app.checkback.ping import Pings
+from app.config import Settings
+from app.database.connection import Connection, UnusableDatabase
+from app.errors import SecretsUnreadable
+from app.lifecycle.database import database_url, refuse_without_keys
+from app.loops import gauges
+from app.migrate import alembic_config, migrate
+from app.operations.secret_rotation import rotate
+from app.runtime.state import Runtime
+from app.secrets.vault import (
+    CREDENTIALS,
+    GROUP_SECRETS,
+    SUBSCRIPTION_SECRETS,
+    BadSecretsKeyFile,
+    Vault,
+    make_key_file,
+    new_key,
+    read_keys,
+)
+from app.store.admin import encrypted_secrets
+from tests.conftest import client_of, register_group
+from tests.routers.test_transactions import subscribe
+from tests.support.check_responder import Responder
+from tests.support.processes import ROOT
+from tests.support.vaults import credentials, group_secrets, subscription_secrets
+
+SECRET = "whsec_" + "S" * 43 + "="
+PASSWORD = "a-pass-word-of-the-broker"
+TOKEN = "a-token-of-the-receiver"
+
+
+def key_file(path: Path, *keys: str) -> Path:
+    path.write_text("".join(f"{key}\n" for key in keys))
+    return path
+
+
+async def put_all(client: httpx.AsyncClient, url: str = "http://127.0.0.1:9/check") -> None:
+    """Register a group, a webhook and a broker, with secrets that are known here."""
+    webhook = {"type": "webhook", "url": "http://127.0.0.1:9/in", "secret": SECRET, "headers": {"x-token": TOKEN}}
+    broker = {"type": "nats", "url": "nats://127.0.0.1:4222", "username": "us", "password": PASSWORD}
+    made = [
+        await client.put("/producer-groups/shop", json={"check_urls": [url], "secret": SECRET}),
+        await client.put("/subscriptions/mailer", json={"topics": ["order"], "destination": webhook}),
+        await client.put("/subscriptions/stock", json={"topics": ["order"], "destination": broker}),
+    ]
+    assert [answer.status_code for answer in made] == [201, 201, 201], [answer.text for answer in made]
+
+
+async def dumped(db: Connection) -> str:
+    """Return every row of every table as text, as a dump of the database has it."""
+    tables = [row[0] for row in await db.fetch("select tablename from pg_tables where schemaname = 'public'")]
+    assert {"producer_group", "subscription"} <= set(tables)
+    rows = [await db.fetch(f'select t::text from "{table}" t') for table in tables]
+    return "\n".join(row[0] for row in itertools.chain(*rows))
+
+
+@pytest.fixture
+async def ours(settings: Settings, runtime: Runtime, tmp_path: Path) -> AsyncIterator[tuple[httpx.AsyncClient, Path]]:
+    """The service's HTTP with a key file of the test's own."""
+    path = key_file(tmp_path / "secrets.keys", new_key())
+    runtime.vault = Vault(path)
+    async with client_of(runtime) as client:
+        yield client, path
+
+
+async def test_no_secret_stands_in_the_database_or_in_an_answer_or_in_the_log(
+    client: httpx.AsyncClient, db: Connection, capsys: pytest.CaptureFixture[str]
+) -> None:
+    await put_all(client)
+    made = [
+        (await client.post(f"/{path}/rotate-secret")).json()["secret"]
+        for path in ("producer-groups/shop", "subscriptions/mailer")
+    ]
+    shown = [
+        (await client.get(f"/{path}")).text for path in ("producer-groups", "subscriptions", "subscriptions/stock")
+    ]
+    written = await dumped(db)
+    told = "".join(capsys.readouterr())
+    for secret in (SECRET, PASSWORD, TOKEN, *made):
+        for text in (written, told, *shown):
+            assert secret not in text
+            assert secret.removeprefix("whsec_") not in text
+    assert await group_secrets(db) == [made[0], SECRET]
+    assert await credentials(db, "stock") == {"password": PASSWORD}
+
+
+async def test_what_is_sealed_opens_where_it_is_and_nowhere_else(tmp_path: Path) -> None:
+    box = Vault(key_file(tmp_path / "keys", new_key()))
+    stored = box.seal(GROUP_SECRETS, "shop", [{"secret": SECRET, "expires_at": None}])
+    assert box.secrets(GROUP_SECRETS, "shop", stored)[0].secret == SECRET
+    assert box.seal(GROUP_SECRETS, "shop", [{"secret": SECRET, "expires_at": None}]) != stored
+    for column, name in ((GROUP_SECRETS, "stock"), (SUBSCRIPTION_SECRETS, "shop"), (CREDENTIALS, "shop")):
+        with pytest.raises(SecretsUnreadable, match="copied from another"):
+            box.open(column, name, stored)
+    torn = {**stored, "sealed": stored["sealed"][:-8] + "AAAAAAA="}
+    with pytest.raises(SecretsUnreadable):
+        box.open(GROUP_SECRETS, "shop", torn)
+    assert box.seal(CREDENTIALS, "shop", {}) == {}
+    assert box.open(CREDENTIALS, "shop", {}) == {}
+
+
+@pytest.mark.parametrize(
+    "plain", [[{"secret": SECRET, "expires_at": None}], {"password": PASSWORD}, {"sealed": PASSWORD}]
+)
+def test_a_value_in_plain_text_is_never_used(tmp_path: Path, plain: Any) -> None:
+    with pytest.raises(SecretsUnreadable, match=r"subscription.secrets of `mailer` is stored in plain text") as refused:
+        Vault(key_file(tmp_path / "keys", new_key())).open(SUBSCRIPTION_SECRETS, "mailer", plain)
+    assert SECRET not in refused.value.detail
+    assert PASSWORD not in refused.value.detail
+
+
+def test_it_is_aes_gcm_of_256_bits_with_the_place_beside_it(tmp_path: Path) -> None:
+    key = new_key()
+    stored = Vault(key_file(tmp_path / "keys", key)).seal(CREDENTIALS, "stock", {"password": PASSWORD})
+    raw, secret = base64.b64decode(stored["sealed"]), base64.b64decode(key.split()[1])
+    assert (stored["key"], len(secret)) == (key.split()[0], 32)
+    opened = AESGCM(secret).decrypt(raw[:12], raw[12:], b"subscription.credentials:stock")
+    assert opened == b'{"password":"%s"}' % PASSWORD.encode()
+
+
+@pytest.mark.parametrize("text", ["", "# nothing\n", "0123abcd short\n", "no key\n", "\xff"])
+def test_a_file_that_is_no_key_file_is_refused(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "keys"
+    path.write_text(text, "latin-1")
+    with pytest.raises(BadSecretsKeyFile):
+        read_keys(path)
+    with pytest.raises(UnusableDatabase, match="HALFNOTE_SECRETS_KEY_FILE"):
+        refuse_without_keys(path)
+
+
+def test_a_key_file_that_is_made_is_its_owners_alone_and_never_overwritten(tmp_path: Path) -> None:
+    path = tmp_path / "secrets.keys"
+    make_key_file(path)
+    assert path.stat().st_mode & 0o777 == 0o600
+    before = read_keys(path).newest
+    make_key_file(path)
+    assert read_keys(path).newest == before
+
+
+async def test_without_keys_a_database_of_ones_own_is_not_served(dsn: str) -> None:
+    with pytest.raises(UnusableDatabase, match="halfnote new-secrets-key"):
+        async with database_url(Settings(_env_file=None, database_url=dsn, secrets_key_file="")):  # type: ignore[call-arg,arg-type]
+            raise AssertionError("it was served")
+
+
+async def test_a_missing_key_is_named_nothing_is_lost_and_a_new_secret_replaces_what_it_sealed(
+    ours: tuple[httpx.AsyncClient, Path], runtime: Runtime, db: Connection
+) -> None:
+    client, path = ours
+    await put_all(client)
+    kept = path.read_text()
+    lost, other = kept.split()[0], new_key()
+    runtime.vault = Vault(key_file(path, other))
+    before = await dumped(db)
+    for answer in (
+        await client.post("/producer-groups/shop/rotate-secret"),
+        await client.post("/subscriptions/stock/test"),
+        await client.put(
+            "/subscriptions/mailer",
+            json={"topics": ["order"], "destination": {"type": "webhook", "url": "http://127.0.0.1:9/else"}},
+        ),
+    ):
+        assert (answer.status_code, answer.json()["type"]) == (503, "/problems/secrets-unreadable")
+        assert lost in answer.json()["detail"]
+    assert (await client.get("/subscriptions")).status_code == 200
+    assert await dumped(db) == before
+    found = await rotate(db, runtime.vault)
+    assert (found.changed, len(found.unreadable)) == (0, 4)
+    assert await dumped(db) == before
+    key_file(path, kept.strip(), other)
+    assert (await client.post("/producer-groups/shop/rotate-secret")).status_code == 200
+    key_file(path, other)
+    runtime.vault = Vault(path)
+    new = SECRET.replace("S", "T")
+    again = await client.put("/producer-groups/shop", json={"check_urls": ["http://127.0.0.1:9/check"], "secret": new})
+    broker = {"type": "nats", "url": "nats://127.0.0.1:4222", "username": "us", "password": "another"}
+    stock = await client.put("/subscriptions/stock", json={"topics": ["order"], "destination": broker})
+    assert (again.status_code, stock.status_code) == (200, 200)
+    assert (await client.post("/producer-groups/shop/rotate-secret")).status_code == 200
+
+
+async def test_a_key_that_was_added_is_found_without_a_restart(
+    ours: tuple[httpx.AsyncClient, Path], runtime: Runtime, db: Connection
+) -> None:
+    client, path = ours
+    async with Responder() as producer:
+        await put_all(client, producer.url)
+        first, second = path.read_text().strip(), new_key()
+        assert set(await encrypted_secrets.keys_in_use(db)) == {first.split()[0]}
+        # Another process rotates; this one has read the file long ago.
+        key_file(path, first, second)
+        done = await rotate(db, Vault(path))
+        assert (done.key, done.changed, done.unreadable) == (second.split()[0], 3, [])
+        assert set(await encrypted_secrets.keys_in_use(db)) == {second.split()[0]}
+        assert (await rotate(db, Vault(path))).changed == 0
+        assert (await client.post("/producer-groups/shop/test")).status_code == 200
+        # The old key is of no use any more.
+        key_file(path, second)
+        runtime.vault = Vault(path)
+        assert (await client.post("/producer-groups/shop/test")).status_code == 200
+    assert len(producer.calls) == 2
+    for call in producer.calls:
+        Verifier(SECRET).verify(call.body, call.headers)
+
+
+@pytest.mark.parametrize(
+    "plain",
+    [
+        f"""update producer_group set secrets = '[{{"secret": "{SECRET}", "expires_at": null}}]'""",
+        f"""update subscription set secrets = '[{{"secret": "{SECRET}", "expires_at": null}}]'""",
+        f"""update subscription set credentials = '{{"password": "{PASSWORD}"}}'""",
+        f"""update subscription set destination = '{{"type": "webhook", "headers": {{"x-token": "{TOKEN}"}}}}'""",
+    ],
+)
+async def test_the_tables_refuse_plain_text(client: httpx.AsyncClient, db: Connection, plain: str) -> None:
+    await put_all(client)
+    with pytest.raises(asyncpg.CheckViolationError, match="_sealed"):
+        await db.execute(plain)
+
+
+async def plain_rows(dsn: str, db: Connection) -> None:
+    """Take the database back to the schema before 0012, and store what `put_all` sends as that version did: in plain
+    text."""
+    await asyncio.to_thread(command.downgrade, alembic_config(dsn), "0011")
+    signing = json.dumps([{"secret": SECRET, "expires_at": None}])
+    await register_group(db, "shop", secrets=signing)
+    for name, destination, secrets, sent in (
+        ("mailer", {"type": "webhook", "url": "http://127.0.0.1:9/in", "headers": {"x-token": TOKEN}}, signing, "{}"),
+        ("stock", {"type": "nats", "username": "us"}, "[]", json.dumps({"password": PASSWORD})),
+    ):
+        await subscribe(db, name, destination=json.dumps(destination), secrets=secrets, credentials=sent)
+    await db.execute("update subscription set deleted_at = now() where name = 'stock'")
+
+
+async def test_migrating_seals_what_an_older_version_stored_in_plain_text(
+    dsn: str, db: Connection, tmp_path: Path
+) -> None:
+    await plain_rows(dsn, db)
+    # This one the older version had sealed.
+    await register_group(db, "sealed")
+    before = await db.fetchval("select secrets from producer_group where name = 'sealed'")
+    await migrate(dsn, days_ahead=1, key_file=Path(os.environ["HALFNOTE_SECRETS_KEY_FILE"]))
+    assert await db.fetchval("select secrets from producer_group where name = 'sealed'") == before
+    written = await dumped(db)
+    for secret in (SECRET, PASSWORD, TOKEN):
+        assert secret not in written
+    assert (await group_secrets(db), await subscription_secrets(db)) == ([SECRET], [SECRET])
+    assert await credentials(db) == {"headers": {"x-token": TOKEN}}
+    assert await credentials(db, "stock") == {"password": PASSWORD}
+    destination = await db.fetchval("select destination from subscription where name = 'mailer'")
+    assert json.loads(destination) == {"type": "webhook", "url": "http://127.0.0.1:9/in", "header_names": ["x-token"]}
+
+
+@pytest.mark.parametrize("text", [None, "0123abcd short\n"])
+async def test_migrating_refuses_plain_text_without_a_key_and_says_what_to_do(
+    dsn: str, db: Connection, tmp_path: Path, text: str | None
+) -> None:
+    path = tmp_path / "keys"
+    if text is not None:
+        path.write_text(text)
+    await plain_rows(dsn, db)
+    before = await dumped(db)
+    for given in (None, path):
+        with pytest.raises(UnusableDatabase, match=r"1 producer groups and 2 subscriptions .* run `halfnote migrate`"):
+            await migrate(dsn, days_ahead=1, key_file=given)
+    assert await dumped(db) == before
+
+
+async def test_migrating_by_the_command_seals(dsn: str, db: Connection, tmp_path: Path) -> None:
+    await plain_rows(dsn, db)
+
+    def run(key_file: str) -> subprocess.CompletedProcess[str]:
+        environment = {**os.environ, "HALFNOTE_DATABASE_URL": dsn, "HALFNOTE_SECRETS_KEY_FILE": key_file}
+        given = [sys.executable, "-m", "app.cli", "migrate"]
+        return subprocess.run(given, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=240)
+
+    refused = await asyncio.to_thread(run, "")
+    assert refused.returncode == 1
+    assert "HALFNOTE_SECRETS_KEY_FILE is not set" in refused.stderr
+    assert "halfnote new-secrets-key" in refused.stderr
+    migrated = await asyncio.to_thread(run, os.environ["HALFNOTE_SECRETS_KEY_FILE"])
+    assert migrated.returncode == 0, migrated.stderr
+    assert await group_secrets(db) == [SECRET]
+
+
+async def test_readyz_and_metrics_name_missing_keys(
+    ours: tuple[httpx.AsyncClient, Path], runtime: Runtime, db: Connection
+) -> None:
+    client, path = ours
+
+    async def shown() -> tuple[dict[str, str], float | None]:
+        answer = await client.get("/readyz")
+        assert answer.status_code == 200
+        await gauges.step(runtime, runtime.clock.now())
+        value = runtime.metrics.registry.get_sample_value
+        warnings = {one["name"]: one["detail"] for one in answer.json()["warnings"] if "secrets" in one["name"]}
+        return warnings, value("halfnote_secrets_unreadable")
+
+    await put_all(client)
+    assert await shown() == ({}, 0)
+    kept = path.read_text()
+    key_file(path, new_key())
+    warnings, unreadable = await shown()
+    assert kept.split()[0] in warnings.pop("secrets_unreadable")
+    # Of a group and of a webhook their secrets, the webhook's headers, the broker's password.
+    assert (warnings, unreadable) == ({}, 4)
+    path.unlink()
+    assert (await shown())[1] == 4
+    path.write_text(kept)
+    assert await shown() == ({}, 0)
+
+
+async def test_the_start_logs_missing_keys(dsn: str, db: Connection, tmp_path: Path) -> None:
+    path = key_file(tmp_path / "keys", new_key())
+    await register_group(db, "shop")
+    settings = Settings(_env_file=None, database_url=dsn, secrets_key_file=path)  # type: ignore[call-arg]
+
+    async def said_at_start() -> dict[str, Any]:
+        with capture_logs() as lines:
+            async with database_url(settings):
+                return {line["event"]: line for line in lines}
+
+    [used] = await encrypted_secrets.keys_in_use(db)
+    assert (await said_at_start())["secrets_unreadable"]["key"] == used
+    ours = Path(os.environ["HALFNOTE_SECRETS_KEY_FILE"]).read_text().strip()
+    key_file(path, path.read_text().strip(), ours)
+    assert "secrets_unreadable" not in await said_at_start()
+
+
+async def test_a_ping_tells_which_key_is_missing_and_the_others_go_on(
+    ours: tuple[httpx.AsyncClient, Path], runtime: Runtime, db: Connection
+) -> None:
+    client, path = ours
+    async with Responder() as producer:
+        await put_all(client, producer.url)
+        lost = path.read_text().split()[0]
+        runtime.vault = Vault(key_file(path, new_key()))
+        await client.put("/producer-groups/other", json={"check_urls": [producer.url]})
+        await Pings().step(runtime, runtime.clock.now() + timedelta(seconds=1))
+        assert len(producer.calls) == 1
+    [url] = (await client.get("/producer-groups/shop")).json()["urls"]
+    assert lost in url["last_error"]
+
+
+class CutOff(Vault):
+    """Opens three secrets, and then the connection is gone."""
+
+    left = 3
+
+    def open(self, *given: Any) -> Any:
+        self.left -= 1
+        if self.left < 0:
+            raise ConnectionError("cut off")
+        return super().open(*given)
+
+
+async def test_a_rotation_that_was_cut_off_is_taken_up_and_changes_beside_it_are_kept(
+    ours: tuple[httpx.AsyncClient, Path], db: Connection
+) -> None:
+    client, path = ours
+    shape = {"check_urls": ["http://127.0.0.1:9/check"], "secret": SECRET}
+    for number in range(7):
+        assert (await client.put(f"/producer-groups/g{number}", json=shape)).status_code == 201
+    key_file(path, path.read_text().strip(), new_key())
+    with pytest.raises(ConnectionError):
+        await rotate(db, CutOff(path), batch=2)
+    assert sorted((await encrypted_secrets.keys_in_use(db)).values()) == [2, 5]
+    done, changed = await asyncio.gather(
+        rotate(db, Vault(path)), client.put("/producer-groups/g6", json={**shape, "immunity_s": 9})
+    )
+    assert changed.status_code == 200
+    assert done.changed == 5
+    assert done.unreadable == []
+    assert set(await encrypted_secrets.keys_in_use(db)) == {done.key}
+    assert (await client.get("/producer-groups/g6")).json()["immunity_s"] == 9
+
+
+async def test_the_commands_make_a_key_and_rotate(dsn: str, db: Connection, tmp_path: Path) -> None:
+    path = key_file(tmp_path / "keys", Path(os.environ["HALFNOTE_SECRETS_KEY_FILE"]).read_text().strip())
+    environment = {**os.environ, "HALFNOTE_DATABASE_URL": dsn, "HALFNOTE_SECRETS_KEY_FILE": str(path)}
+
+    def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, "-m", "app.cli", *arguments]
+        return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=240)
+
+    await register_group(db, "shop")
+    printed = (await asyncio.to_thread(run, "new-secrets-key")).stdout
+    key_file(path, path.read_text().strip(), printed.strip())
+    ended = await asyncio.to_thread(run, "rotate-keys")
+    assert (ended.returncode, ended.stdout) == (
+        0,
+        f"Sealed again by key {printed.split()[0]}: 1. Could not be opened: 0.\n",
+    ), ended.stderr
+    [done] = await db.fetch("select actor, what, target from audit")
+    assert done["actor"].endswith("(command line)")
+    assert (done["what"], done["target"]) == ("secrets.rotate", printed.split()[0])
+    key_file(path, new_key())
+    ended = await asyncio.to_thread(run, "rotate-keys")
+    assert ended.returncode == 1
+    assert printed.split()[0] in ended.stderr
+
+
+class Counting(Vault):
+    """Counts what it decrypts."""
+
+    decrypted = 0
+
+    def _decrypted(self, *given: Any) -> Any:
+        self.decrypted += 1
+        return super()._decrypted(*given)
+
+
+def test_what_is_opened_is_remembered(tmp_path: Path) -> None:
+    box = Counting(key_file(tmp_path / "keys", new_key()))
+    stored = box.seal(GROUP_SECRETS, "shop", [{"secret": SECRET, "expires_at": None}])
+    for _ in range(1000):
+        box.secrets(GROUP_SECRETS, "shop", dict(stored))
+    assert box.decrypted == 1

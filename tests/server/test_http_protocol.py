@@ -1,0 +1,120 @@
+"""A response's head and body leave in one write. A single write leaves when the turn ends."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+import uvicorn
+from starlette.types import Receive, Scope, Send
+from uvicorn.server import ServerState
+
+from app.server.http_protocol import CoalescingTransport, HttpProtocol
+
+
+class Wire:
+    """The transport underneath; records the writes."""
+
+    def __init__(self) -> None:
+        self.writes: list[bytes] = []
+        self.closed = False
+
+    def write(self, data: bytes) -> None:
+        assert not self.closed
+        self.writes.append(data)
+
+    def close(self) -> None:
+        self.closed = True
+
+    def is_closing(self) -> bool:
+        return self.closed
+
+
+def coalescing() -> tuple[Any, Wire]:
+    wire = Wire()
+    return CoalescingTransport(wire), wire  # type: ignore[arg-type]
+
+
+async def test_head_and_body_are_one_write() -> None:
+    transport, wire = coalescing()
+    transport.write(b"head")
+    assert wire.writes == []
+    transport.write(b"body")
+    assert wire.writes == [b"headbody"]
+    await asyncio.sleep(0)
+    assert wire.writes == [b"headbody"]
+
+
+async def test_a_single_write_is_sent_when_the_turn_ends() -> None:
+    transport, wire = coalescing()
+    transport.write(b"head")
+    await asyncio.sleep(0)
+    assert wire.writes == [b"head"]
+
+
+async def test_two_responses_of_one_turn_stay_in_order() -> None:
+    transport, wire = coalescing()
+    for part in (b"head1", b"body1", b"head2", b"body2", b"head3"):
+        transport.write(part)
+    await asyncio.sleep(0)
+    assert b"".join(wire.writes) == b"head1body1head2body2head3"
+
+
+async def test_close_sends_what_is_held_first() -> None:
+    transport, wire = coalescing()
+    transport.write(b"head")
+    transport.close()
+    assert (wire.writes, transport.is_closing()) == ([b"head"], True)
+    await asyncio.sleep(0)
+    assert wire.writes == [b"head"]
+
+
+async def echo(scope: Scope, receive: Receive, send: Send) -> None:
+    """Echo the body."""
+    body = (await receive())["body"]
+    length = str(len(body)).encode()
+    await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", length)]})
+    await send({"type": "http.response.body", "body": body})
+
+
+@pytest.fixture
+async def port() -> AsyncIterator[int]:
+    """Where `echo` is served."""
+    config, state = uvicorn.Config(echo, lifespan="off", ws="none", log_config=None), ServerState()
+    config.load()
+    state.default_headers = [(b"date", b"today")]
+    server = await asyncio.get_running_loop().create_server(lambda: HttpProtocol(config, state, {}), "127.0.0.1", 0)
+    async with server:
+        yield server.sockets[0].getsockname()[1]
+
+
+def post(body: bytes, *headers: bytes, version: bytes = b"1.1") -> bytes:
+    lines = [b"POST / HTTP/" + version, b"Host: localhost", *headers, b"Content-Length: %d" % len(body)]
+    return b"\r\n".join(lines) + b"\r\n\r\n" + body
+
+
+def whole(body: bytes) -> bytes:
+    return b"HTTP/1.1 200 OK\r\ndate: today\r\ncontent-length: %d\r\n\r\n" % len(body) + body
+
+
+async def test_pipelined_requests_are_answered_in_order(port: int) -> None:
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    for bodies in ([b"1"], [b"2", b"3", b"4"]):
+        writer.write(b"".join(map(post, bodies)))
+        expected = b"".join(map(whole, bodies))
+        assert await reader.readexactly(len(expected)) == expected
+    writer.close()
+    await writer.wait_closed()
+
+
+@pytest.mark.parametrize(
+    "request_", [post(b"last", b"Connection: close"), post(b"last", version=b"1.0")], ids=["close", "HTTP/1.0"]
+)
+async def test_the_last_answer_of_a_connection_closes_it(port: int, request_: bytes) -> None:
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    writer.write(request_)
+    assert await reader.read() == (
+        b"HTTP/1.1 200 OK\r\ndate: today\r\ncontent-length: 4\r\nconnection: close\r\n\r\nlast"
+    )
+    writer.close()
+    await writer.wait_closed()

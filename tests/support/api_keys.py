@@ -1,0 +1,26 @@
+"""API keys for tests, made as the service makes them."""
+
+from typing import Any
+
+from app.operations.api_keys import make_key
+from app.permissions import Caller, Role
+from app.runtime.live_settings import follow
+from app.runtime.state import Runtime
+from app.schemas.api_keys import ApiKeyNew
+
+TESTER = Caller(None, name="tests")
+
+
+async def make(runtime: Runtime, role: Role, **fields: Any) -> str:
+    """Return a new key that this process knows."""
+    now = runtime.clock.now()
+    async with runtime.database.transaction() as connection:
+        wanted = ApiKeyNew.model_validate({"name": f"a {role}", "role": role, **fields})
+        key, _ = await make_key(connection, TESTER, wanted, now)
+    await follow(runtime, now)
+    return key
+
+
+def bearer(key: str) -> dict[str, str]:
+    """Return the header that carries a key."""
+    return {"authorization": f"Bearer {key}"}

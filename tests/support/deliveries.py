@@ -1,0 +1,73 @@
+"""What the tests of Kafka and Redis share: deliveries, and a look at what this process holds open."""
+
+import asyncio
+import ipaddress
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+import psutil
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import NameOID
+
+from app.delivery import Delivery
+from app.egress.denied_addresses import Network
+
+NOW = datetime(2026, 11, 21, 10, 0, 1, tzinfo=UTC)
+COMMITTED = datetime(2026, 11, 21, 10, 0, 0, 123456, tzinfo=UTC)
+LOOPBACK: tuple[Network, ...] = (ipaddress.ip_network("127.0.0.0/8"),)
+ELSEWHERE: tuple[Network, ...] = (ipaddress.ip_network("10.0.0.0/8"),)
+
+
+def delivery(**fields: Any) -> Delivery:
+    """Return a delivery of the subscription `orders-out`, but for `fields`."""
+    transaction_id = uuid4()
+    known: dict[str, Any] = {
+        "subscription": "orders-out",
+        "message_id": f"{transaction_id}-0",
+        "transaction_id": transaction_id,
+        "offset": 1030,
+        "producer_group": "shop",
+        "topic": "order",
+        "key": "order-1030",
+        "tag": None,
+        "headers": {},
+        "content_type": "application/json",
+        "body": b'{"order": 1030}',
+        "committed_at": COMMITTED,
+        "attempt": 1,
+    }
+    return Delivery(**{**known, **fields})
+
+
+def held() -> tuple[set[asyncio.Task[Any]], set[int]]:
+    """Return the tasks of this loop and the TCP sockets of this process, by their descriptors."""
+    return asyncio.all_tasks(), {connection.fd for connection in psutil.Process().net_connections("tcp")}
+
+
+def certificate(directory: Path, name: str) -> tuple[Path, Path]:
+    """Make a self-signed certificate for a host name; return the files of it and of its key, both PEM."""
+    key = ec.generate_private_key(ec.SECP256R1())
+    subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
+    now = datetime.now(UTC)
+    made = (
+        x509.CertificateBuilder()
+        .subject_name(subject)
+        .issuer_name(subject)
+        .public_key(key.public_key())
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(now - timedelta(days=1))
+        .not_valid_after(now + timedelta(days=1))
+        .add_extension(x509.SubjectAlternativeName([x509.DNSName(name)]), critical=False)
+        .add_extension(x509.BasicConstraints(ca=True, path_length=None), critical=True)
+        .sign(key, hashes.SHA256())
+    )
+    certificate_file, key_file = directory / "certificate.pem", directory / "key.pem"
+    certificate_file.write_bytes(made.public_bytes(serialization.Encoding.PEM))
+    key_file.write_bytes(
+        key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
+    )
+    return certificate_file, key_file

@@ -1,0 +1,72 @@
+"""Copies of a running Postgres, by its own programs, and plain questions to either."""
+
+import contextlib
+import os
+import shutil
+import signal
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+from urllib.parse import unquote, urlsplit
+
+import asyncpg
+
+from app.embedded_postgres import EmbeddedPostgres
+from app.embedded_postgres.paths import ServerPaths, find_paths
+from tests.support.processes import free_port
+
+
+def base_backup(server: EmbeddedPostgres, place: ServerPaths, into: ServerPaths, *options: str) -> None:
+    """Copy a running server to where another one will be started; as its own user, with the password beside it."""
+    into.cluster.mkdir(mode=0o700)
+    into.account.own(into.cluster)
+    for file in place.cluster.iterdir():
+        if file.is_file():
+            shutil.copy2(file, into.cluster / file.name)
+            into.account.own(into.cluster / file.name)
+    url = urlsplit(server.url)
+    reach = {"PGHOST": str(url.hostname), "PGPORT": str(url.port), "PGUSER": str(url.username)}
+    reach["PGPASSWORD"] = unquote(url.password or "")
+    copy = [server.bin("pg_basebackup"), "-D", into.pgdata, "-c", "fast", *options]
+    subprocess.run(copy, env=os.environ | reach, check=True, **as_user(into))
+
+
+@contextlib.contextmanager
+def standby(server: EmbeddedPostgres, place: ServerPaths, home: Path) -> Iterator[str]:
+    """Copy a running server, have the copy follow it, and yield its url; it may be promoted."""
+    into = find_paths(home)
+    base_backup(server, place, into, "-X", "stream", "-R")
+    for file in place.home.glob("*.conf"):
+        shutil.copy(file, into.home / file.name)
+    port = free_port()
+    command = [server.bin("postgres"), "-D", into.pgdata, "-c", f"port={port}", "-c", "hot_standby=on"]
+    command += ["-c", "logging_collector=off"]
+    with (home / "log").open("wb") as log:
+        process = subprocess.Popen(command, stdout=log, stderr=log, **as_user(into))
+    try:
+        url = urlsplit(server.url)
+        yield url._replace(netloc=f"{url.netloc.rpartition(':')[0]}:{port}").geturl()
+    finally:
+        # A fast shutdown.
+        process.send_signal(signal.SIGINT)
+        process.wait()
+
+
+def as_user(place: ServerPaths) -> dict[str, Any]:
+    """Return how a program of a place is started: by its account."""
+    if place.account.uid is None:
+        return {}
+    return {"user": place.account.uid, "group": place.account.gid, "extra_groups": [], "cwd": "/"}
+
+
+async def execute(url: str, statement: str) -> Any:
+    connection = await asyncpg.connect(url)
+    try:
+        return await connection.fetchval(statement)
+    finally:
+        await connection.close()
+
+
+async def is_so(url: str, question: str) -> bool:
+    return bool(await execute(url, question))

@@ -1,0 +1,84 @@
+"""The real service as a process of its own, on a data directory and a free port."""
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import httpx
+
+from app.config import LOOPBACK
+from tests.support.ports import free_port
+
+__all__ = ["ROOT", "Service", "free_port", "of_ones_own"]
+
+ROOT = Path(__file__).parents[2]
+
+
+def of_ones_own() -> dict[str, str]:
+    """Return the options that a database of one's own needs and the embedded one does not: keys, and open loopback."""
+    keys = {name: value for name, value in os.environ.items() if name == "HALFNOTE_SECRETS_KEY_FILE"}
+    return {**keys, "HALFNOTE_ALLOW_NETWORKS": ",".join(LOOPBACK)}
+
+
+class Service:
+    """`uvicorn app.main:app` with an embedded Postgres, or with HALFNOTE_DATABASE_URL in `env`.
+
+    With `arguments` it is `halfnote` with these; `root` is where its code lies.
+    """
+
+    def __init__(self, data_dir: Path, *arguments: str, root: Path = ROOT, **env: str) -> None:
+        self._root = root
+        self.port = free_port()
+        self.url = f"http://127.0.0.1:{self.port}"
+        self.log = data_dir.parent / "service.log"
+        program = ("app.cli", *arguments) if arguments else ("uvicorn", "app.main:app", "--no-access-log")
+        self._command = [sys.executable, "-m", *program, "--port", str(self.port)]
+        self._env = {
+            **{name: value for name, value in os.environ.items() if not name.startswith("HALFNOTE_")},
+            "HALFNOTE_DATA_DIR": str(data_dir),
+            **(of_ones_own() if "HALFNOTE_DATABASE_URL" in env else {}),
+            **env,
+        }
+        self.process: subprocess.Popen[bytes] | None = None
+
+    async def start(self) -> None:
+        """Start the process and wait until it answers; raises with its log if it ends instead."""
+        with self.log.open("ab") as log:
+            self.process = subprocess.Popen(
+                self._command,
+                cwd=self._root,
+                env=self._env,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+            )
+        await self.until_answering()
+
+    async def until_answering(self) -> None:
+        """Wait until the service answers; raises with its log if it ends instead."""
+        async with httpx.AsyncClient(base_url=self.url) as client, asyncio.timeout(90):
+            while True:
+                assert self.process is not None
+                if self.process.poll() is not None:
+                    raise RuntimeError(self.log.read_text())
+                try:
+                    await client.get("/problems/internal")
+                    return
+                except httpx.TransportError:
+                    await asyncio.sleep(0.05)
+
+    def kill(self) -> None:
+        """kill -9; its Postgres may live on."""
+        assert self.process is not None
+        self.process.kill()
+        self.process.wait()
+
+    def stop(self) -> int:
+        """SIGTERM; returns the exit status."""
+        assert self.process is not None
+        if self.process.poll() is None:
+            self.process.send_signal(signal.SIGTERM)
+        return self.process.wait(timeout=60)

@@ -1,0 +1,154 @@
+"""A restore to an earlier time, as docs/operations/backup.md has it: a base backup, archived WAL, a target."""
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from app.embedded_postgres import EmbeddedPostgres
+from app.embedded_postgres.paths import find_paths
+from app.migrate import migrate
+from tests.support.check_responder import Responder
+from tests.support.load import until
+from tests.support.postgres_copies import base_backup, execute, is_so
+from tests.support.processes import Service
+from tests.support.relay_stepping import order, subscribe
+
+TARGET = "before_the_mistake"
+# More than a sequence writes ahead to the WAL, so that the restored one is surely behind what was given out.
+LATER = 50
+
+
+@pytest.mark.slow
+async def test_what_a_restore_to_an_earlier_time_means(data_dir: Path) -> None:
+    place, restored = find_paths(data_dir), find_paths(data_dir.parent / "restored")
+    wal = data_dir.parent / "wal"
+    wal.mkdir()
+    place.account.own(wal)
+    archiving = {"archive_mode": "on", "archive_command": f"test ! -f {wal}/%f && cp %p {wal}/%f"}
+    server = await asyncio.to_thread(EmbeddedPostgres.start, data_dir, settings=archiving)
+    async with Responder(content={"verdict": "unknown"}) as producer, Responder(status=200) as receiver:
+        try:
+            await migrate(server.url, days_ahead=7)
+            async with served(data_dir, server.url) as client:
+                policy = {"check_urls": [producer.url], "immunity_s": 1, "interval_s": 1, "max_checks": 1000}
+                assert (await client.put("/producer-groups/shop", json=policy)).status_code == 201
+                await subscribe(client, receiver, retry=[1] * 100)
+                settled = [await committed(client, number) for number in range(3)]
+                await until(lambda: set(settled) <= received(receiver))
+                await settle(server.url, 3)
+                await asyncio.to_thread(base_backup, server, place, restored, "-X", "none")
+                (restored.pgdata / "recovery.signal").touch()
+                restored.account.own(restored.pgdata / "recovery.signal")
+                # At the target: one message that no receiver has, and one transaction without an end.
+                receiver.status = 503
+                unsent = await committed(client, 3)
+                await until(lambda: unsent in received(receiver))
+                open_half = await half(client, 4)
+                await execute(server.url, f"select pg_create_restore_point('{TARGET}')")
+                # What the restore takes back.
+                receiver.status = 200
+                await end(client, open_half)
+                lost = await committed(client, 5)
+                later = [await committed(client, 100 + number) for number in range(LATER)]
+                await until(lambda: {unsent, f"{open_half}-0", lost, *later} <= delivered(receiver))
+            await execute(server.url, "select pg_switch_wal()")
+            await until(lambda: all_archived(server.url))
+        finally:
+            await asyncio.to_thread(server.stop)
+        highest = max(offsets(receiver))
+        told = len(receiver.calls)
+
+        recovery = {"restore_command": f"cp {wal}/%f %p", "recovery_target_name": TARGET}
+        recovery["recovery_target_action"] = "promote"
+        server = await asyncio.to_thread(EmbeddedPostgres.start, data_dir.parent / "restored", settings=recovery)
+        try:
+            await until(lambda: is_so(server.url, "select not pg_is_in_recovery()"))
+            # Offsets that receivers have seen would be given to other messages, but for this.
+            assert await is_so(server.url, f"select last_value < {highest} from outbox_offset")
+            await execute(server.url, f"select setval('outbox_offset', {highest})")
+            producer.content = {"verdict": "commit"}
+            async with served(data_dir, server.url) as client:
+                # Undecided again: its producer is asked, and says what it has said before.
+                await until(lambda: {unsent, f"{open_half}-0"} <= delivered(receiver, told))
+                shown = (await client.get(f"/transactions/{open_half}")).json()
+                assert (shown["state"], shown["verdict"]["source"]) == ("committed", "check")
+                # Never heard of: a producer that repeats the half and the end has it delivered under the same id.
+                gone = lost.removesuffix("-0")
+                assert (await post_end(client, gone)).status_code == 404
+                assert await half(client, 5, transaction_id=gone) == gone
+                await end(client, gone)
+                await until(lambda: lost in delivered(receiver, told))
+        finally:
+            await asyncio.to_thread(server.stop)
+    again = list(receiver.calls[told:])
+    assert not {call.headers["ce-id"] for call in again} & {*settled, *later}
+    anew = {call.headers["ce-id"]: int(call.headers["halfnote-offset"]) for call in again}
+    assert min(anew[f"{open_half}-0"], anew[lost]) > highest
+
+
+def received(receiver: Responder, since: int = 0) -> set[str]:
+    return {call.headers["ce-id"] for call in receiver.calls[since:]}
+
+
+def delivered(receiver: Responder, since: int = 0) -> set[str]:
+    """What came while the receiver was taking messages, as it does now."""
+    assert receiver.status == 200
+    return received(receiver, since)
+
+
+def offsets(receiver: Responder) -> list[int]:
+    return [int(call.headers["halfnote-offset"]) for call in receiver.calls]
+
+
+class served:
+    """The service over a database, and a client of it."""
+
+    def __init__(self, data_dir: Path, url: str) -> None:
+        # The rehearsal may take longer than the five minutes that a new id may be old.
+        self._service = Service(data_dir, "serve", HALFNOTE_DATABASE_URL=url, HALFNOTE_ID_SKEW_S="86400")
+
+    async def __aenter__(self) -> httpx.AsyncClient:
+        await self._service.start()
+        self._client = httpx.AsyncClient(base_url=self._service.url, timeout=60)
+        return self._client
+
+    async def __aexit__(self, *_: object) -> None:
+        await self._client.aclose()
+        assert self._service.stop() == 0
+
+
+async def half(client: httpx.AsyncClient, number: int, **fields: Any) -> str:
+    answer = await client.post("/half", json={"producer_group": "shop", "messages": [order(number)], **fields})
+    assert answer.status_code == 201, answer.text
+    return str(answer.json()["transaction_id"])
+
+
+async def post_end(client: httpx.AsyncClient, transaction_id: str) -> httpx.Response:
+    wanted = {"transaction_id": transaction_id, "producer_group": "shop", "verdict": "commit"}
+    return await client.post("/end", json=wanted)
+
+
+async def end(client: httpx.AsyncClient, transaction_id: str) -> None:
+    answer = await post_end(client, transaction_id)
+    assert answer.status_code == 200, answer.text
+
+
+async def committed(client: httpx.AsyncClient, number: int) -> str:
+    """Post a half and its end; return the message's id."""
+    transaction_id = await half(client, number)
+    await end(client, transaction_id)
+    return f"{transaction_id}-0"
+
+
+async def settle(url: str, count: int) -> None:
+    await until(lambda: is_so(url, f"select count(*) >= {count} from receipt"))
+
+
+async def all_archived(url: str) -> bool:
+    """Whether the WAL up to the last switch is in the archive."""
+    return await is_so(
+        url, "select last_archived_wal >= pg_walfile_name(pg_current_wal_lsn() - 1) from pg_stat_archiver"
+    )
