@@ -266,7 +266,7 @@ def _serve(run: Path, gone: threading.Event) -> None:
 
     def start() -> str:
         running.append(EmbeddedPostgres.start(place, settings=SETTINGS))
-        _hash_password_once(running[0].url)
+        _hash_password_quickly(running[0].url)
         return f"{running[0].url}\n{running[0].bin('psql').parent}"
 
     _keep_result(place, start)
@@ -275,10 +275,13 @@ def _serve(run: Path, gone: threading.Event) -> None:
     shutil.rmtree(running[0].log_dir.parent)  # elsewhere if the temporary directory is closed to the server's user
 
 
-def _hash_password_once(url: str) -> None:
-    """Store the password with one round of hashing instead of 4,096: each test opens several connections."""
+def _hash_password_quickly(url: str) -> None:
+    """Store the password with 1,000 rounds of hashing instead of 4,096: each test opens several connections.
+
+    The Go driver `lib/pq` refuses a count of fewer than four digits.
+    """
     with psycopg.connect(url, autocommit=True) as connection:
-        connection.execute("SET scram_iterations = 1")
+        connection.execute("SET scram_iterations = 1000")
         user, password = connection.info.user, connection.info.password
         connection.execute(sql.SQL("ALTER ROLE {} PASSWORD {}").format(sql.Identifier(user), sql.Literal(password)))
 
