@@ -21,7 +21,7 @@ from app.routers.timeline import known, message_fields
 from app.runtime.state import Runtime
 from app.schemas.transactions import ID, StoredMessageShown
 from app.store.coordinator.halves import message_body
-from app.store.coordinator.history import History, read_history
+from app.store.coordinator.history import Owner, read_history, read_owner
 from app.store.coordinator.ops import Recorded
 from app.store.coordinator.transactions import state_of
 
@@ -74,10 +74,13 @@ async def get_message(runtime: RuntimeDep, caller: CallerDep, message_id: Messag
     if parsed is None:
         raise MessageUnknown("This is not a message_id: it has the form `<transaction_id>-<position>`.")
     transaction_id, position = parsed
+    history, body = None, None
     async with runtime.request_pool.connection() as connection:
-        history = await read_history(connection, transaction_id)
-        body = await message_body(connection, transaction_id, position)
-    if history is None or not _may_read(caller, history, position):
+        # The scope is judged first: reading a history out of scope would show by its time that the id exists.
+        if _may_read(caller, await read_owner(connection, transaction_id, position)):
+            history = await read_history(connection, transaction_id)
+            body = await message_body(connection, transaction_id, position)
+    if history is None:
         raise await unknown_transaction(runtime, transaction_id)
     if body is None:
         raise MessageUnknown(f"This transaction has {len(history.messages)} messages, from position 0.")
@@ -98,10 +101,10 @@ async def get_message(runtime: RuntimeDep, caller: CallerDep, message_id: Messag
     return with_body(shown, body, message.content_type)
 
 
-def _may_read(caller: Caller, history: History, position: int) -> bool:
+def _may_read(caller: Caller, owner: Owner | None) -> bool:
+    if owner is None:
+        return False
     if caller.role is not Role.SUBSCRIBER:
-        return caller.groups.takes(history.messages[0].producer_group)
+        return caller.groups.takes(owner.producer_group)
     # For subscribers an uncommitted message does not exist.
-    return any(one.position == position for one in history.published) and caller.topics.takes_topic(
-        history.messages[position].topic
-    )
+    return owner.published_topic is not None and caller.topics.takes_topic(owner.published_topic)

@@ -16,7 +16,7 @@ from app.routers.timeline import known, transaction_shown
 from app.runtime.state import Runtime
 from app.schemas.fields import Id, Name, Strict, Time
 from app.schemas.transactions import ID, TransactionPage, TransactionRow, TransactionShown
-from app.store.coordinator.history import read_history
+from app.store.coordinator.history import read_history, read_owner
 from app.store.coordinator.transactions import HIGHEST, LOWEST, TransactionFilter, TransactionSummary, list_transactions
 from app.verdicts import Source, State
 
@@ -92,8 +92,11 @@ async def get_transaction(runtime: RuntimeDep, caller: CallerDep, transaction_id
     stay.
     """
     async with runtime.request_pool.connection() as connection:
-        history = await read_history(connection, transaction_id)
-    if history is None or not caller.groups.takes(history.messages[0].producer_group):
+        owner = await read_owner(connection, transaction_id)
+        # The scope is judged first: reading another group's history would show by its time that the id exists.
+        in_scope = owner is not None and caller.groups.takes(owner.producer_group)
+        history = await read_history(connection, transaction_id) if in_scope else None
+    if history is None:
         raise await unknown_transaction(runtime, transaction_id)
     return transaction_shown(history)
 

@@ -549,6 +549,7 @@ async def test_a_range_of_birth_times_prunes_days(full: Connection, runtime: Run
 @pytest.mark.parametrize(
     ("statement", "more"),
     [
+        (history.OWNER, (0,)),
         (history.STORED_MESSAGES, ()),
         (history.RECORD, ()),
         (history.PUBLISHED, ()),

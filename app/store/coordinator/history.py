@@ -23,6 +23,16 @@ from app.verdicts import (
 # The most attempts shown, the latest ones. A transaction with many subscriptions can have more than a person reads.
 ATTEMPTS_SHOWN = 1000
 
+# What the scope of a key is compared with: the group, and the topic of one message once it is committed. One statement,
+# so that it takes the same number of statements to refuse an id of another group and an id that does not exist. Primary
+# keys only, one partition each. RECORD_ENDS says why the condition is `position < 1`.
+OWNER = """
+select h.producer_group, (
+  select o.topic from outbox o where o.transaction_id = $1 and o.position = $2
+) as published_topic
+from half h where h.transaction_id = $1 and h.position < 1
+"""
+
 # Served by half's primary key in one partition. Bodies are not read.
 STORED_MESSAGES = """
 select position, producer_group, topic, key, tag, headers, content_type, deliver_after_s, born_at, first_check_at,
@@ -118,6 +128,14 @@ select x.position, s.name as subscription, nullif(x.replay, 0) as replay, x.what
 from redelivery x left join subscription s on s.subscription_id = x.subscription_id
 where x.transaction_id = $1 order by x.redelivery_id
 """
+
+
+@dataclass(frozen=True, slots=True)
+class Owner:
+    """The producer group of a transaction, and the topic of one of its messages (None: it is not committed)."""
+
+    producer_group: str
+    published_topic: str | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -240,6 +258,12 @@ class History:
     attempts: list[Attempt]
     deliveries: list[DeliveryRecord]
     redeliveries: list[Redelivery]
+
+
+async def read_owner(connection: Connection, transaction_id: UUID, position: int = 0) -> Owner | None:
+    """Return whose transaction this is, and the topic of its message `position`; None if there is no such half."""
+    row = await connection.fetchrow(OWNER, transaction_id, position)
+    return None if row is None else Owner(**row)
 
 
 async def read_history(connection: Connection, transaction_id: UUID) -> History | None:
