@@ -14,8 +14,10 @@ from app.errors import (
     Forbidden,
     ForeignOrigin,
     HostNotAllowed,
+    InternalError,
     Invalid,
     MalformedJson,
+    MethodNotAllowed,
     NotReady,
     NotThisMachine,
     Overloaded,
@@ -27,7 +29,7 @@ from app.errors import (
 )
 from app.openapi.examples import add_examples
 from app.openapi.fast_path import hot_operations, hot_schemas
-from app.openapi.problems import ProblemDocument, add_problems
+from app.openapi.problems import ProblemDocument, add_problems, without_body
 
 ABOUT = """
 A producer that must change its own database and tell the world posts a *half message* (`POST /half`), runs its local
@@ -54,8 +56,16 @@ TAGS = [
     },
 ]
 
-# Problems from before routing, and from the database behind any route.
-EVERY: tuple[type[Problem], ...] = (BadRequest, NotThisMachine, HostNotAllowed, DatabaseUnavailable, NotReady)
+# Problems from before routing, from the database behind any route, and from a defect in any route.
+EVERY: tuple[type[Problem], ...] = (
+    BadRequest,
+    NotThisMachine,
+    MethodNotAllowed,
+    HostNotAllowed,
+    InternalError,
+    DatabaseUnavailable,
+    NotReady,
+)
 KEYED: tuple[type[Problem], ...] = (Unauthenticated, Forbidden, TooManyRequests, Overloaded)
 WRITING: tuple[type[Problem], ...] = (
     MalformedJson,
@@ -65,6 +75,13 @@ WRITING: tuple[type[Problem], ...] = (
     DatabaseReadOnly,
     StorageFull,
 )
+
+# Answers of the web server itself (app/server/http_protocol.py), before it knows the path of the request.
+BEFORE_THE_APP = {
+    "408": "The head of the request did not arrive in time (HALFNOTE_REQUEST_TIMEOUT_S). "
+    "If the head is whole and the body does not arrive in time, the connection closes without an answer.",
+    "431": "The head of the request is longer than 64 KiB.",
+}
 
 
 def install_document(api: FastAPI) -> None:
@@ -119,6 +136,7 @@ def _refusals(method: str, operation: dict[str, Any], roles: Roles) -> None:
         del responses["422"]
         add_problems(responses, Invalid)
     add_problems(responses, *EVERY, *(WRITING if method != "get" else ()))
+    responses |= {status: without_body(why) for status, why in BEFORE_THE_APP.items()}
     if roles is not OPEN:
         add_problems(responses, *KEYED)
         operation["x-roles"] = sorted(roles)
