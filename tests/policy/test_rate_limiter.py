@@ -12,7 +12,7 @@ TOLERANCE = 1e-6
     rate=st.floats(0.5, 5000),
     steps=st.lists(st.tuples(st.floats(0, 0.5), st.integers(1, 500)), min_size=1, max_size=100),
 )
-def test_no_span_has_more_than_its_share(rate: float, steps: list[tuple[float, int]]) -> None:
+def test_no_time_span_has_more_deliveries_than_the_rate_allows(rate: float, steps: list[tuple[float, int]]) -> None:
     pacer, at = Pacer(rate), 1000.0
     sent: list[tuple[float, int]] = []
     for rest, wanted in steps:

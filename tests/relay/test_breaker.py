@@ -1,4 +1,4 @@
-"""The breaker at work: what an outage costs, what a poison message does not do, and who hears of it."""
+"""The circuit breaker in an outage and with a poison message, and the operational messages about it."""
 
 import json
 from collections.abc import AsyncIterator
@@ -35,7 +35,7 @@ async def announced(db: Connection, topic: str) -> list[dict[str, Any]]:
 
 
 def poison(*numbers: int) -> Any:
-    """Answer 500 to the messages of these numbers, 200 to others."""
+    """Answer 500 to messages with these numbers, 200 to others."""
 
     async def answer(call: Call) -> web.Response:
         return web.Response(status=500 if call.json()["order"] in numbers else 200)
@@ -43,7 +43,7 @@ def poison(*numbers: int) -> Any:
     return answer
 
 
-async def test_an_outage_of_six_hours_buries_nothing(
+async def test_an_outage_of_six_hours_makes_no_dead_letters(
     client: httpx.AsyncClient, runtime: Runtime, relay: Relay, db: Connection
 ) -> None:
     async with Responder(status=500) as receiver:
@@ -69,7 +69,7 @@ async def test_an_outage_of_six_hours_buries_nothing(
         await turn_until(relay, runtime, lambda: db.fetchval("select count(*) = 20 from receipt"))
         assert not await db.fetchval(OPEN)
     assert await db.fetchval("select count(*) from dead_letter") == 0
-    # Those that failed before it opened used one try, the others none.
+    # Messages that failed before the breaker opened used one attempt, the others none.
     assert await db.fetchval("select max(attempts) from receipt") == 2
     assert await db.fetchval("select count(*) filter (where attempts = 2) from receipt") == MESSAGES
     assert await db.fetchval("select count(*) from attempt where outcome = 'probe'") >= 30
@@ -82,7 +82,7 @@ async def test_an_outage_of_six_hours_buries_nothing(
     assert closed["open_s"] > 6 * 3600
 
 
-async def test_a_first_message_that_always_fails_does_not_keep_the_others(
+async def test_a_first_message_that_always_fails_does_not_block_the_others(
     client: httpx.AsyncClient, runtime: Runtime, relay: Relay, db: Connection
 ) -> None:
     async with Responder(poison(0)) as receiver:
@@ -97,25 +97,25 @@ async def test_a_first_message_that_always_fails_does_not_keep_the_others(
     assert await announced(db, "subscription.breaker_opened") == []
 
 
-async def test_probes_find_the_message_that_is_well(
+async def test_probes_find_the_message_that_succeeds(
     client: httpx.AsyncClient, runtime: Runtime, relay: Relay, db: Connection
 ) -> None:
     async with Responder(poison(*range(8))) as receiver:
         await subscribe(client, receiver, retry=[1] * 20, max_in_flight=1)
         await publish(client, *(order(number) for number in range(8)))
         await turn_until(relay, runtime, lambda: db.fetchval(OPEN))
-        [well] = await publish(client, order(100))
+        [good] = await publish(client, order(100))
 
         async def closed() -> bool:
             runtime.clock.offset_s += 31
             return not await db.fetchval(OPEN)
 
         await turn_until(relay, runtime, closed)
-        assert await db.fetchval('select array_agg("offset") from receipt') == [well]
-        assert offsets(receiver).count(well) == 1
+        assert await db.fetchval('select array_agg("offset") from receipt') == [good]
+        assert offsets(receiver).count(good) == 1
 
 
-async def test_a_new_holder_goes_on_with_an_open_breaker(
+async def test_a_new_holder_continues_with_an_open_breaker(
     client: httpx.AsyncClient, runtime: Runtime, relay: Relay, db: Connection
 ) -> None:
     async with Responder(status=500) as receiver:
@@ -134,7 +134,7 @@ async def test_a_new_holder_goes_on_with_an_open_breaker(
         assert len(receiver.calls) == before + 1
 
 
-async def test_dead_letters_and_a_destination_that_wants_no_more_are_announced(
+async def test_dead_letters_and_a_disabled_subscription_are_announced(
     client: httpx.AsyncClient, runtime: Runtime, relay: Relay, db: Connection
 ) -> None:
     async with Responder(status=500) as receiver:
@@ -150,7 +150,7 @@ async def test_dead_letters_and_a_destination_that_wants_no_more_are_announced(
     assert "410" in disabled["reason"]
 
 
-async def test_operational_messages_go_only_to_those_who_ask_for_them(
+async def test_operational_messages_go_only_to_subscriptions_of_reserved_topics(
     client: httpx.AsyncClient, runtime: Runtime, relay: Relay, db: Connection
 ) -> None:
     async with Responder(status=500) as receiver, Responder() as everything, Responder() as operator:

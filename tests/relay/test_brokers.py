@@ -1,4 +1,4 @@
-"""The relay to real brokers: all arrives with its receipt, and a broker that goes away and comes back loses nothing."""
+"""The relay with real brokers: every message has its receipt, and a broker that stops and starts again loses none."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -49,7 +49,7 @@ async def jetstream(server: Server) -> AsyncIterator[Any]:
 
 
 async def prepare(server: Server) -> None:
-    """Make what takes messages of the topic `order`."""
+    """Create what receives messages of the topic `order`."""
     match server.kind:
         case "rabbitmq":
             async with rabbit(server):
@@ -126,13 +126,13 @@ async def ids_of(db: Connection) -> set[str]:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-async def test_a_broker_that_goes_away_and_comes_back_loses_nothing(
+async def test_a_broker_that_stops_and_starts_again_loses_nothing(
     client: httpx.AsyncClient, runtime: Runtime, relay: Relay, db: Connection, kind: str
 ) -> None:
     with brokers.own(kind) as server:
         await prepare(server)
-        wanted = {"topics": ["order"], "destination": destination(server), "timeout_s": 5.0, "retry": [1] * 10}
-        answer = await client.put("/subscriptions/mailer", json=wanted)
+        subscription = {"topics": ["order"], "destination": destination(server), "timeout_s": 5.0, "retry": [1] * 10}
+        answer = await client.put("/subscriptions/mailer", json=subscription)
         assert answer.status_code == 201, answer.text
         await publish(client, *(order(number) for number in range(20)))
         await turn_until(relay, runtime, lambda: db.fetchval("select count(*) = 20 from receipt"))
@@ -145,31 +145,31 @@ async def test_a_broker_that_goes_away_and_comes_back_loses_nothing(
         await _until(relay, runtime, db, down)
         await asyncio.to_thread(server.start)
         await _until(relay, runtime, db, "select count(*) = 40 from receipt")
-        found += [one for one in await arrived(server) if kind == "rabbitmq" or one not in found]
+        found += [message_id for message_id in await arrived(server) if kind == "rabbitmq" or message_id not in found]
         assert set(found) == await ids_of(db)
         await relay.drain(runtime)
     assert await db.fetchval("select count(*) from dead_letter") == 0
 
 
-async def _until(relay: Relay, runtime: Runtime, db: Connection, question: str) -> None:
-    """Step until it is so; the clock goes on by half a minute with each second, so that probes are soon due."""
+async def _until(relay: Relay, runtime: Runtime, db: Connection, query: str) -> None:
+    """Step until the query returns true. Each second the clock advances by half a minute, so probes are soon due."""
     async with asyncio.timeout(60):
-        while not await db.fetchval(question):
+        while not await db.fetchval(query):
             runtime.clock.offset_s += 31
             for _ in range(10):
                 await relay.step(runtime, runtime.clock.now())
                 await asyncio.sleep(0.1)
 
 
-async def test_a_message_that_a_broker_can_never_take_is_dead_at_once(
+async def test_a_message_that_a_broker_can_never_accept_is_dead_at_once(
     client: httpx.AsyncClient, runtime: Runtime, relay: Relay, db: Connection
 ) -> None:
     with brokers.own("nats") as server:
         await prepare(server)
         async with jetstream(server) as stream:
             await stream.update_stream(name="orders", subjects=["order"], max_msg_size=2000)
-        wanted = {"topics": ["order"], "destination": destination(server)}
-        assert (await client.put("/subscriptions/mailer", json=wanted)).status_code == 201
+        subscription = {"topics": ["order"], "destination": destination(server)}
+        assert (await client.put("/subscriptions/mailer", json=subscription)).status_code == 201
         large, small = await publish(client, {**order(1), "body": "x" * 5000}, order(2))
         await turn_until(relay, runtime, lambda: db.fetchval("select count(*) = 1 from dead_letter"))
         await turn_until(relay, runtime, lambda: db.fetchval("select count(*) = 1 from receipt"))

@@ -1,4 +1,4 @@
-"""The relay as it runs, while clocks step and the database goes away."""
+"""The running relay while the clock steps and while the database is down."""
 
 import asyncio
 import random
@@ -26,25 +26,25 @@ __all__ = ["own"]
 
 @asynccontextmanager
 async def running(runtime: Runtime) -> AsyncIterator[Relay]:
-    """Turn the relay of a process as the service does."""
+    """Run the relay of a process as the service does."""
     relay, stopping = Relay(runtime), asyncio.Event()
     loop = Loop("relay", relay.step, EVERY_S, runtime.wake_ups.relay, relay.drain, MIN_INTERVAL_S)
-    turning = asyncio.create_task(run(loop, runtime, stopping))
+    task = asyncio.create_task(run(loop, runtime, stopping))
     try:
         yield relay
     finally:
         stopping.set()
         runtime.wake_ups.relay.set()
-        await turning
+        await task
 
 
 async def until(reached: Callable[[], Any], within_s: float = 40) -> None:
     async with asyncio.timeout(within_s):
         while True:
-            so = reached()
-            if asyncio.iscoroutine(so):
-                so = await so
-            if so:
+            result = reached()
+            if asyncio.iscoroutine(result):
+                result = await result
+            if result:
                 return
             await asyncio.sleep(0.05)
 
@@ -53,13 +53,13 @@ async def until(reached: Callable[[], Any], within_s: float = 40) -> None:
 async def test_a_clock_that_steps_an_hour_stops_nothing_and_sends_nothing_twice(
     client: httpx.AsyncClient, runtime: Runtime, db: Connection, group: str, fields: dict[str, Any]
 ) -> None:
-    chance = random.Random(1030)
+    rng = random.Random(1030)
 
-    async def moody(call: Call) -> web.Response:
-        await asyncio.sleep(chance.uniform(0, 0.01))
-        return web.Response(status=chance.choice([200, 200, 200, 500]))
+    async def unreliable(call: Call) -> web.Response:
+        await asyncio.sleep(rng.uniform(0, 0.01))
+        return web.Response(status=rng.choice([200, 200, 200, 500]))
 
-    async with Responder(moody) as receiver:
+    async with Responder(unreliable) as receiver:
         await subscribe(client, receiver, retry=[0.1] * 60, **fields)
         async with running(runtime):
             sent: list[int] = []
@@ -69,21 +69,21 @@ async def test_a_clock_that_steps_an_hour_stops_nothing_and_sends_nothing_twice(
                 count = len(sent)
                 await until(lambda at=count: db.fetchval("select count(*) = $1 from receipt", at))
     assert await db.fetchval("select count(*) from dead_letter") == 0
-    tries = await db.fetchval("select sum(attempts) from receipt")
+    attempts = await db.fetchval("select sum(attempts) from receipt")
     probes = await db.fetchval("select count(*) from attempt where outcome = 'probe'")
-    # Each try is one request: nothing was sent that is not on record.
-    assert len(receiver.calls) == tries + probes
+    # Each attempt is one request: none was sent without a record.
+    assert len(receiver.calls) == attempts + probes
     assert set(offsets(receiver)) == set(sent)
 
 
-async def away_and_back(own: Own, data_dir: Path, away_s: float) -> None:
+async def deliver_over_a_restart(own: Own, data_dir: Path, down_s: float) -> None:
     async with Responder() as receiver:
         await subscribe(own.client, receiver, max_in_flight=8)
         sent = await publish(own.client, *(order(number) for number in range(200)))
         async with running(own.runtime):
             await until(lambda: len(receiver.calls) >= 40)
             await asyncio.to_thread(own.server.stop)
-            await asyncio.sleep(away_s)
+            await asyncio.sleep(down_s)
             own.server = await asyncio.to_thread(EmbeddedPostgres.start, data_dir)
             db = await connect(own.server.url)
             try:
@@ -97,10 +97,10 @@ async def away_and_back(own: Own, data_dir: Path, away_s: float) -> None:
     assert max(counts.values()) <= 2
 
 
-async def test_the_database_goes_away_and_comes_back(own: Own, data_dir: Path) -> None:
-    await away_and_back(own, data_dir, 2)
+async def test_a_restart_of_the_database_loses_nothing(own: Own, data_dir: Path) -> None:
+    await deliver_over_a_restart(own, data_dir, 2)
 
 
 @pytest.mark.slow
-async def test_the_database_is_away_past_the_lease(own: Own, data_dir: Path) -> None:
-    await away_and_back(own, data_dir, 12)
+async def test_a_database_that_is_down_past_the_lease_loses_nothing(own: Own, data_dir: Path) -> None:
+    await deliver_over_a_restart(own, data_dir, 12)

@@ -1,4 +1,4 @@
-"""Which message of a key goes when, whatever order outcomes come in: a model against lists."""
+"""Which message of a key is sent when, for any order of outcomes: a model against lists."""
 
 from datetime import UTC, datetime
 from uuid import UUID
@@ -21,14 +21,14 @@ def message(offset: int, key: str | None, claim: int | None = None) -> Outgoing:
 
 
 class KeysModel(RuleBasedStateMachine):
-    """A stream's life: the log brings messages, they go, end, fail, are stored, claimed and come again."""
+    """A stream: messages are read, sent, settled, postponed, stored, claimed and sent again."""
 
     def __init__(self) -> None:
         super().__init__()
         self.keys = KeyOrder({})
         self.offset = 0
-        self.going: list[Outgoing] = []
-        # What delivery_retry has: offset → key; and what of it is claimed.
+        self.in_flight: list[Outgoing] = []
+        # The rows of delivery_retry (offset → key), and which of them are claimed.
         self.stored: dict[int, str] = {}
         self.claimed: set[int] = set()
         self.done: dict[str, list[int]] = {}
@@ -39,48 +39,48 @@ class KeysModel(RuleBasedStateMachine):
         one = message(self.offset, key)
         match self.keys.admit(one):
             case Admission.GO:
-                self.going.append(one)
+                self.in_flight.append(one)
             case Admission.HOLD:
                 self.stored[one.offset] = key
 
-    @precondition(lambda self: self.going)
+    @precondition(lambda self: self.in_flight)
     @rule(data=st.data())
-    def ends(self, data: st.DataObject) -> None:
-        one = self.going.pop(data.draw(st.integers(0, len(self.going) - 1)))
+    def succeeds(self, data: st.DataObject) -> None:
+        one = self.in_flight.pop(data.draw(st.integers(0, len(self.in_flight) - 1)))
         self.done.setdefault(str(one.key), []).append(one.offset)
         self.stored.pop(one.offset, None)
         self.claimed.discard(one.offset)
         following, back = self.keys.settled(one)
         assert not back
         if following is not None:
-            self.going.append(following)
+            self.in_flight.append(following)
 
-    @precondition(lambda self: self.going)
+    @precondition(lambda self: self.in_flight)
     @rule(data=st.data())
     def fails(self, data: st.DataObject) -> None:
-        one = self.going.pop(data.draw(st.integers(0, len(self.going) - 1)))
+        one = self.in_flight.pop(data.draw(st.integers(0, len(self.in_flight) - 1)))
         for back in (one, *self.keys.postponed(one)):
             self.stored[back.offset] = str(back.key)
             self.claimed.discard(back.offset)
 
-    @rule(key=st.sampled_from("ab"), many=st.integers(1, 3))
-    def claim(self, key: str, many: int) -> None:
-        """As the statement does: the lowest ones of a key, if the first of them is free."""
-        rows = sorted(offset for offset, of in self.stored.items() if of == key)
+    @rule(key=st.sampled_from("ab"), limit=st.integers(1, 3))
+    def claim(self, key: str, limit: int) -> None:
+        """Claim as the statement does: the lowest offsets of a key, if none of the key is claimed."""
+        rows = sorted(offset for offset, stored_key in self.stored.items() if stored_key == key)
         if rows and not self.claimed.intersection(rows):
-            for offset in rows[:many]:
+            for offset in rows[:limit]:
                 self.claimed.add(offset)
                 one = message(offset, key, claim=1)
                 if self.keys.admit(one) is Admission.GO:
-                    self.going.append(one)
+                    self.in_flight.append(one)
 
     @invariant()
-    def one_of_a_key_goes(self) -> None:
-        keys = [one.key for one in self.going]
+    def one_message_of_a_key_is_in_flight(self) -> None:
+        keys = [one.key for one in self.in_flight]
         assert len(keys) == len(set(keys))
 
     @invariant()
-    def in_order_and_nothing_forgotten(self) -> None:
+    def in_order_and_nothing_lost(self) -> None:
         for offsets in self.done.values():
             assert offsets == sorted(offsets)
         assert set(self.stored) - self.claimed == {
@@ -88,19 +88,19 @@ class KeysModel(RuleBasedStateMachine):
         }
 
     def teardown(self) -> None:
-        """Without failures all of it ends, in order."""
+        """Without failures every message is delivered, in order."""
         for _ in range(10 * self.offset + 10):
-            while self.going:
-                one = self.going.pop()
+            while self.in_flight:
+                one = self.in_flight.pop()
                 self.done.setdefault(str(one.key), []).append(one.offset)
                 self.stored.pop(one.offset, None)
                 self.claimed.discard(one.offset)
                 following, _ = self.keys.settled(one)
                 if following is not None:
-                    self.going.append(following)
+                    self.in_flight.append(following)
             for key in "ab":
                 self.claim(key, 3)
-            if not self.going:
+            if not self.in_flight:
                 break
         assert sorted(offset for offsets in self.done.values() for offset in offsets) == list(range(1, self.offset + 1))
 

@@ -1,4 +1,4 @@
-"""Workers as processes that are killed and stopped: what is sent twice, and that nothing is lost or reordered."""
+"""Worker processes that are killed or stopped: what is sent twice, and that nothing is lost or reordered."""
 
 import asyncio
 import random
@@ -20,7 +20,7 @@ from tests.support.relay_stepping import order, publish
 
 KEYS = 50
 IN_FLIGHT = 64
-# As UUIDs of version 7 of this moment, so that they are of a day that has partitions.
+# The ids are version 7 UUIDs of the present time, so that their day has partitions.
 FILL = """
 with made as (
   select n, (
@@ -42,7 +42,7 @@ RECEIPTS = "select count(*) from receipt"
 
 
 class Workers:
-    """Worker processes over one database; `start` makes another one."""
+    """Worker processes over one database; `start` adds one."""
 
     def __init__(self, path: Path, dsn: str) -> None:
         self._path, self._dsn = path, dsn
@@ -74,17 +74,17 @@ async def workers(tmp_path: Path, dsn: str) -> AsyncIterator[Workers]:
 async def until(reached: Callable[[], Any], within_s: float = 60) -> None:
     async with asyncio.timeout(within_s):
         while True:
-            so = reached()
-            if asyncio.iscoroutine(so):
-                so = await so
-            if so:
+            result = reached()
+            if asyncio.iscoroutine(result):
+                result = await result
+            if result:
                 return
             await asyncio.sleep(0.05)
 
 
 async def subscribe(client: httpx.AsyncClient, sink: Sink, **fields: Any) -> None:
-    wanted = {"topics": ["order"], "destination": {"type": "webhook", "url": sink.url}, **fields}
-    answer = await client.put("/subscriptions/mailer", json=wanted)
+    subscription = {"topics": ["order"], "destination": {"type": "webhook", "url": sink.url}, **fields}
+    answer = await client.put("/subscriptions/mailer", json=subscription)
     assert answer.status_code in (200, 201), answer.text
 
 
@@ -97,26 +97,26 @@ async def sink_for(client: httpx.AsyncClient, **fields: Any) -> AsyncIterator[Si
 
 
 async def unreceipted(db: Connection, sink: Sink) -> set[int]:
-    """Return what came and has no committed receipt: all that may be sent again after a kill."""
+    """Return the received offsets without a committed receipt: only those may be sent again after a kill."""
     receipted = {row[0] for row in await db.fetch('select "offset" from receipt')}
     return set(sink.counts) - receipted
 
 
-async def play_kills(
+async def deliver_during_kills(
     client: httpx.AsyncClient, db: Connection, workers: Workers, messages: int, kills: int, **fields: Any
 ) -> None:
-    """Deliver messages while workers are killed at random; each may come again once for each kill that caught it."""
-    chance = random.Random(1030)
+    """Deliver messages while workers are killed; each kill permits one repeat of each message without a receipt."""
+    rng = random.Random(1030)
     async with sink_for(client, **fields) as sink:
         for _ in range(2):
             await workers.start()
         await db.execute(FILL, messages, KEYS)
         allowed: dict[int, int] = defaultdict(lambda: 1)
         for number in range(kills):
-            share = messages * (number + chance.random()) / (kills + 1)
+            share = messages * (number + rng.random()) / (kills + 1)
             await until(lambda at=share: len(sink.counts) >= at, 120)
-            workers.kill(chance.choice(workers.running))
-            # What was on its way when it died still comes.
+            workers.kill(rng.choice(workers.running))
+            # Requests that were under way at the kill still arrive.
             await asyncio.sleep(0.3)
             for offset in await unreceipted(db, sink):
                 allowed[offset] += 1
@@ -125,20 +125,20 @@ async def play_kills(
         counts = sink.counts
         assert len(counts) == messages
         assert {offset: count for offset, count in counts.items() if count > allowed[offset]} == {}
-        came: dict[str, list[int]] = defaultdict(list)
-        for key, offset in sink.came:
-            came[key].append(offset)
+        offsets_by_key: dict[str, list[int]] = defaultdict(list)
+        for key, offset in sink.received:
+            offsets_by_key[key].append(offset)
         if fields.get("ordered") == "key":
-            assert {key for key, offsets in came.items() if offsets != sorted(offsets)} == set()
+            assert {key for key, offsets in offsets_by_key.items() if offsets != sorted(offsets)} == set()
     assert await db.fetchval(RECEIPTS) == messages
     assert await db.fetchval("select count(*) from dead_letter") == 0
 
 
 @pytest.mark.parametrize("fields", [{"shards": 2}, {"shards": 2, "ordered": "key"}], ids=["unordered", "ordered"])
-async def test_a_killed_workers_messages_come_and_only_what_was_in_flight_twice(
+async def test_after_a_kill_every_message_arrives_and_only_those_in_flight_twice(
     client: httpx.AsyncClient, db: Connection, group: str, workers: Workers, fields: dict[str, Any]
 ) -> None:
-    await play_kills(client, db, workers, 3000, 2, **fields)
+    await deliver_during_kills(client, db, workers, 3000, 2, **fields)
 
 
 @pytest.mark.slow
@@ -147,10 +147,10 @@ async def test_a_killed_workers_messages_come_and_only_what_was_in_flight_twice(
 async def test_over_many_kills_nothing_is_lost(
     client: httpx.AsyncClient, db: Connection, group: str, workers: Workers, fields: dict[str, Any]
 ) -> None:
-    await play_kills(client, db, workers, 100_000, 20, **fields)
+    await deliver_during_kills(client, db, workers, 100_000, 20, **fields)
 
 
-async def test_a_worker_that_slept_past_its_lease_writes_nothing(
+async def test_a_worker_that_was_suspended_past_its_lease_writes_nothing(
     client: httpx.AsyncClient, db: Connection, group: str, workers: Workers
 ) -> None:
     async with sink_for(client, ordered="key", max_in_flight=IN_FLIGHT) as sink:
@@ -159,16 +159,16 @@ async def test_a_worker_that_slept_past_its_lease_writes_nothing(
             lambda: db.fetchval("select count(*) = 1 from lease where name like 'relay:%' and expires_at > now()")
         )
         await db.execute(FILL, 4000, KEYS)
-        await until(lambda: len(sink.came) > 500)
+        await until(lambda: len(sink.received) > 500)
         assert first.process is not None
         first.process.send_signal(signal.SIGSTOP)
         await asyncio.sleep(0.3)
-        caught = await unreceipted(db, sink)
+        without_receipt = await unreceipted(db, sink)
         assert len(sink.counts) < 4000
         began = monotonic()
         await workers.start()
-        before = len(sink.came)
-        await until(lambda: len(sink.came) > before)
+        before = len(sink.received)
+        await until(lambda: len(sink.received) > before)
         # The lease, a turn, and the start of a process.
         assert monotonic() - began < 15
         first.process.send_signal(signal.SIGCONT)
@@ -177,8 +177,8 @@ async def test_a_worker_that_slept_past_its_lease_writes_nothing(
         counts = sink.counts
         assert len(counts) == 4000
         twice = {offset for offset, count in counts.items() if count > 1}
-        # What it had begun to send when it was stopped it may send when it wakes, before it can see the time.
-        assert len(twice - caught) <= IN_FLIGHT
+        # The resumed worker may still send what it had begun to send, before it reads the clock.
+        assert len(twice - without_receipt) <= IN_FLIGHT
         assert max(counts.values()) <= 2
     assert await db.fetchval("select count(*) from delivery_retry") == 0
 
@@ -190,17 +190,17 @@ async def test_a_stopped_worker_hands_over_at_once_and_sends_nothing_twice(
         for _ in range(2):
             await workers.start()
         await db.execute(FILL, 2000, KEYS)
-        await until(lambda: len(sink.came) > 300)
+        await until(lambda: len(sink.received) > 300)
         for one in list(workers.running):
             # In a thread: the receiver answers while it drains.
             assert await asyncio.to_thread(one.stop) in (0, -signal.SIGTERM)
             workers.running.remove(one)
-            if len(sink.came) < 1500:
+            if len(sink.received) < 1500:
                 await workers.start()
         await workers.start()
         await until(lambda: db.fetchval("select count(*) = 2000 from receipt"))
     assert set(sink.counts.values()) == {1}
-    assert len(sink.came) == 2000
+    assert len(sink.received) == 2000
 
 
 async def test_a_new_message_wakes_a_worker_in_another_process(
@@ -209,4 +209,4 @@ async def test_a_new_message_wakes_a_worker_in_another_process(
     async with sink_for(client) as sink:
         await workers.start()
         await publish(client, *(order(number) for number in range(5)))
-        await until(lambda: len(sink.came) == 5)
+        await until(lambda: len(sink.received) == 5)

@@ -28,14 +28,14 @@ async def test_many_claim_at_once_and_each_lease_has_one_holder(dsn: str) -> Non
         await connection.close()
 
 
-async def test_a_held_lease_is_not_taken_until_it_ran_out(db: Connection) -> None:
+async def test_a_held_lease_is_not_taken_until_it_expires(db: Connection) -> None:
     [first] = await claim(db, ["a"], "one", UNTIL, 9, NOW)
     assert await claim(db, ["a"], "two", UNTIL, 9, UNTIL - timedelta(microseconds=1)) == []
     [second] = await claim(db, ["a"], "two", UNTIL + timedelta(seconds=10), 9, UNTIL)
     assert (first.epoch, second.epoch) == (1, 2)
 
 
-async def test_at_most_so_many_are_claimed(db: Connection) -> None:
+async def test_a_claim_takes_at_most_its_limit(db: Connection) -> None:
     assert len(await claim(db, NAMES, "one", UNTIL, 3, NOW)) == 3
     assert len(await claim(db, NAMES, "two", UNTIL, 99, NOW)) == 17
 
@@ -44,12 +44,12 @@ async def test_only_the_newest_epoch_is_renewed(db: Connection) -> None:
     await claim(db, ["a", "b"], "one", UNTIL, 9, NOW)
     await claim(db, ["a"], "two", UNTIL + timedelta(seconds=10), 9, UNTIL)
     assert await renew(db, {"a": 1, "b": 1}, "one", UNTIL + timedelta(seconds=20)) == {"b"}
-    # The same owner in an older epoch (a claim it forgot) is stale as well.
+    # The same owner in an older epoch (a claim whose answer was lost) is stale as well.
     assert await renew(db, {"a": 1}, "two", UNTIL) == set()
     assert await renew(db, {"a": 2}, "two", UNTIL + timedelta(seconds=20)) == {"a"}
 
 
-async def test_a_released_lease_is_free_at_once_and_its_epoch_goes_on(db: Connection) -> None:
+async def test_a_released_lease_is_free_at_once_and_its_epoch_still_rises(db: Connection) -> None:
     await claim(db, ["a"], "one", UNTIL, 9, NOW)
     await release(db, {"a": 1}, "two", NOW)
     assert await claim(db, ["a"], "two", UNTIL, 9, NOW) == []
@@ -72,7 +72,7 @@ async def test_a_claim_waits_for_a_settle_that_holds_the_row(db: Connection, dsn
     await other.close()
 
 
-async def test_workers_are_counted_while_they_show_themselves(db: Connection) -> None:
+async def test_workers_are_counted_until_they_leave_or_their_lease_expires(db: Connection) -> None:
     assert await workers_present(db, "relay-worker", "one", UNTIL, NOW) == 1
     assert await workers_present(db, "relay-worker", "two", UNTIL, NOW) == 2
     assert await workers_present(db, "relay-worker", "one", UNTIL, NOW) == 2

@@ -1,4 +1,4 @@
-"""The relay against real receivers: what is sent, what is recorded, and what happens when things fail."""
+"""The relay with real receivers: what is sent, what is recorded, and how failures are handled."""
 
 import asyncio
 import json
@@ -24,7 +24,7 @@ RECEIPTS = "select count(*) from receipt"
 
 @pytest.fixture
 async def relay(runtime: Runtime, group: str) -> AsyncIterator[Relay]:
-    """The relay of a process, turned by the tests."""
+    """The relay of a process; the tests call its step."""
     made = Relay(runtime)
     yield made
     await made.drain(runtime)
@@ -37,7 +37,7 @@ async def settled(relay: Relay, runtime: Runtime, db: Connection, count: int) ->
     await turn_until(relay, runtime, enough)
 
 
-async def test_a_message_arrives_as_it_was_sent_and_is_receipted(
+async def test_a_message_arrives_as_it_was_sent_and_has_a_receipt(
     client: httpx.AsyncClient, runtime: Runtime, relay: Relay, db: Connection
 ) -> None:
     async with Responder(status=204) as receiver:
@@ -79,19 +79,19 @@ async def test_a_message_arrives_as_it_was_sent_and_is_receipted(
 async def test_a_receipt_has_the_digest_of_what_was_sent(
     client: httpx.AsyncClient, runtime: Runtime, relay: Relay, db: Connection
 ) -> None:
-    """At the first try and at a retry, of bodies that were changed after they were posted."""
+    """The bodies were changed after they were posted; one is sent at the first attempt, one at a retry."""
     async with Responder(status=500) as receiver:
         await subscribe(client, receiver, retry=[10])
         await publish(client, order(1))
         await turn_until(relay, runtime, lambda: db.fetchval("select count(*) = 1 from delivery_retry"))
         receiver.status = 200
         await publish(client, order(2))
-        await db.execute("update half set body = 'spoilt'")
+        await db.execute("update half set body = 'changed'")
         runtime.clock.offset_s += 12
         await settled(relay, runtime, db, 2)
-    assert [call.body for call in receiver.calls[1:]] == [b"spoilt"] * 2
+    assert [call.body for call in receiver.calls[1:]] == [b"changed"] * 2
     found = await db.fetch("select attempts, digest from receipt order by attempts")
-    assert [tuple(row) for row in found] == [(tries, sha256(b"spoilt").digest()) for tries in (1, 2)]
+    assert [tuple(row) for row in found] == [(attempts, sha256(b"changed").digest()) for attempts in (1, 2)]
     assert await db.fetchval("select count(*) from half where body_digest = sha256(body)") == 0
 
 
@@ -142,7 +142,7 @@ async def test_the_window_slides_past_a_slow_delivery(
     assert sorted(offsets(receiver)) == sent
 
 
-async def test_a_failure_is_tried_again_when_it_is_due(
+async def test_a_failed_delivery_is_retried_when_it_is_due(
     client: httpx.AsyncClient, runtime: Runtime, relay: Relay, db: Connection
 ) -> None:
     async with Responder(status=500, content="no") as receiver:
@@ -169,27 +169,27 @@ async def test_a_failure_is_tried_again_when_it_is_due(
     assert await db.fetchval("select count(*) from delivery_retry") == 0
 
 
-async def test_past_its_retries_a_message_is_a_dead_letter(
+async def test_a_message_without_retries_left_is_a_dead_letter(
     client: httpx.AsyncClient, runtime: Runtime, relay: Relay, db: Connection
 ) -> None:
     async with Responder(status=500, content="never") as receiver:
         await subscribe(client, receiver, retry=[10, 30])
         await publish(client, order(1))
-        for tries, wait_s in ((1, 12), (2, 34)):
+        for attempts, wait_s in ((1, 12), (2, 34)):
             await turn_until(
                 relay,
                 runtime,
-                lambda n=tries: db.fetchval("select count(*) = $1 from attempt", n),  # type: ignore[misc]
+                lambda n=attempts: db.fetchval("select count(*) = $1 from attempt", n),  # type: ignore[misc]
             )
             runtime.clock.offset_s += wait_s
         await turn_until(relay, runtime, lambda: db.fetchval("select count(*) = 1 from dead_letter"))
     assert len(receiver.calls) == 3
-    letter = await db.fetchrow("select * from dead_letter")
-    assert (letter["reason"], letter["attempts"], letter["status"]) == ("retries_exhausted", 3, 500)
-    assert (letter["error"], letter["response"]) == ("answered 500", '"never"')
+    dead_letter = await db.fetchrow("select * from dead_letter")
+    assert (dead_letter["reason"], dead_letter["attempts"], dead_letter["status"]) == ("retries_exhausted", 3, 500)
+    assert (dead_letter["error"], dead_letter["response"]) == ("answered 500", '"never"')
     assert await db.fetchval("select count(*) from delivery_retry") == 0
-    shown = (await client.get("/subscriptions/mailer")).json()
-    assert (shown["dead_letters"], shown["last_error"]) == (1, "answered 500")
+    subscription = (await client.get("/subscriptions/mailer")).json()
+    assert (subscription["dead_letters"], subscription["last_error"]) == (1, "answered 500")
 
 
 async def test_abort_message_is_a_dead_letter_at_once(
@@ -222,8 +222,8 @@ async def test_410_disables_and_loses_nothing(
         await subscribe(client, receiver, max_in_flight=1)
         sent = await publish(client, *(order(number) for number in range(3)))
         await turn_until(relay, runtime, lambda: not relay.streams and receiver.calls)
-        shown = (await client.get("/subscriptions/mailer")).json()
-        assert (shown["state"], shown["state_reason"]) == ("disabled", "the destination answered 410")
+        subscription = (await client.get("/subscriptions/mailer")).json()
+        assert (subscription["state"], subscription["state_reason"]) == ("disabled", "the destination answered 410")
         assert len(receiver.calls) == 1
         receiver.status = 200
         resumed = await client.post("/subscriptions/mailer/resume")
@@ -234,7 +234,7 @@ async def test_410_disables_and_loses_nothing(
     assert await db.fetchval("select max(attempts) from receipt") == 1
 
 
-async def test_retry_after_uses_up_no_try(
+async def test_retry_after_uses_up_no_attempt(
     client: httpx.AsyncClient, runtime: Runtime, relay: Relay, db: Connection
 ) -> None:
     async with Responder(status=503, **{"retry-after": "120"}) as receiver:
@@ -311,7 +311,7 @@ async def test_a_delayed_message_waits_for_its_time(
     assert receiver.calls[1].headers["halfnote-attempt"] == "1"
 
 
-async def test_a_paused_subscription_keeps_its_place(
+async def test_a_paused_subscription_keeps_its_checkpoint(
     client: httpx.AsyncClient, runtime: Runtime, relay: Relay, db: Connection
 ) -> None:
     async with Responder() as receiver:
@@ -325,15 +325,15 @@ async def test_a_paused_subscription_keeps_its_place(
         runtime.clock.offset_s += 2
         await step(relay, runtime)
         assert len(receiver.calls) == 1
-        shown = (await client.get("/subscriptions/mailer")).json()
-        assert shown["lag"]["messages"] == 2
+        subscription = (await client.get("/subscriptions/mailer")).json()
+        assert subscription["lag"]["messages"] == 2
         await client.post("/subscriptions/mailer/resume")
         runtime.clock.offset_s += 2
         await settled(relay, runtime, db, 3)
     assert len(receiver.calls) == 3
 
 
-async def test_a_change_counts_without_losing_what_is_in_flight(
+async def test_a_change_of_destination_loses_nothing_in_flight(
     client: httpx.AsyncClient, runtime: Runtime, relay: Relay, db: Connection
 ) -> None:
     answered = asyncio.Event()
@@ -398,10 +398,10 @@ async def test_a_hanging_destination_shows_as_lag(
         await turn_until(relay, runtime, lambda: len(receiver.calls) == 2)
         runtime.clock.offset_s += 8
         await step(relay, runtime)
-        shown = runtime.metrics.exposition().decode()
+        metrics = runtime.metrics.exposition().decode()
         answered.set()
         await settled(relay, runtime, db, 2)
-    lines = dict(line.rsplit(" ", 1) for line in shown.splitlines() if not line.startswith("#"))
+    lines = dict(line.rsplit(" ", 1) for line in metrics.splitlines() if not line.startswith("#"))
     assert float(lines['halfnote_relay_lag_messages{subscription="mailer"}']) == 2
     assert float(lines['halfnote_relay_lag_seconds{subscription="mailer"}']) >= 8
 
@@ -419,13 +419,13 @@ async def test_metrics_count_outcomes_and_lag(
         await settled(relay, runtime, db, 2)
         runtime.clock.offset_s += 2
         await step(relay, runtime)
-    shown = runtime.metrics.exposition().decode()
-    assert 'halfnote_deliveries_total{outcome="delivered",subscription="mailer"} 2.0' in shown
-    assert 'halfnote_delivery_seconds_count{subscription="mailer"} 2.0' in shown
-    assert 'halfnote_relay_lag_messages{subscription="mailer"} 0.0' in shown
+    metrics = runtime.metrics.exposition().decode()
+    assert 'halfnote_deliveries_total{outcome="delivered",subscription="mailer"} 2.0' in metrics
+    assert 'halfnote_delivery_seconds_count{subscription="mailer"} 2.0' in metrics
+    assert 'halfnote_relay_lag_messages{subscription="mailer"} 0.0' in metrics
 
 
-async def test_large_bodies_come_in_small_windows(
+async def test_large_bodies_are_read_in_small_windows(
     client: httpx.AsyncClient, runtime: Runtime, relay: Relay, db: Connection
 ) -> None:
     async with Responder() as receiver:
@@ -438,7 +438,7 @@ async def test_large_bodies_come_in_small_windows(
     assert all("transfer-encoding" not in call.headers for call in receiver.calls)
 
 
-async def test_a_database_that_fails_in_a_settle_loses_no_outcome(
+async def test_a_database_error_in_a_settle_loses_no_outcome(
     client: httpx.AsyncClient, runtime: Runtime, relay: Relay, db: Connection
 ) -> None:
     async with Responder() as receiver:

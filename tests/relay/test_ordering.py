@@ -1,4 +1,4 @@
-"""Order by key: one at a time, in offset order, over failures, dead letters, delays and takers; others are not held."""
+"""Order by key: one message at a time, in offset order, over failures, delays and takeovers; other keys do not wait."""
 
 import asyncio
 import random
@@ -27,11 +27,11 @@ async def relay(runtime: Runtime, group: str) -> AsyncIterator[Relay]:
 
 
 def by_key(calls: list[Call]) -> dict[str, list[int]]:
-    """Return the offsets that came of each key, in the order in which they came."""
-    came: dict[str, list[int]] = defaultdict(list)
+    """Return the received offsets of each key, in the order of arrival."""
+    offsets: dict[str, list[int]] = defaultdict(list)
     for call in calls:
-        came[call.headers.get("ce-subject", "")].append(int(call.headers["halfnote-offset"]))
-    return came
+        offsets[call.headers.get("ce-subject", "")].append(int(call.headers["halfnote-offset"]))
+    return offsets
 
 
 def receipts(db: Connection, count: int) -> object:
@@ -42,32 +42,32 @@ def keyed(key: str, number: int = 0, **fields: object) -> dict[str, object]:
     return {**order(number), "key": key, **fields}
 
 
-async def test_one_of_a_key_at_a_time_and_keys_side_by_side(
+async def test_one_message_of_a_key_at_a_time_and_keys_in_parallel(
     client: httpx.AsyncClient, runtime: Runtime, relay: Relay, db: Connection
 ) -> None:
-    under_way: dict[str, int] = defaultdict(int)
-    most: dict[str, int] = defaultdict(int)
+    in_flight: dict[str, int] = defaultdict(int)
+    peak: dict[str, int] = defaultdict(int)
 
     async def slow(call: Call) -> web.Response:
         key = call.headers["ce-subject"]
-        under_way[key] += 1
-        most[key] = max(most[key], under_way[key])
+        in_flight[key] += 1
+        peak[key] = max(peak[key], in_flight[key])
         await asyncio.sleep(random.uniform(0, 0.01))
-        under_way[key] -= 1
+        in_flight[key] -= 1
         return web.Response()
 
     async with Responder(slow) as receiver:
         await subscribe(client, receiver, ordered="key")
         sent = await publish(client, *(keyed(f"k{number % 5}", number) for number in range(60)))
         await turn_until(relay, runtime, receipts(db, 60))
-    came = by_key(receiver.calls)
-    assert set(most.values()) == {1}
+    received = by_key(receiver.calls)
+    assert set(peak.values()) == {1}
     assert receiver.most_open > 1
     for number in range(5):
-        assert came[f"k{number}"] == sent[number::5]
+        assert received[f"k{number}"] == sent[number::5]
 
 
-async def test_a_failing_key_holds_only_itself(
+async def test_a_failing_key_delays_only_itself(
     client: httpx.AsyncClient, runtime: Runtime, relay: Relay, db: Connection
 ) -> None:
     down = {"bad"}
@@ -82,7 +82,7 @@ async def test_a_failing_key_holds_only_itself(
         await turn_until(relay, runtime, lambda: db.fetchval("select count(*) = 10 from delivery_retry"))
         later = await publish(client, *(keyed(key, n) for n in range(5) for key in ("bad", "good")))
         await turn_until(relay, runtime, receipts(db, 15))
-        # Only the first was sent, and the others used up nothing.
+        # Only the first was sent, and the others used up no attempt.
         assert by_key(receiver.calls)["bad"] == first[:1]
         assert await db.fetchval("select sum(attempts) from delivery_retry") == 1
         runtime.clock.offset_s += 12
@@ -90,9 +90,9 @@ async def test_a_failing_key_holds_only_itself(
         down.clear()
         runtime.clock.offset_s += 12
         await turn_until(relay, runtime, receipts(db, 30))
-    every = [*first, *later]
-    assert by_key(receiver.calls)["good"] == every[1::2]
-    assert by_key(receiver.calls)["bad"] == [every[0], every[0], *every[::2]]
+    all_sent = [*first, *later]
+    assert by_key(receiver.calls)["good"] == all_sent[1::2]
+    assert by_key(receiver.calls)["bad"] == [all_sent[0], all_sent[0], *all_sent[::2]]
     assert await db.fetchval("select count(*) from delivery_retry") == 0
 
 
@@ -129,7 +129,7 @@ async def test_a_dead_letter_releases_its_key(
     assert await db.fetchval('select "offset" from dead_letter') == sent[1]
 
 
-async def test_a_dead_letter_holds_its_key_if_asked_to_until_a_person_acts(
+async def test_with_on_dead_hold_a_key_waits_until_its_dead_letter_is_gone(
     client: httpx.AsyncClient, runtime: Runtime, relay: Relay, db: Connection
 ) -> None:
     async def poison(call: Call) -> web.Response:
@@ -140,7 +140,7 @@ async def test_a_dead_letter_holds_its_key_if_asked_to_until_a_person_acts(
         sent = await publish(client, keyed("k", 1), keyed("k", 999), keyed("k", 2), keyed("other", 4), keyed("k", 3))
         await turn_until(relay, runtime, receipts(db, 2))
         await turn_until(relay, runtime, lambda: db.fetchval("select count(*) = 2 from delivery_retry"))
-        # Another holder keeps it so.
+        # A new holder holds the key as well.
         await relay.drain(runtime)
         later = await publish(client, keyed("k", 5))
         await turn_until(relay, runtime, lambda: db.fetchval("select count(*) = 3 from delivery_retry"))
@@ -153,7 +153,7 @@ async def test_a_dead_letter_holds_its_key_if_asked_to_until_a_person_acts(
     assert by_key(receiver.calls)["k"] == [sent[0], sent[1], sent[2], sent[4], *later]
 
 
-async def test_a_delayed_message_takes_its_place_when_it_is_due(
+async def test_a_delayed_message_is_ordered_from_its_due_time(
     client: httpx.AsyncClient, runtime: Runtime, relay: Relay, db: Connection
 ) -> None:
     async with Responder() as receiver:
@@ -163,9 +163,9 @@ async def test_a_delayed_message_takes_its_place_when_it_is_due(
         runtime.clock.offset_s += 61
         await turn_until(relay, runtime, receipts(db, 2))
         assert by_key(receiver.calls)["k"] == [sent[1], sent[0]]
-        # Due and failing it is a message like any other: what comes after it waits.
+        # A due message that fails is like any other: later ones of its key wait.
         receiver.status = 500
-        # The database's clock dates it, and that one was not put forward.
+        # The database's clock dates it, and that clock was not advanced.
         late = await publish(client, keyed("k", 3, deliver_after_s=600))
         await turn_until(relay, runtime, lambda: db.fetchval("select count(*) = 1 from delivery_retry"))
         runtime.clock.offset_s += 600
@@ -178,10 +178,10 @@ async def test_a_delayed_message_takes_its_place_when_it_is_due(
     assert by_key(receiver.calls)["k"] == [sent[1], sent[0], late[0], late[0], after[0]]
 
 
-async def test_what_a_taker_sends_again_comes_in_order(
+async def test_what_is_sent_again_after_a_takeover_arrives_in_order(
     client: httpx.AsyncClient, runtime: Runtime, db: Connection, group: str
 ) -> None:
-    """Whenever the holder dies, no message of a key comes after a later one, not even a second time."""
+    """Whenever the holder dies, no message of a key arrives after a later one, not even when it is sent again."""
 
     async def slow(call: Call) -> web.Response:
         await asyncio.sleep(random.uniform(0, 0.005))
@@ -190,7 +190,7 @@ async def test_what_a_taker_sends_again_comes_in_order(
     async with Responder(slow) as receiver:
         await subscribe(client, receiver, ordered="key", retry=[0.01] * 50, max_in_flight=8)
         sent = await publish(client, *(keyed(f"k{n % 4}", n) for n in range(80)))
-        died = 0
+        takeovers = 0
         while await db.fetchval("select count(*) < 80 from receipt"):
             relay = Relay(runtime)
             reached = await db.fetchval("select count(*) + 9 from receipt")
@@ -199,20 +199,20 @@ async def test_what_a_taker_sends_again_comes_in_order(
             for stream in relay.streams.values():
                 stream.drop()
             await asyncio.gather(*(stream.close_destination() for stream in relay.streams.values()))
-            died += 1
+            takeovers += 1
             runtime.clock.offset_s += 11
-        assert died > 3
+        assert takeovers > 3
     for number in range(4):
-        came = by_key(receiver.calls)[f"k{number}"]
-        assert came == sorted(came)
-        assert sorted(set(came)) == sent[number::4]
+        received = by_key(receiver.calls)[f"k{number}"]
+        assert received == sorted(received)
+        assert sorted(set(received)) == sent[number::4]
 
 
 @pytest.mark.slow
-async def test_past_ten_thousand_held_rows_the_window_stops_and_goes_on_later(
+async def test_past_ten_thousand_held_rows_the_window_stops_and_continues_later(
     client: httpx.AsyncClient, runtime: Runtime, relay: Relay, db: Connection
 ) -> None:
-    """One key of which nothing is taken, and a backlog of it that is longer than what may be put by."""
+    """One key whose messages all fail, with a backlog that is longer than the limit of held rows."""
     messages, working = HELD_MOST + 3000, False
     held = "select count(*) from delivery_retry"
     reached = 'select "offset" from checkpoint'
@@ -224,19 +224,19 @@ async def test_past_ten_thousand_held_rows_the_window_stops_and_goes_on_later(
         await subscribe(client, receiver, ordered="key", retry=[0.5] * 100)
         await db.execute(FILL, messages, 1)
         await turn_until(relay, runtime, lambda: db.fetchval(f"select ({held}) >= $1", HELD_MOST), within_s=60)
-        # However long it is tried again in vain: neither rows nor checkpoint go further than the last window read. (The
-        # checkpoint is moved every so often only, so it says nothing yet of where the window stopped.)
+        # However often the attempts fail, neither rows nor checkpoint pass the last window read. (The checkpoint
+        # moves only from time to time, so it does not show yet where the window stopped.)
         furthest = HELD_MOST + WINDOW_MOST
-        tries = len(receiver.calls)
-        await turn_until(relay, runtime, lambda: len(receiver.calls) > tries + 5, within_s=60)
+        attempts = len(receiver.calls)
+        await turn_until(relay, runtime, lambda: len(receiver.calls) > attempts + 5, within_s=60)
         rows = await db.fetchval(held)
         assert HELD_MOST <= rows < messages
         assert rows <= furthest
         assert await db.fetchval(reached) <= furthest
         assert await db.fetchval("select count(*) from receipt") == 0
-        working, tries = True, len(receiver.calls)
-        # There is room again: the rest of the log is read on.
+        working, attempts = True, len(receiver.calls)
+        # With room again, the rest of the log is read.
         await turn_until(relay, runtime, lambda: db.fetchval(f"select ({reached}) > $1", furthest), within_s=60)
-    came = by_key(receiver.calls[tries:])["k0"]
-    assert len(came) > rows - HELD_MOST
-    assert came == sorted(came)
+    received = by_key(receiver.calls[attempts:])["k0"]
+    assert len(received) > rows - HELD_MOST
+    assert received == sorted(received)

@@ -22,16 +22,16 @@ from tests.support.explain import Scan, big, scans
 
 __all__ = ["full"]
 
-BOTH = pytest.mark.parametrize("generic", [False, True], ids=["custom", "generic"])
+BOTH_PLANS = pytest.mark.parametrize("generic", [False, True], ids=["custom", "generic"])
 TAKEN = 64
 
 
-def read_whole(found: list[Scan]) -> list[Scan]:
-    """Return the scans that read a table whole; for an empty partition, and the few days, that is the best plan."""
+def sequential_scans(found: list[Scan]) -> list[Scan]:
+    """Return scans of whole tables; for an empty partition and for the small table `day`, that is the best plan."""
     return [scan for scan in found if scan.node == "Seq Scan" and scan.rows and scan.table != "day"]
 
 
-def of(found: list[Scan], table: str) -> list[Scan]:
+def scans_of(found: list[Scan], table: str) -> list[Scan]:
     return [scan for scan in found if scan.table.startswith(f"{table}_2")]
 
 
@@ -47,7 +47,7 @@ def window_of(after: int, patterns: list[str], headers: str | None = None, settl
     return READER.arguments(reader, after=after, at_most=TAKEN)
 
 
-@BOTH
+@BOTH_PLANS
 @pytest.mark.parametrize("where", ["first", "middle", "head"])
 @pytest.mark.parametrize(
     ("patterns", "taken"),
@@ -60,32 +60,32 @@ async def test_the_window_is_a_short_index_range(
     low, high = await ends(full)
     after = {"first": low, "middle": (low + high) // 2, "head": high}[where]
     found = big(await scans(full, WINDOW, READER.types, window_of(after, patterns), generic=generic))
-    assert read_whole(found) == []
-    # One row more in each day: a merge looks at the next of every partition before it stops.
-    assert sum(scan.rows for scan in of(found, "outbox")) <= SPAN + DAYS
-    assert all("offset" in (scan.index or "offset") for scan in of(found, "outbox"))
+    assert sequential_scans(found) == []
+    # One row more in each day: a merge reads the next row of every partition before it stops.
+    assert sum(scan.rows for scan in scans_of(found, "outbox")) <= SPAN + DAYS
+    assert all("offset" in (scan.index or "offset") for scan in scans_of(found, "outbox"))
     expected = 0 if where == "head" else taken
-    assert sum(scan.rows for scan in of(found, "half")) == expected
-    assert all("pkey" in (scan.index or "") for scan in of(found, "half"))
+    assert sum(scan.rows for scan in scans_of(found, "half")) == expected
+    assert all("pkey" in (scan.index or "") for scan in scans_of(found, "half"))
 
 
-@BOTH
+@BOTH_PLANS
 async def test_a_header_filter_reads_half_by_key_and_only_in_the_messages_own_day(
     full: Connection, generic: bool
 ) -> None:
     low, _ = await ends(full)
     arguments = window_of(low, ["order"], '{"region": "eu"}')
     found = big(await scans(full, WINDOW, READER.types, arguments, generic=generic))
-    assert read_whole(found) == []
-    assert sum(scan.rows for scan in of(found, "half")) == SPAN
+    assert sequential_scans(found) == []
+    assert sum(scan.rows for scan in scans_of(found, "half")) == SPAN
     days = await full.fetch(
         'select transaction_id from outbox where "offset" > $1 order by "offset" limit $2', low, SPAN
     )
-    assert {s.table for s in of(found, "half")} == {partition_name("half", id_day(row[0])) for row in days}
+    assert {s.table for s in scans_of(found, "half")} == {partition_name("half", id_day(row[0])) for row in days}
 
 
-@BOTH
-async def test_a_taker_looks_up_what_was_settled_by_key(full: Connection, generic: bool) -> None:
+@BOTH_PLANS
+async def test_after_a_takeover_receipts_are_looked_up_by_key(full: Connection, generic: bool) -> None:
     low, _ = await ends(full)
     await full.execute(
         """insert into receipt select transaction_id, 0, 1, "offset", 'delivered', 1, now(), 1, 200, null, now(), 0
@@ -94,12 +94,12 @@ async def test_a_taker_looks_up_what_was_settled_by_key(full: Connection, generi
     await full.execute("analyze receipt")
     arguments = window_of(low, ["order"], settled_to=NEWEST)
     found = big(await scans(full, WINDOW, READER.types, arguments, generic=generic))
-    assert read_whole(found) == []
-    assert sum(scan.rows for scan in of(found, "receipt")) <= SPAN
-    assert sum(scan.rows for scan in of(found, "half")) == 0
+    assert sequential_scans(found) == []
+    assert sum(scan.rows for scan in scans_of(found, "receipt")) <= SPAN
+    assert sum(scan.rows for scan in scans_of(found, "half")) == 0
 
 
-@BOTH
+@BOTH_PLANS
 async def test_a_settle_touches_its_own_rows(full: Connection, generic: bool) -> None:
     ids = [row[0] for row in await full.fetch('select transaction_id from outbox order by "offset" limit 64')]
     await full.execute("insert into lease values ('relay:1:1:0', 'one', 1, now())")
@@ -145,7 +145,7 @@ async def test_a_settle_touches_its_own_rows(full: Connection, generic: bool) ->
     assert sum(scan.rows for scan in retries) <= 2 * count
 
 
-@BOTH
+@BOTH_PLANS
 @pytest.mark.parametrize("ordered", [False, True])
 async def test_due_retries_are_a_short_range_and_their_messages_keyed_reads(
     full: Connection, generic: bool, ordered: bool
@@ -163,12 +163,12 @@ async def test_due_retries_are_a_short_range_and_their_messages_keyed_reads(
     arguments: list[Any] = [ids, [0] * 20, [1] * 20, [0] * 20, [32] * 20, *flags, at, at]
     types = [*["int[]"] * 5, "bool[]", "bool[]", "timestamptz", "timestamptz"]
     found = await scans(full, CLAIM_RETRIES, types, arguments, generic=generic)
-    assert read_whole(found) == []
-    assert sum(scan.rows for scan in of(found, "half")) == 20
-    assert sum(scan.rows for scan in of(found, "outbox")) == 20
+    assert sequential_scans(found) == []
+    assert sum(scan.rows for scan in scans_of(found, "half")) == 20
+    assert sum(scan.rows for scan in scans_of(found, "outbox")) == 20
 
 
-@BOTH
+@BOTH_PLANS
 @pytest.mark.parametrize("statement", [LOG_HEAD, LATEST, EARLIEST])
 async def test_the_ends_of_the_log_are_one_probe_a_day(full: Connection, generic: bool, statement: str) -> None:
     found = big(await scans(full, statement, ["int"], [0], generic=generic))
@@ -176,16 +176,16 @@ async def test_the_ends_of_the_log_are_one_probe_a_day(full: Connection, generic
     assert sum(scan.rows for scan in found) <= DAYS + 1
 
 
-@BOTH
-async def test_a_time_is_found_by_halving(full: Connection, generic: bool) -> None:
+@BOTH_PLANS
+async def test_a_time_is_found_by_binary_search(full: Connection, generic: bool) -> None:
     at = await full.fetchval("select min(committed_at) + (max(committed_at) - min(committed_at)) / 2 from outbox")
     found = big(await scans(full, SINCE, ["timestamptz"], [at], generic=generic))
-    assert read_whole(found) == []
+    assert sequential_scans(found) == []
     assert sum(scan.rows for scan in found) <= 20 * (DAYS + 1)
 
 
-@BOTH
-async def test_standing_and_places_read_their_own_ranges(full: Connection, generic: bool) -> None:
+@BOTH_PLANS
+async def test_lag_and_start_positions_read_their_own_ranges(full: Connection, generic: bool) -> None:
     low, _ = await ends(full)
     at = await full.fetchval("select now()")
     await full.execute(
@@ -200,20 +200,20 @@ async def test_standing_and_places_read_their_own_ranges(full: Connection, gener
     await full.execute("analyze receipt")
     places: list[Any] = [[1, 2], [1, 1], [0, 0], [0, 0]]
     found = big(await scans(full, START_POSITIONS, ["int[]"] * 4, places, generic=generic))
-    assert read_whole(found) == []
+    assert sequential_scans(found) == []
     arguments: list[Any] = [1, ["order"], None, 100, True, at]
     kinds = ["int", "text[]", "text[]", "int", "bool", "timestamptz"]
     found = big(await scans(full, LAG, kinds, arguments, generic=generic))
-    assert read_whole(found) == []
-    assert sum(scan.rows for scan in of(found, "outbox")) <= 100 + DAYS
+    assert sequential_scans(found) == []
+    assert sum(scan.rows for scan in scans_of(found, "outbox")) <= 100 + DAYS
 
 
-@BOTH
-async def test_topics_and_resting_subscriptions_are_short_ranges(full: Connection, generic: bool) -> None:
+@BOTH_PLANS
+async def test_topics_and_inactive_subscriptions_are_short_ranges(full: Connection, generic: bool) -> None:
     low, high = await ends(full)
     found = big(await scans(full, TOPICS_AFTER, ["bigint", "int"], [(low + high) // 2, 500], generic=generic))
-    assert read_whole(found) == []
-    assert sum(scan.rows for scan in of(found, "outbox")) <= 500 + DAYS
+    assert sequential_scans(found) == []
+    assert sum(scan.rows for scan in scans_of(found, "outbox")) <= 500 + DAYS
     await full.execute(
         """insert into subscription (name, topics, destination, secrets, start, max_in_flight, timeout_s, retry, state,
              created_at, updated_at, started_after, matches_since)
@@ -225,5 +225,5 @@ async def test_topics_and_resting_subscriptions_are_short_ranges(full: Connectio
         (low + high) // 2,
     )
     found = big(await scans(full, INACTIVE, ["int"], [0], generic=generic))
-    assert read_whole(found) == []
-    assert sum(scan.rows for scan in of(found, "outbox")) <= 2 * (DAYS + 1)
+    assert sequential_scans(found) == []
+    assert sum(scan.rows for scan in scans_of(found, "outbox")) <= 2 * (DAYS + 1)

@@ -1,4 +1,4 @@
-"""A stream's progress, whatever order deliveries end in: nothing unsettled is passed, nothing read is lost."""
+"""A stream's progress, for any order of outcomes: nothing unsettled is passed, and nothing read is lost."""
 
 from datetime import UTC, datetime, timedelta
 from uuid import UUID
@@ -27,11 +27,11 @@ def test_the_checkpoint_never_passes_an_unsettled_offset(data: st.DataObject) ->
         reached = data.draw(st.integers(max(offsets, default=reached), reached + 15))
         progress.read([message(offset) for offset in sorted(offsets)], reached)
         unsettled |= offsets
-        over = data.draw(st.sets(st.sampled_from(sorted(unsettled)))) if unsettled else set()
-        assert progress.target(over) == min(unsettled - over, default=reached + 1) - 1
-        for offset in over:
+        settled = data.draw(st.sets(st.sampled_from(sorted(unsettled)))) if unsettled else set()
+        assert progress.target(settled) == min(unsettled - settled, default=reached + 1) - 1
+        for offset in settled:
             progress.settled(offset)
-        unsettled -= over
+        unsettled -= settled
         assert progress.target() == min(unsettled, default=reached + 1) - 1
         assert len(progress) == len(unsettled)
         oldest = progress.oldest_at()

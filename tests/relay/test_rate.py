@@ -1,4 +1,4 @@
-"""The pace of a subscription at work: batches, retries and shards share it."""
+"""The rate limit of a subscription: batches, retries and shards share it."""
 
 from collections.abc import AsyncIterator
 from time import monotonic
@@ -23,13 +23,13 @@ async def relay(runtime: Runtime, group: str) -> AsyncIterator[Relay]:
 
 
 @pytest.mark.parametrize("shards", [1, 3])
-async def test_no_span_has_more_than_its_share(
+async def test_no_time_span_has_more_deliveries_than_the_rate_allows(
     client: httpx.AsyncClient, runtime: Runtime, relay: Relay, db: Connection, shards: int
 ) -> None:
-    came: list[float] = []
+    arrivals: list[float] = []
 
     async def note(call: Call) -> web.Response:
-        came.append(monotonic())
+        arrivals.append(monotonic())
         return web.Response()
 
     rate = 60.0
@@ -37,14 +37,14 @@ async def test_no_span_has_more_than_its_share(
         await subscribe(client, receiver, rate_per_s=rate, shards=shards)
         await publish(client, *(order(number) for number in range(90)))
         await turn_until(relay, runtime, lambda: db.fetchval("select count(*) = 90 from receipt"))
-    # Measured where they arrive, which may lag behind where they were let go; a moment's grace for that.
-    for first, begin in enumerate(came):
-        for last in range(first + 1, len(came)):
-            allowed = rate * (came[last] - begin + CATCH_UP_S + 0.25) + shards
+    # The receiver measures arrivals, which may lag behind sending; the bound allows 0.25 s for that.
+    for first, begin in enumerate(arrivals):
+        for last in range(first + 1, len(arrivals)):
+            allowed = rate * (arrivals[last] - begin + CATCH_UP_S + 0.25) + shards
             assert last - first + 1 <= allowed
 
 
-async def test_retries_are_paced_as_well(
+async def test_retries_are_limited_as_well(
     client: httpx.AsyncClient, runtime: Runtime, relay: Relay, db: Connection
 ) -> None:
     async with Responder(status=500) as receiver:

@@ -50,7 +50,7 @@ async def until_done(relay: Relay, runtime: Runtime, db: Connection) -> None:
     await turn_until(relay, runtime, done)
 
 
-async def test_a_part_of_the_log_goes_out_again_with_its_ids(
+async def test_a_part_of_the_log_is_sent_again_with_its_ids(
     client: httpx.AsyncClient, runtime: Runtime, relay: Relay, db: Connection
 ) -> None:
     async with Responder() as receiver:
@@ -68,7 +68,7 @@ async def test_a_part_of_the_log_goes_out_again_with_its_ids(
     assert await db.fetchval("select count(*) from receipt where replay = 0") == 12
 
 
-async def test_filters_choose_what_goes_out_again(
+async def test_filters_choose_what_is_sent_again(
     client: httpx.AsyncClient, runtime: Runtime, relay: Relay, db: Connection
 ) -> None:
     async with Responder() as receiver:
@@ -89,10 +89,10 @@ async def test_filters_choose_what_goes_out_again(
         ):
             number = await replay(db, 0, sent[-1], filters)
             await until_done(relay, runtime, db)
-            assert [offset for offset, of in sorted(replayed(receiver)) if of == str(number)] == expected
+            assert [offset for offset, by in sorted(replayed(receiver)) if by == str(number)] == expected
 
 
-async def test_live_delivery_goes_on_beside_a_replay_that_fails(
+async def test_live_delivery_continues_beside_a_replay_that_fails(
     client: httpx.AsyncClient, runtime: Runtime, relay: Relay, db: Connection
 ) -> None:
     down = True
@@ -121,7 +121,7 @@ async def test_live_delivery_goes_on_beside_a_replay_that_fails(
     assert await db.fetchval("select max(attempts) from receipt where replay = 0") == 1
 
 
-async def test_a_new_holder_goes_on_with_a_replay_and_a_cancelled_one_ends(
+async def test_a_new_holder_continues_a_replay_and_a_cancelled_one_ends(
     client: httpx.AsyncClient, runtime: Runtime, relay: Relay, db: Connection
 ) -> None:
     async with Responder() as receiver:

@@ -33,14 +33,14 @@ async def workers(settings: Settings, dsn: str, group: str) -> AsyncIterator[lis
             await relay.drain(runtime)
 
 
-async def turn(workers: list[tuple[Relay, Runtime]], reached: Callable[[], Any]) -> None:
+async def step_until(workers: list[tuple[Relay, Runtime]], reached: Callable[[], Any]) -> None:
     """Step every worker in turn until `reached()`, which may be awaitable, is true."""
     async with asyncio.timeout(30):
         while True:
-            so = reached()
-            if asyncio.iscoroutine(so):
-                so = await so
-            if so:
+            result = reached()
+            if asyncio.iscoroutine(result):
+                result = await result
+            if result:
                 return
             await asyncio.gather(*(step(relay, runtime) for relay, runtime in workers))
 
@@ -56,19 +56,19 @@ async def slow(call: Call) -> web.Response:
 
 
 def by_key(receiver: Responder) -> dict[str, list[int]]:
-    came: dict[str, list[int]] = defaultdict(list)
+    offsets: dict[str, list[int]] = defaultdict(list)
     for call in receiver.calls:
-        came[call.headers["ce-subject"]].append(int(call.headers["halfnote-offset"]))
-    return came
+        offsets[call.headers["ce-subject"]].append(int(call.headers["halfnote-offset"]))
+    return offsets
 
 
 def numbered(first: int, count: int) -> list[dict[str, Any]]:
     return [{**order(n), "key": f"k{n % KEYS}"} for n in range(first, first + count)]
 
 
-async def put(client: httpx.AsyncClient, receiver: Responder, **fields: Any) -> None:
-    wanted = {"topics": ["order"], "destination": {"type": "webhook", "url": receiver.url}, **fields}
-    answer = await client.put("/subscriptions/mailer", json=wanted)
+async def put_subscription(client: httpx.AsyncClient, receiver: Responder, **fields: Any) -> None:
+    subscription = {"topics": ["order"], "destination": {"type": "webhook", "url": receiver.url}, **fields}
+    answer = await client.put("/subscriptions/mailer", json=subscription)
     assert answer.status_code == 200, answer.text
 
 
@@ -83,54 +83,54 @@ async def test_workers_share_the_shards_and_each_key_has_one_of_them(
             pass_time(workers, 4)
             return all(len(relay.streams) == 1 for relay, _ in workers)
 
-        await turn(workers, spread)
+        await step_until(workers, spread)
         sent = await publish(client, *numbered(0, 120))
-        await turn(workers, lambda: db.fetchval("select count(*) = 120 from receipt"))
+        await step_until(workers, lambda: db.fetchval("select count(*) = 120 from receipt"))
         assert await db.fetchval('select count(distinct "offset") from receipt') == 120
         pass_time(workers, 2)
         reached = 'select count(*) = 4 from checkpoint where "offset" >= $1'
-        await turn(workers, lambda: db.fetchval(reached, sent[-1]))
+        await step_until(workers, lambda: db.fetchval(reached, sent[-1]))
     assert len(receiver.calls) == 120
-    assert all(came == sorted(came) for came in by_key(receiver).values())
+    assert all(received == sorted(received) for received in by_key(receiver).values())
 
 
 @pytest.mark.parametrize(("before", "after"), [(1, 4), (4, 2), (2, 64)])
-async def test_another_number_of_shards_loses_nothing_and_keeps_the_order_of_keys(
+async def test_a_change_of_the_number_of_shards_loses_nothing_and_keeps_the_order_of_keys(
     client: httpx.AsyncClient, db: Connection, workers: list[tuple[Relay, Runtime]], before: int, after: int
 ) -> None:
     async with Responder(slow) as receiver:
         await subscribe(client, receiver, shards=before, ordered="key")
         sent = await publish(client, *numbered(0, 60))
-        await turn(workers, lambda: db.fetchval("select count(*) >= 20 from receipt"))
-        await put(client, receiver, shards=after, ordered="key")
+        await step_until(workers, lambda: db.fetchval("select count(*) >= 20 from receipt"))
+        await put_subscription(client, receiver, shards=after, ordered="key")
         sent += await publish(client, *numbered(60, 60))
 
         async def done() -> bool:
-            # The old holders let go by themselves; the new ones look each second.
+            # The old holders release their leases by themselves; the new ones look once a second.
             pass_time(workers, 1)
             return bool(await db.fetchval("select count(*) = 120 from receipt"))
 
-        await turn(workers, done)
+        await step_until(workers, done)
         layout = await db.fetch("select shards, shard from checkpoint order by shard")
         assert [tuple(row) for row in layout] == [(after, number) for number in range(after)]
     assert sorted(int(call.headers["halfnote-offset"]) for call in receiver.calls) == sent
-    assert all(came == sorted(came) for came in by_key(receiver).values())
+    assert all(received == sorted(received) for received in by_key(receiver).values())
 
 
-async def test_a_dead_worker_holds_the_change_up_only_until_its_lease_ends(
+async def test_a_dead_worker_delays_the_change_only_until_its_lease_expires(
     client: httpx.AsyncClient, db: Connection, workers: list[tuple[Relay, Runtime]]
 ) -> None:
     first, others = workers[:1], workers[1:]
     async with Responder() as receiver:
         await subscribe(client, receiver, shards=1)
-        await turn(first, lambda: first[0][0].streams)
+        await step_until(first, lambda: first[0][0].streams)
         for stream in first[0][0].streams.values():
             stream.drop()
-        await put(client, receiver, shards=2)
+        await put_subscription(client, receiver, shards=2)
         await publish(client, *numbered(0, 10))
         for _ in range(3):
             await asyncio.gather(*(step(relay, runtime) for relay, runtime in others))
         assert receiver.calls == []
         pass_time(others, 11)
-        await turn(others, lambda: db.fetchval("select count(*) = 10 from receipt"))
+        await step_until(others, lambda: db.fetchval("select count(*) = 10 from receipt"))
     assert len(receiver.calls) == 10

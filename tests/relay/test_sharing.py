@@ -1,4 +1,4 @@
-"""Several relays, one that dies, and the wake-ups between them: who sends what, and what a stale holder may not do."""
+"""Several relays over one database: which sends what, takeovers, stale holders, and the wake-ups between them."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -21,7 +21,7 @@ from app.runtime.state import Runtime
 from tests.support.check_responder import Call, Responder
 from tests.support.relay_stepping import offsets, order, publish, step, subscribe, turn_until
 
-# Longer than any test runs: what arrives has not waited for a poll.
+# Longer than any test runs: a message that arrives did not wait for a poll.
 NEVER_S = 3600.0
 
 
@@ -39,7 +39,7 @@ def kill(relay: Relay) -> None:
 
 
 def lags(runtime: Runtime) -> dict[str, float]:
-    """The messages that each subscription is behind, as this process shows it."""
+    """Return how many messages each subscription is behind, by the metrics of this process."""
     seconds, messages = (
         {
             sample.labels["subscription"]: sample.value
@@ -53,8 +53,8 @@ def lags(runtime: Runtime) -> dict[str, float]:
     return messages
 
 
-class Held:
-    """A receiver that answers the messages of `free` offsets (all, once `open`) and lets the others wait."""
+class BlockingReceiver:
+    """A receiver that answers the first `free` requests at once and the others when `answered` is set."""
 
     def __init__(self) -> None:
         self.answered = asyncio.Event()
@@ -67,37 +67,37 @@ class Held:
         return web.Response()
 
 
-async def test_a_taker_sends_only_what_has_no_receipt(
+async def test_after_a_takeover_only_what_has_no_receipt_is_sent(
     client: httpx.AsyncClient, runtime: Runtime, other: Runtime, db: Connection
 ) -> None:
-    held = Held()
-    held.free = 5
+    blocking = BlockingReceiver()
+    blocking.free = 5
     first, second = Relay(runtime), Relay(other)
-    async with held.receiver as receiver:
+    async with blocking.receiver as receiver:
         await subscribe(client, receiver, max_in_flight=4, timeout_s=60)
         sent = await publish(client, *(order(number) for number in range(20)))
         await turn_until(first, runtime, lambda: db.fetchval("select count(*) = 5 from receipt"))
         await turn_until(first, runtime, lambda: len(receiver.calls) == 9)
         kill(first)
-        held.answered.set()
+        blocking.answered.set()
         await step(second, other)
         assert not second.streams
         other.clock.offset_s += 11
         await turn_until(second, other, lambda: db.fetchval("select count(*) = 20 from receipt"))
         await second.drain(other)
-    came = offsets(receiver)
-    assert set(came) == set(sent)
-    twice = {offset for offset in came if came.count(offset) > 1}
-    assert twice == set(came[5:9])
-    assert len(came) == 24
+    received = offsets(receiver)
+    assert set(received) == set(sent)
+    twice = {offset for offset in received if received.count(offset) > 1}
+    assert twice == set(received[5:9])
+    assert len(received) == 24
 
 
 async def test_a_stale_holder_settles_nothing(
     client: httpx.AsyncClient, runtime: Runtime, other: Runtime, db: Connection
 ) -> None:
-    held = Held()
+    blocking = BlockingReceiver()
     first, second = Relay(runtime), Relay(other)
-    async with held.receiver as receiver:
+    async with blocking.receiver as receiver:
         await subscribe(client, receiver, timeout_s=60, retry=[10])
         await publish(client, order(1))
         await turn_until(first, runtime, lambda: receiver.calls)
@@ -105,7 +105,7 @@ async def test_a_stale_holder_settles_nothing(
         await turn_until(second, other, lambda: len(receiver.calls) == 2)
         [stale], [fresh] = first.streams.values(), second.streams.values()
         assert fresh.lease.epoch == stale.lease.epoch + 1
-        held.answered.set()
+        blocking.answered.set()
         await stale.sender.wait_idle()
         async with runtime.database.connection() as connection:
             await first.settle(runtime, connection, runtime.clock.now())
@@ -118,9 +118,9 @@ async def test_a_stale_holder_settles_nothing(
 
 
 async def test_a_lag_is_shown_by_the_holder_alone(client: httpx.AsyncClient, runtime: Runtime, other: Runtime) -> None:
-    held = Held()
+    blocking = BlockingReceiver()
     first, second = Relay(runtime), Relay(other)
-    async with held.receiver as receiver:
+    async with blocking.receiver as receiver:
         await subscribe(client, receiver, timeout_s=60)
         await publish(client, order(1))
         await turn_until(first, runtime, lambda: len(receiver.calls) == 1)
@@ -129,11 +129,11 @@ async def test_a_lag_is_shown_by_the_holder_alone(client: httpx.AsyncClient, run
         assert list(lags(runtime)) == ["mailer"]
         other.clock.offset_s = runtime.clock.offset_s = 3600
         await turn_until(second, other, lambda: list(lags(other)) == ["mailer"])
-        # It hears that its lease is another's.
+        # The first relay learns that another one holds its lease.
         await turn_until(first, runtime, lambda: not first.streams)
         runtime.clock.offset_s += 2
         await step(first, runtime)
-        held.answered.set()
+        blocking.answered.set()
         await second.drain(other)
     assert lags(runtime) == {}
     assert (await client.delete("/subscriptions/mailer")).status_code == 204
@@ -144,7 +144,7 @@ async def test_a_lag_is_shown_by_the_holder_alone(client: httpx.AsyncClient, run
     assert lags(other) == {}
 
 
-async def test_what_is_paused_by_one_is_shown_by_another(
+async def test_the_lag_of_a_paused_subscription_may_be_shown_by_another_process(
     client: httpx.AsyncClient, runtime: Runtime, other: Runtime
 ) -> None:
     relay, watch, idle = Relay(runtime), Routing(), Routing()
@@ -158,13 +158,13 @@ async def test_what_is_paused_by_one_is_shown_by_another(
         await turn_until(relay, runtime, lambda: not relay.streams)
         await step(relay, runtime)
         assert (lags(runtime), lags(other)) == ({}, {"mailer": 2})
-        # The owner of resting subscriptions may change as well.
+        # The process that shows inactive subscriptions may change as well.
         later = other.clock.now() + timedelta(minutes=1)
         await idle.step(runtime, later)
         assert lags(runtime) == {"mailer": 2}
         await watch.step(other, later)
         assert lags(other) == {}
-        # One process both rests and delivers: neither takes away what the other shows.
+        # In one process, neither loop removes the lag that the other shows.
         await client.post("/subscriptions/mailer/resume")
         runtime.clock.offset_s += 2
         await turn_until(relay, runtime, lambda: len(receiver.calls) == 2)
@@ -175,24 +175,24 @@ async def test_what_is_paused_by_one_is_shown_by_another(
         await relay.drain(runtime)
 
 
-async def test_nothing_is_sent_after_the_lease_ran_out(
+async def test_nothing_is_sent_after_the_lease_has_expired(
     client: httpx.AsyncClient, runtime: Runtime, group: str, db: Connection
 ) -> None:
-    held = Held()
+    blocking = BlockingReceiver()
     relay = Relay(runtime)
-    async with held.receiver as receiver:
+    async with blocking.receiver as receiver:
         await subscribe(client, receiver, max_in_flight=1, timeout_s=60)
         await publish(client, order(1), order(2))
         await turn_until(relay, runtime, lambda: receiver.calls)
         # As after SIGSTOP: the clock is past the lease before anything was renewed.
         runtime.clock.offset_s += 11
-        held.answered.set()
+        blocking.answered.set()
         [stream] = relay.streams.values()
         await stream.sender.wait_idle()
         async with runtime.database.connection() as connection:
             await relay.settle(runtime, connection, runtime.clock.now())
         assert len(receiver.calls) == 1
-        # No other worker took it, so it is renewed and continues.
+        # No other worker took the lease, so it is renewed and delivery continues.
         await turn_until(relay, runtime, lambda: db.fetchval("select count(*) = 2 from receipt"))
         await relay.drain(runtime)
 
@@ -205,9 +205,9 @@ async def test_a_stale_claim_of_a_retry_settles_nothing(
         await subscribe(client, receiver, retry=[10, 10, 10], timeout_s=1)
         await publish(client, order(1))
         await turn_until(first, runtime, lambda: db.fetchval("select count(*) = 1 from delivery_retry"))
-        held = Held()
-        receiver.answer = held._answer
-        held.receiver = receiver
+        blocking = BlockingReceiver()
+        receiver.answer = blocking._answer
+        blocking.receiver = receiver
         runtime.clock.offset_s += 12
         await turn_until(first, runtime, lambda: len(receiver.calls) == 2)
         leased = await db.fetchrow("select leased_until, lease_epoch from delivery_retry")
@@ -216,7 +216,7 @@ async def test_a_stale_claim_of_a_retry_settles_nothing(
         receiver.answer, receiver.status = None, 200
         other.clock.offset_s += 40
         await turn_until(second, other, lambda: db.fetchval("select count(*) = 1 from receipt"))
-        held.answered.set()
+        blocking.answered.set()
         await second.drain(other)
     assert await db.fetchval("select attempts from receipt") == 2
     assert await db.fetchval("select count(*) from delivery_retry") == 0
@@ -251,31 +251,31 @@ async def test_two_relays_share_the_subscriptions(
     assert offsets(receiver) == [sent] * 5
 
 
-async def test_a_drain_settles_what_is_in_flight_and_gives_the_leases_back(
+async def test_a_drain_settles_what_is_in_flight_and_releases_the_leases(
     client: httpx.AsyncClient, runtime: Runtime, other: Runtime, db: Connection
 ) -> None:
-    held = Held()
+    blocking = BlockingReceiver()
     first, second = Relay(runtime), Relay(other)
-    async with held.receiver as receiver:
+    async with blocking.receiver as receiver:
         await subscribe(client, receiver, max_in_flight=2, timeout_s=60)
         sent = await publish(client, *(order(number) for number in range(6)))
         await turn_until(first, runtime, lambda: len(receiver.calls) == 2)
         draining = asyncio.create_task(first.drain(runtime))
         await asyncio.wait([draining], timeout=0.05)
         assert not draining.done()
-        held.answered.set()
+        blocking.answered.set()
         await draining
         assert len(receiver.calls) == 2
         assert await db.fetchval("select count(*) from receipt") == 2
         assert await db.fetchval('select "offset" from checkpoint') == sent[1]
-        # No wait for the lease's end: the other one takes over at once.
+        # The other relay takes over at once, without a wait for the leases to expire.
         await turn_until(second, other, lambda: db.fetchval("select count(*) = 6 from receipt"))
         await second.drain(other)
     assert sorted(offsets(receiver)) == sent
     assert await db.fetchval("select count(*) from lease where expires_at > $1", runtime.clock.now()) == 0
 
 
-async def test_a_drain_gives_claimed_retries_back(
+async def test_a_drain_releases_claimed_retries(
     client: httpx.AsyncClient, runtime: Runtime, group: str, db: Connection
 ) -> None:
     relay = Relay(runtime)
@@ -284,7 +284,7 @@ async def test_a_drain_gives_claimed_retries_back(
         await publish(client, order(1), order(2))
         await turn_until(relay, runtime, lambda: db.fetchval("select count(*) = 2 from delivery_retry"))
         [stream] = relay.streams.values()
-        # A lease that ran out keeps the claimed one from being sent.
+        # With an expired lease, the claimed retry is not sent.
         stream.sender.lease_until -= timedelta(seconds=60)
         runtime.clock.offset_s += 12
         async with runtime.database.connection() as connection:
@@ -299,10 +299,10 @@ async def test_a_drain_gives_claimed_retries_back(
 async def test_a_commit_in_another_process_wakes_the_relay(
     client: httpx.AsyncClient, runtime: Runtime, other: Runtime, db: Connection, group: str
 ) -> None:
-    came = asyncio.Event()
+    arrived = asyncio.Event()
 
     async def note(call: Call) -> web.Response:
-        came.set()
+        arrived.set()
         return web.Response()
 
     async with Responder(note) as receiver:
@@ -323,7 +323,7 @@ async def test_a_commit_in_another_process_wakes_the_relay(
             while "relay" not in other.heartbeats:
                 await asyncio.sleep(0)
             await publish(client, order(1))
-            await came.wait()
+            await arrived.wait()
         stopping.set()
         await asyncio.gather(*tasks)
         assert await db.fetchval("select count(*) from receipt") == 1
@@ -332,10 +332,10 @@ async def test_a_commit_in_another_process_wakes_the_relay(
 async def test_a_commit_here_wakes_the_relay_without_notify(
     client: httpx.AsyncClient, runtime: Runtime, db: Connection, group: str
 ) -> None:
-    came = asyncio.Event()
+    arrived = asyncio.Event()
 
     async def note(call: Call) -> web.Response:
-        came.set()
+        arrived.set()
         return web.Response()
 
     async with Responder(note) as receiver:
@@ -347,12 +347,12 @@ async def test_a_commit_here_wakes_the_relay_without_notify(
         task = asyncio.create_task(run(loop, runtime, stopping))
         async with asyncio.timeout(10):
             await publish(client, order(1))
-            await came.wait()
+            await arrived.wait()
         stopping.set()
         await task
 
 
-async def test_rolled_back_messages_wake_nobody(client: httpx.AsyncClient, runtime: Runtime, group: str) -> None:
+async def test_rolled_back_messages_wake_no_relay(client: httpx.AsyncClient, runtime: Runtime, group: str) -> None:
     half = await client.post("/half", json={"producer_group": "shop", "messages": [order(1)]})
     end = {"transaction_id": half.json()["transaction_id"], "producer_group": "shop"}
     await client.post("/end", json={**end, "verdict": "rollback"})
@@ -363,7 +363,7 @@ async def test_rolled_back_messages_wake_nobody(client: httpx.AsyncClient, runti
     assert runtime.wake_ups.relay.is_set()
 
 
-async def test_notifies_are_coalesced_and_a_lost_listener_comes_back(
+async def test_notifies_are_coalesced_and_a_lost_listener_reconnects(
     runtime: Runtime, other: Runtime, db: Connection
 ) -> None:
     await other.wake_ups.listen()
@@ -384,7 +384,7 @@ async def test_notifies_are_coalesced_and_a_lost_listener_comes_back(
             with suppress(OSError, asyncpg.PostgresError, asyncpg.InterfaceError, asyncpg.InternalClientError):
                 await other.wake_ups.listen()
             await asyncio.sleep(0.01)
-    # Connected again: whatever was missed meanwhile is looked for, and the next one is heard.
+    # Connected again, the relay looks for what it missed, and the next NOTIFY arrives.
     other.wake_ups.relay.clear()
     runtime.wake_ups.published()
     await runtime.wake_ups.tell()

@@ -39,7 +39,7 @@ async def test_a_pattern_matches_names_and_reserved_ones_only_if_it_is_reserved(
     expected = [True] * len(matched) + [False] * len(others)
     assert [patterns.match(topic) for topic in (*matched, *others)] == expected
     assert await db.fetchval(BY_PARAMETER, [*matched, *others], [pattern]) == expected
-    # A set matches what one of its patterns matches, and no pattern more or less.
+    # A set matches what any of its patterns matches; an empty set matches nothing.
     assert TopicPatterns([pattern, "other"]).match("other")
     assert not TopicPatterns([]).match_any([*matched, *others])
 
@@ -50,12 +50,12 @@ async def test_python_and_sql_match_the_same(db: Connection) -> None:
     assert len(found) // 5 < sum(expected) < len(found) * 4 // 5
     rows = [{"n": n, "topic": topic, "patterns": patterns} for n, (patterns, topic) in enumerate(found)]
     answers = await db.fetchval(BY_COLUMN, json.dumps(rows))
-    assert [case for case, ours, theirs in zip(found, expected, answers, strict=True) if ours != theirs] == []
+    assert [case for case, in_python, in_sql in zip(found, expected, answers, strict=True) if in_python != in_sql] == []
     topics = [topic for _, topic in found]
     for patterns in (["*"], ["halfnote.*", "o*"], ["order", "half*", "halfnote.order"], []):
         one = TopicPatterns(patterns)
         answers = await db.fetchval(BY_PARAMETER, topics, patterns)
-        assert [topic for topic, theirs in zip(topics, answers, strict=True) if one.match(topic) != theirs] == []
+        assert [topic for topic, in_sql in zip(topics, answers, strict=True) if one.match(topic) != in_sql] == []
 
 
 def test_patterns_cover_a_pattern_if_they_match_all_that_it_matches() -> None:

@@ -1,4 +1,4 @@
-"""Messages without a subscription are counted once, by one process, and resting subscriptions show their lag."""
+"""Messages without a subscription are counted once, by one process; inactive subscriptions show their lag."""
 
 import httpx
 
@@ -10,7 +10,7 @@ from tests.support.check_responder import Responder
 from tests.support.relay_stepping import order, publish, subscribe
 
 
-def shown(runtime: Runtime, name: str) -> float:
+def metric(runtime: Runtime, name: str) -> float:
     line = next(line for line in runtime.metrics.exposition().decode().splitlines() if line.startswith(name))
     return float(line.rpartition(" ")[2])
 
@@ -38,7 +38,7 @@ async def test_unrouted_messages_are_counted_by_one_process(
     runtime.owner = owner
     assert (await first.step(runtime, runtime.clock.now())).done == 2
     assert (await first.step(runtime, runtime.clock.now())).done == 0
-    assert shown(runtime, "halfnote_unrouted_messages") == 2
+    assert metric(runtime, "halfnote_unrouted_messages") == 2
     await first.drain(runtime)
     runtime.owner = "another"
     await publish(client, {"topic": "ordre", "body": 1})
@@ -57,5 +57,5 @@ async def test_a_paused_subscription_shows_the_lag_of_its_slowest_shard(
     await db.execute('update checkpoint set "offset" = $1 where shard <> 1', sent[-1])
     runtime.clock.offset_s += 30
     await Routing().step(runtime, runtime.clock.now())
-    assert shown(runtime, "halfnote_relay_lag_messages{") == 2
-    assert shown(runtime, "halfnote_relay_lag_seconds{") >= 30
+    assert metric(runtime, "halfnote_relay_lag_messages{") == 2
+    assert metric(runtime, "halfnote_relay_lag_seconds{") >= 30

@@ -1,4 +1,4 @@
-"""Who is woken by a publication: relays that take its topic, here at once and elsewhere by NOTIFY."""
+"""Which relays a publication wakes: those that take its topic, in this process at once, elsewhere by NOTIFY."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -25,7 +25,7 @@ async def other(settings: Settings, dsn: str) -> AsyncIterator[Runtime]:
         yield await assemble(settings, dsn, stack)
 
 
-def test_an_interest_is_in_names_and_in_beginnings() -> None:
+def test_an_interest_is_in_names_and_in_prefixes() -> None:
     interest = TopicPatterns(["order", "billing.*", "order"])
     assert interest.match_any(["order"])
     assert interest.match_any(["parcel", "billing.late"])
@@ -43,15 +43,13 @@ async def test_reserved_topics_wake_no_relay_that_does_not_match_them(runtime: R
         assert runtime.wake_ups.relay.is_set() == woken, patterns
 
 
-async def test_only_what_its_streams_take_wakes_a_relay(
-    client: httpx.AsyncClient, runtime: Runtime, group: str
-) -> None:
+async def test_only_topics_of_its_streams_wake_a_relay(client: httpx.AsyncClient, runtime: Runtime, group: str) -> None:
     async with Responder() as receiver:
         await subscribe(client, receiver, topics=["order", "billing.*"])
         relay = Relay(runtime)
         woken = RelayWakeups(relay)
         await woken.step(runtime, runtime.clock.now())
-        # The streams are new: it looks once more, for what came while they opened.
+        # The streams are new, so the relay looks once more for what was committed while they opened.
         assert runtime.wake_ups.relay.is_set()
         runtime.wake_ups.relay.clear()
         await woken.step(runtime, runtime.clock.now())
@@ -66,13 +64,13 @@ async def test_only_what_its_streams_take_wakes_a_relay(
         await relay.drain(runtime)
 
 
-async def test_a_notify_says_topics_and_wakes_who_takes_them(runtime: Runtime, other: Runtime) -> None:
+async def test_a_notify_names_topics_and_wakes_the_relays_that_take_them(runtime: Runtime, other: Runtime) -> None:
     await other.wake_ups.listen()
     other.wake_ups.relay.clear()
     other.wake_ups.interest = TopicPatterns(["order"])
     runtime.wake_ups.published(["parcel", "billing.late"])
     assert await runtime.wake_ups.tell()
-    # A round trip on the listening session: by its end it has heard what was told before.
+    # After a round trip on the listening session, it has received every earlier NOTIFY.
     await other.wake_ups.listen()
     assert not other.wake_ups.relay.is_set()
     many = [f"topic-{n}" for n in range(PAYLOAD_MAX_BYTES // 6)]

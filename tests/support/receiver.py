@@ -1,4 +1,4 @@
-"""A receiver for many messages: it notes which came, in which order, and answers at once."""
+"""A receiver for many messages: it records them in order of arrival and answers at once."""
 
 import asyncio
 from collections import Counter
@@ -6,19 +6,20 @@ from types import TracebackType
 
 
 class Sink:
-    """An HTTP server on a raw socket that answers 204 to every POST; `came` are (key, offset) in order of arrival.
+    """An HTTP server on a raw socket that answers 204 to every POST.
 
+    `received` has (key, offset) pairs in order of arrival.
     It reads only what the relay writes: one request after another on a connection, with a content-length.
     """
 
     def __init__(self) -> None:
-        self.came: list[tuple[str, int]] = []
+        self.received: list[tuple[str, int]] = []
         self._open: set[asyncio.StreamWriter] = set()
 
     @property
     def counts(self) -> Counter[int]:
-        """How often each offset came."""
-        return Counter(offset for _, offset in self.came)
+        """How often each offset was received."""
+        return Counter(offset for _, offset in self.received)
 
     async def __aenter__(self) -> "Sink":
         self._server = await asyncio.start_server(self._serve, "127.0.0.1", 0)
@@ -40,7 +41,7 @@ class Sink:
                 head = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1")
                 fields = dict(line.lower().split(": ", 1) for line in head.split("\r\n")[1:] if ": " in line)
                 await reader.readexactly(int(fields["content-length"]))
-                self.came.append((fields.get("ce-subject", ""), int(fields["halfnote-offset"])))
+                self.received.append((fields.get("ce-subject", ""), int(fields["halfnote-offset"])))
                 writer.write(b"HTTP/1.1 204 No Content\r\n\r\n")
         except (asyncio.IncompleteReadError, ConnectionError):
             pass

@@ -155,6 +155,6 @@ async def settled(client: httpx.AsyncClient) -> bool:
 
 
 def in_order(sink: Sink) -> None:
-    for key in {key for key, _ in sink.came}:
-        came = [offset for one, offset in sink.came if one == key]
+    for key in {key for key, _ in sink.received}:
+        came = [offset for one, offset in sink.received if one == key]
         assert came == sorted(came)

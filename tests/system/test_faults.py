@@ -81,7 +81,7 @@ async def _away_and_back(own: Own, data_dir: Path, away_s: float) -> None:
     assert end.status_code == 200
 
 
-async def test_the_database_goes_away_and_comes_back(own: Own, data_dir: Path) -> None:
+async def test_a_restart_of_the_database_loses_nothing(own: Own, data_dir: Path) -> None:
     await _away_and_back(own, data_dir, 0.5)
 
 
