@@ -184,6 +184,12 @@ class Settings(BaseSettings):
         0.01, ge=0, le=1, description="share of requests without a trace context that are traced"
     )
     audit_keep_s: int = Field(400 * 86_400, ge=86_400, description="how long audit rows are kept")
+    lag_refresh_s: float = Field(
+        5.0,
+        gt=0,
+        description="how often a worker reads the end of the log for the lag metrics, while its deliveries do not keep "
+        "up; otherwise it reads it at each turn",
+    )
     check_concurrency: int = Field(
         64, ge=1, description="most checks in flight in one worker, over all producer groups"
     )

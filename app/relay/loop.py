@@ -45,6 +45,7 @@ class Relay:
         self._assignments = Assignments(runtime)
         self._connections = asyncio.Semaphore(CONNECTIONS)
         self._head = 0
+        self._head_at: datetime | None = None
         self._refreshed_at: datetime | None = None
         self._retries_at: datetime | None = None
 
@@ -82,15 +83,21 @@ class Relay:
             await self._assignments.leave(connection, now)
 
     async def _read_head(self, runtime: Runtime, now: datetime) -> None:
-        """Read the log's head if any stream has reached the known one, and claim the retries that are due."""
-        reads_head = any(stream.position >= self._head for stream in self.streams.values())
+        """Read the log's head if any stream has reached the known one, and claim the retries that are due.
+
+        The head is read on a timer too: a stream without room does not reach it, and the lag must still rise.
+        """
+        refresh_every = timedelta(seconds=runtime.settings.lag_refresh_s)
+        reads_head = due(self._head_at, refresh_every, now) or any(
+            stream.position >= self._head for stream in self.streams.values()
+        )
         reclaiming = any(stream.outcomes.reclaim for stream in self.streams.values())
         claims = reclaiming or due(self._retries_at, RETRIES_EVERY, now)
         if not (reads_head or claims):
             return
         async with runtime.database.connection() as connection:
             if reads_head:
-                self._head = await log_head(connection)
+                self._head, self._head_at = await log_head(connection), now
             if claims:
                 await self._claim_retries(connection, now)
 

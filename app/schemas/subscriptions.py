@@ -80,7 +80,9 @@ class LagShown(BaseModel):
 
     messages: int = Field(description="matched by topics and tags; the relay applies header filters later")
     seconds: float = Field(description="age of the oldest")
-    exact: bool = Field(description="false: only a part of the log was counted")
+    exact: bool = Field(
+        description="false: `messages` is a minimum, counted in the first 10,000 log entries after the checkpoint"
+    )
 
 
 class RatesShown(BaseModel):
