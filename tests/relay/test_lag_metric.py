@@ -9,7 +9,7 @@ from app.database.connection import Connection
 from app.relay.loop import Relay
 from app.relay.window import WINDOW_LEAST
 from app.runtime.state import Runtime
-from tests.relay.test_unrouted import shown
+from tests.relay.test_unrouted import metric
 from tests.support.check_responder import Call, Responder
 from tests.support.relay_stepping import order, subscribe, turn_until
 
@@ -41,7 +41,7 @@ async def test_the_count_follows_the_log_while_a_receiver_never_answers(
             def is_shown() -> bool:
                 # The relay measures and reads the head by the clock.
                 runtime.clock.offset_s += 1
-                return shown(runtime, "halfnote_relay_lag_messages{") == count
+                return metric(runtime, "halfnote_relay_lag_messages{") == count
 
             await turn_until(relay, runtime, is_shown, within_s=10)
 
