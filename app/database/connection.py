@@ -6,8 +6,11 @@ from contextlib import asynccontextmanager
 from typing import TypeAlias
 
 import asyncpg
+from asyncpg.connect_utils import SessionAttribute
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_engine
+
+from app.database.timelines import LOOK_WITHIN_S, Host, StaleServer, TimelineGuard
 
 Connection: TypeAlias = "asyncpg.Connection[asyncpg.Record]"
 
@@ -45,17 +48,48 @@ class UnusableDatabase(Exception):
     """The database cannot serve Halfnote as it is; the text says what to change."""
 
 
-async def connect(dsn: str, *, timeout_s: float = 10.0) -> Connection:
+def timeline_guard(dsn: str) -> TimelineGuard:
+    """Return a guard for the connections to a URL."""
+
+    async def connect_host(host: Host) -> Connection:
+        name, port = host
+        return await asyncpg.connect(
+            dsn, host=name, port=port, target_session_attrs=SessionAttribute.any, timeout=LOOK_WITHIN_S
+        )
+
+    return TimelineGuard(dsn, connect_host)
+
+
+async def connect(dsn: str, *, timeout_s: float = 10.0, guard: TimelineGuard | None = None) -> Connection:
     """Open one connection with `synchronous_commit` at least `on`, UTC, and without JIT (hot statements are short).
 
-    Raises OSError, asyncpg.PostgresError or TimeoutError as asyncpg does.
+    `guard`: what this process has seen of the servers' timelines; by default a guard of this connection alone.
+
+    Raises StaleServer if every server that takes writes is a former primary, and OSError, asyncpg.PostgresError or
+    TimeoutError as asyncpg does.
     """
-    connection = await asyncpg.connect(
-        dsn, timeout=timeout_s, server_settings={"application_name": "halfnote", "timezone": "UTC"}
-    )
+    guard = guard or timeline_guard(dsn)
+    await guard.look()
+    try:
+        return await _connect(dsn, None, timeout_s, guard)
+    except StaleServer as stale:
+        # asyncpg returned the first host of the URL that takes writes.
+        for host in guard.hosts if len(guard.hosts) > 1 else ():
+            try:
+                return await _connect(dsn, host, timeout_s, guard)
+            except (asyncpg.PostgresError, asyncpg.InterfaceError, OSError):
+                continue
+        raise stale
+
+
+async def _connect(dsn: str, host: Host | None, timeout_s: float, guard: TimelineGuard) -> Connection:
+    name, port = host or (None, None)
+    settings = {"application_name": "halfnote", "timezone": "UTC"}
+    connection = await asyncpg.connect(dsn, host=name, port=port, timeout=timeout_s, server_settings=settings)
     try:
         if await connection.fetchval(SESSION) in WEAK_COMMITS:
             await connection.execute("set synchronous_commit = on")
+        await guard.admit(connection)
     except BaseException:
         # No other code has a reference to it yet.
         connection.terminate()
@@ -72,9 +106,10 @@ class Database:
 
     def __init__(self, dsn: str, *, pool_size: int) -> None:
         self.dsn = dsn
+        self.guard = timeline_guard(dsn)
         self.engine: AsyncEngine = create_async_engine(
             "postgresql+asyncpg://",
-            async_creator=lambda: connect(dsn),
+            async_creator=lambda: connect(dsn, guard=self.guard),
             pool_size=pool_size,
             max_overflow=0,
             pool_timeout=POOL_TIMEOUT_S,
@@ -109,7 +144,7 @@ class Database:
 
     async def dedicated(self) -> Connection:
         """Open a connection outside the pool, for a lane or a listener that keeps it."""
-        connection = await connect(self.dsn)
+        connection = await connect(self.dsn, guard=self.guard)
         try:
             await connection.execute(KEYED_PLANS)
         except BaseException:
@@ -119,6 +154,7 @@ class Database:
 
     async def close(self) -> None:
         """Close every pooled connection."""
+        await self.guard.close()
         await self.engine.dispose()
 
 

@@ -13,6 +13,7 @@ from app.loops import (
     gauges,
     live_settings,
     readiness_gauge,
+    timelines,
 )
 from app.loops.live_settings import News
 from app.relay import unrouted
@@ -33,6 +34,8 @@ def all_loops(runtime: Runtime) -> list[Loop]:
         Loop("ready", readiness_gauge.step, readiness_gauge.EVERY_S),
         Loop("tell", notify, NOTIFY_EVERY_S, runtime.wake_ups.untold),
     ]
+    if len(runtime.database.guard.hosts) > 1:
+        following.append(Loop("timelines", timelines.step, timelines.EVERY_S))
     if runtime.settings.role == "api":
         return following
     relay = Relay(runtime)

@@ -97,6 +97,8 @@ async def assemble(settings: Settings, dsn: str, stack: AsyncExitStack) -> Runti
     clock = Clock()
     async with database.connection() as connection:
         await clock.measure(connection)
+    if database.guard.unreadable is not None:
+        log.warning("timeline_unreadable", because=database.guard.unreadable, effect="a former primary is not refused")
     metrics = Metrics()
     limits = LaneLimits(settings.batch_max, settings.queue_max, settings.linger_s, settings.flush_timeout_s)
     wake_ups = WakeUps(database)

@@ -10,6 +10,7 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from app.clock import SKEW_NOT_READY_S
 from app.database.connection import Connection
+from app.database.timelines import StaleServer
 from app.migrate import current, head, serves
 from app.runtime.health_checks import DatabaseFound, HealthCheck, Readiness
 from app.runtime.state import Runtime
@@ -44,6 +45,8 @@ async def _look(runtime: Runtime) -> DatabaseFound:
     try:
         async with asyncio.timeout(ANSWER_WITHIN_S), runtime.database.connection() as connection:
             return await _of_database(runtime, connection)
+    except StaleServer as error:
+        return [HealthCheck("database", False, str(error))], []
     except UNREACHABLE as error:
         return [HealthCheck("database", False, f"it does not answer: {_first_line(error)}")], []
 

@@ -70,3 +70,10 @@ async def execute(url: str, statement: str) -> Any:
 
 async def is_so(url: str, question: str) -> bool:
     return bool(await execute(url, question))
+
+
+def either(first: str, second: str) -> str:
+    """Return a URL of two servers, which leads to the first of them that takes writes."""
+    one, other = urlsplit(first), urlsplit(second)
+    hosts = f"{one.netloc},{other.hostname}:{other.port}"
+    return one._replace(netloc=hosts, query="target_session_attrs=primary").geturl()

@@ -1,8 +1,7 @@
-"""A failover under load, as docs/operations/failover.md has it: the primary is killed, its standby promoted."""
+"""Failovers under load, as docs/operations/failover.md describes them: the primary is killed, its standby promoted."""
 
 import asyncio
 from pathlib import Path
-from urllib.parse import urlsplit
 
 import httpx
 import pytest
@@ -12,12 +11,13 @@ from app.embedded_postgres.paths import find_paths
 from app.migrate import migrate
 from tests.support.check_responder import Responder
 from tests.support.load import Load, Replicas, recorded, until
-from tests.support.postgres_copies import execute, is_so, standby
+from tests.support.postgres_copies import either, execute, is_so, standby
 from tests.support.processes import Service
 from tests.support.relay_stepping import subscribe
 
 PRODUCERS = 6
 MEANWHILE = 200
+END_SESSIONS = "select count(pg_terminate_backend(pid)) from pg_stat_activity where application_name = 'halfnote'"
 
 
 @pytest.mark.slow
@@ -62,8 +62,44 @@ async def follows(primary: str) -> None:
     await until(lambda: is_so(primary, "select count(*) = 1 from pg_stat_replication where sync_state = 'sync'"))
 
 
-def either(primary: str, standby: str) -> str:
-    """Return a url that leads to whichever of two servers takes writes."""
-    one, other = urlsplit(primary), urlsplit(standby)
-    hosts = f"{one.netloc},{other.hostname}:{other.port}"
-    return one._replace(netloc=hosts, query="target_session_attrs=primary").geturl()
+@pytest.mark.slow
+async def test_nothing_is_acknowledged_on_a_former_primary(data_dir: Path) -> None:
+    """The former primary comes back under load and takes writes, and the service loses all of its connections."""
+    former = await asyncio.to_thread(EmbeddedPostgres.start, data_dir)
+    replicas = Replicas()
+    load = Load(replicas, PRODUCERS)
+    try:
+        await migrate(former.url, days_ahead=7)
+        with standby(former, find_paths(data_dir), data_dir.parent / "standby") as promoted:
+            try:
+                await follows(former.url)
+                service = Service(data_dir, "serve", HALFNOTE_DATABASE_URL=either(former.url, promoted))
+                await replicas.add(service)
+                async with httpx.AsyncClient(base_url=service.url, timeout=60) as client:
+                    policy = {"check_urls": ["http://127.0.0.1:9/"], "immunity_s": 86_400}
+                    assert (await client.put("/producer-groups/shop", json=policy)).status_code == 201
+                    load.begin()
+                    await load.go_on(MEANWHILE)
+                    await asyncio.to_thread(former.kill)
+                    await execute(promoted, "select pg_promote()")
+                    await load.go_on(MEANWHILE)
+                    # It starts on its former port.
+                    former = await asyncio.to_thread(EmbeddedPostgres.start, data_dir)
+                    # Otherwise a commit there would wait for a standby forever.
+                    await execute(former.url, "alter system reset synchronous_standby_names")
+                    await execute(former.url, "select pg_reload_conf()")
+                    before = await recorded(former.url)
+                    for _ in range(5):
+                        await execute(promoted, END_SESSIONS)
+                        await load.go_on(MEANWHILE // 5)
+                    await load.end()
+                    assert (await client.get("/readyz")).status_code == 200
+                assert await recorded(promoted) == load.verdicts
+                assert await recorded(former.url) == before
+            finally:
+                load.cancel()
+                for one in list(replicas.serving):
+                    await replicas.take_out(one)
+    finally:
+        await asyncio.to_thread(former.stop)
+    assert load.wrong == []

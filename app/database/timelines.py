@@ -1,0 +1,178 @@
+"""Refuse a former primary that comes back unfenced: a server whose timeline is older than one that was seen.
+
+A promotion starts a new timeline (PostgreSQL documentation, 26.3.6 "Timelines"), so of two servers of one cluster the
+server with the higher timeline was promoted later. A former primary that accepts writes again would acknowledge
+transactions that its successor does not have.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from math import inf
+from time import monotonic
+from typing import TypeAlias
+from urllib.parse import parse_qs, urlsplit
+from weakref import WeakKeyDictionary
+
+import asyncpg
+
+Connection: TypeAlias = "asyncpg.Connection[asyncpg.Record]"
+Host: TypeAlias = tuple[str, int]
+# Opens a connection to one host of the URL, whether it takes writes or not.
+ConnectHost: TypeAlias = Callable[[Host], Awaitable[Connection]]
+
+DEFAULT_PORT = 5432
+# Seconds between two looks at all hosts of the URL.
+LOOK_EVERY_S = 5.0
+# A host that does not answer within these seconds is left out of a look.
+LOOK_WITHIN_S = 2.0
+
+# The first eight hexadecimal digits of a WAL file's name are the timeline that the server writes. A standby writes
+# none, so its last checkpoint says which timeline it follows.
+READ = """
+select (select system_identifier from pg_control_system()) as cluster, pg_is_in_recovery() as in_recovery,
+  case when pg_is_in_recovery() then (select timeline_id from pg_control_checkpoint())
+  else ('x' || substr(pg_walfile_name(pg_current_wal_insert_lsn()), 1, 8))::bit(32)::int end as number
+"""
+# Insufficient privilege, undefined function, feature not supported: services that speak the protocol of Postgres and
+# have no timelines, or do not show them to every role.
+UNREADABLE = ("42501", "42883", "0A000")
+
+
+class StaleServer(ConnectionError):
+    """The server is a former primary, or belongs to another cluster. The text says what was found and what to do."""
+
+
+@dataclass(frozen=True, slots=True)
+class Timeline:
+    """A cluster's system identifier, which initdb draws at random, and the timeline of one of its servers."""
+
+    cluster: int
+    number: int
+    # A standby takes no writes, and what it says may be older than the timeline that it follows.
+    in_recovery: bool
+
+
+class TimelineGuard:
+    """The highest timeline that this process has seen, and the connections that were admitted on it.
+
+    With one host in the URL the guard knows only what its own connections saw. With several it looks at all of them, so
+    that also a process that was just started finds the promoted server.
+    """
+
+    def __init__(self, dsn: str, connect_host: ConnectHost) -> None:
+        self.hosts = hosts_of(dsn)
+        self.highest: Timeline | None = None
+        self._connect_host = connect_host
+        self._admitted: WeakKeyDictionary[Connection, Timeline] = WeakKeyDictionary()
+        self._looked_at = -inf
+        self._looking: asyncio.Task[None] | None = None
+        # Why no timeline can be read: then a former primary is not recognized.
+        self.unreadable: str | None = None
+
+    async def admit(self, connection: Connection) -> None:
+        """Remember a connection's timeline.
+
+        Raises StaleServer if its server takes writes on a timeline that is not the highest, or is of another cluster.
+        """
+        found = await self._read(connection)
+        if found is None:
+            return
+        highest = self._raise_to(found)
+        if found.cluster != highest.cluster or (found.number < highest.number and not found.in_recovery):
+            raise StaleServer(_fault(found, highest))
+        self._admitted[connection] = found
+
+    async def look(self) -> None:
+        """Read the timelines of all hosts of the URL, unless that was done within LOOK_EVERY_S or there is only one.
+
+        Hosts that do not answer are left out. Closes each admitted connection that turns out to be stale.
+        """
+        if len(self.hosts) < 2 or monotonic() - self._looked_at < LOOK_EVERY_S:
+            return
+        if self._looking is None:
+            self._looking = asyncio.create_task(self._look())
+            self._looking.add_done_callback(self._looked)
+        # Callers share one look. A canceled caller does not end it for the others.
+        await asyncio.shield(self._looking)
+
+    def forget_look(self) -> None:
+        """Let the next call of `look` look at once."""
+        self._looked_at = -inf
+
+    async def close(self) -> None:
+        """End a look that is in progress."""
+        if self._looking is not None:
+            self._looking.cancel()
+            await asyncio.wait([self._looking])
+
+    def _looked(self, _: "asyncio.Task[None]") -> None:
+        self._looking = None
+        self._looked_at = monotonic()
+
+    async def _look(self) -> None:
+        for found in await asyncio.gather(*(self._timeline_of(host) for host in self.hosts)):
+            if found is not None:
+                self._raise_to(found)
+
+    async def _timeline_of(self, host: Host) -> Timeline | None:
+        try:
+            async with asyncio.timeout(LOOK_WITHIN_S):
+                connection = await self._connect_host(host)
+                try:
+                    return await self._read(connection)
+                finally:
+                    connection.terminate()
+        except (asyncpg.PostgresError, asyncpg.InterfaceError, OSError, TimeoutError):
+            return None
+
+    async def _read(self, connection: Connection) -> Timeline | None:
+        try:
+            row = await connection.fetchrow(READ)
+        except asyncpg.PostgresError as error:
+            if error.sqlstate not in UNREADABLE:
+                raise
+            self.unreadable = str(error)
+            return None
+        assert row is not None
+        return Timeline(**row)
+
+    def _raise_to(self, found: Timeline) -> Timeline:
+        """Keep the higher of a timeline and the highest; return the highest. Close connections that became stale."""
+        highest = self.highest
+        if highest is not None and (found.cluster != highest.cluster or found.number <= highest.number):
+            return highest
+        self.highest = found
+        for connection, timeline in list(self._admitted.items()):
+            if timeline.number < found.number:
+                # A commit in progress is answered `outcome-unknown`: the promoted server may not have it.
+                connection.terminate()
+        return found
+
+
+def _fault(found: Timeline, highest: Timeline) -> str:
+    if found.cluster != highest.cluster:
+        return (
+            f"the server belongs to another cluster (system identifier {found.cluster}, before {highest.cluster}); "
+            "if the database was moved there on purpose, restart Halfnote"
+        )
+    return (
+        f"the server is on timeline {found.number}, and timeline {highest.number} was seen: it is a former primary "
+        "that came back, or a restored copy. Stop it or make it a standby; if the database was restored on purpose, "
+        "restart Halfnote"
+    )
+
+
+def hosts_of(dsn: str) -> Sequence[Host]:
+    """Return the hosts that a `postgresql://` URL names, in order; none if it names a socket's directory or no host."""
+    parts = urlsplit(dsn)
+    query = parse_qs(parts.query)
+    hosts = parts.netloc.rpartition("@")[2] or query.get("host", [""])[0]
+    ports = query.get("port", [""])[0].split(",")
+    found = []
+    for number, host in enumerate(hosts.split(",")):
+        name, _, port = host.rpartition(":") if not host.endswith("]") and ":" in host else (host, "", "")
+        port = port or (ports[number] if number < len(ports) else ports[0])
+        if name and not name.startswith(("/", "%2F", "%2f")):
+            found.append((name.strip("[]"), int(port or DEFAULT_PORT)))
+    return found
