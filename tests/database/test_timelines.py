@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import replace
 from pathlib import Path
 
 import asyncpg
@@ -13,34 +13,11 @@ from app.database.connection import Connection, Database, connect, timeline_guar
 from app.database.timelines import StaleServer, hosts_of
 from app.embedded_postgres import EmbeddedPostgres
 from app.embedded_postgres.paths import find_paths
+from app.runtime.readiness import readiness
+from app.runtime.state import Runtime
 from tests.support import postgres
 from tests.support.load import until
 from tests.support.postgres_copies import either, execute, is_so, standby
-
-
-@dataclass(frozen=True)
-class SplitBrain:
-    """Two servers that take writes: `promoted`, on timeline 2, and the former primary, on timeline 1."""
-
-    former: EmbeddedPostgres
-    promoted: str
-
-    @property
-    def url(self) -> str:
-        """The URL of both, the former primary first."""
-        return either(self.former.url, self.promoted)
-
-
-@asynccontextmanager
-async def split_brain(data_dir: Path) -> AsyncIterator[SplitBrain]:
-    former = await asyncio.to_thread(EmbeddedPostgres.start, data_dir, settings={"fsync": "off"})
-    try:
-        with standby(former, find_paths(data_dir), data_dir.parent / "standby") as promoted:
-            await until(lambda: is_so(former.url, "select count(*) = 1 from pg_stat_replication"))
-            await execute(promoted, "select pg_promote()")
-            yield SplitBrain(former, promoted)
-    finally:
-        await asyncio.to_thread(former.stop)
 
 
 async def port_of(connection: Connection) -> int:
@@ -48,57 +25,63 @@ async def port_of(connection: Connection) -> int:
     return port
 
 
+@asynccontextmanager
+async def two_servers(data_dir: Path) -> AsyncIterator[tuple[str, str]]:
+    """Yield the URLs of a primary and of its standby."""
+    primary = await asyncio.to_thread(EmbeddedPostgres.start, data_dir, settings={"fsync": "off"})
+    try:
+        with standby(primary, find_paths(data_dir), data_dir.parent / "standby") as other:
+            await until(lambda: is_so(primary.url, "select count(*) = 1 from pg_stat_replication"))
+            yield primary.url, other
+    finally:
+        await asyncio.to_thread(primary.stop)
+
+
 async def test_a_former_primary_is_refused(data_dir: Path) -> None:
-    async with split_brain(data_dir) as servers:
-        [(_, former_port), (_, promoted_port)] = hosts_of(servers.url)
-        # asyncpg takes the first host that takes writes.
-        first = await asyncpg.connect(servers.url)
-        assert await port_of(first) == former_port
-        await first.close()
+    async with two_servers(data_dir) as (former, promoted):
+        url = either(former, promoted)
+        [(_, former_port), (_, promoted_port)] = hosts_of(url)
+        database = Database(url, pool_size=2)
+        try:
+            dedicated = await database.dedicated()
+            async with database.connection() as pooled:
+                assert await port_of(pooled) == await port_of(dedicated) == former_port
+            await execute(promoted, "select pg_promote()")
+            # asyncpg takes the first host that takes writes.
+            direct = await asyncpg.connect(url)
+            assert await port_of(direct) == former_port
+            await direct.close()
+
+            database.guard.forget_look()
+            await database.guard.look()
+            assert dedicated.is_closed()
+            async with database.connection() as pooled:
+                assert await port_of(pooled) == promoted_port
+        finally:
+            await database.close()
 
         # A process that has just started looks at all hosts.
-        connection = await connect(servers.url)
+        connection = await connect(url)
         assert await port_of(connection) == promoted_port
         await connection.close()
 
-        # A URL of one host, which leads to one server and then to the other.
-        guard = timeline_guard(servers.promoted)
-        await (await connect(servers.promoted, guard=guard)).close()
+        # A URL of one host, which leads to one server and then to another.
+        guard = timeline_guard(promoted)
+        await (await connect(promoted, guard=guard)).close()
         with pytest.raises(StaleServer, match=r"timeline 1, and timeline 2 was seen.*former primary"):
-            await connect(servers.former.url, guard=guard)
-
-
-async def test_connections_to_a_former_primary_are_closed(data_dir: Path) -> None:
-    former = await asyncio.to_thread(EmbeddedPostgres.start, data_dir, settings={"fsync": "off"})
-    try:
-        with standby(former, find_paths(data_dir), data_dir.parent / "standby") as promoted:
-            database = Database(either(former.url, promoted), pool_size=2)
-            try:
-                dedicated = await database.dedicated()
-                async with database.connection() as pooled:
-                    assert await port_of(pooled) == await port_of(dedicated) == hosts_of(former.url)[0][1]
-                await until(lambda: is_so(former.url, "select count(*) = 1 from pg_stat_replication"))
-                await execute(promoted, "select pg_promote()")
-                database.guard.forget_look()
-                await database.guard.look()
-                assert dedicated.is_closed()
-                async with database.connection() as pooled:
-                    assert await port_of(pooled) == hosts_of(promoted)[0][1]
-            finally:
-                await database.close()
-    finally:
-        await asyncio.to_thread(former.stop)
-
-
-async def test_another_cluster_is_refused(data_dir: Path) -> None:
-    guard = timeline_guard(postgres.server().url)
-    await (await connect(postgres.server().url, guard=guard)).close()
-    other = await asyncio.to_thread(EmbeddedPostgres.start, data_dir, settings={"fsync": "off"})
-    try:
+            await connect(former, guard=guard)
         with pytest.raises(StaleServer, match="belongs to another cluster"):
-            await connect(other.url, guard=guard)
-    finally:
-        await asyncio.to_thread(other.stop)
+            await connect(postgres.server().url, guard=guard)
+
+
+async def test_readyz_names_a_former_primary(runtime: Runtime) -> None:
+    highest = runtime.database.guard.highest
+    assert highest is not None
+    runtime.database.guard.highest = replace(highest, number=highest.number + 1)
+    await runtime.database.engine.dispose()
+    [check] = [check for check in (await readiness(runtime)).checks if check.name == "database"]
+    assert not check.ok
+    assert "former primary" in check.detail
 
 
 async def test_a_role_without_rights_reads_the_timeline(dsn: str) -> None:
