@@ -1,4 +1,4 @@
-"""Operational messages: written with their cause or not at all, in the log's order, no oftener than their limit."""
+"""Operational messages: written with their cause or not at all, in the log's order, at most at their rate limit."""
 
 import asyncio
 import json
@@ -55,22 +55,22 @@ __all__ = ["full"]
 AFTER = timedelta(seconds=ANNOUNCE_EVERY_S)
 
 
-def news(number: int, at: datetime, cause: str = "shop", topic: str = PARKED) -> Announcement:
+def announcement(number: int, at: datetime, cause: str = "shop", topic: str = PARKED) -> Announcement:
     return Announcement(topic, cause, cause, {"type": topic, "at": at, "number": number})
 
 
-async def tell(db: Connection, announcements: Sequence[Announcement], now: datetime) -> int:
+async def announce_now(db: Connection, announcements: Sequence[Announcement], now: datetime) -> int:
     async with db.transaction():
         return await announce(db, announcements, now)
 
 
-async def tell_held_back(db: Connection, now: datetime) -> int:
+async def announce_held_back_now(db: Connection, now: datetime) -> int:
     async with db.transaction():
         return await announce_withheld(db, now)
 
 
 async def bodies(db: Connection) -> list[dict[str, Any]]:
-    """Return the bodies of what was announced, in the log's order."""
+    """Return the bodies of operational messages, in the log's order."""
     rows = await db.fetch(
         """select h.body from outbox o join half h using (transaction_id, position)
         where h.producer_group = 'halfnote' order by o."offset" """
@@ -78,22 +78,22 @@ async def bodies(db: Connection) -> list[dict[str, Any]]:
     return [json.loads(row["body"]) for row in rows]
 
 
-async def told(db: Connection) -> list[tuple[int, int]]:
+async def announced(db: Connection) -> list[tuple[int, int]]:
     return [(body["number"], body["held_back"]) for body in await bodies(db)]
 
 
-async def test_it_is_a_message_like_any_other(db: Connection, runtime: Runtime) -> None:
+async def test_an_operational_message_is_a_message_like_any_other(db: Connection, runtime: Runtime) -> None:
     now = runtime.clock.now()
-    assert await tell(db, [news(1, now)], now) == 1
+    assert await announce_now(db, [announcement(1, now)], now) == 1
     transaction_id = await db.fetchval("select transaction_id from outbox")
     async with client_of(runtime) as client:
-        shown = (await client.get(f"/transactions/{transaction_id}")).json()
+        transaction = (await client.get(f"/transactions/{transaction_id}")).json()
         page = (await client.get("/transactions", params={"producer_group": "halfnote"})).json()
         message = (await client.get(f"/messages/{transaction_id}-0")).json()
         topics = (await client.get("/topics")).json()["items"]
-    assert (shown["state"], shown["producer_group"]) == ("committed", "halfnote")
-    assert shown["verdict"]["source"] == "policy"
-    assert [entry["what"] for entry in shown["timeline"]] == ["born", "verdict", "published"]
+    assert (transaction["state"], transaction["producer_group"]) == ("committed", "halfnote")
+    assert transaction["verdict"]["source"] == "policy"
+    assert [entry["what"] for entry in transaction["timeline"]] == ["born", "verdict", "published"]
     assert [item["transaction_id"] for item in page["items"]] == [str(transaction_id)]
     assert message["body"] == {
         "type": PARKED,
@@ -108,58 +108,59 @@ async def test_it_is_written_with_its_cause_or_not_at_all(db: Connection, runtim
     now = runtime.clock.now()
     transaction = db.transaction()
     await transaction.start()
-    assert await announce(db, [news(1, now)], now) == 1
+    assert await announce(db, [announcement(1, now)], now) == 1
     await transaction.rollback()
     for table in ("half", "op", "outbox", "announced", "topic"):
         assert await db.fetchval(f"select count(*) from {table}") == 0
-    # Nor did the limit begin.
-    assert await tell(db, [news(2, now)], now) == 1
-    assert await told(db) == [(2, 0)]
+    # The interval of the limit did not begin either.
+    assert await announce_now(db, [announcement(2, now)], now) == 1
+    assert await announced(db) == [(2, 0)]
 
 
-async def test_a_cause_is_announced_at_once_and_then_no_oftener_than_its_limit(
-    db: Connection, runtime: Runtime
-) -> None:
+async def test_a_cause_is_announced_at_once_and_then_at_its_limit(db: Connection, runtime: Runtime) -> None:
     now = runtime.clock.now()
-    assert await tell(db, [news(1, now), news(2, now), news(3, now, "bank")], now) == 2
-    assert await tell(db, [news(4, now)], now + AFTER / 2) == 0
-    assert await tell(db, [news(5, now), news(6, now, topic="halfnote.delivery.dead")], now + AFTER / 2) == 1
-    assert await tell(db, [news(7, now)], now + AFTER) == 1
-    assert await told(db) == [(1, 1), (3, 0), (6, 0), (7, 2)]
+    assert await announce_now(db, [announcement(1, now), announcement(2, now), announcement(3, now, "bank")], now) == 2
+    assert await announce_now(db, [announcement(4, now)], now + AFTER / 2) == 0
+    assert (
+        await announce_now(
+            db, [announcement(5, now), announcement(6, now, topic="halfnote.delivery.dead")], now + AFTER / 2
+        )
+        == 1
+    )
+    assert await announce_now(db, [announcement(7, now)], now + AFTER) == 1
+    assert await announced(db) == [(1, 1), (3, 0), (6, 0), (7, 2)]
 
 
-async def test_the_newest_that_was_held_back_is_announced_when_the_time_is_over(
-    db: Connection, runtime: Runtime
-) -> None:
+async def test_the_newest_held_back_message_is_announced_after_the_interval(db: Connection, runtime: Runtime) -> None:
     now = runtime.clock.now()
     for number in range(5):
-        await tell(db, [news(number, now + timedelta(seconds=number))], now)
-    assert await tell_held_back(db, now + AFTER / 2) == 0
-    assert await tell_held_back(db, now + AFTER) == 1
-    assert await told(db) == [(0, 0), (4, 3)]
-    assert await tell_held_back(db, now + 3 * AFTER) == 0
+        await announce_now(db, [announcement(number, now + timedelta(seconds=number))], now)
+    assert await announce_held_back_now(db, now + AFTER / 2) == 0
+    assert await announce_held_back_now(db, now + AFTER) == 1
+    assert await announced(db) == [(0, 0), (4, 3)]
+    assert await announce_held_back_now(db, now + 3 * AFTER) == 0
     # The follow-up counts for the limit as well.
-    assert await tell(db, [news(5, now)], now + AFTER * 1.5) == 0
-    assert await tell(db, [news(6, now)], now + AFTER * 2) == 1
-    assert await told(db) == [(0, 0), (4, 3), (6, 1)]
+    assert await announce_now(db, [announcement(5, now)], now + AFTER * 1.5) == 0
+    assert await announce_now(db, [announcement(6, now)], now + AFTER * 2) == 1
+    assert await announced(db) == [(0, 0), (4, 3), (6, 1)]
 
 
-async def test_one_that_stands_for_many_counts_as_many(db: Connection, runtime: Runtime) -> None:
+async def test_a_message_that_stands_for_many_counts_as_many(db: Connection, runtime: Runtime) -> None:
     now = runtime.clock.now()
-    await tell(db, [replace(news(1, now), stands_for=1000), news(2, now)], now)
-    await tell(db, [replace(news(3, now), stands_for=10)], now)
-    await tell_held_back(db, now + AFTER)
-    assert await told(db) == [(1, 1000), (3, 9)]
+    await announce_now(db, [replace(announcement(1, now), stands_for=1000), announcement(2, now)], now)
+    await announce_now(db, [replace(announcement(3, now), stands_for=10)], now)
+    await announce_held_back_now(db, now + AFTER)
+    assert await announced(db) == [(1, 1000), (3, 9)]
 
 
-async def test_what_a_leaving_day_cuts_short_is_announced(db: Connection, runtime: Runtime, group: str) -> None:
-    then, now = long_ago(3), long_ago(0)
+async def test_dead_letters_of_a_removed_day_are_announced(db: Connection, runtime: Runtime, group: str) -> None:
+    old_time, now = long_ago(3), long_ago(0)
     runtime.settings = runtime.settings.model_copy(update={"retention_s": 86_400, "max_retention_s": 86_400})
-    async with client_of(runtime) as client, Responder() as nobody:
-        await go_to(runtime, db, then)
-        await subscribe(client, nobody, "billing", topics=["order", "halfnote.*"])
-        await subscribe(client, nobody, "people", topics=["halfnote.*"])
-        await tell(db, [news(0, then)], then)
+    async with client_of(runtime) as client, Responder() as receiver:
+        await go_to(runtime, db, old_time)
+        await subscribe(client, receiver, "billing", topics=["order", "halfnote.*"])
+        await subscribe(client, receiver, "people", topics=["halfnote.*"])
+        await announce_now(db, [announcement(0, old_time)], old_time)
         offsets = await publish(client, order(1), order(2))
         await go_to(runtime, db, now)
         await retention_loop.step(runtime, now)
@@ -173,72 +174,74 @@ async def test_what_a_leaving_day_cuts_short_is_announced(db: Connection, runtim
     assert runtime.wake_ups.relay.is_set()
 
 
-async def test_a_step_announces_what_was_held_back_and_wakes_the_relay(db: Connection, runtime: Runtime) -> None:
+async def test_a_step_announces_held_back_messages_and_wakes_the_relay(db: Connection, runtime: Runtime) -> None:
     now = runtime.clock.now()
-    await tell(db, [news(1, now)], now - AFTER)
+    await announce_now(db, [announcement(1, now)], now - AFTER)
     assert (await announce_held_back.step(runtime, now)).done == 0
     assert not runtime.wake_ups.relay.is_set()
-    await tell(db, [news(2, now)], now - AFTER / 2)
+    await announce_now(db, [announcement(2, now)], now - AFTER / 2)
     assert (await announce_held_back.step(runtime, now + AFTER)).done == 1
     assert runtime.wake_ups.relay.is_set()
-    assert await told(db) == [(1, 0), (2, 0)]
+    assert await announced(db) == [(1, 0), (2, 0)]
 
 
-async def test_more_held_back_causes_than_one_call_announces(db: Connection, runtime: Runtime) -> None:
+async def test_more_held_back_causes_than_one_step_announces(db: Connection, runtime: Runtime) -> None:
     now = runtime.clock.now()
-    several = [news(number, now, f"group-{number}") for number in range(AT_ONCE + 3)]
-    assert await tell(db, several, now) == AT_ONCE + 3
-    assert await tell(db, several, now) == 0
-    turned = await announce_held_back.step(runtime, now + AFTER)
-    assert (turned.done, turned.more) == (AT_ONCE, True)
+    several = [announcement(number, now, f"group-{number}") for number in range(AT_ONCE + 3)]
+    assert await announce_now(db, several, now) == AT_ONCE + 3
+    assert await announce_now(db, several, now) == 0
+    result = await announce_held_back.step(runtime, now + AFTER)
+    assert (result.done, result.more) == (AT_ONCE, True)
     assert (await announce_held_back.step(runtime, now + AFTER)).done == 3
 
 
-async def test_what_happened_first_is_followed_up_first(db: Connection, runtime: Runtime) -> None:
+async def test_held_back_causes_are_announced_in_the_order_of_their_time(db: Connection, runtime: Runtime) -> None:
     now = runtime.clock.now()
-    happened = {"halfnote.c": 1, "halfnote.a": 2, "halfnote.b": 3}
-    for topic, second in happened.items():
-        await tell(db, [news(0, now, topic=topic)], now)
-        await tell(db, [news(second, now + timedelta(seconds=second), topic=topic)], now)
-    assert await tell_held_back(db, now + AFTER) == 3
-    assert [number for number, _ in (await told(db))[3:]] == [1, 2, 3]
+    seconds = {"halfnote.c": 1, "halfnote.a": 2, "halfnote.b": 3}
+    for topic, second in seconds.items():
+        await announce_now(db, [announcement(0, now, topic=topic)], now)
+        await announce_now(db, [announcement(second, now + timedelta(seconds=second), topic=topic)], now)
+    assert await announce_held_back_now(db, now + AFTER) == 3
+    assert [number for number, _ in (await announced(db))[3:]] == [1, 2, 3]
 
 
 @pytest.mark.parametrize("outcome", ["commit", "rollback"])
-async def test_of_connections_that_race_one_announces(db: Connection, dsn: str, outcome: str) -> None:
+async def test_one_of_several_racing_connections_announces(db: Connection, dsn: str, outcome: str) -> None:
     now = datetime.now(UTC)
     first = await connect(dsn)
     transaction = first.transaction()
     await transaction.start()
-    assert await announce(first, [news(0, now)], now) == 1
+    assert await announce(first, [announcement(0, now)], now) == 1
     others = [await connect(dsn) for _ in range(4)]
-    racing = [asyncio.create_task(tell(other, [news(n, now)], now)) for n, other in enumerate(others, 1)]
+    racing = [
+        asyncio.create_task(announce_now(other, [announcement(n, now)], now)) for n, other in enumerate(others, 1)
+    ]
     await until_waiting(db, len(others))
     await getattr(transaction, outcome)()
     assert sum(await asyncio.gather(*racing)) == (0 if outcome == "commit" else 1)
     for connection in (first, *others):
         await connection.close()
-    assert len(await told(db)) == 1
+    assert len(await announced(db)) == 1
     assert await db.fetchval("select held_back from announced") == (4 if outcome == "commit" else 3)
 
 
-async def test_followed_up_once_by_replicas_that_race(db: Connection, dsn: str) -> None:
+async def test_racing_replicas_announce_a_held_back_cause_once(db: Connection, dsn: str) -> None:
     now = datetime.now(UTC)
     for number in range(3):
-        await tell(db, [news(number, now)], now)
+        await announce_now(db, [announcement(number, now)], now)
     first = await connect(dsn)
     transaction = first.transaction()
     await transaction.start()
     assert await announce_withheld(first, now + AFTER) == 1
-    # Skipped, not waited for.
-    assert await tell_held_back(db, now + AFTER) == 0
+    # The locked row is skipped without a wait.
+    assert await announce_held_back_now(db, now + AFTER) == 0
     await transaction.commit()
     await first.close()
-    assert await tell_held_back(db, now + AFTER) == 0
-    assert await told(db) == [(0, 0), (2, 1)]
+    assert await announce_held_back_now(db, now + AFTER) == 0
+    assert await announced(db) == [(0, 0), (2, 1)]
 
 
-async def test_offsets_stay_in_order_and_nobody_deadlocks_beside_flushes(
+async def test_offsets_stay_in_order_without_deadlocks_beside_flushes(
     db: Connection, dsn: str, runtime: Runtime, group: str
 ) -> None:
     """8 connections commit and roll back, 4 settle the same ids as policy does and announce, 2 announce many causes."""
@@ -248,10 +251,10 @@ async def test_offsets_stay_in_order_and_nobody_deadlocks_beside_flushes(
     finished = asyncio.Event()
 
     async def end(seed: int) -> int:
-        chance, connection = random.Random(seed), await connect(dsn)
+        rng, connection = random.Random(seed), await connect(dsn)
         for _ in range(25):
-            batch = sorted(chance.sample(ids, 40))
-            await record_ends(connection, [End(one, "shop", chance.choice(list(Verdict))) for one in batch], now_utc())
+            batch = sorted(rng.sample(ids, 40))
+            await record_ends(connection, [End(one, "shop", rng.choice(list(Verdict))) for one in batch], now_utc())
             plain = half_with(uuid7(now_utc()), b"1")
             async with connection.transaction():
                 await insert_halves(connection, [plain], ["order"], now_utc())
@@ -259,34 +262,40 @@ async def test_offsets_stay_in_order_and_nobody_deadlocks_beside_flushes(
         await connection.close()
         return 0
 
-    async def give_up(seed: int) -> int:
-        chance, connection, written = random.Random(seed), await connect(dsn), 0
+    async def roll_back_by_policy(seed: int) -> int:
+        rng, connection, written = random.Random(seed), await connect(dsn), 0
         for turn in range(25):
             at = now_utc()
-            batch = [End(one, None, Verdict.ROLLBACK, Source.POLICY) for one in sorted(chance.sample(ids, 5))]
+            batch = [End(one, None, Verdict.ROLLBACK, Source.POLICY) for one in sorted(rng.sample(ids, 5))]
             async with connection.transaction():
                 await record_ends(connection, batch, at)
-                causes = chance.sample(["shop", "bank", "post"], 3)
-                written += await announce(connection, [news(turn, at, cause) for cause in causes], at + turn * AFTER)
+                causes = rng.sample(["shop", "bank", "post"], 3)
+                written += await announce(
+                    connection, [announcement(turn, at, cause) for cause in causes], at + turn * AFTER
+                )
         await connection.close()
         return written
 
     async def announce_many(seed: int) -> int:
-        chance, connection, written = random.Random(seed), await connect(dsn), 0
+        rng, connection, written = random.Random(seed), await connect(dsn), 0
         for turn in range(25):
-            causes = chance.sample([f"group-{n}" for n in range(20)], 15)
+            causes = rng.sample([f"group-{n}" for n in range(20)], 15)
             at = now_utc()
-            written += await tell(connection, [news(turn, at, cause, DEAD) for cause in causes], at + turn * AFTER)
-            written += await tell_held_back(connection, at + turn * AFTER)
+            written += await announce_now(
+                connection, [announcement(turn, at, cause, DEAD) for cause in causes], at + turn * AFTER
+            )
+            written += await announce_held_back_now(connection, at + turn * AFTER)
         await connection.close()
         return written
 
     follower = asyncio.create_task(follow(dsn, finished))
     async with asyncio.timeout(120):
-        counts = await asyncio.gather(*map(end, range(8)), *map(give_up, range(8, 12)), *map(announce_many, (12, 13)))
+        counts = await asyncio.gather(
+            *map(end, range(8)), *map(roll_back_by_policy, range(8, 12)), *map(announce_many, (12, 13))
+        )
     finished.set()
     seen = await follower
-    assert sum(counts) == len(await told(db)) > 0
+    assert sum(counts) == len(await announced(db)) > 0
     assert seen == [row[0] for row in await db.fetch('select "offset" from outbox order by 1')]
     assert await db.fetchval(deadlocks) == before
     backwards = (
@@ -300,7 +309,7 @@ def now_utc() -> datetime:
 
 
 async def follow(dsn: str, finished: asyncio.Event) -> list[int]:
-    """Read the log as a relay does, always on from the last offset, until it has ended; return the offsets seen."""
+    """Read the log as a relay does, from the last offset on, until `finished` and its end; return the offsets seen."""
     connection = await connect(dsn)
     seen: list[int] = []
     while True:
@@ -315,13 +324,13 @@ async def follow(dsn: str, finished: asyncio.Event) -> list[int]:
     return seen
 
 
-async def test_it_waits_for_the_offset_lock_with_all_its_rows_written(db: Connection, dsn: str, group: str) -> None:
+async def test_the_offset_lock_is_taken_after_all_rows_are_written(db: Connection, dsn: str, group: str) -> None:
     now, holder, announcer = datetime.now(UTC), await connect(dsn), await connect(dsn)
     async with holder.transaction():
         await holder.execute(f"select pg_advisory_xact_lock({AdvisoryLock.OFFSET})")
-        waiting = asyncio.create_task(tell(announcer, [news(1, now)], now))
+        waiting = asyncio.create_task(announce_now(announcer, [announcement(1, now)], now))
         await until_waiting(db)
-        # The holder of the lock waits for no row of the other one.
+        # The holder of the lock does not wait for a row of the announcer.
         async with asyncio.timeout(10):
             await insert_halves(holder, [half_with(uuid7(now), b"1")], ["order"], now)
         held_until = await db.fetchval("select clock_timestamp()")
@@ -331,104 +340,106 @@ async def test_it_waits_for_the_offset_lock_with_all_its_rows_written(db: Connec
     assert await db.fetchval("select committed_at > $1 from outbox", held_until)
 
 
-async def test_whoever_freezes_with_the_lock_is_thrown_out_of_it(db: Connection, dsn: str) -> None:
-    now, frozen = datetime.now(UTC), await connect(dsn)
-    transaction = frozen.transaction()
+async def test_a_session_that_hangs_with_the_lock_is_terminated(db: Connection, dsn: str) -> None:
+    now, hanging = datetime.now(UTC), await connect(dsn)
+    transaction = hanging.transaction()
     await transaction.start()
-    assert await announce(frozen, [news(1, now)], now) == 1
+    assert await announce(hanging, [announcement(1, now)], now) == 1
     async with asyncio.timeout(30):
-        assert await tell(db, [news(2, now)], now) == 1
-    assert await told(db) == [(2, 0)]
+        assert await announce_now(db, [announcement(2, now)], now) == 1
+    assert await announced(db) == [(2, 0)]
     with pytest.raises((asyncpg.PostgresError, asyncpg.InterfaceError)):
         await transaction.commit()
-    await frozen.close()
+    await hanging.close()
 
 
-async def test_without_a_day_to_stand_in_it_is_held_back_and_its_cause_goes_on(
+async def test_without_a_partition_the_message_is_held_back_and_its_cause_succeeds(
     db: Connection, runtime: Runtime
 ) -> None:
     now = runtime.clock.now()
     in_a_year = now + timedelta(days=365)
-    assert await tell(db, [news(1, now)], in_a_year) == 0
-    assert await tell_held_back(db, in_a_year + AFTER) == 0
-    # The clock was wrong: an announcement of the future limits nothing.
-    assert await tell_held_back(db, now) == 1
-    assert await told(db) == [(1, 0)]
+    assert await announce_now(db, [announcement(1, now)], in_a_year) == 0
+    assert await announce_held_back_now(db, in_a_year + AFTER) == 0
+    # The clock was wrong; an announcement in the future does not limit later ones.
+    assert await announce_held_back_now(db, now) == 1
+    assert await announced(db) == [(1, 0)]
 
 
-async def test_a_clock_that_is_set_back_silences_nobody(db: Connection, runtime: Runtime) -> None:
+async def test_a_clock_that_is_set_back_does_not_suppress_messages(db: Connection, runtime: Runtime) -> None:
     now = runtime.clock.now()
-    assert await tell(db, [news(1, now)], now + timedelta(hours=1)) == 1
-    assert await tell(db, [news(2, now)], now) == 1
-    # Two replicas may differ by a little.
-    assert await tell(db, [news(3, now)], now - timedelta(seconds=1)) == 0
+    assert await announce_now(db, [announcement(1, now)], now + timedelta(hours=1)) == 1
+    assert await announce_now(db, [announcement(2, now)], now) == 1
+    # A small difference between the clocks of two replicas is allowed for.
+    assert await announce_now(db, [announcement(3, now)], now - timedelta(seconds=1)) == 0
 
 
-async def test_old_limits_are_forgotten_but_not_what_is_held_back(db: Connection, runtime: Runtime) -> None:
+async def test_old_limits_are_removed_but_not_held_back_messages(db: Connection, runtime: Runtime) -> None:
     now = runtime.clock.now()
-    await tell(db, [news(1, now), news(2, now, "bank")], now)
-    await tell(db, [news(3, now, "bank")], now)
+    await announce_now(db, [announcement(1, now), announcement(2, now, "bank")], now)
+    await announce_now(db, [announcement(3, now, "bank")], now)
     await forget(db, now)
     assert await db.fetchval("select count(*) from announced") == 2
     await clear_leftovers(db, now + ANNOUNCED_KEPT + timedelta(seconds=1))
     assert [tuple(row) for row in await db.fetch("select cause, held_back from announced")] == [("bank", 1)]
 
 
-async def test_only_who_asks_for_them_by_name_gets_them(db: Connection, runtime: Runtime, group: str) -> None:
-    relay, watch = Relay(runtime), Routing()
-    await watch.step(runtime, runtime.clock.now())
-    async with client_of(runtime) as client, Responder() as everybody, Responder() as person:
-        await subscribe(client, everybody, "everything", topics=["*", "h*"])
-        await subscribe(client, everybody, "resting", topics=["*"])
-        await client.post("/subscriptions/resting/pause")
-        await subscribe(client, person, "people", topics=["halfnote.*"])
+async def test_only_subscriptions_to_reserved_topics_get_operational_messages(
+    db: Connection, runtime: Runtime, group: str
+) -> None:
+    relay, routing = Relay(runtime), Routing()
+    await routing.step(runtime, runtime.clock.now())
+    async with client_of(runtime) as client, Responder() as all_topics, Responder() as operator:
+        await subscribe(client, all_topics, "everything", topics=["*", "h*"])
+        await subscribe(client, all_topics, "paused", topics=["*"])
+        await client.post("/subscriptions/paused/pause")
+        await subscribe(client, operator, "people", topics=["halfnote.*"])
         now = runtime.clock.now()
-        await tell(db, [news(1, now)], now)
+        await announce_now(db, [announcement(1, now)], now)
         await publish(client, order(1))
-        await turn_until(relay, runtime, lambda: everybody.calls and person.calls)
+        await turn_until(relay, runtime, lambda: all_topics.calls and operator.calls)
         one = await db.fetchval("select transaction_id from outbox where topic = $1", PARKED)
         deliveries = (await client.get(f"/transactions/{one}")).json()["messages"][0]["deliveries"]
         topics = {t["topic"]: t["subscriptions"] for t in (await client.get("/topics")).json()["items"]}
-        lag = (await client.get("/subscriptions/resting")).json()["lag"]["messages"]
+        lag = (await client.get("/subscriptions/paused")).json()["lag"]["messages"]
         await relay.drain(runtime)
-    assert [call.headers["ce-type"] for call in everybody.calls] == ["order"]
-    [call] = person.calls
+    assert [call.headers["ce-type"] for call in all_topics.calls] == ["order"]
+    [call] = operator.calls
     assert (call.headers["webhook-id"], call.headers["ce-type"]) == (f"{one}-0", PARKED)
     assert call.headers["ce-source"] == "/producer-groups/halfnote"
     assert [delivery["subscription"] for delivery in deliveries] == ["people"]
-    assert topics == {"order": ["everything", "resting"], PARKED: ["people"]}
+    assert topics == {"order": ["everything", "paused"], PARKED: ["people"]}
     assert lag == 1
-    # Nor does it keep the day of one that rests.
-    resting, day = await subscription_of(db, "resting"), (await days.day_of(db, one))
-    assert resting is not None
+    # Such a message does not hold the day of a paused subscription either.
+    paused, day = await subscription_of(db, "paused"), (await days.day_of(db, one))
+    assert paused is not None
     assert day is not None
     await db.execute("delete from outbox where topic = 'order'")
-    assert not await day_blockers.undelivered(db, day, resting)
-    assert (await watch.step(runtime, runtime.clock.now())).done == 0
+    assert not await day_blockers.undelivered(db, day, paused)
+    assert (await routing.step(runtime, runtime.clock.now())).done == 0
 
 
-def test_never_about_themselves() -> None:
+def test_operational_messages_are_never_about_themselves() -> None:
     at = datetime(2026, 11, 21, tzinfo=UTC)
     own, mixed = ["halfnote.*", "halfnote.delivery.dead"], ["order", "halfnote.*"]
-    died: dict[str, Any] = {
+    fields: dict[str, Any] = {
         "message_id": "m-0",
         "key": None,
         "reason": "retries_exhausted",
         "error": None,
         "attempts": 17,
     }
-    assert dead_letter("people", topic=PARKED, at=at, **died) is None
-    assert dead_letter("people", topic="order", at=at, **died) is not None
+    assert dead_letter("people", topic=PARKED, at=at, **fields) is None
+    assert dead_letter("people", topic="order", at=at, **fields) is not None
     for topics, silent in ((own, True), (mixed, False), (["order"], False), (["*"], False)):
         assert (disabled("people", topics, reason="410", at=at) is None) is silent
         assert (breaker_opened("people", topics, because="x", at=at) is None) is silent
         assert (breaker_closed("people", topics, opened_at=at, at=at) is None) is silent
 
 
-def test_the_documented_bodies_are_those_that_are_made() -> None:
+def test_the_documented_bodies_are_the_real_ones() -> None:
     at = datetime(2026, 11, 21, tzinfo=UTC)
     one = UndecidedTransaction(uuid7(at), "shop", "order", "order-1030", 1, at, 15)
-    made = [
+    messages = [
         parked(one, reason="why", at=at),
         rolled_back(one, reason="why", at=at),
         dead_letter(
@@ -440,23 +451,23 @@ def test_the_documented_bodies_are_those_that_are_made() -> None:
         breaker_closed("billing", ["order"], opened_at=at - timedelta(seconds=1.5), at=at),
     ]
     page = (ROOT / "docs" / "operational-messages.md").read_text()
-    shown = {example["type"]: example for example in map(json.loads, re.findall(r"```json\n(.*?)```", page, re.S))}
-    assert len(shown) == len(made)
-    for told in made:
-        assert told is not None
-        assert list(shown[told.topic]) == [*told.body, "held_back"]
-        assert told.body["type"] == told.topic
-        assert f"| `{told.topic}` |" in page
-        assert f"### `{told.topic}`" in page
-    assert made[-1].body["open_s"] == 1.5
+    documented = {example["type"]: example for example in map(json.loads, re.findall(r"```json\n(.*?)```", page, re.S))}
+    assert len(documented) == len(messages)
+    for announced in messages:
+        assert announced is not None
+        assert list(documented[announced.topic]) == [*announced.body, "held_back"]
+        assert announced.body["type"] == announced.topic
+        assert f"| `{announced.topic}` |" in page
+        assert f"### `{announced.topic}`" in page
+    assert messages[-1].body["open_s"] == 1.5
 
 
-def test_what_comes_from_outside_is_made_fit_for_json() -> None:
+def test_text_from_outside_is_sanitized_for_json() -> None:
     at = datetime(2026, 11, 21, tzinfo=UTC)
-    told = disabled("people", ["order"], reason="a\x00b\ud800" + "x" * 5000, at=at)
-    assert told is not None
-    assert told.body["reason"].startswith("a\ufffdb?x")
-    assert len(told.body["reason"]) == 2000
+    announced = disabled("people", ["order"], reason="a\x00b\ud800" + "x" * 5000, at=at)
+    assert announced is not None
+    assert announced.body["reason"].startswith("a\ufffdb?x")
+    assert len(announced.body["reason"]) == 2000
 
 
 @both_plans

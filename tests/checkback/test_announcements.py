@@ -25,10 +25,9 @@ from app.store.checkback.claims import CheckCapacity, asked_messages, claim, tak
 from app.store.checkback.results import SETTLE, SettledCheck
 from app.store.relay.announcements import ANNOUNCE_EVERY_S
 from app.verdicts import Source, Verdict
-from tests.announcements.test_messages import bodies, tell
-from tests.announcements.test_messages import news as some_news
+from tests.announcements.test_messages import announce_now, announcement, bodies
 from tests.checkback.test_loop import UNKNOWN, in_doubt, many_in_doubt, row, turn, verdict
-from tests.checkback.test_sweep import passes
+from tests.checkback.test_sweep import run_passes
 from tests.conftest import register_group
 from tests.coordinator.test_races import until_waiting
 from tests.coordinator.test_statement_plans import assert_keyed, both_plans, full, stored_ids
@@ -38,15 +37,15 @@ from tests.support.processes import Service
 
 __all__ = ["full"]
 
-BOTH = pytest.mark.parametrize(("on_exhausted", "topic"), [("park", PARKED), ("rollback", ROLLED_BACK)])
+BOTH_POLICIES = pytest.mark.parametrize(("on_exhausted", "topic"), [("park", PARKED), ("rollback", ROLLED_BACK)])
 TERMINATE = """
 select pg_terminate_backend(pid, 10000) from pg_stat_activity
 where wait_event_type = 'Lock' and datname = current_database()
 """
 
 
-@BOTH
-async def test_what_policy_gives_up_is_announced(
+@BOTH_POLICIES
+async def test_what_policy_parks_or_rolls_back_is_announced(
     client: httpx.AsyncClient, runtime: Runtime, db: Connection, on_exhausted: str, topic: str
 ) -> None:
     checks = CheckBack()
@@ -57,9 +56,9 @@ async def test_what_policy_gives_up_is_announced(
         assert await bodies(db) == []
         runtime.clock.offset_s += 31
         await turn(runtime, checks)
-    shown = (await client.get(f"/transactions/{one}")).json()
+    transaction = (await client.get(f"/transactions/{one}")).json()
     [body] = await bodies(db)
-    at = shown["verdict"]["decided_at"] if topic == ROLLED_BACK else shown["timeline"][-1]["at"]
+    at = transaction["verdict"]["decided_at"] if topic == ROLLED_BACK else transaction["timeline"][-1]["at"]
     assert body == {
         "type": topic,
         "at": at,
@@ -68,18 +67,18 @@ async def test_what_policy_gives_up_is_announced(
         "topic": "order",
         "key": "order-1030",
         "messages": 1,
-        "born_at": shown["born_at"],
+        "born_at": transaction["born_at"],
         "checks": 2,
         "reason": "2 checks were answered `unknown`",
         "held_back": 0,
     }
     assert await db.fetchval("select key from outbox where topic = $1", topic) == "shop"
-    # The relay was told.
+    # The relay was woken.
     assert runtime.wake_ups.relay.is_set()
 
 
-@BOTH
-async def test_of_a_burst_a_person_hears_at_once_and_later_of_the_others(
+@BOTH_POLICIES
+async def test_a_burst_is_announced_by_one_message_at_once_and_one_later(
     runtime: Runtime, db: Connection, on_exhausted: str, topic: str
 ) -> None:
     checks = CheckBack()
@@ -93,17 +92,17 @@ async def test_of_a_burst_a_person_hears_at_once_and_later_of_the_others(
     assert sorted(at_once) == ["bank", "shop"]
     runtime.clock.offset_s += ANNOUNCE_EVERY_S
     await announce_held_back.step(runtime, runtime.clock.now())
-    told = [body for body in await bodies(db) if body["producer_group"] == "shop"]
-    assert {body["type"] for body in told} == {topic}
-    assert sum(1 + body["held_back"] for body in told) == 60
-    assert len(told) <= 2
+    announced = [body for body in await bodies(db) if body["producer_group"] == "shop"]
+    assert {body["type"] for body in announced} == {topic}
+    assert sum(1 + body["held_back"] for body in announced) == 60
+    assert len(announced) <= 2
 
 
-@BOTH
-async def test_it_is_announced_in_the_transaction_that_gives_up(
+@BOTH_POLICIES
+async def test_it_is_announced_in_the_database_transaction_of_the_settle(
     client: httpx.AsyncClient, runtime: Runtime, db: Connection, dsn: str, on_exhausted: str, topic: str
 ) -> None:
-    """The settle is stopped at its last lock, its connection dies, and it is done again: once in all."""
+    """The settle waits for its last lock, loses its connection, and is repeated: one announcement in all."""
     checks, holder = CheckBack(), await connect(dsn)
     async with Responder(content=UNKNOWN) as shop:
         await register_group(db, "shop", check_urls=[shop.url], max_checks=1, on_exhausted=on_exhausted)
@@ -128,8 +127,8 @@ async def test_it_is_announced_in_the_transaction_that_gives_up(
         assert await row(db, one) is None
 
 
-@BOTH
-async def test_who_was_decided_meanwhile_is_not_announced(
+@BOTH_POLICIES
+async def test_a_transaction_decided_meanwhile_is_not_announced(
     client: httpx.AsyncClient, runtime: Runtime, db: Connection, group: str, on_exhausted: str, topic: str
 ) -> None:
     one: UUID | None = None
@@ -153,7 +152,7 @@ async def test_who_was_decided_meanwhile_is_not_announced(
     assert (lost or 0) == (1 if on_exhausted == "rollback" else 0)
 
 
-async def test_of_several_that_policy_gives_up_those_it_decided_are_announced(
+async def test_of_a_batch_only_transactions_that_policy_decided_are_announced(
     client: httpx.AsyncClient, runtime: Runtime, db: Connection, group: str
 ) -> None:
     ids = await many_in_doubt(db, runtime, group, 3)
@@ -197,48 +196,48 @@ async def test_parking_probes_the_verdicts_by_key(full: Connection, generic: boo
     assert {scan.table.partition("_2")[0] for scan in big(found)} == {"op"}
 
 
-async def test_they_are_never_in_doubt_themselves(runtime: Runtime, db: Connection) -> None:
+async def test_operational_messages_are_never_in_doubt(runtime: Runtime, db: Connection) -> None:
     now = runtime.clock.now()
-    await tell(db, [some_news(1, now)], now)
-    await passes(Sweeps(lambda: None), runtime, now + timedelta(seconds=70))
+    await announce_now(db, [announcement(1, now)], now)
+    await run_passes(Sweeps(lambda: None), runtime, now + timedelta(seconds=70))
     assert await db.fetchval("select count(*) from check_back") == 0
 
 
-async def test_a_webhook_hears_of_a_parked_transaction_within_two_seconds(
+async def test_a_webhook_gets_the_message_of_a_parked_transaction_within_two_seconds(
     db: Connection, dsn: str, data_dir: Path
 ) -> None:
-    """The real service, all roles, over real sockets: from the parking's own time to the request that tells of it."""
-    heard: asyncio.Future[tuple[float, Call]] = asyncio.get_running_loop().create_future()
+    """The real service, all roles, over real sockets: from the parking to the request that announces it."""
+    received: asyncio.Future[tuple[float, Call]] = asyncio.get_running_loop().create_future()
 
-    async def hear(call: Call) -> web.StreamResponse:
+    async def receive(call: Call) -> web.StreamResponse:
         age_s = await db.fetchval("select extract(epoch from clock_timestamp() - parked_at)::float8 from check_back")
-        heard.set_result((age_s, call))
+        received.set_result((age_s, call))
         return web.Response(status=204)
 
     data_dir.mkdir()
     service = Service(data_dir, "serve", HALFNOTE_DATABASE_URL=dsn)
-    async with Responder(content=UNKNOWN) as shop, Responder(hear) as person:
+    async with Responder(content=UNKNOWN) as shop, Responder(receive) as operator:
         await service.start()
         try:
             async with httpx.AsyncClient(base_url=service.url) as client:
-                one = await park_one(client, shop, person)
+                one = await park_one(client, shop, operator)
             async with asyncio.timeout(30):
-                age_s, call = await heard
+                age_s, call = await received
         finally:
             assert service.stop() == 0
     assert age_s < 2
-    told = call.json()
-    assert (told["type"], told["transaction_id"], told["held_back"]) == (PARKED, one, 0)
+    announced = call.json()
+    assert (announced["type"], announced["transaction_id"], announced["held_back"]) == (PARKED, one, 0)
     assert call.headers["ce-type"] == PARKED
     assert call.headers["ce-source"] == "/producer-groups/halfnote"
 
 
-async def park_one(client: httpx.AsyncClient, shop: Responder, person: Responder) -> str:
-    """Subscribe a person, and have a transaction asked about once whose producer does not know; return its id."""
+async def park_one(client: httpx.AsyncClient, shop: Responder, operator: Responder) -> str:
+    """Subscribe an operator's webhook, and have a transaction parked by one check; return its id."""
     group = {"check_urls": [shop.url], "max_checks": 1, "on_exhausted": "park"}
     assert (await client.put("/producer-groups/shop", json=group)).status_code == 201
-    people = {"topics": ["halfnote.*"], "destination": {"type": "webhook", "url": person.url}}
-    assert (await client.put("/subscriptions/people", json=people)).status_code == 201
+    subscription = {"topics": ["halfnote.*"], "destination": {"type": "webhook", "url": operator.url}}
+    assert (await client.put("/subscriptions/people", json=subscription)).status_code == 201
     half = {"producer_group": "shop", "messages": [{"topic": "order", "body": {"order": 1030}}]}
     one = (await client.post("/half", json=half)).json()["transaction_id"]
     assert (await client.post(f"/transactions/{one}/check")).status_code == 202

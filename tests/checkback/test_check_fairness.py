@@ -1,4 +1,4 @@
-"""One group's check URLs hang; another group's checks are asked in time all the same. Real time, real sockets."""
+"""One group's check URLs hang, and another group's checks are still sent in time. Real time, real sockets."""
 
 from asyncio import sleep, timeout
 from contextlib import AsyncExitStack
@@ -26,8 +26,8 @@ MEASUREMENTS = 4
 
 
 async def test_a_hanging_group_delays_another_groups_checks_by_less_than_a_second(settings: Settings) -> None:
-    # Elsewhere tests assert no times. This bound is a promise of the contract and no figure of speed, so it is held;
-    # but a machine that is busy with something else may break it, so only every one of several measurements counts.
+    # Other tests assert no times. This bound is part of the contract, so it is tested. A machine
+    # that is busy with something else may exceed it, so the test fails only if every measurement does.
     found = []
     for _ in range(MEASUREMENTS):
         dsn = postgres.create_database(migrated_template())
@@ -42,7 +42,7 @@ async def test_a_hanging_group_delays_another_groups_checks_by_less_than_a_secon
 
 
 async def delays_beside_a_hanging_group(settings: Settings, dsn: str) -> list[float]:
-    """Return how many seconds after its due time each check of the group `bank` was asked, beside `stuck`."""
+    """Return the seconds from due to sent of each check of the group `bank`, while group `stuck` hangs."""
     asked: dict[UUID, datetime] = {}
 
     async def note(call: Call) -> web.StreamResponse:
@@ -71,7 +71,7 @@ async def delays_beside_a_hanging_group(settings: Settings, dsn: str) -> list[fl
 
 
 async def due_one_by_one(db: Connection, runtime: Runtime) -> dict[UUID, datetime]:
-    """Write halves of `bank`, each due a moment after the one before; return when each is."""
+    """Write halves of `bank`, each due a moment after the one before; return the due time of each."""
     now = runtime.clock.now()
     gap = timedelta(seconds=DUE_WITHIN_S / ASKED)
     due = {uuid7(now): now + timedelta(seconds=0.5) + gap * n for n in range(ASKED)}

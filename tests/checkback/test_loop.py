@@ -1,4 +1,4 @@
-"""Check-back over real sockets: who is asked what, and what the answers lead to. Time is an argument of each step."""
+"""Check-back over real sockets: which URL gets which check, and the effect of each answer. Steps take the time."""
 
 import asyncio
 import re
@@ -26,7 +26,7 @@ from app.runtime.state import Runtime
 from app.store.checkback import claims, results
 from app.store.checkback.requests import ask_now
 from app.store.checkback.results import SettledCheck
-from tests.checkback.test_sweep import passes
+from tests.checkback.test_sweep import run_passes
 from tests.conftest import client_of, register_group
 from tests.support.check_responder import Call, Responder, Silent
 from tests.support.explain import scans
@@ -36,7 +36,7 @@ COMMIT, ROLLBACK, UNKNOWN = ({"verdict": word} for word in ("commit", "rollback"
 
 
 async def in_doubt(client: httpx.AsyncClient, runtime: Runtime, group: str = "shop", **fields: Any) -> UUID:
-    """Post a half and have it asked at once."""
+    """Post a half and have it checked at once."""
     message = {"topic": "order", "key": "order-1030", "tag": "created", "body": {"order": 1030}}
     answer = await client.post("/half", json={"producer_group": group, "messages": [message], **fields})
     transaction_id = UUID(answer.json()["transaction_id"])
@@ -46,11 +46,11 @@ async def in_doubt(client: httpx.AsyncClient, runtime: Runtime, group: str = "sh
 
 
 async def turn(runtime: Runtime, checks: CheckBack) -> int:
-    """Take one step, wait for what it asked, and return how much it claimed."""
+    """Take one step, wait for its checks, and return how many it claimed."""
     async with asyncio.timeout(60):
-        turned = await checks.step(runtime, runtime.clock.now())
+        result = await checks.step(runtime, runtime.clock.now())
         await checks.settle_all()
-    return turned.done
+    return result.done
 
 
 async def row(db: Connection, transaction_id: UUID) -> Any:
@@ -100,13 +100,13 @@ async def test_a_check_is_signed_and_its_verdict_recorded(
     [attempt] = await attempts(db, one)
     assert (attempt["number"], attempt["outcome"], attempt["destination"]) == (1, "commit", shop.url)
     assert attempt["status"] == 200
-    shown = (await client.get("/producer-groups/shop")).json()["urls"]
-    assert shown[0]["last_ok"]
+    urls = (await client.get("/producer-groups/shop")).json()["urls"]
+    assert urls[0]["last_ok"]
     assert runtime.metrics.registry.get_sample_value("halfnote_checks_total", {"outcome": "commit"}) == 1
     assert runtime.metrics.registry.get_sample_value("halfnote_check_seconds_count") == 1
 
 
-async def test_the_whole_service_rescues_what_a_dead_producer_left(settings: Settings, db: Connection) -> None:
+async def test_the_whole_service_decides_what_a_dead_producer_left(settings: Settings, db: Connection) -> None:
     async with Responder(content=COMMIT) as shop, running(settings) as runtime, client_of(runtime) as client:
         await client.put("/producer-groups/shop", json={"check_urls": [shop.url], "immunity_s": 1})
         message = {"topic": "order", "body": {"order": 1030}}
@@ -119,7 +119,7 @@ async def test_the_whole_service_rescues_what_a_dead_producer_left(settings: Set
     assert await db.fetchval("select source from op") == 1
 
 
-async def test_urls_take_turns(client: httpx.AsyncClient, runtime: Runtime, db: Connection) -> None:
+async def test_urls_are_used_in_turn(client: httpx.AsyncClient, runtime: Runtime, db: Connection) -> None:
     checks = CheckBack()
     async with Responder(content=UNKNOWN) as a, Responder(content=UNKNOWN) as b, Responder(content=UNKNOWN) as c:
         await register_group(db, "shop", check_urls=[a.url, b.url, c.url])
@@ -133,15 +133,15 @@ async def test_the_next_url_is_asked_at_once_with_the_same_id(
     client: httpx.AsyncClient, runtime: Runtime, db: Connection
 ) -> None:
     checks = CheckBack()
-    async with Responder(status=500) as broken, Responder(content=COMMIT) as well:
-        await register_group(db, "shop", check_urls=["http://127.0.0.1:9/check", broken.url, well.url])
+    async with Responder(status=500) as failing, Responder(content=COMMIT) as working:
+        await register_group(db, "shop", check_urls=["http://127.0.0.1:9/check", failing.url, working.url])
         one = await in_doubt(client, runtime)
         await turn(runtime, checks)
-        assert broken.calls[0].headers["webhook-id"] == well.calls[0].headers["webhook-id"]
-        assert broken.calls[0].body == well.calls[0].body
+        assert failing.calls[0].headers["webhook-id"] == working.calls[0].headers["webhook-id"]
+        assert failing.calls[0].body == working.calls[0].body
     assert await verdict(db, one) == (1, 1)
     [attempt] = await attempts(db, one)
-    assert attempt["destination"] == well.url
+    assert attempt["destination"] == working.url
     assert "127.0.0.1:9" in attempt["error"]
     assert "answered 500" in attempt["error"]
     urls = (await client.get("/producer-groups/shop")).json()["urls"]
@@ -150,21 +150,21 @@ async def test_the_next_url_is_asked_at_once_with_the_same_id(
 
 async def test_a_token_in_a_query_is_not_recorded(client: httpx.AsyncClient, runtime: Runtime, db: Connection) -> None:
     checks = CheckBack()
-    async with Responder(status=500) as broken, Responder(content=COMMIT) as well:
-        await register_group(db, "shop", check_urls=[f"{broken.url}?token=first", f"{well.url}?token=second"])
+    async with Responder(status=500) as failing, Responder(content=COMMIT) as working:
+        await register_group(db, "shop", check_urls=[f"{failing.url}?token=first", f"{working.url}?token=second"])
         with capture_logs() as lines:
             one = await in_doubt(client, runtime)
             await turn(runtime, checks)
-            well.status = 500
+            working.status = 500
             other = await in_doubt(client, runtime)
             await turn(runtime, checks)
-    told = [(await client.get(f"/transactions/{id_}")).text for id_ in (one, other)]
-    told += [str(line) for line in lines if line["event"] == "check"]
-    assert len(told) == 4
-    assert all(well.url in text and "token=" not in text for text in told)
+    texts = [(await client.get(f"/transactions/{id_}")).text for id_ in (one, other)]
+    texts += [str(line) for line in lines if line["event"] == "check"]
+    assert len(texts) == 4
+    assert all(working.url in text and "token=" not in text for text in texts)
 
 
-async def test_bodies_go_along_where_the_policy_says_so(
+async def test_bodies_are_sent_where_the_policy_includes_them(
     client: httpx.AsyncClient, runtime: Runtime, db: Connection, group: str
 ) -> None:
     async with Responder(content=COMMIT) as shop:
@@ -172,13 +172,13 @@ async def test_bodies_go_along_where_the_policy_says_so(
         messages = [
             {"topic": "order", "body": {"order": 1030}, "headers": {"a": "b"}},
             {"topic": "picture", "body_base64": "AP8=", "content_type": "image/png"},
-            {"topic": "torn", "body_base64": "ew==", "content_type": "application/json"},
+            {"topic": "truncated", "body_base64": "ew==", "content_type": "application/json"},
         ]
         await in_doubt(client, runtime, messages=messages, check={"include_body": True})
         await turn(runtime, CheckBack())
-    shown = shop.calls[0].json()["messages"]
-    assert (shown[0]["body"], shown[0]["headers"]) == ({"order": 1030}, {"a": "b"})
-    assert [message.get("body_base64") for message in shown] == [None, "AP8=", "ew=="]
+    sent = shop.calls[0].json()["messages"]
+    assert (sent[0]["body"], sent[0]["headers"]) == ({"order": 1030}, {"a": "b"})
+    assert [message.get("body_base64") for message in sent] == [None, "AP8=", "ew=="]
 
 
 async def test_202_and_204_are_answers_and_a_later_end_closes_the_check(
@@ -190,7 +190,7 @@ async def test_202_and_204_are_answers_and_a_later_end_closes_the_check(
 
 
 async def answer_and_end(client: httpx.AsyncClient, runtime: Runtime, db: Connection, status: int) -> None:
-    """Answer a check with a status and no body; the end comes later."""
+    """Answer a check with a status and no body, and send the end later."""
     async with Responder(status=status) as shop:
         await db.execute("update producer_group set check_urls = $1", [shop.url])
         one = await in_doubt(client, runtime)
@@ -199,7 +199,7 @@ async def answer_and_end(client: httpx.AsyncClient, runtime: Runtime, db: Connec
     assert (found["asked"], found["answered"], found["unanswered"]) == (1, 1, 0)
     assert found["next_check_at"] > runtime.clock.now() + timedelta(seconds=25)
     end = {"transaction_id": str(one), "producer_group": "shop", "from_check": True}
-    # The check had its answer: another `unknown` is not counted again.
+    # The check was answered, so another `unknown` is not counted.
     assert (await client.post("/end", json={**end, "verdict": "unknown"})).status_code == 202
     assert (await row(db, one))["answered"] == 1
     answer = await client.post("/end", json={**end, "verdict": "commit"})
@@ -225,7 +225,7 @@ async def test_an_unknown_by_end_is_the_answer_to_a_check_that_had_none(
     assert found["unanswered_since"] is None
 
 
-async def test_a_checks_verdict_that_loses_is_recorded_and_harmless(
+async def test_a_verdict_of_a_check_that_loses_is_recorded_without_effect(
     client: httpx.AsyncClient, runtime: Runtime, db: Connection, group: str
 ) -> None:
     one: UUID | None = None
@@ -298,7 +298,7 @@ async def test_exhaustion_by_end_needs_no_further_check(
     assert await verdict(db, one) == (2, 2)
 
 
-async def test_a_parked_one_is_decided_by_its_producer_alone(
+async def test_a_parked_transaction_is_decided_by_its_producer_alone(
     client: httpx.AsyncClient, runtime: Runtime, db: Connection, group: str
 ) -> None:
     checks = CheckBack()
@@ -310,7 +310,7 @@ async def test_a_parked_one_is_decided_by_its_producer_alone(
         await db.execute("update producer_group set on_exhausted = 'rollback'")
         runtime.clock.offset_s += 86_400
         assert await turn(runtime, checks) == 0
-        # A person asks: `unknown`, or no answer, is recorded and leaves it parked.
+        # An operator requests a check: `unknown`, or no answer, is recorded and leaves it parked.
         for status, content in ((200, UNKNOWN), (500, None)):
             shop.status, shop.content = status, content
             assert await ask_now(db, one, runtime.clock.now())
@@ -327,37 +327,37 @@ async def test_a_parked_one_is_decided_by_its_producer_alone(
     assert not await ask_now(db, one, runtime.clock.now())
 
 
-async def test_that_it_was_swept_and_parked_stays_in_its_timeline(
+async def test_sweep_and_parking_stay_in_the_timeline(
     client: httpx.AsyncClient, runtime: Runtime, db: Connection, group: str
 ) -> None:
     checks = CheckBack()
 
-    async def whats() -> list[str]:
-        shown = (await client.get(f"/transactions/{one}")).json()
-        return [entry["what"] for entry in shown["timeline"]]
+    async def timeline_entries() -> list[str]:
+        transaction = (await client.get(f"/transactions/{one}")).json()
+        return [entry["what"] for entry in transaction["timeline"]]
 
     async with Responder(content=UNKNOWN) as shop:
         await db.execute("update producer_group set check_urls = $1, max_checks = 1, on_exhausted = 'park'", [shop.url])
         one = await in_doubt(client, runtime)
-        # Asked for twice, it is swept in once; asked about again while parked, it is parked once.
+        # Requested twice, it is swept once; checked again while parked, it is parked once.
         assert await ask_now(db, one, runtime.clock.now())
-        assert await whats() == ["born", "swept"]
+        assert await timeline_entries() == ["born", "swept"]
         await turn(runtime, checks)
         assert await ask_now(db, one, runtime.clock.now())
         await turn(runtime, checks)
-    assert await whats() == ["born", "swept", "check", "parked", "check"]
+    assert await timeline_entries() == ["born", "swept", "check", "parked", "check"]
     reason = await db.fetchval("select parked_reason from check_back")
     verdict = {"verdict": "rollback", "reason": "asked by phone"}
     assert (await client.post(f"/transactions/{one}/verdict", json=verdict)).status_code == 200
-    await passes(Sweeps(lambda: None), runtime, runtime.clock.now() + timedelta(seconds=70))
+    await run_passes(Sweeps(lambda: None), runtime, runtime.clock.now() + timedelta(seconds=70))
     assert await row(db, one) is None
-    assert await whats() == ["born", "swept", "check", "parked", "check", "verdict"]
+    assert await timeline_entries() == ["born", "swept", "check", "parked", "check", "verdict"]
     timeline = (await client.get(f"/transactions/{one}")).json()["timeline"]
     assert reason
     assert timeline[3]["reason"] == reason
 
 
-async def test_without_an_answer_it_backs_off_and_is_parked_after_three_days(
+async def test_without_an_answer_checks_back_off_and_the_transaction_is_parked_after_three_days(
     client: httpx.AsyncClient, runtime: Runtime, db: Connection, group: str
 ) -> None:
     checks, waits = CheckBack(), []
@@ -368,7 +368,7 @@ async def test_without_an_answer_it_backs_off_and_is_parked_after_three_days(
         runtime.clock.fixed = max(runtime.clock.fixed, found["next_check_at"])
         if len(waits) == 8:
             assert waits[1:] == [30, 60, 120, 240, 480, 600, 600]
-            # The hours between are all alike.
+            # The hours in between do not differ.
             runtime.clock.fixed = start + timedelta(seconds=259_200 - 60)
             await db.execute("update check_back set next_check_at = $1", runtime.clock.fixed)
         assert await turn(runtime, checks) == 1
@@ -378,7 +378,7 @@ async def test_without_an_answer_it_backs_off_and_is_parked_after_three_days(
     assert await verdict(db, one) is None
 
 
-# A status, a body, and what the attempt's error says.
+# A status, a body, and the error of the attempt.
 NO_ANSWERS = [
     (200, b"certainly", "not {verdict, reason?}"),
     (200, b"", "not {verdict, reason?}"),
@@ -394,7 +394,7 @@ NO_ANSWERS = [
 ]
 
 
-async def test_anything_else_is_no_answer(
+async def test_any_other_reply_is_no_answer(
     client: httpx.AsyncClient, runtime: Runtime, db: Connection, group: str, subtests: pytest.Subtests
 ) -> None:
     checks = CheckBack()
@@ -407,7 +407,7 @@ async def test_anything_else_is_no_answer(
     async with Responder(answer) as shop:
         for *sent, error in NO_ANSWERS:
             with subtests.test(status=sent[0], body=sent[1][:40]):
-                # The last one's retry waits, and its failures left their marks.
+                # The previous case left a retry and a smaller window.
                 await db.execute("delete from check_back")
                 await db.execute("update producer_group set check_urls = $1, check_window = 32", [shop.url])
                 shop.calls.clear()
@@ -435,20 +435,20 @@ async def test_a_url_that_hangs_is_no_answer(
     assert await db.fetchval("select check_window from producer_group") == 16
 
 
-async def test_retry_after_holds_the_whole_group(client: httpx.AsyncClient, runtime: Runtime, db: Connection) -> None:
+async def test_retry_after_delays_the_whole_group(client: httpx.AsyncClient, runtime: Runtime, db: Connection) -> None:
     checks = CheckBack()
-    async with Responder(status=429, **{"retry-after": "120"}) as busy, Responder(content=COMMIT) as well:
-        await register_group(db, "shop", check_urls=[busy.url])
-        await register_group(db, "bank", check_urls=[well.url])
+    async with Responder(status=429, **{"retry-after": "120"}) as throttled, Responder(content=COMMIT) as working:
+        await register_group(db, "shop", check_urls=[throttled.url])
+        await register_group(db, "bank", check_urls=[working.url])
         one = await in_doubt(client, runtime)
         await turn(runtime, checks)
         assert await db.fetchval("select check_window from producer_group where name = 'shop'") == 16
         two, other = await in_doubt(client, runtime), await in_doubt(client, runtime, "bank")
         runtime.clock.offset_s += 100
         await turn(runtime, checks)
-        assert len(busy.calls) == 1
+        assert len(throttled.calls) == 1
         assert await verdict(db, other) == (1, 1)
-        busy.status, busy.content = 200, COMMIT
+        throttled.status, throttled.content = 200, COMMIT
         runtime.clock.offset_s += 25
         await turn(runtime, checks)
         await turn(runtime, checks)
@@ -456,15 +456,15 @@ async def test_retry_after_holds_the_whole_group(client: httpx.AsyncClient, runt
     assert await db.fetchval("select check_window from producer_group where name = 'shop'") > 16
 
 
-async def test_what_was_decided_meanwhile_is_removed_and_not_asked(
+async def test_a_transaction_decided_meanwhile_is_removed_and_not_checked(
     client: httpx.AsyncClient, runtime: Runtime, db: Connection, group: str
 ) -> None:
     async with Responder(content=ROLLBACK) as shop:
         await db.execute("update producer_group set check_urls = $1", [shop.url])
         one = await in_doubt(client, runtime)
         await client.post("/end", json={"transaction_id": str(one), "producer_group": "shop", "verdict": "commit"})
-        turned = await CheckBack().step(runtime, runtime.clock.now())
-        assert (turned.done, turned.more) == (1, True)
+        result = await CheckBack().step(runtime, runtime.clock.now())
+        assert (result.done, result.more) == (1, True)
         assert shop.calls == []
     assert await row(db, one) is None
 
@@ -523,7 +523,7 @@ async def replica(settings: Settings, dsn: str, **options: Any) -> AsyncIterator
 
 
 async def until(condition: Callable[[], Awaitable[bool]], runtime: Runtime, checks: CheckBack) -> None:
-    """Take steps, as the runner does, until a condition holds."""
+    """Take steps, as the runner does, until a condition is true."""
     async with asyncio.timeout(60):
         while not await condition():
             checks.wake.clear()
@@ -532,11 +532,11 @@ async def until(condition: Callable[[], Awaitable[bool]], runtime: Runtime, chec
 
 
 @pytest.mark.parametrize("hanging_groups", [1, 5])
-async def test_groups_that_hang_hold_up_no_other(
+async def test_groups_that_hang_delay_no_other(
     db: Connection, settings: Settings, dsn: str, hanging_groups: int
 ) -> None:
     checks = CheckBack()
-    # By the time the test ends no hanging check has timed out: each of them holds its place throughout.
+    # No hanging check times out during the test, so each of them stays in flight throughout.
     async with replica(settings, dsn, drain_s=0.1) as runtime, Silent() as hanging, Responder(content=COMMIT) as bank:
         for n in range(hanging_groups):
             await register_group(db, f"stuck-{n}", check_urls=[hanging.url], check_timeout_s=60)
@@ -546,7 +546,7 @@ async def test_groups_that_hang_hold_up_no_other(
             return hanging.asked >= min(64, 32 * hanging_groups)
 
         await until(all_hang, runtime, checks)
-        held = hanging.asked
+        hanging_checks = hanging.asked
         await register_group(db, "bank", check_urls=[bank.url])
         await many_in_doubt(db, runtime, "bank", 20)
 
@@ -555,15 +555,15 @@ async def test_groups_that_hang_hold_up_no_other(
 
         await until(bank_is_settled, runtime, checks)
         assert len(bank.calls) == 20
-        assert checks.in_flight >= held
+        assert checks.in_flight >= hanging_checks
         assert await db.fetchval("select count(*) from attempt where destination = $1", hanging.url) == 0
         await checks.drain(runtime)
 
 
-async def test_a_group_is_asked_no_more_at_once_than_its_window(
+async def test_a_group_gets_no_more_checks_at_once_than_its_window(
     db: Connection, settings: Settings, dsn: str, runtime: Runtime
 ) -> None:
-    ours, theirs = CheckBack(), CheckBack()
+    first, second = CheckBack(), CheckBack()
     async with replica(settings, dsn) as other, Responder(slowly) as shop:
         await register_group(db, "shop", check_urls=[shop.url], check_max_in_flight=6, check_window=6)
         ids = await many_in_doubt(db, runtime, "shop", 60)
@@ -572,10 +572,10 @@ async def test_a_group_is_asked_no_more_at_once_than_its_window(
             async with other.database.connection() as connection:
                 return bool(await connection.fetchval("select count(*) = 60 from op"))
 
-        await asyncio.gather(until(settled, runtime, ours), until(settled, other, theirs))
-        await asyncio.gather(ours.settle_all(), theirs.settle_all())
+        await asyncio.gather(until(settled, runtime, first), until(settled, other, second))
+        await asyncio.gather(first.settle_all(), second.settle_all())
     assert shop.most_open == 6
-    # Both replicas asked, and no transaction was checked twice.
+    # Both replicas sent checks, and no transaction was checked twice.
     assert sorted(UUID(call.json()["transaction_id"]) for call in shop.calls) == ids
     assert await db.fetchval("select count(*) from check_back") == 0
 
@@ -596,52 +596,52 @@ async def test_replicas_share_the_work(db: Connection, settings: Settings, dsn: 
         await many_in_doubt(db, runtime, "shop", 120)
         done = [0, 0]
 
-        async def work(index: int, on: Runtime) -> None:
-            while claimed := await turn(on, checks[index]):
+        async def run_until_idle(index: int, process: Runtime) -> None:
+            while claimed := await turn(process, checks[index]):
                 done[index] += claimed
 
         async with asyncio.timeout(60):
-            await asyncio.gather(work(0, one), work(1, other))
+            await asyncio.gather(run_until_idle(0, one), run_until_idle(1, other))
     assert sum(done) == len(shop.calls) == 120
     assert min(done) > 0
     assert await db.fetchval("select count(*) from op where verdict = 1 and source = 1") == 120
 
 
-async def test_a_lease_that_ran_out_is_settled_by_whoever_took_it_over(
+async def test_after_a_lease_expires_its_new_holder_settles_the_check(
     db: Connection, settings: Settings, dsn: str, runtime: Runtime, client: httpx.AsyncClient
 ) -> None:
-    ours, theirs = CheckBack(), CheckBack()
-    gate = asyncio.Event()
+    first, second = CheckBack(), CheckBack()
+    released = asyncio.Event()
 
     async def first_waits(call: Call) -> web.StreamResponse:
         if call.json()["check"] == 1:
-            await gate.wait()
+            await released.wait()
         return web.json_response(UNKNOWN)
 
     async with replica(settings, dsn) as other, Responder(first_waits) as shop:
         await register_group(db, "shop", check_urls=[shop.url], max_checks=1, check_timeout_s=60, on_exhausted="park")
         one = await in_doubt(client, runtime)
-        await ours.step(runtime, runtime.clock.now())
+        await first.step(runtime, runtime.clock.now())
         other.clock.offset_s += 91
-        await turn(other, theirs)
+        await turn(other, second)
         assert (await row(db, one))["state"] == 2
         await db.execute("update producer_group set on_exhausted = 'rollback'")
-        gate.set()
-        await ours.settle_all()
+        released.set()
+        await first.settle_all()
     found = await row(db, one)
     assert (found["state"], found["answered"], found["asked"]) == (2, 1, 2)
     assert await verdict(db, one) is None
     assert len(await attempts(db, one)) == 2
 
 
-async def test_a_policys_verdict_needs_the_lease(
+async def test_a_verdict_of_policy_requires_the_lease(
     db: Connection, settings: Settings, dsn: str, runtime: Runtime, client: httpx.AsyncClient
 ) -> None:
     checks = CheckBack()
-    gate = asyncio.Event()
+    released = asyncio.Event()
 
     async def waits(call: Call) -> web.StreamResponse:
-        await gate.wait()
+        await released.wait()
         return web.json_response(UNKNOWN)
 
     async with Responder(waits) as shop:
@@ -649,13 +649,13 @@ async def test_a_policys_verdict_needs_the_lease(
         one = await in_doubt(client, runtime)
         await checks.step(runtime, runtime.clock.now())
         await db.execute("update check_back set state = 2, lease_epoch = lease_epoch + 1, next_check_at = null")
-        gate.set()
+        released.set()
         await checks.settle_all()
     assert await verdict(db, one) is None
     assert (await row(db, one))["state"] == 2
 
 
-async def test_a_database_that_is_away_is_waited_for(db: Connection, settings: Settings, dsn: str) -> None:
+async def test_a_settle_waits_for_a_database_that_does_not_answer(db: Connection, settings: Settings, dsn: str) -> None:
     checks = CheckBack()
     async with replica(settings, dsn, flush_timeout_s=0.2) as runtime, Responder(content=COMMIT) as shop:
         await register_group(db, "shop", check_urls=[shop.url])
@@ -666,7 +666,7 @@ async def test_a_database_that_is_away_is_waited_for(db: Connection, settings: S
             while not shop.calls or not await db.fetchval(
                 "select exists (select from pg_stat_activity where wait_event_type = 'Lock')"
             ):
-                # What a database transaction saw of others' activity once, it sees until it ends, unless it forgets.
+                # A database transaction sees one snapshot of pg_stat_activity until it ends or clears it.
                 await db.execute("select pg_stat_clear_snapshot()")
                 await asyncio.sleep(0.01)
         async with asyncio.timeout(60):
@@ -681,10 +681,10 @@ async def test_a_drain_settles_what_it_can_and_releases_the_rest(db: Connection,
     async with (
         replica(settings, dsn, drain_s=0.5) as runtime,
         Silent() as hanging,
-        Responder(slowly) as well,
+        Responder(slowly) as working,
     ):
         await register_group(db, "stuck", check_urls=[hanging.url], check_timeout_s=60)
-        await register_group(db, "bank", check_urls=[well.url])
+        await register_group(db, "bank", check_urls=[working.url])
         await many_in_doubt(db, runtime, "stuck", 3)
         await many_in_doubt(db, runtime, "bank", 3)
         await checks.step(runtime, runtime.clock.now())

@@ -1,4 +1,4 @@
-"""Pings: every URL in its time, by one replica, signed, and shown in the group and the metric."""
+"""Pings: every URL at its interval, by one replica, signed, and shown in the group and the metric."""
 
 from datetime import timedelta
 
@@ -24,46 +24,46 @@ def up(runtime: Runtime) -> dict[str, float]:
     }
 
 
-async def test_each_url_is_pinged_in_its_time(client: httpx.AsyncClient, db: Connection, runtime: Runtime) -> None:
+async def test_each_url_is_pinged_at_its_interval(client: httpx.AsyncClient, db: Connection, runtime: Runtime) -> None:
     pings = Pings()
-    async with Responder(status=204) as well, Responder(status=500) as ill:
-        await register_group(db, "shop", check_urls=[well.url, ill.url], ping_interval_s=60)
+    async with Responder(status=204) as working, Responder(status=500) as failing:
+        await register_group(db, "shop", check_urls=[working.url, failing.url], ping_interval_s=60)
         runtime.clock.fixed = start = runtime.clock.now()
         for later_s in (0, 30, 61):
             runtime.clock.fixed = start + timedelta(seconds=later_s)
             await pings.step(runtime, runtime.clock.now())
-        assert (len(well.calls), len(ill.calls)) == (2, 2)
-        call = well.calls[0]
+        assert (len(working.calls), len(failing.calls)) == (2, 2)
+        call = working.calls[0]
         Webhook(SECRET).verify(call.body, call.headers)
         assert call.headers["webhook-id"].startswith("ping_")
         assert set(call.json()) == {"type", "producer_group", "at"}
-        assert up(runtime) == {well.url: 1, ill.url: 0}
-        shown = (await client.get("/producer-groups/shop")).json()["urls"]
-        assert shown[0]["last_ok"]
-        assert shown[0]["last_error"] is None
-        assert (shown[1]["last_ok"], "500" in shown[1]["last_error"]) == (None, True)
-        ill.status = 204
+        assert up(runtime) == {working.url: 1, failing.url: 0}
+        urls = (await client.get("/producer-groups/shop")).json()["urls"]
+        assert urls[0]["last_ok"]
+        assert urls[0]["last_error"] is None
+        assert (urls[1]["last_ok"], "500" in urls[1]["last_error"]) == (None, True)
+        failing.status = 204
         runtime.clock.fixed += timedelta(seconds=61)
         await pings.step(runtime, runtime.clock.now())
-        assert up(runtime)[ill.url] == 1
-        await client.put("/producer-groups/shop", json={"check_urls": [well.url]})
+        assert up(runtime)[failing.url] == 1
+        await client.put("/producer-groups/shop", json={"check_urls": [working.url]})
         await pings.step(runtime, runtime.clock.now())
-        assert up(runtime) == {well.url: 1}
+        assert up(runtime) == {working.url: 1}
 
 
 async def test_a_token_in_a_query_is_in_no_metric_and_in_no_warning(
     client: httpx.AsyncClient, db: Connection, runtime: Runtime
 ) -> None:
-    async with Responder(status=204) as well, Responder(status=500) as ill:
-        urls = [f"{well.url}?token=first", f"{ill.url}?token=second", f"{ill.url}?token=third"]
+    async with Responder(status=204) as working, Responder(status=500) as failing:
+        urls = [f"{working.url}?token=first", f"{failing.url}?token=second", f"{failing.url}?token=third"]
         await client.put("/producer-groups/shop", json={"check_urls": urls})
         await Pings().step(runtime, runtime.clock.now() + timedelta(seconds=1))
-    assert len(well.calls) == 1
-    assert up(runtime) == {well.url: 1, ill.url: 0}
-    assert ill.url in (await client.get("/readyz")).text
-    for told in ((await client.get("/readyz")).text, (await client.get("/audit")).text):
-        assert "token=" not in told
-    # Those who may read the group see what was put.
+    assert len(working.calls) == 1
+    assert up(runtime) == {working.url: 1, failing.url: 0}
+    assert failing.url in (await client.get("/readyz")).text
+    for text in ((await client.get("/readyz")).text, (await client.get("/audit")).text):
+        assert "token=" not in text
+    # A key that may read the group sees the full URLs.
     assert (await client.get("/producer-groups/shop")).json()["check_urls"] == urls
 
 
@@ -73,9 +73,9 @@ async def test_one_replica_pings_and_all_show_it(
     async with replica(settings, dsn) as other, Responder(status=200) as shop:
         await register_group(db, "shop", check_urls=[shop.url])
         now = runtime.clock.now() + timedelta(seconds=1)
-        for on, pings in ((runtime, Pings()), (other, Pings())):
-            await pings.step(on, now)
-            assert up(on) == {shop.url: 1}
+        for process, pings in ((runtime, Pings()), (other, Pings())):
+            await pings.step(process, now)
+            assert up(process) == {shop.url: 1}
         assert len(shop.calls) == 1
 
 

@@ -1,4 +1,4 @@
-"""Sweeps: who gets in doubt and who never does; what the main sweep missed is found; nothing is swept twice."""
+"""Sweeps: which transactions become in doubt; what the main sweep missed is found; nothing is swept twice."""
 
 import asyncio
 from contextlib import AsyncExitStack
@@ -24,7 +24,7 @@ SWEPT = "select transaction_id, at from attempt where kind = 'swept' order by at
 
 
 def quiet() -> None:
-    """A sweep without a listener for its results."""
+    """Do nothing when a sweep finds something."""
 
 
 async def post_half(client: httpx.AsyncClient, **fields: object) -> UUID:
@@ -47,7 +47,7 @@ async def in_doubt(db: Connection) -> set[UUID]:
 
 
 async def insert_halves(db: Connection, born_at: datetime, count: int = 1, ends: int = 0) -> list[UUID]:
-    """Write halves as if they had been born then (and were only now visible); the first `ends` of them with an op."""
+    """Write halves born at that time that are visible only now; the first `ends` of them have an op."""
     await ensure_days(db, born_at, days_ahead=0)
     ids = sorted(uuid7(born_at) for _ in range(count))
     await db.executemany(
@@ -62,44 +62,46 @@ async def insert_halves(db: Connection, born_at: datetime, count: int = 1, ends:
     return ids
 
 
-async def passes(swept: Sweeps, runtime: Runtime, now: datetime, steps: int = 12) -> int:
-    """Take steps until every pass is through; return how many were swept."""
+async def run_passes(swept: Sweeps, runtime: Runtime, now: datetime, steps: int = 12) -> int:
+    """Take steps until every pass is complete; return how many halves were swept."""
     return sum([(await swept.step(runtime, now)).done for _ in range(steps)])
 
 
-async def test_a_half_is_left_alone_for_its_immunity_and_then_swept(
+async def test_a_half_is_swept_only_after_its_immunity(
     client: httpx.AsyncClient, db: Connection, runtime: Runtime, group: str
 ) -> None:
     one = await post_half(client)
-    patient = await post_half(client, check={"immunity_s": 60})
+    longer_immunity = await post_half(client, check={"immunity_s": 60})
     swept, now = Sweeps(quiet), runtime.clock.now()
-    assert await passes(swept, runtime, now) == 0
-    assert await passes(swept, runtime, now + timedelta(seconds=7)) == 1
+    assert await run_passes(swept, runtime, now) == 0
+    assert await run_passes(swept, runtime, now + timedelta(seconds=7)) == 1
     assert await in_doubt(db) == {one}
     row = await db.fetchrow("select state, swept_at, next_check_at, asked from check_back")
     assert row is not None
     assert (row["state"], row["asked"]) == (1, 0)
     assert row["swept_at"] == row["next_check_at"] == now + timedelta(seconds=7)
-    assert await passes(swept, runtime, now + timedelta(seconds=61)) == 1
-    assert await in_doubt(db) == {one, patient}
-    assert [(noted["transaction_id"], noted["at"] - now) for noted in await db.fetch(SWEPT)] == [
+    assert await run_passes(swept, runtime, now + timedelta(seconds=61)) == 1
+    assert await in_doubt(db) == {one, longer_immunity}
+    assert [(row["transaction_id"], row["at"] - now) for row in await db.fetch(SWEPT)] == [
         (one, timedelta(seconds=7)),
-        (patient, timedelta(seconds=61)),
+        (longer_immunity, timedelta(seconds=61)),
     ]
 
 
-async def test_a_day_that_is_leaving_keeps_no_record_of_a_sweep(db: Connection, runtime: Runtime, group: str) -> None:
+async def test_no_sweep_is_recorded_in_a_day_that_is_being_removed(
+    db: Connection, runtime: Runtime, group: str
+) -> None:
     now = runtime.clock.now()
     born_at = now - timedelta(seconds=60)
     [one] = await insert_halves(db, born_at)
     await db.execute("update day set state = 'archiving'")
-    # Its tables leave one after the other.
+    # Its tables are detached one after the other.
     await db.execute(f"alter table attempt detach partition attempt_{born_at:%Y%m%d}")
-    assert await passes(Sweeps(quiet), runtime, now) == 1
+    assert await run_passes(Sweeps(quiet), runtime, now) == 1
     assert await in_doubt(db) == {one}
 
 
-async def test_a_decided_transaction_never_gets_in(
+async def test_a_decided_transaction_is_never_in_doubt(
     client: httpx.AsyncClient, db: Connection, runtime: Runtime, group: str
 ) -> None:
     await db.execute("create table touched (n int)")
@@ -114,15 +116,15 @@ async def test_a_decided_transaction_never_gets_in(
         await post_end(client, await post_half(client), verdict)
     swept, now = Sweeps(quiet), runtime.clock.now()
     for later_s in (0, 7, 70, 3700):
-        assert await passes(swept, runtime, now + timedelta(seconds=later_s)) == 0
+        assert await run_passes(swept, runtime, now + timedelta(seconds=later_s)) == 0
     assert await db.fetchval("select count(*) from touched") == 0
     runtime.clock.offset_s += 3700
     await post_half(client)
-    assert await passes(swept, runtime, now + timedelta(seconds=3800)) == 1
+    assert await run_passes(swept, runtime, now + timedelta(seconds=3800)) == 1
     assert await db.fetchval("select count(*) from touched") == 1
 
 
-async def test_the_main_sweep_goes_on_in_batches_that_split_no_flush(
+async def test_the_main_sweep_runs_in_batches_that_split_no_flush(
     db: Connection, runtime: Runtime, group: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sweep, "BATCH", 7)
@@ -132,46 +134,46 @@ async def test_the_main_sweep_goes_on_in_batches_that_split_no_flush(
     await db.execute("insert into sweep values ('trailing', $1, $1), ('hourly', $1, $1)", now)
     first = await swept.step(runtime, now)
     assert (first.done, first.more) == (10, True)
-    assert await passes(swept, runtime, now) == 20
+    assert await run_passes(swept, runtime, now) == 20
     assert await in_doubt(db) == {one for flush in ids for one in flush}
     assert await swept.step(runtime, now) == type(first)(0, False)
 
 
 @pytest.mark.parametrize(("age_s", "found_by"), [(300, "trailing"), (5 * 3600, "hourly")])
-async def test_what_became_visible_behind_the_cursor_is_found(
+async def test_halves_that_became_visible_behind_the_cursor_are_found(
     db: Connection, runtime: Runtime, group: str, age_s: int, found_by: str
 ) -> None:
     swept, now = Sweeps(quiet), runtime.clock.now()
-    await passes(swept, runtime, now)
-    # Its commit hung for `age_s`: the cursor has passed its first check long ago.
+    await run_passes(swept, runtime, now)
+    # Its commit took `age_s`, so the cursor has long passed its first check time.
     *_, late = await insert_halves(db, now - timedelta(seconds=age_s), count=20, ends=19)
-    assert await passes(swept, runtime, now + timedelta(seconds=30)) == 0
-    assert await passes(swept, runtime, now + timedelta(seconds=61)) == (1 if found_by == "trailing" else 0)
-    assert await passes(swept, runtime, now + timedelta(seconds=3601)) == (0 if found_by == "trailing" else 1)
+    assert await run_passes(swept, runtime, now + timedelta(seconds=30)) == 0
+    assert await run_passes(swept, runtime, now + timedelta(seconds=61)) == (1 if found_by == "trailing" else 0)
+    assert await run_passes(swept, runtime, now + timedelta(seconds=3601)) == (0 if found_by == "trailing" else 1)
     assert await in_doubt(db) == {late}
     assert [one["transaction_id"] for one in await db.fetch(SWEPT)] == [late]
 
 
-async def test_a_decided_day_is_not_looked_at(db: Connection, runtime: Runtime, group: str) -> None:
+async def test_a_decided_day_is_not_swept(db: Connection, runtime: Runtime, group: str) -> None:
     now = runtime.clock.now()
     await insert_halves(db, now - timedelta(seconds=3600))
     await db.execute("update day set decided = true")
-    assert await passes(Sweeps(quiet), runtime, now) == 1, "the main sweep starts at the oldest day"
+    assert await run_passes(Sweeps(quiet), runtime, now) == 1, "the main sweep starts at the oldest day"
     await db.execute("delete from check_back")
-    assert await passes(Sweeps(quiet), runtime, now + timedelta(seconds=3601)) == 0
+    assert await run_passes(Sweeps(quiet), runtime, now + timedelta(seconds=3601)) == 0
     await db.execute("update day set decided = false")
-    assert await passes(Sweeps(quiet), runtime, now + timedelta(seconds=7202)) == 1
+    assert await run_passes(Sweeps(quiet), runtime, now + timedelta(seconds=7202)) == 1
 
 
-async def test_rows_whose_verdict_came_are_tidied_away(
+async def test_rows_of_decided_transactions_are_removed(
     client: httpx.AsyncClient, db: Connection, runtime: Runtime, group: str
 ) -> None:
     one, two = await post_half(client), await post_half(client)
     swept, now = Sweeps(quiet), runtime.clock.now()
-    await passes(swept, runtime, now + timedelta(seconds=7))
+    await run_passes(swept, runtime, now + timedelta(seconds=7))
     await db.execute("update check_back set state = 2, next_check_at = null")
     await post_end(client, one)
-    await passes(swept, runtime, now + timedelta(seconds=68))
+    await run_passes(swept, runtime, now + timedelta(seconds=68))
     assert await in_doubt(db) == {two}
 
 
@@ -183,14 +185,14 @@ async def test_two_replicas_sweep_each_half_once(
     async with AsyncExitStack() as stack:
         other = await assemble(settings, dsn, stack)
         now = runtime.clock.now() + timedelta(seconds=7)
-        ours, theirs = Sweeps(quiet), Sweeps(quiet)
-        done = await asyncio.gather(passes(ours, runtime, now), passes(theirs, other, now))
+        first, second = Sweeps(quiet), Sweeps(quiet)
+        done = await asyncio.gather(run_passes(first, runtime, now), run_passes(second, other, now))
     assert sum(done) == 20
     assert await db.fetchval("select count(*) from check_back") == 20
     assert len(await db.fetch(SWEPT)) == 20
 
 
-async def test_a_replica_that_is_sweeping_is_not_joined(db: Connection, runtime: Runtime, group: str) -> None:
+async def test_a_second_replica_does_not_sweep_at_the_same_time(db: Connection, runtime: Runtime, group: str) -> None:
     now = runtime.clock.now()
     await insert_halves(db, now - timedelta(seconds=60))
     await db.execute("insert into sweep values ('trailing', $1, $1), ('hourly', $1, $1)", now)
@@ -202,16 +204,16 @@ async def test_a_replica_that_is_sweeping_is_not_joined(db: Connection, runtime:
 
 async def test_an_idle_sweep_writes_nothing(db: Connection, runtime: Runtime, group: str) -> None:
     swept, now = Sweeps(quiet), runtime.clock.now()
-    await passes(swept, runtime, now)
+    await run_passes(swept, runtime, now)
     before = await db.fetch("select name, reached, xmin from sweep order by name")
     assert len(before) == 3
-    await passes(swept, runtime, now + timedelta(seconds=5))
+    await run_passes(swept, runtime, now + timedelta(seconds=5))
     assert await db.fetch("select name, reached, xmin from sweep order by name") == before
 
 
 @pytest.fixture
 async def full(db: Connection, runtime: Runtime, group: str) -> datetime:
-    """Some thousand decided halves a day over three days, analyzed; returns the time of the newest."""
+    """Write some thousand decided halves a day over three days and analyze; return the time of the newest."""
     now = runtime.clock.now()
     for days_ahead in range(3):
         at = now + timedelta(days=days_ahead)
@@ -247,5 +249,5 @@ async def _assert_keyed(
     for scan in big:
         assert "Seq" not in scan.node
         assert scan.index is not None
-        # A batch of 500 (all of one moment in the test's data) reads about as many rows, not its whole partition twice.
+        # A batch of 500 (all of one time in the test's data) reads about as many rows, not its whole partition twice.
         assert scan.rows <= 4001

@@ -21,7 +21,16 @@ from app.egress.denied_addresses import Network
 from app.egress.network_policy import NetworkPolicy
 from tests.support import brokers
 from tests.support.brokers import Server
-from tests.support.deliveries import ELSEWHERE, LOOPBACK, NOW, certificate, delivery, held
+from tests.support.deliveries import (
+    ELSEWHERE,
+    LOOPBACK,
+    NOW,
+    certificate,
+    delivery,
+    full_attributes,
+    full_delivery,
+    open_tasks_and_sockets,
+)
 
 PARTITIONS = 4
 
@@ -35,13 +44,13 @@ async def destination(
     password: str | None = None,
     **fields: Any,
 ) -> AsyncIterator[Destination]:
-    """The destination of a subscription to a server."""
+    """Yield the Kafka destination of a subscription."""
     stored = {"type": "kafka", "bootstrap": [server.url], **fields}
-    made = of(stored, {"password": password} if password else {}, timeout_s, NetworkPolicy(opened=networks))
+    opened = of(stored, {"password": password} if password else {}, timeout_s, NetworkPolicy(opened=networks))
     try:
-        yield made
+        yield opened
     finally:
-        await made.close()
+        await opened.close()
 
 
 async def create(server: Server, *topics: str, **configs: str) -> None:
@@ -55,7 +64,7 @@ async def create(server: Server, *topics: str, **configs: str) -> None:
 
 
 async def records(server: Server, topic: str) -> list[ConsumerRecord]:
-    """What a consumer reads from a topic, from its beginning: partition by partition, each in its order."""
+    """Return all records of a topic, by partition and then by offset."""
     consumer = AIOKafkaConsumer(bootstrap_servers=server.url, auto_offset_reset="earliest", enable_auto_commit=False)
     await consumer.start()
     try:
@@ -72,23 +81,23 @@ async def records(server: Server, topic: str) -> list[ConsumerRecord]:
         await consumer.stop()
 
 
-async def restarted(server: Server, changed: Mapping[str, str]) -> None:
+async def restart_with(server: Server, changes: Mapping[str, str]) -> None:
     """Stop a server and start it with other settings."""
     await asyncio.to_thread(server.stop)
     settings = server.directory / "server.properties"
-    lines = [line for line in settings.read_text().splitlines() if line.partition("=")[0] not in changed]
-    settings.write_text("\n".join([*lines, *(f"{name}={value}" for name, value in changed.items())]) + "\n")
+    lines = [line for line in settings.read_text().splitlines() if line.partition("=")[0] not in changes]
+    settings.write_text("\n".join([*lines, *(f"{name}={value}" for name, value in changes.items())]) + "\n")
     await asyncio.to_thread(server.start)
 
 
 def offsets(found: Sequence[ConsumerRecord]) -> list[int]:
-    """The messages' offsets in the outbox, as the records' headers have them."""
+    """Return the messages' offsets in the outbox, from the records' headers."""
     return [int(dict(record.headers)["halfnote-offset"]) for record in found]
 
 
 @pytest.fixture
 async def topic() -> str:
-    """A topic of the test's own on the shared server."""
+    """Create a topic on the shared server that only this test uses."""
     name = f"orders-{uuid4()}"
     await create(brokers.kafka(), name)
     return name
@@ -96,16 +105,7 @@ async def topic() -> str:
 
 async def test_a_consumer_reads_key_time_body_and_every_attribute(topic: str) -> None:
     server = brokers.kafka()
-    sent = delivery(
-        topic=topic,
-        key='café "1"',
-        tag="new",
-        headers={"trace": "50% öff"},
-        content_type="application/octet-stream",
-        body=bytes(range(256)),
-        attempt=3,
-        replay="7",
-    )
+    sent = full_delivery(topic)
     async with destination(server) as kafka:
         [outcome] = await kafka.deliver([sent], NOW)
     assert isinstance(outcome, Delivered)
@@ -113,28 +113,7 @@ async def test_a_consumer_reads_key_time_body_and_every_attribute(topic: str) ->
     assert record.key == 'café "1"'.encode()
     assert record.value == bytes(range(256))
     assert record.timestamp == 1795255200123
-    assert dict(record.headers) == {
-        "content-type": b"application/octet-stream",
-        "ce_specversion": b"1.0",
-        "ce_id": sent.message_id.encode(),
-        "ce_source": b"/producer-groups/shop",
-        "ce_type": topic.encode(),
-        "ce_subject": 'café "1"'.encode(),
-        "ce_time": b"2026-11-21T10:00:00.123456Z",
-        "ce_halfnotetransaction": str(sent.transaction_id).encode(),
-        "ce_halfnoteoffset": str(sent.offset).encode(),
-        "ce_halfnoteattempt": b"3",
-        "ce_halfnotesubscription": b"orders-out",
-        "ce_halfnotetag": b"new",
-        "ce_halfnotereplay": b"7",
-        "halfnote-transaction": str(sent.transaction_id).encode(),
-        "halfnote-offset": str(sent.offset).encode(),
-        "halfnote-attempt": b"3",
-        "halfnote-subscription": b"orders-out",
-        "halfnote-tag": b"new",
-        "halfnote-replay": b"7",
-        "halfnote-h-trace": "50% öff".encode(),
-    }
+    assert dict(record.headers) == full_attributes(sent)
 
 
 async def test_an_empty_body_without_a_key_is_no_tombstone(topic: str) -> None:
@@ -158,8 +137,8 @@ async def test_a_key_keeps_its_partition_and_messages_without_one_are_spread(top
     for record in found:
         partitions.setdefault(record.key, set()).add(record.partition)
     assert len(partitions.pop(None)) == PARTITIONS
-    assert {len(where) for where in partitions.values()} == {1}
-    # As Java's clients choose it: Kafka's own tests have -790332482 as the hash of this one.
+    assert {len(numbers) for numbers in partitions.values()} == {1}
+    # Java clients choose the same partition: in Kafka's own tests -790332482 is the hash of this key.
     assert partitions[b"foobar"] == {(-790332482 & 0x7FFFFFFF) % PARTITIONS}
     assert set().union(*partitions.values()) == set(range(PARTITIONS))
 
@@ -177,8 +156,8 @@ async def test_many_calls_at_once_are_all_acknowledged_and_in_order_per_key(topi
         assert in_order == sorted(in_order)
 
 
-async def test_a_record_larger_than_the_topic_takes_is_refused_and_its_neighbours_keep_their_order() -> None:
-    """Small ones are in one batch with it, which the broker refuses as a whole."""
+async def test_a_record_too_large_for_the_topic_is_refused_and_the_others_keep_their_order() -> None:
+    """Small records share a batch with the large one, and the broker refuses that batch as a whole."""
     server, topic = brokers.kafka(), f"small-{uuid4()}"
     await create(server, topic, **{"max.message.bytes": "20000"})
     sizes = {5: 30_000, 40: 300_000}
@@ -199,15 +178,15 @@ async def test_a_record_larger_than_the_topic_takes_is_refused_and_its_neighbour
     assert [number for number in found if number >= 100] == list(range(100, 120))
 
 
-async def test_an_unknown_topic_is_a_failure_that_says_what_to_do_and_others_go_on(topic: str) -> None:
+async def test_an_unknown_topic_fails_with_advice_and_other_topics_are_delivered(topic: str) -> None:
     server = brokers.kafka()
     unknown = f"nobody-made-{uuid4()}"
     async with destination(server, timeout_s=2) as kafka:
-        missing, there = await kafka.deliver([delivery(topic=unknown), delivery(topic=topic)], NOW)
+        missing, delivered = await kafka.deliver([delivery(topic=unknown), delivery(topic=topic)], NOW)
         assert isinstance(missing, Failed)
         assert f"no topic {unknown}: create it" in missing.error
         assert not missing.unreachable
-        assert isinstance(there, Delivered)
+        assert isinstance(delivered, Delivered)
         await create(server, unknown)
         [outcome] = await kafka.deliver([delivery(topic=unknown)], NOW)
         assert isinstance(outcome, Delivered)
@@ -215,11 +194,11 @@ async def test_an_unknown_topic_is_a_failure_that_says_what_to_do_and_others_go_
 
 async def test_a_name_that_no_topic_can_have_is_refused(topic: str) -> None:
     async with destination(brokers.kafka()) as kafka:
-        refused, taken = await kafka.deliver([delivery(topic="billing/new"), delivery(topic=topic)], NOW)
+        refused, delivered = await kafka.deliver([delivery(topic="billing/new"), delivery(topic=topic)], NOW)
     assert isinstance(refused, Refused)
     assert refused.reason == "bad_topic"
     assert "'billing/new' is not a name for a Kafka topic" in refused.error
-    assert isinstance(taken, Delivered)
+    assert isinstance(delivered, Delivered)
 
 
 async def test_topics_are_named_by_placeholders() -> None:
@@ -232,7 +211,7 @@ async def test_topics_are_named_by_placeholders() -> None:
     assert record.key == b"a b"
 
 
-async def test_a_broker_that_is_down_is_unreachable_and_taken_again_when_it_is_back() -> None:
+async def test_a_broker_that_is_down_is_unreachable_and_used_again_after_its_restart() -> None:
     with brokers.own("kafka") as server:
         await create(server, "orders")
         async with destination(server, timeout_s=10) as kafka:
@@ -248,7 +227,7 @@ async def test_a_broker_that_is_down_is_unreachable_and_taken_again_when_it_is_b
         assert sorted(offsets(await records(server, "orders"))) == [1, 3]
 
 
-async def test_a_broker_that_hangs_is_given_up_in_time_and_nothing_is_sent_later() -> None:
+async def test_calls_to_a_broker_that_hangs_end_in_time_and_nothing_is_sent_later() -> None:
     with brokers.own("kafka") as server:
         await create(server, "orders")
         async with destination(server, timeout_s=1) as kafka:
@@ -266,7 +245,7 @@ async def test_a_broker_that_hangs_is_given_up_in_time_and_nothing_is_sent_later
         assert isinstance(before, Delivered)
         errors = [outcome.error for call in outcomes for outcome in call if isinstance(outcome, Failed)]
         assert len(errors) == 200
-        # Who was told by another's end that the producer is gone may have tried to make another.
+        # After one call closed the producer, other calls may have tried to open a new one.
         assert (
             {"no acknowledgement within 1 s"}
             <= {*errors}
@@ -276,7 +255,7 @@ async def test_a_broker_that_hangs_is_given_up_in_time_and_nothing_is_sent_later
             }
         )
         assert took_s < 10
-        # What was on its way already may be there: one request, of one batch a partition; what was not, never.
+        # One request, with one batch a partition, may have been under way. Nothing else may arrive.
         async with destination(server) as kafka:
             [after] = await kafka.deliver([delivery(topic="orders", offset=1000)], NOW)
         assert isinstance(after, Delivered)
@@ -285,7 +264,7 @@ async def test_a_broker_that_hangs_is_given_up_in_time_and_nothing_is_sent_later
         assert len(found) < 20
 
 
-async def test_with_tls_and_sasl_the_name_is_verified_and_the_password_taken(
+async def test_with_tls_and_sasl_the_name_is_verified_and_the_password_accepted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     certificate_file, key_file = certificate(tmp_path, "localhost")
@@ -294,7 +273,7 @@ async def test_with_tls_and_sasl_the_name_is_verified_and_the_password_taken(
     module = "org.apache.kafka.common.security.plain.PlainLoginModule"
     with brokers.own("kafka") as server:
         await create(server, "orders")
-        # Beside the plain one, by which the harness sees that the server is up.
+        # This listener is beside the plain one, by which the fixture sees that the server is up.
         [port] = brokers.free_ports(1)
         settings = {
             "listeners": f"PLAINTEXT://127.0.0.1:{server.port},SECURE://127.0.0.1:{port},"
@@ -306,26 +285,26 @@ async def test_with_tls_and_sasl_the_name_is_verified_and_the_password_taken(
             "sasl.enabled.mechanisms": "PLAIN",
             "listener.name.secure.plain.sasl.jaas.config": f'{module} required user_halfnote="right";',
         }
-        await restarted(server, settings)
+        await restart_with(server, settings)
         fields = {"tls": True, "sasl": "PLAIN", "username": "halfnote"}
-        asked = [("localhost", "right"), ("127.0.0.1", "right"), ("localhost", "wrong"), ("localhost", "right")]
+        logins = [("localhost", "right"), ("127.0.0.1", "right"), ("localhost", "wrong"), ("localhost", "right")]
         outcomes = []
-        for number, (host, password) in enumerate(asked):
+        for number, (host, password) in enumerate(logins):
             if number:
                 monkeypatch.setenv("SSL_CERT_FILE", str(certificate_file))
             bootstrap = [f"{host}:{port}"]
             async with destination(server, bootstrap=bootstrap, password=password, **fields) as kafka:
                 outcomes += await kafka.deliver([delivery(topic="orders")], NOW)
-    untrusted, misnamed, refused, taken = outcomes
-    for failed, said in ((untrusted, "self-signed certificate"), (misnamed, "127.0.0.1"), (refused, "SaslAuth")):
+    untrusted, misnamed, refused, delivered = outcomes
+    for failed, text in ((untrusted, "self-signed certificate"), (misnamed, "127.0.0.1"), (refused, "SaslAuth")):
         assert isinstance(failed, Failed)
         assert failed.unreachable
-        assert said in failed.error
+        assert text in failed.error
         assert "wrong" not in failed.error
-    assert isinstance(taken, Delivered)
+    assert isinstance(delivered, Delivered)
 
 
-async def test_an_address_outside_the_allowed_networks_is_not_dialled(topic: str) -> None:
+async def test_an_address_outside_the_allowed_networks_is_not_dialed(topic: str) -> None:
     with socket.create_server(("127.0.0.1", 0)) as listening:
         listening.setblocking(False)
         bootstrap = [f"127.0.0.1:{listening.getsockname()[1]}"]
@@ -338,12 +317,12 @@ async def test_an_address_outside_the_allowed_networks_is_not_dialled(topic: str
     assert "HALFNOTE_ALLOW_NETWORKS" in outcome.error
 
 
-async def test_a_broker_that_the_cluster_names_outside_the_allowed_networks_is_not_dialled() -> None:
+async def test_a_broker_that_the_cluster_names_outside_the_allowed_networks_is_not_dialed() -> None:
     with brokers.own("kafka") as server, socket.create_server(("127.0.0.2", 0)) as listening:
         listening.setblocking(False)
         await create(server, "orders")
         address, port = listening.getsockname()
-        await restarted(server, {"advertised.listeners": f"PLAINTEXT://{address}:{port}"})
+        await restart_with(server, {"advertised.listeners": f"PLAINTEXT://{address}:{port}"})
         only: tuple[Network, ...] = (ipaddress.ip_network("127.0.0.1/32"),)
         async with destination(server, networks=only) as kafka:
             [outcome] = await kafka.deliver([delivery(topic="orders")], NOW)
@@ -365,23 +344,23 @@ async def test_one_bootstrap_server_of_two_is_enough(topic: str) -> None:
 
 async def test_close_leaves_no_task_and_no_socket(topic: str) -> None:
     server = brokers.kafka()
-    before = held()
+    before = open_tasks_and_sockets()
     async with destination(server) as kafka:
         await asyncio.gather(*(kafka.deliver([delivery(topic=topic)], NOW) for _ in range(10)))
-        assert held() != before
-    assert held() == before
+        assert open_tasks_and_sockets() != before
+    assert open_tasks_and_sockets() == before
 
 
-async def test_close_leaves_nothing_while_the_producer_is_being_opened() -> None:
-    """A server that takes the connection and says nothing."""
+async def test_close_while_the_producer_is_being_opened_leaves_nothing() -> None:
+    """The server accepts the connection and sends nothing."""
     with socket.create_server(("127.0.0.1", 0)) as listening:
         listening.setblocking(False)
-        before = held()
+        before = open_tasks_and_sockets()
         async with destination(brokers.kafka(), bootstrap=[f"127.0.0.1:{listening.getsockname()[1]}"]) as kafka:
-            asking = asyncio.create_task(kafka.deliver([delivery()], NOW))
+            delivering = asyncio.create_task(kafka.deliver([delivery()], NOW))
             async with asyncio.timeout(10):
                 accepted, _ = await asyncio.get_running_loop().sock_accept(listening)
-            asking.cancel()
-            await asyncio.gather(asking, return_exceptions=True)
+            delivering.cancel()
+            await asyncio.gather(delivering, return_exceptions=True)
         accepted.close()
-        assert held() == before
+        assert open_tasks_and_sockets() == before

@@ -19,7 +19,15 @@ from app.destinations.nats import BATCH_MAX, of
 from app.egress.denied_addresses import Network
 from app.egress.network_policy import NetworkPolicy
 from tests.support import brokers
-from tests.support.deliveries import ELSEWHERE, LOOPBACK, NOW, certificate, delivery, held
+from tests.support.deliveries import (
+    ELSEWHERE,
+    LOOPBACK,
+    NOW,
+    certificate,
+    delivery,
+    full_delivery,
+    open_tasks_and_sockets,
+)
 from tests.support.faulty_wire import Wire
 
 
@@ -32,17 +40,17 @@ async def destination(
     credentials: dict[str, str] | None = None,
     **fields: Any,
 ) -> AsyncIterator[Destination]:
-    """The destination of a subscription to a server."""
-    made = of({"type": "nats", "url": url, **fields}, credentials or {}, timeout_s, NetworkPolicy(opened=networks))
+    """Yield the NATS destination of a subscription."""
+    opened = of({"type": "nats", "url": url, **fields}, credentials or {}, timeout_s, NetworkPolicy(opened=networks))
     try:
-        yield made
+        yield opened
     finally:
-        await made.close()
+        await opened.close()
 
 
 @asynccontextmanager
 async def jetstream(server: brokers.Server, **options: Any) -> AsyncIterator[JetStreamContext]:
-    """JetStream to declare and look with."""
+    """Yield a JetStream client of the test, to create and read streams."""
     client = await nats.connect(server.url, allow_reconnect=False, **options)
     try:
         yield client.jetstream()
@@ -50,8 +58,8 @@ async def jetstream(server: brokers.Server, **options: Any) -> AsyncIterator[Jet
         await client.close()
 
 
-async def taken(js: JetStreamContext, stream: str, count: int) -> list[Msg]:
-    """The first messages of a stream."""
+async def first_messages(js: JetStreamContext, stream: str, count: int) -> list[Msg]:
+    """Return the first messages of a stream."""
     subscription = await js.subscribe("", stream=stream, ordered_consumer=True)
     found = [await subscription.next_msg(timeout=20) for _ in range(count)]
     await subscription.unsubscribe()
@@ -60,26 +68,17 @@ async def taken(js: JetStreamContext, stream: str, count: int) -> list[Msg]:
 
 @pytest.fixture
 def name() -> str:
-    """A name of the test's own for topics, subjects and streams."""
+    """Return a name that only this test uses, for topics, subjects and streams."""
     return f"orders-{uuid4()}"
 
 
 async def test_a_consumer_gets_the_body_and_every_attribute(name: str) -> None:
     server = brokers.nats()
-    sent = delivery(
-        topic=name,
-        key='café "1"',
-        tag="new",
-        headers={"trace": "50% öff"},
-        content_type="application/octet-stream",
-        body=bytes(range(256)),
-        attempt=3,
-        replay="7",
-    )
+    sent = full_delivery(name)
     async with jetstream(server) as js, destination(server.url) as jet:
         await js.add_stream(name=name, subjects=[name])
         [outcome] = await jet.deliver([sent], NOW)
-        [message] = await taken(js, name, 1)
+        [message] = await first_messages(js, name, 1)
     assert isinstance(outcome, Delivered)
     assert message.data == bytes(range(256))
     assert message.headers == {
@@ -118,7 +117,7 @@ async def test_placeholders_make_the_subject_and_values_stay_one_token(name: str
             delivery(topic="order", key="\u00e9" * 255, tag="\u20ac" * 255),
         ]
         outcomes = await jet.deliver(deliveries, NOW)
-        messages = await taken(js, name, 2)
+        messages = await first_messages(js, name, 2)
     assert [type(outcome) for outcome in outcomes] == [Delivered, Delivered, Refused, Delivered]
     assert [message.subject for message in messages] == [
         f"{name}.shop.billing.paid.%2A.a%2Eb%20%3E%20c%C3%A9%0D%0A%7E_-",
@@ -137,7 +136,7 @@ async def test_a_subject_too_long_is_refused_alone(name: str) -> None:
     assert isinstance(delivered, Delivered)
 
 
-async def test_a_repetition_is_stored_once_but_a_replay_and_another_subscription_again(name: str) -> None:
+async def test_a_repeat_is_stored_once_but_a_replay_and_another_subscription_again(name: str) -> None:
     server = brokers.nats()
     sent = delivery(topic=name)
     again = [
@@ -153,7 +152,7 @@ async def test_a_repetition_is_stored_once_but_a_replay_and_another_subscription
     assert stored == 3
 
 
-async def test_without_a_stream_it_failed_and_says_what_to_create(name: str) -> None:
+async def test_without_a_stream_the_delivery_fails_and_says_what_to_create(name: str) -> None:
     server = brokers.nats()
     async with jetstream(server) as js, destination(server.url) as jet:
         [before] = await jet.deliver([delivery(topic=name)], NOW)
@@ -175,7 +174,7 @@ async def test_a_full_stream_fails(name: str) -> None:
     assert "JetStream did not store it: maximum messages exceeded" in second.error
 
 
-async def test_what_is_too_large_is_refused_with_the_sizes_and_disturbs_no_other(name: str) -> None:
+async def test_a_message_too_large_is_refused_with_the_sizes_and_the_others_are_delivered(name: str) -> None:
     server = brokers.nats()
     limit = brokers.NATS_LARGEST_BYTES
     bodies = [b"small", b"x" * (limit + 1), b"x" * (limit - 100), b"x" * (limit - 4096), b"small too"]
@@ -191,7 +190,7 @@ async def test_what_is_too_large_is_refused_with_the_sizes_and_disturbs_no_other
         assert "bytes with headers; this NATS takes at most 5,242,880 (max_payload)" in refused.error
 
 
-async def test_what_is_too_large_for_the_stream_is_refused(name: str) -> None:
+async def test_a_message_too_large_for_the_stream_is_refused(name: str) -> None:
     server = brokers.nats()
     async with jetstream(server) as js, destination(server.url) as jet:
         await js.add_stream(name=name, subjects=[name], max_msg_size=2_000)
@@ -210,15 +209,15 @@ async def test_a_thousand_at_once_are_all_acknowledged_on_one_connection(name: s
         async with destination(f"nats://127.0.0.1:{wire.port}") as jet:
             outcomes = await asyncio.gather(*(jet.deliver(call, NOW) for call in calls))
             assert wire.connections == 1
-        messages = await taken(js, name, 1_000)
+        messages = await first_messages(js, name, 1_000)
     assert all(isinstance(outcome, Delivered) for call in outcomes for outcome in call)
     assert {int(message.data) for message in messages} == set(range(1_000))
-    # A call's messages are in its order.
+    # The messages of one call keep their order.
     first = [int(message.data) for message in messages if int(message.data) < BATCH_MAX]
     assert first == sorted(first)
 
 
-async def test_a_stopped_server_fails_as_unreachable_until_it_is_back(name: str) -> None:
+async def test_a_stopped_server_is_unreachable_until_it_runs_again(name: str) -> None:
     with brokers.own("nats") as server:
         async with destination(server.url, timeout_s=5) as jet:
             async with jetstream(server) as js:
@@ -229,19 +228,19 @@ async def test_a_stopped_server_fails_as_unreachable_until_it_is_back(name: str)
             await asyncio.to_thread(server.start)
             [after] = await jet.deliver([delivery(topic=name, body=b"2")], NOW)
             async with jetstream(server) as js:
-                messages = await taken(js, name, 2)
+                messages = await first_messages(js, name, 2)
                 stored = (await js.stream_info(name)).state.messages
     assert isinstance(before, Delivered)
     for [outcome] in meanwhile:
         assert isinstance(outcome, Failed)
         assert outcome.unreachable
     assert isinstance(after, Delivered)
-    # Nothing that failed was kept back and sent later.
+    # No failed message was buffered and sent later.
     assert [message.data for message in messages] == [b"1", b"2"]
     assert stored == 2
 
 
-async def test_a_server_killed_under_messages_leaves_each_an_outcome(name: str) -> None:
+async def test_each_message_has_an_outcome_when_the_server_is_killed(name: str) -> None:
     with brokers.own("nats") as server:
         async with destination(server.url) as jet:
             async with jetstream(server) as js:
@@ -258,7 +257,7 @@ async def test_a_server_killed_under_messages_leaves_each_an_outcome(name: str) 
     assert any(isinstance(outcome, Delivered) for outcome in outcomes)
 
 
-async def test_a_cut_connection_is_made_anew_within_the_call(name: str) -> None:
+async def test_a_cut_connection_is_replaced_within_the_call(name: str) -> None:
     server = brokers.nats()
     async with Wire(server.port) as wire, jetstream(server) as js:
         await js.add_stream(name=name, subjects=[name])
@@ -275,38 +274,38 @@ async def test_a_cut_connection_is_made_anew_within_the_call(name: str) -> None:
     assert all(isinstance(outcome, Delivered) for [outcome] in [[first], *others])
 
 
-async def test_a_silent_server_ends_the_call_in_time_and_is_dialled_anew(name: str) -> None:
+async def test_a_call_to_a_silent_server_ends_in_time_and_the_next_one_reconnects(name: str) -> None:
     server = brokers.nats()
     async with Wire(server.port) as wire, jetstream(server) as js:
         await js.add_stream(name=name, subjects=[name])
         async with destination(f"nats://127.0.0.1:{wire.port}", timeout_s=2) as jet:
             [first] = await jet.deliver([delivery(topic=name)], NOW)
             wire.hold()
-            held_up = await jet.deliver([delivery(topic=name, body=b"x" * 4_000_000) for _ in range(5)], NOW)
+            unanswered = await jet.deliver([delivery(topic=name, body=b"x" * 4_000_000) for _ in range(5)], NOW)
             wire.release()
             [after] = await jet.deliver([delivery(topic=name)], NOW)
             assert wire.connections == 2
     assert isinstance(first, Delivered)
-    for outcome in held_up:
+    for outcome in unanswered:
         assert isinstance(outcome, Failed)
         assert outcome.error == "no acknowledgement within 2 s"
         assert not outcome.unreachable
     assert isinstance(after, Delivered)
 
 
-async def test_a_server_that_says_nothing_is_no_connection() -> None:
-    before = held()
-    with socket.create_server(("127.0.0.1", 0)) as deaf:
-        async with destination(f"nats://127.0.0.1:{deaf.getsockname()[1]}", timeout_s=0.3) as jet:
+async def test_a_server_that_sends_nothing_is_unreachable() -> None:
+    before = open_tasks_and_sockets()
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        async with destination(f"nats://127.0.0.1:{silent.getsockname()[1]}", timeout_s=0.3) as jet:
             outcomes = await asyncio.gather(*(jet.deliver([delivery()], NOW) for _ in range(3)))
-        assert held()[0] == before[0]
+        assert open_tasks_and_sockets()[0] == before[0]
     for [outcome] in outcomes:
         assert isinstance(outcome, Failed)
         assert outcome.error == "no connection within 0.3 s"
         assert outcome.unreachable
 
 
-async def test_an_address_that_is_not_allowed_is_not_dialled() -> None:
+async def test_an_address_that_is_not_allowed_is_not_dialed() -> None:
     server = brokers.nats()
     async with Wire(server.port) as wire, destination(f"nats://localhost:{wire.port}", networks=ELSEWHERE) as jet:
         [outcome] = await jet.deliver([delivery()], NOW)
@@ -342,7 +341,7 @@ async def test_accounts_passwords_and_permissions(name: str) -> None:
         assert refused.unreachable
 
 
-async def test_a_token_lets_in(name: str) -> None:
+async def test_a_token_is_accepted(name: str) -> None:
     with brokers.own("nats") as server:
         await asyncio.to_thread(server.reconfigure, 'authorization { token: "right" }\n')
         async with jetstream(server, token="right") as js:
@@ -352,9 +351,7 @@ async def test_a_token_lets_in(name: str) -> None:
     assert isinstance(outcome, Delivered)
 
 
-async def test_tls_is_verified_by_name_and_insisted_on(
-    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_tls_is_required_and_verified_by_name(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     certificate_file, key_file = certificate(tmp_path, "localhost")
     with brokers.own("nats") as server:
         plain = f"tls://localhost:{server.port}"
@@ -369,7 +366,7 @@ async def test_tls_is_verified_by_name_and_insisted_on(
             [unknown] = await jet.deliver([delivery(topic=name)], NOW)
         monkeypatch.setenv("SSL_CERT_FILE", str(certificate_file))
         async with destination(plain) as jet:
-            [good] = await jet.deliver([delivery(topic=name)], NOW)
+            [trusted] = await jet.deliver([delivery(topic=name)], NOW)
         async with destination(f"tls://127.0.0.1:{server.port}") as jet:
             [other_name] = await jet.deliver([delivery(topic=name)], NOW)
     assert isinstance(no_tls, Failed)
@@ -377,15 +374,15 @@ async def test_tls_is_verified_by_name_and_insisted_on(
     for refused in (unknown, other_name):
         assert isinstance(refused, Failed)
         assert "CERTIFICATE_VERIFY_FAILED" in refused.error
-    assert isinstance(good, Delivered)
+    assert isinstance(trusted, Delivered)
 
 
 async def test_close_leaves_no_task_and_no_socket(name: str) -> None:
     server = brokers.nats()
     async with jetstream(server) as js:
         await js.add_stream(name=name, subjects=[name])
-        before = held()
+        before = open_tasks_and_sockets()
         async with destination(server.url) as jet:
             await jet.deliver([delivery(topic=name)], NOW)
-            assert held() != before
-        assert held() == before
+            assert open_tasks_and_sockets() != before
+        assert open_tasks_and_sockets() == before

@@ -1,4 +1,4 @@
-"""Clients of brokers and OpenTelemetry are extras: all but what is theirs is imported without them."""
+"""Clients of brokers and OpenTelemetry are extras: without them every other module can be imported."""
 
 import os
 import re
@@ -11,7 +11,7 @@ CLIENTS = {
     "aio_pika": "aio-pika",
     "aiokafka": "aiokafka",
     "nats": "nats-py",
-    # Its bare interface comes with FastAPI.
+    # FastAPI depends on its bare API.
     "opentelemetry.sdk": "opentelemetry-sdk",
     "opentelemetry.exporter": "opentelemetry-exporter-otlp-proto-http",
     "redis": "redis",
@@ -63,9 +63,9 @@ except Refusal as refusal:
 """
 
 
-def said(program: str, **env: str) -> str:
-    """What a program prints where no client is installed."""
-    ran = subprocess.run(
+def output_of(program: str, **env: str) -> str:
+    """Return what a program prints where no client is installed."""
+    completed = subprocess.run(
         [sys.executable, "-W", "error", "-c", ABSENT + program, *CLIENTS],
         cwd=ROOT,
         env=os.environ | env,
@@ -73,26 +73,26 @@ def said(program: str, **env: str) -> str:
         text=True,
         timeout=120,
     )
-    assert ran.returncode == 0, ran.stderr
-    return ran.stdout
+    assert completed.returncode == 0, completed.stderr
+    return completed.stdout
 
 
 def names(lock: str) -> set[str]:
-    """The distributions that a lock names."""
+    """Return the distributions that a lock names."""
     return set(re.findall(r"^([a-z0-9-]+)==", (ROOT / lock).read_text(), re.MULTILINE))
 
 
-def test_everything_but_its_own_modules_is_imported_without_a_client() -> None:
-    absent = said(IMPORT_ALL).split()
+def test_every_other_module_is_imported_without_a_client() -> None:
+    absent = output_of(IMPORT_ALL).split()
     own = re.compile(r"app\.(observability\.tracing|destinations\.(rabbitmq|nats|kafka|redis)(_[a-z]+)?)").fullmatch
     assert absent
     assert [name for name in absent if not own(name)] == []
 
 
-def test_only_what_exports_traces_asks_for_their_exporter() -> None:
-    """The settings are read by the nightly programs as well, which have none."""
-    assert "halfnote-server[otel]" in said(EXPORT, HALFNOTE_OTLP_ENDPOINT="http://127.0.0.1:4318")
-    assert said(EXPORT) == ""
+def test_only_programs_that_export_traces_require_the_exporter() -> None:
+    """The nightly programs read the same settings and have no exporter."""
+    assert "halfnote-server[otel]" in output_of(EXPORT, HALFNOTE_OTLP_ENDPOINT="http://127.0.0.1:4318")
+    assert output_of(EXPORT) == ""
 
 
 def test_make_run_installs_no_client_and_make_test_all() -> None:

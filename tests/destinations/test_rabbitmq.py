@@ -19,7 +19,15 @@ from app.destinations.rabbitmq import BATCH_MAX, of
 from app.egress.denied_addresses import Network
 from app.egress.network_policy import NetworkPolicy
 from tests.support import brokers
-from tests.support.deliveries import ELSEWHERE, LOOPBACK, NOW, certificate, delivery, held
+from tests.support.deliveries import (
+    ELSEWHERE,
+    LOOPBACK,
+    NOW,
+    certificate,
+    delivery,
+    full_delivery,
+    open_tasks_and_sockets,
+)
 from tests.support.faulty_wire import Wire
 
 
@@ -32,50 +40,41 @@ async def destination(
     password: str | None = None,
     **fields: Any,
 ) -> AsyncIterator[Destination]:
-    """The destination of a subscription to a server."""
+    """Yield the RabbitMQ destination of a subscription."""
     stored = {"type": "rabbitmq", "url": url, "exchange": "", **fields}
-    made = of(stored, {"password": password} if password else {}, timeout_s, NetworkPolicy(opened=networks))
+    opened = of(stored, {"password": password} if password else {}, timeout_s, NetworkPolicy(opened=networks))
     try:
-        yield made
+        yield opened
     finally:
-        await made.close()
+        await opened.close()
 
 
 @asynccontextmanager
 async def channel_of(server: brokers.Server) -> AsyncIterator[AbstractChannel]:
-    """A channel to declare and look with."""
+    """Yield a channel of the test, to declare and read queues."""
     async with await aio_pika.connect(server.url) as connection:
         yield await connection.channel()
 
 
-async def taken(channel: AbstractChannel, queue: str, count: int) -> list[AbstractIncomingMessage]:
-    """The first messages of a queue, which were confirmed and so are there."""
+async def first_messages(channel: AbstractChannel, queue: str, count: int) -> list[AbstractIncomingMessage]:
+    """Return the first messages of a queue; they were confirmed, so they are in it."""
     found = await channel.get_queue(queue)
     return [await found.get(no_ack=True, timeout=20) for _ in range(count)]
 
 
 @pytest.fixture
 def name() -> str:
-    """A name of the test's own for topics, queues and exchanges."""
+    """Return a name that only this test uses, for topics, queues and exchanges."""
     return f"orders-{uuid4()}"
 
 
 async def test_a_consumer_gets_the_body_and_every_attribute(name: str) -> None:
     server = brokers.rabbitmq()
-    sent = delivery(
-        topic=name,
-        key='café "1"',
-        tag="new",
-        headers={"trace": "50% öff"},
-        content_type="application/octet-stream",
-        body=bytes(range(256)),
-        attempt=3,
-        replay="7",
-    )
+    sent = full_delivery(name)
     async with channel_of(server) as channel, destination(server.url) as rabbit:
         await channel.declare_queue(name, durable=True)
         [outcome] = await rabbit.deliver([sent], NOW)
-        [message] = await taken(channel, name, 1)
+        [message] = await first_messages(channel, name, 1)
     assert isinstance(outcome, Delivered)
     assert message.body == bytes(range(256))
     assert message.delivery_mode == aio_pika.DeliveryMode.PERSISTENT
@@ -116,20 +115,20 @@ async def test_placeholders_make_the_routing_key(name: str) -> None:
         await queue.bind(exchange, "shop.order.new.#")
         deliveries = [delivery(tag="new", key="a b*"), delivery(tag="new", key=None), delivery(tag="old")]
         outcomes = await rabbit.deliver(deliveries, NOW)
-        messages = await taken(channel, name, 2)
+        messages = await first_messages(channel, name, 2)
     assert [type(outcome) for outcome in outcomes] == [Delivered, Delivered, Failed]
     assert [message.routing_key for message in messages] == ["shop.order.new.a b*", "shop.order.new."]
 
 
-async def test_what_no_queue_takes_failed_and_says_what_to_bind(name: str) -> None:
+async def test_without_a_queue_the_delivery_fails_and_says_what_to_bind(name: str) -> None:
     server = brokers.rabbitmq()
     async with channel_of(server) as channel, destination(server.url) as plain:
         await channel.declare_queue(name)
-        there, absent = await plain.deliver([delivery(topic=name), delivery(topic=name + "-absent")], NOW)
+        delivered, absent = await plain.deliver([delivery(topic=name), delivery(topic=name + "-absent")], NOW)
         await channel.declare_exchange(name)
         async with destination(server.url, exchange=name) as rabbit:
             [unbound] = await rabbit.deliver([delivery(topic="order")], NOW)
-    assert isinstance(there, Delivered)
+    assert isinstance(delivered, Delivered)
     assert isinstance(absent, Failed)
     assert isinstance(unbound, Failed)
     assert absent.error == f"RabbitMQ has no queue '{name}-absent': declare it, or name an exchange"
@@ -163,7 +162,7 @@ async def test_a_full_queue_fails(name: str) -> None:
     assert "basic.nack" in second.error
 
 
-async def test_what_is_too_large_is_refused_and_its_neighbours_are_delivered(name: str) -> None:
+async def test_a_message_too_large_is_refused_and_the_others_are_delivered(name: str) -> None:
     server = brokers.rabbitmq()
     limit = brokers.RABBITMQ_LARGEST_BYTES
     bodies = [b"small", b"x" * limit, b"x" * (limit + 1), b"small too"]
@@ -171,9 +170,9 @@ async def test_what_is_too_large_is_refused_and_its_neighbours_are_delivered(nam
         await channel.declare_queue(name)
         outcomes = await rabbit.deliver([delivery(topic=name, body=body) for body in bodies], NOW)
         [again] = await rabbit.deliver([delivery(topic=name, body=bodies[2])], NOW)
-        # Those that were on their way when RabbitMQ closed the channel may be there twice.
+        # Messages that were under way when RabbitMQ closed the channel may be in the queue twice.
         queue = await channel.declare_queue(name, passive=True)
-        messages = await taken(channel, name, queue.declaration_result.message_count or 0)
+        messages = await first_messages(channel, name, queue.declaration_result.message_count or 0)
     assert [type(outcome) for outcome in outcomes] == [Delivered, Delivered, Refused, Delivered]
     for refused in (outcomes[2], again):
         assert isinstance(refused, Refused)
@@ -200,7 +199,7 @@ async def test_a_topic_too_long_for_a_property_is_in_the_headers(name: str) -> N
     async with channel_of(server) as channel, destination(server.url, routing_key=name) as rabbit:
         await channel.declare_queue(name)
         [outcome] = await rabbit.deliver([delivery(topic=topic)], NOW)
-        [message] = await taken(channel, name, 1)
+        [message] = await first_messages(channel, name, 1)
     assert isinstance(outcome, Delivered)
     assert message.headers["cloudEvents_type"] == topic
     assert not message.type
@@ -215,15 +214,15 @@ async def test_a_thousand_at_once_are_all_confirmed_on_one_connection(name: str)
         async with destination(f"amqp://127.0.0.1:{wire.port}") as rabbit:
             outcomes = await asyncio.gather(*(rabbit.deliver(call, NOW) for call in calls))
             assert wire.connections == 1
-        messages = await taken(channel, name, 1_000)
+        messages = await first_messages(channel, name, 1_000)
     assert all(isinstance(outcome, Delivered) for call in outcomes for outcome in call)
     assert {int(message.body) for message in messages} == set(range(1_000))
-    # A call's messages are in its order.
+    # The messages of one call keep their order.
     first = [int(message.body) for message in messages if int(message.body) < BATCH_MAX]
     assert first == sorted(first)
 
 
-async def test_a_stopped_server_fails_as_unreachable_until_it_is_back(name: str) -> None:
+async def test_a_stopped_server_is_unreachable_until_it_runs_again(name: str) -> None:
     with brokers.own("rabbitmq") as server:
         async with destination(server.url, timeout_s=5) as rabbit:
             async with channel_of(server) as channel:
@@ -234,17 +233,17 @@ async def test_a_stopped_server_fails_as_unreachable_until_it_is_back(name: str)
             await asyncio.to_thread(server.start)
             [after] = await rabbit.deliver([delivery(topic=name, body=b"2")], NOW)
             async with channel_of(server) as channel:
-                messages = await taken(channel, name, 2)
+                messages = await first_messages(channel, name, 2)
     assert isinstance(before, Delivered)
     for [outcome] in meanwhile:
         assert isinstance(outcome, Failed)
         assert outcome.unreachable
     assert isinstance(after, Delivered)
-    # What was confirmed has outlived the stop.
+    # Confirmed messages have outlived the stop.
     assert [message.body for message in messages] == [b"1", b"2"]
 
 
-async def test_a_server_killed_under_messages_leaves_each_an_outcome(name: str) -> None:
+async def test_each_message_has_an_outcome_when_the_server_is_killed(name: str) -> None:
     with brokers.own("rabbitmq") as server:
         async with destination(server.url, timeout_s=20) as rabbit, channel_of(server) as channel:
             await channel.declare_queue(name, durable=True)
@@ -260,7 +259,7 @@ async def test_a_server_killed_under_messages_leaves_each_an_outcome(name: str) 
     assert any(isinstance(outcome, Delivered) for outcome in outcomes)
 
 
-async def test_a_cut_connection_is_made_anew_within_the_call(name: str) -> None:
+async def test_a_cut_connection_is_replaced_within_the_call(name: str) -> None:
     server = brokers.rabbitmq()
     async with Wire(server.port) as wire, channel_of(server) as channel:
         await channel.declare_queue(name)
@@ -277,37 +276,37 @@ async def test_a_cut_connection_is_made_anew_within_the_call(name: str) -> None:
     assert all(isinstance(outcome, Delivered) for [outcome] in [[first], *others])
 
 
-async def test_a_silent_server_ends_the_call_in_time_and_is_dialled_anew(name: str) -> None:
+async def test_a_call_to_a_silent_server_ends_in_time_and_the_next_one_reconnects(name: str) -> None:
     server = brokers.rabbitmq()
     async with Wire(server.port) as wire, channel_of(server) as channel:
         await channel.declare_queue(name)
         async with destination(f"amqp://127.0.0.1:{wire.port}", timeout_s=2) as rabbit:
             [first] = await rabbit.deliver([delivery(topic=name)], NOW)
             wire.hold()
-            [held_up] = await rabbit.deliver([delivery(topic=name, body=b"x" * 4_000_000)], NOW)
+            [unanswered] = await rabbit.deliver([delivery(topic=name, body=b"x" * 4_000_000)], NOW)
             wire.release()
             [after] = await rabbit.deliver([delivery(topic=name)], NOW)
             assert wire.connections == 2
     assert isinstance(first, Delivered)
-    assert isinstance(held_up, Failed)
-    assert held_up.error == "no acknowledgement within 2 s"
-    assert not held_up.unreachable
+    assert isinstance(unanswered, Failed)
+    assert unanswered.error == "no acknowledgement within 2 s"
+    assert not unanswered.unreachable
     assert isinstance(after, Delivered)
 
 
-async def test_a_server_that_says_nothing_is_no_connection() -> None:
-    before = held()
-    with socket.create_server(("127.0.0.1", 0)) as deaf:
-        async with destination(f"amqp://127.0.0.1:{deaf.getsockname()[1]}", timeout_s=0.3) as rabbit:
+async def test_a_server_that_sends_nothing_is_unreachable() -> None:
+    before = open_tasks_and_sockets()
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        async with destination(f"amqp://127.0.0.1:{silent.getsockname()[1]}", timeout_s=0.3) as rabbit:
             outcomes = await asyncio.gather(*(rabbit.deliver([delivery()], NOW) for _ in range(3)))
-        assert held()[0] == before[0]
+        assert open_tasks_and_sockets()[0] == before[0]
     for [outcome] in outcomes:
         assert isinstance(outcome, Failed)
         assert outcome.error == "no connection within 0.3 s"
         assert outcome.unreachable
 
 
-async def test_a_wrong_password_is_told_without_it() -> None:
+async def test_the_error_of_a_wrong_password_does_not_contain_it() -> None:
     server = brokers.rabbitmq()
     async with destination(server.url, username="guest", password="not-the-password") as rabbit:
         [outcome] = await rabbit.deliver([delivery()], NOW)
@@ -317,7 +316,7 @@ async def test_a_wrong_password_is_told_without_it() -> None:
     assert outcome.unreachable
 
 
-async def test_an_unknown_vhost_is_told() -> None:
+async def test_the_error_of_an_unknown_vhost_names_it() -> None:
     server = brokers.rabbitmq()
     async with destination(f"{server.url}/no%2Fsuch") as rabbit:
         [outcome] = await rabbit.deliver([delivery()], NOW)
@@ -325,7 +324,7 @@ async def test_an_unknown_vhost_is_told() -> None:
     assert "does not let user 'guest' into the vhost of amqp://127.0.0.1" in outcome.error
 
 
-async def test_an_address_that_is_not_allowed_is_not_dialled() -> None:
+async def test_an_address_that_is_not_allowed_is_not_dialed() -> None:
     server = brokers.rabbitmq()
     async with (
         Wire(server.port) as wire,
@@ -350,22 +349,22 @@ async def test_tls_is_verified_by_name(name: str, tmp_path: Path, monkeypatch: p
                 [unknown] = await rabbit.deliver([delivery(topic=name)], NOW)
             monkeypatch.setenv("SSL_CERT_FILE", str(certificate_file))
             async with destination(f"amqps://localhost:{port}") as rabbit:
-                [good] = await rabbit.deliver([delivery(topic=name)], NOW)
+                [trusted] = await rabbit.deliver([delivery(topic=name)], NOW)
             async with destination(f"amqps://127.0.0.1:{port}") as rabbit:
                 [other_name] = await rabbit.deliver([delivery(topic=name)], NOW)
     for refused in (unknown, other_name):
         assert isinstance(refused, Failed)
         assert "CERTIFICATE_VERIFY_FAILED" in refused.error
         assert refused.unreachable
-    assert isinstance(good, Delivered)
+    assert isinstance(trusted, Delivered)
 
 
 async def test_close_leaves_no_task_and_no_socket(name: str) -> None:
     server = brokers.rabbitmq()
     async with channel_of(server) as channel:
         await channel.declare_queue(name)
-        before = held()
+        before = open_tasks_and_sockets()
         async with destination(server.url) as rabbit:
             await rabbit.deliver([delivery(topic=name)], NOW)
-            assert held() != before
-        assert held() == before
+            assert open_tasks_and_sockets() != before
+        assert open_tasks_and_sockets() == before

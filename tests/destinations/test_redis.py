@@ -18,7 +18,16 @@ from app.egress.denied_addresses import Network
 from app.egress.network_policy import NetworkPolicy
 from tests.support import brokers
 from tests.support.brokers import Server
-from tests.support.deliveries import ELSEWHERE, LOOPBACK, NOW, certificate, delivery, held
+from tests.support.deliveries import (
+    ELSEWHERE,
+    LOOPBACK,
+    NOW,
+    certificate,
+    delivery,
+    full_attributes,
+    full_delivery,
+    open_tasks_and_sockets,
+)
 
 
 @asynccontextmanager
@@ -30,77 +39,46 @@ async def destination(
     password: str | None = None,
     **fields: Any,
 ) -> AsyncIterator[Destination]:
-    """The destination of a subscription to a server's database 0."""
+    """Yield the Redis destination of a subscription, on database 0."""
     stored = {"type": "redis", "url": f"{server.url}/0", **fields}
-    made = of(stored, {"password": password} if password else {}, timeout_s, NetworkPolicy(opened=networks))
+    opened = of(stored, {"password": password} if password else {}, timeout_s, NetworkPolicy(opened=networks))
     try:
-        yield made
+        yield opened
     finally:
-        await made.close()
+        await opened.close()
 
 
 @asynccontextmanager
-async def asking(server: Server, **options: Any) -> AsyncIterator[client.Redis]:
-    """A client to look with."""
-    async with client.Redis(host=server.host, port=server.port, **options) as made:
-        yield made
+async def redis_client(server: Server, **options: Any) -> AsyncIterator[client.Redis]:
+    """Yield a Redis client of the test."""
+    async with client.Redis(host=server.host, port=server.port, **options) as opened:
+        yield opened
 
 
 async def entries(server: Server, stream: str) -> list[dict[bytes, bytes]]:
-    """What a consumer reads from a stream, from its beginning."""
-    async with asking(server, protocol=2) as redis:
+    """Return the fields of all entries of a stream."""
+    async with redis_client(server, protocol=2) as redis:
         found = await redis.xread({stream: "0"})
     return [fields for _, listed in found for _, fields in listed]
 
 
 @pytest.fixture
 def topic() -> str:
-    """A topic of the test's own, and so a stream."""
+    """Return a topic, and so a stream, that only this test uses."""
     return f"orders-{uuid4()}"
 
 
 async def test_a_consumer_reads_the_body_and_every_attribute(topic: str) -> None:
     server = brokers.redis()
-    sent = delivery(
-        topic=topic,
-        key='café "1"',
-        tag="new",
-        headers={"trace": "50% öff"},
-        content_type="application/octet-stream",
-        body=bytes(range(256)),
-        attempt=3,
-        replay="7",
-    )
+    sent = full_delivery(topic)
     async with destination(server) as redis:
         [outcome] = await redis.deliver([sent], NOW)
     assert isinstance(outcome, Delivered)
     [entry] = await entries(server, topic)
-    assert {name.decode(): value for name, value in entry.items()} == {
-        "body": bytes(range(256)),
-        "content-type": b"application/octet-stream",
-        "ce_specversion": b"1.0",
-        "ce_id": sent.message_id.encode(),
-        "ce_source": b"/producer-groups/shop",
-        "ce_type": topic.encode(),
-        "ce_subject": 'café "1"'.encode(),
-        "ce_time": b"2026-11-21T10:00:00.123456Z",
-        "ce_halfnotetransaction": str(sent.transaction_id).encode(),
-        "ce_halfnoteoffset": str(sent.offset).encode(),
-        "ce_halfnoteattempt": b"3",
-        "ce_halfnotesubscription": b"orders-out",
-        "ce_halfnotetag": b"new",
-        "ce_halfnotereplay": b"7",
-        "halfnote-transaction": str(sent.transaction_id).encode(),
-        "halfnote-offset": str(sent.offset).encode(),
-        "halfnote-attempt": b"3",
-        "halfnote-subscription": b"orders-out",
-        "halfnote-tag": b"new",
-        "halfnote-replay": b"7",
-        "halfnote-h-trace": "50% öff".encode(),
-    }
+    assert {name.decode(): value for name, value in entry.items()} == {"body": sent.body, **full_attributes(sent)}
 
 
-async def test_an_entry_leaves_out_what_the_message_has_not(topic: str) -> None:
+async def test_an_entry_has_no_fields_for_what_the_message_lacks(topic: str) -> None:
     server = brokers.redis()
     async with destination(server) as redis:
         await redis.deliver([delivery(topic=topic, key=None, body=b"")], NOW)
@@ -129,9 +107,9 @@ async def test_many_calls_at_once_are_all_acknowledged_and_in_order(topic: str) 
     assert [int(entry[b"halfnote-offset"]) for entry in await entries(server, topic)] == list(range(1, 1001))
 
 
-async def test_one_entry_that_fails_leaves_its_neighbours_alone(topic: str) -> None:
+async def test_an_entry_that_fails_does_not_affect_the_others(topic: str) -> None:
     server = brokers.redis()
-    async with asking(server) as redis:
+    async with redis_client(server) as redis:
         await redis.set(f"{topic}-taken", "no stream")
     async with destination(server) as redis:
         outcomes = await redis.deliver(
@@ -146,16 +124,16 @@ async def test_one_entry_that_fails_leaves_its_neighbours_alone(topic: str) -> N
     assert len(await entries(server, topic)) == 9
 
 
-async def test_a_body_larger_than_the_server_takes_is_refused_and_nothing_else(topic: str) -> None:
+async def test_only_a_body_too_large_for_the_server_is_refused(topic: str) -> None:
     with brokers.own("redis") as server:
-        async with asking(server) as redis:
+        async with redis_client(server) as redis:
             await redis.config_set("proto-max-bulk-len", 1024 * 1024)
         async with destination(server) as redis:
             outcomes = await redis.deliver(
                 [delivery(topic=topic, body=b"x" * (1024 * 1024 + (size == 5))) for size in range(10)], NOW
             )
-            async with asking(server) as look:
-                await look.config_set("proto-max-bulk-len", 2 * 1024 * 1024)
+            async with redis_client(server) as inspector:
+                await inspector.config_set("proto-max-bulk-len", 2 * 1024 * 1024)
             [raised] = await redis.deliver([delivery(topic=topic, body=b"x" * (1024 * 1024 + 1))], NOW)
         assert isinstance(raised, Delivered)
         refused = outcomes.pop(5)
@@ -168,9 +146,9 @@ async def test_a_body_larger_than_the_server_takes_is_refused_and_nothing_else(t
 
 
 async def test_a_body_that_redis_itself_refuses_is_refused(topic: str) -> None:
-    """Where CONFIG is not allowed the limit is not known beforehand."""
+    """Without permission for CONFIG the limit is not known in advance."""
     with brokers.own("redis") as server:
-        async with asking(server) as redis:
+        async with redis_client(server) as redis:
             await redis.config_set("proto-max-bulk-len", 1024 * 1024)
             await redis.acl_setuser("writer", enabled=True, passwords=["+pw"], keys="*", commands=["+xadd", "+client"])
         async with destination(server, username="writer", password="pw") as redis:
@@ -184,36 +162,36 @@ async def test_a_body_that_redis_itself_refuses_is_refused(topic: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("setting", "value", "said"),
+    ("setting", "value", "text"),
     [("maxmemory", "1", "maxmemory"), ("min-replicas-to-write", "1", "NOREPLICAS")],
 )
-async def test_a_server_that_takes_no_writes_is_a_failure_that_says_why(
-    topic: str, setting: str, value: str, said: str
+async def test_a_server_that_accepts_no_writes_fails_with_the_reason(
+    topic: str, setting: str, value: str, text: str
 ) -> None:
     with brokers.own("redis") as server:
-        async with asking(server) as redis:
+        async with redis_client(server) as redis:
             await redis.config_set(setting, value)
         async with destination(server) as redis:
             [outcome] = await redis.deliver([delivery(topic=topic)], NOW)
         assert isinstance(outcome, Failed)
-        assert said in outcome.error
+        assert text in outcome.error
         assert not outcome.unreachable
 
 
-async def test_a_replica_is_dialled_anew_and_taken_once_it_is_the_primary(topic: str) -> None:
+async def test_a_replica_is_reconnected_to_and_used_once_it_is_the_primary(topic: str) -> None:
     with brokers.own("redis") as server:
-        async with asking(server) as look, destination(server) as redis:
+        async with redis_client(server) as inspector, destination(server) as redis:
             await redis.deliver([delivery(topic=topic)], NOW)
-            await look.replicaof(server.host, "1")
+            await inspector.replicaof(server.host, "1")
             [outcome] = await redis.deliver([delivery(topic=topic)], NOW)
             assert isinstance(outcome, Failed)
             assert "replica" in outcome.error
-            await look.replicaof("NO", "ONE")
+            await inspector.replicaof("NO", "ONE")
             [outcome] = await redis.deliver([delivery(topic=topic)], NOW)
             assert isinstance(outcome, Delivered)
 
 
-async def test_a_server_that_is_down_is_unreachable_and_taken_again_when_it_is_back(topic: str) -> None:
+async def test_a_server_that_is_down_is_unreachable_and_used_again_after_its_restart(topic: str) -> None:
     with brokers.own("redis") as server:
         async with destination(server) as redis:
             [before] = await redis.deliver([delivery(topic=topic, offset=1)], NOW)
@@ -225,11 +203,11 @@ async def test_a_server_that_is_down_is_unreachable_and_taken_again_when_it_is_b
         assert isinstance(down, Failed)
         assert down.unreachable
         assert isinstance(after, Delivered)
-        # The append-only file brought the first one back.
+        # The first entry was restored from the append-only file.
         assert [int(entry[b"halfnote-offset"]) for entry in await entries(server, topic)] == [1, 3]
 
 
-async def test_a_server_that_hangs_is_given_up_in_time_and_taken_again(topic: str) -> None:
+async def test_calls_to_a_server_that_hangs_end_in_time_and_it_is_used_again(topic: str) -> None:
     with brokers.own("redis") as server:
         async with destination(server, timeout_s=0.5) as redis:
             await redis.deliver([delivery(topic=topic)], NOW)
@@ -245,15 +223,15 @@ async def test_a_server_that_hangs_is_given_up_in_time_and_taken_again(topic: st
         assert isinstance(outcome, Delivered)
 
 
-async def test_a_wrong_password_is_told_and_the_right_one_taken(topic: str) -> None:
+async def test_a_wrong_password_fails_with_the_reason_and_the_right_one_is_accepted(topic: str) -> None:
     with brokers.own("redis") as server:
-        async with asking(server) as redis:
+        async with redis_client(server) as redis:
             await redis.config_set("requirepass", "right")
-        for password, said in ((None, "Authentication required"), ("wrong", "invalid")):
+        for password, text in ((None, "Authentication required"), ("wrong", "invalid")):
             async with destination(server, password=password) as redis:
                 [outcome] = await redis.deliver([delivery(topic=topic)], NOW)
             assert isinstance(outcome, Failed)
-            assert said.lower() in outcome.error.lower()
+            assert text.lower() in outcome.error.lower()
             assert "wrong" not in outcome.error
         async with destination(server, password="right") as redis:
             [outcome] = await redis.deliver([delivery(topic=topic)], NOW)
@@ -264,7 +242,7 @@ async def test_with_tls_the_name_is_verified(topic: str, tmp_path: Path, monkeyp
     certificate_file, key_file = certificate(tmp_path, "localhost")
     with brokers.own("redis") as server:
         [port] = brokers.free_ports(1)
-        async with asking(server) as redis:
+        async with redis_client(server) as redis:
             await redis.config_set(
                 "tls-cert-file",
                 str(certificate_file),
@@ -291,12 +269,12 @@ async def test_with_tls_the_name_is_verified(topic: str, tmp_path: Path, monkeyp
         assert len(await entries(server, topic)) == 1
 
 
-async def test_an_address_outside_the_allowed_networks_is_not_dialled(topic: str) -> None:
+async def test_an_address_outside_the_allowed_networks_is_not_dialed(topic: str) -> None:
     server = brokers.redis()
-    async with asking(server) as look, destination(server, networks=ELSEWHERE) as redis:
-        before = (await look.info("stats"))["total_connections_received"]
+    async with redis_client(server) as inspector, destination(server, networks=ELSEWHERE) as redis:
+        before = (await inspector.info("stats"))["total_connections_received"]
         [outcome] = await redis.deliver([delivery(topic=topic)], NOW)
-        after = (await look.info("stats"))["total_connections_received"]
+        after = (await inspector.info("stats"))["total_connections_received"]
     assert isinstance(outcome, Failed)
     assert outcome.unreachable
     assert "HALFNOTE_ALLOW_NETWORKS" in outcome.error
@@ -305,8 +283,8 @@ async def test_an_address_outside_the_allowed_networks_is_not_dialled(topic: str
 
 async def test_close_leaves_no_task_and_no_socket(topic: str) -> None:
     server = brokers.redis()
-    before = held()
+    before = open_tasks_and_sockets()
     async with destination(server) as redis:
         await asyncio.gather(*(redis.deliver([delivery(topic=topic)], NOW) for _ in range(10)))
-        assert held() != before
-    assert held() == before
+        assert open_tasks_and_sockets() != before
+    assert open_tasks_and_sockets() == before

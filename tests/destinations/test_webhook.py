@@ -23,7 +23,7 @@ from tests.support.webhooks import COMMITTED, SECRET, egress_client, message, we
 
 
 def now() -> datetime:
-    """The time, as a receiver that checks timestamps has it."""
+    """Return the real time, because the receivers' library checks timestamps."""
     return datetime.now(UTC)
 
 
@@ -40,19 +40,19 @@ FULL: dict[str, Any] = {
 
 @pytest.fixture
 async def client() -> AsyncIterator[EgressClient]:
-    """A client as the service has it."""
-    async with egress_client() as made:
-        yield made
+    """Yield an HTTP client like the service's."""
+    async with egress_client() as opened:
+        yield opened
 
 
-def parsed(call: Call) -> BaseCloudEvent:
+def parse_verified(call: Call) -> BaseCloudEvent:
     """Verify a request's signature and read it as a CloudEvent, as a receiver does."""
     Verifier(SECRET).verify(call.body, call.headers, json_parse=False)
     return from_http_event(HTTPMessage(call.headers, call.body))
 
 
 async def outcome_at(client: EgressClient, status: int, content: Any = None, **headers: str) -> Outcome:
-    """Deliver one message to a receiver that answers so; `_` in names stands for `-`."""
+    """Deliver one message to a receiver with this answer; `_` in header names stands for `-`."""
     async with Responder(
         status=status, content=content, **{n.replace("_", "-"): v for n, v in headers.items()}
     ) as hook:
@@ -69,7 +69,7 @@ async def test_a_binary_event_is_the_body_and_headers(client: EgressClient) -> N
     assert outcome.status == 204
     [call] = hook.calls
     assert call.body == BODY
-    event = parsed(call)
+    event = parse_verified(call)
     assert (event.get_id(), event.get_type(), event.get_subject()) == (sent.message_id, sent.topic, sent.key)
     assert event.get_source() == "/producer-groups/my%20shop"
     assert event.get_time() == COMMITTED + timedelta(seconds=7)
@@ -100,7 +100,7 @@ async def test_a_structured_event_holds_everything_and_the_body_verbatim(client:
     assert not any(name.startswith("ce-") for name in call.headers)
     assert (call.headers["halfnote-replay"], call.headers["webhook-id"]) == ("12", sent.message_id)
     assert b'"data":' + BODY in call.body
-    event = parsed(call)
+    event = parse_verified(call)
     attributes = event.get_attributes()
     assert json.loads(attributes.pop("halfnoteheaders")) == FULL["headers"]
     assert attributes == {
@@ -137,7 +137,7 @@ async def test_a_structured_event_holds_everything_and_the_body_verbatim(client:
         ("application/jsonp", b"1", False),
     ],
 )
-async def test_a_body_that_is_no_json_goes_as_base64(
+async def test_a_body_that_is_no_json_is_sent_as_base64(
     client: EgressClient, content_type: str, body: bytes, is_data: bool
 ) -> None:
     async with Responder() as hook:
@@ -151,11 +151,11 @@ async def test_a_body_that_is_no_json_goes_as_base64(
     else:
         assert base64.b64decode(found["data_base64"], validate=True) == body
     assert found["datacontenttype"] == content_type
-    event = parsed(call)
+    event = parse_verified(call)
     assert event.get_data() == (json.loads(body) if is_data else body)
 
 
-async def test_the_id_stays_over_tries_and_the_timestamp_does_not(client: EgressClient) -> None:
+async def test_attempts_have_the_same_id_and_their_own_timestamps(client: EgressClient) -> None:
     async with Responder(status=500) as hook:
         destination = webhook(client, hook.url)
         at = now()
@@ -168,7 +168,7 @@ async def test_the_id_stays_over_tries_and_the_timestamp_does_not(client: Egress
         Verifier(SECRET).verify(call.body, call.headers)
 
 
-async def test_both_secrets_sign_while_they_overlap_whatever_their_kinds(client: EgressClient) -> None:
+async def test_both_secrets_sign_during_the_overlap_also_if_their_kinds_differ(client: EgressClient) -> None:
     new = new_secret("v1a")
     public = public_key(new)
     assert public is not None
@@ -184,7 +184,7 @@ async def test_both_secrets_sign_while_they_overlap_whatever_their_kinds(client:
     assert " " not in second.headers["webhook-signature"]
 
 
-async def test_2xx_is_success_and_nothing_else(client: EgressClient) -> None:
+async def test_only_2xx_is_success(client: EgressClient) -> None:
     for status in (200, 201, 202, 204, 299):
         assert isinstance(await outcome_at(client, status), Delivered)
     for status in (301, 302, 304, 307, 308, 400, 404, 413, 429, 500, 503, 504):
@@ -194,7 +194,7 @@ async def test_2xx_is_success_and_nothing_else(client: EgressClient) -> None:
         assert str(status) in outcome.error
 
 
-async def test_an_answer_is_kept_as_people_may_read_it(client: EgressClient) -> None:
+async def test_an_answer_is_recorded_as_readable_text(client: EgressClient) -> None:
     outcome = await outcome_at(client, 500, "no\x00pe" * 1000)
     assert isinstance(outcome, Failed)
     assert outcome.response is not None
@@ -210,7 +210,7 @@ async def test_a_redirect_is_not_followed(client: EgressClient) -> None:
     assert outcome.error == "redirected (307); name the final URL in the subscription"
 
 
-async def test_410_is_the_end_of_the_subscription(client: EgressClient) -> None:
+async def test_410_ends_the_subscription(client: EgressClient) -> None:
     outcome = await outcome_at(client, 410, "moved")
     assert isinstance(outcome, Gone)
     assert (outcome.status, outcome.error, outcome.response) == (410, "answered 410", '"moved"')
@@ -234,7 +234,7 @@ async def test_abort_message_on_a_success_is_a_success(client: EgressClient) -> 
 
 async def test_retry_after_in_seconds_or_as_a_date(client: EgressClient) -> None:
     date = (now() + timedelta(seconds=90)).strftime("%a, %d %b %Y %H:%M:%S GMT")
-    for status, value, wanted in (
+    for status, value, expected in (
         (429, "120", 120.0),
         (503, "0", 0.0),
         (503, "0000000000007", 7.0),
@@ -248,16 +248,16 @@ async def test_retry_after_in_seconds_or_as_a_date(client: EgressClient) -> None
     ):
         outcome = await outcome_at(client, status, retry_after=value)
         assert isinstance(outcome, Failed)
-        assert outcome.retry_after_s == (None if wanted is None else pytest.approx(wanted, abs=3)), value
+        assert outcome.retry_after_s == (None if expected is None else pytest.approx(expected, abs=3)), value
 
 
-async def test_who_consented_is_told_who_sends(client: EgressClient) -> None:
+async def test_a_receiver_that_consented_gets_the_origin(client: EgressClient) -> None:
     async with Responder() as hook:
         await webhook(client, hook.url, origin="halfnote.example").deliver([message()], now())
     assert hook.calls[0].headers["webhook-request-origin"] == "halfnote.example"
 
 
-async def test_own_headers_are_sent_once_whatever_their_case(client: EgressClient) -> None:
+async def test_configured_headers_are_sent_once_in_any_case(client: EgressClient) -> None:
     async with Responder() as hook:
         await webhook(client, hook.url, {"User-Agent": "shop", "X-Token": "t"}).deliver([message()], now())
     assert (hook.calls[0].headers["user-agent"], hook.calls[0].headers["x-token"]) == ("shop", "t")
@@ -267,7 +267,7 @@ async def test_the_address_shows_no_token(client: EgressClient) -> None:
     assert webhook(client, "https://shop.example/hook?token=x").address == "https://shop.example/hook"
 
 
-def test_what_halfnote_sets_cannot_be_given() -> None:
+def test_headers_that_halfnote_sets_cannot_be_configured() -> None:
     for name in (
         *("Host", "Content-Length", "content-type", "Content-Encoding", "Transfer-Encoding", "Connection", "Upgrade"),
         *("Accept-Encoding", "Webhook-Signature", "WebHook-Request-Origin", "CE-id", "Halfnote-Offset", "Proxy-Foo"),

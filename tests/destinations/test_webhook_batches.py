@@ -1,4 +1,4 @@
-"""Batches on real sockets: one signed POST of many events, and bad messages kept apart from the others."""
+"""Batches on real sockets: one signed POST of many events, and bad messages isolated from the others."""
 
 import asyncio
 import json
@@ -18,7 +18,7 @@ from tests.support.webhooks import SECRET, egress_client, message, webhook
 
 
 def now() -> datetime:
-    """The time, as a receiver that checks timestamps has it."""
+    """Return the real time, because the receivers' library checks timestamps."""
     return datetime.now(UTC)
 
 
@@ -27,33 +27,33 @@ BATCH = "application/cloudevents-batch+json"
 
 @pytest.fixture
 async def client() -> AsyncIterator[EgressClient]:
-    """A client as the service has it."""
-    async with egress_client() as made:
-        yield made
+    """Yield an HTTP client like the service's."""
+    async with egress_client() as opened:
+        yield opened
 
 
-def numbers(call: Call) -> list[int]:
+def offsets_of(call: Call) -> list[int]:
     """Return the offsets of a batch's events."""
     return [int(event["halfnoteoffset"]) for event in call.json()]
 
 
 def poisoned(*bad: int, status: int = 500, **headers: str) -> Answer:
-    """Return what answers `status` to a batch in which any of these offsets is."""
+    """Return an answer function: `status` for a batch that contains any of these offsets, else 200."""
 
     async def answer(call: Call) -> web.StreamResponse:
-        return web.Response(status=status, headers=headers) if set(bad) & set(numbers(call)) else web.Response()
+        return web.Response(status=status, headers=headers) if set(bad) & set(offsets_of(call)) else web.Response()
 
     return answer
 
 
-async def sent(client: EgressClient, url: str, deliveries: Sequence[Delivery], timeout_s: float = 30) -> list[Outcome]:
+async def send(client: EgressClient, url: str, deliveries: Sequence[Delivery], timeout_s: float = 30) -> list[Outcome]:
     hook = webhook(client, url, mode="batch", batch_max=100, timeout_s=timeout_s)
     assert hook.batch_max == 100
     return list(await hook.deliver(deliveries, now()))
 
 
 def failed_at(outcomes: Sequence[Outcome]) -> list[int]:
-    """Return the offsets of the messages, numbered from 0, that were not delivered."""
+    """Return the indexes of the messages that were not delivered."""
     return [number for number, outcome in enumerate(outcomes) if not isinstance(outcome, Delivered)]
 
 
@@ -64,14 +64,14 @@ async def test_a_batch_is_one_signed_array_of_events(client: EgressClient) -> No
             message(1, body=b"\xff", content_type="image/png", key=None, replay="5"),
             message(2, body=b" null", tag="new", replay="5"),
         ]
-        outcomes = await sent(client, hook.url, deliveries)
+        outcomes = await send(client, hook.url, deliveries)
     assert failed_at(outcomes) == []
     [call] = hook.calls
     Verifier(SECRET).verify(call.body, call.headers)
     assert call.headers["content-type"] == BATCH
     assert (call.headers["halfnote-subscription"], call.headers["halfnote-replay"]) == ("mailer", "5")
     assert b'"data":{ "z":1.0 }' in call.body
-    # The published package reads single events: each of the array is one.
+    # The published package reads single events, so each element of the array is read by itself.
     read = [
         from_http_event(HTTPMessage({"content-type": "application/cloudevents+json"}, json.dumps(event).encode()))
         for event in call.json()
@@ -86,10 +86,10 @@ async def test_a_batch_is_one_signed_array_of_events(client: EgressClient) -> No
 async def test_the_id_is_the_same_for_the_same_set(client: EgressClient) -> None:
     async with Responder(status=503) as hook:
         some = [message(number) for number in range(3)]
-        await sent(client, hook.url, some)
-        await sent(client, hook.url, some[::-1])
-        await sent(client, hook.url, some[:2])
-        await sent(client, hook.url, some[:1])
+        await send(client, hook.url, some)
+        await send(client, hook.url, some[::-1])
+        await send(client, hook.url, some[:2])
+        await send(client, hook.url, some[:1])
     first, again, fewer, single = [call.headers["webhook-id"] for call in hook.calls]
     assert first == again != fewer
     assert first.startswith("bat_")
@@ -97,9 +97,9 @@ async def test_the_id_is_the_same_for_the_same_set(client: EgressClient) -> None
     assert single == some[0].message_id
 
 
-async def test_everything_shares_a_success(client: EgressClient) -> None:
+async def test_all_messages_of_a_batch_share_a_success(client: EgressClient) -> None:
     async with Responder(status=202) as hook:
-        outcomes = await sent(client, hook.url, [message(number) for number in range(100)])
+        outcomes = await send(client, hook.url, [message(number) for number in range(100)])
     assert len(hook.calls) == 1
     assert {(type(outcome), outcome.status) for outcome in outcomes} == {(Delivered, 202)}
 
@@ -110,21 +110,21 @@ async def test_a_failure_is_narrowed_down_to_the_messages_that_cause_it(
     client: EgressClient, bad: list[int], status: int
 ) -> None:
     async with Responder(poisoned(*bad, status=status)) as hook:
-        outcomes = await sent(client, hook.url, [message(number) for number in range(100)])
+        outcomes = await send(client, hook.url, [message(number) for number in range(100)])
     assert failed_at(outcomes) == bad
     for number in bad:
         failure = outcomes[number]
         assert isinstance(failure, Failed)
         assert (failure.status, failure.error) == (status, f"answered {status}")
-    # Halving takes two requests a level and bad message, and the first.
+    # Bisection takes one request, and two for each level and bad message.
     assert len(hook.calls) <= 1 + 14 * len(bad)
-    assert numbers(hook.calls[0]) == list(range(100))
+    assert offsets_of(hook.calls[0]) == list(range(100))
 
 
-async def test_abort_message_refuses_only_those_it_is_about(client: EgressClient) -> None:
+async def test_abort_message_refuses_only_the_messages_that_cause_it(client: EgressClient) -> None:
     abort = {"webhook-delivery": "abort-message", "halfnote-reason": "no such customer"}
     async with Responder(poisoned(3, 4, 70, status=422, **abort)) as hook:
-        outcomes = await sent(client, hook.url, [message(number) for number in range(100)])
+        outcomes = await send(client, hook.url, [message(number) for number in range(100)])
     assert failed_at(outcomes) == [3, 4, 70]
     for number in (3, 4, 70):
         refused = outcomes[number]
@@ -132,11 +132,13 @@ async def test_abort_message_refuses_only_those_it_is_about(client: EgressClient
         assert refused.reason == "no such customer"
 
 
-async def test_a_receiver_that_refuses_everything_refuses_each(client: EgressClient) -> None:
+async def test_a_receiver_that_refuses_every_batch_refuses_each_message(client: EgressClient) -> None:
     async with Responder(status=400, **{"webhook-delivery": "abort-message"}) as hook:
-        outcomes = await sent(client, hook.url, [message(number) for number in range(10)])
+        outcomes = await send(client, hook.url, [message(number) for number in range(10)])
     assert {type(outcome) for outcome in outcomes} == {Refused}
-    assert sorted(number for call in hook.calls if len(call.json()) == 1 for number in numbers(call)) == list(range(10))
+    assert sorted(number for call in hook.calls if len(call.json()) == 1 for number in offsets_of(call)) == list(
+        range(10)
+    )
 
 
 async def test_a_batch_that_is_too_large_is_made_smaller(client: EgressClient) -> None:
@@ -144,44 +146,44 @@ async def test_a_batch_that_is_too_large_is_made_smaller(client: EgressClient) -
         return web.Response(status=413 if len(call.json()) > 8 else 200)
 
     async with Responder(at_most_8) as hook:
-        outcomes = await sent(client, hook.url, [message(number) for number in range(100)])
+        outcomes = await send(client, hook.url, [message(number) for number in range(100)])
     assert failed_at(outcomes) == []
-    assert sorted(number for call in hook.calls if len(call.json()) <= 8 for number in numbers(call)) == list(
+    assert sorted(number for call in hook.calls if len(call.json()) <= 8 for number in offsets_of(call)) == list(
         range(100)
     )
 
 
-async def test_a_receiver_that_is_ill_is_not_asked_hundreds_of_times(client: EgressClient) -> None:
+async def test_a_failing_receiver_does_not_get_hundreds_of_requests(client: EgressClient) -> None:
     async with Responder(status=500) as hook:
-        outcomes = await sent(client, hook.url, [message(number) for number in range(100)])
+        outcomes = await send(client, hook.url, [message(number) for number in range(100)])
     assert {type(outcome) for outcome in outcomes} == {Failed}
     assert len(hook.calls) <= 20
 
 
 @pytest.mark.parametrize("status", [302, 401, 403, 404, 405, 415, 429, 502, 503, 504])
-async def test_what_says_nothing_of_the_messages_is_asked_once(client: EgressClient, status: int) -> None:
+async def test_a_status_that_is_not_about_the_messages_ends_the_bisection(client: EgressClient, status: int) -> None:
     async with Responder(status=status) as hook:
-        outcomes = await sent(client, hook.url, [message(number) for number in range(100)])
+        outcomes = await send(client, hook.url, [message(number) for number in range(100)])
     assert len(hook.calls) == 1
     assert {type(outcome) for outcome in outcomes} == {Failed}
 
 
-async def test_gone_and_retry_after_hold_for_all(client: EgressClient) -> None:
-    # Of two tries, and so of two requests; the second is not made.
+async def test_gone_and_retry_after_apply_to_all_messages(client: EgressClient) -> None:
+    # The messages have two attempt numbers, and so need two requests; the second is not made.
     deliveries = [message(number, attempt=1 + number % 2) for number in range(4)]
     async with Responder(status=410) as hook:
-        assert {type(outcome) for outcome in await sent(client, hook.url, deliveries)} == {Gone}
+        assert {type(outcome) for outcome in await send(client, hook.url, deliveries)} == {Gone}
         assert len(hook.calls) == 1
     async with Responder(status=429, **{"retry-after": "7"}) as hook:
-        outcomes = await sent(client, hook.url, deliveries)
+        outcomes = await send(client, hook.url, deliveries)
         assert len(hook.calls) == 1
     assert [outcome.retry_after_s for outcome in outcomes if isinstance(outcome, Failed)] == [7.0] * 4
 
 
-async def test_nobody_there_is_told_once_for_all(client: EgressClient) -> None:
+async def test_an_unreachable_receiver_fails_all_messages(client: EgressClient) -> None:
     async with Responder() as hook:
         pass
-    outcomes = await sent(client, hook.url, [message(number, attempt=1 + number % 2) for number in range(4)])
+    outcomes = await send(client, hook.url, [message(number, attempt=1 + number % 2) for number in range(4)])
     assert [outcome.unreachable for outcome in outcomes if isinstance(outcome, Failed)] == [True] * 4
 
 
@@ -193,7 +195,7 @@ async def test_a_message_that_breaks_the_connection_is_found(client: EgressClien
             writer.write(b"HTTP/1.1 204 No Content\r\n\r\n")
 
     async with Wire(write) as wire:
-        outcomes = await sent(client, wire.url, [message(number) for number in range(8)])
+        outcomes = await send(client, wire.url, [message(number) for number in range(8)])
     assert failed_at(outcomes) == [2]
     failure = outcomes[2]
     assert isinstance(failure, Failed)
@@ -202,9 +204,9 @@ async def test_a_message_that_breaks_the_connection_is_found(client: EgressClien
 
 async def test_no_answer_in_time_fails_all_within_the_time(client: EgressClient) -> None:
     async with Silent() as hook:
-        # The tries are of two groups; the second is left without time, and so without a try used up.
+        # The messages form two groups; no time is left for the second, so it uses up no attempt.
         deliveries = [message(number, attempt=1 + number // 3) for number in range(6)]
-        outcomes = await sent(client, hook.url, deliveries, timeout_s=0.5)
+        outcomes = await send(client, hook.url, deliveries, timeout_s=0.5)
         assert hook.asked == 1
     assert all(isinstance(outcome, Failed) for outcome in outcomes)
     assert [outcome.error for outcome in outcomes[:3] if isinstance(outcome, Failed)] == [
@@ -214,25 +216,25 @@ async def test_no_answer_in_time_fails_all_within_the_time(client: EgressClient)
     assert LEFT_OUT.retry_after_s
 
 
-async def test_what_was_refused_with_others_is_not_refused_alone_without_having_been_sent_alone(
+async def test_a_message_is_refused_only_after_it_was_sent_alone(
     client: EgressClient,
 ) -> None:
     async def abort_then_hang(call: Call) -> web.StreamResponse:
         if len(hook.calls) > 1:
-            await over.wait()
+            await released.wait()
         return web.Response(status=400, headers={"webhook-delivery": "abort-message", "halfnote-reason": "bad"})
 
-    over = asyncio.Event()
+    released = asyncio.Event()
     async with Responder(abort_then_hang) as hook:
-        outcomes = await sent(client, hook.url, [message(number) for number in range(4)], timeout_s=1)
-        over.set()
+        outcomes = await send(client, hook.url, [message(number) for number in range(4)], timeout_s=1)
+        released.set()
     assert {type(outcome) for outcome in outcomes} == {Failed}
     last = outcomes[-1]
     assert isinstance(last, Failed)
     assert (last.error, last.status) == ("answered 400, with others: bad", 400)
 
 
-def test_later_tries_go_in_ever_less_company() -> None:
+def test_later_attempts_are_sent_in_ever_smaller_batches() -> None:
     def sizes(attempt: int, batch_max: int = 100) -> set[int]:
         deliveries = [message(number, attempt=attempt) for number in range(100)]
         found = list(groups(deliveries, batch_max))

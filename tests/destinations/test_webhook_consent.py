@@ -15,9 +15,9 @@ from tests.support.webhooks import egress_client
 
 @pytest.fixture
 async def client() -> AsyncIterator[EgressClient]:
-    """A client as the service has it."""
-    async with egress_client() as made:
-        yield made
+    """Yield an HTTP client like the service's."""
+    async with egress_client() as opened:
+        yield opened
 
 
 @pytest.mark.parametrize(
@@ -29,27 +29,27 @@ async def client() -> AsyncIterator[EgressClient]:
         ("*", None, None),
     ],
 )
-async def test_a_receiver_consents_whatever_its_status(
+async def test_a_receiver_consents_with_any_status(
     client: EgressClient, allowed: str, rate: str | None, granted: int | None
 ) -> None:
-    named = {"WebHook_Allowed_Origin": allowed} | ({"WebHook_Allowed_Rate": rate} if rate else {})
+    permission = {"WebHook_Allowed_Origin": allowed} | ({"WebHook_Allowed_Rate": rate} if rate else {})
     for status in (200, 204, 405):
-        async with Wire(plain(status, **named)) as wire:
+        async with Wire(plain(status, **permission)) as wire:
             assert await consent(client, wire.url, "halfnote.example", 600, 5) == Consent(granted)
-        [heard] = wire.heard
-        assert (heard.method, heard.body) == ("OPTIONS", b"")
-        assert heard.headers["webhook-request-origin"] == "halfnote.example"
-        assert heard.headers["webhook-request-rate"] == "600"
+        [request] = wire.heard
+        assert (request.method, request.body) == ("OPTIONS", b"")
+        assert request.headers["webhook-request-origin"] == "halfnote.example"
+        assert request.headers["webhook-request-rate"] == "600"
 
 
-async def test_no_rate_is_asked_for_if_there_is_none(client: EgressClient) -> None:
+async def test_no_rate_is_requested_if_there_is_none(client: EgressClient) -> None:
     async with Wire(plain(200, WebHook_Allowed_Origin="*")) as wire:
         await consent(client, wire.url, "halfnote", None, 5)
     assert "webhook-request-rate" not in wire.heard[0].headers
 
 
 @pytest.mark.parametrize(
-    ("headers", "why"),
+    ("headers", "reason"),
     [
         ({}, "without WebHook-Allowed-Origin"),
         ({"Allow": "OPTIONS, POST"}, "without WebHook-Allowed-Origin"),
@@ -58,16 +58,16 @@ async def test_no_rate_is_asked_for_if_there_is_none(client: EgressClient) -> No
         ({"WebHook_Allowed_Origin": "*", "WebHook_Allowed_Rate": "fast"}, "WebHook-Allowed-Rate of `fast`"),
     ],
 )
-async def test_anything_else_is_no_consent(client: EgressClient, headers: dict[str, str], why: str) -> None:
+async def test_anything_else_is_no_consent(client: EgressClient, headers: dict[str, str], reason: str) -> None:
     async with Wire(plain(200, **headers)) as wire:
         refusal = await consent(client, wire.url, "halfnote", None, 5)
     assert isinstance(refusal, str)
-    assert why in refusal
+    assert reason in refusal
 
 
-async def test_who_cannot_be_asked_has_not_consented(client: EgressClient) -> None:
+async def test_a_receiver_that_does_not_answer_has_not_consented(client: EgressClient) -> None:
     async with Responder() as hook:
-        # It knows POST alone: 405, as the specification wants of such receivers.
+        # This receiver serves only POST and answers 405, as the specification requires of it.
         assert "answered 405" in str(await consent(client, hook.url, "halfnote", None, 5))
         closed = hook.url
     assert "did not answer to OPTIONS" in str(await consent(client, closed, "halfnote", None, 5))
@@ -75,7 +75,7 @@ async def test_who_cannot_be_asked_has_not_consented(client: EgressClient) -> No
         assert "no whole answer" in str(await consent(client, silent.url, "halfnote", None, 0.3))
 
 
-async def test_a_redirect_is_not_asked_instead(client: EgressClient) -> None:
+async def test_a_redirect_is_not_followed_for_consent(client: EgressClient) -> None:
     async with (
         Wire(plain(200, WebHook_Allowed_Origin="*")) as elsewhere,
         Wire(plain(307, Location=elsewhere.url)) as wire,
@@ -87,6 +87,6 @@ async def test_a_redirect_is_not_asked_instead(client: EgressClient) -> None:
 def test_the_origin_is_like_a_dns_name() -> None:
     assert Settings(_env_file=None).origin == "halfnote"  # type: ignore[call-arg]
     assert Settings(_env_file=None, origin="relay-1.shop.example").origin == "relay-1.shop.example"  # type: ignore[call-arg]
-    for wrong in ("", "a b", "https://shop", "ä", "-", "a\r\nb", "x" * 254):
+    for invalid in ("", "a b", "https://shop", "ä", "-", "a\r\nb", "x" * 254):
         with pytest.raises(ValidationError):
-            Settings(_env_file=None, origin=wrong)  # type: ignore[call-arg]
+            Settings(_env_file=None, origin=invalid)  # type: ignore[call-arg]

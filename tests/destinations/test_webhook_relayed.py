@@ -1,4 +1,4 @@
-"""The relay with webhooks in batches and as structured events: what the destination tells becomes what is recorded."""
+"""The relay with webhooks in batches and as structured events: what the destination returns is what is recorded."""
 
 from collections.abc import AsyncIterator
 
@@ -18,7 +18,7 @@ SETTLED = "select (select count(*) from receipt) + (select count(*) from deliver
 
 @pytest.fixture
 async def relay(runtime: Runtime, group: str) -> AsyncIterator[Relay]:
-    """The relay of a process, turned by the tests."""
+    """The relay of a process; the tests call its step."""
     made = Relay(runtime)
     yield made
     await made.drain(runtime)
@@ -45,12 +45,12 @@ async def test_one_poison_message_of_a_batch_fails_alone_and_opens_no_breaker(
     for call in receiver.calls:
         Verifier(made["secret"]).verify(call.body, call.headers)
     assert await db.fetchval('select count(distinct "offset") from receipt') == 39
-    stuck = await db.fetchrow('select "offset", attempts, last_error from delivery_retry')
-    assert tuple(stuck) == (sent[17], 1, "answered 500")
+    retry = await db.fetchrow('select "offset", attempts, last_error from delivery_retry')
+    assert tuple(retry) == (sent[17], 1, "answered 500")
     assert await db.fetchval("select opened_at from checkpoint") is None
 
 
-async def test_structured_events_are_delivered_and_receipted(
+async def test_structured_events_are_delivered_with_receipts(
     client: httpx.AsyncClient, runtime: Runtime, relay: Relay, db: Connection
 ) -> None:
     async with Responder() as receiver:

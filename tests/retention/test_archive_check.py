@@ -1,4 +1,4 @@
-"""With an archive to be made, no day leaves before it is there and holds what the tables hold."""
+"""With an archive configured, no day is removed before its archive exists and agrees with its tables."""
 
 import json
 from datetime import datetime, timedelta
@@ -29,27 +29,27 @@ from tests.support.days import (
 
 pytestmark = pytest.mark.usefixtures("group")
 
-THEN = long_ago(10)
-DAY = THEN.date()
+OLD_TIME = long_ago(10)
+DAY = OLD_TIME.date()
 # Past retention (7 days), not past the longest one (45 days).
-NOW = THEN + timedelta(days=9)
-AT_LAST = THEN + timedelta(days=46)
+NOW = OLD_TIME + timedelta(days=9)
+AFTER_MAX_RETENTION = OLD_TIME + timedelta(days=46)
 PLACE = f"file:/archive/day={DAY}/0b6f6a1e-6a0e-4f4b-9d51-0b2f3d1c7a55"
 
 
 @pytest.fixture
 def settings(dsn: str) -> Settings:
-    given = {"database_url": dsn, "pool_size": 8, "linger_s": 0, "archive": "/archive", "days_ahead": 1}
-    return Settings(_env_file=None, **given)  # type: ignore[arg-type]
+    options = {"database_url": dsn, "pool_size": 8, "linger_s": 0, "archive": "/archive", "days_ahead": 1}
+    return Settings(_env_file=None, **options)  # type: ignore[arg-type]
 
 
 @pytest.fixture(autouse=True)
-async def then(runtime: Runtime, db: Connection) -> datetime:
-    """A time in a day that is to leave; the service's clock stands there."""
-    await go_to(runtime, db, THEN)
-    # The day before has nothing in it; without it a test has one day to look at.
+async def old_time(runtime: Runtime, db: Connection) -> datetime:
+    """Set the service's clock to a time in a day that is to be removed; return that time."""
+    await go_to(runtime, db, OLD_TIME)
+    # The day before is empty; marked as gone, it leaves one day to the test.
     await db.execute("update day set state = 'gone' where day = $1", DAY - timedelta(days=1))
-    return THEN
+    return OLD_TIME
 
 
 async def archive(db: Connection) -> None:
@@ -64,37 +64,37 @@ async def archive(db: Connection) -> None:
     )
 
 
-async def standing(db: Connection) -> tuple[str, list[str]]:
-    """The day's state and what holds it."""
+async def day_state(db: Connection) -> tuple[str, list[str]]:
+    """Return the day's state and what holds it."""
     row = await db.fetchrow("select state, held from day where day = $1", DAY)
     assert row is not None
     return row["state"], row["held"]
 
 
-def events(lines: list[Any]) -> list[str]:
+def logged_errors(lines: list[Any]) -> list[str]:
     return [line["event"] for line in lines if line["log_level"] == "error"]
 
 
-async def test_a_day_waits_for_its_archive_and_then_leaves(
+async def test_a_day_waits_for_its_archive_and_is_then_removed(
     client: httpx.AsyncClient, runtime: Runtime, db: Connection
 ) -> None:
     transaction_id = await post_transaction(client, ORDER, ORDER)
     await post_transaction(client, verdict="rollback")
     with capture_logs() as lines:
         await retention_loop.step(runtime, NOW)
-    assert await standing(db) == ("open", ["archive"])
+    assert await day_state(db) == ("open", ["archive"])
     assert [line["causes"] for line in lines if line["event"] == "day_held"] == [["archive"]]
     assert len(await partitions_of(db, DAY)) == 5
-    # It still answers, and takes what a closed day would refuse.
+    # The day still serves reads and accepts what a closed day would refuse.
     assert (await client.get(f"/transactions/{transaction_id}")).status_code == 200
     assert (await post_end(client, transaction_id)).status_code == 200
     await archive(db)
     await retention_loop.step(runtime, NOW)
-    assert await standing(db) == ("gone", [])
+    assert await day_state(db) == ("gone", [])
     assert await partitions_of(db, DAY) == {}
 
 
-async def test_a_gone_day_answers_with_where_it_is_archived(
+async def test_a_request_for_a_gone_day_gets_the_place_of_its_archive(
     client: httpx.AsyncClient, runtime: Runtime, db: Connection
 ) -> None:
     transaction_id = await post_transaction(client)
@@ -106,7 +106,9 @@ async def test_a_gone_day_answers_with_where_it_is_archived(
         assert PLACE in answer.json()["detail"]
 
 
-async def test_what_waits_for_an_archive_is_shown(client: httpx.AsyncClient, runtime: Runtime, db: Connection) -> None:
+async def test_days_that_wait_for_an_archive_are_shown(
+    client: httpx.AsyncClient, runtime: Runtime, db: Connection
+) -> None:
     await post_transaction(client)
     await retention_loop.step(runtime, NOW)
     await gauges.step(runtime, NOW)
@@ -117,36 +119,36 @@ async def test_what_waits_for_an_archive_is_shown(client: httpx.AsyncClient, run
     ]
 
 
-async def test_causes_are_told_together(client: httpx.AsyncClient, runtime: Runtime, db: Connection) -> None:
+async def test_all_causes_are_reported_together(client: httpx.AsyncClient, runtime: Runtime, db: Connection) -> None:
     await post_transaction(client)
     await subscribe(db, "billing", "order")
     await retention_loop.step(runtime, NOW)
-    assert await standing(db) == ("open", ["archive", "undelivered:billing"])
+    assert await day_state(db) == ("open", ["archive", "undelivered:billing"])
     await archive(db)
     await retention_loop.step(runtime, NOW)
-    assert await standing(db) == ("open", ["undelivered:billing"])
+    assert await day_state(db) == ("open", ["undelivered:billing"])
 
 
 async def test_an_archive_that_lacks_rows_does_not_close_the_day(
     client: httpx.AsyncClient, runtime: Runtime, db: Connection
 ) -> None:
-    """A row came after the archive was written, as a receipt of a replay. The day is archived again."""
+    """A row was written after the archive, as a replay writes a receipt. The day must be archived again."""
     await post_transaction(client)
     await archive(db)
     await post_transaction(client)
     await retention_loop.step(runtime, NOW)
-    assert await standing(db) == ("open", ["archive"])
+    assert await day_state(db) == ("open", ["archive"])
     await archive(db)
     await retention_loop.step(runtime, NOW)
-    assert await standing(db) == ("gone", [])
+    assert await day_state(db) == ("gone", [])
 
 
-# Each in turn to the day as the last one left it.
+# Each change applies to the day as the previous one left it.
 CHANGES = {
     "a row more": [
         "attempt",
         "insert into attempt_{0:%Y%m%d} (transaction_id, kind, at, outcome) "
-        f"values ('{uuid7(THEN)}', 'check', now(), '')",
+        f"values ('{uuid7(OLD_TIME)}', 'check', now(), '')",
     ],
     "a row fewer": ["attempt", "delete from attempt_{0:%Y%m%d} where kind = 'check'"],
     "another verdict's reason": ["op", "update op_{0:%Y%m%d} set reason = 'because'"],
@@ -158,7 +160,7 @@ CHANGES = {
 async def test_tables_that_differ_from_the_archive_are_not_dropped(
     client: httpx.AsyncClient, runtime: Runtime, db: Connection, subtests: pytest.Subtests
 ) -> None:
-    """Also where the numbers of rows agree, and for good: at the longest retention as well."""
+    """Not even if the numbers of rows agree, and not at the longest retention either."""
     transaction_id = await post_transaction(client)
     await db.execute(
         "insert into attempt (transaction_id, kind, at, outcome) values ($1, 'swept', now(), 'x')", transaction_id
@@ -169,65 +171,65 @@ async def test_tables_that_differ_from_the_archive_are_not_dropped(
     for change, (table, statement) in CHANGES.items():
         with subtests.test(change):
             await archive(db)
-            # A difference is logged when it is found, not in each turn after that.
+            # A difference is logged when it is found, and not again in later turns.
             await db.execute("update day set held = '{}' where day = $1", DAY)
             assert await db.execute(statement.format(DAY)) in ("INSERT 0 1", "DELETE 1", "UPDATE 1")
             with capture_logs() as lines:
                 for now in (NOW, NOW + timedelta(minutes=1)):
                     await retention_loop.step(runtime, now)
                     assert len(await partitions_of(db, DAY)) == 5
-            assert await standing(db) == ("archiving", ["archive_differs"])
+            assert await day_state(db) == ("archiving", ["archive_differs"])
             (line,) = [line for line in lines if line["event"] == "day_archive_differs"]
             assert (line["log_level"], line["archive"], line["tables"]) == ("error", PLACE, [table])
-    await retention_loop.step(runtime, AT_LAST)
+    await retention_loop.step(runtime, AFTER_MAX_RETENTION)
     assert len(await partitions_of(db, DAY)) == 5
-    assert await standing(db) == ("archiving", ["archive_differs"])
+    assert await day_state(db) == ("archiving", ["archive_differs"])
     await archive(db)
     await retention_loop.step(runtime, NOW)
-    assert await standing(db) == ("gone", [])
+    assert await day_state(db) == ("gone", [])
 
 
 async def test_the_longest_retention_does_not_drop_an_unarchived_day(
     client: httpx.AsyncClient, runtime: Runtime, db: Connection
 ) -> None:
-    """What is undelivered becomes dead letters as ever, the day is closed, and stays until it is archived."""
+    """Undelivered messages become dead letters as usual; the day is closed and stays until it is archived."""
     parked = await post_half(client)
     await park(db, parked)
     await post_transaction(client)
     await subscribe(db, "billing", "order")
     with capture_logs() as lines:
-        await retention_loop.step(runtime, AT_LAST)
-        await retention_loop.step(runtime, AT_LAST + timedelta(minutes=1))
-    assert await standing(db) == ("archiving", ["archive"])
+        await retention_loop.step(runtime, AFTER_MAX_RETENTION)
+        await retention_loop.step(runtime, AFTER_MAX_RETENTION + timedelta(minutes=1))
+    assert await day_state(db) == ("archiving", ["archive"])
     assert all((await partitions_of(db, DAY)).values())
     assert [row["reason"] for row in await db.fetch("select reason from dead_letter")] == ["day_left"]
-    assert events(lines).count("day_unarchived") == 1
+    assert logged_errors(lines).count("day_unarchived") == 1
     await archive(db)
-    await retention_loop.step(runtime, AT_LAST)
-    assert await standing(db) == ("gone", [])
+    await retention_loop.step(runtime, AFTER_MAX_RETENTION)
+    assert await day_state(db) == ("gone", [])
 
 
-async def test_a_day_whose_leave_began_without_an_archive_waits_for_one(
+async def test_a_day_whose_removal_began_without_an_archive_waits_for_one(
     client: httpx.AsyncClient, runtime: Runtime, db: Connection
 ) -> None:
-    """HALFNOTE_ARCHIVE was set between two turns, when its tables were detached already."""
+    """HALFNOTE_ARCHIVE was set between two turns, after the tables were detached."""
     await post_transaction(client)
     await db.execute("update day set state = 'archiving', decided = true where day = $1", DAY)
     for table in partitions.DETACHED:
         await partitions.detach(db, table, DAY, finalize=False)
     await retention_loop.step(runtime, NOW)
-    assert await standing(db) == ("archiving", ["archive"])
+    assert await day_state(db) == ("archiving", ["archive"])
     await archive(db)
     await retention_loop.step(runtime, NOW)
-    assert await standing(db) == ("gone", [])
+    assert await day_state(db) == ("gone", [])
 
 
 async def test_an_empty_day_is_archived_too(runtime: Runtime, db: Connection) -> None:
     await retention_loop.step(runtime, NOW)
-    assert await standing(db) == ("open", ["archive"])
+    assert await day_state(db) == ("open", ["archive"])
     await archive(db)
     await retention_loop.step(runtime, NOW)
-    assert await standing(db) == ("gone", [])
+    assert await day_state(db) == ("gone", [])
 
 
 @pytest.mark.parametrize(("value", "expected"), [("", None), ("/archive", "/archive"), ("s3a://b/c", "s3a://b/c")])

@@ -1,4 +1,4 @@
-"""Upkeep: which days are made, which may leave, what holds the others, and that upkeep blocks no request."""
+"""Upkeep: which days are created and which removed, what holds the others, and that upkeep blocks no request."""
 
 import asyncio
 import json
@@ -35,20 +35,20 @@ pytestmark = pytest.mark.usefixtures("group")
 
 # Long enough for any machine, and far less than a request behind a held lock would wait.
 PROMPTLY_S = 20
-THEN = long_ago(10)
-DAY = THEN.date()
+OLD_TIME = long_ago(10)
+DAY = OLD_TIME.date()
 # Past retention (7 days), not past the longest one (45 days).
-NOW = THEN + timedelta(days=9)
-AT_LAST = THEN + timedelta(days=46)
+NOW = OLD_TIME + timedelta(days=9)
+AFTER_MAX_RETENTION = OLD_TIME + timedelta(days=46)
 
 
 @pytest.fixture
-async def then(runtime: Runtime, db: Connection) -> datetime:
-    """A time in a day that is to leave; the service's clock stands there."""
-    await go_to(runtime, db, THEN)
-    # The day before has nothing in it; without it a test has one day to look at.
+async def old_time(runtime: Runtime, db: Connection) -> datetime:
+    """Set the service's clock to a time in a day that is to be removed; return that time."""
+    await go_to(runtime, db, OLD_TIME)
+    # The day before is empty; marked as gone, it leaves one day to the test.
     await db.execute("update day set state = 'gone' where day = $1", DAY - timedelta(days=1))
-    return THEN
+    return OLD_TIME
 
 
 async def day_row(db: Connection, day: date = DAY) -> days.Day:
@@ -56,8 +56,8 @@ async def day_row(db: Connection, day: date = DAY) -> days.Day:
 
 
 @asynccontextmanager
-async def reading(dsn: str, statement: str = "select count(*) from half") -> AsyncIterator[Connection]:
-    """A database transaction that has read and keeps its snapshot."""
+async def open_snapshot(dsn: str, statement: str = "select count(*) from half") -> AsyncIterator[Connection]:
+    """Hold a database transaction open that has read and keeps its snapshot."""
     connection = await connect(dsn)
     try:
         async with connection.transaction(isolation="repeatable_read"):
@@ -67,7 +67,7 @@ async def reading(dsn: str, statement: str = "select count(*) from half") -> Asy
         await connection.close()
 
 
-async def test_days_are_made_ahead_across_midnight(runtime: Runtime, db: Connection) -> None:
+async def test_days_are_created_ahead_across_midnight(runtime: Runtime, db: Connection) -> None:
     # The tests' databases begin with seven days ahead.
     last = long_ago(-3) + timedelta(hours=12, seconds=-1)
     assert (await retention_loop.step(runtime, last)).done == 3
@@ -75,17 +75,19 @@ async def test_days_are_made_ahead_across_midnight(runtime: Runtime, db: Connect
     newest = last.date() + timedelta(days=8)
     assert await partitions_of(db, newest) == {}
     assert (await retention_loop.step(runtime, last + timedelta(seconds=1))).done == 1
-    made = await partitions_of(db, newest)
-    assert len(made) == 5
-    assert all(made.values())
+    created = await partitions_of(db, newest)
+    assert len(created) == 5
+    assert all(created.values())
 
 
-async def test_settled_day_leaves(client: httpx.AsyncClient, runtime: Runtime, db: Connection, then: datetime) -> None:
+async def test_a_settled_day_is_removed(
+    client: httpx.AsyncClient, runtime: Runtime, db: Connection, old_time: datetime
+) -> None:
     committed = await post_transaction(client, ORDER, ORDER)
     await post_transaction(client, verdict="rollback")
     await subscribe(db, "billing", "order")
     await all_delivered(db)
-    await retention_loop.step(runtime, then + timedelta(days=7))
+    await retention_loop.step(runtime, old_time + timedelta(days=7))
     assert len(await partitions_of(db, DAY)) == 5
     with capture_logs() as lines:
         await retention_loop.step(runtime, NOW)
@@ -108,10 +110,10 @@ async def test_settled_day_leaves(client: httpx.AsyncClient, runtime: Runtime, d
 
 
 async def test_retention_is_counted_from_the_end_of_the_day(
-    client: httpx.AsyncClient, runtime: Runtime, db: Connection, then: datetime
+    client: httpx.AsyncClient, runtime: Runtime, db: Connection, old_time: datetime
 ) -> None:
     end = retention_loop.ended(await day_row(db))
-    assert end == THEN + timedelta(hours=12)
+    assert end == OLD_TIME + timedelta(hours=12)
     await retention_loop.step(runtime, end + timedelta(days=7, seconds=-1))
     assert len(await partitions_of(db, DAY)) == 5
     await retention_loop.step(runtime, end + timedelta(days=7))
@@ -119,8 +121,8 @@ async def test_retention_is_counted_from_the_end_of_the_day(
 
 
 @pytest.mark.parametrize(("parked", "cause"), [(True, "parked"), (False, "in_doubt")])
-async def test_undecided_transaction_holds_its_day(
-    client: httpx.AsyncClient, runtime: Runtime, db: Connection, then: datetime, parked: bool, cause: str
+async def test_an_undecided_transaction_holds_its_day(
+    client: httpx.AsyncClient, runtime: Runtime, db: Connection, old_time: datetime, parked: bool, cause: str
 ) -> None:
     transaction_id = await post_half(client)
     if parked:
@@ -137,8 +139,8 @@ async def test_undecided_transaction_holds_its_day(
     assert await db.fetchval("select count(*) from check_back") == 0
 
 
-async def test_stale_check_back_row_holds_nothing(
-    client: httpx.AsyncClient, runtime: Runtime, db: Connection, then: datetime
+async def test_a_stale_check_back_row_holds_no_day(
+    client: httpx.AsyncClient, runtime: Runtime, db: Connection, old_time: datetime
 ) -> None:
     await park(db, await post_transaction(client, verdict="rollback"))
     await retention_loop.step(runtime, NOW)
@@ -146,8 +148,8 @@ async def test_stale_check_back_row_holds_nothing(
 
 
 @pytest.mark.parametrize("state", ["active", "paused", "disabled"])
-async def test_undelivered_message_holds_its_day(
-    client: httpx.AsyncClient, runtime: Runtime, db: Connection, then: datetime, state: str
+async def test_an_undelivered_message_holds_its_day(
+    client: httpx.AsyncClient, runtime: Runtime, db: Connection, old_time: datetime, state: str
 ) -> None:
     await post_transaction(client)
     await subscribe(db, "billing", "ord*", state=state)
@@ -162,8 +164,8 @@ async def test_undelivered_message_holds_its_day(
     assert (await day_row(db)).state == "gone"
 
 
-async def test_receipt_ahead_of_the_checkpoint_is_a_delivery(
-    client: httpx.AsyncClient, runtime: Runtime, db: Connection, then: datetime
+async def test_a_receipt_ahead_of_the_checkpoint_is_a_delivery(
+    client: httpx.AsyncClient, runtime: Runtime, db: Connection, old_time: datetime
 ) -> None:
     transaction_id = await post_transaction(client)
     await write_receipt(db, transaction_id, await subscribe(db, "billing", "order"))
@@ -171,7 +173,9 @@ async def test_receipt_ahead_of_the_checkpoint_is_a_delivery(
     assert (await day_row(db)).state == "gone"
 
 
-async def test_retry_holds_its_day(client: httpx.AsyncClient, runtime: Runtime, db: Connection, then: datetime) -> None:
+async def test_a_retry_holds_its_day(
+    client: httpx.AsyncClient, runtime: Runtime, db: Connection, old_time: datetime
+) -> None:
     transaction_id = await post_transaction(client)
     subscription_id = await subscribe(db, "billing", "order")
     await write_retry(db, transaction_id, subscription_id)
@@ -183,8 +187,8 @@ async def test_retry_holds_its_day(client: httpx.AsyncClient, runtime: Runtime, 
     assert (await day_row(db)).state == "gone"
 
 
-async def test_day_leaves_at_the_longest_retention_whatever_holds_it(
-    client: httpx.AsyncClient, runtime: Runtime, db: Connection, then: datetime
+async def test_a_day_is_removed_at_the_longest_retention_whatever_holds_it(
+    client: httpx.AsyncClient, runtime: Runtime, db: Connection, old_time: datetime
 ) -> None:
     parked = await post_half(client)
     await park(db, parked)
@@ -197,7 +201,7 @@ async def test_day_leaves_at_the_longest_retention_whatever_holds_it(
     await retention_loop.step(runtime, NOW)
     assert (await day_row(db)).held == ["parked", "undelivered:billing"]
     with capture_logs() as lines:
-        await retention_loop.step(runtime, AT_LAST)
+        await retention_loop.step(runtime, AFTER_MAX_RETENTION)
     assert (await day_row(db)).state == "gone"
     dead = await db.fetch("select * from dead_letter order by attempts")
     assert [(str(row["transaction_id"]), row["reason"], row["attempts"]) for row in dead] == [
@@ -213,35 +217,35 @@ async def test_day_leaves_at_the_longest_retention_whatever_holds_it(
     by_event = {line["event"]: line for line in lines}
     assert by_event["day_left_undecided"]["some"] == [f"shop/{parked}"]
     assert by_event["day_left_undelivered"]["messages"] == 2
-    assert exposed(runtime, "halfnote_left_undecided_total") == 1
-    assert exposed(runtime, 'halfnote_left_undelivered_total{subscription="billing"}') == 2
+    assert metric(runtime, "halfnote_left_undecided_total") == 1
+    assert metric(runtime, 'halfnote_left_undelivered_total{subscription="billing"}') == 2
 
 
 async def test_commit_and_delivery_during_the_close_are_accounted_for(
-    client: httpx.AsyncClient, runtime: Runtime, db: Connection, dsn: str, then: datetime
+    client: httpx.AsyncClient, runtime: Runtime, db: Connection, dsn: str, old_time: datetime
 ) -> None:
-    """A verdict that comes after the burial but before the close, and a delivery confirmed meanwhile."""
+    """A verdict arrives after the dead letters were written but before the close; a delivery is confirmed meanwhile."""
     late = await post_half(client)
     confirmed = await post_transaction(client)
     billing = await subscribe(db, "billing", "order")
-    async with reading(dsn):
-        # The reader keeps the day from being proved, as a slow database transaction would.
-        await retention_loop.step(runtime, AT_LAST)
+    async with open_snapshot(dsn):
+        # The reader keeps the day from being checked, as a slow database transaction would.
+        await retention_loop.step(runtime, AFTER_MAX_RETENTION)
     assert (await day_row(db)).state == "archiving"
-    # As if both were under way when the day was closed; the relay passes over a closed day and moves its checkpoint.
+    # As if both were under way when the day was closed; the relay skips a closed day and moves its checkpoint.
     await db.execute("update day set state = 'open'")
-    runtime.clock.fixed = AT_LAST
+    runtime.clock.fixed = AFTER_MAX_RETENTION
     assert (await post_end(client, late)).status_code == 200
     await write_receipt(db, confirmed, billing)
     await db.execute("update day set state = 'archiving', changed_at = now() where day = $1", DAY)
     await all_delivered(db)
-    await retention_loop.step(runtime, AT_LAST)
+    await retention_loop.step(runtime, AFTER_MAX_RETENTION)
     assert (await day_row(db)).state == "gone"
     assert [str(row[0]) for row in await db.fetch("select transaction_id from dead_letter")] == [late]
 
 
-async def test_dead_letter_outlives_its_day_with_its_body(
-    client: httpx.AsyncClient, runtime: Runtime, db: Connection, then: datetime
+async def test_a_dead_letter_outlives_its_day_with_its_body(
+    client: httpx.AsyncClient, runtime: Runtime, db: Connection, old_time: datetime
 ) -> None:
     transaction_id = await post_transaction(client)
     billing = await subscribe(db, "billing", "order")
@@ -258,7 +262,7 @@ async def test_dead_letter_outlives_its_day_with_its_body(
     assert (row["reason"], row["body"], row["producer_group"]) == ("retries_exhausted", b'{"order":1030}', "shop")
 
 
-async def test_day_is_decided_only_when_nobody_may_still_write_in_it(
+async def test_a_day_is_decided_only_when_no_session_may_still_write_in_it(
     runtime: Runtime, db: Connection, dsn: str
 ) -> None:
     tomorrow = datetime.now(UTC).date() + timedelta(days=1)
@@ -266,30 +270,30 @@ async def test_day_is_decided_only_when_nobody_may_still_write_in_it(
     later = end + timedelta(seconds=runtime.settings.id_skew_s) + retention_loop.WRITTEN_LATER
     await retention_loop.mark_decided(db, runtime.settings, later - timedelta(seconds=1))
     assert not (await day_row(db, tomorrow)).decided
-    async with reading(dsn):
+    async with open_snapshot(dsn):
         await retention_loop.mark_decided(db, runtime.settings, later)
         assert not (await day_row(db, tomorrow)).decided
     await retention_loop.mark_decided(db, runtime.settings, later)
     assert (await day_row(db, tomorrow)).decided
 
 
-async def test_day_with_an_undecided_half_is_not_decided(
-    client: httpx.AsyncClient, runtime: Runtime, db: Connection, then: datetime
+async def test_a_day_with_an_undecided_half_is_not_decided(
+    client: httpx.AsyncClient, runtime: Runtime, db: Connection, old_time: datetime
 ) -> None:
     transaction_id = await post_half(client)
     await post_transaction(client)
-    await retention_loop.mark_decided(db, runtime.settings, THEN + timedelta(days=1))
+    await retention_loop.mark_decided(db, runtime.settings, OLD_TIME + timedelta(days=1))
     assert not (await day_row(db)).decided
     await post_end(client, transaction_id, "rollback")
-    await retention_loop.mark_decided(db, runtime.settings, THEN + timedelta(days=1))
+    await retention_loop.mark_decided(db, runtime.settings, OLD_TIME + timedelta(days=1))
     assert (await day_row(db)).decided
 
 
-async def test_day_that_is_not_over_after_all_is_opened_again(
-    client: httpx.AsyncClient, runtime: Runtime, db: Connection, then: datetime
+async def test_a_closed_day_with_an_undecided_half_is_opened_again(
+    client: httpx.AsyncClient, runtime: Runtime, db: Connection, old_time: datetime
 ) -> None:
     transaction_id = await post_half(client)
-    # As if the half had been invisible when the day was looked at.
+    # As if the half had been invisible when upkeep read the day.
     await db.execute("update day set state = 'archiving', decided = true where day = $1", DAY)
     assert (await post_end(client, transaction_id)).status_code == 410
     await retention_loop.step(runtime, NOW)
@@ -301,38 +305,38 @@ async def test_day_that_is_not_over_after_all_is_opened_again(
 async def test_snapshots_older_than_the_close_are_seen(runtime: Runtime, db: Connection, dsn: str) -> None:
     day = (await days.days(db))[0]
 
-    async def come_to(count: int) -> None:
-        """Beside a new reader, in time: a snapshot's xmin is the oldest database transaction that is open in the whole
-        server, so that one in another test's database makes a new reader look old while it lasts."""
+    async def until_older_snapshots(count: int) -> None:
+        """Wait for the count beside a new reader: a snapshot's xmin is the oldest open transaction of the whole
+        server, so one in another test's database makes a new reader look old while it lasts."""
         async with asyncio.timeout(30):
             while True:
-                async with reading(dsn):
+                async with open_snapshot(dsn):
                     if await day_blockers.older_snapshots(db, day.day) == count:
                         return
                 await asyncio.sleep(0.02)
 
-    async with reading(dsn):
+    async with open_snapshot(dsn):
         await days.close_day(db, day.day, NOW)
         assert await day_blockers.older_snapshots(db, day.day) == 1
-        await come_to(1)
-    await come_to(0)
+        await until_older_snapshots(1)
+    await until_older_snapshots(0)
 
 
-async def test_no_request_waits_while_a_reader_holds_up_a_leaving_day(
-    client: httpx.AsyncClient, runtime: Runtime, db: Connection, dsn: str, then: datetime
+async def test_no_request_waits_while_a_reader_delays_the_removal_of_a_day(
+    client: httpx.AsyncClient, runtime: Runtime, db: Connection, dsn: str, old_time: datetime
 ) -> None:
-    """A REPEATABLE READ transaction that has read every table, an old day on its way out, new days attached."""
+    """A REPEATABLE READ transaction has read every table while an old day is removed and new days are attached."""
     await post_transaction(client)
     runtime.clock.fixed = None
-    async with reading(
+    async with open_snapshot(
         dsn, "select count(*) from half h left join op o using (transaction_id), outbox, receipt, attempt"
     ):
-        await beside(client, retention_loop.step(runtime, NOW))
+        await post_during(client, retention_loop.step(runtime, NOW))
         row = await day_row(db)
         assert (row.state, row.held) == ("archiving", ["reader"])
-        await beside(client, retention_loop.step(runtime, long_ago(-4)))
+        await post_during(client, retention_loop.step(runtime, long_ago(-4)))
         assert len(await partitions_of(db, long_ago(-11).date())) == 5
-        # As by a reader that came a moment after upkeep had looked for one; here nothing ends the wait.
+        # As with a reader that began a moment after upkeep had looked for readers; here nothing ends the wait.
         for finalize in (False, True):
             async with waiting_to_detach(dsn, finalize=finalize):
                 async with asyncio.timeout(PROMPTLY_S):
@@ -344,24 +348,24 @@ async def test_no_request_waits_while_a_reader_holds_up_a_leaving_day(
     assert await partitions_of(db, DAY) == {}
 
 
-async def beside(client: httpx.AsyncClient, step: Coroutine[Any, Any, StepResult]) -> None:
-    """Post transactions for as long as a step takes; none may wait."""
-    turning = asyncio.create_task(step)
+async def post_during(client: httpx.AsyncClient, step: Coroutine[Any, Any, StepResult]) -> None:
+    """Post transactions until a step has ended; none may wait."""
+    running = asyncio.create_task(step)
     async with asyncio.timeout(PROMPTLY_S):
-        while not turning.done():
+        while not running.done():
             await post_transaction(client)
-    await turning
+    await running
 
 
 @asynccontextmanager
 async def waiting_to_detach(dsn: str, *, finalize: bool) -> AsyncIterator[None]:
-    """A session that waits for a reader before it can detach the day's outbox, until it is interrupted."""
+    """Hold open a session that waits for a reader in order to detach the day's outbox; cancel it at the end."""
     connection = await connect(dsn)
     detaching = asyncio.create_task(partitions.detach(connection, "outbox", DAY, finalize=finalize))
-    watcher = await connect(dsn)
+    observer = await connect(dsn)
     try:
         async with asyncio.timeout(PROMPTLY_S):
-            while not await watcher.fetchval(
+            while not await observer.fetchval(
                 "select exists (select from pg_stat_activity where pid = $1 and wait_event_type = 'Lock')",
                 connection.get_server_pid(),
             ):
@@ -372,28 +376,28 @@ async def waiting_to_detach(dsn: str, *, finalize: bool) -> AsyncIterator[None]:
         detaching.cancel()
         await asyncio.wait([detaching])
         await connection.close()
-        await watcher.close()
+        await observer.close()
 
 
-@pytest.mark.parametrize("fault", ["stray op", "unpublished message", "ghost message"])
-async def test_day_that_contradicts_itself_stays_for_a_person(
-    client: httpx.AsyncClient, runtime: Runtime, db: Connection, then: datetime, fault: str
+@pytest.mark.parametrize("fault", ["orphan op", "unpublished message", "ghost message"])
+async def test_an_inconsistent_day_is_kept_for_an_operator(
+    client: httpx.AsyncClient, runtime: Runtime, db: Connection, old_time: datetime, fault: str
 ) -> None:
     await post_transaction(client)
-    stray = uuid7(THEN)
-    if fault == "stray op":
-        await db.execute("insert into op values ($1, 2, 0, null, null, now())", stray)
+    orphan = uuid7(OLD_TIME)
+    if fault == "orphan op":
+        await db.execute("insert into op values ($1, 2, 0, null, null, now())", orphan)
     elif fault == "unpublished message":
         await db.execute("delete from outbox")
     else:
         await db.execute(
             'insert into outbox (transaction_id, position, "offset", topic, committed_at) '
             "values ($1, 0, 99, 'x', now())",
-            stray,
+            orphan,
         )
     await retention_loop.step(runtime, NOW)
     with capture_logs() as lines:
-        await retention_loop.step(runtime, AT_LAST)
+        await retention_loop.step(runtime, AFTER_MAX_RETENTION)
     row = await day_row(db)
     assert (row.state, row.held) == ("archiving", ["manifest"])
     assert await partitions_of(db, DAY) == {
@@ -402,14 +406,14 @@ async def test_day_that_contradicts_itself_stays_for_a_person(
     assert [line["log_level"] for line in lines if line["event"] == "day_unsound"] == ["error"]
 
 
-async def test_tables_are_dropped_together_once_nobody_reads_them(
-    client: httpx.AsyncClient, runtime: Runtime, db: Connection, dsn: str, then: datetime
+async def test_tables_are_dropped_together_once_no_reader_is_left(
+    client: httpx.AsyncClient, runtime: Runtime, db: Connection, dsn: str, old_time: datetime
 ) -> None:
     await post_transaction(client)
     await db.execute("update day set state = 'archiving', decided = true where day = $1", DAY)
     for table in partitions.DETACHED:
         await partitions.detach(db, table, DAY, finalize=False)
-    async with reading(dsn, f"select count(*) from attempt_{DAY:%Y%m%d}"):
+    async with open_snapshot(dsn, f"select count(*) from attempt_{DAY:%Y%m%d}"):
         await retention_loop.step(runtime, NOW)
         assert len(await partitions_of(db, DAY)) == 5
         assert (await day_row(db)).held == ["reader"]
@@ -418,18 +422,18 @@ async def test_tables_are_dropped_together_once_nobody_reads_them(
 
 
 async def test_one_replica_does_upkeep(runtime: Runtime, db: Connection) -> None:
-    far = long_ago(-5)
+    later = long_ago(-5)
     assert await days.take_upkeep(db)
-    assert await retention_loop.step(runtime, far) == StepResult()
+    assert await retention_loop.step(runtime, later) == StepResult()
     await db.execute("select pg_advisory_unlock_all()")
-    assert (await retention_loop.step(runtime, far)).done == 5
+    assert (await retention_loop.step(runtime, later)).done == 5
 
 
-async def test_rows_of_a_deleted_subscription_are_cleared(
+async def test_rows_of_a_deleted_subscription_are_removed(
     client: httpx.AsyncClient, runtime: Runtime, db: Connection
 ) -> None:
     transaction_id = await post_transaction(client)
-    for name, deleted_at in (("gone", datetime.now(UTC)), ("kept", None)):
+    for name, deleted_at in (("gone", datetime.now(UTC)), ("active", None)):
         subscription_id = await subscribe(db, name, "order", deleted_at=deleted_at)
         await write_retry(db, transaction_id, subscription_id)
         await db.execute(
@@ -446,42 +450,44 @@ async def test_rows_of_a_deleted_subscription_are_cleared(
             )
     await retention_loop.step(runtime, runtime.clock.now())
     for table in ("checkpoint", "delivery_retry", "dead_letter", "replay"):
-        assert await db.fetch(f"select name from {table} join subscription using (subscription_id)") == [("kept",)]
-    kept = [f"relay:{subscription_id}:2:{shard}" for shard in range(2)]
-    assert [row["name"] for row in await db.fetch("select name from lease order by name")] == kept
+        assert await db.fetch(f"select name from {table} join subscription using (subscription_id)") == [("active",)]
+    own_leases = [f"relay:{subscription_id}:2:{shard}" for shard in range(2)]
+    assert [row["name"] for row in await db.fetch("select name from lease order by name")] == own_leases
 
 
-async def test_a_deleted_subscriptions_leases_are_not_taken_for_anothers(runtime: Runtime, db: Connection) -> None:
-    gone = await subscribe(db, "gone", "order", deleted_at=datetime.now(UTC))
-    for name in (f"relay:{gone}:1:0", f"relay:{gone}1:1:0", "relay-worker:me"):
+async def test_the_leases_of_a_deleted_subscription_are_not_mistaken_for_those_of_another(
+    runtime: Runtime, db: Connection
+) -> None:
+    deleted = await subscribe(db, "gone", "order", deleted_at=datetime.now(UTC))
+    for name in (f"relay:{deleted}:1:0", f"relay:{deleted}1:1:0", "relay-worker:me"):
         await db.execute("insert into lease values ($1, 'me', 1, now() - interval '1 hour')", name)
-    await db.execute("insert into lease values ($1, 'me', 1, now() + interval '1 hour')", f"relay:{gone}:2:0")
+    await db.execute("insert into lease values ($1, 'me', 1, now() + interval '1 hour')", f"relay:{deleted}:2:0")
     await retention_loop.step(runtime, runtime.clock.now())
     left = {row["name"] for row in await db.fetch("select name from lease")}
-    assert left == {f"relay:{gone}1:1:0", "relay-worker:me", f"relay:{gone}:2:0"}
+    assert left == {f"relay:{deleted}1:1:0", "relay-worker:me", f"relay:{deleted}:2:0"}
 
 
-async def test_a_retry_that_carries_its_message_outlives_its_day(
-    client: httpx.AsyncClient, runtime: Runtime, db: Connection, then: datetime
+async def test_a_retry_with_its_own_body_outlives_its_day(
+    client: httpx.AsyncClient, runtime: Runtime, db: Connection, old_time: datetime
 ) -> None:
-    carried, plain = await post_transaction(client), await post_transaction(client)
+    with_body, without_body = await post_transaction(client), await post_transaction(client)
     billing = await subscribe(db, "billing", "order")
-    for transaction_id in (carried, plain):
+    for transaction_id in (with_body, without_body):
         await write_retry(db, transaction_id, billing)
-    await db.execute("update delivery_retry set body = '1' where transaction_id = $1", carried)
+    await db.execute("update delivery_retry set body = '1' where transaction_id = $1", with_body)
     await all_delivered(db)
     await retention_loop.step(runtime, NOW)
     assert (await day_row(db)).held == ["undelivered:billing"]
-    await db.execute("delete from delivery_retry where transaction_id = $1", plain)
+    await db.execute("delete from delivery_retry where transaction_id = $1", without_body)
     await retention_loop.step(runtime, NOW)
     assert (await day_row(db)).state == "gone"
-    await write_retry(db, plain, billing, offset=1)
+    await write_retry(db, without_body, billing, offset=1)
     await retention_loop.step(runtime, NOW + timedelta(minutes=1))
-    assert [str(row[0]) for row in await db.fetch("select transaction_id from delivery_retry")] == [carried]
+    assert [str(row[0]) for row in await db.fetch("select transaction_id from delivery_retry")] == [with_body]
 
 
-async def test_the_slowest_shard_says_what_is_delivered(
-    client: httpx.AsyncClient, runtime: Runtime, db: Connection, then: datetime
+async def test_the_slowest_shard_determines_what_is_delivered(
+    client: httpx.AsyncClient, runtime: Runtime, db: Connection, old_time: datetime
 ) -> None:
     transaction_id = await post_transaction(client)
     billing = await subscribe(db, "billing", "order", after=1000)
@@ -492,12 +498,12 @@ async def test_the_slowest_shard_says_what_is_delivered(
     )
     await retention_loop.step(runtime, NOW)
     assert (await day_row(db)).held == ["undelivered:billing"]
-    await retention_loop.step(runtime, AT_LAST)
+    await retention_loop.step(runtime, AFTER_MAX_RETENTION)
     assert [str(row[0]) for row in await db.fetch("select transaction_id from dead_letter")] == [transaction_id]
 
 
-async def test_a_replays_receipt_is_not_the_live_one(
-    client: httpx.AsyncClient, runtime: Runtime, db: Connection, then: datetime
+async def test_a_receipt_of_a_replay_does_not_count_as_live_delivery(
+    client: httpx.AsyncClient, runtime: Runtime, db: Connection, old_time: datetime
 ) -> None:
     transaction_id = await post_transaction(client)
     billing = await subscribe(db, "billing", "order")
@@ -506,8 +512,8 @@ async def test_a_replays_receipt_is_not_the_live_one(
     assert (await day_row(db)).held == ["undelivered:billing"]
 
 
-async def test_a_replay_holds_the_days_it_has_still_to_read(
-    client: httpx.AsyncClient, runtime: Runtime, db: Connection, then: datetime
+async def test_a_replay_holds_the_days_that_it_has_not_read(
+    client: httpx.AsyncClient, runtime: Runtime, db: Connection, old_time: datetime
 ) -> None:
     await post_transaction(client)
     billing = await subscribe(db, "billing", "order")
@@ -520,10 +526,10 @@ async def test_a_replay_holds_the_days_it_has_still_to_read(
     assert (await day_row(db)).state == "gone"
 
 
-async def test_a_replays_retries_become_dead_letters_of_the_replay(
-    client: httpx.AsyncClient, runtime: Runtime, db: Connection, then: datetime
+async def test_retries_of_a_replay_become_its_dead_letters(
+    client: httpx.AsyncClient, runtime: Runtime, db: Connection, old_time: datetime
 ) -> None:
-    """Nothing that a person asked for is lost without a word: it is in the list, and can be redelivered."""
+    """A requested replay is not lost silently: its messages are in the list and can be redelivered."""
     transaction_id = await post_transaction(client)
     billing = await subscribe(db, "billing", "order")
     replay = await write_replay(db, billing)
@@ -533,7 +539,7 @@ async def test_a_replays_retries_become_dead_letters_of_the_replay(
     await retention_loop.step(runtime, NOW)
     assert (await day_row(db)).held == ["replay:billing", "undelivered:billing"]
     with capture_logs() as lines:
-        await retention_loop.step(runtime, AT_LAST)
+        await retention_loop.step(runtime, AFTER_MAX_RETENTION)
     assert (await day_row(db)).state == "gone"
     (dead,) = await db.fetch("select replay, reason, attempts, body, length(body_digest) as digest from dead_letter")
     assert tuple(dead) == (replay, "day_left", 3, b'{"order":1030}', 32)
@@ -541,10 +547,10 @@ async def test_a_replays_retries_become_dead_letters_of_the_replay(
     assert "day_left_unreplayed" in {line["event"] for line in lines}
 
 
-async def test_what_a_person_dropped_is_not_buried(
-    client: httpx.AsyncClient, runtime: Runtime, db: Connection, then: datetime
+async def test_a_dropped_dead_letter_is_not_written_again(
+    client: httpx.AsyncClient, runtime: Runtime, db: Connection, old_time: datetime
 ) -> None:
-    """Also if it was dropped while its day was on its way out, when no receipt can say so."""
+    """Not even if it was dropped during the removal of its day, when no receipt can record that."""
     dropped, waiting = await post_transaction(client), await post_transaction(client)
     billing = await subscribe(db, "billing", "order")
     await db.execute(
@@ -553,7 +559,7 @@ async def test_what_a_person_dropped_is_not_buried(
         billing,
         dropped,
     )
-    await retention_loop.step(runtime, AT_LAST)
+    await retention_loop.step(runtime, AFTER_MAX_RETENTION)
     assert [str(row[0]) for row in await db.fetch("select transaction_id from dead_letter")] == [waiting]
 
 
@@ -571,7 +577,7 @@ async def test_records_of_redeliveries_are_kept_for_45_days(runtime: Runtime, db
     assert [row["actor"] for row in await db.fetch("select actor from redelivery")] == ["44"]
 
 
-async def test_a_cancelled_replays_retries_are_cleared_and_one_that_ended_too_early_goes_on(
+async def test_retries_of_a_cancelled_replay_are_removed_and_a_replay_that_ended_too_early_continues(
     client: httpx.AsyncClient, runtime: Runtime, db: Connection
 ) -> None:
     transaction_id = await post_transaction(client)
@@ -579,27 +585,30 @@ async def test_a_cancelled_replays_retries_are_cleared_and_one_that_ended_too_ea
     replays = {state: await write_replay(db, billing, state=state) for state in ("running", "done", "cancelled")}
     for replay in (0, *replays.values()):
         await write_retry(db, transaction_id, billing, replay=replay)
-    over, sending = await write_replay(db, billing, state="done"), await write_replay(db, billing, state="cancelled")
-    await write_retry(db, transaction_id, billing, replay=sending)
+    finished, in_flight = (
+        await write_replay(db, billing, state="done"),
+        await write_replay(db, billing, state="cancelled"),
+    )
+    await write_retry(db, transaction_id, billing, replay=in_flight)
     await db.execute(
         "update delivery_retry set leased_until = now() + interval '1 min' where replay = any($1)",
-        [0, sending],
+        [0, in_flight],
     )
     await retention_loop.step(runtime, runtime.clock.now())
     left = [row["replay"] for row in await db.fetch("select replay from delivery_retry order by 1")]
-    assert left == [0, replays["running"], replays["done"], sending]
+    assert left == [0, replays["running"], replays["done"], in_flight]
     states = dict(await db.fetch("select replay_id, state from replay"))
     assert states == {
         replays["running"]: "running",
         replays["done"]: "running",
         replays["cancelled"]: "cancelled",
-        over: "done",
-        sending: "cancelled",
+        finished: "done",
+        in_flight: "cancelled",
     }
 
 
-async def test_deleted_subscription_holds_no_day(
-    client: httpx.AsyncClient, runtime: Runtime, db: Connection, then: datetime
+async def test_a_deleted_subscription_holds_no_day(
+    client: httpx.AsyncClient, runtime: Runtime, db: Connection, old_time: datetime
 ) -> None:
     await post_transaction(client)
     await subscribe(db, "billing", "order", deleted_at=datetime.now(UTC))
@@ -607,8 +616,8 @@ async def test_deleted_subscription_holds_no_day(
     assert (await day_row(db)).state == "gone"
 
 
-async def test_links_of_a_gone_day_are_cleared(
-    client: httpx.AsyncClient, runtime: Runtime, db: Connection, then: datetime
+async def test_reissue_links_of_a_gone_day_are_removed(
+    client: httpx.AsyncClient, runtime: Runtime, db: Connection, old_time: datetime
 ) -> None:
     await db.execute("insert into reissue values ($1, $2, null, 'again', now())", lowest(DAY), uuid7(NOW))
     await db.execute("insert into reissue values ($1, $2, null, 'again', now())", uuid7(NOW), uuid7(NOW))
@@ -642,7 +651,7 @@ async def write_receipt(db: Connection, transaction_id: str, subscription_id: in
 
 
 async def write_replay(db: Connection, subscription_id: int, *, state: str = "running") -> int:
-    """A replay of the whole log that has read nothing of it yet."""
+    """Write a replay of the whole log that has not read any of it; return its id."""
     replay_id: int = await db.fetchval(
         'insert into replay (subscription_id, after, until, "offset", state, created_at, moved_at) '
         "values ($1, 0, 1000, 0, $2, now(), now()) returning replay_id",
@@ -652,8 +661,8 @@ async def write_replay(db: Connection, subscription_id: int, *, state: str = "ru
     return replay_id
 
 
-def exposed(runtime: Runtime, series: str) -> float:
-    """The value that `/metrics` shows of a series."""
+def metric(runtime: Runtime, series: str) -> float:
+    """Return the value of a series in `/metrics`."""
     for line in runtime.metrics.exposition().decode().splitlines():
         if line.startswith(f"{series} "):
             return float(line.rpartition(" ")[2])

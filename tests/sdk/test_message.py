@@ -129,12 +129,12 @@ async def test_through_rabbitmq_nats_kafka_and_redis() -> None:
     async with test_rabbitmq.channel_of(rabbit) as channel, test_rabbitmq.destination(rabbit.url) as destination:
         await channel.declare_queue(name, durable=True)
         await destination.deliver([sent], COMMITTED)
-        [incoming] = await test_rabbitmq.taken(channel, name, 1)
+        [incoming] = await test_rabbitmq.first_messages(channel, name, 1)
     assert from_aio_pika(incoming) == expected(sent)
     async with test_nats.jetstream(stream) as js, test_nats.destination(stream.url) as destination:
         await js.add_stream(name=name, subjects=[name])
         await destination.deliver([sent], COMMITTED)
-        [got] = await test_nats.taken(js, name, 1)
+        [got] = await test_nats.first_messages(js, name, 1)
     assert from_nats(got) == expected(sent)
     await test_kafka.create(log, name)
     async with test_kafka.destination(log) as destination:

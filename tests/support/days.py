@@ -1,4 +1,4 @@
-"""Transactions of days gone by, for tests of upkeep."""
+"""Transactions of past days, for tests of upkeep."""
 
 from datetime import UTC, date, datetime, timedelta
 from typing import Any
@@ -15,13 +15,13 @@ ORDER = {"topic": "order", "key": "order-1030", "tag": "created", "headers": {"v
 
 
 async def go_to(runtime: Runtime, db: Connection, at: datetime) -> None:
-    """Set the service's clock, and make the day that it then is in."""
+    """Set the service's clock, and create the day of that time."""
     runtime.clock.fixed = at
     await ensure_days(db, at, days_ahead=0)
 
 
 def long_ago(days: int) -> datetime:
-    """Noon of a day before today."""
+    """Return noon of a day before today."""
     today = datetime.now(UTC).date() - timedelta(days=days)
     return datetime(today.year, today.month, today.day, 12, tzinfo=UTC)
 
@@ -83,7 +83,7 @@ async def subscribe(db: Connection, name: str, *topics: str, after: int = 0, **c
 
 
 async def park(db: Connection, transaction_id: str) -> None:
-    """Write the row that says a transaction waits for a person."""
+    """Write the row of a parked transaction."""
     await db.execute(
         "insert into check_back (transaction_id, producer_group, state, swept_at, next_check_at, parked_at) "
         "values ($1, 'shop', 2, now(), now(), now())",
@@ -92,10 +92,10 @@ async def park(db: Connection, transaction_id: str) -> None:
 
 
 async def all_delivered(db: Connection) -> None:
-    """Put every checkpoint at the end of the log."""
+    """Move every checkpoint to the end of the log."""
     await db.execute('update checkpoint set "offset" = (select coalesce(max("offset"), 0) from outbox)')
 
 
 def lowest(day: date) -> str:
-    """The lowest id of a day."""
+    """Return the lowest id of a day."""
     return str(day_bounds(day)[0])

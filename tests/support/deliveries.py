@@ -43,7 +43,47 @@ def delivery(**fields: Any) -> Delivery:
     return Delivery(**{**known, **fields})
 
 
-def held() -> tuple[set[asyncio.Task[Any]], set[int]]:
+def full_delivery(topic: str) -> Delivery:
+    """Return a delivery with every optional field."""
+    return delivery(
+        topic=topic,
+        key='café "1"',
+        tag="new",
+        headers={"trace": "50% öff"},
+        content_type="application/octet-stream",
+        body=bytes(range(256)),
+        attempt=3,
+        replay="7",
+    )
+
+
+def full_attributes(sent: Delivery) -> dict[str, bytes]:
+    """Return the attributes of a `full_delivery` as Kafka's record headers and Redis's fields have them."""
+    return {
+        "content-type": b"application/octet-stream",
+        "ce_specversion": b"1.0",
+        "ce_id": sent.message_id.encode(),
+        "ce_source": b"/producer-groups/shop",
+        "ce_type": sent.topic.encode(),
+        "ce_subject": 'café "1"'.encode(),
+        "ce_time": b"2026-11-21T10:00:00.123456Z",
+        "ce_halfnotetransaction": str(sent.transaction_id).encode(),
+        "ce_halfnoteoffset": str(sent.offset).encode(),
+        "ce_halfnoteattempt": b"3",
+        "ce_halfnotesubscription": b"orders-out",
+        "ce_halfnotetag": b"new",
+        "ce_halfnotereplay": b"7",
+        "halfnote-transaction": str(sent.transaction_id).encode(),
+        "halfnote-offset": str(sent.offset).encode(),
+        "halfnote-attempt": b"3",
+        "halfnote-subscription": b"orders-out",
+        "halfnote-tag": b"new",
+        "halfnote-replay": b"7",
+        "halfnote-h-trace": "50% öff".encode(),
+    }
+
+
+def open_tasks_and_sockets() -> tuple[set[asyncio.Task[Any]], set[int]]:
     """Return the tasks of this loop and the TCP sockets of this process, by their descriptors."""
     return asyncio.all_tasks(), {connection.fd for connection in psutil.Process().net_connections("tcp")}
 
