@@ -1,53 +1,16 @@
-"""uvicorn's HTTP protocol with one write for each response instead of two, and with limits on slow clients.
-
-uvicorn writes a response's head and body apart: that takes two system calls and wakes the caller twice. This transport
-holds the head until the body follows, in the same turn of the event loop.
-"""
+"""uvicorn's HTTP protocol with one write for each response instead of two, and with limits on slow clients."""
 
 import asyncio
-from typing import Any
 from weakref import WeakKeyDictionary
 
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 from uvicorn.server import ServerState
 
+from app.server.coalescing_transport import CoalescingTransport
 from app.server.connection_limits import HEAD_MAX_BYTES, ConnectionReaper, HttpLimits
 
 DEFAULTS = HttpLimits()
 _reapers: WeakKeyDictionary[ServerState, ConnectionReaper] = WeakKeyDictionary()
-
-
-class CoalescingTransport:
-    """A transport that joins two writes of one turn of the event loop. A single write leaves when the turn ends."""
-
-    def __init__(self, transport: asyncio.Transport) -> None:
-        self._transport = transport
-        self._loop = asyncio.get_running_loop()
-        self._held: bytes | None = None
-
-    def write(self, data: bytes) -> None:
-        """Hold `data` until this turn's next write or end. If data is held already, send both together."""
-        held, self._held = self._held, None
-        if held is not None:
-            self._transport.write(held + data)
-        else:
-            self._held = data
-            self._loop.call_soon(self.flush)
-
-    def flush(self) -> None:
-        """Send the held data."""
-        held, self._held = self._held, None
-        if held is not None:
-            self._transport.write(held)
-
-    def close(self) -> None:
-        """Send the held data, then close."""
-        self.flush()
-        self._transport.close()
-
-    def __getattr__(self, name: str) -> Any:
-        # All other members are those of the wrapped transport.
-        return getattr(self._transport, name)
 
 
 class HttpProtocol(HttpToolsProtocol):

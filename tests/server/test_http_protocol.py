@@ -9,7 +9,8 @@ import uvicorn
 from starlette.types import Receive, Scope, Send
 from uvicorn.server import ServerState
 
-from app.server.http_protocol import CoalescingTransport, HttpProtocol
+from app.server.coalescing_transport import CoalescingTransport
+from app.server.http_protocol import HttpProtocol
 
 
 class Wire:
