@@ -103,7 +103,7 @@ class Settings(BaseSettings):
         description="name of this service when it asks a webhook for consent, in the form of a DNS name",
     )
     allowed_hosts: Annotated[tuple[str, ...], NoDecode] = Field(
-        ("127.0.0.1", "localhost", "::1", "testserver"),
+        ("127.0.0.1", "localhost", "::1"),
         description="accepted `Host` names, comma-separated; with `HALFNOTE_AUTH=keys` the default is all names",
     )
 

@@ -136,7 +136,7 @@ def client_of(runtime: Runtime) -> httpx.AsyncClient:
         _lent[id(runtime)] = _free.pop() if _free else create_app()
     app, api = _lent[id(runtime)]
     api.state.runtime = runtime
-    return httpx.AsyncClient(transport=httpx.ASGITransport(app=app), base_url="http://testserver")
+    return httpx.AsyncClient(transport=httpx.ASGITransport(app=app), base_url="http://localhost")
 
 
 def app_of(client: httpx.AsyncClient) -> ASGIApp:

@@ -3,10 +3,9 @@
 The request pipeline calls them for every path.
 """
 
-from urllib.parse import urlsplit
-
 from starlette.types import Receive, Scope
 
+from app.admission.host_names import host_name, origin_name
 from app.admission.load_limits import LoadLimits
 from app.config import Settings
 from app.errors import BadRequest, BodyTooLarge, ForeignOrigin, HostNotAllowed, WrongContentType
@@ -68,15 +67,15 @@ class RequestGuard:
         return BodyTooLarge(f"The body is over {self.limit_bytes} bytes.", limit_bytes=self.limit_bytes)
 
     def _check_host(self, host: bytes | None) -> None:
-        name = None if host is None else _host_name(host.decode("latin-1"))
+        name = None if host is None else host_name(host)
         if host is None or not name or (name not in self._allowed and not self._any_host):
             raise HostNotAllowed("This Host is not allowed. Use one of HALFNOTE_ALLOWED_HOSTS, or add it there.")
         if len(self._seen) < HOSTS_REMEMBERED:
             self._seen.add(host)
 
     def _check_origin(self, origin: bytes, host: bytes | None) -> None:
-        name = _host_name(origin.decode("latin-1").partition("://")[2])
-        own = self._any_host and host is not None and name == _host_name(host.decode("latin-1"))
+        name = origin_name(origin)
+        own = self._any_host and host is not None and name == host_name(host)
         if not name or (name not in self._allowed and not own):
             raise ForeignOrigin("The request has a foreign Origin. Halfnote answers services only, not web pages.")
 
@@ -85,13 +84,6 @@ def _length(value: bytes) -> int:
     if not value.isdigit():
         raise BadRequest("Content-Length is not a number.")
     return int(value)
-
-
-def _host_name(host: str) -> str | None:
-    try:
-        return (urlsplit(f"//{host}").hostname or "").lower()
-    except ValueError:
-        return None
 
 
 def _check_content_type(content_type: bytes | None) -> None:

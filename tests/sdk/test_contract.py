@@ -31,7 +31,7 @@ MESSAGE = {"topic": "order", "key": "order-1030", "tag": "created", "body": {"or
 async def in_memory() -> AsyncIterator[httpx.AsyncClient]:
     """The coordinator in memory, with the groups `shop` and `bank`."""
     transport = Coordinator("shop", "bank").transport()
-    async with httpx.AsyncClient(transport=transport, base_url="http://testserver") as client:
+    async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
         yield client
 
 
@@ -232,7 +232,7 @@ async def test_a_clock_that_is_ten_minutes_off_is_named(halfnote: httpx.AsyncCli
     """The error says whose clock is off, and by how much."""
     transport = halfnote._transport
     told = f"this machine's clock .* is (60[0-9]|59[0-9]) s {'ahead of' if off_s > 0 else 'behind'} the coordinator's"
-    async with TransactionProducer("http://testserver", group="shop", transport=transport) as producer:
+    async with TransactionProducer("http://localhost", group="shop", transport=transport) as producer:
         with pytest.raises(HalfFailed, match=told):
             async with producer.transaction(Outgoing("order", 1), transaction_id=new_id(time.time() + off_s)):
                 raise AssertionError
@@ -281,7 +281,7 @@ async def test_checks_are_as_the_service_makes_them(
         await db.execute("update producer_group set check_urls = $1", [shop.url])
         one = await in_doubt(the_service, runtime, context={"order": 1030})
         assert await turn(runtime, checks) == 1
-    async with httpx.AsyncClient(transport=coordinator.transport(), base_url="http://testserver") as in_memory:
+    async with httpx.AsyncClient(transport=coordinator.transport(), base_url="http://localhost") as in_memory:
         message = {"topic": "order", "key": "order-1030", "tag": "created", "body": {"order": 1030}}
         another = await begun(in_memory, messages=[message], context={"order": 1030})
     await coordinator.check(recorder)  # type: ignore[arg-type]
@@ -299,7 +299,7 @@ async def test_deliveries_are_as_the_service_makes_them(the_service: httpx.Async
         one = (await the_service.post("/messages", json=sent)).json()["transaction_id"]
         await turn_until(relay, runtime, lambda: points.calls, within_s=60)
         await relay.drain(runtime)
-    async with httpx.AsyncClient(transport=coordinator.transport(), base_url="http://testserver") as in_memory:
+    async with httpx.AsyncClient(transport=coordinator.transport(), base_url="http://localhost") as in_memory:
         another = (await in_memory.post("/messages", json=sent)).json()["transaction_id"]
     await coordinator.deliver(recorder)  # type: ignore[arg-type]
     [(headers, body)], [call] = recorder.came, points.calls

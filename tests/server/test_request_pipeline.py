@@ -28,6 +28,10 @@ LIMIT = 1024
 # Name → (headers, body chunks, status, problem).
 BAD: dict[str, tuple[dict[str, str], tuple[bytes, ...], int, str]] = {
     "a foreign host": ({**JSON, "host": "evil.example"}, (b"{}",), 421, "host-not-allowed"),
+    "a host with a user": ({**JSON, "host": "evil@localhost"}, (b"{}",), 421, "host-not-allowed"),
+    "a host with a path": ({**JSON, "host": "localhost/evil"}, (b"{}",), 421, "host-not-allowed"),
+    "the host of Starlette's test client": ({**JSON, "host": "testserver"}, (b"{}",), 421, "host-not-allowed"),
+    "an origin with a user": ({**JSON, "origin": "http://evil@localhost"}, (b"{}",), 403, "foreign-origin"),
     "a foreign origin": ({**JSON, "origin": "https://evil.example"}, (b"{}",), 403, "foreign-origin"),
     "another content type": ({"content-type": "text/plain", "content-length": "2"}, (b"{}",), 415, "content-type"),
     "no content type": ({"content-length": "2"}, (b"{}",), 415, "content-type"),
