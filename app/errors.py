@@ -297,6 +297,16 @@ class WrongContentType(Problem):
     status, slug, title = 415, "content-type", "Content-Type must be application/json"
 
 
+class ContentEncoded(Problem):
+    """The body has a `Content-Encoding`, such as gzip. Halfnote does not decode bodies. Send it without one."""
+
+    status, slug, title = 415, "content-encoding", "The body is encoded"
+
+    def headers(self) -> list[tuple[bytes, bytes]]:
+        """Return the response headers, including `Accept-Encoding` (RFC 9110 §15.5.16)."""
+        return [*super().headers(), (b"accept-encoding", b"identity")]
+
+
 class HostNotAllowed(Problem):
     """The `Host` header names a host that this service does not serve (DNS may have redirected a browser here).
 

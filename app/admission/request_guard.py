@@ -8,7 +8,7 @@ from starlette.types import Receive, Scope
 from app.admission.host_names import host_name, origin_name
 from app.admission.load_limits import LoadLimits
 from app.config import Settings
-from app.errors import BadRequest, BodyTooLarge, ForeignOrigin, HostNotAllowed, WrongContentType
+from app.errors import BadRequest, BodyTooLarge, ContentEncoded, ForeignOrigin, HostNotAllowed, WrongContentType
 
 READING = ("GET", "HEAD", "OPTIONS")
 # Allowed `Host` values remembered. Bounded, because the caller chooses the header.
@@ -30,12 +30,12 @@ class RequestGuard:
         self._seen: set[bytes] = set()
 
     def check(self, scope: Scope) -> bytes | None:
-        """Refuse a foreign host or origin, a body that is not JSON, and a length over the limit.
+        """Refuse a foreign host or origin, a body that is encoded or not JSON, and a length over the limit.
 
-        Returns the `Authorization` header. Raises HostNotAllowed, ForeignOrigin, WrongContentType, BodyTooLarge or
-        BadRequest.
+        Returns the `Authorization` header. Raises HostNotAllowed, ForeignOrigin, ContentEncoded, WrongContentType,
+        BodyTooLarge or BadRequest.
         """
-        host = content_type = origin = authorization = None
+        host = content_type = origin = authorization = encoding = None
         length = 0
         for name, value in scope["headers"]:
             if name == b"host":
@@ -50,12 +50,16 @@ class RequestGuard:
                 length = -1
             elif name == b"origin":
                 origin = value
+            elif name == b"content-encoding":
+                encoding = value
         if host not in self._seen:
             self._check_host(host)
         if scope["method"] in READING:
             return authorization
         if origin is not None:
             self._check_origin(origin, host)
+        if encoding is not None and encoding.lower() != b"identity":
+            raise ContentEncoded("Send the body without Content-Encoding.")
         if length and content_type != b"application/json":
             _check_content_type(content_type)
         if length > self.limit_bytes:

@@ -9,6 +9,7 @@ from app.config import Settings
 from app.errors import (
     BadRequest,
     BodyTooLarge,
+    ContentEncoded,
     DatabaseReadOnly,
     DatabaseUnavailable,
     Forbidden,
@@ -71,6 +72,7 @@ WRITING: tuple[type[Problem], ...] = (
     MalformedJson,
     ForeignOrigin,
     BodyTooLarge,
+    ContentEncoded,
     WrongContentType,
     DatabaseReadOnly,
     StorageFull,

@@ -34,6 +34,7 @@ BAD: dict[str, tuple[dict[str, str], tuple[bytes, ...], int, str]] = {
     "an origin with a user": ({**JSON, "origin": "http://evil@localhost"}, (b"{}",), 403, "foreign-origin"),
     "a foreign origin": ({**JSON, "origin": "https://evil.example"}, (b"{}",), 403, "foreign-origin"),
     "another content type": ({"content-type": "text/plain", "content-length": "2"}, (b"{}",), 415, "content-type"),
+    "an encoded body": ({**JSON, "content-encoding": "gzip"}, (b"{}",), 415, "content-encoding"),
     "no content type": ({"content-length": "2"}, (b"{}",), 415, "content-type"),
     "a length that is no number": ({**JSON, "content-length": "x"}, (b"{}",), 400, "bad-request"),
     "a length over the limit": ({**JSON, "content-length": str(LIMIT + 1)}, (), 413, "body-too-large"),
