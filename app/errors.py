@@ -197,6 +197,15 @@ class MethodNotAllowed(Problem):
         return [*super().headers(), (b"allow", self.allow.encode())]
 
 
+class RequestTimeout(Problem):
+    """The request did not arrive whole within HALFNOTE_REQUEST_TIMEOUT_S, so the connection was closed.
+
+    Nothing was stored. Send the request again, on a new connection.
+    """
+
+    status, slug, title = 408, "request-timeout", "The request took too long to arrive"
+
+
 class ContentDiffers(Problem):
     """This transaction_id is stored with different content.
 
@@ -314,6 +323,12 @@ class HostNotAllowed(Problem):
     """
 
     status, slug, title = 421, "host-not-allowed", "Host not allowed"
+
+
+class HeadTooLarge(Problem):
+    """The request's first line and headers are over 64 KiB together. Send fewer or shorter headers."""
+
+    status, slug, title = 431, "head-too-large", "Request head too large"
 
 
 class Invalid(Problem):

@@ -14,6 +14,7 @@ from app.errors import (
     DatabaseUnavailable,
     Forbidden,
     ForeignOrigin,
+    HeadTooLarge,
     HostNotAllowed,
     InternalError,
     Invalid,
@@ -23,6 +24,7 @@ from app.errors import (
     NotThisMachine,
     Overloaded,
     Problem,
+    RequestTimeout,
     StorageFull,
     TooManyRequests,
     Unauthenticated,
@@ -30,7 +32,7 @@ from app.errors import (
 )
 from app.openapi.examples import add_examples
 from app.openapi.fast_path import hot_operations, hot_schemas
-from app.openapi.problems import ProblemDocument, add_problems, without_body
+from app.openapi.problems import ProblemDocument, add_problems
 
 ABOUT = """
 A producer that must change its own database and tell the world posts a *half message* (`POST /half`), runs its local
@@ -62,7 +64,9 @@ EVERY: tuple[type[Problem], ...] = (
     BadRequest,
     NotThisMachine,
     MethodNotAllowed,
+    RequestTimeout,
     HostNotAllowed,
+    HeadTooLarge,
     InternalError,
     DatabaseUnavailable,
     NotReady,
@@ -77,13 +81,6 @@ WRITING: tuple[type[Problem], ...] = (
     DatabaseReadOnly,
     StorageFull,
 )
-
-# Answers of the web server itself (app/server/http_protocol.py), before it knows the path of the request.
-BEFORE_THE_APP = {
-    "408": "The head of the request did not arrive in time (HALFNOTE_REQUEST_TIMEOUT_S). "
-    "If the head is whole and the body does not arrive in time, the connection closes without an answer.",
-    "431": "The head of the request is longer than 64 KiB.",
-}
 
 
 def install_document(api: FastAPI) -> None:
@@ -138,7 +135,6 @@ def _refusals(method: str, operation: dict[str, Any], roles: Roles) -> None:
         del responses["422"]
         add_problems(responses, Invalid)
     add_problems(responses, *EVERY, *(WRITING if method != "get" else ()))
-    responses |= {status: without_body(why) for status, why in BEFORE_THE_APP.items()}
     if roles is not OPEN:
         add_problems(responses, *KEYED)
         operation["x-roles"] = sorted(roles)

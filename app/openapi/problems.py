@@ -39,14 +39,6 @@ def add_problems(responses: dict[str, Any], *kinds: type[Problem]) -> None:
             known["headers"] = {"Allow": {"description": "the methods of the path", "schema": {"type": "string"}}}
 
 
-def without_body(meaning: str) -> dict[str, Any]:
-    """Return the response of the web server when it refuses a request before the app gets it."""
-    return {
-        "description": f"{meaning} The answer has no body, and the connection closes.",
-        "headers": {"Connection": {"description": "always `close`", "schema": {"type": "string", "const": "close"}}},
-    }
-
-
 def _example(kind: type[Problem]) -> dict[str, Any]:
     meaning = (inspect.getdoc(kind) or kind.title).partition("\n\n")[0].replace("\n", " ")
     return {

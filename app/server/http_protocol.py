@@ -1,13 +1,18 @@
-"""uvicorn's HTTP protocol with one write for each response instead of two, and with limits on slow clients."""
+"""uvicorn's HTTP protocol with one write for each response, limits on slow clients, problems for what is not HTTP."""
 
 import asyncio
 from weakref import WeakKeyDictionary
 
+import structlog
+from httptools import HttpParserError
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 from uvicorn.server import ServerState
 
+from app.errors import BadRequest, BodyTooLarge, HeadTooLarge, Problem, RequestTimeout
 from app.server.coalescing_transport import CoalescingTransport
 from app.server.connection_limits import HEAD_MAX_BYTES, ConnectionReaper, HttpLimits
+
+log = structlog.get_logger(__name__)
 
 DEFAULTS = HttpLimits()
 _reapers: WeakKeyDictionary[ServerState, ConnectionReaper] = WeakKeyDictionary()
@@ -29,7 +34,10 @@ class HttpProtocol(HttpToolsProtocol):
         self.idle_since: float | None = now
         self.has_sent_request = False
         self._in_head = True
+        self._in_body = False
         self._received = 0
+        # The answer after which the connection closes. What the client sends after that is not read.
+        self._refusal: bytes | None = None
         reaper = _reapers.get(self.server_state)
         if reaper is None:
             reaper = _reapers[self.server_state] = ConnectionReaper(self.connections, self.loop)  # type: ignore[arg-type]
@@ -38,23 +46,33 @@ class HttpProtocol(HttpToolsProtocol):
             transport.abort()
 
     def give_up(self) -> None:
-        """Close this connection. A client that has sent a part of a head gets 408 first."""
-        if self._in_head and self._received:
-            self._refuse(408)
-        elif self.flow.write_paused:
+        """Close this connection. A client that has sent a part of a request gets 408 first."""
+        if self.flow.write_paused:
             # The client does not read, so the rest of the answer cannot be sent.
             self.transport.abort()
+        elif self._received and (self._in_head or self._in_body):
+            limit = self._limits.request_timeout_s
+            self._refuse(RequestTimeout(f"The request did not arrive whole within {limit:g} seconds."))
         else:
             self.transport.close()
 
     def data_received(self, data: bytes) -> None:
-        """Parse received bytes. Answer 431 or 413 if a request is too long."""
-        super().data_received(data)
+        """Parse received bytes. Refuse what is not HTTP, and a request that is too long."""
+        if self._refusal is not None:
+            return
+        self._unset_keepalive_if_required()
+        try:
+            self.parser.feed_data(data)
+        except HttpParserError as error:
+            problem = error.__context__
+            if isinstance(problem, Problem):
+                self._refuse(problem, has_content=self.parser.get_method() != b"HEAD")
+            else:
+                self._refuse(BadRequest(f"The request is not HTTP: {error}."))
+            return
         if self._in_head or self.deadline is not None:
             self._received += len(data)
-            most = HEAD_MAX_BYTES if self._in_head else self._limits.request_max_bytes
-            if self._received > most and not self.transport.is_closing():
-                self._refuse(431 if self._in_head else 413)
+            self._check_size()
         if self.deadline is None and self.timeout_keep_alive_task is None and self._is_idle():
             # Blank lines between requests stop the keep-alive timeout, and begin no request.
             self.deadline = self.loop.time() + self._limits.request_timeout_s
@@ -67,19 +85,22 @@ class HttpProtocol(HttpToolsProtocol):
 
     def on_headers_complete(self) -> None:
         """Start the app. Until now the connection counts as idle: a client can send a part of a head cheaply."""
-        self._in_head, self.has_sent_request, self.idle_since = False, True, None
         super().on_headers_complete()
+        self._in_head, self._in_body, self.has_sent_request, self.idle_since = False, True, True, None
 
     def on_message_complete(self) -> None:
         """Clear the deadline: the client has sent its whole request."""
-        self.deadline = None
+        self.deadline, self._in_body = None, False
         super().on_message_complete()
 
     def on_response_complete(self) -> None:
         """Note when the connection became idle, unless another request waits."""
-        if not self.pipeline:
+        was_last = not self.pipeline
+        if was_last:
             self.idle_since = self.loop.time()
         super().on_response_complete()
+        if was_last and self._refusal is not None:
+            self._send_refusal()
 
     def pause_writing(self) -> None:
         """Set a deadline for a client that does not read, as long as for one that does not send."""
@@ -94,7 +115,54 @@ class HttpProtocol(HttpToolsProtocol):
     def _is_idle(self) -> bool:
         return self.cycle is None or self.cycle.response_complete
 
-    def _refuse(self, status: int) -> None:
-        if self._is_idle():
-            self.transport.write(STATUS_LINE[status] + b"content-length: 0\r\nconnection: close\r\n\r\n")
-        self.transport.close()
+    def _check_size(self) -> None:
+        if self._in_head:
+            if self._received > HEAD_MAX_BYTES:
+                self._refuse(head_too_large())
+        elif self._received > self._limits.request_max_bytes:
+            limit = self._limits.request_max_bytes
+            self._refuse(BodyTooLarge(f"The request takes more than {limit} bytes.", limit_bytes=limit))
+
+    def _refuse(self, problem: Problem, *, has_content: bool = True) -> None:
+        """Answer with a problem, after the answers to earlier requests, then close."""
+        if self._refusal is not None or self.transport.is_closing():
+            return
+        log.info("request_refused", problem=problem.slug, detail=problem.detail)
+        self._refusal = self._answer(problem, has_content=has_content)
+        if self._in_body and not self._drop_request():
+            # The request has its answer already.
+            self.transport.close()
+        elif not self.pipeline and self._is_idle():
+            self._send_refusal()
+
+    def _drop_request(self) -> bool:
+        """Take back the request whose body is at fault. Return False if its answer has begun."""
+        if self.pipeline and self.pipeline[0][0] is self.cycle:
+            self.pipeline.popleft()
+            return True
+        if self.cycle.response_started:
+            return False
+        self.cycle.disconnected = self.cycle.response_complete = True
+        self.cycle.message_event.set()
+        return True
+
+    def _answer(self, problem: Problem, *, has_content: bool) -> bytes:
+        body = problem.body()
+        headers = [
+            *self.server_state.default_headers,
+            *problem.headers(),
+            (b"content-length", str(len(body)).encode()),
+            (b"connection", b"close"),
+        ]
+        lines = [name + b": " + value + b"\r\n" for name, value in headers]
+        return b"".join([STATUS_LINE[problem.status], *lines, b"\r\n", body if has_content else b""])
+
+    def _send_refusal(self) -> None:
+        if self._refusal is not None and not self.transport.is_closing():
+            self.transport.write(self._refusal)
+            self.transport.close()
+
+
+def head_too_large() -> HeadTooLarge:
+    """Return the refusal of a head over the limit."""
+    return HeadTooLarge(f"The request's head is over {HEAD_MAX_BYTES} bytes.")

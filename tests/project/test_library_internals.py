@@ -9,6 +9,7 @@ import ast
 import inspect
 import tomllib
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from packaging.requirements import Requirement
@@ -54,17 +55,22 @@ def test_asyncpg_introspection() -> None:
 
 
 def test_uvicorn_http_protocol() -> None:
-    """app/server/http_protocol.py corks a response into one write and limits a request's time and size.
+    """app/server/http_protocol.py joins a response's writes, limits a request's time and size, and checks framing.
 
-    Goes when uvicorn writes head and body at once, and has a request timeout and a limit on the size of a head.
+    Goes when uvicorn writes head and body at once, has a request timeout and a limit on the size of a head, drops
+    trailers, ignores upgrades, and answers in order when a later request is not HTTP.
     """
+    from httptools import HttpParserError, HttpParserUpgrade, HttpRequestParser
     from uvicorn import Config
     from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 
     assert STATUS_LINE[200].startswith(b"HTTP/1.1 200")
     for method in (
+        "_should_upgrade",
+        "_unset_keepalive_if_required",
         "connection_made",
         "data_received",
+        "on_header",
         "on_headers_complete",
         "on_message_begin",
         "on_message_complete",
@@ -74,11 +80,27 @@ def test_uvicorn_http_protocol() -> None:
     ):
         assert callable(getattr(HttpToolsProtocol, method))
     made = source_of(HttpToolsProtocol)
-    for name in ("app_state", "connections", "cycle", "flow", "pipeline", "server_state", "timeout_keep_alive_task"):
+    for name in (
+        *("app_state", "connections", "cycle", "expect_100_continue", "flow", "headers", "parser", "pipeline"),
+        *("server_state", "timeout_keep_alive_task", "url"),
+    ):
         assert f"self.{name}" in made, name
-    # One write for the head and one for the body, which the corked transport joins.
+    # The newest request of the pipeline is the first entry.
+    assert "self.pipeline.appendleft((self.cycle, app))" in made
+    for name in ("disconnected", "keep_alive", "message_event", "response_complete", "response_started"):
+        assert f"self.{name} = " in source_of(RequestResponseCycle), name
+    # One write for the head and one for the body, which the transport joins.
     assert source_of(RequestResponseCycle.send).count("self.transport.write(") >= 2
     assert "timeout_request" not in inspect.signature(Config).parameters
+    # A parser stops behind a head with `Upgrade`; the exception has the offset. A callback's exception is the context.
+    head = b"POST / HTTP/1.1\r\nConnection: upgrade\r\nUpgrade: x\r\nContent-Length: 1\r\n\r\n"
+    with pytest.raises(HttpParserUpgrade) as stop:
+        HttpRequestParser(SimpleNamespace(on_message_begin=lambda: None)).feed_data(head + b"a")
+    assert stop.value.args == (len(head),)
+    refusing = SimpleNamespace(on_message_begin=lambda: None, on_headers_complete=lambda: 1 // 0)
+    with pytest.raises(HttpParserError) as error:
+        HttpRequestParser(refusing).feed_data(head)
+    assert isinstance(error.value.__context__, ZeroDivisionError)
 
 
 def test_uvicorn_supervisor() -> None:
