@@ -4,13 +4,14 @@ import asyncio
 from weakref import WeakKeyDictionary
 
 import structlog
-from httptools import HttpParserError
+from httptools import HttpParserError, HttpParserUpgrade, HttpRequestParser
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 from uvicorn.server import ServerState
 
 from app.errors import BadRequest, BodyTooLarge, HeadTooLarge, Problem, RequestTimeout
 from app.server.coalescing_transport import CoalescingTransport
 from app.server.connection_limits import HEAD_MAX_BYTES, ConnectionReaper, HttpLimits
+from app.server.request_head import framing_head
 
 log = structlog.get_logger(__name__)
 
@@ -35,6 +36,8 @@ class HttpProtocol(HttpToolsProtocol):
         self.has_sent_request = False
         self._in_head = True
         self._in_body = False
+        # While the parser reads a head that stands for one that it has read already.
+        self._is_replaying = False
         self._received = 0
         # The answer after which the connection closes. What the client sends after that is not read.
         self._refusal: bytes | None = None
@@ -62,7 +65,7 @@ class HttpProtocol(HttpToolsProtocol):
             return
         self._unset_keepalive_if_required()
         try:
-            self.parser.feed_data(data)
+            self._parse(data)
         except HttpParserError as error:
             problem = error.__context__
             if isinstance(problem, Problem):
@@ -77,19 +80,43 @@ class HttpProtocol(HttpToolsProtocol):
             # Blank lines between requests stop the keep-alive timeout, and begin no request.
             self.deadline = self.loop.time() + self._limits.request_timeout_s
 
+    def _parse(self, data: bytes | memoryview) -> None:
+        """Parse received bytes. An upgrade is ignored: the request continues as HTTP/1.1 (RFC 9110 §7.8).
+
+        The parser stops after a head with `Upgrade`, without the body, and would take the body for another request. So
+        a new parser first gets a head that frames the body.
+        """
+        while data:
+            try:
+                self.parser.feed_data(data)
+                return
+            except HttpParserUpgrade as stop:
+                data = memoryview(data)[stop.args[0] :]
+            self._is_replaying, self.parser = True, HttpRequestParser(self)
+            self.parser.set_dangerous_leniencies(lenient_data_after_close=True)
+            self.parser.feed_data(framing_head(self.headers, keeps_alive=self.cycle.keep_alive))
+            self._is_replaying = False
+
     def on_message_begin(self) -> None:
         """Start the deadline and the byte count of a request."""
+        if self._is_replaying:
+            return
         super().on_message_begin()
         self._in_head, self._received = True, 0
         self.deadline = self.loop.time() + self._limits.request_timeout_s
 
     def on_headers_complete(self) -> None:
         """Start the app. Until now the connection counts as idle: a client can send a part of a head cheaply."""
+        if self._is_replaying:
+            return
         super().on_headers_complete()
         self._in_head, self._in_body, self.has_sent_request, self.idle_since = False, True, True, None
 
     def on_message_complete(self) -> None:
         """Clear the deadline: the client has sent its whole request."""
+        if self.parser.should_upgrade():
+            # The body follows.
+            return
         self.deadline, self._in_body = None, False
         super().on_message_complete()
 
@@ -111,6 +138,10 @@ class HttpProtocol(HttpToolsProtocol):
         """Clear the deadline: the client reads again."""
         super().resume_writing()
         self.deadline = None
+
+    def _should_upgrade(self) -> bool:
+        """Return False: there is no other protocol here, also where uvicorn finds a library for WebSockets."""
+        return False
 
     def _is_idle(self) -> bool:
         return self.cycle is None or self.cycle.response_complete
