@@ -105,6 +105,16 @@ class HttpProtocol(HttpToolsProtocol):
         self._in_head, self._received = True, 0
         self.deadline = self.loop.time() + self._limits.request_timeout_s
 
+    def on_header(self, name: bytes, value: bytes) -> None:
+        """Keep a header. Trailers, which follow the body, are dropped (RFC 9110 §6.5.1)."""
+        if self._in_head:
+            name = name.lower()
+            # The parser leaves spaces at the end.
+            value = value.rstrip(b" \t")
+            if name == b"expect" and value.lower() == b"100-continue":
+                self.expect_100_continue = True
+            self.headers.append((name, value))
+
     def on_headers_complete(self) -> None:
         """Start the app. Until now the connection counts as idle: a client can send a part of a head cheaply."""
         if self._is_replaying:
