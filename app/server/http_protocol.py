@@ -11,7 +11,7 @@ from uvicorn.server import ServerState
 from app.errors import BadRequest, BodyTooLarge, HeadTooLarge, Problem, RequestTimeout
 from app.server.coalescing_transport import CoalescingTransport
 from app.server.connection_limits import HEAD_MAX_BYTES, ConnectionReaper, HttpLimits
-from app.server.request_head import framing_head
+from app.server.request_head import check_head, framing_head, origin_form
 
 log = structlog.get_logger(__name__)
 
@@ -116,9 +116,15 @@ class HttpProtocol(HttpToolsProtocol):
             self.headers.append((name, value))
 
     def on_headers_complete(self) -> None:
-        """Start the app. Until now the connection counts as idle: a client can send a part of a head cheaply."""
+        """Check the head and start the app. Raises BadRequest, which the parser passes on.
+
+        Until now the connection counts as idle: a client can send a part of a head cheaply.
+        """
         if self._is_replaying:
             return
+        if self.url[:1] != b"/":
+            self.url = origin_form(self.url, self.headers)
+        check_head(self.parser.get_http_version(), self.url, self.headers)
         super().on_headers_complete()
         self._in_head, self._in_body, self.has_sent_request, self.idle_since = False, True, True, None
 
