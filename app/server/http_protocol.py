@@ -11,7 +11,7 @@ from uvicorn.server import ServerState
 from app.errors import BadRequest, BodyTooLarge, HeadTooLarge, Problem, RequestTimeout
 from app.server.coalescing_transport import CoalescingTransport
 from app.server.connection_limits import HEAD_MAX_BYTES, ConnectionReaper, HttpLimits
-from app.server.request_head import check_head, framing_head, origin_form
+from app.server.request_head import check_head, framing_head, head_bytes, origin_form
 
 log = structlog.get_logger(__name__)
 
@@ -38,7 +38,8 @@ class HttpProtocol(HttpToolsProtocol):
         self._in_body = False
         # While the parser reads a head that stands for one that it has read already.
         self._is_replaying = False
-        self._received = 0
+        # Bytes of the request in earlier reads, in this read, and the size of this read.
+        self._received = self._receiving = self._read = 0
         # The answer after which the connection closes. What the client sends after that is not read.
         self._refusal: bytes | None = None
         reaper = _reapers.get(self.server_state)
@@ -64,6 +65,7 @@ class HttpProtocol(HttpToolsProtocol):
         if self._refusal is not None:
             return
         self._unset_keepalive_if_required()
+        self._receiving = self._read = len(data)
         try:
             self._parse(data)
         except HttpParserError as error:
@@ -74,7 +76,7 @@ class HttpProtocol(HttpToolsProtocol):
                 self._refuse(BadRequest(f"The request is not HTTP: {error}."))
             return
         if self._in_head or self.deadline is not None:
-            self._received += len(data)
+            self._received += self._receiving
             self._check_size()
         if self.deadline is None and self.timeout_keep_alive_task is None and self._is_idle():
             # Blank lines between requests stop the keep-alive timeout, and begin no request.
@@ -116,12 +118,14 @@ class HttpProtocol(HttpToolsProtocol):
             self.headers.append((name, value))
 
     def on_headers_complete(self) -> None:
-        """Check the head and start the app. Raises BadRequest, which the parser passes on.
+        """Check the head and start the app. Raises HeadTooLarge or BadRequest, which the parser passes on.
 
         Until now the connection counts as idle: a client can send a part of a head cheaply.
         """
         if self._is_replaying:
             return
+        if self._received + self._read > HEAD_MAX_BYTES and head_bytes(self.url, self.headers) > HEAD_MAX_BYTES:
+            raise head_too_large()
         if self.url[:1] != b"/":
             self.url = origin_form(self.url, self.headers)
         check_head(self.parser.get_http_version(), self.url, self.headers)
@@ -133,7 +137,8 @@ class HttpProtocol(HttpToolsProtocol):
         if self.parser.should_upgrade():
             # The body follows.
             return
-        self.deadline, self._in_body = None, False
+        # The rest of this read belongs to the next request, which is counted from the next read on.
+        self.deadline, self._in_body, self._receiving = None, False, 0
         super().on_message_complete()
 
     def on_response_complete(self) -> None:

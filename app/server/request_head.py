@@ -66,6 +66,11 @@ def origin_form(target: bytes, headers: Headers) -> bytes:
     return path if path.startswith(b"/") else b"/" + path
 
 
+def head_bytes(target: bytes, headers: Headers) -> int:
+    """Return about how many bytes a head took on the wire."""
+    return len(target) + sum(len(name) + len(value) + 4 for name, value in headers)
+
+
 def framing_head(headers: Headers, *, keeps_alive: bool) -> bytes:
     """Return a head that frames the same body as `headers` do, and asks for nothing else."""
     lines = [b"%s: %s\r\n" % one for one in headers if one[0] in (b"content-length", b"transfer-encoding")]
