@@ -37,6 +37,7 @@ FILES = (
     "relay/test_faults.py",
     "relay/test_kills.py",
     "server/test_connection_limits.py",
+    "server/test_example_clients.py",
     "sdk/test_model_service.py",
 )
 # What takes more than about a second of a quiet machine, or starts several processes.
