@@ -1,6 +1,9 @@
 """The settings of the service: every option with its unit and default."""
 
 import ipaddress
+import re
+from collections.abc import Mapping
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Annotated, Literal, Self
 from urllib.parse import urlsplit
@@ -18,11 +21,22 @@ DENIED_PORTS = (
 )
 LOOPBACK = ("127.0.0.0/8", "::1/128")
 
+# The last one is SQLAlchemy's form of the same URL.
+DATABASE_SCHEMES = ("postgresql", "postgres", "postgresql+asyncpg")
+
 ProcessRole = Literal["all", "api", "worker"]
 Accept = Literal["all", "ends"]
 Auth = Literal["off", "keys"]
 Topics = Literal["open", "declared"]
 
+
+# Variables of the commands, the nightly programs and the client, which may have the same environment.
+OTHER_VARIABLES = (
+    *("URL", "API_KEY", "BASE_URL", "SPARK_CONF", "SPARK_NICE", "JDBC_JAR", "LEDGER_DATABASE", "LEDGER_PASSWORD"),
+    "KUBE_DIR",
+)
+# The tests' own, and what Kubernetes sets in a namespace with a Service named `halfnote`.
+IGNORED = re.compile(r"TEST_.*|(.*_)?SERVICE_(HOST|PORT.*)|(.*_)?PORT_\d+_(TCP|UDP).*")
 
 KEY_FORM = (
     "must be `hn_` and 43 to 128 letters or digits with 256 random bits: for example `hn_` and `openssl rand -hex 32`"
@@ -40,7 +54,8 @@ class Settings(BaseSettings):
     model_config = SettingsConfigDict(env_prefix="HALFNOTE_", extra="ignore", frozen=True, hide_input_in_errors=True)
 
     database_url: str | None = Field(
-        None, description="URL of your own Postgres (15 or newer, encoding UTF8); empty: the embedded Postgres"
+        None,
+        description="URL of your own Postgres (15 or newer, UTF8), `postgresql://…`; empty: the embedded Postgres",
     )
     data_dir: Path = Field(Path(".halfnote"), description="directory of the embedded Postgres")
     host: str = Field("127.0.0.1", description="address to listen on; with auth off only a loopback address")
@@ -235,6 +250,16 @@ class Settings(BaseSettings):
             raise ValueError("must be a URL like http://collector:4318")
         return value
 
+    @field_validator("database_url")
+    @classmethod
+    def _postgres(cls, value: str | None) -> str | None:
+        if not value:
+            return value
+        scheme, separator, rest = value.partition("://")
+        if not separator or scheme not in DATABASE_SCHEMES:
+            raise ValueError("must be a URL like postgresql://user:password@host:5432/halfnote")
+        return f"postgresql://{rest}"
+
     @field_validator("admin_key_file", mode="before")
     @classmethod
     def _no_file(cls, value: object) -> object:
@@ -310,6 +335,17 @@ class Settings(BaseSettings):
     def embedded(self) -> bool:
         """Whether this service runs its own Postgres."""
         return not self.database_url
+
+
+def unknown_variables(environment: Mapping[str, str]) -> dict[str, str | None]:
+    """Return the variables `HALFNOTE_…` that nothing reads, each with the nearest name of a setting, if one is near."""
+    prefix = "HALFNOTE_"
+    settings = [name.upper() for name in Settings.model_fields]
+    names = [name.removeprefix(prefix) for name in sorted(environment) if name.startswith(prefix)]
+    unknown = [name for name in names if name not in (*settings, *OTHER_VARIABLES) and not IGNORED.fullmatch(name)]
+    # Compared without the prefix, which alone would make any two names similar.
+    nearest = {name: get_close_matches(name, settings, n=1) for name in unknown}
+    return {prefix + name: prefix + found[0] if found else None for name, found in nearest.items()}
 
 
 def _is_loopback(host: str) -> bool:

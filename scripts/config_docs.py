@@ -21,8 +21,10 @@ flags (`--port` for `HALFNOTE_PORT`), and a flag overrides the variable. Times a
 
 TAIL = """
 Commands that call the API (`halfnote groups`, `transactions`, `subscriptions`, `drain`) take its URL from
-`HALFNOTE_URL` or `--url`, and send the key in `HALFNOTE_API_KEY` if it is set. If `HALFNOTE_API_KEY` is not set,
-`halfnote keys` writes directly to the database.
+`HALFNOTE_URL` or `--url`, and send the key in `HALFNOTE_API_KEY` if it is set. Without that key,
+`halfnote keys` writes directly to the database if no address is set, or if `HALFNOTE_DATABASE_URL` is set.
+
+A variable `HALFNOTE_…` that is not in this table is logged at the start as `unknown_setting`, with the nearest name.
 
 `halfnote serve --workers N` starts N processes whose metrics are summed. `uvicorn app.main:app` has its own `--host`,
 `--port` and `--workers`; with several workers it needs `HALFNOTE_DATABASE_URL` (the embedded Postgres has one owner),

@@ -1,6 +1,6 @@
-"""`halfnote keys`: API keys. With HALFNOTE_API_KEY set it calls the service, else it writes to the database itself.
+"""`halfnote keys`: API keys, over HTTP or on the database itself (`_over_http`).
 
-So the first key is made on the database: access to the database replaces a key.
+The first key is made on the database: access to the database replaces a key.
 """
 
 import asyncio
@@ -16,7 +16,9 @@ from app.cli.errors import Refusal
 from app.cli.tables import moment, print_fields, print_table
 
 app = typer.Typer(
-    help="API keys. With HALFNOTE_API_KEY (an admin's) over HTTP, else directly in the database.", no_args_is_help=True
+    help="API keys. Over HTTP with HALFNOTE_API_KEY (an admin's), or with --url or HALFNOTE_URL unless "
+    "HALFNOTE_DATABASE_URL is set. Otherwise directly in the database.",
+    no_args_is_help=True,
 )
 
 KeyId = Annotated[int, typer.Argument(metavar="KEY_ID", help="as `halfnote keys list` shows it")]
@@ -58,7 +60,7 @@ def create(
         "rate_per_s": rate_per_s,
     }
     asked = {field: value for field, value in asked.items() if value is not None}
-    if _over_http():
+    if _over_http(url):
         made = call(url, "POST", "/api-keys", content=asked, as_json=as_json)
     else:
         made = _in_database(_create(asked))
@@ -68,7 +70,7 @@ def create(
 @app.command("list")
 def list_keys(url: Url = DEFAULT_URL, as_json: AsJson = False) -> None:
     """List keys, newest first, with expired and revoked ones."""
-    found = all_pages(url, "/api-keys", as_json=as_json) if _over_http() else _in_database(_list)
+    found = all_pages(url, "/api-keys", as_json=as_json) if _over_http(url) else _in_database(_list)
     if as_json:
         print_json(found)
         return
@@ -90,7 +92,7 @@ def list_keys(url: Url = DEFAULT_URL, as_json: AsJson = False) -> None:
 @app.command("rotate")
 def rotate(key_id: KeyId, overlap_s: Overlap = 86_400, url: Url = DEFAULT_URL, as_json: AsJson = False) -> None:
     """Make a key with the same rights, shown once; the former one expires after the overlap."""
-    if _over_http():
+    if _over_http(url):
         content = {"overlap_s": overlap_s}
         made = call(url, "POST", path_of("api-keys", str(key_id), "rotate"), content=content, as_json=as_json)
     else:
@@ -101,14 +103,18 @@ def rotate(key_id: KeyId, overlap_s: Overlap = 86_400, url: Url = DEFAULT_URL, a
 @app.command("revoke")
 def revoke(key_id: KeyId, url: Url = DEFAULT_URL, as_json: AsJson = False) -> None:
     """Revoke a key. Every replica refuses it within 2 seconds."""
-    if _over_http():
+    if _over_http(url):
         call(url, "DELETE", path_of("api-keys", str(key_id)), as_json=as_json)
     else:
         _in_database(_revoke(key_id))
 
 
-def _over_http() -> bool:
-    return bool(os.environ.get("HALFNOTE_API_KEY", "").strip())
+def _over_http(url: str) -> bool:
+    """Return whether to call the service: a key is set, or an address is and no database is."""
+    if os.environ.get("HALFNOTE_API_KEY", "").strip():
+        return True
+    has_address = url != DEFAULT_URL or bool(os.environ.get("HALFNOTE_URL"))
+    return has_address and not os.environ.get("HALFNOTE_DATABASE_URL")
 
 
 def _in_database(action: Action) -> Any:

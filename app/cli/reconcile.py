@@ -6,6 +6,7 @@ import signal
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from textwrap import fill
 from types import FrameType
 
 import typer
@@ -40,8 +41,16 @@ def reconcile(context: typer.Context) -> None:
 
 def run(module: str, arguments: Sequence[str]) -> None:
     """Run a Spark program over the service's database and exit with its status. Raises Refusal."""
-    refuse_without_spark()
-    refuse_without_java()
+    wants_help = any(argument in HELP for argument in arguments)
+    try:
+        refuse_without_spark()
+    except Refusal as refusal:
+        if not wants_help:
+            raise
+        print(fill(f"{refusal}. Then this command lists its options.", 80, break_on_hyphens=False))
+        return
+    if not wants_help:
+        refuse_without_java()
     program = [sys.executable, "-P", "-m", module]
     if any(argument in HELP or _names(argument, FROM_PARQUET) for argument in arguments):
         raise SystemExit(follow([*program, *arguments], os.environ))

@@ -2,7 +2,8 @@
 
 import asyncio
 import gc
-from collections.abc import AsyncIterator
+import os
+from collections.abc import AsyncIterator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from time import monotonic
 from typing import TYPE_CHECKING
@@ -13,7 +14,7 @@ from app.admission.authenticator import Authenticator
 from app.admission.load_limits import LoadLimits
 from app.admission.request_guard import RequestGuard
 from app.clock import Clock
-from app.config import Settings
+from app.config import Settings, unknown_variables
 from app.coordinator.commit_lanes import CommitLanes
 from app.coordinator.group_commit import LaneLimits
 from app.database.connection import LOOP_CONNECTIONS, Database, PoolShare
@@ -51,10 +52,17 @@ def log_open_networks(settings: Settings) -> None:
         )
 
 
+def log_unknown_variables(environment: Mapping[str, str]) -> None:
+    """Log each variable that looks like a setting and is none: a typing error would change nothing silently."""
+    for name, nearest in unknown_variables(environment).items():
+        log.warning("unknown_setting", variable=name, nearest=nearest, all="docs/configuration.md")
+
+
 @asynccontextmanager
 async def running(settings: Settings) -> AsyncIterator[Runtime]:
     """Yield a running service and drain it at the end: loops finish their step, leases are released, lanes flush."""
     log_open_networks(settings)
+    log_unknown_variables(os.environ)
     async with AsyncExitStack() as stack:
         dsn = await stack.enter_async_context(database_url(settings))
         runtime = await assemble(settings, dsn, stack)

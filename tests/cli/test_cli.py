@@ -160,7 +160,7 @@ def test_a_group_is_tested_and_its_exit_code_tells(run: Run, group: str, taker: 
     assert (tested.code, tested.json["results"][0]["ok"]) == (0, True)
 
 
-def test_subscriptions_are_put_tested_paused_and_deleted(run: Run, taker: str) -> None:
+def test_subscriptions_are_put_tested_paused_and_deleted(run: Run, taker: str, monkeypatch: pytest.MonkeyPatch) -> None:
     put = run("subscriptions", "put", "points", "--topic", "order", "--topic", "paid.*", "--to", taker, "--tag", "x")
     assert put.code == 0
     assert "whsec_" in put.out
@@ -175,7 +175,14 @@ def test_subscriptions_are_put_tested_paused_and_deleted(run: Run, taker: str) -
     assert "whsec_" in run("subscriptions", "rotate-secret", "points").out
     run("subscriptions", "put", "points", "--topic", "order", "--to", "http://127.0.0.1:9/")
     assert run("subscriptions", "test", "points").code == 1
-    assert run("subscriptions", "delete", "points").code == 0
+    monkeypatch.setattr("sys.stdin", io.StringIO("n\n"))
+    declined = run("subscriptions", "delete", "points")
+    assert (declined.code, "Go on?" in declined.err, "Nothing was deleted." in declined.err) == (1, True, True)
+    # Without an answer, as in a script.
+    monkeypatch.setattr("sys.stdin", io.StringIO(""))
+    assert run("subscriptions", "delete", "points").code == 1
+    assert run("subscriptions", "get", "points").code == 0
+    assert run("subscriptions", "delete", "points", "--yes").code == 0
     assert run("subscriptions", "get", "points").code == 1
 
 
@@ -221,7 +228,7 @@ def test_subscriptions_go_to_brokers_by_their_addresses(run: Run, tmp_path: Path
         5,
     )
     for name in ("to-rabbitmq", "to-nats", "to-kafka", "to-redis", "filed"):
-        assert run("subscriptions", "delete", name).code == 0
+        assert run("subscriptions", "delete", name, "--yes").code == 0
 
 
 def test_a_subscription_shows_its_order_shards_and_rate(run: Run) -> None:
@@ -234,7 +241,7 @@ def test_a_subscription_shows_its_order_shards_and_rate(run: Run) -> None:
         assert text in shown
     loose = run("subscriptions", "put", "paced", "--topic", "none", "--to", "http://127.0.0.1:9/", "--on-dead", "hold")
     assert (loose.code, "field: on_dead" in loose.err) == (1, True)
-    run("subscriptions", "delete", "paced")
+    run("subscriptions", "delete", "paced", "--yes")
 
 
 def test_replays_are_begun_shown_and_cancelled(run: Run, url: str, group: str, taker: str) -> None:
@@ -269,7 +276,7 @@ def test_replays_are_begun_shown_and_cancelled(run: Run, url: str, group: str, t
     assert run("subscriptions", "replay", name).code == 2
     assert run("subscriptions", "replay", name, "--from", "yesterday").code == 2
     assert run("subscriptions", "replay", name, "--from", "2020-01-01T00:00:00Z", "--json").code == 0
-    run("subscriptions", "delete", name)
+    run("subscriptions", "delete", name, "--yes")
 
 
 def test_a_list_of_transactions_is_filtered_and_paged(run: Run, url: str, group: str) -> None:
@@ -372,7 +379,7 @@ def dead(run: Run, url: str, group: str, refuser: str) -> Iterator[tuple[str, li
         ids.append(answer.raise_for_status().json()["messages"][0]["message_id"])
         buried(url, name, number + 1)
     yield name, ids
-    run("subscriptions", "delete", name)
+    run("subscriptions", "delete", name, "--yes")
 
 
 def buried(url: str, name: str, count: int) -> None:
@@ -516,3 +523,21 @@ def test_version_and_help(run: Run) -> None:
         told = run(*arguments, "--help")
         assert told.code == 0
         assert "Usage: halfnote" in told.out
+
+
+def test_keys_are_those_of_the_named_service(run: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Without a key in the environment, too: the embedded database of this directory is not the service's."""
+    monkeypatch.chdir(tmp_path)
+    created = run("keys", "create", "--role", "admin", "--name", "of-the-service", "--json")
+    assert created.code == 0, created.err
+    assert "of-the-service" in run("keys", "list").out
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("url", ["mysql://u:s3cret@db/halfnote", "db:5432/halfnote", "postgres"])
+def test_a_database_url_of_another_kind_is_refused(run_alone: Run, monkeypatch: pytest.MonkeyPatch, url: str) -> None:
+    monkeypatch.setenv("HALFNOTE_DATABASE_URL", url)
+    refused = run_alone("migrate")
+    assert refused.code == 2
+    expected = "HALFNOTE_DATABASE_URL: must be a URL like postgresql://user:password@host:5432/halfnote"
+    assert refused.err == f"halfnote: {expected}\n"

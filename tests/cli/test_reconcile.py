@@ -233,6 +233,9 @@ def test_without_pyspark_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch
     assert (ended.code, ended.out) == (2, "")
     assert "no_such_package" in ended.err
     assert "pip install 'halfnote-server[spark]'" in ended.err
+    described = run_alone("reconcile", "--help")
+    assert (described.code, described.err) == (0, "")
+    assert "pip install 'halfnote-server[spark]'" in " ".join(described.out.split())
 
 
 @pytest.fixture
