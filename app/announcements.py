@@ -11,7 +11,7 @@ from typing import Any
 from uuid import UUID
 
 from app.finding_kinds import docs_of
-from app.store.proof.findings import Told
+from app.store.proof.findings import AnnouncedFindings
 from app.store.relay.announcements import Announcement
 from app.topic_patterns import is_reserved
 
@@ -70,9 +70,9 @@ def dead_letter(
     """
     if is_reserved(topic):
         return None
-    told = {"message_id": message_id, "topic": topic, "key": key, "attempts": attempts, "reason": _clean(reason)}
-    told |= {"error": _clean(error), "status": status, "replay": replay or None}
-    return _of_subscription(DEAD, subscription, at, told)
+    fields = {"message_id": message_id, "topic": topic, "key": key, "attempts": attempts, "reason": _clean(reason)}
+    fields |= {"error": _clean(error), "status": status, "replay": replay or None}
+    return _of_subscription(DEAD, subscription, at, fields)
 
 
 def disabled(subscription: str, topics: Sequence[str], *, reason: str, at: datetime) -> Announcement | None:
@@ -100,12 +100,12 @@ def breaker_closed(
     return _of_subscription(BREAKER_CLOSED, subscription, at, {"opened_at": opened_at, "open_s": open_s})
 
 
-def findings(told: Told, *, at: datetime) -> Announcement:
+def findings(found: AnnouncedFindings, *, at: datetime) -> Announcement:
     """Announce the findings of one day and kind; `count` is how many are open now."""
-    body = {"type": FINDING, "at": at, "day": told.day, "kind": told.kind, "count": told.open}
-    body |= {"examples": [_clean(subject) for subject in told.examples]}
-    body |= {"first_run": told.first_run, "last_run": told.last_run, "docs": docs_of(told.kind)}
-    return Announcement(FINDING, f"{told.day} {told.kind}", told.kind, body, stands_for=told.new)
+    body = {"type": FINDING, "at": at, "day": found.day, "kind": found.kind, "count": found.open}
+    body |= {"examples": [_clean(subject) for subject in found.examples]}
+    body |= {"first_run": found.first_run, "last_run": found.last_run, "docs": docs_of(found.kind)}
+    return Announcement(FINDING, f"{found.day} {found.kind}", found.kind, body, stands_for=found.new)
 
 
 def only_reserved(topics: Iterable[str]) -> bool:
@@ -118,8 +118,8 @@ def _of_transaction(topic: str, transaction: UndecidedTransaction, reason: str |
     return Announcement(topic, transaction.producer_group, transaction.producer_group, body)
 
 
-def _of_subscription(topic: str, subscription: str, at: datetime, told: dict[str, Any]) -> Announcement:
-    body = {"type": topic, "at": at, "subscription": subscription, **told}
+def _of_subscription(topic: str, subscription: str, at: datetime, fields: dict[str, Any]) -> Announcement:
+    body = {"type": topic, "at": at, "subscription": subscription, **fields}
     return Announcement(topic, subscription, subscription, body)
 
 

@@ -17,18 +17,18 @@ NAME_PATTERN = r"^[^\u0000-\u001f\u007f]*$"
 
 
 def has_control_character(value: str) -> bool:
-    """Tell whether a name holds a control character (NUL among them, which Postgres cannot store)."""
+    """Return whether a name holds a control character (NUL among them, which Postgres cannot store)."""
     return _CONTROL(value) is not None
 
 
 def may_send_as_json(content_type: str) -> bool:
-    """Tell whether a producer may send a message of this content type with `body` rather than `body_base64`."""
+    """Return whether a producer may send a message of this content type with `body` rather than `body_base64`."""
     return _json_body_type(content_type) is not None
 
 
 @lru_cache(maxsize=1024)
 def is_json_type(content_type: str) -> bool:
-    """Tell whether a content type declares JSON: the subtype is `json` or ends in `+json`; parameters do not matter.
+    """Return whether a content type declares JSON: the subtype is `json` or ends in `+json`; parameters do not matter.
 
     RFC 8259 §11 registers `application/json`, RFC 6838 §4.2.8 the suffix for any type; CloudEvents' JSON format 1.0.2
     §3.1.1 takes a subtype `json` of any type, such as the unregistered `text/json`.

@@ -19,7 +19,7 @@ PREFIX = "hn_"
 KEY_BYTES = 32
 # The characters that 256 bits take in this alphabet. A double click selects a whole key.
 KEY_CHARACTERS = 43
-# The part of a key that lists show, so that people can tell keys apart: 36 of its 256 bits.
+# The part of a key that lists show, so that people can distinguish keys: 36 of its 256 bits.
 SHOWN_CHARACTERS = len(PREFIX) + 6
 _ALPHABET = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"
 # People may choose a longer key (HALFNOTE_ADMIN_KEY): 64 hexadecimal digits are 256 bits as well.

@@ -11,7 +11,7 @@ RESERVED = "halfnote."
 
 
 def is_reserved(name: str) -> bool:
-    """Tell whether a topic is reserved, or a pattern matches reserved topics alone."""
+    """Return whether a topic is reserved, or a pattern matches reserved topics alone."""
     return name.startswith(RESERVED)
 
 
@@ -36,17 +36,17 @@ class TopicPatterns:
         return f"TopicPatterns({list(self.patterns)})"
 
     def match(self, topic: str) -> bool:
-        """Tell whether a topic is matched."""
+        """Return whether a topic is matched."""
         return topic in self._names or topic.startswith(
             self._reserved_beginnings if topic.startswith(RESERVED) else self._beginnings
         )
 
     def match_any(self, topics: Collection[str]) -> bool:
-        """Tell whether at least one of the topics is matched."""
+        """Return whether at least one of the topics is matched."""
         return any(map(self.match, topics))
 
     def cover(self, pattern: str) -> bool:
-        """Tell whether every topic that a pattern matches is matched."""
+        """Return whether every topic that a pattern matches is matched."""
         if not pattern.endswith("*"):
             return self.match(pattern)
         beginning = pattern[:-1]
@@ -54,12 +54,12 @@ class TopicPatterns:
 
 
 def reserved_sql(name: str) -> str:
-    """Return the SQL condition that a name (an expression of type text) is reserved, as `is_reserved` tells it."""
+    """Return the SQL condition that a name (an expression of type text) is reserved, as in `is_reserved`."""
     return f"{name} ^@ '{RESERVED}'"
 
 
 def match_sql(topic: str, patterns: str) -> str:
-    """Return the SQL condition that patterns match a topic, as `TopicPatterns.match` tells it.
+    """Return the SQL condition that patterns match a topic, as in `TopicPatterns.match`.
 
     `topic` is an expression of type text, `patterns` one of type text[], such as `$2::text[]`; neither is null. If
     `patterns` is a parameter, the arrays of beginnings are computed once for the statement (InitPlans) and not for each

@@ -87,10 +87,10 @@ def main(arguments: Sequence[str]) -> int:
     except KeyboardInterrupt:
         print("Stopped.", file=sys.stderr)
         return 130
-    return tell(reports)
+    return print_summary(reports)
 
 
-def tell(reports: Sequence[Report]) -> int:
+def print_summary(reports: Sequence[Report]) -> int:
     """Print the missed bars and the unfinished parts, and return the exit status."""
     missed = [bar for report in reports for bar in report.bars if not bar.held]
     broken = [what for report in reports for what in report.broken]

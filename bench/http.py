@@ -59,7 +59,7 @@ async def bench(stage: Stage) -> Report:
                 if row.plan == "whole":
                     delivered.append((await count_of(receiver) - before) / stage.seconds(5))
             await relay_busy(ours, receiver, busy=False)
-        _tell(report, rows, found)
+        _add_figures(report, rows, found)
         report.add("delivered while busy", median(delivered), "messages/s", ratio_to="whole, relay busy")
         report.add("resident after it", ours.resident_mb(), "MB")
     await stage.drop("http_naive", "http_ours")
@@ -92,7 +92,7 @@ async def _measure(stage: Stage, row: Row) -> Measured:
     return Measured(done.rate / requests, done.cpu_us * requests, done.p99_ms)
 
 
-def _tell(report: Report, rows: list[Row], found: dict[str, list[Measured]]) -> None:
+def _add_figures(report: Report, rows: list[Row], found: dict[str, list[Measured]]) -> None:
     """Turn the runs into figures and check the bars."""
 
     def ratio(of: str, to: str) -> float:

@@ -60,14 +60,14 @@ async def drains(stage: Stage, report: Report) -> None:
                 await relay.subscribe(2 * round_ + 2, TOPIC, start={"offset": head - singles})
                 single.append((await relay.wait(singles, within_s=LONGEST_S)).arrivals)
     for name, drained in ((f"{count:,}, batches of {BATCH}", batched), (f"{singles:,}, one by one", single)):
-        _tell(report, name, drained, looks)
+        _add_figures(report, name, drained, looks)
     highest_mb = max(look.resident_mb for look in looks)
     report.add("worker's memory before", looks[0].resident_mb, "MB")
     report.add("worker's memory, highest", highest_mb, "MB", ratio_to="worker's memory before")
     report.hold("a worker's memory while it drains a backlog, MB", highest_mb, at_most=MEMORY_MB)
 
 
-def _tell(report: Report, name: str, drained: Sequence[Sequence[Arrival]], looks: Sequence[Look]) -> None:
+def _add_figures(report: Report, name: str, drained: Sequence[Sequence[Arrival]], looks: Sequence[Look]) -> None:
     rates: list[list[float]] = []
     costs: list[list[float]] = []
     for arrivals in drained:

@@ -34,7 +34,7 @@ async def bench(stage: Stage, report: Report) -> None:
             for bad in (True, False) if turn % 2 == 0 else (False, True):
                 await _let(relay, bad=bad)
                 found[bad].append(await relay.drain(TOPIC, count, to=GOOD))
-    _tell(report, found)
+    _add_figures(report, found)
 
 
 async def _let(relay: Relaying, *, bad: bool) -> None:
@@ -42,7 +42,7 @@ async def _let(relay: Relaying, *, bad: bool) -> None:
         await (relay.resume if bad else relay.pause)(number)
 
 
-def _tell(report: Report, found: dict[bool, list[Drained]]) -> None:
+def _add_figures(report: Report, found: dict[bool, list[Drained]]) -> None:
     without, beside = ([drained.rate for drained in found[bad]] for bad in (False, True))
     ratio = median_ratio(beside, without)
     report.add(f"{GOOD} subscriptions", median(without), "messages/s")

@@ -42,10 +42,10 @@ async def bench(stage: Stage, report: Report) -> None:
             found["batch"].append(await relay.drain(BATCHES[1], batch))
         alone = await capacity(stage.place, f"{relay.receiver.url}/hook/0", *sent, stage.seconds(3))
         report.add("receiver alone (wrk)", alone, "requests/s")
-    _tell(report, found, bare)
+    _add_figures(report, found, bare)
 
 
-def _tell(report: Report, found: dict[str, list[Drained]], bare: list[float]) -> None:
+def _add_figures(report: Report, found: dict[str, list[Drained]], bare: list[float]) -> None:
     single, batch = ([drained.rate for drained in found[name]] for name in ("single", "batch"))
     report.add("bare client", median(bare), "requests/s")
     ratio = median_ratio(single, bare)

@@ -65,10 +65,10 @@ async def _from_postgres(stage: Stage, report: Report, dsn: str, day: date, plan
     report.hold("the whole proof of the day, s after the session's start", run.seconds, at_most=WHOLE_S)
     async with connected(dsn) as connection:
         rows = await connection.fetch("select kind, subject from finding where day = $1 and resolved_at is null", day)
-    tell(report, "proof, from Postgres", frozenset((row["kind"], row["subject"]) for row in rows), planted)
+    compare(report, "proof, from Postgres", frozenset((row["kind"], row["subject"]) for row in rows), planted)
     sql = await by_postgres(dsn, day)
     report.add("rules as SQL in Postgres", sql.seconds, "s", ratio_to="proof, from Postgres")
-    tell(report, "rules as SQL in Postgres", sql.found, planted)
+    compare(report, "rules as SQL in Postgres", sql.found, planted)
 
 
 async def _from_parquet(stage: Stage, report: Report, frames: Path, planted: Found) -> None:
@@ -86,8 +86,8 @@ async def _from_parquet(stage: Stage, report: Report, frames: Path, planted: Fou
     report.add("whole proof, from Parquet", median(wholes), "s")
     report.notes.append(f"joins {spread(joins)} s, DuckDB {spread(others)} s, in turn")
     report.hold("the proof's joins against DuckDB, same Parquet", ratio, at_most=DUCKDB_TIMES)
-    tell(report, "rules as SQL in DuckDB", answer.found, planted)
-    tell(report, "proof, from Parquet", findings_in(out), planted)
+    compare(report, "rules as SQL in DuckDB", answer.found, planted)
+    compare(report, "proof, from Parquet", findings_in(out), planted)
 
 
 def findings_in(out: Path) -> Found:
@@ -96,7 +96,7 @@ def findings_in(out: Path) -> Found:
     return frozenset((kind, subject) for kind, subject in rows)
 
 
-def tell(report: Report, name: str, found: Found, planted: Found) -> None:
+def compare(report: Report, name: str, found: Found, planted: Found) -> None:
     """Compare the findings with the planted faults: all of them and no others must be found."""
     both = len(found & planted)
     report.hold(f"{name}: recall of {len(planted):,} planted", both / len(planted), at_least=1.0)

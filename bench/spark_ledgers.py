@@ -1,7 +1,7 @@
 """An archived day with the ledgers of producers and consumers, and faults of every kind at once."""
 
 from bench.report import Report
-from bench.spark_day import FAULTS, FAULTS_QUICK, TRANSACTIONS, TRANSACTIONS_QUICK, findings_in, tell
+from bench.spark_day import FAULTS, FAULTS_QUICK, TRANSACTIONS, TRANSACTIONS_QUICK, compare, findings_in
 from bench.spark_run import generate, reconcile
 from bench.spark_sql import planted_in
 from bench.stage import Stage
@@ -26,4 +26,4 @@ async def bench(stage: Stage, report: Report) -> None:
     planted = planted_in(frames / "planted.json")
     kinds = len({kind for kind, _ in planted})
     report.notes.append(f"{count:,} transactions, {len(planted):,} faults of {kinds} kinds")
-    tell(report, "proof with ledgers", findings_in(out), planted)
+    compare(report, "proof with ledgers", findings_in(out), planted)

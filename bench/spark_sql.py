@@ -56,7 +56,7 @@ async def by_postgres(dsn: str, day: date) -> Answer:
 
 def by_duckdb(directory: Path, spill: Path) -> Answer:
     """Run the script in DuckDB over a directory of frames. Data that does not fit in memory goes to `spill`."""
-    told = json.loads((directory / "frames.json").read_text())
+    description = json.loads((directory / "frames.json").read_text())
     with closing(duckdb.connect(config=DUCKDB | {"temp_directory": str(spill)})) as connection:
         connection.execute("set timezone = 'UTC'")
         connection.execute("set preserve_insertion_order = false")
@@ -67,9 +67,10 @@ def by_duckdb(directory: Path, spill: Path) -> Answer:
             else:
                 connection.execute(f"create table {name} ({EMPTY[name]})")
         connection.execute("create table rule (name varchar, value double)")
-        connection.executemany("insert into rule values (?, ?)", list(told["rules"].items()))
+        connection.executemany("insert into rule values (?, ?)", list(description["rules"].items()))
         connection.execute(
-            "create table moment as select ?::timestamptz as seen_at, ?::double as sla_s", [told["seen_at"], SLA_S]
+            "create table moment as select ?::timestamptz as seen_at, ?::double as sla_s",
+            [description["seen_at"], SLA_S],
         )
         connection.execute((HERE / "spark_rules_duckdb.sql").read_text())
         seconds = time.monotonic() - began

@@ -102,8 +102,9 @@ async def standby(stage: Stage, dsn: str, settings: Mapping[str, str]) -> AsyncI
         as_server |= {"user": account.uid, "group": account.gid, "extra_groups": []}
     await asyncio.to_thread(_copy, stage, dsn, directory, as_server)
     # These settings override the copied configuration files.
-    told = {"port": str(port), "hot_standby": "on", "logging_collector": "off", "cluster_name": "standby", **settings}
-    options = [part for name, value in told.items() for part in ("-c", f"{name}={value}")]
+    fixed = {"port": str(port), "hot_standby": "on", "logging_collector": "off", "cluster_name": "standby"}
+    overrides = fixed | settings
+    options = [part for name, value in overrides.items() for part in ("-c", f"{name}={value}")]
     with (stage.place / "standby.log").open("w") as log:
         server = subprocess.Popen(
             [stage.server.bin("postgres"), "-D", directory, *options], stdout=log, stderr=log, **as_server

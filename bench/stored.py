@@ -91,7 +91,7 @@ async def bench(stage: Stage) -> Report:
         await stack.enter_async_context(held.transaction(isolation="repeatable_read", readonly=True))
         await held.fetchval("select count(*) from lease")
         pairs = await _pairs(stage, *sides)
-    _tell(report, pairs)
+    _add_figures(report, pairs)
     await stage.drop("stored_empty", "stored_full")
     return report
 
@@ -157,7 +157,7 @@ async def _slice(stage: Stage, side: Side) -> Slice:
     return Slice(done.cpu_us, backends_s / done.requests * 1e6, done.rate)
 
 
-def _tell(report: Report, pairs: list[tuple[Slice, Slice]]) -> None:
+def _add_figures(report: Report, pairs: list[tuple[Slice, Slice]]) -> None:
     """Add the medians, and compare the cost of a request on the empty database with its cost on the full one."""
     for name, of in (("API", "api_us"), ("Postgres backends", "backends_us"), ("both", "both_us")):
         ratios = [getattr(empty, of) / getattr(full, of) for empty, full in pairs]

@@ -41,7 +41,7 @@ async def bench(stage: Stage) -> Report:
             for name in names[turn % 3 :] + names[: turn % 3]:
                 found[name].append(await _cpu_us(stage, services[name]))
         report.add("exports that the collector took", await count_of(collector), "requests")
-    _tell(report, found)
+    _add_figures(report, found)
     await stage.drop(*(f"tracing_{n}" for n in range(3)))
     return report
 
@@ -50,7 +50,7 @@ async def _cpu_us(stage: Stage, service: Service) -> float:
     return (await load(stage.place, service, "half", stage.seconds(SECONDS))).cpu_us
 
 
-def _tell(report: Report, found: dict[str, list[float]]) -> None:
+def _add_figures(report: Report, found: dict[str, list[float]]) -> None:
     for name, values in found.items():
         report.add(name, median(values), "µs/request")
     for name, to, most in ((OFF, WITHOUT, OFF_MOST), (ON, OFF, ON_MOST)):

@@ -76,7 +76,7 @@ def play_at(url: str, directory: Path) -> None:
                     await_listening(host, shop_port)
                     play.order_1031_is_rescued(transaction_id)
                     play.order_1032_fails()
-                play.tell(transaction_id)
+                play.print_timeline(transaction_id)
         finally:
             play.clean_up()
 

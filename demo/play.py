@@ -81,7 +81,7 @@ class Play:
         expect(self._received() == [1030, 1031, 1033], f"the receiver got {self._received()}")
         say("Delivered: 1030, 1031, 1033. Not 1032.")
 
-    def tell(self, transaction_id: str) -> None:
+    def print_timeline(self, transaction_id: str) -> None:
         """Print the timeline of order 1031 from Halfnote."""
         title(f"GET /transactions/{transaction_id}: the timeline of order 1031")
         timeline = self._transaction(transaction_id)["timeline"]

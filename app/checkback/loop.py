@@ -197,7 +197,7 @@ class CheckBack:
 
 
 def _is_temporary(error: Exception) -> bool:
-    """Tell whether the database is unavailable or busy, rather than unable to store one of the rows."""
+    """Return whether the database is unavailable or busy, rather than unable to store one of the rows."""
     if isinstance(error, asyncpg.PostgresError):
         return error.sqlstate[:2] in TEMPORARY
     if isinstance(error, Problem):

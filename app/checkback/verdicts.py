@@ -16,7 +16,7 @@ from app.verdicts import Source, Verdict
 
 
 def by_policy(finished: FinishedCheck) -> bool:
-    """Tell whether policy decides the transaction, rather than its producer's answer."""
+    """Return whether policy decides the transaction, rather than its producer's answer."""
     return isinstance(finished.decision, Settle) and finished.decision.source == Source.POLICY
 
 

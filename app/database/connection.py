@@ -231,7 +231,7 @@ async def _refuse_server(connection: Connection) -> None:
 
 
 async def _shares_sessions(dsn: str) -> bool:
-    """Tell whether two clients get the same backend, or one gets several. Raises as `_refuse_server`."""
+    """Return whether two clients get the same backend, or one gets several. Raises as `_refuse_server`."""
     first = await connect(dsn)
     try:
         await _refuse_server(first)

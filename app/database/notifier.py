@@ -26,51 +26,51 @@ class WakeUps:
 
     def __init__(self, database: Database) -> None:
         self.relay = asyncio.Event()
-        # For the loop that tells the others.
-        self.untold = asyncio.Event()
+        # Set while a NOTIFY is due: it wakes the loop that sends it.
+        self.notify_due = asyncio.Event()
         self.interest: TopicPatterns | None = None
         self._database = database
         # What was published since the last NOTIFY: topics, or that some are not known.
         self._topics: set[str] = set()
         self._any = False
-        self._teller: Connection | None = None
+        self._notifying: Connection | None = None
         self._listener: Connection | None = None
         self._listening = False
 
     def published(self, topics: Collection[str] | None = None) -> None:
-        """Wake this process's relay if it takes one of the topics (None: any), and have the others told soon."""
+        """Wake this process's relay if it takes one of the topics (None: any), and have the others notified soon."""
         if topics is None:
             self._any = True
         else:
             self._topics.update(topics)
         self._wake(topics)
-        self.untold.set()
+        self.notify_due.set()
 
     def _wake(self, topics: Collection[str] | None) -> None:
         if topics is None or self.interest is None or self.interest.match_any(topics):
             self.relay.set()
 
-    async def tell(self) -> bool:
+    async def notify(self) -> bool:
         """Send one NOTIFY if anything was published since the last, then rest 20 ms; return whether it was sent.
 
         Raises what asyncpg does; the next call connects again.
         """
         if not (self._topics or self._any):
             return False
-        if self._teller is None:
-            self._teller = await self._database.dedicated()
+        if self._notifying is None:
+            self._notifying = await self._database.dedicated()
             # A hint needs no disk.
-            await self._teller.execute("set synchronous_commit = off")
+            await self._notifying.execute("set synchronous_commit = off")
         # Before the statement: the next NOTIFY covers messages that are published while this one runs.
         topics, whatever = self._topics, self._any
         self._topics, self._any = set(), False
         try:
-            await self._teller.execute(NOTIFY, CHANNEL, "" if whatever else _payload(topics))
+            await self._notifying.execute(NOTIFY, CHANNEL, "" if whatever else _payload(topics))
         except BaseException:
             self._topics |= topics
             self._any = self._any or whatever
-            self._teller.terminate()
-            self._teller = None
+            self._notifying.terminate()
+            self._notifying = None
             raise
         await asyncio.sleep(NOTIFY_EVERY_S)
         return True
@@ -95,15 +95,15 @@ class WakeUps:
 
     def _heard(self, _connection: object, pid: int, _channel: str, payload: object) -> None:
         # Our own relay was woken when it was published.
-        if self._teller is None or self._teller.is_closed() or pid != self._teller.get_server_pid():
+        if self._notifying is None or self._notifying.is_closed() or pid != self._notifying.get_server_pid():
             self._wake(str(payload).split("\n") if payload else None)
 
     async def close(self) -> None:
         """Close both connections."""
-        for connection in (self._teller, self._listener):
+        for connection in (self._notifying, self._listener):
             if connection is not None:
                 connection.terminate()
-        self._teller, self._listener, self._listening = None, None, False
+        self._notifying, self._listener, self._listening = None, None, False
 
 
 def _payload(topics: set[str]) -> str:

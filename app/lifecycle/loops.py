@@ -32,7 +32,7 @@ def all_loops(runtime: Runtime) -> list[Loop]:
         Loop("news", News().step, live_settings.EVERY_S),
         Loop("clock", clock_offset.step, clock_offset.EVERY_S),
         Loop("ready", readiness_gauge.step, readiness_gauge.EVERY_S),
-        Loop("tell", notify, NOTIFY_EVERY_S, runtime.wake_ups.untold),
+        Loop("tell", notify, NOTIFY_EVERY_S, runtime.wake_ups.notify_due),
     ]
     if len(runtime.database.guard.hosts) > 1:
         following.append(Loop("timelines", timelines.step, timelines.EVERY_S))

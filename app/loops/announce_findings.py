@@ -10,7 +10,7 @@ import structlog
 from app.announcements import findings
 from app.runtime.loop_runner import StepResult
 from app.runtime.state import Runtime
-from app.store.proof.findings import AT_ONCE, tell_findings
+from app.store.proof.findings import AT_ONCE, take_unannounced
 from app.store.relay.announcements import announce
 
 log = structlog.get_logger(__name__)
@@ -25,11 +25,11 @@ async def step(runtime: Runtime, now: datetime, *, at_once: int = AT_ONCE) -> St
     rate limit are counted and announced when the limit's time is over. Concurrent replicas skip each other's rows.
     """
     async with runtime.database.transaction() as connection:
-        told = await tell_findings(connection, now, at_once=at_once)
-        written = await announce(connection, [findings(one, at=now) for one in told], now)
+        taken = await take_unannounced(connection, now, at_once=at_once)
+        written = await announce(connection, [findings(one, at=now) for one in taken], now)
     if written:
         runtime.wake_ups.published()
-    for one in told:
+    for one in taken:
         log.info("findings_announced", day=str(one.day), kind=one.kind, new=one.new, open=one.open)
-    done = sum(one.new for one in told)
+    done = sum(one.new for one in taken)
     return StepResult(done, more=done == at_once)

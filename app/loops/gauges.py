@@ -44,7 +44,7 @@ async def step(runtime: Runtime, now: datetime) -> StepResult:
 
 
 async def _show_proof(proof: ProofMetrics, connection: Connection, now: datetime) -> None:
-    """Set what tells of the nightly proof; what is open is counted once a run, because only runs change it."""
+    """Set the metrics of the nightly proof. Open findings are counted once per run, because only runs change them."""
     stands = await standing(connection)
     newest, _ = await list_runs(connection, FIRST_RUN, 1)
     proof.proved_age_s.set(_age(now, stands.proved_at))

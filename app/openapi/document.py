@@ -35,8 +35,9 @@ from app.openapi.fast_path import hot_operations, hot_schemas
 from app.openapi.problems import ProblemDocument, add_problems
 
 ABOUT = """
-A producer that must change its own database and tell the world posts a *half message* (`POST /half`), runs its local
-database transaction, and posts the *end* (`POST /end`). If the end never comes, Halfnote asks the producer's check URL.
+A producer that must change its own database and notify other services posts a *half message* (`POST /half`), runs its
+local database transaction, and posts the *end* (`POST /end`). If the end never comes, Halfnote asks the producer's
+check URL.
 
 Requests and answers are JSON. Unknown fields are refused; of a key that occurs twice, the last one counts. Times are
 RFC 3339 in UTC, durations are seconds (`_s`). Errors are RFC 9457 problem details; `type` leads to its explanation.

@@ -68,7 +68,7 @@ class Breaker:
         return timedelta(0) if passed >= pause or passed < timedelta(0) else pause - passed
 
     def prefers_retries(self, others: Sized) -> bool:
-        """Tell whether the next probe should be a retry rather than one of `others`; they take turns."""
+        """Return whether the next probe should be a retry rather than one of `others`; they take turns."""
         return not len(others) or self._probes % 2 == 1
 
     def probing(self, now: datetime) -> None:

@@ -162,7 +162,7 @@ class Assignments:
             await release(connection, {lease.name: lease.epoch for lease in unused}, self._runtime.owner, now)
 
     def _can_open(self, subscription: Subscription, now: datetime) -> bool:
-        """Tell whether this process should try: it may lack a library that another worker has."""
+        """Return whether this process should try: it may lack a library that another worker has."""
         at = self._unavailable.get(subscription.subscription_id)
         if at is not None and not due(at, UNAVAILABLE_FOR, now):
             return False
@@ -275,7 +275,7 @@ async def _desired(connection: Connection, known: Known) -> DesiredAssignments:
 
 
 def due(last: datetime | None, every: timedelta, now: datetime) -> bool:
-    """Tell whether `every` has passed since `last`; a clock that stepped back does not delay it."""
+    """Return whether `every` has passed since `last`; a clock that stepped back does not delay it."""
     return last is None or abs(now - last) >= every
 
 

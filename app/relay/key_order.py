@@ -100,7 +100,7 @@ class KeyOrder:
         self.dead.difference_update(keys)
 
     def has_stored(self, key: str | None) -> bool:
-        """Tell whether delivery_retry has more of a key."""
+        """Return whether delivery_retry has more of a key."""
         return key in self._stored
 
     def clear(self) -> list[Outgoing]:

@@ -176,7 +176,7 @@ class Relay:
             self._refreshed_at = None
 
     def _replays_under(self, stream: Stream) -> bool:
-        """Tell whether replays still run under a stream's lease."""
+        """Return whether replays still run under a stream's lease."""
         if stream.source.shard.replay:
             return False
         return any(s is not stream and s.lease.name == stream.lease.name for s in self.streams.values())

@@ -62,7 +62,7 @@ class StreamOutcomes:
     # What the sender asks (SenderOwner)
 
     def may_send(self, now: datetime) -> bool:
-        """Tell whether messages may be sent: not if the subscription ends, or too many outcomes are not recorded."""
+        """Return whether messages may be sent: not if the subscription ends, or too many outcomes are not recorded."""
         return self.disabled_reason is None and len(self.buffer) < self._unsettled_most
 
     def sender_idle(self) -> None:

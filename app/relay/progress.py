@@ -39,7 +39,7 @@ class Progress:
         return next((offset - 1 for offset in self._outstanding if offset not in over), self.position)
 
     def may_move(self, now: datetime) -> bool:
-        """Tell whether the stored checkpoint was last moved long enough ago."""
+        """Return whether the stored checkpoint was last moved long enough ago."""
         return self._moved_at is None or abs(now - self._moved_at) >= CHECKPOINT_EVERY
 
     def moved(self, offset: int, now: datetime) -> None:

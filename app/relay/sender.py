@@ -29,7 +29,7 @@ class SenderOwner(Protocol):
     """The stream that a sender delivers for."""
 
     def may_send(self, now: datetime) -> bool:
-        """Tell whether messages may be sent at all."""
+        """Return whether messages may be sent at all."""
 
     def record_outcome(self, message: Outgoing, outcome: Outcome, sent_at: datetime, now: datetime) -> None:
         """Take the outcome of a message that was sent."""

@@ -85,7 +85,7 @@ class Stream:
         return not (self.closing or self.lost or self.outcomes.disabled_reason is not None)
 
     def wants_messages(self, head: int) -> bool:
-        """Tell whether the log, whose last offset is `head`, has something to read and the stream has room for it."""
+        """Return whether the log, whose last offset is `head`, has something to read and the stream has room for it."""
         if not self._reads or self.queue.full:
             return False
         # An open breaker looks for a message that is well beyond those that failed.
@@ -118,14 +118,14 @@ class Stream:
         )
 
     def wants_settle(self, now: datetime) -> bool:
-        """Tell whether there are outcomes to record or a checkpoint to move."""
+        """Return whether there are outcomes to record or a checkpoint to move."""
         buffer = self.outcomes.buffer
         if self.lost or buffer.settling:
             return False
         return bool(buffer.finished) or self.breaker.has_changes or self._checkpoint_due(now)
 
     def needs_turn(self, head: int, now: datetime) -> bool:
-        """Tell whether the relay should take its next turn at once: a turn was requested, or there is more to read."""
+        """Return whether the relay should take its next turn now: a turn was requested, or there is more to read."""
         if self.lost:
             return False
         return (

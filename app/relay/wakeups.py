@@ -15,7 +15,7 @@ NOTIFY_EVERY_S = 5.0
 
 async def notify(runtime: Runtime, now: datetime) -> StepResult:
     """Notify the relays of other processes that this process published."""
-    return StepResult(int(await runtime.wake_ups.tell()))
+    return StepResult(int(await runtime.wake_ups.notify()))
 
 
 async def listen(runtime: Runtime, now: datetime) -> StepResult:

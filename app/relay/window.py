@@ -65,7 +65,7 @@ class Window:
         return len(self._progress) < MEMORY_TIMES * self.capacity
 
     def is_behind(self, head: int) -> bool:
-        """Tell whether the log, whose last offset is `head`, has something to read."""
+        """Return whether the log, whose last offset is `head`, has something to read."""
         return min(head, self._source.until) > self.position
 
     def accept(self, messages: Sequence[Outgoing], reached: int | None) -> Sequence[Outgoing]:
@@ -91,11 +91,11 @@ class Window:
         self._progress.settled(offset)
 
     def checkpoint_lags(self) -> bool:
-        """Tell whether the stored checkpoint is behind what is settled."""
+        """Return whether the stored checkpoint is behind what is settled."""
         return self.settled_to > self._progress.checkpoint
 
     def checkpoint_may_move(self, now: datetime) -> bool:
-        """Tell whether the last move of the stored checkpoint was long enough ago."""
+        """Return whether the last move of the stored checkpoint was long enough ago."""
         return self._progress.may_move(now)
 
     def checkpoint_after(self, offsets: Collection[int]) -> int | None:

@@ -144,7 +144,7 @@ async def dead_letter_rest(
         return None
     runtime.metrics.retention.left_undelivered.labels(subscription.name).inc(buried.messages)
     log.error("day_left_undelivered", day=day.day.isoformat(), subscription=subscription.name, messages=buried.messages)
-    told = dead_letter(
+    announcement = dead_letter(
         subscription.name,
         message_id=message_id(buried.transaction_id, buried.position),
         topic=buried.topic,
@@ -154,7 +154,7 @@ async def dead_letter_rest(
         attempts=buried.attempts,
         at=now,
     )
-    return None if told is None else replace(told, stands_for=buried.told)
+    return None if announcement is None else replace(announcement, stands_for=buried.announced)
 
 
 async def _detach(connection: Connection, day: Day) -> list[str]:

@@ -119,5 +119,5 @@ async def _versions(runtime: Runtime) -> tuple[str | None, str]:
 
 
 def _shown(check: HealthCheck, caller: Caller) -> CheckShown:
-    told = caller.known and (caller.role is None or caller.role in PEOPLE)
-    return CheckShown(name=check.name, ok=check.ok, detail=check.detail if told else FOR_PEOPLE)
+    detailed = caller.known and (caller.role is None or caller.role in PEOPLE)
+    return CheckShown(name=check.name, ok=check.ok, detail=check.detail if detailed else FOR_PEOPLE)

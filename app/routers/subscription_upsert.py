@@ -142,7 +142,7 @@ def _same_account(former: dict[str, Any], destination: Any) -> bool:
 
 
 def consents(destination: dict[str, Any], stored: Subscription | None) -> bool:
-    """Tell whether a webhook (stored JSON) must give consent: consent is on, and this URL has not given it."""
+    """Return whether a webhook (stored JSON) must give consent: consent is on, and this URL has not given it."""
     if not destination.get("consent"):
         return False
     former = stored.destination if stored is not None else {}

@@ -113,7 +113,7 @@ class ApiKeyShown(BaseModel):
 
     key_id: int
     name: str
-    prefix: str = Field(description="the first characters, to tell keys apart")
+    prefix: str = Field(description="the first characters, to distinguish keys")
     role: Role
     producer_groups: list[str]
     topics: list[str]

@@ -90,16 +90,16 @@ async def compare(found: Servers, orders: int, transfers: int, slow_s: float) ->
 async def play_orders(found: Servers, way: Way, count: int) -> Outcome:
     """Run the first story."""
     async with staged(found, SHOP, way, act="shop") as stage:
-        with timed(f"{way.title} ({way.order}): {count} orders") as told:
-            outcome = await crashes(stage, count, told)
+        with timed(f"{way.title} ({way.order}): {count} orders") as report_progress:
+            outcome = await crashes(stage, count, report_progress)
     return outcome
 
 
 async def play_transfers(found: Servers, way: Way, count: int) -> tuple[Outcome, int]:
     """Run the second story; also return the difference of the sum of all accounts."""
     async with staged(found, BANK, way, act="bank") as stage:
-        with timed(f"{way.title} ({way.order}): {count} transfers") as told:
-            outcome = await crashes(stage, count, told)
+        with timed(f"{way.title} ({way.order}): {count} transfers") as report_progress:
+            outcome = await crashes(stage, count, report_progress)
         total = await read_sum(stage.databases["own"]) + await read_sum(stage.databases["bank-b"])
     return outcome, total - CAPITAL
 

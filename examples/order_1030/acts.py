@@ -30,15 +30,18 @@ class Outcome:
     left: int
 
 
-async def crashes(stage: Stage, count: int, tell: Callable[[int], None]) -> Outcome:
-    """Place orders while the service and its consumers die; count the results at the end. `tell` gets the progress."""
+async def crashes(stage: Stage, count: int, report_progress: Callable[[int], None]) -> Outcome:
+    """Place orders while the service and its consumers die; count the results at the end.
+
+    `report_progress` is called with the number of orders that are done.
+    """
     done = 0
     async with _customers() as customers:
         for group in plan(count, stage.way.steps, stage.story.consumers):
             for placed in group:
                 await _befall(stage, placed, customers)
             await asyncio.gather(*(_place(stage, placed, customers) for placed in group))
-            tell(done := done + len(group))
+            report_progress(done := done + len(group))
     for program in stage.consumers.values():
         if program.down:
             await program.start()

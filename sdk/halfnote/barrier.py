@@ -90,11 +90,11 @@ class Barrier(_Rules):
 
     def check_local(self, transaction: CheckedTransaction) -> Verdict:
         """Return the outcome of the local database transaction; UNKNOWN while it is still open."""
-        return self._told(self._checking(transaction))
+        return self._outcome(self._checking(transaction))
 
     def settle(self, transaction_id: UUID) -> Verdict:
-        """Tell it to the producer itself, when its local work raised: also that nothing of it may come any more."""
-        return self._told(partial(self._sql.checking, str(transaction_id), refuse=True))
+        """Return the outcome after the local work raised, and refuse a later `enter` of the transaction."""
+        return self._outcome(partial(self._sql.checking, str(transaction_id), refuse=True))
 
     def create_table(self) -> None:
         """Make the table unless it is there."""
@@ -104,7 +104,7 @@ class Barrier(_Rules):
         """Delete the rows of transactions older than this (default: `keep`); return how many. Raises ValueError."""
         return self.database.run(self._purging(older_than))
 
-    def _told(self, script: Callable[[], Script[Verdict]]) -> Verdict:
+    def _outcome(self, script: Callable[[], Script[Verdict]]) -> Verdict:
         for tried in range(1, TRIES + 1):
             try:
                 return self.database.run(script())
@@ -137,11 +137,11 @@ class AsyncBarrier(_Rules):
 
     async def check_local(self, transaction: CheckedTransaction) -> Verdict:
         """Return the outcome of the local database transaction; UNKNOWN while it is still open."""
-        return await self._told(self._checking(transaction))
+        return await self._outcome(self._checking(transaction))
 
     async def settle(self, transaction_id: UUID) -> Verdict:
-        """Tell it to the producer itself, when its local work raised: also that nothing of it may come any more."""
-        return await self._told(partial(self._sql.checking, str(transaction_id), refuse=True))
+        """Return the outcome after the local work raised, and refuse a later `enter` of the transaction."""
+        return await self._outcome(partial(self._sql.checking, str(transaction_id), refuse=True))
 
     async def create_table(self) -> None:
         """Make the table unless it is there."""
@@ -151,7 +151,7 @@ class AsyncBarrier(_Rules):
         """Delete the rows of transactions older than this (default: `keep`); return how many. Raises ValueError."""
         return await self.database.run(self._purging(older_than))
 
-    async def _told(self, script: Callable[[], Script[Verdict]]) -> Verdict:
+    async def _outcome(self, script: Callable[[], Script[Verdict]]) -> Verdict:
         for tried in range(1, TRIES + 1):
             try:
                 return await self.database.run(script())

@@ -27,8 +27,8 @@ class Binding(Protocol):
     def hides_rollbacks(self) -> bool:
         """Whether a commit that returned may have stored nothing: MySQL rolls back at a deadlock and continues."""
 
-    def when_over(self, tell: Callable[[DatabaseState], None]) -> None:
-        """Call `tell` once, at the end of the database transaction that is open now."""
+    def when_over(self, notify: Callable[[DatabaseState], None]) -> None:
+        """Call `notify` once, at the end of the database transaction that is open now."""
 
     def release(self) -> None:
         """Stop watching, unless a caller still waits for the end."""
@@ -103,13 +103,13 @@ class Block:
     def _follow(self, transaction: OpenTransaction, binding: Binding, state: DatabaseState) -> None:
         """Post the end in the background, now or when the database transaction is over."""
 
-        def tell(outcome: DatabaseState) -> None:
+        def notify(outcome: DatabaseState) -> None:
             self._later(self._over(transaction, outcome, None))
 
         if state == "open":
-            binding.when_over(tell)
+            binding.when_over(notify)
         elif state != "none":
-            tell(state)
+            notify(state)
 
     def _over(
         self, transaction: OpenTransaction, state: DatabaseState, error: Exception | None

@@ -67,7 +67,7 @@ class InboxSql:
         return (yield Statement(sql, (self.consumer, message_id, replay, subscription))).count == 1
 
     def standing(self, message_id: str, replay: str) -> Script[bool]:
-        """Tell whether a message's row exists, in the database transaction that wrote it."""
+        """Return whether a message's row exists, in the database transaction that wrote it."""
         sql = f"select 1 from {self.table} where consumer = {{0}} and message_id = {{1}} and replay = {{2}}"  # noqa: S608
         return len((yield Statement(sql, (self.consumer, message_id, replay))).rows) == 1
 

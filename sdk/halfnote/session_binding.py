@@ -22,7 +22,7 @@ class SessionBinding:
         self._session = session
         self._state: DatabaseState = "open" if session.in_transaction() else "none"
         self._tried = self._committed = self._hides_rollbacks = False
-        self._tell: Callable[[DatabaseState], None] | None = None
+        self._notify: Callable[[DatabaseState], None] | None = None
         _bindings(session).append(self)
 
     @property
@@ -35,13 +35,13 @@ class SessionBinding:
         """Whether one of its databases may roll back by itself and continue."""
         return self._hides_rollbacks
 
-    def when_over(self, tell: Callable[[DatabaseState], None]) -> None:
-        """Call `tell` once, at the end of the database transaction that is open now."""
-        self._tell = tell
+    def when_over(self, notify: Callable[[DatabaseState], None]) -> None:
+        """Call `notify` once, at the end of the database transaction that is open now."""
+        self._notify = notify
 
     def release(self) -> None:
-        """Stop watching, unless the callback of `when_over` is still due."""
-        if self._tell is None and self in _bindings(self._session):
+        """Stop watching, unless the call that `when_over` registered is still due."""
+        if self._notify is None and self in _bindings(self._session):
             _bindings(self._session).remove(self)
 
     def on_begin(self) -> None:
@@ -62,10 +62,10 @@ class SessionBinding:
         if self._state != "open":
             return
         self._state = "committed" if self._committed else "doubtful" if self._tried else "rolled_back"
-        tell, self._tell = self._tell, None
-        if tell is not None:
+        notify, self._notify = self._notify, None
+        if notify is not None:
             self.release()
-            tell(self._state)
+            notify(self._state)
 
 
 def _bindings(session: Session) -> list[SessionBinding]:

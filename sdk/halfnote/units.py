@@ -24,11 +24,11 @@ class Unit:
         self.state: DatabaseState = "none"
         self.hides_rollbacks = hides_rollbacks
         self.marked = False
-        self._tell: Callable[[DatabaseState], None] | None = None
+        self._notify: Callable[[DatabaseState], None] | None = None
 
-    def when_over(self, tell: Callable[[DatabaseState], None]) -> None:
-        """Register `tell` for the end of an outer database transaction, if its end is observable."""
-        self._tell = tell
+    def when_over(self, notify: Callable[[DatabaseState], None]) -> None:
+        """Register `notify` for the end of an outer database transaction, if its end is observable."""
+        self._notify = notify
 
     def release(self) -> None:
         """Do nothing: this watcher holds nothing."""
@@ -36,9 +36,9 @@ class Unit:
     def committed(self) -> None:
         """Record that the outermost commit has returned."""
         self.state = "committed"
-        tell, self._tell = self._tell, None
-        if tell is not None:
-            tell("committed")
+        notify, self._notify = self._notify, None
+        if notify is not None:
+            notify("committed")
 
     def passed(self, *, nested: bool) -> None:
         """Record that the block ended without an exception."""

@@ -38,16 +38,16 @@ def jar_settings(environment: Mapping[str, str] = os.environ) -> dict[str, str]:
     return {"spark.jars.packages": COORDINATE}
 
 
-def told_settings(environment: Mapping[str, str] = os.environ) -> dict[str, str]:
+def configured_settings(environment: Mapping[str, str] = os.environ) -> dict[str, str]:
     """Return the settings of HALFNOTE_SPARK_CONF, one `name=value` per line, with the driver among its jars.
 
     Raises NoJarError if a line has another form.
     """
-    told: dict[str, str] = {}
+    settings: dict[str, str] = {}
     for line in filter(None, map(str.strip, environment.get(SETTINGS, "").splitlines())):
         name, is_there, value = (part.strip() for part in line.partition("="))
         if not name.startswith("spark.") or not is_there:
             raise NoJarError(f"{SETTINGS} has the line {line!r}. Each line must be spark.…=value.")
-        told[name] = value
+        settings[name] = value
     driver = jar_settings(environment)
-    return told | {name: ",".join(filter(None, (jar, told.get(name)))) for name, jar in driver.items()}
+    return settings | {name: ",".join(filter(None, (jar, settings.get(name)))) for name, jar in driver.items()}

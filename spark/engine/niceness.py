@@ -13,10 +13,10 @@ def stand_behind() -> None:
     A higher niceness stays. The reads run in Postgres, but no faster than this program receives the rows. Raises
     SystemExit (2, wrong usage) unless the value is a number from 0 to 19.
     """
-    told = os.environ.get(NICE, str(DEFAULT))
-    if not told.isdecimal() or not 0 <= int(told) <= 19:
-        print(f"{NICE} must be a number from 0 to 19, not {told!r}.", file=sys.stderr)
+    value = os.environ.get(NICE, str(DEFAULT))
+    if not value.isdecimal() or not 0 <= int(value) <= 19:
+        print(f"{NICE} must be a number from 0 to 19, not {value!r}.", file=sys.stderr)
         raise SystemExit(2)
     if os.name == "posix":
         mine = os.getpriority(os.PRIO_PROCESS, 0)
-        os.setpriority(os.PRIO_PROCESS, 0, max(mine, int(told)))
+        os.setpriority(os.PRIO_PROCESS, 0, max(mine, int(value)))

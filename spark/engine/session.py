@@ -10,7 +10,7 @@ import psutil
 from pyspark import SparkConf, SparkContext
 from pyspark.sql import SparkSession
 
-from spark.engine.jdbc_driver import COORDINATE, LISTS, OPTION, NoJarError, jar_settings, told_settings
+from spark.engine.jdbc_driver import COORDINATE, LISTS, OPTION, NoJarError, configured_settings, jar_settings
 from spark.engine.signals import PATIENCE_S, apart
 
 # Set by spark-submit, whose JVM starts before this program.
@@ -53,7 +53,7 @@ def session(master: str | None = None, **conf: str) -> SparkSession:
     session keeps its settings, except those in `conf`. Raises NoJarError.
     """
     given = _submitted()
-    jar = _jar(given) if _SUBMITTED in os.environ else told_settings()
+    jar = _jar(given) if _SUBMITTED in os.environ else configured_settings()
     chosen = {name: value for name, value in (DEFAULTS | jar).items() if name not in given} | conf
     if master is not None or "spark.master" not in given | chosen:
         chosen["spark.master"] = master or "local[*]"

@@ -126,7 +126,7 @@ def to_parquet(
     if archived:
         archive.finish(session(master), directory, plan)
         subjects |= archive.plant(directory) if plan.faults else {}
-    _tell(rows, subjects, began, planted or directory / "planted.json")
+    _report(rows, subjects, began, planted or directory / "planted.json")
     return rows
 
 
@@ -141,7 +141,7 @@ def to_postgres(
     with ThreadPoolExecutor(2) as two:
         list(two.map(partial(postgres.attach, dsn, plan), BIG))
     postgres.finish(dsn, plan)
-    _tell(rows, subjects, began, planted or Path("planted.json"))
+    _report(rows, subjects, began, planted or Path("planted.json"))
     return rows
 
 
@@ -162,7 +162,7 @@ def _fill(plan: Plan, fill: Fill, master: str | None) -> tuple[Counter[str], dic
     return rows, subjects
 
 
-def _tell(rows: dict[str, int], subjects: dict[str, list[str]], began: float, planted: Path) -> None:
+def _report(rows: dict[str, int], subjects: dict[str, list[str]], began: float, planted: Path) -> None:
     seconds = time.monotonic() - began
     if subjects:
         planted.write_text(json.dumps(subjects, indent=1, sort_keys=True) + "\n", encoding="utf-8")

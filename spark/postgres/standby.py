@@ -27,7 +27,7 @@ def standby_warning(settings: StandbySettings) -> str | None:
 
 
 def cancelled_by_replay(said: str) -> bool:
-    """Tell from an error's text whether the standby cancelled a read, or the session that held the snapshot."""
+    """Return whether, by an error's text, the standby cancelled a read, or the session that held the snapshot."""
     return any(
         sign in said
         for sign in (

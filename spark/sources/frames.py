@@ -241,9 +241,9 @@ def frames_from_parquet(spark: SparkSession, directory: str, day: date | None = 
     directory has no frames, or frames of another day.
     """
     files = Files(spark)
-    told = _described(files, directory, day)
-    rows: dict[str, int] = dict(told.get("rows", {}))
-    since = told.get("receipts_since")
+    description = _described(files, directory, day)
+    rows: dict[str, int] = dict(description.get("rows", {}))
+    since = description.get("receipts_since")
     frames: dict[str, Any] = {}
     for name, schema in schemas.FRAMES.items():
         place = f"{directory}/{name}"
@@ -259,9 +259,9 @@ def frames_from_parquet(spark: SparkSession, directory: str, day: date | None = 
     if files.exists(place := f"{directory}/same_offset"):
         frames["same_offset"] = spark.read.schema(schemas.SAME_OFFSET).parquet(place)
     return Frames(
-        day=date.fromisoformat(told["day"]),
-        seen_at=datetime.fromisoformat(told["seen_at"]),
-        rules=told.get("rules", {}),
+        day=date.fromisoformat(description["day"]),
+        seen_at=datetime.fromisoformat(description["seen_at"]),
+        rules=description.get("rules", {}),
         receipts_since=None if since is None else datetime.fromisoformat(since),
         rows=rows,
         **frames,
@@ -273,14 +273,14 @@ def _described(files: Files, directory: str, day: date | None) -> dict[str, Any]
     if not files.exists(place):
         raise RunFailedError(f"{place} is missing, so {directory} is not a directory of frames.")
     try:
-        told: dict[str, Any] = json.loads(files.read_text(place))
-        found = date.fromisoformat(told["day"])
-        datetime.fromisoformat(told["seen_at"])
+        description: dict[str, Any] = json.loads(files.read_text(place))
+        found = date.fromisoformat(description["day"])
+        datetime.fromisoformat(description["seen_at"])
     except (ValueError, KeyError, TypeError) as error:
         raise RunFailedError(f"{place} cannot be read: {type(error).__name__} {error}.") from error
     if day is not None and found != day:
         raise RunFailedError(f"{place} is of {found}, not of {day}.")
-    return told
+    return description
 
 
 def days_of_parquet(spark: SparkSession, directory: str) -> Iterator[str]:

@@ -186,8 +186,8 @@ def _of_database(name: str, error: Exception) -> Exception:
         # Only a java.sql.SQLException has an SQLSTATE. 08: no connection; 53 to 58: a fault of the server.
         with suppress(Py4JError):
             state = cause.getSQLState() or ""
-            told = RunFailedError if state[:2] in ("08", "53", "54", "55", "57", "58") else LedgerError
-            return told(f"{name}: {_first_line(cause.getMessage())}")
+            error_class = RunFailedError if state[:2] in ("08", "53", "54", "55", "57", "58") else LedgerError
+            return error_class(f"{name}: {_first_line(cause.getMessage())}")
         cause = cause.getCause()
     return LedgerError(f"{name}: {_reason(error)}")
 

@@ -38,7 +38,9 @@ class Attempts:
     duration_ms: Ints
 
 
-def attempts(plan: Plan, made: Transactions, messages: Messages, deliveries: Deliveries, planted: Planted) -> Attempts:
+def generate_attempts(
+    plan: Plan, made: Transactions, messages: Messages, deliveries: Deliveries, planted: Planted
+) -> Attempts:
     """Return the attempts of a chunk, including those that faults add."""
     swept = np.concatenate([np.flatnonzero(made.swept), np.array(planted.parked, dtype=np.int64)])
     parked = np.array(planted.parked, dtype=np.int64)

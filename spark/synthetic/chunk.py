@@ -6,14 +6,14 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from spark.synthetic.attempts import KINDS, OUTCOMES, PARKED_REASON, Attempts, attempts, dead
+from spark.synthetic.attempts import KINDS, OUTCOMES, PARKED_REASON, Attempts, dead, generate_attempts
 from spark.synthetic.columns import NONE, Ints, binaries, id_texts, numbers, times, words
-from spark.synthetic.deliveries import DROPPED, FIRST, REDELIVERED, RETRIED, TRIES, Deliveries, deliveries
+from spark.synthetic.deliveries import DROPPED, FIRST, REDELIVERED, RETRIED, TRIES, Deliveries, generate_deliveries
 from spark.synthetic.faults import Planted, plant
 from spark.synthetic.ledgers import ledgers
-from spark.synthetic.messages import HEADERS, TAGS, Messages, bodies, digests, messages
+from spark.synthetic.messages import HEADERS, TAGS, Messages, bodies, digests, generate_messages
 from spark.synthetic.plan import GROUPS, INTERVAL_S, MAX_CHECKS, OWN_GROUP, Plan
-from spark.synthetic.transactions import IMMUNITY_US, POLICIES, Transactions, transactions
+from spark.synthetic.transactions import IMMUNITY_US, POLICIES, Transactions, generate_transactions
 
 _HOUR_US = 3_600_000_000
 _SHORT, _INT, _LONG = pa.int16(), pa.int32(), pa.int64()
@@ -31,13 +31,13 @@ class Chunk:
 def chunk_of(plan: Plan, chunk: int) -> Chunk:
     """Make a part of a day; the same plan and number always make the same rows. Raises TooFewError."""
     rng = np.random.default_rng([plan.seed, plan.day.toordinal(), chunk, 0])
-    made = transactions(plan, chunk, rng)
-    told = messages(plan, chunk, made, rng)
-    sent = deliveries(plan, told, rng)
-    planted = plant(plan, chunk, made, told, sent)
-    tried = attempts(plan, made, told, sent, planted)
-    rows = _Rows(plan, chunk, made, told, sent, tried, planted)
-    said = {} if plan.ledgers is None else ledgers(plan, made, told, sent, planted)
+    transactions = generate_transactions(plan, chunk, rng)
+    messages = generate_messages(plan, chunk, transactions, rng)
+    deliveries = generate_deliveries(plan, messages, rng)
+    planted = plant(plan, chunk, transactions, messages, deliveries)
+    attempts = generate_attempts(plan, transactions, messages, deliveries, planted)
+    rows = _Rows(plan, chunk, transactions, messages, deliveries, attempts, planted)
+    said = {} if plan.ledgers is None else ledgers(plan, transactions, messages, deliveries, planted)
     return Chunk(rows.tables(), planted.subjects, said)
 
 
@@ -47,21 +47,21 @@ class _Rows:
 
     plan: Plan
     chunk: int
-    made: Transactions
-    told: Messages
-    sent: Deliveries
-    tried: Attempts
+    transactions: Transactions
+    messages: Messages
+    deliveries: Deliveries
+    attempts: Attempts
     planted: Planted
 
     def tables(self) -> dict[str, pa.Table]:
         """Return the rows by table."""
-        self.ids = id_texts(self.made.ids)
+        self.ids = id_texts(self.transactions.ids)
         self.subscriptions = np.array(self.plan.ids)
         # Negative places are rows that faults added.
         groups = [*GROUPS, OWN_GROUP, *self.planted.groups]
-        code = np.where(self.made.group < 0, len(GROUPS) - self.made.group, self.made.group)
+        code = np.where(self.transactions.group < 0, len(GROUPS) - self.transactions.group, self.transactions.group)
         self.groups = words(code, groups)
-        self.bodies = bodies(self.told)
+        self.bodies = bodies(self.messages)
         self.digests = digests(self.bodies)
         return {
             "half": self._half(),
@@ -75,118 +75,118 @@ class _Rows:
         }
 
     def _half(self) -> pa.Table:
-        told, made = self.told, self.made
-        at = np.flatnonzero(made.has_half[told.of])
-        of, first = told.of[at], told.position[at] == 0
+        messages, transactions = self.messages, self.transactions
+        at = np.flatnonzero(transactions.has_half[messages.of])
+        of, first = messages.of[at], messages.position[at] == 0
         digest = self.digests[at]
         return pa.table(
             {
                 "transaction_id": self.ids.take(pa.array(of)),
-                "position": numbers(told.position[at], _SHORT),
+                "position": numbers(messages.position[at], _SHORT),
                 "producer_group": self.groups.take(pa.array(of)),
-                "topic": words(told.topic[at], told.topics),
-                "key": _keys(told.key[at]),
-                "tag": words(told.tag[at], TAGS),
-                "headers": words(told.headers[at], HEADERS),
+                "topic": words(messages.topic[at], messages.topics),
+                "key": _keys(messages.key[at]),
+                "tag": words(messages.tag[at], TAGS),
+                "headers": words(messages.headers[at], HEADERS),
                 "content_type": words(np.zeros(len(at), dtype=np.int64), ["application/json"]),
                 "body": pa.array(self.bodies, pa.string()).take(pa.array(at)),
                 "body_digest": binaries(digest),
-                "deliver_after_s": pa.array(told.delay_s[at], mask=np.isnan(told.delay_s[at])),
-                "born_at": times(made.born[of]),
-                "first_check_at": times(made.born[of] + IMMUNITY_US),
+                "deliver_after_s": pa.array(messages.delay_s[at], mask=np.isnan(messages.delay_s[at])),
+                "born_at": times(transactions.born[of]),
+                "first_check_at": times(transactions.born[of] + IMMUNITY_US),
                 "digest": binaries(digest, ~first),
-                "policy": words(np.where(first, made.own_policy[of], NONE), POLICIES),
+                "policy": words(np.where(first, transactions.own_policy[of], NONE), POLICIES),
             }
         )
 
     def _op(self) -> pa.Table:
-        made = self.made
-        at = np.flatnonzero(made.has_op)
+        transactions = self.transactions
+        at = np.flatnonzero(transactions.has_op)
         return pa.table(
             {
                 "transaction_id": self.ids.take(pa.array(at)),
-                "verdict": numbers(made.verdict[at], _SHORT),
-                "source": numbers(made.source[at], _SHORT),
-                "decided_at": times(made.decided[at]),
+                "verdict": numbers(transactions.verdict[at], _SHORT),
+                "source": numbers(transactions.source[at], _SHORT),
+                "decided_at": times(transactions.decided[at]),
             }
         )
 
     def _outbox(self) -> pa.Table:
-        told = self.told
+        messages = self.messages
         doubled = np.array([place for place, _ in self.planted.doubled], dtype=np.int64)
-        at = np.concatenate([np.flatnonzero(told.published), doubled])
-        offset, committed = told.offset[at], told.committed[at]
+        at = np.concatenate([np.flatnonzero(messages.published), doubled])
+        offset, committed = messages.offset[at], messages.committed[at]
         if len(doubled):
             offset[-len(doubled) :] = [offset for _, offset in self.planted.doubled]
-            committed[-len(doubled) :] = told.committed.max()
+            committed[-len(doubled) :] = messages.committed.max()
         return pa.table(
             {
-                "transaction_id": self.ids.take(pa.array(told.of[at])),
-                "position": numbers(told.position[at], _SHORT),
+                "transaction_id": self.ids.take(pa.array(messages.of[at])),
+                "position": numbers(messages.position[at], _SHORT),
                 "offset": numbers(offset, _LONG),
-                "topic": words(told.topic[at], told.topics),
-                "key": _keys(told.key[at]),
-                "tag": words(told.tag[at], TAGS),
-                "due_at": times(told.due[at]),
+                "topic": words(messages.topic[at], messages.topics),
+                "key": _keys(messages.key[at]),
+                "tag": words(messages.tag[at], TAGS),
+                "due_at": times(messages.due[at]),
                 "committed_at": times(committed),
             }
         )
 
     def _receipt(self) -> pa.Table:
-        told, sent, extra = self.told, self.sent, self.planted.received
-        kept = np.flatnonzero(sent.received)
+        messages, deliveries, extra = self.messages, self.deliveries, self.planted.received
+        kept = np.flatnonzero(deliveries.received)
         more = [np.array([row[n] for row in extra], dtype=np.int64) for n in range(3)]
-        at, to = np.concatenate([sent.of[kept], more[0]]), np.concatenate([sent.to[kept], more[1]])
-        dropped = _padded(sent.outcome[kept], len(extra), FIRST) == DROPPED
-        begun = np.concatenate([sent.first_at[kept], self.made.decided[told.of[more[0]]] + 1_000_000])
-        took_ms = _padded(sent.duration_ms[kept], len(extra), 5)
-        by_person = np.isin(sent.outcome[kept], (DROPPED, REDELIVERED))
-        over = _padded(sent.over[kept] - sent.first_at[kept] + by_person * _HOUR_US, len(extra), 0)
+        at, to = np.concatenate([deliveries.of[kept], more[0]]), np.concatenate([deliveries.to[kept], more[1]])
+        dropped = _padded(deliveries.outcome[kept], len(extra), FIRST) == DROPPED
+        begun = np.concatenate([deliveries.first_at[kept], self.transactions.decided[messages.of[more[0]]] + 1_000_000])
+        took_ms = _padded(deliveries.duration_ms[kept], len(extra), 5)
+        by_person = np.isin(deliveries.outcome[kept], (DROPPED, REDELIVERED))
+        over = _padded(deliveries.over[kept] - deliveries.first_at[kept] + by_person * _HOUR_US, len(extra), 0)
         digest = self.digests[at]
-        wrong = np.flatnonzero(sent.wrong[kept])
+        wrong = np.flatnonzero(deliveries.wrong[kept])
         digest[wrong] ^= 0xFF
         return pa.table(
             {
-                "transaction_id": self.ids.take(pa.array(told.of[at])),
-                "position": numbers(told.position[at], _SHORT),
+                "transaction_id": self.ids.take(pa.array(messages.of[at])),
+                "position": numbers(messages.position[at], _SHORT),
                 "subscription_id": numbers(self.subscriptions[to], _INT),
-                "offset": numbers(np.concatenate([told.offset[sent.of[kept]], more[2]]), _LONG),
+                "offset": numbers(np.concatenate([messages.offset[deliveries.of[kept]], more[2]]), _LONG),
                 "outcome": words(dropped.astype(np.int64), ["delivered", "dropped"]),
-                "attempts": numbers(_padded(_tries(sent)[kept], len(extra), 1), _INT),
+                "attempts": numbers(_padded(_tries(deliveries)[kept], len(extra), 1), _INT),
                 "first_at": times(begun),
                 "duration_ms": numbers(np.where(dropped, 0, took_ms), _INT),
                 "status": numbers(np.where(dropped, 503, 204), _INT),
                 "digest": binaries(digest, dropped),
                 "settled_at": times(begun + over + took_ms * 1000),
-                "replay": numbers(_padded(sent.replay[kept], len(extra), 0), _INT),
+                "replay": numbers(_padded(deliveries.replay[kept], len(extra), 0), _INT),
             }
         )
 
     def _attempt(self) -> pa.Table:
-        tried = self.tried
+        attempts = self.attempts
         first = self.plan.first_attempt + self.chunk * self.plan.attempts
-        to = np.where(tried.to == NONE, NONE, self.subscriptions[np.where(tried.to == NONE, 0, tried.to)])
+        to = np.where(attempts.to == NONE, NONE, self.subscriptions[np.where(attempts.to == NONE, 0, attempts.to)])
         return pa.table(
             {
-                "transaction_id": self.ids.take(pa.array(tried.of)),
-                "attempt_id": numbers(first + np.arange(len(tried.of)), _LONG),
-                "kind": words(tried.kind, KINDS),
-                "at": times(tried.at),
-                "number": numbers(tried.number, _INT),
-                "outcome": words(tried.outcome, OUTCOMES),
-                "position": numbers(tried.position, _SHORT),
+                "transaction_id": self.ids.take(pa.array(attempts.of)),
+                "attempt_id": numbers(first + np.arange(len(attempts.of)), _LONG),
+                "kind": words(attempts.kind, KINDS),
+                "at": times(attempts.at),
+                "number": numbers(attempts.number, _INT),
+                "outcome": words(attempts.outcome, OUTCOMES),
+                "position": numbers(attempts.position, _SHORT),
                 "subscription_id": numbers(to, _INT),
-                "verdict": numbers(tried.verdict, _SHORT),
-                "source": numbers(tried.source, _SHORT),
-                "status": numbers(tried.status, _INT),
-                "duration_ms": numbers(tried.duration_ms, _INT),
-                "replay": numbers(np.full(len(tried.of), NONE), _INT),
+                "verdict": numbers(attempts.verdict, _SHORT),
+                "source": numbers(attempts.source, _SHORT),
+                "status": numbers(attempts.status, _INT),
+                "duration_ms": numbers(attempts.duration_ms, _INT),
+                "replay": numbers(np.full(len(attempts.of), NONE), _INT),
             }
         )
 
     def _check_back(self) -> pa.Table:
         at = np.array(self.planted.parked, dtype=np.int64)
-        swept = self.made.born[at] + IMMUNITY_US
+        swept = self.transactions.born[at] + IMMUNITY_US
         asked = numbers(np.full(len(at), MAX_CHECKS), _INT)
         return pa.table(
             {
@@ -205,49 +205,49 @@ class _Rows:
         )
 
     def _dead_letter(self) -> pa.Table:
-        told, sent = self.told, self.sent
-        rows = dead(sent)
-        at = sent.of[rows]
+        messages, deliveries = self.messages, self.deliveries
+        rows = dead(deliveries)
+        at = deliveries.of[rows]
         return pa.table(
             self._delivery(rows)
             | {
-                "offset": numbers(told.offset[at], _LONG),
-                "topic": words(told.topic[at], told.topics),
-                "key": _keys(told.key[at]),
+                "offset": numbers(messages.offset[at], _LONG),
+                "topic": words(messages.topic[at], messages.topics),
+                "key": _keys(messages.key[at]),
                 "attempts": numbers(np.full(len(at), TRIES), _INT),
                 "reason": words(np.zeros(len(at), dtype=np.int64), ["retries_exhausted"]),
-                "died_at": times(sent.over[rows]),
+                "died_at": times(deliveries.over[rows]),
             }
         )
 
     def _redelivery(self) -> pa.Table:
-        rows = np.flatnonzero(self.sent.kept & np.isin(self.sent.outcome, (DROPPED, REDELIVERED)))
-        dropped = self.sent.outcome[rows] == DROPPED
+        rows = np.flatnonzero(self.deliveries.kept & np.isin(self.deliveries.outcome, (DROPPED, REDELIVERED)))
+        dropped = self.deliveries.outcome[rows] == DROPPED
         return pa.table(
             self._delivery(rows)
             | {
-                "offset": numbers(self.told.offset[self.sent.of[rows]], _LONG),
+                "offset": numbers(self.messages.offset[self.deliveries.of[rows]], _LONG),
                 "what": words(dropped.astype(np.int64), ["redelivered", "dropped"]),
-                "at": times(self.sent.over[rows] + _HOUR_US),
-                "died_at": times(self.sent.over[rows]),
+                "at": times(self.deliveries.over[rows] + _HOUR_US),
+                "died_at": times(self.deliveries.over[rows]),
                 "died_because": words(np.zeros(len(rows), dtype=np.int64), ["retries_exhausted"]),
                 "attempts": numbers(np.full(len(rows), TRIES), _INT),
             }
         )
 
     def _delivery(self, rows: Ints) -> dict[str, pa.Array]:
-        at = self.sent.of[rows]
+        at = self.deliveries.of[rows]
         return {
-            "subscription_id": numbers(self.subscriptions[self.sent.to[rows]], _INT),
-            "replay": numbers(self.sent.replay[rows], _INT),
-            "transaction_id": self.ids.take(pa.array(self.told.of[at])),
-            "position": numbers(self.told.position[at], _SHORT),
+            "subscription_id": numbers(self.subscriptions[self.deliveries.to[rows]], _INT),
+            "replay": numbers(self.deliveries.replay[rows], _INT),
+            "transaction_id": self.ids.take(pa.array(self.messages.of[at])),
+            "position": numbers(self.messages.position[at], _SHORT),
         }
 
 
-def _tries(sent: Deliveries) -> Ints:
+def _tries(deliveries: Deliveries) -> Ints:
     """Return the number of attempts in a receipt, which does not count attempts before a redelivery."""
-    return np.select([sent.outcome == RETRIED, sent.outcome == DROPPED], [sent.failed + 1, TRIES], 1)
+    return np.select([deliveries.outcome == RETRIED, deliveries.outcome == DROPPED], [deliveries.failed + 1, TRIES], 1)
 
 
 def _padded(values: Ints, more: int, value: int) -> Ints:

@@ -49,7 +49,7 @@ class Deliveries:
         return found
 
 
-def deliveries(plan: Plan, made: Messages, rng: np.random.Generator) -> Deliveries:
+def generate_deliveries(plan: Plan, made: Messages, rng: np.random.Generator) -> Deliveries:
     """Return the deliveries of a chunk's messages, replays last."""
     of, to = matches(plan, made)
     outcome = np.searchsorted(_LIMITS, rng.random(len(of)), side="right").astype(np.int64)

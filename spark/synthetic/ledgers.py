@@ -20,9 +20,14 @@ from spark.synthetic.transactions import Transactions
 VERDICTS = np.array(["", "commit", "rollback"])
 
 
-def ledgers(plan: Plan, made: Transactions, told: Messages, sent: Deliveries, planted: Planted) -> dict[str, pa.Table]:
+def ledgers(
+    plan: Plan, transactions: Transactions, messages: Messages, deliveries: Deliveries, planted: Planted
+) -> dict[str, pa.Table]:
     """Return the rows by ledger, `producer` and `consumer`, in the columns of docs/ledgers.md."""
-    return {"producer": _producer(made, planted), "consumer": _consumer(plan, made, told, sent, planted)}
+    return {
+        "producer": _producer(transactions, planted),
+        "consumer": _consumer(plan, transactions, messages, deliveries, planted),
+    }
 
 
 def write(directory: Path, chunk: int, tables: dict[str, pa.Table]) -> None:
@@ -33,36 +38,43 @@ def write(directory: Path, chunk: int, tables: dict[str, pa.Table]) -> None:
         pq.write_table(rows, place, compression="zstd")
 
 
-def _producer(made: Transactions, planted: Planted) -> pa.Table:
-    verdict = np.where(made.has_op, made.verdict, 0)
+def _producer(transactions: Transactions, planted: Planted) -> pa.Table:
+    verdict = np.where(transactions.has_op, transactions.verdict, 0)
     verdict[planted.disagreeing] = 3 - verdict[planted.disagreeing]
     verdict[planted.unsent] = 1
     at = np.flatnonzero(verdict)
-    ids = id_texts(made.ids).take(pa.array(at))
+    ids = id_texts(transactions.ids).take(pa.array(at))
     return pa.table({"transaction_id": ids, "verdict": pa.array(VERDICTS[verdict[at]])})
 
 
-def _consumer(plan: Plan, made: Transactions, told: Messages, sent: Deliveries, planted: Planted) -> pa.Table:
+def _consumer(
+    plan: Plan, transactions: Transactions, messages: Messages, deliveries: Deliveries, planted: Planted
+) -> pa.Table:
     # A consumer recognizes a message of a replay by its id and does not process it again.
-    seen = sent.received & (sent.outcome != DROPPED) & (sent.replay == 0) & told.published[sent.of]
-    seen &= ~np.isin(sent.of, planted.unconsumed)
-    more = [(place, to) for place, to, _ in planted.received if told.published[place]]
+    seen = (
+        deliveries.received
+        & (deliveries.outcome != DROPPED)
+        & (deliveries.replay == 0)
+        & messages.published[deliveries.of]
+    )
+    seen &= ~np.isin(deliveries.of, planted.unconsumed)
+    more = [(place, to) for place, to, _ in planted.received if messages.published[place]]
     # No subscription received these messages.
     more += [(place, 0) for place in planted.consumed_unsent]
-    of = np.concatenate([sent.of[seen], np.array([place for place, _ in more], dtype=np.int64)])
-    to = np.concatenate([sent.to[seen], np.array([number for _, number in more], dtype=np.int64)])
+    of = np.concatenate([deliveries.of[seen], np.array([place for place, _ in more], dtype=np.int64)])
+    to = np.concatenate([deliveries.to[seen], np.array([number for _, number in more], dtype=np.int64)])
     names = [subscription.name for subscription in plan.subscriptions()]
     return pa.table(
         {
-            "message_id": _message_ids(made, told, of),
+            "message_id": _message_ids(transactions, messages, of),
             "times_seen": pa.array(1 + np.isin(of, planted.twice).astype(np.int64)),
             "subscription": pa.array(np.array(names)[to]),
         }
     )
 
 
-def _message_ids(made: Transactions, told: Messages, places: Ints) -> pa.Array:
-    ids = id_texts(made.ids).take(pa.array(told.of[places])).to_pylist()
+def _message_ids(transactions: Transactions, messages: Messages, places: Ints) -> pa.Array:
+    ids = id_texts(transactions.ids).take(pa.array(messages.of[places])).to_pylist()
     return pa.array(
-        [f"{one}-{position}" for one, position in zip(ids, told.position[places], strict=True)], pa.string()
+        [f"{one}-{position}" for one, position in zip(ids, messages.position[places], strict=True)], pa.string()
     )

@@ -49,7 +49,7 @@ class Messages:
         return found
 
 
-def messages(plan: Plan, chunk: int, made: Transactions, rng: np.random.Generator) -> Messages:
+def generate_messages(plan: Plan, chunk: int, made: Transactions, rng: np.random.Generator) -> Messages:
     """Return the messages of a chunk's transactions."""
     of = np.repeat(np.arange(len(made.sizes)), made.sizes)
     count = len(of)

@@ -57,10 +57,10 @@ def finish(directory: Path, plan: Plan) -> None:
         ("producer_group", PRODUCER_GROUP, groups),
     ):
         write(directory / name / "part-00000.parquet", pa.Table.from_pylist(rows, _arrow(schema)))
-    told = {"day": plan.day.isoformat(), "seen_at": plan.seen_at.astimezone(UTC).isoformat(), "rules": RULES}
+    description = {"day": plan.day.isoformat(), "seen_at": plan.seen_at.astimezone(UTC).isoformat(), "rules": RULES}
     # The day was never closed.
-    told["receipts_since"] = f"{plan.day.isoformat()}T00:00:00+00:00"
-    (directory / "frames.json").write_text(json.dumps(told, indent=2) + "\n", encoding="utf-8")
+    description["receipts_since"] = f"{plan.day.isoformat()}T00:00:00+00:00"
+    (directory / "frames.json").write_text(json.dumps(description, indent=2) + "\n", encoding="utf-8")
 
 
 def write(path: Path, rows: pa.Table) -> None:

@@ -47,7 +47,7 @@ class Transactions:
         return np.isin(self.outcome, (BY_CHECK, BY_OPERATOR, BACK_BY_CHECK, BACK_BY_POLICY, BACK_BY_OPERATOR))
 
 
-def transactions(plan: Plan, chunk: int, rng: np.random.Generator) -> Transactions:
+def generate_transactions(plan: Plan, chunk: int, rng: np.random.Generator) -> Transactions:
     """Return the transactions of a chunk."""
     count = plan.size_of(chunk)
     outcome = rng.permutation(_parts(count, _SHARES))

@@ -26,5 +26,5 @@ def archive_differs(j: Joined) -> DataFrame:
         for subject, detail in sorted(differs.items())
     ]
     # As JSON: rows made in Python would need Python on the executors.
-    told = F.from_json(F.lit(json.dumps(rows)), ArrayType(FINDING))
-    return j.whole.op.sparkSession.range(1).select(F.inline(told))
+    as_rows = F.from_json(F.lit(json.dumps(rows)), ArrayType(FINDING))
+    return j.whole.op.sparkSession.range(1).select(F.inline(as_rows))

@@ -39,15 +39,15 @@ def figures(f: Frames, counted: DataFrame | None = None) -> dict[str, Any]:
     known = outcomes(f) if counted is None else counted
     parts: list[Callable[[], Any]] = [known.collect, partial(_subscriptions, f), partial(_checks, f)]
     found, (every, one_in), checks = at_once(parts)
-    return _told(found, every, one_in, checks)
+    return _day_figures(found, every, one_in, checks)
 
 
 def no_figures() -> dict[str, Any]:
     """Return the figures of a day without rows, without a Spark query."""
-    return _told([], [], 1, [0] * (MOST_CHECKS + 1))
+    return _day_figures([], [], 1, [0] * (MOST_CHECKS + 1))
 
 
-def _told(found: list[Row], every: list[dict[str, Any]], one_in: int, checks: list[int]) -> dict[str, Any]:
+def _day_figures(found: list[Row], every: list[dict[str, Any]], one_in: int, checks: list[int]) -> dict[str, Any]:
     by_quarter = {name: [0] * QUARTERS for name in OUTCOMES}
     verdict = {name: [0] * len(FROM_MS) for name in SOURCES}
     for row in found:

@@ -13,8 +13,8 @@ def findings(found: DataFrame, day: date, kind: str, subject: Column | str, *det
 
     FINDING's other columns are kept where `found` has them.
     """
-    told = F.to_json(F.struct(*detail)) if detail else F.lit("{}")
-    given = {"day": F.lit(day), "kind": F.lit(kind), "detail": told}
+    detail_json = F.to_json(F.struct(*detail)) if detail else F.lit("{}")
+    given = {"day": F.lit(day), "kind": F.lit(kind), "detail": detail_json}
     given["subject"] = F.col(subject) if isinstance(subject, str) else subject
     for field in FINDING.fields:
         if field.name not in given:

@@ -43,9 +43,9 @@ def content_differs(j: Joined) -> DataFrame:
     for more in digests[1:]:
         every = every.unionByName(more)
     source = F.struct("source", F.lower(F.hex("digest")).alias("digest"))
-    told = F.array_sort(F.collect_set(source))
+    distinct = F.array_sort(F.collect_set(source))
     by_message = every.where("digest is not null").groupBy(MESSAGE)
-    found = by_message.agg(F.count_distinct("digest").alias("n"), told.alias("digests"))
+    found = by_message.agg(F.count_distinct("digest").alias("n"), distinct.alias("digests"))
     return findings(found.where("n > 1"), j.day, "content_differs", message_id(), "digests")
 
 

@@ -68,14 +68,14 @@ def counted(summed: DataFrame, *by: str) -> DataFrame:
         .when(F.expr(f"code >= {_PARKED}"), "parked")
         .otherwise("undecided")
     )
-    told = summed.select(
+    labeled = summed.select(
         *by,
         F.expr(f"code % {_BORN}").alias("quarter"),
         outcome.alias("outcome"),
         F.when(decided, F.expr(f"code div {_SOURCE} % 4")).alias("source"),
         bucket(F.when(decided, F.col("micros"))).alias("bucket"),
     )
-    return told.groupBy(*by, *COUNTED).count()
+    return labeled.groupBy(*by, *COUNTED).count()
 
 
 def bucket(micros: Column) -> Column:

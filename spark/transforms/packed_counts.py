@@ -26,10 +26,10 @@ def row(
     hashes: Mapping[str, Column] = MappingProxyType({}),
     digest: Column | None = None,
     asks: Mapping[str, Column] = MappingProxyType({}),
-    told: Mapping[str, Column] = MappingProxyType({}),
+    outcome: Mapping[str, Column] = MappingProxyType({}),
 ) -> list[Column]:
-    """Return the columns of a gathered row: what is counted, by lane, hashes, and what `told` says of the transaction
-    (see spark/transforms/outcomes.py); what is null adds nothing."""
+    """Return the columns of a gathered row: what is counted, by lane, hashes, and the transaction's `outcome`
+    (see spark/transforms/outcomes.py). Null adds nothing."""
     return [
         id_hash().alias("suspect"),
         position.cast("int").alias("position"),
@@ -37,7 +37,7 @@ def row(
         _packed("more", more).alias("more"),
         *(number(hashes.get(name)).alias(name) for name in ("due", "matched")),
         (F.lit(None) if digest is None else digest).cast("long").alias("digest"),
-        *(number(told.get(name)).alias(name) for name in ("micros", "code")),
+        *(number(outcome.get(name)).alias(name) for name in ("micros", "code")),
         *(_asks(name, asks).alias(name) for name in bits(asking)),
     ]
 

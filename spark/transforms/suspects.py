@@ -36,7 +36,7 @@ def screened(f: Frames, sla_s: float, taking: DataFrame) -> DataFrame:
             F.sum("more").alias("more"),
             *(F.bit_xor(name).alias(name) for name in ("due", "matched", *bits(asking))),
             (F.min("digest") != F.max("digest")).alias("differs"),
-            *_told(),
+            *_summed_outcome(),
         )
     )
     half, outbox = lane("counts", "half"), lane("counts", "outbox")
@@ -47,7 +47,7 @@ def screened(f: Frames, sla_s: float, taking: DataFrame) -> DataFrame:
         F.sum((outbox > 0).cast("int")).alias("published"),
         F.bool_or(_wrong(half, outbox, bits(asking))).alias("wrong"),
         (F.max("position") + 1).alias("messages"),
-        *_told(),
+        *_summed_outcome(),
     )
     committed = F.expr("commits = 1 and rollbacks = 0 and unpublished = 0 and published = messages")
     rolled_back = F.expr("commits = 0 and rollbacks = 1 and published = 0 and unpublished = messages")
@@ -73,7 +73,7 @@ def _asking(taking: DataFrame) -> list[int]:
     return sorted(row["subscription_id"] for row in asking.collect())
 
 
-def _told() -> tuple[Column, Column]:
+def _summed_outcome() -> tuple[Column, Column]:
     return F.sum("micros").alias("micros"), F.bit_or("code").alias("code")
 
 
@@ -82,12 +82,12 @@ def _gathered(f: Frames, sla_s: float, taking: DataFrame, asking: Sequence[int])
     of_ops = {name: flag(f"verdict = {number}") for number, name in ((1, "commit"), (2, "rollback"))}
     parts = [
         _halves(f, taking, asking),
-        f.op.select(*row(F.lit(0), asking, counts=of_ops, told=of_op())),
+        f.op.select(*row(F.lit(0), asking, counts=of_ops, outcome=of_op())),
         _receipts(f, asking),
         _outbox(f, sla_s, taking, asking),
     ]
     if f.rows.get("check_back") != 0:
-        parts.append(f.check_back.where("state = 2").select(*row(F.lit(0), asking, told=of_parked())))
+        parts.append(f.check_back.where("state = 2").select(*row(F.lit(0), asking, outcome=of_parked())))
     if f.archive is not None:
         parts.append(f.archive.select(*row(F.col("position"), asking, digest=F.xxhash64("body_digest"))))
     # By the transaction alone, so that the second aggregation needs no second shuffle.
@@ -96,9 +96,9 @@ def _gathered(f: Frames, sla_s: float, taking: DataFrame, asking: Sequence[int])
 
 def _halves(f: Frames, taking: DataFrame, asking: Sequence[int]) -> DataFrame:
     """Each row once for each taker that filters by headers, at least once: only the half has the headers."""
-    digest, told = F.xxhash64("body_digest"), of_half(f.day)
+    digest, outcome = F.xxhash64("body_digest"), of_half(f.day)
     if not asking:
-        return f.half.select(*row(F.col("position"), asking, counts={"half": F.lit(1)}, digest=digest, told=told))
+        return f.half.select(*row(F.col("position"), asking, counts={"half": F.lit(1)}, digest=digest, outcome=outcome))
     first = F.row_number().over(Window.partitionBy("topic").orderBy("subscription_id")) == 1
     of_topic = taking.where("headers is not null").withColumn("first", first)
     # A wanted value is in the text unchanged, or there is a backslash; the same holds for a wanted pair as Postgres
@@ -123,7 +123,7 @@ def _halves(f: Frames, taking: DataFrame, asking: Sequence[int]) -> DataFrame:
             hashes={"due": route, "matched": route},
             digest=F.when(first_of_half, digest),
             asks={"asked": F.col("wanted").isNotNull() & asked},
-            told={name: F.when(first_of_half, value) for name, value in told.items()},
+            outcome={name: F.when(first_of_half, value) for name, value in outcome.items()},
         )
     )
 

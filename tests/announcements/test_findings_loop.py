@@ -14,7 +14,7 @@ from app.database.connection import Connection, connect
 from app.loops import announce_findings, announce_held_back
 from app.relay.loop import Relay
 from app.runtime.state import Runtime
-from app.store.proof.findings import EXAMPLES, tell_findings
+from app.store.proof.findings import EXAMPLES, take_unannounced
 from app.store.relay.announcements import ANNOUNCE_EVERY_S
 from tests.announcements.test_messages import bodies
 from tests.support.check_responder import Responder
@@ -120,7 +120,7 @@ async def test_a_kill_during_a_step_leaves_no_partial_work(runtime: Runtime, db:
     killed = await connect(dsn)
     transaction = killed.transaction()
     await transaction.start()
-    assert [one.new for one in await tell_findings(killed, now)] == [3]
+    assert [one.new for one in await take_unannounced(killed, now)] == [3]
     # Another replica skips the rows that this one has locked, and does not wait.
     assert (await announce_findings.step(runtime, now)).done == 0
     await db.execute("select pg_terminate_backend($1)", killed.get_server_pid())

@@ -35,7 +35,7 @@ from app.retention.loop import ANNOUNCED_KEPT, clear_leftovers
 from app.runtime.state import Runtime
 from app.store.coordinator.halves import insert_halves
 from app.store.coordinator.ops import End, record_ends
-from app.store.proof.findings import Told
+from app.store.proof.findings import AnnouncedFindings
 from app.store.relay import announcements as store
 from app.store.relay.announcements import ANNOUNCE_EVERY_S, AT_ONCE, Announcement, announce, announce_withheld, forget
 from app.store.retention import day_blockers, days
@@ -447,7 +447,7 @@ def test_the_documented_bodies_are_the_real_ones() -> None:
         ),
         disabled("billing", ["order"], reason="answered 410", at=at),
         breaker_opened("billing", ["order"], because="no connection", at=at),
-        findings(Told(at.date(), "parked", 2, 2, 30, 30, ["x"]), at=at),
+        findings(AnnouncedFindings(at.date(), "parked", 2, 2, 30, 30, ["x"]), at=at),
         breaker_closed("billing", ["order"], opened_at=at - timedelta(seconds=1.5), at=at),
     ]
     page = (ROOT / "docs" / "operational-messages.md").read_text()

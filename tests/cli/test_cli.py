@@ -150,7 +150,7 @@ def test_a_group_comes_from_a_file_with_options_over_it(
     assert (refused.code, "cannot be read as JSON" in refused.err) == (2, True)
 
 
-def test_a_group_is_tested_and_its_exit_code_tells(run: Run, group: str, taker: str) -> None:
+def test_a_group_is_tested_and_the_exit_code_shows_the_result(run: Run, group: str, taker: str) -> None:
     dead = run("groups", "test", group)
     assert dead.code == 1
     assert "http://127.0.0.1:9/check" in dead.out

@@ -11,7 +11,7 @@ from app.models import DAY_TABLES
 from bench import spark as bench_spark
 from bench.__main__ import BENCHMARKS, RELAY, SPARK, main
 from bench.report import Report
-from bench.spark_day import tell
+from bench.spark_day import compare
 from bench.spark_run import Run
 from bench.spark_sql import Found, by_duckdb, by_postgres
 from bench.stage import open_stage
@@ -71,9 +71,9 @@ def test_a_run_is_timed_from_its_own_lines() -> None:
     assert run.notes == [{"note": "day", "text": "some day"}]
 
 
-def test_what_is_missed_and_what_is_too_many_is_told() -> None:
+def test_what_is_missed_and_what_is_too_many_is_reported() -> None:
     report = Report("spark", "some title")
-    tell(
+    compare(
         report, "somebody", frozenset({("parked", "a"), ("parked", "b")}), frozenset({("parked", "a"), ("parked", "c")})
     )
 

@@ -316,7 +316,7 @@ async def test_a_commit_in_another_process_wakes_the_relay(
         tasks = [
             asyncio.create_task(run(loop, process, stopping))
             for loop, process in (
-                (Loop("tell", notify, NEVER_S, runtime.wake_ups.untold), runtime),
+                (Loop("tell", notify, NEVER_S, runtime.wake_ups.notify_due), runtime),
                 (Loop("relay", relay.step, NEVER_S, other.wake_ups.relay, relay.drain), other),
             )
         ]

@@ -127,7 +127,7 @@ def test_postgres(tmp_path: Path) -> None:
         (["--database", "sqlite:///{file}", "--table", "a;b"], "is not a table name"),
     ],
 )
-def test_wrong_usage_is_told(
+def test_wrong_usage_is_reported(
     file: Path, tmp_path: Path, arguments: list[str], told: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     given = [argument.replace("{file}", str(file)) for argument in arguments]
@@ -136,7 +136,7 @@ def test_wrong_usage_is_told(
     assert not (tmp_path / "orders.csv").exists()
 
 
-def test_a_database_that_has_no_such_table_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_database_that_has_no_such_table_is_reported(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with connect(tmp_path / "empty.db") as connection:
         connection.execute("create table other (n int)")
     database = f"sqlite:///{tmp_path / 'empty.db'}"

@@ -65,7 +65,7 @@ async def test_the_sync_one_against_the_real_service(runtime: Runtime, db: Conne
     assert tuple(row) == (result.transaction_id, 2, "LookupError: no teapots left")
 
 
-async def test_local_work_that_begins_after_its_check_is_refused_and_told(
+async def test_local_work_that_begins_after_its_check_is_refused_and_reported(
     client: httpx.AsyncClient, runtime: Runtime, db: Connection, tmp_path: Path
 ) -> None:
     """It waited for longer than `immunity_s`; nothing of it is kept, and the caller hears of it."""

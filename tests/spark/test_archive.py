@@ -389,7 +389,7 @@ async def test_old_days_leave_the_archive_but_never_what_is_in_postgres(
     ]
 
 
-async def test_wrong_usage_is_told(dsn: str, root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_wrong_usage_is_reported(dsn: str, root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("HALFNOTE_DATABASE_URL", "HALFNOTE_ARCHIVE"):
         monkeypatch.delenv(name, raising=False)
     for options in ([], ["--database-url", dsn], ["--database-url", dsn, "--day", "yesterday"]):

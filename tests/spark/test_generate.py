@@ -162,7 +162,7 @@ def test_a_second_day_joins_the_first(spark: SparkSession, dsn: str, tmp_path: P
         ).fetchone() == (0,)
 
 
-def test_wrong_usage_is_told(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_wrong_usage_is_reported(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("HALFNOTE_DATABASE_URL", raising=False)
     assert main([]) == 2
     assert "--database-url" in capsys.readouterr().err

@@ -97,7 +97,7 @@ def test_what_fails_before_the_end_takes_the_whole_run_back(dsn: str) -> None:
         assert rows(dsn, f"select * from {table}") == []
 
 
-def test_a_database_that_does_not_take_it_is_told(dsn: str) -> None:
+def test_a_database_that_does_not_take_it_is_reported(dsn: str) -> None:
     with pytest.raises(RunFailedError, match="The database did not accept the result: "):
         write(dsn, ["a", "a"])
     assert findings(dsn) == []

@@ -8,7 +8,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 from spark import schemas
-from spark.engine.jdbc_driver import COORDINATE, NoJarError, jar_settings, told_settings
+from spark.engine.jdbc_driver import COORDINATE, NoJarError, configured_settings, jar_settings
 from spark.engine.session import session
 from spark.frames import Frames
 from tests.spark.conftest import SMALL, frame, write_frame
@@ -30,20 +30,20 @@ def test_without_any_jar_it_comes_from_maven(tmp_path: Path, monkeypatch: pytest
 def test_settings_that_are_told_come_with_the_driver(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
     told = "spark.jars.packages=a:b:1,c:d:2\n\n spark.hadoop.x = y=z \n"
-    assert told_settings({"HALFNOTE_SPARK_CONF": told}) == {
+    assert configured_settings({"HALFNOTE_SPARK_CONF": told}) == {
         "spark.jars.packages": f"{COORDINATE},a:b:1,c:d:2",
         "spark.hadoop.x": "y=z",
     }
     jar = tmp_path / "driver.jar"
     jar.touch()
-    assert told_settings({"HALFNOTE_SPARK_CONF": told, "HALFNOTE_JDBC_JAR": str(jar)}) == {
+    assert configured_settings({"HALFNOTE_SPARK_CONF": told, "HALFNOTE_JDBC_JAR": str(jar)}) == {
         "spark.jars": str(jar),
         "spark.jars.packages": "a:b:1,c:d:2",
         "spark.hadoop.x": "y=z",
     }
     for wrong in ("spark.hadoop.x", "hadoop.x=y"):
         with pytest.raises(NoJarError, match=r"HALFNOTE_SPARK_CONF has the line .*x"):
-            told_settings({"HALFNOTE_SPARK_CONF": wrong})
+            configured_settings({"HALFNOTE_SPARK_CONF": wrong})
 
 
 def test_every_frame_has_its_schema() -> None:

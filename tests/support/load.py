@@ -23,11 +23,11 @@ CLOSED = "Server disconnected without sending a response."
 
 
 class Replicas:
-    """The processes that requests go to, and when those that are on their way out were told to go."""
+    """The processes that requests go to, and when each one that is being stopped got SIGTERM."""
 
     def __init__(self) -> None:
         self.serving: list[Service] = []
-        self.told_at: dict[str, float] = {}
+        self.notified_at: dict[str, float] = {}
 
     async def add(self, service: Service) -> None:
         await service.start()
@@ -35,16 +35,16 @@ class Replicas:
 
     async def take_out(self, service: Service) -> None:
         """Send SIGTERM to a replica while requests still go there, and to the others alone once it has ended."""
-        self.told_at[service.url] = monotonic()
+        self.notified_at[service.url] = monotonic()
         assert await asyncio.to_thread(service.stop) == 0
         self.serving.remove(service)
 
     def untaken(self, url: str, sent_at: float, error: httpx.TransportError) -> bool:
-        """Tell whether a request without an answer may be one that a leaving replica never took.
+        """Return whether a request without an answer may be one that a leaving replica never took.
 
         Then it could not connect; or its connection, which may have rested until then, was closed without a byte.
         """
-        if url not in self.told_at or sent_at < self.told_at[url] - TAKEN_WITHIN_S:
+        if url not in self.notified_at or sent_at < self.notified_at[url] - TAKEN_WITHIN_S:
             return False
         return isinstance(error, httpx.ConnectError | httpx.ReadError | httpx.WriteError) or (
             isinstance(error, httpx.RemoteProtocolError) and str(error) == CLOSED

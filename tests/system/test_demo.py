@@ -64,7 +64,7 @@ def test_it_brings_its_own_service_if_none_runs() -> None:
     assert TOLD[-1] in played.stdout
 
 
-async def test_it_fails_if_a_thing_does_not_happen_as_told(service: Service, db: Connection) -> None:
+async def test_it_fails_if_a_step_does_not_happen(service: Service, db: Connection) -> None:
     """A paused subscription delivers nothing."""
     await service.start()
     demo = asyncio.create_task(asyncio.to_thread(play, HALFNOTE_URL=service.url, DEMO_WAIT_S="3"))

@@ -104,7 +104,7 @@ async def refused(port: int) -> bool:
     return False
 
 
-HERE, TOLD_AT = "http://127.0.0.1:9", 1030.0
+HERE, NOTIFIED_AT = "http://127.0.0.1:9", 1030.0
 CUT = httpx.RemoteProtocolError("peer closed connection without sending complete message body")
 
 
@@ -126,8 +126,8 @@ def test_what_a_leaving_replica_is_forgiven(
     url: str, sent_after_s: float, error: httpx.TransportError, forgiven: bool
 ) -> None:
     replicas = Replicas()
-    replicas.told_at[HERE] = TOLD_AT
-    assert replicas.untaken(url, TOLD_AT + sent_after_s, error) is forgiven
+    replicas.notified_at[HERE] = NOTIFIED_AT
+    assert replicas.untaken(url, NOTIFIED_AT + sent_after_s, error) is forgiven
 
 
 @pytest.mark.slow

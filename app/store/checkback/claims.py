@@ -177,7 +177,7 @@ class AskedMessage:
 
 
 async def any_due(connection: Connection, capacity: CheckCapacity, now: datetime) -> bool:
-    """Tell whether a claim would find anything; takes no lock."""
+    """Return whether a claim would find anything; takes no lock."""
     found: bool = await connection.fetchval(ANY_DUE, *_arguments(capacity, now))
     return found
 

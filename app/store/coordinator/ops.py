@@ -55,7 +55,7 @@ with asked as materialized (
   select a.*, h.producer_group as owner,
     case when a.from_check and a.source = 0 and exists (
       select from check_back c where c.transaction_id = a.transaction_id and c.asked > 0
-    ) then 1::smallint else a.source end as told_by,
+    ) then 1::smallint else a.source end as decided_by,
     not exists (
       select from day d where d.low <= a.transaction_id and d.high > a.transaction_id and d.state <> 'open'
     ) as open
@@ -64,7 +64,7 @@ with asked as materialized (
   ) h on true
 ), decided as (
   insert into op (transaction_id, verdict, source, actor, reason, decided_at)
-  select transaction_id, verdict, told_by, actor, reason, {_RECORDED_AT}
+  select transaction_id, verdict, decided_by, actor, reason, {_RECORDED_AT}
   from known where owner = coalesce(producer_group, owner) and open
   order by transaction_id
   on conflict do nothing

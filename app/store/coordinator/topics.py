@@ -7,7 +7,7 @@ from datetime import datetime
 from app.database.connection import Connection
 from app.topic_patterns import TopicPatterns, match_sql
 
-# The switch that tells every process that the set of declared topics changed.
+# The switch whose change notifies every process that the set of declared topics changed.
 CHANGED = "topics"
 
 # Served by topic's primary key; there are few subscriptions.

@@ -61,16 +61,16 @@ ONE = f"select {SHOWN} from finding f {NAMED} where f.finding_id = $1"  # noqa: 
 # finding that becomes open again is in the index again. finding_open serves the count of open findings of a day and
 # kind. Findings about Halfnote's own messages are marked but not announced: an announcement without a route would cause
 # another finding, and so another announcement.
-TELL = f"""
+MARK_ANNOUNCED = f"""
 with taken as materialized (
   select finding_id from finding where announced_at is null and resolved_at is null
   order by finding_id limit $2
   for update skip locked
-), told as (
+), announced as (
   update finding f set announced_at = $1 from taken t where f.finding_id = t.finding_id
   returning f.finding_id, f.day, f.kind, f.subject, f.first_run, f.last_run, f.detail ->> 'topic' as topic
 ), numbered as (
-  select *, row_number() over (partition by day, kind order by finding_id) as n from told
+  select *, row_number() over (partition by day, kind order by finding_id) as n from announced
   where topic is null or not {reserved_sql("topic")}
 )
 select t.day, t.kind, count(*) as new,
@@ -137,7 +137,7 @@ class Finding:
 
 
 @dataclass(frozen=True, slots=True)
-class Told:
+class AnnouncedFindings:
     """Findings of one day and kind that are announced together: `new` of the `open` ones."""
 
     day: date
@@ -189,9 +189,9 @@ async def one_finding(connection: Connection, finding_id: int) -> Finding | None
     return Finding(**row) if row else None
 
 
-async def tell_findings(connection: Connection, now: datetime, *, at_once: int = AT_ONCE) -> list[Told]:
+async def take_unannounced(connection: Connection, now: datetime, *, at_once: int = AT_ONCE) -> list[AnnouncedFindings]:
     """Mark up to `at_once` open findings that were not announced yet as announced; return them by day and kind.
 
     Needs the database transaction in which they are announced.
     """
-    return [Told(**row) for row in await connection.fetch(TELL, now, at_once)]
+    return [AnnouncedFindings(**row) for row in await connection.fetch(MARK_ANNOUNCED, now, at_once)]

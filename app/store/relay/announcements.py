@@ -176,7 +176,7 @@ async def forget(connection: Connection, before: datetime) -> None:
 
 
 def _limited(at: datetime, now: datetime) -> bool:
-    """Tell whether the last announcement is too recent. One far in the future is from before a clock step."""
+    """Return whether the last announcement is too recent. One far in the future is from before a clock step."""
     return abs((now - at).total_seconds()) < ANNOUNCE_EVERY_S
 
 

@@ -169,7 +169,7 @@ class ReplayFilter:
 
 
 def wants(wanted: ReplayFilter, message: Outgoing) -> bool:
-    """Tell whether a replay takes a message that its subscription takes."""
+    """Return whether a replay takes a message that its subscription takes."""
     for wanted_values, given in (
         (wanted.topics, message.topic),
         (wanted.keys, message.key),
@@ -199,7 +199,7 @@ async def window(connection: Connection, reader: Reader, after: int, at_most: in
 
 
 def takes(route: Route, message: Outgoing) -> bool:
-    """Tell whether a route matches a message by topic and tag, as WINDOW does; headers are not compared."""
+    """Return whether a route matches a message by topic and tag, as WINDOW does; headers are not compared."""
     return route.topics.match(message.topic) and (route.tags is None or message.tag in route.tags)
 
 

@@ -221,7 +221,7 @@ select n::int from held
 
 
 def _is_first_try(settlement: Settlement) -> bool:
-    """Tell whether a message of the log was delivered at its first try, so that only its receipt is written."""
+    """Return whether a message of the log was delivered at its first try, so that only its receipt is written."""
     return (
         settlement.result is DELIVERED
         and settlement.attempts == 1

@@ -124,7 +124,7 @@ with waiting as materialized (
   returning transaction_id, position, "offset", topic, key, attempts, error
 )
 select transaction_id, position, topic, key, attempts, error,
-  count(*) over () as messages, count(*) filter (where not {reserved_sql("topic")}) over () as told
+  count(*) over () as messages, count(*) filter (where not {reserved_sql("topic")}) over () as announced
 from buried order by {reserved_sql("topic")}, "offset" desc limit 1
 """  # noqa: S608 -- constants of this module
 
@@ -166,7 +166,7 @@ class DayUndecided:
 class Buried:
     """The newest message that became a dead letter (an operational message only if there is no other).
 
-    `messages` counts all messages that became dead letters, `told` only those of producers, which are announced.
+    `messages` counts all messages that became dead letters, `announced` only those of producers, which are announced.
     """
 
     transaction_id: UUID
@@ -176,7 +176,7 @@ class Buried:
     attempts: int
     error: str | None
     messages: int
-    told: int
+    announced: int
 
 
 async def undecided(connection: Connection, day: Day, *, whole: bool = False) -> DayUndecided:
@@ -187,7 +187,7 @@ async def undecided(connection: Connection, day: Day, *, whole: bool = False) ->
 
 
 async def writers_since_before(connection: Connection, at: datetime) -> bool:
-    """Tell whether a database transaction that began before `at` is still open."""
+    """Return whether a database transaction that began before `at` is still open."""
     return bool(await connection.fetchval(WRITERS, at))
 
 
@@ -198,13 +198,13 @@ async def older_snapshots(connection: Connection, day: date) -> int:
 
 
 async def undelivered(connection: Connection, day: Day, subscription: Subscription) -> bool:
-    """Tell whether the day holds a committed message that the subscription takes and has not settled."""
+    """Return whether the day holds a committed message that the subscription takes and has not settled."""
     mine = _mine(subscription.route)
     return bool(await connection.fetchval(UNDELIVERED, day.low, day.high, subscription.subscription_id, *mine))
 
 
 async def replaying(connection: Connection, day: Day, subscription: Subscription) -> bool:
-    """Tell whether a replay of the subscription still has to read messages of the day."""
+    """Return whether a replay of the subscription still has to read messages of the day."""
     return bool(await connection.fetchval(REPLAYING, day.low, day.high, subscription.subscription_id))
 
 

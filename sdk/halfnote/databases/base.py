@@ -125,12 +125,12 @@ def dialect_of(name: str) -> Dialect:
 
 
 def waits_for_another(error: BaseException) -> bool:
-    """Tell whether a statement gave up waiting for another database transaction that is still open."""
+    """Return whether a statement gave up waiting for another database transaction that is still open."""
     return any(code in ("55P03", 1205, "locked") for cause in _causes(error) for code in _codes(cause))
 
 
 def is_to_be_tried_again(error: BaseException) -> bool:
-    """Tell whether the database transaction can be retried: a deadlock, or a serialization failure."""
+    """Return whether the database transaction can be retried: a deadlock, or a serialization failure."""
     return any(code in ("40001", "40P01", 1213, 1020) for cause in _causes(error) for code in _codes(cause))
 
 

@@ -70,7 +70,7 @@ def executed(cursor: Any, statement: Statement, mark: str) -> Came:
 
 
 def commits_by_itself(connection: Any) -> bool:
-    """Tell whether the connection commits each statement by itself, for the known drivers."""
+    """Return whether the connection commits each statement by itself, for the known drivers."""
     if type(connection).__module__ == "sqlite3":
         # Since Python 3.12 also by `autocommit`.
         by_itself = connection.isolation_level is None or getattr(connection, "autocommit", None) is True
@@ -90,7 +90,7 @@ def commits_by_itself(connection: Any) -> bool:
 
 
 def _keeps_savepoints(connection: Any) -> bool:
-    """Tell whether a database transaction is open. MySQL and MariaDB have no other common way to find out."""
+    """Return whether a database transaction is open. MySQL and MariaDB have no other common way to find out."""
     with closing(connection.cursor()) as cursor:
         cursor.execute("savepoint halfnote_open")
         try:
