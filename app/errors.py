@@ -280,13 +280,16 @@ class TooManyReplays(Problem):
 
 
 class LogGone(Problem):
-    """The requested part of the log has left the database. `oldest` is the lowest offset that is still there."""
+    """The requested part of the log was removed from the database. `oldest` is the lowest offset there is."""
 
     status, slug, title = 410, "log-gone", "That part of the log is gone"
 
 
 class DayGone(Problem):
-    """The transaction's day has left the database. `archive` names its archive, or is null if it is not archived."""
+    """The transaction's day was removed from the database.
+
+    `archive` names its archive, or is null if it is not archived.
+    """
 
     status, slug, title = 410, "day-gone", "The day is gone"
 

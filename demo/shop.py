@@ -35,7 +35,7 @@ class Shop:
                     )
                     database.execute("update stock set pieces = pieces - ? where article = ?", (pieces, article))
             except sqlite3.IntegrityError as error:
-                raise OutOfStock(f"there are not {pieces} of {article}") from error
+                raise OutOfStock(f"Not enough stock: {pieces:,} of {article} ordered") from error
 
     def has(self, transaction_id: str) -> bool:
         """Return whether the local database transaction of this id was committed."""

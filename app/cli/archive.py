@@ -12,7 +12,7 @@ def install(app: typer.Typer) -> None:
 
 
 def archive(context: typer.Context) -> None:
-    """Archive settled days as Parquet at HALFNOTE_ARCHIVE, so that they can leave the database; --verify checks it.
+    """Archive settled days as Parquet at HALFNOTE_ARCHIVE, so that they can be removed; --verify checks it.
 
     Exit codes: 0 done, 1 it failed, 2 wrong usage, 3 an archive differs from what was written.
     `halfnote archive --help` lists the options.

@@ -125,7 +125,7 @@ class RelayMetrics:
 
 
 class RetentionMetrics:
-    """Days that stay past their retention, and what days that left took with them."""
+    """Held days, and the unfinished transactions and deliveries of removed days."""
 
     def __init__(self, families: Families) -> None:
         self.day_held = families.gauge(

@@ -22,7 +22,7 @@ log = structlog.get_logger(__name__)
 EVERY_S = 60.0
 # A half of a day can arrive until its id is refused as too old, and be written a little later.
 WRITTEN_LATER = timedelta(minutes=10)
-# Longer than a step can lag behind in deleting the rows that a removed day left.
+# Longer than a step can lag behind in deleting the rows that belong to a removed day.
 GONE_LATELY = timedelta(days=2)
 # How long the rate limit of a cause is kept after its last operational message.
 ANNOUNCED_KEPT = timedelta(days=45)

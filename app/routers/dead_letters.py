@@ -158,8 +158,8 @@ async def get_dead_letter(
 ) -> Response:
     """Return a dead letter: the result of its last attempt, and the message as in `GET /messages/{message_id}`.
 
-    The message is present even after its day has left the database. For a subscriber's key, a dead letter of a topic
-    outside its scope does not exist.
+    The message is present even after its day was removed. For a subscriber's key, a dead letter of a topic outside its
+    scope does not exist.
     """
     caller.must_have_subscription(subscription)
     parsed = parse_message_id(message_id)

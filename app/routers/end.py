@@ -99,7 +99,7 @@ async def refusal(runtime: Runtime, end: End, recorded: Recorded) -> Problem:
 
 
 async def unknown_transaction(runtime: Runtime, transaction_id: UUID) -> Problem:
-    """Return the problem for an id without a half: its day has left the database (410), or it is unknown (404)."""
+    """Return the problem for an id without a half: its day was removed (410), or it is unknown (404)."""
     async with runtime.request_pool.connection() as connection:
         day = await day_of(connection, transaction_id)
     if day is None or day.state is DayState.OPEN:
@@ -107,7 +107,7 @@ async def unknown_transaction(runtime: Runtime, transaction_id: UUID) -> Problem
             "No half with this transaction_id was ever acknowledged. Check the id, or post the half again."
         )
     where = f"it is archived at {day.archive}" if day.archive else "it was not archived"
-    return DayGone(f"The transaction's day, {day.day}, has left the database; {where}.", archive=day.archive)
+    return DayGone(f"The transaction's day, {day.day}, was removed from the database; {where}.", archive=day.archive)
 
 
 async def _unknown(runtime: Runtime, caller: Caller, request: EndRequest) -> tuple[int, bytes]:

@@ -126,7 +126,7 @@ async def _part(connection: Connection, wanted: ReplayRequest) -> tuple[int, int
     if after >= head:
         raise Invalid(f"`from` is after the newest message, which has offset {head}.", field="from")
     if after + 1 < oldest:
-        raise LogGone(f"Offset {after + 1} has left the database. The oldest offset left is {oldest}.", oldest=oldest)
+        raise LogGone(f"Offset {after + 1} was removed from the database. The oldest is {oldest}.", oldest=oldest)
     last = await _last(connection, wanted, head)
     if last <= after:
         raise Invalid(

@@ -144,7 +144,7 @@ class DeadLetterRow(DeadLetterRef):
     offset: int = Field(examples=[1030])
     attempts: int = Field(description="tries that were used up", examples=[17])
     reason: str = Field(
-        description="`retries_exhausted`, `day_left` (its day left before it was delivered), or what the receiver gave",
+        description="`retries_exhausted`, `day_left` (its day was removed first), or the reason of the receiver",
         examples=["retries_exhausted"],
     )
     status: int | None = Field(None, description="the HTTP status of the last answer", examples=[500])

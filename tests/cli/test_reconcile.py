@@ -125,7 +125,7 @@ def test_processes_that_the_program_leaves_end_with_it(environment: dict[str, st
 
 
 def gone(pid: int) -> bool:
-    """Tell whether a process has ended; the dead may still be in the table."""
+    """Return whether a process has ended; the dead may still be in the table."""
     try:
         return psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:

@@ -196,7 +196,7 @@ CASES: dict[str, tuple[dict[str, Any], list[tuple[float, set[str]]]]] = {
         {f'halfnote_breakers_total{{{MAILER}, what="opened"}}': "0x29 1x100"},
         [(29, set()), (31, {"HalfnoteBreakerOpened"}), (58, {"HalfnoteBreakerOpened"}), (61, set())],
     ),
-    "a day leaves undelivered": (
+    "a day is removed undelivered": (
         {
             f"halfnote_left_undelivered_total{{{MAILER}}}": "0x29 2x100",
             f"halfnote_dead_letters{{{MAILER}}}": "0x29 2x99",

@@ -11,7 +11,7 @@ import pytest
 from app.database.connection import Connection
 from app.ids import id_ms, is_uuid7
 from bench import relay
-from bench.__main__ import BENCHMARKS, RELAY, main, tell
+from bench.__main__ import BENCHMARKS, RELAY, main, print_summary
 from bench.arrivals import Arrival, came, noting, now_s, parts_of, rate, rates_in_windows, sample, take
 from bench.filling import fill_committed
 from bench.payload import message_of
@@ -156,13 +156,13 @@ async def test_a_backlog_is_stored_as_committed_messages(dsn: str, db: Connectio
     assert message_of(b'"body":' + rows[0]["body"] + b"}]}") == rows[0]["body"]
 
 
-def test_a_part_that_broke_off_is_told_and_ends_in_1(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_part_that_broke_off_is_reported_and_ends_in_1(capsys: pytest.CaptureFixture[str]) -> None:
     report = Report("relay", "some title")
     report.hold("something", 2, at_least=1)
-    assert tell([report]) == 0
+    assert print_summary([report]) == 0
     report.break_off("webhook: no answer")
     assert "NOT FINISHED: webhook: no answer" in str(report)
-    assert tell([report]) == 1
+    assert print_summary([report]) == 1
     assert "NOT FINISHED: webhook: no answer" in capsys.readouterr().out
 
 

@@ -371,8 +371,8 @@ async def test_notifies_are_coalesced_and_a_lost_listener_reconnects(
     other.wake_ups.relay.clear()
     for _ in range(5):
         runtime.wake_ups.published()
-    assert await runtime.wake_ups.tell()
-    assert not await runtime.wake_ups.tell()
+    assert await runtime.wake_ups.notify()
+    assert not await runtime.wake_ups.notify()
     async with asyncio.timeout(10):
         await other.wake_ups.relay.wait()
     other.wake_ups.relay.clear()
@@ -388,6 +388,6 @@ async def test_notifies_are_coalesced_and_a_lost_listener_reconnects(
     # Connected again, the relay looks for what it missed, and the next NOTIFY arrives.
     other.wake_ups.relay.clear()
     runtime.wake_ups.published()
-    await runtime.wake_ups.tell()
+    await runtime.wake_ups.notify()
     async with asyncio.timeout(10):
         await other.wake_ups.relay.wait()

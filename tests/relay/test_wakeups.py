@@ -69,15 +69,15 @@ async def test_a_notify_names_topics_and_wakes_the_relays_that_take_them(runtime
     other.wake_ups.relay.clear()
     other.wake_ups.interest = TopicPatterns(["order"])
     runtime.wake_ups.published(["parcel", "billing.late"])
-    assert await runtime.wake_ups.tell()
+    assert await runtime.wake_ups.notify()
     # After a round trip on the listening session, it has received every earlier NOTIFY.
     await other.wake_ups.listen()
     assert not other.wake_ups.relay.is_set()
     many = [f"topic-{n}" for n in range(PAYLOAD_MAX_BYTES // 6)]
     for topics in (["parcel", "order"], many, None):
         runtime.wake_ups.published(topics)
-        assert await runtime.wake_ups.tell()
+        assert await runtime.wake_ups.notify()
         async with asyncio.timeout(10):
             await other.wake_ups.relay.wait()
         other.wake_ups.relay.clear()
-    assert not await runtime.wake_ups.tell()
+    assert not await runtime.wake_ups.notify()

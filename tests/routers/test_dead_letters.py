@@ -454,7 +454,7 @@ THEN = long_ago(10)
 
 
 async def gone_with_its_day(client: httpx.AsyncClient, runtime: Runtime, relay: Relay, db: Connection) -> str:
-    """A dead letter of the subscription `mailer` whose day has left; the clock stands ten days later."""
+    """A dead letter of the subscription `mailer` whose day was removed; the clock is ten days later."""
     await go_to(runtime, db, THEN)
     await db.execute("update day set state = 'gone' where day = $1", THEN.date() - timedelta(days=1))
     message_id = await committed(client, order(1030, tag="created", headers={"Trace": "x"}))

@@ -15,10 +15,10 @@ from app.store.proof.findings import (
     FLOOR,
     HIGHEST,
     LOWEST,
+    MARK_ANNOUNCED,
     ONE,
     OWN_PLANS,
     PAGE,
-    TELL,
     WINDOW_ROWS,
     FindingFilter,
     list_findings,
@@ -292,7 +292,7 @@ async def test_what_is_asked_about_findings_is_a_short_index_range(db: Connectio
     await find_many(db, "half_stuck", 20)
     await db.execute("vacuum analyze finding")
     for generic in (False, True):
-        found = await scans(db, TELL, ["timestamptz", "int"], (AT, 10_000), generic=generic)
+        found = await scans(db, MARK_ANNOUNCED, ["timestamptz", "int"], (AT, 10_000), generic=generic)
         assert not [scan for scan in found if scan.node == "Seq Scan"]
         assert sum(scan.rows for scan in found if scan.table == "finding") <= 100
     assert HIGHEST.day == date.max

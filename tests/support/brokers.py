@@ -236,7 +236,7 @@ def _started(kind: str, directory: Path) -> Server:
 
 
 def _ask(port: int, question: bytes, answer: bytes) -> bool:
-    """Tell whether a server answers a question with something that holds `answer`."""
+    """Return whether a server answers a question with something that holds `answer`."""
     try:
         with socket.create_connection((HOST, port), timeout=2) as asking:
             asking.sendall(question)

@@ -116,7 +116,7 @@ class Producer:
             )
 
     def alive(self) -> bool:
-        """Tell whether it runs. Raises RuntimeError with its log if it ended by itself."""
+        """Return whether it runs. Raises RuntimeError with its log if it ended by itself."""
         assert self._process is not None
         if self._process.poll() is not None:
             raise RuntimeError(self._log.read_text(errors="replace")[-3000:])

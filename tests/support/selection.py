@@ -68,7 +68,7 @@ def marks_of(path: str) -> set[str]:
 
 
 def excludes(expression: str, marks: Iterable[str]) -> bool:
-    """Tell whether an expression of `-m` leaves out a test with these marks, whatever other marks it has as well."""
+    """Return whether an expression of `-m` leaves out a test with these marks, whatever other marks it has as well."""
     if not expression:
         return False
     compiled, others = Expression.compile(expression), sorted(MARKS.keys() - set(marks))
@@ -110,7 +110,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def is_property_test(item: pytest.Item) -> bool:
-    """Tell whether Hypothesis generates a test's examples."""
+    """Return whether Hypothesis generates a test's examples."""
     return isinstance(item, pytest.Function) and is_hypothesis_test(item.obj)
 
 

@@ -130,7 +130,7 @@ async def test_a_whole_machines_clock_steps_and_nothing_stops_or_comes_twice(
 
 
 async def stepped(service: Service, step_s: int) -> bool:
-    """Tell whether the dates of a process's answers are off by this much."""
+    """Return whether the dates of a process's answers are off by this much."""
     async with httpx.AsyncClient(base_url=service.url) as client:
         dated = parsedate_to_datetime((await client.get("/livez")).headers["date"])
     return abs(dated.timestamp() - time.time() - step_s) < 60

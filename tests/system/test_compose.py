@@ -123,7 +123,7 @@ def project(tmp_path: Path) -> Iterator[Project]:
 
 
 def own_network(pid: int) -> bool:
-    """Tell whether a process has left this one's network."""
+    """Return whether a process has left this one's network."""
     return Path(f"/proc/{pid}/ns/net").readlink() != Path("/proc/self/ns/net").readlink()
 
 

@@ -95,7 +95,7 @@ async def leave(replicas: Replicas, load: Load, service: Service, url: str) -> N
 
 
 async def refused(port: int) -> bool:
-    """Tell whether the port is closed."""
+    """Return whether the port is closed."""
     try:
         _, writer = await asyncio.open_connection("127.0.0.1", port)
     except ConnectionRefusedError:
