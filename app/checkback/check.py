@@ -77,7 +77,7 @@ class Check:
     def history(self) -> CheckHistory:
         """The earlier checks of the transaction."""
         claim = self.claim
-        parked = claim.state == CheckBackState.PARKED
+        parked = claim.state is CheckBackState.PARKED
         return CheckHistory(claim.answered, claim.unanswered, claim.unanswered_since, parked)
 
 

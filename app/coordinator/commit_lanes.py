@@ -150,7 +150,7 @@ class LaneFlushes:
                 continue
             if recorded.fresh:
                 self._verdicts[recorded.verdict, recorded.source].inc()
-                topics.update(message[1] for message in recorded.messages)
+                topics.update(message.topic for message in recorded.messages)
             elif recorded.verdict != end.verdict:
                 self._refused[end.source].inc()
         if topics:

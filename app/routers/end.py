@@ -73,8 +73,8 @@ def end_answer(transaction_id: UUID, recorded: Recorded) -> EndAnswer:
 def published(transaction_id: UUID, recorded: Recorded) -> list[PublishedMessage]:
     """Return a committed transaction's messages with their offsets."""
     return [
-        PublishedMessage(message_id(transaction_id, position), topic, offset)
-        for position, topic, offset in recorded.messages
+        PublishedMessage(message_id(transaction_id, message.position), message.topic, message.offset)
+        for message in recorded.messages
     ]
 
 

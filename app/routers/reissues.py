@@ -72,8 +72,10 @@ async def reissue_transaction(
         reissued_from=transaction_id,
         committed_at=recorded.decided_at,
         messages=[
-            PublishedShown(message_id=message_id(made.reissued_as, position), topic=topic, offset=offset)
-            for position, topic, offset in recorded.messages
+            PublishedShown(
+                message_id=message_id(made.reissued_as, message.position), topic=message.topic, offset=message.offset
+            )
+            for message in recorded.messages
         ],
     )
 

@@ -8,7 +8,7 @@ from uuid import UUID
 
 from app.database.advisory_locks import AdvisoryLock
 from app.database.connection import Connection
-from app.verdicts import OnExhausted
+from app.verdicts import CheckBackState, OnExhausted
 
 # Replicas claim one at a time. The snapshot of each claim shows the previous claims, so that `check_window` holds over
 # all replicas. A replica that hangs during its turn loses the turn after 5 s.
@@ -133,7 +133,7 @@ class Claim:
 
     transaction_id: UUID
     producer_group: str
-    state: int
+    state: CheckBackState
     number: int
     answered: int
     unanswered: int
@@ -193,8 +193,21 @@ async def claim(connection: Connection, capacity: CheckCapacity, now: datetime) 
     Call `take_turn` first; otherwise a group may get more checks at once than its window allows.
     """
     rows = await connection.fetch(CLAIM, *_arguments(capacity, now))
-    claims = [Claim(*row) for row in rows if row["lease_epoch"] is not None]
+    claims = [_claim(row) for row in rows if row["lease_epoch"] is not None]
     return claims, len(rows) - len(claims)
+
+
+def _claim(row: Any) -> Claim:
+    return Claim(
+        transaction_id=row["transaction_id"],
+        producer_group=row["producer_group"],
+        state=CheckBackState(row["state"]),
+        number=row["asked"],
+        answered=row["answered"],
+        unanswered=row["unanswered"],
+        unanswered_since=row["unanswered_since"],
+        epoch=row["lease_epoch"],
+    )
 
 
 async def asked_groups(connection: Connection, names: Sequence[str]) -> dict[str, AskedGroup]:

@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any
+from typing import Any, NamedTuple
 from uuid import UUID
 
 from app.database.advisory_locks import AdvisoryLock
@@ -180,13 +180,21 @@ class End:
     traceparent: str | None = None
 
 
+class RecordedMessage(NamedTuple):
+    """A message of a committed transaction, as the outbox has it."""
+
+    position: int
+    topic: str
+    offset: int
+
+
 @dataclass(slots=True)
 class Recorded:
     """The state of a transaction after an End.
 
     `owner`: its producer group; None if there is no such half. `verdict` None: undecided, because the End was another
-    group's or the day is not open (`open` False). `messages`: position, topic and offset of each message of a committed
-    transaction. `fresh`: this End decided it.
+    group's or the day is not open (`open` False). `messages`: those of a committed transaction, by position. `fresh`:
+    this End decided it.
     """
 
     owner: str | None
@@ -194,7 +202,7 @@ class Recorded:
     verdict: Verdict | None
     source: Source | None
     decided_at: datetime | None
-    messages: tuple[tuple[int, str, int], ...]
+    messages: tuple[RecordedMessage, ...]
     fresh: bool
 
 
@@ -233,7 +241,7 @@ async def _record_end(connection: Connection, end: End, now: datetime) -> Record
     )
     if not rows:
         return None
-    messages = () if rows[0][0] is None else tuple(sorted((row[0], row[1], row[2]) for row in rows))
+    messages = () if rows[0][0] is None else tuple(sorted(RecordedMessage(row[0], row[1], row[2]) for row in rows))
     return Recorded(end.producer_group, True, end.verdict, end.source, now, messages, True)
 
 
@@ -252,7 +260,7 @@ def _fold(rows: Iterable[Any], *, decided_now: bool) -> dict[UUID, Recorded]:
     """
     found: dict[UUID, Recorded] = {}
     for transaction_id, owner, is_open, verdict, source, decided_at, position, topic, offset in rows:
-        messages = () if position is None else ((position, topic, offset),)
+        messages: tuple[RecordedMessage, ...] = () if position is None else (RecordedMessage(position, topic, offset),)
         before = found.get(transaction_id)
         if before is not None:
             messages = before.messages + messages
