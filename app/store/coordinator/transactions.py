@@ -2,11 +2,11 @@
 
 from dataclasses import dataclass, replace
 from datetime import datetime
-from time import monotonic
 from typing import Any
 from uuid import UUID
 
 from app.database.connection import Connection
+from app.database.windowed_read import ListWindow, read_windows
 from app.verdicts import CHECK_BACK_STATE_OF, SOURCE_OF, VERDICT_OF, CheckBackState, Source, State, Verdict
 
 # A list reads this many rows at a time, until its page is full or SCAN_S is over. A filter that matches few rows must
@@ -163,22 +163,22 @@ async def list_transactions(
 
     The scan stops after `scan_s` seconds, so a short or empty page may still have a next page.
     """
-    found: list[TransactionSummary] = []
-    until = monotonic() + scan_s
-    high: UUID | None = wanted.high
+
+    async def read_window(high: UUID, at_most: int) -> ListWindow[TransactionSummary, UUID]:
+        window = replace(wanted, high=high)
+        floor = await window_floor(connection, window)
+        if floor is not None:
+            window = replace(window, low=floor)
+        return ListWindow(await read_page(connection, window, at_most), floor)
+
     async with connection.transaction(readonly=True):
         await connection.execute(OWN_PLANS)
-        # One more than `limit`, to see whether there is a next page.
-        while high is not None and len(found) <= limit and (high == wanted.high or monotonic() < until):
-            window = replace(wanted, high=high)
-            floor = await window_floor(connection, window)
-            if floor is not None:
-                window = replace(window, low=floor)
-            found += await read_page(connection, window, limit + 1 - len(found))
-            high = floor
-        if len(found) > limit:
-            return found[:limit], found[limit - 1].transaction_id
-        return found, None if high is None else await _next_page(connection, replace(wanted, high=high))
+        found = await read_windows(read_window, wanted.high, limit, scan_s)
+        if len(found.rows) > limit:
+            return found.rows[:limit], found.rows[limit - 1].transaction_id
+        if found.below is None:
+            return found.rows, None
+        return found.rows, await _next_page(connection, replace(wanted, high=found.below))
 
 
 async def _next_page(connection: Connection, rest: TransactionFilter) -> UUID | None:

@@ -6,10 +6,10 @@ The proof writes one row per day, kind and subject.
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from datetime import date, datetime
-from time import monotonic
 from uuid import UUID
 
 from app.database.connection import Connection
+from app.database.windowed_read import ListWindow, read_windows
 from app.topic_patterns import reserved_sql
 
 # As for lists of dead letters: a filter that few rows match reads this many rows at a time, and stops after this time.
@@ -156,19 +156,18 @@ async def list_findings(
 
     A page may be short, or empty, and still have a next one: it ends when `scan_s` is over.
     """
-    found: list[Finding] = []
-    until = monotonic() + scan_s
-    below: FindingCursor | None = wanted.below
+
+    async def read_window(below: FindingCursor, at_most: int) -> ListWindow[Finding, FindingCursor]:
+        window = replace(wanted, below=below)
+        floor = await window_floor(connection, window)
+        return ListWindow(await read_page(connection, window, floor or LOWEST, at_most), floor)
+
     async with connection.transaction(readonly=True):
         await connection.execute(OWN_PLANS)
-        # One row more than the page shows that there is a next page.
-        while below is not None and len(found) <= limit and (below == wanted.below or monotonic() < until):
-            window = replace(wanted, below=below)
-            below = await window_floor(connection, window)
-            found += await read_page(connection, window, below or LOWEST, limit + 1 - len(found))
-    if len(found) > limit:
-        return found[:limit], found[limit - 1].place
-    return found, below
+        found = await read_windows(read_window, wanted.below, limit, scan_s)
+    if len(found.rows) > limit:
+        return found.rows[:limit], found.rows[limit - 1].place
+    return found.rows, found.below
 
 
 async def window_floor(connection: Connection, wanted: FindingFilter) -> FindingCursor | None:
