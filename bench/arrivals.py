@@ -3,7 +3,6 @@
 import asyncio
 import shutil
 import struct
-import subprocess
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Sequence
@@ -13,9 +12,8 @@ from itertools import pairwise
 from pathlib import Path
 
 import httpx
-import psutil
 
-from bench.services import ROOT, Service, stop
+from bench.services import ROOT, Service, printing_port
 from bench.wrk import BrokenRunError
 
 SOURCE = ROOT / "bench" / "arrivals.c"
@@ -54,15 +52,8 @@ async def noting(place: Path) -> AsyncIterator[Service]:
         compiling = await asyncio.create_subprocess_exec("cc", "-O2", "-o", str(program), str(SOURCE))
         if await compiling.wait():
             raise RuntimeError(f"{SOURCE} does not compile")
-    process = subprocess.Popen([str(program)], stdout=subprocess.PIPE, start_new_session=True)
-    try:
-        assert process.stdout is not None
-        port = int(await asyncio.to_thread(process.stdout.readline))
-        yield Service(port, psutil.Process(process.pid))
-    finally:
-        stop(process)
-        if process.stdout is not None:
-            process.stdout.close()
+    async with printing_port(str(program.resolve())) as service:
+        yield service
 
 
 async def take(receiver: Service) -> list[Arrival]:

@@ -10,10 +10,8 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from statistics import median
 
-import psutil
-
 from bench.report import Report
-from bench.services import ROOT, Service, receiving, stop
+from bench.services import ROOT, Service, printing_port, receiving
 from bench.stage import Stage, halfnote
 from bench.statistic import median_interval
 
@@ -116,17 +114,8 @@ async def _rates(report: Report, client: Client, whom: str, seconds: float, slic
 @asynccontextmanager
 async def answering_at_once() -> AsyncIterator[Service]:
     """Run the coordinator that stores nothing."""
-    process = subprocess.Popen(
-        [sys.executable, "-m", "bench.instant"], cwd=ROOT, stdout=subprocess.PIPE, start_new_session=True
-    )
-    try:
-        assert process.stdout is not None
-        port = int(await asyncio.to_thread(process.stdout.readline))
-        yield Service(port, psutil.Process(process.pid))
-    finally:
-        stop(process)
-        if process.stdout is not None:
-            process.stdout.close()
+    async with printing_port(sys.executable, "-m", "bench.instant") as service:
+        yield service
 
 
 @asynccontextmanager

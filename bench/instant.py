@@ -1,12 +1,11 @@
 """A coordinator that stores nothing and answers at once: `python -m bench.instant` prints its port."""
 
 import asyncio
-import signal
 from typing import cast
 
 import uvloop
 
-from bench.receiver import END_OF_HEAD, length_of
+from bench.receiver import END_OF_HEAD, length_of, listen
 
 _ID = b"019a9f1c-1030-7b1e-8f00-1030a1030a10"
 _HALF = (
@@ -46,17 +45,5 @@ class Instant(asyncio.Protocol):
             self._transport.write(_ANSWERS[head.split(b" ", 2)[1]])
 
 
-async def main() -> None:
-    """Listen on a free port until SIGTERM or Ctrl-C."""
-    loop = asyncio.get_running_loop()
-    stopping = asyncio.Event()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, stopping.set)
-    server = await loop.create_server(Instant, "127.0.0.1", 0, backlog=2048)
-    print(server.sockets[0].getsockname()[1], flush=True)
-    await stopping.wait()
-    server.close()
-
-
 if __name__ == "__main__":
-    uvloop.run(main())
+    uvloop.run(listen(Instant))

@@ -5,6 +5,7 @@ It answers `POST /check` with a commit, any other POST with 204, and `GET /count
 
 import asyncio
 import signal
+from collections.abc import Callable
 from typing import cast
 
 import uvloop
@@ -50,17 +51,17 @@ def length_of(head: bytes) -> int:
     return 0
 
 
-async def main() -> None:
-    """Listen on a free port until SIGTERM or Ctrl-C."""
+async def listen(protocol: Callable[[], asyncio.Protocol]) -> None:
+    """Serve on a free port, and print it, until SIGTERM or Ctrl-C."""
     loop = asyncio.get_running_loop()
     stopping = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stopping.set)
-    server = await loop.create_server(Receiver, "127.0.0.1", 0, backlog=2048)
+    server = await loop.create_server(protocol, "127.0.0.1", 0, backlog=2048)
     print(server.sockets[0].getsockname()[1], flush=True)
     await stopping.wait()
     server.close()
 
 
 if __name__ == "__main__":
-    uvloop.run(main())
+    uvloop.run(listen(Receiver))

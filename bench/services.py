@@ -89,9 +89,14 @@ async def serving(app: str, place: Path, env: Mapping[str, str], *, workers: int
 @asynccontextmanager
 async def receiving() -> AsyncIterator[Service]:
     """Run the fast receiver of webhooks and checks."""
-    process = subprocess.Popen(
-        [sys.executable, "-m", "bench.receiver"], cwd=ROOT, stdout=subprocess.PIPE, start_new_session=True
-    )
+    async with printing_port(sys.executable, "-m", "bench.receiver") as service:
+        yield service
+
+
+@asynccontextmanager
+async def printing_port(*command: str) -> AsyncIterator[Service]:
+    """Run a program that prints the port on which it listens, until the block ends."""
+    process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, start_new_session=True)
     try:
         assert process.stdout is not None
         port = int(await asyncio.to_thread(process.stdout.readline))
