@@ -1,13 +1,12 @@
 """One service for all tests of the command line, each of which uses names of its own."""
 
-import asyncio
 from collections.abc import Iterator
 
 import pytest
 
 from tests.conftest import migrated_template
 from tests.support import postgres
-from tests.support.processes import Service
+from tests.support.processes import serving
 
 
 @pytest.fixture(scope="session")
@@ -21,9 +20,5 @@ def database() -> Iterator[str]:
 @pytest.fixture(scope="session")
 def url(database: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """The URL of the service, which `run` calls."""
-    service = Service(tmp_path_factory.mktemp("service") / "data", "serve", HALFNOTE_DATABASE_URL=database)
-    try:
-        asyncio.run(service.start())
-        yield service.url
-    finally:
-        service.stop()
+    with serving(tmp_path_factory.mktemp("service"), database) as url:
+        yield url

@@ -28,7 +28,7 @@ from tests.sdk.doc_blocks import blocks_of, runner, shell_blocks_of
 from tests.sdk.servers import asgi_server
 from tests.sdk.shop import fresh, with_driver
 from tests.support import postgres
-from tests.support.processes import ROOT, Service, free_port
+from tests.support.processes import ROOT, free_port, serving
 
 SECRET = "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw0000"
 WITHIN_S = 120.0
@@ -44,13 +44,9 @@ PROGRAMS = {
 def halfnote(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """The URL of a real service, one for all pages."""
     dsn = postgres.create_database(migrated_template())
-    service = Service(tmp_path_factory.mktemp("service") / "data", "serve", HALFNOTE_DATABASE_URL=dsn)
-    try:
-        asyncio.run(service.start())
-        yield service.url
-    finally:
-        service.stop()
-        postgres.drop_database(dsn)
+    with serving(tmp_path_factory.mktemp("service"), dsn) as url:
+        yield url
+    postgres.drop_database(dsn)
 
 
 @pytest.fixture

@@ -5,6 +5,8 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import httpx
@@ -12,7 +14,7 @@ import httpx
 from app.config import LOOPBACK
 from tests.support.ports import free_port
 
-__all__ = ["ROOT", "Service", "free_port", "of_ones_own"]
+__all__ = ["ROOT", "Service", "free_port", "of_ones_own", "serving"]
 
 ROOT = Path(__file__).parents[2]
 
@@ -82,3 +84,14 @@ class Service:
         if self.process.poll() is None:
             self.process.send_signal(signal.SIGTERM)
         return self.process.wait(timeout=60)
+
+
+@contextmanager
+def serving(directory: Path, dsn: str) -> Iterator[str]:
+    """Run `halfnote serve` over a database until the block ends; yield its URL."""
+    service = Service(directory / "data", "serve", HALFNOTE_DATABASE_URL=dsn)
+    try:
+        asyncio.run(service.start())
+        yield service.url
+    finally:
+        service.stop()
