@@ -4,7 +4,8 @@ import io
 import json
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -74,14 +75,16 @@ def group(run: Run) -> str:
     return name
 
 
-@pytest.fixture
-def taker() -> Iterator[str]:
-    """The URL of something that answers every POST with 204."""
+@contextmanager
+def answering(status: int, headers: Mapping[str, str]) -> Iterator[str]:
+    """Answer every POST alike; yield the URL."""
 
     class Handler(BaseHTTPRequestHandler):
         def do_POST(self) -> None:
             self.rfile.read(int(self.headers["content-length"]))
-            self.send_response(204)
+            self.send_response(status)
+            for name, value in headers.items():
+                self.send_header(name, value)
             self.end_headers()
 
         def log_message(self, format: str, *args: object) -> None:
@@ -94,6 +97,13 @@ def taker() -> Iterator[str]:
     server.shutdown()
     thread.join()
     server.server_close()
+
+
+@pytest.fixture
+def taker() -> Iterator[str]:
+    """The URL of a receiver that takes every message."""
+    with answering(204, {}) as url:
+        yield url
 
 
 def post_half(url: str, group: str, topic: str = "order", **fields: object) -> str:
@@ -345,26 +355,9 @@ def test_a_filter_decides_only_without_dry_run(run: Run, url: str, group: str) -
 
 @pytest.fixture
 def refuser() -> Iterator[str]:
-    """The URL of something that never wants a message."""
-
-    class Handler(BaseHTTPRequestHandler):
-        def do_POST(self) -> None:
-            self.rfile.read(int(self.headers["content-length"]))
-            self.send_response(422)
-            self.send_header("webhook-delivery", "abort-message")
-            self.send_header("halfnote-reason", "unknown customer")
-            self.end_headers()
-
-        def log_message(self, format: str, *args: object) -> None:
-            pass
-
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    thread = threading.Thread(target=server.serve_forever)
-    thread.start()
-    yield f"http://127.0.0.1:{server.server_port}/"
-    server.shutdown()
-    thread.join()
-    server.server_close()
+    """The URL of a receiver that refuses every message."""
+    with answering(422, {"webhook-delivery": "abort-message", "halfnote-reason": "unknown customer"}) as url:
+        yield url
 
 
 @pytest.fixture
