@@ -99,14 +99,14 @@ def problems(spark: SparkSession, files: ArchiveFiles, place: str, described: Ma
     found = []
     for table in TABLES:
         try:
-            spoilt = spoilt_files(files, place, described["tables"][table]["files"])
-            found += spoilt or _wrong_rows(spark, place, described, table)
+            damaged = damaged_files(files, place, described["tables"][table]["files"])
+            found += damaged or _wrong_rows(spark, place, described, table)
         except JAVA_FAILED as error:
             found.append(f"{table} cannot be read: {root_cause(str(error))}")
     return found or body_problems(spark, place, described)
 
 
-def spoilt_files(files: ArchiveFiles, place: str, listed: Sequence[Mapping[str, Any]]) -> list[str]:
+def damaged_files(files: ArchiveFiles, place: str, listed: Sequence[Mapping[str, Any]]) -> list[str]:
     """Return which of a manifest's `files` are missing or have other bytes, as texts; reads them completely."""
     found = []
     for file in listed:

@@ -8,7 +8,7 @@ from pyspark.sql import SparkSession
 
 from spark import schemas
 from spark.archive.files import ArchiveFiles
-from spark.archive.layout import JAVA_FAILED, MANIFEST, digests, manifest_of, spoilt_files
+from spark.archive.layout import JAVA_FAILED, MANIFEST, damaged_files, digests, manifest_of
 from spark.errors import RunFailedError
 from spark.frames import Frames, staged
 from spark.manifest import TABLES
@@ -38,7 +38,7 @@ def _problems(files: ArchiveFiles, place: str, stored: Mapping[str, Any]) -> dic
     found = {}
     for table in TABLES:
         try:
-            found[table] = spoilt_files(files, place, stored["tables"][table]["files"])
+            found[table] = damaged_files(files, place, stored["tables"][table]["files"])
         except JAVA_FAILED as error:
             found[table] = [f"{table} cannot be read: {root_cause(str(error))}"]
     try:

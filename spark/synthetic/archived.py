@@ -19,7 +19,7 @@ from spark.synthetic.plan import Plan
 KIND = "archive_differs"
 # The subject of this finding is the table, so a day can have at most one per table; two tables stay unchanged. No other
 # rule uses the changed column.
-SPOILT = {"op": "decided_at", "receipt": "settled_at", "attempt": "at"}
+DAMAGED = {"op": "decided_at", "receipt": "settled_at", "attempt": "at"}
 
 
 def finish(spark: SparkSession, directory: Path, plan: Plan) -> None:
@@ -45,11 +45,11 @@ def finish(spark: SparkSession, directory: Path, plan: Plan) -> None:
 
 def plant(directory: Path) -> dict[str, list[str]]:
     """Change one time in one row of some tables by a microsecond; return the expected findings."""
-    for table, column in SPOILT.items():
+    for table, column in DAMAGED.items():
         file = min((directory / table).glob("*.parquet"))
         rows = pq.read_table(file)
         times = rows[column].cast(pa.int64())
         later = pa.chunked_array([pa.array([times[0].as_py() + 1]), *times.slice(1).chunks])
         place = rows.schema.get_field_index(column)
         write(file, rows.set_column(place, rows.schema.field(place), later.cast(rows.schema.field(place).type)))
-    return {KIND: list(SPOILT)}
+    return {KIND: list(DAMAGED)}

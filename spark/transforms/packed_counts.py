@@ -7,8 +7,8 @@ from types import MappingProxyType
 from pyspark.sql import Column
 from pyspark.sql import functions as F
 
-# What is counted of a message, each in a lane of so many bits of one of two numbers. `taker`: subscriptions that ever
-# took the message; `own`: it is Halfnote's own.
+# What is counted of a message, each in a lane with the given number of bits, in one of two numbers. `taker`: the
+# subscriptions that ever took the message; `own`: it is Halfnote's own.
 LANES = {"counts": (("half", "commit", "rollback", "outbox"), 15), "more": (("receipt", "taker", "own"), 20)}
 
 # Subscriptions that filter by headers have one bit each instead: whether the half has the headers, and what the outbox

@@ -121,10 +121,10 @@ async def test_a_day_lives_in_a_bucket_and_comes_back(
     assert {row["kind"] for key in findings for row in table(store, key)} == {"content_differs"}
     assert b"<html" in store.read("proof/report.html")
 
-    spoilt = next(key for key in store.objects(f"{place}/op") if key.endswith(".parquet"))
-    content = bytearray(store.read(spoilt))
+    damaged = next(key for key in store.objects(f"{place}/op") if key.endswith(".parquet"))
+    content = bytearray(store.read(damaged))
     content[-20] ^= 1
-    store.write(spoilt, bytes(content))
+    store.write(damaged, bytes(content))
     ended, said = run(store, dsn, tmp_path, "archive", "--verify")
     assert ended == 3
     assert "other bytes than were written" in said

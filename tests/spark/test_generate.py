@@ -53,9 +53,9 @@ def test_the_same_seed_makes_the_same_rows() -> None:
 
 def test_faults_change_no_row_but_their_own() -> None:
     plan = Plan(long_ago(), 7, 2000)
-    plain, spoilt = chunk_of(plan, 0).tables, chunk_of(replace(plan, faults=4), 0).tables
+    plain, damaged = chunk_of(plan, 0).tables, chunk_of(replace(plan, faults=4), 0).tables
     for table in ("op", "outbox"):
-        ids = [set(pc.unique(tables[table]["transaction_id"]).to_pylist()) for tables in (plain, spoilt)]
+        ids = [set(pc.unique(tables[table]["transaction_id"]).to_pylist()) for tables in (plain, damaged)]
         assert len(ids[0] ^ ids[1]) <= 4
 
 

@@ -188,11 +188,11 @@ def test_the_day_as_the_service_made_it_has_no_finding(spark: SparkSession, made
 
 
 @pytest.fixture(scope="module")
-def spoilt(spark: SparkSession, made: str, tmp_path_factory: pytest.TempPathFactory) -> tuple[Joined, dict[str, str]]:
+def damaged(spark: SparkSession, made: str, tmp_path_factory: pytest.TempPathFactory) -> tuple[Joined, dict[str, str]]:
     """What the rules read of the day with a fault of each kind, and the subjects of these by kind."""
     url = postgres.create_database(made.rpartition("/")[2])
     try:
-        victims, path = plant(url), tmp_path_factory.mktemp("spoilt")
+        victims, path = plant(url), tmp_path_factory.mktemp("damaged")
         # Without bodies: one of them is not of its digest any more, and such a day is not archived with them.
         archived(url, path / "archive", "--no-bodies")
         with connect(url) as connection:
@@ -204,15 +204,15 @@ def spoilt(spark: SparkSession, made: str, tmp_path_factory: pytest.TempPathFact
     return joined(f, SLA_S), subjects(victims, subscriptions)
 
 
-def test_each_planted_fault_is_one_finding(spoilt: tuple[Joined, dict[str, str]]) -> None:
-    j, wanted = spoilt
+def test_each_planted_fault_is_one_finding(damaged: tuple[Joined, dict[str, str]]) -> None:
+    j, wanted = damaged
     assert sorted((row.kind, row.subject) for row in found_in(j).collect()) == sorted(wanted.items())
 
 
 @pytest.mark.parametrize("kind", [rule.kind for rule in RULES])
-def test_each_is_found_by_its_own_rule_alone(spoilt: tuple[Joined, dict[str, str]], kind: str) -> None:
+def test_each_is_found_by_its_own_rule_alone(damaged: tuple[Joined, dict[str, str]], kind: str) -> None:
     # So whichever is switched off, exactly its own fault goes unfound.
-    j, wanted = spoilt
+    j, wanted = damaged
     others = frozenset(rule.kind for rule in RULES) - {kind}
     assert [(row.kind, row.subject) for row in found_in(j, others).collect()] == [(kind, wanted[kind])]
 

@@ -112,7 +112,7 @@ async def test_a_gone_day_is_restored_once_as_its_tables_were_and_removed(
     ]
 
 
-async def test_a_spoilt_archive_is_not_restored(
+async def test_a_damaged_archive_is_not_restored(
     ids: list[str], db: Connection, dsn: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (file,) = (path_of(row_of(dsn).archive) / "op").glob("*.parquet")

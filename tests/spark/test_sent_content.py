@@ -19,7 +19,7 @@ from tests.support.relay_stepping import order, publish, subscribe, turn_until
 pytestmark = pytest.mark.usefixtures("group", "spark")
 
 
-async def test_a_body_that_was_spoilt_before_it_was_sent_is_a_finding(
+async def test_a_body_that_was_damaged_before_it_was_sent_is_a_finding(
     client: httpx.AsyncClient, runtime: Runtime, db: Connection, dsn: str, tmp_path: Path
 ) -> None:
     """A body changes between commit and delivery, and the half's other columns do not show it."""
@@ -28,16 +28,17 @@ async def test_a_body_that_was_spoilt_before_it_was_sent_is_a_finding(
     async with Responder() as receiver:
         await subscribe(client, receiver)
         await publish(client, order(1), order(2))
-        spoilt = await db.fetchval(
-            "update half set body = 'spoilt' where transaction_id = (select max(transaction_id::text)::uuid from half) "
+        damaged = await db.fetchval(
+            "update half set body = 'damaged' "
+            "where transaction_id = (select max(transaction_id::text)::uuid from half) "
             "returning transaction_id"
         )
         await turn_until(relay, runtime, lambda: db.fetchval("select count(*) = 2 from receipt"))
         await relay.drain(runtime)
-    assert b"spoilt" in [call.body for call in receiver.calls]
+    assert b"damaged" in [call.body for call in receiver.calls]
     assert prove(dsn, "--day", day, "--out", tmp_path) == 3
     [found] = rows(dsn, "select * from finding")
-    assert (found["kind"], found["subject"]) == ("content_differs", message_id(spoilt, 0))
+    assert (found["kind"], found["subject"]) == ("content_differs", message_id(damaged, 0))
     assert {digest["source"].partition(":")[0] for digest in found["detail"]["digests"]} == {"half", "receipt"}
     # The run and its files say the same.
     [run] = rows(dsn, "select * from reconciliation_run")
@@ -45,4 +46,4 @@ async def test_a_body_that_was_spoilt_before_it_was_sent_is_a_finding(
     [written] = pyarrow.dataset.dataset(tmp_path / "findings", partitioning="hive").to_table().to_pylist()
     assert json.loads(written["detail"]) == found["detail"]
     assert (written["kind"], written["subject"]) == (found["kind"], found["subject"])
-    assert str(spoilt) in (tmp_path / "report.html").read_text()
+    assert str(damaged) in (tmp_path / "report.html").read_text()
