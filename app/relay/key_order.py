@@ -43,7 +43,7 @@ class KeyOrder:
 
     @property
     def full(self) -> bool:
-        """Whether so many are held that the window must stop."""
+        """Whether the number of held messages is at the limit, so that the window must stop."""
         return self._held >= HELD_MOST
 
     def admit(self, message: Outgoing) -> Admission:

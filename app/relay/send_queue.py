@@ -26,7 +26,7 @@ class SendQueue:
 
     @property
     def full(self) -> bool:
-        """Whether so many messages are held for their keys that nothing more may be read."""
+        """Whether the number of messages held for their keys is at the limit, so that no more may be read."""
         return self.keys is not None and self.keys.full
 
     def admit(self, message: Outgoing) -> bool:

@@ -249,7 +249,7 @@ class RedisShape(Strict):
     type: Literal["redis"]
     url: RedisUrl = Field(description="the path is the database's number")
     stream: RoutingKey | None = Field(None, description="its key; not given: the topic" + _TEMPLATE)
-    maxlen: StreamLength | None = Field(None, description="trim the stream to about so many entries; not given: never")
+    maxlen: StreamLength | None = Field(None, description="trim the stream to about this many entries; omitted: never")
     username: Name | None = None
 
 

@@ -71,15 +71,15 @@ def test_a_term_is_defined_once() -> None:
     assert len(terms) == len(set(terms))
 
 
-def test_the_floors_are_those_of_the_contract() -> None:
+def test_the_layers_are_those_of_the_contract() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())
-    [contract] = [c for c in project["tool"]["importlinter"]["contracts"] if c["name"] == "Eight floors"]
+    [contract] = [c for c in project["tool"]["importlinter"]["contracts"] if c["name"] == "Eight layers"]
     layers = contract["layers"]
-    floors = {(len(layers) - i, room) for i, layer in enumerate(layers) for room in layer.split(" | ")}
+    numbered = {(len(layers) - i, name) for i, layer in enumerate(layers) for name in layer.split(" | ")}
     page = (DOCS / "architecture.md").read_text()
     rows = re.findall(r"^\| (\d) \| `(\w+)` \|", page, re.MULTILINE)
-    assert {(int(floor), room) for floor, room in rows} == floors
-    assert len(rows) == len(floors)
+    assert {(int(number), name) for number, name in rows} == numbered
+    assert len(rows) == len(numbered)
 
 
 def test_each_invariant_names_its_file_and_its_test() -> None:
