@@ -9,6 +9,7 @@ import asyncpg
 from asyncpg.connect_utils import SessionAttribute
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_engine
+from sqlalchemy.pool import QueuePool
 
 from app.database.timelines import LOOK_WITHIN_S, Host, StaleServer, TimelineGuard
 
@@ -151,6 +152,13 @@ class Database:
             connection.terminate()
             raise
         return connection
+
+    @property
+    def connections_in_use(self) -> int:
+        """The number of pool connections that are lent now."""
+        pool = self.engine.pool
+        assert isinstance(pool, QueuePool)
+        return pool.checkedout()
 
     async def close(self) -> None:
         """Close every pooled connection."""

@@ -10,12 +10,15 @@ from app.loops import (
     announce_findings,
     announce_held_back,
     clock_offset,
+    disk_usage,
     gauges,
     live_settings,
+    process_usage,
     readiness_gauge,
     timelines,
 )
 from app.loops.live_settings import News
+from app.loops.process_usage import ProcessUsage
 from app.relay import unrouted
 from app.relay.loop import EVERY_S, MIN_INTERVAL_S, Relay
 from app.relay.unrouted import Routing
@@ -31,6 +34,7 @@ def all_loops(runtime: Runtime) -> list[Loop]:
         Loop("accept", accept_switch.step, accept_switch.EVERY_S),
         Loop("news", News().step, live_settings.EVERY_S),
         Loop("clock", clock_offset.step, clock_offset.EVERY_S),
+        Loop("usage", ProcessUsage().step, process_usage.EVERY_S),
         Loop("ready", readiness_gauge.step, readiness_gauge.EVERY_S),
         Loop("tell", notify, NOTIFY_EVERY_S, runtime.wake_ups.notify_due),
     ]
@@ -51,5 +55,6 @@ def all_loops(runtime: Runtime) -> list[Loop]:
         Loop("held_back", announce_held_back.step, announce_held_back.EVERY_S),
         Loop("findings", announce_findings.step, announce_findings.EVERY_S),
         Loop("gauges", gauges.step, gauges.EVERY_S),
+        Loop("disk", disk_usage.step, disk_usage.EVERY_S),
         Loop("upkeep", retention_loop.step, retention_loop.EVERY_S),
     ]

@@ -9,7 +9,7 @@ from app.observability.metric_groups import ProofMetrics
 from app.runtime.loop_runner import StepResult
 from app.runtime.state import Runtime
 from app.secrets.status import missing_keys
-from app.store.admin.gauges import oldest_due, retries_of, undecided
+from app.store.admin.gauges import oldest_due, open_breakers, retries_of, undecided
 from app.store.proof.runs import FIRST_RUN, list_runs, open_findings, standing
 from app.store.retention import days
 from app.store.subscriptions.dead_letters import dead_letters_of
@@ -26,6 +26,7 @@ async def step(runtime: Runtime, now: datetime) -> StepResult:
         held = await days.held_days(connection)
         retries = await retries_of(connection)
         dead = await dead_letters_of(connection)
+        breakers = await open_breakers(connection)
         missing = await missing_keys(connection, runtime.vault)
         await _show_proof(runtime.metrics.proof, connection, now)
     metrics = runtime.metrics
@@ -39,6 +40,7 @@ async def step(runtime: Runtime, now: datetime) -> StepResult:
     metrics.retention.count_from_zero(retries)
     metrics.relay.show_retries({name: (_waited(now, one.oldest_at), one.waiting) for name, one in retries.items()})
     metrics.relay.show_dead_letters(dead)
+    metrics.relay.show_breakers(breakers)
     metrics.process.secrets_unreadable.set(sum(missing.values()))
     return StepResult(done=1)
 

@@ -22,6 +22,10 @@ class HttpMetrics:
         self.verdicts_refused = counter(
             "verdicts_refused", "Ends refused because the opposite verdict is recorded", "source"
         )
+        self.in_flight = families.gauge("requests_in_flight", "Requests in flight now", combine="livesum")
+        self.bodies_held = families.gauge(
+            "bodies_held_bytes", "Bytes of bodies of requests in flight now", combine="livesum"
+        )
         self._counts: dict[tuple[str, int], Counter] = {}
         self._seconds: dict[str, Histogram] = {}
 
@@ -62,6 +66,11 @@ class RelayMetrics:
         self.delivery_seconds = families.histogram(
             "delivery_seconds", "Time of one delivery attempt (s)", SECONDS, "subscription"
         )
+        self.breaker_open = gauge(
+            "breaker_open",
+            "1 if the circuit breaker of the subscription (of any shard) is open now, else 0",
+            "subscription",
+        )
         self.breakers = counter("breakers", "Circuit breakers that opened or closed", "subscription", "what")
         self.lag_s = gauge("relay_lag_seconds", "Age of the oldest message not settled (s)", "subscription")
         self.lag_messages = gauge(
@@ -78,6 +87,7 @@ class RelayMetrics:
         self.dead_letters = gauge(
             "dead_letters", "Dead letters now, counted up to 100,000 for each subscription", "subscription"
         )
+        self._with_breakers: set[str] = set()
         self._with_dead_letters: set[str] = set()
         self._with_retries: set[str] = set()
         # The subscriptions whose lag each loop shows.
@@ -88,6 +98,14 @@ class RelayMetrics:
         for name in self._with_dead_letters | counts.keys():
             self.dead_letters.labels(name).set(counts.get(name, 0))
         self._with_dead_letters = set(counts)
+
+    def show_breakers(self, open_now: Mapping[str, bool]) -> None:
+        """Set `breaker_open` of every subscription, and withdraw it for deleted ones."""
+        for name, is_open in open_now.items():
+            self.breaker_open.labels(name).set(is_open)
+        for name in self._with_breakers - open_now.keys():
+            withdraw(self.breaker_open, name)
+        self._with_breakers = set(open_now)
 
     def count_from_zero(self, subscriptions: Iterable[str]) -> None:
         """Show 0 before the first count: a rise from nothing to 1 is not visible in Prometheus."""
@@ -131,6 +149,11 @@ class RetentionMetrics:
         self.day_held = families.gauge(
             "day_held", "1 while this cause keeps the day past its retention, else 0", "day", "cause"
         )
+        self.days_ahead = families.gauge("days_ahead", "Days after today that have partitions")
+        self.database_bytes = families.gauge("database_bytes", "Size of the database on disk (bytes)")
+        self.day_bytes = families.gauge(
+            "day_bytes", "Size on disk of the tables of a day that is not removed (bytes)", "day"
+        )
         self.left_undecided = families.counter(
             "left_undecided", "Transactions whose day was removed before they had a verdict"
         )
@@ -138,6 +161,16 @@ class RetentionMetrics:
             "left_undelivered", "Messages that became dead letters because their day was removed", "subscription"
         )
         self._held: set[tuple[str, str]] = set()
+        self._with_bytes: set[str] = set()
+
+    def show_bytes(self, database: int, days: Mapping[str, int]) -> None:
+        """Set the sizes of the database and of each day, and withdraw those of removed days."""
+        self.database_bytes.set(database)
+        for day, size in days.items():
+            self.day_bytes.labels(day).set(size)
+        for day in self._with_bytes - days.keys():
+            withdraw(self.day_bytes, day)
+        self._with_bytes = set(days)
 
     def show_held(self, held: set[tuple[str, str]]) -> None:
         """Set `day_held` to 1 for these (day, cause), and to 0 for those that no longer hold."""
@@ -192,5 +225,12 @@ class ProcessMetrics:
             "Time that the oldest check, or delivery after its first attempt, has waited for a worker (s)",
             "what",
         )
+        self.cpu_s = families.counter("cpu_seconds", "CPU time, user and system (s)")
+        self.memory_bytes = gauge("memory_bytes", "Resident memory (bytes)", combine="livesum")
+        self.open_files = gauge("open_files", "Open file descriptors, of the process with the most", combine="livemax")
+        self.open_files_max = gauge("open_files_max", "Limit of file descriptors of one process", combine="livemin")
+        self.pool_in_use = gauge("pool_connections_in_use", "Pool connections in use now", combine="livesum")
+        self.pool_size = gauge("pool_connections_max", "Pool connections that there may be", combine="livesum")
+        self.build = gauge("build_info", "1, with the versions as labels", "version", "python", combine="livemax")
         self.clock_skew_s = gauge("clock_skew_seconds", "Database clock minus this process's clock (s)")
         self.secrets_unreadable = gauge("secrets_unreadable", "Secrets sealed by keys that the key file lacks")

@@ -6,16 +6,19 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import asyncpg
 import httpx
+import psutil
 import pytest
 import structlog
 
 from app.database.connection import Connection
-from app.loops import gauges
+from app.loops import disk_usage, gauges
+from app.loops.process_usage import ProcessUsage
 from app.observability.logs import without_rows
 from app.observability.metrics import Metrics
 from app.runtime.state import Runtime
@@ -32,6 +35,8 @@ FAMILIES = (
     "flush_rows",
     "flush_seconds",
     "queue_depth",
+    "requests_in_flight",
+    "bodies_held_bytes",
     "halves_total",
     "verdicts_total",
     "verdicts_refused_total",
@@ -44,6 +49,7 @@ FAMILIES = (
     "unrouted_messages",
     "deliveries_total",
     "breakers_total",
+    "breaker_open",
     "oldest_due_seconds",
     "delivery_seconds",
     "relay_lag_seconds",
@@ -52,6 +58,9 @@ FAMILIES = (
     "oldest_retry_seconds",
     "dead_letters",
     "day_held",
+    "days_ahead",
+    "database_bytes",
+    "day_bytes",
     "left_undecided_total",
     "left_undelivered_total",
     "reconciliation_age_seconds",
@@ -64,6 +73,13 @@ FAMILIES = (
     "loop_age_seconds",
     "ready",
     "clock_skew_seconds",
+    "cpu_seconds_total",
+    "memory_bytes",
+    "open_files",
+    "open_files_max",
+    "pool_connections_in_use",
+    "pool_connections_max",
+    "build_info",
 )
 
 
@@ -180,6 +196,78 @@ def test_every_family_is_documented() -> None:
     assert documented == {f"halfnote_{name}" for name in FAMILIES}
     collected = {family.name for family in Metrics().registry.collect()}
     assert {name.removesuffix("_total") for name in documented} == collected
+
+
+def value(runtime: Runtime, series: str) -> float | None:
+    """Return a series of `/metrics`, such as `name{label="value"}`, or None if it is not there."""
+    lines = runtime.metrics.exposition().decode().splitlines()
+    return next((float(line.rpartition(" ")[2]) for line in lines if line.rpartition(" ")[0] == series), None)
+
+
+async def test_the_use_of_a_process_is_measured(runtime: Runtime) -> None:
+    usage = ProcessUsage()
+    async with runtime.database.connection():
+        runtime.load_limits.in_flight = 3
+        await usage.step(runtime, runtime.clock.now())
+        assert value(runtime, "halfnote_pool_connections_in_use") == 1
+    assert value(runtime, "halfnote_pool_connections_max") == runtime.settings.pool_size
+    assert value(runtime, "halfnote_requests_in_flight") == 3
+    used_s = value(runtime, "halfnote_cpu_seconds_total")
+    # Work until the clock of the process moves, whose steps are of 10 ms.
+    while (times := psutil.Process().cpu_times()).user + times.system <= (used_s or 0) + 0.05:
+        pass
+    await usage.step(runtime, runtime.clock.now())
+    now_s = value(runtime, "halfnote_cpu_seconds_total")
+    assert used_s is not None
+    assert now_s is not None
+    assert used_s < now_s <= sum(psutil.Process().cpu_times()[:2])
+    memory = value(runtime, "halfnote_memory_bytes")
+    assert memory is not None
+    assert memory > 10_000_000
+    files = value(runtime, "halfnote_open_files")
+    assert files is not None
+    assert 3 < files < (value(runtime, "halfnote_open_files_max") or 0)
+    assert 'halfnote_build_info{python="' in runtime.metrics.exposition().decode()
+
+
+async def test_the_sizes_of_database_and_days_are_measured(
+    client: httpx.AsyncClient, runtime: Runtime, db: Connection, group: str
+) -> None:
+    now = runtime.clock.now()
+    today, tomorrow = (f'halfnote_day_bytes{{day="{now.date() + timedelta(days=n)}"}}' for n in range(2))
+    await disk_usage.step(runtime, now)
+    before, empty = value(runtime, today), value(runtime, tomorrow)
+    assert before == empty
+    await asyncio.gather(*(post_transaction(client) for _ in range(20)))
+    await disk_usage.step(runtime, now)
+    after = value(runtime, today)
+    assert before is not None
+    assert after is not None
+    assert after > before
+    assert (value(runtime, "halfnote_database_bytes") or 0) > after
+    ahead = value(runtime, "halfnote_days_ahead")
+    assert ahead == await db.fetchval("select count(*) from day where day > $1", now.date())
+    await db.execute("update day set state = 'gone' where day = $1", now.date())
+    await disk_usage.step(runtime, now)
+    assert value(runtime, today) is None
+
+
+async def test_an_open_breaker_is_shown(runtime: Runtime, db: Connection) -> None:
+    name = "billing"
+    await subscribe(db, name, "order")
+    series = f'halfnote_breaker_open{{subscription="{name}"}}'
+    await gauges.step(runtime, runtime.clock.now())
+    assert value(runtime, series) == 0
+    await db.execute(
+        "update checkpoint set opened_at = now(), opened_because = 'down' where subscription_id = "
+        "(select subscription_id from subscription where name = $1)",
+        name,
+    )
+    await gauges.step(runtime, runtime.clock.now())
+    assert value(runtime, series) == 1
+    await db.execute("update subscription set deleted_at = now() where name = $1", name)
+    await gauges.step(runtime, runtime.clock.now())
+    assert value(runtime, series) is None
 
 
 PROCESS = """

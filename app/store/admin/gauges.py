@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from datetime import datetime
 
 from app.database.connection import Connection
+from app.models import DAY_TABLES
 
 # check_back is small, so the statement reads all of it. It looks up each row in op by primary key, in the row's own day
 # (LATERAL … OFFSET 0), because a verdict may have arrived after the row was written. Ids contain their time, so the row
@@ -67,6 +68,27 @@ from subscription s where s.deleted_at is null
 """
 
 
+# There are few subscriptions, each with few shards. A shard of a former layout has no holder and no breaker.
+BREAKERS = """
+select s.name, exists (
+  select from checkpoint p where p.subscription_id = s.subscription_id and p.opened_at is not null
+) as open_now
+from subscription s where s.deleted_at is null
+"""
+
+# One row for each partition in the catalog; each size reads the sizes of its files, not its rows. `day` names the
+# partitions, also those that are detached and not dropped yet.
+DAY_SIZES = """
+select d.day, coalesce(sum(pg_total_relation_size(c.oid)), 0)::bigint as size
+from day d
+left join pg_class c on c.relnamespace = current_schema()::regnamespace and c.relkind = 'r'
+  and c.relname = any (select t || to_char(d.day, '_YYYYMMDD') from unnest($1::text[]) t)
+where d.state <> 'gone'
+group by d.day
+"""
+DATABASE_SIZE = "select pg_database_size(current_database())"
+
+
 @dataclass(frozen=True, slots=True)
 class UndecidedCounts:
     """The numbers of transactions in doubt and parked, and when the oldest in doubt was born."""
@@ -113,3 +135,22 @@ async def retries_of(connection: Connection) -> dict[str, Retries]:
     """Return the retries of every subscription by its name."""
     rows = await connection.fetch(RETRIES, RETRIES_MOST)
     return {row["name"]: Retries(row["waiting"], row["oldest_at"]) for row in rows}
+
+
+async def open_breakers(connection: Connection) -> dict[str, bool]:
+    """Return for each subscription whether the breaker of any of its shards is open."""
+    return {row["name"]: row["open_now"] for row in await connection.fetch(BREAKERS)}
+
+
+@dataclass(frozen=True, slots=True)
+class Sizes:
+    """Bytes on disk: of the database, and of the tables of each day that is not removed."""
+
+    database: int
+    days: dict[str, int]
+
+
+async def sizes(connection: Connection) -> Sizes:
+    """Return the sizes on disk."""
+    days = {row["day"].isoformat(): row["size"] for row in await connection.fetch(DAY_SIZES, list(DAY_TABLES))}
+    return Sizes(await connection.fetchval(DATABASE_SIZE), days)
