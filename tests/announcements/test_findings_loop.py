@@ -19,7 +19,7 @@ from app.store.relay.announcements import ANNOUNCE_EVERY_S
 from tests.announcements.test_messages import bodies
 from tests.support.check_responder import Responder
 from tests.support.processes import ROOT
-from tests.support.proof_runs import DAY, ID, come_back, find, find_many, resolve
+from tests.support.proof_runs import DAY, ID, find, find_many, reopen, resolve
 from tests.support.relay_stepping import turn_until
 
 AFTER = timedelta(seconds=ANNOUNCE_EVERY_S + 1)
@@ -109,7 +109,7 @@ async def test_a_finding_that_returns_is_announced_again(runtime: Runtime, db: C
     await announce_findings.step(runtime, now)
     await resolve(db, ID)
     assert (await announce_findings.step(runtime, now + AFTER)).done == 0
-    await come_back(db, ID)
+    await reopen(db, ID)
     assert (await announce_findings.step(runtime, now + 2 * AFTER)).done == 1
     assert [(one["first_run"], one["last_run"]) for one in await bodies(db)] == [(1, 1), (1, 3)]
 

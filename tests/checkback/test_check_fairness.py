@@ -60,7 +60,7 @@ async def delays_beside_a_hanging_group(settings: Settings, dsn: str) -> list[fl
         runtime = await stack.enter_async_context(running(settings.model_copy(update={"drain_s": 0.1})))
         await many_in_doubt(db, runtime, "stuck", IN_DOUBT)
         async with timeout(60):
-            while sum(url.asked for url in hanging) < 32:
+            while sum(url.connections for url in hanging) < 32:
                 await sleep(0.05)
             due = await due_one_by_one(db, runtime)
             while len(asked) < ASKED:

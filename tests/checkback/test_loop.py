@@ -543,10 +543,10 @@ async def test_groups_that_hang_delay_no_other(
             await many_in_doubt(db, runtime, f"stuck-{n}", 1000 // hanging_groups)
 
         async def all_hang() -> bool:
-            return hanging.asked >= min(64, 32 * hanging_groups)
+            return hanging.connections >= min(64, 32 * hanging_groups)
 
         await until(all_hang, runtime, checks)
-        hanging_checks = hanging.asked
+        hanging_checks = hanging.connections
         await register_group(db, "bank", check_urls=[bank.url])
         await many_in_doubt(db, runtime, "bank", 20)
 

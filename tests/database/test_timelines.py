@@ -17,7 +17,7 @@ from app.runtime.readiness import readiness
 from app.runtime.state import Runtime
 from tests.support import postgres
 from tests.support.load import until
-from tests.support.postgres_copies import either, execute, is_so, standby
+from tests.support.postgres_copies import execute, is_true, standby, url_of_both
 
 
 async def port_of(connection: Connection) -> int:
@@ -31,7 +31,7 @@ async def two_servers(data_dir: Path) -> AsyncIterator[tuple[str, str]]:
     primary = await asyncio.to_thread(EmbeddedPostgres.start, data_dir, settings={"fsync": "off"})
     try:
         with standby(primary, find_paths(data_dir), data_dir.parent / "standby") as other:
-            await until(lambda: is_so(primary.url, "select count(*) = 1 from pg_stat_replication"))
+            await until(lambda: is_true(primary.url, "select count(*) = 1 from pg_stat_replication"))
             yield primary.url, other
     finally:
         await asyncio.to_thread(primary.stop)
@@ -39,7 +39,7 @@ async def two_servers(data_dir: Path) -> AsyncIterator[tuple[str, str]]:
 
 async def test_a_former_primary_is_refused(data_dir: Path) -> None:
     async with two_servers(data_dir) as (former, promoted):
-        url = either(former, promoted)
+        url = url_of_both(former, promoted)
         [(_, former_port), (_, promoted_port)] = hosts_of(url)
         database = Database(url, pool_size=2)
         try:

@@ -28,7 +28,7 @@ from tests.support.deliveries import (
     full_delivery,
     open_tasks_and_sockets,
 )
-from tests.support.faulty_wire import Wire
+from tests.support.faulty_proxy import FaultyProxy
 
 
 @asynccontextmanager
@@ -178,11 +178,11 @@ async def test_a_message_too_large_is_refused_with_the_sizes_and_the_others_are_
     server = brokers.nats()
     limit = brokers.NATS_LARGEST_BYTES
     bodies = [b"small", b"x" * (limit + 1), b"x" * (limit - 100), b"x" * (limit - 4096), b"small too"]
-    async with Wire(server.port) as wire, jetstream(server) as js:
+    async with FaultyProxy(server.port) as proxy, jetstream(server) as js:
         await js.add_stream(name=name, subjects=[name])
-        async with destination(f"nats://127.0.0.1:{wire.port}") as jet:
+        async with destination(f"nats://127.0.0.1:{proxy.port}") as jet:
             outcomes = await jet.deliver([delivery(topic=name, body=body) for body in bodies], NOW)
-            assert wire.connections == 1
+            assert proxy.connections == 1
     assert [type(outcome) for outcome in outcomes] == [Delivered, Refused, Refused, Delivered, Delivered]
     for refused in outcomes[1:3]:
         assert isinstance(refused, Refused)
@@ -204,11 +204,11 @@ async def test_a_thousand_at_once_are_all_acknowledged_on_one_connection(name: s
     server = brokers.nats()
     deliveries = [delivery(topic=name, body=str(number).encode()) for number in range(1_000)]
     calls = [deliveries[:BATCH_MAX], *([one] for one in deliveries[BATCH_MAX:])]
-    async with Wire(server.port) as wire, jetstream(server) as js:
+    async with FaultyProxy(server.port) as proxy, jetstream(server) as js:
         await js.add_stream(name=name, subjects=[name])
-        async with destination(f"nats://127.0.0.1:{wire.port}") as jet:
+        async with destination(f"nats://127.0.0.1:{proxy.port}") as jet:
             outcomes = await asyncio.gather(*(jet.deliver(call, NOW) for call in calls))
-            assert wire.connections == 1
+            assert proxy.connections == 1
         messages = await first_messages(js, name, 1_000)
     assert all(isinstance(outcome, Delivered) for call in outcomes for outcome in call)
     assert {int(message.data) for message in messages} == set(range(1_000))
@@ -259,32 +259,32 @@ async def test_each_message_has_an_outcome_when_the_server_is_killed(name: str) 
 
 async def test_a_cut_connection_is_replaced_within_the_call(name: str) -> None:
     server = brokers.nats()
-    async with Wire(server.port) as wire, jetstream(server) as js:
+    async with FaultyProxy(server.port) as proxy, jetstream(server) as js:
         await js.add_stream(name=name, subjects=[name])
-        async with destination(f"nats://127.0.0.1:{wire.port}") as jet:
+        async with destination(f"nats://127.0.0.1:{proxy.port}") as jet:
             [first] = await jet.deliver([delivery(topic=name)], NOW)
-            wire.hold()
+            proxy.hold()
             calls = asyncio.gather(*(jet.deliver([delivery(topic=name)], NOW) for _ in range(20)))
             await asyncio.wait({calls}, timeout=0.05)
             assert not calls.done()
-            wire.cut()
-            wire.release()
+            proxy.cut()
+            proxy.release()
             others = await calls
-            assert wire.connections == 2
+            assert proxy.connections == 2
     assert all(isinstance(outcome, Delivered) for [outcome] in [[first], *others])
 
 
 async def test_a_call_to_a_silent_server_ends_in_time_and_the_next_one_reconnects(name: str) -> None:
     server = brokers.nats()
-    async with Wire(server.port) as wire, jetstream(server) as js:
+    async with FaultyProxy(server.port) as proxy, jetstream(server) as js:
         await js.add_stream(name=name, subjects=[name])
-        async with destination(f"nats://127.0.0.1:{wire.port}", timeout_s=2) as jet:
+        async with destination(f"nats://127.0.0.1:{proxy.port}", timeout_s=2) as jet:
             [first] = await jet.deliver([delivery(topic=name)], NOW)
-            wire.hold()
+            proxy.hold()
             unanswered = await jet.deliver([delivery(topic=name, body=b"x" * 4_000_000) for _ in range(5)], NOW)
-            wire.release()
+            proxy.release()
             [after] = await jet.deliver([delivery(topic=name)], NOW)
-            assert wire.connections == 2
+            assert proxy.connections == 2
     assert isinstance(first, Delivered)
     for outcome in unanswered:
         assert isinstance(outcome, Failed)
@@ -307,9 +307,12 @@ async def test_a_server_that_sends_nothing_is_unreachable() -> None:
 
 async def test_an_address_that_is_not_allowed_is_not_dialed() -> None:
     server = brokers.nats()
-    async with Wire(server.port) as wire, destination(f"nats://localhost:{wire.port}", networks=ELSEWHERE) as jet:
+    async with (
+        FaultyProxy(server.port) as proxy,
+        destination(f"nats://localhost:{proxy.port}", networks=ELSEWHERE) as jet,
+    ):
         [outcome] = await jet.deliver([delivery()], NOW)
-        assert wire.connections == 0
+        assert proxy.connections == 0
     assert isinstance(outcome, Failed)
     assert "HALFNOTE_ALLOW_NETWORKS" in outcome.error
     assert outcome.unreachable

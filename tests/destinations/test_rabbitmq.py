@@ -28,7 +28,7 @@ from tests.support.deliveries import (
     full_delivery,
     open_tasks_and_sockets,
 )
-from tests.support.faulty_wire import Wire
+from tests.support.faulty_proxy import FaultyProxy
 
 
 @asynccontextmanager
@@ -209,11 +209,11 @@ async def test_a_thousand_at_once_are_all_confirmed_on_one_connection(name: str)
     server = brokers.rabbitmq()
     deliveries = [delivery(topic=name, body=str(number).encode()) for number in range(1_000)]
     calls = [deliveries[:BATCH_MAX], *([one] for one in deliveries[BATCH_MAX:])]
-    async with Wire(server.port) as wire, channel_of(server) as channel:
+    async with FaultyProxy(server.port) as proxy, channel_of(server) as channel:
         await channel.declare_queue(name)
-        async with destination(f"amqp://127.0.0.1:{wire.port}") as rabbit:
+        async with destination(f"amqp://127.0.0.1:{proxy.port}") as rabbit:
             outcomes = await asyncio.gather(*(rabbit.deliver(call, NOW) for call in calls))
-            assert wire.connections == 1
+            assert proxy.connections == 1
         messages = await first_messages(channel, name, 1_000)
     assert all(isinstance(outcome, Delivered) for call in outcomes for outcome in call)
     assert {int(message.body) for message in messages} == set(range(1_000))
@@ -261,32 +261,32 @@ async def test_each_message_has_an_outcome_when_the_server_is_killed(name: str) 
 
 async def test_a_cut_connection_is_replaced_within_the_call(name: str) -> None:
     server = brokers.rabbitmq()
-    async with Wire(server.port) as wire, channel_of(server) as channel:
+    async with FaultyProxy(server.port) as proxy, channel_of(server) as channel:
         await channel.declare_queue(name)
-        async with destination(f"amqp://127.0.0.1:{wire.port}") as rabbit:
+        async with destination(f"amqp://127.0.0.1:{proxy.port}") as rabbit:
             [first] = await rabbit.deliver([delivery(topic=name)], NOW)
-            wire.hold()
+            proxy.hold()
             calls = asyncio.gather(*(rabbit.deliver([delivery(topic=name)], NOW) for _ in range(20)))
             await asyncio.wait({calls}, timeout=0.05)
             assert not calls.done()
-            wire.cut()
-            wire.release()
+            proxy.cut()
+            proxy.release()
             others = await calls
-            assert wire.connections == 2
+            assert proxy.connections == 2
     assert all(isinstance(outcome, Delivered) for [outcome] in [[first], *others])
 
 
 async def test_a_call_to_a_silent_server_ends_in_time_and_the_next_one_reconnects(name: str) -> None:
     server = brokers.rabbitmq()
-    async with Wire(server.port) as wire, channel_of(server) as channel:
+    async with FaultyProxy(server.port) as proxy, channel_of(server) as channel:
         await channel.declare_queue(name)
-        async with destination(f"amqp://127.0.0.1:{wire.port}", timeout_s=2) as rabbit:
+        async with destination(f"amqp://127.0.0.1:{proxy.port}", timeout_s=2) as rabbit:
             [first] = await rabbit.deliver([delivery(topic=name)], NOW)
-            wire.hold()
+            proxy.hold()
             [unanswered] = await rabbit.deliver([delivery(topic=name, body=b"x" * 4_000_000)], NOW)
-            wire.release()
+            proxy.release()
             [after] = await rabbit.deliver([delivery(topic=name)], NOW)
-            assert wire.connections == 2
+            assert proxy.connections == 2
     assert isinstance(first, Delivered)
     assert isinstance(unanswered, Failed)
     assert unanswered.error == "no acknowledgement within 2 s"
@@ -327,11 +327,11 @@ async def test_the_error_of_an_unknown_vhost_names_it() -> None:
 async def test_an_address_that_is_not_allowed_is_not_dialed() -> None:
     server = brokers.rabbitmq()
     async with (
-        Wire(server.port) as wire,
-        destination(f"amqp://localhost:{wire.port}", networks=ELSEWHERE) as rabbit,
+        FaultyProxy(server.port) as proxy,
+        destination(f"amqp://localhost:{proxy.port}", networks=ELSEWHERE) as rabbit,
     ):
         [outcome] = await rabbit.deliver([delivery()], NOW)
-        assert wire.connections == 0
+        assert proxy.connections == 0
     assert isinstance(outcome, Failed)
     assert "HALFNOTE_ALLOW_NETWORKS" in outcome.error
     assert outcome.unreachable

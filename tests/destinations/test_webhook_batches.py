@@ -13,7 +13,7 @@ from standardwebhooks import Webhook as Verifier
 from app.delivery import Delivered, Delivery, Failed, Gone, Outcome, Refused
 from app.destinations.batching import BATCH_BYTES, LEFT_OUT, groups
 from app.egress.http_client import EgressClient
-from tests.support.check_responder import Answer, Call, Responder, Silent, Wire
+from tests.support.check_responder import Answer, Call, RawServer, Responder, Silent
 from tests.support.webhooks import SECRET, egress_client, message, webhook
 
 
@@ -189,13 +189,13 @@ async def test_an_unreachable_receiver_fails_all_messages(client: EgressClient) 
 
 async def test_a_message_that_breaks_the_connection_is_found(client: EgressClient) -> None:
     async def write(writer: asyncio.StreamWriter) -> None:
-        if b'"halfnoteoffset":"2"' in wire.heard[-1].body:
+        if b'"halfnoteoffset":"2"' in server.requests[-1].body:
             writer.close()
         else:
             writer.write(b"HTTP/1.1 204 No Content\r\n\r\n")
 
-    async with Wire(write) as wire:
-        outcomes = await send(client, wire.url, [message(number) for number in range(8)])
+    async with RawServer(write) as server:
+        outcomes = await send(client, server.url, [message(number) for number in range(8)])
     assert failed_at(outcomes) == [2]
     failure = outcomes[2]
     assert isinstance(failure, Failed)
@@ -207,7 +207,7 @@ async def test_no_answer_in_time_fails_all_within_the_time(client: EgressClient)
         # The messages form two groups; no time is left for the second, so it uses up no attempt.
         deliveries = [message(number, attempt=1 + number // 3) for number in range(6)]
         outcomes = await send(client, hook.url, deliveries, timeout_s=0.5)
-        assert hook.asked == 1
+        assert hook.connections == 1
     assert all(isinstance(outcome, Failed) for outcome in outcomes)
     assert [outcome.error for outcome in outcomes[:3] if isinstance(outcome, Failed)] == [
         "no whole answer within 0.5 s"

@@ -9,7 +9,7 @@ from pydantic import ValidationError
 from app.config import Settings
 from app.destinations.webhook_consent import Consent, consent
 from app.egress.http_client import EgressClient
-from tests.support.check_responder import Responder, Silent, Wire, plain
+from tests.support.check_responder import RawServer, Responder, Silent, plain
 from tests.support.webhooks import egress_client
 
 
@@ -34,18 +34,18 @@ async def test_a_receiver_consents_with_any_status(
 ) -> None:
     permission = {"WebHook_Allowed_Origin": allowed} | ({"WebHook_Allowed_Rate": rate} if rate else {})
     for status in (200, 204, 405):
-        async with Wire(plain(status, **permission)) as wire:
-            assert await consent(client, wire.url, "halfnote.example", 600, 5) == Consent(granted)
-        [request] = wire.heard
+        async with RawServer(plain(status, **permission)) as server:
+            assert await consent(client, server.url, "halfnote.example", 600, 5) == Consent(granted)
+        [request] = server.requests
         assert (request.method, request.body) == ("OPTIONS", b"")
         assert request.headers["webhook-request-origin"] == "halfnote.example"
         assert request.headers["webhook-request-rate"] == "600"
 
 
 async def test_no_rate_is_requested_if_there_is_none(client: EgressClient) -> None:
-    async with Wire(plain(200, WebHook_Allowed_Origin="*")) as wire:
-        await consent(client, wire.url, "halfnote", None, 5)
-    assert "webhook-request-rate" not in wire.heard[0].headers
+    async with RawServer(plain(200, WebHook_Allowed_Origin="*")) as server:
+        await consent(client, server.url, "halfnote", None, 5)
+    assert "webhook-request-rate" not in server.requests[0].headers
 
 
 @pytest.mark.parametrize(
@@ -59,8 +59,8 @@ async def test_no_rate_is_requested_if_there_is_none(client: EgressClient) -> No
     ],
 )
 async def test_anything_else_is_no_consent(client: EgressClient, headers: dict[str, str], reason: str) -> None:
-    async with Wire(plain(200, **headers)) as wire:
-        refusal = await consent(client, wire.url, "halfnote", None, 5)
+    async with RawServer(plain(200, **headers)) as server:
+        refusal = await consent(client, server.url, "halfnote", None, 5)
     assert isinstance(refusal, str)
     assert reason in refusal
 
@@ -77,11 +77,11 @@ async def test_a_receiver_that_does_not_answer_has_not_consented(client: EgressC
 
 async def test_a_redirect_is_not_followed_for_consent(client: EgressClient) -> None:
     async with (
-        Wire(plain(200, WebHook_Allowed_Origin="*")) as elsewhere,
-        Wire(plain(307, Location=elsewhere.url)) as wire,
+        RawServer(plain(200, WebHook_Allowed_Origin="*")) as elsewhere,
+        RawServer(plain(307, Location=elsewhere.url)) as server,
     ):
-        assert isinstance(await consent(client, wire.url, "halfnote", None, 5), str)
-        assert elsewhere.heard == []
+        assert isinstance(await consent(client, server.url, "halfnote", None, 5), str)
+        assert elsewhere.requests == []
 
 
 def test_the_origin_is_like_a_dns_name() -> None:

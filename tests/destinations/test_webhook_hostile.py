@@ -12,7 +12,7 @@ import pytest
 
 from app.delivery import Delivered, Failed, Outcome
 from app.egress.http_client import REPLY_LIMIT_BYTES, EgressClient
-from tests.support.check_responder import Responder, Silent, Wire, plain
+from tests.support.check_responder import RawServer, Responder, Silent, plain
 from tests.support.webhooks import egress_client, message, webhook
 
 T = TypeVar("T")
@@ -52,17 +52,17 @@ async def flooded(call: Callable[[str], Awaitable[T]], start: bytes, piece: byte
         except ConnectionError:
             client_closed.set()
 
-    async with Wire(write) as wire:
-        result = await call(wire.url)
+    async with RawServer(write) as raw:
+        result = await call(raw.url)
         async with asyncio.timeout(20):
             await client_closed.wait()
     return result
 
 
 async def test_500_with_10_mb_is_read_up_to_16_kib(client: EgressClient) -> None:
-    async with Wire(plain(500, b"x" * 10_000_000)) as wire:
-        outcome = await outcome_at(client, wire.url)
-        reply = await client.call(wire.url, b"", {}, timeout_s=10)
+    async with RawServer(plain(500, b"x" * 10_000_000)) as raw:
+        outcome = await outcome_at(client, raw.url)
+        reply = await client.call(raw.url, b"", {}, timeout_s=10)
     assert isinstance(outcome, Failed)
     assert (outcome.status, outcome.response) == (500, "x" * 1000)
     assert (len(reply.body), reply.truncated) == (REPLY_LIMIT_BYTES, True)
@@ -88,12 +88,12 @@ async def test_an_endless_header_is_a_failure(client: EgressClient) -> None:
 @pytest.mark.parametrize("number", [129, 1000])
 async def test_more_headers_than_a_limit_are_a_failure(client: EgressClient, number: int) -> None:
     many = {f"x_more_{count}": "and more" for count in range(number)}
-    async with Wire(plain(200, **many)) as wire:
-        outcome = await outcome_at(client, wire.url)
+    async with RawServer(plain(200, **many)) as raw:
+        outcome = await outcome_at(client, raw.url)
     assert isinstance(outcome, Failed)
     assert outcome.status is None
-    async with Wire(plain(200, **dict(list(many.items())[:100]))) as wire:
-        assert isinstance(await outcome_at(client, wire.url), Delivered)
+    async with RawServer(plain(200, **dict(list(many.items())[:100]))) as raw:
+        assert isinstance(await outcome_at(client, raw.url), Delivered)
 
 
 async def test_endless_interim_answers_end_with_the_timeout(client: EgressClient) -> None:
@@ -103,8 +103,8 @@ async def test_endless_interim_answers_end_with_the_timeout(client: EgressClient
             await writer.drain()
             await asyncio.sleep(0)
 
-    async with Wire(write) as wire:
-        outcome = await outcome_at(client, wire.url, timeout_s=0.5)
+    async with RawServer(write) as raw:
+        outcome = await outcome_at(client, raw.url, timeout_s=0.5)
     assert isinstance(outcome, Failed)
     assert outcome.status is None
 
@@ -132,11 +132,11 @@ async def test_a_compressed_answer_is_never_decompressed(client: EgressClient, e
     zeros = bytes(8 * 1024 * 1024)
     compressed = gzip.compress(zeros) if encoding == "gzip" else zlib.compress(zeros)
     assert len(compressed) < REPLY_LIMIT_BYTES
-    async with Wire(plain(500, compressed, content_encoding=encoding)) as wire:
-        reply = await client.call(wire.url, b"{}", {}, timeout_s=10)
-        outcome = await outcome_at(client, wire.url)
+    async with RawServer(plain(500, compressed, content_encoding=encoding)) as raw:
+        reply = await client.call(raw.url, b"{}", {}, timeout_s=10)
+        outcome = await outcome_at(client, raw.url)
     assert (reply.status, reply.body) == (500, compressed)
-    assert {request.headers["accept-encoding"] for request in wire.heard} == {"identity"}
+    assert {request.headers["accept-encoding"] for request in raw.requests} == {"identity"}
     assert isinstance(outcome, Failed)
     assert outcome.response is not None
     assert len(outcome.response) <= 1000
@@ -150,8 +150,8 @@ async def test_an_answer_of_single_bytes_ends_with_the_timeout(client: EgressCli
             await writer.drain()
             await asyncio.sleep(0.05)
 
-    async with Wire(write_single_bytes) as wire:
-        outcome = await outcome_at(client, wire.url, timeout_s=0.5)
+    async with RawServer(write_single_bytes) as raw:
+        outcome = await outcome_at(client, raw.url, timeout_s=0.5)
     assert isinstance(outcome, Failed)
     assert (outcome.status, outcome.error, outcome.unreachable) == (None, "no whole answer within 0.5 s", False)
     assert outcome.duration_ms >= 500
@@ -160,7 +160,7 @@ async def test_an_answer_of_single_bytes_ends_with_the_timeout(client: EgressCli
 async def test_a_receiver_that_never_answers_was_reached(client: EgressClient) -> None:
     async with Silent() as silent:
         outcome = await outcome_at(client, silent.url, timeout_s=0.3)
-        assert silent.asked == 1
+        assert silent.connections == 1
     assert isinstance(outcome, Failed)
     assert (outcome.error, outcome.unreachable) == ("no whole answer within 0.3 s", False)
 
@@ -180,9 +180,9 @@ async def test_a_connection_closed_within_the_answer_is_a_failure(client: Egress
         writer.write(part)
         writer.close()
 
-    async with Wire(write) as wire:
-        outcome = await outcome_at(client, wire.url)
-    assert len(wire.heard) == 1
+    async with RawServer(write) as raw:
+        outcome = await outcome_at(client, raw.url)
+    assert len(raw.requests) == 1
     assert isinstance(outcome, Failed)
     assert (outcome.status, outcome.unreachable) == (None, False)
 
@@ -195,8 +195,8 @@ async def test_an_answer_that_is_no_http_is_a_failure(client: EgressClient, answ
         writer.write(answer)
         writer.close()
 
-    async with Wire(write) as wire:
-        outcome = await outcome_at(client, wire.url)
+    async with RawServer(write) as raw:
+        outcome = await outcome_at(client, raw.url)
     assert isinstance(outcome, Failed)
     assert outcome.status is None
 
@@ -205,8 +205,8 @@ async def test_a_receiver_that_resets_after_the_request_was_reached(client: Egre
     async def write(writer: asyncio.StreamWriter) -> None:
         writer.transport.abort()
 
-    async with Wire(write) as wire:
-        outcome = await outcome_at(client, wire.url)
+    async with RawServer(write) as raw:
+        outcome = await outcome_at(client, raw.url)
     assert isinstance(outcome, Failed)
     assert not outcome.unreachable
 
@@ -250,7 +250,7 @@ async def test_many_receivers_that_hang_do_not_delay_others(client: EgressClient
         hanging = webhook(client, silent.url, timeout_s=60)
         waiting = [asyncio.create_task(hanging.deliver([message(number)], now())) for number in range(300)]
         async with asyncio.timeout(30):
-            while silent.asked < len(waiting):
+            while silent.connections < len(waiting):
                 await asyncio.sleep(0.01)
             outcomes = [await webhook(client, hook.url).deliver([message(number)], now()) for number in range(20)]
         for task in waiting:

@@ -21,7 +21,7 @@ from app.embedded_postgres.shutdown import kill_server
 from app.embedded_postgres.stale_processes import postmasters_of
 from tests.conftest import register_group
 from tests.support import postgres
-from tests.support.processes import ROOT, Service, free_port, of_ones_own
+from tests.support.processes import ROOT, Service, external_database_options, free_port
 
 ORDER = {"producer_group": "shop", "messages": [{"topic": "order", "key": "order-1030", "body": {"order": 1030}}]}
 DRAINS_WITHIN_S = 10
@@ -47,7 +47,12 @@ def run(*arguments: str, **env: str) -> subprocess.CompletedProcess[str]:
     inherited = {name: value for name, value in os.environ.items() if not name.startswith("HALFNOTE_")}
     command = [sys.executable, "-m", "app.cli", *arguments]
     return subprocess.run(
-        command, cwd=ROOT, env=inherited | of_ones_own() | env, capture_output=True, text=True, timeout=120
+        command,
+        cwd=ROOT,
+        env=inherited | external_database_options() | env,
+        capture_output=True,
+        text=True,
+        timeout=120,
     )
 
 

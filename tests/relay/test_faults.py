@@ -19,9 +19,9 @@ from app.runtime.loop_runner import Loop, run
 from app.runtime.state import Runtime
 from tests.support.check_responder import Call, Responder
 from tests.support.relay_stepping import offsets, order, publish, subscribe
-from tests.system.test_faults import Own, own
+from tests.system.test_faults import OwnServer, own_server
 
-__all__ = ["own"]
+__all__ = ["own_server"]
 
 
 @asynccontextmanager
@@ -76,16 +76,16 @@ async def test_a_clock_that_steps_an_hour_stops_nothing_and_sends_nothing_twice(
     assert set(offsets(receiver)) == set(sent)
 
 
-async def deliver_over_a_restart(own: Own, data_dir: Path, down_s: float) -> None:
+async def deliver_over_a_restart(own_server: OwnServer, data_dir: Path, down_s: float) -> None:
     async with Responder() as receiver:
-        await subscribe(own.client, receiver, max_in_flight=8)
-        sent = await publish(own.client, *(order(number) for number in range(200)))
-        async with running(own.runtime):
+        await subscribe(own_server.client, receiver, max_in_flight=8)
+        sent = await publish(own_server.client, *(order(number) for number in range(200)))
+        async with running(own_server.runtime):
             await until(lambda: len(receiver.calls) >= 40)
-            await asyncio.to_thread(own.server.stop)
+            await asyncio.to_thread(own_server.server.stop)
             await asyncio.sleep(down_s)
-            own.server = await asyncio.to_thread(EmbeddedPostgres.start, data_dir)
-            db = await connect(own.server.url)
+            own_server.server = await asyncio.to_thread(EmbeddedPostgres.start, data_dir)
+            db = await connect(own_server.server.url)
             try:
                 await until(lambda: db.fetchval("select count(*) = 200 from receipt"))
                 assert await db.fetchval("select count(*) from dead_letter") == 0
@@ -97,10 +97,10 @@ async def deliver_over_a_restart(own: Own, data_dir: Path, down_s: float) -> Non
     assert max(counts.values()) <= 2
 
 
-async def test_a_restart_of_the_database_loses_nothing(own: Own, data_dir: Path) -> None:
-    await deliver_over_a_restart(own, data_dir, 2)
+async def test_a_restart_of_the_database_loses_nothing(own_server: OwnServer, data_dir: Path) -> None:
+    await deliver_over_a_restart(own_server, data_dir, 2)
 
 
 @pytest.mark.slow
-async def test_a_database_that_is_down_past_the_lease_loses_nothing(own: Own, data_dir: Path) -> None:
-    await deliver_over_a_restart(own, data_dir, 12)
+async def test_a_database_that_is_down_past_the_lease_loses_nothing(own_server: OwnServer, data_dir: Path) -> None:
+    await deliver_over_a_restart(own_server, data_dir, 12)

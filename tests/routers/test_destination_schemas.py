@@ -12,7 +12,7 @@ from app.destinations.registry import CLIENTS, installed
 from app.secrets.signatures import public_key
 from app.store.subscriptions.subscriptions import one
 from tests.conftest import shares
-from tests.support.check_responder import Wire, plain
+from tests.support.check_responder import RawServer, plain
 from tests.support.vaults import credentials, subscription_secrets
 
 WEBHOOK: dict[str, Any] = {"type": "webhook", "url": "http://127.0.0.1:9/orders"}
@@ -212,12 +212,14 @@ async def test_a_broker_that_becomes_a_webhook_gets_a_secret(client: httpx.Async
 
 
 async def test_a_webhook_is_asked_once_and_its_rate_is_a_bound(client: httpx.AsyncClient, db: Connection) -> None:
-    async with Wire(plain(200, WebHook_Allowed_Origin="*", WebHook_Allowed_Rate="120")) as wire:
-        destination = {**WEBHOOK, "url": wire.url, "consent": True}
+    async with RawServer(plain(200, WebHook_Allowed_Origin="*", WebHook_Allowed_Rate="120")) as server:
+        destination = {**WEBHOOK, "url": server.url, "consent": True}
         made = await put(client, destination, rate_per_s=10.0)
         assert made.status_code == 201, made.text
         assert (made.json()["rate_per_s"], made.json()["destination"]["granted_rate_per_s"]) == (10, 2)
-        assert [(heard.method, heard.headers["webhook-request-rate"]) for heard in wire.heard] == [("OPTIONS", "600")]
+        assert [(request.method, request.headers["webhook-request-rate"]) for request in server.requests] == [
+            ("OPTIONS", "600")
+        ]
         stored = await one(db, "mailer")
         assert stored is not None
         assert stored.rate_per_s == 2
@@ -227,10 +229,10 @@ async def test_a_webhook_is_asked_once_and_its_rate_is_a_bound(client: httpx.Asy
         await put(client, destination, rate_per_s=1.5)
         stored = await one(db, "mailer")
         assert stored is not None
-        assert (stored.rate_per_s, stored.granted_per_s, len(wire.heard)) == (1.5, 2, 1)
+        assert (stored.rate_per_s, stored.granted_per_s, len(server.requests)) == (1.5, 2, 1)
         # Another URL is another receiver; without consent the granted rate no longer limits.
-        await put(client, {**destination, "url": f"{wire.url}/other"})
-        assert len(wire.heard) == 2
+        await put(client, {**destination, "url": f"{server.url}/other"})
+        assert len(server.requests) == 2
         await put(client, {**destination, "consent": False})
     stored = await one(db, "mailer")
     assert stored is not None
@@ -238,8 +240,8 @@ async def test_a_webhook_is_asked_once_and_its_rate_is_a_bound(client: httpx.Asy
 
 
 async def test_without_consent_nothing_is_stored(client: httpx.AsyncClient, db: Connection) -> None:
-    async with Wire(plain(200, WebHook_Allowed_Origin="other.example")) as wire:
-        answer = await put(client, {**WEBHOOK, "url": wire.url, "consent": True})
+    async with RawServer(plain(200, WebHook_Allowed_Origin="other.example")) as server:
+        answer = await put(client, {**WEBHOOK, "url": server.url, "consent": True})
     assert (answer.status_code, answer.json()["type"]) == (422, "/problems/consent-refused")
     assert answer.json()["field"] == "destination.url"
     assert "`other.example`, not of `halfnote`" in answer.json()["detail"]

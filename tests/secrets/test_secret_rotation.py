@@ -1,4 +1,4 @@
-"""What docs/operations/secrets.md says of passwords, step by step: the database's, and a broker's."""
+"""The steps of docs/operations/secrets.md for passwords: the database's and a broker's."""
 
 import asyncio
 import secrets
@@ -29,7 +29,7 @@ class Owned:
     db: Connection
 
     async def add_login(self, name: str, password: str) -> str:
-        """Make a login as the page has it; return the URL with it."""
+        """Create a login as the page does; return the URL with it."""
         await self.db.execute(f"create role {name} login password '{password}' in role {self.owner}")
         await self.db.execute(f"alter role {name} set role = {self.owner}")
         return self.with_password(name, password)
@@ -49,15 +49,15 @@ async def owned() -> AsyncIterator[Owned]:
     yield Owned(url, owner, db)
     await db.close()
     await asyncio.to_thread(postgres.drop_database, url)
-    rest = await connect(postgres.server().url)
-    for (login,) in await rest.fetch("select rolname from pg_roles where starts_with(rolname, $1)", f"{owner}_"):
-        await rest.execute(f"drop role {login}")
-    await rest.execute(f"drop role {owner}")
-    await rest.close()
+    admin = await connect(postgres.server().url)
+    for (login,) in await admin.fetch("select rolname from pg_roles where starts_with(rolname, $1)", f"{owner}_"):
+        await admin.execute(f"drop role {login}")
+    await admin.execute(f"drop role {owner}")
+    await admin.close()
 
 
-async def stores(service: Service) -> None:
-    """Hold that a half is stored by way of this replica, and that it is ready."""
+async def assert_stores_halves(service: Service) -> None:
+    """Assert that this replica stores a half and is ready."""
     async with httpx.AsyncClient(base_url=service.url, timeout=60) as client:
         half = await client.post("/half", json={"producer_group": "shop", "messages": [ORDER]})
         assert half.status_code == 201, half.text
@@ -65,7 +65,7 @@ async def stores(service: Service) -> None:
         assert ready.status_code == 200, ready.text
 
 
-async def test_the_database_password_changes_by_a_second_login(owned: Owned, tmp_path: Path) -> None:
+async def test_the_database_password_is_changed_by_a_second_login(owned: Owned, tmp_path: Path) -> None:
     first, second = f"{owned.owner}_1", f"{owned.owner}_2"
     url = await owned.add_login(first, "one")
     await migrate(url, days_ahead=2)
@@ -73,20 +73,20 @@ async def test_the_database_password_changes_by_a_second_login(owned: Owned, tmp
     replicas = [Service(tmp_path / "1", "serve", HALFNOTE_DATABASE_URL=url)]
     try:
         await replicas[0].start()
-        await stores(replicas[0])
+        await assert_stores_halves(replicas[0])
         other = await owned.add_login(second, "two")
         replicas.append(Service(tmp_path / "2", "serve", HALFNOTE_DATABASE_URL=other))
         await replicas[1].start()
         for replica in replicas:
-            await stores(replica)
+            await assert_stores_halves(replica)
         assert await asyncio.to_thread(replicas.pop(0).stop) == 0
-        # It owns nothing, so it can go.
+        # The first login owns nothing, so it can be dropped.
         await owned.db.execute(f"drop role {first}")
-        await stores(replicas[0])
+        await assert_stores_halves(replicas[0])
         await migrate(other, days_ahead=3)
-        # The same login with another password: who is connected goes on, who connects needs the new one.
+        # The login gets another password: open connections continue, new ones need the new password.
         await owned.db.execute(f"alter role {second} password 'three'")
-        await stores(replicas[0])
+        await assert_stores_halves(replicas[0])
         with pytest.raises(asyncpg.InvalidPasswordError):
             await connect(other)
         await migrate(owned.with_password(second, "three"), days_ahead=4)
@@ -95,17 +95,17 @@ async def test_the_database_password_changes_by_a_second_login(owned: Owned, tmp
             replica.stop()
 
 
-async def test_a_brokers_password_changes_while_both_are_valid(client: httpx.AsyncClient) -> None:
+async def test_the_password_of_a_broker_is_changed_while_both_are_valid(client: httpx.AsyncClient) -> None:
     server = brokers.redis()
     user = f"halfnote-{secrets.token_hex(4)}"
 
     async def put(password: str) -> str:
         destination = {"type": "redis", "url": server.url, "stream": user, "username": user}
         destination["password"] = password
-        shape = {"topics": ["order"], "destination": destination}
-        assert (await client.put("/subscriptions/stock", json=shape)).is_success
-        told: str = (await client.post("/subscriptions/stock/test")).json()["outcome"]
-        return told
+        subscription = {"topics": ["order"], "destination": destination}
+        assert (await client.put("/subscriptions/stock", json=subscription)).is_success
+        outcome: str = (await client.post("/subscriptions/stock/test")).json()["outcome"]
+        return outcome
 
     async with redis_client.Redis(host=server.host, port=server.port) as redis:
         try:

@@ -1,4 +1,4 @@
-"""Signatures as the published package and the primitives themselves judge them, rotation, and what a secret may be."""
+"""Signatures, verified by the published package and by the primitives; rotation, and which secrets are valid."""
 
 import base64
 import json
@@ -36,9 +36,9 @@ def whsk(key: bytes) -> str:
 
 
 def verify_asymmetric(public: str, body: bytes, sent: dict[str, str]) -> None:
-    """Verify as the specification tells a receiver to: one `v1a` signature must fit. Raises InvalidSignature.
+    """Verify as the specification requires of a receiver: one `v1a` signature must match. Raises InvalidSignature.
 
-    The published package for Python knows `v1` alone.
+    The published package for Python supports only `v1`.
     """
     key = Ed25519PublicKey.from_public_bytes(base64.b64decode(public.removeprefix("whpk_"), validate=True))
     signed = f"{sent['webhook-id']}.{sent['webhook-timestamp']}.".encode() + body
@@ -75,16 +75,16 @@ def test_a_private_key_of_either_form_signs_for_its_public_key(secret: str) -> N
     assert public_key(secret) == "whpk_" + base64.b64encode(PUBLIC).decode()
     sent = headers([Secret(secret)], "a-0", BODY, datetime.now(UTC))
     verify_asymmetric("whpk_" + base64.b64encode(PUBLIC).decode(), BODY, sent)
-    for body, of in (
+    for body, changed in (
         (BODY + b" ", sent),
         (BODY, {**sent, "webhook-id": "a-1"}),
         (BODY, {**sent, "webhook-timestamp": "1"}),
     ):
         with pytest.raises(InvalidSignature):
-            verify_asymmetric("whpk_" + base64.b64encode(PUBLIC).decode(), body, of)
+            verify_asymmetric("whpk_" + base64.b64encode(PUBLIC).decode(), body, changed)
 
 
-def test_new_private_keys_differ_and_are_whole() -> None:
+def test_new_private_keys_differ_and_are_complete() -> None:
     one, other = new_secret("v1a"), new_secret("v1a")
     assert one != other
     assert (kind_of(one), secret_fault(one, ("v1a",))) == ("v1a", None)
@@ -95,7 +95,7 @@ def test_new_private_keys_differ_and_are_whole() -> None:
     assert public_key(new_secret()) is None
 
 
-def test_during_a_rotation_both_secrets_sign_whatever_their_kinds() -> None:
+def test_during_a_rotation_both_secrets_sign_also_if_their_kinds_differ() -> None:
     now = datetime.now(UTC)
     old, new = new_secret(), new_secret("v1a")
     public = public_key(new)
@@ -120,7 +120,7 @@ def test_a_second_rotation_does_not_prolong_the_first_secret() -> None:
 
 
 @pytest.mark.parametrize(
-    ("secret", "kinds", "right"),
+    ("secret", "kinds", "valid"),
     [
         ("whsec_" + "A" * 32, ("v1",), True),
         ("whsec_" + base64.b64encode(bytes(64)).decode(), ("v1", "v1a"), True),
@@ -139,8 +139,8 @@ def test_a_second_rotation_does_not_prolong_the_first_secret() -> None:
         ("whpk_" + base64.b64encode(PUBLIC).decode(), ("v1", "v1a"), False),
     ],
 )
-def test_what_a_secret_may_be(secret: str, kinds: tuple[Kind, ...], right: bool) -> None:
+def test_which_secrets_are_valid(secret: str, kinds: tuple[Kind, ...], valid: bool) -> None:
     fault = secret_fault(secret, kinds)
-    assert (fault is None) is right
+    assert (fault is None) is valid
     if fault:
         assert all(prefix in fault for prefix, kind in (("whsec_", "v1"), ("whsk_", "v1a")) if kind in kinds)

@@ -57,18 +57,18 @@ def key_file(path: Path, *keys: str) -> Path:
 
 
 async def put_all(client: httpx.AsyncClient, url: str = "http://127.0.0.1:9/check") -> None:
-    """Register a group, a webhook and a broker, with secrets that are known here."""
+    """Register a group, a webhook and a broker, with the secrets of this module."""
     webhook = {"type": "webhook", "url": "http://127.0.0.1:9/in", "secret": SECRET, "headers": {"x-token": TOKEN}}
     broker = {"type": "nats", "url": "nats://127.0.0.1:4222", "username": "us", "password": PASSWORD}
-    made = [
+    answers = [
         await client.put("/producer-groups/shop", json={"check_urls": [url], "secret": SECRET}),
         await client.put("/subscriptions/mailer", json={"topics": ["order"], "destination": webhook}),
         await client.put("/subscriptions/stock", json={"topics": ["order"], "destination": broker}),
     ]
-    assert [answer.status_code for answer in made] == [201, 201, 201], [answer.text for answer in made]
+    assert [answer.status_code for answer in answers] == [201, 201, 201], [answer.text for answer in answers]
 
 
-async def dumped(db: Connection) -> str:
+async def dump(db: Connection) -> str:
     """Return every row of every table as text, as a dump of the database has it."""
     tables = [row[0] for row in await db.fetch("select tablename from pg_tables where schemaname = 'public'")]
     assert {"producer_group", "subscription"} <= set(tables)
@@ -77,48 +77,50 @@ async def dumped(db: Connection) -> str:
 
 
 @pytest.fixture
-async def ours(settings: Settings, runtime: Runtime, tmp_path: Path) -> AsyncIterator[tuple[httpx.AsyncClient, Path]]:
-    """The service's HTTP with a key file of the test's own."""
+async def own_keys(
+    settings: Settings, runtime: Runtime, tmp_path: Path
+) -> AsyncIterator[tuple[httpx.AsyncClient, Path]]:
+    """Yield a client of the service and its key file, which only this test uses."""
     path = key_file(tmp_path / "secrets.keys", new_key())
     runtime.vault = Vault(path)
     async with client_of(runtime) as client:
         yield client, path
 
 
-async def test_no_secret_stands_in_the_database_or_in_an_answer_or_in_the_log(
+async def test_no_secret_is_in_the_database_or_in_an_answer_or_in_the_log(
     client: httpx.AsyncClient, db: Connection, capsys: pytest.CaptureFixture[str]
 ) -> None:
     await put_all(client)
-    made = [
+    rotated = [
         (await client.post(f"/{path}/rotate-secret")).json()["secret"]
         for path in ("producer-groups/shop", "subscriptions/mailer")
     ]
-    shown = [
+    texts = [
         (await client.get(f"/{path}")).text for path in ("producer-groups", "subscriptions", "subscriptions/stock")
     ]
-    written = await dumped(db)
-    told = "".join(capsys.readouterr())
-    for secret in (SECRET, PASSWORD, TOKEN, *made):
-        for text in (written, told, *shown):
+    stored_text = await dump(db)
+    logged = "".join(capsys.readouterr())
+    for secret in (SECRET, PASSWORD, TOKEN, *rotated):
+        for text in (stored_text, logged, *texts):
             assert secret not in text
             assert secret.removeprefix("whsec_") not in text
-    assert await group_secrets(db) == [made[0], SECRET]
+    assert await group_secrets(db) == [rotated[0], SECRET]
     assert await credentials(db, "stock") == {"password": PASSWORD}
 
 
-async def test_what_is_sealed_opens_where_it_is_and_nowhere_else(tmp_path: Path) -> None:
-    box = Vault(key_file(tmp_path / "keys", new_key()))
-    stored = box.seal(GROUP_SECRETS, "shop", [{"secret": SECRET, "expires_at": None}])
-    assert box.secrets(GROUP_SECRETS, "shop", stored)[0].secret == SECRET
-    assert box.seal(GROUP_SECRETS, "shop", [{"secret": SECRET, "expires_at": None}]) != stored
+async def test_a_sealed_value_opens_only_in_its_own_place(tmp_path: Path) -> None:
+    vault = Vault(key_file(tmp_path / "keys", new_key()))
+    stored = vault.seal(GROUP_SECRETS, "shop", [{"secret": SECRET, "expires_at": None}])
+    assert vault.secrets(GROUP_SECRETS, "shop", stored)[0].secret == SECRET
+    assert vault.seal(GROUP_SECRETS, "shop", [{"secret": SECRET, "expires_at": None}]) != stored
     for column, name in ((GROUP_SECRETS, "stock"), (SUBSCRIPTION_SECRETS, "shop"), (CREDENTIALS, "shop")):
         with pytest.raises(SecretsUnreadable, match="copied from another"):
-            box.open(column, name, stored)
-    torn = {**stored, "sealed": stored["sealed"][:-8] + "AAAAAAA="}
+            vault.open(column, name, stored)
+    damaged = {**stored, "sealed": stored["sealed"][:-8] + "AAAAAAA="}
     with pytest.raises(SecretsUnreadable):
-        box.open(GROUP_SECRETS, "shop", torn)
-    assert box.seal(CREDENTIALS, "shop", {}) == {}
-    assert box.open(CREDENTIALS, "shop", {}) == {}
+        vault.open(GROUP_SECRETS, "shop", damaged)
+    assert vault.seal(CREDENTIALS, "shop", {}) == {}
+    assert vault.open(CREDENTIALS, "shop", {}) == {}
 
 
 @pytest.mark.parametrize(
@@ -131,7 +133,7 @@ def test_a_value_in_plain_text_is_never_used(tmp_path: Path, plain: Any) -> None
     assert PASSWORD not in refused.value.detail
 
 
-def test_it_is_aes_gcm_of_256_bits_with_the_place_beside_it(tmp_path: Path) -> None:
+def test_sealing_is_aes_gcm_of_256_bits_with_the_place_as_associated_data(tmp_path: Path) -> None:
     key = new_key()
     stored = Vault(key_file(tmp_path / "keys", key)).seal(CREDENTIALS, "stock", {"password": PASSWORD})
     raw, secret = base64.b64decode(stored["sealed"]), base64.b64decode(key.split()[1])
@@ -150,7 +152,7 @@ def test_a_file_that_is_no_key_file_is_refused(tmp_path: Path, text: str) -> Non
         refuse_without_keys(path)
 
 
-def test_a_key_file_that_is_made_is_its_owners_alone_and_never_overwritten(tmp_path: Path) -> None:
+def test_a_new_key_file_is_readable_by_its_owner_only_and_is_never_overwritten(tmp_path: Path) -> None:
     path = tmp_path / "secrets.keys"
     make_key_file(path)
     assert path.stat().st_mode & 0o777 == 0o600
@@ -159,21 +161,21 @@ def test_a_key_file_that_is_made_is_its_owners_alone_and_never_overwritten(tmp_p
     assert read_keys(path).newest == before
 
 
-async def test_without_keys_a_database_of_ones_own_is_not_served(dsn: str) -> None:
+async def test_an_external_database_is_not_served_without_keys(dsn: str) -> None:
     with pytest.raises(UnusableDatabase, match="halfnote new-secrets-key"):
         async with database_url(Settings(_env_file=None, database_url=dsn, secrets_key_file="")):  # type: ignore[call-arg,arg-type]
             raise AssertionError("it was served")
 
 
-async def test_a_missing_key_is_named_nothing_is_lost_and_a_new_secret_replaces_what_it_sealed(
-    ours: tuple[httpx.AsyncClient, Path], runtime: Runtime, db: Connection
+async def test_a_missing_key_is_named_and_a_new_secret_replaces_what_it_sealed(
+    own_keys: tuple[httpx.AsyncClient, Path], runtime: Runtime, db: Connection
 ) -> None:
-    client, path = ours
+    client, path = own_keys
     await put_all(client)
-    kept = path.read_text()
-    lost, other = kept.split()[0], new_key()
+    key_text = path.read_text()
+    missing, other = key_text.split()[0], new_key()
     runtime.vault = Vault(key_file(path, other))
-    before = await dumped(db)
+    before = await dump(db)
     for answer in (
         await client.post("/producer-groups/shop/rotate-secret"),
         await client.post("/subscriptions/stock/test"),
@@ -183,13 +185,13 @@ async def test_a_missing_key_is_named_nothing_is_lost_and_a_new_secret_replaces_
         ),
     ):
         assert (answer.status_code, answer.json()["type"]) == (503, "/problems/secrets-unreadable")
-        assert lost in answer.json()["detail"]
+        assert missing in answer.json()["detail"]
     assert (await client.get("/subscriptions")).status_code == 200
-    assert await dumped(db) == before
+    assert await dump(db) == before
     found = await rotate(db, runtime.vault)
     assert (found.changed, len(found.unreadable)) == (0, 4)
-    assert await dumped(db) == before
-    key_file(path, kept.strip(), other)
+    assert await dump(db) == before
+    key_file(path, key_text.strip(), other)
     assert (await client.post("/producer-groups/shop/rotate-secret")).status_code == 200
     key_file(path, other)
     runtime.vault = Vault(path)
@@ -202,21 +204,21 @@ async def test_a_missing_key_is_named_nothing_is_lost_and_a_new_secret_replaces_
 
 
 async def test_a_key_that_was_added_is_found_without_a_restart(
-    ours: tuple[httpx.AsyncClient, Path], runtime: Runtime, db: Connection
+    own_keys: tuple[httpx.AsyncClient, Path], runtime: Runtime, db: Connection
 ) -> None:
-    client, path = ours
+    client, path = own_keys
     async with Responder() as producer:
         await put_all(client, producer.url)
         first, second = path.read_text().strip(), new_key()
         assert set(await encrypted_secrets.keys_in_use(db)) == {first.split()[0]}
-        # Another process rotates; this one has read the file long ago.
+        # Another process rotates; this one has read the file before.
         key_file(path, first, second)
         done = await rotate(db, Vault(path))
         assert (done.key, done.changed, done.unreadable) == (second.split()[0], 3, [])
         assert set(await encrypted_secrets.keys_in_use(db)) == {second.split()[0]}
         assert (await rotate(db, Vault(path))).changed == 0
         assert (await client.post("/producer-groups/shop/test")).status_code == 200
-        # The old key is of no use any more.
+        # The old key is no longer needed.
         key_file(path, second)
         runtime.vault = Vault(path)
         assert (await client.post("/producer-groups/shop/test")).status_code == 200
@@ -241,7 +243,7 @@ async def test_the_tables_refuse_plain_text(client: httpx.AsyncClient, db: Conne
 
 
 async def plain_rows(dsn: str, db: Connection) -> None:
-    """Take the database back to the schema before 0012, and store what `put_all` sends as that version did: in plain
+    """Downgrade the database to the schema before 0012, and store what `put_all` sends as that version did: in plain
     text."""
     await asyncio.to_thread(command.downgrade, alembic_config(dsn), "0011")
     signing = json.dumps([{"secret": SECRET, "expires_at": None}])
@@ -258,14 +260,14 @@ async def test_migrating_seals_what_an_older_version_stored_in_plain_text(
     dsn: str, db: Connection, tmp_path: Path
 ) -> None:
     await plain_rows(dsn, db)
-    # This one the older version had sealed.
+    # The older version had already sealed this one.
     await register_group(db, "sealed")
     before = await db.fetchval("select secrets from producer_group where name = 'sealed'")
     await migrate(dsn, days_ahead=1, key_file=Path(os.environ["HALFNOTE_SECRETS_KEY_FILE"]))
     assert await db.fetchval("select secrets from producer_group where name = 'sealed'") == before
-    written = await dumped(db)
+    stored_text = await dump(db)
     for secret in (SECRET, PASSWORD, TOKEN):
-        assert secret not in written
+        assert secret not in stored_text
     assert (await group_secrets(db), await subscription_secrets(db)) == ([SECRET], [SECRET])
     assert await credentials(db) == {"headers": {"x-token": TOKEN}}
     assert await credentials(db, "stock") == {"password": PASSWORD}
@@ -281,11 +283,11 @@ async def test_migrating_refuses_plain_text_without_a_key_and_says_what_to_do(
     if text is not None:
         path.write_text(text)
     await plain_rows(dsn, db)
-    before = await dumped(db)
-    for given in (None, path):
+    before = await dump(db)
+    for key_file_ in (None, path):
         with pytest.raises(UnusableDatabase, match=r"1 producer groups and 2 subscriptions .* run `halfnote migrate`"):
-            await migrate(dsn, days_ahead=1, key_file=given)
-    assert await dumped(db) == before
+            await migrate(dsn, days_ahead=1, key_file=key_file_)
+    assert await dump(db) == before
 
 
 async def test_migrating_by_the_command_seals(dsn: str, db: Connection, tmp_path: Path) -> None:
@@ -293,8 +295,8 @@ async def test_migrating_by_the_command_seals(dsn: str, db: Connection, tmp_path
 
     def run(key_file: str) -> subprocess.CompletedProcess[str]:
         environment = {**os.environ, "HALFNOTE_DATABASE_URL": dsn, "HALFNOTE_SECRETS_KEY_FILE": key_file}
-        given = [sys.executable, "-m", "app.cli", "migrate"]
-        return subprocess.run(given, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=240)
+        arguments = [sys.executable, "-m", "app.cli", "migrate"]
+        return subprocess.run(arguments, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=240)
 
     refused = await asyncio.to_thread(run, "")
     assert refused.returncode == 1
@@ -306,11 +308,11 @@ async def test_migrating_by_the_command_seals(dsn: str, db: Connection, tmp_path
 
 
 async def test_readyz_and_metrics_name_missing_keys(
-    ours: tuple[httpx.AsyncClient, Path], runtime: Runtime, db: Connection
+    own_keys: tuple[httpx.AsyncClient, Path], runtime: Runtime, db: Connection
 ) -> None:
-    client, path = ours
+    client, path = own_keys
 
-    async def shown() -> tuple[dict[str, str], float | None]:
+    async def readiness_and_metric() -> tuple[dict[str, str], float | None]:
         answer = await client.get("/readyz")
         assert answer.status_code == 200
         await gauges.step(runtime, runtime.clock.now())
@@ -319,17 +321,17 @@ async def test_readyz_and_metrics_name_missing_keys(
         return warnings, value("halfnote_secrets_unreadable")
 
     await put_all(client)
-    assert await shown() == ({}, 0)
-    kept = path.read_text()
+    assert await readiness_and_metric() == ({}, 0)
+    key_text = path.read_text()
     key_file(path, new_key())
-    warnings, unreadable = await shown()
-    assert kept.split()[0] in warnings.pop("secrets_unreadable")
-    # Of a group and of a webhook their secrets, the webhook's headers, the broker's password.
+    warnings, unreadable = await readiness_and_metric()
+    assert key_text.split()[0] in warnings.pop("secrets_unreadable")
+    # The secrets of a group and a webhook, the webhook's headers, the broker's password.
     assert (warnings, unreadable) == ({}, 4)
     path.unlink()
-    assert (await shown())[1] == 4
-    path.write_text(kept)
-    assert await shown() == ({}, 0)
+    assert (await readiness_and_metric())[1] == 4
+    path.write_text(key_text)
+    assert await readiness_and_metric() == ({}, 0)
 
 
 async def test_the_start_logs_missing_keys(dsn: str, db: Connection, tmp_path: Path) -> None:
@@ -337,58 +339,58 @@ async def test_the_start_logs_missing_keys(dsn: str, db: Connection, tmp_path: P
     await register_group(db, "shop")
     settings = Settings(_env_file=None, database_url=dsn, secrets_key_file=path)  # type: ignore[call-arg]
 
-    async def said_at_start() -> dict[str, Any]:
+    async def logged_at_start() -> dict[str, Any]:
         with capture_logs() as lines:
             async with database_url(settings):
                 return {line["event"]: line for line in lines}
 
     [used] = await encrypted_secrets.keys_in_use(db)
-    assert (await said_at_start())["secrets_unreadable"]["key"] == used
-    ours = Path(os.environ["HALFNOTE_SECRETS_KEY_FILE"]).read_text().strip()
-    key_file(path, path.read_text().strip(), ours)
-    assert "secrets_unreadable" not in await said_at_start()
+    assert (await logged_at_start())["secrets_unreadable"]["key"] == used
+    service_keys = Path(os.environ["HALFNOTE_SECRETS_KEY_FILE"]).read_text().strip()
+    key_file(path, path.read_text().strip(), service_keys)
+    assert "secrets_unreadable" not in await logged_at_start()
 
 
-async def test_a_ping_tells_which_key_is_missing_and_the_others_go_on(
-    ours: tuple[httpx.AsyncClient, Path], runtime: Runtime, db: Connection
+async def test_a_ping_reports_the_missing_key_and_other_groups_are_pinged(
+    own_keys: tuple[httpx.AsyncClient, Path], runtime: Runtime, db: Connection
 ) -> None:
-    client, path = ours
+    client, path = own_keys
     async with Responder() as producer:
         await put_all(client, producer.url)
-        lost = path.read_text().split()[0]
+        missing = path.read_text().split()[0]
         runtime.vault = Vault(key_file(path, new_key()))
         await client.put("/producer-groups/other", json={"check_urls": [producer.url]})
         await Pings().step(runtime, runtime.clock.now() + timedelta(seconds=1))
         assert len(producer.calls) == 1
     [url] = (await client.get("/producer-groups/shop")).json()["urls"]
-    assert lost in url["last_error"]
+    assert missing in url["last_error"]
 
 
-class CutOff(Vault):
-    """Opens three secrets, and then the connection is gone."""
+class Interrupted(Vault):
+    """Opens three secrets, then raises as a lost connection does."""
 
     left = 3
 
     def open(self, *given: Any) -> Any:
         self.left -= 1
         if self.left < 0:
-            raise ConnectionError("cut off")
+            raise ConnectionError("interrupted")
         return super().open(*given)
 
 
-async def test_a_rotation_that_was_cut_off_is_taken_up_and_changes_beside_it_are_kept(
-    ours: tuple[httpx.AsyncClient, Path], db: Connection
+async def test_an_interrupted_rotation_is_continued_and_concurrent_changes_are_not_lost(
+    own_keys: tuple[httpx.AsyncClient, Path], db: Connection
 ) -> None:
-    client, path = ours
-    shape = {"check_urls": ["http://127.0.0.1:9/check"], "secret": SECRET}
+    client, path = own_keys
+    group = {"check_urls": ["http://127.0.0.1:9/check"], "secret": SECRET}
     for number in range(7):
-        assert (await client.put(f"/producer-groups/g{number}", json=shape)).status_code == 201
+        assert (await client.put(f"/producer-groups/g{number}", json=group)).status_code == 201
     key_file(path, path.read_text().strip(), new_key())
     with pytest.raises(ConnectionError):
-        await rotate(db, CutOff(path), batch=2)
+        await rotate(db, Interrupted(path), batch=2)
     assert sorted((await encrypted_secrets.keys_in_use(db)).values()) == [2, 5]
     done, changed = await asyncio.gather(
-        rotate(db, Vault(path)), client.put("/producer-groups/g6", json={**shape, "immunity_s": 9})
+        rotate(db, Vault(path)), client.put("/producer-groups/g6", json={**group, "immunity_s": 9})
     )
     assert changed.status_code == 200
     assert done.changed == 5
@@ -408,18 +410,18 @@ async def test_the_commands_make_a_key_and_rotate(dsn: str, db: Connection, tmp_
     await register_group(db, "shop")
     printed = (await asyncio.to_thread(run, "new-secrets-key")).stdout
     key_file(path, path.read_text().strip(), printed.strip())
-    ended = await asyncio.to_thread(run, "rotate-keys")
-    assert (ended.returncode, ended.stdout) == (
+    completed = await asyncio.to_thread(run, "rotate-keys")
+    assert (completed.returncode, completed.stdout) == (
         0,
         f"Sealed again by key {printed.split()[0]}: 1. Could not be opened: 0.\n",
-    ), ended.stderr
+    ), completed.stderr
     [done] = await db.fetch("select actor, what, target from audit")
     assert done["actor"].endswith("(command line)")
     assert (done["what"], done["target"]) == ("secrets.rotate", printed.split()[0])
     key_file(path, new_key())
-    ended = await asyncio.to_thread(run, "rotate-keys")
-    assert ended.returncode == 1
-    assert printed.split()[0] in ended.stderr
+    completed = await asyncio.to_thread(run, "rotate-keys")
+    assert completed.returncode == 1
+    assert printed.split()[0] in completed.stderr
 
 
 class Counting(Vault):
@@ -432,9 +434,9 @@ class Counting(Vault):
         return super()._decrypted(*given)
 
 
-def test_what_is_opened_is_remembered(tmp_path: Path) -> None:
-    box = Counting(key_file(tmp_path / "keys", new_key()))
-    stored = box.seal(GROUP_SECRETS, "shop", [{"secret": SECRET, "expires_at": None}])
+def test_an_opened_value_is_cached(tmp_path: Path) -> None:
+    vault = Counting(key_file(tmp_path / "keys", new_key()))
+    stored = vault.seal(GROUP_SECRETS, "shop", [{"secret": SECRET, "expires_at": None}])
     for _ in range(1000):
-        box.secrets(GROUP_SECRETS, "shop", dict(stored))
-    assert box.decrypted == 1
+        vault.secrets(GROUP_SECRETS, "shop", dict(stored))
+    assert vault.decrypted == 1

@@ -1,4 +1,4 @@
-"""A webhook's own headers: kept as secrets are, sent with each delivery, and never shown."""
+"""Configured headers of a webhook: stored as secrets are, sent with each delivery, and never shown."""
 
 from pathlib import Path
 from typing import Any
@@ -19,8 +19,8 @@ URL = "http://127.0.0.1:9/orders"
 
 
 async def put(client: httpx.AsyncClient, **destination: Any) -> httpx.Response:
-    shape = {"topics": ["order"], "destination": {"type": "webhook", "url": URL, **destination}}
-    return await client.put("/subscriptions/mailer", json=shape)
+    subscription = {"topics": ["order"], "destination": {"type": "webhook", "url": URL, **destination}}
+    return await client.put("/subscriptions/mailer", json=subscription)
 
 
 async def stored(db: Connection) -> dict[str, Any]:
@@ -29,13 +29,13 @@ async def stored(db: Connection) -> dict[str, Any]:
 
 
 async def test_their_values_are_sealed_and_their_names_are_shown(client: httpx.AsyncClient, db: Connection) -> None:
-    made = await put(client, headers=HEADERS)
-    assert made.status_code == 201
-    shown = [made, await client.get("/subscriptions/mailer"), await client.get("/subscriptions")]
-    for answer in shown:
+    created = await put(client, headers=HEADERS)
+    assert created.status_code == 201
+    answers = [created, await client.get("/subscriptions/mailer"), await client.get("/subscriptions")]
+    for answer in answers:
         assert "a-token-of" not in answer.text
         assert "north" not in answer.text
-    assert made.json()["destination"]["header_names"] == ["Authorization", "X-Shop"]
+    assert created.json()["destination"]["header_names"] == ["Authorization", "X-Shop"]
     assert "a-token-of" not in await db.fetchval("select s::text from subscription s")
     assert await credentials(db) == {"headers": HEADERS}
     assert "headers" not in await stored(db)
@@ -45,10 +45,10 @@ async def test_their_values_are_sealed_and_their_names_are_shown(client: httpx.A
     assert await db.fetchrow("select * from subscription") == before
 
 
-async def test_a_put_keeps_changes_and_takes_them_away(client: httpx.AsyncClient, db: Connection) -> None:
+async def test_a_put_keeps_changes_or_removes_them(client: httpx.AsyncClient, db: Connection) -> None:
     await put(client, headers=HEADERS)
-    kept = (await put(client, url=f"{URL}/new")).json()["destination"]
-    assert (kept["url"], kept["header_names"]) == (f"{URL}/new", ["Authorization", "X-Shop"])
+    destination = (await put(client, url=f"{URL}/new")).json()["destination"]
+    assert (destination["url"], destination["header_names"]) == (f"{URL}/new", ["Authorization", "X-Shop"])
     assert await credentials(db) == {"headers": HEADERS}
     assert (await put(client, headers={"X-Shop": "south"})).json()["destination"]["header_names"] == ["X-Shop"]
     assert await credentials(db) == {"headers": {"X-Shop": "south"}}
@@ -60,17 +60,19 @@ async def test_a_put_keeps_changes_and_takes_them_away(client: httpx.AsyncClient
 @pytest.mark.parametrize(
     "url", ["http://127.0.0.1:10/orders", "https://127.0.0.1:9/orders", "http://localhost:9/orders"]
 )
-async def test_they_do_not_go_to_another_host_unless_they_are_given_again(client: httpx.AsyncClient, url: str) -> None:
+async def test_they_are_not_sent_to_another_host_unless_they_are_given_again(
+    client: httpx.AsyncClient, url: str
+) -> None:
     await put(client, headers=HEADERS)
     refused = await put(client, url=url)
     assert (refused.status_code, refused.json()["field"]) == (422, "destination.headers")
     assert (await put(client, url=url, headers={})).status_code == 200
 
 
-async def test_a_lost_key_is_named_and_given_headers_take_the_place(
+async def test_a_missing_key_is_named_and_new_headers_replace_the_old_ones(
     client: httpx.AsyncClient, runtime: Runtime, db: Connection, tmp_path: Path
 ) -> None:
-    # All but the headers is given, so that they alone are missing.
+    # Everything except the headers is given, so only they are missing.
     secret = "whsec_" + "S" * 43 + "="
     await put(client, headers=HEADERS, secret=secret)
     path = tmp_path / "keys"

@@ -1,4 +1,4 @@
-"""API keys for tests, made as the service makes them."""
+"""API keys for tests, created as the service creates them."""
 
 from typing import Any
 
@@ -12,11 +12,11 @@ TESTER = Caller(None, name="tests")
 
 
 async def make(runtime: Runtime, role: Role, **fields: Any) -> str:
-    """Return a new key that this process knows."""
+    """Return a new key that this process has loaded."""
     now = runtime.clock.now()
     async with runtime.database.transaction() as connection:
-        wanted = ApiKeyNew.model_validate({"name": f"a {role}", "role": role, **fields})
-        key, _ = await make_key(connection, TESTER, wanted, now)
+        fields_of_key = ApiKeyNew.model_validate({"name": f"a {role}", "role": role, **fields})
+        key, _ = await make_key(connection, TESTER, fields_of_key, now)
     await follow(runtime, now)
     return key
 

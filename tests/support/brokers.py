@@ -1,9 +1,8 @@
-"""Real brokers: RabbitMQ, NATS, Redis and Kafka as processes on free ports of 127.0.0.1, in directories of their own;
-and MariaDB, which is none.
+"""Real servers: RabbitMQ, NATS, Redis, Kafka and MariaDB as processes on free ports of 127.0.0.1, each in a directory.
 
-`rabbitmq()`, `nats()`, `redis()`, `kafka()` and `mariadb()` return the pytest run's shared one, started by the first
-test that asks; tests keep apart by the names they choose. `own(kind)` is one that a test may stop and start as it
-likes. `make test-deps` installs them. Where one is missing its tests are skipped, or fail with
+`rabbitmq()`, `nats()`, `redis()`, `kafka()` and `mariadb()` return the server that the pytest run shares, started
+by the first test that needs it; tests use different names on it. `own(kind)` is a server that a test may stop and
+start. `make test-deps` installs them. Where one is missing its tests are skipped, or fail with
 HALFNOTE_TEST_DEPS=required.
 """
 
@@ -29,21 +28,21 @@ from tests.support.requirements import absent
 
 HOST = "127.0.0.1"
 KAFKA_JARS = Path.home() / ".cache" / "halfnote" / "kafka-4.3.0"
-# What a message may have at most, where the server lets us choose: more than Halfnote's 4 MiB.
+# The largest message, where the server lets us choose: more than Halfnote's 4 MiB.
 RABBITMQ_LARGEST_BYTES = 5 * 1024 * 1024
 NATS_LARGEST_BYTES = 5 * 1024 * 1024
 
 _START_WITHIN_S = 90.0
 _STOP_WITHIN_S = 30.0
-# Below the ports that systems give to outgoing connections, so that a stopped server's port stays free.
+# Below the ports that systems assign to outgoing connections, so that a stopped server's port stays free.
 _PORTS = range(20_000, 32_000)
-# What this worker started for all of them: Python warns of processes without a reference.
+# The shared servers that this worker started: Python warns of processes without a reference.
 _running: list["Server"] = []
 
 
 @dataclass(frozen=True, slots=True)
 class Recipe:
-    """How a kind of server is made: its programs, what it runs for a directory and ports, and when it is up."""
+    """How a kind of server is run: its programs, its commands for a directory and ports, and when it is ready."""
 
     programs: tuple[str, ...]
     ports: int
@@ -57,7 +56,7 @@ class Recipe:
 
 @dataclass(slots=True)
 class Server:
-    """One server. `port` stays the same over stops and starts, and so does what it stored."""
+    """One server. A restart changes neither its `port` nor what it stored."""
 
     kind: str
     directory: Path
@@ -66,21 +65,21 @@ class Server:
 
     @property
     def host(self) -> str:
-        """Where it listens."""
+        """The address on which it listens."""
         return HOST
 
     @property
     def port(self) -> int:
-        """Where it takes clients."""
+        """The port for clients."""
         return self.ports[0]
 
     @property
     def url(self) -> str:
-        """As a destination's `url` names it; Kafka's is `host:port`."""
+        """The `url` of a destination; Kafka's is `host:port`."""
         return f"{RECIPES[self.kind].scheme}{HOST}:{self.port}"
 
     def start(self) -> None:
-        """Start it and wait until it answers. Raises RuntimeError, with the end of its log, if it ended instead."""
+        """Start the server and wait until it answers. Raises RuntimeError with the end of its log if it does not."""
         recipe = RECIPES[self.kind]
         environment = {**os.environ, "HOME": str(self.directory), **recipe.environment(self.directory, self.ports)}
         with (self.directory / "log").open("ab") as log:
@@ -105,14 +104,14 @@ class Server:
             time.sleep(0.05)
 
     def reconfigure(self, lines: str) -> None:
-        """Start it again with lines added to its configuration (`nats.conf`, `rabbitmq.conf`, `server.properties`)."""
+        """Restart it with lines added to its configuration (`nats.conf`, `rabbitmq.conf`, `server.properties`)."""
         self.stop()
         with (self.directory / RECIPES[self.kind].settings).open("a") as settings:
             settings.write(lines)
         self.start()
 
     def stop(self) -> None:
-        """Stop it as its operators would, and wait until it is gone."""
+        """Stop the server as its operators would, and wait until it has ended."""
         for process in reversed(self.processes):
             process.send_signal(signal.SIGTERM)
             try:
@@ -122,7 +121,7 @@ class Server:
         self.kill()
 
     def kill(self) -> None:
-        """End it at once, as a power cut would."""
+        """End the server at once, as a power cut would."""
         for process in self.processes:
             with contextlib.suppress(psutil.NoSuchProcess):
                 shared_servers.end(psutil.Process(process.pid))
@@ -131,7 +130,7 @@ class Server:
 
     @property
     def log(self) -> str:
-        """What it has written."""
+        """The log of the server."""
         return (self.directory / "log").read_text(errors="replace")
 
 
@@ -156,13 +155,13 @@ def kafka() -> Server:
 
 
 def mariadb() -> Server:
-    """The run's MariaDB: user root without a password; each test makes a database of its own."""
+    """The run's MariaDB: user root without a password; each test creates its own database."""
     return _shared("mariadb")
 
 
 @contextlib.contextmanager
 def own(kind: str) -> Iterator[Server]:
-    """A started server of the caller's own."""
+    """Yield a started server that only the caller uses."""
     _require(kind)
     directory = Path(tempfile.mkdtemp(prefix=f"halfnote-{kind}-"))
     try:
@@ -176,7 +175,7 @@ def own(kind: str) -> Iterator[Server]:
 
 
 def missing(kind: str) -> str | None:
-    """Say what keeps this kind of server from being started here, or None."""
+    """Return why this kind of server cannot be started here, or None."""
     absent = [program for program in RECIPES[kind].programs if not shutil.which(program)]
     if absent:
         return f"{kind} is not installed here ({', '.join(absent)}): make test-deps"
@@ -218,7 +217,7 @@ def _shared(kind: str) -> Server:
 
 
 def _started(kind: str, directory: Path) -> Server:
-    """Start a server on ports that were free a moment ago; on others if another program was faster."""
+    """Start a server on free ports; try others if another program took them meanwhile."""
     recipe = RECIPES[kind]
     for remaining in (2, 1, 0):
         place = directory / str(remaining)
@@ -235,17 +234,17 @@ def _started(kind: str, directory: Path) -> Server:
     raise AssertionError("unreachable")
 
 
-def _ask(port: int, question: bytes, answer: bytes) -> bool:
-    """Return whether a server answers a question with something that holds `answer`."""
+def _ask(port: int, request: bytes, answer: bytes) -> bool:
+    """Return whether a server answers a request with bytes that contain `answer`."""
     try:
-        with socket.create_connection((HOST, port), timeout=2) as asking:
-            asking.sendall(question)
-            heard = b""
-            while answer not in heard:
-                piece = asking.recv(4096)
+        with socket.create_connection((HOST, port), timeout=2) as connection:
+            connection.sendall(request)
+            received = b""
+            while answer not in received:
+                piece = connection.recv(4096)
                 if not piece:
                     return False
-                heard += piece
+                received += piece
             return True
     except OSError:
         return False
@@ -272,9 +271,9 @@ def _rabbitmq_prepare(directory: Path, ports: list[int]) -> None:
 
 
 def _rabbitmq_without_plugins(installed: Path, home: Path) -> None:
-    """Make a home of RabbitMQ with the applications that the broker needs, and none of the 50 plugins and their needs.
+    """Create a home of RabbitMQ with the applications that the broker needs, without the 50 plugins and what they need.
 
-    Erlang searches the directories of all of them for each module that it loads: a third of a start's CPU time.
+    Erlang searches all their directories for each module that it loads: a third of the CPU time of a start.
     """
     shutil.copytree(installed / "sbin", home / "sbin")
     (home / "plugins").mkdir()
@@ -298,7 +297,7 @@ def _rabbitmq_environment(directory: Path, ports: list[int]) -> Mapping[str, str
         "RABBITMQ_ENABLED_PLUGINS_FILE": str(directory / "enabled_plugins"),
         "RABBITMQ_NODENAME": f"halfnote-{ports[0]}@localhost",
         "RABBITMQ_DIST_PORT": str(ports[1]),
-        # One scheduler thread is enough, and idle ones do not spin.
+        # One scheduler thread is enough, and it does not spin when idle.
         "RABBITMQ_SERVER_ADDITIONAL_ERL_ARGS": "+sbwt none +S 1:1",
         "ERL_EPMD_ADDRESS": HOST,
         "ERL_EPMD_PORT": str(ports[2]),
@@ -357,7 +356,7 @@ def _mariadb_command(directory: Path, ports: list[int]) -> list[str]:
         f"--port={ports[0]}",
         f"--socket={directory}/socket",
         "--skip-name-resolve",
-        # Each look whether it answers counts as one.
+        # Each probe of readiness counts as a connect error.
         "--max-connect-errors=1000000",
         # The tests' rows are worthless after a power cut.
         "--innodb-flush-log-at-trx-commit=0",
@@ -366,7 +365,7 @@ def _mariadb_command(directory: Path, ports: list[int]) -> list[str]:
 
 
 _CLUSTER = "aGFsZm5vdGUtdGVzdHMxMA"
-# With one processor it starts a few threads instead of many.
+# With one processor, Java starts few threads.
 _JAVA = ["java", "-Xmx512m", "-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC", "-XX:ActiveProcessorCount=1"]
 
 RECIPES = {
@@ -383,7 +382,7 @@ RECIPES = {
         programs=("rabbitmq-server", "epmd"),
         ports=3,
         prepare=_rabbitmq_prepare,
-        # Erlang would start an epmd that outlives it; with one there already it does not.
+        # Erlang would start an epmd that outlives it, unless one runs already.
         commands=lambda directory, ports: [
             ["epmd", "-address", HOST, "-port", str(ports[2])],
             [_rabbitmq_program(directory)],
@@ -399,7 +398,7 @@ RECIPES = {
         prepare=_nats_prepare,
         commands=lambda directory, _: [["nats-server", "-c", str(directory / "nats.conf")]],
         environment=lambda *_: {},
-        # It introduces itself, once JetStream is up; whether it asks for an account or TLS is the tests' affair.
+        # NATS sends INFO once JetStream is up, whether or not it requires an account or TLS.
         answers=lambda port: _ask(port, b"", b"INFO"),
         scheme="nats://",
         settings="nats.conf",
@@ -423,7 +422,7 @@ RECIPES = {
             [*_JAVA, "-cp", f"{KAFKA_JARS}/*", "kafka.Kafka", str(directory / "server.properties")]
         ],
         environment=lambda *_: {},
-        # ApiVersions, version 0, correlation 7, by client "": it is answered once the broker takes requests.
+        # ApiVersions, version 0, correlation 7, by client "": it is answered once the broker accepts requests.
         answers=lambda port: _ask(port, bytes.fromhex("0000000a00120000000000070000"), bytes.fromhex("00000007")),
         scheme="",
         settings="server.properties",

@@ -1,4 +1,4 @@
-"""A producer's check URL on a real socket: it keeps what came and answers what a test wants."""
+"""A producer's check URL on a real socket: it records requests and answers as a test requires."""
 
 import asyncio
 import json
@@ -12,7 +12,7 @@ from aiohttp import web
 
 @dataclass(frozen=True)
 class Call:
-    """One request that came."""
+    """One received request."""
 
     body: bytes
     headers: dict[str, str]
@@ -25,7 +25,7 @@ Answer = Callable[[Call], Awaitable[web.StreamResponse]]
 
 
 class Responder:
-    """Answers every POST by `answer`, or with `status` and the JSON `content`; `calls` are what came, in order."""
+    """Answers every POST by `answer`, or with `status` and the JSON `content`; `calls` are the received requests."""
 
     def __init__(self, answer: Answer | None = None, *, status: int = 200, content: Any = None, **headers: str) -> None:
         self.calls: list[Call] = []
@@ -63,15 +63,15 @@ class Responder:
 
 
 class Silent:
-    """A server that takes connections and never answers."""
+    """A server that accepts connections and never answers; `connections` counts them."""
 
     async def __aenter__(self) -> "Silent":
-        self.asked = 0
-        self._gone = asyncio.Event()
+        self.connections = 0
+        self._closing = asyncio.Event()
 
         async def hang(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-            self.asked += 1
-            await self._gone.wait()
+            self.connections += 1
+            await self._closing.wait()
             writer.transport.abort()
 
         self._server = await asyncio.start_server(hang, "127.0.0.1", 0)
@@ -81,32 +81,32 @@ class Silent:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None
     ) -> None:
-        self._gone.set()
+        self._closing.set()
         self._server.close()
         await self._server.wait_closed()
 
 
 @dataclass(frozen=True)
-class Heard:
-    """One request as it came over the wire; `headers` are lower-cased."""
+class RawRequest:
+    """One request as it was received; the names of `headers` are in lower case."""
 
     method: str
     headers: dict[str, str]
     body: bytes
 
 
-class Wire:
-    """A server whose answers are bytes: for what no HTTP server would say.
+class RawServer:
+    """A server whose answers are raw bytes, for what no HTTP server would send.
 
-    `write` gets the connection after each whole request; the connection is kept unless it closes it.
+    `write` gets the connection after each whole request. The connection stays open unless `write` closes it.
     """
 
     def __init__(self, write: Callable[[asyncio.StreamWriter], Awaitable[None]]) -> None:
         self.write = write
-        self.heard: list[Heard] = []
+        self.requests: list[RawRequest] = []
         self._serving: set[asyncio.Task[None]] = set()
 
-    async def __aenter__(self) -> "Wire":
+    async def __aenter__(self) -> "RawServer":
         self._server = await asyncio.start_server(self._accept, "127.0.0.1", 0)
         self.url = f"http://127.0.0.1:{self._server.sockets[0].getsockname()[1]}/hook"
         return self
@@ -132,16 +132,16 @@ class Wire:
                     name.lower(): value.strip() for name, _, value in (line.partition(":") for line in lines[1:])
                 }
                 body = await reader.readexactly(int(headers.get("content-length", "0")))
-                self.heard.append(Heard(lines[0].partition(" ")[0], headers, body))
+                self.requests.append(RawRequest(lines[0].partition(" ")[0], headers, body))
                 await self.write(writer)
         except (asyncio.IncompleteReadError, ConnectionError):
-            pass  # it was hung up on
+            pass  # the client closed the connection
         finally:
             writer.transport.abort()
 
 
 def plain(status: int, body: bytes = b"", **headers: str) -> Callable[[asyncio.StreamWriter], Awaitable[None]]:
-    """Return what writes one ordinary answer; `_` in names stands for `-`."""
+    """Return a `write` function for one ordinary answer; `_` in names stands for `-`."""
     head = "".join(f"{name.replace('_', '-')}: {value}\r\n" for name, value in headers.items())
 
     async def write(writer: asyncio.StreamWriter) -> None:

@@ -28,25 +28,25 @@ HARDENED = ["--read-only", "--tmpfs=/tmp", "--cap-drop=all", "--security-opt=no-
 LIMITS = ["--ulimit=nofile=4096:4096", "--ulimit=nproc=4096:4096"]
 BUILDING = ["--isolation=chroot", "--format=docker", "--layers"]
 WITHIN_S = 240.0
-# The machine's own way to its registries, if it has one: their certificates and pip's settings.
+# The machine's own access to registries, if configured: certificates and pip's settings.
 TRUST = ("/usr/local/share/ca-certificates", "/etc/pip.conf", "/etc/ssl/certs/ca-certificates.crt")
 
 
 def call(*command: str, within_s: float = 2400) -> str:
-    """Run a command and return what it prints. Raises AssertionError with what it says if it fails."""
+    """Run a command and return its output. Raises AssertionError with its output if it fails."""
     done = attempt(*command, within_s=within_s)
     assert done.returncode == 0, f"{' '.join(command)}: {done.stdout[-3000:]}{done.stderr[-3000:]}"
     return done.stdout
 
 
 def attempt(*command: str, within_s: float = 240) -> subprocess.CompletedProcess[str]:
-    """Run a command to its end; the caller judges how it ended."""
+    """Run a command to its end; the caller checks its exit status."""
     return subprocess.run(command, capture_output=True, text=True, timeout=within_s, check=False, cwd=ROOT)
 
 
 @cache
 def base() -> str:
-    """Return the bare Debian's name as an image, made once on this machine. Skips the test where that cannot be."""
+    """Return the name of an image of bare Debian, built once on this machine. Skips where that is impossible."""
     missing = [name for name in NEEDED if not shutil.which(name, path=f"{os.environ['PATH']}:/usr/sbin")]
     if missing or os.geteuid() != 0:
         lacking = ", ".join(missing) or "root"
@@ -59,21 +59,21 @@ def base() -> str:
                 if Path(place).exists():
                     (root / place.lstrip("/")).parent.mkdir(parents=True, exist_ok=True)
                     call("cp", "-rT", place, str(root / place.lstrip("/")))
-            packed = Path(directory) / "base.tar"
-            call("tar", "-C", str(root), "-cf", str(packed), ".")
-            call("podman", "import", "--quiet", str(packed), BASE)
+            archive = Path(directory) / "base.tar"
+            call("tar", "-C", str(root), "-cf", str(archive), ".")
+            call("podman", "import", "--quiet", str(archive), BASE)
     return BASE
 
 
 @cache
 def image(target: str) -> str:
-    """Build a target of the Dockerfile and return its name; what did not change is not built again."""
+    """Build a target of the Dockerfile and return its name; unchanged layers are not built again."""
     return _built(f"localhost/halfnote-test-{target}", f"--target={target}", ".")
 
 
 @cache
 def postgres() -> str:
-    """Return the name of an image with Debian's Postgres that is started as the official one is."""
+    """Return the name of an image with Debian's Postgres that starts like the official one."""
     return _built("localhost/halfnote-test-postgres", str(ROOT / "tests" / "images" / "postgres"))
 
 
@@ -83,37 +83,37 @@ def _built(name: str, *what: str) -> str:
 
 
 def environment(**variables: str) -> list[str]:
-    """Return variables as podman's options."""
+    """Return environment variables as options of podman."""
     return [f"--env={name}={value}" for name, value in variables.items()]
 
 
 @contextmanager
 def names() -> Iterator[Callable[[str], str]]:
-    """Give names to containers, which are removed at the end."""
-    given: list[str] = []
+    """Yield a function that names containers; they are removed at the end."""
+    named: list[str] = []
 
-    def name(of: str) -> str:
-        given.append(f"halfnote-test-{of}-{secrets.token_hex(4)}")
-        return given[-1]
+    def name(purpose: str) -> str:
+        named.append(f"halfnote-test-{purpose}-{secrets.token_hex(4)}")
+        return named[-1]
 
     try:
         yield name
     finally:
-        for one in given:
-            attempt("podman", "rm", "--force", "--time=0", one)
+        for container in named:
+            attempt("podman", "rm", "--force", "--time=0", container)
 
 
 def until(happened: Callable[[], bool], what: str, container: str) -> None:
-    """Wait until it has happened. Raises AssertionError with the container's log if it does not."""
+    """Wait until `happened()` is true. Raises AssertionError with the container's log if it stays false."""
     deadline = time.monotonic() + WITHIN_S
     while not happened():
-        said = attempt("podman", "logs", "--tail=40", container)
-        assert time.monotonic() < deadline, f"waited in vain until {what}: {said.stdout}{said.stderr}"
+        logs = attempt("podman", "logs", "--tail=40", container)
+        assert time.monotonic() < deadline, f"timed out until {what}: {logs.stdout}{logs.stderr}"
         time.sleep(0.2)
 
 
 def status(url: str, **headers: str) -> int:
-    """Return the status that a GET is answered with; 0 if there is no answer."""
+    """Return the status of the answer to a GET; 0 if there is no answer."""
     try:
         return httpx.get(url, headers=headers, timeout=10).status_code
     except httpx.TransportError:

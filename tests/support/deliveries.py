@@ -1,4 +1,4 @@
-"""What the tests of Kafka and Redis share: deliveries, and a look at what this process holds open."""
+"""Shared by the tests of brokers: deliveries, certificates, and the open tasks and sockets of this process."""
 
 import asyncio
 import ipaddress
@@ -23,9 +23,9 @@ ELSEWHERE: tuple[Network, ...] = (ipaddress.ip_network("10.0.0.0/8"),)
 
 
 def delivery(**fields: Any) -> Delivery:
-    """Return a delivery of the subscription `orders-out`, but for `fields`."""
+    """Return a delivery of the subscription `orders-out`; `fields` replace its fields."""
     transaction_id = uuid4()
-    known: dict[str, Any] = {
+    defaults: dict[str, Any] = {
         "subscription": "orders-out",
         "message_id": f"{transaction_id}-0",
         "transaction_id": transaction_id,
@@ -40,7 +40,7 @@ def delivery(**fields: Any) -> Delivery:
         "committed_at": COMMITTED,
         "attempt": 1,
     }
-    return Delivery(**{**known, **fields})
+    return Delivery(**{**defaults, **fields})
 
 
 def full_delivery(topic: str) -> Delivery:
@@ -89,11 +89,11 @@ def open_tasks_and_sockets() -> tuple[set[asyncio.Task[Any]], set[int]]:
 
 
 def certificate(directory: Path, name: str) -> tuple[Path, Path]:
-    """Make a self-signed certificate for a host name; return the files of it and of its key, both PEM."""
+    """Create a self-signed certificate for a host name; return its file and the file of its key, both PEM."""
     key = ec.generate_private_key(ec.SECP256R1())
     subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
     now = datetime.now(UTC)
-    made = (
+    signed = (
         x509.CertificateBuilder()
         .subject_name(subject)
         .issuer_name(subject)
@@ -106,7 +106,7 @@ def certificate(directory: Path, name: str) -> tuple[Path, Path]:
         .sign(key, hashes.SHA256())
     )
     certificate_file, key_file = directory / "certificate.pem", directory / "key.pem"
-    certificate_file.write_bytes(made.public_bytes(serialization.Encoding.PEM))
+    certificate_file.write_bytes(signed.public_bytes(serialization.Encoding.PEM))
     key_file.write_bytes(
         key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
     )

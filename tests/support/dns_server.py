@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from types import TracebackType
 
 A, CNAME, AAAA = 1, 5, 28
-# Each question of a name has its answer, and the last one is for all that follow: addresses, or another name's.
+# The answers to successive questions of a name; the last one answers all later questions. Each is a list of addresses.
 Answers = Mapping[str, Sequence[Sequence[str]]]
 
 
@@ -36,22 +36,22 @@ class NameServer(asyncio.DatagramProtocol):
         found = [] if rounds is None else rounds[min(self.asked[name, kind], len(rounds) - 1)]
         self.asked[name, kind] += 1
         records = [_record(answer, kind) for answer in found]
-        given = b"".join(record for record in records if record is not None)
+        encoded = b"".join(record for record in records if record is not None)
         count = sum(record is not None for record in records)
         flags = 0x8180 | (0 if rounds is not None else 3)
-        self._transport.sendto(data[:2] + struct.pack("!HHHHH", flags, 1, count, 0, 0) + data[12:end] + given, addr)
+        self._transport.sendto(data[:2] + struct.pack("!HHHHH", flags, 1, count, 0, 0) + data[12:end] + encoded, addr)
 
 
 async def ask(port: int, name: str, kind: int) -> list[str]:
-    """Ask the server at a port of 127.0.0.1, as a resolver does."""
+    """Query the server at a port of 127.0.0.1, as a resolver does; return the addresses."""
     loop = asyncio.get_running_loop()
     answered: asyncio.Future[bytes] = loop.create_future()
 
-    class Asking(asyncio.DatagramProtocol):
+    class Query(asyncio.DatagramProtocol):
         def datagram_received(self, data: bytes, addr: tuple[str, int]) -> None:
             answered.set_result(data)
 
-    transport, _ = await loop.create_datagram_endpoint(Asking, remote_addr=("127.0.0.1", port))
+    transport, _ = await loop.create_datagram_endpoint(Query, remote_addr=("127.0.0.1", port))
     labels = b"".join(bytes([len(label)]) + label.encode() for label in name.split(".")) + b"\0"
     transport.sendto(struct.pack("!HHHHHH", 7, 0x0100, 1, 0, 0, 0) + labels + struct.pack("!HH", kind, 1))
     data = await answered
@@ -74,7 +74,7 @@ def _question(data: bytes) -> tuple[str, int, int]:
 
 
 def _record(answer: str, kind: int) -> bytes | None:
-    """Return an address as a record of the name that was asked for; None if it is of the other type."""
+    """Return an address as a record of the name that was asked for; None if it has the other type."""
     packed = ipaddress.ip_address(answer).packed
     if len(packed) != {A: 4, AAAA: 16}.get(kind):
         return None

@@ -1,8 +1,8 @@
-"""How many examples a property test tries: few in `make test`, all of them in `make test-all`."""
+"""The number of examples of a property test: few in `make test`, all of them in `make test-all`."""
 
 import os
 
-# One in so many, and at least so many.
+# One example in this many, and at least this many.
 _SHARE, _FEWEST = 10, 3
 
 

@@ -1,4 +1,4 @@
-"""What Postgres really did with a statement: EXPLAIN ANALYZE of it, prepared, under a custom and a generic plan."""
+"""How Postgres executes a statement: EXPLAIN ANALYZE of the prepared statement, under a custom and a generic plan."""
 
 import json
 from collections.abc import Iterator, Sequence
@@ -12,7 +12,7 @@ BIG = ("half", "op", "outbox", "receipt", "attempt")
 
 @dataclass(frozen=True)
 class Scan:
-    """An executed scan of a table: its plan node, its table or partition, and the rows it read in all."""
+    """An executed scan of a table: its plan node, its table or partition, and the number of rows that it read."""
 
     node: str
     table: str
@@ -60,5 +60,5 @@ def literal(value: Any) -> str:
 
 
 def big(found: Sequence[Scan]) -> list[Scan]:
-    """Keep the scans of the big tables' partitions."""
+    """Return the scans of the big tables' partitions."""
     return [scan for scan in found if scan.table.partition("_2")[0] in BIG]

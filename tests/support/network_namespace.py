@@ -1,9 +1,8 @@
-"""A network of its own, where every address is this machine's: every connection attempt there is seen.
+"""A network namespace where every address is local, so that every connection attempt is recorded.
 
-`python -m tests.support.network_namespace` is to be run by `unshare -Urnm`. It takes URLs and says for each, as JSON,
-what Halfnote said
-to it and which addresses were connected to: with the rules as they are, and with every network opened. Names are
-resolved by the C library, from a DNS server on port 53. Brokers are reached in the same way.
+Run `python -m tests.support.network_namespace` by `unshare -Urnm`. It reads URLs and writes for each, as JSON, the
+error of Halfnote and the addresses that it connected to: with the default rules, and with every network opened. The C
+library resolves names from a DNS server on port 53. Hosts of brokers are tried in the same way.
 """
 
 import asyncio
@@ -39,7 +38,7 @@ NAMES: Answers = {
     "six.test": [["::1"]],
     "mapped.test": [["::ffff:10.0.0.5"]],
     "nat64.test": [["64:ff9b::7f00:1"]],
-    # First where everybody may go, then inside.
+    # First a public address, then an internal one.
     "rebind.test": [[PUBLIC], ["127.0.0.1"]],
     **{f"rebind-{kind}.test": [[PUBLIC], ["127.0.0.1"]] for kind in BROKERS},
 }
@@ -48,13 +47,13 @@ OPENED = NetworkPolicy(opened=networks_of("0.0.0.0/0", "::/0", *(address for add
 TIMEOUT_S = 5.0
 
 SIOCSIFFLAGS, UP_AND_RUNNING = 0x8914, 0x41
-# Of rtnetlink: what makes every address of a family local to an interface.
+# Constants of rtnetlink, for a route that makes every address of a family local to an interface.
 NEW_ROUTE, ASKED_ACKNOWLEDGED_CREATED = 24, 0x1 | 0x4 | 0x400
 LOCAL_TABLE, BY_BOOT, HOST_SCOPE, LOCAL_ROUTE, OUT_INTERFACE, LOOPBACK_INTERFACE = 255, 3, 254, 2, 4, 1
 
 
-def settle() -> None:
-    """Set the loopback interface up, and give it every address there is. Raises OSError."""
+def make_every_address_local() -> None:
+    """Set the loopback interface up and assign every address to it. Raises OSError."""
     with socket.socket() as any_socket:
         fcntl.ioctl(any_socket, SIOCSIFFLAGS, struct.pack("16sH14x", b"lo", UP_AND_RUNNING))
     for family in (socket.AF_INET, socket.AF_INET6):
@@ -68,7 +67,7 @@ def settle() -> None:
 
 
 def resolve_here(directory: Path) -> None:
-    """Have the C library ask 127.0.0.1 for names, and know of none by files but `localhost`."""
+    """Make the C library resolve names by 127.0.0.1, and by files only `localhost`."""
     files = {
         "resolv.conf": "nameserver 127.0.0.1\n",
         "hosts": "127.0.0.1 localhost\n",
@@ -81,14 +80,14 @@ def resolve_here(directory: Path) -> None:
 
 @dataclass
 class Listener:
-    """A server on every address: `reached` are those that were connected to. Unless it is `mute` it answers HTTP."""
+    """A server on every address; `reached` are those that were connected to. It answers HTTP unless it is `mute`."""
 
     reached: list[str] = field(default_factory=list)
     port: int = 0
     mute: bool = False
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """Note the address, and answer 204, or a redirect to this machine's own."""
+        """Record the address, and answer 204 or a redirect to 127.0.0.1."""
         self.reached.append(writer.get_extra_info("sockname")[0].removeprefix("::ffff:"))
         with contextlib.suppress(OSError, asyncio.IncompleteReadError, asyncio.LimitOverrunError):
             head = b"" if self.mute else await reader.readuntil(b"\r\n\r\n")
@@ -100,15 +99,15 @@ class Listener:
                 await writer.drain()
         writer.close()
 
-    def taken(self) -> list[str]:
-        """Return what was reached since the last call, but for the address where everybody may go."""
+    def take_reached(self) -> list[str]:
+        """Return the addresses reached since the last call, without the public one."""
         reached, self.reached = self.reached, []
         return [address for address in reached if address != PUBLIC]
 
 
 @asynccontextmanager
 async def listening() -> AsyncIterator[Listener]:
-    """Listen on every address, IPv4's as well, on a port of the kernel's choice."""
+    """Listen on every address, IPv4 included, on a port that the kernel chooses."""
     listener = Listener()
     server = await asyncio.start_server(
         listener.serve, sock=socket.create_server(("::", 0), family=socket.AF_INET6, dualstack_ipv6=True)
@@ -121,16 +120,16 @@ async def listening() -> AsyncIterator[Listener]:
         await server.wait_closed()
 
 
-async def called(url: str, policy: NetworkPolicy) -> str:
-    """POST to a URL by a client of its own, twice if the name leads elsewhere the second time; return what it said."""
+async def error_of_call(url: str, policy: NetworkPolicy) -> str:
+    """POST to a URL with a new client, twice if the second lookup returns another address; return the error."""
     for _ in range(2 if "rebind" in url else 1):
         async with callback_client(policy) as client:
             reply = await client.call(url, b"{}", {}, timeout_s=TIMEOUT_S)
     return reply.error or f"answered {reply.status}"
 
 
-async def sent(kind: str, host: str, port: int, policy: NetworkPolicy) -> str:
-    """Deliver to a broker at a host, twice if the name leads elsewhere the second time; return what was wrong."""
+async def error_of_delivery(kind: str, host: str, port: int, policy: NetworkPolicy) -> str:
+    """Deliver to a broker at a host, twice if the second lookup returns another address; return the error."""
     at = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
     scheme = {"rabbitmq": "amqp"}.get(kind, kind)
     stored = {"type": kind, "bootstrap": [at]} if kind == "kafka" else {"type": kind, "url": f"{scheme}://{at}"}
@@ -144,26 +143,26 @@ async def sent(kind: str, host: str, port: int, policy: NetworkPolicy) -> str:
     return outcome.error
 
 
-async def tried(urls: list[str], hosts: list[str]) -> dict[str, list[dict[str, object]]]:
+async def try_all(urls: list[str], hosts: list[str]) -> dict[str, list[dict[str, object]]]:
     """Return the results of all URLs, and of each kind of broker at all hosts."""
     found: dict[str, list[dict[str, object]]] = {"urls": [], "brokers": []}
     async with NameServer(NAMES, port=53), listening() as listener:
         for url in urls:
-            here = url.replace("PORT", str(listener.port))
-            said, kept = await called(here, CLOSED), listener.taken()
-            await called(here, OPENED)
-            found["urls"].append({"url": url, "said": said, "reached": kept, "opened": listener.taken()})
+            local_url = url.replace("PORT", str(listener.port))
+            error, reached = await error_of_call(local_url, CLOSED), listener.take_reached()
+            await error_of_call(local_url, OPENED)
+            found["urls"].append({"url": url, "error": error, "reached": reached, "opened": listener.take_reached()})
         listener.mute = True
         for kind in BROKERS:
             for host in [*hosts, f"rebind-{kind}.test"]:
-                said, kept = await sent(kind, host, listener.port, CLOSED), listener.taken()
-                found["brokers"].append({"kind": kind, "host": host, "said": said, "reached": kept})
+                error, reached = await error_of_delivery(kind, host, listener.port, CLOSED), listener.take_reached()
+                found["brokers"].append({"kind": kind, "host": host, "error": error, "reached": reached})
     return found
 
 
 if __name__ == "__main__":
-    settle()
-    with tempfile.TemporaryDirectory() as made:
-        resolve_here(Path(made))
-        asked = json.load(sys.stdin)
-        print(json.dumps(asyncio.run(tried(asked["urls"], asked["hosts"]))))
+    make_every_address_local()
+    with tempfile.TemporaryDirectory() as directory:
+        resolve_here(Path(directory))
+        request = json.load(sys.stdin)
+        print(json.dumps(asyncio.run(try_all(request["urls"], request["hosts"]))))

@@ -1,4 +1,4 @@
-"""A collector: takes spans by OTLP over HTTP, as protobuf, on a socket of its own."""
+"""A collector: receives spans by OTLP over HTTP, as protobuf, on a real socket."""
 
 import asyncio
 import gzip
@@ -16,7 +16,7 @@ from opentelemetry.proto.trace.v1.trace_pb2 import Span, Status
 
 @dataclass(frozen=True)
 class Seen:
-    """A span that came. Ids are in hex; `parent` is empty for the first of a trace."""
+    """A received span. Ids are in hex; `parent` is empty for the first of a trace."""
 
     name: str
     trace_id: str
@@ -32,7 +32,7 @@ class Seen:
 
 
 class Collector:
-    """Keeps what comes to `/v1/traces`; `url` is its address, `statuses` what it answers first instead of 200."""
+    """Records what is posted to `/v1/traces`; `url` is its address, `statuses` its first answers instead of 200."""
 
     def __init__(self, *statuses: int) -> None:
         self.spans: list[Seen] = []
@@ -65,7 +65,7 @@ class Collector:
         self._thread.join()
 
     def take(self, path: str, headers: dict[str, str], body: bytes) -> int:
-        """Keep an export's spans; return the status that answers it."""
+        """Record the spans of an export; return the status of the answer."""
         named = {name.lower(): value for name, value in headers.items()}
         if path != "/v1/traces" or named["content-type"] != "application/x-protobuf":
             self.faults.append(f"{path} {named}")
@@ -79,16 +79,16 @@ class Collector:
         return 200
 
     def named(self, name: str) -> list[Seen]:
-        """Return the spans of a name that came so far, in the order of their export."""
+        """Return the spans of a name received so far, in the order of their export."""
         return [span for span in self.spans if span.name == name]
 
     async def until(self, **counts: int) -> None:
-        """Wait until so many spans of each name came; `_` in names stands for a space and `__` for ` /`."""
-        wanted = {name.replace("__", " /").replace("_", " "): count for name, count in counts.items()}
+        """Wait until this many spans of each name were received; `_` in names stands for a space and `__` for ` /`."""
+        expected = {name.replace("__", " /").replace("_", " "): count for name, count in counts.items()}
         async with asyncio.timeout(60):
-            while any(len(self.named(name)) < count for name, count in wanted.items()):
+            while any(len(self.named(name)) < count for name, count in expected.items()):
                 await asyncio.sleep(0.02)
-        assert {name: len(self.named(name)) for name in wanted} == wanted
+        assert {name: len(self.named(name)) for name in expected} == expected
         assert self.faults == []
 
 

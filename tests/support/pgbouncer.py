@@ -1,4 +1,4 @@
-"""A real pgbouncer in front of the tests' Postgres, on a free port, as its package has it."""
+"""A real pgbouncer before the tests' Postgres, on a free port, with the defaults of its package."""
 
 import contextlib
 import os
@@ -36,12 +36,12 @@ default_pool_size = 40
 
 @contextlib.contextmanager
 def pooling(dsn: str, mode: Mode) -> Iterator[str]:
-    """Yield the url that leads to a database by a pgbouncer with its defaults, in a pool mode; skips without one."""
+    """Yield the url of a database behind a pgbouncer in a pool mode, otherwise with its defaults; skips without one."""
     program = shutil.which("pgbouncer", path=PATH)
     if program is None:
         absent("pgbouncer is not installed here: make test-deps", "DEPS")
     directory = Path(tempfile.mkdtemp(prefix="halfnote-pgbouncer-"))
-    # It does not run as root.
+    # pgbouncer does not run as root.
     account = account_for(directory)
     account.own(directory)
     url = urlsplit(dsn)

@@ -1,6 +1,6 @@
 """Fails a test if the service takes a second pool connection while it holds one, also in a task that it starts.
 
-As many such calls as the pool has connections wait for each other until the pool's timeout.
+If as many such calls as the pool has connections run at once, they wait for each other until the pool's timeout.
 """
 
 from collections.abc import AsyncIterator
@@ -27,5 +27,5 @@ async def _lend_one(self: Database) -> AsyncIterator[Connection]:
 
 
 def lend_one_at_a_time() -> None:
-    """Have every pool of this process refuse a second connection to a caller that holds one."""
+    """Make every pool of this process refuse a second connection to a caller that holds one."""
     Database.connection = _lend_one  # type: ignore[method-assign]

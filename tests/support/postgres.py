@@ -1,9 +1,9 @@
-"""One embedded Postgres for a whole pytest run, shared by all xdist workers and started when a test first asks for it.
+"""One embedded Postgres for a whole pytest run, shared by all xdist workers and started when a test first needs it.
 
-A pytest plugin (`pytest_plugins = ["tests.support.postgres"]` in conftest.py): the controller starts a keeper, a small
-program of its
-own that starts the server on demand and stops it when the controller's end of a pipe closes. That happens however
-pytest ends, also by `kill -9`, so no server is left behind; if the keeper was killed as well, the next run cleans up.
+A pytest plugin (`pytest_plugins = ["tests.support.postgres"]` in conftest.py): the controller starts a keeper, a
+separate program that starts the server on demand and stops it when the controller's end of a pipe closes. The pipe
+closes however pytest ends, also by `kill -9`, so no server is left behind; if the keeper was killed too, the next run
+cleans up.
 """
 
 import atexit
@@ -61,7 +61,7 @@ class SharedServer:
     programs: Path
 
     def bin(self, name: str) -> Path:
-        """As EmbeddedPostgres.bin."""
+        """Return the path of a program, as EmbeddedPostgres.bin does."""
         return self.programs / name
 
 
@@ -70,7 +70,7 @@ def pytest_configure(config: pytest.Config) -> None:
     if hasattr(config, "workerinput"):
         return
     _sweep()
-    # Its name tells whose it is; the server's unprivileged user must be able to enter it.
+    # Its name contains the process id. The server's unprivileged user must be able to enter it.
     run = Path(tempfile.mkdtemp(prefix=f"{_prefix()}{os.getpid()}-", dir=_parent()))
     run.chmod(0o755)
     os.environ[RUN] = str(run)
@@ -79,7 +79,7 @@ def pytest_configure(config: pytest.Config) -> None:
         cwd=Path(__file__).parents[2],
         stdin=subprocess.PIPE,
         stdout=subprocess.DEVNULL,
-        # A Ctrl-C ends pytest, and pytest's end the keeper.
+        # Ctrl-C ends pytest, and the end of pytest ends the keeper.
         start_new_session=True,
     )
 
@@ -93,24 +93,24 @@ def pytest_unconfigure(config: pytest.Config) -> None:
 
 @pytest.fixture
 def data_dir() -> Iterator[Path]:
-    """A HALFNOTE_DATA_DIR for a server of the test's own, reachable for the server's user if we are root (pytest's
-    tmp_path is not). Whatever still runs on it when the test ends is killed."""
+    """Yield a HALFNOTE_DATA_DIR for a server of one test. As root, the server's user can reach it (pytest's tmp_path
+    it cannot). Servers that still run on it at the end of the test are killed."""
     directory = Path(tempfile.mkdtemp(prefix="halfnote-test-")).resolve()
     directory.chmod(0o755)
     data_dir = directory / "halfnote"
-    noted = _run() / "data-dirs" / directory.name
-    noted.parent.mkdir(exist_ok=True)
-    noted.symlink_to(directory)
+    link = _run() / "data-dirs" / directory.name
+    link.parent.mkdir(exist_ok=True)
+    link.symlink_to(directory)
     yield data_dir
     if data_dir.exists():
         for postmaster in postmasters_of(find_paths(data_dir)):
             kill_server(postmaster)
     shutil.rmtree(directory)
-    noted.unlink()
+    link.unlink()
 
 
 def server() -> SharedServer:
-    """The run's server, started if it is not yet."""
+    """Return the run's server, and start it if it does not run yet."""
     run = _run()
     (run / "wanted").touch()
     url, programs = _await_result(run / "server").splitlines()
@@ -129,7 +129,7 @@ def create_database(template: str | None = None, *, encoding: str | None = None)
 
 
 def drop_database(url: str) -> None:
-    """Drops the database and ends whatever sessions it still has."""
+    """Drops the database and ends its sessions."""
     _execute(f"DROP DATABASE IF EXISTS {urlsplit(url).path[1:]} WITH (FORCE)")
 
 
@@ -145,7 +145,7 @@ def ensure_template(name: str, build: Callable[[str], None], *, template: str | 
 
 
 def once(name: str, work: Callable[[], str]) -> str:
-    """The result of `work`, done by the first worker that asks in this run; the others wait for it."""
+    """Return the result of `work`, which the first caller of this run executes; other workers wait for it."""
     place = _run() / name
     try:
         place.mkdir()
@@ -173,7 +173,7 @@ def _await_result(place: Path) -> str:
         if (place / "failed").exists():
             raise RuntimeError((place / "failed").read_text())
         time.sleep(0.01)
-    raise TimeoutError(f"{place.name} did not come within {_WAIT_S:g} s")
+    raise TimeoutError(f"{place.name} was not there within {_WAIT_S:g} s")
 
 
 def _run() -> Path:
@@ -190,14 +190,14 @@ def _execute(statement: str) -> None:
 
 @functools.cache
 def _connection() -> psycopg.Connection:
-    """Return this process's connection to the run's server: a login costs more than what most statements do."""
-    made = psycopg.connect(server().url, autocommit=True)
-    atexit.register(made.close)
-    return made
+    """Return this process's connection to the run's server: a login costs more than most statements."""
+    connection = psycopg.connect(server().url, autocommit=True)
+    atexit.register(connection.close)
+    return connection
 
 
 def _parent() -> Path:
-    """Where the run's directory is made: in memory, if that has room, and the machine as much besides."""
+    """Return where to create the run's directory: in memory, if there is room and twice that much is available."""
     if _IN_MEMORY.is_dir() and os.access(_IN_MEMORY, os.W_OK):
         room = min(shutil.disk_usage(_IN_MEMORY).free, psutil.virtual_memory().available // 2)
         if room >= _ROOM_BYTES:
@@ -210,7 +210,7 @@ def _prefix() -> str:
 
 
 def _sweep() -> None:
-    """Removes what runs left whose keeper was killed; a keeper that is still at it holds the lock."""
+    """Removes what runs with a killed keeper left; a keeper that still runs holds the lock."""
     left = [run for parent in (Path(tempfile.gettempdir()), _IN_MEMORY) for run in parent.glob(f"{_prefix()}*")]
     for run in left:
         if psutil.pid_exists(int(run.name.removeprefix(_prefix()).split("-")[0])):
@@ -228,7 +228,7 @@ def _sweep() -> None:
 
 
 def _keep(run: Path) -> None:
-    """The keeper: starts the server when it is wanted, stops it when the controller is gone."""
+    """Run the keeper: start the server on demand, stop it when the controller has ended."""
     gone = threading.Event()
 
     def watch() -> None:
@@ -239,20 +239,20 @@ def _keep(run: Path) -> None:
     while not gone.wait(0.02):
         if (run / "wanted").exists():
             _serve(run, gone)
-    _end_cut_tests(run)
+    _end_interrupted_tests(run)
     shared_servers.end_all(run)
     shutil.rmtree(run)
 
 
-def _end_cut_tests(run: Path) -> None:
-    """End what tests left that were cut in the middle: the processes of the run, and Postgres in `data_dir`s."""
+def _end_interrupted_tests(run: Path) -> None:
+    """End what interrupted tests left: the processes of the run, and Postgres in `data_dir`s."""
     for process in psutil.process_iter():
         # A Postgres overwrites its environment, so it is found by its directory.
         with contextlib.suppress(psutil.Error):
             if process.pid != os.getpid() and process.environ().get(RUN) == str(run):
                 process.kill()
-    for noted in (run / "data-dirs").glob("*"):
-        directory = noted.resolve()
+    for link in (run / "data-dirs").glob("*"):
+        directory = link.resolve()
         if (directory / "halfnote").exists():
             for postmaster in postmasters_of(find_paths(directory / "halfnote")):
                 kill_server(postmaster)

@@ -1,4 +1,4 @@
-"""Copies of a running Postgres, by its own programs, and plain questions to either."""
+"""Copies of a running Postgres, made by its own programs, and simple queries."""
 
 import contextlib
 import os
@@ -18,7 +18,7 @@ from tests.support.processes import free_port
 
 
 def base_backup(server: EmbeddedPostgres, place: ServerPaths, into: ServerPaths, *options: str) -> None:
-    """Copy a running server to where another one will be started; as its own user, with the password beside it."""
+    """Copy a running server, with its password, into the directory of another one; as the user of that server."""
     into.cluster.mkdir(mode=0o700)
     into.account.own(into.cluster)
     for file in place.cluster.iterdir():
@@ -26,15 +26,15 @@ def base_backup(server: EmbeddedPostgres, place: ServerPaths, into: ServerPaths,
             shutil.copy2(file, into.cluster / file.name)
             into.account.own(into.cluster / file.name)
     url = urlsplit(server.url)
-    reach = {"PGHOST": str(url.hostname), "PGPORT": str(url.port), "PGUSER": str(url.username)}
-    reach["PGPASSWORD"] = unquote(url.password or "")
+    environment = {"PGHOST": str(url.hostname), "PGPORT": str(url.port), "PGUSER": str(url.username)}
+    environment["PGPASSWORD"] = unquote(url.password or "")
     copy = [server.bin("pg_basebackup"), "-D", into.pgdata, "-c", "fast", *options]
-    subprocess.run(copy, env=os.environ | reach, check=True, **as_user(into))
+    subprocess.run(copy, env=os.environ | environment, check=True, **as_user(into))
 
 
 @contextlib.contextmanager
 def standby(server: EmbeddedPostgres, place: ServerPaths, home: Path) -> Iterator[str]:
-    """Copy a running server, have the copy follow it, and yield its url; it may be promoted."""
+    """Copy a running server, start the copy as its standby, and yield the standby's url; it may be promoted."""
     into = find_paths(home)
     base_backup(server, place, into, "-X", "stream", "-R")
     for file in place.home.glob("*.conf"):
@@ -54,7 +54,7 @@ def standby(server: EmbeddedPostgres, place: ServerPaths, home: Path) -> Iterato
 
 
 def as_user(place: ServerPaths) -> dict[str, Any]:
-    """Return how a program of a place is started: by its account."""
+    """Return the options of `subprocess` that run a program as the account of a server."""
     if place.account.uid is None:
         return {}
     return {"user": place.account.uid, "group": place.account.gid, "extra_groups": [], "cwd": "/"}
@@ -68,12 +68,12 @@ async def execute(url: str, statement: str) -> Any:
         await connection.close()
 
 
-async def is_so(url: str, question: str) -> bool:
-    return bool(await execute(url, question))
+async def is_true(url: str, query: str) -> bool:
+    return bool(await execute(url, query))
 
 
-def either(first: str, second: str) -> str:
-    """Return a URL of two servers, which leads to the first of them that takes writes."""
+def url_of_both(first: str, second: str) -> str:
+    """Return a URL of two servers that connects to the first of them that accepts writes."""
     one, other = urlsplit(first), urlsplit(second)
     hosts = f"{one.netloc},{other.hostname}:{other.port}"
     return one._replace(netloc=hosts, query="target_session_attrs=primary").geturl()

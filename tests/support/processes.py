@@ -1,4 +1,4 @@
-"""The real service as a process of its own, on a data directory and a free port."""
+"""The real service as a separate process, on a data directory and a free port."""
 
 import asyncio
 import os
@@ -14,13 +14,13 @@ import httpx
 from app.config import LOOPBACK
 from tests.support.ports import free_port
 
-__all__ = ["ROOT", "Service", "free_port", "of_ones_own", "serving"]
+__all__ = ["ROOT", "Service", "external_database_options", "free_port", "serving"]
 
 ROOT = Path(__file__).parents[2]
 
 
-def of_ones_own() -> dict[str, str]:
-    """Return the options that a database of one's own needs and the embedded one does not: keys, and open loopback."""
+def external_database_options() -> dict[str, str]:
+    """Return the options that an external database needs and the embedded one does not: keys, and open loopback."""
     keys = {name: value for name, value in os.environ.items() if name == "HALFNOTE_SECRETS_KEY_FILE"}
     return {**keys, "HALFNOTE_ALLOW_NETWORKS": ",".join(LOOPBACK)}
 
@@ -28,7 +28,7 @@ def of_ones_own() -> dict[str, str]:
 class Service:
     """`uvicorn app.main:app` with an embedded Postgres, or with HALFNOTE_DATABASE_URL in `env`.
 
-    With `arguments` it is `halfnote` with these; `root` is where its code lies.
+    With `arguments` it is `halfnote` with these; `root` is the directory of its code.
     """
 
     def __init__(self, data_dir: Path, *arguments: str, root: Path = ROOT, **env: str) -> None:
@@ -41,7 +41,7 @@ class Service:
         self._env = {
             **{name: value for name, value in os.environ.items() if not name.startswith("HALFNOTE_")},
             "HALFNOTE_DATA_DIR": str(data_dir),
-            **(of_ones_own() if "HALFNOTE_DATABASE_URL" in env else {}),
+            **(external_database_options() if "HALFNOTE_DATABASE_URL" in env else {}),
             **env,
         }
         self.process: subprocess.Popen[bytes] | None = None
@@ -73,7 +73,7 @@ class Service:
                     await asyncio.sleep(0.05)
 
     def kill(self) -> None:
-        """kill -9; its Postgres may live on."""
+        """kill -9; its Postgres may continue."""
         assert self.process is not None
         self.process.kill()
         self.process.wait()

@@ -1,4 +1,4 @@
-"""The producers of examples/ as processes of their own, and what stands between them and Halfnote in a test."""
+"""The producers of examples/ as separate processes, and a proxy between them and Halfnote."""
 
 import json
 import os
@@ -26,7 +26,7 @@ FETCHED = "is not fetched yet: make test-deps"
 
 @dataclass(frozen=True)
 class Language:
-    """How a producer is run. `programs`: what must be there already; `fetched`: what `make test-deps` adds to them."""
+    """How a producer is run. `programs` must be installed; `fetched`: whether `make test-deps` has added the rest."""
 
     programs: tuple[str, ...]
     fetched: Callable[[], bool]
@@ -34,8 +34,8 @@ class Language:
     database: Callable[[str], str] = lambda url: url
 
 
-def _built_by_go(place: Path) -> list[str]:
-    program = place / "producer"
+def _built_by_go(directory: Path) -> list[str]:
+    program = directory / "producer"
     subprocess.run(["go", "build", "-o", program, "."], cwd=EXAMPLES / "go", check=True, env=_go_offline())
     return [str(program)]
 
@@ -45,8 +45,8 @@ def _go_offline() -> dict[str, str]:
 
 
 def _go_version() -> tuple[int, ...]:
-    told = subprocess.run(["go", "env", "GOVERSION"], env=_go_offline(), capture_output=True, text=True, check=True)
-    return tuple(map(int, told.stdout.strip().removeprefix("go").split(".")[:2]))
+    printed = subprocess.run(["go", "env", "GOVERSION"], env=_go_offline(), capture_output=True, text=True, check=True)
+    return tuple(map(int, printed.stdout.strip().removeprefix("go").split(".")[:2]))
 
 
 def _has_go_modules() -> bool:
@@ -63,7 +63,7 @@ def _jdbc(url: str) -> str:
 
 LANGUAGES = {
     "go": Language(("go",), _has_go_modules, _built_by_go, lambda url: f"{url}?sslmode=disable"),
-    # A JRE runs no sources.
+    # A JRE cannot run source files.
     "java": Language(
         ("java", "javac"),
         DRIVER.exists,
@@ -79,7 +79,7 @@ LANGUAGES = {
 
 
 def require(name: str) -> Language:
-    """Return a language whose programs are here; skip the test, or fail where `make test-deps` should have helped."""
+    """Return a language whose programs are installed; skip the test, or fail it where `make test-deps` is required."""
     language = LANGUAGES[name]
     lacking = [program for program in language.programs if shutil.which(program) is None]
     if lacking:
@@ -92,19 +92,19 @@ def require(name: str) -> Language:
 
 
 class Producer:
-    """One producer. Started again after a `kill`, it listens where it did."""
+    """One producer. After a `kill` and a new start it listens on the same port."""
 
-    def __init__(self, language: Language, place: Path, halfnote: str, database: str) -> None:
+    def __init__(self, language: Language, directory: Path, halfnote: str, database: str) -> None:
         self.port = free_port()
         self.url = f"http://127.0.0.1:{self.port}"
-        self._command = language.command(place)
-        self._log = place / "producer.log"
+        self._command = language.command(directory)
+        self._log = directory / "producer.log"
         own = {"HALFNOTE_URL": halfnote, "DATABASE_URL": language.database(database), "CHECK_SECRET": SECRET}
         self._environment = {**os.environ, **own, "PORT": str(self.port)}
         self._process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> None:
-        """Start it; it listens a while later."""
+        """Start the producer; it listens some time later."""
         with self._log.open("ab") as log:
             self._process = subprocess.Popen(
                 self._command,
@@ -116,14 +116,14 @@ class Producer:
             )
 
     def alive(self) -> bool:
-        """Return whether it runs. Raises RuntimeError with its log if it ended by itself."""
+        """Return True while it runs. Raises RuntimeError with its log if it ended by itself."""
         assert self._process is not None
         if self._process.poll() is not None:
             raise RuntimeError(self._log.read_text(errors="replace")[-3000:])
         return True
 
     def kill(self) -> None:
-        """kill -9, unless it is gone; what it has started goes with it."""
+        """kill -9 it and all that it started, unless it has ended."""
         if self._process is not None and self._process.poll() is None:
             os.killpg(self._process.pid, signal.SIGKILL)
             self._process.wait()
@@ -133,15 +133,15 @@ Hook = Callable[[str], Awaitable[None]]
 
 
 async def _nothing(transaction_id: str) -> None:
-    """What happens between, unless a test says otherwise."""
+    """Do nothing; the default hook."""
 
 
 @dataclass
-class Between:
-    """Hands a producer's requests on to Halfnote.
+class HalfnoteProxy:
+    """Forwards a producer's requests to Halfnote.
 
-    `after_half` runs when Halfnote has answered a half and before its producer hears of it, `before_end` when an end
-    has come and before Halfnote has it. `halves` are the orders by transaction id; `ends` what Halfnote answered.
+    `after_half` runs between Halfnote's answer to a half and its arrival at the producer, `before_end` before an end is
+    forwarded. `halves` are the orders by transaction id; `ends` are Halfnote's answers.
     """
 
     halfnote: str
@@ -151,7 +151,7 @@ class Between:
     ends: list[tuple[int, dict[str, Any]]] = field(default_factory=list)
     url: str = ""
 
-    async def __aenter__(self) -> "Between":
+    async def __aenter__(self) -> "HalfnoteProxy":
         self._client = httpx.AsyncClient(base_url=self.halfnote, timeout=60, limits=httpx.Limits(max_connections=200))
         app = web.Application()
         app.router.add_post("/half", self._half)
@@ -168,22 +168,22 @@ class Between:
         await self._runner.cleanup()
         await self._client.aclose()
 
-    def forget(self) -> None:
-        """Let nothing happen between any more, and forget what came."""
+    def reset(self) -> None:
+        """Remove the hooks, and clear the records."""
         self.after_half = self.before_end = _nothing
         self.halves, self.ends = {}, []
 
     async def _half(self, request: web.Request) -> web.Response:
         content = json.loads(await request.read())
-        came = await self._client.post("/half", json=content)
-        assert came.status_code == 201, came.text
+        answer = await self._client.post("/half", json=content)
+        assert answer.status_code == 201, answer.text
         self.halves[content["transaction_id"]] = content["messages"][0]["body"]["order"]
         await self.after_half(content["transaction_id"])
-        return web.Response(status=came.status_code, body=came.content, content_type="application/json")
+        return web.Response(status=answer.status_code, body=answer.content, content_type="application/json")
 
     async def _end(self, request: web.Request) -> web.Response:
         content = json.loads(await request.read())
         await self.before_end(content["transaction_id"])
-        came = await self._client.post("/end", json=content)
-        self.ends.append((came.status_code, came.json()))
-        return web.Response(status=came.status_code, body=came.content, content_type="application/json")
+        answer = await self._client.post("/end", json=content)
+        self.ends.append((answer.status_code, answer.json()))
+        return web.Response(status=answer.status_code, body=answer.content, content_type="application/json")

@@ -1,4 +1,4 @@
-"""What runs of the nightly proof leave in the database, for tests of what shows and tells it."""
+"""What runs of the nightly proof leave in the database, for tests of the API, the CLI and the announcements."""
 
 import json
 from datetime import UTC, date, datetime, timedelta
@@ -12,7 +12,7 @@ ID = "019a9f1c-1030-7b1e-8f00-1030a1030a10"
 
 
 async def reconciled(db: Connection, state: str = "findings", *days: date, **columns: Any) -> int:
-    """Write a run, and the days that it looked at; return its id."""
+    """Write a run and the days that it proved; return its id."""
     row = {"open": 0, "new": 0, "resolved": 0, "error": None, "seen_at": AT, "ended_at": AT, "source": "primary"}
     row |= columns
     run_id: int = await db.fetchval(
@@ -36,7 +36,7 @@ async def reconciled(db: Connection, state: str = "findings", *days: date, **col
 
 
 async def looked_at(db: Connection, day: date, run_id: int, state: str = "provisional", **found: int) -> None:
-    """Write that a run looked at a day."""
+    """Write the record of a day that a run proved."""
     await db.execute(
         "insert into reconciliation_day (day, run_id, state, reconciled_at, counts, found, signature, figures) "
         "values ($1, $2, $3, $4, $5, $6, '{}', $7) on conflict (day) do update set run_id = excluded.run_id, "
@@ -52,7 +52,7 @@ async def looked_at(db: Connection, day: date, run_id: int, state: str = "provis
 
 
 async def find(db: Connection, kind: str, subject: str, day: date = DAY, **columns: Any) -> int:
-    """Write an open finding of run 1, but for `columns`; return its id."""
+    """Write an open finding of run 1; `columns` replace its columns. Return its id."""
     row = {"first_run": 1, "last_run": 1, "detail": "{}", "first_seen_at": AT, "last_seen_at": AT} | columns
     names = ", ".join(row)
     marks = ", ".join(f"${index}" for index in range(4, len(row) + 4))
@@ -83,7 +83,7 @@ async def resolve(db: Connection, subject: str, run_id: int = 2) -> None:
     await db.execute("update finding set resolved_run = $2, resolved_at = $3 where subject = $1", subject, run_id, AT)
 
 
-async def come_back(db: Connection, subject: str, run_id: int = 3) -> None:
+async def reopen(db: Connection, subject: str, run_id: int = 3) -> None:
     """Open a resolved finding again, as a run does that finds it again."""
     await db.execute(
         "update finding set resolved_run = null, resolved_at = null, announced_at = null, last_run = $2 "

@@ -1,4 +1,4 @@
-"""What the relay's tests share: publishing, subscribing, and stepping a relay until something is so."""
+"""Shared by the relay's tests: publish, subscribe, and step a relay until a condition is true."""
 
 import asyncio
 from collections.abc import Callable, Sequence
@@ -18,7 +18,7 @@ def order(number: int, **fields: Any) -> dict[str, Any]:
 
 
 async def publish(client: httpx.AsyncClient, *messages: dict[str, Any]) -> list[int]:
-    """Commit messages, each a transaction of its own; return their offsets."""
+    """Commit messages, each in its own transaction; return their offsets."""
     found = []
     for message in messages:
         answer = await client.post("/messages", json={"producer_group": "shop", "messages": [message]})
@@ -28,7 +28,7 @@ async def publish(client: httpx.AsyncClient, *messages: dict[str, Any]) -> list[
 
 
 async def subscribe(client: httpx.AsyncClient, receiver: Responder, name: str = "mailer", **fields: Any) -> Any:
-    """Subscribe a receiver to `order`, but for `fields`; return the answer's body."""
+    """Subscribe a receiver to `order`; `fields` replace the fields of the subscription. Return the answer's body."""
     answer = await client.put(
         f"/subscriptions/{name}",
         json={"topics": ["order"], "destination": {"type": "webhook", "url": receiver.url}, **fields},
@@ -38,7 +38,7 @@ async def subscribe(client: httpx.AsyncClient, receiver: Responder, name: str = 
 
 
 async def step(relay: Relay, runtime: Runtime) -> None:
-    """Give the relay one turn, and what it started or waits for a moment's chance."""
+    """Give the relay one turn, and up to 50 ms to what it started."""
     await relay.step(runtime, runtime.clock.now())
     with suppress(TimeoutError):
         await asyncio.wait_for(runtime.wake_ups.relay.wait(), 0.05)
@@ -49,15 +49,15 @@ async def turn_until(relay: Relay, runtime: Runtime, reached: Callable[[], Any],
     """Step the relay until `reached()`, which may be awaitable, is true; fails after `within_s`."""
     async with asyncio.timeout(within_s):
         while True:
-            so = reached()
-            if asyncio.iscoroutine(so):
-                so = await so
-            if so:
+            result = reached()
+            if asyncio.iscoroutine(result):
+                result = await result
+            if result:
                 return
             await step(relay, runtime)
 
 
 def offsets(receivers: Responder | Sequence[Responder]) -> list[int]:
-    """Return the offsets that came, in order."""
-    every = [receivers] if isinstance(receivers, Responder) else receivers
-    return [int(call.headers["halfnote-offset"]) for receiver in every for call in receiver.calls]
+    """Return the received offsets, in order of arrival."""
+    all_receivers = [receivers] if isinstance(receivers, Responder) else receivers
+    return [int(call.headers["halfnote-offset"]) for receiver in all_receivers for call in receiver.calls]

@@ -7,10 +7,10 @@ import pytest
 
 
 def absent(reason: str, *needed_by: str) -> NoReturn:
-    """Skip the test; fail it if HALFNOTE_TEST_<needed_by> is `required`, as make says where it runs just such tests.
+    """Skip the test; fail it if HALFNOTE_TEST_<needed_by> is `required`, as the make targets for such tests set it.
 
     needed_by: DEPS (what `make test-deps` brings), HELM, IMAGES, BUCKET (what these targets of make run), MACHINE (what
-    a machine lets one do: namespaces, and a clone with its history).
+    a machine must allow: namespaces, and a clone with its history).
     """
     if any(os.environ.get(f"HALFNOTE_TEST_{name}") == "required" for name in needed_by):
         pytest.fail(reason)

@@ -1,4 +1,4 @@
-"""What a database's schema is, read from Postgres's catalogs, so that two can be compared whole."""
+"""The schema of a database, read from Postgres's catalogs, so that two schemas can be compared in full."""
 
 from app.database.connection import Connection
 
@@ -35,7 +35,7 @@ QUESTIONS = {
 
 
 async def schema_of(db: Connection, *, without: str = "alembic_version") -> dict[str, list[str]]:
-    """Return the schema as sorted lines of text by kind, but for one table."""
+    """Return the schema as sorted lines of text by kind, without one table."""
     found = {}
     for kind, question in QUESTIONS.items():
         rows = [repr(tuple(row)) for row in await db.fetch(question)]

@@ -32,7 +32,7 @@ MARKS: dict[str, tuple[str, ...]] = {
         "relay/test_brokers.py",
     ),
     "spark": ("spark/",),
-    # What an edit seldom breaks, or what takes seconds: whole services and other programs that tests start, the client,
+    # Tests that an edit seldom breaks or that take seconds: whole services and other programs, the client,
     # rules of the repository, query plans.
     "full": (
         "checkback/test_announcements.py",
@@ -78,7 +78,7 @@ def excludes(expression: str, marks: Iterable[str]) -> bool:
 
 
 def rotated(files: Sequence[str], day: int) -> list[str]:
-    """Return the files in the order of a day: from the part of the list whose turn it is, and around."""
+    """Return the files in the order of a day: from the part of that day to the end, then from the beginning."""
     start = len(files) * (day % DAYS) // DAYS
     return [*files[start:], *files[:start]]
 
@@ -115,7 +115,7 @@ def is_property_test(item: pytest.Item) -> bool:
 
 
 def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
-    """Write down pytest's exit status for scripts/failed-once-more, because make's is the same for every failure."""
+    """Record pytest's exit status for scripts/failed-once-more, because make has one status for all failures."""
     cache = getattr(session.config, "cache", None)
     if cache is not None and not hasattr(session.config, "workerinput"):
         cache.set("halfnote/exit_status", int(exitstatus))

@@ -5,23 +5,23 @@ from pathlib import Path
 
 import psutil
 
-# Killed and waited for; their contents are worthless.
+# They are killed, not stopped: their contents are worthless.
 _END_WITHIN_S = 10.0
 
 
 def keep(run: Path, pid: int) -> None:
-    """Have a process, with all that it starts, ended with the run."""
-    place = run / "kept"
+    """Register a process to be ended with the run, with all that it starts."""
+    place = run / "processes"
     place.mkdir(exist_ok=True)
     (place / str(pid)).write_text(repr(psutil.Process(pid).create_time()))
 
 
 def end_all(run: Path) -> None:
-    """End every process that was kept, and wait until they are gone."""
-    for note in (run / "kept").glob("*"):
+    """End every registered process, and wait until it has ended."""
+    for note in (run / "processes").glob("*"):
         with contextlib.suppress(psutil.NoSuchProcess, ValueError):
             process = psutil.Process(int(note.name))
-            # The number may be another's by now.
+            # Another process may have the id by now.
             if repr(process.create_time()) == note.read_text():
                 end(process)
 
@@ -29,8 +29,8 @@ def end_all(run: Path) -> None:
 def end(process: psutil.Process) -> None:
     """Kill a process and all that it started."""
     with contextlib.suppress(psutil.NoSuchProcess):
-        family = [*process.children(recursive=True), process]
-        for member in family:
+        processes = [*process.children(recursive=True), process]
+        for member in processes:
             with contextlib.suppress(psutil.NoSuchProcess):
                 member.kill()
-        psutil.wait_procs(family, timeout=_END_WITHIN_S)
+        psutil.wait_procs(processes, timeout=_END_WITHIN_S)

@@ -299,6 +299,6 @@ TESTS: dict[str, tuple[str, ...]] = {
     ),
     "sdk/test_docs.py": ("test_ledgers",),
     "sdk/test_testing.py": ("test_against_the_real_service_over_real_sockets",),
-    "secrets/test_secret_rotation.py": ("test_the_database_password_changes_by_a_second_login",),
+    "secrets/test_secret_rotation.py": ("test_the_database_password_is_changed_by_a_second_login",),
     "secrets/test_vault.py": ("test_migrating_by_the_command_seals", "test_the_commands_make_a_key_and_rotate"),
 }

@@ -3,7 +3,7 @@
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
-# What the rule turns on: the reserved beginning, whole and in part; `*` inside a name; characters that LIKE and
+# What the rule depends on: the reserved prefix, whole and in part; `*` inside a name; characters that LIKE and
 # regular expressions treat in a special way; and characters of two, three and four bytes.
 PARTS = ["halfnote.", "halfnote", "half", "order", "o", ".", "*", "%", "_", "\\", "'", '"', "ä", "…", "😀", "H", " "]
 names = st.lists(st.sampled_from(PARTS), min_size=1, max_size=4).map("".join)
@@ -11,11 +11,11 @@ names = st.lists(st.sampled_from(PARTS), min_size=1, max_size=4).map("".join)
 
 @st.composite
 def cases(draw: st.DrawFn) -> tuple[list[str], str]:
-    """Draw patterns and a topic that often begins as one of them does."""
+    """Draw patterns, and a topic that often has the prefix of one of them."""
     patterns = draw(st.lists(names | names.map(lambda name: f"{name}*") | st.just("*"), max_size=3))
-    beginnings = [one.removesuffix("*") for one in patterns]
-    near = st.sampled_from(beginnings).flatmap(lambda begin: st.just(begin) | names.map(lambda end: begin + end))
-    topic = draw(near | names if patterns else names)
+    prefixes = [one.removesuffix("*") for one in patterns]
+    similar = st.sampled_from(prefixes).flatmap(lambda prefix: st.just(prefix) | names.map(lambda end: prefix + end))
+    topic = draw(similar | names if patterns else names)
     return patterns, topic or "order"
 
 

@@ -1,4 +1,4 @@
-"""Trusts no public CA in most tests: reading the system's list takes each runtime, client and service 50 ms of CPU.
+"""Most tests trust no public CA: reading the system's list takes each runtime, client and service 50 ms of CPU.
 
 Tests of TLS name their own CA. Tests that download trust what the system trusts.
 """
@@ -21,7 +21,7 @@ DOWNLOADING = (
 
 _VARIABLE = "SSL_CERT_FILE"
 _SYSTEM = os.environ.get(_VARIABLE)
-# A certificate whose key was not kept.
+# A certificate whose key was thrown away.
 _UNUSED = str(Path(__file__).with_name("unused_ca.pem"))
 
 

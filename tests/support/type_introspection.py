@@ -31,5 +31,5 @@ async def _introspect_once(self: Any, typeoids: Iterable[int], timeout: float) -
 
 
 def remember_types() -> None:
-    """Have every connection of this process use what an earlier one was answered."""
+    """Make every connection of this process use the types that an earlier one has introspected."""
     asyncpg.Connection._introspect_types = _introspect_once

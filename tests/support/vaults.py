@@ -1,4 +1,4 @@
-"""Secrets as the tests' databases hold them, opened by the tests' own keys."""
+"""Secrets in the tests' databases, opened by the tests' keys."""
 
 import os
 from pathlib import Path
@@ -11,7 +11,7 @@ from app.secrets.vault import CREDENTIALS, GROUP_SECRETS, SUBSCRIPTION_SECRETS, 
 
 
 def vault() -> Vault:
-    """Return what opens secrets, as a service that tests start has it."""
+    """Return the vault with the keys of services that tests start."""
     return Vault(Path(os.environ["HALFNOTE_SECRETS_KEY_FILE"]))
 
 

@@ -1,4 +1,4 @@
-"""What the tests of webhooks share: deliveries, and a client as the service has it."""
+"""Shared by the tests of webhooks: deliveries, and an HTTP client like the service's."""
 
 import ipaddress
 from collections.abc import AsyncIterator, Mapping
@@ -20,9 +20,9 @@ COMMITTED = datetime(2026, 11, 21, 8, 0, 0, 123456, tzinfo=UTC)
 
 
 def message(number: int = 1, **fields: Any) -> Delivery:
-    """Return a delivery of the topic `order`, but for `fields`."""
+    """Return a delivery of the topic `order`; `fields` replace its fields."""
     transaction_id = UUID(int=(0x0190_0000_0000_7000_8000 << 48) + number)
-    known: dict[str, Any] = {
+    defaults: dict[str, Any] = {
         "subscription": "mailer",
         "message_id": f"{transaction_id}-0",
         "transaction_id": transaction_id,
@@ -37,22 +37,22 @@ def message(number: int = 1, **fields: Any) -> Delivery:
         "committed_at": COMMITTED + timedelta(seconds=number),
         "attempt": 1,
     }
-    return Delivery(**{**known, **fields})
+    return Delivery(**{**defaults, **fields})
 
 
 def networks_of(*networks: str) -> tuple[Network, ...]:
-    """Return networks as rules of egress_client have them."""
+    """Return networks as NetworkPolicy takes them."""
     return tuple(ipaddress.ip_network(network) for network in networks)
 
 
 @asynccontextmanager
 async def egress_client(networks: str = "127.0.0.0/8,::1/128", **settings: Any) -> AsyncIterator[EgressClient]:
-    """Yield a client to which these networks are opened, by settings."""
+    """Yield a client whose settings open these networks."""
     rules = NetworkPolicy.of(Settings(_env_file=None, allow_networks=networks, **settings))  # type: ignore[call-arg,arg-type]
     async with callback_client(rules) as client:
         yield client
 
 
 def webhook(client: EgressClient, url: str, headers: Mapping[str, str] | None = None, **fields: Any) -> Webhook:
-    """Return a webhook at a URL with one secret and 10 s, but for `fields`."""
+    """Return a webhook at a URL with one secret and a timeout of 10 s; `fields` replace its fields."""
     return Webhook(client, url, headers or {}, **{"secrets": [Secret(SECRET)], "timeout_s": 10.0, **fields})

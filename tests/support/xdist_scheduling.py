@@ -1,7 +1,7 @@
-"""Which worker of xdist runs which test: those of the proof all in one process, so that there is one Spark session.
+"""Which worker of xdist runs which test: all tests of the proof run in one process, so that there is one Spark session.
 
-xdist's own groups write the group's name into the test's id, which pytest 9.2 no longer lets them do: their marks say
-nothing then, and each worker starts a session of its own. So the path says it.
+xdist's own groups write the group's name into the test's id, which pytest 9.2 no longer allows: the marks then have no
+effect, and each worker starts its own session. So the path determines the group.
 """
 
 import pytest
@@ -12,7 +12,7 @@ GROUPS = {"tests/spark/": "spark", "tests/helm/test_cluster.py": "kube", "tests/
 
 
 class ByGroup(LoadScopeScheduling):
-    """Every test by itself, to whichever worker is free; those below a directory of GROUPS to one."""
+    """Sends each test to any free worker, and all tests below a directory of GROUPS to one worker."""
 
     def _split_scope(self, nodeid: str) -> str:
         return next((group for directory, group in GROUPS.items() if nodeid.startswith(directory)), nodeid)

@@ -1,4 +1,4 @@
-"""Processes whose machine's clock is put an hour forward and back while they deliver."""
+"""Processes whose clock is set an hour forward and back while they deliver."""
 
 import asyncio
 import shutil
@@ -21,11 +21,11 @@ from tests.support.relay_stepping import order, publish
 from tests.support.requirements import absent
 
 STEPS_S = (0, 3600, 0, -3600, 3600)
-FEW = 40
+BATCH = 40
 
 
 class SteppedClock:
-    """A clock for processes started with `env`, and for their children; `put` steps it while they run."""
+    """A clock for processes started with `env`, and for their children; `set` steps it while they run."""
 
     def __init__(self, directory: Path) -> None:
         self._file = directory / "seconds"
@@ -36,8 +36,8 @@ class SteppedClock:
         subprocess.run(["cc", "-O1", "-shared", "-fPIC", "-o", library, source, "-ldl"], check=True)
         self.env = {"LD_PRELOAD": str(library), "STEPPED_CLOCK": str(self._file)}
 
-    def put(self, seconds: int) -> None:
-        """Set the clock ahead of or behind the machine's."""
+    def set(self, seconds: int) -> None:
+        """Set the clock this many seconds ahead of the machine's."""
         with self._file.open("r+b") as file:
             file.write(seconds.to_bytes(8, sys.byteorder, signed=True))
 
@@ -46,29 +46,29 @@ class SteppedClock:
 def clock() -> Iterator[SteppedClock]:
     if sys.platform != "linux" or shutil.which("cc") is None:
         absent("a C compiler on Linux is needed to step a process's clock", "DEPS")
-    # Not below pytest's directory, which only its owner may enter: Postgres may run as another user.
-    with tempfile.TemporaryDirectory(prefix="halfnote-clock-") as made:
-        Path(made).chmod(0o755)
-        yield SteppedClock(Path(made))
+    # Not in pytest's directory, which only its owner may enter: Postgres may run as another user.
+    with tempfile.TemporaryDirectory(prefix="halfnote-clock-") as directory:
+        Path(directory).chmod(0o755)
+        yield SteppedClock(Path(directory))
 
 
 async def until(reached: Any, within_s: float = 40) -> None:
     async with asyncio.timeout(within_s):
         while True:
-            so = reached()
-            if so if isinstance(so, bool) else await so:
+            result = reached()
+            if result if isinstance(result, bool) else await result:
                 return
             await asyncio.sleep(0.05)
 
 
 async def subscribe(client: httpx.AsyncClient, sink: Sink, **fields: Any) -> None:
-    wanted = {"topics": ["order"], "destination": {"type": "webhook", "url": sink.url}, **fields}
-    answer = await client.put("/subscriptions/mailer", json=wanted)
+    subscription = {"topics": ["order"], "destination": {"type": "webhook", "url": sink.url}, **fields}
+    answer = await client.put("/subscriptions/mailer", json=subscription)
     assert answer.status_code == 201, answer.text
 
 
 @pytest.mark.parametrize("fields", [{}, {"ordered": "key", "rate_per_s": 500.0}], ids=["plain", "ordered"])
-async def test_a_workers_clock_steps_and_nothing_stops_or_comes_twice(
+async def test_steps_of_a_workers_clock_stop_nothing_and_repeat_nothing(
     client: httpx.AsyncClient,
     db: Connection,
     group: str,
@@ -86,9 +86,9 @@ async def test_a_workers_clock_steps_and_nothing_stops_or_comes_twice(
         try:
             sent: list[int] = []
             for step_s in STEPS_S:
-                clock.put(step_s)
-                await until(lambda at=step_s: stepped(worker, at))
-                sent += await publish(client, *({**order(n), "key": f"k{n % 7}"} for n in range(FEW)))
+                clock.set(step_s)
+                await until(lambda at=step_s: has_stepped(worker, at))
+                sent += await publish(client, *({**order(n), "key": f"k{n % 7}"} for n in range(BATCH)))
                 count = len(sent)
                 await until(lambda at=count: db.fetchval("select count(*) = $1 from receipt", at))
         finally:
@@ -96,15 +96,15 @@ async def test_a_workers_clock_steps_and_nothing_stops_or_comes_twice(
     assert sorted(sink.counts) == sorted(sent)
     assert set(sink.counts.values()) == {1}
     if fields:
-        in_order(sink)
+        assert_in_order(sink)
 
 
 @pytest.mark.parametrize("fields", [{}, {"ordered": "key"}], ids=["plain", "ordered"])
-async def test_a_whole_machines_clock_steps_and_nothing_stops_or_comes_twice(
+async def test_steps_of_a_machines_clock_stop_nothing_and_repeat_nothing(
     tmp_path: Path, clock: SteppedClock, fields: dict[str, Any]
 ) -> None:
-    """The service's and its Postgres' clock, by which leases and due times are judged. Each transaction is begun
-    before a step and ended after it."""
+    """Step the clock of the service and of its Postgres, which leases and due times use. Each transaction begins
+    before a step and ends after it."""
     service = Service(tmp_path / "data", "serve", **clock.env)
     await service.start()
     try:
@@ -114,26 +114,26 @@ async def test_a_whole_machines_clock_steps_and_nothing_stops_or_comes_twice(
             assert answer.status_code == 201, answer.text
             sent: list[int] = []
             for step_s in STEPS_S:
-                begun = [await half(client, number) for number in range(FEW)]
-                clock.put(step_s)
-                await until(lambda at=step_s: stepped(service, at))
-                sent.extend([await end(client, transaction_id) for transaction_id in begun])
+                open_halves = [await half(client, number) for number in range(BATCH)]
+                clock.set(step_s)
+                await until(lambda at=step_s: has_stepped(service, at))
+                sent.extend([await end(client, transaction_id) for transaction_id in open_halves])
                 await until(lambda: set(sent) <= set(sink.counts))
             await until(lambda: settled(client))
             assert sorted(sink.counts) == sorted(sent)
             assert set(sink.counts.values()) == {1}
             assert sent == sorted(sent)
             if fields:
-                in_order(sink)
+                assert_in_order(sink)
     finally:
         await asyncio.to_thread(service.stop)
 
 
-async def stepped(service: Service, step_s: int) -> bool:
-    """Return whether the dates of a process's answers are off by this much."""
+async def has_stepped(service: Service, step_s: int) -> bool:
+    """Return whether the dates of a process's answers differ from the machine's clock by this much."""
     async with httpx.AsyncClient(base_url=service.url) as client:
-        dated = parsedate_to_datetime((await client.get("/livez")).headers["date"])
-    return abs(dated.timestamp() - time.time() - step_s) < 60
+        date = parsedate_to_datetime((await client.get("/livez")).headers["date"])
+    return abs(date.timestamp() - time.time() - step_s) < 60
 
 
 async def half(client: httpx.AsyncClient, number: int) -> str:
@@ -144,8 +144,8 @@ async def half(client: httpx.AsyncClient, number: int) -> str:
 
 
 async def end(client: httpx.AsyncClient, transaction_id: str) -> int:
-    wanted = {"transaction_id": transaction_id, "producer_group": "shop", "verdict": "commit"}
-    answer = await client.post("/end", json=wanted)
+    request = {"transaction_id": transaction_id, "producer_group": "shop", "verdict": "commit"}
+    answer = await client.post("/end", json=request)
     assert answer.status_code == 200, answer.text
     return int(answer.json()["messages"][0]["offset"])
 
@@ -154,7 +154,7 @@ async def settled(client: httpx.AsyncClient) -> bool:
     return bool((await client.get("/subscriptions/mailer")).json()["lag"]["messages"] == 0)
 
 
-def in_order(sink: Sink) -> None:
+def assert_in_order(sink: Sink) -> None:
     for key in {key for key, _ in sink.received}:
-        came = [offset for one, offset in sink.received if one == key]
-        assert came == sorted(came)
+        received = [offset for received_key, offset in sink.received if received_key == key]
+        assert received == sorted(received)

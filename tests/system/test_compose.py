@@ -22,7 +22,7 @@ from tests.support.requirements import absent
 pytestmark = pytest.mark.timeout(3000)
 
 SUBNET = "172.30.77.0/24"
-# Podman with explicit settings: no bridges of CNI's, which it would keep beside the machine's.
+# Podman with explicit settings: without them it would create CNI's bridges beside the machine's.
 CONFIGURATION = """
 [containers]
 default_ulimits = ["nofile=4096:4096", "nproc=4096:4096"]
@@ -32,8 +32,8 @@ network_config_dir = "{directory}/networks"
 [engine]
 runtime = "{runtime}"
 """
-# What podman has learnt since Debian 12: to wait for health (nor is there systemd here, which would repeat the checks),
-# and to start a container that requires an ended one, if that one's requirement runs.
+# Features of podman that Debian 12 lacks: to wait for health (without systemd nothing repeats the health checks),
+# and to start a container that requires a completed one.
 PODMAN = """#!/bin/bash
 case "$*" in
   --version*) echo podman version 4.6.0 ;;
@@ -55,7 +55,7 @@ esac
 
 @dataclass(frozen=True)
 class Project:
-    """The compose file's project: `inside` is how a command is run in its network namespace."""
+    """The compose file's project: `inside` is the prefix of a command that runs in its network namespace."""
 
     name: str
     directory: Path
@@ -66,7 +66,7 @@ class Project:
         return call(*self.inside, *self._command(), *arguments)
 
     def build(self, *services: str) -> None:
-        """Build what services are made of, where registries can be reached."""
+        """Build the images of services, outside of the namespace because registries are needed."""
         configured = f"CONTAINERS_CONF={self.directory}/containers.conf"
         call("env", configured, *self._command(f"--podman-build-args={' '.join(BUILDING)}"), "build", *services)
 
@@ -75,7 +75,7 @@ class Project:
         return call(*self.inside, "podman", *arguments)
 
     def start(self) -> None:
-        """Start the service, and wait until it is found healthy."""
+        """Start the service, and wait until it is healthy."""
         self.compose("up", "--detach", "api", "worker")
         containers = [f"{self.name}_{service}_1" for service in ("api", "worker")]
         call(*self.inside, str(self.directory / "podman"), "wait", "--condition=healthy", *containers)
@@ -83,27 +83,27 @@ class Project:
     def _command(self, *options: str) -> list[str]:
         profiles = ["--profile", "demo", "--profile", "nightly"]
         files = ["--file", str(ROOT / "docker-compose.yml"), "--env-file", str(self.directory / ".env")]
-        how = ["--podman-path", str(self.directory / "podman"), "--in-pod=false"]
-        return [program("podman-compose"), "--project-name", self.name, *how, *files, *profiles, *options]
+        podman = ["--podman-path", str(self.directory / "podman"), "--in-pod=false"]
+        return [program("podman-compose"), "--project-name", self.name, *podman, *files, *profiles, *options]
 
 
 @pytest.fixture
 def project(tmp_path: Path) -> Iterator[Project]:
-    """The compose file's images, and a project of which nothing has started."""
+    """Yield a project of the compose file without running containers."""
     program("podman-compose")
-    there = [Path("/usr/lib/podman", name).exists() for name in ("netavark", "aardvark-dns")]
+    installed = [Path("/usr/lib/podman", name).exists() for name in ("netavark", "aardvark-dns")]
     # netavark sets its rules with it; without it, containers stay in the state `created` without an error.
-    if not all([*there, shutil.which("iptables")]):
+    if not all([*installed, shutil.which("iptables")]):
         needed = "netavark aardvark-dns iptables"
         absent(f"containers find each other by netavark, aardvark-dns and iptables: apt install {needed}", "IMAGES")
-    given = {
+    variables = {
         "POSTGRES_PASSWORD": secrets.token_hex(24),
         "ADMIN_KEY": f"hn_{secrets.token_hex(32)}",
         "SUBNET": SUBNET,
         "BASE": base(),
         "POSTGRES_IMAGE": postgres(),
     }
-    (tmp_path / ".env").write_text("".join(f"{name}={value}\n" for name, value in given.items()))
+    (tmp_path / ".env").write_text("".join(f"{name}={value}\n" for name, value in variables.items()))
     (tmp_path / "networks").mkdir()
     (tmp_path / "podman").write_text(PODMAN)
     (tmp_path / "podman").chmod(0o755)
@@ -111,19 +111,19 @@ def project(tmp_path: Path) -> Iterator[Project]:
     namespace = subprocess.Popen(["unshare", "--net", "sleep", "infinity"])
     configured = ["env", f"CONTAINERS_CONF={tmp_path}/containers.conf"]
     inside = ["nsenter", f"--net=/proc/{namespace.pid}/ns/net", *configured]
-    made = Project(f"halfnote-test-{secrets.token_hex(4)}", tmp_path, inside)
+    project = Project(f"halfnote-test-{secrets.token_hex(4)}", tmp_path, inside)
     try:
         until(lambda: own_network(namespace.pid), "there is a network namespace", "")
         call(*inside, "ip", "link", "set", "lo", "up")
-        yield made
+        yield project
     finally:
-        attempt(*inside, *made._command("down", "--volumes", "--timeout", "30"))
+        attempt(*inside, *project._command("down", "--volumes", "--timeout", "30"))
         namespace.kill()
         namespace.wait()
 
 
 def own_network(pid: int) -> bool:
-    """Return whether a process has left this one's network."""
+    """Return whether a process is in another network namespace than this one."""
     return Path(f"/proc/{pid}/ns/net").readlink() != Path("/proc/self/ns/net").readlink()
 
 
@@ -135,15 +135,15 @@ def test_order_1030_by_the_compose_file(project: Project) -> None:
     assert project.podman("exec", f"{project.name}_api_1", "sh", "-c", "stat -c '%a %u' /keys/*") == "600 10001\n"
     listed = project.podman("exec", f"{project.name}_api_1", "halfnote", "keys", "list", "--json")
     assert json.loads(listed) == []
-    told = project.compose("run", "--no-deps", "--rm", "-e", "DEMO_WAIT_S=240", "demo")
-    assert "All steps succeeded." in told
-    another = "umask 077; halfnote new-secrets-key >> /keys/secrets.keys"
-    project.compose("run", "--no-deps", "--rm", "keys", another)
+    output = project.compose("run", "--no-deps", "--rm", "-e", "DEMO_WAIT_S=240", "demo")
+    assert "All steps succeeded." in output
+    append_key = "umask 077; halfnote new-secrets-key >> /keys/secrets.keys"
+    project.compose("run", "--no-deps", "--rm", "keys", append_key)
     sealed = project.podman("exec", f"{project.name}_api_1", "halfnote", "rotate-keys")
     assert "Could not be opened: 0." in sealed
     proof = project.compose("run", "--no-deps", "--rm", "reconcile", "reconcile", "--staging", "/staging")
     assert "proved;" in proof
-    # The second time nothing is created again, and sealed secrets open.
+    # The second start creates nothing again, and sealed secrets can be opened.
     before = project.podman("exec", f"{project.name}_api_1", "cat", "/keys/secrets.keys")
     project.compose("down", "--timeout", "60")
     project.start()

@@ -35,7 +35,7 @@ class Producer:
         self.stopping = False
 
     async def run(self, seed: int) -> None:
-        chance = random.Random(seed)
+        rng = random.Random(seed)
         async with httpx.AsyncClient(base_url=self._url, timeout=15) as client:
             while not self.stopping:
                 one = str(uuid7(datetime.now(UTC)))
@@ -43,9 +43,9 @@ class Producer:
                 if not await self._until_acknowledged(client, "/half", half):
                     return
                 self.halves.add(one)
-                verdict = chance.choice(["commit", "rollback"])
+                verdict = rng.choice(["commit", "rollback"])
                 end = {"producer_group": "shop", "transaction_id": one, "verdict": verdict}
-                if chance.random() < 0.1 or not await self._until_acknowledged(client, "/end", end):
+                if rng.random() < 0.1 or not await self._until_acknowledged(client, "/end", end):
                     continue
                 self.verdicts[one] = verdict
 
@@ -64,10 +64,10 @@ class Producer:
 
 
 async def _crash_rounds(data_dir: Path, rounds: int) -> None:
-    chance = random.Random(1030)
+    rng = random.Random(1030)
     service = Service(data_dir)
     try:
-        await _play(data_dir, service, chance, rounds)
+        await _crash_and_verify(data_dir, service, rng, rounds)
     finally:
         if service.process is not None and service.process.poll() is None:
             service.kill()
@@ -75,7 +75,7 @@ async def _crash_rounds(data_dir: Path, rounds: int) -> None:
         print(*(line for line in service.log.read_text().splitlines() if '"level": "error"' in line), sep="\n")
 
 
-async def _play(data_dir: Path, service: Service, chance: random.Random, rounds: int) -> None:
+async def _crash_and_verify(data_dir: Path, service: Service, rng: random.Random, rounds: int) -> None:
     await service.start()
     await _register(data_dir, service)
     producer = Producer(service.url)
@@ -83,7 +83,7 @@ async def _play(data_dir: Path, service: Service, chance: random.Random, rounds:
     for turn in range(rounds):
         before = len(producer.verdicts)
         await _until(lambda before=before: len(producer.verdicts) > before + 100)
-        await asyncio.sleep(chance.random() * 0.3)
+        await asyncio.sleep(rng.random() * 0.3)
         if turn % 2:
             for postmaster in postmasters_of(find_paths(data_dir)):
                 await asyncio.to_thread(kill_server, postmaster)

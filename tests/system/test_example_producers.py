@@ -1,7 +1,7 @@
 """The producers in Go, Java and Node of examples/, against the real service and a separate Postgres.
 
-The check comes before, during and after the local database transaction: what the producer's database holds and the
-verdict that Halfnote has recorded are the same, always.
+The check runs before, during and after the local database transaction. In every case the producer's database and the
+recorded verdict agree.
 """
 
 import asyncio
@@ -25,7 +25,7 @@ from halfnote.testing import signed_check, signed_ping
 
 from tests.support import postgres
 from tests.support.processes import ROOT, Service
-from tests.support.producers import DRIVER, EXAMPLES, LANGUAGES, SECRET, Between, Language, Producer, require
+from tests.support.producers import DRIVER, EXAMPLES, LANGUAGES, SECRET, HalfnoteProxy, Language, Producer, require
 
 RACES = 300
 WITHIN_S = 120.0
@@ -39,28 +39,28 @@ pytestmark = pytest.mark.timeout(900)
 
 
 @dataclass
-class Stage:
+class Deployment:
     """A producer, the proxy between it and Halfnote, and the records of both."""
 
     producer: Producer
-    between: Between
+    proxy: HalfnoteProxy
     halfnote: httpx.AsyncClient
     shop: psycopg.Connection
 
-    async def place(self, number: int) -> str:
+    async def place_order(self, number: int) -> str:
         """Place an order; return the producer's answer."""
         async with httpx.AsyncClient(timeout=WITHIN_S) as caller:
-            came = await caller.post(f"{self.producer.url}/orders/{number}")
-        assert came.status_code == 200, came.text
-        return came.text
+            answer = await caller.post(f"{self.producer.url}/orders/{number}")
+        assert answer.status_code == 200, answer.text
+        return answer.text
 
     async def ask(self, transaction_id: str) -> None:
         """Make Halfnote check now, unless the transaction is decided."""
-        came = await self.halfnote.post(f"/transactions/{transaction_id}/check")
-        assert came.status_code in (200, 202, 409), came.text
+        answer = await self.halfnote.post(f"/transactions/{transaction_id}/check")
+        assert answer.status_code in (200, 202, 409), answer.text
 
     async def verdict(self, transaction_id: str) -> dict[str, Any]:
-        """Return the verdict that is recorded, once it is."""
+        """Wait for the recorded verdict and return it."""
         found: dict[str, Any] = {}
 
         async def decided() -> bool:
@@ -72,16 +72,16 @@ class Stage:
         return found
 
     async def checked(self, transaction_id: str) -> None:
-        """Have it checked, and wait until it is decided."""
+        """Make Halfnote check, and wait until the transaction is decided."""
         await self.ask(transaction_id)
         await self.verdict(transaction_id)
 
     def orders(self) -> list[int]:
-        """Return the orders that the producer has kept."""
+        """Return the orders in the producer's database."""
         return [row[0] for row in self.shop.execute("select number from orders order by number").fetchall()]
 
     async def waiting(self, count: int) -> None:
-        """Wait until so many of the producer's database transactions wait for another one."""
+        """Wait until this many of the producer's database transactions wait for a lock."""
 
         async def waits() -> bool:
             found = self.shop.execute(WAITING).fetchone()
@@ -97,21 +97,21 @@ async def until(reached: Callable[[], Awaitable[bool]]) -> None:
 
 
 @asynccontextmanager
-async def staged(language: Language, data_dir: Path, dsn: str, place: Path) -> AsyncIterator[Stage]:
+async def deployed(language: Language, data_dir: Path, dsn: str, place: Path) -> AsyncIterator[Deployment]:
     database = postgres.create_database()
     service = Service(data_dir, "serve", HALFNOTE_DATABASE_URL=dsn)
     await service.start()
     producer = None
     try:
-        async with Between(service.url) as between, httpx.AsyncClient(base_url=service.url, timeout=60) as halfnote:
+        async with HalfnoteProxy(service.url) as proxy, httpx.AsyncClient(base_url=service.url, timeout=60) as halfnote:
             with closing(psycopg.connect(database, autocommit=True)) as shop:
                 shop.execute("create table orders (number int primary key)")
                 shop.execute(BarrierSql("postgresql", "halfnote_barrier", 3).create.encode())
-                producer = Producer(language, place, between.url, database)
+                producer = Producer(language, place, proxy.url, database)
                 await started(producer)
                 group = {"check_urls": [f"{producer.url}/halfnote/check"], "secret": SECRET}
                 assert (await halfnote.put("/producer-groups/shop", json=group)).status_code == 201
-                yield Stage(producer, between, halfnote, shop)
+                yield Deployment(producer, proxy, halfnote, shop)
     finally:
         if producer is not None:
             producer.kill()
@@ -127,142 +127,144 @@ async def started(producer: Producer) -> None:
         async def answers() -> bool:
             headers, body = signed_ping("shop", secret=SECRET)
             try:
-                came = await client.post(f"{producer.url}/halfnote/check", headers=headers, content=body)
+                answer = await client.post(f"{producer.url}/halfnote/check", headers=headers, content=body)
             except httpx.TransportError:
                 return not producer.alive()
-            return came.status_code in (200, 204)
+            return answer.status_code in (200, 204)
 
         await until(answers)
 
 
 @pytest.fixture(params=LANGUAGES)
-async def stage(request: pytest.FixtureRequest, data_dir: Path, dsn: str, tmp_path: Path) -> AsyncIterator[Stage]:
-    async with staged(require(request.param), data_dir, dsn, tmp_path) as stage:
-        yield stage
+async def deployment(
+    request: pytest.FixtureRequest, data_dir: Path, dsn: str, tmp_path: Path
+) -> AsyncIterator[Deployment]:
+    async with deployed(require(request.param), data_dir, dsn, tmp_path) as deployment:
+        yield deployment
 
 
-async def kept_and_announced(stage: Stage, number: int) -> None:
-    told = await stage.place(number)
-    [(transaction_id, sent)] = stage.between.halves.items()
+async def committed_by_the_producer(deployment: Deployment, number: int) -> None:
+    printed = await deployment.place_order(number)
+    [(transaction_id, sent)] = deployment.proxy.halves.items()
     assert sent == number
-    assert told.split()[:2] == [transaction_id, "commit"]
-    verdict = await stage.verdict(transaction_id)
+    assert printed.split()[:2] == [transaction_id, "commit"]
+    verdict = await deployment.verdict(transaction_id)
     assert (verdict["verdict"], verdict["source"]) == ("commit", "producer")
-    assert number in stage.orders()
-    # The same order once more is refused by the shop's own database.
-    assert (await stage.place(number)).split()[1] == "rollback"
-    _, again = stage.between.halves
-    assert (await stage.verdict(again))["verdict"] == "rollback"
+    assert number in deployment.orders()
+    # The shop's own database refuses the same order a second time.
+    assert (await deployment.place_order(number)).split()[1] == "rollback"
+    _, again = deployment.proxy.halves
+    assert (await deployment.verdict(again))["verdict"] == "rollback"
 
 
-async def checked_before(stage: Stage, number: int) -> None:
+async def checked_before(deployment: Deployment, number: int) -> None:
     """A check before the local database transaction prevents it."""
-    stage.between.after_half = stage.checked
-    assert (await stage.place(number)).split()[1] == "rollback"
-    [transaction_id] = stage.between.halves
-    verdict = await stage.verdict(transaction_id)
+    deployment.proxy.after_half = deployment.checked
+    assert (await deployment.place_order(number)).split()[1] == "rollback"
+    [transaction_id] = deployment.proxy.halves
+    verdict = await deployment.verdict(transaction_id)
     assert (verdict["verdict"], verdict["source"]) == ("rollback", "check")
-    assert number not in stage.orders()
-    # Its own end says the same.
-    assert [(status, end["replayed"]) for status, end in stage.between.ends] == [(200, True)]
+    assert number not in deployment.orders()
+    # The producer's own end brings the same verdict.
+    assert [(status, end["replayed"]) for status, end in deployment.proxy.ends] == [(200, True)]
 
 
-async def checked_during(stage: Stage, number: int, *, commits: bool) -> None:
+async def checked_during(deployment: Deployment, number: int, *, commits: bool) -> None:
     """A check while the local database transaction is open waits for it."""
-    with closing(psycopg.connect(stage.shop.info.dsn, password=stage.shop.info.password)) as held:
+    with closing(psycopg.connect(deployment.shop.info.dsn, password=deployment.shop.info.password)) as blocker:
         # The producer's insert of the same order waits for this one to commit or roll back.
-        held.execute("insert into orders values (%s)", [number])
-        placing = asyncio.create_task(stage.place(number))
-        await stage.waiting(1)
-        [transaction_id] = stage.between.halves
-        await stage.ask(transaction_id)
-        # A check that gave up waiting, on a machine that is held up, is followed by another one.
-        await stage.waiting(2)
-        assert (await stage.halfnote.get(f"/transactions/{transaction_id}")).json().get("verdict") is None
-        held.rollback() if commits else held.commit()
-    told = (await placing).split()[1]
-    verdict = await stage.verdict(transaction_id)
-    assert told == verdict["verdict"] == ("commit" if commits else "rollback")
-    assert number in stage.orders()
-    assert [status for status, _ in stage.between.ends] == [200]
+        blocker.execute("insert into orders values (%s)", [number])
+        placing_order = asyncio.create_task(deployment.place_order(number))
+        await deployment.waiting(1)
+        [transaction_id] = deployment.proxy.halves
+        await deployment.ask(transaction_id)
+        # On a slow machine a check may time out while it waits; another one follows.
+        await deployment.waiting(2)
+        assert (await deployment.halfnote.get(f"/transactions/{transaction_id}")).json().get("verdict") is None
+        blocker.rollback() if commits else blocker.commit()
+    printed_verdict = (await placing_order).split()[1]
+    verdict = await deployment.verdict(transaction_id)
+    assert printed_verdict == verdict["verdict"] == ("commit" if commits else "rollback")
+    assert number in deployment.orders()
+    assert [status for status, _ in deployment.proxy.ends] == [200]
 
 
-async def checked_after(stage: Stage, number: int) -> None:
+async def checked_after(deployment: Deployment, number: int) -> None:
     """A check after the local database transaction and before the end answers with its outcome."""
-    stage.between.before_end = stage.checked
-    assert (await stage.place(number)).split()[1] == "commit"
-    [transaction_id] = stage.between.halves
-    verdict = await stage.verdict(transaction_id)
+    deployment.proxy.before_end = deployment.checked
+    assert (await deployment.place_order(number)).split()[1] == "commit"
+    [transaction_id] = deployment.proxy.halves
+    verdict = await deployment.verdict(transaction_id)
     assert (verdict["verdict"], verdict["source"]) == ("commit", "check")
-    assert number in stage.orders()
-    assert [(status, end["replayed"]) for status, end in stage.between.ends] == [(200, True)]
+    assert number in deployment.orders()
+    assert [(status, end["replayed"]) for status, end in deployment.proxy.ends] == [(200, True)]
 
 
-async def dead_before_its_end(stage: Stage, number: int) -> None:
+async def killed_before_its_end(deployment: Deployment, number: int) -> None:
     """The producer dies after its commit and answers the check after its restart."""
 
     async def die(_: str) -> None:
-        stage.producer.kill()
+        deployment.producer.kill()
         raise web.HTTPBadGateway
 
-    stage.between.before_end = die
+    deployment.proxy.before_end = die
     with pytest.raises(httpx.TransportError):
-        await stage.place(number)
-    assert number in stage.orders()
-    await started(stage.producer)
-    [transaction_id] = stage.between.halves
-    await stage.ask(transaction_id)
-    verdict = await stage.verdict(transaction_id)
+        await deployment.place_order(number)
+    assert number in deployment.orders()
+    await started(deployment.producer)
+    [transaction_id] = deployment.proxy.halves
+    await deployment.ask(transaction_id)
+    verdict = await deployment.verdict(transaction_id)
     assert (verdict["verdict"], verdict["source"]) == ("commit", "check")
 
 
-async def test_the_check_comes_before_during_and_after_the_local_transaction(stage: Stage) -> None:
+async def test_a_check_before_during_or_after_the_local_transaction_gives_its_outcome(deployment: Deployment) -> None:
     cases = (
-        kept_and_announced,
+        committed_by_the_producer,
         checked_before,
         partial(checked_during, commits=True),
         partial(checked_during, commits=False),
         checked_after,
-        dead_before_its_end,
+        killed_before_its_end,
     )
     for number, case in enumerate(cases, 1030):
-        stage.between.forget()
-        await case(stage, number)
+        deployment.proxy.reset()
+        await case(deployment, number)
 
 
-async def test_checks_race_with_local_transactions(stage: Stage) -> None:
-    hazard = random.Random(1030)
-    asking: set[asyncio.Task[None]] = set()
+async def test_checks_race_with_local_transactions(deployment: Deployment) -> None:
+    rng = random.Random(1030)
+    checks: set[asyncio.Task[None]] = set()
 
-    async def ask_some_time(transaction_id: str) -> None:
+    async def ask_after_random_delay(transaction_id: str) -> None:
         async def ask(after_s: float) -> None:
             await asyncio.sleep(after_s)
-            await stage.ask(transaction_id)
+            await deployment.ask(transaction_id)
 
-        asking.add(asyncio.create_task(ask(hazard.random() * 0.03)))
-        await asyncio.sleep(hazard.random() * 0.03)
+        checks.add(asyncio.create_task(ask(rng.random() * 0.03)))
+        await asyncio.sleep(rng.random() * 0.03)
 
-    async def some_time(_: str) -> None:
-        await asyncio.sleep(hazard.random() * 0.03)
+    async def random_delay(_: str) -> None:
+        await asyncio.sleep(rng.random() * 0.03)
 
-    stage.between.after_half, stage.between.before_end = ask_some_time, some_time
-    turns = asyncio.Semaphore(12)
+    deployment.proxy.after_half, deployment.proxy.before_end = ask_after_random_delay, random_delay
+    concurrency = asyncio.Semaphore(12)
 
     async def place(number: int) -> None:
-        async with turns:
-            await stage.place(number)
+        async with concurrency:
+            await deployment.place_order(number)
 
-    # One in four is an order that was placed before.
+    # One in four orders was placed before.
     await asyncio.gather(*(place(number - number % 4 // 3) for number in range(RACES)))
-    await asyncio.gather(*asking)
-    verdicts = {one: await stage.verdict(one) for one in stage.between.halves}
-    announced = [number for one, number in stage.between.halves.items() if verdicts[one]["verdict"] == "commit"]
+    await asyncio.gather(*checks)
+    verdicts = {one: await deployment.verdict(one) for one in deployment.proxy.halves}
+    announced = [number for one, number in deployment.proxy.halves.items() if verdicts[one]["verdict"] == "commit"]
     assert len(verdicts) == RACES
-    assert sorted(announced) == stage.orders()
+    assert sorted(announced) == deployment.orders()
     # Both sides decided some of them, and no end contradicted a check's answer.
     assert {verdict["source"] for verdict in verdicts.values()} == {"check", "producer"}
     assert {verdict["verdict"] for verdict in verdicts.values()} == {"commit", "rollback"}
-    assert {status for status, _ in stage.between.ends} == {200}
+    assert {status for status, _ in deployment.proxy.ends} == {200}
 
 
 @pytest.mark.parametrize("name", LANGUAGES)
@@ -276,8 +278,8 @@ async def test_a_check_that_is_not_signed_is_refused(name: str, tmp_path: Path) 
         old, _ = signed_check(one, "shop", secret=SECRET, at=1_700_000_000)
         async with httpx.AsyncClient() as client:
             for headers, content in ((good, other), (old, body)):
-                came = await client.post(f"{producer.url}/halfnote/check", headers=headers, content=content)
-                assert came.status_code == 401
+                answer = await client.post(f"{producer.url}/halfnote/check", headers=headers, content=content)
+                assert answer.status_code == 401
     finally:
         producer.kill()
 
@@ -293,16 +295,20 @@ COMMANDS = {"go": "cd examples/go && go run .", "java": "java -cp", "node": "cd 
 
 
 @pytest.mark.parametrize("name", LANGUAGES)
-async def test_each_is_run_as_the_page_says(name: str, data_dir: Path, dsn: str, tmp_path: Path) -> None:
-    """The commands of docs/protocol.md, but for `npm ci` and where the driver lies: `make test-deps` saw to these."""
+async def test_each_producer_runs_by_the_commands_of_the_page(
+    name: str, data_dir: Path, dsn: str, tmp_path: Path
+) -> None:
+    """Run the commands of docs/protocol.md, without `npm ci` and with the driver that `make test-deps` fetched."""
     [block] = re.findall(r"```shell\n(.*?)```", (ROOT / "docs" / "protocol.md").read_text(), re.DOTALL)
     [line] = [line for line in block.splitlines() if line.startswith(COMMANDS[name])]
     line = line.replace("npm ci && ", "").replace("postgresql-42.7.7.jar", str(DRIVER))
-    told = replace(require(name), command=lambda _: ["bash", "-c", f"cd {ROOT} && {line}"])
-    async with staged(told, data_dir, dsn, tmp_path) as stage:
-        call = re.findall(r"^curl .*$", block, re.MULTILINE)[0].replace("http://127.0.0.1:9030", stage.producer.url)
-        came = await asyncio.create_subprocess_exec(*shlex.split(call), "-sf", stdout=asyncio.subprocess.PIPE)
-        printed, _ = await came.communicate()
-        assert came.returncode == 0
+    documented = replace(require(name), command=lambda _: ["bash", "-c", f"cd {ROOT} && {line}"])
+    async with deployed(documented, data_dir, dsn, tmp_path) as deployment:
+        call = re.findall(r"^curl .*$", block, re.MULTILINE)[0].replace(
+            "http://127.0.0.1:9030", deployment.producer.url
+        )
+        curl = await asyncio.create_subprocess_exec(*shlex.split(call), "-sf", stdout=asyncio.subprocess.PIPE)
+        printed, _ = await curl.communicate()
+        assert curl.returncode == 0
         assert printed.split()[1] == b"commit"
-        assert stage.orders() == [1030]
+        assert deployment.orders() == [1030]

@@ -11,7 +11,7 @@ from app.embedded_postgres.paths import find_paths
 from app.migrate import migrate
 from tests.support.check_responder import Responder
 from tests.support.load import Load, Replicas, recorded, until
-from tests.support.postgres_copies import either, execute, is_so, standby
+from tests.support.postgres_copies import execute, is_true, standby, url_of_both
 from tests.support.processes import Service
 from tests.support.relay_stepping import subscribe
 
@@ -30,41 +30,43 @@ async def test_nothing_acknowledged_is_lost_with_the_primary(data_dir: Path) -> 
             await migrate(primary.url, days_ahead=7)
             with standby(primary, find_paths(data_dir), data_dir.parent / "standby") as other:
                 try:
-                    await follows(primary.url)
-                    await replicas.add(Service(data_dir, "serve", HALFNOTE_DATABASE_URL=either(primary.url, other)))
+                    await require_standby(primary.url)
+                    await replicas.add(
+                        Service(data_dir, "serve", HALFNOTE_DATABASE_URL=url_of_both(primary.url, other))
+                    )
                     async with httpx.AsyncClient(base_url=replicas.serving[0].url, timeout=60) as client:
                         policy = {"check_urls": ["http://127.0.0.1:9/"], "immunity_s": 86_400}
                         assert (await client.put("/producer-groups/shop", json=policy)).status_code == 201
                         await subscribe(client, receiver, max_in_flight=32)
                     load.begin()
-                    await load.go_on(MEANWHILE)
+                    await load.until_more(MEANWHILE)
                     await asyncio.to_thread(primary.kill)
                     await execute(other, "select pg_promote()")
-                    await load.go_on(MEANWHILE)
+                    await load.until_more(MEANWHILE)
                     await load.end()
                     await until(lambda: load.committed <= {call.headers["ce-id"] for call in receiver.calls})
                     assert await recorded(other) == load.verdicts
                 finally:
                     load.cancel()
                     for one in list(replicas.serving):
-                        await replicas.take_out(one)
+                        await replicas.remove(one)
         finally:
             await asyncio.to_thread(primary.stop)
-    assert load.wrong == []
+    assert load.faults == []
     assert {call.headers["ce-id"] for call in receiver.calls} == load.committed
 
 
-async def follows(primary: str) -> None:
-    """Have commits wait for the standby, once it is there."""
-    await until(lambda: is_so(primary, "select count(*) = 1 from pg_stat_replication where state = 'streaming'"))
+async def require_standby(primary: str) -> None:
+    """Make commits wait for the standby, once it is connected."""
+    await until(lambda: is_true(primary, "select count(*) = 1 from pg_stat_replication where state = 'streaming'"))
     await execute(primary, "alter system set synchronous_standby_names = '*'")
     await execute(primary, "select pg_reload_conf()")
-    await until(lambda: is_so(primary, "select count(*) = 1 from pg_stat_replication where sync_state = 'sync'"))
+    await until(lambda: is_true(primary, "select count(*) = 1 from pg_stat_replication where sync_state = 'sync'"))
 
 
 @pytest.mark.slow
 async def test_nothing_is_acknowledged_on_a_former_primary(data_dir: Path) -> None:
-    """The former primary comes back under load and takes writes, and the service loses all of its connections."""
+    """The former primary restarts under load and accepts writes, and the service loses all of its connections."""
     former = await asyncio.to_thread(EmbeddedPostgres.start, data_dir)
     replicas = Replicas()
     load = Load(replicas, PRODUCERS)
@@ -72,17 +74,17 @@ async def test_nothing_is_acknowledged_on_a_former_primary(data_dir: Path) -> No
         await migrate(former.url, days_ahead=7)
         with standby(former, find_paths(data_dir), data_dir.parent / "standby") as promoted:
             try:
-                await follows(former.url)
-                service = Service(data_dir, "serve", HALFNOTE_DATABASE_URL=either(former.url, promoted))
+                await require_standby(former.url)
+                service = Service(data_dir, "serve", HALFNOTE_DATABASE_URL=url_of_both(former.url, promoted))
                 await replicas.add(service)
                 async with httpx.AsyncClient(base_url=service.url, timeout=60) as client:
                     policy = {"check_urls": ["http://127.0.0.1:9/"], "immunity_s": 86_400}
                     assert (await client.put("/producer-groups/shop", json=policy)).status_code == 201
                     load.begin()
-                    await load.go_on(MEANWHILE)
+                    await load.until_more(MEANWHILE)
                     await asyncio.to_thread(former.kill)
                     await execute(promoted, "select pg_promote()")
-                    await load.go_on(MEANWHILE)
+                    await load.until_more(MEANWHILE)
                     # It starts on its former port.
                     former = await asyncio.to_thread(EmbeddedPostgres.start, data_dir)
                     # Otherwise a commit there would wait for a standby forever.
@@ -91,7 +93,7 @@ async def test_nothing_is_acknowledged_on_a_former_primary(data_dir: Path) -> No
                     before = await recorded(former.url)
                     for _ in range(5):
                         await execute(promoted, END_SESSIONS)
-                        await load.go_on(MEANWHILE // 5)
+                        await load.until_more(MEANWHILE // 5)
                     await load.end()
                     assert (await client.get("/readyz")).status_code == 200
                 assert await recorded(promoted) == load.verdicts
@@ -99,7 +101,7 @@ async def test_nothing_is_acknowledged_on_a_former_primary(data_dir: Path) -> No
             finally:
                 load.cancel()
                 for one in list(replicas.serving):
-                    await replicas.take_out(one)
+                    await replicas.remove(one)
     finally:
         await asyncio.to_thread(former.stop)
-    assert load.wrong == []
+    assert load.faults == []

@@ -1,4 +1,4 @@
-"""Faults, on a server of the test's own: away and back, a cancelled standby wait, a full disk."""
+"""Faults of the database, on a server of each test: down and up again, a cancelled wait for a standby, a full disk."""
 
 import asyncio
 import base64
@@ -31,8 +31,8 @@ CANCEL = "select count(pg_cancel_backend(pid)) from pg_stat_activity where wait_
 
 
 @dataclass
-class Own:
-    """A server of the test's own, with the service over it."""
+class OwnServer:
+    """A database server of one test, and the service on it."""
 
     server: EmbeddedPostgres
     runtime: Runtime
@@ -40,7 +40,7 @@ class Own:
 
 
 @pytest.fixture
-async def own(data_dir: Path) -> AsyncIterator[Own]:
+async def own_server(data_dir: Path) -> AsyncIterator[OwnServer]:
     server = await asyncio.to_thread(EmbeddedPostgres.start, data_dir)
     await migrate(server.url, days_ahead=2)
     db = await connect(server.url)
@@ -50,22 +50,22 @@ async def own(data_dir: Path) -> AsyncIterator[Own]:
     async with AsyncExitStack() as stack:
         runtime = await assemble(settings, server.url, stack)
         client = await stack.enter_async_context(client_of(runtime))
-        made = Own(server, runtime, client)
-        yield made
-    # The one that runs now: a test may have put another in its place.
-    await asyncio.to_thread(made.server.stop)
+        own_server = OwnServer(server, runtime, client)
+        yield own_server
+    # The server that runs now: a test may have replaced it.
+    await asyncio.to_thread(own_server.server.stop)
 
 
-async def _away_and_back(own: Own, data_dir: Path, away_s: float) -> None:
-    half = (await own.client.post("/half", json=ORDER)).json()
-    await asyncio.to_thread(own.server.kill)
+async def _stop_and_start(own_server: OwnServer, data_dir: Path, down_s: float) -> None:
+    half = (await own_server.client.post("/half", json=ORDER)).json()
+    await asyncio.to_thread(own_server.server.kill)
     since, refused = monotonic(), []
-    while monotonic() < since + away_s or not refused:
+    while monotonic() < since + down_s or not refused:
         answers = await asyncio.gather(
-            own.client.post("/half", json=ORDER),
-            own.client.post("/end", json=end_of(half["transaction_id"], "commit")),
-            own.client.post("/messages", json=ORDER),
-            own.client.post("/end", json=end_of(half["transaction_id"], "unknown")),
+            own_server.client.post("/half", json=ORDER),
+            own_server.client.post("/end", json=end_of(half["transaction_id"], "commit")),
+            own_server.client.post("/messages", json=ORDER),
+            own_server.client.post("/end", json=end_of(half["transaction_id"], "unknown")),
         )
         refused += answers
         await asyncio.sleep(0.05)
@@ -73,44 +73,44 @@ async def _away_and_back(own: Own, data_dir: Path, away_s: float) -> None:
     kinds = {answer.json()["type"] for answer in refused}
     assert kinds <= {f"/problems/{slug}" for slug in ("database-unavailable", "outcome-unknown", "database-read-only")}
     assert all("retry-after" in answer.headers for answer in refused)
-    own.server = await asyncio.to_thread(EmbeddedPostgres.start, data_dir)
+    own_server.server = await asyncio.to_thread(EmbeddedPostgres.start, data_dir)
     async with asyncio.timeout(30):
-        while (await own.client.post("/half", json=ORDER)).status_code != 201:
+        while (await own_server.client.post("/half", json=ORDER)).status_code != 201:
             await asyncio.sleep(0.05)
-    end = await own.client.post("/end", json=end_of(half["transaction_id"], "commit"))
+    end = await own_server.client.post("/end", json=end_of(half["transaction_id"], "commit"))
     assert end.status_code == 200
 
 
-async def test_a_restart_of_the_database_loses_nothing(own: Own, data_dir: Path) -> None:
-    await _away_and_back(own, data_dir, 0.5)
+async def test_a_restart_of_the_database_loses_nothing(own_server: OwnServer, data_dir: Path) -> None:
+    await _stop_and_start(own_server, data_dir, 0.5)
 
 
 @pytest.mark.slow
-async def test_the_database_is_away_for_ten_seconds(own: Own, data_dir: Path) -> None:
-    await _away_and_back(own, data_dir, 10)
+async def test_a_database_that_is_down_for_ten_seconds_loses_nothing(own_server: OwnServer, data_dir: Path) -> None:
+    await _stop_and_start(own_server, data_dir, 10)
 
 
-async def test_a_cancelled_wait_for_a_standby_is_an_unknown_outcome(own: Own) -> None:
-    """Postgres reports success with a mere warning: the commit is on this disk, but not where it was promised."""
-    db = await connect(own.server.url)
+async def test_a_cancelled_wait_for_a_standby_is_an_unknown_outcome(own_server: OwnServer) -> None:
+    """Postgres reports success with a warning only: the commit is on this disk but not on the standby."""
+    db = await connect(own_server.server.url)
     await db.execute("set synchronous_commit = local")
-    half = (await own.client.post("/half", json=ORDER)).json()
-    await _require_standby(db, "nobody")
-    await _until_commits_wait(own, db)
+    half = (await own_server.client.post("/half", json=ORDER)).json()
+    await _require_standby(db, "absent")
+    await _until_commits_wait(own_server, db)
     requests = [
         ("/half", {**ORDER, "transaction_id": str(uuid7(now()))}),
         ("/end", end_of(half["transaction_id"], "commit")),
         ("/messages", {**ORDER, "transaction_id": str(uuid7(now()))}),
     ]
     for path, request in requests:
-        asked = asyncio.create_task(own.client.post(path, json=request))
+        request_task = asyncio.create_task(own_server.client.post(path, json=request))
         await _cancel_standby_wait(db)
-        answer = await asked
+        answer = await request_task
         assert (answer.status_code, answer.json()["type"]) == (503, "/problems/outcome-unknown")
         assert answer.json()["transaction_id"] == request["transaction_id"]
     await _require_standby(db, "")
     for path, request in requests:
-        again = await own.client.post(path, json=request)
+        again = await own_server.client.post(path, json=request)
         assert (again.status_code, again.json()["replayed"]) == (200, True)
     await db.close()
 
@@ -123,9 +123,9 @@ async def _require_standby(db: Connection, name: str) -> None:
             await asyncio.sleep(0.01)
 
 
-async def _until_commits_wait(own: Own, db: Connection) -> None:
-    """Commits wait only once the checkpointer, too, has read the setting: until then one is tried after the other."""
-    probe = await connect(own.server.url)
+async def _until_commits_wait(own_server: OwnServer, db: Connection) -> None:
+    """Commit until a commit waits: they wait only once the checkpointer, too, has read the setting."""
+    probe = await connect(own_server.server.url)
     async with asyncio.timeout(10):
         waited = False
         while not waited:
@@ -144,41 +144,43 @@ async def _cancel_standby_wait(db: Connection) -> None:
 
 @pytest.fixture
 def small_disk(data_dir: Path) -> Iterator[Path]:
-    """A file system of a few megabytes that the server's user owns."""
+    """Yield a file system of a few megabytes that the server's user owns."""
     if os.name != "posix" or os.geteuid() != 0:
         pytest.skip("mounting a small file system needs root")
     disk = data_dir.parent / "small"
     disk.mkdir()
     if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=6m", "tmpfs", str(disk)], capture_output=True).returncode:
-        pytest.skip("this machine lets nobody mount a small file system")
+        pytest.skip("this machine does not allow mounting a small file system")
     yield disk
     subprocess.run(["umount", "-l", str(disk)], check=True)
 
 
-async def test_a_full_disk_is_said_and_recovers_by_itself(own: Own, small_disk: Path, data_dir: Path) -> None:
+async def test_a_full_disk_is_reported_and_the_service_recovers_by_itself(
+    own_server: OwnServer, small_disk: Path, data_dir: Path
+) -> None:
     space = small_disk / "space"
     space.mkdir()
     find_paths(data_dir).account.own(space)
-    db = await connect(own.server.url)
+    db = await connect(own_server.server.url)
     await db.execute(f"create tablespace small location '{space}'")
     partition = await db.fetchval("select tableoid::regclass::text from half limit 1") or await db.fetchval(
         "select 'half_' || to_char(current_date, 'YYYYMMDD')"
     )
     await db.execute(f"alter table {partition} set tablespace small")
     big = {"producer_group": "shop", "messages": [{"topic": "order", "body_base64": _noise(800_000)}]}
-    answers = [await own.client.post("/half", json=big) for _ in range(12)]
+    answers = [await own_server.client.post("/half", json=big) for _ in range(12)]
     codes = [answer.status_code for answer in answers]
     assert codes[0] == 201
     assert codes[-1] == 503
     assert {answer.json()["type"] for answer in answers if answer.status_code != 201} == {"/problems/storage-full"}
     assert await db.fetchval("select count(*) from half") == codes.count(201)
     subprocess.run(["mount", "-o", "remount,size=64m", str(small_disk)], check=True)
-    assert (await own.client.post("/half", json=big)).status_code == 201
+    assert (await own_server.client.post("/half", json=big)).status_code == 201
     await db.execute(f"alter table {partition} set tablespace pg_default")
     await db.execute("drop tablespace small")
     await db.close()
 
 
 def _noise(size: int) -> str:
-    # Postgres compresses what it can; noise it cannot.
+    # Random bytes, because Postgres cannot compress them.
     return base64.b64encode(os.urandom(size)).decode()

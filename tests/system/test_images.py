@@ -1,4 +1,4 @@
-"""The images: built by podman on a bare Debian, run as they would be; order 1030 played against them, and proved."""
+"""The images: built by podman on a bare Debian and run as in production; order 1030 with them, and its proof."""
 
 import json
 from collections.abc import Callable, Iterator
@@ -26,36 +26,36 @@ from tests.support.processes import free_port
 pytestmark = pytest.mark.timeout(3000)
 
 INSIDE = [*RUN, *HARDENED, *LIMITS]
-# The only name that the worker answers, as behind a proxy.
+# The only host name that the worker accepts, as behind a proxy.
 OWN_NAME = "halfnote.example.com"
 
 
 @pytest.fixture
 def name() -> Iterator[Callable[[str], str]]:
-    """Gives names to containers, which are removed at the end of the test."""
-    with names() as given:
-        yield given
+    """Yield a function that names containers; they are removed at the end of the test."""
+    with names() as make_name:
+        yield make_name
 
 
 @pytest.fixture
-def empty() -> Iterator[str]:
-    """An empty database of the test's own."""
+def empty_database() -> Iterator[str]:
+    """Yield an empty database that only this test uses."""
     url = postgres.create_database()
     yield url
     postgres.drop_database(url)
 
 
 @pytest.fixture
-def options(empty: str, tmp_path: Path) -> list[str]:
-    """What every container is given: the database, keys to seal by, and traces without a collector."""
-    sealing = tmp_path / "secrets.keys"
-    sealing.write_text(call(*INSIDE, "--rm", image("service"), "new-secrets-key"))
-    # The container's user is another.
-    sealing.chmod(0o644)
+def options(empty_database: str, tmp_path: Path) -> list[str]:
+    """Return the options of every container: the database, keys that seal secrets, and traces without a collector."""
+    key_file = tmp_path / "secrets.keys"
+    key_file.write_text(call(*INSIDE, "--rm", image("service"), "new-secrets-key"))
+    # The container runs as another user.
+    key_file.chmod(0o644)
     return [
-        f"--volume={sealing}:/keys/secrets.keys:ro",
+        f"--volume={key_file}:/keys/secrets.keys:ro",
         *environment(
-            HALFNOTE_DATABASE_URL=empty,
+            HALFNOTE_DATABASE_URL=empty_database,
             HALFNOTE_AUTH="keys",
             HALFNOTE_ALLOW_NETWORKS="127.0.0.0/8",
             HALFNOTE_SECRETS_KEY_FILE="/keys/secrets.keys",
@@ -64,11 +64,11 @@ def options(empty: str, tmp_path: Path) -> list[str]:
     ]
 
 
-def served(options: list[str], container: str, role: str, host: str, **more: str) -> str:
-    """Start the service and return its URL, once it is ready and found healthy."""
+def start_service(options: list[str], container: str, role: str, host: str, **settings: str) -> str:
+    """Start the service, wait until it is ready and healthy, and return its URL."""
     port = free_port()
     url = f"http://127.0.0.1:{port}"
-    listen = environment(HALFNOTE_PORT=str(port), **more)
+    listen = environment(HALFNOTE_PORT=str(port), **settings)
     started = ["--detach", f"--name={container}", image("service"), "serve", "--role", role]
     call(*INSIDE, *options, *listen, *started)
     until(lambda: status(f"{url}/readyz", host=host) == 200, "it is ready", container)
@@ -78,17 +78,17 @@ def served(options: list[str], container: str, role: str, host: str, **more: str
 
 
 def new_key(container: str, role: str) -> str:
-    """Make a key where the database is, as the first one is made."""
-    made = call("podman", "exec", container, "halfnote", "keys", "create", "--role", role, "--name", role, "--json")
-    answer: dict[str, Any] = json.loads(made)
+    """Create a key by a command in the container, as the first key is created."""
+    output = call("podman", "exec", container, "halfnote", "keys", "create", "--role", role, "--name", role, "--json")
+    answer: dict[str, Any] = json.loads(output)
     return str(answer["key"])
 
 
 def test_order_1030_against_the_images_and_its_proof(options: list[str], name: Callable[[str], str]) -> None:
     call(*INSIDE, *options, "--rm", image("service"), "migrate")
     api, worker = name("api"), name("worker")
-    url = served(options, api, "api", "localhost", HALFNOTE_HOST="0.0.0.0")
-    served(options, worker, "worker", OWN_NAME, HALFNOTE_ALLOWED_HOSTS=OWN_NAME)
+    url = start_service(options, api, "api", "localhost", HALFNOTE_HOST="0.0.0.0")
+    start_service(options, worker, "worker", OWN_NAME, HALFNOTE_ALLOWED_HOSTS=OWN_NAME)
     assert status(f"{url}/topics") == 401
     assert status(f"{url}/metrics") == 401
     admin, metrics = (f"Bearer {new_key(api, role)}" for role in ("admin", "metrics"))
@@ -96,9 +96,9 @@ def test_order_1030_against_the_images_and_its_proof(options: list[str], name: C
     until(lambda: status(f"{url}/metrics", authorization=metrics) == 200, "the key for metrics is known", api)
     assert status(f"{url}/topics", authorization=metrics) == 403
     key = environment(HALFNOTE_URL=url, HALFNOTE_API_KEY=admin.removeprefix("Bearer "), DEMO_WAIT_S=str(WITHIN_S))
-    told = call(*INSIDE, "--rm", *key, image("demo"))
-    assert "Order 1030: half message" in told
-    assert "All steps succeeded." in told
+    output = call(*INSIDE, "--rm", *key, image("demo"))
+    assert "Order 1030: half message" in output
+    assert "All steps succeeded." in output
     for container in (api, worker):
         call("podman", "stop", "--time=60", container)
         assert call("podman", "inspect", "--format={{.State.ExitCode}}", container).strip() == "0"
@@ -107,7 +107,7 @@ def test_order_1030_against_the_images_and_its_proof(options: list[str], name: C
 
 
 @pytest.mark.parametrize(
-    ("target", "more", "ends_with", "says"),
+    ("target", "settings", "ends_with", "says"),
     [
         ("service", {"HALFNOTE_HOST": "0.0.0.0", "HALFNOTE_AUTH": "off"}, 2, "auth is off"),
         ("service", {"HALFNOTE_SECRETS_KEY_FILE": ""}, 1, "HALFNOTE_SECRETS_KEY_FILE is not set"),
@@ -115,11 +115,11 @@ def test_order_1030_against_the_images_and_its_proof(options: list[str], name: C
         ("spark", {}, 2, "traces need OpenTelemetry"),
     ],
 )
-def test_it_does_not_serve_without(
-    options: list[str], target: str, more: dict[str, str], ends_with: int, says: str
+def test_an_image_does_not_serve_with_unsafe_settings(
+    options: list[str], target: str, settings: dict[str, str], ends_with: int, says: str
 ) -> None:
     call(*INSIDE, *options, "--rm", image("service"), "migrate")
-    port = environment(HALFNOTE_PORT=str(free_port()), **more)
+    port = environment(HALFNOTE_PORT=str(free_port()), **settings)
     refused = attempt(*INSIDE, *options, *port, "--rm", image(target), "serve")
     assert refused.returncode == ends_with, refused.stdout + refused.stderr
     assert says in refused.stderr

@@ -1,4 +1,4 @@
-"""A model against the real store: producers, checks, people, crashes and clock steps in any order.
+"""A model against the real store: producers, checks, operators, crashes and clock steps in any order.
 
 What must hold after every step: one op a transaction; the outbox has exactly the messages of committed ones; offsets
 become visible in order and a transaction's are consecutive; nothing acknowledged is missing or changed; policy never
@@ -35,20 +35,20 @@ from tests.conftest import client_of, migrated_template, register_group
 from tests.support import postgres
 from tests.support.examples import examples
 
-ANSWERS = ["commit", "rollback", "unknown", "garbage", "silence"]
+ANSWERS = ["commit", "rollback", "unknown", "garbage", "no answer"]
 BEGINS = datetime.now(UTC).replace(hour=12, minute=0, second=0, microsecond=0)
 CUT = """
 select pg_terminate_backend(pid) from pg_stat_activity
 where datname = current_database() and pid <> pg_backend_pid()
 """
 CHECKS = "select transaction_id::text, number, outcome from attempt where kind = 'check'"
-# Halfnote's own messages are told apart by their producer group.
+# Operational messages are recognized by their producer group.
 HALVES = "select transaction_id, count(*) from half where producer_group = $1 group by 1"
 OPS = """
 select o.transaction_id, o.verdict, o.source from op o join half h using (transaction_id)
 where h.position = 0 and h.producer_group = $1
 """
-TOLD = """
+ANNOUNCED = """
 select topic, sum(1 + (convert_from(body, 'utf8')::json ->> 'held_back')::int)
 from half where topic = any($1) group by 1
 """
@@ -80,8 +80,8 @@ class Halfnote(RuleBasedStateMachine):
         self.verdicts: dict[str, str] = {}
         self.parked: set[str] = set()
         self.answers: dict[str, str] = {}
-        self.asked_in_vain: list[str] = []
-        self.told: dict[tuple[str, int], str] = {}
+        self.needless_checks: list[str] = []
+        self.sent_answers: dict[tuple[str, int], str] = {}
         self.cursor = 0
         self.seen = 0
         self._run(self._begin())
@@ -105,13 +105,13 @@ class Halfnote(RuleBasedStateMachine):
         self.sweeps = Sweeps(self.checkback.wake.set)
 
     def _answer(self, body: bytes) -> Reply:
-        asked = json.loads(body)
-        if asked["transaction_id"] in self.verdicts:
-            self.asked_in_vain.append(asked["transaction_id"])
-        answer = self.answers.get(asked["transaction_id"], "unknown")
-        self.told[asked["transaction_id"], asked["check"]] = answer
-        if answer == "silence":
-            return Reply(None, {}, b"", False, "nobody there", 0, unreachable=True)
+        check = json.loads(body)
+        if check["transaction_id"] in self.verdicts:
+            self.needless_checks.append(check["transaction_id"])
+        answer = self.answers.get(check["transaction_id"], "unknown")
+        self.sent_answers[check["transaction_id"], check["check"]] = answer
+        if answer == "no answer":
+            return Reply(None, {}, b"", False, "unreachable", 0, unreachable=True)
         return Reply(
             200, {}, b"<html>" if answer == "garbage" else b'{"verdict": "%s"}' % answer.encode(), False, None, 0
         )
@@ -134,13 +134,13 @@ class Halfnote(RuleBasedStateMachine):
 
     @rule(one=transactions)
     def half_with_other_content(self, one: str) -> None:
-        """The same id with other content never gets in."""
+        """The same id with other content is refused."""
         request = {**self.halves[one], "messages": [*self.halves[one]["messages"], {"topic": "order", "body": "more"}]}
         assert self._run(self.client.post("/half", json=request)).status_code == 409
 
     @rule(one=transactions, verdicts=st.lists(st.sampled_from(["commit", "rollback"]), min_size=1, max_size=4))
     def ends_at_once(self, one: str, verdicts: list[str]) -> None:
-        """However many ends arrive at once, they tell one verdict."""
+        """Ends that arrive at once all return the same verdict."""
         answers = self._run(self._together([self._end(one, verdict) for verdict in verdicts]))
         for verdict, answer in zip(verdicts, answers, strict=True):
             self._acknowledge(one, verdict, answer)
@@ -168,15 +168,15 @@ class Halfnote(RuleBasedStateMachine):
         assert answer.status_code == 202
 
     @rule(one=transactions, verdict=st.sampled_from(["commit", "rollback"]))
-    def person_decides(self, one: str, verdict: str) -> None:
-        """A person's verdict counts as any other: the first one stands."""
+    def operator_decides(self, one: str, verdict: str) -> None:
+        """An operator's verdict counts as any other: the first one stands."""
         request = {"verdict": verdict, "reason": "asked by phone", "force": True}
         answer = self._run(self.client.post(f"/transactions/{one}/verdict", json=request))
         self._acknowledge(one, verdict, answer)
 
     @rule(one=transactions, answer=st.sampled_from(ANSWERS))
     def producer_will_answer(self, one: str, answer: str) -> None:
-        """What the check endpoint says of a transaction from now on."""
+        """Set what the check endpoint answers about a transaction from now on."""
         self.answers[one] = answer
 
     @rule(seconds=st.sampled_from([1, 7, 10, 31, 130, 600]))
@@ -194,7 +194,7 @@ class Halfnote(RuleBasedStateMachine):
 
     @rule(target=transactions, ending=st.lists(transactions, max_size=4), delay=st.sampled_from([0, 0.001, 0.004]))
     def crash(self, ending: list[str], delay: float) -> Any:
-        """Every connection is cut in the middle of halves and ends; a new process goes on over what was stored."""
+        """Every connection is cut during halves and ends; a new process continues with what was stored."""
         return multiple(*self._run(self._crash(ending, delay)))
 
     async def _crash(self, ending: list[str], delay: float) -> list[str]:
@@ -203,18 +203,18 @@ class Halfnote(RuleBasedStateMachine):
             {"producer_group": "shop", "transaction_id": one, "messages": [{"topic": "order", "body": 1}]}
             for one in new
         ]
-        asked = [
+        requests = [
             *(asyncio.ensure_future(self.client.post("/half", json=half)) for half in halves),
             *(asyncio.ensure_future(self._end(one, "commit")) for one in ending),
         ]
         await asyncio.sleep(delay)
         await self.db.execute(CUT)
-        answers = await asyncio.gather(*asked)
+        answers = await asyncio.gather(*requests)
         await self.stack.aclose()
         await self._start()
         for one, half, answer in zip(new, halves, answers[:3], strict=True):
             assert answer.status_code in (201, 503)
-            # Repeating an unknown outcome is safe, and tells.
+            # Repeating a request with an unknown outcome is safe, and returns the outcome.
             again = await self.client.post("/half", json=half)
             assert again.status_code == (200 if answer.status_code == 201 else again.status_code)
             assert again.status_code in (200, 201)
@@ -234,8 +234,8 @@ class Halfnote(RuleBasedStateMachine):
 
     def _acknowledge(self, one: str, verdict: str, answer: httpx.Response) -> None:
         assert answer.status_code in (200, 409), answer.text
-        stands = verdict if answer.status_code == 200 else answer.json()["recorded"]["verdict"]
-        assert self.verdicts.setdefault(one, stands) == stands
+        recorded = verdict if answer.status_code == 200 else answer.json()["recorded"]["verdict"]
+        assert self.verdicts.setdefault(one, recorded) == recorded
 
     def _set_clock(self, now: datetime) -> None:
         self.now = self.runtime.clock.fixed = now
@@ -248,23 +248,23 @@ class Halfnote(RuleBasedStateMachine):
         parked = "select transaction_id::text from check_back where state = $1"
         self.parked |= {row[0] for row in await self.db.fetch(parked, CheckBackState.PARKED)}
         for one, check, outcome in await self.db.fetch(CHECKS):
-            # A check came to what its producer said, unless another verdict stood already.
-            said = self.told[one, check]
-            assert outcome in (said if said in ("commit", "rollback", "unknown") else "unanswered", "lost")
+            # The outcome of a check is its producer's answer, unless another verdict was recorded before.
+            answered = self.sent_answers[one, check]
+            assert outcome in (answered if answered in ("commit", "rollback", "unknown") else "unanswered", "lost")
         for one, verdict, _ in await self.db.fetch(OPS, "shop"):
-            # What a check or policy decided stands from now on, as if it had been acknowledged.
+            # The verdict of a check or of policy must not change, as if it had been acknowledged.
             assert self.verdicts.setdefault(str(one), Verdict(verdict).word) == Verdict(verdict).word
 
     @invariant()
     def everything_agrees(self) -> None:
-        """The tables say what was acknowledged, and nothing else."""
+        """The tables have what was acknowledged, and nothing else."""
         self._run(self._agree())
 
     async def _agree(self) -> None:
         stored = {str(row[0]): row[1] for row in await self.db.fetch(HALVES, "shop")}
         assert stored == {one: len(half["messages"]) for one, half in self.halves.items()}
         ops = {str(row[0]): (Verdict(row[1]).word, row[2]) for row in await self.db.fetch(OPS, "shop")}
-        assert self.asked_in_vain == [], "a decided transaction was asked about"
+        assert self.needless_checks == [], "a decided transaction was asked about"
         for one, verdict in self.verdicts.items():
             assert ops[one][0] == verdict
         assert not [one for one in self.parked if one in ops and ops[one][1] == Source.POLICY]
@@ -277,17 +277,17 @@ class Halfnote(RuleBasedStateMachine):
         for one, places in published.items():
             first = places[0][0]
             assert places == [(first + n, n) for n in range((stored | own)[one])]
-        await self._agree_on_news(sum(source == Source.POLICY for _, source in ops.values()))
+        await self._agree_on_announcements(sum(source == Source.POLICY for _, source in ops.values()))
         assert sum(offset <= self.cursor for offset, *_ in rows) == self.seen, "an offset appeared behind a reader"
         self.cursor, self.seen = (rows[-1][0] if rows else 0), len(rows)
 
-    async def _agree_on_news(self, rolled_back: int) -> None:
-        """What policy did is announced, or counted by what was announced or will be: nothing twice."""
+    async def _agree_on_announcements(self, rolled_back: int) -> None:
+        """Each act of policy is announced, or counted by an announcement that was or will be made, exactly once."""
         parked = await self.db.fetchval("select count(*) from attempt where kind = 'parked'")
-        counted = Counter({PARKED: 0, ROLLED_BACK: 0})
-        for topic, count in [*await self.db.fetch(TOLD, [*counted]), *await self.db.fetch(HELD_BACK)]:
-            counted[topic] += count
-        assert counted == {PARKED: parked, ROLLED_BACK: rolled_back}
+        counts = Counter({PARKED: 0, ROLLED_BACK: 0})
+        for topic, count in [*await self.db.fetch(ANNOUNCED, [*counts]), *await self.db.fetch(HELD_BACK)]:
+            counts[topic] += count
+        assert counts == {PARKED: parked, ROLLED_BACK: rolled_back}
 
     def teardown(self) -> None:
         self._run(self.stack.aclose())
@@ -301,7 +301,7 @@ QUICK = settings(
     max_examples=examples(12),
     stateful_step_count=30,
     deadline=None,
-    # The same steps in each run: a failure is one of the change at hand, never of luck.
+    # Each run has the same steps, so a new failure has its cause in the change.
     derandomize=True,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
 )

@@ -1,4 +1,4 @@
-"""Behind a real pgbouncer: in session mode the service does all it does, in the others it says why it cannot."""
+"""The service behind a real pgbouncer: in session mode it works; in the other modes it refuses with the reason."""
 
 import asyncio
 import subprocess
@@ -18,8 +18,8 @@ from tests.support.relay_stepping import order, subscribe
 
 @pytest.fixture
 async def receiver() -> AsyncIterator[Responder]:
-    async with Responder() as made:
-        yield made
+    async with Responder() as responder:
+        yield responder
 
 
 async def test_in_session_mode_a_message_is_committed_and_delivered(
@@ -44,16 +44,16 @@ async def test_in_session_mode_a_message_is_committed_and_delivered(
         finally:
             assert service.stop() == 0
     assert sorted(call.json()["order"] for call in receiver.calls) == [0, 1, 2]
-    # What the service sets for its connections holds behind a pooler as well.
+    # The service's connection settings are effective behind a pooler as well.
     assert "unsupported startup parameter" not in service.log.read_text()
 
 
 @pytest.mark.parametrize("mode", ["transaction", "statement"])
 def test_in_the_other_modes_the_start_explains_and_refuses(dsn: str, mode: Mode) -> None:
     with pooling(dsn, mode) as url:
-        # The second may get a session in which the first left something behind.
+        # The second command may get a session in which the first left a setting.
         for command in ("serve", "migrate"):
-            ran = subprocess.run(
+            completed = subprocess.run(
                 [sys.executable, "-m", "app.cli", command],
                 cwd=ROOT,
                 env={"PATH": "", "HALFNOTE_DATABASE_URL": url, "HALFNOTE_PORT": str(free_port())},
@@ -61,7 +61,7 @@ def test_in_the_other_modes_the_start_explains_and_refuses(dsn: str, mode: Mode)
                 text=True,
                 timeout=120,
             )
-            assert ran.returncode != 0
-            assert "leads to a transaction pooler" in ran.stderr
-            assert "session mode" in ran.stderr
-            assert "Traceback" not in ran.stderr
+            assert completed.returncode != 0
+            assert "leads to a transaction pooler" in completed.stderr
+            assert "session mode" in completed.stderr
+            assert "Traceback" not in completed.stderr

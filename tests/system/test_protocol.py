@@ -1,4 +1,4 @@
-"""What docs/protocol.md says: its calls against the real service, its SQL in each database, its signature."""
+"""The examples of docs/protocol.md: its calls with the real service, its SQL in each database, its signature."""
 
 import asyncio
 import json
@@ -37,7 +37,7 @@ Connect = Callable[[], Any]
 
 
 def run(connection: Any, block: str, transaction_id: UUID, number: int = 1030) -> Any:
-    """Run a block's statements on a connection; return the row that one of them reads, if any does."""
+    """Run the statements of a block on a connection; return the row of its select, if there is one."""
     found = None
     for statement in block.replace(":id", f"'{transaction_id}'").replace("(1030)", f"({number})").split(";"):
         if not statement.strip():
@@ -49,19 +49,19 @@ def run(connection: Any, block: str, transaction_id: UUID, number: int = 1030) -
     return found
 
 
-def each_order_of_both(connect: Connect, check: str, duplicate: type[Exception]) -> None:
-    """The check after the local work, before it, and after one that was rolled back."""
-    done, late, undone = new_id(), new_id(), new_id()
+def check_after_before_and_rolled_back(connect: Connect, check: str, duplicate: type[Exception]) -> None:
+    """The check runs after the local work, before it, and after a rollback of it."""
+    after, before, rolled_back = new_id(), new_id(), new_id()
     with closing(connect()) as shop, closing(connect()) as checker:
-        run(shop, LOCAL, done)
-        assert run(checker, check, done) == ("local",)
-        assert run(checker, check, late) == ("rollback",)
+        run(shop, LOCAL, after)
+        assert run(checker, check, after) == ("local",)
+        assert run(checker, check, before) == ("rollback",)
         with pytest.raises(duplicate):
-            run(shop, LOCAL, late, 1031)
+            run(shop, LOCAL, before, 1031)
         shop.rollback()
-        run(shop, LOCAL.replace("commit;", "rollback;"), undone, 1032)
+        run(shop, LOCAL.replace("commit;", "rollback;"), rolled_back, 1032)
         for _ in range(2):
-            assert run(checker, check, undone) == ("rollback",)
+            assert run(checker, check, rolled_back) == ("rollback",)
         assert [row[0] for row in rows(shop)] == [1030]
 
 
@@ -72,26 +72,26 @@ def rows(connection: Any) -> list[Any]:
 
 
 # InnoDB refreshes its list of locks only for readers that have not read it for a tenth of a second.
-LOOK_EVERY_S = 0.2
+POLL_EVERY_S = 0.2
 
 
 def waits_for_local_work(connect: Connect, check: str, waiting: Callable[[Any], bool]) -> None:
-    """The check while the local work is open: its answer is the result of that work."""
+    """The check runs while the local work is open, and answers with the result of that work."""
     for number, ends in ((2030, "commit"), (2031, "rollback")):
         one = new_id()
-        told: list[Any] = []
-        with closing(connect()) as shop, closing(connect()) as checker, closing(connect()) as looker:
+        answers: list[Any] = []
+        with closing(connect()) as shop, closing(connect()) as checker, closing(connect()) as observer:
             run(shop, LOCAL.replace("commit;", ""), one, number)
-            # Longer than the page has it, for machines that are held up.
-            patient = check.replace("3s", "100s").replace("timeout = 3;", "timeout = 100;")
-            asking = threading.Thread(target=lambda: told.append(run(checker, patient, one)))  # noqa: B023
-            asking.start()
-            while not waiting(looker):
-                assert asking.is_alive()
-                time.sleep(LOOK_EVERY_S)
+            # A longer timeout than the page's, for slow machines.
+            check_with_long_timeout = check.replace("3s", "100s").replace("timeout = 3;", "timeout = 100;")
+            checking = threading.Thread(target=lambda: answers.append(run(checker, check_with_long_timeout, one)))  # noqa: B023
+            checking.start()
+            while not waiting(observer):
+                assert checking.is_alive()
+                time.sleep(POLL_EVERY_S)
             run(shop, ends, one)
-            asking.join()
-        assert told == [("local" if ends == "commit" else "rollback",)]
+            checking.join()
+        assert answers == [("local" if ends == "commit" else "rollback",)]
 
 
 def test_sql_of_postgresql() -> None:
@@ -100,11 +100,11 @@ def test_sql_of_postgresql() -> None:
     def connect() -> Any:
         return psycopg.connect(url, autocommit=True)
 
-    def waiting(looker: Any) -> bool:
+    def waiting(observer: Any) -> bool:
         blocked = "select from pg_stat_activity where datname = current_database() and wait_event_type = 'Lock'"
-        return looker.execute(blocked).rowcount == 1
+        return observer.execute(blocked).rowcount == 1
 
-    each_order_of_both(connect, ON_POSTGRESQL, psycopg.errors.UniqueViolation)
+    check_after_before_and_rolled_back(connect, ON_POSTGRESQL, psycopg.errors.UniqueViolation)
     waits_for_local_work(connect, ON_POSTGRESQL, waiting)
 
 
@@ -114,7 +114,7 @@ def test_sql_of_sqlite(tmp_path: Path) -> None:
 
     with closing(connect()) as connection:
         connection.executescript(f"{ORDERS}; {SQLITE}")
-    each_order_of_both(connect, ON_SQLITE, sqlite3.IntegrityError)
+    check_after_before_and_rolled_back(connect, ON_SQLITE, sqlite3.IntegrityError)
     with closing(connect()) as shop, closing(connect()) as checker:
         run(shop, LOCAL.replace("commit;", ""), new_id(), 2030)
         with pytest.raises(sqlite3.OperationalError, match="database is locked"):
@@ -132,28 +132,28 @@ def test_sql_of_mariadb() -> None:
             connection.autocommit(True)
             return connection
 
-        def waiting(looker: Any) -> bool:
-            return bool(run(looker, "select count(*) from information_schema.innodb_lock_waits", UUID(int=0))[0])
+        def waiting(observer: Any) -> bool:
+            return bool(run(observer, "select count(*) from information_schema.innodb_lock_waits", UUID(int=0))[0])
 
         with closing(connect()) as connection:
             run(connection, MYSQL, UUID(int=0))
-        each_order_of_both(connect, ON_MYSQL, pymysql.err.IntegrityError)
+        check_after_before_and_rolled_back(connect, ON_MYSQL, pymysql.err.IntegrityError)
         waits_for_local_work(connect, ON_MYSQL, waiting)
 
 
-def test_its_tables_are_those_of_the_client() -> None:
+def test_the_tables_of_the_page_are_those_of_the_client() -> None:
     for dialect, block in (("postgresql", POSTGRESQL), ("mysql", MYSQL), ("sqlite", SQLITE)):
         assert block.strip() == BarrierSql(dialect, "halfnote_barrier", 3).create + ";"  # type: ignore[arg-type]
 
 
-def test_its_signature() -> None:
-    [given] = re.findall(r"^secret +(\S+)\nid +(\S+)\ntimestamp +(\d+)\nbody +(.+)\nsignature +(\S+)$", PAGE, re.M)
-    secret, message_id, timestamp, body, signature = given
+def test_the_signature_of_the_page() -> None:
+    [example] = re.findall(r"^secret +(\S+)\nid +(\S+)\ntimestamp +(\d+)\nbody +(.+)\nsignature +(\S+)$", PAGE, re.M)
+    secret, message_id, timestamp, body, signature = example
     assert sign(secret, message_id, body.encode(), int(timestamp))["webhook-signature"] == signature
 
 
-def test_its_check() -> None:
-    """As the service makes one (tests/sdk/test_contract.py has that), and the client takes it."""
+def test_the_check_of_the_page() -> None:
+    """The documented check is one that the service sends (see tests/sdk/test_contract.py) and the client accepts."""
     [block] = re.findall(r"```json\n(.*?)```", PAGE, re.DOTALL)
     shown = json.loads(block)
     one = UUID(shown["transaction_id"])
@@ -166,19 +166,19 @@ def test_its_check() -> None:
         context=shown["context"],
         messages=[message],
     )
-    made = json.loads(body)
+    sent = json.loads(body)
     # What a message does not have may be left out.
-    made["messages"] = [{name: value for name, value in message.items() if value}]
-    assert made == shown
+    sent["messages"] = [{name: value for name, value in message.items() if value}]
+    assert sent == shown
     assert checked(shown, instant(shown["born_at"]).timestamp() + 7).age_s == 7
 
 
-def test_its_defaults() -> None:
+def test_the_defaults_of_the_page() -> None:
     for name, unit in (("immunity_s", " s"), ("interval_s", " s"), ("check_timeout_s", " s")):
         assert f"`{name}` ({GroupPut.model_fields[name].default}{unit})" in PAGE
 
 
-async def test_its_calls(client: httpx.AsyncClient) -> None:
+async def test_the_calls_of_the_page(client: httpx.AsyncClient) -> None:
     async with asgi_server(app_of(client)) as url:
         script = "".join(re.findall(r"```bash\n(.*?)```", PAGE, re.DOTALL))
         script = script.replace("http://127.0.0.1:8080", url) + "curl -sf $halfnote/transactions/$id"

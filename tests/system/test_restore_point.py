@@ -1,4 +1,4 @@
-"""A restore to an earlier time, as docs/operations/backup.md has it: a base backup, archived WAL, a target."""
+"""A restore to an earlier time by the steps of docs/operations/backup.md: a base backup, archived WAL, a target."""
 
 import asyncio
 from pathlib import Path
@@ -12,17 +12,17 @@ from app.embedded_postgres.paths import find_paths
 from app.migrate import migrate
 from tests.support.check_responder import Responder
 from tests.support.load import until
-from tests.support.postgres_copies import base_backup, execute, is_so
+from tests.support.postgres_copies import base_backup, execute, is_true
 from tests.support.processes import Service
 from tests.support.relay_stepping import order, subscribe
 
 TARGET = "before_the_mistake"
-# More than a sequence writes ahead to the WAL, so that the restored one is surely behind what was given out.
+# More than a sequence writes ahead to the WAL, so that the restored sequence is behind the offsets in use.
 LATER = 50
 
 
 @pytest.mark.slow
-async def test_what_a_restore_to_an_earlier_time_means(data_dir: Path) -> None:
+async def test_the_effects_of_a_restore_to_an_earlier_time(data_dir: Path) -> None:
     place, restored = find_paths(data_dir), find_paths(data_dir.parent / "restored")
     wal = data_dir.parent / "wal"
     wal.mkdir()
@@ -42,13 +42,13 @@ async def test_what_a_restore_to_an_earlier_time_means(data_dir: Path) -> None:
                 await asyncio.to_thread(base_backup, server, place, restored, "-X", "none")
                 (restored.pgdata / "recovery.signal").touch()
                 restored.account.own(restored.pgdata / "recovery.signal")
-                # At the target: one message that no receiver has, and one transaction without an end.
+                # At the target there are one message that no receiver has and one transaction without an end.
                 receiver.status = 503
                 unsent = await committed(client, 3)
                 await until(lambda: unsent in received(receiver))
                 open_half = await half(client, 4)
                 await execute(server.url, f"select pg_create_restore_point('{TARGET}')")
-                # What the restore takes back.
+                # The restore undoes what follows.
                 receiver.status = 200
                 await end(client, open_half)
                 lost = await committed(client, 5)
@@ -59,34 +59,35 @@ async def test_what_a_restore_to_an_earlier_time_means(data_dir: Path) -> None:
         finally:
             await asyncio.to_thread(server.stop)
         highest = max(offsets(receiver))
-        told = len(receiver.calls)
+        calls_before = len(receiver.calls)
 
         recovery = {"restore_command": f"cp {wal}/%f %p", "recovery_target_name": TARGET}
         recovery["recovery_target_action"] = "promote"
         server = await asyncio.to_thread(EmbeddedPostgres.start, data_dir.parent / "restored", settings=recovery)
         try:
-            await until(lambda: is_so(server.url, "select not pg_is_in_recovery()"))
-            # Offsets that receivers have seen would be given to other messages, but for this.
-            assert await is_so(server.url, f"select last_value < {highest} from outbox_offset")
+            await until(lambda: is_true(server.url, "select not pg_is_in_recovery()"))
+            # Without this step, offsets that receivers have seen would be used for other messages.
+            assert await is_true(server.url, f"select last_value < {highest} from outbox_offset")
             await execute(server.url, f"select setval('outbox_offset', {highest})")
             producer.content = {"verdict": "commit"}
             async with served(data_dir, server.url) as client:
-                # Undecided again: its producer is asked, and says what it has said before.
-                await until(lambda: {unsent, f"{open_half}-0"} <= delivered(receiver, told))
-                shown = (await client.get(f"/transactions/{open_half}")).json()
-                assert (shown["state"], shown["verdict"]["source"]) == ("committed", "check")
-                # Never heard of: a producer that repeats the half and the end has it delivered under the same id.
-                gone = lost.removesuffix("-0")
-                assert (await post_end(client, gone)).status_code == 404
-                assert await half(client, 5, transaction_id=gone) == gone
-                await end(client, gone)
-                await until(lambda: lost in delivered(receiver, told))
+                # The transaction is undecided again: its producer is checked, and answers as before.
+                await until(lambda: {unsent, f"{open_half}-0"} <= delivered(receiver, calls_before))
+                transaction = (await client.get(f"/transactions/{open_half}")).json()
+                assert (transaction["state"], transaction["verdict"]["source"]) == ("committed", "check")
+                # The restored service does not know this transaction. If its producer repeats the half and the end, it
+                # is delivered with the same id.
+                unknown = lost.removesuffix("-0")
+                assert (await post_end(client, unknown)).status_code == 404
+                assert await half(client, 5, transaction_id=unknown) == unknown
+                await end(client, unknown)
+                await until(lambda: lost in delivered(receiver, calls_before))
         finally:
             await asyncio.to_thread(server.stop)
-    again = list(receiver.calls[told:])
+    again = list(receiver.calls[calls_before:])
     assert not {call.headers["ce-id"] for call in again} & {*settled, *later}
-    anew = {call.headers["ce-id"]: int(call.headers["halfnote-offset"]) for call in again}
-    assert min(anew[f"{open_half}-0"], anew[lost]) > highest
+    new_offsets = {call.headers["ce-id"]: int(call.headers["halfnote-offset"]) for call in again}
+    assert min(new_offsets[f"{open_half}-0"], new_offsets[lost]) > highest
 
 
 def received(receiver: Responder, since: int = 0) -> set[str]:
@@ -94,7 +95,7 @@ def received(receiver: Responder, since: int = 0) -> set[str]:
 
 
 def delivered(receiver: Responder, since: int = 0) -> set[str]:
-    """What came while the receiver was taking messages, as it does now."""
+    """Return what was received while the receiver accepts messages, as it does now."""
     assert receiver.status == 200
     return received(receiver, since)
 
@@ -104,10 +105,10 @@ def offsets(receiver: Responder) -> list[int]:
 
 
 class served:
-    """The service over a database, and a client of it."""
+    """The service on a database, and its client."""
 
     def __init__(self, data_dir: Path, url: str) -> None:
-        # The rehearsal may take longer than the five minutes that a new id may be old.
+        # The test may take longer than the five minutes that a new id may be old.
         self._service = Service(data_dir, "serve", HALFNOTE_DATABASE_URL=url, HALFNOTE_ID_SKEW_S="86400")
 
     async def __aenter__(self) -> httpx.AsyncClient:
@@ -127,8 +128,8 @@ async def half(client: httpx.AsyncClient, number: int, **fields: Any) -> str:
 
 
 async def post_end(client: httpx.AsyncClient, transaction_id: str) -> httpx.Response:
-    wanted = {"transaction_id": transaction_id, "producer_group": "shop", "verdict": "commit"}
-    return await client.post("/end", json=wanted)
+    request = {"transaction_id": transaction_id, "producer_group": "shop", "verdict": "commit"}
+    return await client.post("/end", json=request)
 
 
 async def end(client: httpx.AsyncClient, transaction_id: str) -> None:
@@ -144,11 +145,11 @@ async def committed(client: httpx.AsyncClient, number: int) -> str:
 
 
 async def settle(url: str, count: int) -> None:
-    await until(lambda: is_so(url, f"select count(*) >= {count} from receipt"))
+    await until(lambda: is_true(url, f"select count(*) >= {count} from receipt"))
 
 
 async def all_archived(url: str) -> bool:
-    """Whether the WAL up to the last switch is in the archive."""
-    return await is_so(
+    """Return whether the WAL up to the last switch is in the archive."""
+    return await is_true(
         url, "select last_archived_wal >= pg_walfile_name(pg_current_wal_lsn() - 1) from pg_stat_archiver"
     )

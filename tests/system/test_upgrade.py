@@ -1,5 +1,5 @@
-"""A rolling upgrade under load, as docs/operations/upgrade.md has it: the version before the newest migrations and this
-one on one database, there and back."""
+"""A rolling upgrade under load by the steps of docs/operations/upgrade.md: from the version before the newest
+migrations to this one and back, on one database."""
 
 import asyncio
 import subprocess
@@ -18,20 +18,20 @@ from app.database.connection import connect
 from app.embedded_postgres import EmbeddedPostgres
 from app.migrate import OLDEST_SERVED, head
 from tests.support.check_responder import Responder
-from tests.support.load import CLOSED, TAKEN_WITHIN_S, Load, Replicas, recorded, until
-from tests.support.processes import ROOT, Service, of_ones_own
+from tests.support.load import CLOSED, READ_WITHIN_S, Load, Replicas, recorded, until
+from tests.support.processes import ROOT, Service, external_database_options
 from tests.support.relay_stepping import subscribe
 from tests.support.requirements import absent
 
 PRODUCERS = 6
-# What is acknowledged between one step and the next.
+# The number of transactions that are acknowledged between two steps.
 MEANWHILE = 150
 LEAVES = 4
 HELD_S = 0.7
 
 
 def version_before(into: Path) -> Path:
-    """Lay out the service as it was before the newest migrations; skips where git does not know it."""
+    """Extract the service as it was before the newest migrations; skips where git does not have it."""
     if head() == OLDEST_SERVED:
         return ROOT
     number = f"{int(OLDEST_SERVED) + 1:04}"
@@ -49,26 +49,26 @@ def git(*arguments: str) -> str:
 
 def git_bytes(*arguments: str) -> bytes:
     try:
-        ran = subprocess.run(["git", *arguments], cwd=ROOT, capture_output=True)
+        completed = subprocess.run(["git", *arguments], cwd=ROOT, capture_output=True)
     except FileNotFoundError:
         absent("git is not installed", "MACHINE")
-    if ran.returncode != 0:
-        absent(f"git cannot tell: {ran.stderr.decode().strip()}", "MACHINE")
-    return ran.stdout
+    if completed.returncode != 0:
+        absent(f"git cannot tell: {completed.stderr.decode().strip()}", "MACHINE")
+    return completed.stdout
 
 
 async def halfnote(root: Path, url: str, *arguments: str) -> str:
     """Run a command of a version; return what it printed."""
     command = [sys.executable, "-m", "app.cli", *arguments]
-    environment = {"PATH": "", **of_ones_own(), "HALFNOTE_DATABASE_URL": url}
-    ran = await asyncio.to_thread(subprocess.run, command, cwd=root, env=environment, capture_output=True)
-    assert ran.returncode == 0, ran.stderr.decode()
-    return ran.stdout.decode()
+    environment = {"PATH": "", **external_database_options(), "HALFNOTE_DATABASE_URL": url}
+    completed = await asyncio.to_thread(subprocess.run, command, cwd=root, env=environment, capture_output=True)
+    assert completed.returncode == 0, completed.stderr.decode()
+    return completed.stdout.decode()
 
 
 @asynccontextmanager
-async def held_up(url: str) -> AsyncIterator[None]:
-    """Keep halves and ends waiting in the database until the block ends: no other session can write to their tables."""
+async def writes_blocked(url: str) -> AsyncIterator[None]:
+    """Block halves and ends in the database until the context ends: no other session can write to their tables."""
     holder = await connect(url)
     try:
         async with holder.transaction():
@@ -79,19 +79,19 @@ async def held_up(url: str) -> AsyncIterator[None]:
 
 
 async def leave(replicas: Replicas, load: Load, service: Service, url: str) -> None:
-    """Send a replica away that has requests which it cannot answer before it has begun to go."""
+    """Stop a replica that has requests which it cannot answer before it has begun to stop."""
     while True:
-        async with held_up(url):
-            # By then each producer waits, and each replica has had its request for long enough.
-            await asyncio.sleep(2 * TAKEN_WITHIN_S)
-            if load.held_at(service):
-                going = asyncio.create_task(replicas.take_out(service))
+        async with writes_blocked(url):
+            # By then each producer waits, and each replica has read its requests.
+            await asyncio.sleep(2 * READ_WITHIN_S)
+            if load.unanswered_at(service):
+                removal = asyncio.create_task(replicas.remove(service))
                 await until(lambda: refused(service.port))
-                # Longer than the web server waits for anything by itself.
+                # Longer than any timeout of the web server.
                 await asyncio.sleep(HELD_S)
                 break
-        await load.go_on(1)
-    await going
+        await load.until_more(1)
+    await removal
 
 
 async def refused(port: int) -> bool:
@@ -104,17 +104,17 @@ async def refused(port: int) -> bool:
     return False
 
 
-HERE, NOTIFIED_AT = "http://127.0.0.1:9", 1030.0
+HERE, SIGNALED_AT = "http://127.0.0.1:9", 1030.0
 CUT = httpx.RemoteProtocolError("peer closed connection without sending complete message body")
 
 
 @pytest.mark.parametrize(
-    ("url", "sent_after_s", "error", "forgiven"),
+    ("url", "sent_after_s", "error", "allowed"),
     [
         (HERE, inf, httpx.ConnectError("refused"), True),
         (HERE, 0.1, httpx.RemoteProtocolError(CLOSED), True),
         (HERE, 0.1, httpx.ReadError("reset"), True),
-        # It had these.
+        # The replica had read these.
         (HERE, -1.0, httpx.RemoteProtocolError(CLOSED), False),
         (HERE, -1.0, httpx.ReadError("reset"), False),
         (HERE, 0.1, CUT, False),
@@ -122,12 +122,12 @@ CUT = httpx.RemoteProtocolError("peer closed connection without sending complete
         ("http://127.0.0.1:10", inf, httpx.ConnectError("refused"), False),
     ],
 )
-def test_what_a_leaving_replica_is_forgiven(
-    url: str, sent_after_s: float, error: httpx.TransportError, forgiven: bool
+def test_which_errors_of_a_leaving_replica_are_allowed(
+    url: str, sent_after_s: float, error: httpx.TransportError, allowed: bool
 ) -> None:
     replicas = Replicas()
-    replicas.notified_at[HERE] = NOTIFIED_AT
-    assert replicas.untaken(url, NOTIFIED_AT + sent_after_s, error) is forgiven
+    replicas.signaled_at[HERE] = SIGNALED_AT
+    assert replicas.may_be_unread(url, SIGNALED_AT + sent_after_s, error) is allowed
 
 
 @pytest.mark.slow
@@ -150,15 +150,15 @@ async def test_nothing_acknowledged_is_lost_while_versions_change(data_dir: Path
                 assert (await client.put("/producer-groups/shop", json=policy)).status_code == 201
                 await subscribe(client, receiver, max_in_flight=32)
             load.begin()
-            await load.go_on(MEANWHILE)
-            # The schema first, under load, then replica by replica; and back again, but for the schema.
+            await load.until_more(MEANWHILE)
+            # First the schema, under load, then replica by replica; then the replicas back again, but not the schema.
             await halfnote(ROOT, server.url, "migrate")
-            await load.go_on(MEANWHILE)
+            await load.until_more(MEANWHILE)
             for root in (ROOT, ROOT, before, before):
                 await replicas.add(service(root))
-                await load.go_on(MEANWHILE)
+                await load.until_more(MEANWHILE)
                 await leave(replicas, load, replicas.serving[0], server.url)
-                await load.go_on(MEANWHILE)
+                await load.until_more(MEANWHILE)
             await load.end()
             await until(lambda: load.committed <= {call.headers["ce-id"] for call in receiver.calls})
             assert await recorded(server.url) == load.verdicts
@@ -166,10 +166,10 @@ async def test_nothing_acknowledged_is_lost_while_versions_change(data_dir: Path
         finally:
             load.cancel()
             for one in list(replicas.serving):
-                await replicas.take_out(one)
+                await replicas.remove(one)
             await asyncio.to_thread(server.stop)
-    assert load.wrong == []
+    assert load.faults == []
     # At most the one connection that each producer keeps to each replica that left.
     assert load.closed <= PRODUCERS * LEAVES
-    # Nor did anything come that was not committed.
+    # Nothing arrived that was not committed.
     assert {call.headers["ce-id"] for call in receiver.calls} == load.committed
