@@ -492,23 +492,23 @@ async def test_each_role_may_do_what_its_row_says(
 
 def _judge(cell: tuple[str, str, Role, str], verdict: str, answer: httpx.Response, left: int) -> None:
     method, template, role, side = cell
-    told = (cell, answer.status_code, answer.text)
+    context = (cell, answer.status_code, answer.text)
     if verdict != "may":
-        assert answer.status_code == int(verdict), told
-        assert left == 0, told
+        assert answer.status_code == int(verdict), context
+        assert left == 0, context
         if verdict == "403":
-            assert answer.json()["type"] == "/problems/forbidden", told
-            assert answer.json()["missing"], told
+            assert answer.json()["type"] == "/problems/forbidden", context
+            assert answer.json()["missing"], context
         else:
-            assert answer.json()["type"] in ("/problems/transaction-unknown", "/problems/message-unknown"), told
+            assert answer.json()["type"] in ("/problems/transaction-unknown", "/problems/message-unknown"), context
     elif template == "/end" and side == OTHER:
         # An admin reaches both groups, so the answer says that the transaction is another group's.
-        assert answer.json()["type"] == "/problems/wrong-group", told
+        assert answer.json()["type"] == "/problems/wrong-group", context
     else:
-        assert answer.is_success, told
+        assert answer.is_success, context
         unaudited = UNCHANGED | (SENT if role is Role.PRODUCER else set())
         changes = method != "GET" and (method, template) not in unaudited
-        assert (left > 0) == changes, told
+        assert (left > 0) == changes, context
 
 
 @shares
@@ -528,14 +528,14 @@ async def test_own_subscription_with_a_foreign_topic(
             if route == ("PUT", "/subscriptions/{name}"):
                 asked = replace(asked, path=f"/subscriptions/{await world.subscription()}")
             answer = await ask(client, method, asked, keys[role])
-            told = (role, answer.status_code, answer.text)
+            context = (role, answer.status_code, answer.text)
             if role is Role.ADMIN or may == "y":
-                assert answer.is_success, told
+                assert answer.is_success, context
             elif may == "-":
-                assert answer.json() == {"items": [], "next_cursor": None}, told
+                assert answer.json() == {"items": [], "next_cursor": None}, context
             else:
-                assert answer.status_code == (403 if may == "n" else 404), told
-                assert may == "h" or answer.json()["missing"] == {"topics": f"{OTHER}.order"}, told
+                assert answer.status_code == (403 if may == "n" else 404), context
+                assert may == "h" or answer.json()["missing"] == {"topics": f"{OTHER}.order"}, context
             if role is Role.ADMIN and may == "-":
                 assert len(answer.json()["items"]) == 1
 

@@ -131,15 +131,15 @@ async def test_twelve_connections_and_both_verdicts(db: Connection, dsn: str, gr
     ids = await store_halves(db, 400)
     finished = asyncio.Event()
     follower = asyncio.create_task(_follow(dsn, finished))
-    told: dict[UUID, set[int]] = {one: set() for one in ids}
+    verdicts_seen: dict[UUID, set[int]] = {one: set() for one in ids}
     won: list[UUID] = []
-    await asyncio.gather(*(_end_at_random(dsn, ids, seed, told, won) for seed in range(12)))
+    await asyncio.gather(*(_end_at_random(dsn, ids, seed, verdicts_seen, won) for seed in range(12)))
     finished.set()
     seen = await follower
     assert len(won) == len(set(won)) == len(ids)
-    assert all(len(verdicts) == 1 for verdicts in told.values())
+    assert all(len(verdicts) == 1 for verdicts in verdicts_seen.values())
     recorded = dict(await db.fetch("select transaction_id, verdict from op"))
-    assert {one: {verdict} for one, verdict in recorded.items()} == told
+    assert {one: {verdict} for one, verdict in recorded.items()} == verdicts_seen
     assert seen == sorted(seen)
     assert len(seen) == 2 * sum(verdict == Verdict.COMMIT for verdict in recorded.values())
     assert await db.fetchval(deadlocks) == before
@@ -151,20 +151,22 @@ async def test_twelve_connections_and_both_verdicts(db: Connection, dsn: str, gr
     assert await db.fetchval(apart + " where d <> 1") == 0
 
 
-async def _end_at_random(dsn: str, ids: list[UUID], seed: int, told: dict[UUID, set[int]], won: list[UUID]) -> None:
-    chance = random.Random(seed)
+async def _end_at_random(
+    dsn: str, ids: list[UUID], seed: int, verdicts_seen: dict[UUID, set[int]], won: list[UUID]
+) -> None:
+    rng = random.Random(seed)
     connection = await connect(dsn)
     for _ in range(25):
-        batch = sorted(chance.sample(ids, 60))
-        ends = [End(one, "shop", chance.choice(list(Verdict))) for one in batch]
+        batch = sorted(rng.sample(ids, 60))
+        ends = [End(one, "shop", rng.choice(list(Verdict))) for one in batch]
         found = await record_ends(connection, ends, now())
         losers = [end for end in ends if found[end.transaction_id].verdict is None]
         won.extend(one for one, recorded in found.items() if recorded.verdict is not None)
         found |= await read_recorded(connection, losers, now())
         for one in batch:
             verdict = found[one].verdict
-            assert verdict is not None, "a loser was told nothing"
-            told[one].add(verdict)
+            assert verdict is not None, "a losing End got no verdict"
+            verdicts_seen[one].add(verdict)
     await connection.close()
 
 

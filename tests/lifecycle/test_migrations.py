@@ -165,18 +165,18 @@ async def test_every_revision_goes_up_and_down_with_rows(revision: str) -> None:
     try:
         older = await fill(there) if before != "base" else {}
         await up(url, revision)
-        kept = without_dropped(older, revision)
-        assert await counts(there, kept) == kept
-        for table in kept:
+        expected = without_dropped(older, revision)
+        assert await counts(there, expected) == expected
+        for table in expected:
             await there.execute(f"truncate {table}")
         newer = await fill(there)
-        assert set(newer) >= set(kept)
+        assert set(newer) >= set(expected)
         assert set(newer.values()) == {1}
         await down(url, before)
         assert await counts(there, older) == older
         await up(url, "head")
-        kept = without_dropped(older, head())
-        assert await counts(there, kept) == kept
+        expected = without_dropped(older, head())
+        assert await counts(there, expected) == expected
         assert await current(there) == head()
     finally:
         await there.close()

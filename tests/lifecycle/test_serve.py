@@ -333,8 +333,8 @@ async def test_the_greeting_says_where_to_go(service: Callable[..., Service], ds
     async with asyncio.timeout(20):
         while served.url not in (said := served.log.read_text()):
             await asyncio.sleep(0.02)
-    for told in ("make demo", "/docs", "/readyz", "Order 1030"):
-        assert told.lower() in said.lower()
+    for text in ("make demo", "/docs", "/readyz", "Order 1030"):
+        assert text.lower() in said.lower()
 
 
 async def test_a_signal_while_postgres_starts_leaves_no_postgres_behind(

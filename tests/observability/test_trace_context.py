@@ -48,7 +48,7 @@ def test_of_a_later_version_the_ids_and_the_sampled_flag_are_taken() -> None:
 
 
 @pytest.mark.parametrize(
-    ("given", "kept"),
+    ("given", "expected"),
     [
         ("a=1", "a=1"),
         ("a=1,b=2", "a=1,b=2"),
@@ -69,8 +69,8 @@ def test_of_a_later_version_the_ids_and_the_sampled_flag_are_taken() -> None:
         (",".join(f"k{n}=1" for n in range(33)), None),
     ],
 )
-def test_a_state_is_passed_on_or_dropped_alone(given: str, kept: str | None) -> None:
-    assert context_of(TRACE, given) == (f"{TRACE} {kept}" if kept else TRACE)
+def test_a_state_is_passed_on_or_dropped_alone(given: str, expected: str | None) -> None:
+    assert context_of(TRACE, given) == (f"{TRACE} {expected}" if expected else TRACE)
 
 
 def test_of_a_state_that_is_too_long_go_long_members_first_and_then_the_last() -> None:

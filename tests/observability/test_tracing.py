@@ -39,9 +39,9 @@ def collector(monkeypatch: pytest.MonkeyPatch) -> Iterator[Collector]:
 @asynccontextmanager
 async def tracing(settings: Settings, endpoint: str, ratio: float = 0.0) -> AsyncIterator[Runtime]:
     """A runtime that exports its spans."""
-    told = Settings.model_validate({**settings.model_dump(), "otlp_endpoint": endpoint, "trace_ratio": ratio})
+    with_tracing = Settings.model_validate({**settings.model_dump(), "otlp_endpoint": endpoint, "trace_ratio": ratio})
     async with AsyncExitStack() as stack:
-        yield await assemble(told, told.database_url or "", stack)
+        yield await assemble(with_tracing, with_tracing.database_url or "", stack)
 
 
 async def post(client: httpx.AsyncClient, path: str, body: dict[str, Any], **headers: str) -> Any:
@@ -209,9 +209,9 @@ async def test_who_is_traced(settings: Settings, db: Connection, group: str, col
         await post(client, "/messages", {"messages": [order(3)]}, traceparent=SAMPLED)
     assert [span.attributes["http.response.status_code"] for span in collector.named("POST /messages")] == [201]
     # An unsampled context is passed on unchanged.
-    kept = [row[0] for row in await db.fetch("select traceparent from half order by key")]
-    assert kept[:2] == [None, UNSAMPLED]
-    assert parent_of(kept[2]) == (TRACE_ID, one(collector.named("POST /messages")).span_id)
+    traceparents = [row[0] for row in await db.fetch("select traceparent from half order by key")]
+    assert traceparents[:2] == [None, UNSAMPLED]
+    assert parent_of(traceparents[2]) == (TRACE_ID, one(collector.named("POST /messages")).span_id)
     async with tracing(settings, collector.url, ratio=1) as runtime, client_of(runtime) as client:
         for path in ("/livez", "/readyz", "/metrics", "/topics"):
             await client.get(path)

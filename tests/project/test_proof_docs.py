@@ -69,12 +69,14 @@ def test_options_that_are_named_exist(command: str) -> None:
 def test_exit_statuses_are_those_of_the_program() -> None:
     from spark.jobs import reconcile
 
-    told = dict(re.findall(r"^\| (\d) \| (.*) \|$", PAGE, re.MULTILINE))
-    assert {str(one) for one in (reconcile.PROVED, reconcile.FINDINGS, reconcile.FAILED, reconcile.USAGE)} == set(told)
-    assert told[str(reconcile.PROVED)].startswith("proved")
-    assert "findings" in told[str(reconcile.FINDINGS)]
-    assert "failed" in told[str(reconcile.FAILED)]
-    assert "wrong usage" in told[str(reconcile.USAGE)]
+    documented = dict(re.findall(r"^\| (\d) \| (.*) \|$", PAGE, re.MULTILINE))
+    assert {str(one) for one in (reconcile.PROVED, reconcile.FINDINGS, reconcile.FAILED, reconcile.USAGE)} == set(
+        documented
+    )
+    assert documented[str(reconcile.PROVED)].startswith("proved")
+    assert "findings" in documented[str(reconcile.FINDINGS)]
+    assert "failed" in documented[str(reconcile.FAILED)]
+    assert "wrong usage" in documented[str(reconcile.USAGE)]
 
 
 def test_schedules_can_be_read_by_what_they_are_for() -> None:

@@ -42,10 +42,12 @@ def test_a_target_fails_where_its_tests_cannot_run(target: str, says: str, one: 
     """The target's environment, on a machine that has none of the programs."""
     words = pytest_of(target).split()
     assert one.startswith(tuple(word for word in words if word.startswith("tests/")))
-    told = dict(word.split("=", 1) for word in words if word.startswith("HALFNOTE_TEST_"))
-    kept = {name: value for name, value in os.environ.items() if not name.startswith("HALFNOTE_TEST_")}
+    variables = dict(word.split("=", 1) for word in words if word.startswith("HALFNOTE_TEST_"))
+    inherited = {name: value for name, value in os.environ.items() if not name.startswith("HALFNOTE_TEST_")}
     nothing = {"PATH": str(tmp_path), "HALFNOTE_KUBE_DIR": str(tmp_path / "kube")}
     command = [sys.executable, "-m", "pytest", "-n", "0", "--maxfail=1", "-p", "no:cacheprovider", "-q", one]
-    ended = subprocess.run(command, cwd=ROOT, env=kept | nothing | told, capture_output=True, text=True, timeout=240)
-    assert ended.returncode == 1, ended.stdout
-    assert says in ended.stdout
+    completed = subprocess.run(
+        command, cwd=ROOT, env=inherited | nothing | variables, capture_output=True, text=True, timeout=240
+    )
+    assert completed.returncode == 1, completed.stdout
+    assert says in completed.stdout

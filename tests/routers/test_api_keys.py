@@ -1,4 +1,4 @@
-"""API keys: how they are made, kept, replaced and ended; what of them is said, and what never is."""
+"""API keys: how they are created, stored, replaced and revoked; what is shown of them, and what never is."""
 
 import asyncio
 import json
@@ -137,7 +137,7 @@ async def test_only_the_digest_is_stored_and_the_key_is_shown_once(
 
 @shares
 @pytest.mark.parametrize(
-    ("authorization", "told"),
+    ("authorization", "detail"),
     [
         (None, "No key came"),
         ("", "not known"),
@@ -153,7 +153,7 @@ async def test_only_the_digest_is_stored_and_the_key_is_shown_once(
         ("Bearer \u00ff", "not known"),
     ],
 )
-async def test_an_invalid_key_is_401(shared_admin: httpx.AsyncClient, authorization: str | None, told: str) -> None:
+async def test_an_invalid_key_is_401(shared_admin: httpx.AsyncClient, authorization: str | None, detail: str) -> None:
     headers = {} if authorization is None else {"authorization": authorization.encode("latin-1")}
     for path in ("/half", "/topics", "/nowhere"):
         method = "POST" if path == "/half" else "GET"
@@ -162,7 +162,7 @@ async def test_an_invalid_key_is_401(shared_admin: httpx.AsyncClient, authorizat
             del request.headers["authorization"]
         answer = await shared_admin.send(request)
         assert answer.status_code == 401
-        assert told in answer.json()["detail"]
+        assert detail in answer.json()["detail"]
         assert answer.headers["www-authenticate"].startswith('Bearer realm="halfnote"')
         assert ("invalid_token" in answer.headers["www-authenticate"]) == (authorization is not None)
 
@@ -557,8 +557,8 @@ async def test_any_host_is_answered_where_keys_are_asked_for(start: Callable[...
 
 async def test_health_shows_no_details_without_a_key(start: Callable[..., Any]) -> None:
     _, client = await start()
-    told = {one["name"]: one["detail"] for one in (await client.get("/readyz")).json()["checks"]}
-    assert "Postgres" in told["database"]
+    checks = {one["name"]: one["detail"] for one in (await client.get("/readyz")).json()["checks"]}
+    assert "Postgres" in checks["database"]
     for headers in ({"authorization": ""}, bearer(new_key())):
         shown = (await client.get("/readyz", headers=headers)).json()["checks"]
         assert {one["detail"] for one in shown} == {"details are shown to an operator's or admin's key"}

@@ -366,8 +366,8 @@ async def test_switch_does_not_override_settings_or_a_stop(
     settings: Settings, dsn: str, group: str, reason: str
 ) -> None:
     async with AsyncExitStack() as stack:
-        told = settings.model_copy(update={"accept": "ends"} if reason == "setting" else {})
-        runtime = await stack.enter_async_context(assembled(told, dsn))
+        changed = settings.model_copy(update={"accept": "ends"} if reason == "setting" else {})
+        runtime = await stack.enter_async_context(assembled(changed, dsn))
         runtime.stopping = reason == "stopping"
         client = await stack.enter_async_context(client_of(runtime))
         assert (await client.put("/accept", json={"accept": "all"})).json()["here"] == "ends"

@@ -195,7 +195,7 @@ async def test_replayed_messages_are_delivered_once_more(
         await turn_until(relay, runtime, done)
         shown = (await client.get(path)).json()
     expected = [offset for number, offset in enumerate(sent) if 3 <= number <= 26 and number % 3 < 2]
-    came = sorted(int(call.headers["halfnote-offset"]) for call in receiver.calls)
-    assert came == expected
+    received = sorted(int(call.headers["halfnote-offset"]) for call in receiver.calls)
+    assert received == expected
     assert {call.headers["halfnote-replay"] for call in receiver.calls} == {str(made["replay_id"])}
     assert (shown["delivered"], shown["retrying"], shown["dead"], shown["offset"]) == (len(expected), 0, 0, sent[26])

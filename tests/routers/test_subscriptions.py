@@ -279,9 +279,9 @@ async def test_nothing_committed_after_the_answer_is_skipped_by_latest(
             lambda: len(relay.streams) == 12 and min(s.settled_to for s in relay.streams.values()) >= last,
         )
         await relay.drain(runtime)
-    came: dict[str, set[int]] = {}
+    received: dict[str, set[int]] = {}
     for call, offset in zip(receiver.calls, offsets(receiver), strict=True):
-        came.setdefault(call.headers["halfnote-subscription"], set()).add(offset)
+        received.setdefault(call.headers["halfnote-subscription"], set()).add(offset)
     for number in range(12):
         due = {offset for before, offset in sent if before > number}
-        assert due <= came.get(f"mailer-{number}", set())
+        assert due <= received.get(f"mailer-{number}", set())

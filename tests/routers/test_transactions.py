@@ -258,7 +258,7 @@ async def test_what_a_person_did_is_on_the_timeline(client: httpx.AsyncClient, d
     one = await half_of(client)
     await post_end(client, one, "commit")
     mailer = await subscribe(db, "mailer")
-    who = {"actor": "dana", "reason": "mended", "ids": [{"subscription": "mailer", "message_id": f"{one}-0"}]}
+    who = {"actor": "dana", "reason": "repaired", "ids": [{"subscription": "mailer", "message_id": f"{one}-0"}]}
     await write_dead(db, one, mailer)
     assert (await client.post("/dead-letters/redeliver", json=who)).json()["redelivered"] == 1
     await db.execute("delete from delivery_retry")
@@ -266,12 +266,12 @@ async def test_what_a_person_did_is_on_the_timeline(client: httpx.AsyncClient, d
     gone = await client.request("DELETE", "/dead-letters", json={**who, "reason": "too late"})
     assert gone.json()["dropped"] == 1
     shown = (await client.get(f"/transactions/{one}")).json()
-    told = [{name: value for name, value in entry.items() if name != "at"} for entry in shown["timeline"][-4:]]
+    entries = [{name: value for name, value in entry.items() if name != "at"} for entry in shown["timeline"][-4:]]
     same = {"message_id": f"{one}-0", "subscription": "mailer"}
     died = {"what": "dead", **same, "attempts": 5, "reason": "tries used up"}
-    assert told == [
+    assert entries == [
         died,
-        {"what": "redelivered", **same, "actor": "dana", "reason": "mended"},
+        {"what": "redelivered", **same, "actor": "dana", "reason": "repaired"},
         died,
         {"what": "dropped", **same, "actor": "dana", "reason": "too late"},
     ]

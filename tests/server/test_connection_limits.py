@@ -94,11 +94,11 @@ SLOW = {
 async def test_slow_clients_are_disconnected(served: Start) -> None:
     service = await served(request_timeout_s=1)
 
-    async def slow(begin: bytes, piece: bytes, told: bytes) -> None:
+    async def slow(begin: bytes, piece: bytes, expected: bytes) -> None:
         async with connected(service) as (reader, writer):
             writer.write(begin)
             trickling = asyncio.create_task(trickle(writer, piece) if piece else asyncio.sleep(0))
-            assert (await last_words(reader)).startswith(told)
+            assert (await last_words(reader)).startswith(expected)
             trickling.cancel()
 
     await asyncio.gather(*(slow(*one) for one in SLOW.values()))
@@ -131,12 +131,12 @@ async def test_heads_have_a_limit(served: Start) -> None:
 async def test_connections_that_rest_make_room(served: Start) -> None:
     service = await served(connections_max=16)
     async with contextlib.AsyncExitStack() as stack:
-        kept = await stack.enter_async_context(httpx.AsyncClient(base_url=service.url, timeout=60))
+        active = await stack.enter_async_context(httpx.AsyncClient(base_url=service.url, timeout=60))
         for _ in range(4):
             for _ in range(20):
                 await stack.enter_async_context(connected(service))
             # It has asked, so others go before it.
-            assert (await kept.post("/half", json=ORDER)).status_code == 201
+            assert (await active.post("/half", json=ORDER)).status_code == 201
         await answered_in_full(service)
 
 

@@ -114,15 +114,15 @@ def prove(dsn: str, *options: object) -> int:
 def start_proof(
     dsn: str, temporary: Path, *options: object, program: tuple[str, ...] = (), cwd: Path = ROOT, **env: str
 ) -> subprocess.Popen[str]:
-    """Start the proof as a process of its own; what it keeps meanwhile is below `temporary`."""
+    """Start the proof as a separate process; its temporary files are below `temporary`."""
     command = program or (sys.executable, "-m", "spark.jobs.reconcile")
-    kept = {
+    inherited = {
         name: value for name, value in os.environ.items() if not name.startswith(("HALFNOTE_", "SPARK_", "PYSPARK"))
     }
     return subprocess.Popen(
         [*command, *map(str, options)],
         cwd=cwd,
-        env=kept
+        env=inherited
         | {"HALFNOTE_DATABASE_URL": dsn, "TMPDIR": str(temporary), "SPARK_LOCAL_IP": "127.0.0.1"}
         | {"PYSPARK_PYTHON": sys.executable}
         | env,

@@ -68,12 +68,12 @@ def test_a_damaged_archive_is_a_finding_and_other_days_are_proved(
     *damaged, other = open_findings(dsn)
     assert (other["day"], other["kind"]) == (OTHER, "published_after_rollback")
     assert {(found["day"], found["kind"]) for found in damaged} == {(OLD, "archive_differs")}
-    told = files_of(damaged)
-    assert told.keys() == {"half", "op", "receipt", "manifest.json"}
-    assert f"{half.name} is missing" in told["half"]
-    assert f"bytes instead of {op.stat().st_size + 1}" in told["op"]
-    assert "has other bytes than were written" in told["receipt"]
-    assert "manifest.json cannot be read" in told["manifest.json"]
+    details = files_of(damaged)
+    assert details.keys() == {"half", "op", "receipt", "manifest.json"}
+    assert f"{half.name} is missing" in details["half"]
+    assert f"bytes instead of {op.stat().st_size + 1}" in details["op"]
+    assert "has other bytes than were written" in details["receipt"]
+    assert "manifest.json cannot be read" in details["manifest.json"]
 
     # What the proof found wrong is archived again without being named, and the next proof finds nothing.
     again = archived(dsn, tmp_path / "archive")
@@ -86,9 +86,9 @@ def test_a_damaged_archive_is_a_finding_and_other_days_are_proved(
 def test_an_archive_that_is_gone_is_a_finding_for_each_table(dsn: str, place: Path) -> None:
     shutil.rmtree(place)
     assert prove(dsn, "--day", OLD) == 3
-    told = files_of(open_findings(dsn))
-    assert told.keys() == {"half", "op", "outbox", "receipt", "attempt", "manifest.json"}
-    assert all("missing" in told[table] for table in ("half", "op", "outbox", "receipt", "attempt"))
+    details = files_of(open_findings(dsn))
+    assert details.keys() == {"half", "op", "outbox", "receipt", "attempt", "manifest.json"}
+    assert all("missing" in details[table] for table in ("half", "op", "outbox", "receipt", "attempt"))
 
 
 def test_an_archive_that_was_replaced_while_it_was_read_is_left_to_the_next_run(

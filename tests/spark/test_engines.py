@@ -91,13 +91,13 @@ def cluster(tmp_path: Path) -> Iterator[str]:
 
 
 def spark_class(place: Path, name: str, *arguments: str) -> subprocess.Popen[bytes]:
-    kept = {name: value for name, value in os.environ.items() if not name.startswith(("SPARK_", "PYSPARK"))}
+    inherited = {name: value for name, value in os.environ.items() if not name.startswith(("SPARK_", "PYSPARK"))}
     here = {"SPARK_HOME": str(SPARK_HOME), "SPARK_LOCAL_IP": "127.0.0.1", "SPARK_LOCAL_DIRS": str(place / "local")}
     command = [str(SPARK_HOME / "bin" / "spark-class"), f"org.apache.spark.deploy.{name}", "--webui-port", "0"]
     with (place / f"{name}.log").open("wb") as log:
         return subprocess.Popen(
             [*command, *arguments],
-            env=kept | here | {"SPARK_DAEMON_MEMORY": "256m"},
+            env=inherited | here | {"SPARK_DAEMON_MEMORY": "256m"},
             stdout=log,
             stderr=log,
             start_new_session=True,

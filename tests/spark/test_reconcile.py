@@ -98,7 +98,7 @@ def test_findings_are_written_resolved_and_can_be_proved_again_without_the_datab
         assert (found["first_run"], found["last_run"], found["resolved_at"]) == (1, 1, None)
     assert f'href="https://halfnote.example/transactions/{flipped}"' in (out / "report.html").read_text()
     assert "nonsense" in "".join(path.read_text() for path in (out / "set-aside/producer").glob("*.csv"))
-    [kept] = staging.glob("halfnote-proof-*/read")
+    [kept_frames] = staging.glob("halfnote-proof-*/read")
 
     flip_ops(dsn, verdict=1)
     assert prove(dsn, *options) == 3
@@ -106,12 +106,12 @@ def test_findings_are_written_resolved_and_can_be_proved_again_without_the_datab
     assert (open_["kind"], open_["resolved_run"]) == ("ledger_disagrees", None)
     assert (gone["kind"], gone["resolved_run"], gone["last_run"]) == ("published_after_rollback", 2, 1)
     assert parquet(out) == []
-    # Nothing is left of a run but its results, and what was to be kept.
-    assert list(staging.iterdir()) == [kept.parent]
+    # A run leaves only its results and the frames that it was to keep.
+    assert list(staging.iterdir()) == [kept_frames.parent]
     assert sorted(path.name for path in out.iterdir()) == ["findings", "report.html", "set-aside"]
 
     # As the rows were then.
-    assert prove(dsn, "--from-parquet", kept, "--producer-ledger", ledger, "--out", tmp_path / "again") == 3
+    assert prove(dsn, "--from-parquet", kept_frames, "--producer-ledger", ledger, "--out", tmp_path / "again") == 3
     assert parquet(tmp_path / "again") == first
     assert (tmp_path / "again/report.html").exists()
     assert [(run["state"], run["open"], run["new"], run["resolved"]) for run in runs(dsn)] == [

@@ -35,11 +35,11 @@ def _two_verdicts(day: Day) -> Found:
 def _redelivered_and_lost(day: Day) -> Found:
     """A redelivery without a receipt is a fault, unless it is from before the day took receipts."""
     day.extra["receipts_since"] = born(1000)
-    for number, told in ((150, {}), (151, {"at": born(999)}), (152, {"what": "dropped"}), (153, {})):
+    for number, columns in ((150, {}), (151, {"at": born(999)}), (152, {"what": "dropped"}), (153, {})):
         day.committed(number)
         if number != 153:
             day.rows["receipt"].pop()
-        day.delivery("redelivery", number, **({"at": born(1000)} | told))
+        day.delivery("redelivery", number, **({"at": born(1000)} | columns))
     return {("undelivered", f"{message_id(150)}:1")}
 
 

@@ -60,8 +60,14 @@ class Primary:
         if place.account.uid is not None:
             as_server |= {"user": place.account.uid, "group": place.account.gid, "extra_groups": []}
         self._copy(directory, as_server)
-        told = {"port": str(port), "hot_standby": "on", "logging_collector": "off", "fsync": "off", **settings}
-        options = [part for name, value in told.items() for part in ("-c", f"{name}={value}")]
+        settings_of_standby = {
+            "port": str(port),
+            "hot_standby": "on",
+            "logging_collector": "off",
+            "fsync": "off",
+            **settings,
+        }
+        options = [part for name, value in settings_of_standby.items() for part in ("-c", f"{name}={value}")]
         with (home / "log").open("w") as log:
             server = subprocess.Popen(
                 [self.server.bin("postgres"), "-D", directory, *options], stdout=log, stderr=log, **as_server
