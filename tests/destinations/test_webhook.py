@@ -2,9 +2,8 @@
 
 import base64
 import json
-from collections.abc import AsyncIterator
 from dataclasses import replace
-from datetime import UTC, datetime, timedelta
+from datetime import timedelta
 from typing import Any
 from urllib.parse import unquote
 
@@ -19,13 +18,7 @@ from app.field_rules import header_fault
 from app.secrets.signatures import OVERLAP, Secret, new_secret, public_key, rotated
 from tests.secrets.test_signatures import verify_asymmetric
 from tests.support.check_responder import Call, Responder
-from tests.support.webhooks import COMMITTED, SECRET, egress_client, message, webhook
-
-
-def now() -> datetime:
-    """Return the real time, because the receivers' library checks timestamps."""
-    return datetime.now(UTC)
-
+from tests.support.webhooks import COMMITTED, SECRET, message, now, webhook
 
 BODY = b'{ "z":1.0,  "a":[ ],\n "caf\xc3\xa9": 1e400 }'
 FULL: dict[str, Any] = {
@@ -38,33 +31,26 @@ FULL: dict[str, Any] = {
 }
 
 
-@pytest.fixture
-async def client() -> AsyncIterator[EgressClient]:
-    """Yield an HTTP client like the service's."""
-    async with egress_client() as opened:
-        yield opened
-
-
 def parse_verified(call: Call) -> BaseCloudEvent:
     """Verify a request's signature and read it as a CloudEvent, as a receiver does."""
     Verifier(SECRET).verify(call.body, call.headers, json_parse=False)
     return from_http_event(HTTPMessage(call.headers, call.body))
 
 
-async def outcome_at(client: EgressClient, status: int, content: Any = None, **headers: str) -> Outcome:
+async def outcome_at(http_client: EgressClient, status: int, content: Any = None, **headers: str) -> Outcome:
     """Deliver one message to a receiver with this answer; `_` in header names stands for `-`."""
     async with Responder(
         status=status, content=content, **{n.replace("_", "-"): v for n, v in headers.items()}
     ) as hook:
-        [outcome] = await webhook(client, hook.url).deliver([message()], now())
+        [outcome] = await webhook(http_client, hook.url).deliver([message()], now())
         assert len(hook.calls) == 1
     return outcome
 
 
-async def test_a_binary_event_is_the_body_and_headers(client: EgressClient) -> None:
+async def test_a_binary_event_is_the_body_and_headers(http_client: EgressClient) -> None:
     async with Responder(status=204) as hook:
         sent = message(7, **FULL)
-        [outcome] = await webhook(client, hook.url, {"Authorization": "Bearer x"}).deliver([sent], now())
+        [outcome] = await webhook(http_client, hook.url, {"Authorization": "Bearer x"}).deliver([sent], now())
     assert isinstance(outcome, Delivered)
     assert outcome.status == 204
     [call] = hook.calls
@@ -90,10 +76,10 @@ async def test_a_binary_event_is_the_body_and_headers(client: EgressClient) -> N
     assert "webhook-request-origin" not in call.headers
 
 
-async def test_a_structured_event_holds_everything_and_the_body_verbatim(client: EgressClient) -> None:
+async def test_a_structured_event_holds_everything_and_the_body_verbatim(http_client: EgressClient) -> None:
     async with Responder() as hook:
         sent = message(7, replay="12", attempt=3, **FULL)
-        [outcome] = await webhook(client, hook.url, mode="structured").deliver([sent], now())
+        [outcome] = await webhook(http_client, hook.url, mode="structured").deliver([sent], now())
     assert isinstance(outcome, Delivered)
     [call] = hook.calls
     assert call.headers["content-type"] == "application/cloudevents+json"
@@ -138,10 +124,10 @@ async def test_a_structured_event_holds_everything_and_the_body_verbatim(client:
     ],
 )
 async def test_a_body_that_is_no_json_is_sent_as_base64(
-    client: EgressClient, content_type: str, body: bytes, is_data: bool
+    http_client: EgressClient, content_type: str, body: bytes, is_data: bool
 ) -> None:
     async with Responder() as hook:
-        await webhook(client, hook.url, mode="structured").deliver(
+        await webhook(http_client, hook.url, mode="structured").deliver(
             [message(content_type=content_type, body=body)], now()
         )
     [call] = hook.calls
@@ -155,9 +141,9 @@ async def test_a_body_that_is_no_json_is_sent_as_base64(
     assert event.get_data() == (json.loads(body) if is_data else body)
 
 
-async def test_attempts_have_the_same_id_and_their_own_timestamps(client: EgressClient) -> None:
+async def test_attempts_have_the_same_id_and_their_own_timestamps(http_client: EgressClient) -> None:
     async with Responder(status=500) as hook:
-        destination = webhook(client, hook.url)
+        destination = webhook(http_client, hook.url)
         at = now()
         await destination.deliver([message()], at - timedelta(seconds=60))
         await destination.deliver([replace(message(), attempt=2)], at)
@@ -168,12 +154,12 @@ async def test_attempts_have_the_same_id_and_their_own_timestamps(client: Egress
         Verifier(SECRET).verify(call.body, call.headers)
 
 
-async def test_both_secrets_sign_during_the_overlap_also_if_their_kinds_differ(client: EgressClient) -> None:
+async def test_both_secrets_sign_during_the_overlap_also_if_their_kinds_differ(http_client: EgressClient) -> None:
     new = new_secret("v1a")
     public = public_key(new)
     assert public is not None
     async with Responder() as hook:
-        during = webhook(client, hook.url, secrets=rotated([Secret(SECRET)], new, now()), mode="structured")
+        during = webhook(http_client, hook.url, secrets=rotated([Secret(SECRET)], new, now()), mode="structured")
         await during.deliver([message()], now())
         await during.deliver([message()], now() + OVERLAP)
     first, second = hook.calls
@@ -184,55 +170,55 @@ async def test_both_secrets_sign_during_the_overlap_also_if_their_kinds_differ(c
     assert " " not in second.headers["webhook-signature"]
 
 
-async def test_only_2xx_is_success(client: EgressClient) -> None:
+async def test_only_2xx_is_success(http_client: EgressClient) -> None:
     for status in (200, 201, 202, 204, 299):
-        assert isinstance(await outcome_at(client, status), Delivered)
+        assert isinstance(await outcome_at(http_client, status), Delivered)
     for status in (301, 302, 304, 307, 308, 400, 404, 413, 429, 500, 503, 504):
-        outcome = await outcome_at(client, status)
+        outcome = await outcome_at(http_client, status)
         assert isinstance(outcome, Failed)
         assert (outcome.status, outcome.unreachable, outcome.retry_after_s) == (status, False, None)
         assert str(status) in outcome.error
 
 
-async def test_an_answer_is_recorded_as_readable_text(client: EgressClient) -> None:
-    outcome = await outcome_at(client, 500, "no\x00pe" * 1000)
+async def test_an_answer_is_recorded_as_readable_text(http_client: EgressClient) -> None:
+    outcome = await outcome_at(http_client, 500, "no\x00pe" * 1000)
     assert isinstance(outcome, Failed)
     assert outcome.response is not None
     assert (len(outcome.response), outcome.response[:4]) == (1000, '"no\\')
-    assert isinstance(await outcome_at(client, 500), Failed)
+    assert isinstance(await outcome_at(http_client, 500), Failed)
 
 
-async def test_a_redirect_is_not_followed(client: EgressClient) -> None:
+async def test_a_redirect_is_not_followed(http_client: EgressClient) -> None:
     async with Responder() as elsewhere:
-        outcome = await outcome_at(client, 307, location=elsewhere.url)
+        outcome = await outcome_at(http_client, 307, location=elsewhere.url)
         assert elsewhere.calls == []
     assert isinstance(outcome, Failed)
     assert outcome.error == "redirected (307); name the final URL in the subscription"
 
 
-async def test_410_ends_the_subscription(client: EgressClient) -> None:
-    outcome = await outcome_at(client, 410, "moved")
+async def test_410_ends_the_subscription(http_client: EgressClient) -> None:
+    outcome = await outcome_at(http_client, 410, "moved")
     assert isinstance(outcome, Gone)
     assert (outcome.status, outcome.error, outcome.response) == (410, "answered 410", '"moved"')
 
 
 @pytest.mark.parametrize("status", [400, 410, 422, 500, 503])
-async def test_abort_message_refuses_with_its_reason(client: EgressClient, status: int) -> None:
+async def test_abort_message_refuses_with_its_reason(http_client: EgressClient, status: int) -> None:
     outcome = await outcome_at(
-        client, status, webhook_delivery="Abort-Message", halfnote_reason="x" * 600, retry_after="9"
+        http_client, status, webhook_delivery="Abort-Message", halfnote_reason="x" * 600, retry_after="9"
     )
     assert isinstance(outcome, Refused)
     assert (outcome.reason, outcome.status) == ("x" * 500, status)
-    plain = await outcome_at(client, status, webhook_delivery="abort-message")
+    plain = await outcome_at(http_client, status, webhook_delivery="abort-message")
     assert isinstance(plain, Refused)
     assert plain.reason == "abort-message"
 
 
-async def test_abort_message_on_a_success_is_a_success(client: EgressClient) -> None:
-    assert isinstance(await outcome_at(client, 200, webhook_delivery="abort-message"), Delivered)
+async def test_abort_message_on_a_success_is_a_success(http_client: EgressClient) -> None:
+    assert isinstance(await outcome_at(http_client, 200, webhook_delivery="abort-message"), Delivered)
 
 
-async def test_retry_after_in_seconds_or_as_a_date(client: EgressClient) -> None:
+async def test_retry_after_in_seconds_or_as_a_date(http_client: EgressClient) -> None:
     date = (now() + timedelta(seconds=90)).strftime("%a, %d %b %Y %H:%M:%S GMT")
     for status, value, expected in (
         (429, "120", 120.0),
@@ -246,25 +232,25 @@ async def test_retry_after_in_seconds_or_as_a_date(client: EgressClient) -> None
         (429, "-5", None),
         (500, "120", None),
     ):
-        outcome = await outcome_at(client, status, retry_after=value)
+        outcome = await outcome_at(http_client, status, retry_after=value)
         assert isinstance(outcome, Failed)
         assert outcome.retry_after_s == (None if expected is None else pytest.approx(expected, abs=3)), value
 
 
-async def test_a_receiver_that_consented_gets_the_origin(client: EgressClient) -> None:
+async def test_a_receiver_that_consented_gets_the_origin(http_client: EgressClient) -> None:
     async with Responder() as hook:
-        await webhook(client, hook.url, origin="halfnote.example").deliver([message()], now())
+        await webhook(http_client, hook.url, origin="halfnote.example").deliver([message()], now())
     assert hook.calls[0].headers["webhook-request-origin"] == "halfnote.example"
 
 
-async def test_configured_headers_are_sent_once_in_any_case(client: EgressClient) -> None:
+async def test_configured_headers_are_sent_once_in_any_case(http_client: EgressClient) -> None:
     async with Responder() as hook:
-        await webhook(client, hook.url, {"User-Agent": "shop", "X-Token": "t"}).deliver([message()], now())
+        await webhook(http_client, hook.url, {"User-Agent": "shop", "X-Token": "t"}).deliver([message()], now())
     assert (hook.calls[0].headers["user-agent"], hook.calls[0].headers["x-token"]) == ("shop", "t")
 
 
-async def test_the_address_shows_no_token(client: EgressClient) -> None:
-    assert webhook(client, "https://shop.example/hook?token=x").address == "https://shop.example/hook"
+async def test_the_address_shows_no_token(http_client: EgressClient) -> None:
+    assert webhook(http_client, "https://shop.example/hook?token=x").address == "https://shop.example/hook"
 
 
 def test_headers_that_halfnote_sets_cannot_be_configured() -> None:

@@ -2,8 +2,7 @@
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Sequence
-from datetime import UTC, datetime
+from collections.abc import Sequence
 
 import pytest
 from aiohttp import web
@@ -14,22 +13,9 @@ from app.delivery import Delivered, Delivery, Failed, Gone, Outcome, Refused
 from app.destinations.batching import BATCH_BYTES, LEFT_OUT, groups
 from app.egress.http_client import EgressClient
 from tests.support.check_responder import Answer, Call, RawServer, Responder, Silent
-from tests.support.webhooks import SECRET, egress_client, message, webhook
-
-
-def now() -> datetime:
-    """Return the real time, because the receivers' library checks timestamps."""
-    return datetime.now(UTC)
-
+from tests.support.webhooks import SECRET, message, now, webhook
 
 BATCH = "application/cloudevents-batch+json"
-
-
-@pytest.fixture
-async def client() -> AsyncIterator[EgressClient]:
-    """Yield an HTTP client like the service's."""
-    async with egress_client() as opened:
-        yield opened
 
 
 def offsets_of(call: Call) -> list[int]:
@@ -46,8 +32,10 @@ def poisoned(*bad: int, status: int = 500, **headers: str) -> Answer:
     return answer
 
 
-async def send(client: EgressClient, url: str, deliveries: Sequence[Delivery], timeout_s: float = 30) -> list[Outcome]:
-    hook = webhook(client, url, mode="batch", batch_max=100, timeout_s=timeout_s)
+async def send(
+    http_client: EgressClient, url: str, deliveries: Sequence[Delivery], timeout_s: float = 30
+) -> list[Outcome]:
+    hook = webhook(http_client, url, mode="batch", batch_max=100, timeout_s=timeout_s)
     assert hook.batch_max == 100
     return list(await hook.deliver(deliveries, now()))
 
@@ -57,14 +45,14 @@ def failed_at(outcomes: Sequence[Outcome]) -> list[int]:
     return [number for number, outcome in enumerate(outcomes) if not isinstance(outcome, Delivered)]
 
 
-async def test_a_batch_is_one_signed_array_of_events(client: EgressClient) -> None:
+async def test_a_batch_is_one_signed_array_of_events(http_client: EgressClient) -> None:
     async with Responder() as hook:
         deliveries = [
             message(0, body=b'{ "z":1.0 }', headers={"a": "b"}, replay="5"),
             message(1, body=b"\xff", content_type="image/png", key=None, replay="5"),
             message(2, body=b" null", tag="new", replay="5"),
         ]
-        outcomes = await send(client, hook.url, deliveries)
+        outcomes = await send(http_client, hook.url, deliveries)
     assert failed_at(outcomes) == []
     [call] = hook.calls
     Verifier(SECRET).verify(call.body, call.headers)
@@ -83,13 +71,13 @@ async def test_a_batch_is_one_signed_array_of_events(client: EgressClient) -> No
     assert [event.get_subject() for event in read] == ["order-0", None, "order-2"]
 
 
-async def test_the_id_is_the_same_for_the_same_set(client: EgressClient) -> None:
+async def test_the_id_is_the_same_for_the_same_set(http_client: EgressClient) -> None:
     async with Responder(status=503) as hook:
         some = [message(number) for number in range(3)]
-        await send(client, hook.url, some)
-        await send(client, hook.url, some[::-1])
-        await send(client, hook.url, some[:2])
-        await send(client, hook.url, some[:1])
+        await send(http_client, hook.url, some)
+        await send(http_client, hook.url, some[::-1])
+        await send(http_client, hook.url, some[:2])
+        await send(http_client, hook.url, some[:1])
     first, again, fewer, single = [call.headers["webhook-id"] for call in hook.calls]
     assert first == again != fewer
     assert first.startswith("bat_")
@@ -97,9 +85,9 @@ async def test_the_id_is_the_same_for_the_same_set(client: EgressClient) -> None
     assert single == some[0].message_id
 
 
-async def test_all_messages_of_a_batch_share_a_success(client: EgressClient) -> None:
+async def test_all_messages_of_a_batch_share_a_success(http_client: EgressClient) -> None:
     async with Responder(status=202) as hook:
-        outcomes = await send(client, hook.url, [message(number) for number in range(100)])
+        outcomes = await send(http_client, hook.url, [message(number) for number in range(100)])
     assert len(hook.calls) == 1
     assert {(type(outcome), outcome.status) for outcome in outcomes} == {(Delivered, 202)}
 
@@ -107,10 +95,10 @@ async def test_all_messages_of_a_batch_share_a_success(client: EgressClient) -> 
 @pytest.mark.parametrize("bad", [[0], [57], [99], [0, 1], [3, 60], [10, 50, 90]])
 @pytest.mark.parametrize("status", [400, 500])
 async def test_a_failure_is_narrowed_down_to_the_messages_that_cause_it(
-    client: EgressClient, bad: list[int], status: int
+    http_client: EgressClient, bad: list[int], status: int
 ) -> None:
     async with Responder(poisoned(*bad, status=status)) as hook:
-        outcomes = await send(client, hook.url, [message(number) for number in range(100)])
+        outcomes = await send(http_client, hook.url, [message(number) for number in range(100)])
     assert failed_at(outcomes) == bad
     for number in bad:
         failure = outcomes[number]
@@ -121,10 +109,10 @@ async def test_a_failure_is_narrowed_down_to_the_messages_that_cause_it(
     assert offsets_of(hook.calls[0]) == list(range(100))
 
 
-async def test_abort_message_refuses_only_the_messages_that_cause_it(client: EgressClient) -> None:
+async def test_abort_message_refuses_only_the_messages_that_cause_it(http_client: EgressClient) -> None:
     abort = {"webhook-delivery": "abort-message", "halfnote-reason": "no such customer"}
     async with Responder(poisoned(3, 4, 70, status=422, **abort)) as hook:
-        outcomes = await send(client, hook.url, [message(number) for number in range(100)])
+        outcomes = await send(http_client, hook.url, [message(number) for number in range(100)])
     assert failed_at(outcomes) == [3, 4, 70]
     for number in (3, 4, 70):
         refused = outcomes[number]
@@ -132,62 +120,64 @@ async def test_abort_message_refuses_only_the_messages_that_cause_it(client: Egr
         assert refused.reason == "no such customer"
 
 
-async def test_a_receiver_that_refuses_every_batch_refuses_each_message(client: EgressClient) -> None:
+async def test_a_receiver_that_refuses_every_batch_refuses_each_message(http_client: EgressClient) -> None:
     async with Responder(status=400, **{"webhook-delivery": "abort-message"}) as hook:
-        outcomes = await send(client, hook.url, [message(number) for number in range(10)])
+        outcomes = await send(http_client, hook.url, [message(number) for number in range(10)])
     assert {type(outcome) for outcome in outcomes} == {Refused}
     assert sorted(number for call in hook.calls if len(call.json()) == 1 for number in offsets_of(call)) == list(
         range(10)
     )
 
 
-async def test_a_batch_that_is_too_large_is_made_smaller(client: EgressClient) -> None:
+async def test_a_batch_that_is_too_large_is_made_smaller(http_client: EgressClient) -> None:
     async def at_most_8(call: Call) -> web.StreamResponse:
         return web.Response(status=413 if len(call.json()) > 8 else 200)
 
     async with Responder(at_most_8) as hook:
-        outcomes = await send(client, hook.url, [message(number) for number in range(100)])
+        outcomes = await send(http_client, hook.url, [message(number) for number in range(100)])
     assert failed_at(outcomes) == []
     assert sorted(number for call in hook.calls if len(call.json()) <= 8 for number in offsets_of(call)) == list(
         range(100)
     )
 
 
-async def test_a_failing_receiver_does_not_get_hundreds_of_requests(client: EgressClient) -> None:
+async def test_a_failing_receiver_does_not_get_hundreds_of_requests(http_client: EgressClient) -> None:
     async with Responder(status=500) as hook:
-        outcomes = await send(client, hook.url, [message(number) for number in range(100)])
+        outcomes = await send(http_client, hook.url, [message(number) for number in range(100)])
     assert {type(outcome) for outcome in outcomes} == {Failed}
     assert len(hook.calls) <= 20
 
 
 @pytest.mark.parametrize("status", [302, 401, 403, 404, 405, 415, 429, 502, 503, 504])
-async def test_a_status_that_is_not_about_the_messages_ends_the_bisection(client: EgressClient, status: int) -> None:
+async def test_a_status_that_is_not_about_the_messages_ends_the_bisection(
+    http_client: EgressClient, status: int
+) -> None:
     async with Responder(status=status) as hook:
-        outcomes = await send(client, hook.url, [message(number) for number in range(100)])
+        outcomes = await send(http_client, hook.url, [message(number) for number in range(100)])
     assert len(hook.calls) == 1
     assert {type(outcome) for outcome in outcomes} == {Failed}
 
 
-async def test_gone_and_retry_after_apply_to_all_messages(client: EgressClient) -> None:
+async def test_gone_and_retry_after_apply_to_all_messages(http_client: EgressClient) -> None:
     # The messages have two attempt numbers, and so need two requests; the second is not made.
     deliveries = [message(number, attempt=1 + number % 2) for number in range(4)]
     async with Responder(status=410) as hook:
-        assert {type(outcome) for outcome in await send(client, hook.url, deliveries)} == {Gone}
+        assert {type(outcome) for outcome in await send(http_client, hook.url, deliveries)} == {Gone}
         assert len(hook.calls) == 1
     async with Responder(status=429, **{"retry-after": "7"}) as hook:
-        outcomes = await send(client, hook.url, deliveries)
+        outcomes = await send(http_client, hook.url, deliveries)
         assert len(hook.calls) == 1
     assert [outcome.retry_after_s for outcome in outcomes if isinstance(outcome, Failed)] == [7.0] * 4
 
 
-async def test_an_unreachable_receiver_fails_all_messages(client: EgressClient) -> None:
+async def test_an_unreachable_receiver_fails_all_messages(http_client: EgressClient) -> None:
     async with Responder() as hook:
         pass
-    outcomes = await send(client, hook.url, [message(number, attempt=1 + number % 2) for number in range(4)])
+    outcomes = await send(http_client, hook.url, [message(number, attempt=1 + number % 2) for number in range(4)])
     assert [outcome.unreachable for outcome in outcomes if isinstance(outcome, Failed)] == [True] * 4
 
 
-async def test_a_message_that_breaks_the_connection_is_found(client: EgressClient) -> None:
+async def test_a_message_that_breaks_the_connection_is_found(http_client: EgressClient) -> None:
     async def write(writer: asyncio.StreamWriter) -> None:
         if b'"halfnoteoffset":"2"' in server.requests[-1].body:
             writer.close()
@@ -195,18 +185,18 @@ async def test_a_message_that_breaks_the_connection_is_found(client: EgressClien
             writer.write(b"HTTP/1.1 204 No Content\r\n\r\n")
 
     async with RawServer(write) as server:
-        outcomes = await send(client, server.url, [message(number) for number in range(8)])
+        outcomes = await send(http_client, server.url, [message(number) for number in range(8)])
     assert failed_at(outcomes) == [2]
     failure = outcomes[2]
     assert isinstance(failure, Failed)
     assert (failure.status, failure.unreachable) == (None, False)
 
 
-async def test_no_answer_in_time_fails_all_within_the_time(client: EgressClient) -> None:
+async def test_no_answer_in_time_fails_all_within_the_time(http_client: EgressClient) -> None:
     async with Silent() as hook:
         # The messages form two groups; no time is left for the second, so it uses up no attempt.
         deliveries = [message(number, attempt=1 + number // 3) for number in range(6)]
-        outcomes = await send(client, hook.url, deliveries, timeout_s=0.5)
+        outcomes = await send(http_client, hook.url, deliveries, timeout_s=0.5)
         assert hook.connections == 1
     assert all(isinstance(outcome, Failed) for outcome in outcomes)
     assert [outcome.error for outcome in outcomes[:3] if isinstance(outcome, Failed)] == [
@@ -217,7 +207,7 @@ async def test_no_answer_in_time_fails_all_within_the_time(client: EgressClient)
 
 
 async def test_a_message_is_refused_only_after_it_was_sent_alone(
-    client: EgressClient,
+    http_client: EgressClient,
 ) -> None:
     async def abort_then_hang(call: Call) -> web.StreamResponse:
         if len(hook.calls) > 1:
@@ -226,7 +216,7 @@ async def test_a_message_is_refused_only_after_it_was_sent_alone(
 
     released = asyncio.Event()
     async with Responder(abort_then_hang) as hook:
-        outcomes = await send(client, hook.url, [message(number) for number in range(4)], timeout_s=1)
+        outcomes = await send(http_client, hook.url, [message(number) for number in range(4)], timeout_s=1)
         released.set()
     assert {type(outcome) for outcome in outcomes} == {Failed}
     last = outcomes[-1]

@@ -1,7 +1,6 @@
 """The consent handshake of CloudEvents' HTTP webhooks, on real sockets."""
 
 import asyncio
-from collections.abc import AsyncIterator
 
 import pytest
 from pydantic import ValidationError
@@ -10,14 +9,6 @@ from app.config import Settings
 from app.destinations.webhook_consent import Consent, consent
 from app.egress.http_client import EgressClient
 from tests.support.check_responder import RawServer, Responder, Silent, plain
-from tests.support.webhooks import egress_client
-
-
-@pytest.fixture
-async def client() -> AsyncIterator[EgressClient]:
-    """Yield an HTTP client like the service's."""
-    async with egress_client() as opened:
-        yield opened
 
 
 @pytest.mark.parametrize(
@@ -30,21 +21,21 @@ async def client() -> AsyncIterator[EgressClient]:
     ],
 )
 async def test_a_receiver_consents_with_any_status(
-    client: EgressClient, allowed: str, rate: str | None, granted: int | None
+    http_client: EgressClient, allowed: str, rate: str | None, granted: int | None
 ) -> None:
     permission = {"WebHook_Allowed_Origin": allowed} | ({"WebHook_Allowed_Rate": rate} if rate else {})
     for status in (200, 204, 405):
         async with RawServer(plain(status, **permission)) as server:
-            assert await consent(client, server.url, "halfnote.example", 600, 5) == Consent(granted)
+            assert await consent(http_client, server.url, "halfnote.example", 600, 5) == Consent(granted)
         [request] = server.requests
         assert (request.method, request.body) == ("OPTIONS", b"")
         assert request.headers["webhook-request-origin"] == "halfnote.example"
         assert request.headers["webhook-request-rate"] == "600"
 
 
-async def test_no_rate_is_requested_if_there_is_none(client: EgressClient) -> None:
+async def test_no_rate_is_requested_if_there_is_none(http_client: EgressClient) -> None:
     async with RawServer(plain(200, WebHook_Allowed_Origin="*")) as server:
-        await consent(client, server.url, "halfnote", None, 5)
+        await consent(http_client, server.url, "halfnote", None, 5)
     assert "webhook-request-rate" not in server.requests[0].headers
 
 
@@ -58,29 +49,29 @@ async def test_no_rate_is_requested_if_there_is_none(client: EgressClient) -> No
         ({"WebHook_Allowed_Origin": "*", "WebHook_Allowed_Rate": "fast"}, "WebHook-Allowed-Rate of `fast`"),
     ],
 )
-async def test_anything_else_is_no_consent(client: EgressClient, headers: dict[str, str], reason: str) -> None:
+async def test_anything_else_is_no_consent(http_client: EgressClient, headers: dict[str, str], reason: str) -> None:
     async with RawServer(plain(200, **headers)) as server:
-        refusal = await consent(client, server.url, "halfnote", None, 5)
+        refusal = await consent(http_client, server.url, "halfnote", None, 5)
     assert isinstance(refusal, str)
     assert reason in refusal
 
 
-async def test_a_receiver_that_does_not_answer_has_not_consented(client: EgressClient) -> None:
+async def test_a_receiver_that_does_not_answer_has_not_consented(http_client: EgressClient) -> None:
     async with Responder() as hook:
         # This receiver serves only POST and answers 405, as the specification requires of it.
-        assert "answered 405" in str(await consent(client, hook.url, "halfnote", None, 5))
+        assert "answered 405" in str(await consent(http_client, hook.url, "halfnote", None, 5))
         closed = hook.url
-    assert "did not answer to OPTIONS" in str(await consent(client, closed, "halfnote", None, 5))
+    assert "did not answer to OPTIONS" in str(await consent(http_client, closed, "halfnote", None, 5))
     async with Silent() as silent, asyncio.timeout(20):
-        assert "no whole answer" in str(await consent(client, silent.url, "halfnote", None, 0.3))
+        assert "no whole answer" in str(await consent(http_client, silent.url, "halfnote", None, 0.3))
 
 
-async def test_a_redirect_is_not_followed_for_consent(client: EgressClient) -> None:
+async def test_a_redirect_is_not_followed_for_consent(http_client: EgressClient) -> None:
     async with (
         RawServer(plain(200, WebHook_Allowed_Origin="*")) as elsewhere,
         RawServer(plain(307, Location=elsewhere.url)) as server,
     ):
-        assert isinstance(await consent(client, server.url, "halfnote", None, 5), str)
+        assert isinstance(await consent(http_client, server.url, "halfnote", None, 5), str)
         assert elsewhere.requests == []
 
 
