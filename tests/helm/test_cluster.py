@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -128,6 +129,32 @@ def test_the_migration_comes_before_anything_serves(kube: Cluster, space: str) -
     assert done.returncode != 0
     assert "pre-install" in done.stderr
     assert kube.get("deployment", "--namespace", space)["items"] == []
+
+
+def test_the_migration_has_its_policy_and_its_account_before_the_release(kube: Cluster, space: str) -> None:
+    values = next(file for file in VALUES if file.stem == "kubernetes-values")
+    # No node takes the hook's pod until the test has looked at what is there.
+    nowhere = ["--set-string", "migration.nodeSelector.nowhere=true"]
+    names = ["install", "hn", str(CHART), "--namespace", space, "--values", str(values), *nowhere]
+    with ThreadPoolExecutor(1) as other:
+        installing = other.submit(kube.helm, *names, "--timeout", f"{WITHIN_S:.0f}s")
+        try:
+            [pod] = until(lambda: migrating(kube, space), "the migration has a pod")
+            [policy] = kube.get("networkpolicy", "--namespace", space)["items"]
+        finally:
+            deadline = json.dumps({"spec": {"activeDeadlineSeconds": 1}})
+            kube.kubectl("patch", "job", "hn-halfnote-migrate", "--namespace", space, "--patch", deadline)
+        assert "pre-install" in installing.result().stderr
+    assert pod["spec"]["serviceAccountName"] == "hn-halfnote-migrate"
+    assert policy["spec"]["podSelector"]["matchLabels"].items() <= pod["metadata"]["labels"].items()
+    assert [port["port"] for rule in policy["spec"]["egress"] for port in rule["ports"]] == [53, 53, 5432]
+    assert kube.get("networkpolicy", "--namespace", space)["items"] == []
+
+
+def migrating(kube: Cluster, space: str) -> list[dict[str, Any]]:
+    labels = "app.kubernetes.io/component=migrate"
+    found: list[dict[str, Any]] = kube.get("pod", "--namespace", space, "--selector", labels)["items"]
+    return found
 
 
 @pytest.mark.parametrize(("status", "again"), [(1, True), (2, False), (3, False)])

@@ -87,6 +87,34 @@ helm.sh/chart: {{ printf "%s-%s" $root.Chart.Name $root.Chart.Version | replace 
 {{- end }}
 {{- end -}}
 
+{{/* Egress to DNS and the database, in the form of a NetworkPolicy. */}}
+{{- define "halfnote.databaseEgress" -}}
+- ports:
+    - {protocol: UDP, port: 53}
+    - {protocol: TCP, port: 53}
+- ports:
+    - {protocol: TCP, port: {{ .Values.postgresql.enabled | ternary 5432 .Values.networkPolicy.database.port }}}
+  {{- if .Values.postgresql.enabled }}
+  to:
+    - podSelector:
+        matchLabels:
+          {{- include "halfnote.selector" . | nindent 10 }}
+          app.kubernetes.io/component: postgresql
+  {{- else }}
+  {{- with .Values.networkPolicy.database.to }}
+  to:
+    {{- toYaml . | nindent 4 }}
+  {{- end }}
+  {{- end }}
+{{- end -}}
+
+{{/* Annotations of what the migration's hook needs. Helm makes it before the hook, and the release after the hook. */}}
+{{- define "halfnote.beforeMigration" -}}
+helm.sh/hook: pre-install,pre-upgrade
+helm.sh/hook-weight: "-5"
+helm.sh/hook-delete-policy: before-hook-creation,hook-succeeded
+{{- end -}}
+
 {{/* Environment of a migration; takes a list of the root and the Secret that has the URL. */}}
 {{- define "halfnote.migrationEnv" -}}
 {{- include "halfnote.databaseEnv" . }}
