@@ -9,7 +9,7 @@ from pathlib import Path
 import structlog
 
 from app.config import Settings
-from app.database.connection import Database, UnusableDatabase, refuse_unusable
+from app.database.connection import Database, UnusableDatabase, connect, refuse_unusable
 from app.embedded_postgres import EmbeddedPostgres
 from app.migrate import current, head, migrate, refuse_newer, serves
 from app.operations.secret_rotation import Rotation, rotate
@@ -17,6 +17,7 @@ from app.permissions import Caller
 from app.runtime.loop_runner import wait
 from app.secrets.status import missing_keys
 from app.secrets.vault import BadSecretsKeyFile, Vault, make_key_file, read_keys
+from app.store.admin.encrypted_secrets import keys_in_use
 
 log = structlog.get_logger(__name__)
 
@@ -68,8 +69,12 @@ async def database_url(settings: Settings) -> AsyncIterator[str]:
 
 
 async def migrate_embedded(dsn: str, settings: Settings, by: Caller | None = None) -> None:
-    """Migrate the embedded database; make its key file first unless there is one. `by`: see `migrate`."""
-    if settings.key_file is not None:
+    """Migrate the embedded database; make its key file first unless there is one. `by`: see `migrate`.
+
+    Raises UnusableDatabase if there is no key file and the database has sealed secrets: a new key would not open them.
+    """
+    if settings.key_file is not None and not settings.key_file.exists():
+        await _refuse_sealed(dsn, settings.key_file)
         make_key_file(settings.key_file)
     await migrate(dsn, days_ahead=settings.days_ahead, key_file=settings.key_file, by=by)
 
@@ -86,6 +91,25 @@ def refuse_without_keys(key_file: Path | None) -> None:
         read_keys(key_file)
     except BadSecretsKeyFile as error:
         raise UnusableDatabase(f"HALFNOTE_SECRETS_KEY_FILE: {error}. `halfnote new-secrets-key` prints one.") from None
+
+
+async def _refuse_sealed(dsn: str, key_file: Path) -> None:
+    """Raise UnusableDatabase if the database has sealed secrets; `key_file` is the missing file."""
+    connection = await connect(dsn)
+    try:
+        # The embedded server's new database has no tables yet.
+        if await connection.fetchval("select to_regclass('subscription')") is None:
+            return
+        used = await keys_in_use(connection)
+    finally:
+        await connection.close()
+    if used:
+        raise UnusableDatabase(
+            f"The key file {key_file} is missing, and it sealed {sum(used.values())} secrets of the database: put the "
+            "file back, or set HALFNOTE_SECRETS_KEY_FILE to its new place, or, if every copy is lost, make another "
+            f"with `(umask 077; halfnote new-secrets-key > {key_file})` and set these secrets again "
+            "(docs/operations/secrets.md)."
+        )
 
 
 async def rotate_secret_keys(dsn: str, key_file: Path | None, by: Caller | None = None) -> Rotation:

@@ -1,0 +1,47 @@
+"""The embedded Postgres without the key file that sealed its secrets."""
+
+from pathlib import Path
+
+import httpx
+import pytest
+
+from app.secrets.vault import read_keys
+from tests.support.processes import Service
+
+
+@pytest.mark.parametrize("named", [True, False], ids=["named", "default"])
+async def test_a_missing_key_file_is_not_replaced_over_sealed_secrets(
+    data_dir: Path, tmp_path: Path, named: bool
+) -> None:
+    path = tmp_path / "our.keys" if named else data_dir / "secrets.keys"
+    env = {"HALFNOTE_SECRETS_KEY_FILE": str(path)} if named else {}
+    service = Service(data_dir, "serve", **env)
+    await service.start()
+    try:
+        group = {"check_urls": ["http://127.0.0.1:9/check"]}
+        assert httpx.put(f"{service.url}/producer-groups/shop", json=group).status_code == 201
+    finally:
+        service.stop()
+    kept = path.rename(tmp_path / "kept.keys")
+
+    with pytest.raises(RuntimeError, match=f"The key file {path} is missing, and it sealed 1 secrets") as refused:
+        await service.start()
+    assert "Traceback" not in str(refused.value)
+    assert not path.exists()
+
+    kept.rename(path)
+    await service.start()
+    try:
+        assert httpx.post(f"{service.url}/producer-groups/shop/rotate-secret").status_code == 200
+    finally:
+        service.stop()
+
+
+async def test_a_missing_key_file_is_made_while_nothing_is_sealed(data_dir: Path, tmp_path: Path) -> None:
+    path = tmp_path / "our.keys"
+    service = Service(data_dir, "serve", HALFNOTE_SECRETS_KEY_FILE=str(path))
+    for _ in range(2):
+        await service.start()
+        service.stop()
+        assert len(read_keys(path).by_id) == 1
+        path.unlink()
