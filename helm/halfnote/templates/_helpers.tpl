@@ -162,14 +162,13 @@ helm.sh/hook-delete-policy: before-hook-creation,hook-succeeded
 {{- if and (kindIs "float64" .) (eq . (floor .)) -}}{{ int64 . }}{{- else -}}{{ . }}{{- end -}}
 {{- end -}}
 
+{{/* A security context without the fields that are null; takes the values. */}}
 {{- define "halfnote.podSecurityContext" -}}
-runAsNonRoot: true
-runAsUser: 10001
-runAsGroup: 10001
-fsGroup: 10001
-fsGroupChangePolicy: OnRootMismatch
-seccompProfile:
-  type: RuntimeDefault
+{{- $fields := dict -}}
+{{- range $name, $value := . -}}
+{{- if not (kindIs "invalid" $value) -}}{{- $_ := set $fields $name $value -}}{{- end -}}
+{{- end -}}
+{{- toYaml $fields -}}
 {{- end -}}
 
 {{- define "halfnote.securityContext" -}}
@@ -189,6 +188,10 @@ capabilities:
 {{- $root := index . 0 -}}{{- $own := index . 1 -}}
 {{- with $root.Values.imagePullSecrets }}
 imagePullSecrets:
+  {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- with $root.Values.hostAliases }}
+hostAliases:
   {{- toYaml . | nindent 2 }}
 {{- end }}
 {{- with $own.nodeSelector }}

@@ -46,7 +46,13 @@ spec:
       enableServiceLinks: false
       terminationGracePeriodSeconds: {{ include "halfnote.grace" $root }}
       securityContext:
-        {{- include "halfnote.podSecurityContext" $root | nindent 8 }}
+        {{- include "halfnote.podSecurityContext" $root.Values.podSecurityContext | nindent 8 }}
+      {{- if kindIs "slice" $own.topologySpreadConstraints }}
+      {{- with $own.topologySpreadConstraints }}
+      topologySpreadConstraints:
+        {{- toYaml . | nindent 8 }}
+      {{- end }}
+      {{- else }}
       topologySpreadConstraints:
         {{- range list "kubernetes.io/hostname" "topology.kubernetes.io/zone" }}
         - maxSkew: 1
@@ -59,6 +65,7 @@ spec:
               {{- include "halfnote.selector" $root | nindent 14 }}
               app.kubernetes.io/component: {{ $.component }}
         {{- end }}
+      {{- end }}
       {{- if $root.Values.postgresql.enabled }}
       initContainers:
         # The tryout's Postgres is made together with this pod, so no hook can migrate it before.
@@ -147,6 +154,9 @@ spec:
             {{- with $root.Values.extraVolumeMounts }}
             {{- toYaml . | nindent 12 }}
             {{- end }}
+        {{- with $root.Values.extraContainers }}
+        {{- toYaml . | nindent 8 }}
+        {{- end }}
       volumes:
         - name: tmp
           emptyDir:

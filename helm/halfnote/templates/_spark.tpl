@@ -131,9 +131,13 @@ labels:
   {{- include "halfnote.labels" . | nindent 2 }}
   halfnote/spark: "true"
 podSecurityContext:
-  {{- include "halfnote.podSecurityContext" $root | nindent 2 }}
+  {{- include "halfnote.podSecurityContext" $root.Values.podSecurityContext | nindent 2 }}
 securityContext:
   {{- include "halfnote.securityContext" $root | nindent 2 }}
+{{- with $root.Values.hostAliases }}
+hostAliases:
+  {{- toYaml . | nindent 2 }}
+{{- end }}
 {{- with $root.Values.reconciliation.nodeSelector }}
 nodeSelector:
   {{- toYaml . | nindent 2 }}
