@@ -8,7 +8,12 @@ import pytest
 from xdist.remote import Producer
 from xdist.scheduler import LoadScopeScheduling
 
-GROUPS = {"tests/spark/": "spark", "tests/helm/test_cluster.py": "kube", "tests/helm/test_executors.py": "kube"}
+GROUPS = {
+    "tests/spark/": "spark",
+    "tests/helm/test_cluster.py": "kube",
+    "tests/helm/test_examples.py": "kube",
+    "tests/helm/test_executors.py": "kube",
+}
 
 
 class ByGroup(LoadScopeScheduling):
