@@ -13,6 +13,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import pyspark
 import pytest
@@ -25,6 +26,8 @@ from tests.support.requirements import absent
 
 EACH = pytest.mark.parametrize("values", VALUES, ids=lambda file: file.stem.removesuffix("-values"))
 WITHIN_S = 200.0
+# Where Spark's driver listens that a test starts on this machine.
+DRIVER = "127.0.1.1"
 
 
 def until(happened: Callable[[], Any], what: str) -> Any:
@@ -245,14 +248,16 @@ def test_spark_makes_executors_that_are_as_restricted_as_all_else(kube: Cluster,
         "spark.kubernetes.authenticate.oauthToken": token,
         "spark.kubernetes.authenticate.caCertFile": f"{kube.directory}/ca.crt",
         "spark.kubernetes.executor.podTemplateFile": f"{tmp_path}/executor.yaml",
-        "spark.driver.host": "127.0.0.1",
-        "spark.driver.bindAddress": "127.0.0.1",
         "spark.driver.port": "0",
         "spark.driver.blockManager.port": "0",
         "spark.ui.enabled": "false",
         "spark.local.dir": str(tmp_path),
     }
     options = [word for name, value in given.items() for word in ("--conf", f"{name}={value}")]
+    proof = kube.get("cronjob", "hn-halfnote-reconcile", "--namespace", space)["spec"]["jobTemplate"]["spec"]
+    for word in proof["template"]["spec"]["containers"][0]["args"]:
+        if "$(POD_IP)" in word:
+            options += ["--conf", word.replace("$(POD_IP)", DRIVER)]
     home = str(Path(pyspark.__file__).parent)
     submit = [f"{home}/bin/spark-submit", "--master", f"k8s://{kube.server}", "--deploy-mode", "client"]
     with (tmp_path / "log").open("wb") as log:
@@ -273,6 +278,8 @@ def test_spark_makes_executors_that_are_as_restricted_as_all_else(kube: Cluster,
         [container] = pod["spec"]["containers"]
         assert container["image"] == "halfnote-spark:0.1.0"
         assert container["args"] == ["executor"]
+        [driver_url] = [one["value"] for one in container["env"] if one["name"] == "SPARK_DRIVER_URL"]
+        assert urlsplit(driver_url).hostname == DRIVER
         assert container["securityContext"]["readOnlyRootFilesystem"] is True
         assert pod["spec"]["securityContext"]["runAsUser"] == 10001
         assert {"/staging", "/archive", "/tmp"} <= {mount["mountPath"] for mount in container["volumeMounts"]}
