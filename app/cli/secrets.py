@@ -1,4 +1,4 @@
-"""`halfnote rotate-keys` and `new-secrets-key`: the keys that seal secrets in the database."""
+"""`halfnote rotate-keys` and `new-secrets-key`: keys that seal secrets in the database; `new-signing-secret`."""
 
 import asyncio
 from contextlib import ExitStack
@@ -13,6 +13,7 @@ def install(app: typer.Typer) -> None:
     """Add the commands to the command line."""
     app.command("rotate-keys")(rotate_keys)
     app.command("new-secrets-key")(new_secrets_key)
+    app.command("new-signing-secret")(new_signing_secret)
 
 
 def new_secrets_key() -> None:
@@ -20,6 +21,13 @@ def new_secrets_key() -> None:
     from app.secrets.vault import new_key
 
     print(new_key())
+
+
+def new_signing_secret() -> None:
+    """Print a new secret (whsec_…) that signs checks or deliveries, for --secret and the service that verifies."""
+    from app.secrets.signatures import new_secret
+
+    print(new_secret())
 
 
 def rotate_keys() -> None:

@@ -14,6 +14,7 @@ from uuid import uuid4
 
 import httpx
 import pytest
+from halfnote import Verifier
 
 from app import cli
 from app.ids import uuid7
@@ -534,3 +535,12 @@ def test_a_database_url_of_another_kind_is_refused(run_alone: Run, monkeypatch: 
     assert refused.code == 2
     expected = "HALFNOTE_DATABASE_URL: must be a URL like postgresql://user:password@host:5432/halfnote"
     assert refused.err == f"halfnote: {expected}\n"
+
+
+def test_a_new_signing_secret_is_one_that_groups_and_clients_take(run: Run) -> None:
+    first, second = (run("new-signing-secret").out.strip() for _ in range(2))
+    assert first.startswith("whsec_")
+    assert first != second
+    Verifier([first, second])
+    name = f"shop-{uuid4().hex[:8]}"
+    assert run("groups", "put", name, "--check-url", "http://127.0.0.1:9/check", "--secret", first).code == 0
