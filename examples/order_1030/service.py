@@ -38,7 +38,12 @@ class Service:
         self.pool = Pool(options.database)
         barrier = AsyncBarrier(Asyncpg(self.pool))
         producer = TransactionProducer(
-            options.halfnote, group=options.group, attempt_s=ATTEMPT_S, half_within_s=WITHIN_S, transport=Deadly()
+            options.halfnote,
+            group=options.group,
+            barrier=barrier,
+            attempt_s=ATTEMPT_S,
+            half_within_s=WITHIN_S,
+            transport=Deadly(),
         )
         self._way, self._means = WAYS[options.way], Means(self.pool, producer, barrier)
         self.app = FastAPI(lifespan=self._lifespan)

@@ -51,12 +51,9 @@ async def send_write(means: Means, message: Outgoing, write: Write) -> None:
 
 async def with_halfnote(means: Means, message: Outgoing, write: Write) -> None:
     """Half message, database transaction, end. The connection is held only for the database transaction."""
-    async with means.producer.transaction(message) as transaction:
-        async with means.pool.acquire() as connection, connection.transaction():
-            await means.barrier.enter(connection, transaction)
-            await write(connection)
-            at("before commit")
-        at("after commit")
+    async with means.producer.begin(message) as transaction:
+        await write(transaction.connection)
+        at("before commit")
 
 
 @dataclass(frozen=True)
@@ -81,7 +78,7 @@ HALFNOTE = Way(
     "Halfnote",
     "half, commit, end",
     with_halfnote,
-    ("before half", "after half", *_COMMITTED, "before end", "after end"),
+    ("before half", "after half", "before commit", "before end", "after end"),
     exact=True,
 )
 WAYS = {way.name: way for way in (WRITE_SEND_COMMIT, WRITE_COMMIT_SEND, SEND_WRITE, HALFNOTE)}

@@ -6,8 +6,9 @@ local transaction that is still open, and makes a local transaction after the ch
 is correct at any time, unlike a check that only reads whether the order exists.
 """
 
+import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from datetime import timedelta
 from functools import partial
 from typing import Any
@@ -27,6 +28,8 @@ from halfnote.listener import CheckedTransaction
 from halfnote.transaction import Transaction
 from halfnote.verdicts import Verdict
 
+log = logging.getLogger("halfnote")
+
 TABLE = "halfnote_barrier"
 # The longest time that Halfnote keeps an undecided transaction; no check comes after that.
 KEEP = timedelta(days=45)
@@ -36,6 +39,11 @@ WAIT_S = 3.0
 TRIES = 5
 # An id contains the time of the machine that made it, which may be 5 min off, and a half may be repeated for a while.
 _SKEW = timedelta(hours=1)
+MISSING_ROW = (
+    "transaction %s has no row in the barrier, and its half does not say that its block enters the barrier by itself. "
+    "The answer is `unknown`: its database transaction may be open, or rolled back, or committed without "
+    "`barrier.enter`. Use `producer.begin`, which enters by itself"
+)
 
 
 class _Rules:
@@ -48,9 +56,33 @@ class _Rules:
         """Return the table's definition, for migrations."""
         return self._sql.create
 
+    def entering(self, transaction: Transaction | UUID, settle: Callable[[UUID], Any]) -> Script[None]:
+        """Write the transaction's row. Raises BarrierRefused.
+
+        If the local work fails, this barrier's `settle` is the source of the outcome.
+        """
+        transaction_id = transaction if isinstance(transaction, UUID) else transaction.transaction_id
+        if isinstance(transaction, Transaction):
+            transaction.settle = partial(settle, transaction_id)
+        if not (yield from self._sql.entering(str(transaction_id))):
+            raise BarrierRefused(transaction_id)
+
+    def standing(self, transaction_id: UUID) -> Script[bool]:
+        """Read whether the transaction has its row, in the database transaction that may have written it."""
+        return self._sql.standing(str(transaction_id))
+
     def _checking(self, transaction: CheckedTransaction) -> Callable[[], Script[Verdict]]:
-        refuse = transaction.age_s <= self._keep.total_seconds()
+        # A row that refuses later local work would roll back an order whose block never entered.
+        refuse = transaction.barrier and transaction.age_s <= self._keep.total_seconds()
         return partial(self._sql.checking, str(transaction.transaction_id), refuse=refuse)
+
+    def _answer(self, transaction: CheckedTransaction, verdict: Verdict) -> Verdict:
+        if verdict is Verdict.UNKNOWN and not transaction.barrier:
+            log.warning(MISSING_ROW, transaction.transaction_id)
+        return verdict
+
+    def _reading(self, transaction_id: UUID) -> Callable[[], Script[Verdict]]:
+        return partial(self._sql.checking, str(transaction_id), refuse=False)
 
     def _purging(self, older_than: timedelta | None) -> Script[int]:
         """Raises ValueError if `older_than` is less than `keep`."""
@@ -84,17 +116,20 @@ class Barrier(_Rules):
         `connection`: a Session or Connection of SQLAlchemy, a DB-API connection, None with Django. Raises
         BarrierRefused, on which the database transaction must be rolled back, or NotInTransaction.
         """
-        transaction_id = _entered(transaction, self.settle)
-        if not self.database.within(connection, self._sql.entering(str(transaction_id))):
-            raise BarrierRefused(transaction_id)
+        _note_call(transaction)
+        self.database.within(connection, self.entering(transaction, self.settle))
 
     def check_local(self, transaction: CheckedTransaction) -> Verdict:
         """Return the outcome of the local database transaction; UNKNOWN while it is still open."""
-        return self._outcome(self._checking(transaction))
+        return self._answer(transaction, self._outcome(self._checking(transaction)))
 
     def settle(self, transaction_id: UUID) -> Verdict:
         """Return the outcome after the local work raised, and refuse a later `enter` of the transaction."""
         return self._outcome(partial(self._sql.checking, str(transaction_id), refuse=True))
+
+    def read(self, transaction_id: UUID) -> Verdict:
+        """Return the outcome that the row shows; UNKNOWN without a row. Nothing is written."""
+        return self._outcome(self._reading(transaction_id))
 
     def create_table(self) -> None:
         """Make the table unless it is there."""
@@ -125,23 +160,30 @@ class AsyncBarrier(_Rules):
         super().__init__(BarrierSql(database.dialect, table, wait_s), keep)
         self.database = database
 
-    async def enter(self, connection: Any, transaction: Transaction | UUID) -> None:
-        """Write the transaction's row in the caller's open database transaction.
+    def enter(self, connection: Any, transaction: Transaction | UUID) -> Coroutine[Any, Any, None]:
+        """Write the transaction's row in the caller's open database transaction. It must be awaited.
 
         `connection`: an AsyncSession or AsyncConnection of SQLAlchemy, a connection of asyncpg or psycopg. Raises
         BarrierRefused, on which the database transaction must be rolled back, or NotInTransaction.
         """
-        transaction_id = _entered(transaction, self.settle)
-        if not await self.database.within(connection, self._sql.entering(str(transaction_id))):
-            raise BarrierRefused(transaction_id)
+        # At the call, not at the await, so that the end of the block can name a missing `await`.
+        _note_call(transaction)
+        return self._enter(connection, transaction)
+
+    async def _enter(self, connection: Any, transaction: Transaction | UUID) -> None:
+        await self.database.within(connection, self.entering(transaction, self.settle))
 
     async def check_local(self, transaction: CheckedTransaction) -> Verdict:
         """Return the outcome of the local database transaction; UNKNOWN while it is still open."""
-        return await self._outcome(self._checking(transaction))
+        return self._answer(transaction, await self._outcome(self._checking(transaction)))
 
     async def settle(self, transaction_id: UUID) -> Verdict:
         """Return the outcome after the local work raised, and refuse a later `enter` of the transaction."""
         return await self._outcome(partial(self._sql.checking, str(transaction_id), refuse=True))
+
+    async def read(self, transaction_id: UUID) -> Verdict:
+        """Return the outcome that the row shows; UNKNOWN without a row. Nothing is written."""
+        return await self._outcome(self._reading(transaction_id))
 
     async def create_table(self) -> None:
         """Make the table unless it is there."""
@@ -163,9 +205,10 @@ class AsyncBarrier(_Rules):
         raise AssertionError("unreachable")
 
 
-def _entered(transaction: Transaction | UUID, settle: Callable[[UUID], Any]) -> UUID:
-    """Return a transaction's id, and make this barrier the source of the outcome if the local work fails."""
+def _note_call(transaction: Transaction | UUID) -> None:
+    """Record a call of `enter`. Raises ValueError in a block that enters by itself."""
     if isinstance(transaction, UUID):
-        return transaction
-    transaction.settle = partial(settle, transaction.transaction_id)
-    return transaction.transaction_id
+        return
+    if transaction.enters:
+        raise ValueError("this block enters the barrier by itself: leave out `barrier.enter`")
+    transaction.entering = True

@@ -60,6 +60,10 @@ class BarrierSql:
         """Write the local transaction's row; return whether it is the first of its transaction."""
         return (yield self._insert(transaction_id, LOCAL)).count == 1
 
+    def standing(self, transaction_id: str) -> Script[bool]:
+        """Return whether the transaction has its row, in the database transaction that may have written it."""
+        return len((yield self._read(transaction_id)).rows) == 1
+
     def checking(self, transaction_id: str, *, refuse: bool) -> Script[Verdict]:
         """Return the outcome of the local transaction; with `refuse`, a transaction without a row never gets one.
 

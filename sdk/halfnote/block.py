@@ -36,9 +36,13 @@ class Binding(Protocol):
 
 @dataclass
 class OpenTransaction(Transaction):
-    """The transaction of a `transaction()` block; `result` is there when the block has closed."""
+    """The transaction of a block; `result` is there when the block has closed.
+
+    `connection`: the connection or session whose database transaction a block of `begin` has begun.
+    """
 
     result: TransactionResult | None = None
+    connection: Any = field(default=None, repr=False)
     rolled_back: str | None = field(default=None, repr=False)
 
     def rollback(self, reason: str) -> None:
@@ -62,19 +66,30 @@ class Block:
         return self.transaction
 
     def closing(self, error: BaseException | None) -> Exchange[None]:
-        """Post the end; `error` is what leaves the block."""
+        """Post the end; `error` is what leaves the block.
+
+        Raises NotEntered or NotCommitted after a block without an error whose code did not use the producer's barrier.
+        """
         transaction = self.transaction
         assert transaction is not None
         if self._binding is not None:
             transaction.result = yield from self._bound(transaction, self._binding, error)
             self._binding.release()
         elif error is None:
-            transaction.result = yield from self._willed(transaction)
+            yield from self._ended(transaction)
         elif isinstance(error, Exception):
             transaction.result = yield from self._conversation.failed(transaction, error)
         else:
             # A cancellation or an exit does not show what the database did meanwhile.
             transaction.result = _left(transaction)
+
+    def _ended(self, transaction: OpenTransaction) -> Exchange[None]:
+        if transaction.rolled_back is not None:
+            transaction.result = yield from self._willed(transaction)
+            return
+        transaction.result, wrong = yield from self._conversation.verified(transaction)
+        if wrong is not None:
+            raise wrong
 
     def _willed(self, transaction: OpenTransaction) -> Exchange[TransactionResult]:
         if transaction.rolled_back is not None:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 from uuid import UUID
 
+from halfnote.barrier_mark import unmarked
 from halfnote.exchange import Call, Raised
 from halfnote.hosting import Answering, AsgiApp, Reply, django_view, is_async, wsgi_app
 from halfnote.listener import CheckedMessage, CheckedTransaction, CheckListener
@@ -88,6 +89,7 @@ def checked(asked: Mapping[str, Any], now: float) -> CheckedTransaction:
     if asked["type"] != "halfnote.check":
         raise ValueError(f"type {asked['type']!r}")
     born_at = instant(asked["born_at"])
+    barrier, context = unmarked(asked.get("context"))
     return CheckedTransaction(
         transaction_id=UUID(asked["transaction_id"]),
         group=asked["producer_group"],
@@ -95,8 +97,9 @@ def checked(asked: Mapping[str, Any], now: float) -> CheckedTransaction:
         max_checks=int(asked["max_checks"]),
         born_at=born_at,
         age_s=max(0.0, now - born_at.timestamp()),
-        context=asked.get("context"),
+        context=context,
         messages=[_message(message) for message in asked["messages"]],
+        barrier=barrier,
     )
 
 

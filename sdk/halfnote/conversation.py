@@ -4,19 +4,22 @@ import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 from urllib.parse import quote
 from uuid import UUID
 
+from halfnote.barrier_mark import marked
 from halfnote.errors import (
     HalfFailed,
     ListenerError,
+    NotCommitted,
+    NotEntered,
     PlainFailed,
     Refused,
     Unconfirmed,
     VerdictConflict,
 )
-from halfnote.exchange import Call, Exchange, Later, Raised, Request, asked
+from halfnote.exchange import Call, Exchange, Later, Raised, Request, Returned, asked
 from halfnote.ids import new_id
 from halfnote.outgoing import Outgoing, as_list, encoded
 from halfnote.transaction import End, PlainResult, Registration, Transaction, TransactionResult
@@ -29,12 +32,23 @@ REASON_MAX = 1000
 LEAST_IMMUNITY_S = 1.0
 
 
+class Outcomes(Protocol):
+    """The producer's barrier: each function returns a Verdict, or awaits it."""
+
+    def settle(self, transaction_id: UUID) -> Any:
+        """Return the outcome of local work that is over, and refuse later local work."""
+
+    def read(self, transaction_id: UUID) -> Any:
+        """Return the outcome that the row shows."""
+
+
 @dataclass(frozen=True)
 class Conversation:
     """One producer's part. Durations in seconds.
 
-    `attempt_s` bounds one request, `half_within_s` all attempts at a half, `end_within_s` all attempts at an end, which
-    continue in the background after the first. `traceparent` returns the W3C trace context of each request.
+    `barrier`: what a block without a binding must have entered. `attempt_s` bounds one request, `half_within_s` all
+    attempts at a half, `end_within_s` all attempts at an end, which continue in the background after the first.
+    `traceparent` returns the W3C trace context of each request.
     """
 
     group: str
@@ -43,6 +57,7 @@ class Conversation:
     end_within_s: float = 60.0
     traceparent: Callable[[], str | None] = lambda: None
     clock: Callable[[], float] = time.monotonic
+    barrier: Outcomes | None = None
 
     def half(
         self,
@@ -51,13 +66,24 @@ class Conversation:
         transaction_id: UUID | None = None,
         context: Any = None,
         check: Mapping[str, Any] | None = None,
+        enters: bool = False,
     ) -> Exchange[Transaction]:
         """Post a half. Raises HalfFailed, after which nothing has happened; ValueError or TypeError for no JSON.
 
+        `enters`: the block enters the barrier by itself, which is marked in the half for its checks.
         An answer after Halfnote may have sent a check (which a barrier answers with `rollback`) is too late: that half
         is withdrawn and posted again under another id, unless the caller chose the id.
         """
-        listed, options = as_list(messages), {"context": context, "check": dict(check) if check else None}
+        listed = as_list(messages)
+        options = {"context": marked(context) if enters else context, "check": dict(check) if check else None}
+        posted = yield from self._timely_half(listed, options, transaction_id)
+        posted.context, posted.enters = context, enters
+        return posted
+
+    def _timely_half(
+        self, listed: list[Outgoing], options: Mapping[str, Any], transaction_id: UUID | None
+    ) -> Exchange[Transaction]:
+        """Post a half; post it again under another id if its answer came too late."""
         if transaction_id is not None:
             chosen, replayed = yield from self._half(transaction_id, listed, options, self.half_within_s, True)
             chosen.repeated = replayed
@@ -95,7 +121,7 @@ class Conversation:
                 yield Later(self._withdraw(transaction_id))
             raise HalfFailed(transaction_id, cause) from cause
         born_at, first_check_at = answer.content.get("born_at"), answer.content.get("first_check_at")
-        transaction = Transaction(transaction_id, self.group, messages, options["context"], born_at, first_check_at)
+        transaction = Transaction(transaction_id, self.group, messages, born_at=born_at, first_check_at=first_check_at)
         return transaction, bool(answer.content.get("replayed"))
 
     def send(
@@ -115,7 +141,43 @@ class Conversation:
                 f"execute_local returned {came.value!r}; it must return COMMIT, ROLLBACK or UNKNOWN. Transaction "
                 f"{transaction.transaction_id} is left to check-back"
             )
+        if came.value is Verdict.COMMIT:
+            return (yield from self.committed(transaction))
         return (yield from self.end(transaction, came.value))
+
+    def committed(self, transaction: Transaction) -> Exchange[TransactionResult]:
+        """Post the end after local work that ended normally. Raises NotEntered or NotCommitted with a barrier."""
+        result, wrong = yield from self.verified(transaction)
+        if wrong is not None:
+            raise wrong
+        return result
+
+    def verified(
+        self, transaction: Transaction
+    ) -> Exchange[tuple[TransactionResult, NotEntered | NotCommitted | None]]:
+        """Post the end after local work that ended normally; also return what its code did wrong.
+
+        With a barrier, its row is read first, because the code may have forgotten `enter` or the commit.
+        """
+        barrier = self.barrier
+        if barrier is None:
+            return (yield from self.end(transaction, Verdict.COMMIT)), None
+        read = barrier.read if transaction.settle is None else barrier.settle
+        came = yield Call(lambda: read(transaction.transaction_id))
+        if isinstance(came, Returned) and came.value is Verdict.COMMIT:
+            return (yield from self.end(transaction, Verdict.COMMIT)), None
+        if transaction.settle is None:
+            # The block's code is over, and without a row nobody else can say that it was committed.
+            wrong = NotEntered(transaction.transaction_id, entering=transaction.entering)
+            return (yield from self.end(transaction, Verdict.COMMIT)), wrong
+        if isinstance(came, Raised):
+            why = f"the barrier could not be read: {reason_of(came.error)}"
+            return (yield from self.leave_to_check(transaction, why)), None
+        still_open = came.value is Verdict.UNKNOWN
+        uncommitted = NotCommitted(transaction.transaction_id, still_open=still_open)
+        if still_open:
+            return (yield from self.leave_to_check(transaction, str(uncommitted))), uncommitted
+        return (yield from self.end(transaction, Verdict.ROLLBACK, reason=str(uncommitted))), uncommitted
 
     def failed(self, transaction: Transaction, error: Exception) -> Exchange[TransactionResult]:
         """Post the end after an exception in the local work: rollback, unless a barrier has another outcome.
@@ -123,7 +185,7 @@ class Conversation:
         An exception may come from a commit whose answer was lost, or from work that has run before and was committed.
         A barrier that was entered has the outcome.
         """
-        if transaction.repeated and transaction.settle is None:
+        if transaction.settle is None and (transaction.repeated or transaction.entering):
             return (yield from self.leave_to_check(transaction, reason_of(error), error))
         verdict = Verdict.ROLLBACK
         if transaction.settle is not None:

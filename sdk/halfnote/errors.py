@@ -95,6 +95,36 @@ class ListenerError(HalfnoteError):
     """A listener broke its contract, for example returned something other than a Verdict."""
 
 
+class NotEntered(HalfnoteError):
+    """A block of a producer with a barrier ended without `barrier.enter`; use `producer.begin`, which enters by itself.
+
+    The block ended without an exception, so `commit` was posted. A crash before that could have lost the message.
+    """
+
+    def __init__(self, transaction_id: UUID, *, entering: bool = False) -> None:
+        found = "called `barrier.enter` without `await`" if entering else "did not call `barrier.enter`"
+        super().__init__(
+            f"the block of transaction {transaction_id} {found}, so a crash before its end could lose the message: "
+            "use `producer.begin`, which enters by itself"
+        )
+        self.transaction_id = transaction_id
+
+
+class NotCommitted(HalfnoteError):
+    """A block of a producer with a barrier ended, and its database transaction was not committed.
+
+    A `rollback` was posted; if the database transaction is still open, the transaction was left to check-back.
+    """
+
+    def __init__(self, transaction_id: UUID, *, still_open: bool) -> None:
+        found = "is still open" if still_open else "was not committed"
+        super().__init__(
+            f"the block of transaction {transaction_id} ended, but its database transaction {found}: commit it inside "
+            "the block, or use `producer.begin`, which commits by itself"
+        )
+        self.transaction_id = transaction_id
+
+
 class BarrierRefused(HalfnoteError):
     """The transaction is already decided in this database: roll the local database transaction back.
 

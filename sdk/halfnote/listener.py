@@ -28,7 +28,8 @@ class CheckedMessage:
 class CheckedTransaction:
     """A transaction that Halfnote asks about: its answered check number `check` of at most `max_checks`.
 
-    `age_s`: how long ago the half was stored, by the coordinator's clock and this machine's.
+    `age_s`: how long ago the half was stored, by the coordinator's clock and this machine's. `barrier`: the half's
+    block enters the barrier by itself, so a missing row in the barrier proves that nothing was committed.
     """
 
     transaction_id: UUID
@@ -39,6 +40,7 @@ class CheckedTransaction:
     age_s: float
     context: Any
     messages: list[CheckedMessage]
+    barrier: bool = False
 
 
 class CheckListener(Protocol):

@@ -1,7 +1,7 @@
 """The asynchronous producer."""
 
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 from uuid import UUID
@@ -20,16 +20,18 @@ from halfnote.transaction import PlainResult, Registration, TransactionResult
 if TYPE_CHECKING:
     from sqlalchemy.ext.asyncio import AsyncSession
 
+    from halfnote.barrier import AsyncBarrier
+
 Messages = Outgoing | Sequence[Outgoing]
 
 
 class TransactionProducer:
     """Sends messages that are delivered only if this service's database transaction is committed.
 
-    `group`: the producer group, registered by `register`. `listener`: `send` runs its `execute_local`. Time limits:
-    `attempt_s` for one request; `half_within_s` for all attempts to post a half; `end_within_s` for all attempts to
-    post an end, in the background, after which Halfnote sends a check. Make one and use it everywhere; `close` it, or
-    use `async with`.
+    `group`: the producer group, registered by `register`. `barrier`: the barrier in the service's database, for
+    `begin`. `listener`: `send` runs its `execute_local`. Time limits: `attempt_s` for one request; `half_within_s` for
+    all attempts to post a half; `end_within_s` for all attempts to post an end, in the background, after which Halfnote
+    sends a check. Make one and use it everywhere; `close` it, or use `async with`.
     """
 
     def __init__(
@@ -37,6 +39,7 @@ class TransactionProducer:
         url: str,
         *,
         group: str,
+        barrier: "AsyncBarrier | None" = None,
         listener: TransactionListener[Any] | None = None,
         api_key: str | None = None,
         attempt_s: float = 5.0,
@@ -45,9 +48,9 @@ class TransactionProducer:
         traceparent: Callable[[], str | None] = current_traceparent,
         transport: httpx.AsyncBaseTransport | None = None,
     ) -> None:
-        self.group = group
+        self.group, self.barrier = group, barrier
         self._listener = listener
-        self._conversation = Conversation(group, attempt_s, half_within_s, end_within_s, traceparent)
+        self._conversation = Conversation(group, attempt_s, half_within_s, end_within_s, traceparent, barrier=barrier)
         self._driver = AsyncDriver(url, headers_of(api_key), transport)
 
     async def send(
@@ -71,6 +74,30 @@ class TransactionProducer:
         work = self._listener.execute_local
         return await self._driver.run(self._conversation.send(messages, arg, work, **options))
 
+    def begin(
+        self,
+        messages: Messages,
+        connection: Any = None,
+        *,
+        transaction_id: UUID | None = None,
+        context: Any = None,
+        check: Mapping[str, Any] | None = None,
+    ) -> AbstractAsyncContextManager[OpenTransaction]:
+        """Return a block that is the whole transaction: half, database transaction, barrier, commit, end.
+
+        The half is posted, then the database transaction begins and enters the barrier. The end of the block commits,
+        or rolls back after an exception, and posts the end. `connection`: what `barrier.enter` takes; by default a new
+        one of the barrier's database, as `tx.connection` (with Django, the thread's). In a database transaction of the
+        caller that is open already, the end is left to check-back. Raises HalfFailed, BarrierRefused; ValueError
+        without a barrier.
+        """
+        if self.barrier is None:
+            raise ValueError("begin needs a barrier: TransactionProducer(…, barrier=barrier)")
+        options = {"transaction_id": transaction_id, "context": context, "check": check}
+        from halfnote.units import unit_of
+
+        return unit_of(self, self.barrier.database, messages, connection, options)
+
     @asynccontextmanager
     async def transaction(
         self,
@@ -79,15 +106,26 @@ class TransactionProducer:
         transaction_id: UUID | None = None,
         context: Any = None,
         check: Mapping[str, Any] | None = None,
-        binding: Binding | None = None,
     ) -> AsyncIterator[OpenTransaction]:
         """Post the half; at the end of the block commit, or roll back if it raised. Raises HalfFailed.
 
-        Commit the database transaction inside the block, or bind its session (`bind`).
+        Commit the database transaction inside the block. With a barrier, `begin` is the better form: here the block
+        must call `barrier.enter`; at its end it raises NotEntered or NotCommitted if it did not, or did not commit.
+        """
+        options = {"transaction_id": transaction_id, "context": context, "check": check}
+        async with self.watched(None, messages, **options) as transaction:
+            yield transaction
+
+    @asynccontextmanager
+    async def watched(self, binding: Binding | None, messages: Messages, **half: Any) -> AsyncIterator[OpenTransaction]:
+        """Do the same, but post the outcome of the database transaction that a binding watches.
+
+        With a barrier, the code that made the binding enters it: the half says so to its checks.
         """
         block = Block(self._conversation, self._driver.later, binding)
-        half = self._conversation.half(messages, transaction_id=transaction_id, context=context, check=check)
-        transaction = await self._driver.run(block.opening(half))
+        enters = binding is not None and self.barrier is not None
+        half_posted = self._conversation.half(messages, enters=enters, **half)
+        transaction = await self._driver.run(block.opening(half_posted))
         try:
             yield transaction
         except BaseException as error:
@@ -134,13 +172,17 @@ class BoundProducer:
         """Do the same as the producer's method, but post the outcome of the session's database transaction as the end.
 
         It is the one that is open already, else the first that is committed in the block. If it is still open when the
-        block closes, `unknown` is posted and a check is requested; the end follows when it is over.
+        block closes, `unknown` is posted and a check is requested; the end follows when it is over. With a barrier, the
+        session's database transaction enters it by itself.
         """
         from halfnote.session_binding import SessionBinding
 
         binding = SessionBinding(self._session.sync_session)
+        barrier = self._producer.barrier
         try:
-            async with self._producer.transaction(messages, binding=binding, **half) as transaction:
+            async with self._producer.watched(binding, messages, **half) as transaction:
+                if barrier is not None:
+                    await self._session.run_sync(lambda _: binding.enter_with(barrier, transaction))
                 yield transaction
         finally:
             binding.release()

@@ -9,8 +9,12 @@ from collections.abc import Callable
 from sqlalchemy import Connection, event
 from sqlalchemy.orm import Session, SessionTransaction
 
+from halfnote.barrier import AsyncBarrier, Barrier
 from halfnote.block import DatabaseState
 from halfnote.databases.base import STANDS
+from halfnote.databases.sqlalchemy import is_of, run_on
+from halfnote.errors import NotEntered
+from halfnote.transaction import Transaction
 
 _KEY = "halfnote_bindings"
 
@@ -23,6 +27,9 @@ class SessionBinding:
         self._state: DatabaseState = "open" if session.in_transaction() else "none"
         self._tried = self._committed = self._hides_rollbacks = False
         self._notify: Callable[[DatabaseState], None] | None = None
+        self._barrier: Barrier | AsyncBarrier | None = None
+        self._transaction: Transaction | None = None
+        self._entered = False
         _bindings(session).append(self)
 
     @property
@@ -34,6 +41,38 @@ class SessionBinding:
     def hides_rollbacks(self) -> bool:
         """Whether one of its databases may roll back by itself and continue."""
         return self._hides_rollbacks
+
+    def enter_with(self, barrier: Barrier | AsyncBarrier, transaction: Transaction) -> None:
+        """Enter a barrier in the database transaction that is open now, or else in each that begins until a commit.
+
+        Raises BarrierRefused, also later, from the statement that begins a database transaction.
+        """
+        self._barrier, self._transaction = barrier, transaction
+        for connection in _connections(self._session.get_transaction()):
+            self.on_connection(connection)
+
+    def on_connection(self, connection: Connection) -> None:
+        """Enter the barrier, if the connection is of its database and the row is not written yet."""
+        barrier, transaction = self._barrier, self._transaction
+        if (
+            barrier is None
+            or transaction is None
+            or self._state == "committed"
+            or not is_of(barrier.database, connection)
+        ):
+            return
+        if self._entered and run_on(connection, barrier.standing(transaction.transaction_id)):
+            return
+        run_on(connection, barrier.entering(transaction, barrier.settle))
+        self._entered = True
+
+    def require_entered(self, connections: set[Connection]) -> None:
+        """Raise NotEntered before a commit that does not reach the barrier's database."""
+        barrier, transaction = self._barrier, self._transaction
+        if barrier is None or transaction is None or self._state == "committed" or not connections:
+            return
+        if not any(is_of(barrier.database, connection) for connection in connections):
+            raise NotEntered(transaction.transaction_id)
 
     def when_over(self, notify: Callable[[DatabaseState], None]) -> None:
         """Call `notify` once, at the end of the database transaction that is open now."""
@@ -74,6 +113,7 @@ def _bindings(session: Session) -> list[SessionBinding]:
     if found is None:
         found = session.info[_KEY] = []
         event.listen(session, "after_transaction_create", _on_create)
+        event.listen(session, "after_begin", _on_begin)
         event.listen(session, "before_commit", _on_before_commit)
         event.listen(session, "after_commit", _on_after_commit)
         event.listen(session, "after_transaction_end", _on_end)
@@ -86,16 +126,24 @@ def _on_create(session: Session, transaction: SessionTransaction) -> None:
             binding.on_begin()
 
 
+def _on_begin(session: Session, transaction: SessionTransaction, connection: Connection) -> None:
+    for binding in list(_bindings(session)):
+        binding.on_connection(connection)
+
+
 def _on_before_commit(session: Session) -> None:
     bindings = list(_bindings(session))
     if not bindings or session.in_nested_transaction():
         return
+    # The flush of the commit comes after this event, and may begin the database transaction.
+    session.flush()
     connections = _connections(session.get_transaction())
     for connection in connections:
         if connection.dialect.name == "postgresql":
             connection.exec_driver_sql(STANDS)
     hides_rollbacks = any(connection.dialect.name in ("mysql", "mariadb") for connection in connections)
     for binding in bindings:
+        binding.require_entered(connections)
         binding.on_try(hides_rollbacks=hides_rollbacks)
 
 

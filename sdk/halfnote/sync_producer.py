@@ -1,7 +1,7 @@
 """The synchronous producer: `TransactionProducer` for threads. All threads may share one."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 from uuid import UUID
@@ -20,6 +20,8 @@ from halfnote.transaction import PlainResult, Registration, TransactionResult
 if TYPE_CHECKING:
     from sqlalchemy.orm import Session
 
+    from halfnote.barrier import Barrier
+
 Messages = Outgoing | Sequence[Outgoing]
 
 
@@ -34,6 +36,7 @@ class SyncTransactionProducer:
         url: str,
         *,
         group: str,
+        barrier: "Barrier | None" = None,
         listener: TransactionListener[Any] | None = None,
         api_key: str | None = None,
         attempt_s: float = 5.0,
@@ -42,9 +45,9 @@ class SyncTransactionProducer:
         traceparent: Callable[[], str | None] = current_traceparent,
         transport: httpx.BaseTransport | None = None,
     ) -> None:
-        self.group = group
+        self.group, self.barrier = group, barrier
         self._listener = listener
-        self._conversation = Conversation(group, attempt_s, half_within_s, end_within_s, traceparent)
+        self._conversation = Conversation(group, attempt_s, half_within_s, end_within_s, traceparent, barrier=barrier)
         self._driver = SyncDriver(url, headers_of(api_key), transport)
 
     def send(
@@ -68,6 +71,30 @@ class SyncTransactionProducer:
         work = self._listener.execute_local
         return self._driver.run(self._conversation.send(messages, arg, work, **options))
 
+    def begin(
+        self,
+        messages: Messages,
+        connection: Any = None,
+        *,
+        transaction_id: UUID | None = None,
+        context: Any = None,
+        check: Mapping[str, Any] | None = None,
+    ) -> AbstractContextManager[OpenTransaction]:
+        """Return a block that is the whole transaction: half, database transaction, barrier, commit, end.
+
+        The half is posted, then the database transaction begins and enters the barrier. The end of the block commits,
+        or rolls back after an exception, and posts the end. `connection`: what `barrier.enter` takes; by default a new
+        one of the barrier's database, as `tx.connection` (with Django, the thread's). In a database transaction of the
+        caller that is open already, the end is left to check-back. Raises HalfFailed, BarrierRefused; ValueError
+        without a barrier.
+        """
+        if self.barrier is None:
+            raise ValueError("begin needs a barrier: SyncTransactionProducer(…, barrier=barrier)")
+        options = {"transaction_id": transaction_id, "context": context, "check": check}
+        from halfnote.units import sync_unit_of
+
+        return sync_unit_of(self, self.barrier.database, messages, connection, options)
+
     @contextmanager
     def transaction(
         self,
@@ -76,15 +103,26 @@ class SyncTransactionProducer:
         transaction_id: UUID | None = None,
         context: Any = None,
         check: Mapping[str, Any] | None = None,
-        binding: Binding | None = None,
     ) -> Iterator[OpenTransaction]:
         """Post the half; at the end of the block commit, or roll back if it raised. Raises HalfFailed.
 
-        Commit the database transaction inside the block, or bind its session (`bind`).
+        Commit the database transaction inside the block. With a barrier, `begin` is the better form: here the block
+        must call `barrier.enter`; at its end it raises NotEntered or NotCommitted if it did not, or did not commit.
+        """
+        options = {"transaction_id": transaction_id, "context": context, "check": check}
+        with self.watched(None, messages, **options) as transaction:
+            yield transaction
+
+    @contextmanager
+    def watched(self, binding: Binding | None, messages: Messages, **half: Any) -> Iterator[OpenTransaction]:
+        """Do the same, but post the outcome of the database transaction that a binding watches.
+
+        With a barrier, the code that made the binding enters it: the half says so to its checks.
         """
         block = Block(self._conversation, self._driver.later, binding)
-        half = self._conversation.half(messages, transaction_id=transaction_id, context=context, check=check)
-        transaction = self._driver.run(block.opening(half))
+        enters = binding is not None and self.barrier is not None
+        half_posted = self._conversation.half(messages, enters=enters, **half)
+        transaction = self._driver.run(block.opening(half_posted))
         try:
             yield transaction
         except BaseException as error:
@@ -129,13 +167,17 @@ class SyncBoundProducer:
         """Do the same as the producer's method, but post the outcome of the session's database transaction as the end.
 
         It is the one that is open already, else the first that is committed in the block. If it is still open when the
-        block closes, `unknown` is posted and a check is requested; the end follows when it is over.
+        block closes, `unknown` is posted and a check is requested; the end follows when it is over. With a barrier, the
+        session's database transaction enters it by itself.
         """
         from halfnote.session_binding import SessionBinding
 
         binding = SessionBinding(self._session)
+        barrier = self._producer.barrier
         try:
-            with self._producer.transaction(messages, binding=binding, **half) as transaction:
+            with self._producer.watched(binding, messages, **half) as transaction:
+                if barrier is not None:
+                    binding.enter_with(barrier, transaction)
                 yield transaction
         finally:
             binding.release()

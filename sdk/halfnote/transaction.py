@@ -17,7 +17,8 @@ class Transaction:
     """A half message that Halfnote has stored: local work may begin. `context` comes back in every check.
 
     A barrier sets `settle` when the transaction enters it; `settle` returns, or awaits, the outcome of the local
-    database transaction. `repeated`: the half was stored already when the caller, which chose the id, posted it, so the
+    database transaction. `enters`: the block enters the barrier by itself. `entering`: `enter` was called, perhaps
+    without `await`. `repeated`: the half was stored already when the caller, which chose the id, posted it, so the
     local work may have run before.
     """
 
@@ -28,6 +29,8 @@ class Transaction:
     born_at: str | None = None
     first_check_at: str | None = None
     repeated: bool = False
+    enters: bool = False
+    entering: bool = field(default=False, repr=False)
     settle: "Callable[[], Any] | None" = field(default=None, repr=False)
 
     @property

@@ -2,15 +2,23 @@
 
 The half is posted first, then the database transaction begins; the end is posted after its commit has returned, or
 after its rollback. Inside a database transaction that is open already it is a savepoint, and it is not known yet how
-that ends: `unknown` is posted and a check asked for. With Django the end then follows by `transaction.on_commit`.
+that ends: `unknown` is posted and a check asked for. With Django the end then follows by `transaction.on_commit`. The
+blocks of a producer with a barrier enter it by themselves.
 """
 
 from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import AbstractAsyncContextManager, AbstractContextManager, asynccontextmanager, contextmanager
+from contextlib import (
+    AbstractAsyncContextManager,
+    AbstractContextManager,
+    asynccontextmanager,
+    closing,
+    contextmanager,
+)
 from typing import Any
 
 from halfnote.block import DatabaseState, OpenTransaction
-from halfnote.databases.base import STANDS
+from halfnote.databases.base import STANDS, AsyncDatabase, Database, standing
+from halfnote.databases.dbapi import commits_by_itself
 from halfnote.producer import Messages, TransactionProducer
 from halfnote.sync_producer import SyncTransactionProducer
 
@@ -56,7 +64,7 @@ async def in_asyncpg(
 ) -> AsyncIterator[OpenTransaction]:
     """Send messages with the block's work on a connection of asyncpg. Options as of `transaction()`."""
     nested = connection.is_in_transaction()
-    async with _in_async(producer, messages, half, connection.transaction(), nested=nested) as transaction:
+    async with in_async(producer, messages, half, connection, connection.transaction(), nested=nested) as transaction:
         yield transaction
         await connection.execute(STANDS)
 
@@ -67,7 +75,7 @@ async def in_async_psycopg(
 ) -> AsyncIterator[OpenTransaction]:
     """Send messages with the block's work on an AsyncConnection of psycopg. Options as of `transaction()`."""
     nested = int(connection.info.transaction_status) != _IDLE
-    async with _in_async(producer, messages, half, connection.transaction(), nested=nested) as transaction:
+    async with in_async(producer, messages, half, connection, connection.transaction(), nested=nested) as transaction:
         yield transaction
         await connection.execute(STANDS)
 
@@ -78,9 +86,33 @@ def in_psycopg(
 ) -> Iterator[OpenTransaction]:
     """Send messages with the block's work on a Connection of psycopg. Options as of `transaction()`."""
     nested = int(connection.info.transaction_status) != _IDLE
-    with _in_sync(producer, messages, half, connection.transaction(), Unit(), nested=nested) as transaction:
+    with in_sync(producer, messages, half, connection, connection.transaction(), Unit(), nested=nested) as transaction:
         yield transaction
         connection.execute(STANDS)
+
+
+@contextmanager
+def in_dbapi(
+    producer: SyncTransactionProducer, connection: Any, messages: Messages, *, hides_rollbacks: bool, **half: Any
+) -> Iterator[OpenTransaction]:
+    """Send messages with the block's work on a connection of another DB-API driver. Options as of `transaction()`."""
+    unit = Unit(hides_rollbacks=hides_rollbacks)
+    with in_sync(producer, messages, half, connection, _committed(connection), unit, nested=False) as transaction:
+        yield transaction
+
+
+@contextmanager
+def _committed(connection: Any) -> Iterator[None]:
+    """Begin a database transaction unless the driver does; commit at the end, roll back after an exception."""
+    if commits_by_itself(connection):
+        with closing(connection.cursor()) as cursor:
+            cursor.execute("begin")
+    try:
+        yield
+        connection.commit()
+    except BaseException:
+        connection.rollback()
+        raise
 
 
 @contextmanager
@@ -95,7 +127,7 @@ def in_django(
 
     unit = Unit(hides_rollbacks=connections[using].vendor == "mysql")
     nested = bool(connections[using].in_atomic_block)
-    with _in_sync(producer, messages, half, transaction.atomic(using=using), unit, nested=nested) as opened:
+    with in_sync(producer, messages, half, None, transaction.atomic(using=using), unit, nested=nested) as opened:
         # Inside, so that it goes with the savepoint if that is rolled back.
         transaction.on_commit(unit.committed, using=using)
         yield opened
@@ -107,20 +139,69 @@ def in_django(
                 cursor.execute(STANDS)
 
 
+def unit_of(
+    producer: TransactionProducer, database: AsyncDatabase, messages: Messages, connection: Any, half: dict[str, Any]
+) -> AbstractAsyncContextManager[OpenTransaction]:
+    """Return the block of `producer.begin`."""
+    if connection is not None:
+        return database.unit(producer, connection, messages, **half)
+    return _in_new_async(producer, database, messages, half)
+
+
+def sync_unit_of(
+    producer: SyncTransactionProducer, database: Database, messages: Messages, connection: Any, half: dict[str, Any]
+) -> AbstractContextManager[OpenTransaction]:
+    """Return the block of `producer.begin`."""
+    if connection is not None or database.one_connection_a_thread:
+        return database.unit(producer, connection, messages, **half)
+    return _in_new_sync(producer, database, messages, half)
+
+
 @asynccontextmanager
-async def _in_async(
+async def _in_new_async(
+    producer: TransactionProducer, database: AsyncDatabase, messages: Messages, half: dict[str, Any]
+) -> AsyncIterator[OpenTransaction]:
+    """Take the connection only when the half is stored, so that none waits for Halfnote."""
+    unit = Unit(hides_rollbacks=database.dialect == "mysql")
+    async with in_async(producer, messages, half, None, database.begin(), nested=False, unit=unit) as transaction:
+        yield transaction
+        await database.within(transaction.connection, standing())
+
+
+@contextmanager
+def _in_new_sync(
+    producer: SyncTransactionProducer, database: Database, messages: Messages, half: dict[str, Any]
+) -> Iterator[OpenTransaction]:
+    unit = Unit(hides_rollbacks=database.dialect == "mysql")
+    with in_sync(producer, messages, half, None, database.begin(), unit, nested=False) as transaction:
+        yield transaction
+        database.within(transaction.connection, standing())
+
+
+@asynccontextmanager
+async def in_async(
     producer: TransactionProducer,
     messages: Messages,
     half: dict[str, Any],
+    connection: Any,
     database_transaction: AbstractAsyncContextManager[Any],
     *,
     nested: bool,
+    unit: Unit | None = None,
 ) -> AsyncIterator[OpenTransaction]:
-    unit = Unit()
-    async with producer.transaction(messages, binding=unit, **half) as transaction:
+    """Run one block. With a barrier, the database transaction enters it first.
+
+    `connection`: None if the database transaction yields it.
+    """
+    unit = unit or Unit()
+    async with producer.watched(unit, messages, **half) as transaction:
         try:
-            async with database_transaction:
+            async with database_transaction as begun:
                 unit.state = "open"
+                transaction.connection = begun if connection is None else connection
+                if producer.barrier is not None:
+                    barrier = producer.barrier
+                    await barrier.database.within(transaction.connection, barrier.entering(transaction, barrier.settle))
                 yield transaction
                 unit.state = "doubtful"
         except BaseException:
@@ -130,19 +211,28 @@ async def _in_async(
 
 
 @contextmanager
-def _in_sync(
+def in_sync(
     producer: SyncTransactionProducer,
     messages: Messages,
     half: dict[str, Any],
+    connection: Any,
     database_transaction: AbstractContextManager[Any],
     unit: Unit,
     *,
     nested: bool,
 ) -> Iterator[OpenTransaction]:
-    with producer.transaction(messages, binding=unit, **half) as transaction:
+    """Run one block. With a barrier, the database transaction enters it first.
+
+    `connection`: None if the database transaction yields it.
+    """
+    with producer.watched(unit, messages, **half) as transaction:
         try:
-            with database_transaction:
+            with database_transaction as begun:
                 unit.state = "open"
+                transaction.connection = begun if connection is None else connection
+                if producer.barrier is not None:
+                    barrier = producer.barrier
+                    barrier.database.within(transaction.connection, barrier.entering(transaction, barrier.settle))
                 yield transaction
                 unit.state = "doubtful"
         except BaseException:

@@ -56,7 +56,8 @@ async def site(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[
 
 def asked(transaction_id: UUID, age_s: float = 10.0) -> CheckedTransaction:
     """Return a check's question."""
-    return CheckedTransaction(transaction_id, "shop", 1, 15, datetime.now(timezone.utc), age_s, None, [])
+    born_at = datetime.now(timezone.utc)
+    return CheckedTransaction(transaction_id, "shop", 1, 15, born_at, age_s, None, [], barrier=True)
 
 
 async def check(site: Site, transaction_id: UUID, age_s: float = 10.0) -> Any:

@@ -78,8 +78,12 @@ async def announced_and_asked(api: httpx.AsyncClient, shop: str, orders: str, po
         await until(lambda: has(points, number))
         done, undone = new_id(), new_id()
         for one in (done, undone):
-            half = {"producer_group": "shop", "transaction_id": str(one)}
-            half["messages"] = [{"topic": "order", "body": {"order": number + 1}}]  # type: ignore[assignment]
+            half: dict[str, Any] = {
+                "producer_group": "shop",
+                "transaction_id": str(one),
+                "context": {"halfnote_barrier": True},
+            }
+            half["messages"] = [{"topic": "order", "body": {"order": number + 1}}]
             assert (await api.post("/half", json=half)).status_code == 201
         connection.execute("insert into halfnote_barrier (transaction_id, reason) values (%s, 'local')", [done])
         for one, state in ((done, "committed"), (undone, "rolled_back")):

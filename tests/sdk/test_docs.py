@@ -14,11 +14,12 @@ import pytest
 from django.urls import path
 from fastapi import FastAPI
 from flask import Flask
-from halfnote import Outgoing, SyncTransactionProducer
+from halfnote import Outgoing, SyncTransactionProducer, TransactionProducer
 from halfnote.barrier import AsyncBarrier, Barrier
 from halfnote.databases.asyncpg import Asyncpg
 from halfnote.databases.dbapi import DbApi
 from halfnote.databases.django import Django
+from halfnote.databases.sqlalchemy import AsyncSqlAlchemy
 from halfnote.inbox import Inbox
 from halfnote.testing import Coordinator
 from halfnote.units import in_django
@@ -40,18 +41,13 @@ PRODUCER, CHECK, BARRIER, BOUND, ASYNCPG, DJANGO, CONSUMER, BROKER, TESTING = BL
 async def names() -> AsyncIterator[dict[str, Any]]:
     """Return the objects that a service has before it uses the client."""
     engine = create_async_engine(with_driver(fresh(SCHEMA), "asyncpg"))
-
-    async def save(number: int, transaction_id: Any) -> None:
-        async with AsyncSession(engine) as session, session.begin():
-            session.add(Order(number=number))
-
+    await AsyncBarrier(AsyncSqlAlchemy(engine)).create_table()
     yield {
         "memory": Coordinator("shop"),
         "engine": engine,
         "AsyncSession": AsyncSession,
         "Order": Order,
         "Points": Points,
-        "save": save,
         "app": FastAPI(),
     }
     await engine.dispose()
@@ -62,11 +58,17 @@ async def orders(names: dict[str, Any]) -> list[int]:
         return list((await session.scalars(select(Order.number).order_by(Order.number))).all())
 
 
+async def truncated(names: dict[str, Any]) -> None:
+    async with AsyncSession(names["engine"]) as session, session.begin():
+        await session.execute(text("truncate orders"))
+
+
 async def test_the_ten_lines(names: dict[str, Any]) -> None:
     await run(PRODUCER, names)
     await names["place"](1030)
     assert await orders(names) == [1030]
     assert [message.key for message in names["memory"].published] == ["order-1030"]
+    assert len([line for line in PRODUCER.splitlines() if line]) <= 10
 
 
 async def test_checks_barrier_consumer_and_tests(names: dict[str, Any]) -> None:
@@ -78,10 +80,12 @@ async def test_checks_barrier_consumer_and_tests(names: dict[str, Any]) -> None:
     await run(flask, {**names, "app": Flask("shop")})
     await run(django, {**names, "path": path})
     await run(BARRIER, names)
-    await names["barrier"].create_table()
+    await names["place_plainly"](7)
+    assert await orders(names) == [7]
+    await truncated(names)
     async with AsyncSession(names["engine"]) as session:
         await run(BOUND, {**names, "session": session})
-    assert [found.json() for found in names["memory"].published] == [{"order": 1030}]
+    assert [found.json() for found in names["memory"].published] == [{"order": 7}, {"order": 1030}]
     await run(CONSUMER, names)
     await names["inbox"].create_table()
     acknowledged = []
@@ -93,8 +97,7 @@ async def test_checks_barrier_consumer_and_tests(names: dict[str, Any]) -> None:
     incoming = SimpleNamespace(headers=sent.headers, body=sent.body, content_type=sent.content_type, ack=ack)
     await run(BROKER, {**names, "incoming": incoming})
     assert acknowledged == [1]
-    async with AsyncSession(names["engine"]) as session, session.begin():
-        await session.execute(text("truncate orders"))
+    await truncated(names)
     await run(TESTING, names)
     async with AsyncSession(names["engine"]) as session:
         assert set((await session.scalars(select(Points.order))).all()) == {7, 1030}
@@ -104,9 +107,10 @@ async def test_blocks_with_asyncpg(names: dict[str, Any]) -> None:
     await run(PRODUCER, names)
     url = names["engine"].url.set(drivername="postgresql").render_as_string(hide_password=False)
     async with asyncpg.create_pool(url, min_size=0) as pool, pool.acquire() as connection:
+        memory = names["memory"].transport()
         barrier = AsyncBarrier(Asyncpg(pool))
-        await barrier.create_table()
-        await run(ASYNCPG, {**names, "connection": connection, "barrier": barrier})
+        async with TransactionProducer("http://halfnote", group="shop", barrier=barrier, transport=memory) as producer:
+            await run(ASYNCPG, {**names, "connection": connection, "producer": producer})
     assert await orders(names) == [1030]
     assert len(names["memory"].published) == 1
 
@@ -130,9 +134,10 @@ def test_blocks_with_django() -> None:
 
     barrier = Barrier(Django(alias))
     barrier.create_table()
-    with SyncTransactionProducer("http://halfnote", group="shop", transport=coordinator.transport()) as producer:
+    transport = coordinator.transport()
+    with SyncTransactionProducer("http://halfnote", group="shop", barrier=barrier, transport=transport) as producer:
         order = SimpleNamespace(objects=Orders)
-        names = {"producer": producer, "in_django": in_own, "barrier": barrier, "Outgoing": Outgoing, "Order": order}
+        names = {"producer": producer, "in_django": in_own, "Outgoing": Outgoing, "Order": order}
         exec(compile(DJANGO, "sdk/README.md", "exec"), names)
     connections.close_all()
     assert len(coordinator.published) == 1

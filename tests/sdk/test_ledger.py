@@ -56,7 +56,7 @@ def filled(file: Path) -> tuple[str, str]:
         with connect(file) as connection:
             barrier.enter(connection, transaction_id)
             connection.commit()
-    barrier.check_local(CheckedTransaction(refused, "shop", 1, 15, datetime.now(timezone.utc), 10, None, []))
+    barrier.check_local(CheckedTransaction(refused, "shop", 1, 15, datetime.now(timezone.utc), 10, None, [], True))
     return str(done), str(refused)
 
 

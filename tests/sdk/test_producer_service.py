@@ -17,6 +17,7 @@ from halfnote import (
     TransactionProducer,
     Verdict,
 )
+from halfnote.barrier_mark import marked
 from starlette.applications import Starlette
 
 from app.checkback.loop import CheckBack
@@ -92,11 +93,11 @@ async def test_local_work_that_begins_after_its_check_is_refused_and_reported(
             async with TransactionProducer(
                 "http://localhost", group="shop", listener=slow, transport=service(runtime)
             ) as producer:
-                result = await producer.send(ORDER, 1030)
+                result = await producer.send(ORDER, 1030, context=marked(None))
                 assert (result.local_verdict, result.end) == (ROLLBACK, "recorded")
                 assert isinstance(result.error, BarrierRefused)
                 with pytest.raises(BarrierRefused, match="a check that came first answered rollback"):
-                    async with producer.transaction(ORDER) as tx:
+                    async with producer.transaction(ORDER, context=marked(None)) as tx:
                         await slow.execute_local(tx, 1031)
         assert tx.result is not None
         assert (tx.result.local_verdict, tx.result.end) == (ROLLBACK, "recorded")

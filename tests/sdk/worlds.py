@@ -9,12 +9,12 @@ from typing import Any
 
 from halfnote import BarrierRefused, CheckEndpoint, HalfFailed, Outgoing, TransactionProducer
 from halfnote.barrier import AsyncBarrier
+from halfnote.barrier_mark import marked
 from halfnote.databases.asyncpg import Asyncpg
 from halfnote.delivery import DeliveryEndpoint
 from halfnote.inbox import AsyncInbox
 from halfnote.message import Message
 from halfnote.testing import SECRET
-from halfnote.units import in_asyncpg
 from hypothesis import strategies as st
 
 from tests.sdk.crashes import Connections, Death, Network, killed
@@ -27,7 +27,8 @@ EMPTIED = "truncate orders, points, halfnote_barrier, halfnote_inbox"
 class Attempt:
     """One order: how its process fares, and the check and the delivery that come at the same time, if any.
 
-    `unit`: by `in_asyncpg`, else by a block around the database transaction. `faults`: of the network, one a request.
+    `unit`: by `producer.begin`, else by a block around the database transaction. `faults`: of the
+    network, one a request.
     """
 
     unit: bool = False
@@ -75,7 +76,13 @@ class World:
     async def place(self, number: int, attempt: Attempt) -> bool:
         """Take an order in a process that may die; tell whether it ended before that."""
         line = self.network.line(attempt.faults)
-        producer = TransactionProducer(self._halfnote, group="shop", transport=line, half_within_s=self._half_within_s)
+        producer = TransactionProducer(
+            self._halfnote,
+            group="shop",
+            barrier=self.barrier,
+            transport=line,
+            half_within_s=self._half_within_s,
+        )
         lived = await killed(self._order(producer, number, attempt), attempt.dies)
         # Its background work died with it.
         for task in list(producer._driver._background):
@@ -98,18 +105,22 @@ class World:
         try:
             async with self.connections.acquire() as connection:
                 if attempt.unit:
-                    async with in_asyncpg(producer, connection, order) as tx:
-                        await self._work(connection, tx, number, attempt)
+                    async with producer.begin(order, connection):
+                        await self._work(connection, number, attempt)
                 else:
-                    async with producer.transaction(order) as tx, connection.transaction():
-                        await self._work(connection, tx, number, attempt)
+                    # Each way through this block enters, so its half may have the mark of one that enters by itself.
+                    async with (
+                        producer.transaction(order, context=marked(None)) as tx,
+                        connection.transaction(),
+                    ):
+                        await self.barrier.enter(connection, tx)
+                        await self._work(connection, number, attempt)
         except (OutOfStock, HalfFailed, BarrierRefused):
             pass
         if not attempt.faults:
             await producer.close()
 
-    async def _work(self, connection: Any, tx: Any, number: int, attempt: Attempt) -> None:
-        await self.barrier.enter(connection, tx)
+    async def _work(self, connection: Any, number: int, attempt: Attempt) -> None:
         await connection.execute("insert into orders values ($1)", number)
         if attempt.fails:
             raise OutOfStock

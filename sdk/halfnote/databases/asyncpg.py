@@ -1,7 +1,7 @@
 """asyncpg, for PostgreSQL."""
 
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import Any, Protocol, TypeVar
 
 from halfnote.databases.base import Came, Dialect, NotInTransaction, Script, Statement, play_async
@@ -28,6 +28,12 @@ class Asyncpg:
         """Run a script on a connection of the pool, and commit."""
         async with self.begin() as connection:
             return await _played(connection, script)
+
+    def unit(self, producer: Any, connection: Any, messages: Any, **half: Any) -> AbstractAsyncContextManager[Any]:
+        """Return the block of `producer.begin`."""
+        from halfnote.units import in_asyncpg
+
+        return in_asyncpg(producer, connection, messages, **half)
 
     @asynccontextmanager
     async def begin(self) -> AsyncIterator[Any]:

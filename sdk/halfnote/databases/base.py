@@ -54,11 +54,18 @@ class Database(Protocol):
     def dialect(self) -> Dialect:
         """Which SQL it speaks."""
 
+    @property
+    def one_connection_a_thread(self) -> bool:
+        """Whether callers have no connection to pass, because the library keeps one for each thread."""
+
     def run(self, script: Script[T]) -> T:
         """Run a script in a database transaction of its own, and commit."""
 
     def within(self, connection: Any, script: Script[T]) -> T:
         """Run a script in the caller's open database transaction. Raises NotInTransaction."""
+
+    def unit(self, producer: Any, connection: Any, messages: Any, **half: Any) -> AbstractContextManager[Any]:
+        """Return the block of `producer.begin`: half, database transaction, barrier, commit, end."""
 
     def begin(self) -> AbstractContextManager[Any]:
         """Begin a database transaction and yield its connection; commit at the end, roll back what raises."""
@@ -77,8 +84,16 @@ class AsyncDatabase(Protocol):
     async def within(self, connection: Any, script: Script[T]) -> T:
         """Run a script in the caller's open database transaction. Raises NotInTransaction."""
 
+    def unit(self, producer: Any, connection: Any, messages: Any, **half: Any) -> AbstractAsyncContextManager[Any]:
+        """Return the block of `producer.begin`: half, database transaction, barrier, commit, end."""
+
     def begin(self) -> AbstractAsyncContextManager[Any]:
         """Begin a database transaction and yield its connection; commit at the end, roll back what raises."""
+
+
+def standing() -> Script[None]:
+    """Raise the database's own error if a statement before has rolled its database transaction back."""
+    yield Statement(STANDS)
 
 
 def play(script: Script[T], execute: Callable[[Statement], Came]) -> T:

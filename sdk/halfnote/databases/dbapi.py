@@ -1,7 +1,7 @@
 """Any driver of Python's database API (PEP 249): psycopg, PyMySQL, mysqlclient, sqlite3 …"""
 
 from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager
+from contextlib import AbstractContextManager, closing, contextmanager
 from typing import Any, TypeVar
 
 from halfnote.databases.base import Came, Dialect, NotInTransaction, Script, Statement, dialect_of, play
@@ -30,6 +30,11 @@ class DbApi:
         """Which SQL it speaks."""
         return self._dialect
 
+    @property
+    def one_connection_a_thread(self) -> bool:
+        """Whether callers have no connection to pass."""
+        return False
+
     def run(self, script: Script[T]) -> T:
         """Run a script on a separate connection, and commit."""
         with self.begin() as connection:
@@ -40,6 +45,14 @@ class DbApi:
         if commits_by_itself(connection):
             raise NotInTransaction("the connection is in autocommit mode: begin a database transaction first")
         return self._play(connection, script)
+
+    def unit(self, producer: Any, connection: Any, messages: Any, **half: Any) -> AbstractContextManager[Any]:
+        """Return the block of `producer.begin`. It also commits what was written on the connection before."""
+        from halfnote.units import in_dbapi, in_psycopg
+
+        if type(connection).__module__.partition(".")[0] == "psycopg":
+            return in_psycopg(producer, connection, messages, **half)
+        return in_dbapi(producer, connection, messages, hides_rollbacks=self._dialect == "mysql", **half)
 
     @contextmanager
     def begin(self) -> Iterator[Any]:

@@ -1,7 +1,7 @@
 """Django's database connections, which belong to threads: callers' database transactions are `atomic` blocks."""
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any, TypeVar
 
 from django.db import connections, transaction
@@ -23,10 +23,21 @@ class Django:
         """Which SQL it speaks."""
         return dialect_of(connections[self._using].vendor)
 
+    @property
+    def one_connection_a_thread(self) -> bool:
+        """Whether callers have no connection to pass."""
+        return True
+
     def run(self, script: Script[T]) -> T:
         """Run a script in its own database transaction, and commit. Raises RuntimeError inside `atomic`."""
         with self.begin():
             return self._play(script)
+
+    def unit(self, producer: Any, connection: Any, messages: Any, **half: Any) -> AbstractContextManager[Any]:
+        """Return the block of `producer.begin`."""
+        from halfnote.units import in_django
+
+        return in_django(producer, messages, **half, using=self._using)
 
     @contextmanager
     def begin(self) -> Iterator[None]:

@@ -26,6 +26,12 @@ class AsyncPsycopg:
         async with self.begin() as connection:
             return await _played(connection, script)
 
+    def unit(self, producer: Any, connection: Any, messages: Any, **half: Any) -> AbstractAsyncContextManager[Any]:
+        """Return the block of `producer.begin`."""
+        from halfnote.units import in_async_psycopg
+
+        return in_async_psycopg(producer, connection, messages, **half)
+
     @asynccontextmanager
     async def begin(self) -> AsyncIterator[Any]:
         """Yield a connection; commit at the end, roll back what raises."""
