@@ -97,6 +97,7 @@ bench-spark: $(DEV) ## measure the proof's figures; QUICK=1 takes a few minutes
 docs: $(DEV) ## write the pages and the chart's schema that are generated from the code
 	$(BIN)/python -m scripts.config_docs
 	$(BIN)/python -m scripts.chart_settings
+	$(BIN)/python -m scripts.client_reference
 	$(BIN)/python scripts/errors_page > docs/errors.md
 
 lock: ## write the lock files from pyproject.toml; needs uv

@@ -48,7 +48,8 @@ class AiohttpWire:
             sent = not isinstance(error, _NOT_SENT)
             if isinstance(error, asyncio.TimeoutError):
                 return NoAnswer(SHORT_OF_ANSWER.format(request.timeout_s, type(error).__name__), sent)
-            return NoAnswer(str(error) or type(error).__name__, sent)
+            refused = isinstance(error, aiohttp.ClientConnectorError)
+            return NoAnswer(str(error) or type(error).__name__, sent, refused)
 
     async def aclose(self) -> None:
         """Close the connections."""

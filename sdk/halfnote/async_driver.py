@@ -22,7 +22,7 @@ from halfnote.exchange import (
     Returned,
     Wait,
 )
-from halfnote.http import FAILURES, LIMITS, answered, unanswered
+from halfnote.http import FAILURES, LIMITS, answered, base_of, unanswered
 
 T = TypeVar("T")
 log = logging.getLogger("halfnote")
@@ -46,7 +46,7 @@ class AsyncDriver:
     """Separate connections for each event loop and process: they survive neither a new loop nor a fork."""
 
     def __init__(self, url: str, headers: Mapping[str, str], transport: httpx.AsyncBaseTransport | None = None) -> None:
-        self._url, self._headers, self._transport = url.rstrip("/"), dict(headers), transport
+        self._url, self._headers, self._transport = base_of(url), dict(headers), transport
         self._connections: Wire | None = None
         self._owner: tuple[int, asyncio.AbstractEventLoop] | None = None
         self._background: set[asyncio.Task[Any]] = set()

@@ -20,6 +20,7 @@ from halfnote.databases.base import (
     Database,
     Script,
     is_to_be_tried_again,
+    require_kind,
     waits_for_another,
 )
 from halfnote.errors import BarrierRefused
@@ -107,6 +108,7 @@ class Barrier(_Rules):
     def __init__(
         self, database: Database, *, table: str = TABLE, keep: timedelta = KEEP, wait_s: float = WAIT_S
     ) -> None:
+        require_kind(database, asynchronous=False, user="Barrier")
         super().__init__(BarrierSql(database.dialect, table, wait_s), keep)
         self.database = database
 
@@ -157,6 +159,7 @@ class AsyncBarrier(_Rules):
     def __init__(
         self, database: AsyncDatabase, *, table: str = TABLE, keep: timedelta = KEEP, wait_s: float = WAIT_S
     ) -> None:
+        require_kind(database, asynchronous=True, user="AsyncBarrier")
         super().__init__(BarrierSql(database.dialect, table, wait_s), keep)
         self.database = database
 

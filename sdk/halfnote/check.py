@@ -34,6 +34,8 @@ class CheckEndpoint:
         tolerance_s: float = TOLERANCE_S,
         clock: Callable[[], float] = time.time,
     ) -> None:
+        if not callable(getattr(listener, "check_local", None)):
+            raise TypeError(f"a barrier or a listener with `check_local` is expected, not {type(listener).__name__}")
         self._listener, self._group, self._clock = listener, group, clock
         self._verifier = Verifier(secrets, tolerance_s=tolerance_s, clock=clock)
 

@@ -4,7 +4,7 @@ import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 from urllib.parse import quote
 from uuid import UUID
 
@@ -19,9 +19,10 @@ from halfnote.errors import (
     Unconfirmed,
     VerdictConflict,
 )
-from halfnote.exchange import Call, Exchange, Later, Raised, Request, Returned, asked
+from halfnote.exchange import REFUSED_WITHIN_S, Answer, Call, Exchange, Later, Raised, Request, asked
 from halfnote.ids import new_id
-from halfnote.outgoing import Outgoing, as_list, encoded
+from halfnote.outcomes import Outcomes, judged
+from halfnote.outgoing import Outgoing, as_list, encoded, serializable
 from halfnote.transaction import End, PlainResult, Registration, Transaction, TransactionResult
 from halfnote.verdicts import Verdict
 
@@ -32,23 +33,14 @@ REASON_MAX = 1000
 LEAST_IMMUNITY_S = 1.0
 
 
-class Outcomes(Protocol):
-    """The producer's barrier: each function returns a Verdict, or awaits it."""
-
-    def settle(self, transaction_id: UUID) -> Any:
-        """Return the outcome of local work that is over, and refuse later local work."""
-
-    def read(self, transaction_id: UUID) -> Any:
-        """Return the outcome that the row shows."""
-
-
 @dataclass(frozen=True)
 class Conversation:
     """One producer's part. Durations in seconds.
 
     `barrier`: what a block without a binding must have entered. `attempt_s` bounds one request, `half_within_s` all
     attempts at a half, `end_within_s` all attempts at an end, which continue in the background after the first.
-    `traceparent` returns the W3C trace context of each request.
+    `refused_within_s` bounds a half whose connects are all refused. `serialize` returns what JSON has in place of a
+    value that it does not have. `traceparent` returns the W3C trace context of each request.
     """
 
     group: str
@@ -58,6 +50,8 @@ class Conversation:
     traceparent: Callable[[], str | None] = lambda: None
     clock: Callable[[], float] = time.monotonic
     barrier: Outcomes | None = None
+    refused_within_s: float = REFUSED_WITHIN_S
+    serialize: Callable[[Any], Any] = serializable
 
     def half(
         self,
@@ -115,7 +109,7 @@ class Conversation:
         content.update({name: value for name, value in options.items() if value is not None})
         request = self._post("/half", content)
         try:
-            answer = yield from asked("the half message", request, within_s=within_s, clock=self.clock)
+            answer = yield from self._asked("the half message", request, within_s)
         except (Refused, Unconfirmed) as cause:
             if cause.perhaps_done and not chosen:
                 yield Later(self._withdraw(transaction_id))
@@ -163,21 +157,10 @@ class Conversation:
         if barrier is None:
             return (yield from self.end(transaction, Verdict.COMMIT)), None
         read = barrier.read if transaction.settle is None else barrier.settle
-        came = yield Call(lambda: read(transaction.transaction_id))
-        if isinstance(came, Returned) and came.value is Verdict.COMMIT:
-            return (yield from self.end(transaction, Verdict.COMMIT)), None
-        if transaction.settle is None:
-            # The block's code is over, and without a row nobody else can say that it was committed.
-            wrong = NotEntered(transaction.transaction_id, entering=transaction.entering)
-            return (yield from self.end(transaction, Verdict.COMMIT)), wrong
-        if isinstance(came, Raised):
-            why = f"the barrier could not be read: {reason_of(came.error)}"
-            return (yield from self.leave_to_check(transaction, why)), None
-        still_open = came.value is Verdict.UNKNOWN
-        uncommitted = NotCommitted(transaction.transaction_id, still_open=still_open)
-        if still_open:
-            return (yield from self.leave_to_check(transaction, str(uncommitted))), uncommitted
-        return (yield from self.end(transaction, Verdict.ROLLBACK, reason=str(uncommitted))), uncommitted
+        found = judged(transaction, (yield Call(lambda: read(transaction.transaction_id))))
+        if found.verdict is Verdict.UNKNOWN:
+            return (yield from self.leave_to_check(transaction, found.reason or "")), found.wrong
+        return (yield from self.end(transaction, found.verdict, reason=found.reason)), found.wrong
 
     def failed(self, transaction: Transaction, error: Exception) -> Exchange[TransactionResult]:
         """Post the end after an exception in the local work: rollback, unless a barrier has another outcome.
@@ -244,7 +227,7 @@ class Conversation:
         transaction_id = transaction_id or new_id()
         request = self._post("/messages", self._content(transaction_id, listed))
         try:
-            answer = yield from asked("the messages", request, within_s=self.half_within_s, clock=self.clock)
+            answer = yield from self._asked("the messages", request, self.half_within_s)
         except (Refused, Unconfirmed) as cause:
             raise PlainFailed(transaction_id, cause) from cause
         sent = answer.content.get("messages", [])
@@ -260,9 +243,11 @@ class Conversation:
     ) -> Exchange[Registration]:
         """PUT the producer group with its check-back settings. Raises Refused or Unconfirmed."""
         content = {"check_urls": list(check_urls), **policy, **({"secret": secret} if secret is not None else {})}
-        request = Request("PUT", f"/producer-groups/{quote(self.group, safe='')}", encoded(content), self.attempt_s)
+        request = Request(
+            "PUT", f"/producer-groups/{quote(self.group, safe='')}", self._encoded(content), self.attempt_s
+        )
         what = f"the producer group `{self.group}`"
-        answer = yield from asked(what, request, within_s=self.half_within_s, clock=self.clock)
+        answer = yield from self._asked(what, request, self.half_within_s)
         group = dict(answer.content)
         return Registration(answer.status == 201, group.pop("secret", None), group)
 
@@ -285,6 +270,11 @@ class Conversation:
             return "conflict", conflict
         return ("left_to_check" if answer.status == 202 else "recorded"), None
 
+    def _asked(self, what: str, request: Request, within_s: float) -> Exchange[Answer]:
+        """Send a request whose caller waits for it: it fails soon where connects are refused."""
+        limit = self.refused_within_s
+        return (yield from asked(what, request, within_s=within_s, clock=self.clock, refused_within_s=limit))
+
     def _withdraw(self, transaction_id: UUID) -> Exchange[None]:
         """Post a rollback of a half that may have been stored; 404 says that it was not."""
         content = {
@@ -303,11 +293,14 @@ class Conversation:
         shown = [message.as_json() for message in messages]
         return {"producer_group": self.group, "transaction_id": str(transaction_id), "messages": shown}
 
+    def _encoded(self, content: Mapping[str, Any]) -> bytes:
+        return encoded(content, self.serialize)
+
     def _post(self, path: str, content: Mapping[str, Any] | None) -> Request:
         # The trace context is a header and not content, because repeated work must have the same content.
         trace = self.traceparent()
         headers = {"traceparent": trace} if trace is not None else {}
-        return Request("POST", path, b"" if content is None else encoded(content), self.attempt_s, headers)
+        return Request("POST", path, b"" if content is None else self._encoded(content), self.attempt_s, headers)
 
 
 def reason_of(error: BaseException) -> str:

@@ -25,7 +25,7 @@ class DeliveryEndpoint:
 
     `handler(message, connection)` with an inbox, else `handler(message)`; an async function is awaited. Answers: 200,
     the handler has run, now or before; 500, the handler raised, and Halfnote tries again; 422, the handler raised
-    Reject, and the message becomes a dead letter at once.
+    Reject, and the message becomes a dead letter at once. A test delivery is answered 200 without the handler.
     """
 
     def __init__(
@@ -74,6 +74,9 @@ class DeliveryEndpoint:
         rejected: Reject | None = None
         failed = []
         for message in messages:
+            if message.is_test:
+                log.info("test delivery %s of subscription %s", message.message_id, message.subscription)
+                continue
             came = yield Call(partial(self._take, message))
             if not isinstance(came, Raised):
                 continue

@@ -19,10 +19,17 @@ class Problem:
     detail: str
     extra: Mapping[str, Any] = field(default_factory=dict)
 
+    @property
+    def at(self) -> str | None:
+        """The field of the request that was refused, such as `messages[0].topic`."""
+        found = self.extra.get("field")
+        return found if isinstance(found, str) else None
+
     def __str__(self) -> str:
         if self.type == "id-time-skew":
             return _skew(self)
-        return f"{self.status} {self.type}: {self.detail}"
+        where = f" (field {self.at})" if self.at and self.at not in self.detail else ""
+        return f"{self.status} {self.type}: {self.detail}{where}"
 
 
 def _skew(problem: Problem) -> str:
@@ -40,12 +47,14 @@ def _skew(problem: Problem) -> str:
 class Refused(HalfnoteError):
     """The service refused the request for good; `problem` has the reason. A repetition would be refused too.
 
+    `field`: the field of the request that was refused, such as `messages[0].topic`, or None.
     `perhaps_done`: an earlier attempt may have been stored.
     """
 
     def __init__(self, what: str, problem: Problem, *, perhaps_done: bool = False) -> None:
         super().__init__(f"{what} was refused: {problem}")
         self.problem, self.perhaps_done = problem, perhaps_done
+        self.field = problem.at
 
 
 class Unconfirmed(HalfnoteError):
@@ -60,12 +69,14 @@ class HalfFailed(HalfnoteError):
     """The half message was not confirmed, and the local work did not run: nothing has happened.
 
     The cause (`__cause__`) is Refused or Unconfirmed. If it may have been stored, a rollback was sent after it,
-    unless the caller chose its id: then it may have been stored, and its local work have run, before this.
+    unless the caller chose its id: then it may have been stored, and its local work have run, before this. `field`: of
+    the request, if it was refused for one.
     """
 
     def __init__(self, transaction_id: UUID, cause: Refused | Unconfirmed) -> None:
         super().__init__(f"transaction {transaction_id} did not begin, and its local work did not run: {cause}")
         self.transaction_id = transaction_id
+        self.field = getattr(cause, "field", None)
         self.__cause__ = cause
 
 
@@ -75,6 +86,7 @@ class PlainFailed(HalfnoteError):
     def __init__(self, transaction_id: UUID, cause: Refused | Unconfirmed) -> None:
         super().__init__(f"messages {transaction_id} were not acknowledged: {cause}")
         self.transaction_id = transaction_id
+        self.field = getattr(cause, "field", None)
         self.__cause__ = cause
 
 

@@ -19,6 +19,8 @@ T = TypeVar("T")
 
 # The first pause after a failure; each next one is twice as long, up to the longest.
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.1, 5.0
+# How long connects may be refused before a request fails, unlike a timeout: nothing can have been stored.
+REFUSED_WITHIN_S = 1.0
 SHORTEST_TIMEOUT_S = 0.05
 
 
@@ -65,10 +67,11 @@ class Response:
 
 @dataclass(frozen=True)
 class NoAnswer:
-    """No answer came. `sent`: the request may have arrived."""
+    """No answer came. `sent`: the request may have arrived. `refused`: there was no connection, without a timeout."""
 
     error: str
     sent: bool
+    refused: bool = False
 
 
 @dataclass(frozen=True)
@@ -104,14 +107,17 @@ def asked(
     within_s: float,
     clock: Callable[[], float] = time.monotonic,
     attempts: int | None = None,
+    refused_within_s: float | None = None,
 ) -> Exchange[Answer]:
     """Send a request until it is answered for good, for at most `within_s` seconds or `attempts` times.
 
+    If each attempt was refused a connection, so that nothing can have been stored, for at most `refused_within_s`.
     Only for requests that may be repeated. Each attempt has the time limit `request.timeout_s`. `Retry-After` of a 429
     or 503 is obeyed; if it exceeds the remaining time, the exchange fails at once. Raises Refused or Unconfirmed.
     """
-    until = clock() + within_s
-    perhaps_done, tried = False, 0
+    began = clock()
+    until, refused_until = began + within_s, began + (within_s if refused_within_s is None else refused_within_s)
+    perhaps_done, only_refused, tried = False, True, 0
     pause_s = FIRST_PAUSE_S
     while True:
         left_s = max(until - clock(), SHORTEST_TIMEOUT_S)
@@ -120,7 +126,9 @@ def asked(
         tried += 1
         if isinstance(came, NoAnswer):
             error, perhaps_done, asked_s = came.error, perhaps_done or came.sent, None
+            only_refused = only_refused and came.refused
         else:
+            only_refused = False
             read = _read(came)
             if isinstance(read, Answer):
                 return read
@@ -131,7 +139,7 @@ def asked(
         # Jitter, so that many callers do not retry at the same moment.
         wait_s = asked_s if asked_s is not None else pause_s * random.uniform(0.5, 1)  # noqa: S311 - no secret
         pause_s = min(pause_s * 2, LONGEST_PAUSE_S)
-        if tried == attempts or clock() + wait_s >= until:
+        if tried == attempts or clock() + wait_s >= (min(until, refused_until) if only_refused else until):
             raise Unconfirmed(what, error, perhaps_done=perhaps_done)
         yield Wait(wait_s)
 

@@ -169,6 +169,18 @@ def is_async(function: Callable[..., Any]) -> bool:
     return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(type(function).__call__)
 
 
+def require_barrier(barrier: Any, *, asynchronous: bool) -> None:
+    """Raise TypeError unless a producer's barrier is None or of its own kind."""
+    if barrier is None:
+        return
+    fits = hasattr(barrier, "check_local") and is_async(barrier.check_local) == asynchronous
+    if not fits:
+        producer, kind = (
+            ("TransactionProducer", "AsyncBarrier") if asynchronous else ("SyncTransactionProducer", "Barrier")
+        )
+        raise TypeError(f"{producer} needs a barrier of the kind {kind}, not {type(barrier).__name__}")
+
+
 def not_awaitable(value: T) -> T:
     """Return a function's return value. Raises TypeError if it is an awaitable, because its work has not run."""
     if inspect.isawaitable(value):

@@ -10,7 +10,7 @@ from datetime import timedelta
 from enum import Enum
 from typing import Any, Literal, TypeAlias
 
-from halfnote.databases.base import AsyncDatabase, Database, Script
+from halfnote.databases.base import AsyncDatabase, Database, Script, require_kind
 from halfnote.errors import HalfnoteError
 from halfnote.hosting import not_awaitable
 from halfnote.ids import lowest_id
@@ -80,6 +80,7 @@ class Inbox(_Rules):
     """
 
     def __init__(self, database: Database, consumer: str, *, on_replay: OnReplay = "skip", table: str = TABLE) -> None:
+        require_kind(database, asynchronous=False, user="Inbox")
         super().__init__(InboxSql(database.dialect, table, consumer), on_replay)
         self.database = database
 
@@ -112,6 +113,7 @@ class AsyncInbox(_Rules):
     def __init__(
         self, database: AsyncDatabase, consumer: str, *, on_replay: OnReplay = "skip", table: str = TABLE
     ) -> None:
+        require_kind(database, asynchronous=True, user="AsyncInbox")
         super().__init__(InboxSql(database.dialect, table, consumer), on_replay)
         self.database = database
 

@@ -17,6 +17,8 @@ from halfnote.times import instant
 
 STRUCTURED, BATCH = "application/cloudevents+json", "application/cloudevents-batch+json"
 _OWN = "halfnote-h-"
+# Reserved: no producer can send on it.
+TEST_TOPIC = "halfnote.test"
 
 
 class NotAMessage(HalfnoteError):
@@ -47,6 +49,11 @@ class Message:
     # The W3C trace context of this delivery, a descendant of the producer's.
     traceparent: str | None = None
     tracestate: str | None = None
+
+    @property
+    def is_test(self) -> bool:
+        """Whether it was sent to test a subscription (`POST /subscriptions/{name}/test`)."""
+        return self.topic == TEST_TOPIC
 
     def json(self) -> Any:
         """Return the body's JSON. Raises ValueError."""

@@ -11,9 +11,11 @@ import httpx
 from halfnote.async_driver import AsyncDriver
 from halfnote.block import Binding, Block, OpenTransaction
 from halfnote.conversation import Conversation
+from halfnote.exchange import REFUSED_WITHIN_S
+from halfnote.hosting import require_barrier
 from halfnote.http import headers_of
 from halfnote.listener import TransactionListener
-from halfnote.outgoing import Outgoing
+from halfnote.outgoing import Outgoing, serializable
 from halfnote.tracing import current_traceparent
 from halfnote.transaction import PlainResult, Registration, TransactionResult
 
@@ -31,7 +33,9 @@ class TransactionProducer:
     `group`: the producer group, registered by `register`. `barrier`: the barrier in the service's database, for
     `begin`. `listener`: `send` runs its `execute_local`. Time limits: `attempt_s` for one request; `half_within_s` for
     all attempts to post a half; `end_within_s` for all attempts to post an end, in the background, after which Halfnote
-    sends a check. Make one and use it everywhere; `close` it, or use `async with`.
+    sends a check; `refused_within_s` for a half while connects are refused, because nothing can have been stored then.
+    `serialize` is called with a value that JSON does not have, and returns one that it has (default: times, `Decimal`
+    and `UUID`). Make one and use it everywhere; `close` it, or use `async with`. Raises TypeError or ValueError.
     """
 
     def __init__(
@@ -45,12 +49,24 @@ class TransactionProducer:
         attempt_s: float = 5.0,
         half_within_s: float = 15.0,
         end_within_s: float = 60.0,
+        refused_within_s: float = REFUSED_WITHIN_S,
+        serialize: Callable[[Any], Any] = serializable,
         traceparent: Callable[[], str | None] = current_traceparent,
         transport: httpx.AsyncBaseTransport | None = None,
     ) -> None:
         self.group, self.barrier = group, barrier
         self._listener = listener
-        self._conversation = Conversation(group, attempt_s, half_within_s, end_within_s, traceparent, barrier=barrier)
+        require_barrier(barrier, asynchronous=True)
+        self._conversation = Conversation(
+            group,
+            attempt_s,
+            half_within_s,
+            end_within_s,
+            traceparent,
+            barrier=barrier,
+            refused_within_s=refused_within_s,
+            serialize=serialize,
+        )
         self._driver = AsyncDriver(url, headers_of(api_key), transport)
 
     async def send(
@@ -94,7 +110,7 @@ class TransactionProducer:
         if self.barrier is None:
             raise ValueError("begin needs a barrier: TransactionProducer(…, barrier=barrier)")
         options = {"transaction_id": transaction_id, "context": context, "check": check}
-        from halfnote.units import unit_of
+        from halfnote.begin import unit_of
 
         return unit_of(self, self.barrier.database, messages, connection, options)
 

@@ -8,7 +8,7 @@ import base64
 import binascii
 import hmac
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime, timezone
 from hashlib import sha256
 from typing import TypeAlias
@@ -66,7 +66,13 @@ class Verifier:
 
     def _fits(self) -> list[_Fits]:
         found = self._secrets() if callable(self._secrets) else self._secrets
-        secrets = [found] if isinstance(found, str) else list(found)
+        secrets = [found] if isinstance(found, str) else list(found) if isinstance(found, Iterable) else [found]
+        for secret in secrets:
+            if not isinstance(secret, str):
+                raise TypeError(
+                    "`secrets` must be text, several texts, or a function that returns them, not "
+                    f"{type(secret).__name__}: is an environment variable missing?"
+                )
         if not secrets:
             raise ValueError("a secret to verify with is missing")
         for secret in secrets:

@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 import httpx
 
 from halfnote.exchange import Call, Effect, Exchange, Later, NoAnswer, Raised, Request, Response, Returned, Wait
-from halfnote.http import FAILURES, LIMITS, answered, unanswered
+from halfnote.http import FAILURES, LIMITS, answered, base_of, unanswered
 
 T = TypeVar("T")
 log = logging.getLogger("halfnote")
@@ -25,7 +25,7 @@ class SyncDriver:
     """One client and one background thread for each process: neither survives a fork. Safe to share among threads."""
 
     def __init__(self, url: str, headers: Mapping[str, str], transport: httpx.BaseTransport | None = None) -> None:
-        self._url, self._headers, self._transport = url.rstrip("/"), dict(headers), transport
+        self._url, self._headers, self._transport = base_of(url), dict(headers), transport
         self._lock = threading.Lock()
         self._process: int | None = None
         self._client: httpx.Client | None = None

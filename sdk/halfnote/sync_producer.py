@@ -10,9 +10,11 @@ import httpx
 
 from halfnote.block import Binding, Block, OpenTransaction
 from halfnote.conversation import Conversation
+from halfnote.exchange import REFUSED_WITHIN_S
+from halfnote.hosting import require_barrier
 from halfnote.http import headers_of
 from halfnote.listener import TransactionListener
-from halfnote.outgoing import Outgoing
+from halfnote.outgoing import Outgoing, serializable
 from halfnote.sync_driver import SyncDriver
 from halfnote.tracing import current_traceparent
 from halfnote.transaction import PlainResult, Registration, TransactionResult
@@ -42,12 +44,24 @@ class SyncTransactionProducer:
         attempt_s: float = 5.0,
         half_within_s: float = 15.0,
         end_within_s: float = 60.0,
+        refused_within_s: float = REFUSED_WITHIN_S,
+        serialize: Callable[[Any], Any] = serializable,
         traceparent: Callable[[], str | None] = current_traceparent,
         transport: httpx.BaseTransport | None = None,
     ) -> None:
         self.group, self.barrier = group, barrier
         self._listener = listener
-        self._conversation = Conversation(group, attempt_s, half_within_s, end_within_s, traceparent, barrier=barrier)
+        require_barrier(barrier, asynchronous=False)
+        self._conversation = Conversation(
+            group,
+            attempt_s,
+            half_within_s,
+            end_within_s,
+            traceparent,
+            barrier=barrier,
+            refused_within_s=refused_within_s,
+            serialize=serialize,
+        )
         self._driver = SyncDriver(url, headers_of(api_key), transport)
 
     def send(
@@ -91,7 +105,7 @@ class SyncTransactionProducer:
         if self.barrier is None:
             raise ValueError("begin needs a barrier: SyncTransactionProducer(…, barrier=barrier)")
         options = {"transaction_id": transaction_id, "context": context, "check": check}
-        from halfnote.units import sync_unit_of
+        from halfnote.begin import sync_unit_of
 
         return sync_unit_of(self, self.barrier.database, messages, connection, options)
 

@@ -89,7 +89,13 @@ async def by_async(
 
 @asynccontextmanager
 async def by_sync(barrier: Barrier, halfnote: Any, connect: Any, execute: Any) -> AsyncIterator[Play]:
-    barrier.create_table()
+
+    def create_table() -> None:
+        with connect():
+            barrier.create_table()
+
+    # Django's connections belong to threads without an event loop.
+    await asyncio.to_thread(create_table)
     transport = halfnote.transport()
     with SyncTransactionProducer("http://halfnote", group="shop", barrier=barrier, transport=transport) as producer:
 
@@ -173,7 +179,6 @@ async def by_django(url: str, halfnote: Any) -> AsyncIterator[Play]:
 
     async with by_sync(Barrier(Django(alias)), halfnote, Thread, execute) as play:
         yield play
-    connections.close_all()
 
 
 BY: dict[str, Callable[[str, Any], AbstractAsyncContextManager[Play]]] = {

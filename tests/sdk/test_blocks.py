@@ -13,12 +13,13 @@ from tests.sdk.doc_blocks import ROOT
 RUN = {
     "sdk/README.md": {"python", "bash"},
     "docs/protocol.md": {"bash", "sql", "json", "shell"},
-    "docs/guarantees.md": {"python"},
+    "docs/guarantees.md": {"python", "bash"},
     "docs/from-an-outbox.md": {"python", "bash"},
     "docs/from-rocketmq.md": {"python", "bash"},
     "docs/from-dtm.md": {"python", "bash"},
     **{f"docs/clients/{name}.md": {"python", "bash"} for name in ("asyncpg", "django", "fastapi", "flask")},
     "docs/clients/sqlalchemy.md": {"python", "bash"},
+    "docs/clients/reference.md": {"bash"},
 }
 # A drawing, and the signature to try one's own by, which tests/system/test_protocol.py reads.
 SHOWN = {"docs/protocol.md": ["1. POST /half", "secret     whsec_"]}
@@ -48,3 +49,10 @@ def test_extras_that_are_named_exist(page: str) -> None:
     known = tomllib.loads((ROOT / "sdk/pyproject.toml").read_text())["project"]["optional-dependencies"]
     for extras in re.findall(r"halfnote\[([^]]+)\]", (ROOT / page).read_text()):
         assert set(extras.split(",")) <= set(known)
+
+
+@pytest.mark.parametrize("page", [page for page in RUN if "python" in RUN[page] or "reference" in page])
+def test_each_page_about_the_client_says_how_to_install_it(page: str) -> None:
+    """Before its first block of Python."""
+    text = (ROOT / page).read_text()
+    assert re.search(r"pip install '?halfnote", text.partition("```python")[0])

@@ -23,11 +23,23 @@ def refusal(status: int, kind: str, **extra: Any) -> Response:
 
 
 def play(
-    answers: Sequence[Response | NoAnswer], *, within_s: float = 15.0, attempts: int | None = None, took_s: float = 0.0
+    answers: Sequence[Response | NoAnswer],
+    *,
+    within_s: float = 15.0,
+    attempts: int | None = None,
+    took_s: float = 0.0,
+    refused_within_s: float | None = None,
 ) -> tuple[Answer | Exception, list[float], list[float]]:
     """Play an exchange; return its result, its pauses, and the timeout of each attempt."""
     now, pauses, timeouts = [100.0], [], []
-    exchange = asked("it", REQUEST, within_s=within_s, clock=lambda: now[0], attempts=attempts)
+    exchange = asked(
+        "it",
+        REQUEST,
+        within_s=within_s,
+        clock=lambda: now[0],
+        attempts=attempts,
+        refused_within_s=refused_within_s,
+    )
     left = list(answers)
     effect: Any = next(exchange)
     try:
@@ -143,3 +155,26 @@ def test_a_clock_that_is_off_is_named_with_by_how_much(skew_s: float, word: str)
     times = {"coordinator_time": "2026-11-21T08:00:00+00:00", "id_time": "2026-11-21T08:10:00+00:00"}
     came, _, _ = play([refusal(422, "id-time-skew", skew_s=skew_s, **times)])
     assert f"this machine's clock (2026-11-21T08:10:00+00:00) is {word} the coordinator's" in str(came)
+
+
+REFUSED = NoAnswer("connection refused", sent=False, refused=True)
+
+
+def test_connects_that_are_refused_fail_soon() -> None:
+    """Nothing can have been stored, so a caller does not wait as long as for a lost answer."""
+    error, pauses, _ = play([REFUSED], refused_within_s=1.0)
+    assert isinstance(error, Unconfirmed)
+    assert not error.perhaps_done
+    assert 0 < sum(pauses) < 1.0
+
+
+@pytest.mark.parametrize("first", [NoAnswer("reset", sent=True), NoAnswer("no answer", sent=False), response(502)])
+def test_another_failure_has_the_whole_time(first: Response | NoAnswer) -> None:
+    """It may have been stored, or the service is there."""
+    _, pauses, _ = play([first, REFUSED], refused_within_s=1.0)
+    assert 5.0 < sum(pauses) < 15.0
+
+
+def test_background_requests_have_the_whole_time() -> None:
+    _, pauses, _ = play([REFUSED])
+    assert 5.0 < sum(pauses) < 15.0

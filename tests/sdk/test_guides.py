@@ -177,6 +177,8 @@ def test_the_defaults_that_the_pages_name() -> None:
         f"at most {LONGEST_BACKOFF_S} s",
         f"= {last_check_s // 60} min {last_check_s % 60} s with the defaults",
         f"`end_within_s` ({producer['end_within_s'].default:.0f} s)",
+        f"`half_within_s` ({producer['half_within_s'].default:.0f} s)",
+        f"`refused_within_s` ({producer['refused_within_s'].default:.0f} s)",
         f"pauses of {FIRST_PAUSE_S} s to {LONGEST_PAUSE_S:.0f} s",
         f"`wait_s` ({WAIT_S:.0f} s)",
         f"`timeout_s` {SubscriptionPut.model_fields['timeout_s'].default:.0f} s",

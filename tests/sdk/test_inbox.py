@@ -10,6 +10,7 @@ from typing import Any
 
 import httpx
 import pytest
+from halfnote.databases.dbapi import DbApi
 from halfnote.databases.django import Django
 from halfnote.delivery import DeliveryEndpoint
 from halfnote.hosting import answered_async, answered_sync
@@ -149,17 +150,14 @@ async def test_each_replay_runs_a_message_once_more(tmp_path: Path) -> None:
 
 
 def test_a_wrong_choice_is_refused(tmp_path: Path) -> None:
-    class Nothing:
-        dialect = "sqlite"
-
     with pytest.raises(ValueError, match="`skip` or `run`"):
-        Inbox(Nothing(), "points", on_replay="always")  # type: ignore[arg-type]
+        Inbox(DbApi(lambda: None, "sqlite"), "points", on_replay="always")  # type: ignore[arg-type]
 
     async def handler(message: Message, connection: Any) -> None:
         raise AssertionError
 
     with pytest.raises(TypeError, match="async functions or neither"):
-        DeliveryEndpoint(handler, secrets=SECRET, inbox=Inbox(Nothing(), "points"))  # type: ignore[arg-type]
+        DeliveryEndpoint(handler, secrets=SECRET, inbox=Inbox(DbApi(lambda: None, "sqlite"), "points"))
 
 
 async def test_what_is_signed_but_no_message_is_refused() -> None:

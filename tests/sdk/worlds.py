@@ -82,6 +82,7 @@ class World:
             barrier=self.barrier,
             transport=line,
             half_within_s=self._half_within_s,
+            refused_within_s=self._half_within_s,
         )
         lived = await killed(self._order(producer, number, attempt), attempt.dies)
         # Its background work died with it.

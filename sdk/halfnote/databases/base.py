@@ -6,6 +6,7 @@ A script is a generator of statements, so that one script serves plain and async
 from collections.abc import Awaitable, Callable, Generator, Iterator, Sequence
 from contextlib import AbstractAsyncContextManager, AbstractContextManager
 from dataclasses import dataclass
+from inspect import iscoroutinefunction
 from typing import Any, Literal, Protocol, TypeAlias, TypeVar
 
 from halfnote.errors import HalfnoteError
@@ -89,6 +90,14 @@ class AsyncDatabase(Protocol):
 
     def begin(self) -> AbstractAsyncContextManager[Any]:
         """Begin a database transaction and yield its connection; commit at the end, roll back what raises."""
+
+
+def require_kind(database: Any, *, asynchronous: bool, user: str) -> None:
+    """Raise TypeError unless a database is of the kind that its user needs."""
+    run = getattr(database, "run", None)
+    if run is None or iscoroutinefunction(run) != asynchronous:
+        kind = "an asynchronous" if asynchronous else "a plain"
+        raise TypeError(f"{user} needs {kind} database of halfnote.databases, not {type(database).__name__}")
 
 
 def standing() -> Script[None]:

@@ -17,6 +17,7 @@ class SqlAlchemy:
     """A database by its engine; callers' database transactions by their Session or Connection."""
 
     def __init__(self, engine: Engine) -> None:
+        _refuse_kind(engine, Engine, "an Engine (create_engine)")
         self.engine = engine
         self._dialect = dialect_of(engine.dialect.name)
 
@@ -65,6 +66,7 @@ class AsyncSqlAlchemy:
     """The same with an asynchronous engine."""
 
     def __init__(self, engine: AsyncEngine) -> None:
+        _refuse_kind(engine, AsyncEngine, "an AsyncEngine (create_async_engine)")
         self.engine = engine
         self._dialect = dialect_of(engine.dialect.name)
 
