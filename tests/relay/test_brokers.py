@@ -156,9 +156,9 @@ async def _until(relay: Relay, runtime: Runtime, db: Connection, query: str) -> 
     async with asyncio.timeout(60):
         while not await db.fetchval(query):
             runtime.clock.offset_s += 31
-            for _ in range(10):
+            for _ in range(20):
                 await relay.step(runtime, runtime.clock.now())
-                await asyncio.sleep(0.1)
+                await asyncio.sleep(0.05)
 
 
 async def test_a_message_that_a_broker_can_never_accept_is_dead_at_once(

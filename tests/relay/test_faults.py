@@ -83,6 +83,7 @@ async def deliver_over_a_restart(own_server: OwnServer, data_dir: Path, down_s: 
         async with running(own_server.runtime):
             await until(lambda: len(receiver.calls) >= 40)
             await asyncio.to_thread(own_server.server.stop)
+            # The length of the outage is what the test varies: below or above the time of a lease.
             await asyncio.sleep(down_s)
             own_server.server = await asyncio.to_thread(EmbeddedPostgres.start, data_dir)
             db = await connect(own_server.server.url)

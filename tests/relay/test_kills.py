@@ -11,6 +11,7 @@ from time import monotonic
 from typing import Any
 
 import httpx
+import psutil
 import pytest
 
 from app.database.connection import Connection
@@ -96,6 +97,15 @@ async def sink_for(client: httpx.AsyncClient, **fields: Any) -> AsyncIterator[Si
         yield sink
 
 
+async def stop_with_ports(worker: Service, sink: Sink) -> set[int]:
+    """Send SIGSTOP to a worker; return the ports of its connections to the sink, which can no longer change."""
+    assert worker.process is not None
+    worker.process.send_signal(signal.SIGSTOP)
+    stopped = psutil.Process(worker.process.pid)
+    await until(lambda: stopped.status() == psutil.STATUS_STOPPED)
+    return {one.laddr.port for one in stopped.net_connections("tcp") if one.raddr and one.raddr.port == sink.port}
+
+
 async def unreceipted(db: Connection, sink: Sink) -> set[int]:
     """Return the received offsets without a committed receipt: only those may be sent again after a kill."""
     receipted = {row[0] for row in await db.fetch('select "offset" from receipt')}
@@ -115,9 +125,11 @@ async def deliver_during_kills(
         for number in range(kills):
             share = messages * (number + rng.random()) / (kills + 1)
             await until(lambda at=share: len(sink.counts) >= at, 120)
-            workers.kill(rng.choice(workers.running))
-            # Requests that were under way at the kill still arrive.
-            await asyncio.sleep(0.3)
+            victim = rng.choice(workers.running)
+            ports = await stop_with_ports(victim, sink)
+            workers.kill(victim)
+            # Requests that the worker had written before the kill still arrive.
+            await until(lambda dead=ports: dead <= sink.ended)
             for offset in await unreceipted(db, sink):
                 allowed[offset] += 1
             await workers.start()
@@ -161,8 +173,10 @@ async def test_a_worker_that_was_suspended_past_its_lease_writes_nothing(
         await db.execute(FILL, 4000, KEYS)
         await until(lambda: len(sink.received) > 500)
         assert first.process is not None
-        first.process.send_signal(signal.SIGSTOP)
-        await asyncio.sleep(0.3)
+        await stop_with_ports(first, sink)
+        await until(sink.has_read_all)
+        # The sink's handlers run after the read.
+        await asyncio.sleep(0.05)
         without_receipt = await unreceipted(db, sink)
         assert len(sink.counts) < 4000
         began = monotonic()
