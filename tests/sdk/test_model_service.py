@@ -162,7 +162,9 @@ async def test_deaths_at_each_await_and_of_the_service(world: Real) -> None:
 
     ways = [each_await(unit, during) for unit in (True, False) for during in (True, False)]
     played = asyncio.gather(*ways)
-    await asyncio.sleep(0.2)
+    async with asyncio.timeout(WITHIN_S):
+        while not await world.column("orders"):
+            await asyncio.sleep(0.02)
     await world.bounce()
     assert min(await played) > 6
     await world.ends_well()

@@ -67,6 +67,11 @@ class Producer:
         self.sent_at = inf
         self.stopping = False
 
+    @property
+    def is_read(self) -> bool:
+        """Whether its last request was sent long enough ago for the replica to have read it."""
+        return self.sent_at < monotonic() - READ_WITHIN_S
+
     async def run(self) -> None:
         async with httpx.AsyncClient(timeout=60) as client:
             while not self.stopping:
@@ -143,8 +148,11 @@ class Load:
 
     def unanswered_at(self, service: Service) -> int:
         """Return how many requests a replica must have read and has not answered."""
-        long_ago = monotonic() - READ_WITHIN_S
-        return sum(one.waits_at == service.url and one.sent_at < long_ago for one in self._producers)
+        return sum(one.waits_at == service.url and one.is_read for one in self._producers)
+
+    def all_wait(self) -> bool:
+        """Return whether each producer waits for the answer to a request that a replica must have read."""
+        return all(one.waits_at is not None and one.is_read for one in self._producers)
 
     @property
     def closed(self) -> int:

@@ -18,7 +18,7 @@ from app.database.connection import connect
 from app.embedded_postgres import EmbeddedPostgres
 from app.migrate import OLDEST_SERVED, head
 from tests.support.check_responder import Responder
-from tests.support.load import CLOSED, READ_WITHIN_S, Load, Replicas, recorded, until
+from tests.support.load import CLOSED, Load, Replicas, recorded, until
 from tests.support.processes import ROOT, Service, external_database_options
 from tests.support.relay_stepping import subscribe
 from tests.support.requirements import absent
@@ -82,8 +82,7 @@ async def leave(replicas: Replicas, load: Load, service: Service, url: str) -> N
     """Stop a replica that has requests which it cannot answer before it has begun to stop."""
     while True:
         async with writes_blocked(url):
-            # By then each producer waits, and each replica has read its requests.
-            await asyncio.sleep(2 * READ_WITHIN_S)
+            await until(load.all_wait)
             if load.unanswered_at(service):
                 removal = asyncio.create_task(replicas.remove(service))
                 await until(lambda: refused(service.port))
