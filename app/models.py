@@ -387,6 +387,26 @@ delivery_retry = Table(
     **_MUTABLE,
 )
 
+# Postponements: one row for each delivery, number of the attempt, outcome and cause. The first one is also a row of
+# `attempt`, whose rows never change. This table is not archived.
+postponement = Table(
+    "postponement",
+    metadata,
+    Column("transaction_id", Uuid, nullable=False),
+    Column("position", SmallInteger, nullable=False),
+    Column("subscription_id", Integer, nullable=False),
+    Column("replay", Integer, nullable=False),
+    Column("number", Integer, nullable=False),
+    Column("outcome", Text, nullable=False),
+    # The status and the beginning of the error.
+    Column("cause", Text, nullable=False),
+    Column("first_at", Time, nullable=False),
+    Column("last_at", Time, nullable=False),
+    Column("times", Integer, nullable=False),
+    PrimaryKeyConstraint("transaction_id", "position", "subscription_id", "replay", "number", "outcome", "cause"),
+    **_MUTABLE,
+)
+
 dead_letter = Table(
     "dead_letter",
     metadata,

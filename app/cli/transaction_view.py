@@ -6,7 +6,10 @@ from typing import Any
 from app.cli.tables import moment, print_fields, print_table, text
 
 # Timeline fields with their own column or form; `entry_text` does not repeat them.
-FORMATTED = ("at", "what", "check", "attempt", "attempts", "message_id", "subscription", "duration_ms", "offset")
+FORMATTED = (
+    *("at", "what", "check", "attempt", "attempts", "message_id", "subscription", "duration_ms", "offset"),
+    *("times", "last_at"),
+)
 
 
 def print_transaction(transaction: dict[str, Any]) -> None:
@@ -84,6 +87,8 @@ def entry_text(entry: dict[str, Any]) -> str:
     ]
     if "duration_ms" in entry:
         parts.append(f"{entry['duration_ms']} ms")
+    if "times" in entry:
+        parts.append(f"{entry['times']} times until {moment(entry['last_at'])} UTC")
     return ", ".join(parts)
 
 

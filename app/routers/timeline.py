@@ -182,7 +182,9 @@ def _attempt_entry(history: History, attempt: Attempt) -> TimelineEntry:
         replay=attempt.replay,
         url=attempt.destination,
     )
-    return TimelineEntry(at=attempt.at, what="attempt", **details, **answered)
+    repeated = attempt.times is not None and attempt.times > 1
+    again = known(times=attempt.times, last_at=attempt.last_at) if repeated else {}
+    return TimelineEntry(at=attempt.at, what="attempt", **details, **answered, **again)
 
 
 def _given(attempt: Attempt) -> dict[str, Any]:

@@ -104,6 +104,10 @@ class TimelineEntry(Shown):
     subscription: str | None = None
     attempt: int | None = Field(None, description="the number of the delivery's attempt, from 1")
     attempts: int | None = None
+    times: int | None = Field(
+        None, description="how many postponements this entry is for: they used up no attempt and had the same cause"
+    )
+    last_at: datetime | None = Field(None, description="the time of the last of them")
     replay: int | None = Field(None, description="the replay, if not the live delivery")
     offset: int | None = None
     next_check_at: datetime | None = None

@@ -110,7 +110,11 @@ async def test_a_settle_touches_its_own_rows(full: Connection, generic: bool) ->
         'insert into delivery_retry (subscription_id, transaction_id, position, "offset", topic, attempts, first_at, '
         "due_at) select n % 50, gen_random_uuid(), 0, n, 'order', 1, now(), now() from generate_series(1, 20000) n"
     )
-    await full.execute("analyze delivery_retry")
+    await full.execute(
+        "insert into postponement select gen_random_uuid(), 0, n % 50, 0, 1, 'probe', 'x', now(), now(), 1 "
+        "from generate_series(1, 20000) n"
+    )
+    await full.execute("analyze delivery_retry, postponement")
     now, count = datetime.now(UTC), len(ids)
     streams = STREAMS.arrays([Batch(Lease("relay:1:1:0", "one", 1), 1, 0, 1, 0, 7, "http://x", [])])
     message: dict[str, list[Any]] = {
@@ -130,7 +134,7 @@ async def test_a_settle_touches_its_own_rows(full: Connection, generic: bool) ->
         "result": ["delivered", "retry", "dead", "note"] * (count // 4),
         "attempts": [1] * count,
         "due_at": [now] * count,
-        "what": ["failed"] * count,
+        "what": ["failed", "postponed", "failed", "probe"] * (count // 4),
         "error": ["x"] * count,
         "response": ["x"] * count,
         "reason": ["x"] * count,

@@ -56,16 +56,20 @@ PUBLISHED = """
 select position, "offset", due_at, committed_at from outbox where transaction_id = $1 order by position
 """
 
-# Served by attempt's primary key in one partition. The limit does not apply to kinds that happen once.
+# Served by the primary keys of attempt, in one partition, and of postponement. The limit does not apply to kinds that
+# happen once.
 ATTEMPTS = """
 select a.kind, a.at, a.number, a.outcome, a.position, s.name as subscription, a.verdict, a.source, a.destination,
-  a.status, a.duration_ms, a.error, a.response, a.replay
+  a.status, a.duration_ms, a.error, a.response, a.replay, p.last_at, p.times
 from (
   (select * from attempt where transaction_id = $1 and kind in ('swept', 'parked'))
   union all
   (select * from attempt where transaction_id = $1 and kind not in ('swept', 'parked')
     order by attempt_id desc limit $2)
-) a left join subscription s on s.subscription_id = a.subscription_id
+) a
+left join subscription s on s.subscription_id = a.subscription_id
+left join postponement p on p.transaction_id = $1 and p.position = a.position and p.subscription_id = a.subscription_id
+  and p.replay = coalesce(a.replay, 0) and p.number = a.number and p.outcome = a.outcome and p.first_at = a.at
 """
 
 # receipt and outbox: by their primary keys in one partition. The indexes of the mutable tables begin with the
@@ -189,6 +193,7 @@ class Attempt:
     """A row of `attempt`: a check, a failed delivery, a refused end, a sweep or a parking.
 
     `outcome` is a CheckOutcome for a check and a DeliveryOutcome for a delivery; otherwise it repeats the kind.
+    `times`, `last_at`: how many postponements this row is for, and when the last one was.
     """
 
     kind: AttemptKind
@@ -205,6 +210,8 @@ class Attempt:
     error: str | None
     response: str | None
     replay: int | None
+    last_at: datetime | None
+    times: int | None
 
 
 @dataclass(frozen=True, slots=True)

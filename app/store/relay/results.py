@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from enum import StrEnum
 
-from app.database.columns import Column, RowArrays, insert, same, selected
+from app.database.columns import Column, RowArrays, insert, listed, same, selected
 from app.database.connection import Connection
 from app.store.relay.leases import Lease
 from app.store.relay.log import Outgoing
@@ -140,11 +140,15 @@ _ATTEMPT = same(
     "transaction_id", "position", "subscription_id", "at", "status", "duration_ms", "error", "response", of="a"
 ) | {
     "kind": "'delivery'",
-    "number": "a.attempts + (a.what in ('postponed', 'gone', 'probe'))::int",
+    "number": "a.number",
     "outcome": "a.what",
     "destination": "a.address",
     "replay": "nullif(a.replay, 0)",
 }
+
+# The postponements that are counted in one row have these values in common.
+_POSTPONEMENT = same(*_MESSAGE, "number", "cause", of="a") | {"outcome": "a.what"}
+_KEY, _ITS_VALUES = listed(_POSTPONEMENT), ", ".join(_POSTPONEMENT.values())
 
 # `held` locks the lease rows against a new claim until the commit, in order of name, so two workers never deadlock. It
 # has only streams whose epoch is current and whose shard still exists. All other parts read it, so a stale holder
@@ -152,6 +156,10 @@ _ATTEMPT = same(
 # A message from delivery_retry is settled only if its row still has the epoch of its claim (`claim`). A settle that is
 # repeated after a lost answer finds its rows and changes nothing more. Rows of a day that is not open any more are left
 # out, except rows with a copy of their message: they continue without their day, but get no receipt.
+# Postponements use up no attempt (the destination asked for a pause, or the breaker was open), so there can be many.
+# `counted` counts them in one row for each attempt and cause; only the first one gets a row in `attempt`, whose rows
+# never change. The same settle again counts nothing twice: `last_at` must differ. It may be earlier,
+# because a clock can step back.
 # Every part is served by primary keys.
 SETTLE = f"""
 with held as materialized (
@@ -200,7 +208,11 @@ with held as materialized (
   {insert("dead_letter", _DEAD_LETTER, "from settled where result = 'dead'")} on conflict do nothing
   returning subscription_id, replay, transaction_id, position
 ), noted as (
-  {insert("attempt", _ATTEMPT, "from asked a")}
+  select a.*, a.attempts + (a.what in ('postponed', 'gone', 'probe'))::int as number,
+    a.what in ('postponed', 'probe') as postpones,
+    -- The error may be longer than an index row.
+    concat_ws(' ', a.status, left(a.error, 200)) as cause
+  from asked a
   where a.what is not null and a.open and (a.result = 'note' or exists (
     select from postponed p where p.n = a.n and p.transaction_id = a.transaction_id and p.position = a.position
   ) or exists (
@@ -208,6 +220,16 @@ with held as materialized (
     where b.subscription_id = a.subscription_id and b.replay = a.replay and b.transaction_id = a.transaction_id
       and b.position = a.position
   ))
+), counted as (
+  insert into postponement as p ({_KEY}, first_at, last_at, times)
+  select {_ITS_VALUES}, min(a.at), max(a.at), count(*) from noted a where a.postpones
+  group by {_ITS_VALUES} order by {_ITS_VALUES}
+  on conflict ({_KEY}) do update set last_at = excluded.last_at, times = p.times + excluded.times
+  where p.last_at <> excluded.last_at
+  returning {_KEY}, first_at
+), listed as (
+  {insert("attempt", _ATTEMPT, "from noted a")}
+  where not a.postpones or ({_ITS_VALUES}, a.at) in (select {_KEY}, first_at from counted)
 ), moved as (
   update checkpoint c set "offset" = h.target, moved_at = $2 from held h
   where c.subscription_id = h.subscription_id and c.shards = h.shards and c.shard = h.shard and h.replay = 0

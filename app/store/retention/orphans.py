@@ -16,7 +16,12 @@ delete from {table} where ctid = any(array(
   select t.ctid from day d join {table} t on t.transaction_id >= d.low and t.transaction_id < d.high
   where d.state = 'gone' and d.changed_at > $1 and {spared} limit {AT_ONCE}
 ))"""  # noqa: S608 -- names of tables and a condition of ours
-    for table, spared in (("check_back", "true"), ("delivery_retry", "t.body is null"), ("reissue", "true"))
+    for table, spared in (
+        ("check_back", "true"),
+        ("delivery_retry", "t.body is null"),
+        ("postponement", "true"),
+        ("reissue", "true"),
+    )
 }
 
 # By the first column of the primary key, for the few subscriptions that are tombstones.
