@@ -17,6 +17,7 @@ from app.retention import loop as retention_loop
 from app.runtime.loop_runner import StepResult
 from app.runtime.state import Runtime
 from app.store.retention import day_blockers, days, partitions
+from tests.conftest import DAYS_AHEAD
 from tests.support.days import (
     ORDER,
     all_delivered,
@@ -68,9 +69,9 @@ async def open_snapshot(dsn: str, statement: str = "select count(*) from half") 
 
 
 async def test_days_are_created_ahead_across_midnight(runtime: Runtime, db: Connection) -> None:
-    # The tests' databases begin with seven days ahead.
     last = long_ago(-3) + timedelta(hours=12, seconds=-1)
-    assert (await retention_loop.step(runtime, last)).done == 3
+    missing = 3 + runtime.settings.days_ahead - DAYS_AHEAD
+    assert (await retention_loop.step(runtime, last)).done == missing
     assert (await retention_loop.step(runtime, last)).done == 0
     newest = last.date() + timedelta(days=8)
     assert await partitions_of(db, newest) == {}
@@ -426,7 +427,8 @@ async def test_one_replica_does_upkeep(runtime: Runtime, db: Connection) -> None
     assert await days.take_upkeep(db)
     assert await retention_loop.step(runtime, later) == StepResult()
     await db.execute("select pg_advisory_unlock_all()")
-    assert (await retention_loop.step(runtime, later)).done == 5
+    # All days from yesterday on are missing then.
+    assert (await retention_loop.step(runtime, later)).done == runtime.settings.days_ahead + 2
 
 
 async def test_rows_of_a_deleted_subscription_are_removed(
