@@ -31,6 +31,11 @@ class CoalescingTransport:
         if held is not None:
             self._transport.write(held)
 
+    def write_eof(self) -> None:
+        """Send the held data, then the end of this direction."""
+        self.flush()
+        self._transport.write_eof()
+
     def close(self) -> None:
         """Send the held data, then close."""
         self.flush()

@@ -14,10 +14,12 @@ try:
 except ImportError:  # Windows has no such limit
     resource = None  # type: ignore[assignment]
 
-# Bytes of a request's first line and headers together. One read may exceed it.
+# Bytes of a request's first line and headers together.
 HEAD_MAX_BYTES = 64 * 1024
 # The frames of a chunked body take bytes too. A request may take this many times the body limit.
 FRAMING_FACTOR = 4
+# A refused client has this long to read the answer and close.
+LINGER_S = 2.0
 SWEEP_EVERY_S = 1.0
 # Past the limit 1/20 of it is closed at once, so that not every new connection scans all others.
 EVICTED_SHARE = 20

@@ -10,7 +10,7 @@ from uvicorn.server import ServerState
 
 from app.errors import BadRequest, BodyTooLarge, HeadTooLarge, Problem, RequestTimeout
 from app.server.coalescing_transport import CoalescingTransport
-from app.server.connection_limits import HEAD_MAX_BYTES, ConnectionReaper, HttpLimits
+from app.server.connection_limits import HEAD_MAX_BYTES, LINGER_S, ConnectionReaper, HttpLimits
 from app.server.request_head import check_head, framing_head, head_bytes, origin_form
 
 log = structlog.get_logger(__name__)
@@ -51,8 +51,8 @@ class HttpProtocol(HttpToolsProtocol):
 
     def give_up(self) -> None:
         """Close this connection. A client that has sent a part of a request gets 408 first."""
-        if self.flow.write_paused:
-            # The client does not read, so the rest of the answer cannot be sent.
+        if self.flow.write_paused or (self._refusal is not None and self._is_idle()):
+            # The client does not read, so the rest of the answer cannot be sent; or it does not close.
             self.transport.abort()
         elif self._received and (self._in_head or self._in_body):
             limit = self._limits.request_timeout_s
@@ -210,9 +210,16 @@ class HttpProtocol(HttpToolsProtocol):
         return b"".join([STATUS_LINE[problem.status], *lines, b"\r\n", body if has_content else b""])
 
     def _send_refusal(self) -> None:
-        if self._refusal is not None and not self.transport.is_closing():
-            self.transport.write(self._refusal)
+        if self._refusal is None or self.transport.is_closing():
+            return
+        self.transport.write(self._refusal)
+        if not self.transport.can_write_eof():
             self.transport.close()
+            return
+        # To close while the client sends resets the connection, and the answer could be lost (RFC 9112 §9.6).
+        self.transport.write_eof()
+        self.flow.resume_reading()
+        self.loop.call_later(LINGER_S, self.transport.abort)
 
 
 def head_too_large() -> HeadTooLarge:

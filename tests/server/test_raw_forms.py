@@ -1,6 +1,7 @@
 """Raw requests over real sockets: which are served, which are refused, and what they have done."""
 
 import asyncio
+import contextlib
 import json
 import re
 import shutil
@@ -121,6 +122,20 @@ async def test_the_refusal_of_a_head_request_has_no_content(port: int) -> None:
     assert await reader.read() == b""
     writer.close()
     await writer.wait_closed()
+
+
+@shares
+async def test_a_refused_client_that_still_sends_gets_the_answer(port: int) -> None:
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    # More than the socket buffers hold, so that the server has unread bytes when it refuses.
+    writer.write(b"GET /livez HTTP/1.1\r\nX-Fill: " + b"f" * 20_000_000)
+    answer = await read_answer(reader)
+    assert answer is not None
+    assert answer.status == 431
+    assert await reader.read() == b""
+    writer.close()
+    with contextlib.suppress(ConnectionError):
+        await writer.wait_closed()
 
 
 @shares
