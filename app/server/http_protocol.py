@@ -54,7 +54,7 @@ class HttpProtocol(HttpToolsProtocol):
         if self.flow.write_paused or (self._refusal is not None and self._is_idle()):
             # The client does not read, so the rest of the answer cannot be sent; or it does not close.
             self.transport.abort()
-        elif self._received and (self._in_head or self._in_body):
+        elif self._in_body or (self._in_head and (self._received or self.has_sent_request)):
             limit = self._limits.request_timeout_s
             self._refuse(RequestTimeout(f"The request did not arrive whole within {limit:g} seconds."))
         else:
