@@ -312,8 +312,15 @@ def test_a_transaction_is_shown_with_its_timeline(run: Run, url: str, group: str
     post_end(url, group, transaction_id, "commit")
     shown = run("transactions", "show", transaction_id)
     assert shown.code == 0
-    for told in (transaction_id, "committed", "commit by producer", '{"order": 1030}', "order (created)", "order-1030"):
-        assert told in shown.out
+    for expected in (
+        transaction_id,
+        "committed",
+        "commit by producer",
+        '{"order": 1030}',
+        "order (created)",
+        "order-1030",
+    ):
+        assert expected in shown.out
     lines = [line.split() for line in shown.out.splitlines()]
     whats = [line[2] for line in lines if len(line) > 2 and line[1] == "s"]
     as_json = run("transactions", "show", transaction_id, "--json").json
@@ -346,9 +353,9 @@ def test_a_filter_decides_only_without_dry_run(run: Run, url: str, group: str) -
     asked = run("transactions", "check", "--group", group, "--state", "half", "--no-dry-run", "--json").json
     assert asked["changed"] == 3
     chosen = ("--group", group, "--state", "in_doubt", "--reason", "flood")
-    told = run("transactions", "verdict", "rollback", *chosen)
-    assert "3 would be decided" in told.out
-    assert ids == set(told.out.split()[:3])
+    preview = run("transactions", "verdict", "rollback", *chosen)
+    assert "3 would be decided" in preview.out
+    assert ids == set(preview.out.split()[:3])
     done = run("transactions", "verdict", "rollback", *chosen, "--no-dry-run")
     assert "3 of 3 were decided" in done.out
     assert run("transactions", "list", "--group", group, "--state", "rolled_back", "--json").json["items"]
@@ -398,8 +405,8 @@ def test_dead_letters_are_listed_and_shown(run: Run, dead: tuple[str, list[str]]
         run("dead-letters", "list", "--topic", name, "--key", "order-1", "--json").json["items"][0]["key"] == "order-1"
     )
     shown = run("dead-letters", "show", name, ids[0])
-    for told in (ids[0], name, "unknown customer", '{"order": 0}', "order-0"):
-        assert told in shown.out
+    for expected in (ids[0], name, "unknown customer", '{"order": 0}', "order-0"):
+        assert expected in shown.out
     assert run("dead-letters", "show", name, ids[0], "--json").json["body"] == {"order": 0}
     gone = run("dead-letters", "show", name, f"{ids[0][:-1]}7")
     assert (gone.code, "/problems/dead-letter-unknown" in gone.err) == (1, True)
@@ -407,9 +414,9 @@ def test_dead_letters_are_listed_and_shown(run: Run, dead: tuple[str, list[str]]
 
 def test_dead_letters_are_redelivered_by_id_and_by_filter(run: Run, url: str, dead: tuple[str, list[str]]) -> None:
     name, ids = dead
-    told = run("dead-letters", "redeliver", "--subscription", name, "--dry-run")
-    assert [line.split()[0] for line in told.out.splitlines()] == [*ids[::-1], "3"]
-    assert "3 dead letters would be redelivered." in told.out
+    preview = run("dead-letters", "redeliver", "--subscription", name, "--dry-run")
+    assert [line.split()[0] for line in preview.out.splitlines()] == [*ids[::-1], "3"]
+    assert "3 dead letters would be redelivered." in preview.out
     run("subscriptions", "pause", name)
     done = run("dead-letters", "redeliver", ids[0], "--subscription", name, "--reason", "mended")
     assert done.code == 0
@@ -478,8 +485,8 @@ def test_a_problem_is_told_in_words_and_as_json(run: Run) -> None:
     transaction_id = str(uuid7(datetime.now(UTC) - timedelta(seconds=9)))
     refused = run("transactions", "show", transaction_id)
     assert (refused.code, refused.out) == (1, "")
-    for told in ("Unknown transaction (404)", "No half with this", "/problems/transaction-unknown"):
-        assert told in refused.err
+    for expected in ("Unknown transaction (404)", "No half with this", "/problems/transaction-unknown"):
+        assert expected in refused.err
     as_json = run("transactions", "show", transaction_id, "--json")
     assert (as_json.code, as_json.json["status"]) == (1, 404)
 
@@ -514,9 +521,9 @@ def test_version_and_help(run: Run) -> None:
     assert run("version").out.strip() == "0.1.0"
     commands = ("groups", "transactions", "subscriptions", "dead-letters", "serve", "migrate", "drain")
     for arguments in ((), *((command,) for command in commands)):
-        told = run(*arguments, "--help")
-        assert told.code == 0
-        assert "Usage: halfnote" in told.out
+        shown = run(*arguments, "--help")
+        assert shown.code == 0
+        assert "Usage: halfnote" in shown.out
 
 
 def test_keys_are_those_of_the_named_service(run: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

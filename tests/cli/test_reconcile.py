@@ -253,18 +253,18 @@ def java(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[
 
 
 @pytest.mark.parametrize(
-    ("said", "told"),
+    ("said", "expected"),
     [
         ('openjdk version "11.0.24" 2024-07-16', "is Java 11"),
         ('java version "1.8.0_421"', "is Java 8"),
         ("no idea", "does not print its version"),
     ],
 )
-def test_another_java_is_refused(java: Callable[[str], None], run_alone: Run, said: str, told: str) -> None:
+def test_another_java_is_refused(java: Callable[[str], None], run_alone: Run, said: str, expected: str) -> None:
     java(said)
     ended = run_alone("reconcile")
     assert (ended.code, ended.out) == (2, "")
-    assert told in ended.err
+    assert expected in ended.err
     assert "Java 17" in ended.err
     assert "openjdk-17" in ended.err
 
@@ -319,8 +319,8 @@ def test_findings_are_listed_and_shown(run: Run, found: dict[str, int]) -> None:
     every = run("findings", "--state", "all", "--json").json
     assert [one["subject"] for one in every["items"]] == ["ordre", ID]
     shown = run("findings", "show", str(found[ID])).out
-    for told in (ID, "15 checks", "2026-11-21 03:00:00 UTC, by run 1", "/findings/kinds/parked"):
-        assert told in shown
+    for expected in (ID, "15 checks", "2026-11-21 03:00:00 UTC, by run 1", "/findings/kinds/parked"):
+        assert expected in shown
     resolved = run("findings", "show", str(found["ordre"]))
     assert "by run 2" in resolved.out
     assert run("findings", "show", str(found[ID]), "--json").json["transaction"] == f"/transactions/{ID}"

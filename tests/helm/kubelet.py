@@ -99,12 +99,12 @@ class Kubelet:
 
     def _report(self, pod: Json, phase: str, state: Json) -> None:
         [container] = pod["spec"]["containers"]
-        told = {"name": container["name"], "image": container["image"], "imageID": "", "restartCount": 0}
+        container_status = {"name": container["name"], "image": container["image"], "imageID": "", "restartCount": 0}
         status = {
             "phase": phase,
             "podIP": self._address(pod),
             "podIPs": [{"ip": self._address(pod)}],
-            "containerStatuses": [{**told, "ready": phase == "Running", "state": state}],
+            "containerStatuses": [{**container_status, "ready": phase == "Running", "state": state}],
         }
         patch = ["patch", "pod", pod["metadata"]["name"], "--namespace", pod["metadata"]["namespace"]]
         self.kube.kubectl(*patch, "--subresource=status", "--type=merge", "--patch", json.dumps({"status": status}))

@@ -339,12 +339,12 @@ async def test_a_filter_acts_only_without_dry_run(
 ) -> None:
     made = [await dead(client, db, mailer, number, died_at=AT + timedelta(seconds=number)) for number in range(5)]
     done = "redelivered" if acting is redeliver else "dropped"
-    told = await acting(client, {"filter": {"subscription": "mailer"}, "at_most": 2})
-    assert (told["dry_run"], told[done], told["left"]) == (True, 0, 5)
-    assert [one["message_id"] for one in told["ids"]] == [made[4], made[3]]
+    reported = await acting(client, {"filter": {"subscription": "mailer"}, "at_most": 2})
+    assert (reported["dry_run"], reported[done], reported["left"]) == (True, 0, 5)
+    assert [one["message_id"] for one in reported["ids"]] == [made[4], made[3]]
     assert await db.fetchval("select count(*) from dead_letter") == 5
     acted = await acting(client, by_filter(at_most=2, subscription="mailer"))
-    assert (acted["dry_run"], acted[done], acted["left"], acted["ids"]) == (False, 2, 3, told["ids"])
+    assert (acted["dry_run"], acted[done], acted["left"], acted["ids"]) == (False, 2, 3, reported["ids"])
     rest = await acting(client, by_filter(died_before="2026-11-21T08:00:02Z", died_after="2026-11-21T08:00:01Z"))
     assert [one["message_id"] for one in rest["ids"]] == [made[1]]
     assert set(await listed(client)) == {made[0], made[2]}
@@ -651,9 +651,9 @@ async def test_a_replays_dead_letter_is_redelivered_as_of_the_replay(
         await turn_until(relay, runtime, lambda: db.fetchval("select state = 'done' from replay"))
     assert [call.headers.get("halfnote-replay") for call in receiver.calls] == [None, str(replay)]
     timeline = (await client.get(f"/transactions/{message_id[:36]}")).json()["timeline"]
-    told = [(entry["what"], entry.get("replay")) for entry in timeline]
-    assert ("redelivered", replay) in told
-    assert ("replayed", replay) in told
+    reported = [(entry["what"], entry.get("replay")) for entry in timeline]
+    assert ("redelivered", replay) in reported
+    assert ("replayed", replay) in reported
 
 
 async def test_a_gauge_counts_them_for_each_subscription(

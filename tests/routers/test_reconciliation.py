@@ -323,18 +323,18 @@ async def test_the_gauges_tell_of_it(client: httpx.AsyncClient, runtime: Runtime
     await find(db, "parked", ID)
     run_id = await reconciled(db, "findings", DAY, ended_at=AT)
     await looked_at(db, BEFORE, run_id, "final")
-    told = await shown()
-    assert told["age_seconds"] == "3600.0"
-    assert told["proved_age_seconds"] == str(25 * 3600.0)
-    assert told["run_seconds"] == "90.0"
-    assert [told[f'state{{state="{one}"}}'] for one in ("proved", "findings", "failed")] == ["0.0", "1.0", "0.0"]
-    assert told['findings{kind="parked"}'] == "1.0"
-    assert (told['days{state="provisional"}'], told['days{state="final"}']) == ("1.0", "1.0")
+    values = await shown()
+    assert values["age_seconds"] == "3600.0"
+    assert values["proved_age_seconds"] == str(25 * 3600.0)
+    assert values["run_seconds"] == "90.0"
+    assert [values[f'state{{state="{one}"}}'] for one in ("proved", "findings", "failed")] == ["0.0", "1.0", "0.0"]
+    assert values['findings{kind="parked"}'] == "1.0"
+    assert (values['days{state="provisional"}'], values['days{state="final"}']) == ("1.0", "1.0")
     await resolve(db, ID)
     await reconciled(db, "proved", DAY, ended_at=AT + timedelta(minutes=30))
-    told = await shown()
-    assert told['findings{kind="parked"}'] == "0.0"
-    assert told["proved_age_seconds"] == "1800.0"
+    values = await shown()
+    assert values['findings{kind="parked"}'] == "0.0"
+    assert values["proved_age_seconds"] == "1800.0"
 
 
 @pytest.mark.parametrize("path", ["/reconciliation", f"/reconciliation/{DAY}", "/findings", "/findings/1"])

@@ -105,15 +105,15 @@ class Line(httpx.AsyncBaseTransport):
         sending = asyncio.create_task(self._sent(request))
         self._network.sending.add(sending)
         sending.add_done_callback(self._over)
-        came = await asyncio.shield(sending)
+        answer = await asyncio.shield(sending)
         await asyncio.sleep(0)
         if fault == "unheard":
             raise httpx.ReadError("reset by peer")
-        return came
+        return answer
 
     async def _sent(self, request: httpx.Request) -> httpx.Response:
-        came = await self._network.inner.handle_async_request(request)
-        return httpx.Response(came.status_code, headers=came.headers, content=await came.aread())
+        answer = await self._network.inner.handle_async_request(request)
+        return httpx.Response(answer.status_code, headers=answer.headers, content=await answer.aread())
 
     def _over(self, sending: "asyncio.Task[httpx.Response]") -> None:
         self._network.sending.discard(sending)

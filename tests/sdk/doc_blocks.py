@@ -48,8 +48,8 @@ def runner(page: str) -> Callable[[str, dict[str, Any]], Awaitable[None]]:
             'TransactionProducer("http://127.0.0.1:8080", group="shop", transport=memory.transport()',
         )
         code = compile(written, page, "exec", flags=ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)
-        came = eval(code, names)
-        if inspect.iscoroutine(came):
-            await came
+        answer = eval(code, names)
+        if inspect.iscoroutine(answer):
+            await answer
 
     return run

@@ -22,7 +22,7 @@ class FromThreads(httpx.BaseTransport):
     def handle_request(self, request: httpx.Request) -> httpx.Response:
         async def sent() -> httpx.Response:
             inner = httpx.Request(request.method, request.url, headers=request.headers, content=request.content)
-            came = await self._transport.handle_async_request(inner)
-            return httpx.Response(came.status_code, headers=came.headers, content=await came.aread())
+            answer = await self._transport.handle_async_request(inner)
+            return httpx.Response(answer.status_code, headers=answer.headers, content=await answer.aread())
 
         return asyncio.run_coroutine_threadsafe(sent(), self._loop).result(60)

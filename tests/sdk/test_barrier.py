@@ -163,10 +163,10 @@ async def race(site: Site, number: int, hazard: random.Random) -> tuple[int, boo
         await asyncio.sleep(late)
         return await check(site, one)
 
-    local, told = await asyncio.gather(local_work(), checked())
-    while told is UNKNOWN:
-        told = await check(site, one)
-    return number, local, told
+    local, reported = await asyncio.gather(local_work(), checked())
+    while reported is UNKNOWN:
+        reported = await check(site, one)
+    return number, local, reported
 
 
 async def race_many(site: Site, count: int, at_once: int) -> None:
@@ -180,8 +180,8 @@ async def race_many(site: Site, count: int, at_once: int) -> None:
 
     outcomes = await asyncio.gather(*(one(number) for number in range(count)))
     committed = {number for number, local, _ in outcomes if local}
-    assert {number for number, _, told in outcomes if told is COMMIT} == committed
-    assert {number for number, _, told in outcomes if told is ROLLBACK} == set(range(count)) - committed
+    assert {number for number, _, reported in outcomes if reported is COMMIT} == committed
+    assert {number for number, _, reported in outcomes if reported is ROLLBACK} == set(range(count)) - committed
     assert site.orders() == sorted(committed)
     # Chance saw to it that each side won some races.
     assert 0 < len(committed) < count

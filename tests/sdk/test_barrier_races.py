@@ -29,9 +29,9 @@ async def test_op_and_producer_agree_in_any_order(
 
         async def end(transaction_id: UUID, verdict: Any, *, from_check: bool) -> None:
             content = {"producer_group": group, "transaction_id": str(transaction_id), "verdict": verdict.value}
-            came = await client.post("/end", json={**content, "from_check": from_check})
+            answer = await client.post("/end", json={**content, "from_check": from_check})
             # Never a conflict: both know the same.
-            assert came.status_code == 200
+            assert answer.status_code == 200
 
         async def one(number: int) -> tuple[UUID, int]:
             half = {"producer_group": group, "messages": [{"topic": "order", "body": number}]}
@@ -91,9 +91,9 @@ async def raced(service: Service, site: Site, count: int) -> dict[UUID, int]:
 
         async def ask(transaction_id: UUID) -> None:
             await asyncio.sleep(hazard.random() * 0.03)
-            came = await api.post(f"/transactions/{transaction_id}/check")
+            answer = await api.post(f"/transactions/{transaction_id}/check")
             # 409: it is decided already.
-            assert came.status_code in (202, 409)
+            assert answer.status_code in (202, 409)
 
         async def work(number: int) -> UUID:
             tx = None

@@ -421,9 +421,9 @@ async def test_a_plain_block_that_does_it_wrong_raises_at_its_end(
         "not committed": (NotCommitted, "was not committed"),
         "still open": (NotCommitted, "is still open"),
     }
-    kind, told = texts[wrong]
+    kind, pattern = texts[wrong]
     async with producer_of(quick, halfnote) as producer, AsyncSession(engine) as session:
-        with pytest.raises(kind, match=told):
+        with pytest.raises(kind, match=pattern):
             await place(producer, session)
     ends = {"not committed": ["rollback"], "still open": ["unknown"]}.get(wrong, ["commit"])
     assert [end["verdict"] for end in halfnote.asked("/end")] == ends

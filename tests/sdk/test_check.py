@@ -83,9 +83,9 @@ async def post(endpoint: Any, body: bytes, *, method: str = "POST", **headers: s
 
 async def test_an_unsigned_request_is_refused_and_logged(caplog: pytest.LogCaptureFixture) -> None:
     listener = Listener()
-    came = await post(endpoint_of(listener), asked(), webhook_signature="v1,AAAA")
-    assert came.status_code == 401
-    assert "no signature fits" in came.json()["detail"]
+    response = await post(endpoint_of(listener), asked(), webhook_signature="v1,AAAA")
+    assert response.status_code == 401
+    assert "no signature fits" in response.json()["detail"]
     assert "a check was refused: no signature fits" in caplog.text
     assert listener.asked == []
 
@@ -100,11 +100,11 @@ async def test_a_clock_that_is_off_is_named_to_the_coordinator_and_in_the_log(
     options: dict[str, Any] = {"secrets": SECRET, "clock": lambda: datetime.now(timezone.utc).timestamp() + off_s}
     endpoint = CheckEndpoint(listener, group="shop", **options)
     endpoints = {"check": endpoint, "delivery": DeliveryEndpoint(taken.append, **options)}
-    came = await post(endpoints[kind], asked())
-    assert came.status_code == 401
-    told = re.compile(f"by the coordinator's clock, which is (59[0-9]|6[0-9][0-9]) s {word} this machine's").search
-    assert told(came.json()["detail"])
-    assert told(caplog.text)
+    response = await post(endpoints[kind], asked())
+    assert response.status_code == 401
+    reported = re.compile(f"by the coordinator's clock, which is (59[0-9]|6[0-9][0-9]) s {word} this machine's").search
+    assert reported(response.json()["detail"])
+    assert reported(caplog.text)
     assert not listener.asked
     assert not taken
 
@@ -131,8 +131,8 @@ async def test_what_is_signed_but_no_check_is_refused(body: bytes) -> None:
 
 async def test_another_group_is_not_answered_for() -> None:
     listener = Listener()
-    came = await post(endpoint_of(listener), asked(producer_group="bank"))
-    assert came.status_code == 403
+    response = await post(endpoint_of(listener), asked(producer_group="bank"))
+    assert response.status_code == 403
     assert listener.asked == []
 
 
@@ -141,8 +141,8 @@ async def test_another_group_is_not_answered_for() -> None:
 async def test_a_listener_that_returns_no_verdict_is_named(
     answer: Any, listening: type[Listener], caplog: pytest.LogCaptureFixture
 ) -> None:
-    came = await post(endpoint_of(listening(answer)), asked())
-    assert came.status_code == 500
+    response = await post(endpoint_of(listening(answer)), asked())
+    assert response.status_code == 500
     assert f"check_local returned {answer!r} for transaction 0193a7d6" in caplog.text
     assert "it must return COMMIT, ROLLBACK or UNKNOWN" in caplog.text
 
@@ -151,15 +151,15 @@ async def test_a_listener_that_returns_no_verdict_is_named(
 async def test_a_listener_that_raises_has_not_answered(
     listening: type[Listener], caplog: pytest.LogCaptureFixture
 ) -> None:
-    came = await post(endpoint_of(listening(ConnectionError("the shop's database is away"))), asked())
-    assert came.status_code == 500
+    response = await post(endpoint_of(listening(ConnectionError("the shop's database is away"))), asked())
+    assert response.status_code == 500
     assert "the shop's database is away" in caplog.text
-    assert "the shop's database is away" not in came.text
+    assert "the shop's database is away" not in response.text
 
 
 async def test_only_posts_of_a_bounded_size_are_looked_at() -> None:
-    came = await post(endpoint_of(), asked(), method="GET")
-    assert (came.status_code, came.headers["allow"]) == (405, "POST")
+    response = await post(endpoint_of(), asked(), method="GET")
+    assert (response.status_code, response.headers["allow"]) == (405, "POST")
     assert (await post(endpoint_of(), b" " * (BODY_MAX_BYTES + 1))).status_code == 413
 
 

@@ -134,10 +134,10 @@ class Site:
 
     def run(self, *arguments: str) -> None:
         """Run a Python program with the site's environment to its end."""
-        came = subprocess.run(
+        answer = subprocess.run(
             [sys.executable, "-m", *arguments], cwd=self.place, env=self._environment, capture_output=True, text=True
         )
-        assert came.returncode == 0, came.stdout + came.stderr
+        assert answer.returncode == 0, answer.stdout + answer.stderr
 
     @asynccontextmanager
     async def serving(self) -> AsyncIterator[str]:
@@ -171,9 +171,9 @@ class Site:
         [line] = self._blocks[1]
         program, *arguments = shlex.split(line.replace("/1030", f"/{number}").replace("9030", str(self.port)))
         assert program == "curl"
-        came = await asyncio.create_subprocess_exec(program, "-sf", *arguments, stdout=asyncio.subprocess.PIPE)
-        answered, _ = await came.communicate()
-        assert came.returncode == 0
+        answer = await asyncio.create_subprocess_exec(program, "-sf", *arguments, stdout=asyncio.subprocess.PIPE)
+        answered, _ = await answer.communicate()
+        assert answer.returncode == 0
         return json.loads(answered)
 
     def _arguments(self, line: str) -> list[str]:
@@ -183,9 +183,9 @@ class Site:
 async def placed(url: str, path: str) -> Any:
     """Send an order; return the answer."""
     async with httpx.AsyncClient(base_url=url, timeout=60) as client:
-        came = await client.post(path)
-    assert came.status_code == 201, came.text
-    return came.json()
+        answer = await client.post(path)
+    assert answer.status_code == 201, answer.text
+    return answer.json()
 
 
 async def test_fastapi(halfnote: str, api: httpx.AsyncClient, tmp_path: Path) -> None:

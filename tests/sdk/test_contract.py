@@ -59,15 +59,15 @@ def end(transaction_id: Any, verdict: str, **fields: Any) -> dict[str, Any]:
 
 
 async def begun(halfnote: httpx.AsyncClient, **fields: Any) -> str:
-    came = await halfnote.post("/half", json=half(**fields))
-    assert came.status_code == 201
-    found: str = came.json()["transaction_id"]
+    answer = await halfnote.post("/half", json=half(**fields))
+    assert answer.status_code == 201
+    found: str = answer.json()["transaction_id"]
     return found
 
 
-def kind(came: httpx.Response) -> tuple[int, str]:
-    assert came.headers["content-type"] == "application/problem+json"
-    return came.status_code, came.json()["type"].removeprefix("/problems/")
+def kind(answer: httpx.Response) -> tuple[int, str]:
+    assert answer.headers["content-type"] == "application/problem+json"
+    return answer.status_code, answer.json()["type"].removeprefix("/problems/")
 
 
 async def test_a_half_and_its_repetition(halfnote: httpx.AsyncClient) -> None:
@@ -99,8 +99,8 @@ CHANGED: list[tuple[dict[str, Any], str]] = [
 async def test_an_id_with_other_content_is_refused(halfnote: httpx.AsyncClient) -> None:
     one = await begun(halfnote)
     for changed, field in CHANGED:
-        came = await halfnote.post("/half", json=half(transaction_id=one, **changed))
-        assert (*kind(came), came.json()["field"]) == (409, "content-differs", field)
+        answer = await halfnote.post("/half", json=half(transaction_id=one, **changed))
+        assert (*kind(answer), answer.json()["field"]) == (409, "content-differs", field)
 
 
 WRONG: list[tuple[dict[str, Any], str, str]] = [
@@ -121,14 +121,14 @@ WRONG: list[tuple[dict[str, Any], str, str]] = [
 async def test_what_is_wrong_is_named(halfnote: httpx.AsyncClient) -> None:
     for path in ("/half", "/messages"):
         for fields, type_, field in WRONG:
-            came = await halfnote.post(path, json=half(**fields))
-            assert (*kind(came), came.json()["field"]) == (422, type_, field)
+            answer = await halfnote.post(path, json=half(**fields))
+            assert (*kind(answer), answer.json()["field"]) == (422, type_, field)
 
 
 async def test_an_id_of_another_time_is_refused_unless_it_is_stored(halfnote: httpx.AsyncClient) -> None:
-    came = await halfnote.post("/half", json=half(transaction_id=str(new_id(time.time() + 600))))
-    assert kind(came) == (422, "id-time-skew")
-    assert 500 < came.json()["skew_s"] < 700
+    answer = await halfnote.post("/half", json=half(transaction_id=str(new_id(time.time() + 600))))
+    assert kind(answer) == (422, "id-time-skew")
+    assert 500 < answer.json()["skew_s"] < 700
 
 
 @pytest.mark.parametrize(("verdict", "state"), [("commit", "committed"), ("rollback", "rolled_back")])
@@ -136,16 +136,16 @@ async def test_a_verdict_stands_for_good(halfnote: httpx.AsyncClient, verdict: s
     one = await begun(halfnote, context={"order": 1030})
     first = await halfnote.post("/end", json=end(one, verdict, reason="so it is"))
     assert first.status_code == 200
-    told = first.json()
-    assert (told["verdict"], told["source"], told["replayed"]) == (verdict, "producer", False)
-    assert ("messages" in told) == (verdict == "commit")
+    reported = first.json()
+    assert (reported["verdict"], reported["source"], reported["replayed"]) == (verdict, "producer", False)
+    assert ("messages" in reported) == (verdict == "commit")
     again = await halfnote.post("/end", json=end(one, verdict))
     assert again.status_code == 200
-    assert again.json() == {**told, "replayed": True}
+    assert again.json() == {**reported, "replayed": True}
     other = "rollback" if verdict == "commit" else "commit"
     refused = await halfnote.post("/end", json=end(one, other))
     assert kind(refused) == (409, "verdict-conflict")
-    assert refused.json()["recorded"] == {name: told[name] for name in ("verdict", "source", "decided_at")}
+    assert refused.json()["recorded"] == {name: reported[name] for name in ("verdict", "source", "decided_at")}
     unknown = await halfnote.post("/end", json=end(one, "unknown"))
     assert (unknown.status_code, unknown.json()["state"]) == (202, state)
     shown = (await halfnote.get(f"/transactions/{one}")).json()
@@ -156,9 +156,9 @@ async def test_a_verdict_stands_for_good(halfnote: httpx.AsyncClient, verdict: s
 
 async def test_unknown_changes_nothing(halfnote: httpx.AsyncClient) -> None:
     one = await begun(halfnote)
-    came = await halfnote.post("/end", json=end(one, "unknown", from_check=True))
-    assert came.status_code == 202
-    assert came.json() == {"transaction_id": one, "verdict": "unknown", "state": "half"}
+    answer = await halfnote.post("/end", json=end(one, "unknown", from_check=True))
+    assert answer.status_code == 202
+    assert answer.json() == {"transaction_id": one, "verdict": "unknown", "state": "half"}
     asked = await halfnote.post(f"/transactions/{one}/check")
     assert asked.status_code == 202
     assert asked.json()["transaction_id"] == one
@@ -183,16 +183,16 @@ async def test_ends_of_others_are_refused(halfnote: httpx.AsyncClient) -> None:
 
 
 async def test_what_is_no_json_is_refused(halfnote: httpx.AsyncClient) -> None:
-    came = await halfnote.post("/half", content=b"{", headers={"content-type": "application/json"})
-    assert kind(came) == (400, "malformed-json")
+    answer = await halfnote.post("/half", content=b"{", headers={"content-type": "application/json"})
+    assert kind(answer) == (400, "malformed-json")
 
 
 async def test_offsets_go_on_by_one_in_the_order_of_commits(halfnote: httpx.AsyncClient) -> None:
     first, second = await begun(halfnote), await begun(halfnote, messages=[MESSAGE, MESSAGE])
     offsets = []
     for one in (second, first):
-        told = (await halfnote.post("/end", json=end(one, "commit"))).json()
-        offsets += [message["offset"] for message in told["messages"]]
+        reported = (await halfnote.post("/end", json=end(one, "commit"))).json()
+        offsets += [message["offset"] for message in reported["messages"]]
     plain = (await halfnote.post("/messages", json=half())).json()
     offsets += [message["offset"] for message in plain["messages"]]
     assert offsets == list(range(offsets[0], offsets[0] + 4))
@@ -231,19 +231,21 @@ async def test_groups(halfnote: httpx.AsyncClient) -> None:
 async def test_a_clock_that_is_ten_minutes_off_is_named(halfnote: httpx.AsyncClient, off_s: int) -> None:
     """The error says whose clock is off, and by how much."""
     transport = halfnote._transport
-    told = f"this machine's clock .* is (60[0-9]|59[0-9]) s {'ahead of' if off_s > 0 else 'behind'} the coordinator's"
+    reported = (
+        f"this machine's clock .* is (60[0-9]|59[0-9]) s {'ahead of' if off_s > 0 else 'behind'} the coordinator's"
+    )
     async with TransactionProducer("http://localhost", group="shop", transport=transport) as producer:
-        with pytest.raises(HalfFailed, match=told):
+        with pytest.raises(HalfFailed, match=reported):
             async with producer.transaction(Outgoing("order", 1), transaction_id=new_id(time.time() + off_s)):
                 raise AssertionError
-        with pytest.raises(PlainFailed, match=told):
+        with pytest.raises(PlainFailed, match=reported):
             await producer.send_plain(Outgoing("order", 1), transaction_id=new_id(time.time() + off_s))
 
 
 @pytest.mark.parametrize(("policy", "immunity_s"), [({}, 6), ({"check": {"immunity_s": 60}}, 60)])
 async def test_when_it_is_asked_first(halfnote: httpx.AsyncClient, policy: dict[str, Any], immunity_s: int) -> None:
-    came = (await halfnote.post("/half", json=half(**policy))).json()
-    born_at, first_check_at = (instant(came[name]) for name in ("born_at", "first_check_at"))
+    answer = (await halfnote.post("/half", json=half(**policy))).json()
+    born_at, first_check_at = (instant(answer[name]) for name in ("born_at", "first_check_at"))
     assert (first_check_at - born_at).total_seconds() == immunity_s
 
 
@@ -303,6 +305,6 @@ async def test_deliveries_are_as_the_service_makes_them(the_service: httpx.Async
         another = (await in_memory.post("/messages", json=sent)).json()["transaction_id"]
     await coordinator.deliver(recorder)  # type: ignore[arg-type]
     [(headers, body)], [call] = recorder.came, points.calls
-    made, told = without_ids(headers, body, another), without_ids(call.headers, call.body, one)
-    assert made[0] == told[0]
-    assert json.loads(made[1]) == json.loads(told[1])
+    made, reported = without_ids(headers, body, another), without_ids(call.headers, call.body, one)
+    assert made[0] == reported[0]
+    assert json.loads(made[1]) == json.loads(reported[1])

@@ -87,23 +87,23 @@ async def test_the_service_delivers(
     }
     async with host(DeliveryEndpoint(taker, secrets=SECRET)) as url:
         binary = webhook(client, url + PATH)
-        [came] = await binary.deliver([one], now())
-        assert isinstance(came, Delivered)
-        [came] = await binary.deliver([bad], now())
-        assert isinstance(came, Failed)
-        assert came.status == 500
+        [answer] = await binary.deliver([one], now())
+        assert isinstance(answer, Delivered)
+        [answer] = await binary.deliver([bad], now())
+        assert isinstance(answer, Failed)
+        assert answer.status == 500
         assert "no such customer" in caplog.text
-        assert "no such customer" not in (came.response or "")
-        [came] = await binary.deliver([refused], now())
-        assert isinstance(came, Refused)
-        assert (came.status, came.reason) == (422, "order 3 is %C3%BCber the limit")
+        assert "no such customer" not in (answer.response or "")
+        [answer] = await binary.deliver([refused], now())
+        assert isinstance(answer, Refused)
+        assert (answer.status, answer.reason) == (422, "order 3 is %C3%BCber the limit")
         assert isinstance((await webhook(client, url + PATH, mode="structured").deliver([last], now()))[0], Delivered)
         batch = webhook(client, url + PATH, mode="batch", batch_max=10)
         outcomes = await batch.deliver([one, bad, refused, last], now())
         assert [type(outcome) for outcome in outcomes] == [Delivered, Failed, Refused, Delivered]
-        [came] = await webhook(client, url + PATH, secrets=[Secret("whsec_" + "N" * 43 + "=")]).deliver([one], now())
-        assert isinstance(came, Failed)
-        assert came.status == 401
+        [answer] = await webhook(client, url + PATH, secrets=[Secret("whsec_" + "N" * 43 + "=")]).deliver([one], now())
+        assert isinstance(answer, Failed)
+        assert answer.status == 401
     assert "a delivery was refused: no signature fits" in caplog.text
     assert taker.taken[0].message_id == one.message_id
     assert (taker.taken[0].tag, taker.taken[0].headers, taker.taken[0].key) == ("new", {"a": "é"}, "order-1")
@@ -123,8 +123,8 @@ async def test_what_halfnote_takes_is_delivered_whole(
     """Django's own limit is one for forms, of 2.5 MB."""
     taker, body = taking(), json.dumps("x" * 4_000_000).encode()
     async with host(DeliveryEndpoint(taker, secrets=SECRET)) as url:
-        [came] = await webhook(client, url + PATH).deliver([message(body=body)], now())
-    assert isinstance(came, Delivered)
+        [answer] = await webhook(client, url + PATH).deliver([message(body=body)], now())
+    assert isinstance(answer, Delivered)
     assert [len(taken.body) for taken in taker.taken] == [len(body)]
 
 
@@ -138,7 +138,7 @@ async def test_delivered_twice_it_is_run_once(client: EgressClient, tmp_path: Pa
 
         async with in_fastapi(DeliveryEndpoint(handler, secrets=[SECRET], inbox=inbox)) as url:
             for _ in range(2):
-                [came] = await webhook(client, url + PATH).deliver([message(1030)], now())
-                assert isinstance(came, Delivered)
-                assert came.status == 200
+                [answer] = await webhook(client, url + PATH).deliver([message(1030)], now())
+                assert isinstance(answer, Delivered)
+                assert answer.status == 200
         assert site.orders() == [1030]

@@ -78,7 +78,8 @@ def test_pyright_sees_its_types_from_a_user_s_project(installed: str, tmp_path: 
     command = ["node", str(PYRIGHT), "--pythonpath", installed, "--outputjson", "service.py"]
     checked = subprocess.run(command, cwd=tmp_path, stdout=subprocess.PIPE, text=True)
     found = [
-        (told["rule"], told["range"]["start"]["line"]) for told in json.loads(checked.stdout)["generalDiagnostics"]
+        (problem["rule"], problem["range"]["start"]["line"])
+        for problem in json.loads(checked.stdout)["generalDiagnostics"]
     ]
     lines = SERVICE.splitlines()
     wrong = next(number for number, line in enumerate(lines) if line.startswith("wrong: int"))
@@ -147,7 +148,7 @@ def test_the_core_needs_nothing_but_httpx() -> None:
         "print([name for name in ('sqlalchemy', 'asyncpg', 'psycopg', 'django', 'flask', 'fastapi', 'cryptography',"
         " 'aiohttp', 'app') if name in sys.modules])"
     )
-    came = subprocess.run(
+    completed = subprocess.run(
         [sys.executable, "-c", program, str(ROOT / "sdk")], check=True, stdout=subprocess.PIPE, text=True
     )
-    assert came.stdout.strip() == "[]"
+    assert completed.stdout.strip() == "[]"

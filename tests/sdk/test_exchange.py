@@ -78,24 +78,24 @@ def test_an_answer_is_an_answer() -> None:
     ],
 )
 def test_what_may_pass_is_repeated(failure: Response | NoAnswer) -> None:
-    came, pauses, _ = play([failure, failure, response(200, {"a": 1})])
-    assert came == Answer(200, {"a": 1})
+    answer, pauses, _ = play([failure, failure, response(200, {"a": 1})])
+    assert answer == Answer(200, {"a": 1})
     assert 0.05 <= pauses[0] <= 0.1
     assert 0.1 <= pauses[1] <= 0.2
 
 
 @pytest.mark.parametrize("status", [400, 401, 403, 404, 409, 410, 413, 415, 421, 422, 301])
 def test_what_is_final_is_not_repeated(status: int) -> None:
-    came, pauses, _ = play([refusal(status, "some-kind")])
-    assert isinstance(came, Refused)
-    assert came.problem.status == status
+    answer, pauses, _ = play([refusal(status, "some-kind")])
+    assert isinstance(answer, Refused)
+    assert answer.problem.status == status
     assert pauses == []
 
 
 def test_something_else_at_the_url_is_named_as_such() -> None:
-    came, _, _ = play([response(404, b"<html>no such page")])
-    assert isinstance(came, Refused)
-    assert "another program than Halfnote answered: <html>no such page" in str(came)
+    answer, _, _ = play([response(404, b"<html>no such page")])
+    assert isinstance(answer, Refused)
+    assert "another program than Halfnote answered: <html>no such page" in str(answer)
 
 
 def test_retry_after_is_kept_to() -> None:
@@ -112,23 +112,23 @@ def test_a_date_will_do_and_nonsense_is_left_out() -> None:
 
 
 def test_it_does_not_wait_for_what_comes_too_late() -> None:
-    came, pauses, _ = play([refusal(503, "overloaded"), response(503, retry_after="60")])
-    assert isinstance(came, Unconfirmed)
+    answer, pauses, _ = play([refusal(503, "overloaded"), response(503, retry_after="60")])
+    assert isinstance(answer, Unconfirmed)
     assert len(pauses) == 1
 
 
 def test_it_ends_at_its_deadline_and_the_last_attempt_has_the_time_that_is_left() -> None:
-    came, pauses, timeouts = play([NoAnswer("silent", sent=True)], within_s=12.0, took_s=5.0)
-    assert isinstance(came, Unconfirmed)
-    assert "silent" in str(came)
+    answer, pauses, timeouts = play([NoAnswer("silent", sent=True)], within_s=12.0, took_s=5.0)
+    assert isinstance(answer, Unconfirmed)
+    assert "silent" in str(answer)
     assert timeouts[:2] == [5.0, 5.0]
     assert timeouts[2] < 2.0
     assert len(pauses) == 2
 
 
 def test_a_single_attempt() -> None:
-    came, pauses, _ = play([NoAnswer("silent", sent=True)], attempts=1)
-    assert isinstance(came, Unconfirmed)
+    answer, pauses, _ = play([NoAnswer("silent", sent=True)], attempts=1)
+    assert isinstance(answer, Unconfirmed)
     assert pauses == []
 
 
@@ -145,16 +145,16 @@ def test_a_single_attempt() -> None:
     ],
 )
 def test_it_tells_whether_it_may_have_been_stored(answers: list[Response | NoAnswer], perhaps: bool) -> None:
-    came, _, _ = play(answers, attempts=len(answers))
-    assert isinstance(came, Unconfirmed)
-    assert came.perhaps_done is perhaps
+    answer, _, _ = play(answers, attempts=len(answers))
+    assert isinstance(answer, Unconfirmed)
+    assert answer.perhaps_done is perhaps
 
 
 @pytest.mark.parametrize(("skew_s", "word"), [(600.2, "600 s ahead of"), (-600.2, "600 s behind")])
 def test_a_clock_that_is_off_is_named_with_by_how_much(skew_s: float, word: str) -> None:
     times = {"coordinator_time": "2026-11-21T08:00:00+00:00", "id_time": "2026-11-21T08:10:00+00:00"}
-    came, _, _ = play([refusal(422, "id-time-skew", skew_s=skew_s, **times)])
-    assert f"this machine's clock (2026-11-21T08:10:00+00:00) is {word} the coordinator's" in str(came)
+    answer, _, _ = play([refusal(422, "id-time-skew", skew_s=skew_s, **times)])
+    assert f"this machine's clock (2026-11-21T08:10:00+00:00) is {word} the coordinator's" in str(answer)
 
 
 REFUSED = NoAnswer("connection refused", sent=False, refused=True)

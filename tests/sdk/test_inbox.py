@@ -113,12 +113,12 @@ async def test_what_is_not_in_the_database_is_not_acknowledged(site: Site) -> No
     await site.call(points.inbox.create_table)
     asynchronous = isinstance(points.inbox, AsyncInbox)
     one = arrived(1)
-    came = await asyncio.gather(
+    answer = await asyncio.gather(
         site.call(points.inbox.receive, one, points.hide if asynchronous else points.hide_plainly),
         return_exceptions=True,
     )
-    assert (came == [Received.DONE]) == (site.orders() == [1])
-    again = await points.receive(one) if came != [Received.DONE] else None
+    assert (answer == [Received.DONE]) == (site.orders() == [1])
+    again = await points.receive(one) if answer != [Received.DONE] else None
     assert again in (Received.DONE, None)
     assert site.orders() == [1]
 
@@ -127,9 +127,9 @@ async def test_the_same_message_twice_at_once_is_taken_once(site: Site) -> None:
     points = Points(site)
     await site.call(points.inbox.create_table)
     one = arrived(1)
-    came = await asyncio.gather(*(points.receive(one) for _ in range(3)), return_exceptions=True)
+    answer = await asyncio.gather(*(points.receive(one) for _ in range(3)), return_exceptions=True)
     # SQLite's writers do not wait long here; a service answers 500 and is sent it again.
-    assert came.count(Received.DONE) == 1
+    assert answer.count(Received.DONE) == 1
     assert site.orders() == [1]
     assert await points.receive(one) is Received.DUPLICATE
 
@@ -164,9 +164,9 @@ async def test_what_is_signed_but_no_message_is_refused() -> None:
     endpoint = DeliveryEndpoint(lambda message: None, secrets=SECRET)
     transport = httpx.ASGITransport(app=endpoint.asgi())  # type: ignore[arg-type]
     async with httpx.AsyncClient(transport=transport, base_url="http://points") as client:
-        came = await client.post("/", content=b"{}", headers=sign(SECRET, "m-0", b"{}"))
-    assert came.status_code == 400
-    assert "`id` is missing" in came.json()["detail"]
+        answer = await client.post("/", content=b"{}", headers=sign(SECRET, "m-0", b"{}"))
+    assert answer.status_code == 400
+    assert "`id` is missing" in answer.json()["detail"]
 
 
 async def test_a_handler_that_only_looks_plain_is_awaited_or_refused(tmp_path: Path) -> None:

@@ -118,7 +118,7 @@ def test_postgres(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "told"),
+    ("arguments", "expected"),
     [
         ([], "give the URL of the database"),
         (["--database", "oracle://db"], "postgresql://"),
@@ -128,11 +128,11 @@ def test_postgres(tmp_path: Path) -> None:
     ],
 )
 def test_wrong_usage_is_reported(
-    file: Path, tmp_path: Path, arguments: list[str], told: str, capsys: pytest.CaptureFixture[str]
+    file: Path, tmp_path: Path, arguments: list[str], expected: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     given = [argument.replace("{file}", str(file)) for argument in arguments]
     assert main(["export", "producer", str(tmp_path / "orders.csv"), *given]) == 2
-    assert told in capsys.readouterr().err
+    assert expected in capsys.readouterr().err
     assert not (tmp_path / "orders.csv").exists()
 
 

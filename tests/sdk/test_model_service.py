@@ -119,12 +119,12 @@ class Real(World):
             undecided = [row[0] for row in await self._db.fetch(UNDECIDED)]
         for transaction_id in undecided:
             try:
-                came = await self._api.post(f"/transactions/{transaction_id}/check")
+                answer = await self._api.post(f"/transactions/{transaction_id}/check")
             except httpx.TransportError:
                 # The service is just being killed.
                 continue
             # 409: it is decided already; 503: the service has only just begun.
-            assert came.status_code in (202, 409, 503), came.text
+            assert answer.status_code in (202, 409, 503), answer.text
         return bool(undecided)
 
 

@@ -292,7 +292,7 @@ async def test_the_trace_goes_along(producing: Producers) -> None:
         await producing(halfnote)(lambda p: p.send(ORDER))
     finally:
         traceparent.reset(token)
-    assert [came["traceparent"] for came in halfnote.headers] == [trace, trace]
+    assert [response["traceparent"] for response in halfnote.headers] == [trace, trace]
     # Only in a header: the content is the same under every span.
     assert "headers" not in halfnote.asked("/half")[0]["messages"][0]
 
@@ -460,11 +460,11 @@ def in_a_child(told_by: Callable[[], str]) -> str:
     read, write = os.pipe()
     child = os.fork()
     if child == 0:
-        told = "failed"
+        reported = "failed"
         try:
-            told = told_by()
+            reported = told_by()
         finally:
-            os.write(write, told.encode())
+            os.write(write, reported.encode())
             os._exit(0)
     os.close(write)
     with os.fdopen(read, "rb") as pipe:

@@ -81,10 +81,10 @@ def test_the_client_s_tests_pass(tmp_path: Path) -> None:
     }
     # Below tests/sdk alone: what is above belongs to the service.
     options = ["-q", "-p", "no:cacheprovider", "-m", "not slow", "--confcutdir", "tests/sdk"]
-    came = subprocess.run(
+    completed = subprocess.run(
         [python, "-m", "pytest", *options, *modules()], cwd=ROOT, env=environment, stdout=subprocess.PIPE, text=True
     )
-    assert came.returncode == 0, came.stdout[-8000:]
-    told = re.search(r"(\d+) passed", came.stdout)
-    assert told is not None
-    assert int(told[1]) > 300
+    assert completed.returncode == 0, completed.stdout[-8000:]
+    passed = re.search(r"(\d+) passed", completed.stdout)
+    assert passed is not None
+    assert int(passed[1]) > 300

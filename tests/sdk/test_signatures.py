@@ -92,17 +92,17 @@ def test_a_time_that_is_none(timestamp: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("off_s", "told"),
+    ("off_s", "expected"),
     [
         (600, "which is 600 s behind this machine's (2026-11-21T08:10:00Z)"),
         (-600, "which is 600 s ahead of this machine's (2026-11-21T07:50:00Z)"),
     ],
 )
-def test_ten_minutes_of_skew_are_named(off_s: int, told: str) -> None:
+def test_ten_minutes_of_skew_are_named(off_s: int, expected: str) -> None:
     with pytest.raises(SignatureError) as refused:
         verifier(now=NOW + off_s).verify(signed(SECRET), BODY)
     assert "signed at 2026-11-21T08:00:00Z by the coordinator's clock" in str(refused.value)
-    assert told in str(refused.value)
+    assert expected in str(refused.value)
     assert ("sent again" in str(refused.value)) == (off_s > 0)
 
 

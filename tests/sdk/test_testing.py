@@ -138,9 +138,9 @@ async def test_a_consumer_s_unit_test() -> None:
         assert (await client.post("/deliveries", content=body, headers=headers)).status_code == 200
         assert taken == [sent]
         headers, body = signed_delivery(Message(f"{new_id()}-0", "order", b"{}", key="bad"))
-        came = await client.post("/deliveries", content=body, headers=headers)
-    assert (came.status_code, came.headers["webhook-delivery"]) == (422, "abort-message")
-    assert came.headers["halfnote-reason"] == "a negative total"
+        response = await client.post("/deliveries", content=body, headers=headers)
+    assert (response.status_code, response.headers["webhook-delivery"]) == (422, "abort-message")
+    assert response.headers["halfnote-reason"] == "a negative total"
 
 
 def test_a_check_endpoint_s_unit_test_with_flask_s_client() -> None:

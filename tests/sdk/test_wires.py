@@ -45,20 +45,20 @@ async def wire_to(request: pytest.FixtureRequest) -> AsyncIterator[Callable[[str
 @asynccontextmanager
 async def listening(answer: Answer) -> AsyncIterator[tuple[str, list[bytes]]]:
     """Read each request to its end, then act as the test says; yield the URL and the requests."""
-    came: list[bytes] = []
+    response: list[bytes] = []
 
     async def take(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         head = await reader.readuntil(b"\r\n\r\n")
         length = next(
             (int(line[15:]) for line in head.lower().split(b"\r\n") if line.startswith(b"content-length:")), 0
         )
-        came.append(head + await reader.readexactly(length))
+        response.append(head + await reader.readexactly(length))
         await answer(writer)
         writer.close()
 
     server = await asyncio.start_server(take, "127.0.0.1", 0)
     async with server:
-        yield f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}", came
+        yield f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}", response
 
 
 async def test_an_answer_comes_back_whole(wire_to: Callable[[str], Wire]) -> None:
@@ -66,12 +66,12 @@ async def test_an_answer_comes_back_whole(wire_to: Callable[[str], Wire]) -> Non
         writer.write(ANSWER)
         await writer.drain()
 
-    async with listening(busy) as (url, came):
+    async with listening(busy) as (url, response):
         answer = await wire_to(url).ask(Request("POST", "/half", b"{}", 60, {"traceparent": "00-1-2-01"}))
         assert isinstance(answer, Response)
         assert (answer.status, answer.content, answer.headers["retry-after"]) == (503, b"{}", "7")
         await wire_to(url).ask(Request("PUT", "/producer-groups/a%2Fb", b"{}", 60))
-    first, second = (request.decode().lower() for request in came)
+    first, second = (request.decode().lower() for request in response)
     assert first.startswith("post /half http/1.1\r\n")
     assert second.startswith("put /producer-groups/a%2fb http/1.1\r\n")
     for name, value in {**HEADERS, "traceparent": "00-1-2-01"}.items():
@@ -80,21 +80,21 @@ async def test_an_answer_comes_back_whole(wire_to: Callable[[str], Wire]) -> Non
 
 
 async def test_a_refused_connection_means_nothing_was_sent(wire_to: Callable[[str], Wire]) -> None:
-    came = await wire_to(f"http://127.0.0.1:{free_port()}").ask(Request("POST", "/half", b"{}", 60))
-    assert isinstance(came, NoAnswer)
-    assert not came.sent
-    assert came.error
+    response = await wire_to(f"http://127.0.0.1:{free_port()}").ask(Request("POST", "/half", b"{}", 60))
+    assert isinstance(response, NoAnswer)
+    assert not response.sent
+    assert response.error
 
 
 async def test_a_connection_that_is_lost_may_have_brought_it(wire_to: Callable[[str], Wire]) -> None:
     async def nothing(writer: asyncio.StreamWriter) -> None:
         """It is closed then."""
 
-    async with listening(nothing) as (url, came):
+    async with listening(nothing) as (url, response):
         lost = await wire_to(url).ask(Request("POST", "/half", b"{}", 60))
     assert isinstance(lost, NoAnswer)
     assert lost.sent
-    assert len(came) == 1
+    assert len(response) == 1
 
 
 async def test_an_answer_that_does_not_come_in_time(wire_to: Callable[[str], Wire]) -> None:
@@ -131,7 +131,7 @@ def test_a_loop_that_is_closed_in_the_midst_of_a_send_harms_no_later_one(
 
 def _close_a_loop_in_the_midst_of_a_send(by: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(async_driver, "find_spec", lambda name: find_spec(name) if by == "aiohttp" else None)
-    came: list[str] = []
+    response: list[str] = []
     over = threading.Event()
 
     class Answering(BaseHTTPRequestHandler):
@@ -142,8 +142,8 @@ def _close_a_loop_in_the_midst_of_a_send(by: str, monkeypatch: pytest.MonkeyPatc
         def do_POST(self) -> None:
             """Answer."""
             self.rfile.read(int(self.headers["content-length"]))
-            came.append(self.path)
-            if len(came) == 1:
+            response.append(self.path)
+            if len(response) == 1:
                 over.wait()
                 self.close_connection = True
                 return
@@ -172,11 +172,11 @@ def _close_a_loop_in_the_midst_of_a_send(by: str, monkeypatch: pytest.MonkeyPatc
         producer = TransactionProducer(f"http://127.0.0.1:{port}", group="shop", listener=Shop())
         loop = asyncio.new_event_loop()
         sending = loop.create_task(producer.send(Outgoing("order", 1030)))
-        while not came:
+        while not response:
             loop.run_until_complete(asyncio.sleep(0.01))
         loop.close()
         assert not sending.done()
         del sending
         assert asyncio.run(sent()) == "recorded"
         over.set()
-    assert came == ["/half", "/half", "/end"]
+    assert response == ["/half", "/half", "/end"]

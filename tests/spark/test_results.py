@@ -46,26 +46,26 @@ def findings(dsn: str, *, open_only: bool = False) -> list[dict[str, Any]]:
     return [row for row in found if not open_only or row["resolved_at"] is None]
 
 
-def told(run: dict[str, Any]) -> tuple[Any, ...]:
+def summary(run: dict[str, Any]) -> tuple[Any, ...]:
     return run["state"], run["open"], run["new"], run["resolved"]
 
 
 def test_a_finding_is_kept_resolved_and_opened_again(dsn: str) -> None:
-    assert told(write(dsn, ["a"])) == ("findings", 1, 1, 0)
+    assert summary(write(dsn, ["a"])) == ("findings", 1, 1, 0)
     [found] = findings(dsn)
     assert (found["first_run"], found["last_run"], found["resolved_at"], found["announced_at"]) == (1, 1, None, None)
 
     rows(dsn, "update finding set announced_at = now() returning 1")
-    assert told(write(dsn, ["a"])) == ("findings", 1, 0, 0)
+    assert summary(write(dsn, ["a"])) == ("findings", 1, 0, 0)
     [again] = findings(dsn)
     assert (again["finding_id"], again["first_run"], again["last_run"]) == (found["finding_id"], 1, 2)
     assert again["announced_at"] is not None
 
-    assert told(write(dsn, [])) == ("proved", 0, 0, 1)
+    assert summary(write(dsn, [])) == ("proved", 0, 0, 1)
     [gone] = findings(dsn)
     assert (gone["resolved_run"], gone["last_run"]) == (3, 2)
 
-    assert told(write(dsn, ["a"])) == ("findings", 1, 1, 0)
+    assert summary(write(dsn, ["a"])) == ("findings", 1, 1, 0)
     [back] = findings(dsn)
     assert (back["first_run"], back["last_run"], back["resolved_run"]) == (1, 4, None)
     # It is announced again.
@@ -74,9 +74,9 @@ def test_a_finding_is_kept_resolved_and_opened_again(dsn: str) -> None:
 
 def test_what_was_not_looked_for_in_full_is_not_resolved(dsn: str) -> None:
     write(dsn, ["a", "b"])
-    assert told(write(dsn, ["b"], looked_for=[OTHER])) == ("findings", 2, 0, 0)
-    assert told(write(dsn, ["x"], kind=OTHER, looked_for=[OTHER])) == ("findings", 3, 1, 0)
-    assert told(write(dsn, ["b"], looked_for=[KIND])) == ("findings", 2, 0, 1)
+    assert summary(write(dsn, ["b"], looked_for=[OTHER])) == ("findings", 2, 0, 0)
+    assert summary(write(dsn, ["x"], kind=OTHER, looked_for=[OTHER])) == ("findings", 3, 1, 0)
+    assert summary(write(dsn, ["b"], looked_for=[KIND])) == ("findings", 2, 0, 1)
     assert [(row["kind"], row["subject"]) for row in findings(dsn, open_only=True)] == [(OTHER, "x"), (KIND, "b")]
 
 
@@ -84,7 +84,7 @@ def test_other_days_findings_stay_and_are_named(dsn: str) -> None:
     write(dsn, ["a"], day=days_ago(4))
     write(dsn, ["a", "b"], day=days_ago(3))
     run = write(dsn, [])
-    assert told(run) == ("proved", 0, 0, 0)
+    assert summary(run) == ("proved", 0, 0, 0)
     # The run reports them beside the verdict.
     assert list(run["elsewhere"].items()) == [(days_ago(3), 2), (days_ago(4), 1)]
     assert [row["day"] for row in findings(dsn, open_only=True)] == [days_ago(4), days_ago(3), days_ago(3)]

@@ -29,14 +29,14 @@ def test_without_any_jar_it_comes_from_maven(tmp_path: Path, monkeypatch: pytest
 
 def test_settings_that_are_told_come_with_the_driver(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
-    told = "spark.jars.packages=a:b:1,c:d:2\n\n spark.hadoop.x = y=z \n"
-    assert configured_settings({"HALFNOTE_SPARK_CONF": told}) == {
+    configuration = "spark.jars.packages=a:b:1,c:d:2\n\n spark.hadoop.x = y=z \n"
+    assert configured_settings({"HALFNOTE_SPARK_CONF": configuration}) == {
         "spark.jars.packages": f"{COORDINATE},a:b:1,c:d:2",
         "spark.hadoop.x": "y=z",
     }
     jar = tmp_path / "driver.jar"
     jar.touch()
-    assert configured_settings({"HALFNOTE_SPARK_CONF": told, "HALFNOTE_JDBC_JAR": str(jar)}) == {
+    assert configured_settings({"HALFNOTE_SPARK_CONF": configuration, "HALFNOTE_JDBC_JAR": str(jar)}) == {
         "spark.jars": str(jar),
         "spark.jars.packages": "a:b:1,c:d:2",
         "spark.hadoop.x": "y=z",
