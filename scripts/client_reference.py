@@ -85,8 +85,16 @@ def member(name: str, module: str) -> str:
         if isinstance(node, Function) and node.name == name:
             return f"\n### {name}\n\n`{signature(node)}`\n\n{text(node)}"
         if name in assigned(node):
-            return f"\n### {name}\n\n`{ast.unparse(node)}`\n"
+            return f"\n### {name}\n\n`{assignment(node)}`\n"
     raise LookupError(f"{module} does not define {name}")
+
+
+def assignment(node: ast.stmt) -> str:
+    """Return an assignment. Versions of Python differ in the parentheses of several names at the left."""
+    if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Tuple):
+        names = ", ".join(ast.unparse(name) for name in node.targets[0].elts)
+        return f"{names} = {ast.unparse(node.value)}"
+    return ast.unparse(node)
 
 
 def of_class(node: ast.ClassDef, module: ast.Module) -> str:
@@ -100,7 +108,7 @@ def of_class(node: ast.ClassDef, module: ast.Module) -> str:
             body += [one for one in base.body if not (isinstance(one, Function) and one.name == "__init__")]
     fields = [one for one in body if isinstance(one, ast.AnnAssign) and not private(ast.unparse(one.target))]
     values = [one for one in body if isinstance(one, ast.Assign) and assigned(one)]
-    shown += "".join(f"- `{ast.unparse(one)}`\n" for one in [*fields, *values])
+    shown += "".join(f"- `{assignment(one)}`\n" for one in [*fields, *values])
     for one in body:
         if not isinstance(one, Function) or (private(one.name) and one.name != "__init__"):
             continue

@@ -164,22 +164,19 @@ async def test_a_service_that_is_down_fails_the_half_soon(transport: str) -> Non
     import httpx
 
     url, options = f"http://127.0.0.1:{free_port()}", {"group": "shop", "half_within_s": 60.0, "refused_within_s": 0.2}
-    if transport == "sync":
 
-        def inside() -> None:
-            with SyncTransactionProducer(url, **options) as producer, producer.transaction(ORDER):  # type: ignore[arg-type]
+    def inside() -> None:
+        with SyncTransactionProducer(url, **options) as producer, producer.transaction(ORDER):  # type: ignore[arg-type]
+            raise AssertionError
+
+    async def awaited() -> None:
+        line: Any = httpx.AsyncHTTPTransport() if transport == "httpx" else None
+        async with TransactionProducer(url, transport=line, **options) as producer:  # type: ignore[arg-type]
+            async with producer.transaction(ORDER):
                 raise AssertionError
 
-        failed = pytest.raises(HalfFailed)
-        async with asyncio.timeout(30):
-            with failed as caught:
-                await asyncio.to_thread(inside)
-    else:
-        line: Any = httpx.AsyncHTTPTransport() if transport == "httpx" else None
-        async with asyncio.timeout(30), TransactionProducer(url, transport=line, **options) as made:  # type: ignore[arg-type]
-            with pytest.raises(HalfFailed) as caught:
-                async with made.transaction(ORDER):
-                    raise AssertionError
+    with pytest.raises(HalfFailed) as caught:
+        await asyncio.wait_for(asyncio.to_thread(inside) if transport == "sync" else awaited(), 30)
     cause = caught.value.__cause__
     assert isinstance(cause, Unconfirmed)
     assert not cause.perhaps_done
