@@ -21,10 +21,15 @@ _ROOM = {"cpu": "8", "memory": "32Gi", "pods": "20"}
 
 
 def add_node(kube: Cluster, name: str) -> None:
-    """Add a node without a kubelet."""
+    """Add a node without a kubelet, for pods that tolerate every taint.
+
+    The API taints a new node as not ready, and its controllers remove that taint a moment later. Without a taint of its
+    own the node would then get pods of others, such as the migration, and no kubelet starts them.
+    """
     status = {"allocatable": _ROOM, "capacity": _ROOM}
     metadata = {"name": name, "labels": {"kubernetes.io/hostname": name}}
-    node = {"apiVersion": "v1", "kind": "Node", "metadata": metadata, "status": status}
+    spec = {"taints": [{"key": "tests/real", "effect": "NoSchedule"}]}
+    node = {"apiVersion": "v1", "kind": "Node", "metadata": metadata, "spec": spec, "status": status}
     kube.kubectl("create", "--filename", "-", stdin=json.dumps(node))
 
 
