@@ -42,7 +42,9 @@ def check(
     """Check one transaction now, or all that match a filter: Halfnote asks the producer."""
     if transaction_id is not None:
         answer = call(url, "POST", path_of("transactions", transaction_id, "check"), as_json=as_json)
-        print_json(answer) if as_json else print(f"It is asked now ({moment(answer['next_check_at'])} UTC).")
+        print_json(answer) if as_json else print(
+            f"Halfnote asks its producer now ({moment(answer['next_check_at'])} UTC)."
+        )
         return
     many = filtered(group, state, born_after, born_before, limit, dry_run)
     _print_answer(call(url, "POST", "/transactions/check", content=many, as_json=as_json), "asked about", as_json)

@@ -129,7 +129,7 @@ class LaneFlushes:
     async def _recorded(
         self, connection: Connection, losers: Sequence[End], found: dict[UUID, Recorded]
     ) -> dict[UUID, Recorded]:
-        """Return what stands for Ends that did not decide. That they were refused is recorded as far as possible."""
+        """Return the recorded verdicts for Ends that did not decide. The refusals are recorded as far as possible."""
         try:
             recorded = await read_recorded(connection, losers, self._clock.now())
         except asyncpg.PostgresError as error:

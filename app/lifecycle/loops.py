@@ -17,7 +17,7 @@ from app.loops import (
     readiness_gauge,
     timelines,
 )
-from app.loops.live_settings import News
+from app.loops.live_settings import LiveSettingsReader
 from app.loops.process_usage import ProcessUsage
 from app.relay import unrouted
 from app.relay.loop import EVERY_S, MIN_INTERVAL_S, Relay
@@ -32,11 +32,11 @@ def all_loops(runtime: Runtime) -> list[Loop]:
     """Return the loops of a process: those that every process runs, and the worker's, which `--role api` leaves out."""
     following = [
         Loop("accept", accept_switch.step, accept_switch.EVERY_S),
-        Loop("news", News().step, live_settings.EVERY_S),
+        Loop("live_settings", LiveSettingsReader().step, live_settings.EVERY_S),
         Loop("clock", clock_offset.step, clock_offset.EVERY_S),
         Loop("usage", ProcessUsage().step, process_usage.EVERY_S),
         Loop("ready", readiness_gauge.step, readiness_gauge.EVERY_S),
-        Loop("tell", notify, NOTIFY_EVERY_S, runtime.wake_ups.notify_due),
+        Loop("notify", notify, NOTIFY_EVERY_S, runtime.wake_ups.notify_due),
     ]
     if len(runtime.database.guard.hosts) > 1:
         following.append(Loop("timelines", timelines.step, timelines.EVERY_S))

@@ -12,7 +12,7 @@ EVERY_S = 1.0
 USED_EVERY = timedelta(minutes=1)
 
 
-class News:
+class LiveSettingsReader:
     """The loop's step. It remembers when it last recorded each key's use."""
 
     def __init__(self) -> None:

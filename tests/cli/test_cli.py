@@ -333,7 +333,7 @@ def test_a_person_asks_decides_and_reissues(run: Run, url: str, group: str) -> N
     assert early.code == 1
     assert "/problems/too-early" in early.err
     asked = run("transactions", "check", transaction_id)
-    assert (asked.code, "asked now" in asked.out) == (0, True)
+    assert (asked.code, "asks its producer now" in asked.out) == (0, True)
     decided = run("transactions", "verdict", "rollback", transaction_id, "--reason", "told by phone", "--force")
     assert decided.code == 0
     verdict = run("transactions", "show", transaction_id, "--json").json["verdict"]

@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 
 from app.config import LOOPBACK, BadAdminKeyFile, Settings
 from app.database.connection import Connection
-from app.loops.live_settings import News
+from app.loops.live_settings import LiveSettingsReader
 from app.permissions import KEY_CHARACTERS, KeyScope, Role, is_key, new_key
 from app.retention.loop import clear_audit
 from app.runtime.live_settings import follow
@@ -195,13 +195,13 @@ async def test_a_key_of_another_replica_is_known_and_its_end_as_well(start: Call
     key = await made(one)
     assert await status(one, key["key"]) == 200
     assert await status(two, key["key"]) == 401
-    await News().step(other, other.clock.now())
+    await LiveSettingsReader().step(other, other.clock.now())
     assert await status(two, key["key"]) == 200
     assert (await one.delete(f"/api-keys/{key['key_id']}")).status_code == 204
     refused = await one.get("/metrics", headers=bearer(key["key"]))
     assert refused.status_code == 401
     assert "was revoked" in refused.json()["detail"]
-    await News().step(other, other.clock.now())
+    await LiveSettingsReader().step(other, other.clock.now())
     assert await status(two, key["key"]) == 401
     assert (await one.delete(f"/api-keys/{key['key_id']}")).status_code == 204
     acts = (await one.get("/audit", params={"what": "api_key.revoke"})).json()["items"]
@@ -211,11 +211,11 @@ async def test_a_key_of_another_replica_is_known_and_its_end_as_well(start: Call
 async def test_without_news_no_keys_are_read(start: Callable[..., Any], db: Connection) -> None:
     runtime, client = await start()
     await made(client)
-    await News().step(runtime, runtime.clock.now())
+    await LiveSettingsReader().step(runtime, runtime.clock.now())
     # Behind the service's back, so without the news.
     await db.execute("update api_key set revoked_at = now()")
     before = runtime.authenticator.version
-    await News().step(runtime, runtime.clock.now())
+    await LiveSettingsReader().step(runtime, runtime.clock.now())
     assert runtime.authenticator.version == before
     assert runtime.authenticator.has_admin
 
@@ -266,13 +266,13 @@ async def test_a_rotation_puts_no_end_off(start: Callable[..., Any]) -> None:
 async def test_last_used_is_noted_once_a_minute(start: Callable[..., Any], db: Connection) -> None:
     runtime, client = await start()
     key = await made(client)
-    now, news = runtime.clock.now(), News()
+    now, reader = runtime.clock.now(), LiveSettingsReader()
     noted = "select last_used_at from api_key"
-    await news.step(runtime, now)
+    await reader.step(runtime, now)
     assert await db.fetchval(noted) is None
     for at, expected in ((0, 0), (30, 0), (61, 61)):
         assert await status(client, key["key"]) == 200
-        await news.step(runtime, now + timedelta(seconds=at))
+        await reader.step(runtime, now + timedelta(seconds=at))
         assert await db.fetchval(noted) == now + timedelta(seconds=expected)
 
 
