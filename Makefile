@@ -8,6 +8,9 @@ MADE := $(VENV)/.made
 RUN := $(VENV)/.run-$(shell cat requirements.lock pyproject.toml | cksum | cut -d ' ' -f 1)
 SPARK := $(VENV)/.spark-$(shell cat requirements-spark.lock pyproject.toml | cksum | cut -d ' ' -f 1)
 DEV := $(VENV)/.dev-$(shell cat requirements-dev.lock pyproject.toml | cksum | cut -d ' ' -f 1)
+# Where `make install` puts the command, and its virtual environment.
+PREFIX ?= $(HOME)/.local
+INSTALLED := $(PREFIX)/share/halfnote
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet
 # The tests share one Postgres; more than two test processes are not faster on small machines.
 # The tests of the proof run in one of the two (tests/support/xdist_scheduling.py), so that there is one Spark session.
@@ -19,7 +22,7 @@ test test-fast test-all: export PYTHONDONTWRITEBYTECODE :=
 test-all: export HALFNOTE_TEST_EXAMPLES := all
 
 .DEFAULT_GOAL := help
-.PHONY: help run demo demo-compare reconcile test test-all test-fast test-deps test-helm test-image helm-deps sbom audit
+.PHONY: help run install demo demo-compare reconcile test test-all test-fast test-deps test-helm test-image helm-deps sbom audit
 .PHONY: check bucket-deps test-bucket format bench bench-relay bench-spark docs lock clean
 
 help: ## list these commands
@@ -28,14 +31,24 @@ help: ## list these commands
 run: $(RUN) ## run Halfnote on 127.0.0.1:8080 with an embedded Postgres
 	@$(BIN)/halfnote serve
 
+install: $(MADE) ## install the command `halfnote` for this user as PREFIX/bin/halfnote; PREFIX is ~/.local
+	@echo "Installing halfnote into $(INSTALLED) (a minute)"
+	@$(BIN)/python -m venv "$(INSTALLED)"
+	@"$(INSTALLED)/bin/python" -m pip --disable-pip-version-check install --quiet --require-hashes -r requirements.lock
+	@"$(INSTALLED)/bin/python" -m pip --disable-pip-version-check install --quiet --force-reinstall --no-deps \
+	  --no-build-isolation .
+	@mkdir -p "$(PREFIX)/bin" && ln -sf "$(INSTALLED)/bin/halfnote" "$(PREFIX)/bin/halfnote"
+	@echo "Installed $(PREFIX)/bin/halfnote $$("$(PREFIX)/bin/halfnote" --version)"
+	@case ":$$PATH:" in *":$(PREFIX)/bin:"*) ;; *) echo "Put $(PREFIX)/bin on your PATH." ;; esac
+
 demo: $(RUN) ## run order 1030 with a real producer and receiver, and an order whose producer dies before the end
 	@$(BIN)/python -m demo
 
 demo-compare: $(RUN) ## compare four ways to announce orders while processes are killed: lost, invented, processed twice
 	@PYTHONPATH=sdk $(BIN)/python -m examples.order_1030
 
-reconcile: $(SPARK) ## run the nightly proof over the embedded database now; needs Java 17
-	@$(BIN)/halfnote reconcile
+reconcile: $(SPARK) ## run the nightly proof over the embedded database now and print the report's address; needs Java 17
+	@$(BIN)/halfnote reconcile --out $${HALFNOTE_DATA_DIR:-.halfnote}/reconciliation
 
 test: $(DEV) ## run the tests on a real Postgres, real brokers and Spark, in five minutes
 	$(QUICK) -m "not slow"
@@ -96,6 +109,7 @@ bench-spark: $(DEV) ## measure the proof's figures; QUICK=1 takes a few minutes
 
 docs: $(DEV) ## write the pages and the chart's schema that are generated from the code
 	$(BIN)/python -m scripts.config_docs
+	$(BIN)/python -m scripts.limits_docs
 	$(BIN)/python -m scripts.chart_settings
 	$(BIN)/python -m scripts.client_reference
 	$(BIN)/python scripts/errors_page > docs/errors.md

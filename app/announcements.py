@@ -19,6 +19,7 @@ PARKED = "halfnote.transaction.parked"
 ROLLED_BACK = "halfnote.transaction.rolled_back_by_policy"
 DEAD = "halfnote.delivery.dead"
 DISABLED = "halfnote.subscription.disabled"
+EXPIRING = "halfnote.subscription.expiring"
 BREAKER_OPENED = "halfnote.subscription.breaker_opened"
 BREAKER_CLOSED = "halfnote.subscription.breaker_closed"
 FINDING = "halfnote.finding"
@@ -80,6 +81,28 @@ def disabled(subscription: str, topics: Sequence[str], *, reason: str, at: datet
     if only_reserved(topics):
         return None
     return _of_subscription(DISABLED, subscription, at, {"reason": _clean(reason)})
+
+
+def expiring(
+    subscription: str,
+    topics: Sequence[str],
+    *,
+    state: str,
+    oldest_s: float,
+    backlog: int,
+    expire_after_s: float | None,
+    max_backlog: int | None,
+    at: datetime,
+) -> Announcement | None:
+    """Announce that messages approach a limit of their subscription; None if it takes only reserved topics.
+
+    `oldest_s`: the age of the oldest one that waits; `backlog`: how many wait, counted if there is a `max_backlog`.
+    """
+    if only_reserved(topics):
+        return None
+    fields = {"state": state, "oldest_s": round(oldest_s, 3), "backlog": None if max_backlog is None else backlog}
+    fields |= {"expire_after_s": expire_after_s, "max_backlog": max_backlog}
+    return _of_subscription(EXPIRING, subscription, at, fields)
 
 
 def breaker_opened(subscription: str, topics: Sequence[str], *, because: str, at: datetime) -> Announcement | None:

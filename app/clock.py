@@ -7,7 +7,6 @@ from datetime import UTC, datetime, timedelta
 import asyncpg
 
 SKEW_SAID_S = 1.0
-SKEW_NOT_READY_S = 5.0
 
 
 @dataclass(slots=True)

@@ -11,18 +11,16 @@ from urllib.parse import urlsplit
 from pydantic import Field, FilePath, SecretStr, ValidationInfo, field_validator, model_validator
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
+from app.database.url_file import FILE, SCHEMES
 from app.permissions import is_key
 
-# Ports that callbacks must not reach even at allowed addresses: logins, mail, files, databases, clusters.
+# Ports that checks and webhooks must not reach even at allowed addresses: logins, mail, files, databases, clusters.
 DENIED_PORTS = (
     *(20, 21, 22, 23, 25, 53, 110, 111, 135, 137, 138, 139, 143, 389, 445, 465, 514, 587, 636, 873, 993, 995),
     *(1433, 1521, 2049, 2181, 2375, 2376, 2379, 2380, 3306, 3389, 5432, 5900, 6379, 6443, 9042, 9200, 9300),
     *(10250, 10255, 11211, 27017),
 )
 LOOPBACK = ("127.0.0.0/8", "::1/128")
-
-# The last one is SQLAlchemy's form of the same URL.
-DATABASE_SCHEMES = ("postgresql", "postgres", "postgresql+asyncpg")
 
 ProcessRole = Literal["all", "api", "worker"]
 Accept = Literal["all", "ends"]
@@ -32,7 +30,17 @@ Topics = Literal["open", "declared"]
 
 # Variables of the commands, the nightly programs and the client, which may have the same environment.
 OTHER_VARIABLES = (
-    *("URL", "API_KEY", "BASE_URL", "SPARK_CONF", "SPARK_NICE", "JDBC_JAR", "LEDGER_DATABASE", "LEDGER_PASSWORD"),
+    *(
+        "URL",
+        "API_KEY",
+        "CA_FILE",
+        "BASE_URL",
+        "SPARK_CONF",
+        "SPARK_NICE",
+        "JDBC_JAR",
+        "LEDGER_DATABASE",
+        "LEDGER_PASSWORD",
+    ),
     "KUBE_DIR",
 )
 # The tests' own, and what Kubernetes sets in a namespace with a Service named `halfnote`.
@@ -57,9 +65,25 @@ class Settings(BaseSettings):
         None,
         description="URL of your own Postgres (15 or newer, UTF8), `postgresql://…`; empty: the embedded Postgres",
     )
+    database_url_file: Path | None = Field(
+        None,
+        description="file that contains that URL, for example a mounted Secret; it is read at each new connection, so "
+        "that a changed password needs no restart",
+    )
     data_dir: Path = Field(Path(".halfnote"), description="directory of the embedded Postgres")
     host: str = Field("127.0.0.1", description="address to listen on; with auth off only a loopback address")
     port: int = Field(8080, ge=1, le=65535, description="port to listen on")
+    tls_cert: Path | None = Field(
+        None,
+        description="PEM file of the service's own certificate, followed by its chain: `halfnote serve` then speaks "
+        "TLS, 1.2 or newer, and no plain HTTP (docs/operations/tls.md)",
+    )
+    tls_key: Path | None = Field(None, description="PEM file of the key of HALFNOTE_TLS_CERT, without a passphrase")
+    tls_reload_s: float = Field(
+        10.0,
+        gt=0,
+        description="how often HALFNOTE_TLS_CERT and HALFNOTE_TLS_KEY are read; new connections use what changed",
+    )
     auth: Auth = Field(
         "off",
         validate_default=True,
@@ -80,7 +104,7 @@ class Settings(BaseSettings):
     accept: Accept = Field("all", description="`ends` refuses new halves; ends, checks and deliveries continue")
     allow_networks: Annotated[tuple[str, ...] | None, NoDecode] = Field(
         None,
-        description="denied networks in which callbacks and brokers are allowed, comma-separated (docs/security.md); "
+        description="denied networks that checks, webhooks and brokers may dial, comma-separated (docs/security.md); "
         "not set: loopback with the embedded Postgres, otherwise none",
     )
     deny_networks: Annotated[tuple[str, ...], NoDecode] = Field(
@@ -88,8 +112,8 @@ class Settings(BaseSettings):
     )
     deny_ports: Annotated[tuple[int, ...], NoDecode] = Field(
         DENIED_PORTS,
-        description="ports that callbacks and brokers must not use, comma-separated; a broker may use the usual port "
-        "of its kind",
+        description="ports that checks, webhooks and brokers must not use, comma-separated; a broker may use the usual "
+        "port of its kind",
     )
     https_only: bool = Field(False, description="check URLs and webhooks must be https://, and brokers must use TLS")
     tls_ca_file: FilePath | None = Field(
@@ -133,6 +157,26 @@ class Settings(BaseSettings):
     request_timeout_s: float = Field(
         30.0, gt=0, description="time limit for a whole request to arrive, and for a caller to read a response"
     )
+    head_limit_bytes: int = Field(
+        64 * 1024,
+        ge=8192,
+        le=1024 * 1024,
+        description="the largest first line and headers of a request together; above it 431",
+    )
+    refusal_read_s: float = Field(
+        2.0,
+        gt=0,
+        le=60,
+        description="how long a client whose request was refused before its end may read the answer; then the "
+        "connection is closed",
+    )
+    keep_alive_s: int = Field(
+        75,
+        ge=1,
+        le=3600,
+        description="how long a connection stays open between requests; longer than the idle timeout of clients and "
+        "load balancers, so that they close first and no request is lost",
+    )
     connections_max: int = Field(
         10_000,
         ge=16,
@@ -152,6 +196,23 @@ class Settings(BaseSettings):
         ge=2,
         description="database connections of each process, besides those that commit halves and ends; requests leave "
         "three of them to the loops and to /readyz",
+    )
+    pool_timeout_s: float = Field(
+        10.0, gt=0, description="how long a request or a loop waits for one of them; after it 503 with Retry-After"
+    )
+    timeline_look_s: float = Field(
+        5.0,
+        gt=0,
+        description="how often a process looks for a promoted server, if HALFNOTE_DATABASE_URL names several hosts",
+    )
+    timeline_look_timeout_s: float = Field(
+        2.0, gt=0, description="time limit of such a look at one host; a host that does not answer is left out"
+    )
+    clock_skew_max_s: float = Field(
+        5.0,
+        gt=0,
+        description="the largest difference between the clocks of a process and of the database; above it `/readyz` "
+        "fails",
     )
     batch_max: int = Field(500, ge=1, le=500, description="most requests in one flush")
     queue_max: int = Field(
@@ -198,7 +259,27 @@ class Settings(BaseSettings):
     trace_ratio: float = Field(
         0.01, ge=0, le=1, description="share of requests without a trace context that are traced"
     )
+    attempts_page_max: int = Field(
+        1000,
+        ge=1,
+        le=1000,
+        description="most attempts, and most redeliveries, of a transaction or a dead letter in one answer; "
+        "`GET /transactions/{id}/attempts` pages through earlier attempts",
+    )
+    metrics_values_max: int = Field(
+        200,
+        ge=1,
+        le=10_000,
+        description="most producer groups, topics, keys and subscriptions, each, that the metrics count by; all "
+        "further ones count as `other` (docs/metrics.md)",
+    )
     audit_keep_s: int = Field(400 * 86_400, ge=86_400, description="how long audit rows are kept")
+    database_disk_bytes: int | None = Field(
+        None,
+        ge=1,
+        description="bytes that your own Postgres has for this database, for the metric of the hours until its disk is "
+        "full; not set: the free space of the data directory with the embedded Postgres, otherwise not known",
+    )
     lag_refresh_s: float = Field(
         5.0,
         gt=0,
@@ -219,6 +300,8 @@ class Settings(BaseSettings):
         "archive_keep_s",
         "otlp_endpoint",
         "tls_ca_file",
+        "tls_cert",
+        "tls_key",
         "tls_cert_file",
         "tls_key_file",
         "proxy_url",
@@ -250,13 +333,25 @@ class Settings(BaseSettings):
             raise ValueError("must be a URL like http://collector:4318")
         return value
 
+    @model_validator(mode="before")
+    @classmethod
+    def _url_of_file(cls, values: dict[str, object]) -> dict[str, object]:
+        """Let `database_url` name the file: connections read it."""
+        file, given = values.get("database_url_file"), values.get("database_url")
+        if not file:
+            return {**values, "database_url_file": None}
+        address = f"{FILE}{Path(str(file)).absolute()}"
+        if given and given != address:
+            raise ValueError("set HALFNOTE_DATABASE_URL or HALFNOTE_DATABASE_URL_FILE, not both")
+        return {**values, "database_url": address}
+
     @field_validator("database_url")
     @classmethod
     def _postgres(cls, value: str | None) -> str | None:
-        if not value:
+        if not value or value.startswith(FILE):
             return value
         scheme, separator, rest = value.partition("://")
-        if not separator or scheme not in DATABASE_SCHEMES:
+        if not separator or scheme not in SCHEMES:
             raise ValueError("must be a URL like postgresql://user:password@host:5432/halfnote")
         return f"postgresql://{rest}"
 
@@ -312,6 +407,16 @@ class Settings(BaseSettings):
         return self
 
     @model_validator(mode="after")
+    def _own_certificate(self) -> Self:
+        if (self.tls_cert is None) != (self.tls_key is None):
+            missing = "HALFNOTE_TLS_KEY" if self.tls_key is None else "HALFNOTE_TLS_CERT"
+            raise ValueError(
+                f"to speak TLS, the service needs HALFNOTE_TLS_CERT and HALFNOTE_TLS_KEY; {missing} is not set. "
+                "The client certificate for receivers and brokers is HALFNOTE_TLS_CERT_FILE"
+            )
+        return self
+
+    @model_validator(mode="after")
     def _one_body_fits(self) -> Self:
         if self.bodies_max_bytes < self.body_limit_bytes:
             raise ValueError("HALFNOTE_BODIES_MAX_BYTES must be at least HALFNOTE_BODY_LIMIT_BYTES")
@@ -319,7 +424,7 @@ class Settings(BaseSettings):
 
     @property
     def opened_networks(self) -> tuple[str, ...]:
-        """The denied networks in which callbacks and brokers are allowed."""
+        """The denied networks in which checks, webhooks and brokers are allowed."""
         if self.allow_networks is None:
             return LOOPBACK if self.embedded else ()
         return self.allow_networks

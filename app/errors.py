@@ -216,6 +216,12 @@ class ContentDiffers(Problem):
     status, slug, title = 409, "content-differs", "The id is stored with other content"
 
 
+class ApiKeyTaken(Problem):
+    """The request chose a key that exists, or existed and was revoked. Choose another one, or let Halfnote make it."""
+
+    status, slug, title = 409, "api-key-taken", "This key exists"
+
+
 class ApiKeyOver(Problem):
     """The key was revoked or has expired, so it cannot be rotated. Make a new one with `POST /api-keys`."""
 
@@ -329,7 +335,7 @@ class HostNotAllowed(Problem):
 
 
 class HeadTooLarge(Problem):
-    """The request's first line and headers are over 64 KiB together. Send fewer or shorter headers."""
+    """The first line and headers are over `HALFNOTE_HEAD_LIMIT_BYTES` (64 KiB) together. Send fewer or shorter ones."""
 
     status, slug, title = 431, "head-too-large", "Request head too large"
 

@@ -9,6 +9,11 @@ NAME_MAX = 255
 REASON_MAX = 1000
 # What a producer may send with `body`: as narrow as the API document says. Reading is wider, see `is_json_type`.
 JSON_BODY_TYPE = r"application/([a-z0-9.+-]+\+)?json( *; *charset=utf-8)?"
+# Names of subscriptions: one segment of a URL's path without percent-encoding, and no `*`, which means a prefix in a
+# key's scope.
+SUBSCRIPTION_NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._:@-]*$"
+SUBSCRIPTION_NAME_FORM = "1 to 255 letters, digits, `.`, `_`, `-`, `:` and `@`, the first one a letter or a digit"
+_subscription_name = re.compile(SUBSCRIPTION_NAME_PATTERN[1:-1]).fullmatch
 _CONTROL = re.compile(r"[\x00-\x1f\x7f]").search
 _json_body_type = re.compile(JSON_BODY_TYPE, re.IGNORECASE | re.ASCII).fullmatch
 _raw = msgspec.json.Decoder(msgspec.Raw).decode
@@ -19,6 +24,11 @@ NAME_PATTERN = r"^[^\u0000-\u001f\u007f]*$"
 def has_control_character(value: str) -> bool:
     """Return whether a name holds a control character (NUL among them, which Postgres cannot store)."""
     return _CONTROL(value) is not None
+
+
+def is_subscription_name(name: str) -> bool:
+    """Return whether a new subscription may have this name."""
+    return len(name) <= NAME_MAX and _subscription_name(name) is not None
 
 
 def may_send_as_json(content_type: str) -> bool:

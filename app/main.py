@@ -49,13 +49,17 @@ async def _lifespan(api: FastAPI) -> AsyncIterator[Mapping[str, Any]]:
     # The service reads settings at its start, not at import.
     settings = Settings()
     limits = HttpLimits(
-        settings.request_timeout_s, most_connections(settings.connections_max), settings.body_limit_bytes
+        settings.request_timeout_s,
+        most_connections(settings.connections_max),
+        settings.body_limit_bytes,
+        settings.head_limit_bytes,
+        settings.refusal_read_s,
     )
     async with running(settings) as runtime:
         api.state.runtime = runtime
         try:
             # The web server's protocol (app/server/http_protocol.py) gets the settings only in this way.
-            yield {"http_limits": limits}
+            yield {"http_limits": limits, "server_certificate": runtime.certificate}
         finally:
             api.state.runtime = None
 
@@ -71,6 +75,8 @@ def create_app() -> tuple[ASGIApp, FastAPI]:
         version=version("halfnote-server"),
         lifespan=_lifespan,
         redoc_url=None,
+        # A redirect of `PUT /subscriptions/` would hide that the name is missing.
+        redirect_slashes=False,
         generate_unique_id_function=_operation_id,
     )
     api.include_router(transactions.router)

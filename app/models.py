@@ -282,6 +282,9 @@ subscription = Table(
     # For the nightly proof: the offset before the first message, and when the topics and filters last changed.
     Column("started_after", BigInteger, nullable=False),
     Column("matches_since", Time, nullable=False),
+    # Messages that wait longer, or that are more, become dead letters. Null: no limit.
+    Column("expire_after_s", Double),
+    Column("max_backlog", BigInteger),
     CheckConstraint("state IN ('active', 'paused', 'disabled')", name="subscription_state"),
     CheckConstraint("ordered IN ('none', 'key')", name="subscription_ordered"),
     CheckConstraint("on_dead IN ('release', 'hold')", name="subscription_on_dead"),
@@ -346,6 +349,16 @@ lease = Table(
     **_MUTABLE,
 )
 
+# One row, `all`: how many messages no subscription takes, of those up to an offset of the log.
+routing_count = Table(
+    "routing_count",
+    metadata,
+    Column("name", Text, primary_key=True),
+    Column("offset", BigInteger, nullable=False),
+    Column("unrouted", BigInteger, nullable=False),
+    **_MUTABLE,
+)
+
 
 # Copies of the message's columns for rows that outlive its day; null while the day exists.
 def _copy() -> list[Column[Any]]:
@@ -379,9 +392,13 @@ delivery_retry = Table(
     Column("lease_epoch", BigInteger, nullable=False, server_default=text("0")),
     Column("last_error", Text),
     *_copy(),
+    # The commit, the due time of a delayed message, the start of its replay, or when a person redelivered it.
+    # Null: written by an older version.
+    Column("waiting_since", Time),
     PrimaryKeyConstraint("subscription_id", "replay", "transaction_id", "position"),
     Index("delivery_retry_due", "subscription_id", "replay", "due_at"),
     Index("delivery_retry_offset", "subscription_id", "offset"),
+    Index("delivery_retry_waiting", "subscription_id", "replay", text("COALESCE(waiting_since, due_at)")),
     Index("delivery_retry_tried", "subscription_id", "first_at", postgresql_where=text("first_at IS NOT NULL")),
     Index("delivery_retry_key", "subscription_id", "replay", "key", "offset", postgresql_where=text("key IS NOT NULL")),
     **_MUTABLE,
@@ -428,6 +445,8 @@ dead_letter = Table(
     PrimaryKeyConstraint("subscription_id", "replay", "transaction_id", "position"),
     Index("dead_letter_offset", "subscription_id", "offset"),
     Index("dead_letter_key", "subscription_id", "replay", "key", "offset", postgresql_where=text("key IS NOT NULL")),
+    # For upkeep, which copies the message before its day is removed.
+    Index("dead_letter_uncopied", "transaction_id", "position", postgresql_where=text("body IS NULL")),
     # For lists, newest first: for all subscriptions, and for one.
     Index("dead_letter_died", "died_at", "transaction_id", "position", "subscription_id", "replay"),
     Index("dead_letter_of", "subscription_id", "died_at", "transaction_id", "position", "replay"),

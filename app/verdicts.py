@@ -133,6 +133,15 @@ class OnDead(StrEnum):
     HOLD = "hold"
 
 
+class DeadLetterReason(StrEnum):
+    """`dead_letter.reason`, unless a destination gave its own: attempts used up, day removed, too old, too many."""
+
+    RETRIES_EXHAUSTED = "retries_exhausted"
+    DAY_LEFT = "day_left"
+    EXPIRED = "expired"
+    BACKLOG = "backlog"
+
+
 class OnExhausted(StrEnum):
     """`producer_group.on_exhausted`: the policy's decision after `max_checks` answers of `unknown`."""
 

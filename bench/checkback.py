@@ -8,7 +8,7 @@ from time import perf_counter
 
 import httpx
 
-from app.checkback.callback import check_body
+from app.checkback.check_requests import check_body
 from app.ids import message_id
 from app.secrets.signatures import Secret, headers, new_secret
 from bench.bare import bare_client

@@ -8,6 +8,7 @@ from sqlalchemy import Connection, func, insert, pool
 from sqlalchemy.ext.asyncio import create_async_engine
 
 from app.database.advisory_locks import AdvisoryLock
+from app.database.url_file import url_of
 from app.models import audit, metadata
 from app.operations.audit import audit_entry
 from app.permissions import Caller
@@ -40,7 +41,7 @@ def _record(connection: Connection, before: str | None) -> None:
 async def _online() -> None:
     dsn = context.config.attributes["dsn"]
     engine = create_async_engine(
-        "postgresql+asyncpg://", async_creator=lambda: asyncpg.connect(dsn), poolclass=pool.NullPool
+        "postgresql+asyncpg://", async_creator=lambda: asyncpg.connect(url_of(dsn)), poolclass=pool.NullPool
     )
     async with engine.connect() as connection:
         await connection.run_sync(_run)

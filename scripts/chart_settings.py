@@ -17,11 +17,14 @@ OWNED = {
     "auth",
     "data_dir",
     "database_url",
+    "database_url_file",
     "drain_s",
     "host",
     "port",
     "role",
     "secrets_key_file",
+    "tls_cert",
+    "tls_key",
     "workers",
 }
 

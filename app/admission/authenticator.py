@@ -48,6 +48,10 @@ class Authenticator:
             one.role is Role.ADMIN and self._fault(one) is None for one in self._keys.values()
         )
 
+    def is_configured(self, key: str) -> bool:
+        """Return whether a key is the admin key of this process's settings."""
+        return self._configured is not None and digest_of(key) == self._configured.digest
+
     def learn(self, keys: Iterable[ApiKey], version: str | None) -> None:
         """Replace the keys of this process by these."""
         known = {key.digest: _caller(key) for key in keys}

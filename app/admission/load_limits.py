@@ -4,6 +4,7 @@ A request over a limit is refused before its body is read, or as soon as the byt
 process of `halfnote serve --workers N` counts its own requests.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from math import ceil, inf
 from time import monotonic
@@ -27,9 +28,13 @@ class KeyUsage:
 
 
 class LoadLimits:
-    """The limits of one process, and its load now."""
+    """The limits of one process, and its load now.
 
-    def __init__(self, settings: Settings) -> None:
+    `refused(name, key_id, limit)` is called for each request that the limit `rate` or `in_flight` of a key refuses.
+    """
+
+    def __init__(self, settings: Settings, refused: Callable[[str, int, str], None]) -> None:
+        self._refused = refused
         self.in_flight = 0
         self.held_bytes = 0
         self._most_bytes = settings.bodies_max_bytes
@@ -83,6 +88,7 @@ class LoadLimits:
             # Bounded by the number of keys, which only admins create.
             usage = self._usages[key_id] = KeyUsage(0, burst, now)
         if usage.in_flight >= self._most_of_key:
+            self._refused(str(caller.name), key_id, "in_flight")
             raise TooManyRequests(
                 f"{usage.in_flight} requests of this key are in flight; repeat later.", retry_after_s=RETRY_AFTER_S
             )
@@ -90,6 +96,7 @@ class LoadLimits:
             usage.tokens = min(burst, usage.tokens + (now - usage.filled_at) * rate)
             usage.filled_at = now
             if usage.tokens < 1:
+                self._refused(str(caller.name), key_id, "rate")
                 wait_s = max(1, ceil((1 - usage.tokens) / rate))
                 raise TooManyRequests(
                     f"This key may send {rate:g} requests per second; repeat later.", retry_after_s=wait_s

@@ -10,7 +10,7 @@ import msgspec
 import structlog
 
 from app.announcements import UndecidedTransaction
-from app.checkback.callback import Callback, UrlResult, ask, body_fields, check_body
+from app.checkback.check_requests import CheckReply, UrlResult, ask, body_fields, check_body
 from app.coordinator.wire import CheckPolicy
 from app.errors import SecretsUnreadable
 from app.ids import message_id
@@ -125,7 +125,7 @@ async def ask_producer(runtime: Runtime, check: Check) -> FinishedCheck:
     return FinishedCheck(check, at, decision, asked.result, asked.tried, asked.response, trace)
 
 
-async def _traced(runtime: Runtime, check: Check, policy: AskingPolicy, at: datetime) -> tuple[Callback, str | None]:
+async def _traced(runtime: Runtime, check: Check, policy: AskingPolicy, at: datetime) -> tuple[CheckReply, str | None]:
     """Send the check, with a span if the half's trace is recorded; return its result and its trace context."""
     trace, claim = check.messages[0].traceparent, check.claim
     traced = None
@@ -149,7 +149,7 @@ def outcome_of(result: CheckResult) -> CheckOutcome:
     return CheckOutcome.UNKNOWN if result.verdict is None else CheckOutcome(result.verdict.word)
 
 
-def _end(traced: "Traced", asked: Callback | None) -> None:
+def _end(traced: "Traced", asked: CheckReply | None) -> None:
     """End a check's span; `asked` None: it was canceled."""
     if asked is None:
         traced.end(error="canceled")
@@ -165,10 +165,10 @@ def _end(traced: "Traced", asked: Callback | None) -> None:
     traced.end(attributes, result.error if isinstance(result, Unanswered) else None)
 
 
-async def _asked(runtime: Runtime, check: Check, policy: AskingPolicy, at: datetime, trace: str | None) -> Callback:
+async def _asked(runtime: Runtime, check: Check, policy: AskingPolicy, at: datetime, trace: str | None) -> CheckReply:
     claim, group = check.claim, check.group
     if group is None or group.deleted_at is not None:
-        return Callback(Unanswered("the producer group is not registered any more"), (), None)
+        return CheckReply(Unanswered("the producer group is not registered any more"), (), None)
     try:
         return await ask(
             runtime.checks_http,
@@ -181,10 +181,10 @@ async def _asked(runtime: Runtime, check: Check, policy: AskingPolicy, at: datet
             trace=trace,
         )
     except SecretsUnreadable as error:
-        return Callback(Unanswered(error.detail), (), None)
+        return CheckReply(Unanswered(error.detail), (), None)
     except Exception as error:
         log.error("defect", transaction_id=str(claim.transaction_id), exc_info=error, **log_fields(trace))
-        return Callback(
+        return CheckReply(
             Unanswered(f"Halfnote could not send the check ({type(error).__name__}); its log has the details"), (), None
         )
 

@@ -5,8 +5,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 
-from app.checkback.callback import UrlResult
 from app.checkback.check import FinishedCheck
+from app.checkback.check_requests import UrlResult
 from app.policy.check_schedule import Answered, Unanswered, held_s
 from app.store.checkback.check_urls import CheckUrl
 from app.store.checkback.results import Adjustment

@@ -3,7 +3,7 @@
 import asyncio
 from datetime import datetime
 
-from app.checkback.callback import ping
+from app.checkback.check_requests import ping
 from app.egress.urls import without_query
 from app.errors import SecretsUnreadable
 from app.observability.metric_families import withdraw

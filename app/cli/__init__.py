@@ -5,6 +5,7 @@ import sys
 import typer
 
 from app.cli import (
+    apply,
     archive,
     audit,
     dead_letters,
@@ -32,6 +33,7 @@ app = typer.Typer(
 )
 serve.install(app)
 drain.install(app)
+apply.install(app)
 reconcile.install(app)
 archive.install(app)
 secrets.install(app)

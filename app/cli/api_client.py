@@ -2,6 +2,7 @@
 
 import json
 import os
+import ssl
 import sys
 from pathlib import Path
 from typing import Annotated, Any
@@ -10,7 +11,8 @@ from urllib.parse import quote
 import httpx
 import typer
 
-from app.cli.errors import Refusal
+from app.cli.errors import WRONG_USAGE, Refusal
+from app.permissions import SHOWN_CHARACTERS
 
 DEFAULT_URL = "http://127.0.0.1:8080"
 # A test of a callback may take its whole timeout.
@@ -43,9 +45,16 @@ def call(
     parameters = {name: value for name, value in (query or {}).items() if value is not None}
     try:
         # No proxy from the environment: the service is on this machine or in this network.
-        with httpx.Client(base_url=url, timeout=TIMEOUT_S, trust_env=False, headers=_key()) as client:
+        with httpx.Client(
+            base_url=url, timeout=TIMEOUT_S, trust_env=False, headers=_key(), verify=trusted(url)
+        ) as client:
             answer = client.request(method, path, params=parameters, json=content)
     except (httpx.ConnectError, httpx.UnsupportedProtocol, httpx.InvalidURL) as error:
+        if "CERTIFICATE_VERIFY_FAILED" in str(error):
+            raise Refusal(
+                f"The certificate of {url} is not trusted ({error}).\n"
+                "  Name the PEM file of your CA by HALFNOTE_CA_FILE, and a host of the certificate in the URL."
+            ) from None
         raise Refusal(
             f"No Halfnote answers on {url} ({error}).\n"
             "  Start it with `make run` or `halfnote serve`, or set its address with --url or HALFNOTE_URL."
@@ -56,8 +65,30 @@ def call(
         if as_json:
             print(answer.text)
         hint = NO_KEY if answer.status_code == 401 else ""
-        raise Refusal(problem_text(url, answer) + hint)
+        raise Refusal(problem_text(url, answer) + hint, problem=_problem(answer))
     return answer.json() if answer.content else None
+
+
+def _problem(answer: httpx.Response) -> dict[str, Any]:
+    try:
+        read = answer.json()
+    except ValueError:
+        return {}
+    return read if isinstance(read, dict) else {}
+
+
+def trusted(url: str) -> ssl.SSLContext | bool:
+    """Return the context for https: public CAs, or those of SSL_CERT_FILE, and those of HALFNOTE_CA_FILE."""
+    if not url.startswith("https:"):
+        return True
+    context = httpx.create_ssl_context()
+    if file := os.environ.get("HALFNOTE_CA_FILE"):
+        try:
+            context.load_verify_locations(file)
+        except OSError as error:
+            reason = error.strerror or error
+            raise Refusal(f"HALFNOTE_CA_FILE: {file} is no readable PEM file of CAs: {reason}.", code=2) from None
+    return context
 
 
 def _key() -> dict[str, str]:
@@ -66,8 +97,20 @@ def _key() -> dict[str, str]:
     return {"authorization": f"Bearer {key}"} if key else {}
 
 
+def caller_prefix() -> str | None:
+    """Return the characters that lists show of the key in HALFNOTE_API_KEY, or None."""
+    key = os.environ.get("HALFNOTE_API_KEY", "").strip()
+    return key[:SHOWN_CHARACTERS] or None
+
+
 def path_of(*parts: str) -> str:
-    """Return a path of the API; names may contain any character."""
+    """Return a path of the API. Raises Refusal for a name that no path can contain."""
+    for part in parts:
+        if part in ("", ".", "..") or "/" in part:
+            raise Refusal(
+                f"`{part}` is not a name: a name has 1 to 255 characters, no `/`, and is not `.` or `..`.",
+                code=WRONG_USAGE,
+            )
     return "".join(f"/{quote(part, safe='')}" for part in parts)
 
 
@@ -98,12 +141,11 @@ def request_of(file: Path | None, **options: Any) -> dict[str, Any]:
     return content | {name: value for name, value in options.items() if value is not None and value != []}
 
 
-def all_pages(url: str, path: str, *, as_json: bool) -> list[dict[str, Any]]:
-    """Return the items of all pages of a list. Raises Refusal."""
+def all_pages(url: str, path: str, *, as_json: bool, cursor: str | None = None) -> list[dict[str, Any]]:
+    """Return the items of all pages of a list from `cursor` on. Raises Refusal."""
     found: list[dict[str, Any]] = []
-    cursor = None
     while True:
-        page = call(url, "GET", path, query={"cursor": cursor}, as_json=as_json)
+        page = call(url, "GET", path, query={"cursor": cursor, "limit": PAGE_MAX}, as_json=as_json)
         found += page["items"]
         cursor = page["next_cursor"]
         if cursor is None:

@@ -17,14 +17,14 @@ def archive(context: typer.Context) -> None:
     Exit codes: 0 done, 1 it failed, 2 wrong usage, 3 an archive differs from what was written.
     `halfnote archive --help` lists the options.
     """
-    reconcile.run("spark.jobs.archive", context.args)
+    reconcile.run("archive", context.args)
 
 
 def restore(context: typer.Context) -> None:
     """Restore an archived DAY into a schema of its own, for reading; --drop removes the schema."""
-    reconcile.run("spark.jobs.restore", context.args)
+    reconcile.run("restore", context.args)
 
 
 def redact(context: typer.Context) -> None:
     """Remove one message's body from the archive for good: MESSAGE_ID --reason …"""
-    reconcile.run("spark.jobs.redact", context.args)
+    reconcile.run("redact", context.args)

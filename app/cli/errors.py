@@ -1,12 +1,18 @@
 """The error that ends a command without a traceback."""
 
+from typing import Any
+
 
 class Refusal(Exception):
-    """The command failed; the text says why and what to do. `code` is the exit code."""
+    """The command failed; the text says why and what to do. `code` is the exit code.
 
-    def __init__(self, text: str, *, code: int = 1) -> None:
+    `problem` is the API's answer, if it answered.
+    """
+
+    def __init__(self, text: str, *, code: int = 1, problem: dict[str, Any] | None = None) -> None:
         super().__init__(text)
         self.code = code
+        self.problem = problem or {}
 
 
 WRONG_USAGE = 2

@@ -5,7 +5,7 @@ from typing import Annotated, Any
 import typer
 
 from app.cli.api_client import DEFAULT_URL, AsJson, FromFile, Url, all_pages, call, path_of, print_json, request_of
-from app.cli.tables import moment, print_fields, print_new_secret, print_table, span, text
+from app.cli.tables import moment, print_fields, print_new_secret, print_table, reset_line, span, text
 
 app = typer.Typer(help="Producer groups: their check URLs and check-back policy.", no_args_is_help=True)
 
@@ -130,6 +130,7 @@ def _show(group: dict[str, Any], as_json: bool) -> None:
             "registered": moment(group["created_at"]),
             "changed": moment(group["updated_at"]),
             "secret (shown this once)": group.get("secret"),
+            **reset_line(group),
         }
     )
     print()

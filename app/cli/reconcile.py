@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from textwrap import fill
 from types import FrameType
+from typing import NoReturn
 
 import typer
 
@@ -20,6 +21,7 @@ from app.config import Settings
 PASSED_ON = {"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []}
 HELP = {"-h", "--help"}
 DATABASE_URL = "--database-url"
+PYTHON = (sys.executable, "-P", "-m")
 # A run over Parquet needs no database.
 FROM_PARQUET = "--from-parquet"
 # The shortest abbreviation of each that argparse accepts.
@@ -36,30 +38,36 @@ def reconcile(context: typer.Context) -> None:
 
     Exit codes: 0 proved, 1 the run failed, 2 wrong usage, 3 findings. `halfnote reconcile --help` lists the options.
     """
-    run("spark.jobs.reconcile", context.args)
+    run("reconcile", context.args)
 
 
-def run(module: str, arguments: Sequence[str]) -> None:
+def run(program: str, arguments: Sequence[str]) -> None:
     """Run a Spark program over the service's database and exit with its status. Raises Refusal."""
-    wants_help = any(argument in HELP for argument in arguments)
-    try:
-        refuse_without_spark()
-    except Refusal as refusal:
-        if not wants_help:
-            raise
-        print(fill(f"{refusal}. Then this command lists its options.", 80, break_on_hyphens=False))
-        return
-    if not wants_help:
-        refuse_without_java()
-    program = [sys.executable, "-P", "-m", module]
-    if any(argument in HELP or _names(argument, FROM_PARQUET) for argument in arguments):
-        raise SystemExit(follow([*program, *arguments], os.environ))
+    if any(argument in HELP for argument in arguments):
+        describe(program, arguments)
+    refuse_without_spark()
+    refuse_without_java()
+    command = [*PYTHON, f"spark.jobs.{program}"]
+    if any(_names(argument, FROM_PARQUET) for argument in arguments):
+        raise SystemExit(follow([*command, *arguments], os.environ))
     url, rest = _without_url(arguments)
+    if url is not None:
+        os.environ.pop("HALFNOTE_DATABASE_URL_FILE", None)
     settings = settings_with(database_url=url)
     with _leaving(), database_of(settings) as url:
         # In the environment: every user of the machine can read a program's arguments.
-        ended = follow([*program, *rest], {**os.environ, "HALFNOTE_DATABASE_URL": url})
+        ended = follow([*command, *rest], {**os.environ, "HALFNOTE_DATABASE_URL": url})
     raise SystemExit(ended)
+
+
+def describe(program: str, arguments: Sequence[str]) -> NoReturn:
+    """Print the program's options, which needs no PySpark, and what must be installed before the program can run."""
+    status = follow([*PYTHON, "spark.options", program, *arguments], os.environ)
+    try:
+        refuse_without_spark()
+    except Refusal as refusal:
+        print(f"\n{fill(str(refusal), 80, break_on_hyphens=False)}", file=sys.stderr)
+    raise SystemExit(status)
 
 
 def _names(argument: str, option: str) -> bool:

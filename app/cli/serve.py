@@ -26,6 +26,7 @@ def install(app: typer.Typer) -> None:
     app.command("serve")(serve_command)
     app.command("migrate")(migrate_command)
     app.command("version")(version_command)
+    app.callback(help=app.info.help)(common_options)
 
 
 def serve_command(
@@ -54,6 +55,20 @@ def migrate_command(data_dir: DataDir = None) -> None:
 
     migrate_database(settings)
     print("The database is at this version's schema.")
+
+
+def _print_version(is_asked: bool) -> None:
+    if is_asked:
+        version_command()
+        raise typer.Exit
+
+
+def common_options(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="print the version")
+    ] = False,
+) -> None:
+    """Declare the options that `halfnote` takes before a command."""
 
 
 def version_command() -> None:

@@ -3,13 +3,16 @@
 import asyncio
 import logging
 import os
+import shutil
 import signal
 import socket
+import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from importlib.util import find_spec
 from math import ceil
+from pathlib import Path
 from types import FrameType
 
 import asyncpg
@@ -24,13 +27,13 @@ from app.config import BadAdminKeyFile, Settings
 from app.database.connection import UnusableDatabase, refuse_unusable
 from app.embedded_postgres import EmbeddedPostgres, EmbeddedPostgresError
 from app.lifecycle.database import database_url, migrate_embedded
-from app.lifecycle.startup import log_open_networks
+from app.lifecycle.startup import log_open_networks, server_certificate
 from app.migrate import migrate
 from app.observability.logs import set_up_logs
+from app.runtime.server_certificate import BadCertificate
 
-# Longer than common clients keep an idle connection, so that the client closes it and no request races the close.
-KEEP_ALIVE_S = 75
 BACKLOG = 2048
+PLAIN, TLS = "app.server.http_protocol:HttpProtocol", "app.server.tls_protocol:TlsProtocol"
 EXPORTER = "opentelemetry.exporter.otlp.proto.http"
 # The exit status of a command that Ctrl-C ended.
 INTERRUPTED = 130
@@ -41,11 +44,12 @@ def serve(settings: Settings) -> None:
     set_up_logs()
     refuse_without_exporter(settings)
     log_open_networks(settings)
+    with refusals():
+        settings.given_admin_key()
+        server_certificate(settings)
     signal.signal(signal.SIGTERM, _leave)
     listener = listen(settings)
     try:
-        with refusals():
-            settings.given_admin_key()
         with prepared_database(settings) as url:
             # The app reads its settings from the environment, in this process or in its children.
             os.environ["HALFNOTE_DATABASE_URL"] = url
@@ -121,10 +125,10 @@ def prepared_database(settings: Settings) -> Iterator[str]:
 
 @contextmanager
 def refusals() -> Iterator[None]:
-    """Turn the errors of an unusable database into a Refusal."""
+    """Turn the errors of an unusable database, key or certificate into a Refusal."""
     try:
         yield
-    except (UnusableDatabase, EmbeddedPostgresError, BadAdminKeyFile) as error:
+    except (UnusableDatabase, EmbeddedPostgresError, BadAdminKeyFile, BadCertificate) as error:
         raise Refusal(str(error)) from None
     except (OSError, TimeoutError, asyncpg.PostgresError) as error:
         raise Refusal(
@@ -140,7 +144,7 @@ def uvicorn_config(settings: Settings) -> uvicorn.Config:
         port=settings.port,
         workers=settings.workers,
         loop="auto",
-        http="app.server.http_protocol:HttpProtocol",
+        http=PLAIN if settings.tls_cert is None else TLS,
         ws="none",
         lifespan="on",
         log_config=None,
@@ -148,7 +152,7 @@ def uvicorn_config(settings: Settings) -> uvicorn.Config:
         proxy_headers=False,
         server_header=False,
         backlog=BACKLOG,
-        timeout_keep_alive=KEEP_ALIVE_S,
+        timeout_keep_alive=settings.keep_alive_s,
         timeout_graceful_shutdown=ceil(settings.drain_s),
     )
 
@@ -203,19 +207,34 @@ class Supervisor(Multiprocess):
 def greet(config: uvicorn.Config) -> None:
     """Print the service's URL and commands to try."""
     host = f"[{config.host}]" if ":" in config.host else config.host
-    url = f"http://{host}:{config.port}"
-    width = len(url) + len("curl /readyz") + 2
-    tries = "\n".join(f"  {command.format(url=url):<{width}} {why}" for command, why in TRIES)
-    print(f"\nHalfnote is ready on {url}; Ctrl-C stops it. In another terminal:\n\n{tries}\n", flush=True)
+    url = f"{'https' if config.http == TLS else 'http'}://{host}:{config.port}"
+    tries = (*(OF_CHECKOUT if (CHECKOUT / "Makefile").exists() else ()), *TRIES)
+    commands = [command.format(url=url, halfnote=_command()) for command, _ in tries]
+    width = max(map(len, commands)) + 2
+    lines = "\n".join(f"  {command:<{width}} {why}" for command, (_, why) in zip(commands, tries, strict=True))
+    print(f"\nHalfnote is ready on {url}; Ctrl-C stops it. In another terminal:\n\n{lines}\n", flush=True)
 
 
-TRIES = (
+# The wheel has neither the Makefile nor the demo.
+CHECKOUT = Path(__file__).resolve().parents[2]
+OF_CHECKOUT = (
     ("make demo", "order 1030 step by step, and a producer that dies"),
     ("README.md", "order 1030 by hand, in five curl calls"),
+)
+TRIES = (
     ("{url}/docs", "every call, to try in a browser"),
     ("curl {url}/readyz", "is the service ready?"),
-    (".venv/bin/halfnote --help", "the command line"),
+    ("{halfnote} --help", "the command line"),
 )
+
+
+def _command() -> str:
+    """Return how people call this command: by its name where it is on the PATH, else by its path."""
+    here = Path(sys.executable).with_name("halfnote")
+    found = shutil.which("halfnote")
+    if found is not None and Path(found).resolve() == here.resolve():
+        return "halfnote"
+    return os.path.relpath(here) if here.is_relative_to(Path.cwd()) else str(here)
 
 
 def _leave(number: int, frame: FrameType | None) -> None:

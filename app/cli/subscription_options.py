@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from app.cli.errors import Refusal
-from app.cli.tables import moment, print_fields, text
+from app.cli.tables import moment, print_fields, reset_line, text
 
 # The scheme of a destination's address, and the kind of the destination.
 SCHEMES = {
@@ -84,8 +84,10 @@ def print_subscription(subscription: dict[str, Any]) -> None:
             "requests": f"{subscription['max_in_flight']} at once, {subscription['timeout_s']:g} s each at most",
             "rate": f"{subscription['rate_per_s']:g} a second at most" if subscription["rate_per_s"] else None,
             "tries": f"{len(subscription['retry']) + 1}, then a dead letter",
+            "waits": _waits(subscription),
             **_progress(subscription),
             "secret (shown this once)": subscription.get("secret"),
+            **reset_line(subscription),
         }
     )
 
@@ -99,7 +101,7 @@ def _destination_fields(destination: dict[str, Any]) -> dict[str, str | None]:
         user = f"{destination['username']}{sasl}" if destination.get("username") else None
         return {"into": ", ".join(named + trimmed) or None, "as": user}
     mode, granted = destination["mode"], destination["granted_rate_per_s"]
-    batches = f", up to {destination['batch_max']} a request" if mode == "batch" else ""
+    batches = f", up to {destination['batch_max']} a request" if mode in ("batch", "auto") else ""
     return {
         "own headers": ", ".join(destination["header_names"]) or None,
         "mode": f"{mode}{batches}" if mode != "binary" else None,
@@ -112,6 +114,13 @@ def _order(subscription: dict[str, Any]) -> str | None:
     if subscription["ordered"] != "key":
         return None
     return "by key; a dead letter " + ("holds its key" if subscription["on_dead"] == "hold" else "releases its key")
+
+
+def _waits(subscription: dict[str, Any]) -> str | None:
+    expire_after_s, max_backlog = subscription["expire_after_s"], subscription["max_backlog"]
+    limits = [f"{expire_after_s:g} s at most"] if expire_after_s is not None else []
+    limits += [f"{max_backlog} messages at most"] if max_backlog is not None else []
+    return ", ".join(limits) + ", then a dead letter" if limits else None
 
 
 def _progress(subscription: dict[str, Any]) -> dict[str, str | None]:

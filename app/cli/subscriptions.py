@@ -55,12 +55,19 @@ def put(
     max_in_flight: Annotated[int | None, typer.Option(help="requests in flight at once")] = None,
     rate: Annotated[float | None, typer.Option(help="the most messages a second")] = None,
     timeout_s: Annotated[float | None, typer.Option(help="seconds for a whole answer")] = None,
+    expire_after_s: Annotated[
+        float | None, typer.Option(help="seconds after which a waiting message becomes a dead letter")
+    ] = None,
+    max_backlog: Annotated[
+        int | None, typer.Option(help="the most messages that wait, for each shard; the oldest become dead letters")
+    ] = None,
     file: FromFile = None,
     url: Url = DEFAULT_URL,
     as_json: AsJson = False,
 ) -> None:
     """Make or change a subscription. An omitted option gets its default; omitted secrets and passwords stay."""
     limits = {"shards": shards, "max_in_flight": max_in_flight, "rate_per_s": rate, "timeout_s": timeout_s}
+    limits |= {"expire_after_s": expire_after_s, "max_backlog": max_backlog}
     content = request_of(file, topics=topic, start=start, ordered=ordered, on_dead=on_dead, **limits)
     if tag:
         content["filters"] = {**(content.get("filters") or {}), "tags": tag}

@@ -39,6 +39,11 @@ def print_new_secret(answer: dict[str, Any]) -> None:
     print_fields({"secret": answer["secret"], "the former signs until": moment(answer["former_signs_until"])})
 
 
+def reset_line(answer: dict[str, Any]) -> dict[str, str | None]:
+    """Return the line of a PUT's answer that names the fields that got their defaults, if any did."""
+    return {"left out, so now the default": ", ".join(answer.get("reset") or []) or None}
+
+
 def _print(table: Table) -> None:
     """Print as wide as the terminal, at least 80 columns; no line ends in blanks."""
     screen = Console(file=sys.stdout, highlight=False)

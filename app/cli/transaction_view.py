@@ -1,6 +1,7 @@
 """Print a transaction for `halfnote transactions show`: its state, its messages and its timeline."""
 
 from datetime import datetime
+from heapq import merge
 from typing import Any
 
 from app.cli.tables import moment, print_fields, print_table, text
@@ -10,6 +11,12 @@ FORMATTED = (
     *("at", "what", "check", "attempt", "attempts", "message_id", "subscription", "duration_ms", "offset"),
     *("times", "last_at"),
 )
+
+
+def with_attempts(transaction: dict[str, Any], earlier: list[dict[str, Any]]) -> dict[str, Any]:
+    """Return a transaction whose timeline also has these earlier attempts, which are latest first."""
+    entries = merge(reversed(earlier), transaction["timeline"], key=lambda entry: datetime.fromisoformat(entry["at"]))
+    return {**transaction, "timeline": list(entries), "attempts_cursor": None}
 
 
 def print_transaction(transaction: dict[str, Any]) -> None:

@@ -4,9 +4,9 @@ from typing import Annotated, Any
 
 import typer
 
-from app.cli.api_client import DEFAULT_URL, AsJson, Url, call, list_items, path_of, print_json
+from app.cli.api_client import DEFAULT_URL, AsJson, Url, all_pages, call, list_items, path_of, print_json
 from app.cli.tables import print_table, short_moment
-from app.cli.transaction_view import print_transaction
+from app.cli.transaction_view import print_transaction, with_attempts
 
 app = typer.Typer(help="Transactions: their states, and verdicts by a person.", no_args_is_help=True)
 
@@ -62,5 +62,9 @@ def about(one: dict[str, Any]) -> str:
 @app.command("show")
 def show(transaction_id: TransactionId, url: Url = DEFAULT_URL, as_json: AsJson = False) -> None:
     """Show a transaction: its verdict, its messages and their deliveries, and its timeline."""
-    transaction = call(url, "GET", path_of("transactions", transaction_id), as_json=as_json)
+    path = path_of("transactions", transaction_id)
+    transaction = call(url, "GET", path, as_json=as_json)
+    if transaction["attempts_cursor"] is not None:
+        earlier = all_pages(url, f"{path}/attempts", cursor=transaction["attempts_cursor"], as_json=as_json)
+        transaction = with_attempts(transaction, earlier)
     print_json(transaction) if as_json else print_transaction(transaction)

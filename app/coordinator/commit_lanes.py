@@ -15,6 +15,7 @@ from app.coordinator.group_commit import GroupCommitLane, Identified, LaneLimits
 from app.database.connection import Connection, Database
 from app.database.errors import BROKEN
 from app.observability.metrics import Metrics
+from app.observability.tallies import Tally
 from app.store.coordinator.halves import Half, StoredHalf, insert_halves, stored_halves
 from app.store.coordinator.ops import End, Recorded, read_recorded, record_ends
 from app.verdicts import Source, Verdict
@@ -45,9 +46,10 @@ class LaneFlushes:
         self._clock = clock
         self._published = published
         self._topics: set[str] = set()
-        self._halves = metrics.http.halves
-        self._verdicts: dict[tuple[int, int], Counter] = {
-            (verdict, source): metrics.http.verdicts.labels(verdict.word, source.word)
+        self._tallies, self._traffic = metrics.tallies, metrics.traffic
+        self._halves = self._tallies.of(metrics.http.halves)
+        self._verdicts: dict[tuple[int, int], Tally] = {
+            (verdict, source): self._tallies.of(metrics.http.verdicts.labels(verdict.word, source.word))
             for verdict in Verdict
             for source in Source
         }
@@ -112,7 +114,11 @@ class LaneFlushes:
         stored = await insert_halves(connection, halves, sorted(topics), now)
         if topics and not connection.is_in_transaction():
             self._remember(topics)
-        self._halves.inc(len(stored))
+        self._halves.count += len(stored)
+        for half in halves:
+            if half.transaction_id in stored:
+                self._traffic.groups.of(half.producer_group).halves.count += 1
+        self._tallies.publish_soon()
         return {
             half.transaction_id: StoredHalf(
                 half.digest, now, stored[half.transaction_id], half.producer_group, True, True
@@ -149,10 +155,16 @@ class LaneFlushes:
             if isinstance(recorded, Exception) or recorded.verdict is None or recorded.source is None:
                 continue
             if recorded.fresh:
-                self._verdicts[recorded.verdict, recorded.source].inc()
-                topics.update(message.topic for message in recorded.messages)
+                self._verdicts[recorded.verdict, recorded.source].count += 1
+                assert recorded.owner is not None
+                group = self._traffic.groups.of(recorded.owner)
+                (group.commits if recorded.verdict == Verdict.COMMIT else group.rollbacks).count += 1
+                for message in recorded.messages:
+                    topics.add(message.topic)
+                    self._traffic.topics.of(message.topic).count += 1
             elif recorded.verdict != end.verdict:
                 self._refused[end.source].inc()
+        self._tallies.publish_soon()
         if topics:
             self._published(topics)
 
@@ -221,6 +233,7 @@ class CommitLanes:
         tracing: "Tracing | None" = None,
     ) -> None:
         flushes = LaneFlushes(clock, metrics, published)
+        self._tallies = metrics.tallies
 
         def observe(lane: str) -> Callable[[int, float, int], None]:
             rows, seconds = metrics.http.flush_rows.labels(lane), metrics.http.flush_seconds.labels(lane)
@@ -251,3 +264,4 @@ class CommitLanes:
     async def close(self) -> None:
         """Flush what is queued and close the connections."""
         await asyncio.gather(self.half.close(), self.end.close(), self.plain.close())
+        self._tallies.publish()

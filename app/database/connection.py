@@ -11,7 +11,8 @@ from sqlalchemy.exc import TimeoutError as PoolTimeout
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_engine
 from sqlalchemy.pool import QueuePool
 
-from app.database.timelines import LOOK_WITHIN_S, Host, StaleServer, TimelineGuard
+from app.database.timelines import Host, LookTimes, StaleServer, TimelineGuard
+from app.database.url_file import url_of
 
 Connection: TypeAlias = "asyncpg.Connection[asyncpg.Record]"
 
@@ -35,35 +36,36 @@ NO_SESSION = (asyncpg.InvalidSQLStatementNameError, asyncpg.DuplicatePreparedSta
 NO_TRANSACTIONS = "statement pooling mode"
 
 
-# Seconds to wait for a pooled connection.
-POOL_TIMEOUT_S = 10.0
 # Connections of the pool that requests leave to the loops and to `readyz`.
 LOOP_CONNECTIONS = 3
 
 
 class PoolBusy(TimeoutError):
-    """All connections of the pool, or of a share of it, stayed in use for POOL_TIMEOUT_S."""
+    """All connections of the pool, or of a share of it, stayed in use for `pool_timeout_s`."""
 
 
 class UnusableDatabase(Exception):
     """The database cannot serve Halfnote as it is; the text says what to change."""
 
 
-def timeline_guard(dsn: str) -> TimelineGuard:
+def timeline_guard(dsn: str, times: LookTimes | None = None) -> TimelineGuard:
     """Return a guard for the connections to a URL."""
+
+    times = times or LookTimes()
 
     async def connect_host(host: Host) -> Connection:
         name, port = host
         return await asyncpg.connect(
-            dsn, host=name, port=port, target_session_attrs=SessionAttribute.any, timeout=LOOK_WITHIN_S
+            url_of(dsn), host=name, port=port, target_session_attrs=SessionAttribute.any, timeout=times.within_s
         )
 
-    return TimelineGuard(dsn, connect_host)
+    return TimelineGuard(dsn, connect_host, times)
 
 
 async def connect(dsn: str, *, timeout_s: float = 10.0, guard: TimelineGuard | None = None) -> Connection:
     """Open one connection with `synchronous_commit` at least `on`, UTC, and without JIT (hot statements are short).
 
+    `dsn`: a URL, or `file:` and the path of a file that contains it now.
     `guard`: what this process has seen of the servers' timelines; by default a guard of this connection alone.
 
     Raises StaleServer if every server that takes writes is a former primary, and OSError, asyncpg.PostgresError or
@@ -86,7 +88,7 @@ async def connect(dsn: str, *, timeout_s: float = 10.0, guard: TimelineGuard | N
 async def _connect(dsn: str, host: Host | None, timeout_s: float, guard: TimelineGuard) -> Connection:
     name, port = host or (None, None)
     settings = {"application_name": "halfnote", "timezone": "UTC"}
-    connection = await asyncpg.connect(dsn, host=name, port=port, timeout=timeout_s, server_settings=settings)
+    connection = await asyncpg.connect(url_of(dsn), host=name, port=port, timeout=timeout_s, server_settings=settings)
     try:
         if await connection.fetchval(SESSION) in WEAK_COMMITS:
             await connection.execute("set synchronous_commit = on")
@@ -105,15 +107,18 @@ class Database:
     wait for each other.
     """
 
-    def __init__(self, dsn: str, *, pool_size: int) -> None:
+    def __init__(
+        self, dsn: str, *, pool_size: int, pool_timeout_s: float = 10.0, look_times: LookTimes | None = None
+    ) -> None:
         self.dsn = dsn
-        self.guard = timeline_guard(dsn)
+        self.pool_timeout_s = pool_timeout_s
+        self.guard = timeline_guard(dsn, look_times)
         self.engine: AsyncEngine = create_async_engine(
             "postgresql+asyncpg://",
             async_creator=lambda: connect(dsn, guard=self.guard),
             pool_size=pool_size,
             max_overflow=0,
-            pool_timeout=POOL_TIMEOUT_S,
+            pool_timeout=pool_timeout_s,
             # jsonb stays text, as on the connections outside the pool: who reads a column decodes it.
             json_deserializer=str,
         )
@@ -175,9 +180,9 @@ class PoolShare:
 
     @asynccontextmanager
     async def connection(self) -> AsyncIterator[Connection]:
-        """Lend a connection, as Database.connection does. Raises PoolBusy as soon as it has waited POOL_TIMEOUT_S."""
+        """Lend a connection, as Database.connection does. Raises PoolBusy after `pool_timeout_s`."""
         try:
-            async with asyncio.timeout(POOL_TIMEOUT_S):
+            async with asyncio.timeout(self._database.pool_timeout_s):
                 await self._free.acquire()
         except TimeoutError as error:
             raise PoolBusy("requests use all of their database connections") from error
@@ -188,10 +193,20 @@ class PoolShare:
             self._free.release()
 
     @asynccontextmanager
-    async def transaction(self) -> AsyncIterator[Connection]:
-        """Lend one connection inside a database transaction. Raises PoolBusy."""
-        async with self.connection() as connection, connection.transaction():
-            yield connection
+    async def transaction(self, *, dry_run: bool = False) -> AsyncIterator[Connection]:
+        """Lend one connection inside a database transaction; a dry run is rolled back. Raises PoolBusy."""
+        async with self.connection() as connection:
+            transaction = connection.transaction()
+            if not dry_run:
+                async with transaction:
+                    yield connection
+                return
+            await transaction.start()
+            try:
+                yield connection
+            finally:
+                if not connection.is_closed():
+                    await transaction.rollback()
 
 
 async def _alive(pooled: AsyncConnection) -> Connection:

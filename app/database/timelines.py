@@ -16,16 +16,14 @@ from weakref import WeakKeyDictionary
 
 import asyncpg
 
+from app.database.url_file import url_of
+
 Connection: TypeAlias = "asyncpg.Connection[asyncpg.Record]"
 Host: TypeAlias = tuple[str, int]
 # Opens a connection to one host of the URL, whether it takes writes or not.
 ConnectHost: TypeAlias = Callable[[Host], Awaitable[Connection]]
 
 DEFAULT_PORT = 5432
-# Seconds between two looks at all hosts of the URL.
-LOOK_EVERY_S = 5.0
-# A host that does not answer within these seconds is left out of a look.
-LOOK_WITHIN_S = 2.0
 
 # The first eight hexadecimal digits of a WAL file's name are the timeline that the server writes. A standby writes
 # none, so its last checkpoint says which timeline it follows.
@@ -37,6 +35,14 @@ select (select system_identifier from pg_control_system()) as cluster, pg_is_in_
 # Insufficient privilege, undefined function, feature not supported: services that speak the protocol of Postgres and
 # have no timelines, or do not show them to every role.
 UNREADABLE = ("42501", "42883", "0A000")
+
+
+@dataclass(frozen=True, slots=True)
+class LookTimes:
+    """Seconds between two looks at all hosts of the URL, and the seconds that one host has to answer."""
+
+    every_s: float = 5.0
+    within_s: float = 2.0
 
 
 class StaleServer(ConnectionError):
@@ -60,8 +66,9 @@ class TimelineGuard:
     that also a process that was just started finds the promoted server.
     """
 
-    def __init__(self, dsn: str, connect_host: ConnectHost) -> None:
-        self.hosts = hosts_of(dsn)
+    def __init__(self, dsn: str, connect_host: ConnectHost, times: LookTimes) -> None:
+        self._dsn = dsn
+        self.times = times
         self.highest: Timeline | None = None
         self._connect_host = connect_host
         self._admitted: WeakKeyDictionary[Connection, Timeline] = WeakKeyDictionary()
@@ -69,6 +76,11 @@ class TimelineGuard:
         self._looking: asyncio.Task[None] | None = None
         # Why no timeline can be read: then a former primary is not recognized.
         self.unreadable: str | None = None
+
+    @property
+    def hosts(self) -> Sequence[Host]:
+        """The hosts of the URL. Raises BadUrlFile."""
+        return hosts_of(url_of(self._dsn))
 
     async def admit(self, connection: Connection) -> None:
         """Remember a connection's timeline.
@@ -84,21 +96,17 @@ class TimelineGuard:
         self._admitted[connection] = found
 
     async def look(self) -> None:
-        """Read the timelines of all hosts of the URL, unless that was done within LOOK_EVERY_S or there is only one.
+        """Read the timelines of all hosts of the URL, unless there is only one or the last look was recent.
 
         Hosts that do not answer are left out. Closes each admitted connection that turns out to be stale.
         """
-        if len(self.hosts) < 2 or monotonic() - self._looked_at < LOOK_EVERY_S:
+        if len(self.hosts) < 2 or monotonic() - self._looked_at < self.times.every_s:
             return
         if self._looking is None:
             self._looking = asyncio.create_task(self._look())
             self._looking.add_done_callback(self._looked)
         # Callers share one look. A canceled caller does not end it for the others.
         await asyncio.shield(self._looking)
-
-    def forget_look(self) -> None:
-        """Let the next call of `look` look at once."""
-        self._looked_at = -inf
 
     async def close(self) -> None:
         """End a look that is in progress."""
@@ -117,7 +125,7 @@ class TimelineGuard:
 
     async def _timeline_of(self, host: Host) -> Timeline | None:
         try:
-            async with asyncio.timeout(LOOK_WITHIN_S):
+            async with asyncio.timeout(self.times.within_s):
                 connection = await self._connect_host(host)
                 try:
                     return await self._read(connection)

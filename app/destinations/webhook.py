@@ -1,7 +1,7 @@
 """Deliver to webhooks: POSTs signed by Standard Webhooks 1.0, each a CloudEvent 1.0.2 in one of HTTP's three modes.
 
 `binary`: the producer's body, everything else in headers. `structured`: the event as JSON, body included. `batch`: a
-JSON array of events.
+JSON array of events. `auto`: binary for one message, batch for more.
 """
 
 import re
@@ -14,12 +14,14 @@ from urllib.parse import quote
 from app.delivery import Delivered, Delivery, Failed, Gone, Outcome, Refused
 from app.destinations.batching import Batches
 from app.destinations.cloudevents import BATCH, EVENT, context, event, joined, own_headers
-from app.egress.http_client import EgressClient, Reply
+from app.egress.http_client import EgressClient
+from app.egress.reply import Reply
 from app.egress.urls import without_query
 from app.observability.trace_context import trace_headers
 from app.secrets.signatures import Secret, Signer
 
-Mode = Literal["binary", "structured", "batch"]
+Mode = Literal["binary", "structured", "batch", "auto"]
+BATCHED: tuple[Mode, ...] = ("batch", "auto")
 
 # CloudEvents HTTP binding 1.0.2 §3.1.3.2: space, ", % and everything but printable ASCII is percent-encoded as UTF-8.
 _PRINTABLE = "".join(chr(code) for code in range(0x21, 0x7F) if chr(code) not in '"%')
@@ -48,7 +50,7 @@ class Webhook:
         origin: str | None = None,
     ) -> None:
         self._client, self._url, self._timeout_s, self._mode = client, url, timeout_s, mode
-        self._batch_max = batch_max if mode == "batch" else 1
+        self._batch_max = batch_max if mode in BATCHED else 1
         self._signer = Signer(secrets)
         self._always = {name.lower(): value for name, value in headers.items()}
         if origin is not None:
@@ -61,22 +63,29 @@ class Webhook:
 
     @property
     def batch_max(self) -> int:
-        """One message a request except in mode `batch`."""
+        """One message a request except in modes `batch` and `auto`."""
         return self._batch_max
 
     async def deliver(self, deliveries: Sequence[Delivery], now: datetime) -> Sequence[Outcome]:
         """POST the message or the batch, signed as of `now`, and return what the answer means (design: Delivery)."""
-        if self._mode == "batch":
+        if self._mode in BATCHED:
             return await Batches(self._post_batch, now, self._timeout_s).deliver(deliveries, self._batch_max)
         [delivery] = deliveries
-        body = delivery.body if self._mode == "binary" else event(delivery)
-        described = message_headers(delivery) if self._mode == "binary" else structured_headers(delivery)
-        return [await self._post(delivery.message_id, body, described, now, self._timeout_s)]
+        return [await self._post_single(delivery, now, self._timeout_s)]
 
     async def close(self) -> None:
         """Do nothing: the client is shared."""
 
+    async def _post_single(self, delivery: Delivery, now: datetime, timeout_s: float) -> Outcome:
+        if self._mode == "structured":
+            body, described = event(delivery), structured_headers(delivery)
+        else:
+            body, described = delivery.body, message_headers(delivery)
+        return await self._post(delivery.message_id, body, described, now, timeout_s)
+
     async def _post_batch(self, deliveries: Sequence[Delivery], now: datetime, timeout_s: float) -> Outcome:
+        if self._mode == "auto" and len(deliveries) == 1:
+            return await self._post_single(deliveries[0], now, timeout_s)
         body = joined(event(delivery) for delivery in deliveries)
         return await self._post(batch_id(deliveries), body, batch_headers(deliveries[0]), now, timeout_s)
 

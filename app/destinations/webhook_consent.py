@@ -6,7 +6,8 @@ It keeps Halfnote from sending to a receiver that does not expect it. A receiver
 
 from dataclasses import dataclass
 
-from app.egress.http_client import EgressClient, Reply
+from app.egress.http_client import EgressClient
+from app.egress.reply import Reply
 
 ANY = "*"
 

@@ -104,12 +104,6 @@ class NetworkPolicy:
         """Return what is wrong with a connection without TLS, or None."""
         return "is without TLS, which HALFNOTE_HTTPS_ONLY demands" if self.encrypted_only else None
 
-    def refuse(self, address: str, port: int) -> None:
-        """Raise AddressRefused unless the address and port are allowed."""
-        fault = self.address_fault(address) or self.port_fault(port)
-        if fault is not None:
-            raise AddressRefused(f"{address} {fault}")
-
     async def resolved(
         self, host: str, port: int, *, own_ports: frozenset[int] = NO_PORTS, encrypted: bool
     ) -> list[str]:

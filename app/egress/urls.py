@@ -1,6 +1,7 @@
 """Check the URLs of check endpoints and webhooks, as far as possible before a connection."""
 
 import ipaddress
+import re
 from urllib.parse import SplitResult, urlsplit
 
 from app.egress.network_policy import NetworkPolicy
@@ -33,6 +34,10 @@ def same_origin(one: str, other: str) -> bool:
     return (first.scheme, first.hostname, _port(first)) == (second.scheme, second.hostname, _port(second))
 
 
+# Python's int() would also accept signs, underscores and digits of other scripts.
+_is_number = re.compile(r"[0-9]+|0[xX][0-9a-fA-F]*", re.ASCII).fullmatch
+
+
 def _port(parts: SplitResult) -> int | None:
     return parts.port or PORTS.get(parts.scheme)
 
@@ -43,10 +48,15 @@ def without_query(url: str) -> str:
 
 
 def literal_fault(host: str, network_policy: NetworkPolicy) -> str | None:
-    """Return what is wrong with a host that is a numeric address, or None."""
+    """Return what is wrong with a host that is a numeric address, or None.
+
+    A host that ends in a number is an IPv4 address (WHATWG URL, "ends in a number checker"). Only the canonical form is
+    accepted: resolvers disagree about `127.1`, `0x7f.1` and `0177.0.0.1`.
+    """
     try:
         ipaddress.ip_address(host)
     except ValueError:
-        return None
+        last = host.rstrip(".").rpartition(".")[2]
+        return "names a host that is not a canonical IPv4 address" if _is_number(last) else None
     fault = network_policy.address_fault(host)
     return None if fault is None else f"leads to an address that {fault}"

@@ -2,13 +2,14 @@
 
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from urllib.parse import quote
 
 import psutil
 
 from app.embedded_postgres.errors import EmbeddedPostgresError, InUseError
+from app.embedded_postgres.foreign import refuse_foreign
 from app.embedded_postgres.initdb import DATABASE, USER, read_password
 from app.embedded_postgres.paths import ServerPaths, find_paths
 from app.embedded_postgres.ports import HOST
@@ -29,6 +30,8 @@ def borrowed(data_dir: Path, *, patience_s: float = _PATIENCE_S) -> Iterator[str
     """
     data_dir = data_dir.resolve()
     if not _has_cluster(data_dir):
+        with suppress(PermissionError):
+            refuse_foreign(data_dir)
         raise EmbeddedPostgresError(
             f"There is no database in {data_dir} yet. Start the service once (`halfnote serve`), or name the "
             "database with HALFNOTE_DATA_DIR or HALFNOTE_DATABASE_URL."

@@ -8,8 +8,9 @@ import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 
-from app.embedded_postgres.binaries import MAJOR_VERSION, Installation, clean_environment
+from app.embedded_postgres.binaries import Installation, clean_environment
 from app.embedded_postgres.errors import EmbeddedPostgresError
+from app.embedded_postgres.foreign import UNFINISHED, refuse_other_version
 from app.embedded_postgres.paths import ServerPaths
 
 USER = "halfnote"
@@ -60,13 +61,13 @@ def ensure_cluster(paths: ServerPaths, installation: Installation, *, sync: bool
     It is made under another name and renamed when it is on disk, so a killed initdb leaves no cluster.
     """
     if paths.cluster.exists():
-        _check_version(paths)
+        refuse_other_version(paths.home)
         _check_standby(paths)
         return
-    for leftover in paths.home.glob("cluster.new-*"):
+    for leftover in paths.home.glob(f"{UNFINISHED}*"):
         # An initdb that outlived its service may still write there; the next start removes the rest.
         shutil.rmtree(leftover, ignore_errors=True)
-    fresh = Path(tempfile.mkdtemp(prefix="cluster.new-", dir=paths.home))
+    fresh = Path(tempfile.mkdtemp(prefix=UNFINISHED, dir=paths.home))
     _write_synced(fresh / "password", "x", secrets.token_urlsafe(32))
     paths.account.own(fresh / "password")
     paths.account.own(fresh)
@@ -100,16 +101,6 @@ def _initdb(fresh: Path, paths: ServerPaths, installation: Installation, *, sync
         raise EmbeddedPostgresError(
             f"initdb could not make a database in {paths.home} (exit status {outcome.returncode}); fix what it says "
             f"and start again:\n{last_lines(outcome.stdout)}"
-        )
-
-
-def _check_version(paths: ServerPaths) -> None:
-    version = (paths.pgdata / "PG_VERSION").read_text().strip()
-    if version != str(MAJOR_VERSION):
-        raise EmbeddedPostgresError(
-            f"{paths.pgdata} was made by Postgres {version}, and this Halfnote brings Postgres {MAJOR_VERSION}. Dump "
-            "it with the Halfnote that made it and restore into an empty HALFNOTE_DATA_DIR, or set "
-            "HALFNOTE_DATABASE_URL."
         )
 
 

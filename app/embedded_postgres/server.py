@@ -13,6 +13,7 @@ import structlog
 
 from app.embedded_postgres.binaries import Installation, clean_environment, find_installation, runnable_by
 from app.embedded_postgres.errors import EmbeddedPostgresError
+from app.embedded_postgres.foreign import refuse_foreign
 from app.embedded_postgres.initdb import DATABASE, USER, ensure_cluster, read_password, write_settings
 from app.embedded_postgres.lock import Ownership
 from app.embedded_postgres.paths import ServerPaths, find_paths
@@ -90,6 +91,7 @@ class EmbeddedPostgres:
     def _start(
         cls, data_dir: Path, port: int | None, settings: Mapping[str, str], patience_s: float
     ) -> "EmbeddedPostgres":
+        refuse_foreign(data_dir)
         paths = find_paths(data_dir)
         with contextlib.ExitStack() as undo:
             ownership = Ownership.acquire(paths.home / "lock", data_dir=data_dir)

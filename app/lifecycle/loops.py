@@ -9,6 +9,7 @@ from app.loops import (
     accept_switch,
     announce_findings,
     announce_held_back,
+    certificate_reload,
     clock_offset,
     disk_usage,
     gauges,
@@ -39,7 +40,10 @@ def all_loops(runtime: Runtime) -> list[Loop]:
         Loop("notify", notify, NOTIFY_EVERY_S, runtime.wake_ups.notify_due),
     ]
     if len(runtime.database.guard.hosts) > 1:
-        following.append(Loop("timelines", timelines.step, timelines.EVERY_S))
+        following.append(Loop("timelines", timelines.step, runtime.settings.timeline_look_s))
+    if runtime.certificate is not None:
+        reloads = certificate_reload.CertificateReloads(runtime.certificate)
+        following.append(Loop("certificate", reloads.step, runtime.settings.tls_reload_s))
     if runtime.settings.role == "api":
         return following
     relay = Relay(runtime)
@@ -55,6 +59,6 @@ def all_loops(runtime: Runtime) -> list[Loop]:
         Loop("held_back", announce_held_back.step, announce_held_back.EVERY_S),
         Loop("findings", announce_findings.step, announce_findings.EVERY_S),
         Loop("gauges", gauges.step, gauges.EVERY_S),
-        Loop("disk", disk_usage.step, disk_usage.EVERY_S),
+        Loop("disk", disk_usage.DiskUsage().step, disk_usage.EVERY_S),
         Loop("upkeep", retention_loop.step, retention_loop.EVERY_S),
     ]

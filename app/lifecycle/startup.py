@@ -19,6 +19,7 @@ from app.coordinator.commit_lanes import CommitLanes
 from app.coordinator.group_commit import LaneLimits
 from app.database.connection import LOOP_CONNECTIONS, Database, PoolShare
 from app.database.notifier import WakeUps
+from app.database.timelines import LookTimes
 from app.egress.http_client import callback_client
 from app.egress.network_policy import NetworkPolicy
 from app.lifecycle.database import database_url
@@ -27,8 +28,11 @@ from app.lifecycle.signals import on_shutdown_signal
 from app.observability.metrics import Metrics
 from app.runtime.live_settings import follow
 from app.runtime.loop_runner import Loop, run
+from app.runtime.server_certificate import ServerCertificate
 from app.runtime.state import Runtime
 from app.secrets.vault import Vault
+from app.store.checkback import producer_groups
+from app.store.coordinator import topics
 
 if TYPE_CHECKING:  # it imports OpenTelemetry
     from app.observability.tracing import Tracing
@@ -100,14 +104,19 @@ def freeze_startup_objects() -> None:
 
 async def assemble(settings: Settings, dsn: str, stack: AsyncExitStack) -> Runtime:
     """Make the parts of one process over a migrated database; `stack` closes them in turn."""
-    database = Database(dsn, pool_size=settings.pool_size)
+    database = Database(
+        dsn,
+        pool_size=settings.pool_size,
+        pool_timeout_s=settings.pool_timeout_s,
+        look_times=LookTimes(settings.timeline_look_s, settings.timeline_look_timeout_s),
+    )
     stack.push_async_callback(database.close)
     clock = Clock()
     async with database.connection() as connection:
         await clock.measure(connection)
     if database.guard.unreadable is not None:
         log.warning("timeline_unreadable", because=database.guard.unreadable, effect="a former primary is not refused")
-    metrics = Metrics()
+    metrics = Metrics(settings.metrics_values_max)
     limits = LaneLimits(settings.batch_max, settings.queue_max, settings.linger_s, settings.flush_timeout_s)
     wake_ups = WakeUps(database)
     stack.push_async_callback(wake_ups.close)
@@ -130,18 +139,28 @@ async def assemble(settings: Settings, dsn: str, stack: AsyncExitStack) -> Runti
         network_policy=network_policy,
         vault=Vault(settings.key_file),
         authenticator=Authenticator(settings, clock),
-        load_limits=LoadLimits(settings),
+        load_limits=LoadLimits(settings, metrics.traffic.refused),
         checks_http=checks_http,
         deliveries_http=deliveries_http,
         wake_ups=wake_ups,
         tracing=tracing,
+        certificate=server_certificate(settings),
         refusing_halves=settings.accept == "ends",
     )
     stack.push_async_callback(runtime.found.close)
     stack.push_async_callback(runtime.versions.close)
     # Before the first request: until the keys are read, no key is known.
     await follow(runtime, clock.now())
+    await show_traffic_from_zero(runtime)
     return runtime
+
+
+async def show_traffic_from_zero(runtime: Runtime) -> None:
+    """Make the series of the oldest producer groups and topics, so that all processes and all starts show the same."""
+    most = runtime.settings.metrics_values_max
+    async with runtime.database.connection() as connection:
+        groups = await producer_groups.oldest(connection, most)
+        runtime.metrics.traffic.learn(groups, await topics.oldest(connection, most))
 
 
 def log_auth_state(runtime: Runtime) -> None:
@@ -154,6 +173,13 @@ def log_auth_state(runtime: Runtime) -> None:
         )
     elif not runtime.authenticator.has_admin:
         log.warning("no_admin_key", change="halfnote keys create --role admin, or HALFNOTE_ADMIN_KEY_FILE")
+
+
+def server_certificate(settings: Settings) -> ServerCertificate | None:
+    """Return the service's own certificate if it speaks TLS. Raises BadCertificate."""
+    if settings.tls_cert is None or settings.tls_key is None:
+        return None
+    return ServerCertificate(settings.tls_cert, settings.tls_key)
 
 
 def open_tracing(settings: Settings) -> "Tracing | None":

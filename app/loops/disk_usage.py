@@ -1,7 +1,11 @@
-"""Measures the size of the database and of its days, and how many days ahead have partitions."""
+"""Measures the size of the database and of its days, when its disk is full, and how many days have partitions."""
 
+import asyncio
 from datetime import datetime
+from shutil import disk_usage
 
+from app.config import Settings
+from app.policy.disk_growth import DiskGrowth
 from app.runtime.loop_runner import StepResult
 from app.runtime.state import Runtime
 from app.store.admin.gauges import sizes
@@ -11,12 +15,28 @@ from app.verdicts import DayState
 EVERY_S = 60.0
 
 
-async def step(runtime: Runtime, now: datetime) -> StepResult:
-    """Set the gauges."""
-    async with runtime.database.connection() as connection:
-        found = await sizes(connection)
-        known = await days.days(connection)
-    metrics = runtime.metrics.retention
-    metrics.show_bytes(found.database, found.days)
-    metrics.days_ahead.set(sum(day.state is DayState.OPEN and day.day > now.date() for day in known))
-    return StepResult(done=1)
+class DiskUsage:
+    """The growth of the database as this process has measured it."""
+
+    def __init__(self) -> None:
+        self._growth = DiskGrowth()
+
+    async def step(self, runtime: Runtime, now: datetime) -> StepResult:
+        """Set the gauges."""
+        async with runtime.database.connection() as connection:
+            found = await sizes(connection)
+            known = await days.days(connection)
+        metrics = runtime.metrics.retention
+        metrics.show_bytes(found.database, found.days)
+        metrics.days_ahead.set(sum(day.state is DayState.OPEN and day.day > now.date() for day in known))
+        free = await asyncio.to_thread(free_bytes, runtime.settings, found.database)
+        hours = None if free is None else self._growth.hours_to_full(found.database, free, now)
+        metrics.show_disk("setting" if runtime.settings.database_disk_bytes else "data_dir", free, hours)
+        return StepResult(done=1)
+
+
+def free_bytes(settings: Settings, size: int) -> int | None:
+    """Return how many bytes the database, of `size` bytes, may still grow; None if the process cannot know."""
+    if settings.database_disk_bytes is not None:
+        return max(0, settings.database_disk_bytes - size)
+    return disk_usage(settings.data_dir).free if settings.embedded else None

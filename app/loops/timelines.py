@@ -4,13 +4,10 @@ from datetime import datetime
 
 import structlog
 
-from app.database.timelines import LOOK_EVERY_S
 from app.runtime.loop_runner import StepResult
 from app.runtime.state import Runtime
 
 log = structlog.get_logger(__name__)
-
-EVERY_S = LOOK_EVERY_S
 
 
 async def step(runtime: Runtime, now: datetime) -> StepResult:

@@ -4,7 +4,9 @@ from collections.abc import Iterable, Mapping
 
 from prometheus_client import Counter, Histogram
 
-from app.observability.metric_families import ROWS, SECONDS, Families, withdraw
+from app.observability.label_limits import OTHER, LimitedLabel
+from app.observability.metric_families import DELIVERY_SECONDS, ROWS, SECONDS, Families, withdraw
+from app.verdicts import DeadLetterReason
 
 
 class HttpMetrics:
@@ -57,15 +59,35 @@ class CheckbackMetrics:
 class RelayMetrics:
     """Deliveries, and what each subscription still has to receive."""
 
-    def __init__(self, families: Families) -> None:
+    def __init__(self, families: Families, values_max: int) -> None:
         counter, gauge = families.counter, families.gauge
         self.unrouted = gauge(
-            "unrouted_messages", "Messages that match no subscription, since this process started", combine="livesum"
+            "unrouted_messages",
+            "Messages that match no subscription, since the database was made; the maximum of all processes",
+            combine="livemax",
         )
         self.deliveries = counter("deliveries", "Delivery attempts, by outcome", "subscription", "outcome")
+        self.expired = counter(
+            "expired_messages",
+            "Messages that became dead letters because they waited too long",
+            "subscription",
+            "reason",
+        )
+        self.waiting_limit_used = gauge(
+            "waiting_limit_used",
+            "Share of the subscription's limits that its waiting messages use; at 1 they become dead letters",
+            "subscription",
+        )
         self.delivery_seconds = families.histogram(
             "delivery_seconds", "Time of one delivery attempt (s)", SECONDS, "subscription"
         )
+        received = families.batch_histogram(
+            "commit_to_received_seconds",
+            "Time from a message's commit, or its due time, to the answer of the receiver that took it (s)",
+            DELIVERY_SECONDS,
+            "subscription",
+        )
+        self.commit_to_received = LimitedLabel(values_max, received.labels, lambda: received.labels(OTHER))
         self.breaker_open = gauge(
             "breaker_open",
             "1 if the circuit breaker of the subscription (of any shard) is open now, else 0",
@@ -87,6 +109,7 @@ class RelayMetrics:
         self.dead_letters = gauge(
             "dead_letters", "Dead letters now, counted up to 100,000 for each subscription", "subscription"
         )
+        self._with_limits: set[str] = set()
         self._with_breakers: set[str] = set()
         self._with_dead_letters: set[str] = set()
         self._with_retries: set[str] = set()
@@ -107,11 +130,21 @@ class RelayMetrics:
             withdraw(self.breaker_open, name)
         self._with_breakers = set(open_now)
 
+    def show_limits_used(self, used: Mapping[str, float]) -> None:
+        """Set `waiting_limit_used` of the subscriptions with limits that this process holds; withdraw the others."""
+        for name, share in used.items():
+            self.waiting_limit_used.labels(name).set(share)
+        for name in self._with_limits - used.keys():
+            withdraw(self.waiting_limit_used, name)
+        self._with_limits = set(used)
+
     def count_from_zero(self, subscriptions: Iterable[str]) -> None:
         """Show 0 before the first count: a rise from nothing to 1 is not visible in Prometheus."""
         for name in subscriptions:
             for what in ("opened", "closed"):
                 self.breakers.labels(name, what)
+            for reason in (DeadLetterReason.EXPIRED, DeadLetterReason.BACKLOG):
+                self.expired.labels(name, reason)
 
     def show_retries(self, retries: Mapping[str, tuple[float, int]]) -> None:
         """Set the retries of every subscription, and withdraw those of deleted ones.
@@ -154,6 +187,14 @@ class RetentionMetrics:
         self.day_bytes = families.gauge(
             "day_bytes", "Size on disk of the tables of a day that is not removed (bytes)", "day"
         )
+        self.free_bytes = families.gauge(
+            "database_free_bytes", "Bytes by which the database may still grow, where they are known", "source"
+        )
+        self.hours_to_full = families.gauge(
+            "database_hours_to_full",
+            "Hours until the database's disk is full, at the growth of the last hours",
+            "source",
+        )
         self.left_undecided = families.counter(
             "left_undecided", "Transactions whose day was removed before they had a verdict"
         )
@@ -171,6 +212,14 @@ class RetentionMetrics:
         for day in self._with_bytes - days.keys():
             withdraw(self.day_bytes, day)
         self._with_bytes = set(days)
+
+    def show_disk(self, source: str, free: int | None, hours_to_full: float | None) -> None:
+        """Set the free bytes and the hours to full, or withdraw what is not known."""
+        for gauge, value in ((self.free_bytes, free), (self.hours_to_full, hours_to_full)):
+            if value is not None:
+                gauge.labels(source).set(value)
+            else:
+                withdraw(gauge, source)
 
     def show_held(self, held: set[tuple[str, str]]) -> None:
         """Set `day_held` to 1 for these (day, cause), and to 0 for those that no longer hold."""
@@ -234,3 +283,16 @@ class ProcessMetrics:
         self.build = gauge("build_info", "1, with the versions as labels", "version", "python", combine="livemax")
         self.clock_skew_s = gauge("clock_skew_seconds", "Database clock minus this process's clock (s)")
         self.secrets_unreadable = gauge("secrets_unreadable", "Secrets sealed by keys that the key file lacks")
+        self.tls_expires = gauge(
+            "tls_certificate_expires_timestamp_seconds",
+            "End of the validity of the service's own certificate, as Unix time (s)",
+            # With a label there is no series, and no alert, without TLS.
+            "file",
+            combine="livemin",
+        )
+        self.tls_not_reloaded = gauge(
+            "tls_certificate_not_reloaded",
+            "1 if the files of the certificate or the key changed and cannot be used, else 0",
+            "file",
+            combine="livemax",
+        )

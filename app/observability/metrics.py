@@ -1,4 +1,4 @@
-"""The Prometheus metrics of one process, in five groups and those of the process itself."""
+"""The Prometheus metrics of one process, in six groups and those of the process itself."""
 
 import os
 from collections.abc import Iterator
@@ -19,25 +19,33 @@ from app.observability.metric_groups import (
     RelayMetrics,
     RetentionMetrics,
 )
+from app.observability.tallies import Tallies
+from app.observability.traffic_metrics import TrafficMetrics
 
 
 class Metrics:
-    """All groups over one registry. The loop that measures a gauge of the database sets it."""
+    """All groups over one registry. The loop that measures a gauge of the database sets it.
 
-    def __init__(self) -> None:
+    `values_max`: most values of each label that callers choose, see app.observability.label_limits.
+    """
+
+    def __init__(self, values_max: int = 200) -> None:
         # The time when a series was made is of no use, and doubles the number of series.
         disable_created_metrics()  # type: ignore[no-untyped-call]
         self.registry = CollectorRegistry()
         families = Families(self.registry)
+        self.tallies = Tallies()
         self.http = HttpMetrics(families)
         self.checkback = CheckbackMetrics(families)
-        self.relay = RelayMetrics(families)
+        self.traffic = TrafficMetrics(families, self.tallies, values_max)
+        self.relay = RelayMetrics(families, values_max)
         self.retention = RetentionMetrics(families)
         self.proof = ProofMetrics(families)
         self.process = ProcessMetrics(families)
 
     def exposition(self) -> bytes:
         """Return the text that `/metrics` answers, over all processes of one `halfnote serve --workers N`."""
+        self.tallies.publish()
         if "PROMETHEUS_MULTIPROC_DIR" not in os.environ:
             return generate_latest(self.registry)
         _remove_dead(Path(os.environ["PROMETHEUS_MULTIPROC_DIR"]))

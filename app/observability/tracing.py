@@ -115,6 +115,15 @@ class Tracing:
             said = {"transaction_id": str(transaction_id), "producer_group": producer_group}
             traced.span.set_attributes(_prefixed(said))
 
+    def link_half(self, context: str | None, half: str | None) -> None:
+        """Link the span of an End with this context to the trace of its half, unless both are in one trace.
+
+        `half` is the context that is stored with the half.
+        """
+        traced = self._requests.get(context) if context is not None else None
+        if traced is not None and half is not None and _trace_id(half) != _trace_id(traced.context):
+            traced.span.add_link(_remote(half))
+
     def trace_flushes(self, lane: str, flush: "Flush[Found]") -> "Flush[Found]":
         """Return a lane's flush that records a span if a request of its batch is sampled.
 
@@ -207,6 +216,10 @@ class Attempts:
 
 def _prefixed(attributes: Mapping[str, Any]) -> dict[str, Any]:
     return {f"halfnote.{name}": value for name, value in attributes.items()}
+
+
+def _trace_id(context: str) -> str:
+    return context[3:35]
 
 
 def _remote(context: str) -> SpanContext:

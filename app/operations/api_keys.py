@@ -4,23 +4,30 @@ from dataclasses import asdict, fields
 from datetime import datetime, timedelta
 
 from app.database.connection import Connection
-from app.errors import ApiKeyOver, ApiKeyUnknown, Invalid
+from app.errors import ApiKeyOver, ApiKeyTaken, ApiKeyUnknown, Invalid
 from app.operations.audit import audit_entry
+from app.operations.field_changes import changed_fields
 from app.permissions import SHOWN_CHARACTERS, Caller, digest_of, new_key
 from app.schemas.api_keys import ApiKeyNew, ApiKeyShown
 from app.store.admin import api_keys as store
-from app.store.admin.api_keys import ApiKey, NewApiKey
+from app.store.admin.api_keys import ApiKey, KeyRights, NewApiKey
 from app.store.admin.audit import record
 
 
-async def make_key(connection: Connection, caller: Caller, wanted: ApiKeyNew, now: datetime) -> tuple[str, ApiKey]:
-    """Make a key; return it and its row. Runs in a database transaction of the caller. Raises Invalid."""
+async def make_key(
+    connection: Connection, caller: Caller, wanted: ApiKeyNew, now: datetime, *, chosen: str | None = None
+) -> tuple[str, ApiKey]:
+    """Make a key, or store the chosen one; return it and its row. Runs in a database transaction of the caller.
+
+    Raises Invalid and ApiKeyTaken.
+    """
     if wanted.expires_at is not None and wanted.expires_at <= now:
         raise Invalid("`expires_at` is in the past: give a later time.", field="expires_at")
     await store.note_change(connection, store.CHANGED, now)
-    asked = wanted.model_dump()
-    key, made = await _add(connection, caller, asked | {"role": wanted.role.value}, now)
-    entry = audit_entry(caller, "api_key.create", made.key_id, **wanted.model_dump(mode="json", exclude_defaults=True))
+    asked = wanted.model_dump(exclude={"key"}) | {"role": wanted.role.value}
+    key, made = await _add(connection, caller, asked, now, chosen=chosen)
+    said = wanted.model_dump(mode="json", exclude_defaults=True, exclude={"key"})
+    entry = audit_entry(caller, "api_key.create", made.key_id, **said)
     await record(connection, entry, now)
     return key, made
 
@@ -37,7 +44,7 @@ async def rotate_key(
     former = await store.one(connection, key_id, lock=True)
     if former is None:
         raise unknown(key_id)
-    if former.revoked_at is not None or (former.expires_at is not None and former.expires_at <= now):
+    if _is_over(former, now):
         raise ApiKeyOver("This key has expired or was revoked: make a new one.")
     same = {field.name: getattr(former, field.name) for field in fields(NewApiKey)}
     key, made = await _add(connection, caller, same | {"rotated_from": key_id}, now)
@@ -45,6 +52,30 @@ async def rotate_key(
     entry = audit_entry(caller, "api_key.rotate", key_id, new_key_id=made.key_id, overlap_s=overlap_s)
     await record(connection, entry, now)
     return key, made
+
+
+async def change_key(
+    connection: Connection, caller: Caller, key_id: int, wanted: ApiKeyNew, now: datetime
+) -> tuple[ApiKey, list[str]]:
+    """Give a key other rights; return its row and the fields that changed. The key itself stays.
+
+    Runs in a database transaction of the caller. Raises ApiKeyUnknown, ApiKeyOver and Invalid.
+    """
+    await store.note_change(connection, store.CHANGED, now)
+    former = await store.one(connection, key_id, lock=True)
+    if former is None:
+        raise unknown(key_id)
+    if _is_over(former, now):
+        raise ApiKeyOver("This key has expired or was revoked: make a new one.")
+    if wanted.expires_at is not None and wanted.expires_at <= now:
+        raise Invalid("`expires_at` is in the past: give a later time, or revoke the key.", field="expires_at")
+    rights = KeyRights(**wanted.model_dump() | {"role": wanted.role.value})
+    changed = changed_fields(asdict(former), asdict(rights))
+    if not changed:
+        return former, []
+    entry = audit_entry(caller, "api_key.change", key_id, **wanted.model_dump(mode="json", include=set(changed)))
+    await record(connection, entry, now)
+    return await store.change(connection, key_id, rights, now), changed
 
 
 async def revoke_key(connection: Connection, caller: Caller, key_id: int, now: datetime) -> None:
@@ -66,7 +97,16 @@ def shown(key: ApiKey) -> ApiKeyShown:
     return ApiKeyShown.model_validate({name: value for name, value in asdict(key).items() if name != "digest"})
 
 
-async def _add(connection: Connection, caller: Caller, like: dict[str, object], now: datetime) -> tuple[str, ApiKey]:
-    key = new_key()
+def _is_over(key: ApiKey, now: datetime) -> bool:
+    return key.revoked_at is not None or (key.expires_at is not None and key.expires_at <= now)
+
+
+async def _add(
+    connection: Connection, caller: Caller, like: dict[str, object], now: datetime, *, chosen: str | None = None
+) -> tuple[str, ApiKey]:
+    key = chosen or new_key()
     own = {"prefix": key[:SHOWN_CHARACTERS], "digest": digest_of(key), "created_by": caller.name}
-    return key, await store.add(connection, NewApiKey(**(like | own)), now)  # type: ignore[arg-type]
+    made = await store.add(connection, NewApiKey(**(like | own)), now)  # type: ignore[arg-type]
+    if made is None:
+        raise ApiKeyTaken("This key exists, or existed before: choose another one.", field="key")
+    return key, made

@@ -6,7 +6,7 @@ from datetime import datetime, timedelta
 from typing import TypeAlias
 
 from app.delivery import Delivered, Failed, Gone, Outcome, Refused
-from app.verdicts import DeliveryOutcome
+from app.verdicts import DeadLetterReason, DeliveryOutcome
 
 # RocketMQ's consumer levels without the first two: 10 s, 30 s, 1 to 10 min by minutes, 20 min, 30 min, 1 h, 2 h.
 DEFAULT_RETRY = (10.0, 30.0, *(60.0 * minute for minute in range(1, 11)), 1200.0, 1800.0, 3600.0, 7200.0)
@@ -15,8 +15,6 @@ JITTER = 0.1
 POSTPONED_AT_MOST = timedelta(hours=72)
 # `Retry-After: 0` must not make a busy loop.
 SHORTEST_WAIT_S = 1.0
-
-EXHAUSTED = "retries_exhausted"
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +76,6 @@ def decide(
                 if due_at > now:
                     return TryAgain(due_at, used, DeliveryOutcome.POSTPONED)
             if used >= len(retry):
-                return MakeDeadLetter(EXHAUSTED, used + 1, DeliveryOutcome.FAILED)
+                return MakeDeadLetter(DeadLetterReason.RETRIES_EXHAUSTED, used + 1, DeliveryOutcome.FAILED)
             due_at = now + timedelta(seconds=retry[used] * (1 + JITTER * jitter))
             return TryAgain(due_at, used + 1, DeliveryOutcome.FAILED)

@@ -19,7 +19,7 @@ from app.store.relay.checkpoints import Shard, StartPosition
 from app.store.relay.leases import LeaseKind, claim, leave, release, renew, workers_present
 from app.store.relay.log import ReplayFilter
 from app.store.subscriptions import replays
-from app.store.subscriptions.subscriptions import Known, Subscription, active
+from app.store.subscriptions.subscriptions import Known, Subscription, streamed
 from app.verdicts import OnDead, Ordered
 
 log = structlog.get_logger(__name__)
@@ -227,7 +227,8 @@ class Assignments:
         for shard, start in starts.items():
             live, replay = self._live_of(shard), wanted[shard]
             assert live is not None
-            source = StreamSource(live.subscription, shard, live.lease, replay.until, ReplayFilter.of(replay.filters))
+            wanted_of_it = ReplayFilter.of(replay.filters)
+            source = StreamSource(live.subscription, shard, live.lease, replay.until, wanted_of_it, replay.created_at)
             await self._open(connection, source, start, live.sender.lease_until, now)
         if wanted:
             await checkpoints.end_replays(connection, now)
@@ -259,7 +260,7 @@ class Assignments:
 
 async def _desired(connection: Connection, known: Known) -> DesiredAssignments:
     """Return what the tables ask for. A subscription that is to be resized has no shards until that is done."""
-    subscriptions = await active(connection, known)
+    subscriptions = await streamed(connection, known)
     shard_counts = await checkpoints.shard_counts(connection)
     fitting = [s for s in subscriptions if shard_counts.get(s.subscription_id) == s.shards]
     shards = {Shard(s.subscription_id, s.shards, number): s for s in fitting for number in range(s.shards)}

@@ -1,6 +1,7 @@
 """Turn a stored message into a delivery, and an outcome into what is recorded of it."""
 
 import random
+from collections.abc import Iterable
 from datetime import datetime
 from hashlib import sha256
 
@@ -110,6 +111,18 @@ def settlement_of(message: Outgoing, outcome: Outcome, decision: Decision, at: d
         case MakeDeadLetter():
             settlement.result, settlement.what, settlement.reason = DEAD, decision.what, decision.reason
     return settlement
+
+
+def ages_s(settlements: Iterable[Settlement]) -> list[float]:
+    """Return how old each delivered message was when its receiver had answered: the seconds since its commit.
+
+    The age of a delayed message counts from its due time.
+    """
+    return [
+        max(0.0, (one.at - (one.message.due_at or one.message.committed_at)).total_seconds() + one.duration_ms / 1000)
+        for one in settlements
+        if one.result is DELIVERED and one.duration_ms is not None
+    ]
 
 
 def log_failure(subscription: str, settlement: Settlement) -> None:

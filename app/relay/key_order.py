@@ -7,7 +7,7 @@ table itself, so this state only decides what may pass.
 """
 
 from collections import deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from enum import Enum
 
 from app.store.relay.log import Outgoing
@@ -88,6 +88,32 @@ class KeyOrder:
             return None, []
         return queue.popleft(), []
 
+    def expired(self, message: Outgoing) -> list[Outgoing]:
+        """Note that a message which no other one waited for is dead; return those of its key that go to delivery_retry.
+
+        It was not busy, so the next of its key does not follow it.
+        """
+        key = message.key
+        if key is None:
+            return []
+        self._unstore(key, message.offset)
+        if not self._hold_dead:
+            return []
+        self.dead.add(key)
+        return self._remove_waiting(key)
+
+    def waiting(self) -> list[Outgoing]:
+        """Return the messages that wait in memory behind another of their key."""
+        return [message for queue in self._waiting.values() for message in queue]
+
+    def remove(self, offsets: Collection[int]) -> None:
+        """Remove messages that wait in memory."""
+        for queue in self._waiting.values():
+            kept = [message for message in queue if message.offset not in offsets]
+            if len(kept) < len(queue):
+                queue.clear()
+                queue.extend(kept)
+
     def postponed(self, message: Outgoing) -> list[Outgoing]:
         """Note that a message is tried again later; return the others of its key, which are stored too."""
         if message.key is None:
@@ -105,7 +131,7 @@ class KeyOrder:
 
     def clear(self) -> list[Outgoing]:
         """Remove the messages that wait in memory, and return them."""
-        waiting = [message for queue in self._waiting.values() for message in queue]
+        waiting = self.waiting()
         self._waiting.clear()
         return waiting
 

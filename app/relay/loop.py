@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Sequence
+from dataclasses import replace
 from datetime import datetime, timedelta
 
 import structlog
@@ -10,6 +11,7 @@ from app import announcements
 from app.database.connection import Connection
 from app.ids import message_id
 from app.relay.assignments import Assignments, due
+from app.relay.expiry_turn import expire
 from app.relay.stream import Stream
 from app.runtime.loop_runner import StepResult
 from app.runtime.state import Runtime
@@ -19,6 +21,7 @@ from app.store.relay.log import Reader, log_head, takes, union, window
 from app.store.relay.results import DEAD, Batch, Settlement, settle
 from app.store.relay.retries import claim_retries
 from app.store.subscriptions.subscriptions import disable
+from app.topic_patterns import is_reserved
 
 log = structlog.get_logger(__name__)
 
@@ -62,6 +65,7 @@ class Relay:
             self._refreshed_at = now
         if self.streams:
             await self._read_head(runtime, now)
+            await expire(runtime, self.streams.values(), now)
             await self._read_and_settle(runtime, now)
             await self._release_ended(runtime, now)
         if self._refreshed_at == now:
@@ -184,12 +188,17 @@ class Relay:
     def _measure(self, runtime: Runtime, now: datetime) -> None:
         """Show the lag of each subscription: the oldest age of its shards, and the messages of all of them."""
         lags: dict[str, tuple[float, int]] = {}
+        used: dict[str, float] = {}
         for shard, stream in self.streams.items():
-            if not shard.replay:
+            if stream.expiry is not None and not shard.replay:
+                name = stream.subscription.name
+                used[name] = max(used.get(name, 0.0), stream.expiry.used)
+            if stream.outcomes.sends and not shard.replay:
                 age_s, messages = lags.get(stream.subscription.name, (0.0, 0))
                 shard_age_s, more = stream.window.lag(self._head, now)
                 lags[stream.subscription.name] = max(age_s, shard_age_s), messages + more
         runtime.metrics.relay.show_lags("relay", lags)
+        runtime.metrics.relay.show_limits_used(used)
 
 
 def _groups(streams: Sequence[Stream]) -> list[list[Stream]]:
@@ -243,7 +252,9 @@ async def _announce(connection: Connection, recorded: Sequence[tuple[Stream, Bat
     """
     announced: list[Announcement | None] = []
     for stream, batch in recorded:
-        announced += [_dead(stream, settlement, now) for settlement in batch.settlements if settlement.result is DEAD]
+        dead = [settlement for settlement in batch.settlements if settlement.result is DEAD]
+        announced += [_dead(stream, settlement, now) for settlement in dead if settlement.what is not None]
+        announced.append(_expired(stream, [settlement for settlement in dead if settlement.what is None], now))
         announced += await _changes(connection, stream, now)
     return bool(await announce(connection, [one for one in announced if one is not None], now))
 
@@ -262,6 +273,21 @@ def _dead(stream: Stream, settlement: Settlement, now: datetime) -> Announcement
         replay=stream.source.shard.replay,
         at=now,
     )
+
+
+def _expired(stream: Stream, settlements: Sequence[Settlement], now: datetime) -> Announcement | None:
+    """Return the announcement of the newest message that expired, which stands for the others."""
+    expired = [settlement for settlement in settlements if not is_reserved(settlement.message.topic)]
+    if not expired:
+        return None
+    log.warning(
+        "messages_expired",
+        subscription=stream.subscription.name,
+        messages=len(expired),
+        reasons=sorted({str(settlement.reason) for settlement in expired}),
+    )
+    newest = _dead(stream, expired[-1], now)
+    return None if newest is None else replace(newest, stands_for=len(expired))
 
 
 async def _changes(connection: Connection, stream: Stream, now: datetime) -> list[Announcement | None]:

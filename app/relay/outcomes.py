@@ -6,7 +6,8 @@ from datetime import datetime
 from app.delivery import Delivered, Failed, Outcome, Refused
 from app.policy.delivery_retry import Disable, decide
 from app.relay.breaker_control import BreakerControl
-from app.relay.delivery_results import jitter, log_failure, note_of, returned, settlement_of, taken_from
+from app.relay.delivery_results import ages_s, jitter, log_failure, note_of, returned, settlement_of, taken_from
+from app.relay.expiry import Expiry
 from app.relay.send_queue import SendQueue
 from app.relay.sender import Sender
 from app.relay.settle_buffer import SettleBuffer
@@ -16,6 +17,7 @@ from app.relay.window import Window
 from app.store.relay.log import Outgoing
 from app.store.relay.results import DEAD, DELIVERED, NOTE, RETRY, Settlement
 from app.store.subscriptions.subscriptions import Subscription
+from app.verdicts import DeadLetterReason, SubscriptionState
 
 # Nothing more is sent while this many outcomes wait for their settle: at least the first, else the second times what
 # is sent at once.
@@ -41,9 +43,14 @@ class StreamOutcomes:
         window: Window,
         queue: SendQueue,
         breaker: BreakerControl,
+        expiry: Expiry | None,
         messages_at_once: int,
+        *,
+        is_replay: bool,
     ) -> None:
         self.closing = self.lost = False
+        # Whether the subscription delivers; a paused one with limits only lets messages expire.
+        self.sends = subscription.state is SubscriptionState.ACTIVE
         # Whether retries may be claimed before they are next due for a look.
         self.reclaim = False
         self.disabled_reason: str | None = None
@@ -52,18 +59,20 @@ class StreamOutcomes:
         # Messages from delivery_retry that are not settled.
         self.unsettled_retries = 0
         self._context, self._subscription = context, subscription
-        self._window, self._queue, self._breaker = window, queue, breaker
+        self._window, self._queue, self._breaker, self._expiry = window, queue, breaker, expiry
         self._unsettled_most = max(UNSETTLED_LEAST, UNSETTLED_TIMES * messages_at_once)
         self._settle_at = max(1, subscription.max_in_flight // 2)
         metrics = context.metrics.relay
         self._seconds = metrics.delivery_seconds.labels(subscription.name)
         self._delivered = metrics.deliveries.labels(subscription.name, DELIVERED)
+        # A replay sends messages that were committed long ago, so their age says nothing.
+        self._commit_to_received = None if is_replay else metrics.commit_to_received.of(subscription.name)
 
     # What the sender asks (SenderOwner)
 
     def may_send(self, now: datetime) -> bool:
         """Return whether messages may be sent: not if the subscription ends, or too many outcomes are not recorded."""
-        return self.disabled_reason is None and len(self.buffer) < self._unsettled_most
+        return self.sends and self.disabled_reason is None and len(self.buffer) < self._unsettled_most
 
     def sender_idle(self) -> None:
         """Ask for a turn if something is to be recorded, because nothing more is coming."""
@@ -101,6 +110,8 @@ class StreamOutcomes:
 
     def delay(self, message: Outgoing, now: datetime) -> None:
         """Queue a message of the log as a retry that is due at the producer's time."""
+        if self._expiry is not None:
+            self._expiry.leaving.add(message.offset)
         self._finish(Settlement(message, RETRY, 0, now, due_at=message.due_at))
 
     def put_back(self, messages: Sequence[Outgoing]) -> None:
@@ -108,6 +119,22 @@ class StreamOutcomes:
         now = self._context.clock.now()
         for message in messages:
             self._finish(returned(message, now))
+
+    def expire(
+        self,
+        message: Outgoing,
+        reason: DeadLetterReason,
+        now: datetime,
+        *,
+        queued: bool,
+        error: str | None = None,
+    ) -> None:
+        """Queue a dead letter for a message that waited too long; `queued`: the next of its key waits for it."""
+        if self._expiry is not None and message.claim is None:
+            self._expiry.leaving.add(message.offset)
+        self._finish(
+            Settlement(message, DEAD, message.used, now, message.first_at, error=error, reason=reason, queued=queued)
+        )
 
     # The settle
 
@@ -118,9 +145,12 @@ class StreamOutcomes:
 
     def recorded(self) -> None:
         """Release the messages whose outcomes are recorded."""
-        for settlement in self.buffer.recorded():
+        settled = self.buffer.recorded()
+        for settlement in settled:
             self._release(settlement)
         self._breaker.recorded()
+        if self._commit_to_received is not None:
+            self._commit_to_received.observe_all(ages_s(settled))
 
     def unrecorded(self) -> None:
         """Note that the settle failed, or that its result is not known."""
@@ -192,11 +222,18 @@ class StreamOutcomes:
             return
         if message.claim is None:
             self._window.settled(message.offset)
+            if self._expiry is not None:
+                self._expiry.leaving.discard(message.offset)
         else:
             self.unsettled_retries -= 1
         if result is RETRY:
             return
-        back, next_is_stored = self._queue.settled(message, dead=result is DEAD)
+        if result is DEAD and settlement.what is None:
+            self._context.metrics.relay.expired.labels(self._subscription.name, settlement.reason).inc()
+        if settlement.queued:
+            back, next_is_stored = self._queue.settled(message, dead=result is DEAD)
+        else:
+            back, next_is_stored = self._queue.expired(message)
         self.put_back(back)
         if next_is_stored:
             # The next of its key may be claimed now, before the next regular claim.

@@ -1,7 +1,7 @@
 """PURE: the messages of one stream that may be sent now, in order; an ordered subscription sends one of each key."""
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from app.relay.key_order import Admission, KeyOrder
 from app.store.relay.log import Outgoing
@@ -61,6 +61,27 @@ class SendQueue:
     def postponed(self, message: Outgoing) -> list[Outgoing]:
         """Note that a message is tried again later; return the others of its key, which go back with it."""
         return [] if self.keys is None else self.keys.postponed(message)
+
+    def expired(self, message: Outgoing) -> tuple[list[Outgoing], bool]:
+        """Note that a message that was not ready or in flight is recorded as dead; return what `settled` does."""
+        if self.keys is None:
+            return [], False
+        back = self.keys.expired(message)
+        return back, message.claim is not None and self.keys.has_stored(message.key)
+
+    def unsent(self) -> list[Outgoing]:
+        """Return the messages of the log that are ready or wait for their key, in the order of offsets."""
+        queued = [*self.ready, *(self.keys.waiting() if self.keys is not None else [])]
+        return sorted((message for message in queued if message.claim is None), key=lambda message: message.offset)
+
+    def remove(self, offsets: Collection[int]) -> set[int]:
+        """Remove messages of the log by their offsets; return the offsets of those that were ready."""
+        ready = list(self.ready)
+        self.ready.clear()
+        self.ready.extend(message for message in ready if message.claim is not None or message.offset not in offsets)
+        if self.keys is not None:
+            self.keys.remove(offsets)
+        return {message.offset for message in ready if message.claim is None and message.offset in offsets}
 
     def remove_claimed(self) -> list[Outgoing]:
         """Remove the ready messages that were claimed from delivery_retry, and return them."""

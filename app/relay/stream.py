@@ -6,6 +6,7 @@ from datetime import datetime
 from app.destinations.base import Destination
 from app.policy.rate_limiter import Pacer
 from app.relay.breaker_control import BreakerControl
+from app.relay.expiry import expiry_of
 from app.relay.key_order import KeyOrder
 from app.relay.outcomes import StreamOutcomes
 from app.relay.send_queue import SendQueue
@@ -16,7 +17,7 @@ from app.store.relay.checkpoints import StartPosition
 from app.store.relay.log import Outgoing
 from app.store.relay.results import NOTE, Batch
 from app.store.relay.retries import Claimant
-from app.verdicts import OnDead, Ordered
+from app.verdicts import DeadLetterReason, OnDead, Ordered
 
 
 class Stream:
@@ -46,9 +47,19 @@ class Stream:
         ordered = subscription.ordered is Ordered.KEY
         self.queue = SendQueue(KeyOrder(start.stored, hold_dead=self._hold_dead, dead=start.dead) if ordered else None)
         self.window = Window(source, start.offset, start.settled_to, self._at_once)
+        self.expiry = expiry_of(source, self.window)
         self.breaker = BreakerControl(subscription.name, context.metrics, start.opened_at, start.because)
-        self.outcomes = StreamOutcomes(context, subscription, self.window, self.queue, self.breaker, self._at_once)
         replay = source.shard.replay
+        self.outcomes = StreamOutcomes(
+            context,
+            subscription,
+            self.window,
+            self.queue,
+            self.breaker,
+            self.expiry,
+            self._at_once,
+            is_replay=bool(replay),
+        )
         options = SenderOptions(subscription.name, replay, self._limit, pacer, context.clock, context.tracing)
         self.sender = Sender(self.outcomes, destination, self.queue.ready, self.breaker.breaker, lease_until, options)
         self.outcomes.sender = self.sender
@@ -97,7 +108,7 @@ class Stream:
 
         With an open breaker: one, when a probe is due and it is the retries' turn. None if there is no room.
         """
-        if not self._reads:
+        if not (self._reads and self.outcomes.sends):
             return None
         most, rate = (self._limit + 1) // 2, self.subscription.rate_per_s
         if self.breaker.open:
@@ -132,6 +143,7 @@ class Stream:
             self.outcomes.buffer.turn_requested
             or self.wants_messages(head)
             or (self.closing and self.wants_settle(now))
+            or (self.expiry is not None and self.expiry.more)
         )
 
     # What the relay does
@@ -140,9 +152,14 @@ class Stream:
         """Take the messages of one read, up to the capacity; the log was read up to `reached`."""
         if self.closing or self.lost:
             return
-        for message in self.window.accept(messages, reached):
+        accepted, expiry = self.window.accept(messages, reached), self.expiry
+        if expiry is not None:
+            expiry.read(len(accepted))
+        for message in accepted:
             if message.due_at is not None and message.due_at > now:
                 self.outcomes.delay(message, now)
+            elif expiry is not None and (reason := expiry.reason(message, now)) is not None:
+                self.outcomes.expire(message, reason, now, queued=False)
             elif not self.queue.admit(message):
                 self.outcomes.put_back([message])
         self.sender.fill()
@@ -152,6 +169,26 @@ class Stream:
         self.outcomes.unsettled_retries += len(messages)
         self.queue.admit_retries(messages)
         self.sender.fill()
+
+    def expire(self, claimed: Sequence[tuple[Outgoing, DeadLetterReason, str | None]], now: datetime) -> None:
+        """Queue dead letters for claimed retries, and for messages in memory that must not wait any longer.
+
+        What is being sent is finished first.
+        """
+        self.outcomes.unsettled_retries += len(claimed)
+        for message, reason, error in claimed:
+            self.outcomes.expire(message, reason, now, queued=False, error=error)
+        reasons: dict[int, DeadLetterReason] = {}
+        unsent = self.queue.unsent() if self.expiry is not None else []
+        for message in unsent:
+            because = self.expiry.reason(message, now) if self.expiry is not None else None
+            if self.expiry is None or because is None:
+                break
+            reasons[message.offset] = because
+            self.expiry.leaving.add(message.offset)
+        ready = self.queue.remove(reasons) if reasons else set()
+        for message in unsent[: len(reasons)]:
+            self.outcomes.expire(message, reasons[message.offset], now, queued=message.offset in ready)
 
     def renewed(self, until: datetime) -> None:
         """Note that the lease was extended."""
@@ -194,6 +231,7 @@ class Stream:
             target=target if self.closing or self.window.checkpoint_may_move(now) else None,
             address=self.sender.destination.address,
             settlements=settlements,
+            since=self.source.since,
         )
 
     def recorded(self, target: int | None, now: datetime) -> None:

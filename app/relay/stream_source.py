@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from datetime import datetime
 from typing import TYPE_CHECKING
 
 from app.clock import Clock
@@ -29,7 +30,8 @@ class StreamContext:
 class StreamSource:
     """A shard of a subscription under its lease, or a replay under the lease of shard 0.
 
-    A replay ends at the offset `until`, and takes of the subscription's messages only those `wanted`.
+    A replay ends at the offset `until`, and takes of the subscription's messages only those `wanted`. It was started at
+    the time `since`.
     """
 
     subscription: Subscription
@@ -37,3 +39,4 @@ class StreamSource:
     lease: Lease
     until: int = NEWEST
     wanted: ReplayFilter | None = None
+    since: datetime | None = None

@@ -1,7 +1,8 @@
 """Count the messages of topics without a subscription, and show the lag of paused and disabled subscriptions.
 
-One process does it at a time, so that the counts of replicas add up. It reads and compares topics only: a message that
-the tags or headers of every subscription exclude counts as routed.
+One process at a time counts, and stores the count with the offset that it reached. So no message is counted twice or
+left out, however processes end. All workers show the stored count. Only topics are compared: a message that the tags or
+headers of every subscription exclude counts as routed.
 """
 
 from datetime import datetime, timedelta
@@ -10,8 +11,7 @@ from app.database.connection import Connection
 from app.runtime.loop_runner import StepResult
 from app.runtime.state import Runtime
 from app.store.relay.leases import Lease, LeaseKind, claim, release, renew
-from app.store.relay.log import log_head
-from app.store.relay.unrouted import Inactive, inactive, subscribed_topics, topics_after
+from app.store.relay.unrouted import Inactive, count, counted, inactive, subscribed_topics, topics_after
 from app.topic_patterns import TopicPatterns, is_reserved
 
 EVERY_S = 5.0
@@ -21,24 +21,30 @@ SPAN = 20_000
 
 
 class Routing:
-    """The position of the count in the log, while this process holds the lease."""
+    """Counts while this process holds the lease."""
 
     def __init__(self) -> None:
         self._lease: Lease | None = None
-        self._position = 0
 
     async def step(self, runtime: Runtime, now: datetime) -> StepResult:
         """Count the messages since the last turn; more is waiting if a whole span was read."""
+        relay = runtime.metrics.relay
         async with runtime.database.connection() as connection:
+            before = await counted(connection)
             if not await self._held(connection, runtime.owner, now):
-                runtime.metrics.relay.show_lags("routing", {})
+                relay.unrouted.set(before.unrouted)
+                relay.show_lags("routing", {})
                 return StepResult()
-            counts, self._position = await topics_after(connection, self._position, SPAN)
-            unrouted = unrouted_of(counts, await subscribed_topics(connection)) if counts else 0
+            topics, reached = await topics_after(connection, before.offset, SPAN)
+            unrouted, total = 0, None
+            if topics:
+                unrouted = unrouted_of(topics, await subscribed_topics(connection))
+                total = await count(connection, before.offset, reached, unrouted)
             found = await inactive(connection)
-        runtime.metrics.relay.unrouted.inc(unrouted)
-        runtime.metrics.relay.show_lags("routing", {one.name: (_age_s(one, now), one.behind) for one in found})
-        return StepResult(unrouted, sum(counts.values()) >= SPAN)
+        # None: nothing is new, or another process has counted it, and the next turn shows its count.
+        relay.unrouted.set(before.unrouted if total is None else total)
+        relay.show_lags("routing", {one.name: (_age_s(one, now), one.behind) for one in found})
+        return StepResult(0 if total is None else unrouted, sum(topics.values()) >= SPAN)
 
     async def drain(self, runtime: Runtime) -> None:
         """Release the lease."""
@@ -47,13 +53,11 @@ class Routing:
                 await release(connection, {NAME: self._lease.epoch}, runtime.owner, runtime.clock.now())
 
     async def _held(self, connection: Connection, owner: str, now: datetime) -> bool:
-        """Renew or take the lease; a new holder counts from the log's head."""
+        """Renew or take the lease."""
         until = now + LEASE
         if self._lease is not None and await renew(connection, {NAME: self._lease.epoch}, owner, until):
             return True
         self._lease = next(iter(await claim(connection, [NAME], owner, until, 1, now)), None)
-        if self._lease is not None:
-            self._position = await log_head(connection)
         return self._lease is not None
 
 

@@ -64,6 +64,16 @@ class Window:
         """Whether memory has room for one more read."""
         return len(self._progress) < MEMORY_TIMES * self.capacity
 
+    @property
+    def unsettled(self) -> int:
+        """How many messages that were read are not settled."""
+        return len(self._progress)
+
+    @property
+    def oldest_at(self) -> datetime | None:
+        """When the oldest message that was read and is not settled was committed."""
+        return self._progress.oldest_at()
+
     def is_behind(self, head: int) -> bool:
         """Return whether the log, whose last offset is `head`, has something to read."""
         return min(head, self._source.until) > self.position

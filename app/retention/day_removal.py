@@ -22,7 +22,7 @@ from app.store.relay.announcements import Announcement, announce
 from app.store.retention import day_blockers, days, partitions
 from app.store.retention.days import Day
 from app.store.subscriptions.subscriptions import Subscription, page
-from app.verdicts import DayState
+from app.verdicts import DayState, DeadLetterReason
 
 log = structlog.get_logger(__name__)
 
@@ -129,7 +129,8 @@ async def _prove(
         if causes:
             await days.reopen_day(connection, day.day, now)
             return causes
-    await day_blockers.keep_bodies(connection, day)
+    while await day_blockers.keep_bodies(connection, day) == day_blockers.BODIES_AT_ONCE:
+        pass
     return []
 
 
@@ -149,7 +150,7 @@ async def dead_letter_rest(
         message_id=message_id(buried.transaction_id, buried.position),
         topic=buried.topic,
         key=buried.key,
-        reason="day_left",
+        reason=DeadLetterReason.DAY_LEFT,
         error=buried.error,
         attempts=buried.attempts,
         at=now,

@@ -6,12 +6,21 @@ from fastapi import APIRouter, Path, Query
 from fastapi.responses import JSONResponse
 from pydantic import Field
 
-from app.errors import ApiKeyOver, ApiKeyUnknown, Invalid
-from app.operations.api_keys import make_key, revoke_key, rotate_key, shown, unknown
+from app.errors import ApiKeyOver, ApiKeyTaken, ApiKeyUnknown, Invalid
+from app.operations.api_keys import change_key, make_key, revoke_key, rotate_key, shown, unknown
+from app.operations.field_changes import reset_fields
 from app.routers.dependencies import CallerDep, RuntimeDep, problems
 from app.runtime.live_settings import follow
 from app.runtime.state import Runtime
-from app.schemas.api_keys import ApiKeyMade, ApiKeyNew, ApiKeyPage, ApiKeyShown, RotateRequest
+from app.schemas.api_keys import (
+    ApiKeyChanged,
+    ApiKeyMade,
+    ApiKeyNew,
+    ApiKeyPage,
+    ApiKeyPost,
+    ApiKeyShown,
+    RotateRequest,
+)
 from app.schemas.fields import Strict
 from app.store.admin import api_keys as store
 from app.store.admin.api_keys import ApiKey
@@ -34,13 +43,22 @@ class ApiKeyQuery(Strict):
     limit: int = Field(100, ge=1, le=PAGE_MAX, description="keys on a page")
 
 
-@router.post("", status_code=201, response_model=ApiKeyMade, summary="Make an API key", responses=problems(Invalid))
-async def post_api_key(runtime: RuntimeDep, caller: CallerDep, wanted: ApiKeyNew) -> JSONResponse:
+@router.post(
+    "",
+    status_code=201,
+    response_model=ApiKeyMade,
+    summary="Make an API key",
+    responses=problems(Invalid, ApiKeyTaken),
+)
+async def post_api_key(runtime: RuntimeDep, caller: CallerDep, wanted: ApiKeyPost) -> JSONResponse:
     """Create a key. It is shown only in this answer. This process accepts it at once, the others within 2 seconds."""
     now = runtime.clock.now()
+    chosen = wanted.key.get_secret_value() if wanted.key else None
+    if chosen is not None and runtime.authenticator.is_configured(chosen):
+        raise ApiKeyTaken("This is the admin key of the settings: choose another one.", field="key")
     async with runtime.request_pool.transaction() as connection:
-        key, made = await make_key(connection, caller, wanted, now)
-    return await _made(runtime, key, made)
+        key, made = await make_key(connection, caller, wanted, now, chosen=chosen)
+    return await _made(runtime, None if chosen else key, made)
 
 
 @router.get("", summary="List API keys, newest first", responses=problems(Invalid))
@@ -61,6 +79,19 @@ async def get_api_key(runtime: RuntimeDep, key_id: KeyId) -> ApiKeyShown:
     if key is None:
         raise unknown(key_id)
     return shown(key)
+
+
+@router.put("/{key_id}", summary="Change an API key", responses=problems(Invalid, ApiKeyUnknown, ApiKeyOver))
+async def put_api_key(runtime: RuntimeDep, caller: CallerDep, key_id: KeyId, wanted: ApiKeyNew) -> ApiKeyChanged:
+    """Give a key another name, role, scope, rate or expiry. The key itself stays valid.
+
+    A missing field gets its default; `reset` names the fields that changed because of that. This process applies the
+    change at once, the others within 2 seconds.
+    """
+    async with runtime.request_pool.transaction() as connection:
+        key, changed = await change_key(connection, caller, key_id, wanted, runtime.clock.now())
+    await follow(runtime, runtime.clock.now())
+    return ApiKeyChanged(**shown(key).model_dump(), changed=changed, reset=reset_fields(changed, wanted))
 
 
 @router.post(
@@ -92,7 +123,7 @@ async def revoke_api_key(runtime: RuntimeDep, caller: CallerDep, key_id: KeyId) 
     await follow(runtime, runtime.clock.now())
 
 
-async def _made(runtime: Runtime, key: str, made: ApiKey) -> JSONResponse:
+async def _made(runtime: Runtime, key: str | None, made: ApiKey) -> JSONResponse:
     await follow(runtime, runtime.clock.now())
     answer = ApiKeyMade(**shown(made).model_dump(), key=key)
     return JSONResponse(answer.model_dump(mode="json"), 201, headers={"cache-control": "no-store"})

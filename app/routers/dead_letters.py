@@ -169,7 +169,7 @@ async def get_dead_letter(
         letter = None if key is None else await one_dead_letter(connection, *key)
         if key is None or letter is None or not caller.has_topic(letter.topic):
             raise DeadLetterUnknown(f"`{subscription}` has no dead letter of this message.")
-        earlier = await earlier_redeliveries(connection, *key)
+        earlier = await earlier_redeliveries(connection, *key, runtime.settings.attempts_page_max)
     return with_body(_shown(subscription, letter, earlier), letter.body, letter.content_type)
 
 

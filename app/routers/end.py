@@ -47,6 +47,8 @@ async def post_end(runtime: Runtime, caller: Caller, body: bytes, trace: str | N
         async with runtime.request_pool.connection() as connection:
             await record(connection, _act(caller, request), runtime.clock.now())
     recorded = await runtime.lanes.end.commit(end)
+    if runtime.tracing is not None and recorded.owner == request.producer_group:
+        runtime.tracing.link_half(trace, recorded.half_traceparent)
     if recorded.verdict != verdict or recorded.owner != request.producer_group:
         if recorded.owner is not None and not caller.groups.takes(recorded.owner):
             # The same answer as for an unknown id: this key may not learn whether another group's transaction exists.

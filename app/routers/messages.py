@@ -78,7 +78,8 @@ async def get_message(runtime: RuntimeDep, caller: CallerDep, message_id: Messag
     async with runtime.request_pool.connection() as connection:
         # The scope is judged first: reading a history out of scope would show by its time that the id exists.
         if _may_read(caller, await read_owner(connection, transaction_id, position)):
-            history = await read_history(connection, transaction_id)
+            # The answer shows no attempts.
+            history = await read_history(connection, transaction_id, 1)
             body = await message_body(connection, transaction_id, position)
     if history is None:
         raise await unknown_transaction(runtime, transaction_id)

@@ -8,17 +8,19 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Query, Response
 from fastapi.responses import JSONResponse
 
-from app.checkback.callback import ping
+from app.checkback.check_requests import ping
 from app.database.connection import Connection
 from app.egress.urls import url_fault, without_query
 from app.errors import AddressNotAllowed, GroupInUse, GroupReserved, GroupUnknown, Invalid, SecretsUnreadable
 from app.operations.audit import audit_entry
+from app.operations.field_changes import changed_fields, reset_fields
 from app.routers.dependencies import CallerDep, RuntimeDep, problems
 from app.runtime.state import Runtime
-from app.schemas.fields import NamePath, PageQuery
+from app.schemas.fields import DryRun, NamePath, PageQuery
 from app.schemas.producer_groups import (
     EXAMPLE,
     GroupAnswer,
+    GroupChanged,
     GroupCreated,
     GroupList,
     GroupPut,
@@ -50,17 +52,18 @@ _CREATED: dict[int | str, dict[str, Any]] = {
 
 @router.put(
     "/{name}",
-    response_model=GroupAnswer,
+    response_model=GroupChanged,
     summary="Register a producer group, or change it",
     responses={**_CREATED, **problems(Invalid, AddressNotAllowed, GroupReserved, SecretsUnreadable)},
 )
 async def put_group(
-    name: NamePath, wanted: GroupPut, runtime: RuntimeDep, caller: CallerDep
-) -> GroupAnswer | JSONResponse:
+    name: NamePath, wanted: GroupPut, runtime: RuntimeDep, caller: CallerDep, dry_run: DryRun = False
+) -> GroupChanged | JSONResponse:
     """Give a group its check URLs and policy.
 
-    A missing field gets its default, so the same PUT again is 200 and changes nothing. Only the secret is kept if none
-    is given. A secret other than the current one is a rotation: for 24 hours both secrets sign.
+    A missing field gets its default, so the same PUT again is 200 and changes nothing; `reset` names the fields that
+    changed because of that. Only the secret is kept if none is given. A secret other than the current one is a
+    rotation: for 24 hours both secrets sign.
 
     A name is one path segment, so a name with `/` cannot be registered. The name `halfnote` is reserved for operational
     messages.
@@ -71,17 +74,17 @@ async def put_group(
     secret = wanted.secret.get_secret_value() if wanted.secret else None
     made = Secret(secret or new_secret())
     now = runtime.clock.now()
-    async with runtime.request_pool.transaction() as connection:
+    async with runtime.request_pool.transaction(dry_run=dry_run) as connection:
         fresh, changed = await _put(runtime, connection, name, shape, made, given=secret is not None)
-        if changed:
+        if fresh or changed:
             said = wanted.model_dump(mode="json", exclude={"secret"}, exclude_unset=True)
             said["check_urls"] = [without_query(url) for url in wanted.check_urls]
             await record(connection, audit_entry(caller, "producer_group.put", name, new=fresh, asked=said), now)
         await forget_urls(connection, name, shape.check_urls)
         [answer] = await _answers(connection, [await _known(connection, name)])
     if not fresh:
-        return answer
-    created = GroupCreated(**answer.model_dump(), secret=None if secret else made.secret)
+        return GroupChanged(**answer.model_dump(), changed=changed, reset=reset_fields(changed, wanted))
+    created = GroupCreated(**answer.model_dump(), secret=None if secret or dry_run else made.secret)
     return JSONResponse(created.model_dump(mode="json"), 201, headers={"cache-control": "no-store"})
 
 
@@ -192,23 +195,23 @@ def _checked(wanted: GroupPut, runtime: Runtime) -> GroupShape:
 
 async def _put(
     runtime: Runtime, connection: Connection, name: str, shape: GroupShape, secret: Secret, *, given: bool
-) -> tuple[bool, bool]:
-    """Store the shape. Return whether the group is new, and whether anything changed.
+) -> tuple[bool, list[str]]:
+    """Store the shape. Return whether the group is new, and the fields of a known group that changed.
 
     `given`: the caller chose the secret.
     """
     now = runtime.clock.now()
     seal = Seal(runtime.vault, name)
     if await store.add_group(connection, name, shape, seal(GROUP_SECRETS, dump([secret])), now):
-        return True, True
+        return True, []
     stored = await store.lock_group(connection, name)
     assert stored is not None  # a group's row is never deleted
     if stored.deleted_at is not None:
         await store.change_group(connection, name, shape, seal(GROUP_SECRETS, dump([secret])), now)
-        return True, True
+        return True, []
     known = _readable(runtime, stored) if given else []
     rotates = given and [secret.secret] != [one.secret for one in known[:1]]
-    changed = rotates or shape != stored.shape
+    changed = changed_fields(asdict(stored.shape), asdict(shape)) + (["secret"] if rotates else [])
     if changed:
         secrets = seal(GROUP_SECRETS, dump(rotated(known, secret.secret, now))) if rotates else stored.secrets
         await store.change_group(connection, name, shape, secrets, now)

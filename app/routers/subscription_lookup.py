@@ -45,6 +45,8 @@ def answer_of(vault: Vault, subscription: Subscription, opened_because: str | No
         rate_per_s=subscription.asked_rate_per_s,
         timeout_s=subscription.timeout_s,
         retry=subscription.retry,
+        expire_after_s=subscription.expire_after_s,
+        max_backlog=subscription.max_backlog,
         state=BreakerState.OPEN.value if is_open else subscription.state.value,
         state_reason=opened_because if is_open else subscription.state_reason,
         created_at=subscription.created_at,

@@ -50,7 +50,8 @@ def checked(name: str, wanted: SubscriptionPut, runtime: Runtime) -> Subscriptio
         raise ClientNotInstalled(f"{str(missing).capitalize()}", field="destination.type", command=missing.command)
     fields = wanted.model_dump(mode="json", exclude={"destination": _SECRET_FIELDS}, exclude_none=True)
     words = {"ordered": Ordered(wanted.ordered), "on_dead": OnDead(wanted.on_dead)}
-    return SubscriptionSpec(name=name, **{"filters": None, "rate_per_s": None, **fields, **words})
+    unlimited = {"expire_after_s": None, "max_backlog": None}
+    return SubscriptionSpec(name=name, **{"filters": None, "rate_per_s": None, **unlimited, **fields, **words})
 
 
 def _faults(destination: DestinationPut, network_policy: NetworkPolicy) -> Iterator[tuple[str, str]]:
@@ -93,6 +94,15 @@ def private_of(
     if former is not None and wanted == current:
         return Private(former.secrets, {}), made
     return Private(seal(SUBSCRIPTION_SECRETS, dump(rotated(known, wanted, now))), {}), made
+
+
+def changed_secrets(stored: Subscription, private: Private) -> list[str]:
+    """Return the secret fields of the destination that a PUT changes."""
+    changed = ["destination.secret"] if private.secrets != stored.secrets and private.secrets else []
+    if private.credentials != stored.credentials:
+        is_webhook = bool(private.secrets or stored.secrets)
+        changed.append("destination.headers" if is_webhook else "destination.credentials")
+    return changed
 
 
 def _signing(former: Subscription, vault: Vault, *, needed: bool) -> list[Secret]:

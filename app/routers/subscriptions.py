@@ -19,13 +19,22 @@ from app.errors import (
     SubscriptionUnknown,
 )
 from app.operations.audit import audit_entry
+from app.operations.field_changes import changed_fields, reset_fields
 from app.permissions import Caller
 from app.routers.dependencies import CallerDep, RuntimeDep, problems
 from app.routers.subscription_headers import with_headers
 from app.routers.subscription_lookup import answer_of, answers, known
-from app.routers.subscription_upsert import Granted, ask_consent, checked, consents, private_of, with_grant
+from app.routers.subscription_upsert import (
+    Granted,
+    ask_consent,
+    changed_secrets,
+    checked,
+    consents,
+    private_of,
+    with_grant,
+)
 from app.runtime.state import Runtime
-from app.schemas.fields import NamePath, PageQuery
+from app.schemas.fields import DryRun, NamePath, PageQuery, SubscriptionNamePath
 from app.schemas.subscription_put import StartOffset, StartTime, SubscriptionPut
 from app.schemas.subscriptions import (
     EXAMPLE,
@@ -35,6 +44,7 @@ from app.schemas.subscriptions import (
     PlaceShown,
     RatesShown,
     SubscriptionAnswer,
+    SubscriptionChanged,
     SubscriptionCreated,
     SubscriptionList,
     SubscriptionShown,
@@ -63,7 +73,7 @@ _CREATED: dict[int | str, dict[str, Any]] = {
 
 @router.put(
     "/{name}",
-    response_model=SubscriptionAnswer,
+    response_model=SubscriptionChanged,
     summary="Create or change a subscription",
     responses={
         **_CREATED,
@@ -71,12 +81,13 @@ _CREATED: dict[int | str, dict[str, Any]] = {
     },
 )
 async def put_subscription(
-    name: NamePath, wanted: SubscriptionPut, runtime: RuntimeDep, caller: CallerDep
-) -> SubscriptionAnswer | JSONResponse:
+    name: SubscriptionNamePath, wanted: SubscriptionPut, runtime: RuntimeDep, caller: CallerDep, dry_run: DryRun = False
+) -> SubscriptionChanged | JSONResponse:
     """Send committed messages of the topics to the destination.
 
-    A missing field gets its default, so the same PUT again is 200 and changes nothing. Secrets, passwords and a
-    webhook's custom headers are kept if the request gives none; for another host only signing secrets are kept. A
+    A missing field gets its default, so the same PUT again is 200 and changes nothing; `reset` names the fields that
+    changed because of that. Secrets, passwords and a webhook's custom headers are kept if the request gives none; for
+    another host only signing secrets are kept. A
     signing secret other than the current one is a rotation: for 24 hours both secrets sign. When `signing` changes or a
     broker becomes a webhook, a secret of another kind is needed: if the request gives none, one is created and `secret`
     is shown only in this answer, which may be a 200. `start` is read only when the subscription is created. A change of
@@ -86,25 +97,26 @@ async def put_subscription(
     caller.must_have_subscription(name)
     caller.must_cover_topics(wanted.topics)
     shape = checked(name, wanted, runtime)
-    granted = await _consent(runtime, shape)
+    granted = await _consent(runtime, shape, dry_run=dry_run)
     now = runtime.clock.now()
-    async with runtime.request_pool.transaction() as connection:
+    async with runtime.request_pool.transaction(dry_run=dry_run) as connection:
         stored = await store.one(connection, name, lock=True)
         if stored is None:
             created = await _create(runtime, connection, wanted, shape, granted, now)
             if created is not None:
+                answer, made = created
                 await record(connection, _put_act(caller, name, wanted, new=True), now)
-                return created
+                return _created(answer, None if dry_run else made, 201)
             # Another request created it at the same time.
             stored = await store.one(connection, name, lock=True)
         if stored is None:
             raise DatabaseUnavailable(f"`{name}` was deleted at the same time. Repeat the request.", retry_after_s=1)
         # Retries of other topics would go to the new destination.
         caller.must_cover_topics(stored.topics)
-        answer, changed = await _change(runtime, connection, wanted, shape, granted, stored, now)
-        if changed:
+        answer, made = await _change(runtime, connection, wanted, shape, granted, stored, now)
+        if answer.changed:
             await record(connection, _put_act(caller, name, wanted, new=False), now)
-        return answer
+        return answer if made is None or dry_run else _created(answer, made, 200)
 
 
 @router.get("", summary="List subscriptions", responses=problems(Invalid))
@@ -174,13 +186,15 @@ async def _start(connection: Connection, wanted: SubscriptionPut) -> int:
             return await places.latest(connection)
 
 
-async def _consent(runtime: Runtime, shape: SubscriptionSpec) -> Granted | None:
-    """Ask a webhook for consent if required; None if not. Raises ConsentRefused."""
+async def _consent(runtime: Runtime, shape: SubscriptionSpec, *, dry_run: bool) -> Granted | None:
+    """Ask a webhook for consent if required; None if not. A dry run assumes it. Raises ConsentRefused."""
     if not shape.destination.get("consent"):
         return None
     async with runtime.request_pool.connection() as connection:
         stored = await store.one(connection, shape.name)
-    return await ask_consent(runtime, shape) if consents(shape.destination, stored) else None
+    if not consents(shape.destination, stored):
+        return None
+    return Granted(None) if dry_run else await ask_consent(runtime, shape)
 
 
 async def _create(
@@ -190,14 +204,16 @@ async def _create(
     shape: SubscriptionSpec,
     granted: Granted | None,
     now: datetime,
-) -> JSONResponse | None:
-    """Store a new subscription; None if the name exists."""
+) -> tuple[SubscriptionChanged, str | None] | None:
+    """Store a new subscription; return its answer and the secret that was made. None if the name exists."""
     seal = Seal(runtime.vault, shape.name)
     private, made = private_of(wanted.destination, None, runtime.vault, seal, now)
     shape, private = with_headers(shape, private, wanted.destination, None, seal)
     after = await _start(connection, wanted)
     created = await store.create(connection, shape, with_grant(private, shape, None, granted), after, now)
-    return None if created is None else _with_secret(answer_of(runtime.vault, created, None), made, 201)
+    if created is None:
+        return None
+    return SubscriptionChanged(**answer_of(runtime.vault, created, None).model_dump(mode="json")), made
 
 
 async def _change(
@@ -208,10 +224,10 @@ async def _change(
     granted: Granted | None,
     stored: Subscription,
     now: datetime,
-) -> tuple[SubscriptionAnswer | JSONResponse, bool]:
+) -> tuple[SubscriptionChanged, str | None]:
     """Store the fields that differ. Deliveries continue undisturbed if none does.
 
-    Return also whether any field differed.
+    Return the answer, and the secret that was made, if any.
     """
     if "start" in wanted.model_fields_set and shape.start != stored.start:
         raise Invalid(
@@ -222,12 +238,23 @@ async def _change(
     shape, private = with_headers(shape, private, wanted.destination, stored, seal)
     private = with_grant(private, shape, stored, granted)
     same = replace(shape, start=stored.start) == SubscriptionSpec.of(stored) and private == Private.of(stored)
-    changed = stored if same else await store.change(connection, shape, private, now)
-    [answer] = await answers(runtime, connection, [changed])
-    return (_with_secret(answer, made, 200) if made else answer), not same
+    current = stored if same else await store.change(connection, shape, private, now)
+    [after] = await answers(runtime, connection, [current])
+    before = answer_of(runtime.vault, stored, None)
+    changed = changed_fields(_settings_of(before), _settings_of(after))
+    said = {"changed": changed + changed_secrets(stored, private), "reset": reset_fields(changed, wanted)}
+    return SubscriptionChanged(**after.model_dump(mode="json"), **said), made
 
 
-def _with_secret(answer: SubscriptionAnswer, secret: str | None, status: int) -> JSONResponse:
+def _settings_of(answer: SubscriptionAnswer) -> dict[str, Any]:
+    """Return the fields that a PUT sets. Secret ones are compared by `changed_secrets`."""
+    shown = answer.model_dump(mode="json", include=set(SubscriptionPut.model_fields))
+    named = ("header_names", "public_key", "granted_rate_per_s")
+    shown["destination"] = {name: value for name, value in shown["destination"].items() if name not in named}
+    return shown
+
+
+def _created(answer: SubscriptionChanged, secret: str | None, status: int) -> JSONResponse:
     shown = SubscriptionCreated(**answer.model_dump(mode="json"), secret=secret)
     return JSONResponse(shown.model_dump(mode="json"), status, headers={"cache-control": "no-store"})
 

@@ -3,12 +3,14 @@
 from collections.abc import Iterator
 from datetime import datetime
 from typing import Any
+from uuid import UUID
 
 import msgspec
 
 from app.ids import message_id
 from app.schemas.transactions import DeliveryShown, MessageShown, TimelineEntry, TransactionShown, VerdictShown
-from app.store.coordinator.history import Attempt, DeliveryRecord, History, Published, Redelivery, StoredMessage
+from app.store.coordinator.attempts import Attempt
+from app.store.coordinator.history import DeliveryRecord, History, Published, Redelivery, StoredMessage
 from app.store.coordinator.transactions import state_of
 from app.verdicts import AttemptKind, DeliveryState, State
 
@@ -54,6 +56,7 @@ def transaction_shown(history: History) -> TransactionShown:
             for message in history.messages
         ],
         timeline=timeline(history),
+        attempts_cursor=None if history.more_below is None else str(history.more_below),
         **context,
         **known(
             verdict=_verdict(history),
@@ -116,7 +119,7 @@ def _verdict(history: History) -> VerdictShown | None:
 def timeline(history: History) -> list[TimelineEntry]:
     """Return the events by time. Events with equal times are in causal order."""
     entries = [*_standing_entries(history), *_published_entries(history)]
-    entries += [_attempt_entry(history, attempt) for attempt in history.attempts]
+    entries += [attempt_entry(history.transaction_id, attempt) for attempt in history.attempts]
     entries += [entry for one in history.deliveries if (entry := _settled_entry(history, one)) is not None]
     entries += [entry for redelivery in history.redeliveries for entry in _redelivery_entries(history, redelivery)]
     decided_at = history.record.decided_at
@@ -154,7 +157,8 @@ def _published_entries(history: History) -> Iterator[TimelineEntry]:
         )
 
 
-def _attempt_entry(history: History, attempt: Attempt) -> TimelineEntry:
+def attempt_entry(transaction_id: UUID, attempt: Attempt) -> TimelineEntry:
+    """Return the timeline entry of an attempt, a sweep or a parking."""
     answered = known(
         outcome=attempt.outcome,
         status=attempt.status,
@@ -176,7 +180,7 @@ def _attempt_entry(history: History, attempt: Attempt) -> TimelineEntry:
         details = known(check=attempt.number, url=attempt.destination)
         return TimelineEntry(at=attempt.at, what="check", **details, **_given(attempt), **answered)
     details = known(
-        message_id=None if attempt.position is None else message_id(history.transaction_id, attempt.position),
+        message_id=None if attempt.position is None else message_id(transaction_id, attempt.position),
         subscription=attempt.subscription,
         attempt=attempt.number,
         replay=attempt.replay,

@@ -12,10 +12,11 @@ from app.ids import lowest_id
 from app.permissions import Role
 from app.routers.dependencies import CallerDep, RuntimeDep, problems
 from app.routers.end import unknown_transaction
-from app.routers.timeline import known, transaction_shown
+from app.routers.timeline import attempt_entry, known, transaction_shown
 from app.runtime.state import Runtime
 from app.schemas.fields import Id, Name, Strict, Time
-from app.schemas.transactions import ID, TransactionPage, TransactionRow, TransactionShown
+from app.schemas.transactions import ID, AttemptPage, TransactionPage, TransactionRow, TransactionShown
+from app.store.coordinator.attempts import HIGHEST_ID, earlier_attempts
 from app.store.coordinator.history import read_history, read_owner
 from app.store.coordinator.transactions import HIGHEST, LOWEST, TransactionFilter, TransactionSummary, list_transactions
 from app.verdicts import Source, State
@@ -79,6 +80,15 @@ async def list_of_transactions(
     return TransactionPage(items=[_row(row) for row in rows], next_cursor=cursor)
 
 
+class AttemptQuery(Strict):
+    """Selects a page of a transaction's attempts."""
+
+    cursor: int | None = Field(None, ge=0, le=HIGHEST_ID, description="`attempts_cursor` or `next_cursor`")
+    limit: int = Field(
+        100, ge=1, le=PAGE_MAX, description="attempts on a page; HALFNOTE_ATTEMPTS_PAGE_MAX also limits it"
+    )
+
+
 @router.get(
     "/{transaction_id:uuid}",
     summary="Show a transaction's state and timeline",
@@ -88,17 +98,46 @@ async def list_of_transactions(
 async def get_transaction(runtime: RuntimeDep, caller: CallerDep, transaction_id: TransactionId) -> TransactionShown:
     """Return a transaction's state, messages and timeline from one snapshot.
 
-    After the verdict the check-back row is removed, and `swept` and `parked` leave the timeline. Checks and the verdict
-    stay.
+    If `attempts_cursor` is not null, earlier attempts are at `/transactions/{id}/attempts`. After the verdict the
+    check-back row is removed, and `swept` and `parked` leave the timeline. Checks and the verdict stay.
     """
     async with runtime.request_pool.connection() as connection:
         owner = await read_owner(connection, transaction_id)
         # The scope is judged first: reading another group's history would show by its time that the id exists.
         in_scope = owner is not None and caller.groups.takes(owner.producer_group)
-        history = await read_history(connection, transaction_id) if in_scope else None
+        limit = runtime.settings.attempts_page_max
+        history = await read_history(connection, transaction_id, limit) if in_scope else None
     if history is None:
         raise await unknown_transaction(runtime, transaction_id)
     return transaction_shown(history)
+
+
+@router.get(
+    "/{transaction_id:uuid}/attempts",
+    summary="List a transaction's attempts, latest first",
+    response_model_exclude_unset=True,
+    responses=problems(Invalid, TransactionUnknown, DayGone),
+)
+async def list_of_attempts(
+    runtime: RuntimeDep, caller: CallerDep, transaction_id: TransactionId, query: Annotated[AttemptQuery, Query()]
+) -> AttemptPage:
+    """Return a page of the checks, the failed attempts of deliveries and the refused ends of a transaction.
+
+    They are entries as in the timeline. The list ends when `next_cursor` is null.
+    """
+    limit = min(query.limit, runtime.settings.attempts_page_max)
+    below = HIGHEST_ID if query.cursor is None else query.cursor
+    async with runtime.request_pool.connection() as connection:
+        owner = await read_owner(connection, transaction_id)
+        # The scope is judged first, as in `get_transaction`.
+        in_scope = owner is not None and caller.groups.takes(owner.producer_group)
+        page = await earlier_attempts(connection, transaction_id, below, limit) if in_scope else None
+    if page is None:
+        raise await unknown_transaction(runtime, transaction_id)
+    found, cursor = page
+    return AttemptPage(
+        items=[attempt_entry(transaction_id, one) for one in found], next_cursor=None if cursor is None else str(cursor)
+    )
 
 
 def filter_of(

@@ -8,7 +8,6 @@ from time import monotonic
 import asyncpg
 from sqlalchemy.exc import SQLAlchemyError
 
-from app.clock import SKEW_NOT_READY_S
 from app.database.connection import Connection
 from app.database.timelines import StaleServer
 from app.migrate import current, head, serves
@@ -38,7 +37,7 @@ async def readiness(runtime: Runtime) -> Readiness:
         checks, warnings = runtime.found.found or ([], [])
     else:
         checks, warnings = await runtime.found.get(lambda: _look(runtime))
-    return Readiness([*checks, *_of_process(runtime)], [*warnings, *_of_switches(runtime)])
+    return Readiness([*checks, *_of_process(runtime)], [*warnings, *_of_switches(runtime), *_of_certificate(runtime)])
 
 
 async def _look(runtime: Runtime) -> DatabaseFound:
@@ -116,7 +115,7 @@ def _of_process(runtime: Runtime) -> Iterator[HealthCheck]:
     skew_s = runtime.clock.offset_s
     yield HealthCheck(
         "clock",
-        abs(skew_s) <= SKEW_NOT_READY_S,
+        abs(skew_s) <= runtime.settings.clock_skew_max_s,
         f"{abs(skew_s):.3f} s {'behind' if skew_s > 0 else 'ahead of'} the database's",
     )
     for name, beat in sorted(runtime.heartbeats.items()):
@@ -132,6 +131,12 @@ def _of_process(runtime: Runtime) -> Iterator[HealthCheck]:
 def _of_switches(runtime: Runtime) -> Iterator[HealthCheck]:
     if runtime.refusing_halves and not runtime.stopping:
         yield HealthCheck("accept", False, "new halves are refused (HALFNOTE_ACCEPT, or PUT /accept)")
+
+
+def _of_certificate(runtime: Runtime) -> Iterator[HealthCheck]:
+    if runtime.certificate is not None:
+        for warning in runtime.certificate.warnings(runtime.clock.now()):
+            yield HealthCheck("tls_certificate", False, warning)
 
 
 def _first_line(error: BaseException) -> str:

@@ -15,6 +15,7 @@ from app.database.notifier import WakeUps
 from app.egress.http_client import EgressClient
 from app.egress.network_policy import NetworkPolicy
 from app.observability.metrics import Metrics
+from app.runtime.server_certificate import ServerCertificate
 from app.runtime.single_flight import SingleFlight
 from app.secrets.vault import Vault
 
@@ -45,6 +46,8 @@ class Runtime:
     wake_ups: WakeUps
     # None: traces are not exported.
     tracing: "Tracing | None" = None
+    # None: the service speaks plain HTTP.
+    certificate: ServerCertificate | None = None
     # The owner of this process's leases.
     owner: str = field(default_factory=lambda: uuid4().hex)
     # True while new halves are refused: by HALFNOTE_ACCEPT, by `halfnote drain`, or because the process stops.

@@ -3,11 +3,11 @@
 from datetime import datetime
 from typing import Annotated, Any
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, WithJsonSchema, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, SecretStr, WithJsonSchema, model_validator
 
 from app.field_rules import NAME_MAX, has_control_character
-from app.permissions import Role
-from app.schemas.fields import Name, Strict, Time, Whole
+from app.permissions import KEY_CHARACTERS, PREFIX, Role, is_key
+from app.schemas.fields import Name, PutChanges, Strict, Time, Whole
 from app.schemas.subscription_put import TopicPattern
 
 SCOPE_MAX = 100
@@ -98,6 +98,31 @@ class ApiKeyNew(Strict):
         return self
 
 
+def _check_key(value: SecretStr) -> SecretStr:
+    if not is_key(value.get_secret_value()):
+        raise ValueError(f"must be `hn_` and {KEY_CHARACTERS} to 128 random letters or digits")
+    return value
+
+
+ChosenKey = Annotated[
+    SecretStr,
+    AfterValidator(_check_key),
+    WithJsonSchema(
+        {"type": "string", "writeOnly": True, "pattern": f"^{PREFIX}[0-9A-Za-z]{{{KEY_CHARACTERS},128}}$"},
+    ),
+]
+
+
+class ApiKeyPost(ApiKeyNew):
+    """A new key in a POST."""
+
+    key: ChosenKey | None = Field(
+        None,
+        description="the key itself, as `hn_$(openssl rand -hex 32)` makes it, for what takes keys from a store of "
+        "secrets. If not given, Halfnote makes it",
+    )
+
+
 class RotateRequest(Strict):
     """Options of a key rotation."""
 
@@ -127,12 +152,20 @@ class ApiKeyShown(BaseModel):
     last_used_at: datetime | None = Field(description="to the minute")
 
 
+class ApiKeyChanged(PutChanges, ApiKeyShown):
+    """The answer of a PUT: the key, and what changed."""
+
+    model_config = ConfigDict(json_schema_extra={"examples": [{**KEY_EXAMPLE, "changed": ["topics"], "reset": []}]})
+
+
 class ApiKeyMade(ApiKeyShown):
     """A new key with its secret."""
 
     model_config = ConfigDict(json_schema_extra={"examples": [{**KEY_EXAMPLE, "key": "hn_" + "4" * 43}]})
 
-    key: str = Field(description="shown only in this answer; Halfnote stores only its SHA-256")
+    key: str | None = Field(
+        description="shown only in this answer; null if the request gave it. Halfnote stores only its SHA-256"
+    )
 
 
 class ApiKeyPage(BaseModel):

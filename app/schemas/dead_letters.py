@@ -144,7 +144,8 @@ class DeadLetterRow(DeadLetterRef):
     offset: int = Field(examples=[1030])
     attempts: int = Field(description="tries that were used up", examples=[17])
     reason: str = Field(
-        description="`retries_exhausted`, `day_left` (its day was removed first), or the reason of the receiver",
+        description="`retries_exhausted`, `day_left` (its day was removed first), `expired` or `backlog` (it waited "
+        "too long, or too many waited), or the reason of the receiver",
         examples=["retries_exhausted"],
     )
     status: int | None = Field(None, description="the HTTP status of the last answer", examples=[500])
@@ -178,7 +179,9 @@ class DeadLetterShown(DeadLetterRow):
     first_at: datetime | None = Field(None, description="the first attempt")
     committed_at: datetime | None = None
     response: str | None = Field(None, description="the beginning of the last answer")
-    redelivered: list[EarlierRedelivery] = Field(description="earlier redeliveries, oldest first")
+    redelivered: list[EarlierRedelivery] = Field(
+        description="earlier redeliveries, oldest first; the latest `HALFNOTE_ATTEMPTS_PAGE_MAX` (1,000)"
+    )
     body: Any = Field(None, description="the body, byte for byte, if it is JSON", examples=[{"order": 1030}])
     body_base64: str | None = Field(None, description="any other body; one of the two is there")
 

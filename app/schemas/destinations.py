@@ -71,16 +71,19 @@ def _with_user(value: SecretStr | None, info: ValidationInfo) -> SecretStr | Non
 
 
 class WebhookShape(Strict):
-    """A webhook: each message is a signed POST of its body, or of several messages with `mode: batch`."""
+    """A webhook: each message is a signed POST of its body, or of several messages with `mode: batch` or `auto`."""
 
     type: Literal["webhook"]
     url: CheckUrlText
-    mode: Literal["binary", "structured", "batch"] = Field(
+    mode: Literal["binary", "structured", "batch", "auto"] = Field(
         "binary",
         description="of CloudEvents 1.0: binary, the body verbatim and the rest in headers; structured, one JSON "
-        "document; batch, a JSON array of up to `batch_max`",
+        "document; batch, a JSON array of up to `batch_max`; auto, binary for a message that waits alone, else batch, "
+        "for a receiver that takes both",
     )
-    batch_max: Whole = Field(100, ge=1, le=1000, description="messages in a request at most, with `mode: batch`")
+    batch_max: Whole = Field(
+        100, ge=1, le=1000, description="messages in a request at most, with `mode: batch` or `auto`"
+    )
     signing: Literal["v1", "v1a"] = Field(
         "v1", description="Standard Webhooks: v1, HMAC by a shared secret; v1a, ed25519, verified by the `public_key`"
     )

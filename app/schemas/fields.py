@@ -5,10 +5,17 @@ from datetime import UTC, datetime
 from typing import Annotated
 from uuid import UUID
 
-from fastapi import Path
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
+from fastapi import Path, Query
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema
 
-from app.field_rules import NAME_MAX, REASON_MAX, has_control_character
+from app.field_rules import (
+    NAME_MAX,
+    REASON_MAX,
+    SUBSCRIPTION_NAME_FORM,
+    SUBSCRIPTION_NAME_PATTERN,
+    has_control_character,
+    is_subscription_name,
+)
 
 
 def _clean(value: str) -> str:
@@ -21,6 +28,21 @@ def _clean(value: str) -> str:
 _NAME = {"min_length": 1, "max_length": NAME_MAX, "json_schema_extra": {"pattern": r"^[^\u0000-\u001f\u007f]*$"}}
 Name = Annotated[str, Field(**_NAME), AfterValidator(_clean)]
 NamePath = Annotated[str, Path(**_NAME), AfterValidator(_clean)]
+
+
+def _subscription_name(value: str) -> str:
+    if not is_subscription_name(value):
+        raise ValueError(f"a name has {SUBSCRIPTION_NAME_FORM}")
+    return value
+
+
+# The name in a subscription's PUT. Other requests take any name, so that one with a former name can be deleted.
+SubscriptionNamePath = Annotated[
+    str,
+    Path(description=f"it has {SUBSCRIPTION_NAME_FORM}"),
+    AfterValidator(_subscription_name),
+    WithJsonSchema({"type": "string", "minLength": 1, "maxLength": NAME_MAX, "pattern": SUBSCRIPTION_NAME_PATTERN}),
+]
 _UUID = re.compile(r"[0-9a-fA-F]{8}(?:-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}")
 _RFC_3339 = re.compile(r"\d{4}-\d\d-\d\d[Tt]\d\d:\d\d:\d\d(?:\.\d+)?(?:[Zz]|[+-]\d\d:\d\d)", re.A)
 
@@ -65,6 +87,30 @@ class Strict(BaseModel):
     """A request or answer that refuses unknown fields."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class PutChanges(BaseModel):
+    """What a PUT changed."""
+
+    changed: list[str] = Field(
+        [],
+        description="the fields that this PUT changed; empty for a new resource. Secrets are named, not shown",
+        examples=[["rate_per_s"]],
+    )
+    reset: list[str] = Field(
+        [],
+        description="those of `changed` that the request left out, so they got their defaults",
+        examples=[["rate_per_s"]],
+    )
+
+
+DryRun = Annotated[
+    bool,
+    Query(
+        description="true: check the request and answer what it would change, but change nothing and ask no webhook "
+        "for consent. No secret is made"
+    ),
+]
 
 
 class PageQuery(Strict):

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, SecretStr, WithJsonSchema
 
 from app.schemas.addresses import HOST, PORT
-from app.schemas.fields import Strict, Whole
+from app.schemas.fields import PutChanges, Strict, Whole
 from app.secrets.signatures import secret_fault
 
 URLS_MAX = 16
@@ -66,6 +66,7 @@ EXAMPLE: dict[str, Any] = {
         }
     ],
 }
+CHANGES_EXAMPLE: dict[str, Any] = {"changed": ["interval_s"], "reset": ["interval_s"]}
 
 
 class GroupPut(Strict):
@@ -128,10 +129,16 @@ class GroupAnswer(BaseModel):
     urls: list[UrlState] = Field(description="one for each of `check_urls`")
 
 
-class GroupCreated(GroupAnswer):
+class GroupChanged(PutChanges, GroupAnswer):
+    """The answer of a PUT: the group, and what changed."""
+
+    model_config = ConfigDict(json_schema_extra={"examples": [{**EXAMPLE, **CHANGES_EXAMPLE}]})
+
+
+class GroupCreated(GroupChanged):
     """A new producer group, with its secret unless the request gave one."""
 
-    secret: str | None = Field(description="shown only in this answer; null if the request gave it")
+    secret: str | None = Field(description="shown only in this answer; null if the request gave it, or in a dry run")
 
 
 class GroupList(BaseModel):

@@ -15,6 +15,9 @@ TOPICS_MAX = 100
 TAGS_MAX = 100
 RETRIES_MAX = 100
 SHARDS_MAX = 64
+# A limit of waiting messages that is lower would expire messages of a healthy subscription.
+EXPIRE_AFTER_LEAST_S, EXPIRE_AFTER_MOST_S = 60, 3_888_000
+BACKLOG_LEAST = 100
 # The largest integer that every reader of JSON keeps.
 OFFSET_MAX = 2**53 - 1
 
@@ -49,6 +52,11 @@ WantedHeaders = Annotated[
     ),
 ]
 WantedTags = Annotated[list[Name], Field(min_length=1, max_length=TAGS_MAX)]
+Backlog = Annotated[
+    Whole,
+    Field(ge=BACKLOG_LEAST, le=OFFSET_MAX),
+    WithJsonSchema({"type": "integer", "minimum": BACKLOG_LEAST, "maximum": OFFSET_MAX}),
+]
 RetryWait = Annotated[float, Field(ge=0, le=2_592_000, strict=True)]
 
 SHAPE_EXAMPLE: dict[str, Any] = {
@@ -63,6 +71,8 @@ SHAPE_EXAMPLE: dict[str, Any] = {
     "rate_per_s": 500.0,
     "timeout_s": 10,
     "retry": [10, 30, 60, 120, 300],
+    "expire_after_s": 604_800,
+    "max_backlog": None,
 }
 _EXAMPLES: list[Any] = [
     SHAPE_EXAMPLE,
@@ -152,6 +162,21 @@ class SubscriptionPut(Strict):
         max_length=RETRIES_MAX,
         description="wait after each failed try, ± 10 %; after the last one a dead letter. Not given: 10 s, "
         "30 s, 1 to 10 min by minutes, 20 min, 30 min, 1 h, 2 h",
+    )
+    expire_after_s: float | None = Field(
+        None,
+        ge=EXPIRE_AFTER_LEAST_S,
+        le=EXPIRE_AFTER_MOST_S,
+        strict=True,
+        description="a message that waits longer becomes a dead letter with the reason `expired`, also while the "
+        "subscription is paused or disabled. It waits from its commit, or from its due time; a replay's message from "
+        "the start of the replay; a redelivered one from then on. Not given: messages wait until their day is removed",
+    )
+    max_backlog: Backlog | None = Field(
+        None,
+        description="while more messages than this wait, the oldest become dead letters with the reason `backlog`; "
+        "counted for each shard, without replays. A longer backlog of less than ten seconds has no effect. Not given: "
+        "no limit",
     )
 
     @field_validator("on_dead")

@@ -6,6 +6,7 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 from app.schemas.destinations import WEBHOOK_SHOWN_EXAMPLE, DestinationShown
+from app.schemas.fields import PutChanges
 from app.schemas.subscription_put import SHAPE_EXAMPLE, Filters, Start
 
 EXAMPLE: dict[str, Any] = {
@@ -51,6 +52,8 @@ class SubscriptionAnswer(BaseModel):
     rate_per_s: float | None
     timeout_s: float
     retry: list[float]
+    expire_after_s: float | None
+    max_backlog: int | None
     state: Literal["active", "paused", "disabled", "open"] = Field(
         description="every state keeps the checkpoint and loses nothing. disabled: the destination answered 410; "
         "open: the circuit breaker is open, and only probes are sent"
@@ -60,11 +63,20 @@ class SubscriptionAnswer(BaseModel):
     updated_at: datetime
 
 
-class SubscriptionCreated(SubscriptionAnswer):
+class SubscriptionChanged(PutChanges, SubscriptionAnswer):
+    """The answer of a PUT: the subscription, and what changed."""
+
+    model_config = ConfigDict(
+        json_schema_extra={"examples": [{**EXAMPLE, "changed": ["rate_per_s"], "reset": ["rate_per_s"]}]}
+    )
+
+
+class SubscriptionCreated(SubscriptionChanged):
     """A new subscription, with its secret unless the request gave one."""
 
     secret: str | None = Field(
-        description="shown only in this answer; null if the request gave it, and for brokers, which have passwords"
+        description="shown only in this answer; null if the request gave it, in a dry run, and for brokers, which have "
+        "passwords"
     )
 
 
@@ -121,7 +133,7 @@ class SubscriptionShown(SubscriptionAnswer):
     places: list[PlaceShown] = Field(description="one a shard; fewer or more than `shards` while that is changing")
     retrying: int = Field(description="messages that wait for their next try or their due time")
     held: int = Field(description="messages that wait for earlier messages of their key")
-    dead_letters: int
+    dead_letters: int = Field(description="counted up to 100,000")
     last_error: str | None = Field(description="of the newest message that is in retry or dead")
     replays: list[int] = Field(description="ids of those that are running")
 

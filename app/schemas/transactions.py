@@ -130,7 +130,20 @@ class TransactionShown(Shown):
     reissued_from: UUID | None = Field(None, description="the rolled-back transaction whose messages these are")
     reissued_as: UUID | None = Field(None, description="the transaction that sent these messages later")
     messages: list[MessageShown]
-    timeline: list[TimelineEntry] = Field(description="by time; of checks and attempts the latest 1,000")
+    timeline: list[TimelineEntry] = Field(
+        description="by time; of checks, attempts and refused ends the latest `HALFNOTE_ATTEMPTS_PAGE_MAX` (1,000), "
+        "and as many redeliveries"
+    )
+    attempts_cursor: str | None = Field(
+        description="send it as `cursor` to `GET /transactions/{id}/attempts` for earlier attempts; null: all are shown"
+    )
+
+
+class AttemptPage(Shown):
+    """A page of a transaction's checks, attempts and refused ends, latest first."""
+
+    items: list[TimelineEntry]
+    next_cursor: str | None = Field(description="send it as `cursor` for the next page; null: this was the last")
 
 
 class TransactionRow(Shown):

@@ -25,6 +25,11 @@ class CoalescingTransport:
             self._held = data
             self._loop.call_soon(self.flush)
 
+    def write_whole(self, data: bytes) -> None:
+        """Send the held data and `data`, to which nothing follows in this turn."""
+        held, self._held = self._held, None
+        self._transport.write(data if held is None else held + data)
+
     def flush(self) -> None:
         """Send the held data."""
         held, self._held = self._held, None

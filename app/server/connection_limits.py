@@ -5,7 +5,7 @@ uvicorn has no timeout for the first byte of a connection nor for the rest of a 
 """
 
 import asyncio
-from collections.abc import Iterable
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -14,12 +14,8 @@ try:
 except ImportError:  # Windows has no such limit
     resource = None  # type: ignore[assignment]
 
-# Bytes of a request's first line and headers together.
-HEAD_MAX_BYTES = 64 * 1024
 # The frames of a chunked body take bytes too. A request may take this many times the body limit.
 FRAMING_FACTOR = 4
-# A refused client has this long to read the answer and close.
-LINGER_S = 2.0
 SWEEP_EVERY_S = 1.0
 # Past the limit 1/20 of it is closed at once, so that not every new connection scans all others.
 EVICTED_SHARE = 20
@@ -29,16 +25,18 @@ OTHER_FILES = 512
 
 @dataclass(frozen=True, slots=True)
 class HttpLimits:
-    """Limits of the web server: seconds for a request to arrive, connections, bytes of a body."""
+    """Limits of the web server: the settings of the same names (app/config.py)."""
 
     request_timeout_s: float = 30.0
     connections_max: int = 10_000
     body_limit_bytes: int = 4 * 1024 * 1024
+    head_limit_bytes: int = 64 * 1024
+    refusal_read_s: float = 2.0
 
     @property
     def request_max_bytes(self) -> int:
         """Bytes that a whole request may take on the wire."""
-        return HEAD_MAX_BYTES + FRAMING_FACTOR * self.body_limit_bytes
+        return self.head_limit_bytes + FRAMING_FACTOR * self.body_limit_bytes
 
 
 class Connection(Protocol):
@@ -58,10 +56,15 @@ class Connection(Protocol):
 class ConnectionReaper:
     """Closes the connections of one server that are past their deadline, and the longest idle ones past the limit."""
 
-    def __init__(self, connections: Iterable[Connection], loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(self, connections: Collection[Connection], loop: asyncio.AbstractEventLoop) -> None:
         self._connections = connections
         self._loop = loop
         self._timer: asyncio.TimerHandle | None = None
+
+    def admit(self, most: int) -> bool:
+        """Return whether there is room for the newest connection, after idle ones were closed for it if needed."""
+        self.begin()
+        return len(self._connections) <= most or self.make_room(most)
 
     def begin(self) -> None:
         """Sweep every second while there is a connection."""

@@ -20,20 +20,23 @@ Endpoint: TypeAlias = Callable[[Runtime, Caller, bytes, str | None], Awaitable[t
 
 
 class FastPath:
-    """An ASGI app in front of `app`; `state.runtime` is set while the service runs."""
+    """An ASGI app in front of `app`; `state.runtime` is set while the service runs.
+
+    `app.server.http_protocol` takes `pipeline` and `routes` (by path) and leaves ASGI out for them.
+    """
 
     def __init__(self, app: ASGIApp, state: State, endpoints: Mapping[str, Endpoint]) -> None:
         self._app = app
-        self._pipeline = RequestPipeline(state)
-        self._routes = {
+        self.pipeline = RequestPipeline(state)
+        self.routes = {
             path: PipelineRoute(endpoint, RULES["POST", path], template=path, method="POST")
             for path, endpoint in endpoints.items()
         }
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http":
-            route = self._routes.get(scope["path"])
+            route = self.routes.get(scope["path"])
             if route is not None:
-                await self._pipeline.run(route, scope, receive, send)
+                await self.pipeline.run(route, scope, receive, send)
                 return
         await self._app(scope, receive, send)

@@ -1,6 +1,7 @@
 """uvicorn's HTTP protocol with one write for each response, limits on slow clients, problems for what is not HTTP."""
 
 import asyncio
+from typing import cast
 from weakref import WeakKeyDictionary
 
 import structlog
@@ -10,12 +11,15 @@ from uvicorn.server import ServerState
 
 from app.errors import BadRequest, BodyTooLarge, HeadTooLarge, Problem, RequestTimeout
 from app.server.coalescing_transport import CoalescingTransport
-from app.server.connection_limits import HEAD_MAX_BYTES, LINGER_S, ConnectionReaper, HttpLimits
+from app.server.connection_limits import ConnectionReaper, HttpLimits
+from app.server.fast_cycle import FastCycle, Respond, fast_routes
 from app.server.request_head import check_head, framing_head, head_bytes, origin_form
 
 log = structlog.get_logger(__name__)
 
 DEFAULTS = HttpLimits()
+# What follows the target in the request line of the one other protocol that the parser takes for HTTP.
+OTHER_PROTOCOL = b" RTSP/"
 _reapers: WeakKeyDictionary[ServerState, ConnectionReaper] = WeakKeyDictionary()
 
 
@@ -30,6 +34,9 @@ class HttpProtocol(HttpToolsProtocol):
         """Accept a connection. Past the limit, close idle ones for it; without idle ones, close it."""
         super().connection_made(CoalescingTransport(transport))  # type: ignore[arg-type]
         self._limits: HttpLimits = self.app_state.get("http_limits", DEFAULTS)
+        # What other options of uvicorn do is done in its own cycle.
+        is_plain = not (self.root_path or self.access_log or self.limit_concurrency is not None)
+        self._fast_routes = fast_routes(self.app) if is_plain else {}
         now = self.loop.time()
         self.deadline: float | None = now + self._limits.request_timeout_s
         self.idle_since: float | None = now
@@ -38,15 +45,14 @@ class HttpProtocol(HttpToolsProtocol):
         self._in_body = False
         # While the parser reads a head that stands for one that it has read already.
         self._is_replaying = False
+        self.url, self.headers = b"", []
+        # The beginning of a line that a read ended within, as long as it can be the request line.
+        self._line = b""
         # Bytes of the request in earlier reads, in this read, and the size of this read.
         self._received = self._receiving = self._read = 0
         # The answer after which the connection closes. What the client sends after that is not read.
         self._refusal: bytes | None = None
-        reaper = _reapers.get(self.server_state)
-        if reaper is None:
-            reaper = _reapers[self.server_state] = ConnectionReaper(self.connections, self.loop)  # type: ignore[arg-type]
-        reaper.begin()
-        if len(self.connections) > self._limits.connections_max and not reaper.make_room(self._limits.connections_max):
+        if not reaper_of(self.server_state, self.loop).admit(self._limits.connections_max):
             transport.abort()
 
     def give_up(self) -> None:
@@ -59,6 +65,9 @@ class HttpProtocol(HttpToolsProtocol):
             self._refuse(RequestTimeout(f"The request did not arrive whole within {limit:g} seconds."))
         else:
             self.transport.close()
+            if self.scheme == "https":
+                # `close` has sent TLS's alert, and would wait for the client's.
+                self.transport.abort()
 
     def data_received(self, data: bytes) -> None:
         """Parse received bytes. Refuse what is not HTTP, and a request that is too long."""
@@ -67,7 +76,16 @@ class HttpProtocol(HttpToolsProtocol):
         self._unset_keepalive_if_required()
         self._receiving = self._read = len(data)
         try:
-            self._parse(data)
+            line, self._line = self._line, b""
+            if line or OTHER_PROTOCOL in data:
+                self._parse_by_line(line, data)
+            else:
+                self._parse(data)
+            if self._in_head and not self.headers:
+                self._line = (line + data).rpartition(b"\n")[2]
+        except BadRequest as refused:
+            self._refuse(refused, has_content=self.parser.get_method() != b"HEAD")
+            return
         except HttpParserError as error:
             problem = error.__context__
             if isinstance(problem, Problem):
@@ -99,11 +117,35 @@ class HttpProtocol(HttpToolsProtocol):
             self.parser.feed_data(framing_head(self.headers, keeps_alive=self.cycle.keep_alive))
             self._is_replaying = False
 
+    def _parse_by_line(self, earlier: bytes, data: bytes) -> None:
+        """Parse received bytes that may name another protocol. Raises BadRequest if a request line names it.
+
+        `earlier`: the beginning of the line, of earlier reads. The parser takes RTSP for HTTP, and does not say which
+        one it read. So it gets what is before the name. It then knows method and target of the line, if the line is a
+        request line.
+        """
+        text, parsed = earlier + data, 0
+        at = text.find(OTHER_PROTOCOL)
+        while at >= 0:
+            start = text.rfind(b"\n", 0, at) + 1
+            for end in (start, at):
+                end = max(end - len(earlier), parsed)
+                before = self.headers
+                self._parse(data[parsed:end])
+                parsed = end
+            line, request = text[start:at], self.parser.get_method() + b" " + self.url
+            # Each request has a list of its own. Behind a body it begins within a line.
+            begins_here = self.headers is not before and line.endswith(request)
+            if self._in_head and not self.headers and (begins_here or line == request):
+                raise BadRequest("The request is RTSP. Send HTTP/1.1.")
+            at = text.find(OTHER_PROTOCOL, at + 1)
+        self._parse(data[parsed:])
+
     def on_message_begin(self) -> None:
         """Start the deadline and the byte count of a request."""
         if self._is_replaying:
             return
-        super().on_message_begin()
+        self.url, self.headers, self.expect_100_continue = b"", [], False
         self._in_head, self._received = True, 0
         self.deadline = self.loop.time() + self._limits.request_timeout_s
 
@@ -124,13 +166,46 @@ class HttpProtocol(HttpToolsProtocol):
         """
         if self._is_replaying:
             return
-        if self._received + self._read > HEAD_MAX_BYTES and head_bytes(self.url, self.headers) > HEAD_MAX_BYTES:
-            raise head_too_large()
+        limit = self._limits.head_limit_bytes
+        if self._received + self._read > limit and head_bytes(self.url, self.headers) > limit:
+            raise head_too_large(limit)
         if self.url[:1] != b"/":
-            self.url = origin_form(self.url, self.headers)
+            self.url = origin_form(self.parser.get_method(), self.url, self.headers)
         check_head(self.parser.get_http_version(), self.url, self.headers)
-        super().on_headers_complete()
+        respond = self._fast_routes.get(self.url)
+        if respond is not None and self.parser.get_method() == b"POST" and not self.expect_100_continue:
+            self._begin_fast(respond)
+        else:
+            self._begin()
         self._in_head, self._in_body, self.has_sent_request, self.idle_since = False, True, True, None
+
+    def _begin(self) -> None:
+        """Start the app as uvicorn does. The scope is made only here, because the fast path has its own."""
+        url, headers, expects = self.url, self.headers, self.expect_100_continue
+        super().on_message_begin()
+        self.url, self.expect_100_continue = url, expects
+        self.headers[:] = headers
+        super().on_headers_complete()
+
+    def _begin_fast(self, respond: Respond) -> None:
+        """Start a request of the fast path, or queue it behind the one before it."""
+        before = self.cycle
+        self.cycle = FastCycle(
+            self.url,
+            self.headers,
+            self.client,
+            cast(CoalescingTransport, self.transport),
+            self.flow,
+            self.logger,
+            self.server_state.default_headers,
+            self.on_response_complete,
+            keep_alive=self.parser.get_http_version() != "1.0" and self.parser.should_keep_alive(),
+        )
+        if before is None or before.response_complete:
+            self._start_asgi_task(self.cycle, respond)
+        else:
+            self.flow.pause_reading()
+            self.pipeline.appendleft((self.cycle, respond))
 
     def on_message_complete(self) -> None:
         """Clear the deadline: the client has sent its whole request."""
@@ -169,8 +244,9 @@ class HttpProtocol(HttpToolsProtocol):
 
     def _check_size(self) -> None:
         if self._in_head:
-            if self._received > HEAD_MAX_BYTES:
-                self._refuse(head_too_large())
+            limit = self._limits.head_limit_bytes
+            if self._received > limit:
+                self._refuse(head_too_large(limit))
         elif self._received > self._limits.request_max_bytes:
             limit = self._limits.request_max_bytes
             self._refuse(BodyTooLarge(f"The request takes more than {limit} bytes.", limit_bytes=limit))
@@ -213,15 +289,24 @@ class HttpProtocol(HttpToolsProtocol):
         if self._refusal is None or self.transport.is_closing():
             return
         self.transport.write(self._refusal)
-        if not self.transport.can_write_eof():
-            self.transport.close()
-            return
         # To close while the client sends resets the connection, and the answer could be lost (RFC 9112 §9.6).
-        self.transport.write_eof()
         self.flow.resume_reading()
-        self.loop.call_later(LINGER_S, self.transport.abort)
+        if self.transport.can_write_eof():
+            self.transport.write_eof()
+            self.loop.call_later(self._limits.refusal_read_s, self.transport.abort)
+        else:
+            # TLS closes only both directions. The answer's `Connection: close` tells the client to close.
+            self.loop.call_later(self._limits.refusal_read_s, self.transport.close)
 
 
-def head_too_large() -> HeadTooLarge:
+def reaper_of(server: ServerState, loop: asyncio.AbstractEventLoop) -> ConnectionReaper:
+    """Return the reaper of a server's connections."""
+    reaper = _reapers.get(server)
+    if reaper is None:
+        reaper = _reapers[server] = ConnectionReaper(server.connections, loop)  # type: ignore[arg-type]
+    return reaper
+
+
+def head_too_large(limit: int) -> HeadTooLarge:
     """Return the refusal of a head over the limit."""
-    return HeadTooLarge(f"The request's head is over {HEAD_MAX_BYTES} bytes.")
+    return HeadTooLarge(f"The request's head is over {limit} bytes.")

@@ -19,6 +19,7 @@ from app.admission.route_roles import OPEN, SCRAPERS, RouteRules
 from app.coordinator.decoding import check_json
 from app.database.errors import problem_of
 from app.errors import BadRequest, InternalError, Invalid, MethodNotAllowed, NotFound, Problem
+from app.field_rules import NAME_MAX, SUBSCRIPTION_NAME_FORM
 from app.permissions import Caller
 from app.runtime.state import Runtime
 from app.server.request_pipeline import PipelineRoute, RequestPipeline
@@ -29,6 +30,10 @@ log = structlog.get_logger(__name__)
 PROBES = ("/livez", "/readyz", "/metrics")
 
 METHODS = ("GET", "POST", "PUT", "PATCH", "DELETE")
+
+# The collections whose names a PUT chooses, and the form of a name.
+_SEGMENT_FORM = f"1 to {NAME_MAX} characters, none of them `/` or a control character"
+NAMED = {"subscriptions": SUBSCRIPTION_NAME_FORM, "producer-groups": _SEGMENT_FORM, "topics": _SEGMENT_FORM}
 
 
 class ProblemMiddleware:
@@ -170,8 +175,18 @@ async def _on_http(request: Request, error: HTTPException) -> Response:
             MethodNotAllowed(f"{request.method} is not for this path.", allow=", ".join(_methods(request)))
         )
     if error.status_code == 404:
-        return problem_response(NotFound("No such path; GET /openapi.json lists what there is."))
+        return problem_response(_no_such_path(request))
     return problem_response(BadRequest(str(error.detail)))
+
+
+def _no_such_path(request: Request) -> Problem:
+    """Return the problem of a path that no route has, such as that of a name with a slash, percent-encoded or not."""
+    collection, _, name = request.url.path.removeprefix("/").partition("/")
+    form = NAMED.get(collection)
+    if request.method == "PUT" and form is not None:
+        wrong = f"`{name}` is not a name of one path segment" if name else "the name is empty"
+        return Invalid(f"`name`: {wrong}; a name has {form}.", field="name")
+    return NotFound("No such path; GET /openapi.json lists what there is.")
 
 
 def _methods(request: Request) -> list[str]:

@@ -9,7 +9,7 @@ from functools import lru_cache
 from typing import TypeAlias
 
 from app.admission.host_names import host_name
-from app.errors import BadRequest
+from app.errors import BadRequest, MethodNotAllowed
 
 Headers: TypeAlias = list[tuple[bytes, bytes]]
 
@@ -25,6 +25,8 @@ SINGLE = frozenset(
         b"transfer-encoding",
     }
 )
+# Of the service as a whole.
+METHODS = "GET, HEAD, POST, PUT, PATCH, DELETE"
 # Longer than a DNS name with a port.
 HOST_MAX_BYTES = 300
 _ABSOLUTE = re.compile(rb"https?://([^/?]+)(.*)", re.IGNORECASE)
@@ -56,8 +58,13 @@ def check_head(version: str, target: bytes, headers: Headers) -> None:
         raise BadRequest("Transfer-Encoding may only be `chunked`, in HTTP/1.1 and without Content-Length.")
 
 
-def origin_form(target: bytes, headers: Headers) -> bytes:
-    """Return an absolute target as a path, with its authority as the `Host` (RFC 9112 §3.2.2). Raises BadRequest."""
+def origin_form(method: bytes, target: bytes, headers: Headers) -> bytes:
+    """Return an absolute target as a path, with its authority as the `Host` (RFC 9112 §3.2.2).
+
+    Raises BadRequest, and MethodNotAllowed for `OPTIONS *`, which asks about the server itself (RFC 9110 §9.3.7).
+    """
+    if target == b"*" and method == b"OPTIONS":
+        raise MethodNotAllowed("OPTIONS is not served.", allow=METHODS)
     absolute = _ABSOLUTE.fullmatch(target)
     if absolute is None:
         raise BadRequest("The request target must be a path.")

@@ -5,11 +5,11 @@ from collections.abc import Mapping
 from functools import lru_cache
 
 import aiohttp
-import httpx
 from yarl import URL
 
 from halfnote.exchange import NoAnswer, Request, Response
 from halfnote.http import LIMITS, SHORT_OF_ANSWER
+from halfnote.tls import trusted
 
 _FAILURES = (aiohttp.ClientError, OSError, asyncio.TimeoutError)
 # No request was sent, because there was no connection.
@@ -23,8 +23,7 @@ class AiohttpWire:
         connector = aiohttp.TCPConnector(
             limit=LIMITS.max_connections or 0,
             keepalive_timeout=LIMITS.keepalive_expiry,
-            # The same CAs as httpx. They are read only if they are needed, because this takes a while.
-            ssl=httpx.create_ssl_context() if url.startswith("https:") else True,
+            ssl=trusted(url),
         )
         jar = aiohttp.DummyCookieJar()
         self._session = aiohttp.ClientSession(connector=connector, cookie_jar=jar, headers=headers)

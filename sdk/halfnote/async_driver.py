@@ -23,6 +23,7 @@ from halfnote.exchange import (
     Wait,
 )
 from halfnote.http import FAILURES, LIMITS, answered, base_of, unanswered
+from halfnote.tls import trusted
 
 T = TypeVar("T")
 log = logging.getLogger("halfnote")
@@ -148,7 +149,9 @@ def _wire(url: str, headers: Mapping[str, str], transport: httpx.AsyncBaseTransp
         from halfnote.aiohttp_wire import AiohttpWire
 
         return AiohttpWire(url, headers)
-    return HttpxWire(url, headers, transport or httpx.AsyncHTTPTransport(limits=LIMITS, trust_env=False))
+    return HttpxWire(
+        url, headers, transport or httpx.AsyncHTTPTransport(verify=trusted(url), limits=LIMITS, trust_env=False)
+    )
 
 
 async def _called(call: Call) -> Returned | Raised:

@@ -14,6 +14,7 @@ import httpx
 
 from halfnote.exchange import Call, Effect, Exchange, Later, NoAnswer, Raised, Request, Response, Returned, Wait
 from halfnote.http import FAILURES, LIMITS, answered, base_of, unanswered
+from halfnote.tls import trusted
 
 T = TypeVar("T")
 log = logging.getLogger("halfnote")
@@ -96,7 +97,11 @@ class SyncDriver:
             if self._process != os.getpid() or self._client is None:
                 # After a fork the old sockets belong to the parent, so they stay open.
                 self._client = httpx.Client(
-                    headers=self._headers, transport=self._transport, limits=LIMITS, trust_env=False
+                    headers=self._headers,
+                    transport=self._transport,
+                    limits=LIMITS,
+                    trust_env=False,
+                    verify=trusted(self._url),
                 )
                 self._background = self._background if self._process == os.getpid() else None
                 self._process = os.getpid()

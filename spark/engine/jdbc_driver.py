@@ -23,8 +23,10 @@ def kept_jar() -> Path:
     return Path.home() / ".cache" / "halfnote" / "spark-jars" / f"postgresql-{VERSION}.jar"
 
 
-def jar_settings(environment: Mapping[str, str] = os.environ) -> dict[str, str]:
+def jar_settings(environment: Mapping[str, str] = os.environ, *, fetch: bool = True) -> dict[str, str]:
     """Return the Spark settings for the driver: the named jar, else the jar in the cache, else the one from Maven.
+
+    Without `fetch` there are none for the one from Maven.
 
     Raises NoJarError if HALFNOTE_JDBC_JAR names a file that does not exist.
     """
@@ -35,11 +37,13 @@ def jar_settings(environment: Mapping[str, str] = os.environ) -> dict[str, str]:
         return {"spark.jars": str(Path(named).resolve())}
     if kept_jar().is_file():
         return {"spark.jars": str(kept_jar())}
-    return {"spark.jars.packages": COORDINATE}
+    return {"spark.jars.packages": COORDINATE} if fetch else {}
 
 
-def configured_settings(environment: Mapping[str, str] = os.environ) -> dict[str, str]:
+def configured_settings(environment: Mapping[str, str] = os.environ, *, fetch: bool = True) -> dict[str, str]:
     """Return the settings of HALFNOTE_SPARK_CONF, one `name=value` per line, with the driver among its jars.
+
+    Without `fetch` the driver is left out if it would come from Maven.
 
     Raises NoJarError if a line has another form.
     """
@@ -49,5 +53,5 @@ def configured_settings(environment: Mapping[str, str] = os.environ) -> dict[str
         if not name.startswith("spark.") or not is_there:
             raise NoJarError(f"{SETTINGS} has the line {line!r}. Each line must be spark.…=value.")
         settings[name] = value
-    driver = jar_settings(environment)
+    driver = jar_settings(environment, fetch=fetch)
     return settings | {name: ",".join(filter(None, (jar, settings.get(name)))) for name, jar in driver.items()}

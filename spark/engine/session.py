@@ -24,6 +24,13 @@ JAVA_OPTIONS = (
     "-XX:+IgnoreUnrecognizedVMOptions -XX:+UseParallelGC -XX:Tier4InvocationThreshold=150000 "
     "-XX:Tier4MinInvocationThreshold=30000 -XX:Tier4CompileThreshold=300000 -XX:Tier4BackEdgeThreshold=2000000"
 )
+# Most code of a run over few rows runs once: starting Spark and planning. The faster compiler is enough for it, and the
+# heap and the space of classes begin at the size that the run needs. The classes are Spark's own; checking each before
+# its use takes a fifth of the run.
+JAVA_OPTIONS_SMALL = (
+    "-XX:+IgnoreUnrecognizedVMOptions -XX:+UseSerialGC -Xms768m -Xmn384m -XX:MetaspaceSize=256m "
+    "-XX:TieredStopAtLevel=1 -XX:-UsePerfData -XX:+UnlockDiagnosticVMOptions -XX:-BytecodeVerificationRemote"
+)
 DEFAULTS = {
     # Times are UTC in every time zone of the machine.
     "spark.sql.session.timeZone": "UTC",
@@ -32,6 +39,8 @@ DEFAULTS = {
     # Adaptive execution sizes the joins while they run; small days must not pay for 200 tasks.
     "spark.sql.shuffle.partitions": "16",
     "spark.sql.adaptive.enabled": "true",
+    # Ids and verdicts are ASCII. The tables of ICU, which `lower` uses otherwise, take seconds to build.
+    "spark.sql.icu.caseMappings.enabled": "false",
     "spark.ui.enabled": "false",
     "spark.ui.showConsoleProgress": "false",
     "spark.driver.memory": "2g",
@@ -46,14 +55,16 @@ DEFAULTS = {
 }
 
 
-def session(master: str | None = None, **conf: str) -> SparkSession:
+def session(master: str | None = None, *, jdbc: bool = True, **conf: str) -> SparkSession:
     """Start or return the session. `master`: by default spark-submit's, else all cores of this machine.
+
+    `jdbc`: whether a program on this machine alone reads with JDBC; otherwise it does not wait for Maven.
 
     `conf` overrides the settings of spark-submit and HALFNOTE_SPARK_CONF, which override the defaults here. An existing
     session keeps its settings, except those in `conf`. Raises NoJarError.
     """
     given = _submitted()
-    jar = _jar(given) if _SUBMITTED in os.environ else configured_settings()
+    jar = _jar(given) if _SUBMITTED in os.environ else configured(master, jdbc=jdbc)
     chosen = {name: value for name, value in (DEFAULTS | jar).items() if name not in given} | conf
     if master is not None or "spark.master" not in given | chosen:
         chosen["spark.master"] = master or "local[*]"
@@ -70,9 +81,11 @@ def session(master: str | None = None, **conf: str) -> SparkSession:
 
 
 @contextmanager
-def running(place: Path, master: str | None = None) -> Iterator[SparkSession]:
+def running(
+    place: Path, master: str | None = None, *, jdbc: bool = True, small: bool = False
+) -> Iterator[SparkSession]:
     """Yield a session whose files are all below `place`, and stop it at the end. An existing session is yielded
-    unchanged and stays open. Raises NoJarError.
+    unchanged and stays open. `jdbc`: as in `session`; `small`: there are few rows. Raises NoJarError.
     """
     before = SparkSession.getActiveSession()
     if before is not None:
@@ -82,11 +95,11 @@ def running(place: Path, master: str | None = None) -> Iterator[SparkSession]:
     java.mkdir()
     here = {
         "spark.local.dir": str(place / "local"),
-        "spark.driver.extraJavaOptions": f"{JAVA_OPTIONS} -Djava.io.tmpdir={java}",
+        "spark.driver.extraJavaOptions": f"{JAVA_OPTIONS_SMALL if small else JAVA_OPTIONS} -Djava.io.tmpdir={java}",
         "spark.python.unix.domain.socket.enabled": str(len(os.fsencode(java)) <= _MOST_SOCKET_DIR).lower(),
     }
     with _java_ended_with_us():
-        made = session(master, **here)
+        made = session(master, jdbc=jdbc, **here)
         try:
             yield made
         finally:
@@ -120,6 +133,13 @@ def _submitted() -> dict[str, str]:
         return {}
     SparkContext._ensure_initialized()
     return dict(SparkConf().getAll())
+
+
+def configured(master: str | None, *, jdbc: bool) -> dict[str, str]:
+    """Return the operator's settings with the driver, unless it would have to be fetched and is not needed."""
+    settings = configured_settings(fetch=False)
+    local = (master or settings.get("spark.master", "local")).startswith("local")
+    return configured_settings(fetch=jdbc or not local)
 
 
 def _jar(given: dict[str, str]) -> dict[str, str]:

@@ -9,7 +9,7 @@ an archive that equals its tables. The next run removes an incomplete attempt.
 
 import json
 import sys
-from argparse import ArgumentParser, Namespace
+from argparse import Namespace
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -18,7 +18,7 @@ from uuid import uuid4
 import psycopg
 from pyspark.sql import SparkSession
 
-from spark.archive import options, records
+from spark.archive import records
 from spark.archive.cleanup import finish_redactions, remove_expired, remove_rubbish
 from spark.archive.files import ArchiveFiles
 from spark.archive.layout import JAVA_FAILED, MANIFEST, manifest_of, problems
@@ -28,6 +28,8 @@ from spark.engine.niceness import stand_behind
 from spark.engine.progress import Progress
 from spark.engine.session import session
 from spark.errors import RunFailedError
+from spark.options import archive as options
+from spark.options.common import ARCHIVE, BODIES, KEEP_S, from_environment, parsed, yes_or_no
 from spark.postgres import audit, connections
 from spark.postgres.connections import Connection
 from spark.sources.frames import root_cause
@@ -42,16 +44,16 @@ TRIES = 2
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Return 0: done; 1: it failed; 2: wrong usage; 3: an archive differs from the written one (--verify)."""
-    parser = _parser()
-    given = options.parsed(parser, argv)
+    parser = options.parser()
+    given = parsed(parser, argv)
     progress = Progress()
     try:
-        place = given.archive or options.from_environment(options.ARCHIVE, str)
+        place = given.archive or from_environment(ARCHIVE, str)
         if not place and not given.verify:
-            parser.error(f"the archive is missing: give --archive, or set {options.ARCHIVE}")
+            parser.error(f"the archive is missing: give --archive, or set {ARCHIVE}")
         connection = connections.connect(given.url)
         with records.archive_lock(connection):
-            spark = session(given.master, **CONF)
+            spark = session(given.master, jdbc=True, **CONF)
             if given.verify:
                 return verify(spark, connection, given, progress)
             return archive(spark, connection, ArchiveFiles(spark).qualified(str(place)), given, progress)
@@ -64,37 +66,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     return FAILED
 
 
-def _parser() -> ArgumentParser:
-    parser = options.parser("halfnote archive", "Copy settled days to the archive, as Parquet.")
-    parser.add_argument("--archive", metavar="URL", help=f"directory or URL of the archive; default: {options.ARCHIVE}")
-    parser.add_argument(
-        "--day", type=options.day, action="append", default=[], help="archive this day, final or not; repeatable"
-    )
-    bodies = parser.add_mutually_exclusive_group()
-    bodies.add_argument(
-        "--bodies", action="store_true", default=None, help="archive the messages' bodies (the default)"
-    )
-    bodies.add_argument(
-        "--no-bodies", dest="bodies", action="store_false", help=f"archive only their digests; also {options.BODIES}"
-    )
-    parser.add_argument(
-        "--keep-s",
-        type=int,
-        metavar="S",
-        help=f"remove archived days that ended more than S seconds ago; default: {options.KEEP_S}",
-    )
-    parser.add_argument("--adopt", action="store_true", help="take over the archive of another database")
-    parser.add_argument("--verify", action="store_true", help="only read archived days and compare them; write nothing")
-    return parser
-
-
 def archive(spark: SparkSession, connection: Connection, root: str, given: Namespace, progress: Progress) -> int:
     """Archive the due days below `root`; a day that fails does not stop the others."""
     files = ArchiveFiles(spark)
-    keep_s = given.keep_s if given.keep_s is not None else options.from_environment(options.KEEP_S, int)
+    keep_s = given.keep_s if given.keep_s is not None else from_environment(KEEP_S, int)
     bodies = given.bodies
     if bodies is None:
-        bodies = options.from_environment(options.BODIES, options.yes_or_no) is not False
+        bodies = from_environment(BODIES, yes_or_no) is not False
     _own(connection, files, root, adopt=given.adopt)
     finish_redactions(connection, files)
     remove_rubbish(connection, files, root, progress)

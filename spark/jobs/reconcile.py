@@ -7,15 +7,14 @@ Exit status: 0: proved; 3: findings; 1: the run failed, or another run is active
 ended the run.
 """
 
-import argparse
-import os
 import signal
 import sys
 import traceback
+from argparse import Namespace
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import replace
-from datetime import UTC, date, datetime
+from datetime import UTC, datetime
 from pathlib import Path
 
 if not __package__:
@@ -33,7 +32,9 @@ from spark.engine.session import running
 from spark.engine.signals import InterruptedRunError, Interrupts, apart, interruptible
 from spark.engine.staging import staging
 from spark.errors import RunFailedError
+from spark.options.reconcile import parsed
 from spark.postgres.connections import Connection, connect, only_run
+from spark.postgres.size import is_small
 from spark.proof import store_results
 from spark.proof.parquet_output import Mark, Output
 from spark.proof.prove_day import ProvedDay, first_findings, prove
@@ -43,13 +44,11 @@ from spark.report.page import NAMED_DAYS, render
 from spark.sources.ledger_files import LedgerError
 
 PROVED, FAILED, USAGE, FINDINGS = 0, 1, 2, 3
-URL = "HALFNOTE_DATABASE_URL"
-BASE_URL = "HALFNOTE_BASE_URL"
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the proof; return the exit status. Errors go to stderr, the result to stdout."""
-    options = _options(argv)
+    options = parsed(argv)
     try:
         with interruptible() as interrupts, staging(options.staging, keep=options.keep_staging) as place:
             return Run(options, interrupts, place).run()
@@ -68,64 +67,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     return FAILED
 
 
-def _options(argv: Sequence[str] | None) -> argparse.Namespace:
-    """Read the command line; wrong usage ends the program with 2."""
-    parser = argparse.ArgumentParser(
-        prog="reconcile", description="The nightly proof. Exit status: 0 proved, 3 findings"
-    )
-    add = parser.add_argument
-    add("--database-url", default=os.environ.get(URL), help=f"the primary, which gets the results; default: {URL}")
-    add("--read-url", help="a standby to read from instead")
-    days = "prove this day, YYYY-MM-DD; repeatable; default: every day that is not final or has changed"
-    add("--day", type=date.fromisoformat, action="append", default=[], help=days)
-    add(
-        "--from-parquet",
-        metavar="DIR",
-        help="read frames or an archive instead of a database, and write to no database",
-    )
-    add("--producer-ledger", metavar="SPEC", help="the verdicts in producers' databases: Parquet, CSV or a jdbc: URL")
-    complete = "the producer ledger has every commit: a committed transaction without a row is a finding"
-    add("--producer-ledger-complete", action="store_true", help=complete)
-    add("--consumer-ledger", metavar="SPEC", help="the messages in consumers' databases: Parquet, CSV or a jdbc: URL")
-    add(
-        "--out",
-        metavar="DIR",
-        help="write findings (Parquet by day) and report.html to a path or a URL that Spark supports",
-    )
-    add(
-        "--sla-s", type=float, default=3600.0, help="a message not delivered after this time is a finding; default 3600"
-    )
-    add("--margin-s", type=float, default=3600.0, help="a day is final 72 h plus this time after its end; default 3600")
-    add("--master", help="Spark's master; default: that of spark-submit, else all cores of this machine")
-    add("--staging", type=Path, metavar="DIR", help="directory for rows during the run; every executor must reach it")
-    add("--keep-staging", action="store_true", help="keep the staged rows, for inspection or for --from-parquet")
-    base_url = os.environ.get(BASE_URL) or None
-    add(
-        "--base-url",
-        type=_http_url,
-        default=base_url,
-        help=f"URL of the service, for the links of the report; default: {BASE_URL}",
-    )
-    options = parser.parse_args(argv)
-    if not options.from_parquet and not options.database_url:
-        parser.error(f"the source is missing: give a database (--database-url or {URL}) or --from-parquet")
-    if options.from_parquet and options.read_url:
-        parser.error("--from-parquet reads no database, so --read-url has no effect; leave one of them out")
-    if options.producer_ledger_complete and not options.producer_ledger:
-        parser.error("--producer-ledger-complete needs --producer-ledger")
-    return options
-
-
-def _http_url(value: str) -> str:
-    if not value.startswith(("http://", "https://")):
-        raise argparse.ArgumentTypeError("must be an http or https URL")
-    return value
-
-
 class Run:
     """One run, from its options to its exit status."""
 
-    def __init__(self, options: argparse.Namespace, interrupts: Interrupts, place: Path) -> None:
+    def __init__(self, options: Namespace, interrupts: Interrupts, place: Path) -> None:
         self._options = options
         self._interrupts = interrupts
         self._place = place
@@ -140,15 +85,17 @@ class Run:
             return self._in_session(self._over_parquet)
         with only_run(self._options.database_url) as connection:
             try:
-                return self._in_session(lambda spark: self._over_database(spark, connection))
+                return self._in_session(lambda spark: self._over_database(spark, connection), is_small(connection))
             except (LedgerError, NoJarError):
                 raise
             except Exception as error:
                 self._note_failure(connection, error)
                 raise
 
-    def _in_session(self, work: Callable[[SparkSession], int]) -> int:
-        with running(self._place, self._options.master) as spark:
+    def _in_session(self, work: Callable[[SparkSession], int], small: bool = False) -> int:
+        ledgers = (self._options.producer_ledger, self._options.consumer_ledger)
+        jdbc = any(ledger is not None and ledger.startswith("jdbc:") for ledger in ledgers)
+        with running(self._place, self._options.master, jdbc=jdbc, small=small) as spark:
             self._interrupts.listen()
             if self._options.out is not None:
                 self._output = Output(Files(spark), self._options.out, self._place.name)
@@ -279,6 +226,8 @@ class Run:
             others = [f"{day} ({count})" for day, count in written.elsewhere.items()]
             more = f" and {len(others) - NAMED_DAYS} more days" if len(others) > NAMED_DAYS else ""
             said.append(f"open findings of other days: {', '.join(others[:NAMED_DAYS])}{more}")
+        if self._output is not None:
+            print(f"report: {self._output.report}")
         print("; ".join(said))
         return FINDINGS if open_ else PROVED
 

@@ -16,7 +16,7 @@ import psycopg
 from pyspark.sql import Column, SparkSession
 from pyspark.sql import functions as F
 
-from spark.archive import options, records
+from spark.archive import records
 from spark.archive.cleanup import finish_redaction, finish_redactions
 from spark.archive.files import ArchiveFiles, name_of
 from spark.archive.layout import JAVA_FAILED, NAMED_AT_MOST, body_problems, entries, read, small_batches
@@ -28,6 +28,8 @@ from spark.errors import RunFailedError
 from spark.jobs.archive import CONF
 from spark.jobs.restore import is_restored, schema_of
 from spark.manifest import COLUMNS, TableManifest
+from spark.options import redact as options
+from spark.options.common import parsed
 from spark.postgres import audit, connections
 from spark.postgres.connections import Connection
 from spark.sources import frames
@@ -47,11 +49,8 @@ order by 1, 2
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Return 0: done, now or earlier; 1: it failed; 2: wrong usage."""
-    parser = options.parser("halfnote redact", "Remove one message's body from the archive permanently.")
-    parser.add_argument("message_id", metavar="MESSAGE_ID", help="<transaction_id>-<position>")
-    parser.add_argument("--reason", required=True, help="the reason, which the manifest records")
-    parser.add_argument("--actor", default=None, help="the person to record; default: the name of this account")
-    given = options.parsed(parser, argv)
+    parser = options.parser()
+    given = parsed(parser, argv)
     wanted = parsed_id(given.message_id)
     if wanted is None:
         parser.error(f"{given.message_id!r} is not a message id like 019a9f1c-1030-7b1e-8f00-1030a1030a10-0")
@@ -60,7 +59,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         connection = connections.connect(given.url)
         with records.archive_lock(connection):
             day = _day_of(connection, *wanted)
-            spark = session(given.master, **CONF)
+            spark = session(given.master, jdbc=True, **CONF)
             finish_redactions(connection, ArchiveFiles(spark))
             done = redact(spark, connection, records.day_of(connection, day), *wanted, record)
     except (RunFailedError, *JAVA_FAILED, psycopg.Error, OSError) as error:

@@ -13,7 +13,7 @@ import psycopg
 from pyspark.sql import SparkSession
 
 from spark import manifest
-from spark.archive import options, records
+from spark.archive import records
 from spark.archive.files import ArchiveFiles
 from spark.archive.layout import JAVA_FAILED, problems, read, rows_at_once, small_batches
 from spark.archive.records import ArchivedDay
@@ -22,6 +22,8 @@ from spark.engine.progress import Progress
 from spark.engine.session import session
 from spark.errors import RunFailedError
 from spark.manifest import TABLES
+from spark.options import restore as options
+from spark.options.common import parsed
 from spark.postgres import audit, connections
 from spark.postgres.connections import Connection
 from spark.sources import frames
@@ -38,10 +40,7 @@ WRONG_BODIES = "select count(*) as wrong from {schema}.half where sha256(body) <
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Return 0: done; 1: it failed; 2: wrong usage."""
-    parser = options.parser("halfnote restore", "Restore an archived day into a separate schema, to query it.")
-    parser.add_argument("day", type=options.day, metavar="DAY", help="a day like 2026-11-10")
-    parser.add_argument("--drop", action="store_true", help="drop the restored schema")
-    given = options.parsed(parser, argv)
+    given = parsed(options.parser(), argv)
     try:
         connection = connections.connect(given.url)
         with records.archive_lock(connection):

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import date, datetime
+from pathlib import Path
 from typing import Any, TypeAlias
 from uuid import UUID
 
@@ -116,7 +117,7 @@ def connect(url: str) -> Connection:
 def _opened(url: str) -> Connection:
     try:
         return psycopg.connect(
-            url.replace("postgresql+asyncpg://", "postgresql://", 1),
+            _url_of(url).replace("postgresql+asyncpg://", "postgresql://", 1),
             autocommit=True,
             row_factory=dict_row,
             connect_timeout=10,
@@ -128,6 +129,17 @@ def _opened(url: str) -> Connection:
         )
     except psycopg.Error as error:
         raise RunFailedError(f"The database cannot be reached: {first_line(error)}") from None
+
+
+def _url_of(address: str) -> str:
+    """Return a URL, read from its file if the address is `file:` and a path. Raises RunFailedError."""
+    if not address.startswith("file:"):
+        return address
+    path = Path(address.removeprefix("file:"))
+    try:
+        return path.read_text().strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise RunFailedError(f"HALFNOTE_DATABASE_URL_FILE: {path} cannot be read: {error}") from None
 
 
 def _refuse_pooled(connection: Connection, url: str) -> None:

@@ -1,10 +1,12 @@
 """`--out`: findings as Parquet by day and the report. They are published after the database has committed the run."""
 
 import json
+import re
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import date, datetime
+from pathlib import Path
 from typing import Self
 
 from py4j.protocol import Py4JError
@@ -17,6 +19,8 @@ from spark.sources.frames import root_cause
 
 ASIDE = ".run-"
 MARK = "run.json"
+REPORT = "report.html"
+URL_SCHEME = re.compile(r"[a-z][a-z0-9+.-]*:/", re.IGNORECASE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +58,12 @@ class Output:
         self._aside = f"{self._directory}/{ASIDE}{token}"
         self._marked = False
 
+    @property
+    def report(self) -> str:
+        """The URL of the report, which browsers and terminals open; a path becomes a file: URL."""
+        place = f"{self._directory}/{REPORT}"
+        return place if URL_SCHEME.match(place) else Path(place).absolute().as_uri()
+
     def begin(self, committed: Callable[[Mark], bool] | None) -> None:
         """Make the directory; publish the files of an earlier run whose result is `committed`, remove those of others.
 
@@ -87,7 +97,7 @@ class Output:
     def write_report(self, html: str) -> None:
         """Write the report, unpublished."""
         try:
-            self._files.write_text(f"{self._aside}/report.html", html)
+            self._files.write_text(f"{self._aside}/{REPORT}", html)
         except Py4JError as error:
             raise self._failure(error) from error
 
@@ -112,8 +122,8 @@ class Output:
         self._files.make(f"{self._directory}/findings")
         for day in self._files.children(f"{aside}/findings"):
             self._files.replace(f"{self._directory}/findings/{_name(day)}", day)
-        if self._files.exists(f"{aside}/report.html"):
-            self._files.replace(f"{self._directory}/report.html", f"{aside}/report.html")
+        if self._files.exists(f"{aside}/{REPORT}"):
+            self._files.replace(f"{self._directory}/{REPORT}", f"{aside}/{REPORT}")
 
     def discard(self) -> None:
         """Remove the unpublished files if they are not marked; ignore failures."""

@@ -14,6 +14,7 @@ from pyspark.sql.window import Window
 from spark import schemas
 from spark.day_selection import state_after
 from spark.engine.progress import Progress
+from spark.engine.small_plans import as_they_are
 from spark.errors import RunFailedError
 from spark.frames import Frames, empty, staged
 from spark.proof import store_results
@@ -21,7 +22,7 @@ from spark.proof.store_results import DayResult
 from spark.sources.frames import root_cause
 from spark.transforms.figures import figures, no_figures
 from spark.transforms.joined import Joined
-from spark.transforms.rules import RULES, findings_of, joined
+from spark.transforms.rules import RULES, findings_of, is_small, joined
 from spark.transforms.waiting import waiting
 
 
@@ -47,14 +48,15 @@ def prove(
     """Apply the rules to a day. Raises RunFailedError if Spark cannot."""
     f, nothing = read.frames, is_empty(read.frames)
     try:
-        with progress.stage("join", f.day) as stage:
-            j = None if nothing else joined(f, sla_s)
-            kept, found = (empty(spark, schemas.FINDING), {}) if j is None else _findings(j, staging_dir)
-            stage.rows = sum(found.values())
-        with progress.stage("figures", f.day):
-            drawn = no_figures() if j is None else figures(f, j.outcomes)
-        with progress.stage("waiting", f.day) as stage:
-            stage.rows = 0 if nothing else waiting(f).count()
+        with as_they_are(spark, if_=is_small(f)):
+            with progress.stage("join", f.day) as stage:
+                j = None if nothing else joined(f, sla_s)
+                kept, found = (empty(spark, schemas.FINDING), {}) if j is None else _findings(j, staging_dir)
+                stage.rows = sum(found.values())
+            with progress.stage("figures", f.day):
+                drawn = no_figures() if j is None else figures(f, j.outcomes)
+            with progress.stage("waiting", f.day) as stage:
+                stage.rows = 0 if nothing else waiting(f).count()
     except (PySparkException, Py4JError) as error:
         raise RunFailedError(f"The day {f.day} cannot be proved: {root_cause(str(error))}") from error
     outcomes = {name: sum(counts) for name, counts in drawn["outcomes"].items()}

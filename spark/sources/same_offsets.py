@@ -14,6 +14,7 @@ from pyspark.sql import DataFrame, SparkSession
 
 from spark import schemas
 from spark.errors import SnapshotLostError
+from spark.postgres import copy
 from spark.postgres.connections import Day, Snapshot, first_line, partition_name
 from spark.sources.frames import jdbc_in, read_failure
 
@@ -42,8 +43,11 @@ def earlier_with_same(spark: SparkSession, snapshot: Snapshot, day: Day, staging
         raise SnapshotLostError(f"A day was removed while offsets were compared: {first_line(error)}") from None
     place = f"{staging_dir}/same_offset"
     try:
-        spark.read.jdbc(**jdbc_in(snapshot), table=f"({query}) source").write.parquet(place)
-    except (PySparkException, Py4JError) as error:
+        if copy.writes_for(spark):
+            copy.write_copied(snapshot, [query], place, unlike=schemas.SAME_OFFSET.names, abreast=1)
+        else:
+            spark.read.jdbc(**jdbc_in(snapshot), table=f"({query}) source").write.parquet(place)
+    except (PySparkException, Py4JError, *copy.FAILURES) as error:
         raise read_failure(error) from error
     return spark.read.schema(schemas.SAME_OFFSET).parquet(place)
 

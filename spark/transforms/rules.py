@@ -1,15 +1,15 @@
 """The list of all rules by kind, and the functions that run them over a day."""
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial, reduce
 from typing import Any, Literal, TypeAlias
 
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
 from spark.engine.parallel import ABREAST, at_once
+from spark.engine.small_plans import as_they_are
 from spark.frames import Frames, empty
 from spark.schemas import BIG, FINDING, SAME_OFFSET
 from spark.transforms import archive, deliveries, ledgers, messages, offsets, transactions
@@ -30,14 +30,6 @@ FEW_SUSPECTS = 10_000
 MOST_BROADCAST = 1_000_000
 # A day of fewer rows is joined whole, without a search for suspects, and its plans run without adaptive execution.
 SMALL_DAY = 50_000
-# Compilation and adaptive execution of plans take a hundred times longer than to run them over a few rows in one
-# partition.
-AS_THEY_ARE = {
-    "spark.sql.codegen.wholeStage": "false",
-    "spark.sql.codegen.factoryMode": "NO_CODEGEN",
-    "spark.sql.adaptive.enabled": "false",
-    "spark.sql.shuffle.partitions": "1",
-}
 
 Needs: TypeAlias = Literal["always", "producer_ledger", "consumer_ledger", "archive"]
 
@@ -105,7 +97,7 @@ def findings_of(j: Joined, without: frozenset[str] = frozenset()) -> DataFrame:
     """Return what the rules find in the joins, as `findings` does."""
     # Over few rows, the planning of each step takes most of the time.
     parts = [partial(_found, j, without, RULES[first::ABREAST]) for first in range(ABREAST)]
-    with _as_they_are(j.whole.op.sparkSession, if_=j.suspects <= FEW_SUSPECTS):
+    with as_they_are(j.whole.op.sparkSession, if_=j.suspects <= FEW_SUSPECTS):
         return reduce(DataFrame.unionByName, at_once(parts))
 
 
@@ -123,10 +115,9 @@ def _found(j: Joined, without: frozenset[str], rules: Sequence[Rule]) -> DataFra
 def joined(f: Frames, sla_s: float) -> Joined:
     """Return the input of the rules: the joins over the suspect rows, each computed already."""
     f = ledgers.of_day(f)
-    rows = sum(f.rows.get(name, SMALL_DAY) for name in BIG)
     spark = f.op.sparkSession
-    if rows < SMALL_DAY:
-        with _as_they_are(spark, if_=True):
+    if is_small(f):
+        with as_they_are(spark, if_=True):
             disorder = _computed(offsets.disorder(offsets.breaks(f.outbox)))
             doubled = _computed(offsets.doubled(f, disorder))
             return _joins_of(f, _in_one_partition(f), disorder, doubled, sla_s, suspects=0)
@@ -138,21 +129,26 @@ def joined(f: Frames, sla_s: float) -> Joined:
         ]
     )
     odd = known.where("suspect is not null").select("suspect")
-    with _as_they_are(spark, if_=max(odd.count(), others.count()) <= FEW):
+    with as_they_are(spark, if_=max(odd.count(), others.count()) <= FEW):
         suspect = _computed(odd.unionByName(others).distinct())
         count = suspect.count()
-    with _as_they_are(spark, if_=breaks.count() <= FEW):
+    with as_they_are(spark, if_=breaks.count() <= FEW):
         disorder = _computed(offsets.disorder(breaks))
     # Spark has no estimate of their number, and would shuffle all rows of the day.
     found = F.broadcast(suspect) if count <= MOST_BROADCAST else suspect
     beside: list[Callable[[], Any]] = [lambda: _narrowed(f, found, count), lambda: _doubled(f, disorder)]
     few, doubled = at_once(beside)
-    with _as_they_are(spark, if_=count <= FEW_SUSPECTS):
+    with as_they_are(spark, if_=count <= FEW_SUSPECTS):
         whole = known.where("outcome is not null").groupBy(*COUNTED).agg(F.sum("count").alias("count"))
         return replace(
             _joins_of(f, few, disorder, doubled, sla_s, suspects=count),
             outcomes=_computed(whole),
         )
+
+
+def is_small(f: Frames) -> bool:
+    """Return whether the day is known to have few rows."""
+    return sum(f.rows.get(name, SMALL_DAY) for name in BIG) < SMALL_DAY
 
 
 def _taking(f: Frames) -> DataFrame:
@@ -194,19 +190,6 @@ def _joins_of(
 def _in_one_partition(f: Frames) -> Frames:
     frames = {name: getattr(f, name) for name in OF_TRANSACTIONS}
     return replace(f, **{name: one.coalesce(1) for name, one in frames.items() if one is not None})
-
-
-@contextmanager
-def _as_they_are(spark: SparkSession, *, if_: bool) -> Iterator[None]:
-    """Run the plans of the block without adaptive execution, unless `if_` is false."""
-    before = {name: str(spark.conf.get(name)) for name in AS_THEY_ARE} if if_ else {}
-    for name in before:
-        spark.conf.set(name, AS_THEY_ARE[name])
-    try:
-        yield
-    finally:
-        for name, value in before.items():
-            spark.conf.set(name, value)
 
 
 def _computed(frame: DataFrame) -> DataFrame:

@@ -40,6 +40,7 @@ MAY = {
     ("GET", "/messages/{message_id}"): "h h y y n",
     ("GET", "/transactions"): "o n y y n",
     ("GET", "/transactions/{transaction_id:uuid}"): "h n y y n",
+    ("GET", "/transactions/{transaction_id:uuid}/attempts"): "h n y y n",
     ("POST", "/transactions/{transaction_id:uuid}/check"): "n n y y n",
     ("POST", "/transactions/{transaction_id:uuid}/verdict"): "n n y y n",
     ("POST", "/transactions/{transaction_id:uuid}/reissue"): "n n y y n",
@@ -80,6 +81,7 @@ MAY = {
     ("POST", "/api-keys"): "n n n y n",
     ("GET", "/api-keys"): "n n n y n",
     ("GET", "/api-keys/{key_id}"): "n n n y n",
+    ("PUT", "/api-keys/{key_id}"): "n n n y n",
     ("POST", "/api-keys/{key_id}/rotate"): "n n n y n",
     ("DELETE", "/api-keys/{key_id}"): "n n n y n",
     ("GET", "/audit"): "n n n y n",
@@ -310,6 +312,10 @@ async def transaction(world: World) -> Asked:
     return Asked(f"/transactions/{await world.ended()}")
 
 
+async def attempts(world: World) -> Asked:
+    return Asked(f"/transactions/{await world.ended()}/attempts")
+
+
 async def check(world: World) -> Asked:
     return Asked(f"/transactions/{(await world.in_doubt())[1]}/check")
 
@@ -374,6 +380,7 @@ REQUESTS: dict[tuple[str, str], Builder] = {
     ("GET", "/messages/{message_id}"): message,
     ("GET", "/transactions"): transactions,
     ("GET", "/transactions/{transaction_id:uuid}"): transaction,
+    ("GET", "/transactions/{transaction_id:uuid}/attempts"): attempts,
     ("POST", "/transactions/{transaction_id:uuid}/check"): check,
     ("POST", "/transactions/{transaction_id:uuid}/verdict"): verdict,
     ("POST", "/transactions/{transaction_id:uuid}/reissue"): reissue,
@@ -409,6 +416,7 @@ REQUESTS: dict[tuple[str, str], Builder] = {
     ("GET", "/findings/kinds/{kind}"): plain("/findings/kinds/parked"),
     ("POST", "/api-keys"): plain("/api-keys", {"name": "grafana", "role": "metrics"}),
     ("GET", "/api-keys/{key_id}"): of_key("/api-keys/{key_id}"),
+    ("PUT", "/api-keys/{key_id}"): of_key("/api-keys/{key_id}", {"name": "grafana", "role": "metrics"}),
     ("POST", "/api-keys/{key_id}/rotate"): of_key("/api-keys/{key_id}/rotate", {}),
     ("DELETE", "/api-keys/{key_id}"): of_key("/api-keys/{key_id}"),
     ("GET", "/problems/{slug}"): plain("/problems/forbidden"),

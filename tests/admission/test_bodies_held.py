@@ -24,7 +24,7 @@ MOST = 4 * CHUNK
 def held(runtime: Runtime) -> Runtime:
     """A service that holds four chunks of bodies at most."""
     roomy = runtime.settings.model_copy(update={"bodies_max_bytes": MOST, "body_limit_bytes": MOST})
-    runtime.load_limits = LoadLimits(roomy)
+    runtime.load_limits = LoadLimits(roomy, runtime.metrics.traffic.refused)
     return runtime
 
 

@@ -26,12 +26,12 @@ from app.store.checkback.results import SETTLE, SettledCheck
 from app.store.relay.announcements import ANNOUNCE_EVERY_S
 from app.verdicts import Source, Verdict
 from tests.announcements.test_messages import announce_now, announcement, bodies
-from tests.checkback.test_loop import UNKNOWN, in_doubt, many_in_doubt, row, turn, verdict
 from tests.checkback.test_sweep import run_passes
 from tests.conftest import register_group
 from tests.coordinator.test_races import until_waiting
 from tests.coordinator.test_statement_plans import assert_keyed, both_plans, full, stored_ids
 from tests.support.check_responder import Call, Responder
+from tests.support.check_stepping import UNKNOWN, in_doubt, many_in_doubt, row, turn, verdict
 from tests.support.explain import big, scans
 from tests.support.processes import Service
 
@@ -51,18 +51,18 @@ async def test_what_policy_parks_or_rolls_back_is_announced(
     checks = CheckBack()
     async with Responder(content=UNKNOWN) as shop:
         await register_group(db, "shop", check_urls=[shop.url], max_checks=2, on_exhausted=on_exhausted)
-        one = await in_doubt(client, runtime)
+        transaction_id = await in_doubt(client, runtime)
         await turn(runtime, checks)
         assert await bodies(db) == []
         runtime.clock.offset_s += 31
         await turn(runtime, checks)
-    transaction = (await client.get(f"/transactions/{one}")).json()
+    transaction = (await client.get(f"/transactions/{transaction_id}")).json()
     [body] = await bodies(db)
     at = transaction["verdict"]["decided_at"] if topic == ROLLED_BACK else transaction["timeline"][-1]["at"]
     assert body == {
         "type": topic,
         "at": at,
-        "transaction_id": str(one),
+        "transaction_id": str(transaction_id),
         "producer_group": "shop",
         "topic": "order",
         "key": "order-1030",
@@ -106,35 +106,35 @@ async def test_it_is_announced_in_the_database_transaction_of_the_settle(
     checks, holder = CheckBack(), await connect(dsn)
     async with Responder(content=UNKNOWN) as shop:
         await register_group(db, "shop", check_urls=[shop.url], max_checks=1, on_exhausted=on_exhausted)
-        one = await in_doubt(client, runtime)
+        transaction_id = await in_doubt(client, runtime)
         async with holder.transaction():
             await holder.execute(f"select pg_advisory_xact_lock({AdvisoryLock.OFFSET})")
             settling = asyncio.create_task(turn(runtime, checks))
             for _ in range(2):
                 await until_waiting(db)
-                assert (await row(db, one))["state"] == 1
-                assert await verdict(db, one) is None
+                assert (await row(db, transaction_id))["state"] == 1
+                assert await verdict(db, transaction_id) is None
                 assert await bodies(db) == []
                 assert await db.fetchval(TERMINATE)
         await settling
     await holder.close()
-    assert [body["transaction_id"] for body in await bodies(db)] == [str(one)]
+    assert [body["transaction_id"] for body in await bodies(db)] == [str(transaction_id)]
     if on_exhausted == "park":
-        assert (await row(db, one))["state"] == 2
+        assert (await row(db, transaction_id))["state"] == 2
         assert await db.fetchval("select count(*) from attempt where kind = 'parked'") == 1
     else:
-        assert await verdict(db, one) == (2, 2)
-        assert await row(db, one) is None
+        assert await verdict(db, transaction_id) == (2, 2)
+        assert await row(db, transaction_id) is None
 
 
 @BOTH_POLICIES
 async def test_a_transaction_decided_meanwhile_is_not_announced(
     client: httpx.AsyncClient, runtime: Runtime, db: Connection, group: str, on_exhausted: str, topic: str
 ) -> None:
-    one: UUID | None = None
+    transaction_id: UUID | None = None
 
     async def end_first(call: Call) -> web.StreamResponse:
-        end = {"transaction_id": str(one), "producer_group": "shop", "verdict": "commit"}
+        end = {"transaction_id": str(transaction_id), "producer_group": "shop", "verdict": "commit"}
         assert (await client.post("/end", json=end)).status_code == 200
         return web.json_response(UNKNOWN)
 
@@ -142,9 +142,9 @@ async def test_a_transaction_decided_meanwhile_is_not_announced(
         await db.execute(
             "update producer_group set check_urls = $1, max_checks = 1, on_exhausted = $2", [shop.url], on_exhausted
         )
-        one = await in_doubt(client, runtime)
+        transaction_id = await in_doubt(client, runtime)
         await turn(runtime, CheckBack())
-    assert await verdict(db, one) == (1, 0)
+    assert await verdict(db, transaction_id) == (1, 0)
     assert await bodies(db) == []
     assert await db.fetchval("select count(*) from announced") == 0
     assert await db.fetchval("select count(*) from attempt where kind = 'parked'") == 0
@@ -220,14 +220,14 @@ async def test_a_webhook_gets_the_message_of_a_parked_transaction_within_two_sec
         await service.start()
         try:
             async with httpx.AsyncClient(base_url=service.url) as client:
-                one = await park_one(client, shop, operator)
+                transaction_id = await park_one(client, shop, operator)
             async with asyncio.timeout(30):
                 age_s, call = await received
         finally:
             assert service.stop() == 0
     assert age_s < 2
     announced = call.json()
-    assert (announced["type"], announced["transaction_id"], announced["held_back"]) == (PARKED, one, 0)
+    assert (announced["type"], announced["transaction_id"], announced["held_back"]) == (PARKED, transaction_id, 0)
     assert call.headers["ce-type"] == PARKED
     assert call.headers["ce-source"] == "/producer-groups/halfnote"
 
@@ -239,6 +239,6 @@ async def park_one(client: httpx.AsyncClient, shop: Responder, operator: Respond
     subscription = {"topics": ["halfnote.*"], "destination": {"type": "webhook", "url": operator.url}}
     assert (await client.put("/subscriptions/people", json=subscription)).status_code == 201
     half = {"producer_group": "shop", "messages": [{"topic": "order", "body": {"order": 1030}}]}
-    one = (await client.post("/half", json=half)).json()["transaction_id"]
-    assert (await client.post(f"/transactions/{one}/check")).status_code == 202
-    return str(one)
+    transaction_id = (await client.post("/half", json=half)).json()["transaction_id"]
+    assert (await client.post(f"/transactions/{transaction_id}/check")).status_code == 202
+    return str(transaction_id)

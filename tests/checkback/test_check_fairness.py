@@ -13,10 +13,10 @@ from app.database.connection import Connection, connect
 from app.ids import uuid7
 from app.lifecycle.startup import running
 from app.runtime.state import Runtime
-from tests.checkback.test_loop import many_in_doubt
 from tests.conftest import migrated_template, register_group
 from tests.support import postgres
 from tests.support.check_responder import Call, Responder, Silent
+from tests.support.check_stepping import many_in_doubt
 
 IN_DOUBT = 5000
 ASKED = 40

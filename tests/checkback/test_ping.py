@@ -9,9 +9,9 @@ from app.checkback.ping import Pings
 from app.config import Settings
 from app.database.connection import Connection
 from app.runtime.state import Runtime
-from tests.checkback.test_loop import SECRET, replica
 from tests.conftest import register_group
 from tests.support.check_responder import Responder
+from tests.support.check_stepping import SECRET, replica
 
 
 def up(runtime: Runtime) -> dict[str, float]:

@@ -10,8 +10,9 @@ from datetime import UTC, datetime, timedelta
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
-from uuid import uuid4
+from uuid import UUID, uuid4
 
+import asyncpg
 import httpx
 import pytest
 from halfnote import Verifier
@@ -118,6 +119,26 @@ def post_end(url: str, group: str, transaction_id: str, verdict: str) -> None:
     """End a transaction."""
     end = {"producer_group": group, "transaction_id": transaction_id, "verdict": verdict}
     httpx.post(f"{url}/end", json=end).raise_for_status()
+
+
+@pytest.mark.parametrize("name", ["../x", "..", "", "a/b"])
+@pytest.mark.parametrize("command", ["put", "get", "delete --yes", "pause", "test"])
+def test_a_bad_subscription_name_is_refused(run_alone: Run, command: str, name: str) -> None:
+    """Before any call: a client would send `PUT /subscriptions/..` as `PUT /`."""
+    refused = run_alone("subscriptions", *command.split(), name)
+    assert (refused.code, refused.out) == (2, "")
+    assert refused.err.startswith(f"halfnote: `{name}` is not a name: ")
+
+
+def test_a_put_names_the_fields_that_it_reset(run: Run) -> None:
+    name, destination = f"mailer-{uuid4().hex[:8]}", ("--to", "http://127.0.0.1:9/")
+    run("subscriptions", "put", name, "--topic", "order", *destination, "--rate", "5", "--tag", "x")
+    put = run("subscriptions", "put", name, "--topic", "order", *destination)
+    assert "left out, so now the default  filters, rate_per_s" in put.out
+    assert "left out" not in run("subscriptions", "put", name, "--topic", "order", *destination).out
+    assert run("subscriptions", "put", "a b", "--topic", "order", *destination).code == 1
+    run("groups", "put", name, "--check-url", "http://127.0.0.1:9/", "--immunity-s", "60")
+    assert "left out, so now the default  immunity_s" in run("groups", "put", name, "--check-url", "http://x.test/").out
 
 
 def test_groups_are_put_shown_listed_and_deleted(run: Run) -> None:
@@ -308,7 +329,8 @@ def test_a_list_of_transactions_is_filtered_and_paged(run: Run, url: str, group:
 
 
 def test_a_transaction_is_shown_with_its_timeline(run: Run, url: str, group: str) -> None:
-    transaction_id = post_half(url, group, context={"order": 1030})
+    # A topic of its own: other tests subscribe to `order`, and their attempts would be on the timeline.
+    transaction_id = post_half(url, group, "shown", context={"order": 1030})
     post_end(url, group, transaction_id, "commit")
     shown = run("transactions", "show", transaction_id)
     assert shown.code == 0
@@ -317,7 +339,7 @@ def test_a_transaction_is_shown_with_its_timeline(run: Run, url: str, group: str
         "committed",
         "commit by producer",
         '{"order": 1030}',
-        "order (created)",
+        "shown (created)",
         "order-1030",
     ):
         assert expected in shown.out
@@ -325,6 +347,22 @@ def test_a_transaction_is_shown_with_its_timeline(run: Run, url: str, group: str
     whats = [line[2] for line in lines if len(line) > 2 and line[1] == "s"]
     as_json = run("transactions", "show", transaction_id, "--json").json
     assert whats == [entry["what"] for entry in as_json["timeline"]] == ["born", "verdict", "published"]
+
+
+async def test_a_long_timeline_is_shown_whole(run: Run, url: str, group: str, database: str) -> None:
+    transaction_id = post_half(url, group)
+    connection = await asyncpg.connect(database)
+    await connection.execute(
+        "insert into attempt (transaction_id, kind, at, outcome, number) "
+        "select $1, 'check', now() + n * interval '1 ms', 'unanswered', n from generate_series(1, 2100) n order by n",
+        UUID(transaction_id),
+    )
+    await connection.close()
+    shown = run("transactions", "show", transaction_id, "--json").json
+    numbers = [entry["check"] for entry in shown["timeline"] if entry["what"] == "check"]
+    assert (numbers, shown["attempts_cursor"]) == (list(range(1, 2101)), None)
+    assert shown["timeline"][0]["what"] == "born"
+    assert "no. 2100" in run("transactions", "show", transaction_id).out
 
 
 def test_a_person_asks_decides_and_reissues(run: Run, url: str, group: str) -> None:
@@ -519,6 +557,7 @@ def test_drain_refuses_halves_until_it_is_off(run: Run, url: str, group: str) ->
 
 def test_version_and_help(run: Run) -> None:
     assert run("version").out.strip() == "0.1.0"
+    assert run("--version").out == run("version").out
     commands = ("groups", "transactions", "subscriptions", "dead-letters", "serve", "migrate", "drain")
     for arguments in ((), *((command,) for command in commands)):
         shown = run(*arguments, "--help")

@@ -58,6 +58,10 @@ def environment(tmp_path: Path) -> dict[str, str]:
     (jobs.parent / "__init__.py").touch()
     (jobs / "__init__.py").touch()
     (jobs / "reconcile.py").write_text(PROGRAM)
+    options = tmp_path / "spark" / "options"
+    options.mkdir()
+    (options / "__init__.py").touch()
+    (options / "__main__.py").write_text(PROGRAM)
     return {**os.environ, "PYTHONPATH": str(tmp_path), "HALFNOTE_DATA_DIR": str(tmp_path / "none")}
 
 
@@ -96,7 +100,7 @@ def test_the_url_goes_by_the_environment_alone(environment: dict[str, str], dsn:
 
 def test_help_is_the_programs_own_and_needs_no_database(environment: dict[str, str]) -> None:
     ended = reconcile(environment, "--help")
-    assert (ended.returncode, json.loads(ended.stdout)[0]) == (0, ["--help"])
+    assert (ended.returncode, json.loads(ended.stdout)[0]) == (0, ["reconcile", "--help"])
 
 
 def test_over_parquet_no_database_is_asked(environment: dict[str, str], tmp_path: Path) -> None:
@@ -233,9 +237,31 @@ def test_without_pyspark_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch
     assert (ended.code, ended.out) == (2, "")
     assert "no_such_package" in ended.err
     assert "pip install 'halfnote-server[spark]'" in ended.err
-    described = run_alone("reconcile", "--help")
-    assert (described.code, described.err) == (0, "")
-    assert "pip install 'halfnote-server[spark]'" in " ".join(described.out.split())
+
+
+# Hides the packages of the extra `spark` from a Python that has them.
+WITHOUT_EXTRA = """
+from importlib.machinery import PathFinder
+found = PathFinder.find_spec
+HIDDEN = {"adbc_driver_postgresql", "jinja2", "matplotlib", "psycopg", "py4j", "pyarrow", "pyspark"}
+PathFinder.find_spec = lambda name, *rest: None if name.partition(".")[0] in HIDDEN else found(name, *rest)
+"""
+
+
+@pytest.mark.parametrize("program", ["reconcile", "archive", "restore", "redact"])
+def test_help_without_the_extra_lists_the_options_and_what_to_install(program: str, tmp_path: Path) -> None:
+    (tmp_path / "sitecustomize.py").write_text(WITHOUT_EXTRA)
+    command = [sys.executable, "-m", "app.cli", program, "--help"]
+    plain, hidden = (
+        subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True)
+        for env in ({**os.environ, "COLUMNS": "80"}, {**os.environ, "COLUMNS": "80", "PYTHONPATH": str(tmp_path)})
+    )
+    assert (plain.returncode, plain.stderr, hidden.returncode) == (0, "", 0)
+    assert "--database-url" in plain.stdout
+    assert hidden.stdout == plain.stdout
+    said = " ".join(hidden.stderr.split())
+    assert "needs pyspark, psycopg" in said
+    assert "pip install 'halfnote-server[spark]'" in said
 
 
 @pytest.fixture

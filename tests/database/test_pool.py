@@ -9,7 +9,6 @@ import httpx
 import pytest
 from sqlalchemy.exc import DBAPIError
 
-from app.database import connection as pool
 from app.database.connection import LOOP_CONNECTIONS, Database, PoolBusy, PoolShare
 from app.database.errors import problem_of
 from app.ids import uuid7
@@ -47,18 +46,16 @@ async def take(lender: Database | PoolShare) -> None:
         pass
 
 
-async def test_many_ends_of_unknown_ids_are_answered(client: httpx.AsyncClient, group: str) -> None:
+async def test_many_ends_of_unknown_ids_are_answered(client: httpx.AsyncClient, runtime: Runtime, group: str) -> None:
     """More requests than connections, each of which reads the transaction and then its day."""
     ends = [end_of(uuid7(now()), "unknown") for _ in range(40)]
-    async with asyncio.timeout(pool.POOL_TIMEOUT_S):
+    async with asyncio.timeout(runtime.settings.pool_timeout_s):
         answers = await asyncio.gather(*(client.post("/end", json=end) for end in ends))
     assert {answer.status_code for answer in answers} == {404}
 
 
-async def test_a_burst_of_requests_leaves_connections_to_the_loops(
-    client: httpx.AsyncClient, runtime: Runtime, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(pool, "POOL_TIMEOUT_S", 0.05)
+async def test_a_burst_of_requests_leaves_connections_to_the_loops(client: httpx.AsyncClient, runtime: Runtime) -> None:
+    runtime.database.pool_timeout_s = 0.05
     async with AsyncExitStack() as stack:
         for _ in range(runtime.settings.pool_size - LOOP_CONNECTIONS):
             await stack.enter_async_context(held(runtime.request_pool))
@@ -88,9 +85,8 @@ async def test_a_canceled_wait_takes_no_part_of_the_share(dsn: str) -> None:
     await database.close()
 
 
-async def test_a_pool_that_stays_in_use_is_busy(dsn: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pool, "POOL_TIMEOUT_S", 0.05)
-    database = Database(dsn, pool_size=1)
+async def test_a_pool_that_stays_in_use_is_busy(dsn: str) -> None:
+    database = Database(dsn, pool_size=1, pool_timeout_s=0.05)
     async with held(database):
         with pytest.raises(PoolBusy) as busy:
             await take(database)

@@ -10,7 +10,7 @@ import asyncpg
 import pytest
 
 from app.database.connection import Connection, Database, connect, timeline_guard
-from app.database.timelines import StaleServer, hosts_of
+from app.database.timelines import LookTimes, StaleServer, hosts_of
 from app.embedded_postgres import EmbeddedPostgres
 from app.embedded_postgres.paths import find_paths
 from app.runtime.readiness import readiness
@@ -41,7 +41,7 @@ async def test_a_former_primary_is_refused(data_dir: Path) -> None:
     async with two_servers(data_dir) as (former, promoted):
         url = url_of_both(former, promoted)
         [(_, former_port), (_, promoted_port)] = hosts_of(url)
-        database = Database(url, pool_size=2)
+        database = Database(url, pool_size=2, look_times=LookTimes(every_s=0))
         try:
             dedicated = await database.dedicated()
             async with database.connection() as pooled:
@@ -52,7 +52,6 @@ async def test_a_former_primary_is_refused(data_dir: Path) -> None:
             assert await port_of(direct) == former_port
             await direct.close()
 
-            database.guard.forget_look()
             await database.guard.look()
             assert dedicated.is_closed()
             async with database.connection() as pooled:

@@ -71,6 +71,33 @@ async def test_a_batch_is_one_signed_array_of_events(http_client: EgressClient) 
     assert [event.get_subject() for event in read] == ["order-0", None, "order-2"]
 
 
+async def test_auto_sends_one_message_in_binary_mode_and_more_as_a_batch(http_client: EgressClient) -> None:
+    async with Responder() as responder:
+        hook = webhook(http_client, responder.url, mode="auto", batch_max=100)
+        assert hook.batch_max == 100
+        assert failed_at(await hook.deliver([message(0, body=b"\xff", content_type="image/png")], now())) == []
+        assert failed_at(await hook.deliver([message(number) for number in range(3)], now())) == []
+    single, batch = responder.calls
+    assert (single.headers["content-type"], single.headers["ce-id"]) == ("image/png", message(0).message_id)
+    assert single.body == b"\xff"
+    assert (batch.headers["content-type"], offsets_of(batch)) == (BATCH, [0, 1, 2])
+    assert "ce-id" not in batch.headers
+    Verifier(SECRET).verify(batch.body, batch.headers)
+
+
+async def test_auto_narrows_a_failed_batch_down_to_a_binary_message(http_client: EgressClient) -> None:
+    async def answer(call: Call) -> web.StreamResponse:
+        offsets = offsets_of(call) if call.headers["content-type"] == BATCH else [int(call.headers["halfnote-offset"])]
+        return web.Response(status=500 if 2 in offsets else 204)
+
+    async with Responder(answer) as responder:
+        hook = webhook(http_client, responder.url, mode="auto", batch_max=100)
+        outcomes = await hook.deliver([message(number) for number in range(8)], now())
+    assert failed_at(outcomes) == [2]
+    alone = [call.headers["halfnote-offset"] for call in responder.calls if call.headers["content-type"] != BATCH]
+    assert "2" in alone
+
+
 async def test_the_id_is_the_same_for_the_same_set(http_client: EgressClient) -> None:
     async with Responder(status=503) as hook:
         some = [message(number) for number in range(3)]

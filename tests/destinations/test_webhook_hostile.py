@@ -10,7 +10,8 @@ from typing import TypeVar
 import pytest
 
 from app.delivery import Delivered, Failed, Outcome
-from app.egress.http_client import REPLY_LIMIT_BYTES, EgressClient
+from app.egress.http_client import EgressClient
+from app.egress.reply import REPLY_LIMIT_BYTES
 from tests.support.check_responder import RawServer, Responder, Silent, plain
 from tests.support.webhooks import message, now, webhook
 

@@ -64,3 +64,31 @@ async def test_structured_events_are_delivered_with_receipts(
     assert call.headers["content-type"] == "application/cloudevents+json"
     assert (call.json()["halfnoteoffset"], call.json()["data"]) == (str(offset), {"order": 1})
     assert await db.fetchval("select outcome from receipt") == "delivered"
+
+
+async def test_auto_sends_a_lone_message_alone_and_a_backlog_in_batches(
+    client: httpx.AsyncClient, runtime: Runtime, relay: Relay, db: Connection
+) -> None:
+    async with Responder() as receiver:
+        made = await subscribe(
+            client,
+            receiver,
+            max_in_flight=1,
+            destination={"type": "webhook", "url": receiver.url, "mode": "auto", "batch_max": 40},
+        )
+        assert made["destination"]["mode"] == "auto"
+        [first] = await publish(client, order(1))
+        await turn_until(relay, runtime, lambda: db.fetchval(SETTLED, 1))
+        offsets = await publish(client, *(order(number) for number in range(2, 42)))
+        await turn_until(relay, runtime, lambda: db.fetchval(SETTLED, 41))
+    alone, *batches = receiver.calls
+    assert (alone.headers["halfnote-offset"], alone.json()) == (str(first), {"order": 1})
+    assert len(batches) < 20
+    received: list[str] = []
+    for call in batches:
+        Verifier(made["secret"]).verify(call.body, call.headers)
+        if call.headers["content-type"] == "application/cloudevents-batch+json":
+            received += [event["halfnoteoffset"] for event in call.json()]
+        else:
+            received.append(call.headers["halfnote-offset"])
+    assert sorted(map(int, received)) == sorted(offsets)

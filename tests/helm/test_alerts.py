@@ -126,6 +126,14 @@ def test_prometheus_takes_every_query(tmp_path: Path) -> None:
 
 CASES: dict[str, tuple[dict[str, Any], list[tuple[float, set[str]]]]] = {
     "all is well": ({}, [(minute, set()) for minute in (1, 30, 300, 49 * HOUR)]),
+    "a certificate expires in fewer than five days": (
+        {f'halfnote_tls_certificate_expires_timestamp_seconds{{{API}, file="/tls.crt"}}': f"{5 * 86_400 + 3600}x300"},
+        [(59, set()), (75, {"HalfnoteCertificateExpires"})],
+    ),
+    "a new certificate cannot be used": (
+        {f'halfnote_tls_certificate_not_reloaded{{{API}, file="/tls.crt"}}': "0x9 1x60"},
+        [(14, set()), (17, {"HalfnoteCertificateNotReloaded"})],
+    ),
     "no process of the API answers, a worker does": (
         {f"up{{{API}}}": "1x9 0x60", f"halfnote_ready{{{API}}}": GONE},
         [(11, set()), (13, {"HalfnoteApiDown"}), (60, {"HalfnoteApiDown"})],
@@ -203,6 +211,20 @@ CASES: dict[str, tuple[dict[str, Any], list[tuple[float, set[str]]]]] = {
         },
         [(31, {"HalfnoteLeftUndelivered"}), (40, {"HalfnoteLeftUndelivered", "HalfnoteDeadLetters"})],
     ),
+    "one of twenty messages is received after minutes": (
+        {
+            f'halfnote_commit_to_received_seconds_bucket{{{MAILER}, le="{bound}"}}': f"0+{count}x60"
+            for bound, count in (("0.1", 95), ("60.0", 95), ("300.0", 100), ("+Inf", 100))
+        },
+        [(15, set()), (20, {"HalfnoteReceivedLate"})],
+    ),
+    "one of two hundred messages is received after minutes": (
+        {
+            f'halfnote_commit_to_received_seconds_bucket{{{MAILER}, le="{bound}"}}': f"0+{count}x60"
+            for bound, count in (("0.1", 199), ("60.0", 199), ("300.0", 200), ("+Inf", 200))
+        },
+        [(minute, set()) for minute in (15, 20, 40)],
+    ),
     # Its next try may be hours off; the lag stays 0.
     "a message is tried in vain": (
         {f"halfnote_oldest_retry_seconds{{{MAILER}}}": "0+60x119 0x60"},
@@ -233,3 +255,30 @@ def test_alerts_fire_when_they_should(
     rules: Path, series: dict[str, str], expected: list[tuple[float, set[str]]]
 ) -> None:
     played(rules, {**WELL, **series}, expected)
+
+
+# Production leaves this alert out.
+UNROUTED: dict[str, tuple[dict[str, Any], list[tuple[float, set[str]]]]] = {
+    "messages match no subscription": (
+        {f"halfnote_unrouted_messages{{{WORKER}}}": "0x29 3x300"},
+        [(29, set()), (36, {"HalfnoteUnrouted"}), (88, {"HalfnoteUnrouted"}), (95, set()), (300, set())],
+    ),
+    "a new installation's first messages match no subscription": (
+        {f"halfnote_unrouted_messages{{{WORKER}}}": "_x9 2x100"},
+        [(9, set()), (16, {"HalfnoteUnrouted"})],
+    ),
+    # A process shows 0 until its first turn; then no worker runs for a while.
+    "workers restart after messages matched no subscription": (
+        {f"halfnote_unrouted_messages{{{WORKER}}}": "5x99 0x1 5x99 _x30 5x300"},
+        [(minute, set()) for minute in (101, 108, 166, 235, 300, 360)],
+    ),
+}
+
+
+@pytest.mark.parametrize(("series", "expected"), UNROUTED.values(), ids=UNROUTED)
+def test_the_alert_on_unrouted_messages_fires_for_new_ones(
+    tmp_path: Path, series: dict[str, str], expected: list[tuple[float, set[str]]]
+) -> None:
+    program("promtool")
+    made = rendered(PRODUCTION, "--set-json", "prometheusRule.disabled=[]")
+    played(rules_of(made, tmp_path / "rules.yaml"), {**WELL, **series}, expected)

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import yaml
 
-from spark.jobs import archive, reconcile
+from spark.options import archive, reconcile
 from tests.helm.programs import CHART, KUBERNETES, SCHEMAS, VALUES, program, rendered, require, run
 
 JOBS = "/opt/halfnote/spark/jobs"
@@ -70,8 +70,27 @@ def test_no_pod_may_more_than_it_needs(values: Path) -> None:
 
 
 @EACH
+def test_the_security_context_of_each_container_can_be_replaced(values: Path) -> None:
+    replaced = ["runAsUser=4711", "readOnlyRootFilesystem=null", "capabilities.add={NET_BIND_SERVICE}"]
+    more = [
+        word
+        for of in ("", "postgresql.")
+        for field in replaced
+        for word in ("--set", f"{of}containerSecurityContext.{field}")
+    ]
+    contexts = [context for document in yaml.safe_load_all(rendered(values, *more)) for context in own(document)]
+    assert contexts
+    for context in contexts:
+        assert context == {
+            "allowPrivilegeEscalation": False,
+            "capabilities": {"drop": ["ALL"], "add": ["NET_BIND_SERVICE"]},
+            "runAsUser": 4711,
+        }
+
+
+@EACH
 def test_the_nightly_programs_know_their_options(values: Path) -> None:
-    parsers = {"reconcile": reconcile._options, "archive": archive._parser().parse_args}
+    parsers = {"reconcile": reconcile.parsed, "archive": archive.parser().parse_args}
     for document in yaml.safe_load_all(rendered(values)):
         if document is None or document["kind"] not in ("CronJob", "ScheduledSparkApplication"):
             continue
@@ -83,6 +102,17 @@ def test_the_nightly_programs_know_their_options(values: Path) -> None:
             parsers[program](["--database-url", "postgresql://x", *arguments[start + 1 :]])
         if document["kind"] == "ScheduledSparkApplication":
             parsers[program](["--database-url", "postgresql://x", *document["spec"]["template"].get("arguments", [])])
+
+
+def own(part: Any) -> list[dict[str, Any]]:
+    """The security contexts of containers, jobs, hooks and the Spark operator's pods included."""
+    if isinstance(part, list):
+        return [context for one in part for context in own(one)]
+    if not isinstance(part, dict):
+        return []
+    is_pod = "containers" in part
+    found = [part["securityContext"]] if "securityContext" in part and not is_pod else []
+    return found + [context for one in part.values() for context in own(one)]
 
 
 def pods(document: Any) -> list[dict[str, Any]]:

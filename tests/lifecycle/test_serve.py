@@ -257,6 +257,10 @@ async def test_several_workers_over_the_embedded_postgres_sum_their_metrics(serv
     # Any of the processes may accept a connection.
     for _ in range(40):
         assert httpx.post(f"{served.url}/half", json=ORDER).status_code == 201
+    async with asyncio.timeout(10):
+        # A process publishes what it counted a moment later, so the process that is asked may not see all of it yet.
+        while halves_in(httpx.get(f"{served.url}/metrics").text) != 40.0:
+            await asyncio.sleep(0.05)
     counted = {halves_in(httpx.get(f"{served.url}/metrics").text) for _ in range(10)}
     assert counted == {40.0}
     assert served.stop() == 0

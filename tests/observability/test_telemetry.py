@@ -16,6 +16,7 @@ import psutil
 import pytest
 import structlog
 
+from app.config import Settings
 from app.database.connection import Connection
 from app.loops import disk_usage, gauges
 from app.loops.process_usage import ProcessUsage
@@ -40,6 +41,10 @@ FAMILIES = (
     "halves_total",
     "verdicts_total",
     "verdicts_refused_total",
+    "group_halves_total",
+    "group_verdicts_total",
+    "topic_messages_total",
+    "key_refusals_total",
     "in_doubt",
     "oldest_in_doubt_seconds",
     "parked",
@@ -52,8 +57,11 @@ FAMILIES = (
     "breaker_open",
     "oldest_due_seconds",
     "delivery_seconds",
+    "commit_to_received_seconds",
     "relay_lag_seconds",
     "relay_lag_messages",
+    "waiting_limit_used",
+    "expired_messages_total",
     "retries_waiting",
     "oldest_retry_seconds",
     "dead_letters",
@@ -61,6 +69,8 @@ FAMILIES = (
     "days_ahead",
     "database_bytes",
     "day_bytes",
+    "database_free_bytes",
+    "database_hours_to_full",
     "left_undecided_total",
     "left_undelivered_total",
     "reconciliation_age_seconds",
@@ -80,6 +90,8 @@ FAMILIES = (
     "pool_connections_in_use",
     "pool_connections_max",
     "build_info",
+    "tls_certificate_expires_timestamp_seconds",
+    "tls_certificate_not_reloaded",
 )
 
 
@@ -235,11 +247,12 @@ async def test_the_sizes_of_database_and_days_are_measured(
 ) -> None:
     now = runtime.clock.now()
     today, tomorrow = (f'halfnote_day_bytes{{day="{now.date() + timedelta(days=n)}"}}' for n in range(2))
-    await disk_usage.step(runtime, now)
+    usage = disk_usage.DiskUsage()
+    await usage.step(runtime, now)
     before, empty = value(runtime, today), value(runtime, tomorrow)
     assert before == empty
     await asyncio.gather(*(post_transaction(client) for _ in range(20)))
-    await disk_usage.step(runtime, now)
+    await usage.step(runtime, now)
     after = value(runtime, today)
     assert before is not None
     assert after is not None
@@ -248,8 +261,37 @@ async def test_the_sizes_of_database_and_days_are_measured(
     ahead = value(runtime, "halfnote_days_ahead")
     assert ahead == await db.fetchval("select count(*) from day where day > $1", now.date())
     await db.execute("update day set state = 'gone' where day = $1", now.date())
-    await disk_usage.step(runtime, now)
+    await usage.step(runtime, now)
     assert value(runtime, today) is None
+
+
+async def test_the_hours_until_the_disk_is_full_are_shown_where_they_are_known(
+    client: httpx.AsyncClient, runtime: Runtime, group: str
+) -> None:
+    free, hours = (f'halfnote_database_{name}{{source="setting"}}' for name in ("free_bytes", "hours_to_full"))
+    usage, now = disk_usage.DiskUsage(), runtime.clock.now()
+    await usage.step(runtime, now)
+    assert (value(runtime, free), value(runtime, hours)) == (None, None)
+    size = value(runtime, "halfnote_database_bytes")
+    assert size is not None
+    runtime.settings = runtime.settings.model_copy(update={"database_disk_bytes": int(size) + 10**8})
+    await usage.step(runtime, now)
+    assert value(runtime, free) == 10**8
+    assert value(runtime, hours) is None
+    await asyncio.gather(*(post_transaction(client) for _ in range(50)))
+    await usage.step(runtime, now + timedelta(hours=1))
+    grown = (value(runtime, "halfnote_database_bytes") or 0) - size
+    assert grown > 0
+    assert value(runtime, free) == 10**8 - grown
+    assert value(runtime, hours) == pytest.approx((10**8 - grown) / grown)
+
+
+def test_the_embedded_database_grows_into_its_file_system(tmp_path: Path) -> None:
+    free = disk_usage.free_bytes(Settings(data_dir=tmp_path), 10**6)
+    assert free is not None
+    assert free > 0
+    assert disk_usage.free_bytes(Settings(database_url="postgresql://db/halfnote"), 10**6) is None
+    assert disk_usage.free_bytes(Settings(data_dir=tmp_path, database_disk_bytes=10**5), 10**6) == 0
 
 
 async def test_an_open_breaker_is_shown(runtime: Runtime, db: Connection) -> None:

@@ -17,9 +17,9 @@ from app.database.connection import Connection
 from app.lifecycle.startup import assemble
 from app.relay.loop import Relay
 from app.runtime.state import Runtime
-from tests.checkback.test_loop import COMMIT, in_doubt, turn
 from tests.conftest import client_of, register_group
 from tests.support.check_responder import Responder, Silent
+from tests.support.check_stepping import COMMIT, in_doubt, turn
 from tests.support.otlp_collector import Collector, Seen
 from tests.support.processes import Service
 from tests.support.relay_stepping import order, subscribe, turn_until
@@ -200,6 +200,36 @@ async def test_a_check_has_a_span(settings: Settings, db: Connection, collector:
         "server.address": "127.0.0.1",
         "http.response.status_code": 200,
     }
+
+
+@pytest.mark.parametrize("others", [0, 3])
+async def test_an_end_outside_the_trace_of_its_half_links_to_it(
+    settings: Settings, db: Connection, group: str, collector: Collector, others: int
+) -> None:
+    async with tracing(settings, collector.url, ratio=1) as runtime, client_of(runtime) as client:
+
+        async def half_of(key: int, **headers: str) -> dict[str, str]:
+            made = await post(client, "/half", {"messages": [order(key)]}, **headers)
+            return {"transaction_id": made["transaction_id"], "verdict": "commit"}
+
+        traced = await half_of(1, traceparent=SAMPLED)
+        beside = [await half_of(2 + number, traceparent=UNSAMPLED) for number in range(others)]
+        end, *_ = await asyncio.gather(
+            post(client, "/end", traced), *(post(client, "/end", one, traceparent=UNSAMPLED) for one in beside)
+        )
+        assert end["replayed"] is False
+        await post(client, "/end", traced)
+        await post(client, "/end", traced, traceparent=SAMPLED)
+        opposite = {"producer_group": "shop", **traced, "verdict": "rollback"}
+        assert (await client.post("/end", json=opposite)).status_code == 409
+        await collector.until(POST__half=1, POST__end=4)
+    half = one(collector.named("POST /half"))
+    decided, repeated, inside, refused = collector.named("POST /end")
+    for span in (decided, repeated, refused):
+        assert span.trace_id != half.trace_id
+        assert (half.trace_id, half.span_id) in span.links
+    assert inside.trace_id == half.trace_id
+    assert (half.trace_id, half.span_id) not in inside.links
 
 
 async def test_who_is_traced(settings: Settings, db: Connection, group: str, collector: Collector) -> None:

@@ -8,7 +8,6 @@ from hypothesis import strategies as st
 from app.delivery import Delivered, Failed, Gone, Refused
 from app.policy.delivery_retry import (
     DEFAULT_RETRY,
-    EXHAUSTED,
     POSTPONED_AT_MOST,
     Disable,
     MakeDeadLetter,
@@ -16,7 +15,7 @@ from app.policy.delivery_retry import (
     TryAgain,
     decide,
 )
-from app.verdicts import DeliveryOutcome
+from app.verdicts import DeadLetterReason, DeliveryOutcome
 
 NOW = datetime(2026, 11, 21, 8, tzinfo=UTC)
 
@@ -47,7 +46,7 @@ def test_a_message_that_always_fails_dies_after_one_try_more_than_there_are_wait
         assert least - timedelta(seconds=1) <= decision.due_at - NOW <= most + timedelta(seconds=1)
         used = decision.attempts
     decision = decide(failed(), used=used, first_at=NOW, retry=retry, now=NOW, jitter=jitter)
-    assert decision == MakeDeadLetter(EXHAUSTED, len(retry) + 1, DeliveryOutcome.FAILED)
+    assert decision == MakeDeadLetter(DeadLetterReason.RETRIES_EXHAUSTED, len(retry) + 1, DeliveryOutcome.FAILED)
 
 
 @given(st.integers(0, 20), st.floats(0, 259_200), st.floats(0, 400_000))
@@ -61,7 +60,7 @@ def test_retry_after_uses_up_no_try_within_72_hours_in_all(used: int, wait_s: fl
     elif used < 20:
         assert decision == TryAgain(NOW + timedelta(seconds=1), used + 1, DeliveryOutcome.FAILED)
     else:
-        assert decision == MakeDeadLetter(EXHAUSTED, 21, DeliveryOutcome.FAILED)
+        assert decision == MakeDeadLetter(DeadLetterReason.RETRIES_EXHAUSTED, 21, DeliveryOutcome.FAILED)
 
 
 def test_a_retry_after_beyond_72_hours_is_cut_and_makes_no_dead_letter() -> None:

@@ -7,6 +7,7 @@ taken on purpose, after these tests have passed with it.
 
 import ast
 import inspect
+import re
 import tomllib
 from pathlib import Path
 from types import SimpleNamespace
@@ -15,7 +16,7 @@ import pytest
 from packaging.requirements import Requirement
 
 ROOT = Path(__file__).parents[2]
-BOUNDED = ("aio-pika", "aiokafka", "nats-py", "pyspark", "redis", "uvicorn")
+BOUNDED = ("aio-pika", "aiokafka", "nats-py", "prometheus-client", "pyspark", "redis", "uvicorn")
 
 # Private attributes of library objects that our code reads or sets, with the library. Not listed: names that the same
 # file defines as well (`_transport` of nats-py, `_connections` of SQLAlchemy, `_writer` of redis-py).
@@ -67,6 +68,7 @@ def test_uvicorn_http_protocol() -> None:
     assert STATUS_LINE[200].startswith(b"HTTP/1.1 200")
     for method in (
         "_should_upgrade",
+        "_start_asgi_task",
         "_unset_keepalive_if_required",
         "connection_made",
         "data_received",
@@ -101,6 +103,26 @@ def test_uvicorn_http_protocol() -> None:
     with pytest.raises(HttpParserError) as error:
         HttpRequestParser(refusing).feed_data(head)
     assert isinstance(error.value.__context__, ZeroDivisionError)
+
+
+def test_uvicorn_cycle() -> None:
+    """app/server/fast_cycle.py takes the place of a request's cycle and inherits `run_asgi` from it.
+
+    Goes when uvicorn writes head and body at once and makes a scope in a few microseconds.
+    """
+    from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
+
+    run = source_of(RequestResponseCycle.run_asgi)
+    # All that it reads is what FastCycle sets.
+    assert set(re.findall(r"self\.(\w+)", run)) == {
+        *("disconnected", "logger", "on_response", "receive", "response_complete", "response_started", "scope", "send"),
+        *("send_500_response", "transport"),
+    }
+    assert set(re.findall(r"self\.(\w+)", source_of(RequestResponseCycle.send_500_response))) == {"send"}
+    # And all that the protocol sets or reads.
+    assert set(re.findall(r"self\.cycle\.(\w+)", source_of(HttpToolsProtocol))) == {
+        *("body", "disconnected", "keep_alive", "message_event", "more_body", "response_complete"),
+    }
 
 
 def test_uvicorn_supervisor() -> None:
@@ -186,6 +208,20 @@ def test_redis_connection() -> None:
     assert inspect.iscoroutinefunction(Connection._connect)
     assert "self._writer" in source_of(Connection)
     assert "server_hostname" not in inspect.signature(Connection.__init__).parameters
+
+
+def test_prometheus_histogram() -> None:
+    """app/observability/metric_families.py adds many values to the buckets of a histogram in one call.
+
+    Goes when `Histogram.observe` takes a count, or several values.
+    """
+    from prometheus_client import Histogram
+
+    made = source_of(Histogram)
+    # The buckets are not cumulative: a value counts in the first whose bound is not below it.
+    assert "if amount <= bound:\n                self._buckets[i].inc(1)" in made
+    assert "self._sum.inc(amount)" in made
+    assert list(inspect.signature(Histogram.observe).parameters) == ["self", "amount", "exemplar"]
 
 
 def test_pyspark_java() -> None:

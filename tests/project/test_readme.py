@@ -22,7 +22,7 @@ MAKEFILE = (ROOT / "Makefile").read_text()
 PAGES = [ROOT / "README.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").rglob("*.md"))]
 PAGES += [ROOT / "CONTRIBUTING.md", ROOT / "SECURITY.md", ROOT / "examples" / "order_1030" / "README.md"]
 # The environment of commands, and of Spark's programs, rather than of the service.
-OTHER_VARIABLES = {"URL", "BASE_URL", "API_KEY", "JDBC_JAR", "LEDGER_PASSWORD", "SPARK_CONF", "SPARK_NICE"}
+OTHER_VARIABLES = {"URL", "BASE_URL", "API_KEY", "CA_FILE", "JDBC_JAR", "LEDGER_PASSWORD", "SPARK_CONF", "SPARK_NICE"}
 # Options of earlier versions, which decisions may name.
 REMOVED_VARIABLES = {"POLL_S"}
 

@@ -6,14 +6,16 @@ from typing import Any
 import pytest
 
 from app.database.connection import Connection
-from app.ids import id_day
+from app.ids import day_bounds, id_day
 from app.store.relay.checkpoints import START_POSITIONS
+from app.store.relay.expiry import CLAIM_WAITING, COUNTER, MATCHING_AHEAD, WAITING
 from app.store.relay.lag import EARLIEST, LAG, LATEST, SINCE
 from app.store.relay.leases import Lease
 from app.store.relay.log import LOG_HEAD, NEWEST, READER, SPAN, WINDOW, Reader
 from app.store.relay.results import FIRST_TRIES, OUTCOMES, SETTLE, STREAMS, Batch
 from app.store.relay.retries import CLAIM_RETRIES
 from app.store.relay.unrouted import INACTIVE, TOPICS_AFTER
+from app.store.retention.day_blockers import BODIES_AT_ONCE, KEEP_BODIES
 from app.store.retention.days import partition_name
 from app.store.subscriptions.subscriptions import Route
 from app.topic_patterns import TopicPatterns
@@ -131,6 +133,7 @@ async def test_a_settle_touches_its_own_rows(full: Connection, generic: bool) ->
         "topic": ["order"] * count,
         "key": [None] * count,
         "claim": [None] * count,
+        "waits_from": [now] * count,
         "result": ["delivered", "retry", "dead", "note"] * (count // 4),
         "attempts": [1] * count,
         "due_at": [now] * count,
@@ -231,3 +234,48 @@ async def test_topics_and_inactive_subscriptions_are_short_ranges(full: Connecti
     found = big(await scans(full, INACTIVE, ["int"], [0], generic=generic))
     assert sequential_scans(found) == []
     assert sum(scan.rows for scan in scans_of(found, "outbox")) <= 2 * (DAYS + 1)
+
+
+@BOTH_PLANS
+async def test_what_waits_is_counted_and_claimed_in_order_of_time(full: Connection, generic: bool) -> None:
+    await full.execute(
+        'insert into delivery_retry (subscription_id, transaction_id, position, "offset", topic, attempts, first_at, '
+        'due_at, waiting_since) select "offset" % 5, transaction_id, 0, "offset", \'order\', 1, now(), '
+        "now() + interval '1 day', case when \"offset\" % 3 > 0 then now() - \"offset\" * interval '1 second' end "
+        "from outbox"
+    )
+    await full.execute("analyze delivery_retry")
+    now = datetime.now(UTC)
+    of = ["int", "int", "int", "int", "timestamptz", "int"]
+    found = await scans(full, WAITING, of, [1, 0, 1, 0, now, TAKEN], generic=generic)
+    assert sequential_scans(found) == []
+    assert [(scan.index, scan.rows) for scan in found if scan.table == "delivery_retry"] == [
+        ("delivery_retry_waiting", TAKEN)
+    ]
+    arguments = [1, 0, 1, 0, now, TAKEN, now, now]
+    found = await scans(full, CLAIM_WAITING, [*of, "timestamptz", "timestamptz"], arguments, generic=generic)
+    assert sequential_scans(found) == []
+    assert max(scan.rows for scan in found if scan.table == "delivery_retry") <= TAKEN
+
+
+@BOTH_PLANS
+async def test_the_backlog_is_counted_in_a_short_index_range(full: Connection, generic: bool) -> None:
+    _, high = await ends(full)
+    reader = Reader(1, 0, Route(TopicPatterns(["order"]), None, None), shards=1, shard=0, settled_to=0)
+    arguments = COUNTER.arguments(reader, after=high - 100)
+    found = big(await scans(full, MATCHING_AHEAD, COUNTER.types, arguments, generic=generic))
+    assert sequential_scans(found) == []
+    assert sum(scan.rows for scan in scans_of(found, "outbox")) <= 100 + DAYS
+
+
+@BOTH_PLANS
+async def test_the_messages_of_many_dead_letters_are_copied_in_parts(full: Connection, generic: bool) -> None:
+    await full.execute(
+        'insert into dead_letter (subscription_id, transaction_id, position, "offset", topic, attempts, reason, '
+        "died_at) select 1, transaction_id, 0, \"offset\", topic, 0, 'expired', now() from outbox"
+    )
+    await full.execute("analyze dead_letter")
+    first = await full.fetchval("select transaction_id from outbox order by transaction_id limit 1")
+    found = await scans(full, KEEP_BODIES, ["uuid", "uuid"], list(day_bounds(id_day(first))), generic=generic)
+    assert sequential_scans(found) == []
+    assert all(scan.rows <= BODIES_AT_ONCE for scan in found)

@@ -277,6 +277,12 @@ async def test_last_used_is_noted_once_a_minute(start: Callable[..., Any], db: C
 
 
 @shares
+async def test_the_configured_key_cannot_be_chosen_for_another(shared_admin: httpx.AsyncClient) -> None:
+    answer = await shared_admin.post("/api-keys", json={"name": "x", "role": "metrics", "key": CONFIGURED})
+    assert (answer.status_code, answer.json()["field"]) == (409, "key")
+
+
+@shares
 @pytest.mark.parametrize(
     ("fields", "named"),
     [
@@ -288,7 +294,7 @@ async def test_last_used_is_noted_once_a_minute(start: Callable[..., Any], db: C
         ({"role": "producer", "producer_groups": ["a*b"], "topics": ["*"]}, "producer_groups"),
         ({"role": "producer", "producer_groups": ["shop"], "topics": ["a*b"]}, "topics"),
         ({"role": "metrics", "rate_per_s": 0}, "rate_per_s"),
-        ({"role": "metrics", "key": CONFIGURED}, "key"),
+        ({"role": "metrics", "key": "hn_short"}, "key"),
     ],
 )
 async def test_an_invalid_key_request_names_its_field(

@@ -185,8 +185,8 @@ async def test_one_its_records_and_the_gauge(dead: Connection, generic: bool) ->
     assert row is not None
     found = await scans(dead, ONE, ["int", "int", "uuid", "smallint"], tuple(row), generic=generic)
     assert {scan.rows for scan in found} == {1}
-    records = (row[2], row[3], row[0], row[1])
-    found = await scans(dead, EARLIER, ["uuid", "smallint", "int", "int"], records, generic=generic)
+    records = (row[2], row[3], row[0], row[1], 1000)
+    found = await scans(dead, EARLIER, ["uuid", "smallint", "int", "int", "int"], records, generic=generic)
     assert sum(scan.rows for scan in found) <= SUBSCRIPTIONS
     found = await scans(dead, PER_SUBSCRIPTION + " and $1::int = 1", ["int"], (1,), generic=generic)
     assert {scan.node for scan in of(found, "dead_letter")} <= {"Index Only Scan", "Bitmap Heap Scan", "Index Scan"}

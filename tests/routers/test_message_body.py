@@ -12,8 +12,8 @@ from app.database.connection import Connection
 from app.destinations.cloudevents import event
 from app.field_rules import is_json_type, json_of, may_send_as_json
 from app.runtime.state import Runtime
-from tests.checkback.test_loop import COMMIT, in_doubt, turn
 from tests.support.check_responder import Responder
+from tests.support.check_stepping import COMMIT, in_doubt, turn
 from tests.support.webhooks import message
 
 JSON_TYPES = [

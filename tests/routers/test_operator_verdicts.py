@@ -31,35 +31,35 @@ async def test_a_check_is_asked_now(client: httpx.AsyncClient, db: Connection, g
 
 
 async def test_a_decided_transaction_is_not_checked(client: httpx.AsyncClient, runtime: Runtime, group: str) -> None:
-    one = await half_of(client)
-    await post_end(client, one, "rollback")
-    answer = await client.post(f"/transactions/{one}/check")
+    transaction_id = await half_of(client)
+    await post_end(client, transaction_id, "rollback")
+    answer = await client.post(f"/transactions/{transaction_id}/check")
     assert (answer.status_code, answer.json()["type"]) == (409, "/problems/already-decided")
     answer = await client.post(f"/transactions/{uuid7(runtime.clock.now())}/check")
     assert answer.status_code == 404
 
 
 async def test_a_persons_verdict(client: httpx.AsyncClient, db: Connection, group: str) -> None:
-    one = await half_of(client)
-    await in_doubt(db, one, 2)
+    transaction_id = await half_of(client)
+    await in_doubt(db, transaction_id, 2)
     wanted = {"verdict": "commit", "reason": "the bank says so", "actor": "dana"}
-    first = await act(client, one, "verdict", **wanted)
-    again = await act(client, one, "verdict", **wanted)
+    first = await act(client, transaction_id, "verdict", **wanted)
+    again = await act(client, transaction_id, "verdict", **wanted)
     assert (first.status_code, first.json()["source"], first.json()["replayed"]) == (200, "operator", False)
     assert again.json() == {**first.json(), "replayed": True}
-    verdict = (await client.get(f"/transactions/{one}")).json()["verdict"]
+    verdict = (await client.get(f"/transactions/{transaction_id}")).json()["verdict"]
     assert (verdict["actor"], verdict["reason"], verdict["source"]) == ("dana", "the bank says so", "operator")
-    opposite = await act(client, one, "verdict", verdict="rollback", reason="no")
+    opposite = await act(client, transaction_id, "verdict", verdict="rollback", reason="no")
     assert (opposite.status_code, opposite.json()["recorded"]["verdict"]) == (409, "commit")
 
 
 async def test_a_transaction_in_half_is_decided_by_force_alone(client: httpx.AsyncClient, group: str) -> None:
     made = (await post_half(client)).json()
-    one = made["transaction_id"]
-    early = await act(client, one, "verdict", verdict="rollback", reason="mistake")
+    transaction_id = made["transaction_id"]
+    early = await act(client, transaction_id, "verdict", verdict="rollback", reason="mistake")
     assert (early.status_code, early.json()["type"]) == (409, "/problems/too-early")
     assert early.json()["first_check_at"] == made["first_check_at"]
-    forced = await act(client, one, "verdict", verdict="rollback", reason="mistake", force=True)
+    forced = await act(client, transaction_id, "verdict", verdict="rollback", reason="mistake", force=True)
     assert forced.status_code == 200
 
 
@@ -80,8 +80,8 @@ async def test_a_transaction_in_half_is_decided_by_force_alone(client: httpx.Asy
 async def test_a_bad_verdict_names_the_field(
     shared_client: httpx.AsyncClient, fields: dict[str, object], field: str
 ) -> None:
-    one = await half_of(shared_client)
-    answer = await act(shared_client, one, "verdict", **fields)
+    transaction_id = await half_of(shared_client)
+    answer = await act(shared_client, transaction_id, "verdict", **fields)
     assert (answer.status_code, answer.json()["field"]) == (422, field)
 
 
@@ -129,16 +129,16 @@ async def test_reissue_sends_a_rolled_back_transaction_after_all(
         {**ORDER, "headers": {"Region": "eu"}, "deliver_after_s": 90},
         {"topic": "file", "body_base64": "AP8=", "content_type": "image/png"},
     ]
-    one = await half_of(client, *messages, context={"order": 1030})
-    await post_end(client, one, "rollback")
-    answer = await act(client, one, "reissue", reason="the card went through", actor="dana")
+    transaction_id = await half_of(client, *messages, context={"order": 1030})
+    await post_end(client, transaction_id, "rollback")
+    answer = await act(client, transaction_id, "reissue", reason="the card went through", actor="dana")
     assert answer.status_code == 201, answer.text
     made = answer.json()
-    assert (made["reissued_from"], made["replayed"]) == (one, False)
+    assert (made["reissued_from"], made["replayed"]) == (transaction_id, False)
     new = made["transaction_id"]
     assert [message["message_id"] for message in made["messages"]] == [f"{new}-0", f"{new}-1"]
     assert made["messages"][1]["offset"] == made["messages"][0]["offset"] + 1
-    old, new_one = [(await client.get(f"/transactions/{each}")).json() for each in (one, new)]
+    old, new_one = [(await client.get(f"/transactions/{each}")).json() for each in (transaction_id, new)]
     assert (old["state"], old["reissued_as"]) == ("rolled_back", new)
     assert old["timeline"][-1] | {"at": ""} == {
         "at": "",
@@ -147,7 +147,11 @@ async def test_reissue_sends_a_rolled_back_transaction_after_all(
         "actor": "dana",
         "reason": "the card went through",
     }
-    assert (new_one["state"], new_one["reissued_from"], new_one["context"]) == ("committed", one, {"order": 1030})
+    assert (new_one["state"], new_one["reissued_from"], new_one["context"]) == (
+        "committed",
+        transaction_id,
+        {"order": 1030},
+    )
     assert new_one["verdict"]["source"] == "operator"
     same = await db.fetch(
         "select count(distinct (topic, key, tag, headers, content_type, body, body_digest)) from half group by position"
@@ -159,9 +163,9 @@ async def test_reissue_sends_a_rolled_back_transaction_after_all(
 
 
 async def test_reissue_happens_once(client: httpx.AsyncClient, db: Connection, group: str) -> None:
-    one = await half_of(client)
-    await post_end(client, one, "rollback")
-    answers = await asyncio.gather(*(act(client, one, "reissue", reason="again") for _ in range(5)))
+    transaction_id = await half_of(client)
+    await post_end(client, transaction_id, "rollback")
+    answers = await asyncio.gather(*(act(client, transaction_id, "reissue", reason="again") for _ in range(5)))
     assert sorted(answer.status_code for answer in answers) == [201, 409, 409, 409, 409]
     (made,) = [answer.json() for answer in answers if answer.status_code == 201]
     refused = [answer.json() for answer in answers if answer.status_code == 409]
@@ -173,27 +177,27 @@ async def test_reissue_happens_once(client: httpx.AsyncClient, db: Connection, g
 async def test_only_rolled_back_ones_are_reissued(
     client: httpx.AsyncClient, db: Connection, runtime: Runtime, group: str
 ) -> None:
-    one = await half_of(client)
+    transaction_id = await half_of(client)
     for state in ("half", "committed"):
-        answer = await act(client, one, "reissue", reason="x")
+        answer = await act(client, transaction_id, "reissue", reason="x")
         assert (answer.status_code, answer.json()["state"]) == (409, state)
-        await post_end(client, one, "commit")
+        await post_end(client, transaction_id, "commit")
     assert (await act(client, uuid7(runtime.clock.now()), "reissue", reason="x")).status_code == 404
 
 
 async def test_reissue_that_cannot_be_stored_leaves_nothing(
     client: httpx.AsyncClient, db: Connection, runtime: Runtime, group: str
 ) -> None:
-    one = await half_of(client)
-    await post_end(client, one, "rollback")
+    transaction_id = await half_of(client)
+    await post_end(client, transaction_id, "rollback")
     runtime.refusing_halves = True
-    assert (await act(client, one, "reissue", reason="x")).json()["type"] == "/problems/draining"
+    assert (await act(client, transaction_id, "reissue", reason="x")).json()["type"] == "/problems/draining"
     runtime.refusing_halves = False
     await db.execute("update producer_group set deleted_at = now()")
-    assert (await act(client, one, "reissue", reason="x")).json()["type"] == "/problems/group-unregistered"
+    assert (await act(client, transaction_id, "reissue", reason="x")).json()["type"] == "/problems/group-unregistered"
     assert await db.fetchval("select count(*) from reissue") == 0
     await db.execute("update producer_group set deleted_at = null")
-    assert (await act(client, one, "reissue", reason="x")).status_code == 201
+    assert (await act(client, transaction_id, "reissue", reason="x")).status_code == 201
 
 
 async def test_gone_days_take_nothing(client: httpx.AsyncClient, db: Connection, runtime: Runtime, group: str) -> None:

@@ -28,6 +28,7 @@ async def test_a_new_group_gets_defaults_and_its_secret_once(client: httpx.Async
     assert made.headers["cache-control"] == "no-store"
     created = made.json()
     assert created.pop("secret").startswith("whsec_")
+    assert (created.pop("changed"), created.pop("reset")) == ([], [])
     shown = await client.get("/producer-groups/shop")
     assert shown.json() == created
     assert {key: created[key] for key in ("immunity_s", "interval_s", "max_checks", "on_exhausted")} == {

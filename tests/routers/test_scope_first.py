@@ -57,6 +57,7 @@ async def asked(
     ("role", "path"),
     [
         (Role.PRODUCER, "/transactions/{}"),
+        (Role.PRODUCER, "/transactions/{}/attempts"),
         (Role.PRODUCER, "/messages/{}-0"),
         (Role.PRODUCER, "/messages/{}-7"),
         (Role.SUBSCRIBER, "/messages/{}-0"),
@@ -83,6 +84,7 @@ async def test_an_id_in_scope_is_read_whole(
     subscriber = bearer(await make(runtime, Role.SUBSCRIBER, subscriptions=["*"], topics=["order"]))
     for path, headers in (
         (f"/transactions/{one}", producer),
+        (f"/transactions/{one}/attempts", producer),
         (f"/messages/{one}-0", producer),
         (f"/messages/{one}-0", subscriber),
     ):

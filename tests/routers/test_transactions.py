@@ -15,6 +15,7 @@ from app.database.connection import Connection
 from app.ids import id_day, lowest_id, uuid7
 from app.runtime.state import Runtime
 from app.store.coordinator import history
+from app.store.coordinator.attempts import EARLIER_ATTEMPTS, HIGHEST_ID, LATEST_ATTEMPTS
 from app.store.coordinator.halves import MESSAGE_BODY
 from app.store.coordinator.transactions import FLOORS, HIGHEST, LOWEST, NEXT, PAGES
 from tests.conftest import register_group, shares
@@ -75,6 +76,7 @@ async def test_a_half_is_shown_with_what_is_known_of_it(client: httpx.AsyncClien
             },
         ],
         "timeline": [{"at": made["born_at"], "what": "born"}],
+        "attempts_cursor": None,
     }
 
 
@@ -85,8 +87,8 @@ async def test_a_context_that_is_null_is_not_left_out(client: httpx.AsyncClient,
 
 
 async def test_the_timeline_of_a_committed_transaction(client: httpx.AsyncClient, db: Connection, group: str) -> None:
-    one = await half_of(client, {**ORDER, "headers": {"Trace": "x"}, "deliver_after_s": 60})
-    key = UUID(one)
+    transaction_id = await half_of(client, {**ORDER, "headers": {"Trace": "x"}, "deliver_after_s": 60})
+    key = UUID(transaction_id)
     await db.execute(
         "insert into attempt (transaction_id, kind, at, outcome) values ($1, 'swept', now(), 'swept')", key
     )
@@ -95,8 +97,8 @@ async def test_the_timeline_of_a_committed_transaction(client: httpx.AsyncClient
         "values ($1, 'check', now(), 1, 'unanswered', 'http://127.0.0.1:9/check', 500, 12, 'broken')",
         key,
     )
-    await post_end(client, one, "commit", reason="paid")
-    await post_end(client, one, "rollback")
+    await post_end(client, transaction_id, "commit", reason="paid")
+    await post_end(client, transaction_id, "rollback")
     subscription = await subscribe(db, "mailer")
     await db.execute(
         "insert into attempt (transaction_id, kind, at, number, outcome, position, subscription_id, destination, "
@@ -110,7 +112,7 @@ async def test_the_timeline_of_a_committed_transaction(client: httpx.AsyncClient
         key,
         subscription,
     )
-    shown = (await client.get(f"/transactions/{one}")).json()
+    shown = (await client.get(f"/transactions/{transaction_id}")).json()
     assert shown["state"] == "committed"
     assert "next_check_at" not in shown
     verdict = shown["verdict"]
@@ -144,20 +146,74 @@ async def test_the_timeline_of_a_committed_transaction(client: httpx.AsyncClient
     assert times == sorted(times)
 
 
-async def test_however_much_came_after_it_a_sweep_and_a_parking_are_shown(
-    client: httpx.AsyncClient, db: Connection, group: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(history, "ATTEMPTS_SHOWN", 3)
-    one = await half_of(client)
-    for kind in ("swept", "check", "parked", *["check"] * 4):
+def with_pages_of(runtime: Runtime, most: int) -> None:
+    runtime.settings = runtime.settings.model_copy(update={"attempts_page_max": most})
+
+
+async def attempted(db: Connection, transaction_id: str, *kinds: str) -> None:
+    for number, kind in enumerate(kinds):
         await db.execute(
-            "insert into attempt (transaction_id, kind, at, outcome, error) values ($1, $2, now(), $2, 'why')",
-            UUID(one),
+            "insert into attempt (transaction_id, kind, at, outcome, error, number) "
+            "values ($1, $2, now(), $2, 'why', $3)",
+            UUID(transaction_id),
             kind,
+            number,
         )
-    timeline = (await client.get(f"/transactions/{one}")).json()["timeline"]
+
+
+async def test_however_much_came_after_it_a_sweep_and_a_parking_are_shown(
+    client: httpx.AsyncClient, runtime: Runtime, db: Connection, group: str
+) -> None:
+    with_pages_of(runtime, 3)
+    transaction_id = await half_of(client)
+    await attempted(db, transaction_id, "swept", "check", "parked", *["check"] * 4)
+    shown = (await client.get(f"/transactions/{transaction_id}")).json()
+    timeline = shown["timeline"]
     assert [entry["what"] for entry in timeline] == ["born", "swept", "parked", "check", "check", "check"]
     assert (timeline[1].keys(), timeline[2]["reason"]) == ({"at", "what"}, "why")
+    earlier = (
+        await client.get(f"/transactions/{transaction_id}/attempts", params={"cursor": shown["attempts_cursor"]})
+    ).json()
+    assert [entry["check"] for entry in earlier["items"]] == [3, 1]
+    assert earlier["next_cursor"] is None
+
+
+@pytest.mark.parametrize("limit", [1, 2, 3, 7])
+async def test_pages_hold_each_attempt_once(
+    client: httpx.AsyncClient, runtime: Runtime, db: Connection, group: str, limit: int
+) -> None:
+    with_pages_of(runtime, 3)
+    transaction_id = await half_of(client)
+    await attempted(db, transaction_id, *["check"] * 7)
+    pages, cursor = [], None
+    while True:
+        query = {"limit": limit} if cursor is None else {"limit": limit, "cursor": cursor}
+        page = (await client.get(f"/transactions/{transaction_id}/attempts", params=query)).json()
+        pages.append([entry["check"] for entry in page["items"]])
+        cursor = page["next_cursor"]
+        if cursor is None:
+            break
+    assert [number for numbers in pages for number in numbers] == [6, 5, 4, 3, 2, 1, 0]
+    # The setting bounds a page that asks for more.
+    assert all(len(numbers) == min(limit, 3) for numbers in pages[:-1])
+
+
+async def test_a_short_timeline_is_whole(
+    client: httpx.AsyncClient, runtime: Runtime, db: Connection, group: str
+) -> None:
+    with_pages_of(runtime, 3)
+    transaction_id = await half_of(client)
+    await attempted(db, transaction_id, "swept", *["check"] * 3)
+    shown = (await client.get(f"/transactions/{transaction_id}")).json()
+    assert (len(shown["timeline"]), shown["attempts_cursor"]) == (5, None)
+
+
+async def test_only_a_number_is_a_cursor_of_attempts(client: httpx.AsyncClient, group: str) -> None:
+    transaction_id = await half_of(client)
+    for cursor in ("x", "-1", str(2**63)):
+        answer = await client.get(f"/transactions/{transaction_id}/attempts", params={"cursor": cursor})
+        assert (answer.status_code, answer.json()["type"]) == (422, "/problems/invalid")
+        assert "cursor" in answer.text
 
 
 async def subscribe(db: Connection, name: str, **columns: Any) -> int:
@@ -185,21 +241,21 @@ async def subscribe(db: Connection, name: str, **columns: Any) -> int:
 
 
 async def test_deliveries_under_way_and_dead(client: httpx.AsyncClient, db: Connection, group: str) -> None:
-    one = await half_of(client)
-    await post_end(client, one, "commit")
+    transaction_id = await half_of(client)
+    await post_end(client, transaction_id, "commit")
     late, failing, dead = [await subscribe(db, name) for name in ("late", "failing", "dead")]
     for subscription, attempts in ((late, 0), (failing, 3)):
-        await write_retry(db, one, subscription, attempts=attempts, last_error="timed out")
-    await write_dead(db, one, dead)
-    shown = (await client.get(f"/messages/{one}-0")).json()
+        await write_retry(db, transaction_id, subscription, attempts=attempts, last_error="timed out")
+    await write_dead(db, transaction_id, dead)
+    shown = (await client.get(f"/messages/{transaction_id}-0")).json()
     states = {delivery["subscription"]: delivery["state"] for delivery in shown["deliveries"]}
     assert states == {"late": "waiting", "failing": "in_retry", "dead": "dead"}
     assert not any("replay" in delivery for delivery in shown["deliveries"])
-    timeline = (await client.get(f"/transactions/{one}")).json()["timeline"]
+    timeline = (await client.get(f"/transactions/{transaction_id}")).json()["timeline"]
     assert (timeline[-1]["what"], timeline[-1]["reason"]) == ("dead", "tries used up")
 
 
-async def write_retry(db: Connection, one: str, subscription: int, **columns: Any) -> None:
+async def write_retry(db: Connection, transaction_id: str, subscription: int, **columns: Any) -> None:
     """Write the row of a message that is to be tried again."""
     row = {"replay": 0, "attempts": 1, "last_error": None, **columns}
     await db.execute(
@@ -207,12 +263,12 @@ async def write_retry(db: Connection, one: str, subscription: int, **columns: An
         'attempts, last_error) select $1, transaction_id, position, "offset", topic, now(), $3, $4, $5 from outbox '
         "where transaction_id = $2 and position = 0",
         subscription,
-        UUID(one),
+        UUID(transaction_id),
         *row.values(),
     )
 
 
-async def write_dead(db: Connection, one: str, subscription: int, **columns: Any) -> None:
+async def write_dead(db: Connection, transaction_id: str, subscription: int, **columns: Any) -> None:
     """Write a message's dead letter."""
     row = {"replay": 0, "attempts": 5, "reason": "tries used up", **columns}
     await db.execute(
@@ -220,7 +276,7 @@ async def write_dead(db: Connection, one: str, subscription: int, **columns: Any
         'attempts, reason) select $1, transaction_id, position, "offset", topic, key, now(), $3, $4, $5 from outbox '
         "where transaction_id = $2 and position = 0",
         subscription,
-        UUID(one),
+        UUID(transaction_id),
         *row.values(),
     )
 
@@ -255,19 +311,23 @@ async def test_a_replays_deliveries_stand_beside_the_live_one(
 
 
 async def test_what_a_person_did_is_on_the_timeline(client: httpx.AsyncClient, db: Connection, group: str) -> None:
-    one = await half_of(client)
-    await post_end(client, one, "commit")
+    transaction_id = await half_of(client)
+    await post_end(client, transaction_id, "commit")
     mailer = await subscribe(db, "mailer")
-    who = {"actor": "dana", "reason": "repaired", "ids": [{"subscription": "mailer", "message_id": f"{one}-0"}]}
-    await write_dead(db, one, mailer)
+    who = {
+        "actor": "dana",
+        "reason": "repaired",
+        "ids": [{"subscription": "mailer", "message_id": f"{transaction_id}-0"}],
+    }
+    await write_dead(db, transaction_id, mailer)
     assert (await client.post("/dead-letters/redeliver", json=who)).json()["redelivered"] == 1
     await db.execute("delete from delivery_retry")
-    await write_dead(db, one, mailer)
+    await write_dead(db, transaction_id, mailer)
     gone = await client.request("DELETE", "/dead-letters", json={**who, "reason": "too late"})
     assert gone.json()["dropped"] == 1
-    shown = (await client.get(f"/transactions/{one}")).json()
+    shown = (await client.get(f"/transactions/{transaction_id}")).json()
     entries = [{name: value for name, value in entry.items() if name != "at"} for entry in shown["timeline"][-4:]]
-    same = {"message_id": f"{one}-0", "subscription": "mailer"}
+    same = {"message_id": f"{transaction_id}-0", "subscription": "mailer"}
     died = {"what": "dead", **same, "attempts": 5, "reason": "tries used up"}
     assert entries == [
         died,
@@ -297,10 +357,10 @@ async def test_messages_above_the_checkpoint_are_waiting(client: httpx.AsyncClie
     )
     await db.execute('update checkpoint set "offset" = 1000 where subscription_id = $1', made["past-it"])
     await db.execute("update subscription set deleted_at = now() where name = 'gone'")
-    one = await half_of(client, {**ORDER, "headers": {"Region": "eu", "Other": "x"}})
-    assert (await client.get(f"/messages/{one}-0")).json()["deliveries"] == []
-    await post_end(client, one, "commit")
-    deliveries = (await client.get(f"/messages/{one}-0")).json()["deliveries"]
+    transaction_id = await half_of(client, {**ORDER, "headers": {"Region": "eu", "Other": "x"}})
+    assert (await client.get(f"/messages/{transaction_id}-0")).json()["deliveries"] == []
+    await post_end(client, transaction_id, "commit")
+    deliveries = (await client.get(f"/messages/{transaction_id}-0")).json()["deliveries"]
     assert deliveries == [
         {"subscription": name, "state": "waiting", "attempts": 0} for name in ("every", "nulls", "prefix")
     ]
@@ -317,11 +377,11 @@ async def test_a_message_waits_for_the_checkpoint_of_its_own_shard(
     )
     waiting = {}
     for key in (*(f"order-{number}" for number in range(8)), None):
-        one = await half_of(client, {**ORDER, "key": key})
-        await post_end(client, one, "commit")
-        deliveries = (await client.get(f"/messages/{one}-0")).json()["deliveries"]
+        transaction_id = await half_of(client, {**ORDER, "key": key})
+        await post_end(client, transaction_id, "commit")
+        deliveries = (await client.get(f"/messages/{transaction_id}-0")).json()["deliveries"]
         assert len(deliveries) <= 1
-        hashed = f"select (hashtextextended(coalesce($1, '{one}-0'), 0) & 2147483647) % 3"
+        hashed = f"select (hashtextextended(coalesce($1, '{transaction_id}-0'), 0) & 2147483647) % 3"
         waiting[key] = (bool(deliveries), await db.fetchval(hashed, key))
     assert {(waits, shard == 1) for waits, shard in waiting.values()} == {(True, False), (False, True)}
 
@@ -333,23 +393,23 @@ async def test_a_star_takes_no_reserved_topic(client: httpx.AsyncClient, db: Con
             'insert into checkpoint (subscription_id, shards, shard, "offset", moved_at) values ($1, 1, 0, 0, now())',
             subscription,
         )
-    one = await half_of(client)
-    await post_end(client, one, "commit")
+    transaction_id = await half_of(client)
+    await post_end(client, transaction_id, "commit")
     # No producer can write one.
     await db.execute("update outbox set topic = 'halfnote.x'")
-    deliveries = (await client.get(f"/messages/{one}-0")).json()["deliveries"]
+    deliveries = (await client.get(f"/messages/{transaction_id}-0")).json()["deliveries"]
     assert [delivery["subscription"] for delivery in deliveries] == ["named", "reserved"]
 
 
 async def test_states_look_at_op_first(client: httpx.AsyncClient, db: Connection, group: str) -> None:
-    one, parked = await half_of(client), await half_of(client)
-    await in_doubt(db, one)
+    transaction_id, parked = await half_of(client), await half_of(client)
+    await in_doubt(db, transaction_id)
     await in_doubt(db, parked, 2, parked_reason="nobody answers")
-    shown = (await client.get(f"/transactions/{one}")).json()
+    shown = (await client.get(f"/transactions/{transaction_id}")).json()
     assert (shown["state"], "next_check_at" in shown) == ("in_doubt", True)
     shown = (await client.get(f"/transactions/{parked}")).json()
     assert (shown["state"], shown["parked_reason"], "next_check_at" in shown) == ("parked", "nobody answers", False)
-    for each in (one, parked):
+    for each in (transaction_id, parked):
         await post_end(client, each, "rollback")
         await in_doubt_again(db, each)
         shown = (await client.get(f"/transactions/{each}")).json()
@@ -371,8 +431,8 @@ async def test_unknown_ids_and_gone_days(
     never = uuid7(runtime.clock.now())
     for path in (f"/transactions/{never}", f"/messages/{never}-0"):
         assert (await client.get(path)).json()["type"] == "/problems/transaction-unknown"
-    one = await half_of(client)
-    for message_id in (f"{one}-1", f"{one}-x", "order", f"{one}-0%00"):
+    transaction_id = await half_of(client)
+    for message_id in (f"{transaction_id}-1", f"{transaction_id}-x", "order", f"{transaction_id}-0%00"):
         answer = await client.get(f"/messages/{message_id}")
         assert (answer.status_code, answer.json()["type"]) == (404, "/problems/message-unknown")
     await db.execute("update day set state = 'gone', archive = 's3://archive/day' where day = current_date")
@@ -388,10 +448,10 @@ async def test_a_json_body_comes_back_verbatim(client: httpx.AsyncClient, group:
         content=b'{"producer_group":"shop","messages":[{"topic":"order","body":%s},{"topic":"o","body":null}]}' % raw,
         headers={"content-type": "application/json"},
     )
-    one = made.json()["transaction_id"]
-    assert b'"body":' + raw in (await client.get(f"/messages/{one}-0")).content
-    null = (await client.get(f"/messages/{one}-1")).json()
-    assert (null["body"], null["state"], null["transaction_id"]) == (None, "half", one)
+    transaction_id = made.json()["transaction_id"]
+    assert b'"body":' + raw in (await client.get(f"/messages/{transaction_id}-0")).content
+    null = (await client.get(f"/messages/{transaction_id}-1")).json()
+    assert (null["body"], null["state"], null["transaction_id"]) == (None, "half", transaction_id)
 
 
 @pytest.mark.parametrize(
@@ -402,8 +462,8 @@ async def test_other_bodies_come_back_as_base64(
     client: httpx.AsyncClient, group: str, content: bytes, content_type: str | None
 ) -> None:
     encoded = base64.b64encode(content).decode()
-    one = await half_of(client, {"topic": "file", "body_base64": encoded, "content_type": content_type})
-    shown = (await client.get(f"/messages/{one}-0")).json()
+    transaction_id = await half_of(client, {"topic": "file", "body_base64": encoded, "content_type": content_type})
+    shown = (await client.get(f"/messages/{transaction_id}-0")).json()
     assert (shown["body_base64"], "body" in shown) == (encoded, False)
 
 
@@ -442,12 +502,12 @@ async def test_lists_filter(client: httpx.AsyncClient, db: Connection, group: st
 
 
 async def test_a_row_of_a_list(client: httpx.AsyncClient, group: str) -> None:
-    one = await half_of(client, ORDER, ORDER)
+    transaction_id = await half_of(client, ORDER, ORDER)
     (row,) = (await client.get("/transactions")).json()["items"]
-    shown = (await client.get(f"/transactions/{one}")).json()
+    shown = (await client.get(f"/transactions/{transaction_id}")).json()
     same = {name: shown[name] for name in ("transaction_id", "producer_group", "state", "born_at", "next_check_at")}
     assert row == {**same, "topic": "order", "key": "order-1030", "message_count": 2}
-    await post_end(client, one, "commit")
+    await post_end(client, transaction_id, "commit")
     (row,) = (await client.get("/transactions")).json()["items"]
     assert (row["verdict"], row["source"], "next_check_at" in row) == ("commit", "producer", False)
 
@@ -553,9 +613,10 @@ async def test_a_range_of_birth_times_prunes_days(full: Connection, runtime: Run
         (history.STORED_MESSAGES, ()),
         (history.RECORD, ()),
         (history.PUBLISHED, ()),
-        (history.ATTEMPTS, (1000,)),
+        (LATEST_ATTEMPTS, (HIGHEST_ID, 1000)),
+        (EARLIER_ATTEMPTS, (HIGHEST_ID, 1000)),
         (history.DELIVERIES, ()),
-        (history.REDELIVERIES, ()),
+        (history.REDELIVERIES, (1000,)),
         (MESSAGE_BODY, (0,)),
         (lists.TRANSACTION_STATE, ()),
     ],
@@ -568,9 +629,9 @@ async def test_a_transaction_is_read_from_its_own_day(
         'insert into checkpoint (subscription_id, shards, shard, "offset", moved_at) '
         "select subscription_id, 1, 0, 0, now() from subscription"
     )
-    one: UUID = await full.fetchval("select transaction_id from op order by transaction_id limit 1")
-    types = ("uuid", *(["int"] if more else []))
-    found = big(await scans(full, statement, types, (one, *more), generic=generic))
-    assert {scan.table.rpartition("_")[2] for scan in found if scan.rows} <= {f"{id_day(one):%Y%m%d}"}
+    transaction_id: UUID = await full.fetchval("select transaction_id from op order by transaction_id limit 1")
+    types = ("uuid", *("bigint" if value > 1000 else "int" for value in more))
+    found = big(await scans(full, statement, types, (transaction_id, *more), generic=generic))
+    assert {scan.table.rpartition("_")[2] for scan in found if scan.rows} <= {f"{id_day(transaction_id):%Y%m%d}"}
     assert not [scan for scan in found if scan.node == "Seq Scan" and scan.rows]
     assert sum(scan.rows for scan in found) < 10

@@ -14,10 +14,10 @@ from starlette.applications import Starlette
 from app.checkback.loop import CheckBack
 from app.database.connection import Connection
 from app.runtime.state import Runtime
-from tests.checkback.test_loop import attempts, in_doubt, turn, verdict
 from tests.conftest import register_group
 from tests.sdk.servers import asgi_server, django_server, threaded
 from tests.sdk.test_check import PATH, AsyncListener, Listener, endpoint_of, in_flask
+from tests.support.check_stepping import attempts, in_doubt, turn, verdict
 
 
 def in_fastapi(endpoint: CheckEndpoint) -> Any:

@@ -19,9 +19,9 @@ from app.checkback.loop import CheckBack
 from app.database.connection import Connection
 from app.relay.loop import Relay
 from app.runtime.state import Runtime
-from tests.checkback.test_loop import in_doubt, turn
 from tests.conftest import register_group
 from tests.support.check_responder import Responder
+from tests.support.check_stepping import in_doubt, turn
 from tests.support.relay_stepping import subscribe, turn_until
 
 MESSAGE = {"topic": "order", "key": "order-1030", "tag": "created", "body": {"order": 1030}}

@@ -101,6 +101,9 @@ async def test_the_service_delivers(
         batch = webhook(client, url + PATH, mode="batch", batch_max=10)
         outcomes = await batch.deliver([one, bad, refused, last], now())
         assert [type(outcome) for outcome in outcomes] == [Delivered, Failed, Refused, Delivered]
+        auto = webhook(client, url + PATH, mode="auto", batch_max=10)
+        for deliveries in ([one], [one, last]):
+            assert {type(outcome) for outcome in await auto.deliver(deliveries, now())} == {Delivered}
         [answer] = await webhook(client, url + PATH, secrets=[Secret("whsec_" + "N" * 43 + "=")]).deliver([one], now())
         assert isinstance(answer, Failed)
         assert answer.status == 401

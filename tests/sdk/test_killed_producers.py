@@ -17,12 +17,12 @@ from starlette.applications import Starlette
 from app.checkback.loop import CheckBack
 from app.database.connection import Connection
 from app.runtime.state import Runtime
-from tests.checkback.test_loop import SECRET, turn, verdict
 from tests.conftest import app_of, register_group
 from tests.sdk.doc_blocks import ROOT
 from tests.sdk.servers import asgi_server
 from tests.sdk.shop import fresh
 from tests.sdk.sites import ORDERS
+from tests.support.check_stepping import SECRET, turn, verdict
 
 COMMITTED_BY_A_CHECK = (1, 1)
 

@@ -23,12 +23,12 @@ from starlette.applications import Starlette
 from app.checkback.loop import CheckBack
 from app.database.connection import Connection
 from app.runtime.state import Runtime
-from tests.checkback.test_loop import SECRET, turn, verdict
 from tests.conftest import register_group
 from tests.sdk.in_process import FromThreads, service
 from tests.sdk.servers import asgi_server
 from tests.sdk.sites import SITES
 from tests.sdk.test_producer import ORDER, Shop
+from tests.support.check_stepping import SECRET, turn, verdict
 
 
 async def test_against_the_real_service(runtime: Runtime, db: Connection, group: str) -> None:

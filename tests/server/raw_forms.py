@@ -6,7 +6,7 @@ A form is written for one route: its request line, and a body that the route acc
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 OK = 200
 CRLF = b"\r\n"
@@ -69,7 +69,19 @@ class Route:
 
 def raw_forms(route: Route) -> list[Form]:
     """Return all forms for a route."""
-    makers = (_ordinary, _pipelined, _upgrades, _trailers, _hosts, _targets, _encodings, _lengths, _chunks, _heads)
+    makers = (
+        _ordinary,
+        _pipelined,
+        _protocols,
+        _upgrades,
+        _trailers,
+        _hosts,
+        _targets,
+        _encodings,
+        _lengths,
+        _chunks,
+        _heads,
+    )
     return [form for maker in (*makers, _origins, _sizes) for form in maker(route)]
 
 
@@ -192,6 +204,34 @@ def _trailers(route: Route) -> Iterator[Form]:
     yield _refused(kind, "a space before the colon", route.chunked(trailers=b"X-Digest : 1\r\n"))
 
 
+def _protocols(route: Route) -> Iterator[Form]:
+    """Other protocols. llhttp takes RTSP for HTTP."""
+    kind, plain = "protocol", route.plain()
+    for version in (b"RTSP/1.0", b"RTSP/1.1", b"ICE/1.0", b"HTP/1.1", b"http/1.1"):
+        raw = route.plain(line=route.line(version=version))
+        yield _refused(kind, version.decode(), raw)
+        yield _refused(kind, f"{version.decode()}, byte by byte", *(raw[at : at + 1] for at in range(60)))
+        yield Form(kind, f"{version.decode()} after a request", (plain + raw,), (OK, 400), 1, False)
+    rtsp = b"RTSP/1.0\r\nHost: localhost\r\n\r\n"
+    yield _refused(kind, "GET of RTSP", b"GET / " + rtsp)
+    yield _refused(kind, "DESCRIBE", b"DESCRIBE / " + rtsp)
+    yield _refused(kind, "OPTIONS of RTSP", b"OPTIONS * " + rtsp)
+    yield _refused(kind, "RTSP after blank lines", CRLF * 2 + b"GET / " + rtsp)
+    # The name elsewhere is no protocol.
+    yield _served(kind, "RTSP in the first header", plain.replace(CRLF, b"\r\nX: / RTSP/1.0\r\n", 1))
+    line = b"\r\nX:%s RTSP/1.0\r\n" % route.path
+    yield _served(kind, "RTSP in the first header, byte by byte", *_bytes_of(plain.replace(CRLF, line, 1)))
+    yield _served(kind, "RTSP in another header", route.plain(b"X-Line: POST / RTSP/1.0"))
+    named = replace(route, body=route.body.replace(b"1", b'"%s / RTSP/1.0"' % route.method))
+    yield _served(kind, "RTSP in a body", named.plain())
+    yield _served(kind, "RTSP in chunks", named.chunked())
+    yield Form(kind, "RTSP in a body, then a request", (named.plain() + plain,), (OK,) * 2, 2, True)
+
+
+def _bytes_of(raw: bytes) -> Iterator[bytes]:
+    return (raw[at : at + 1] for at in range(len(raw)))
+
+
 def _hosts(route: Route) -> Iterator[Form]:
     kind = "host"
     for host in (
@@ -260,6 +300,8 @@ def _targets(route: Route) -> Iterator[Form]:
     yield _refused(kind, "no slash", route.plain(line=route.line(route.path[1:])))
     yield _refused(kind, "a control character", route.plain(line=route.line(route.path + b"\x01")))
     yield _refused(kind, "a star for another method", route.plain(line=route.line(b"*")))
+    yield _refused(kind, "a star for OPTIONS", b"OPTIONS * HTTP/1.1\r\nHost: localhost\r\n\r\n", status=405)
+    yield _refused(kind, "a star with a query", b"OPTIONS *?a HTTP/1.1\r\nHost: localhost\r\n\r\n")
     yield _served(
         kind, "percent-encoded", route.plain(line=route.line(b"/%" + b"%02x" % route.path[1] + route.path[2:]))
     )

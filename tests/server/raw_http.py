@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import ssl
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -43,13 +44,15 @@ async def read_answer(reader: asyncio.StreamReader, *, has_body: bool = True) ->
     return Answer(int(status), headers, body)
 
 
-async def converse(port: int, pieces: Sequence[bytes], count: int, *, open_after: bool | None) -> list[Answer]:
+async def converse(
+    port: int, pieces: Sequence[bytes], count: int, *, open_after: bool | None, tls: ssl.SSLContext | None = None
+) -> list[Answer]:
     """Send the pieces; return `count` answers, and the answer to a probe if the connection is to stay open.
 
     If it is to be closed, return all that is sent until then. Fewer answers are returned if the server closes before.
     """
     async with asyncio.timeout(WITHIN_S):
-        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        reader, writer = await asyncio.open_connection("127.0.0.1", port, ssl=tls)
         answers: list[Answer] = []
         sending = asyncio.create_task(_send(writer, pieces))
         try:
@@ -82,3 +85,22 @@ async def _send(writer: asyncio.StreamWriter, pieces: Sequence[bytes]) -> None:
             # Lets a server in this process read each piece by itself.
             await asyncio.sleep(0)
             await asyncio.sleep(0)
+
+
+async def last_words(reader: asyncio.StreamReader) -> bytes:
+    """Return what the server sends until it closes the connection. A reset is a close as well."""
+    said = b""
+    async with asyncio.timeout(WITHIN_S):
+        with contextlib.suppress(ConnectionError, ssl.SSLError):
+            while more := await reader.read(65_536):
+                said += more
+    return said
+
+
+async def trickle(writer: asyncio.StreamWriter, piece: bytes) -> None:
+    """Send a piece again and again, as long as the connection is there."""
+    with contextlib.suppress(ConnectionError):
+        while not writer.is_closing():
+            writer.write(piece)
+            await writer.drain()
+            await asyncio.sleep(0.05)

@@ -13,7 +13,7 @@ import httpx
 import pytest
 
 from app.database.connection import Connection
-from app.server.connection_limits import HEAD_MAX_BYTES, most_connections
+from app.server.connection_limits import most_connections
 from tests.conftest import register_group
 from tests.support.processes import Service
 
@@ -68,6 +68,14 @@ async def last_words(reader: asyncio.StreamReader) -> bytes:
     return said
 
 
+async def write_on(writer: asyncio.StreamWriter) -> None:
+    """Send without end. Raises ConnectionError when the connection is gone."""
+    while True:
+        writer.write(b"more")
+        await writer.drain()
+        await asyncio.sleep(0.01)
+
+
 async def trickle(writer: asyncio.StreamWriter, piece: bytes) -> None:
     """Send a piece again and again, as long as the connection is there."""
     with contextlib.suppress(ConnectionError):
@@ -116,7 +124,8 @@ async def test_slow_clients_are_disconnected(served: Start) -> None:
 
 
 async def test_heads_have_a_limit(served: Start) -> None:
-    service = await served()
+    limit = 32 * 1024
+    service = await served(head_limit_bytes=limit)
     for begin, piece in (
         (b"GET /livez HTTP/1.1\r\nHost: localhost\r\n", b"x-a: " + b"b" * 1000 + b"\r\n"),
         (b"GET /livez HTTP/1.1\r\nHost: localhost\r\nx-a: ", b"b" * 1000),
@@ -126,7 +135,7 @@ async def test_heads_have_a_limit(served: Start) -> None:
             reading, sent = asyncio.create_task(last_words(reader)), 0
             writer.write(begin)
             with contextlib.suppress(ConnectionError):
-                while not reading.done() and sent < 1000 * HEAD_MAX_BYTES:
+                while not reading.done() and sent < 1000 * limit:
                     writer.write(piece)
                     await writer.drain()
                     # `drain` returns at once while the socket takes bytes, so the answer would not be read.
@@ -134,10 +143,39 @@ async def test_heads_have_a_limit(served: Start) -> None:
                     sent += len(piece)
             said = await reading
             assert said == b"" or said.startswith((b"HTTP/1.1 431", b"HTTP/1.1 400")), said
-            assert sent < 1000 * HEAD_MAX_BYTES
+            assert sent < 1000 * limit
     async with connected(service) as (reader, writer):
         writer.write(b"GET /livez HTTP/1.1\r\nHost: localhost\r\nx-a: " + b"b" * 20_000 + b"\r\n\r\n")
         assert (await reader.readline()).startswith(b"HTTP/1.1 200")
+    async with connected(service) as (reader, writer):
+        writer.write(b"GET /livez HTTP/1.1\r\nHost: localhost\r\nx-a: " + b"b" * limit + b"\r\n\r\n")
+        said = await last_words(reader)
+        assert said.startswith(b"HTTP/1.1 431"), said
+        assert f"over {limit} bytes".encode() in said
+
+
+async def test_an_idle_connection_is_closed_after_the_setting(served: Start) -> None:
+    service = await served(keep_alive_s=1)
+    async with connected(service) as (reader, writer):
+        began = time.monotonic()
+        writer.write(GET)
+        said = await last_words(reader)
+        assert said.startswith(b"HTTP/1.1 200"), said
+        # The default is 75 s.
+        assert 0.9 < time.monotonic() - began < 60
+
+
+async def test_a_refused_client_that_does_not_close_is_disconnected(served: Start) -> None:
+    """The other side stays open, so only the service can end the connection."""
+    service = await served(refusal_read_s=0.5)
+    async with connected(service) as (reader, writer):
+        began = time.monotonic()
+        writer.write(b"hello\r\n\r\n")
+        assert (await last_words(reader)).startswith(b"HTTP/1.1 400")
+        # The answer has ended. A write to a connection that is gone fails.
+        with pytest.raises(ConnectionError):
+            await write_on(writer)
+        assert 0.4 < time.monotonic() - began < 60
 
 
 async def test_connections_that_rest_make_room(served: Start) -> None:

@@ -11,7 +11,7 @@ from app.clock import Clock
 from app.database.connection import Connection
 from app.ids import uuid7
 from app.main import ENDPOINTS
-from app.server.connection_limits import HEAD_MAX_BYTES
+from app.server.connection_limits import HttpLimits
 from tests.server.test_connection_limits import Start, connected, last_words, served
 from tests.support.processes import Service
 
@@ -60,14 +60,16 @@ async def test_the_web_servers_refusals_are_documented(served: Start) -> None:
         sent = {
             "405": request("PUT", path, b"{}"),
             "408": line + b"Host: localhost\r\n",
-            "431": line + b"x-a: " + b"a" * (HEAD_MAX_BYTES - len(line)),
+            "431": line + b"x-a: " + b"a" * (HttpLimits().head_limit_bytes - len(line)),
         }
         for status, bytes_ in sent.items():
             answered = await answer_to(service, bytes_)
             assert answered[0] == status
             agree(document, path, answered)
         described = document["paths"][path]["post"]["responses"]["431"]["content"]["application/problem+json"]
-        assert f"{HEAD_MAX_BYTES // 1024} KiB" in described["examples"]["head-too-large"]["value"]["detail"]
+        assert (
+            f"{HttpLimits().head_limit_bytes // 1024} KiB" in described["examples"]["head-too-large"]["value"]["detail"]
+        )
 
 
 @pytest.mark.parametrize("path", ["/end", "/messages"])

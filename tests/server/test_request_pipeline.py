@@ -155,7 +155,9 @@ async def test_both_paths_refuse_a_role_and_an_overload_the_same_way(app: ASGIAp
     for update, status in zip(limits, (503, 503, 429, 429), strict=True):
         answers = []
         for path in (FAST, ORDINARY):
-            runtime.load_limits = LoadLimits(runtime.settings.model_copy(update=update))
+            runtime.load_limits = LoadLimits(
+                runtime.settings.model_copy(update=update), runtime.metrics.traffic.refused
+            )
             # One request of this key is in flight, and its rate is used up.
             if status == 429:
                 runtime.load_limits.take(runtime.authenticator.caller(b"Bearer " + admin.encode()))

@@ -16,10 +16,10 @@ from app.config import LOOPBACK, Settings
 from app.database.connection import Connection, connect
 from app.lifecycle.startup import assemble
 from app.runtime.state import Runtime
-from tests.checkback.test_loop import in_doubt, turn
 from tests.conftest import client_of, register_group
 from tests.relay.test_kills import Workers, until
 from tests.support.check_responder import Call, Responder
+from tests.support.check_stepping import in_doubt, turn
 
 # Tests damage plain messages of this topic, and transactions that were rolled back with it.
 VICTIMS = 30

@@ -56,6 +56,7 @@ def test_days_without_faults_are_proved_and_looked_at_again_when_they_change(
     assert {seen[day]["state"] for day in (days_ago(6), old)} == {"final"}
     assert {seen[day]["state"] for day in (fresh, days_ago(0))} == {"provisional"}
     assert {(day["run_id"], str(day["found"])) for day in seen.values()} == {(run["run_id"], "{}")}
+    assert f"report: {(tmp_path / 'report.html').as_uri()}\n" in capsys.readouterr().out
     assert findings(dsn) == parquet(tmp_path) == []
     assert "<html" in (tmp_path / "report.html").read_text()
 

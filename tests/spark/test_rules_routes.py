@@ -12,7 +12,7 @@ from pyspark.sql import SparkSession
 from app.database.connection import connect
 from app.ids import uuid7
 from app.store.relay.log import Reader, window
-from app.store.subscriptions.subscriptions import active
+from app.store.subscriptions.subscriptions import streamed
 from spark.transforms.joined import deliveries
 from tests.spark.frames import Day, digest
 from tests.support.days import subscribe
@@ -74,7 +74,7 @@ async def _taken(dsn: str, messages: list[dict[str, Any]], wanted: list[dict[str
             filters = None if one["filters"] is None else json.dumps(one["filters"])
             await subscribe(db, f"one-{number}", *one["topics"], filters=filters)
         taken = set()
-        for one in await active(db, {}):
+        for one in await streamed(db, {}):
             found, _ = await window(db, Reader(one.subscription_id, 0, one.route, 1, 0, 0), 0, 1000)
             taken |= {(str(message.transaction_id), one.subscription_id) for message in found}
         return taken, await db.fetch("select subscription_id, name, topics, filters::text from subscription")

@@ -9,7 +9,7 @@ from pyspark.sql import SparkSession
 
 from spark import schemas
 from spark.engine.jdbc_driver import COORDINATE, NoJarError, configured_settings, jar_settings
-from spark.engine.session import session
+from spark.engine.session import configured, session
 from spark.frames import Frames
 from tests.spark.conftest import SMALL, frame, write_frame
 
@@ -25,6 +25,22 @@ def test_a_jar_that_is_named_is_used_and_must_be_there(tmp_path: Path) -> None:
 def test_without_any_jar_it_comes_from_maven(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
     assert jar_settings({}) == {"spark.jars.packages": COORDINATE}
+
+
+def test_reading_with_copy_alone_waits_for_no_maven(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.delenv("HALFNOTE_SPARK_CONF", raising=False)
+    monkeypatch.delenv("HALFNOTE_JDBC_JAR", raising=False)
+    assert configured(None, jdbc=False) == configured("local[2]", jdbc=False) == {}
+    fetched = {"spark.jars.packages": COORDINATE}
+    assert configured(None, jdbc=True) == configured("spark://master:7077", jdbc=False) == fetched
+    monkeypatch.setenv("HALFNOTE_SPARK_CONF", "spark.master=spark://master:7077")
+    assert configured(None, jdbc=False) == fetched | {"spark.master": "spark://master:7077"}
+    # A jar that is there costs nothing.
+    jar = tmp_path / "driver.jar"
+    jar.touch()
+    monkeypatch.setenv("HALFNOTE_JDBC_JAR", str(jar))
+    assert configured("local[2]", jdbc=False)["spark.jars"] == str(jar)
 
 
 def test_settings_that_are_told_come_with_the_driver(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

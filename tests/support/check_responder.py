@@ -99,11 +99,13 @@ class RawServer:
     """A server whose answers are raw bytes, for what no HTTP server would send.
 
     `write` gets the connection after each whole request. The connection stays open unless `write` closes it.
+    `connections` counts the accepted connections, `ended` those that the client closed.
     """
 
     def __init__(self, write: Callable[[asyncio.StreamWriter], Awaitable[None]]) -> None:
         self.write = write
         self.requests: list[RawRequest] = []
+        self.connections = self.ended = 0
         self._serving: set[asyncio.Task[None]] = set()
 
     async def __aenter__(self) -> "RawServer":
@@ -121,6 +123,7 @@ class RawServer:
         await self._server.wait_closed()
 
     def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.connections += 1
         task = asyncio.create_task(self._serve(reader, writer))
         self._serving.add(task)
 
@@ -135,7 +138,7 @@ class RawServer:
                 self.requests.append(RawRequest(lines[0].partition(" ")[0], headers, body))
                 await self.write(writer)
         except (asyncio.IncompleteReadError, ConnectionError):
-            pass  # the client closed the connection
+            self.ended += 1
         finally:
             writer.transport.abort()
 

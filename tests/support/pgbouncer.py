@@ -9,7 +9,7 @@ import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 from urllib.parse import unquote, urlsplit, urlunsplit
 
 from app.embedded_postgres.os_account import account_for
@@ -52,9 +52,13 @@ def pooling(dsn: str, mode: Mode) -> Iterator[str]:
     settings.write_text(INI.format(host=url.hostname, server=url.port, port=port, users=users, mode=mode))
     for file in (users, settings):
         account.own(file)
-    as_user = {} if account.uid is None else {"user": account.uid, "group": account.gid, "extra_groups": []}
+    as_user: dict[str, Any] = (
+        {} if account.uid is None else {"user": account.uid, "group": account.gid, "extra_groups": []}
+    )
     with (directory / "log").open("wb") as log:
-        process = subprocess.Popen([str(program), str(settings)], stdout=log, stderr=log, cwd="/", **as_user)  # type: ignore[call-overload]
+        process: subprocess.Popen[bytes] = subprocess.Popen(
+            [str(program), str(settings)], stdout=log, stderr=log, cwd="/", **as_user
+        )
     try:
         _listens(process, port, directory / "log")
         login = url.netloc.rpartition("@")[0]

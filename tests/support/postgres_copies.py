@@ -28,7 +28,7 @@ def base_backup(server: EmbeddedPostgres, place: ServerPaths, into: ServerPaths,
     url = urlsplit(server.url)
     environment = {"PGHOST": str(url.hostname), "PGPORT": str(url.port), "PGUSER": str(url.username)}
     environment["PGPASSWORD"] = unquote(url.password or "")
-    copy = [server.bin("pg_basebackup"), "-D", into.pgdata, "-c", "fast", *options]
+    copy: list[str | Path] = [server.bin("pg_basebackup"), "-D", into.pgdata, "-c", "fast", *options]
     subprocess.run(copy, env=os.environ | environment, check=True, **as_user(into))
 
 
@@ -40,7 +40,15 @@ def standby(server: EmbeddedPostgres, place: ServerPaths, home: Path) -> Iterato
     for file in place.home.glob("*.conf"):
         shutil.copy(file, into.home / file.name)
     port = free_port()
-    command = [server.bin("postgres"), "-D", into.pgdata, "-c", f"port={port}", "-c", "hot_standby=on"]
+    command: list[str | Path] = [
+        server.bin("postgres"),
+        "-D",
+        into.pgdata,
+        "-c",
+        f"port={port}",
+        "-c",
+        "hot_standby=on",
+    ]
     command += ["-c", "logging_collector=off"]
     with (home / "log").open("wb") as log:
         process = subprocess.Popen(command, stdout=log, stderr=log, **as_user(into))

@@ -16,6 +16,7 @@ from tests.support.ports import free_port
 
 __all__ = ["ROOT", "Service", "external_database_options", "free_port", "serving"]
 
+DATABASE = {"HALFNOTE_DATABASE_URL", "HALFNOTE_DATABASE_URL_FILE"}
 ROOT = Path(__file__).parents[2]
 
 
@@ -34,14 +35,14 @@ class Service:
     def __init__(self, data_dir: Path, *arguments: str, root: Path = ROOT, **env: str) -> None:
         self._root = root
         self.port = free_port()
-        self.url = f"http://127.0.0.1:{self.port}"
+        self.url = f"{'https' if 'HALFNOTE_TLS_CERT' in env else 'http'}://127.0.0.1:{self.port}"
         self.log = data_dir.parent / "service.log"
         program = ("app.cli", *arguments) if arguments else ("uvicorn", "app.main:app", "--no-access-log")
         self._command = [sys.executable, "-m", *program, "--port", str(self.port)]
         self._env = {
             **{name: value for name, value in os.environ.items() if not name.startswith("HALFNOTE_")},
             "HALFNOTE_DATA_DIR": str(data_dir),
-            **(external_database_options() if "HALFNOTE_DATABASE_URL" in env else {}),
+            **(external_database_options() if env.keys() & DATABASE else {}),
             **env,
         }
         self.process: subprocess.Popen[bytes] | None = None
@@ -61,7 +62,8 @@ class Service:
 
     async def until_answering(self) -> None:
         """Wait until the service answers; raises with its log if it ends instead."""
-        async with httpx.AsyncClient(base_url=self.url) as client, asyncio.timeout(90):
+        # Whom a client trusts is up to the tests of TLS.
+        async with httpx.AsyncClient(base_url=self.url, verify=False) as client, asyncio.timeout(90):
             while True:
                 assert self.process is not None
                 if self.process.poll() is not None:

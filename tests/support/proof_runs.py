@@ -13,7 +13,15 @@ ID = "019a9f1c-1030-7b1e-8f00-1030a1030a10"
 
 async def reconciled(db: Connection, state: str = "findings", *days: date, **columns: Any) -> int:
     """Write a run and the days that it proved; return its id."""
-    row = {"open": 0, "new": 0, "resolved": 0, "error": None, "seen_at": AT, "ended_at": AT, "source": "primary"}
+    row: dict[str, Any] = {
+        "open": 0,
+        "new": 0,
+        "resolved": 0,
+        "error": None,
+        "seen_at": AT,
+        "ended_at": AT,
+        "source": "primary",
+    }
     row |= columns
     run_id: int = await db.fetchval(
         "insert into reconciliation_run (state, engine, source, seen_at, started_at, ended_at, days, open, new, "

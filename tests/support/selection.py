@@ -74,7 +74,7 @@ def excludes(expression: str, marks: Iterable[str]) -> bool:
     compiled, others = Expression.compile(expression), sorted(MARKS.keys() - set(marks))
     possible = itertools.chain.from_iterable(itertools.combinations(others, n) for n in range(len(others) + 1))
     sets = [{*marks, *more} for more in possible]
-    return not any(compiled.evaluate(lambda name, names=names, **_: name in names) for names in sets)
+    return not any(compiled.evaluate(lambda name, /, names=names, **_: name in names) for names in sets)
 
 
 def rotated(files: Sequence[str], day: int) -> list[str]:

@@ -224,6 +224,7 @@ TESTS: dict[str, tuple[str, ...]] = {
         "test_a_dead_worker_delays_the_change_only_until_its_lease_expires",
         "test_a_change_of_the_number_of_shards_loses_nothing_and_keeps_the_order_of_keys",
     ),
+    "relay/test_unrouted.py": ("test_the_count_survives_a_kill",),
     "relay/test_wakeups.py": ("test_only_topics_of_its_streams_wake_a_relay",),
     "retention/test_loop.py": (
         "test_retries_of_a_cancelled_replay_are_removed_and_a_replay_that_ended_too_early_continues",

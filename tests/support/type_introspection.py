@@ -13,7 +13,9 @@ import asyncpg
 # Postgres assigns the oids below this one by hand: they are the same in every database of every version.
 FIRST_GENERATED_OID = 10_000
 
-_introspect = asyncpg.Connection._introspect_types
+# The stubs leave private members out.
+_CONNECTION: Any = asyncpg.Connection
+_introspect = _CONNECTION._introspect_types
 _described: dict[int, list[Any]] = {}
 # asyncpg prepares its statement again if an unnamed one ran in between; here none did.
 _NO_STATEMENT = SimpleNamespace(name="remembered")
@@ -32,4 +34,4 @@ async def _introspect_once(self: Any, typeoids: Iterable[int], timeout: float) -
 
 def remember_types() -> None:
     """Make every connection of this process use the types that an earlier one has introspected."""
-    asyncpg.Connection._introspect_types = _introspect_once
+    _CONNECTION._introspect_types = _introspect_once

@@ -53,7 +53,7 @@ def networks_of(*networks: str) -> tuple[Network, ...]:
 @asynccontextmanager
 async def egress_client(networks: str = "127.0.0.0/8,::1/128", **settings: Any) -> AsyncIterator[EgressClient]:
     """Yield a client whose settings open these networks."""
-    rules = NetworkPolicy.of(Settings(_env_file=None, allow_networks=networks, **settings))  # type: ignore[call-arg,arg-type]
+    rules = NetworkPolicy.of(Settings(_env_file=None, allow_networks=networks, **settings))
     async with callback_client(rules) as client:
         yield client
 

@@ -16,7 +16,7 @@ GROUPS = {
 }
 
 
-class ByGroup(LoadScopeScheduling):
+class ByGroup(LoadScopeScheduling):  # type: ignore[misc]
     """Sends each test to any free worker, and all tests below a directory of GROUPS to one worker."""
 
     def _split_scope(self, nodeid: str) -> str:

@@ -24,7 +24,8 @@ from app.checkback.loop import CheckBack
 from app.checkback.sweep import Sweeps
 from app.config import Settings
 from app.database.connection import Connection, connect
-from app.egress.http_client import EgressClient, Reply
+from app.egress.http_client import EgressClient
+from app.egress.reply import Reply
 from app.ids import uuid7
 from app.lifecycle.startup import assemble
 from app.loops import announce_held_back

@@ -1,7 +1,7 @@
 """Store API keys as SHA-256. Every change also changes the value of the switch `api_keys`, which processes poll."""
 
 from collections.abc import Collection
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from datetime import datetime, timedelta
 
 from app.database.connection import Connection
@@ -26,6 +26,7 @@ ADD = f"""
 insert into api_key (name, prefix, digest, role, producer_groups, topics, subscriptions, rate_per_s, created_at,
   created_by, rotated_from, expires_at)
 values ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12)
+on conflict (digest) do nothing
 returning {COLUMNS}
 """  # noqa: S608 -- names of columns
 
@@ -46,6 +47,11 @@ update api_key set revoked_at = $2 where key_id = $1 and revoked_at is null retu
 """  # noqa: S608
 EXPIRE = f"""
 update api_key set expires_at = least(expires_at, $2) where key_id = $1 returning {COLUMNS}
+"""  # noqa: S608
+CHANGE = f"""
+update api_key set name = $2, role = $3, producer_groups = $4, topics = $5, subscriptions = $6, rate_per_s = $7,
+  expires_at = $8
+where key_id = $1 returning {COLUMNS}
 """  # noqa: S608
 
 # Primary key. The update changes no indexed column.
@@ -70,6 +76,19 @@ class NewApiKey:
     created_by: str | None = None
     rotated_from: int | None = None
     expires_at: datetime | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class KeyRights:
+    """What a PUT gives a key, in the order of the statement."""
+
+    name: str
+    role: str
+    producer_groups: list[str]
+    topics: list[str]
+    subscriptions: list[str]
+    rate_per_s: float | None
+    expires_at: datetime | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,8 +123,8 @@ async def version(connection: Connection, what: str) -> str | None:
     return value
 
 
-async def add(connection: Connection, key: NewApiKey, now: datetime) -> ApiKey:
-    """Store a key."""
+async def add(connection: Connection, key: NewApiKey, now: datetime) -> ApiKey | None:
+    """Store a key; None if it exists, valid or not."""
     row = await connection.fetchrow(
         ADD,
         key.name,
@@ -121,8 +140,7 @@ async def add(connection: Connection, key: NewApiKey, now: datetime) -> ApiKey:
         key.rotated_from,
         key.expires_at,
     )
-    assert row is not None
-    return ApiKey(**row)
+    return ApiKey(**row) if row else None
 
 
 async def known(connection: Connection, now: datetime) -> list[ApiKey]:
@@ -150,6 +168,13 @@ async def revoke(connection: Connection, key_id: int, now: datetime) -> ApiKey |
 async def expire(connection: Connection, key_id: int, at: datetime) -> ApiKey:
     """Set the time at which a key expires, unless it expires earlier."""
     row = await connection.fetchrow(EXPIRE, key_id, at)
+    assert row is not None
+    return ApiKey(**row)
+
+
+async def change(connection: Connection, key_id: int, rights: KeyRights, now: datetime) -> ApiKey:
+    """Give a key (locked by `one`) other rights."""
+    row = await connection.fetchrow(CHANGE, key_id, *astuple(rights))
     assert row is not None
     return ApiKey(**row)
 

@@ -34,6 +34,9 @@ where name > $1 and deleted_at is null and ($3::text[] is null or name = any($3)
 order by name limit $2
 """  # noqa: S608
 
+# A scan of the table, once when a process starts.
+OLDEST = "select name from producer_group where deleted_at is null order by created_at, name limit $1"
+
 # Primary key. Safe under concurrency: of two first PUTs, one inserts the row, and the other finds it.
 ADD_GROUP = f"""
 insert into producer_group (name, {_SHAPE}, secrets, created_at, updated_at, check_window, next_ping_at)
@@ -117,6 +120,11 @@ async def read_groups(
 ) -> list[ProducerGroup]:
     """Return up to `limit` registered groups within a scope whose names come after `after`, by name."""
     return [_group(row) for row in await connection.fetch(GROUPS, after, limit, *within)]
+
+
+async def oldest(connection: Connection, at_most: int) -> list[str]:
+    """Return the names of the groups that were registered first, oldest first."""
+    return [row[0] for row in await connection.fetch(OLDEST, at_most)]
 
 
 async def add_group(connection: Connection, name: str, shape: GroupShape, secrets: Any, now: datetime) -> bool:

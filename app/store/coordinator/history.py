@@ -6,22 +6,17 @@ from typing import Any
 from uuid import UUID
 
 from app.database.connection import Connection
+from app.store.coordinator.attempts import Attempt, latest_attempts, verdict_of
 from app.store.relay.log import HASH
 from app.topic_patterns import match_sql
 from app.verdicts import (
     CHECK_BACK_STATE_OF,
-    SOURCE_OF,
-    VERDICT_OF,
-    AttemptKind,
     CheckBackState,
     DeadLetterAction,
     DeliveryState,
     Source,
     Verdict,
 )
-
-# The most attempts shown, the latest ones. A transaction with many subscriptions can have more than a person reads.
-ATTEMPTS_SHOWN = 1000
 
 # What the scope of a key is compared with: the group, and the topic of one message once it is committed. One statement,
 # so that it takes the same number of statements to refuse an id of another group and an id that does not exist. Primary
@@ -54,22 +49,6 @@ left join reissue r on r.transaction_id = t.transaction_id
 # Served by outbox's primary key in one partition.
 PUBLISHED = """
 select position, "offset", due_at, committed_at from outbox where transaction_id = $1 order by position
-"""
-
-# Served by the primary keys of attempt, in one partition, and of postponement. The limit does not apply to kinds that
-# happen once.
-ATTEMPTS = """
-select a.kind, a.at, a.number, a.outcome, a.position, s.name as subscription, a.verdict, a.source, a.destination,
-  a.status, a.duration_ms, a.error, a.response, a.replay, p.last_at, p.times
-from (
-  (select * from attempt where transaction_id = $1 and kind in ('swept', 'parked'))
-  union all
-  (select * from attempt where transaction_id = $1 and kind not in ('swept', 'parked')
-    order by attempt_id desc limit $2)
-) a
-left join subscription s on s.subscription_id = a.subscription_id
-left join postponement p on p.transaction_id = $1 and p.position = a.position and p.subscription_id = a.subscription_id
-  and p.replay = coalesce(a.replay, 0) and p.number = a.number and p.outcome = a.outcome and p.first_at = a.at
 """
 
 # receipt and outbox: by their primary keys in one partition. The indexes of the mutable tables begin with the
@@ -125,12 +104,13 @@ where o.transaction_id = $1
 order by 1, 2, 3 nulls first
 """  # noqa: S608 -- an expression of ours
 
-# Served by redelivery_transaction.
+# Served by redelivery_transaction. The latest ones: a person's script can redeliver a message again and again.
 REDELIVERIES = """
 select x.position, s.name as subscription, nullif(x.replay, 0) as replay, x.what, x.actor, x.reason, x.at,
   x.died_at, x.died_because, x.attempts
-from redelivery x left join subscription s on s.subscription_id = x.subscription_id
-where x.transaction_id = $1 order by x.redelivery_id
+from (select * from redelivery where transaction_id = $1 order by redelivery_id desc limit $2) x
+left join subscription s on s.subscription_id = x.subscription_id
+order by x.redelivery_id
 """
 
 
@@ -189,32 +169,6 @@ class Published:
 
 
 @dataclass(frozen=True, slots=True)
-class Attempt:
-    """A row of `attempt`: a check, a failed delivery, a refused end, a sweep or a parking.
-
-    `outcome` is a CheckOutcome for a check and a DeliveryOutcome for a delivery; otherwise it repeats the kind.
-    `times`, `last_at`: how many postponements this row is for, and when the last one was.
-    """
-
-    kind: AttemptKind
-    at: datetime
-    number: int | None
-    outcome: str
-    position: int | None
-    subscription: str | None
-    verdict: Verdict | None
-    source: Source | None
-    destination: str | None
-    status: int | None
-    duration_ms: int | None
-    error: str | None
-    response: str | None
-    replay: int | None
-    last_at: datetime | None
-    times: int | None
-
-
-@dataclass(frozen=True, slots=True)
 class DeliveryRecord:
     """The delivery of a message to one subscription, live or in the replay `replay`.
 
@@ -256,13 +210,17 @@ class Redelivery:
 
 @dataclass(frozen=True, slots=True)
 class History:
-    """All rows of one transaction."""
+    """The rows of one transaction; of attempts and redeliveries the latest ones.
+
+    `more_below`: earlier attempts have ids below this one; None: there are none.
+    """
 
     transaction_id: UUID
     messages: list[StoredMessage]
     record: Record
     published: list[Published]
     attempts: list[Attempt]
+    more_below: int | None
     deliveries: list[DeliveryRecord]
     redeliveries: list[Redelivery]
 
@@ -273,31 +231,32 @@ async def read_owner(connection: Connection, transaction_id: UUID, position: int
     return None if row is None else Owner(**row)
 
 
-async def read_history(connection: Connection, transaction_id: UUID) -> History | None:
-    """Return the history of a transaction in one snapshot; None if there is no such half."""
+async def read_history(connection: Connection, transaction_id: UUID, limit: int) -> History | None:
+    """Return the history of a transaction in one snapshot; None if there is no such half.
+
+    `limit`: the most attempts, and the most redeliveries.
+    """
     async with connection.transaction(isolation="repeatable_read", readonly=True):
         messages = [StoredMessage(**row) for row in await connection.fetch(STORED_MESSAGES, transaction_id)]
         if not messages:
             return None
         record = await connection.fetchrow(RECORD, transaction_id)
         assert record is not None
+        attempts, more_below = await latest_attempts(connection, transaction_id, limit)
         return History(
             transaction_id,
             messages,
             _record(record),
             [Published(**row) for row in await connection.fetch(PUBLISHED, transaction_id)],
-            [_attempt(row) for row in await connection.fetch(ATTEMPTS, transaction_id, ATTEMPTS_SHOWN)],
+            attempts,
+            more_below,
             [_delivery(row) for row in await connection.fetch(DELIVERIES, transaction_id)],
-            [_redelivery(row) for row in await connection.fetch(REDELIVERIES, transaction_id)],
+            [_redelivery(row) for row in await connection.fetch(REDELIVERIES, transaction_id, limit)],
         )
 
 
 def _record(row: Any) -> Record:
-    return Record(**{**row, **_op(row), "check_back": CHECK_BACK_STATE_OF[row["check_back"]]})
-
-
-def _attempt(row: Any) -> Attempt:
-    return Attempt(**{**row, **_op(row), "kind": AttemptKind(row["kind"])})
+    return Record(**{**row, **verdict_of(row), "check_back": CHECK_BACK_STATE_OF[row["check_back"]]})
 
 
 def _delivery(row: Any) -> DeliveryRecord:
@@ -306,7 +265,3 @@ def _delivery(row: Any) -> DeliveryRecord:
 
 def _redelivery(row: Any) -> Redelivery:
     return Redelivery(**{**row, "what": DeadLetterAction(row["what"])})
-
-
-def _op(row: Any) -> dict[str, Any]:
-    return {"verdict": VERDICT_OF[row["verdict"]], "source": SOURCE_OF[row["source"]]}

@@ -29,7 +29,10 @@ READS = RowArrays(
 _RECORDED_AT, _READ_AT = f"${ENDS.next}::timestamptz", f"${READS.next}::timestamptz"
 
 # The columns of a row of RECORD_ENDS and READ_RECORDED, in the order in which `_fold` unpacks it.
-FOUND = ("transaction_id", "owner", "open", "verdict", "source", "decided_at", "position", "topic", "offset")
+FOUND = (
+    *("transaction_id", "owner", "open", "half_traceparent", "verdict", "source", "decided_at"),
+    *("position", "topic", "offset"),
+)
 
 
 def _found(values: Mapping[str, str]) -> str:
@@ -52,7 +55,7 @@ RECORD_ENDS = f"""
 with asked as materialized (
   select * from {ENDS.unnest("a", ordinality="n")}
 ), known as materialized (
-  select a.*, h.producer_group as owner,
+  select a.*, h.producer_group as owner, h.traceparent as half_traceparent,
     case when a.from_check and a.source = 0 and exists (
       select from check_back c where c.transaction_id = a.transaction_id and c.asked > 0
     ) then 1::smallint else a.source end as decided_by,
@@ -60,7 +63,8 @@ with asked as materialized (
       select from day d where d.low <= a.transaction_id and d.high > a.transaction_id and d.state <> 'open'
     ) as open
   from asked a left join lateral (
-    select producer_group from half h where h.transaction_id = a.transaction_id and h.position < 1 offset 0
+    select producer_group, traceparent from half h
+    where h.transaction_id = a.transaction_id and h.position < 1 offset 0
   ) h on true
 ), decided as (
   insert into op (transaction_id, verdict, source, actor, reason, decided_at)
@@ -88,7 +92,7 @@ with asked as materialized (
 )
 select {
     _found(
-        same("transaction_id", "owner", "open", of="k")
+        same("transaction_id", "owner", "open", "half_traceparent", of="k")
         | same("verdict", "source", "decided_at", of="d")
         | same("position", "topic", "offset", of="s")
     )
@@ -103,7 +107,7 @@ order by k.n, s.position
 # Its parameters are in the order of `_record_end`: generated arguments take several times as long.
 RECORD_END = f"""
 with stored as materialized (
-  select h.position, h.producer_group, h.topic, h.key, h.tag, h.deliver_after_s
+  select h.position, h.producer_group, h.topic, h.key, h.tag, h.deliver_after_s, h.traceparent
   from half h where h.transaction_id = $1::uuid
 ), decided as (
   insert into op (transaction_id, verdict, source, actor, reason, decided_at)
@@ -121,7 +125,8 @@ with stored as materialized (
   from (select s.*, l.at from locked l, stored s order by s.position) o
   returning position, topic, "offset"
 )
-select b.position, b.topic, b."offset" from decided left join sent b on true
+select b.position, b.topic, b."offset", (select traceparent from stored where position = 0) as half_traceparent
+from decided left join sent b on true
 """  # noqa: S608
 
 # For ids that RECORD_ENDS did not decide: the recorded verdict. It is a second statement because the winner of a race
@@ -132,11 +137,12 @@ with asked as materialized (
   select * from {READS.unnest("a")}
 ), recorded as materialized (
   select a.transaction_id, a.producer_group, a.verdict as asked_verdict, a.source as asked_source,
-    h.producer_group as owner, o.verdict, o.source, o.decided_at
+    h.producer_group as owner, h.traceparent as half_traceparent, o.verdict, o.source, o.decided_at
   from asked a left join lateral (
     select verdict, source, decided_at from op o where o.transaction_id = a.transaction_id offset 0
   ) o on true left join lateral (
-    select producer_group from half h where h.transaction_id = a.transaction_id and h.position < 1 offset 0
+    select producer_group, traceparent from half h
+    where h.transaction_id = a.transaction_id and h.position < 1 offset 0
   ) h on true
 ), refused as (
   insert into attempt (transaction_id, kind, at, outcome, verdict, source, destination)
@@ -149,7 +155,7 @@ with asked as materialized (
 )
 select {
     _found(
-        same("transaction_id", "owner", "verdict", "source", "decided_at", of="r")
+        same("transaction_id", "owner", "half_traceparent", "verdict", "source", "decided_at", of="r")
         | {"open": "true"}
         | same("position", "topic", "offset", of="b")
     )
@@ -194,7 +200,7 @@ class Recorded:
 
     `owner`: its producer group; None if there is no such half. `verdict` None: undecided, because the End was another
     group's or the day is not open (`open` False). `messages`: those of a committed transaction, by position. `fresh`:
-    this End decided it.
+    this End decided it. `half_traceparent`: the trace context that is stored with its half, None if there is none.
     """
 
     owner: str | None
@@ -204,6 +210,7 @@ class Recorded:
     decided_at: datetime | None
     messages: tuple[RecordedMessage, ...]
     fresh: bool
+    half_traceparent: str | None = None
 
 
 async def record_ends(connection: Connection, ends: Sequence[End], now: datetime) -> dict[UUID, Recorded]:
@@ -242,7 +249,7 @@ async def _record_end(connection: Connection, end: End, now: datetime) -> Record
     if not rows:
         return None
     messages = () if rows[0][0] is None else tuple(sorted(RecordedMessage(row[0], row[1], row[2]) for row in rows))
-    return Recorded(end.producer_group, True, end.verdict, end.source, now, messages, True)
+    return Recorded(end.producer_group, True, end.verdict, end.source, now, messages, True, rows[0][3])
 
 
 async def read_recorded(connection: Connection, ends: Sequence[End], now: datetime) -> dict[UUID, Recorded]:
@@ -259,13 +266,13 @@ def _fold(rows: Iterable[Any], *, decided_now: bool) -> dict[UUID, Recorded]:
     `decided_now`: a verdict in these rows was recorded by the statement that returned them.
     """
     found: dict[UUID, Recorded] = {}
-    for transaction_id, owner, is_open, verdict, source, decided_at, position, topic, offset in rows:
+    for transaction_id, owner, is_open, half_trace, verdict, source, decided_at, position, topic, offset in rows:
         messages: tuple[RecordedMessage, ...] = () if position is None else (RecordedMessage(position, topic, offset),)
         before = found.get(transaction_id)
         if before is not None:
             messages = before.messages + messages
         fresh = decided_now and verdict is not None
         found[transaction_id] = Recorded(
-            owner, is_open, VERDICT_OF[verdict], SOURCE_OF[source], decided_at, messages, fresh
+            owner, is_open, VERDICT_OF[verdict], SOURCE_OF[source], decided_at, messages, fresh, half_trace
         )
     return found

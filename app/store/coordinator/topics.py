@@ -21,6 +21,8 @@ order by t.name limit $2
 """  # noqa: S608 -- a condition of ours
 
 DECLARED = "select name from topic where declared_at is not null"
+# A scan of the table, once when a process starts.
+OLDEST = "select name from topic order by first_seen_at, name limit $1"
 # Primary key.
 UNDECLARED = """
 select n.name from unnest($1::text[]) as n(name)
@@ -54,6 +56,11 @@ async def page(connection: Connection, after: str, limit: int, within: TopicPatt
 async def declared(connection: Connection) -> frozenset[str]:
     """Return every declared topic."""
     return frozenset(row[0] for row in await connection.fetch(DECLARED))
+
+
+async def oldest(connection: Connection, at_most: int) -> list[str]:
+    """Return the topics that were used or declared first, oldest first."""
+    return [row[0] for row in await connection.fetch(OLDEST, at_most)]
 
 
 async def undeclared(connection: Connection, names: Collection[str]) -> list[str]:

@@ -15,6 +15,8 @@ from app.verdicts import Ordered
 MARGIN = timedelta(seconds=1)
 # How long a shard's rates count after its holder last stored them.
 RATES_HOLD_S = 15
+# Dead letters are counted up to this number.
+COUNTED_MOST = 100_000
 
 # Served by outbox_by_offset, from either end of each partition.
 LATEST = 'select coalesce(max("offset"), 0) from outbox'
@@ -84,7 +86,9 @@ with checkpoints as materialized (
 select m."offset", m.moved_at, (select count(*) from waiting) as waiting,
   (select min(committed_at) from waiting) as oldest_at, (select count(*) from span) as looked_at,
   r.retrying, r.held, t.delivered_per_s, t.failed_per_s, b.opened_at, b.opened_because,
-  (select count(*) from dead_letter d where d.subscription_id = $1) as dead_letters,
+  (select count(*) from (
+    select from dead_letter d where d.subscription_id = $1 limit {COUNTED_MOST}
+  ) d) as dead_letters,
   (select e.error from (
     (select d."offset", d.last_error as error from delivery_retry d
      where d.subscription_id = $1 and d.last_error is not null order by d."offset" desc limit 1)

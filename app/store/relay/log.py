@@ -50,6 +50,11 @@ class Outgoing:
     first_at: datetime | None = None
     claim: int | None = None
 
+    @property
+    def waits_from(self) -> datetime:
+        """When the message began to wait: its commit, or its due time."""
+        return self.due_at or self.committed_at
+
 
 # The fields that the log has. The others come from a delivery_retry row.
 _LOGGED = tuple(name for name in field_names(Outgoing) if name not in ("used", "first_at", "claim"))

@@ -36,6 +36,7 @@ class Settlement:
 
     `attempts`: tries used up. `what`: the outcome in the attempt's record, None if nothing was sent or it was
     delivered.
+    `queued`: whether the next message of its key waits for it.
     `digest`: the SHA-256 of the body that was delivered, computed from the bytes that were sent.
     """
 
@@ -52,13 +53,15 @@ class Settlement:
     response: str | None = None
     reason: str | None = None
     digest: bytes | None = None
+    queued: bool = True
 
 
 @dataclass(frozen=True, slots=True)
 class Batch:
     """The settlements of one stream under its lease: of shard `shard` of `shards`, live (`replay` 0) or of a replay.
 
-    `target` is the new checkpoint, None to leave it; `address` is the destination's, for the attempts.
+    `target` is the new checkpoint, None to leave it; `address` is the destination's, for the attempts; `since` is the
+    start of the replay.
     """
 
     lease: Lease
@@ -69,6 +72,7 @@ class Batch:
     target: int | None
     address: str
     settlements: Sequence[Settlement]
+    since: datetime | None = None
 
 
 # Parameters 1 and 2 of SETTLE are the owner and the time; then come three groups of arrays.
@@ -81,6 +85,7 @@ STREAMS = RowArrays(
     Column("shard", "int"),
     Column("target", "bigint"),
     Column("address", "text"),
+    Column("since", "timestamptz"),
     first=3,
 )
 # `n` is the number of the row's stream, from 1.
@@ -92,6 +97,7 @@ OUTCOMES = RowArrays(
     Column("topic", "text", "message.topic"),
     Column("key", "text", "message.key"),
     Column("claim", "bigint", "message.claim"),
+    Column("waits_from", "timestamptz", "message.waits_from"),
     Column("result", "text"),
     Column("attempts", "int"),
     Column("first_at", "timestamptz"),
@@ -123,7 +129,11 @@ FIRST_TRIES = RowArrays(
 _MESSAGE = ("subscription_id", "replay", "transaction_id", "position")
 # A delivery_retry row may carry a copy of its message; a dead letter takes it over.
 _COPY = ("producer_group", "tag", "headers", "content_type", "body", "body_digest", "committed_at")
-_RETRY = same(*_MESSAGE, "offset", "topic", "key", "attempts", "first_at", "due_at") | {"last_error": "error"}
+_RETRY = same(*_MESSAGE, "offset", "topic", "key", "attempts", "first_at", "due_at") | {
+    "last_error": "error",
+    # A replay's messages wait from its start at the earliest; live delivery has no `since`.
+    "waiting_since": "greatest(waits_from, since)",
+}
 _DEAD_LETTER = same(
     *_MESSAGE, "offset", "topic", "key", "attempts", "first_at", "reason", "status", "error", "response", *_COPY
 ) | {"died_at": "$2"}
@@ -168,7 +178,7 @@ with held as materialized (
   join checkpoint c on c.subscription_id = s.subscription_id and c.shards = s.shards and c.shard = s.shard
   order by s.name for share of l
 ), asked as materialized (
-  select a.*, h.subscription_id, h.replay, h.address, exists (
+  select a.*, h.subscription_id, h.replay, h.address, h.since, exists (
     select from day d where d.low <= a.transaction_id and d.high > a.transaction_id and d.state = 'open'
   ) as open
   from held h join {OUTCOMES.unnest("a")} on a.n = h.n

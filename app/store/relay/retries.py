@@ -41,9 +41,9 @@ _MESSAGE = {
     "claim": "c.lease_epoch",
 }
 
-_FREE = "({0}.leased_until is null or {0}.leased_until <= $9)"
+FREE = "({0}.leased_until is null or {0}.leased_until <= {1})"
 # Upkeep owns the rows of a day that is not open, except rows with a copy of their message.
-_OPEN = """({0}.body is not null or exists (
+OPEN = """({0}.body is not null or exists (
     select from day y where y.low <= {0}.transaction_id and y.high > {0}.transaction_id and y.state = 'open'
   ))"""
 
@@ -62,9 +62,9 @@ with streams as materialized (
 ), due as materialized (
   select d.*, s.ordered and not s.hold and d.key is not null as runs from streams s, lateral (
     select d.ctid as at, d.subscription_id, d.replay, d.key, d."offset" from delivery_retry d
-    where d.subscription_id = s.subscription_id and d.replay = s.replay and d.due_at <= $9 and {_FREE.format("d")}
+    where d.subscription_id = s.subscription_id and d.replay = s.replay and d.due_at <= $9 and {FREE.format("d", "$9")}
       and (s.shards = 1 or {HASH.format("d")} % s.shards = s.shard)
-      and {_OPEN.format("d")}
+      and {OPEN.format("d")}
       and (not s.ordered or d.key is null or not exists (
         select from delivery_retry b
         where b.subscription_id = d.subscription_id and b.replay = d.replay and b.key = d.key
@@ -80,7 +80,7 @@ with streams as materialized (
 ), run as materialized (
   select f.at from due h, lateral (
     select n.at, bool_and(n.claimable) over (order by n."offset") as unbroken from (
-      select n.ctid as at, n."offset", n.due_at <= $9 and {_FREE.format("n")} and {_OPEN.format("n")} as claimable
+      select n.ctid as at, n."offset", n.due_at <= $9 and {FREE.format("n", "$9")} and {OPEN.format("n")} as claimable
       from delivery_retry n
       where n.subscription_id = h.subscription_id and n.replay = h.replay and n.key = h.key
         and n."offset" > h."offset" and (n.first_at is not null or n.due_at <= $9)
@@ -90,7 +90,7 @@ with streams as materialized (
   where h.runs and f.unbroken
 ), claimed as (
   update delivery_retry r set leased_until = $8, lease_epoch = r.lease_epoch + 1
-  where r.ctid = any(array(select at from due union all select at from run)) and {_FREE.format("r")}
+  where r.ctid = any(array(select at from due union all select at from run)) and {FREE.format("r", "$9")}
   returning r.*
 )
 select {", ".join(_MESSAGE[name] for name in field_names(Outgoing))}, s.n::int

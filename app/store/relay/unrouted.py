@@ -26,6 +26,15 @@ from subscription s cross join lateral (
 where s.deleted_at is null and s.state <> 'active'
 """
 
+# One row, by primary key.
+COUNTED = """select "offset", unrouted from routing_count where name = 'all'"""
+
+# Primary key. A count of messages that another process counted meanwhile finds another offset and changes nothing.
+COUNT = """
+update routing_count set "offset" = $2, unrouted = unrouted + $3 where name = 'all' and "offset" = $1
+returning unrouted
+"""
+
 TOPICS = "select distinct unnest(topics) as topic from subscription where deleted_at is null"
 
 
@@ -36,6 +45,27 @@ class Inactive:
     name: str
     behind: int
     oldest_at: datetime | None
+
+
+@dataclass(frozen=True, slots=True)
+class Counted:
+    """How many of the messages up to an offset of the log no subscription takes, since the database was made."""
+
+    offset: int
+    unrouted: int
+
+
+async def counted(connection: Connection) -> Counted:
+    """Return the count that is stored."""
+    row = await connection.fetchrow(COUNTED)
+    assert row is not None, "a migration inserts the row"
+    return Counted(row["offset"], row["unrouted"])
+
+
+async def count(connection: Connection, after: int, reached: int, unrouted: int) -> int | None:
+    """Add messages from `after` up to the offset `reached`; return the new total, None if they were counted already."""
+    total: int | None = await connection.fetchval(COUNT, after, reached, unrouted)
+    return total
 
 
 async def topics_after(connection: Connection, after: int, at_most: int) -> tuple[dict[str, int], int]:

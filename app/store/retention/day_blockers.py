@@ -8,6 +8,7 @@ from app.database.connection import Connection
 from app.store.retention.days import Day
 from app.store.subscriptions.subscriptions import Route, Subscription
 from app.topic_patterns import match_sql, reserved_sql
+from app.verdicts import DeadLetterReason
 
 # check_back by primary key range, with each row looked up in op. `unswept`: halves that no sweep has found. If a swept
 # transaction is undecided, the rest of the day is not read.
@@ -114,8 +115,8 @@ with waiting as materialized (
   insert into dead_letter (subscription_id, replay, transaction_id, position, "offset", topic, key, attempts, first_at,
     reason, error, died_at, producer_group, tag, headers, content_type, body, body_digest, committed_at)
   select $3, w.replay, o.transaction_id, o.position, o."offset", o.topic, o.key, w.attempts, w.first_at,
-    'day_left', w.last_error, $8, h.producer_group, o.tag, h.headers, h.content_type, h.body, h.body_digest,
-    o.committed_at
+    '{DeadLetterReason.DAY_LEFT}', w.last_error, $8, h.producer_group, o.tag, h.headers, h.content_type, h.body,
+    h.body_digest, o.committed_at
   from waiting w
   join outbox o on o.transaction_id = w.transaction_id and o.position = w.position
   join half h on h.transaction_id = w.transaction_id and h.position = w.position
@@ -130,22 +131,35 @@ from buried order by {reserved_sql("topic")}, "offset" desc limit 1
 
 # dead_letter is small; half and outbox are read by primary key. If a delivery was confirmed while its message became a
 # dead letter, the dead letter is deleted.
-UNBURY = """
+UNBURY = f"""
 delete from dead_letter d using receipt r
-where d.transaction_id >= $1 and d.transaction_id < $2 and d.reason = 'day_left'
+where d.transaction_id >= $1 and d.transaction_id < $2 and d.reason = '{DeadLetterReason.DAY_LEFT}'
   and r.transaction_id = d.transaction_id and r.position = d.position and r.subscription_id = d.subscription_id
   and r.replay = d.replay
-"""
-KEEP_BODIES = """
-update dead_letter d set producer_group = h.producer_group, tag = h.tag, headers = h.headers,
-  content_type = h.content_type, body = h.body, body_digest = h.body_digest, committed_at = o.committed_at
-from half h, outbox o
-where d.transaction_id >= $1 and d.transaction_id < $2 and d.body is null
-  and h.transaction_id = d.transaction_id and h.position = d.position
-  and h.transaction_id >= $1 and h.transaction_id < $2
-  and o.transaction_id = d.transaction_id and o.position = d.position
-  and o.transaction_id >= $1 and o.transaction_id < $2
-"""
+"""  # noqa: S608 -- a constant
+
+# Dead letters can be many, so one statement copies some: it finds them by dead_letter_uncopied, reads half and outbox
+# by primary key, and updates by ctid, because a join would be planned as a scan of the whole table.
+BODIES_AT_ONCE = 1000
+KEEP_BODIES = f"""
+with uncopied as materialized (
+  select d.ctid as at from dead_letter d
+  where d.transaction_id >= $1 and d.transaction_id < $2 and d.body is null
+    and exists (
+      select from half h where h.transaction_id = d.transaction_id and h.position = d.position offset 0
+    ) and exists (
+      select from outbox o where o.transaction_id = d.transaction_id and o.position = d.position offset 0
+    )
+  order by d.transaction_id, d.position limit {BODIES_AT_ONCE} for update of d
+)
+update dead_letter d set (producer_group, tag, headers, content_type, body, body_digest) = (
+    select h.producer_group, h.tag, h.headers, h.content_type, h.body, h.body_digest
+    from half h where h.transaction_id = d.transaction_id and h.position = d.position
+  ), committed_at = (
+    select o.committed_at from outbox o where o.transaction_id = d.transaction_id and o.position = d.position
+  )
+where d.ctid = any(array(select at from uncopied))
+"""  # noqa: S608 -- a constant
 
 
 @dataclass(frozen=True, slots=True)
@@ -230,6 +244,7 @@ async def drop_confirmed(connection: Connection, day: Day) -> None:
     await connection.execute(UNBURY, day.low, day.high)
 
 
-async def keep_bodies(connection: Connection, day: Day) -> None:
-    """Copy the messages of the day's dead letters into the dead letters."""
-    await connection.execute(KEEP_BODIES, day.low, day.high)
+async def keep_bodies(connection: Connection, day: Day) -> int:
+    """Copy the messages of up to BODIES_AT_ONCE of the day's dead letters into them; return how many it copied."""
+    done: str = await connection.execute(KEEP_BODIES, day.low, day.high)
+    return int(done.rpartition(" ")[2])

@@ -78,8 +78,8 @@ order by {NEWEST_FIRST}
 _REDELIVER = f"""
 {_TAKEN}, copied as (
   insert into delivery_retry (subscription_id, replay, transaction_id, "position", "offset", topic, key, attempts,
-    due_at, producer_group, tag, headers, content_type, body, body_digest, committed_at)
-  select m.subscription_id, m.replay, m.transaction_id, m."position", m."offset", m.topic, m.key, 0, ${{at}},
+    due_at, waiting_since, producer_group, tag, headers, content_type, body, body_digest, committed_at)
+  select m.subscription_id, m.replay, m.transaction_id, m."position", m."offset", m.topic, m.key, 0, ${{at}}, ${{at}},
     coalesce(m.producer_group, h.producer_group), coalesce(m.tag, h.tag), coalesce(m.headers, h.headers),
     coalesce(m.content_type, h.content_type), coalesce(m.body, h.body), coalesce(m.body_digest, h.body_digest),
     coalesce(m.committed_at, o.committed_at)
@@ -123,7 +123,7 @@ DROP = {source: _statement(_DROP, source, DeadLetterAction.DROPPED) for source i
 EARLIER = """
 select at, actor, reason from redelivery
 where transaction_id = $1 and position = $2 and subscription_id = $3 and replay = $4 and what = 'redelivered'
-order by redelivery_id
+order by redelivery_id desc limit $5
 """
 
 # Served by redelivery_at.
@@ -195,11 +195,11 @@ async def _act(
 
 
 async def earlier_redeliveries(
-    connection: Connection, subscription_id: int, replay: int, transaction_id: UUID, position: int
+    connection: Connection, subscription_id: int, replay: int, transaction_id: UUID, position: int, limit: int
 ) -> list[Earlier]:
-    """Return the recorded earlier redeliveries of this message, oldest first."""
-    rows = await connection.fetch(EARLIER, transaction_id, position, subscription_id, replay)
-    return [Earlier(**row) for row in rows]
+    """Return the latest `limit` recorded redeliveries of this message, oldest first."""
+    rows = await connection.fetch(EARLIER, transaction_id, position, subscription_id, replay, limit)
+    return [Earlier(**row) for row in reversed(rows)]
 
 
 async def forget(connection: Connection, now: datetime) -> int:

@@ -11,7 +11,7 @@ from app.verdicts import ReplayState
 
 # Served by replay_running; few replays run at a time.
 RUNNING = """
-select replay_id, subscription_id, after, until, "offset", filters from replay where state = 'running'
+select replay_id, subscription_id, after, until, "offset", filters, created_at from replay where state = 'running'
 order by replay_id
 """
 
@@ -79,6 +79,7 @@ class Replay:
     until: int
     offset: int
     filters: dict[str, Any] | None
+    created_at: datetime
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +89,6 @@ class StoredReplay(Replay):
     state: ReplayState
     actor: str | None
     reason: str | None
-    created_at: datetime
     moved_at: datetime
     ended_at: datetime | None
 

@@ -14,7 +14,7 @@ from app.verdicts import OnDead, Ordered, SubscriptionState
 # Statements here are formatted with names of columns only. The rate that a webhook granted limits the requested rate.
 COLUMNS = """subscription_id, name, topics, filters, destination, secrets, credentials, start, ordered, on_dead, shards,
   max_in_flight, least(rate_per_s, granted_per_s) as rate_per_s, rate_per_s as asked_rate_per_s, granted_per_s,
-  timeout_s, retry, state, state_reason, created_at, updated_at"""
+  timeout_s, retry, expire_after_s, max_backlog, state, state_reason, created_at, updated_at"""
 
 # Safe under concurrency: subscription_name accepts one of two concurrent creators. The checkpoint is written with the
 # row, so that each reader of the subscription sees its start. `start` needs no lock: every outbox row that this
@@ -23,14 +23,14 @@ COLUMNS = """subscription_id, name, topics, filters, destination, secrets, crede
 CREATE = f"""
 with made as (
   insert into subscription (name, topics, filters, destination, ordered, on_dead, shards, max_in_flight, rate_per_s,
-    timeout_s, retry, secrets, credentials, granted_per_s, start, state, created_at, updated_at, started_after,
-    matches_since)
-  values ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, 'active', $17, $17, $16, $17)
+    timeout_s, retry, expire_after_s, max_backlog, secrets, credentials, granted_per_s, start, state, created_at,
+    updated_at, started_after, matches_since)
+  values ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, $16, $17, 'active', $19, $19, $18, $19)
   on conflict (name) where deleted_at is null do nothing
   returning {COLUMNS}
 ), placed as (
   insert into checkpoint (subscription_id, shards, shard, "offset", moved_at)
-  select subscription_id, shards, shard, $16, $17 from made, generate_series(0, shards - 1) as shard
+  select subscription_id, shards, shard, $18, $19 from made, generate_series(0, shards - 1) as shard
 )
 select * from made
 """  # noqa: S608
@@ -38,9 +38,9 @@ select * from made
 # Served by subscription_name.
 CHANGE = f"""
 update subscription set topics = $2, filters = $3, destination = $4, ordered = $5, on_dead = $6, shards = $7,
-  max_in_flight = $8, rate_per_s = $9, timeout_s = $10, retry = $11, secrets = $12, credentials = $13,
-  granted_per_s = $14, updated_at = $15,
-  matches_since = case when topics = $2 and filters is not distinct from $3 then matches_since else $15 end
+  max_in_flight = $8, rate_per_s = $9, timeout_s = $10, retry = $11, expire_after_s = $12, max_backlog = $13,
+  secrets = $14, credentials = $15, granted_per_s = $16, updated_at = $17,
+  matches_since = case when topics = $2 and filters is not distinct from $3 then matches_since else $17 end
 where name = $1 and deleted_at is null
 returning {COLUMNS}
 """  # noqa: S608
@@ -55,8 +55,9 @@ order by name limit $2
 """  # noqa: S608
 
 # Each worker reads all subscriptions once a second; there are few. Every change of a row gives it another xmin.
-ACTIVE = f"""
-select xmin::text as version, {COLUMNS} from subscription where deleted_at is null and state = 'active'
+STREAMED = f"""
+select xmin::text as version, {COLUMNS} from subscription
+where deleted_at is null and (state = 'active' or expire_after_s is not null or max_backlog is not null)
 order by subscription_id
 """  # noqa: S608
 
@@ -124,6 +125,8 @@ class Subscription:
     granted_per_s: float | None
     timeout_s: float
     retry: list[float]
+    expire_after_s: float | None
+    max_backlog: int | None
     state: SubscriptionState
     state_reason: str | None
     created_at: datetime
@@ -157,6 +160,8 @@ class SubscriptionSpec:
     rate_per_s: float | None
     timeout_s: float
     retry: list[float]
+    expire_after_s: float | None
+    max_backlog: int | None
 
     @classmethod
     def of(cls, stored: "Subscription") -> "SubscriptionSpec":
@@ -223,6 +228,8 @@ def _shape(wanted: SubscriptionSpec, private: Private) -> tuple[Any, ...]:
         wanted.rate_per_s,
         wanted.timeout_s,
         wanted.retry,
+        wanted.expire_after_s,
+        wanted.max_backlog,
         _encode(private.secrets),
         _encode(private.credentials),
         private.granted_per_s,
@@ -243,13 +250,13 @@ async def page(connection: Connection, after: str, limit: int, within: Within = 
 Known: TypeAlias = dict[tuple[int, str], Subscription]
 
 
-async def active(connection: Connection, known: Known) -> list[Subscription]:
-    """Return every active subscription.
+async def streamed(connection: Connection, known: Known) -> list[Subscription]:
+    """Return every active subscription, and the others whose messages can expire.
 
     `known` caches subscriptions by id and version of the row, so that an unchanged row is not decoded again.
     """
     fresh: Known = {}
-    for row in await connection.fetch(ACTIVE):
+    for row in await connection.fetch(STREAMED):
         key = row["subscription_id"], row["version"]
         fresh[key] = known.get(key) or _subscription(row)
     known.clear()

@@ -78,12 +78,37 @@ helm.sh/chart: {{ printf "%s-%s" $root.Chart.Name $root.Chart.Version | replace 
       key: password
 - name: HALFNOTE_DATABASE_URL
   value: postgresql://halfnote:$(POSTGRES_PASSWORD)@{{ include "halfnote.fullname" $root }}-postgresql:5432/halfnote
+{{- else if $root.Values.database.mountAsFile }}
+- name: HALFNOTE_DATABASE_URL_FILE
+  value: /etc/halfnote/database/url
 {{- else }}
 - name: HALFNOTE_DATABASE_URL
   valueFrom:
     secretKeyRef:
       name: {{ index . 1 }}
       key: {{ $root.Values.database.existingSecretKey }}
+{{- end }}
+{{- end -}}
+
+{{/* Where the file with the database's URL is mounted. Without a subPath, so that a kubelet updates it. */}}
+{{- define "halfnote.databaseMount" -}}
+{{- if and .Values.database.mountAsFile (not .Values.postgresql.enabled) }}
+- name: database
+  mountPath: /etc/halfnote/database
+  readOnly: true
+{{- end }}
+{{- end -}}
+
+{{/* The volume of that file; takes a list of the root and the Secret that has the URL. */}}
+{{- define "halfnote.databaseVolume" -}}
+{{- $root := index . 0 -}}
+{{- if and $root.Values.database.mountAsFile (not $root.Values.postgresql.enabled) }}
+- name: database
+  secret:
+    secretName: {{ index . 1 }}
+    defaultMode: 0440
+    items:
+      - {key: {{ $root.Values.database.existingSecretKey }}, path: url}
 {{- end }}
 {{- end -}}
 
@@ -140,8 +165,9 @@ helm.sh/hook-delete-policy: before-hook-creation,hook-succeeded
 {{- $_ := set $settings (printf "HALFNOTE_%s" (upper $name)) (kindIs "slice" $value | ternary (join "," $value) (include "halfnote.scalar" $value)) -}}
 {{- end -}}
 {{- with .Values.settings.allowed_hosts -}}
-{{/* Probes name localhost, and Prometheus the pod's address. */}}
-{{- $_ := set $settings "HALFNOTE_ALLOWED_HOSTS" (concat (list "localhost" "$(POD_IP)") . | uniq | join ",") -}}
+{{/* Probes name localhost, Prometheus the pod's address, and the Job of `apply` the Service. */}}
+{{- $own := $.Values.apply.enabled | ternary (list (include "halfnote.fullname" $)) list -}}
+{{- $_ := set $settings "HALFNOTE_ALLOWED_HOSTS" (concat (list "localhost" "$(POD_IP)") $own . | uniq | join ",") -}}
 {{- end -}}
 {{- $_ := set $settings "HALFNOTE_DRAIN_S" (include "halfnote.scalar" .Values.shutdown.drainSeconds) -}}
 {{- with include "halfnote.archivePlace" . -}}
@@ -162,20 +188,13 @@ helm.sh/hook-delete-policy: before-hook-creation,hook-succeeded
 {{- if and (kindIs "float64" .) (eq . (floor .)) -}}{{ int64 . }}{{- else -}}{{ . }}{{- end -}}
 {{- end -}}
 
-{{/* A security context without the fields that are null; takes the values. */}}
-{{- define "halfnote.podSecurityContext" -}}
+{{/* A security context of a pod or a container without the fields that are null; takes the values. */}}
+{{- define "halfnote.securityContext" -}}
 {{- $fields := dict -}}
 {{- range $name, $value := . -}}
 {{- if not (kindIs "invalid" $value) -}}{{- $_ := set $fields $name $value -}}{{- end -}}
 {{- end -}}
 {{- toYaml $fields -}}
-{{- end -}}
-
-{{- define "halfnote.securityContext" -}}
-allowPrivilegeEscalation: false
-readOnlyRootFilesystem: true
-capabilities:
-  drop: [ALL]
 {{- end -}}
 
 {{/* The grace period covers the pause before SIGTERM, the drain and the exit. */}}

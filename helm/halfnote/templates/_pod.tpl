@@ -46,7 +46,7 @@ spec:
       enableServiceLinks: false
       terminationGracePeriodSeconds: {{ include "halfnote.grace" $root }}
       securityContext:
-        {{- include "halfnote.podSecurityContext" $root.Values.podSecurityContext | nindent 8 }}
+        {{- include "halfnote.securityContext" $root.Values.podSecurityContext | nindent 8 }}
       {{- if kindIs "slice" $own.topologySpreadConstraints }}
       {{- with $own.topologySpreadConstraints }}
       topologySpreadConstraints:
@@ -74,7 +74,7 @@ spec:
           imagePullPolicy: {{ $root.Values.image.pullPolicy }}
           args: [migrate]
           securityContext:
-            {{- include "halfnote.securityContext" $root | nindent 12 }}
+            {{- include "halfnote.securityContext" $root.Values.containerSecurityContext | nindent 12 }}
           env:
             {{- include "halfnote.migrationEnv" (list $root (include "halfnote.databaseSecret" $root)) | trim | nindent 12 }}
           resources:
@@ -92,7 +92,7 @@ spec:
           imagePullPolicy: {{ $root.Values.image.pullPolicy }}
           args: [serve, --role, {{ .component }}, --workers, {{ $own.processes | quote }}]
           securityContext:
-            {{- include "halfnote.securityContext" $root | nindent 12 }}
+            {{- include "halfnote.securityContext" $root.Values.containerSecurityContext | nindent 12 }}
           env:
             - name: POD_IP
               valueFrom:
@@ -110,6 +110,12 @@ spec:
             {{- end }}
             - name: HALFNOTE_SECRETS_KEY_FILE
               value: /etc/halfnote/secrets/secrets.keys
+            {{- if $root.Values.tls.enabled }}
+            - name: HALFNOTE_TLS_CERT
+              value: /etc/halfnote/tls/tls.crt
+            - name: HALFNOTE_TLS_KEY
+              value: /etc/halfnote/tls/tls.key
+            {{- end }}
             {{- include "halfnote.databaseEnv" (list $root (include "halfnote.databaseSecret" $root)) | trim | nindent 12 }}
             {{- include "halfnote.settingsEnv" $root | trim | nindent 12 }}
             {{- with $root.Values.extraEnv }}
@@ -124,16 +130,16 @@ spec:
               containerPort: 8080
           # A restart would not fix the database: /livez never queries it.
           startupProbe:
-            {{- include "halfnote.probe" "/livez" | nindent 12 }}
+            {{- include "halfnote.probe" (list $root "/livez") | nindent 12 }}
             periodSeconds: 2
             failureThreshold: 60
           livenessProbe:
-            {{- include "halfnote.probe" "/livez" | nindent 12 }}
+            {{- include "halfnote.probe" (list $root "/livez") | nindent 12 }}
             periodSeconds: 10
             timeoutSeconds: 5
             failureThreshold: 6
           readinessProbe:
-            {{- include "halfnote.probe" "/readyz" | nindent 12 }}
+            {{- include "halfnote.probe" (list $root "/readyz") | nindent 12 }}
             periodSeconds: 5
             # It answers within 3 s, even if the database does not answer.
             timeoutSeconds: 5
@@ -151,6 +157,15 @@ spec:
             - name: secrets
               mountPath: /etc/halfnote/secrets
               readOnly: true
+            {{- if $root.Values.tls.enabled }}
+            # The whole directory: a kubelet does not update a file that is mounted by a subPath.
+            - name: tls
+              mountPath: /etc/halfnote/tls
+              readOnly: true
+            {{- end }}
+            {{- with include "halfnote.databaseMount" $root | trim }}
+            {{- . | nindent 12 }}
+            {{- end }}
             {{- with $root.Values.extraVolumeMounts }}
             {{- toYaml . | nindent 12 }}
             {{- end }}
@@ -172,15 +187,32 @@ spec:
               {{- end }}
               - key: secrets-keys
                 path: secrets.keys
+        {{- if $root.Values.tls.enabled }}
+        - name: tls
+          secret:
+            secretName: {{ $root.Values.tls.secretName }}
+            defaultMode: 0440
+            items:
+              - {key: tls.crt, path: tls.crt}
+              - {key: tls.key, path: tls.key}
+        {{- end }}
+        {{- with include "halfnote.databaseVolume" (list $root (include "halfnote.databaseSecret" $root)) | trim }}
+        {{- . | nindent 8 }}
+        {{- end }}
         {{- with $root.Values.extraVolumes }}
         {{- toYaml . | nindent 8 }}
         {{- end }}
 {{- end -}}
 
+{{/* Takes a list of the root and the path. */}}
 {{- define "halfnote.probe" -}}
 httpGet:
-  path: {{ . }}
+  path: {{ index . 1 }}
   port: http
+  {{- if (index . 0).Values.tls.enabled }}
+  # A kubelet does not verify the certificate.
+  scheme: HTTPS
+  {{- end }}
   httpHeaders:
     - name: Host
       value: localhost

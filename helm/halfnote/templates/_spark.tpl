@@ -74,6 +74,7 @@ archive:
 - name: archive
   mountPath: /archive
 {{- end }}
+{{- include "halfnote.databaseMount" . }}
 {{- with .Values.extraVolumeMounts }}
 {{ toYaml . }}
 {{- end }}
@@ -96,6 +97,7 @@ archive:
   persistentVolumeClaim:
     claimName: {{ include "halfnote.archiveClaim" . }}
 {{- end }}
+{{- include "halfnote.databaseVolume" (list . (include "halfnote.databaseSecret" .)) }}
 {{- with .Values.extraVolumes }}
 {{ toYaml . }}
 {{- end }}
@@ -131,9 +133,9 @@ labels:
   {{- include "halfnote.labels" . | nindent 2 }}
   halfnote/spark: "true"
 podSecurityContext:
-  {{- include "halfnote.podSecurityContext" $root.Values.podSecurityContext | nindent 2 }}
+  {{- include "halfnote.securityContext" $root.Values.podSecurityContext | nindent 2 }}
 securityContext:
-  {{- include "halfnote.securityContext" $root | nindent 2 }}
+  {{- include "halfnote.securityContext" $root.Values.containerSecurityContext | nindent 2 }}
 {{- with $root.Values.hostAliases }}
 hostAliases:
   {{- toYaml . | nindent 2 }}

@@ -34,10 +34,16 @@ def parsed(
     Adds `url`, the database's.
     """
     given = made.parse_args(argv)
-    given.url = given.database_url or environment.get(DATABASE_URL) or ""
+    given.url = given.database_url or given_address(environment) or ""
     if not given.url:
         made.error(f"the database is missing: give --database-url, or set {DATABASE_URL}")
     return given
+
+
+def given_address(environment: Mapping[str, str]) -> str | None:
+    """Return where the environment says that the database is: a URL, or `file:` and the path of a file with one."""
+    file = environment.get(f"{DATABASE_URL}_FILE")
+    return environment.get(DATABASE_URL) or (f"file:{os.path.abspath(file)}" if file else None)
 
 
 def from_environment(name: str, of: Callable[[str], T], environment: Mapping[str, str] = os.environ) -> T | None:

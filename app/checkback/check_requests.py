@@ -9,7 +9,8 @@ from uuid import uuid4
 import msgspec
 from msgspec import Meta, Struct
 
-from app.egress.http_client import EgressClient, Reply
+from app.egress.http_client import EgressClient
+from app.egress.reply import Reply
 from app.egress.urls import without_query
 from app.field_rules import REASON_MAX, json_of
 from app.observability.trace_context import trace_headers
@@ -49,7 +50,7 @@ class UrlResult:
 
 
 @dataclass(frozen=True, slots=True)
-class Callback:
+class CheckReply:
     """The result of a check, and of each URL that was tried; `result` is from the last of them."""
 
     result: CheckResult
@@ -78,7 +79,7 @@ async def ask(
     timeout_s: float,
     now: datetime,
     trace: str | None = None,
-) -> Callback:
+) -> CheckReply:
     """Send a check to the URLs in turn until one answers, each within `timeout_s`. All get the same signature."""
     signed = {**_PLAIN, **trace_headers(trace), **headers(secrets, webhook_id, body, now)}
     tried: list[UrlResult] = []
@@ -91,9 +92,9 @@ async def ask(
         tried.append(UrlResult(url, now, error, reply.status, reply.duration_ms))
         response = reply.text or None
         if isinstance(result, Answered):
-            return Callback(result, tuple(tried), response)
+            return CheckReply(result, tuple(tried), response)
         failures.append(result)
-    return Callback(_together(urls, failures), tuple(tried), response)
+    return CheckReply(_together(urls, failures), tuple(tried), response)
 
 
 async def ping(

@@ -1,0 +1,1 @@
+"""What `halfnote apply` reads, compares and changes."""

@@ -1,0 +1,152 @@
+"""Make dead letters of messages that have waited too long for a subscription, or that are too many.
+
+The holder of a shard does it, so it knows what is being sent: that is never expired. Streams of paused and disabled
+subscriptions send nothing and exist only for this.
+"""
+
+from datetime import datetime, timedelta
+
+from app import announcements
+from app.database.connection import Connection
+from app.policy.expiry import ANNOUNCED_FROM, WaitingLimits
+from app.relay.stream_source import StreamSource
+from app.relay.window import Window
+from app.store.relay.announcements import Announcement
+from app.store.relay.expiry import claim_waiting, matching_ahead, waiting_retries
+from app.store.relay.log import Outgoing
+from app.verdicts import DeadLetterReason
+
+# How often what waits is counted. A backlog counts as too long if two counts in a row find it so: a burst that is
+# delivered meanwhile expires nothing.
+COUNT_EVERY = timedelta(seconds=5)
+# How many retries one turn expires, and how many parts of the log one count reads.
+AT_ONCE = 500
+SPANS_AT_ONCE = 5
+# A claimed retry that is not settled may be claimed again after this. A new holder of the shard frees it at once.
+CLAIM_FOR = timedelta(minutes=15)
+
+
+class Expiry:
+    """What waits for one stream that has limits: messages of its window, of the log after it, and retries.
+
+    Invariant: a message that is on its way out of the window (`leaving`) does not count as waiting.
+    """
+
+    def __init__(self, source: StreamSource, window: Window) -> None:
+        subscription, self._since = source.subscription, source.since
+        self._subscription = subscription
+        after_s = subscription.expire_after_s
+        self.limits = WaitingLimits(
+            None if after_s is None else timedelta(seconds=after_s),
+            None if source.shard.replay else subscription.max_backlog,
+        )
+        # Offsets of the window whose outcome is known and not recorded.
+        self.leaving: set[int] = set()
+        # Whether a turn was not enough.
+        self.more = False
+        # The share of a limit that is used, of both limits the larger share, and when the oldest message was committed.
+        self.used = 0.0
+        self.oldest_at: datetime | None = None
+        self._shard, self._window = source.shard, window
+        self._announced = self._enforced = self._was_long = False
+        self._counted_at: datetime | None = None
+        # The log was counted up to this offset; after the window's position it has `_ahead` messages.
+        self._counted_to, self._ahead = window.position, 0
+        self._retries = 0
+        self._oldest_retry_at: datetime | None = None
+
+    @property
+    def backlog(self) -> int:
+        """How many messages wait, as far as they are counted."""
+        return self._retries + self._window.unsettled - len(self.leaving) + self._ahead
+
+    def read(self, messages: int) -> None:
+        """Note how many messages were read from the log."""
+        self._ahead = max(0, self._ahead - messages)
+        if self._window.position >= self._counted_to:
+            self._counted_to, self._ahead = self._window.position, 0
+
+    def reason(self, message: Outgoing, now: datetime) -> DeadLetterReason | None:
+        """Return why a message of the log must not wait any longer; None if it may."""
+        since = message.waits_from if self._since is None else max(message.waits_from, self._since)
+        if self.limits.too_old(since, now):
+            return DeadLetterReason.EXPIRED
+        # Retries are older, so they come first.
+        too_many = self._enforced and not self.more and self.limits.excess(self.backlog)
+        return DeadLetterReason.BACKLOG if too_many else None
+
+    def due(self, now: datetime) -> bool:
+        """Return whether to count or to claim in this turn."""
+        return self.more or self._counted_at is None or abs(now - self._counted_at) >= COUNT_EVERY
+
+    async def claim(self, connection: Connection, now: datetime) -> list[tuple[Outgoing, DeadLetterReason, str | None]]:
+        """Count what waits, and claim retries that must not wait any longer; each with the reason and its last error.
+
+        While there are more than one turn takes, the next turns claim without another count.
+        """
+        if not self.more:
+            await self._count(connection, now)
+        self.more = False
+        after, oldest_at = self.limits.expire_after, self._oldest_retry_at
+        found = []
+        if after is not None and oldest_at is not None and self.limits.too_old(oldest_at, now):
+            claimed = await claim_waiting(connection, self._shard, now - after, AT_ONCE, now + CLAIM_FOR, now)
+            found += [(message, DeadLetterReason.EXPIRED, error) for message, error in claimed]
+        excess = self.limits.excess(self.backlog - len(found)) if self._enforced and self._retries else 0
+        if excess and len(found) < AT_ONCE:
+            at_most = min(excess, AT_ONCE - len(found))
+            claimed = await claim_waiting(connection, self._shard, now, at_most, now + CLAIM_FOR, now)
+            found += [(message, DeadLetterReason.BACKLOG, error) for message, error in claimed]
+        self._retries = max(0, self._retries - len(found))
+        self.more = len(found) >= AT_ONCE
+        return found
+
+    def approaching(self, now: datetime) -> Announcement | None:
+        """Return the announcement that the messages approach a limit; None if it was made or they do not."""
+        if self.used < ANNOUNCED_FROM:
+            self._announced = False
+        if self._announced or self.used < ANNOUNCED_FROM or self._shard.replay:
+            return None
+        oldest_s = 0.0 if self.oldest_at is None else (now - self.oldest_at).total_seconds()
+        subscription = self._subscription
+        return announcements.expiring(
+            subscription.name,
+            subscription.topics,
+            state=subscription.state,
+            oldest_s=oldest_s,
+            backlog=self.backlog,
+            expire_after_s=subscription.expire_after_s,
+            max_backlog=subscription.max_backlog,
+            at=now,
+        )
+
+    def announced(self) -> None:
+        """Note that the approach is announced."""
+        self._announced = True
+
+    async def _count(self, connection: Connection, now: datetime) -> None:
+        self._counted_at = now
+        most = self.limits.max_backlog
+        found = await waiting_retries(connection, self._shard, 1 if most is None else most + AT_ONCE, now)
+        self._retries, self._oldest_retry_at = found.waiting, found.oldest_at
+        if most is not None:
+            await self._count_ahead(connection)
+        is_long = self.limits.excess(self.backlog) > 0
+        self._enforced, self._was_long = is_long and self._was_long, is_long
+        times = [at for at in (found.oldest_at, self._window.oldest_at) if at is not None]
+        self.oldest_at = min(times, default=None)
+        self.used = self.limits.used(self.oldest_at, self.backlog, now)
+
+    async def _count_ahead(self, connection: Connection) -> None:
+        for _ in range(SPANS_AT_ONCE):
+            taken, reached, more = await matching_ahead(connection, self._window.reader, self._counted_to)
+            if reached is not None:
+                self._counted_to, self._ahead = reached, self._ahead + taken
+            if not more:
+                return
+
+
+def expiry_of(source: StreamSource, window: Window) -> Expiry | None:
+    """Return what makes messages of a stream expire; None if its subscription has no limits."""
+    found = Expiry(source, window)
+    return found if found.limits else None

@@ -1,0 +1,129 @@
+"""Write docs/limits.md from the constants in the code: `make docs`."""
+
+from dataclasses import dataclass
+from importlib import import_module
+from pathlib import Path
+
+PAGE = Path(__file__).parent.parent / "docs" / "limits.md"
+
+HEAD = """# Limits
+
+These limits are fixed. Those that depend on an installation are settings ([configuration](configuration.md)). Past a
+limit of a request the answer is 422 `invalid` with the `field`, unless the table says more. `make docs` generates this
+page from the code.
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Limit:
+    """A constant of a module, and what it limits."""
+
+    constant: str
+    what: str
+
+
+REQUESTS = (
+    Limit("app.field_rules.NAME_MAX", "characters of a name: topic, key, tag, producer group, subscription"),
+    Limit("app.field_rules.REASON_MAX", "characters of a person's `reason`"),
+    Limit("app.coordinator.wire.MESSAGES_MAX", "messages of one transaction"),
+    Limit("app.coordinator.wire.POLICY_MAX_S", "seconds of a half's own check immunity and check interval"),
+    Limit("app.server.request_head.HOST_MAX_BYTES", "bytes of a `Host` header; above it 400"),
+    Limit("app.egress.urls.LONGEST_URL", "characters of a URL"),
+    Limit("app.routers.transactions.PAGE_MAX", "rows on a page of a list"),
+    Limit("app.routers.operator_verdicts.MANY_MAX", "transactions of one verdict or check by filter"),
+    Limit("app.schemas.dead_letters.IDS_MAX", "dead letters named in one redelivery or drop"),
+    Limit("app.schemas.dead_letters.AT_MOST", "dead letters of one redelivery or drop by filter"),
+    Limit("app.schemas.api_keys.SCOPE_MAX", "names in each scope of an API key"),
+    Limit("app.schemas.api_keys.OVERLAP_MAX_S", "seconds for which a rotated key stays valid"),
+    Limit("app.observability.trace_context.MEMBERS_MAX", "members of a `tracestate`; longer ones are dropped"),
+)
+
+GROUPS = (
+    Limit("app.schemas.producer_groups.URLS_MAX", "check URLs of a producer group"),
+    Limit("app.store.checkback.producer_groups.UNDECIDED_MAX", "undecided transactions that a refused delete counts"),
+    Limit("app.schemas.subscription_put.TOPICS_MAX", "topics of a subscription"),
+    Limit("app.schemas.subscription_put.TAGS_MAX", "tags of a subscription's filter"),
+    Limit("app.schemas.subscription_put.RETRIES_MAX", "waits in a subscription's `retry`"),
+    Limit("app.schemas.subscription_put.SHARDS_MAX", "shards of a subscription"),
+    Limit("app.schemas.destination_fields.HEADERS_MAX", "own headers of a webhook"),
+    Limit("app.schemas.destination_fields.HEADER_NAME_MAX", "characters of such a header's name"),
+    Limit("app.schemas.destination_fields.HEADER_VALUE_MAX", "characters of such a header's value"),
+    Limit("app.schemas.destination_fields.CREDENTIAL_MAX", "characters of a broker's credential"),
+    Limit("app.schemas.addresses.HOST_PORT_MAX", "characters of a broker's host and port"),
+    Limit("app.schemas.replays.KEYS_MAX", "keys of one replay"),
+    Limit("app.routers.replays.RUNNING_MAX", "replays of a subscription that run at once; above it 409"),
+)
+
+DELIVERY = (
+    Limit("app.egress.reply.REPLY_LIMIT_BYTES", "bytes that are read of a receiver's or a producer's answer"),
+    Limit("app.egress.http_connection.HEADERS_MAX", "headers of such an answer; more fail the attempt"),
+    Limit("app.egress.http_connection.HEADER_BYTES", "bytes of one header of such an answer; more fail the attempt"),
+    Limit("app.destinations.webhook.REASON_LIMIT", "characters kept of the reason that a receiver gives"),
+    Limit("app.egress.reply.RETRY_AFTER_MAX_S", "seconds of a receiver's `Retry-After`; a longer one is cut"),
+    Limit("app.egress.http_client.KEEPALIVE_S", "seconds for which an idle connection to a receiver is used again"),
+    Limit("app.egress.http_connector.LOOKUP_S", "seconds for which the addresses of a name are used again"),
+    Limit("app.policy.delivery_retry.SHORTEST_WAIT_S", "the shortest wait before another attempt, in seconds"),
+    Limit("app.policy.check_schedule.LONGEST_BACKOFF_S", "the longest wait between unanswered checks, in seconds"),
+    Limit("app.relay.key_order.HELD_MOST", "messages that a shard holds back for busy keys"),
+    Limit("app.store.relay.log.WINDOW_BYTES", "bytes of bodies that a shard reads ahead"),
+    Limit("app.destinations.kafka.BATCH_MAX", "messages of one Kafka request"),
+    Limit("app.destinations.kafka_producer.BATCH_BYTES", "bytes of one batch of a Kafka partition"),
+    Limit("app.destinations.nats.BATCH_MAX", "messages that one NATS connection has in flight together"),
+    Limit("app.destinations.nats.SUBJECT_BYTES", "bytes of a NATS subject; a longer one fails the attempt"),
+    Limit("app.destinations.rabbitmq.BATCH_MAX", "messages that one RabbitMQ channel has in flight together"),
+    Limit("app.destinations.rabbitmq.SHORT_BYTES", "bytes of a RabbitMQ routing key; a longer one fails the attempt"),
+    Limit("app.destinations.redis.BATCH_MAX", "messages of one Redis pipeline"),
+    Limit("app.destinations.redis.LARGEST_BYTES", "bytes of one Redis field"),
+    Limit("app.store.relay.announcements.ANNOUNCE_EVERY_S", "seconds between operational messages of one cause"),
+    Limit("app.announcements.TEXT_MAX", "characters of a text in an operational message; a longer one is cut"),
+    Limit("app.checkback.settle.ERROR_MAX", "characters of a stored error; a longer one is cut"),
+)
+
+PROCESSES = (
+    Limit("app.database.connection.LOOP_CONNECTIONS", "pool connections that requests leave to the loops"),
+    Limit("app.server.connection_limits.OTHER_FILES", "open files that a process keeps free of connections"),
+    Limit("app.runtime.readiness.ANSWER_WITHIN_S", "seconds that `/readyz` gives the database"),
+    Limit("app.runtime.readiness.TURN_WITHIN_S", "seconds after which `/readyz` reports a loop that made no turn"),
+    Limit("app.runtime.loop_runner.LONGEST_BACKOFF_S", "the longest wait of a loop after an error, in seconds"),
+    Limit("app.clock.SKEW_SAID_S", "seconds of difference between the clocks above which a process logs it"),
+    Limit("app.store.subscriptions.redeliveries.KEPT_DAYS", "days for which redeliveries and drops are kept"),
+    Limit("app.store.subscriptions.dead_letters.COUNTED_MOST", "dead letters that a dry run counts"),
+    Limit("app.routers.subscriptions.LAG_LOOKS_AT", "messages that a subscription's `lag` in the API counts"),
+    Limit("app.cli.api_client.TIMEOUT_S", "seconds that a command waits for an answer of the API"),
+    Limit("app.cli.dead_letters.MOVED_MAX", "dead letters that one command acts on"),
+)
+
+SECTIONS = {
+    "Requests": REQUESTS,
+    "Producer groups and subscriptions": GROUPS,
+    "Checks and deliveries": DELIVERY,
+    "Processes and commands": PROCESSES,
+}
+
+
+def value_of(limit: Limit) -> int | float:
+    """Return a limit's value."""
+    module, _, name = limit.constant.rpartition(".")
+    value: int | float = getattr(import_module(module), name)
+    return value
+
+
+def page() -> str:
+    """Return the whole page."""
+    return HEAD + "".join(section(title, limits) for title, limits in SECTIONS.items())
+
+
+def section(title: str, limits: tuple[Limit, ...]) -> str:
+    """Return a table of limits."""
+    rows = "".join(f"| {limit.what} | {value_of(limit):,} | `{place(limit)}` |\n" for limit in limits)
+    return f"\n## {title}\n\n| limit | value | where |\n|---|--:|---|\n{rows}"
+
+
+def place(limit: Limit) -> str:
+    """Return the file and the name of a constant."""
+    module, _, name = limit.constant.rpartition(".")
+    return f"{module.replace('.', '/')}.py:{name}"
+
+
+if __name__ == "__main__":
+    PAGE.write_text(page())

@@ -1,0 +1,81 @@
+"""The options of `halfnote reconcile`."""
+
+import argparse
+import os
+from collections.abc import Sequence
+from datetime import date
+from pathlib import Path
+
+from spark.options.common import DATABASE_URL, given_address
+
+BASE_URL = "HALFNOTE_BASE_URL"
+
+
+def parsed(argv: Sequence[str] | None) -> argparse.Namespace:
+    """Read the command line; wrong usage ends the program with 2."""
+    made = parser()
+    options = made.parse_args(argv)
+    if not options.from_parquet and not options.database_url:
+        made.error(f"the source is missing: give a database (--database-url or {DATABASE_URL}) or --from-parquet")
+    if options.from_parquet and options.read_url:
+        made.error("--from-parquet reads no database, so --read-url has no effect; leave one of them out")
+    if options.producer_ledger_complete and not options.producer_ledger:
+        made.error("--producer-ledger-complete needs --producer-ledger")
+    return options
+
+
+def parser() -> argparse.ArgumentParser:
+    """Return the parser, with the environment's values as defaults."""
+    made = argparse.ArgumentParser(
+        prog="halfnote reconcile", description="The nightly proof. Exit status: 0 proved, 3 findings"
+    )
+    _add_source(made)
+    _add_ledgers(made)
+    add = made.add_argument
+    add(
+        "--out",
+        metavar="DIR",
+        help="write findings (Parquet by day) and report.html to a path or a URL that Spark supports",
+    )
+    add(
+        "--base-url",
+        type=_http_url,
+        default=os.environ.get(BASE_URL) or None,
+        help=f"URL of the service, for the links of the report; default: {BASE_URL}",
+    )
+    add(
+        "--sla-s", type=float, default=3600.0, help="a message not delivered after this time is a finding; default 3600"
+    )
+    add("--margin-s", type=float, default=3600.0, help="a day is final 72 h plus this time after its end; default 3600")
+    add("--master", help="Spark's master; default: that of spark-submit, else all cores of this machine")
+    add("--staging", type=Path, metavar="DIR", help="directory for rows during the run; every executor must reach it")
+    add("--keep-staging", action="store_true", help="keep the staged rows, for inspection or for --from-parquet")
+    return made
+
+
+def _add_source(made: argparse.ArgumentParser) -> None:
+    add = made.add_argument
+    primary = f"the primary, which gets the results; default: {DATABASE_URL}"
+    add("--database-url", default=given_address(os.environ), help=primary)
+    add("--read-url", help="a standby to read from instead")
+    days = "prove this day, YYYY-MM-DD; repeatable; default: every day that is not final or has changed"
+    add("--day", type=date.fromisoformat, action="append", default=[], help=days)
+    add(
+        "--from-parquet",
+        metavar="DIR",
+        help="read frames or an archive instead of a database, and write to no database",
+    )
+
+
+def _add_ledgers(made: argparse.ArgumentParser) -> None:
+    add = made.add_argument
+    add("--producer-ledger", metavar="SPEC", help="the verdicts in producers' databases: Parquet, CSV or a jdbc: URL")
+    complete = "the producer ledger has every commit: a committed transaction without a row is a finding"
+    add("--producer-ledger-complete", action="store_true", help=complete)
+    add("--consumer-ledger", metavar="SPEC", help="the messages in consumers' databases: Parquet, CSV or a jdbc: URL")
+
+
+def _http_url(value: str) -> str:
+    if not value.startswith(("http://", "https://")):
+        raise argparse.ArgumentTypeError("must be an http or https URL")
+    return value
