@@ -306,17 +306,18 @@ def open_snapshot(url: str) -> Iterator[Snapshot]:
 
     Raises RunFailedError, and SnapshotLostError if the server ended the snapshot: a new start may help.
     """
-    connection = connect(url)
+    connection, standby = connect(url), False
     try:
         moment = connection.execute(MOMENT).fetchone()
         assert moment is not None
+        standby = moment["standby"]
         connection.execute("begin transaction isolation level repeatable read read only")
         exported = connection.execute("select pg_export_snapshot() as name").fetchone()
         assert exported is not None
-        yield Snapshot(connection, exported["name"], moment["seen_at"], standby=moment["standby"])
+        yield Snapshot(connection, exported["name"], moment["seen_at"], standby=standby)
     except psycopg.Error as error:
         said = first_line(error)
-        if cancelled_by_replay(said):
+        if cancelled_by_replay(str(error), standby=standby):
             raise SnapshotLostError(f"The standby cancelled a read: {said}") from None
         raise RunFailedError(f"The database failed while it was read: {said}") from error
     finally:

@@ -26,14 +26,21 @@ def standby_warning(settings: StandbySettings) -> str | None:
     )
 
 
-def cancelled_by_replay(said: str) -> bool:
-    """Return whether, by an error's text, the standby cancelled a read, or the session that held the snapshot."""
-    return any(
-        sign in said
-        for sign in (
-            "conflict with recovery",
-            "could not import the requested snapshot",
-            # The session that exported the snapshot has ended.
-            "invalid snapshot identifier",
-        )
-    ) or ("snapshot" in said and "does not exist" in said)
+# The server ends a session that is idle in its transaction. If the client is sending then, the last message is lost.
+LOST_SESSION = ("server closed the connection unexpectedly", "Connection reset", "I/O error occurred while sending")
+
+
+def cancelled_by_replay(said: str, *, standby: bool) -> bool:
+    """Return whether, by an error's text, the standby cancelled a read, or the session that held the snapshot.
+
+    `standby`: whether the server is a standby. There a lost session counts as cancelled: if the server itself is gone,
+    the next snapshot fails.
+    """
+    signs = (
+        "conflict with recovery",
+        "could not import the requested snapshot",
+        # The session that exported the snapshot has ended.
+        "invalid snapshot identifier",
+        *(LOST_SESSION if standby else ()),
+    )
+    return any(sign in said for sign in signs) or ("snapshot" in said and "does not exist" in said)

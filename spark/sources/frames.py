@@ -90,7 +90,7 @@ def _write_frame(spark: SparkSession, snapshot: Snapshot, day: Day, name: str, d
             snapshot, queries, directory, unlike=_unlike(schema), abreast=spark.sparkContext.defaultParallelism
         )
     except copy.FAILURES as error:
-        raise read_failure(error) from error
+        raise read_failure(error, standby=snapshot.standby) from error
 
 
 def described(snapshot: Snapshot, day: Day, rows: Mapping[str, int]) -> dict[str, Any]:
@@ -175,7 +175,7 @@ def write_source(spark: SparkSession, snapshot: Snapshot, source: Source, name: 
         frame.write.options(**_parquet_options(schema)).parquet(directory)
         rows: int = counted.get["rows"]
     except (PySparkException, Py4JError) as error:
-        raise read_failure(error) from error
+        raise read_failure(error, standby=snapshot.standby) from error
     return rows
 
 
@@ -216,10 +216,10 @@ def _unlike(schema: StructType) -> list[str]:
     return [f.name for f in schema.fields if f.name in UNLIKE or isinstance(f.dataType, TimestampType)]
 
 
-def read_failure(error: Exception) -> RunFailedError:
+def read_failure(error: Exception, *, standby: bool) -> RunFailedError:
     """Return the error of a failed read: SnapshotLostError if a new snapshot may help."""
     said = root_cause(str(error))
-    if cancelled_by_replay(str(error)):
+    if cancelled_by_replay(str(error), standby=standby):
         return SnapshotLostError(f"The standby cancelled a read: {said}")
     return RunFailedError(f"A read failed: {said}")
 

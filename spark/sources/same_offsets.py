@@ -48,7 +48,7 @@ def earlier_with_same(spark: SparkSession, snapshot: Snapshot, day: Day, staging
         else:
             spark.read.jdbc(**jdbc_in(snapshot), table=f"({query}) source").write.parquet(place)
     except (PySparkException, Py4JError, *copy.FAILURES) as error:
-        raise read_failure(error) from error
+        raise read_failure(error, standby=snapshot.standby) from error
     return spark.read.schema(schemas.SAME_OFFSET).parquet(place)
 
 

@@ -332,6 +332,8 @@ def test_a_standby_that_may_cancel_reads_is_told_of(settings: StandbySettings, w
 @pytest.mark.parametrize(
     ("said", "cancelled"),
     [
+        # What libpq said when a standby ended a reader between two statements and the reader was sending the next one.
+        ("IO: Failed to prepare query: server closed the connection unexpectedly", True),
         ("ERROR: canceling statement due to conflict with recovery", True),
         ("FATAL: terminating connection due to conflict with recovery", True),
         ("ERROR: could not import the requested snapshot", True),
@@ -341,7 +343,11 @@ def test_a_standby_that_may_cancel_reads_is_told_of(settings: StandbySettings, w
     ],
 )
 def test_what_a_cancelled_read_looks_like(said: str, cancelled: bool) -> None:
-    assert cancelled_by_replay(said) == cancelled
+    assert cancelled_by_replay(said, standby=True) == cancelled
+
+
+def test_a_lost_session_of_a_primary_is_no_cancelled_read() -> None:
+    assert not cancelled_by_replay("server closed the connection unexpectedly", standby=False)
 
 
 def test_a_snapshot_whose_session_was_ended_says_so(dsn: str, day: date, other: Connection) -> None:
