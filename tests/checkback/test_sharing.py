@@ -185,7 +185,7 @@ async def test_a_settle_waits_for_a_database_that_does_not_answer(db: Connection
 async def test_a_drain_settles_what_it_can_and_releases_the_rest(db: Connection, settings: Settings, dsn: str) -> None:
     checks = CheckBack()
     async with (
-        replica(settings, dsn, drain_s=0.5) as runtime,
+        replica(settings, dsn, drain_s=2) as runtime,
         Silent() as hanging,
         Responder(slowly) as working,
     ):
