@@ -17,6 +17,7 @@ from bench import (
     client,
     disk,
     http,
+    idle,
     keys,
     latency,
     memory,
@@ -35,6 +36,7 @@ from bench.wrk import require_wrk
 BENCHMARKS: dict[str, Callable[[Stage], Awaitable[Report]]] = {
     "http": http.bench,
     "latency": latency.bench,
+    "idle": idle.bench,
     "processes": processes.bench,
     "stored": stored.bench,
     "keys": keys.bench,

@@ -18,7 +18,7 @@ import pytest
 
 from app.coordinator.wire import EndRequest, HalfRequest
 from app.ids import id_ms, is_uuid7
-from bench import client
+from bench import client, idle
 from bench.client import answering_at_once, sending_to
 from bench.payload import BODY_BYTES, end_body, half_body, message_of, transaction_ids
 from bench.receiver import END_OF_HEAD, length_of
@@ -232,3 +232,13 @@ async def test_the_client_s_row_from_end_to_end() -> None:
     assert len(report.bars) == 4
     assert len(report.figures) == 8
     assert "one async process to Halfnote" in str(report)
+
+
+@pytest.mark.slow
+async def test_the_idle_row_from_end_to_end() -> None:
+    async with open_stage(quick=True) as stage:
+        before_s = idle.postgres_cpu_s(stage.server)
+        report = await idle.bench(stage)
+        assert idle.postgres_cpu_s(stage.server) > before_s
+    assert len(report.bars) == 3
+    assert all(figure.value > 0 for name, figure in report.figures.items() if "transactions" in name)
