@@ -66,7 +66,13 @@ def call(
             print(answer.text)
         hint = NO_KEY if answer.status_code == 401 else ""
         raise Refusal(problem_text(url, answer) + hint, problem=_problem(answer))
-    return answer.json() if answer.content else None
+    if not answer.is_success:
+        there = answer.headers.get("location", "another address")
+        raise Refusal(f"{url} answered {answer.status_code} and redirects to {there}. Set that address as the URL.")
+    try:
+        return answer.json() if answer.content else None
+    except ValueError:
+        raise Refusal(problem_text(url, answer)) from None
 
 
 def _problem(answer: httpx.Response) -> dict[str, Any]:

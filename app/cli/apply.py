@@ -99,7 +99,7 @@ def _wait(url: str, seconds: float) -> None:
             if httpx.get(f"{url.rstrip('/')}/readyz", timeout=5, trust_env=False, verify=verify).status_code == 200:
                 return
             reason = "it is not ready"
-        except httpx.HTTPError as error:
+        except (httpx.HTTPError, httpx.InvalidURL) as error:
             reason = str(error) or type(error).__name__
         if time.monotonic() >= until:
             raise Refusal(f"{url} was not ready within {seconds:g} s: {reason}.")

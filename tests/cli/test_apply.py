@@ -397,3 +397,22 @@ def test_a_key_comes_from_a_store_of_secrets(
     monkeypatch.setenv(f"{name}_KEY", "hn_short")
     assert "`keys." in apply(text).err
     assert "43 to 128 random letters" in apply(text).err
+
+
+def test_a_former_key_ends_although_the_run_that_replaced_it_did_not(
+    run: Run, apply: Apply, name: str, monkeypatch: pytest.MonkeyPatch, own_url: str
+) -> None:
+    """The new key was made and the answer lost, so the former one had no end."""
+    text = f"keys: {{{name}: {{role: metrics, key: {{env: {name}_KEY}}}}}}"
+    first, second = (f"hn_{uuid4().hex * 2}" for _ in range(2))
+    monkeypatch.setenv(f"{name}_KEY", first)
+    assert apply(text).code == 0
+    lost = {"name": name, "role": "metrics", "key": second}
+    httpx.post(f"{own_url}/api-keys", json=lost).raise_for_status()
+    monkeypatch.setenv(f"{name}_KEY", second)
+    dry = apply(text, "--dry-run")
+    assert (dry.code, f"    {first[:9]}… expires_at: none → in a day" in dry.out) == (3, True)
+    assert apply(text).code == 0
+    newest, former = [one for one in run("keys", "list", "--json").json if one["name"] == name]
+    assert (newest["expires_at"], former["expires_at"] is None) == (None, False)
+    assert apply(text, "--dry-run").code == 0

@@ -78,16 +78,19 @@ def group(run: Run) -> str:
 
 
 @contextmanager
-def answering(status: int, headers: Mapping[str, str]) -> Iterator[str]:
-    """Answer every POST alike; yield the URL."""
+def answering(status: int, headers: Mapping[str, str], body: bytes = b"") -> Iterator[str]:
+    """Answer every POST and PUT alike; yield the URL."""
 
     class Handler(BaseHTTPRequestHandler):
         def do_POST(self) -> None:
-            self.rfile.read(int(self.headers["content-length"]))
+            self.rfile.read(int(self.headers.get("content-length", 0)))
             self.send_response(status)
             for name, value in headers.items():
                 self.send_header(name, value)
             self.end_headers()
+            self.wfile.write(body)
+
+        do_PUT = do_POST
 
         def log_message(self, format: str, *args: object) -> None:
             pass
@@ -540,6 +543,16 @@ def test_a_missing_service_and_another_service_are_named(run: Run, taker: str) -
     nonsense = run("groups", "list", "--url", "localhost:8080")
     assert nonsense.code == 1
     assert "Traceback" not in nonsense.err
+
+
+def test_a_redirect_is_no_success(run: Run) -> None:
+    """As of an ingress that answers plain HTTP: the change did not reach the service."""
+    with answering(308, {"location": "https://halfnote.example.com/"}) as url:
+        refused = run("topics", "declare", "order", "--url", url)
+    assert (refused.code, refused.out) == (1, "")
+    assert "answered 308 and redirects to https://halfnote.example.com/" in refused.err
+    with answering(200, {"content-type": "text/html"}, b"<html>") as url:
+        assert "not as Halfnote does" in run("topics", "declare", "order", "--url", url).err
 
 
 def test_drain_refuses_halves_until_it_is_off(run: Run, url: str, group: str) -> None:

@@ -5,7 +5,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from app.cli.api_client import call, path_of
-from app.cli.declared.changes import PATHS, Action, Change, replaces, wanted_key
+from app.cli.declared.changes import PATHS, Action, Change, outlives_overlap, replaces, wanted_key
 from app.cli.declared.secrets_out import SecretsOut
 from app.cli.errors import Refusal
 from app.schemas.api_keys import OVERLAP_S
@@ -37,7 +37,8 @@ def _stopped(wanted: list[Change], failed: int, refusal: Refusal) -> str:
         f"  Applied before: {failed} of {len(wanted)}. Not tried: {rest}.\n"
         "  Run the command again to continue."
     )
-    if change.makes_secret and not refusal.problem:
+    # After a 5xx the service may have stored the change.
+    if change.makes_secret and refusal.problem.get("status") not in range(400, 500):
         again = AGAIN[change.section].replace("NAME", change.name)
         text += f"\n  If the next run finds it unchanged, its secret was not kept: `{again}` makes another."
     return text
@@ -67,18 +68,18 @@ def _key(url: str, change: Change, secrets: SecretsOut) -> None:
         if made["key"] is not None:
             secrets.add("keys", change.name, made["key"])
     for n, key in enumerate(change.keys):
-        # A former key, which a rotation replaced, keeps its expiry.
-        content = wanted if n == 0 and not is_new else {**wanted, "expires_at": _end(key, is_replaced=is_new)}
+        # A former key, which a rotation replaced, keeps its expiry. One that a declared key replaced gets one.
+        end = _end(key, is_replaced=chosen is not None)
+        content = wanted if n == 0 and not is_new else {**wanted, "expires_at": end}
         call(url, "PUT", path_of("api-keys", str(key["key_id"])), content=content)
 
 
 def _end(key: dict[str, Any], *, is_replaced: bool) -> str | None:
-    """Return when a former key expires: in a day if it is replaced now, unless it expires earlier."""
+    """Return when a former key expires: in a day if it was replaced, unless it expires earlier."""
+    if is_replaced and outlives_overlap(key):
+        return (datetime.now(UTC) + timedelta(seconds=OVERLAP_S)).isoformat()
     end: str | None = key["expires_at"]
-    in_a_day = datetime.now(UTC) + timedelta(seconds=OVERLAP_S)
-    if not is_replaced or (end is not None and datetime.fromisoformat(end) < in_a_day):
-        return end
-    return in_a_day.isoformat()
+    return end
 
 
 def _delete(url: str, change: Change) -> None:

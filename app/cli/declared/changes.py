@@ -2,14 +2,14 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from enum import StrEnum
 from typing import Any
 
 from app.cli.api_client import all_pages, call, caller_prefix, path_of
 from app.cli.declared.declarations import Declarations, Declared
 from app.cli.errors import Refusal
-from app.schemas.api_keys import ApiKeyNew
+from app.schemas.api_keys import OVERLAP_S, ApiKeyNew
 
 PATHS = {"groups": "producer-groups", "subscriptions": "subscriptions"}
 SECRET = "(secret)"  # noqa: S105 -- a text to print
@@ -21,6 +21,8 @@ SECRET_PATHS = (
 RESERVED = "halfnote"
 # A key of this role is never pruned: its loss can lock everybody out.
 KEPT_ROLE = "admin"
+# The clocks of the machines that run the command differ.
+CLOCK_SLACK = timedelta(hours=1)
 KEY_FIELDS = ("role", "producer_groups", "topics", "subscriptions", "rate_per_s", "expires_at")
 
 
@@ -152,6 +154,10 @@ def _key(declared: Declared, live: list[dict[str, Any]]) -> Change:
     }
     if replaces(declared, live):
         changed["key"] = FieldChange("key", SECRET, SECRET)
+    elif declared.content.get("key") is not None:
+        # A run that ended early made the newest key, and gave the former ones no end.
+        for key in filter(outlives_overlap, live[1:]):
+            changed[key["prefix"]] = FieldChange(f"{key['prefix']}… expires_at", key["expires_at"], "in a day")
     action = Action.CHANGE if changed else Action.UNCHANGED
     return Change("keys", declared.name, action, list(changed.values()), declared, keys=live)
 
@@ -160,6 +166,12 @@ def replaces(declared: Declared, live: list[dict[str, Any]]) -> bool:
     """Return whether a declaration names another key than the newest one. Lists show the first characters of a key."""
     chosen = declared.content.get("key")
     return chosen is not None and not chosen.startswith(live[0]["prefix"])
+
+
+def outlives_overlap(key: dict[str, Any]) -> bool:
+    """Return whether a former key is valid for longer than a replaced one may be."""
+    end = key["expires_at"]
+    return end is None or datetime.fromisoformat(end) > datetime.now(UTC) + timedelta(seconds=OVERLAP_S) + CLOCK_SLACK
 
 
 def _same(old: Any, new: Any) -> bool:

@@ -165,8 +165,9 @@ helm.sh/hook-delete-policy: before-hook-creation,hook-succeeded
 {{- $_ := set $settings (printf "HALFNOTE_%s" (upper $name)) (kindIs "slice" $value | ternary (join "," $value) (include "halfnote.scalar" $value)) -}}
 {{- end -}}
 {{- with .Values.settings.allowed_hosts -}}
-{{/* Probes name localhost, Prometheus the pod's address, and the Job of `apply` the Service. */}}
-{{- $own := $.Values.apply.enabled | ternary (list (include "halfnote.fullname" $)) list -}}
+{{/* Probes name localhost, Prometheus the pod's address, and the Job of `apply` the host of its URL. */}}
+{{- $called := default (printf "http://%s" (include "halfnote.fullname" $)) $.Values.apply.url | urlParse -}}
+{{- $own := $.Values.apply.enabled | ternary (list $called.hostname) list -}}
 {{- $_ := set $settings "HALFNOTE_ALLOWED_HOSTS" (concat (list "localhost" "$(POD_IP)") $own . | uniq | join ",") -}}
 {{- end -}}
 {{- $_ := set $settings "HALFNOTE_DRAIN_S" (include "halfnote.scalar" .Values.shutdown.drainSeconds) -}}
