@@ -77,11 +77,11 @@ class EgressClient:
         return Reply(status, answered, content, truncated, None, _ms_since(started))
 
     def close(self) -> None:
-        """Close all connections."""
+        """Close all connections. Calls that wait for an answer fail."""
         if self._sweep is not None:
             self._sweep.cancel()
         for connection in list(self._open):
-            connection.abort()
+            connection.fail(ConnectionAbortedError("the client was closed"))
 
     async def _exchange(
         self, method: str, url: str, body: bytes, headers: Mapping[str, str], timeout_s: float
@@ -90,7 +90,9 @@ class EgressClient:
         target = self._targets.get((method, url)) or self._target(method, url)
         head = _head(target.first_lines, headers, len(body))
         idle = self._take_idle(target.origin)
-        if idle is not None:
+        if idle is None:
+            connection = await self._connect(target.origin, began, timeout_s)
+        else:
             try:
                 return await idle.exchange(head, body, began + timeout_s)
             except ConnectionLost as lost:
@@ -98,8 +100,17 @@ class EgressClient:
                 # and checks at least once, so sending the request again is safe.
                 if lost.answered:
                     raise
-        connection = await self._connect(target.origin, began, timeout_s)
+                connection = await self._connect_again(lost, target.origin, began, timeout_s)
         return await connection.exchange(head, body, began + timeout_s)
+
+    async def _connect_again(
+        self, lost: ConnectionLost, origin: Origin, began: float, timeout_s: float
+    ) -> HttpConnection:
+        """Connect for a request that was sent once. Raises NotConnected, because Unreachable says that none was."""
+        try:
+            return await self._connect(origin, began, timeout_s)
+        except Unreachable as failure:
+            raise NotConnected(f"{lost}; then {failure}") from failure
 
     async def _connect(self, origin: Origin, began: float, timeout_s: float) -> HttpConnection:
         try:

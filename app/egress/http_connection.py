@@ -82,7 +82,7 @@ class HttpConnection(asyncio.Protocol):
         waiter: asyncio.Future[Answer] = loop.create_future()
         self._waiter = waiter
         self._begin()
-        timer = loop.call_at(deadline, self._expire)
+        timer = loop.call_at(deadline, self._expire, waiter)
         try:
             if len(body) <= PIECE_BYTES:
                 self._transport.write(head + body if body else head)
@@ -102,15 +102,27 @@ class HttpConnection(asyncio.Protocol):
         if self._transport is not None:
             self._transport.abort()
 
+    def fail(self, error: Exception) -> None:
+        """Close the connection at once; the call that waits for its answer raises `error`."""
+        waiter = self._waiter
+        self.abort()
+        if waiter is not None and not waiter.done():
+            waiter.set_exception(error)
+
     def close(self) -> None:
         """Close an idle connection."""
         self.closed = True
         if self._transport is not None:
             self._transport.close()
+            # `close` has sent TLS's alert, and would wait for the receiver's.
+            self._transport.abort()
 
     def attach(self, transport: asyncio.Transport) -> None:
         """Use another transport: TLS on top of the first one."""
         self._transport = transport
+        if self.closed:
+            # The receiver sent data right after the handshake, so `abort` had no transport to close.
+            transport.abort()
 
     # Called by the event loop.
 
@@ -131,7 +143,7 @@ class HttpConnection(asyncio.Protocol):
             # After the whole answer the error is about what follows: another answer, or another protocol (101).
             self._keep = False
             if not self._complete:
-                self._fail(InvalidAnswer(self._fault or f"the answer is not HTTP: {error}"))
+                self.fail(InvalidAnswer(self._fault or f"the answer is not HTTP: {error}"))
                 return
         if self._complete:
             self._finish()
@@ -212,15 +224,20 @@ class HttpConnection(asyncio.Protocol):
         truncated = self._size > REPLY_LIMIT_BYTES
         if not waiter.done():
             waiter.set_result(self._answer(truncated))
-        if self._keep and self._sent_whole and not self.closed:
+        if self._keep and not self.closed and self._is_sent():
             self._on_idle(self)
         else:
             self.abort()
 
+    def _is_sent(self) -> bool:
+        """Return whether nothing of the request waits. A receiver that answers but does not read would fill memory."""
+        assert self._transport is not None
+        return self._sent_whole and not self._transport.get_write_buffer_size()
+
     def _cut(self) -> None:
         """Give the caller what was read of an answer that is too long."""
         if not self._head_complete:
-            self._fail(InvalidAnswer(f"the answer's head has more than {ANSWER_BYTES} bytes"))
+            self.fail(InvalidAnswer(f"the answer's head has more than {ANSWER_BYTES} bytes"))
             return
         waiter, self._waiter = self._waiter, None
         assert waiter is not None
@@ -236,21 +253,17 @@ class HttpConnection(asyncio.Protocol):
             self._keep = False
             self._finish()
         else:
-            self._fail(ConnectionLost(cause, answered=self._received > 0))
+            self.fail(ConnectionLost(cause, answered=self._received > 0))
 
     def _ends_with_the_connection(self) -> bool:
         """Return whether the answer has no length of its own (RFC 9112 §6.3)."""
         names = {name.lower() for name, _ in self._headers}
         return not names & {b"content-length", b"transfer-encoding"} and self._status not in _NO_BODY
 
-    def _expire(self) -> None:
-        self._fail(TimeoutError())
-
-    def _fail(self, error: Exception) -> None:
-        waiter = self._waiter
-        self.abort()
-        if waiter is not None and not waiter.done():
-            waiter.set_exception(error)
+    def _expire(self, waiter: asyncio.Future[Answer]) -> None:
+        # The caller may not have run since its answer, and the connection may be idle or serve another caller.
+        if self._waiter is waiter:
+            self.fail(TimeoutError())
 
     async def _send_in_pieces(
         self, transport: asyncio.Transport, head: bytes, body: bytes, waiter: asyncio.Future[Answer]

@@ -8,15 +8,11 @@ from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from urllib.parse import urlsplit
 
-import h11
 import pytest
 from aiohttp import web
-from hypothesis import given
-from hypothesis import strategies as st
 
 from app.delivery import Failed
 from app.egress.http_client import KEEPALIVE_S, EgressClient, callback_client
-from app.egress.http_connection import Answer, HttpConnection
 from app.egress.network_policy import NetworkPolicy
 from tests.support.check_responder import Call, RawServer, Responder, plain
 from tests.support.deliveries import certificate
@@ -72,6 +68,38 @@ async def test_a_request_is_sent_again_once_only(client: EgressClient) -> None:
     async with RawServer(answers(OK, None, None)) as server:
         assert await statuses(client, server, 2) == [204, None]
         assert (len(server.requests), server.connections) == (3, 2)
+
+
+async def test_a_receiver_that_is_lost_with_a_request_was_not_unreachable(client: EgressClient) -> None:
+    """Unreachable says that nothing was sent, so that the message cannot be the cause. Here it may be."""
+
+    async def write(writer: asyncio.StreamWriter) -> None:
+        if len(server.requests) == 1:
+            writer.write(OK)
+        else:
+            server.stop_listening()
+            writer.transport.abort()
+
+    async with RawServer(write) as server:
+        assert await statuses(client, server, 1) == [204]
+        lost = await client.call(server.url, b"{}", {}, timeout_s=30)
+        refused = await client.call(server.url, b"{}", {}, timeout_s=30)
+    assert (lost.status, lost.unreachable, refused.unreachable) == (None, False, True)
+    assert (lost.error or "").startswith("the receiver closed the connection before it answered")
+    assert "; then no connection to 127.0.0.1" in (lost.error or "")
+
+
+async def test_the_end_of_the_client_ends_its_calls() -> None:
+    async def write(writer: asyncio.StreamWriter) -> None:
+        """Answer nothing."""
+
+    async with RawServer(write) as server, asyncio.timeout(30):
+        async with egress_client() as client:
+            call = asyncio.create_task(client.call(server.url, b"{}", {}, timeout_s=3600))
+            await until(lambda: len(server.requests) == 1)
+        reply = await call
+    assert (reply.status, reply.unreachable, reply.timed_out) == (None, False, False)
+    assert "the client was closed" in (reply.error or "")
 
 
 async def test_a_request_with_a_part_of_an_answer_is_not_sent_again(client: EgressClient) -> None:
@@ -375,59 +403,3 @@ async def test_a_proxy_that_opens_no_tunnel(tmp_path: Path, first: bytes, error:
         assert lines == []
     assert (reply.status, reply.unreachable) == (None, True)
     assert error in (reply.error or "")
-
-
-class Recorder(asyncio.Transport):
-    """A transport that keeps whether it was closed."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.aborted = False
-
-    def write(self, data: bytes | bytearray | memoryview) -> None:
-        pass
-
-    def abort(self) -> None:
-        self.aborted = True
-
-
-NAMES = st.from_regex(r"x-[a-z]{1,10}", fullmatch=True)
-VALUES = st.from_regex(r"[!-~]([ -~]{0,30}[!-~])?", fullmatch=True)
-
-
-@given(
-    status=st.integers(200, 599).filter(lambda status: status not in (204, 304)),
-    headers=st.dictionaries(NAMES, VALUES, max_size=10),
-    pieces=st.lists(st.binary(min_size=1, max_size=300), max_size=5),
-    chunked=st.booleans(),
-    cuts=st.lists(st.integers(1, 2000), max_size=20),
-)
-async def test_an_answer_in_any_parts_is_the_one_that_was_sent(
-    status: int, headers: dict[str, str], pieces: list[bytes], chunked: bool, cuts: list[int]
-) -> None:
-    """h11 writes the answers."""
-    body = b"".join(pieces)
-    framing = ("transfer-encoding", "chunked") if chunked else ("content-length", str(len(body)))
-    server = h11.Connection(h11.SERVER)
-    server.receive_data(b"POST / HTTP/1.1\r\nhost: shop\r\ncontent-length: 0\r\n\r\n")
-    while not isinstance(server.next_event(), h11.EndOfMessage):
-        pass
-    sent = server.send(h11.Response(status_code=status, headers=[*headers.items(), framing])) or b""
-    for piece in pieces:
-        sent += server.send(h11.Data(data=piece)) or b""
-    sent += server.send(h11.EndOfMessage()) or b""
-
-    idle: list[HttpConnection] = []
-    connection = HttpConnection(idle.append, lambda _: None)
-    transport = Recorder()
-    connection.connection_made(transport)
-    for _ in range(2):
-        call = asyncio.create_task(connection.exchange(b"", b"", asyncio.get_running_loop().time() + 60))
-        await asyncio.sleep(0)
-        start = 0
-        for end in [*sorted({cut for cut in cuts if cut < len(sent)}), len(sent)]:
-            connection.data_received(sent[start:end])
-            start = end
-        assert await call == Answer(status, {**headers, framing[0]: framing[1]}, body, False)
-    assert idle == [connection, connection]
-    assert not transport.aborted

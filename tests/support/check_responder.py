@@ -122,6 +122,10 @@ class RawServer:
         await asyncio.gather(*self._serving, return_exceptions=True)
         await self._server.wait_closed()
 
+    def stop_listening(self) -> None:
+        """Refuse further connections."""
+        self._server.close()
+
     def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.connections += 1
         task = asyncio.create_task(self._serve(reader, writer))
