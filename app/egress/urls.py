@@ -24,6 +24,9 @@ def url_fault(url: str, network_policy: NetworkPolicy) -> str | None:
         return "must begin with http:// or https:// and name a host"
     if parts.username or parts.password or parts.fragment:
         return "must not hold a user, a password or a fragment"
+    if "%" in host and ":" not in host:
+        # A proxy may decode it to an address. In IPv6 the sign begins a zone.
+        return "must not percent-encode its host"
     fault = network_policy.plain_fault() if parts.scheme == "http" else None
     return fault or network_policy.port_fault(port or PORTS[parts.scheme]) or literal_fault(host, network_policy)
 

@@ -387,6 +387,14 @@ async def test_tls_through_a_proxy_is_verified_and_shares_the_tunnel(tmp_path: P
     assert "certificate verify failed" in (distrusted.error or "")
 
 
+@pytest.mark.parametrize("scheme", ["http", "https"])
+async def test_a_proxy_gets_no_host_that_it_could_decode_to_an_address(scheme: str) -> None:
+    async with tunnel() as (proxy, requested), egress_client("", proxy_url=proxy) as client:
+        reply = await client.call(f"{scheme}://127%2e0%2e0%2e1:1/", b"{}", {}, timeout_s=30)
+    assert (reply.unreachable, reply.error) == (True, "the URL must not percent-encode its host")
+    assert requested == []
+
+
 @pytest.mark.parametrize(
     ("first", "error"),
     [
