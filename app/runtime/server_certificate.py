@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
+from typing import TypeAlias
 
 from cryptography import x509
 from cryptography.exceptions import UnsupportedAlgorithm
@@ -19,8 +20,18 @@ WORLD_READABLE = 0o004
 _READS_AT_MOST = 3
 
 
+Content: TypeAlias = tuple[bytes, bytes]
+
+
 class BadCertificate(Exception):
-    """The files of the certificate and the key are unusable; the message says why and what to do."""
+    """The files of the certificate and the key are unusable; the message says why and what to do.
+
+    `content`: what the two files contained, None if they could not be read or changed meanwhile.
+    """
+
+    def __init__(self, reason: str, content: Content | None = None) -> None:
+        super().__init__(reason)
+        self.content = content
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,9 +39,8 @@ class LoadedPair:
     """A context for handshakes, what the files contained, and until when the certificate is valid."""
 
     context: ssl.SSLContext
-    content: tuple[bytes, bytes]
+    content: Content
     expires_at: datetime
-    is_key_world_readable: bool
 
 
 class ServerCertificate:
@@ -40,9 +50,11 @@ class ServerCertificate:
         """Load the files. Raises BadCertificate."""
         self._paths = certificate, key
         self._pair = load(certificate, key)
+        self._is_key_world_readable = _is_world_readable(key)
         # Why the files that are there now are not used.
         self.fault: str | None = None
-        self._refused: tuple[bytes, bytes] | None = None
+        # Their content, which is not judged again at each turn.
+        self._refused: Content | None = None
 
     @property
     def context(self) -> ssl.SSLContext:
@@ -67,16 +79,15 @@ class ServerCertificate:
         """
         try:
             content = _read(*self._paths)
+            self._is_key_world_readable = _is_world_readable(self._paths[1])
             if content == self._pair.content:
                 had_fault, self.fault, self._refused = self.fault is not None, None, None
                 return had_fault
             if content == self._refused:
                 return False
-            # A refused content is not judged again at each turn.
-            self._refused = content
             self._pair = load(*self._paths)
         except BadCertificate as error:
-            is_new, self.fault = str(error) != self.fault, str(error)
+            is_new, self.fault, self._refused = str(error) != self.fault, str(error), error.content
             return is_new
         self.fault, self._refused = None, None
         return True
@@ -87,7 +98,7 @@ class ServerCertificate:
             yield f"{self.fault} Until then the former certificate is served, which is valid until {self._until()}."
         if self.expires_at <= now:
             yield f"{CERT}: the certificate expired at {self._until()}: clients refuse it. Replace the files."
-        if self._pair.is_key_world_readable:
+        if self._is_key_world_readable:
             yield f"{KEY}: every user of the machine can read {self._paths[1]}: `chmod o-r` it."
 
     def _until(self) -> str:
@@ -97,7 +108,7 @@ class ServerCertificate:
 def load(certificate: Path, key: Path) -> LoadedPair:
     """Load a pair into a new context: one that has loaded a bad pair has lost the former one. Raises BadCertificate."""
     for _ in range(_READS_AT_MOST):
-        content = _read(certificate, key)
+        content, fault = _read(certificate, key), None
         expires_at = _checked(certificate, key, *content)
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         context.minimum_version = ssl.TLSVersion.TLSv1_2
@@ -106,16 +117,26 @@ def load(certificate: Path, key: Path) -> LoadedPair:
         context.set_alpn_protocols(["http/1.1"])
         try:
             context.load_cert_chain(certificate, key)
-            is_key_world_readable = bool(key.stat().st_mode & WORLD_READABLE)
         except OSError as error:
             # `ssl.SSLError` is one: for example a key that OpenSSL takes for too weak.
-            raise BadCertificate(f"{CERT} and {KEY} cannot be used: {error.strerror or error}.") from None
-        if _read(certificate, key) == content:
-            return LoadedPair(context, content, expires_at, is_key_world_readable)
+            fault = f"{CERT} and {KEY} cannot be used: {error.strerror or error}."
+        # It read the files itself.
+        if _read(certificate, key) != content:
+            continue
+        if fault is not None:
+            raise BadCertificate(fault, content)
+        return LoadedPair(context, content, expires_at)
     raise BadCertificate(f"{CERT} and {KEY} change while they are read. Replace both files at once.")
 
 
-def _read(certificate: Path, key: Path) -> tuple[bytes, bytes]:
+def _is_world_readable(key: Path) -> bool:
+    try:
+        return bool(key.stat().st_mode & WORLD_READABLE)
+    except OSError as error:
+        raise BadCertificate(f"{KEY}: {key} cannot be read: {error.strerror}.") from None
+
+
+def _read(certificate: Path, key: Path) -> Content:
     return _content(CERT, certificate), _content(KEY, key)
 
 
@@ -128,22 +149,26 @@ def _content(setting: str, path: Path) -> bytes:
 
 def _checked(certificate: Path, key: Path, chain_pem: bytes, key_pem: bytes) -> datetime:
     """Return the end of the first certificate's validity. Raises BadCertificate."""
+    content = chain_pem, key_pem
     try:
         own = x509.load_pem_x509_certificates(chain_pem)[0]
-    except ValueError as error:
-        raise BadCertificate(f"{CERT}: {certificate} has no certificate in PEM form: {error}.") from None
+        public_key = own.public_key()
+    except (ValueError, UnsupportedAlgorithm) as error:
+        raise BadCertificate(f"{CERT}: {certificate} has no certificate in PEM form: {error}.", content) from None
     if ENCRYPTED.search(key_pem):
         raise BadCertificate(
             f"{KEY}: the key in {key} is encrypted, and there is no setting for its passphrase. Write it in plain "
-            f"text with `openssl pkey -in {key} -out …` to a file that only the service can read."
+            f"text with `openssl pkey -in {key} -out …` to a file that only the service can read.",
+            content,
         )
     try:
         private = load_pem_private_key(key_pem, None)
     except (ValueError, TypeError, UnsupportedAlgorithm) as error:
-        raise BadCertificate(f"{KEY}: {key} has no private key in PEM form: {error}.") from None
-    if private.public_key() != own.public_key():
+        raise BadCertificate(f"{KEY}: {key} has no private key in PEM form: {error}.", content) from None
+    if private.public_key() != public_key:
         raise BadCertificate(
             f"{KEY}: the key in {key} does not belong to the first certificate in {certificate}. Name the two files "
-            "that were made together; the service's own certificate comes first in its file."
+            "that were made together; the service's own certificate comes first in its file.",
+            content,
         )
     return own.not_valid_after_utc

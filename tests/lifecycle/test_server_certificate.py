@@ -1,8 +1,8 @@
 """The files of the service's own certificate: what is refused, what is warned of, and what a reload does."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import UTC, datetime, timedelta
-from pathlib import Path
+from pathlib import Path, PosixPath
 
 import pytest
 from cryptography.hazmat.primitives.serialization import (
@@ -123,6 +123,41 @@ def test_an_expired_certificate_and_an_open_key_are_warned_of(authority: Authori
     assert f"every user of the machine can read {files[1]}" in readable
     files[1].chmod(0o640)
     assert len(list(ServerCertificate(*files).warnings(datetime.now(UTC)))) == 1
+
+
+def test_a_changed_permission_of_the_key_needs_no_restart(files: Files) -> None:
+    """The warning names the command, and ends after it."""
+    certificate = ServerCertificate(*files)
+    for mode, warnings in ((0o644, 1), (0o640, 0)):
+        files[1].chmod(mode)
+        assert not certificate.reload()
+        assert len(list(certificate.warnings(datetime.now(UTC)))) == warnings
+
+
+class ChangingFile(PosixPath):
+    """A file of which the next readings find `contents`, as if it were written meanwhile."""
+
+    contents: Sequence[bytes] = ()
+
+    def read_bytes(self) -> bytes:
+        if not self.contents:
+            return super().read_bytes()
+        first, *self.contents = self.contents
+        return first
+
+
+def test_a_good_pair_is_not_taken_for_one_that_changed_while_it_was_read(files: Files, authority: Authority) -> None:
+    """A fault is remembered with what was read when it was found."""
+    file = ChangingFile(files[0])
+    certificate = ServerCertificate(file, files[1])
+    former, new = files[0].read_bytes(), authority.issue("127.0.0.1")
+    files[0].write_bytes(new.certificate)
+    files[1].write_bytes(new.key)
+    file.contents = [new.certificate, former]
+    assert certificate.reload()
+    assert "does not belong" in (certificate.fault or "")
+    assert certificate.reload()
+    assert certificate.fault is None
 
 
 def test_one_without_the_other_is_refused(files: Files, monkeypatch: pytest.MonkeyPatch) -> None:
