@@ -22,6 +22,7 @@ from spark.postgres.connections import connect as connect_proof
 from spark.postgres.copy import _reach
 from tests.support.certificates import Authority
 from tests.support.ports import free_port
+from tests.support.requirements import absent
 
 pytestmark = pytest.mark.slow
 Url = Callable[..., str]
@@ -43,7 +44,7 @@ async def secured(data_dir: Path, tmp_path: Path) -> AsyncIterator[Secured]:
     """A server of the system's, because the embedded Postgres is built without TLS."""
     programs = sorted(Path("/usr/lib/postgresql").glob("*/bin"))
     if not programs or os.getuid() != 0:
-        pytest.skip("needs Debian's Postgres, and root to run it as its user")
+        absent("no Debian's Postgres here, or no root to run it as its user", "MACHINE")
     authority = Authority(tmp_path / "ca")
     directory, port = data_dir.parent / "secured", free_port()
     directory.mkdir()
