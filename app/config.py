@@ -11,7 +11,7 @@ from urllib.parse import urlsplit
 from pydantic import Field, FilePath, SecretStr, ValidationInfo, field_validator, model_validator
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
-from app.database.url_file import FILE, SCHEMES
+from app.database.url_file import FILE, FORM, checked_url
 from app.permissions import is_key
 
 # Ports that checks and webhooks must not reach even at allowed addresses: logins, mail, files, databases, clusters.
@@ -350,10 +350,10 @@ class Settings(BaseSettings):
     def _postgres(cls, value: str | None) -> str | None:
         if not value or value.startswith(FILE):
             return value
-        scheme, separator, rest = value.partition("://")
-        if not separator or scheme not in SCHEMES:
-            raise ValueError("must be a URL like postgresql://user:password@host:5432/halfnote")
-        return f"postgresql://{rest}"
+        url = checked_url(value)
+        if url is None:
+            raise ValueError(f"must be a URL like {FORM}")
+        return url
 
     @field_validator("admin_key_file", mode="before")
     @classmethod

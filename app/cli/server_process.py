@@ -130,7 +130,7 @@ def refusals() -> Iterator[None]:
         yield
     except (UnusableDatabase, EmbeddedPostgresError, BadAdminKeyFile, BadCertificate) as error:
         raise Refusal(str(error)) from None
-    except (OSError, TimeoutError, asyncpg.PostgresError) as error:
+    except (OSError, TimeoutError, asyncpg.PostgresError, asyncpg.InterfaceError) as error:
         raise Refusal(
             f"The database cannot be used: {error or type(error).__name__}. Check HALFNOTE_DATABASE_URL."
         ) from None

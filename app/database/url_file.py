@@ -1,11 +1,17 @@
 """Where the database is: a URL, or a file that contains one and is read at each connect (`file:/path`)."""
 
+import re
 from pathlib import Path
+from urllib.parse import urlsplit
 
 FILE = "file:"
 # The last one is SQLAlchemy's form of the same URL.
 SCHEMES = ("postgresql", "postgres", "postgresql+asyncpg")
 SETTING = "HALFNOTE_DATABASE_URL_FILE"
+FORM = "postgresql://user:password@host:5432/halfnote (percent-encode special characters of the password)"
+# One host or several, each with a port or without.
+_HOST = r"(?:\[[^\]]*\]|[^:,\[\]]*)(?::[0-9]*)?"
+_are_hosts = re.compile(rf"{_HOST}(?:,{_HOST})*").fullmatch
 
 
 class BadUrlFile(ConnectionError):
@@ -22,7 +28,21 @@ def url_of(address: str) -> str:
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "it is no text"
         raise BadUrlFile(f"{SETTING}: {path} cannot be read: {reason}") from None
+    url = checked_url(text)
+    if url is None or len(text.splitlines()) != 1:
+        raise BadUrlFile(f"{SETTING}: {path} must contain one line, {FORM}")
+    return url
+
+
+def checked_url(text: str) -> str | None:
+    """Return a URL with the scheme `postgresql`, or None if it is not one.
+
+    A password with a character that ends the host's part leaves a rest of it where the port is, which the drivers'
+    errors would quote.
+    """
     scheme, separator, rest = text.partition("://")
-    if not separator or scheme not in SCHEMES or len(text.splitlines()) != 1:
-        raise BadUrlFile(f"{SETTING}: {path} must contain one line, postgresql://user:password@host:5432/halfnote")
-    return f"postgresql://{rest}"
+    try:
+        hosts = urlsplit(f"postgresql://{rest}").netloc.rpartition("@")[2]
+    except ValueError:
+        return None
+    return f"postgresql://{rest}" if separator and scheme in SCHEMES and _are_hosts(hosts) else None

@@ -587,13 +587,23 @@ def test_keys_are_those_of_the_named_service(run: Run, monkeypatch: pytest.Monke
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize("url", ["mysql://u:s3cret@db/halfnote", "db:5432/halfnote", "postgres"])
+@pytest.mark.parametrize(
+    "url", ["mysql://u:s3cret@db/halfnote", "db:5432/halfnote", "postgres", "postgresql://u:s3/cret@db/halfnote"]
+)
 def test_a_database_url_of_another_kind_is_refused(run_alone: Run, monkeypatch: pytest.MonkeyPatch, url: str) -> None:
     monkeypatch.setenv("HALFNOTE_DATABASE_URL", url)
     refused = run_alone("migrate")
     assert refused.code == 2
     expected = "HALFNOTE_DATABASE_URL: must be a URL like postgresql://user:password@host:5432/halfnote"
-    assert refused.err == f"halfnote: {expected}\n"
+    assert refused.err == f"halfnote: {expected} (percent-encode special characters of the password)\n"
+
+
+def test_an_unknown_sslmode_is_refused(run_alone: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HALFNOTE_DATABASE_URL", "postgresql://u:s3cret@127.0.0.1:1/halfnote?sslmode=maybe")
+    refused = run_alone("migrate")
+    assert refused.code == 1
+    assert refused.err.startswith("halfnote: The database cannot be used: `sslmode` parameter must be one of")
+    assert "s3cret" not in refused.err
 
 
 def test_a_new_signing_secret_is_one_that_groups_and_clients_take(run: Run) -> None:

@@ -113,7 +113,21 @@ async def test_the_timelines_are_read_with_the_file(login: Login) -> None:
         await login.rotate()
 
 
-@pytest.mark.parametrize("content", [None, "", "mysql://there/halfnote", "postgresql://a/b\npostgresql://c/d"])
+@pytest.mark.parametrize(
+    "content",
+    [
+        None,
+        "",
+        "mysql://there/halfnote",
+        "postgresql://a/b\npostgresql://c/d",
+        # Passwords that must be percent-encoded. The drivers quote what they take for the port.
+        "postgresql://u:pass/word@there/halfnote",
+        "postgresql://u:pass?word@there/halfnote",
+        "postgresql://u:pass#word@there/halfnote",
+        "postgresql://u:pass[word@there/halfnote",
+        "postgresql://u:@there:pass/halfnote",
+    ],
+)
 async def test_a_file_without_a_url_is_refused_and_not_quoted(tmp_path: Path, content: str | None) -> None:
     file = tmp_path / "database-url"
     if content is not None:
@@ -121,6 +135,17 @@ async def test_a_file_without_a_url_is_refused_and_not_quoted(tmp_path: Path, co
     with pytest.raises(BadUrlFile, match=r"HALFNOTE_DATABASE_URL_FILE: .*database-url") as refused:
         await connect(f"file:{file}")
     assert not content or content not in str(refused.value)
+    assert "'pass" not in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    "hosts",
+    ["", "there", "u:p%2F@there:1", "u:p@one:1,two,[::1]:3", "u:p@[::1],[::2]:2", "%2Frun%2Fpostgresql", "u:a@b@there"],
+)
+def test_a_url_that_the_drivers_understand_is_taken(tmp_path: Path, hosts: str) -> None:
+    file = tmp_path / "database-url"
+    file.write_text(f"postgres://{hosts}/halfnote?sslmode=require\n")
+    assert url_of(f"file:{file}") == f"postgresql://{hosts}/halfnote?sslmode=require"
 
 
 def test_settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
