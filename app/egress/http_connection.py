@@ -1,7 +1,8 @@
 """One HTTP/1.1 connection to a receiver: it sends a request and reads the answer within limits.
 
 llhttp (through httptools) parses the answers. A connection has at most one request under way. It serves the next one
-only if the answer was whole, the receiver keeps the connection open, and nothing followed the answer.
+only if the request was sent whole, the answer was whole, the receiver keeps the connection open, and nothing followed
+the answer.
 """
 
 import asyncio

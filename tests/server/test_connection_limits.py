@@ -15,6 +15,7 @@ import pytest
 from app.database.connection import Connection
 from app.server.connection_limits import most_connections
 from tests.conftest import register_group
+from tests.server.raw_http import last_words, trickle
 from tests.support.processes import Service
 
 Start = Callable[..., Awaitable[Service]]
@@ -58,31 +59,12 @@ async def answered_in_full(service: Service) -> None:
         assert (await client.get("/livez")).status_code == 200
 
 
-async def last_words(reader: asyncio.StreamReader) -> bytes:
-    """What the service still says before it closes the connection; a reset is a close as well."""
-    said = b""
-    async with asyncio.timeout(120):
-        with contextlib.suppress(ConnectionError):
-            while more := await reader.read(65_536):
-                said += more
-    return said
-
-
 async def write_on(writer: asyncio.StreamWriter) -> None:
     """Send without end. Raises ConnectionError when the connection is gone."""
     while True:
         writer.write(b"more")
         await writer.drain()
         await asyncio.sleep(0.01)
-
-
-async def trickle(writer: asyncio.StreamWriter, piece: bytes) -> None:
-    """Send a piece again and again, as long as the connection is there."""
-    with contextlib.suppress(ConnectionError):
-        while not writer.is_closing():
-            writer.write(piece)
-            await writer.drain()
-            await asyncio.sleep(0.05)
 
 
 GET = b"GET /livez HTTP/1.1\r\nHost: localhost\r\n\r\n"

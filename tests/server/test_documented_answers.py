@@ -12,7 +12,8 @@ from app.database.connection import Connection
 from app.ids import uuid7
 from app.main import ENDPOINTS
 from app.server.connection_limits import HttpLimits
-from tests.server.test_connection_limits import Start, connected, last_words, served
+from tests.server.raw_http import last_words
+from tests.server.test_connection_limits import Start, connected, served
 from tests.support.processes import Service
 
 __all__ = ["served"]
