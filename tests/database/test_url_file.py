@@ -85,6 +85,10 @@ async def test_every_connection_reads_the_file(login: Login) -> None:
             assert proof.info.user == login.name
             proof.close()
             await login.rotate()
+            async with asyncio.timeout(30):
+                # Until then a statement fails on a connection that has read the server's error, but not yet its end.
+                while not connection.is_closed():
+                    await asyncio.sleep(0.01)
         # The server does ask for the password.
         with pytest.raises(asyncpg.InvalidPasswordError):
             await connect(former)
