@@ -3,6 +3,7 @@
 import asyncio
 import json
 from collections.abc import AsyncIterator, Callable
+from dataclasses import replace
 from typing import Any
 
 import httpx
@@ -12,6 +13,7 @@ from aiohttp import web
 from app.database.connection import Connection
 from app.relay.loop import Relay
 from app.runtime.state import Runtime
+from app.store.relay.expiry import matching_ahead
 from app.store.retention import day_blockers, days
 from app.store.retention.days import Day
 from app.store.subscriptions.subscriptions import one
@@ -204,6 +206,18 @@ async def test_delayed_messages_count_once_they_are_due(
         await counted(relay, runtime)
         assert await db.fetchval("select count(*) from dead_letter") == 80
         assert receiver.calls == []
+
+
+async def test_messages_that_a_former_holder_settled_do_not_count(
+    client: httpx.AsyncClient, runtime: Runtime, relay: Relay, db: Connection
+) -> None:
+    async with Responder() as receiver:
+        await subscribe(client, receiver, max_backlog=100)
+        sent = await publish(client, *(order(number) for number in range(3)))
+        await turn_until(relay, runtime, lambda: db.fetchval("select count(*) = 3 from receipt"))
+        [stream] = relay.streams.values()
+        reader = replace(stream.window.reader, settled_to=sent[1])
+        assert await matching_ahead(db, reader, sent[0] - 1) == (1, sent[2], False)
 
 
 async def test_a_redelivered_message_waits_from_its_redelivery(

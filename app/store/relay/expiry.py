@@ -6,9 +6,8 @@ from datetime import datetime
 from app.database.columns import Column, Parameters
 from app.database.connection import Connection
 from app.store.relay.checkpoints import Shard
-from app.store.relay.log import HASH, Outgoing, Reader
+from app.store.relay.log import HASH, OF_READER, Outgoing, Reader, matches
 from app.store.relay.retries import FREE, OPEN
-from app.topic_patterns import match_sql
 
 # How many log entries one count reads.
 SPAN = 20_000
@@ -45,33 +44,17 @@ from claimed d order by d."offset"
 """  # noqa: S608 -- constants
 
 # The parameters of MATCHING_AHEAD: the reader's, and the offset `after` which it counts.
-COUNTER = Parameters(
-    Column("after", "bigint", given=True),
-    Column("topics", "text[]", "route.topics.patterns"),
-    Column("tags", "text[]", "route.tags"),
-    Column("headers", "jsonb", "route.headers"),
-    Column("shards", "int"),
-    Column("shard", "int"),
-)
+COUNTER = Parameters(Column("after", "bigint", given=True), *OF_READER)
 
 # How many of the next log entries the reader takes, as WINDOW decides it. Served by outbox_by_offset; half by primary
-# key, only if the route has headers.
+# key, only if the route has headers; up to `settled_to` the primary keys of receipt, delivery_retry and dead_letter.
 MATCHING_AHEAD = f"""
 with span as materialized (
   select o."offset", o.transaction_id, o.position, o.topic, o.key, o.tag
   from outbox o where o."offset" > {COUNTER["after"]} order by o."offset" limit {SPAN}
 )
-select (
-  select count(*) from span s
-  where {match_sql("s.topic", COUNTER["topics"])}
-    and ({COUNTER["tags"]} is null or s.tag = any({COUNTER["tags"]}))
-    and ({COUNTER["headers"]} is null or exists (
-      select from half h
-      where h.transaction_id = s.transaction_id and h.position = s.position and h.headers @> {COUNTER["headers"]}
-      offset 0
-    ))
-    and ({COUNTER["shards"]} = 1 or {HASH.format("s")} % {COUNTER["shards"]} = {COUNTER["shard"]})
-)::int as taken, max("offset") as reached, count(*)::int as read from span
+select (select count(*) from span s where {matches(COUNTER)})::int as taken,
+  max("offset") as reached, count(*)::int as read from span
 """  # noqa: S608 -- constants
 
 

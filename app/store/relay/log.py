@@ -63,10 +63,8 @@ assert field_names(Outgoing)[: len(_LOGGED)] == _LOGGED
 # Served by outbox_by_offset: one descent in each partition.
 LOG_HEAD = 'select max("offset") from outbox'
 
-# The parameters of WINDOW: those of a Reader, the offset `after` which it reads, and the most messages that it takes.
-READER = Parameters(
-    Column("after", "bigint", given=True),
-    Column("at_most", "int", given=True),
+# The parameters of a Reader.
+OF_READER = (
     Column("topics", "text[]", "route.topics.patterns"),
     Column("tags", "text[]", "route.tags"),
     Column("headers", "jsonb", "route.headers"),
@@ -77,6 +75,33 @@ READER = Parameters(
     Column("replay", "int"),
     Column("until", "bigint"),
 )
+# The parameters of WINDOW: those of a Reader, the offset `after` which it reads, and the most messages that it takes.
+READER = Parameters(Column("after", "bigint", given=True), Column("at_most", "int", given=True), *OF_READER)
+
+
+def matches(reader: Parameters) -> str:
+    """Return the SQL condition that a log entry `s` is one of the reader's and is not settled."""
+    settled = " or ".join(
+        f"""exists (
+      select from {table} r where r.subscription_id = {reader["subscription_id"]} and r.replay = {reader["replay"]}
+        and r.transaction_id = s.transaction_id and r.position = s.position offset 0
+    )"""
+        for table in ("receipt", "delivery_retry", "dead_letter")
+    )
+    return f"""s."offset" <= {reader["until"]}
+    and {match_sql("s.topic", reader["topics"])}
+    and ({reader["tags"]} is null or s.tag = any({reader["tags"]}))
+    and ({reader["headers"]} is null or exists (
+      select from half h
+      where h.transaction_id = s.transaction_id and h.position = s.position and h.headers @> {reader["headers"]}
+      offset 0
+    ))
+    and ({reader["shards"]} = 1 or {HASH.format("s")} % {reader["shards"]} = {reader["shard"]})
+    and not exists (
+      select from day d where d.low <= s.transaction_id and d.high > s.transaction_id and d.state <> 'open'
+    )
+    and (s."offset" > {reader["settled_to"]} or not ({settled}))"""  # noqa: S608 -- constants
+
 
 # One statement, so one snapshot: offsets become visible in order (see RECORD_ENDS), so messages outside this snapshot
 # have higher offsets than those in it, and `reached` skips none.
@@ -93,28 +118,7 @@ with span as materialized (
   from outbox o where o."offset" > {READER["after"]} order by o."offset" limit {SPAN}
 ), matched as materialized (
   select s.* from span s
-  where s."offset" <= {READER["until"]}
-    and {match_sql("s.topic", READER["topics"])}
-    and ({READER["tags"]} is null or s.tag = any({READER["tags"]}))
-    and ({READER["headers"]} is null or exists (
-      select from half h
-      where h.transaction_id = s.transaction_id and h.position = s.position and h.headers @> {READER["headers"]}
-      offset 0
-    ))
-    and ({READER["shards"]} = 1 or {HASH.format("s")} % {READER["shards"]} = {READER["shard"]})
-    and not exists (
-      select from day d where d.low <= s.transaction_id and d.high > s.transaction_id and d.state <> 'open'
-    )
-    and (s."offset" > {READER["settled_to"]} or not (exists (
-      select from receipt r where r.transaction_id = s.transaction_id and r.position = s.position
-        and r.subscription_id = {READER["subscription_id"]} and r.replay = {READER["replay"]} offset 0
-    ) or exists (
-      select from delivery_retry r where r.subscription_id = {READER["subscription_id"]}
-        and r.replay = {READER["replay"]} and r.transaction_id = s.transaction_id and r.position = s.position offset 0
-    ) or exists (
-      select from dead_letter r where r.subscription_id = {READER["subscription_id"]}
-        and r.replay = {READER["replay"]} and r.transaction_id = s.transaction_id and r.position = s.position offset 0
-    )))
+  where {matches(READER)}
   order by s."offset" limit {READER["at_most"]}
 ), bodies as materialized (
   select m.*, h.producer_group, h.headers, h.content_type, h.body, h.traceparent,
