@@ -4,6 +4,7 @@ The holder of a shard does it, so it knows what is being sent: that is never exp
 subscriptions send nothing and exist only for this.
 """
 
+from collections.abc import Sequence
 from datetime import datetime, timedelta
 
 from app import announcements
@@ -16,11 +17,13 @@ from app.store.relay.expiry import claim_waiting, matching_ahead, waiting_retrie
 from app.store.relay.log import Outgoing
 from app.verdicts import DeadLetterReason
 
-# How often what waits is counted. A backlog counts as too long if two counts in a row find it so: a burst that is
-# delivered meanwhile expires nothing.
+# How often what waits is counted. Of a backlog that is too long, as many messages go as two counts in a row find too
+# many: a burst that is delivered meanwhile expires nothing.
 COUNT_EVERY = timedelta(seconds=5)
-# How many retries one turn expires, and how many parts of the log one count reads.
+# How many retries one turn expires, how many beyond `max_backlog` one count finds, and how many parts of the log it
+# reads.
 AT_ONCE = 500
+EXCESS_AT_ONCE = 10_000
 SPANS_AT_ONCE = 5
 # A claimed retry that is not settled may be claimed again after this. A new holder of the shard frees it at once.
 CLAIM_FOR = timedelta(minutes=15)
@@ -48,7 +51,9 @@ class Expiry:
         self.used = 0.0
         self.oldest_at: datetime | None = None
         self._shard, self._window = source.shard, window
-        self._announced = self._enforced = self._was_long = False
+        self._announced = False
+        # How many messages the last count found too many, and the last two counts both; less those that went since.
+        self._found = self._excess = 0
         self._counted_at: datetime | None = None
         # The log was counted up to this offset; after the window's position it has `_ahead` messages.
         self._counted_to, self._ahead = window.position, 0
@@ -66,14 +71,27 @@ class Expiry:
         if self._window.position >= self._counted_to:
             self._counted_to, self._ahead = self._window.position, 0
 
-    def reason(self, message: Outgoing, now: datetime) -> DeadLetterReason | None:
-        """Return why a message of the log must not wait any longer; None if it may."""
-        since = message.waits_from if self._since is None else max(message.waits_from, self._since)
-        if self.limits.too_old(since, now):
-            return DeadLetterReason.EXPIRED
+    def may_expire(self, now: datetime) -> bool:
+        """Return whether any message in memory can be one that must not wait any longer."""
+        oldest_at = self._window.oldest_at
+        return self._excess > 0 or (oldest_at is not None and self._too_old(oldest_at, now))
+
+    def expired(self, unsent: Sequence[Outgoing], now: datetime) -> dict[int, DeadLetterReason]:
+        """Return why these messages of the log must not wait any longer, by offset; those that may are left out.
+
+        `unsent` is in the order of offsets. The messages that are returned do not count as waiting any more.
+        """
         # Retries are older, so they come first.
-        too_many = self._enforced and not self.more and self.limits.excess(self.backlog)
-        return DeadLetterReason.BACKLOG if too_many else None
+        surplus = 0 if self.more else self._surplus
+        found = {}
+        for message in unsent:
+            if self._too_old(message.waits_from, now):
+                found[message.offset] = DeadLetterReason.EXPIRED
+            elif len(found) < surplus:
+                found[message.offset] = DeadLetterReason.BACKLOG
+        self.leaving.update(found)
+        self._gone(len(found))
+        return found
 
     def due(self, now: datetime) -> bool:
         """Return whether to count or to claim in this turn."""
@@ -90,14 +108,10 @@ class Expiry:
         after, oldest_at = self.limits.expire_after, self._oldest_retry_at
         found = []
         if after is not None and oldest_at is not None and self.limits.too_old(oldest_at, now):
-            claimed = await claim_waiting(connection, self._shard, now - after, AT_ONCE, now + CLAIM_FOR, now)
-            found += [(message, DeadLetterReason.EXPIRED, error) for message, error in claimed]
-        excess = self.limits.excess(self.backlog - len(found)) if self._enforced and self._retries else 0
-        if excess and len(found) < AT_ONCE:
-            at_most = min(excess, AT_ONCE - len(found))
-            claimed = await claim_waiting(connection, self._shard, now, at_most, now + CLAIM_FOR, now)
-            found += [(message, DeadLetterReason.BACKLOG, error) for message, error in claimed]
-        self._retries = max(0, self._retries - len(found))
+            found += await self._claim(connection, DeadLetterReason.EXPIRED, now - after, AT_ONCE, now)
+        at_most = min(self._surplus, self._retries, AT_ONCE - len(found))
+        if at_most > 0:
+            found += await self._claim(connection, DeadLetterReason.BACKLOG, now, at_most, now)
         self.more = len(found) >= AT_ONCE
         return found
 
@@ -124,15 +138,33 @@ class Expiry:
         """Note that the approach is announced."""
         self._announced = True
 
+    @property
+    def _surplus(self) -> int:
+        return min(self._excess, self.limits.excess(self.backlog))
+
+    def _too_old(self, waiting_since: datetime, now: datetime) -> bool:
+        return self.limits.too_old(waiting_since if self._since is None else max(waiting_since, self._since), now)
+
+    def _gone(self, messages: int) -> None:
+        self._found, self._excess = max(0, self._found - messages), max(0, self._excess - messages)
+
+    async def _claim(
+        self, connection: Connection, reason: DeadLetterReason, before: datetime, at_most: int, now: datetime
+    ) -> list[tuple[Outgoing, DeadLetterReason, str | None]]:
+        claimed = await claim_waiting(connection, self._shard, before, at_most, now + CLAIM_FOR, now)
+        self._retries = max(0, self._retries - len(claimed))
+        self._gone(len(claimed))
+        return [(message, reason, error) for message, error in claimed]
+
     async def _count(self, connection: Connection, now: datetime) -> None:
         self._counted_at = now
         most = self.limits.max_backlog
-        found = await waiting_retries(connection, self._shard, 1 if most is None else most + AT_ONCE, now)
+        found = await waiting_retries(connection, self._shard, 1 if most is None else most + EXCESS_AT_ONCE, now)
         self._retries, self._oldest_retry_at = found.waiting, found.oldest_at
         if most is not None:
             await self._count_ahead(connection)
-        is_long = self.limits.excess(self.backlog) > 0
-        self._enforced, self._was_long = is_long and self._was_long, is_long
+        excess = self.limits.excess(self.backlog)
+        self._excess, self._found = min(self._found, excess), excess
         times = [at for at in (found.oldest_at, self._window.oldest_at) if at is not None]
         self.oldest_at = min(times, default=None)
         self.used = self.limits.used(self.oldest_at, self.backlog, now)

@@ -91,7 +91,8 @@ class KeyOrder:
     def expired(self, message: Outgoing) -> list[Outgoing]:
         """Note that a message which no other one waited for is dead; return those of its key that go to delivery_retry.
 
-        It was not busy, so the next of its key does not follow it.
+        It was not busy, so the next of its key does not follow it. If another one of its key is in flight, the key
+        stays busy.
         """
         key = message.key
         if key is None:
@@ -100,7 +101,7 @@ class KeyOrder:
         if not self._hold_dead:
             return []
         self.dead.add(key)
-        return self._remove_waiting(key)
+        return self._store_waiting(key)
 
     def waiting(self) -> list[Outgoing]:
         """Return the messages that wait in memory behind another of their key."""
@@ -136,10 +137,17 @@ class KeyOrder:
         return waiting
 
     def _remove_waiting(self, key: str) -> list[Outgoing]:
-        queue = self._waiting.pop(key, deque())
-        for message in queue:
+        waiting = self._store_waiting(key)
+        self._waiting.pop(key, None)
+        return waiting
+
+    def _store_waiting(self, key: str) -> list[Outgoing]:
+        queue = self._waiting.get(key, deque())
+        waiting = list(queue)
+        queue.clear()
+        for message in waiting:
             self._store(key, message.offset)
-        return list(queue)
+        return waiting
 
     def _store(self, key: str, offset: int) -> None:
         offsets = self._stored.setdefault(key, set())

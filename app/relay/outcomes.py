@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from datetime import datetime
+from operator import attrgetter
 
 from app.delivery import Delivered, Failed, Outcome, Refused
 from app.policy.delivery_retry import Disable, decide
@@ -130,8 +131,6 @@ class StreamOutcomes:
         error: str | None = None,
     ) -> None:
         """Queue a dead letter for a message that waited too long; `queued`: the next of its key waits for it."""
-        if self._expiry is not None and message.claim is None:
-            self._expiry.leaving.add(message.offset)
         self._finish(
             Settlement(message, DEAD, message.used, now, message.first_at, error=error, reason=reason, queued=queued)
         )
@@ -146,6 +145,9 @@ class StreamOutcomes:
     def recorded(self) -> None:
         """Release the messages whose outcomes are recorded."""
         settled = self.buffer.recorded()
+        if self._expiry is not None:
+            # First those that expired behind another message of their key: with `hold` they stop the next one.
+            settled.sort(key=attrgetter("queued"))
         for settlement in settled:
             self._release(settlement)
         self._breaker.recorded()

@@ -69,9 +69,9 @@ class SendQueue:
         back = self.keys.expired(message)
         return back, message.claim is not None and self.keys.has_stored(message.key)
 
-    def unsent(self) -> list[Outgoing]:
-        """Return the messages of the log that are ready or wait for their key, in the order of offsets."""
-        queued = [*self.ready, *(self.keys.waiting() if self.keys is not None else [])]
+    def unsent(self, *, waiting: bool) -> list[Outgoing]:
+        """Return the messages of the log that are ready or, with `waiting`, behind another of their key, in order."""
+        queued = [*self.ready, *(self.keys.waiting() if waiting and self.keys is not None else [])]
         return sorted((message for message in queued if message.claim is None), key=lambda message: message.offset)
 
     def remove(self, offsets: Collection[int]) -> set[int]:

@@ -6,7 +6,7 @@ from datetime import datetime
 from app.destinations.base import Destination
 from app.policy.rate_limiter import Pacer
 from app.relay.breaker_control import BreakerControl
-from app.relay.expiry import expiry_of
+from app.relay.expiry import Expiry, expiry_of
 from app.relay.key_order import KeyOrder
 from app.relay.outcomes import StreamOutcomes
 from app.relay.send_queue import SendQueue
@@ -158,10 +158,10 @@ class Stream:
         for message in accepted:
             if message.due_at is not None and message.due_at > now:
                 self.outcomes.delay(message, now)
-            elif expiry is not None and (reason := expiry.reason(message, now)) is not None:
-                self.outcomes.expire(message, reason, now, queued=False)
             elif not self.queue.admit(message):
                 self.outcomes.put_back([message])
+        if expiry is not None and expiry.may_expire(now):
+            self._expire_unsent(expiry, now)
         self.sender.fill()
 
     def retry(self, messages: Sequence[Outgoing]) -> None:
@@ -178,17 +178,8 @@ class Stream:
         self.outcomes.unsettled_retries += len(claimed)
         for message, reason, error in claimed:
             self.outcomes.expire(message, reason, now, queued=False, error=error)
-        reasons: dict[int, DeadLetterReason] = {}
-        unsent = self.queue.unsent() if self.expiry is not None else []
-        for message in unsent:
-            because = self.expiry.reason(message, now) if self.expiry is not None else None
-            if self.expiry is None or because is None:
-                break
-            reasons[message.offset] = because
-            self.expiry.leaving.add(message.offset)
-        ready = self.queue.remove(reasons) if reasons else set()
-        for message in unsent[: len(reasons)]:
-            self.outcomes.expire(message, reasons[message.offset], now, queued=message.offset in ready)
+        if self.expiry is not None:
+            self._expire_unsent(self.expiry, now)
 
     def renewed(self, until: datetime) -> None:
         """Note that the lease was extended."""
@@ -239,11 +230,29 @@ class Stream:
         self.outcomes.recorded()
         if target is not None:
             self.window.checkpoint_moved(target, now)
+        if self.expiry is not None and not self.closing and self.expiry.may_expire(now):
+            # The next messages of keys are ready now.
+            self._expire_unsent(self.expiry, now)
         self.sender.fill()
 
     def unrecorded(self) -> None:
         """Note that the settle of the batch failed, or that its result is not known."""
         self.outcomes.unrecorded()
+
+    def _expire_unsent(self, expiry: Expiry, now: datetime) -> None:
+        """Queue dead letters for messages in memory that must not wait any longer.
+
+        A message behind another of its key is left out during a settle: its dead letter would be recorded later than
+        the outcome of that message, and the next one of the key could pass it.
+        """
+        unsent = self.queue.unsent(waiting=not self.outcomes.buffer.settling)
+        reasons = expiry.expired(unsent, now)
+        if not reasons:
+            return
+        ready = self.queue.remove(reasons)
+        for message in unsent:
+            if message.offset in reasons:
+                self.outcomes.expire(message, reasons[message.offset], now, queued=message.offset in ready)
 
     def _checkpoint_due(self, now: datetime) -> bool:
         return (self.closing or self.window.checkpoint_may_move(now)) and self.window.checkpoint_lags()

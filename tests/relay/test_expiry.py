@@ -188,6 +188,87 @@ async def test_the_oldest_of_a_long_backlog_go_and_a_burst_does_not(
         assert len(receiver.calls) == 280
 
 
+async def test_a_message_that_expires_with_hold_stops_the_next_of_its_key(
+    client: httpx.AsyncClient, runtime: Runtime, relay: Relay, db: Connection
+) -> None:
+    async with Responder() as receiver:
+        await subscribe(client, receiver, ordered="key", on_dead="hold", expire_after_s=60.0)
+        sent = await publish(client, order(1), order(1, deliver_after_s=30))
+        # Both are read at once, and only the second one waits from a later time.
+        runtime.clock.offset_s += 61
+        await turn_until(relay, runtime, dead(db, 1))
+        await turn_until(relay, runtime, lambda: db.fetchval("select count(*) = 1 from delivery_retry"))
+        await counted(relay, runtime)
+        assert await dead_offsets(db) == sent[:1]
+        assert receiver.calls == []
+
+
+async def test_with_hold_a_message_that_expires_behind_one_in_flight_stops_those_after_it(
+    client: httpx.AsyncClient, runtime: Runtime, relay: Relay, db: Connection
+) -> None:
+    go_on = asyncio.Event()
+
+    async def answer(call: Call) -> web.Response:
+        await go_on.wait()
+        return web.Response()
+
+    async with Responder(answer) as receiver:
+        await subscribe(client, receiver, ordered="key", on_dead="hold", expire_after_s=60.0)
+        first, second, third = await publish(client, order(1), order(1), order(1, deliver_after_s=30))
+        runtime.clock.offset_s += 31
+        await turn_until(relay, runtime, lambda: len(receiver.calls) == 1)
+        [stream] = relay.streams.values()
+        runtime.clock.offset_s += 30
+        go_on.set()
+        async with asyncio.timeout(15):
+            while not stream.outcomes.buffer.finished:
+                await asyncio.sleep(0.01)
+        # One settle records the receipt of the first message and the dead letter of the second.
+        await turn_until(relay, runtime, dead(db, 1))
+        await turn_until(relay, runtime, lambda: db.fetchval("select count(*) = 1 from delivery_retry"))
+        await counted(relay, runtime)
+        assert await dead_offsets(db) == [second]
+        assert await db.fetchval('select "offset" from delivery_retry') == third
+        assert [int(call.headers["halfnote-offset"]) for call in receiver.calls] == [first]
+
+
+async def test_a_delayed_message_keeps_no_older_one_from_expiring(
+    client: httpx.AsyncClient, runtime: Runtime, relay: Relay, db: Connection
+) -> None:
+    async with Responder() as receiver:
+        await subscribe(client, receiver, expire_after_s=60.0)
+        await client.post("/subscriptions/mailer/pause")
+        _, second = await publish(client, order(1, deliver_after_s=30), order(2))
+        runtime.clock.offset_s += 31
+        await counted(relay, runtime, times=1)
+        runtime.clock.offset_s += 30
+        await turn_until(relay, runtime, dead(db, 1))
+        assert await dead_offsets(db) == [second]
+
+
+async def test_messages_that_come_after_a_backlog_was_cut_wait_for_two_counts(
+    client: httpx.AsyncClient, runtime: Runtime, relay: Relay, db: Connection
+) -> None:
+    async with Responder() as receiver:
+        await subscribe(client, receiver, max_backlog=100, max_in_flight=1000)
+        await client.post("/subscriptions/mailer/pause")
+        await publish_many(client, 90)
+        await publish_many(client, 60)
+        await counted(relay, runtime)
+        await turn_until(relay, runtime, dead(db, 50))
+        await publish_many(client, 20)
+        last = await db.fetchval('select max("offset") from outbox')
+        [stream] = relay.streams.values()
+        await turn_until(relay, runtime, lambda: stream.position == last)
+        await turn_until(relay, runtime, lambda: not len(stream.outcomes.buffer))
+        await counted(relay, runtime, times=1)
+        assert await db.fetchval("select count(*) from dead_letter") == 50
+        await counted(relay, runtime)
+        await turn_until(relay, runtime, dead(db, 70))
+        sent = [row[0] for row in await db.fetch("select \"offset\" from outbox where topic = 'order' order by 1")]
+        assert await dead_offsets(db) == sent[:70]
+
+
 async def test_delayed_messages_count_once_they_are_due(
     client: httpx.AsyncClient, runtime: Runtime, relay: Relay, db: Connection
 ) -> None:

@@ -134,3 +134,17 @@ def test_a_dead_letter_stops_its_key_until_it_is_freed() -> None:
         assert keys.admit(claimed) is Admission.GO
         keys.settled(claimed)
     assert keys.admit(message(5, "k")) is Admission.GO
+
+
+def test_a_key_stays_busy_if_a_message_expires_behind_the_one_in_flight() -> None:
+    keys = KeyOrder({}, hold_dead=True)
+    first, second, third = (message(offset, "k") for offset in (1, 2, 3))
+    assert keys.admit(first) is Admission.GO
+    assert keys.admit(second) is keys.admit(third) is Admission.WAIT
+    keys.remove({2})
+    assert keys.expired(second) == [third]
+    # A person redelivers the second message while the first one is in flight.
+    keys.freed({"k"})
+    again = message(2, "k", claim=1)
+    assert keys.admit(again) is Admission.WAIT
+    assert keys.settled(first) == (again, [])
