@@ -108,25 +108,34 @@ class ServerCertificate:
 def load(certificate: Path, key: Path) -> LoadedPair:
     """Load a pair into a new context: one that has loaded a bad pair has lost the former one. Raises BadCertificate."""
     for _ in range(_READS_AT_MOST):
-        content, fault = _read(certificate, key), None
-        expires_at = _checked(certificate, key, *content)
-        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-        context.minimum_version = ssl.TLSVersion.TLSv1_2
-        # A client could make the service repeat the costly part of a handshake on one connection.
-        context.options |= ssl.OP_NO_RENEGOTIATION
-        context.set_alpn_protocols(["http/1.1"])
+        content = _read(certificate, key)
+        found: LoadedPair | BadCertificate
         try:
-            context.load_cert_chain(certificate, key)
-        except OSError as error:
-            # `ssl.SSLError` is one: for example a key that OpenSSL takes for too weak.
-            fault = f"{CERT} and {KEY} cannot be used: {error.strerror or error}."
-        # It read the files itself.
+            found = _pair_of(certificate, key, content)
+        except BadCertificate as error:
+            found = BadCertificate(str(error), content)
+        # OpenSSL reads the files itself, and both may be replaced between the readings of one and of the other.
         if _read(certificate, key) != content:
             continue
-        if fault is not None:
-            raise BadCertificate(fault, content)
-        return LoadedPair(context, content, expires_at)
+        if isinstance(found, BadCertificate):
+            raise found
+        return found
     raise BadCertificate(f"{CERT} and {KEY} change while they are read. Replace both files at once.")
+
+
+def _pair_of(certificate: Path, key: Path, content: Content) -> LoadedPair:
+    expires_at = _checked(certificate, key, *content)
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    # A client could make the service repeat the costly part of a handshake on one connection.
+    context.options |= ssl.OP_NO_RENEGOTIATION
+    context.set_alpn_protocols(["http/1.1"])
+    try:
+        context.load_cert_chain(certificate, key)
+    except OSError as error:
+        # `ssl.SSLError` is one: for example a key that OpenSSL takes for too weak.
+        raise BadCertificate(f"{CERT} and {KEY} cannot be used: {error.strerror or error}.") from None
+    return LoadedPair(context, content, expires_at)
 
 
 def _is_world_readable(key: Path) -> bool:
@@ -149,26 +158,23 @@ def _content(setting: str, path: Path) -> bytes:
 
 def _checked(certificate: Path, key: Path, chain_pem: bytes, key_pem: bytes) -> datetime:
     """Return the end of the first certificate's validity. Raises BadCertificate."""
-    content = chain_pem, key_pem
     try:
         own = x509.load_pem_x509_certificates(chain_pem)[0]
         public_key = own.public_key()
     except (ValueError, UnsupportedAlgorithm) as error:
-        raise BadCertificate(f"{CERT}: {certificate} has no certificate in PEM form: {error}.", content) from None
+        raise BadCertificate(f"{CERT}: {certificate} has no certificate in PEM form: {error}.") from None
     if ENCRYPTED.search(key_pem):
         raise BadCertificate(
             f"{KEY}: the key in {key} is encrypted, and there is no setting for its passphrase. Write it in plain "
-            f"text with `openssl pkey -in {key} -out …` to a file that only the service can read.",
-            content,
+            f"text with `openssl pkey -in {key} -out …` to a file that only the service can read."
         )
     try:
         private = load_pem_private_key(key_pem, None)
     except (ValueError, TypeError, UnsupportedAlgorithm) as error:
-        raise BadCertificate(f"{KEY}: {key} has no private key in PEM form: {error}.", content) from None
+        raise BadCertificate(f"{KEY}: {key} has no private key in PEM form: {error}.") from None
     if private.public_key() != public_key:
         raise BadCertificate(
             f"{KEY}: the key in {key} does not belong to the first certificate in {certificate}. Name the two files "
-            "that were made together; the service's own certificate comes first in its file.",
-            content,
+            "that were made together; the service's own certificate comes first in its file."
         )
     return own.not_valid_after_utc
