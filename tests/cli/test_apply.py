@@ -10,9 +10,9 @@ from uuid import uuid4
 import httpx
 import pytest
 
-from tests.cli.test_cli import Outcome, Run, runner
 from tests.conftest import migrated_template
 from tests.support import postgres
+from tests.support.cli_runs import Outcome, Run, runner
 from tests.support.processes import serving
 
 Apply = Callable[..., Outcome]

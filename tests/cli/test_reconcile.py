@@ -22,7 +22,7 @@ from app.embedded_postgres.attach import borrowed
 from app.embedded_postgres.paths import find_paths
 from app.embedded_postgres.stale_processes import postmasters_of
 from app.migrate import migrate
-from tests.cli.test_cli import Run, run, run_alone
+from tests.support.cli_runs import Run, run, run_alone
 from tests.support.processes import ROOT, Service
 from tests.support.proof_runs import DAY, ID, find, find_many, resolve
 

@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 import yaml
 
-from tests.cli.test_cli import runner
 from tests.conftest import migrated_template
 from tests.helm.programs import VALUES, rendered
 from tests.support import postgres
+from tests.support.cli_runs import runner
 from tests.support.processes import serving
 
 PRODUCTION = next(file for file in VALUES if file.stem == "production-values")

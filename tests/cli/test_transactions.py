@@ -1,0 +1,98 @@
+"""`halfnote transactions`: list, show, check, verdict, reissue."""
+
+from uuid import UUID
+
+import asyncpg
+
+from tests.support.cli_requests import group, post_end, post_half
+from tests.support.cli_runs import Run, run
+
+__all__ = ["group", "run"]
+
+
+def test_a_list_of_transactions_is_filtered_and_paged(run: Run, url: str, group: str) -> None:
+    ids = [post_half(url, group, topic) for topic in ("order", "order", "invoice")]
+    post_end(url, group, ids[0], "commit")
+    listed = run("transactions", "list", "--group", group)
+    assert [transaction_id for transaction_id in ids if transaction_id in listed.out] == ids
+    assert "committed" in listed.out
+    found = run("transactions", "list", "--group", group, "--state", "committed", "--json").json
+    assert [one["transaction_id"] for one in found["items"]] == [ids[0]]
+    found = run("transactions", "list", "--group", group, "--topic", "invoice", "--key", "order-1030", "--json").json
+    assert [one["transaction_id"] for one in found["items"]] == [ids[2]]
+    page = run("transactions", "list", "--group", group, "--limit", "2", "--json").json
+    assert len(page["items"]) == 2
+    rest = run("transactions", "list", "--group", group, "--cursor", page["next_cursor"], "--json").json
+    assert len(rest["items"]) == 1
+    assert "--cursor" in run("transactions", "list", "--group", group, "--limit", "2").out
+
+
+def test_a_transaction_is_shown_with_its_timeline(run: Run, url: str, group: str) -> None:
+    # A topic of its own: other tests subscribe to `order`, and their attempts would be on the timeline.
+    transaction_id = post_half(url, group, "shown", context={"order": 1030})
+    post_end(url, group, transaction_id, "commit")
+    shown = run("transactions", "show", transaction_id)
+    assert shown.code == 0
+    for expected in (
+        transaction_id,
+        "committed",
+        "commit by producer",
+        '{"order": 1030}',
+        "shown (created)",
+        "order-1030",
+    ):
+        assert expected in shown.out
+    lines = [line.split() for line in shown.out.splitlines()]
+    whats = [line[2] for line in lines if len(line) > 2 and line[1] == "s"]
+    as_json = run("transactions", "show", transaction_id, "--json").json
+    assert whats == [entry["what"] for entry in as_json["timeline"]] == ["born", "verdict", "published"]
+
+
+async def test_a_long_timeline_is_shown_whole(run: Run, url: str, group: str, database: str) -> None:
+    transaction_id = post_half(url, group)
+    connection = await asyncpg.connect(database)
+    await connection.execute(
+        "insert into attempt (transaction_id, kind, at, outcome, number) "
+        "select $1, 'check', now() + n * interval '1 ms', 'unanswered', n from generate_series(1, 2100) n order by n",
+        UUID(transaction_id),
+    )
+    await connection.close()
+    shown = run("transactions", "show", transaction_id, "--json").json
+    numbers = [entry["check"] for entry in shown["timeline"] if entry["what"] == "check"]
+    assert (numbers, shown["attempts_cursor"]) == (list(range(1, 2101)), None)
+    assert shown["timeline"][0]["what"] == "born"
+    assert "no. 2100" in run("transactions", "show", transaction_id).out
+
+
+def test_a_person_asks_decides_and_reissues(run: Run, url: str, group: str) -> None:
+    transaction_id = post_half(url, group)
+    early = run("transactions", "verdict", "rollback", transaction_id, "--reason", "no")
+    assert early.code == 1
+    assert "/problems/too-early" in early.err
+    asked = run("transactions", "check", transaction_id)
+    assert (asked.code, "asks its producer now" in asked.out) == (0, True)
+    decided = run("transactions", "verdict", "rollback", transaction_id, "--reason", "told by phone", "--force")
+    assert decided.code == 0
+    verdict = run("transactions", "show", transaction_id, "--json").json["verdict"]
+    assert (verdict["source"], verdict["actor"], verdict["reason"]) == ("operator", "dana", "told by phone")
+    again = run("transactions", "verdict", "rollback", transaction_id, "--reason", "told by phone", "--force")
+    assert "recorded before" in again.out
+    reissued = run("transactions", "reissue", transaction_id, "--reason", "it was paid", "--actor", "kim", "--json")
+    assert reissued.code == 0
+    assert reissued.json["reissued_from"] == transaction_id
+    twice = run("transactions", "reissue", transaction_id, "--reason", "again")
+    assert twice.code == 1
+    assert reissued.json["transaction_id"] in twice.err
+
+
+def test_a_filter_decides_only_without_dry_run(run: Run, url: str, group: str) -> None:
+    ids = {post_half(url, group) for _ in range(3)}
+    asked = run("transactions", "check", "--group", group, "--state", "half", "--no-dry-run", "--json").json
+    assert asked["changed"] == 3
+    chosen = ("--group", group, "--state", "in_doubt", "--reason", "flood")
+    preview = run("transactions", "verdict", "rollback", *chosen)
+    assert "3 would be decided" in preview.out
+    assert ids == set(preview.out.split()[:3])
+    done = run("transactions", "verdict", "rollback", *chosen, "--no-dry-run")
+    assert "3 of 3 were decided" in done.out
+    assert run("transactions", "list", "--group", group, "--state", "rolled_back", "--json").json["items"]
