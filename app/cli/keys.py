@@ -14,10 +14,11 @@ import typer
 from app.cli.api_client import DEFAULT_URL, AsJson, Url, all_pages, call, path_of, print_json
 from app.cli.errors import Refusal
 from app.cli.tables import moment, print_fields, print_table
+from app.database.url_file import SETTING
 
 app = typer.Typer(
     help="API keys. Over HTTP with HALFNOTE_API_KEY (an admin's), or with --url or HALFNOTE_URL unless "
-    "HALFNOTE_DATABASE_URL is set. Otherwise directly in the database.",
+    "HALFNOTE_DATABASE_URL or HALFNOTE_DATABASE_URL_FILE is set. Otherwise directly in the database.",
     no_args_is_help=True,
 )
 
@@ -114,7 +115,7 @@ def _over_http(url: str) -> bool:
     if os.environ.get("HALFNOTE_API_KEY", "").strip():
         return True
     has_address = url != DEFAULT_URL or bool(os.environ.get("HALFNOTE_URL"))
-    return has_address and not os.environ.get("HALFNOTE_DATABASE_URL")
+    return has_address and not any(os.environ.get(name) for name in ("HALFNOTE_DATABASE_URL", SETTING))
 
 
 def _in_database(action: Action) -> Any:

@@ -89,4 +89,6 @@ def settings_with(**flags: Any) -> Settings:
     except ValidationError as error:
         first = error.errors()[0]
         name = "_".join(str(part) for part in first["loc"]).upper()
-        raise Refusal(f"HALFNOTE_{name}: {first['msg'].removeprefix('Value error, ')}", code=WRONG_USAGE) from None
+        # A fault of several settings names them in its text.
+        place = f"HALFNOTE_{name}: " if name else ""
+        raise Refusal(f"{place}{first['msg'].removeprefix('Value error, ')}", code=WRONG_USAGE) from None

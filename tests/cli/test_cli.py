@@ -104,6 +104,10 @@ def test_keys_are_those_of_the_named_service(run: Run, monkeypatch: pytest.Monke
     assert created.code == 0, created.err
     assert "of-the-service" in run("keys", "list").out
     assert list(tmp_path.iterdir()) == []
+    # A database that is named goes first.
+    monkeypatch.setenv("HALFNOTE_DATABASE_URL_FILE", str(tmp_path / "none"))
+    refused = run("keys", "list")
+    assert (refused.code, "HALFNOTE_DATABASE_URL_FILE" in refused.err) == (1, True)
 
 
 @pytest.mark.parametrize(
@@ -123,6 +127,14 @@ def test_an_unknown_sslmode_is_refused(run_alone: Run, monkeypatch: pytest.Monke
     assert refused.code == 1
     assert refused.err.startswith("halfnote: The database cannot be used: `sslmode` parameter must be one of")
     assert "s3cret" not in refused.err
+
+
+def test_a_fault_of_two_settings_names_both(run_alone: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HALFNOTE_DATABASE_URL", "postgresql://db/halfnote")
+    monkeypatch.setenv("HALFNOTE_DATABASE_URL_FILE", "/run/secrets/url")
+    refused = run_alone("migrate")
+    assert refused.code == 2
+    assert refused.err == "halfnote: set HALFNOTE_DATABASE_URL or HALFNOTE_DATABASE_URL_FILE, not both\n"
 
 
 def test_a_new_signing_secret_is_one_that_groups_and_clients_take(run: Run) -> None:
