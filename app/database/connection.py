@@ -38,6 +38,8 @@ NO_TRANSACTIONS = "statement pooling mode"
 
 # Connections of the pool that requests leave to the loops and to `readyz`.
 LOOP_CONNECTIONS = 3
+# Connections outside the pool that keep plans for the relay: one reads the log while the other settles.
+KEYED_CONNECTIONS = 2
 
 
 class PoolBusy(TimeoutError):
@@ -122,6 +124,9 @@ class Database:
             # jsonb stays text, as on the connections outside the pool: who reads a column decodes it.
             json_deserializer=str,
         )
+        # Free ones, the one that was used last at the end; and how many there are with those that are lent.
+        self._keyed: list[Connection] = []
+        self._keyed_open = 0
 
     @asynccontextmanager
     async def connection(self) -> AsyncIterator[Connection]:
@@ -148,6 +153,46 @@ class Database:
         async with self.connection() as raw, raw.transaction():
             yield raw
 
+    @asynccontextmanager
+    async def keyed(self) -> AsyncIterator[Connection]:
+        """Lend a connection for statements that look up rows by key: it keeps their plans.
+
+        While KEYED_CONNECTIONS are in use, it is one of the pool. Raises as `connection` does.
+        """
+        kept = await self._take_keyed()
+        if kept is None:
+            async with self.connection() as pooled:
+                yield pooled
+            return
+        try:
+            yield kept
+        except BaseException:
+            # Interrupted mid-statement it may hold a transaction or an unread answer.
+            if not kept.is_closed() and kept.is_in_transaction():
+                kept.terminate()
+            raise
+        finally:
+            if kept.is_closed():
+                self._keyed_open -= 1
+            else:
+                self._keyed.append(kept)
+
+    async def _take_keyed(self) -> "Connection | None":
+        """Return a connection that keeps plans, a new one if none is free; None if as many as there may be are lent."""
+        while self._keyed:
+            kept = self._keyed.pop()
+            if not kept.is_closed():
+                return kept
+            self._keyed_open -= 1
+        if self._keyed_open >= KEYED_CONNECTIONS:
+            return None
+        self._keyed_open += 1
+        try:
+            return await self.dedicated()
+        except BaseException:
+            self._keyed_open -= 1
+            raise
+
     async def dedicated(self) -> Connection:
         """Open a connection outside the pool, for a lane or a listener that keeps it."""
         connection = await connect(self.dsn, guard=self.guard)
@@ -166,7 +211,11 @@ class Database:
         return pool.checkedout()
 
     async def close(self) -> None:
-        """Close every pooled connection."""
+        """Close every pooled connection, and those that keep plans and are free."""
+        for kept in self._keyed:
+            kept.terminate()
+        self._keyed_open -= len(self._keyed)
+        self._keyed.clear()
         await self.guard.close()
         await self.engine.dispose()
 

@@ -60,7 +60,7 @@ class Relay:
     async def step(self, runtime: Runtime, now: datetime) -> StepResult:
         """Refresh the assignments, read the log's head, read for each stream that has room, and settle."""
         if due(self._refreshed_at, REFRESH_EVERY, now):
-            async with runtime.database.connection() as connection:
+            async with runtime.database.keyed() as connection:
                 await self._assignments.refresh(connection, now)
             self._refreshed_at = now
         if self.streams:
@@ -82,7 +82,7 @@ class Relay:
         except TimeoutError:
             log.warning("relay_drain_cut_short")
         now = runtime.clock.now()
-        async with runtime.database.connection() as connection:
+        async with runtime.database.keyed() as connection:
             await self.settle(runtime, connection, now)
             await self._assignments.leave(connection, now)
 
@@ -99,7 +99,7 @@ class Relay:
         claims = reclaiming or due(self._retries_at, RETRIES_EVERY, now)
         if not (reads_head or claims):
             return
-        async with runtime.database.connection() as connection:
+        async with runtime.database.keyed() as connection:
             if reads_head:
                 self._head, self._head_at = await log_head(connection), now
             if claims:
@@ -122,12 +122,12 @@ class Relay:
         """Read windows and settle at the same time; a failure of one does not stop the others."""
 
         async def read(group: list[Stream]) -> None:
-            async with self._connections, runtime.database.connection() as connection:
+            async with self._connections, runtime.database.keyed() as connection:
                 await _read(connection, group, now)
 
         async def settling() -> None:
             if any(stream.wants_settle(now) for stream in self.streams.values()):
-                async with runtime.database.connection() as connection:
+                async with runtime.database.keyed() as connection:
                     await self.settle(runtime, connection, now)
 
         wanting = [stream for stream in self.streams.values() if stream.wants_messages(self._head)]
@@ -174,7 +174,7 @@ class Relay:
             await self._assignments.forget(stream)
         ended = [stream for stream in self.streams.values() if stream.ended and not self._replays_under(stream)]
         if ended:
-            async with runtime.database.connection() as connection:
+            async with runtime.database.keyed() as connection:
                 await self._assignments.release(connection, ended, now)
             # The next holder may be this worker with a changed subscription: refresh in the next turn.
             self._refreshed_at = None

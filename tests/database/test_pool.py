@@ -9,7 +9,7 @@ import httpx
 import pytest
 from sqlalchemy.exc import DBAPIError
 
-from app.database.connection import LOOP_CONNECTIONS, Database, PoolBusy, PoolShare
+from app.database.connection import KEYED_CONNECTIONS, LOOP_CONNECTIONS, Connection, Database, PoolBusy, PoolShare
 from app.database.errors import problem_of
 from app.ids import uuid7
 from app.runtime.state import Runtime
@@ -103,3 +103,46 @@ async def test_an_error_that_sqlalchemy_wraps_is_the_databases() -> None:
     wrapped.__cause__ = asyncpg.CannotConnectNowError("the database system is starting up")
     assert problem_of(DBAPIError("select 1", None, wrapped)).slug == "database-read-only"
     assert problem_of(DBAPIError("select 1", None, Adapted("no cause"))).slug == "database-unavailable"
+
+
+async def test_connections_that_keep_plans_are_lent_again_before_those_of_the_pool(dsn: str) -> None:
+    database = Database(dsn, pool_size=1, pool_timeout_s=0.05)
+    async with AsyncExitStack() as stack:
+        lent = [await stack.enter_async_context(database.keyed()) for _ in range(KEYED_CONNECTIONS)]
+        assert database.connections_in_use == 0
+        for kept in lent:
+            assert await kept.fetchval("show plan_cache_mode") == "force_generic_plan"
+        async with database.keyed() as pooled:
+            assert database.connections_in_use == 1
+            assert await pooled.fetchval("show plan_cache_mode") == "auto"
+        assert not pooled.is_closed()
+    async with database.keyed() as again:
+        assert again in lent
+    await database.close()
+    assert all(kept.is_closed() for kept in lent)
+
+
+async def test_a_connection_that_keeps_plans_is_replaced_when_it_is_broken(dsn: str) -> None:
+    database = Database(dsn, pool_size=1)
+    async with database.keyed() as closed:
+        closed.terminate()
+
+    async def fail_in_transaction() -> None:
+        async with database.keyed() as connection:
+            left.append(connection)
+            await connection.execute("begin")
+            raise ZeroDivisionError
+
+    left: list[Connection] = []
+    with pytest.raises(ZeroDivisionError):
+        await fail_in_transaction()
+    assert left[0].is_closed()
+    async with database.keyed() as died:
+        pass
+    died.terminate()
+    async with AsyncExitStack() as stack:
+        lent = [await stack.enter_async_context(database.keyed()) for _ in range(KEYED_CONNECTIONS)]
+        assert [await kept.fetchval("select 1") for kept in lent] == [1] * KEYED_CONNECTIONS
+        assert database.connections_in_use == 0
+        assert not {closed, *left, died} & set(lent)
+    await database.close()

@@ -12,6 +12,7 @@ import pytest
 import yaml
 
 from app.config import Settings
+from app.database.connection import KEYED_CONNECTIONS
 from app.egress.denied_addresses import METADATA
 from app.observability.metrics import Metrics
 from scripts import chart_settings
@@ -189,10 +190,13 @@ def test_the_pages_say_how_many_connections_a_process_takes() -> None:
         )
         for name in ("coordinator/commit_lanes.py", "database/notifier.py")
     )
+    kept += KEYED_CONNECTIONS
     pool = Settings.model_fields["pool_size"].default
-    said = f"Each process holds up to {pool + kept} database connections: {pool} of `settings.pool_size`, and five more"
+    said = (
+        f"Each process holds up to {pool + kept} database connections: {pool} of `settings.pool_size`, and seven more"
+    )
     assert said in (ROOT / "docs" / "kubernetes.md").read_text()
-    assert kept == 5
+    assert kept == 7
     assert f"so {pool + kept}." in (ROOT / "docs" / "operations" / "sizing.md").read_text()
 
 
