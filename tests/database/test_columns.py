@@ -76,6 +76,6 @@ def test_both_lists_of_an_insert_come_from_one_mapping() -> None:
 
 
 def test_the_settle_has_a_parameter_for_each_column() -> None:
-    assert (STREAMS.first, OUTCOMES.first, FIRST_TRIES.first) == (3, STREAMS.next, OUTCOMES.next)
+    assert (STREAMS.first, FIRST_TRIES.first, OUTCOMES.first) == (3, STREAMS.next, FIRST_TRIES.next)
     assert set(FIRST_TRIES.names) < set(OUTCOMES.names)
     assert {"transaction_id", "position", "offset", "topic", "key", "claim"} <= set(field_names(Outgoing))

@@ -12,7 +12,7 @@ from app.store.relay.expiry import CLAIM_WAITING, COUNTER, MATCHING_AHEAD, WAITI
 from app.store.relay.lag import EARLIEST, LAG, LATEST, SINCE
 from app.store.relay.leases import Lease
 from app.store.relay.log import LOG_HEAD, NEWEST, READER, SPAN, WINDOW, Reader
-from app.store.relay.results import FIRST_TRIES, OUTCOMES, SETTLE, STREAMS, Batch
+from app.store.relay.results import FIRST_TRIES, OUTCOMES, SETTLE, SETTLE_FIRST_TRIES, STREAMS, Batch
 from app.store.relay.retries import CLAIM_RETRIES
 from app.store.relay.unrouted import INACTIVE, TOPICS_AFTER
 from app.store.retention.day_blockers import BODIES_AT_ONCE, KEEP_BODIES
@@ -143,10 +143,11 @@ async def test_a_settle_touches_its_own_rows(full: Connection, generic: bool) ->
         "reason": ["x"] * count,
         "at": [now] * count,
     }
-    columns = [*(outcome[name] for name in OUTCOMES.names), *(message[name] for name in FIRST_TRIES.names)]
-    types = ["text", "timestamptz", *STREAMS.types, *OUTCOMES.types, *FIRST_TRIES.types]
-    arguments = ["one", now, *streams, *columns]
-    found = await scans(full, SETTLE, types, arguments, generic=generic)
+    types = ["text", "timestamptz", *STREAMS.types, *FIRST_TRIES.types]
+    arguments = ["one", now, *streams, *(message[name] for name in FIRST_TRIES.names)]
+    assert big(await scans(full, SETTLE_FIRST_TRIES, types, arguments, generic=generic)) == []
+    arguments += [outcome[name] for name in OUTCOMES.names]
+    found = await scans(full, SETTLE, [*types, *OUTCOMES.types], arguments, generic=generic)
     assert big(found) == []
     retries = [scan for scan in found if scan.table == "delivery_retry"]
     assert sum(scan.rows for scan in retries) <= 2 * count

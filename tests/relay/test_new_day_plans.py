@@ -1,0 +1,42 @@
+"""The plans of the relay while days are empty. They live on until a day is analyzed, and it is full by then."""
+
+import re
+from collections.abc import Sequence
+
+import pytest
+
+from app.database.connection import Database
+from app.store.relay.log import LOG_HEAD, READER, WINDOW
+from app.store.relay.results import FIRST_TRIES, OUTCOMES, SETTLE, SETTLE_FIRST_TRIES, STREAMS
+from app.store.relay.retries import CLAIM_RETRIES, CLAIMANTS
+
+BIG = re.compile(r" on (?:half|op|outbox|receipt|attempt)_\d{8}")
+SETTLED = ["text", "timestamptz", *STREAMS.types, *FIRST_TRIES.types]
+
+
+@pytest.mark.parametrize(
+    ("statement", "types"),
+    [
+        (LOG_HEAD, []),
+        (WINDOW, READER.types),
+        (SETTLE_FIRST_TRIES, SETTLED),
+        (SETTLE, [*SETTLED, *OUTCOMES.types]),
+        (CLAIM_RETRIES, [*CLAIMANTS.types, "timestamptz", "timestamptz"]),
+    ],
+    ids=["log_head", "window", "settle_first_tries", "settle", "claim_retries"],
+)
+async def test_a_plan_of_empty_days_scans_no_whole_day(dsn: str, statement: str, types: Sequence[str]) -> None:
+    database = Database(dsn, pool_size=1)
+    async with database.keyed() as connection:
+        # The planner now knows that the tables are empty, and prefers a whole scan.
+        await connection.execute("vacuum (analyze) half, op, outbox, receipt, attempt")
+        taken = f"({', '.join(types)})" if types else ""
+        await connection.execute(f"prepare one{taken} as {statement}")
+        nothing = f"({', '.join(['null'] * len(types))})" if types else ""
+        plan = [row[0].strip() for row in await connection.fetch(f"explain (costs off) execute one{nothing}")]
+    await database.close()
+
+    reads = [line for line in plan if "Scan" in line and BIG.search(line)]
+    # A settle reads none of them.
+    assert bool(reads) is (statement not in (SETTLE, SETTLE_FIRST_TRIES))
+    assert [line for line in reads if "Seq Scan" in line] == []
