@@ -88,11 +88,12 @@ class Silent:
 
 @dataclass(frozen=True)
 class RawRequest:
-    """One request as it was received; the names of `headers` are in lower case."""
+    """One request as it was received; the names of `headers` are in lower case. `head`: the bytes before the body."""
 
     method: str
     headers: dict[str, str]
     body: bytes
+    head: bytes
 
 
 class RawServer:
@@ -134,12 +135,13 @@ class RawServer:
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
             while not writer.is_closing():
-                lines = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1").split("\r\n")
+                head = await reader.readuntil(b"\r\n\r\n")
+                lines = head.decode("latin-1").split("\r\n")
                 headers = {
                     name.lower(): value.strip() for name, _, value in (line.partition(":") for line in lines[1:])
                 }
                 body = await reader.readexactly(int(headers.get("content-length", "0")))
-                self.requests.append(RawRequest(lines[0].partition(" ")[0], headers, body))
+                self.requests.append(RawRequest(lines[0].partition(" ")[0], headers, body, head))
                 await self.write(writer)
         except (asyncio.IncompleteReadError, ConnectionError):
             self.ended += 1
