@@ -120,18 +120,16 @@ def outcome_of(reply: Reply, now: datetime) -> Outcome:
 
 def message_headers(delivery: Delivery) -> dict[str, str]:
     """Return the headers of a message in binary mode: CloudEvents', Halfnote's, the message's own."""
-    headers = {f"ce-{name}": encoded(value) for name, value in context(delivery).items()}
+    headers = _encoded_values({f"ce-{name}": value for name, value in context(delivery).items()})
     headers["content-type"] = delivery.content_type
-    for name, value in own_headers(delivery).items():
-        headers[name] = encoded(value)
-    headers.update(trace_headers(delivery.trace))
+    headers |= _encoded_values(own_headers(delivery))
+    headers |= trace_headers(delivery.trace)
     return headers
 
 
 def structured_headers(delivery: Delivery) -> dict[str, str]:
     """Return the headers in structured mode: Halfnote's and the message's own; no `ce-`, which would mean binary."""
-    own = {name: encoded(value) for name, value in own_headers(delivery).items()}
-    return {"content-type": EVENT, **own, **trace_headers(delivery.trace)}
+    return {"content-type": EVENT, **_encoded_values(own_headers(delivery)), **trace_headers(delivery.trace)}
 
 
 def batch_headers(one: Delivery) -> dict[str, str]:
@@ -157,3 +155,10 @@ def batch_id(deliveries: Sequence[Delivery]) -> str:
 def encoded(value: str) -> str:
     """Percent-encode a header value by the CloudEvents HTTP binding."""
     return value if _needs_none(value) else quote(value, safe=_PRINTABLE)
+
+
+def _encoded_values(headers: dict[str, str]) -> dict[str, str]:
+    """Return headers with encoded values. One look at all of them is enough for most messages."""
+    if _needs_none("".join(headers.values())):
+        return headers
+    return {name: encoded(value) for name, value in headers.items()}
