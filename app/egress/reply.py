@@ -1,9 +1,10 @@
 """The result of an HTTP call, and the limits of an answer."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from datetime import datetime
 from email.utils import parsedate_to_datetime
+
+from msgspec import Struct
 
 # The most bytes of an answer's body that are kept. A longer body is cut and its connection closed.
 REPLY_LIMIT_BYTES = 16 * 1024
@@ -11,8 +12,7 @@ REPLY_LIMIT_BYTES = 16 * 1024
 RETRY_AFTER_MAX_S = 259_200.0
 
 
-@dataclass(frozen=True, slots=True)
-class Reply:
+class Reply(Struct, frozen=True):
     """The result of a call: `status` and `body` (cut at 16 KiB, then `truncated`), or `error` without an answer.
 
     `headers` have names in lower case. `unreachable`: no connection was made, so nothing was sent.

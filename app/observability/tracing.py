@@ -10,12 +10,12 @@ import os
 import random
 import threading
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
-from dataclasses import replace
 from importlib.metadata import version
 from typing import Any, TypeVar
 from uuid import UUID
 
 import requests
+from msgspec.structs import replace
 from opentelemetry.context import Context
 from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
 from opentelemetry.sdk.resources import OTELResourceDetector, Resource
