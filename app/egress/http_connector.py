@@ -10,7 +10,7 @@ import socket
 from base64 import b64encode
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Self, cast
+from typing import Any, NamedTuple, Self, cast
 from urllib.parse import unquote, urlsplit
 
 from aiohappyeyeballs import AddrInfoType, start_connection
@@ -29,8 +29,7 @@ class NotConnected(OSError):
     """There is no connection: no address, no server at the address, or the proxy did not open a tunnel."""
 
 
-@dataclass(frozen=True, slots=True)
-class Origin:
+class Origin(NamedTuple):
     """A receiver's scheme, host and port: requests to it share connections."""
 
     encrypted: bool
