@@ -78,7 +78,7 @@ class RelayMetrics:
             "Share of the subscription's limits that its waiting messages use; at 1 they become dead letters",
             "subscription",
         )
-        self.delivery_seconds = families.histogram(
+        self.delivery_seconds = families.batch_histogram(
             "delivery_seconds", "Time of one delivery attempt (s)", SECONDS, "subscription"
         )
         received = families.batch_histogram(

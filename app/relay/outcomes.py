@@ -66,6 +66,9 @@ class StreamOutcomes:
         metrics = context.metrics.relay
         self._seconds = metrics.delivery_seconds.labels(subscription.name)
         self._delivered = metrics.deliveries.labels(subscription.name, DELIVERED)
+        # What the metrics do not show yet: the durations of attempts, and how many of them delivered.
+        self._new_durations_s: list[float] = []
+        self._newly_delivered = 0
         # A replay sends messages that were committed long ago, so their age says nothing.
         self._commit_to_received = None if is_replay else metrics.commit_to_received.of(subscription.name)
 
@@ -87,11 +90,11 @@ class StreamOutcomes:
 
     def record_outcome(self, message: Outgoing, outcome: Outcome, sent_at: datetime, now: datetime) -> None:
         """Queue what follows from an outcome, and pass it to the breaker."""
-        self._seconds.observe(outcome.duration_ms / 1000)
+        self._new_durations_s.append(outcome.duration_ms / 1000)
         if type(outcome) is Delivered:
             self._destination_answered(now)
             self.rates.delivered += 1
-            self._delivered.inc()
+            self._newly_delivered += 1
             self._finish(taken_from(message, outcome, sent_at))
             return
         self.rates.failed += 1
@@ -139,6 +142,7 @@ class StreamOutcomes:
 
     def begin_settle(self) -> list[Settlement]:
         """Return the outcomes to record; `recorded` or `unrecorded` must follow."""
+        self._show_metrics()
         self._breaker.begin_settle()
         return self.buffer.begin_settle()
 
@@ -161,7 +165,14 @@ class StreamOutcomes:
     def drop(self) -> None:
         """Record nothing more, because the lease is over."""
         self.lost = True
+        self._show_metrics()
         self.buffer.discard()
+
+    def _show_metrics(self) -> None:
+        """Add the new attempts to the metrics: together, because one call for each would take longer."""
+        self._seconds.observe_all(self._new_durations_s)
+        self._delivered.inc(self._newly_delivered)
+        self._new_durations_s, self._newly_delivered = [], 0
 
     def _failed(self, message: Outgoing, outcome: Outcome, sent_at: datetime, now: datetime) -> None:
         decision = decide(

@@ -101,7 +101,7 @@ class Sender:
     def fill(self) -> None:
         """Start as many slots as there are messages for."""
         for _ in range(min(self._limit - len(self._slots), len(self.ready))):
-            batch = self._take()
+            batch = self._take(self._clock.now())
             if not batch:
                 return
             task = asyncio.create_task(self._slot(batch))
@@ -120,9 +120,9 @@ class Sender:
             self._owner.probe_due()
         self.fill()
 
-    def _take(self) -> list[Outgoing]:
+    def _take(self, now: datetime) -> list[Outgoing]:
         """Return the next messages to send, as many as one call takes; empty if none may be sent now."""
-        ready, now = self.ready, self._clock.now()
+        ready = self.ready
         if not ready or self._stopped or now >= self.lease_until or not self._owner.may_send(now):
             return []
         most = min(len(ready), self.destination.batch_max)
@@ -155,13 +155,13 @@ class Sender:
     async def _slot(self, batch: list[Outgoing]) -> None:
         """Deliver one batch after another until none is left."""
         clock = self._clock
+        at = clock.now()
+        if at >= self.lease_until:
+            # The process was suspended since these were taken, so another worker may have them by now.
+            self.ready.extendleft(reversed(batch))
+            self.in_flight -= len(batch)
+            return
         while batch:
-            at = clock.now()
-            if at >= self.lease_until:
-                # The process was suspended since these were taken, so another worker may have them by now.
-                self.ready.extendleft(reversed(batch))
-                self.in_flight -= len(batch)
-                return
             deliveries = [delivery_of(self._name, message, self._replay) for message in batch]
             if self._tracing is None:
                 outcomes = await self._send(deliveries, at)
@@ -172,7 +172,8 @@ class Sender:
             for message, delivery, outcome in zip(batch, deliveries, outcomes, strict=True):
                 current.set(delivery.trace)
                 self._owner.record_outcome(message, outcome, at, now)
-            batch = self._take()
+            at = clock.now()
+            batch = self._take(at)
 
     async def _traced(
         self, tracing: "Tracing", deliveries: Sequence[Delivery], at: datetime
