@@ -103,13 +103,21 @@ def test_slow_clients_are_disconnected(run: Run) -> None:
             await last_words(reader)
             trickling.cancel()
 
-    async def after_handshake(server: Server, begin: bytes, piece: bytes, statuses: list[int]) -> None:
+    async def answers(server: Server, begin: bytes, piece: bytes) -> list[int]:
         async with server.connected() as (reader, writer):
             writer.write(begin)
             trickling = asyncio.create_task(trickle(writer, piece) if piece else asyncio.sleep(0))
             found = re.findall(rb"HTTP/1.1 ([0-9]+) ", await last_words(reader))
-            assert [int(status) for status in found] == statuses, begin
             trickling.cancel()
+            return [int(status) for status in found]
+
+    async def after_handshake(server: Server, begin: bytes, piece: bytes, statuses: list[int]) -> None:
+        async with asyncio.timeout(60):
+            while True:
+                # A busy machine may need more than the limit for the handshake, or for the first bytes after it.
+                with contextlib.suppress(ConnectionError):
+                    if await answers(server, begin, piece) == statuses:
+                        return
 
     async def test(server: Server) -> None:
         await asyncio.gather(
