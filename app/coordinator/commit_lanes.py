@@ -59,7 +59,9 @@ class LaneFlushes:
 
     async def halves(self, connection: Connection, halves: Sequence[Half]) -> list[StoredHalf | Exception]:
         """Store a batch. Returns one outcome for each half, in order; repeats are answered from the stored rows."""
-        outcomes: dict[UUID, StoredHalf | Exception] = {**await self._insert(connection, halves)}
+        stored = await self._insert(connection, halves)
+        self._count_halves(halves, stored)
+        outcomes: dict[UUID, StoredHalf | Exception] = {**stored}
         missing = [half for half in halves if half.transaction_id not in outcomes]
         if missing:
             outcomes |= await _after_commit(connection, missing, _stored(connection, missing))
@@ -91,6 +93,7 @@ class LaneFlushes:
                 # The flush took too long. A rollback would wait for the server, which may hang.
                 connection.terminate()
                 raise
+        self._count_halves(halves, stored)
         self._count(ends, found)
         outcomes: dict[UUID, PlainOutcome | Exception] = {
             key: PlainOutcome(half, found.get(key)) for key, half in stored.items()
@@ -114,11 +117,6 @@ class LaneFlushes:
         stored = await insert_halves(connection, halves, sorted(topics), now)
         if topics and not connection.is_in_transaction():
             self._remember(topics)
-        self._halves.count += len(stored)
-        for half in halves:
-            if half.transaction_id in stored:
-                self._traffic.groups.of(half.producer_group).halves.count += 1
-        self._tallies.publish_soon()
         return {
             half.transaction_id: StoredHalf(
                 half.digest, now, stored[half.transaction_id], half.producer_group, True, True
@@ -126,6 +124,14 @@ class LaneFlushes:
             for half in halves
             if half.transaction_id in stored
         }
+
+    def _count_halves(self, halves: Sequence[Half], stored: Collection[UUID]) -> None:
+        """Count the halves of a batch that are stored, after their commit."""
+        self._halves.count += len(stored)
+        for half in halves:
+            if half.transaction_id in stored:
+                self._traffic.groups.of(half.producer_group).halves.count += 1
+        self._tallies.publish_soon()
 
     def _remember(self, topics: set[str]) -> None:
         if len(self._topics) + len(topics) > TOPICS_REMEMBERED:

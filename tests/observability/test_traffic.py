@@ -3,12 +3,14 @@
 from collections.abc import Callable
 from datetime import UTC, datetime
 
+import asyncpg
 import httpx
 import pytest
 from prometheus_client import CollectorRegistry
 
 from app.admission.load_limits import LoadLimits
 from app.config import Settings
+from app.coordinator import commit_lanes
 from app.database.connection import Connection
 from app.observability.label_limits import OTHER, LimitedLabel
 from app.observability.metric_families import DELIVERY_SECONDS, Families
@@ -50,6 +52,21 @@ async def test_halves_verdicts_and_messages_are_counted(
         'producer_group="shop",verdict="rollback"': 1,
     }
     assert shown(runtime, "topic_messages_total") == {'topic="order"': 3, 'topic="billing"': 1}
+
+
+async def test_a_plain_message_that_is_not_committed_is_not_counted(
+    client: httpx.AsyncClient, runtime: Runtime, group: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def fail(*_: object) -> None:
+        raise asyncpg.DeadlockDetectedError("a test")
+
+    with monkeypatch.context() as failing:
+        failing.setattr(commit_lanes, "record_ends", fail)
+        answer = await client.post("/messages", json={"producer_group": "shop", "messages": [order(1)]})
+        assert answer.status_code == 503, answer.text
+    assert shown(runtime, "group_halves_total") == {}
+    await publish(client, order(1))
+    assert shown(runtime, "group_halves_total") == {'producer_group="shop"': 1}
 
 
 async def test_invented_names_make_no_series(settings: Settings, dsn: str, db: Connection, group: str) -> None:
