@@ -74,7 +74,7 @@ class CheckBack:
         )
         if capacity.hard <= 0:
             return StepResult()
-        async with runtime.database.connection() as connection:
+        async with runtime.database.keyed() as connection:
             if not await any_due(connection, capacity, now):
                 return StepResult()
             async with connection.transaction():

@@ -26,6 +26,8 @@ PASS_BATCH = 10_000
 TRAILING_EVERY_S = 60.0
 TRAILING_BACK = timedelta(minutes=10)
 HOURLY_EVERY_S = 3600.0
+# How often a process asks the database whether a run of another pass is due.
+ASK_EVERY = timedelta(seconds=5)
 LOWEST = UUID(int=0)
 
 
@@ -46,6 +48,8 @@ class Sweeps:
         self._trailing: _Trailing | None = None
         # The id ranges that the running hourly pass has left, oldest first.
         self._days: list[tuple[UUID, UUID]] = []
+        # When this process last asked for a run of each pass.
+        self._asked_at: dict[str, datetime] = {}
 
     async def step(self, runtime: Runtime, now: datetime) -> StepResult:
         """Sweep what is newly due, then one batch of each other pass."""
@@ -69,6 +73,8 @@ class Sweeps:
 
     async def _sweep_trailing(self, runtime: Runtime, now: datetime) -> int:
         """Continue the trailing pass, and at its end remove decided rows of check_back; return how many were swept."""
+        if self._trailing is None and not self._asks("trailing", now):
+            return 0
         async with runtime.database.connection() as connection:
             if self._trailing is None:
                 if not await sweeps.take_run(connection, "trailing", TRAILING_EVERY_S, now):
@@ -90,6 +96,8 @@ class Sweeps:
 
     async def _sweep_days(self, runtime: Runtime, now: datetime) -> int:
         """Continue the hourly pass; return how many were swept."""
+        if not self._days and not self._asks("hourly", now):
+            return 0
         async with runtime.database.connection() as connection:
             if not self._days:
                 if not await sweeps.take_run(connection, "hourly", HOURLY_EVERY_S, now):
@@ -103,3 +111,11 @@ class Sweeps:
         else:
             self._days[0] = (batch.reached, high)
         return batch.swept
+
+    def _asks(self, name: str, now: datetime) -> bool:
+        """Return whether to ask for a run of a pass now; a clock that stepped back does not delay it."""
+        at = self._asked_at.get(name)
+        if at is not None and abs(now - at) < ASK_EVERY:
+            return False
+        self._asked_at[name] = now
+        return True

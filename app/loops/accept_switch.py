@@ -11,7 +11,7 @@ EVERY_S = 0.5
 
 async def step(runtime: Runtime, now: datetime) -> StepResult:
     """Read the switch, and refuse or accept new halves accordingly."""
-    async with runtime.database.connection() as connection:
+    async with runtime.database.keyed() as connection:
         switch = await switches.read(connection, switches.ACCEPT)
     runtime.follow_switch(switch.value if switch else "all")
     return StepResult()

@@ -47,6 +47,7 @@ OPEN = """({0}.body is not null or exists (
     select from day y where y.low <= {0}.transaction_id and y.high > {0}.transaction_id and y.state = 'open'
   ))"""
 
+# `waiting` finds the streams that have rows, one descent for each: most subscriptions have none, and are not looked up.
 # 1. `due` locks the rows that are due, oldest first, one range of delivery_retry_due for each stream. SKIP LOCKED and
 #    the epoch of the row ensure that two workers that both assume they hold a stream never get the same row. With
 #    `ordered` a row is claimable only if no lower offset of its key was sent before or is due (delivery_retry_key).
@@ -57,8 +58,17 @@ OPEN = """({0}.body is not null or exists (
 #    ctid valid. The condition is repeated, because `run` locks nothing.
 # The message comes from outbox and half by primary key, one partition each, or from the row's own copy.
 CLAIM_RETRIES = f"""
-with streams as materialized (
+with recursive waiting as (
+  (select subscription_id, replay from delivery_retry order by subscription_id, replay limit 1)
+  union all
+  select n.* from waiting w, lateral (
+    select d.subscription_id, d.replay from delivery_retry d
+    where (d.subscription_id, d.replay) > (w.subscription_id, w.replay)
+    order by d.subscription_id, d.replay limit 1
+  ) n
+), streams as materialized (
   select * from {CLAIMANTS.unnest("s", ordinality="n")}
+  where (s.subscription_id, s.replay) in (select subscription_id, replay from waiting)
 ), due as materialized (
   select d.*, s.ordered and not s.hold and d.key is not null as runs from streams s, lateral (
     select d.ctid as at, d.subscription_id, d.replay, d.key, d."offset" from delivery_retry d
