@@ -168,7 +168,10 @@ async def test_the_bytes_are_those_of_a_plain_encoding(
     for sent in calls:
         [outcome, *_] = await webhook.deliver(sent, NOW)
         whole = expected(server.url, always, mode, sent, secrets)
-        if whole is None:
+        if whole is None and len(sent) > 1:
+            # Parts of a failed batch are sent again, and a part may be without the fault.
+            server.requests.clear()
+        elif whole is None:
             assert isinstance(outcome, Failed)
             assert outcome.error == "ValueError: a header holds a line break or NUL"
             assert not server.requests
