@@ -12,7 +12,7 @@ BIG = ("half", "op", "outbox", "receipt", "attempt")
 
 @dataclass(frozen=True)
 class Scan:
-    """An executed scan of a table: its plan node, its table or partition, and the number of rows that it read."""
+    """An executed scan: its plan node, its table, partition or part of `with`, and the number of rows that it read."""
 
     node: str
     table: str
@@ -21,9 +21,18 @@ class Scan:
 
 
 async def scans(
-    db: Connection, statement: str, types: Sequence[str], arguments: Sequence[Any], *, generic: bool
+    db: Connection,
+    statement: str,
+    types: Sequence[str],
+    arguments: Sequence[Any],
+    *,
+    generic: bool,
+    parts: bool = False,
 ) -> list[Scan]:
-    """Run a statement in a database transaction that is rolled back; return the scans that were executed."""
+    """Run a statement in a database transaction that is rolled back; return the scans that were executed.
+
+    `parts`: whether scans of the parts of `with` are returned too.
+    """
     await db.execute(f"set plan_cache_mode = force_{'generic' if generic else 'custom'}_plan")
     transaction = db.transaction()
     await transaction.start()
@@ -34,14 +43,14 @@ async def scans(
         await db.execute("deallocate asked")
     finally:
         await transaction.rollback()
-    return list(_scans(json.loads(plan)[0]["Plan"]))
+    return [scan for scan in _scans(json.loads(plan)[0]["Plan"]) if parts or scan.node != "CTE Scan"]
 
 
 def _scans(node: dict[str, Any]) -> Iterator[Scan]:
-    loops = node["Actual Loops"]
-    if "Relation Name" in node and node["Node Type"].endswith("Scan") and loops:
+    loops, table = node["Actual Loops"], node.get("Relation Name", node.get("CTE Name"))
+    if table is not None and node["Node Type"].endswith("Scan") and loops:
         read = (node["Actual Rows"] + node.get("Rows Removed by Filter", 0)) * loops
-        yield Scan(node["Node Type"], node["Relation Name"], node.get("Index Name"), read)
+        yield Scan(node["Node Type"], table, node.get("Index Name"), read)
     for child in node.get("Plans", []):
         yield from _scans(child)
 

@@ -206,7 +206,7 @@ SETTLE = f"""
   where r.subscription_id = a.subscription_id and r.replay = a.replay and r.transaction_id = a.transaction_id
     and r.position = a.position and r.lease_epoch = a.claim and a.result in ('delivered', 'dead')
     and (a.open or r.body is not null)
-  returning a.n, r.transaction_id, r.position, {selected(same(*_COPY, of="r"))}
+  returning a.*, {selected(same(*_COPY, of="r"))}
 ), postponed as (
   update delivery_retry r set attempts = a.attempts, first_at = a.first_at, due_at = a.due_at, leased_until = null,
     last_error = coalesce(a.error, r.last_error)
@@ -220,10 +220,10 @@ SETTLE = f"""
   on conflict do nothing
   returning subscription_id, replay, transaction_id, position
 ), settled as (
-  select a.*, {selected(same(*_COPY, of="f"))}
-  from asked a left join finished f using (n, transaction_id, position)
-  where a.result in ('delivered', 'dead')
-    and case when a.claim is null then a.open else f.transaction_id is not null end
+  select * from finished
+  union all
+  select *, {", ".join(["null"] * len(_COPY))} from asked
+  where claim is null and result in ('delivered', 'dead') and open
 ), received as (
   {insert("receipt", _RECEIPT, "from settled where result = 'delivered' and open")}
   union all
@@ -238,13 +238,11 @@ SETTLE = f"""
     -- The error may be longer than an index row.
     concat_ws(' ', a.status, left(a.error, 200)) as cause
   from asked a
-  where a.what is not null and a.open and (a.result = 'note' or exists (
-    select from postponed p where p.n = a.n and p.transaction_id = a.transaction_id and p.position = a.position
-  ) or exists (
-    select from (select * from added union all select * from died) b
-    where b.subscription_id = a.subscription_id and b.replay = a.replay and b.transaction_id = a.transaction_id
-      and b.position = a.position
-  ))
+  -- Postgres hashes the result of `in`. With `exists` it searched all messages for each one.
+  where a.what is not null and a.open and (
+    a.result = 'note' or (a.n, a.transaction_id, a.position) in (select n, transaction_id, position from postponed)
+    or (a.subscription_id, a.replay, a.transaction_id, a.position) in (select * from added union all select * from died)
+  )
 ), counted as (
   insert into postponement as p ({_KEY}, first_at, last_at, times)
   select {_ITS_VALUES}, min(a.at), max(a.at), count(*) from noted a where a.postpones
