@@ -38,7 +38,7 @@ NO_TRANSACTIONS = "statement pooling mode"
 
 # Connections of the pool that requests leave to the loops and to `readyz`.
 LOOP_CONNECTIONS = 3
-# Connections outside the pool that keep plans for the relay: one reads the log while the other settles.
+# Connections outside the pool that keep plans, above all for the relay: one reads the log while the other settles.
 KEYED_CONNECTIONS = 2
 
 
