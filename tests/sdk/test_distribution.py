@@ -1,7 +1,6 @@
 """The client as its own distribution."""
 
 import json
-import os
 import shutil
 import subprocess
 import sys
@@ -10,6 +9,8 @@ import zipfile
 from pathlib import Path
 
 import pytest
+
+from tests.support.requirements import absent
 
 ROOT = Path(__file__).parent.parent.parent
 
@@ -68,11 +69,9 @@ def test_mypy_sees_its_types_from_a_user_s_project(installed: str, tmp_path: Pat
 @pytest.mark.timeout(600)
 def test_pyright_sees_its_types_from_a_user_s_project(installed: str, tmp_path: Path) -> None:
     if shutil.which("node") is None:
-        pytest.skip("node is not installed here, so pyright cannot run")
+        absent("node is not installed here, so pyright cannot run", "MACHINE")
     if not PYRIGHT.exists():
-        if os.environ.get("HALFNOTE_TEST_DEPS") == "required":
-            pytest.fail("pyright is not fetched yet: make test-deps")
-        pytest.skip("pyright is not fetched yet: make test-deps")
+        absent("pyright is not fetched yet: make test-deps", "DEPS")
     (tmp_path / "service.py").write_text(SERVICE)
     (tmp_path / "pyrightconfig.json").write_text('{"typeCheckingMode": "strict"}')
     command = ["node", str(PYRIGHT), "--pythonpath", installed, "--outputjson", "service.py"]

@@ -11,6 +11,7 @@ import pytest
 
 from tests.sdk.doc_blocks import ROOT
 from tests.support import postgres
+from tests.support.requirements import absent
 
 # With every extra; and what the tests use besides. The newest that are for Python 3.10.
 CLIENT = f"{ROOT / 'sdk'}[asyncpg,django,ed25519,fast,parquet,psycopg,pymysql,sqlalchemy]"
@@ -68,7 +69,7 @@ def test_most_modules_need_no_more_than_the_client() -> None:
 def test_the_client_s_tests_pass(tmp_path: Path) -> None:
     program = python310()
     if program is None:
-        pytest.skip("python3.10 is not installed here, the oldest that the client is for")
+        absent("python3.10 is not installed here, the oldest that the client is for", "MACHINE")
     subprocess.run([program, "-m", "venv", str(tmp_path / "venv")], check=True)
     python = str(tmp_path / "venv" / "bin" / "python")
     # The client alone by the pip that it comes with, which does not read what all packages say of themselves.

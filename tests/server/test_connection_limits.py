@@ -17,6 +17,7 @@ from app.server.connection_limits import most_connections
 from tests.conftest import register_group
 from tests.server.raw_http import last_words, trickle
 from tests.support.processes import Service
+from tests.support.requirements import absent
 
 Start = Callable[..., Awaitable[Service]]
 
@@ -200,7 +201,7 @@ async def test_ten_thousand_idle_connections(served: Start, capsys: pytest.Captu
     count = 10_000
     before = resource.getrlimit(resource.RLIMIT_NOFILE)
     if before[1] != resource.RLIM_INFINITY and before[1] < count + 1000:
-        pytest.skip(f"this machine lets a process open {before[1]} files; 11,000 are needed (ulimit -n)")
+        absent(f"this machine lets a process open {before[1]} files; 11,000 are needed (ulimit -n)", "MACHINE")
     resource.setrlimit(resource.RLIMIT_NOFILE, (max(before[0], count + 1000), before[1]))
     service = await served(request_timeout_s=600)
     writers = []

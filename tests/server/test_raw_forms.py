@@ -19,6 +19,7 @@ from app.server.http_protocol import HttpProtocol
 from tests.conftest import app_of, shares
 from tests.server.raw_forms import OK, Form, Route, raw_forms
 from tests.server.raw_http import converse, read_answer
+from tests.support.requirements import absent
 
 TOPIC = "raw"
 BODY = json.dumps({"producer_group": "shop", "messages": [{"topic": TOPIC, "body": {"n": 1}}]}).encode()
@@ -143,7 +144,7 @@ async def test_a_refused_client_that_still_sends_gets_the_answer(port: int) -> N
 async def test_curl_offers_http2(port: int, path: str) -> None:
     """The second request goes over the connection of the first."""
     if shutil.which("curl") is None:
-        pytest.skip("curl is not installed here")
+        absent("curl is not installed here", "MACHINE")
     url = f"http://127.0.0.1:{port}{path}"
     sent = ["-H", "content-type: application/json", "-d", BODY.decode(), url, url]
     shown = ["-sS", "--http2", "-o", "/dev/null", "-w", "%{http_version} %{http_code} %{num_connects}\n"]
