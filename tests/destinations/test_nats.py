@@ -242,7 +242,7 @@ async def test_a_stopped_server_is_unreachable_until_it_runs_again(name: str) ->
 
 async def test_each_message_has_an_outcome_when_the_server_is_killed(name: str) -> None:
     with brokers.own("nats") as server:
-        async with destination(server.url) as jet:
+        async with destination(server.url, timeout_s=3) as jet:
             async with jetstream(server) as js:
                 await js.add_stream(name=name, subjects=[name])
             calls = [
