@@ -5,6 +5,7 @@ import random
 from collections import defaultdict
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack
+from datetime import timedelta
 from typing import Any
 
 import httpx
@@ -28,13 +29,17 @@ async def workers(settings: Settings, dsn: str, group: str) -> AsyncIterator[lis
     async with AsyncExitStack() as stack:
         runtimes = [await assemble(settings, dsn, stack) for _ in range(4)]
         made = [(Relay(runtime), runtime) for runtime in runtimes]
+        # A machine that stalls must not let leases expire.
+        began = runtimes[0].clock.now()
+        for runtime in runtimes:
+            runtime.clock.fixed = began
         yield made
         for relay, runtime in made:
             await relay.drain(runtime)
 
 
 async def step_until(workers: list[tuple[Relay, Runtime]], reached: Callable[[], Any]) -> None:
-    """Step every worker in turn until `reached()`, which may be awaitable, is true."""
+    """Step every worker in turn until `reached()`, which may be awaitable, is true. A turn takes 0.1 s."""
     async with asyncio.timeout(30):
         while True:
             result = reached()
@@ -43,11 +48,13 @@ async def step_until(workers: list[tuple[Relay, Runtime]], reached: Callable[[],
             if result:
                 return
             await asyncio.gather(*(step(relay, runtime) for relay, runtime in workers))
+            pass_time(workers, 0.1)
 
 
 def pass_time(workers: list[tuple[Relay, Runtime]], seconds: float) -> None:
     for _, runtime in workers:
-        runtime.clock.offset_s += seconds
+        assert runtime.clock.fixed is not None
+        runtime.clock.fixed += timedelta(seconds=seconds)
 
 
 async def slow(call: Call) -> web.Response:
