@@ -31,6 +31,7 @@ FILES = (
     "system/test_model.py",
     "system/test_poolers.py",
     "system/test_restore_point.py",
+    "system/test_scale_out.py",
     "system/test_upgrade.py",
     "system/test_faults.py",
     # Connections, databases and steps that are awaited in real time.
@@ -151,11 +152,13 @@ TESTS: dict[str, tuple[str, ...]] = {
         "test_stop_ends_every_server_process_and_may_be_repeated",
         "test_waits_for_recovery_to_end",
     ),
+    "helm/test_examples.py": ("test_the_api_accepts_every_example_strictly",),
     "lifecycle/test_migrations.py": (
         "test_a_manual_migration_is_audited_if_it_changed_anything",
         "test_every_revision_goes_up_and_down_from_nothing",
         "test_lock_in_the_way_is_waited_for_in_turns",
     ),
+    "lifecycle/test_missing_key_file.py": ("test_a_missing_key_file_is_made_while_nothing_is_sealed",),
     "lifecycle/test_serve.py": (
         "test_a_database_of_another_encoding_is_refused_by_one_line",
         "test_a_database_that_hangs_does_not_hold_up_the_end",
@@ -306,4 +309,5 @@ TESTS: dict[str, tuple[str, ...]] = {
     "sdk/test_testing.py": ("test_against_the_real_service_over_real_sockets",),
     "secrets/test_secret_rotation.py": ("test_the_database_password_is_changed_by_a_second_login",),
     "secrets/test_vault.py": ("test_migrating_by_the_command_seals", "test_the_commands_make_a_key_and_rotate"),
+    "server/test_documented_answers.py": ("test_a_defect_is_documented",),
 }
