@@ -17,6 +17,7 @@ from app.database.connection import Connection
 from app.lifecycle.startup import assemble
 from app.relay.loop import Relay
 from app.runtime.state import Runtime
+from app.store.relay import checkpoints
 from tests.support.check_responder import Call, Responder
 from tests.support.relay_stepping import order, publish, step, subscribe
 
@@ -141,3 +142,35 @@ async def test_a_dead_worker_delays_the_change_only_until_its_lease_expires(
         pass_time(others, 11)
         await step_until(others, lambda: db.fetchval("select count(*) = 10 from receipt"))
     assert len(receiver.calls) == 10
+
+
+async def test_of_two_workers_that_see_a_change_one_makes_it(
+    client: httpx.AsyncClient, db: Connection, workers: list[tuple[Relay, Runtime]]
+) -> None:
+    """The second one would end the leases of the new shards, whose holders may have messages in flight."""
+    first = workers[:1]
+    async with Responder() as receiver:
+        await subscribe(client, receiver, shards=1)
+        await step_until(first, lambda: first[0][0].streams)
+        await put_subscription(client, receiver, shards=2)
+    subscription_id = await db.fetchval("select subscription_id from checkpoint")
+    runtime = workers[1][1]
+    later = runtime.clock.now() + timedelta(seconds=60)
+
+    async def resized() -> bool:
+        async with runtime.database.transaction() as connection:
+            return await checkpoints.resize(connection, subscription_id, 2, later)
+
+    async with workers[2][1].database.transaction() as connection:
+        assert await checkpoints.resize(connection, subscription_id, 2, later)
+        second = asyncio.create_task(resized())
+        waits = (
+            "select count(*) = 1 from pg_stat_activity where datname = current_database() and wait_event_type = 'Lock'"
+        )
+        async with asyncio.timeout(30):
+            while not await db.fetchval(waits):
+                assert not second.done()
+                await asyncio.sleep(0.01)
+    assert await second is False
+    assert await db.fetch("select shards, shard from checkpoint order by shard") == [(2, 0), (2, 1)]
+    assert await db.fetchval("select epoch from lease where name like 'relay:%'") == 2

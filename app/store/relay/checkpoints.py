@@ -60,13 +60,16 @@ select distinct key from dead_letter where subscription_id = $1 and replay = $2 
 # The whole table is read. There are few subscriptions.
 SHARD_COUNTS = "select distinct subscription_id, shards from checkpoint"
 
-# `resize` runs LEASES_OF, END_LEASES and RESIZE. LEASES_OF locks the leases of the old shards, which must have expired.
-# END_LEASES gives them a new epoch, so their former holders can settle nothing more. RESIZE starts every new shard at
-# the checkpoint of the slowest old one; START_POSITIONS finds what the others settled after it.
+# `resize` runs LEASES_OF, OLD_SHARDS, END_LEASES and RESIZE. LEASES_OF locks the leases of the old shards, which must
+# have expired. OLD_SHARDS finds nothing if another worker has resized meanwhile: ending the leases of the new shards
+# would deliver again what their holders have in flight. Leases are locked before checkpoints, as a settle does.
+# END_LEASES gives the leases a new epoch, so their former holders can settle nothing more. RESIZE starts every new
+# shard at the checkpoint of the slowest old one; START_POSITIONS finds what the others settled after it.
 LEASES_OF = f"""
 select name, expires_at > $2 as live from lease where starts_with(name, '{LeaseKind.SHARD}:' || $1 || ':')
 order by name for update
 """  # noqa: S608 -- a constant
+OLD_SHARDS = "select from checkpoint where subscription_id = $1 and shards <> $2 order by shard for update"
 END_LEASES = f"""
 update lease set epoch = epoch + 1, owner = '' where starts_with(name, '{LeaseKind.SHARD}:' || $1 || ':')
 """  # noqa: S608 -- a constant
@@ -181,12 +184,12 @@ async def shard_counts(connection: Connection) -> dict[int, int]:
 
 
 async def resize(connection: Connection, subscription_id: int, shards: int, now: datetime) -> bool:
-    """Change the number of shards of a subscription; False, and nothing changed, while a worker holds an old shard.
+    """Change the number of shards of a subscription. Needs the caller's database transaction.
 
-    Needs the caller's database transaction.
+    False, and nothing changed, while a worker holds an old shard, and if another worker has changed the number already.
     """
     leases = await connection.fetch(LEASES_OF, str(subscription_id), now)
-    if any(row["live"] for row in leases):
+    if any(row["live"] for row in leases) or not await connection.fetch(OLD_SHARDS, subscription_id, shards):
         return False
     await connection.execute(END_LEASES, str(subscription_id))
     await connection.execute(RESIZE, subscription_id, shards, now)
