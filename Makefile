@@ -23,7 +23,7 @@ test-all: export HALFNOTE_TEST_EXAMPLES := all
 
 .DEFAULT_GOAL := help
 .PHONY: help run install demo demo-compare reconcile test test-all test-fast test-deps test-helm test-image helm-deps sbom audit
-.PHONY: check bucket-deps test-bucket format bench bench-relay bench-spark docs lock clean
+.PHONY: check bucket-deps test-bucket format bench bench-relay bench-scale bench-spark docs lock clean
 
 help: ## list these commands
 	@grep -E '^[a-z-]+:.*##' Makefile | sed -E 's/:[^#]*##/\t/' | expand -t 14
@@ -103,6 +103,9 @@ bench: $(DEV) ## measure the request figures of docs/benchmarks.md; QUICK=1 take
 
 bench-relay: $(DEV) ## measure the relay's figures, a quarter of an hour; QUICK=1 takes under two minutes
 	$(BIN)/python -m bench relay
+
+bench-scale: $(DEV) ## measure what more cores give, on a machine that has them; QUICK=1 takes under a minute
+	$(BIN)/python -m bench scale
 
 bench-spark: $(DEV) ## measure the proof's figures; QUICK=1 takes a few minutes
 	$(BIN)/python -m bench spark

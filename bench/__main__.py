@@ -1,7 +1,7 @@
 """`python -m bench [name…]`: run benchmarks, print a table for each and write bench/out/<name>.json.
 
-Without names, all benchmarks run except `relay` and `spark`, which take a quarter of an hour each. `relay:<row>` is one
-row of `relay`. With QUICK=1 a benchmark takes seconds.
+Without names, all benchmarks run except `relay` and `spark`, which take a quarter of an hour each, and `scale`, which
+is for a machine with many cores. `relay:<row>` is one row of `relay`. With QUICK=1 a benchmark takes seconds.
 """
 
 import os
@@ -23,6 +23,7 @@ from bench import (
     memory,
     processes,
     relay,
+    scale,
     shedding,
     spark,
     stored,
@@ -47,6 +48,7 @@ BENCHMARKS: dict[str, Callable[[Stage], Awaitable[Report]]] = {
     "tracing": tracing.bench,
     "client": client.bench,
 }
+SCALE: dict[str, Callable[[Stage], Awaitable[Report]]] = {"scale": scale.bench}
 RELAY: dict[str, Callable[[Stage], Awaitable[Report]]] = {
     "relay": relay.bench,
     **{f"relay:{row}": partial(relay.bench, names=[row]) for row in relay.ROWS},
@@ -55,7 +57,7 @@ SPARK: dict[str, Callable[[Stage], Awaitable[Report]]] = {
     "spark": spark.bench,
     **{f"spark:{row}": partial(spark.bench, names=[row]) for row in spark.ROWS},
 }
-ALL = BENCHMARKS | RELAY | SPARK
+ALL = BENCHMARKS | SCALE | RELAY | SPARK
 
 
 async def run(names: Sequence[str], *, quick: bool) -> list[Report]:

@@ -3,6 +3,7 @@
 import ast
 import asyncio
 import json
+import re
 import shutil
 import subprocess
 import sys
@@ -18,11 +19,12 @@ import pytest
 
 from app.coordinator.wire import EndRequest, HalfRequest
 from app.ids import id_ms, is_uuid7
-from bench import client, idle
+from bench import client, idle, scale
 from bench.client import answering_at_once, sending_to
 from bench.payload import BODY_BYTES, end_body, half_body, message_of, transaction_ids
 from bench.receiver import END_OF_HEAD, length_of
 from bench.report import Bar, Report
+from bench.scale import Cost, model
 from bench.services import ROOT, Service, receiving
 from bench.stage import count_of, open_stage
 from bench.statistic import median_interval, percentile
@@ -242,3 +244,32 @@ async def test_the_idle_row_from_end_to_end() -> None:
         assert idle.postgres_cpu_s(stage.server) > before_s
     assert len(report.bars) == 3
     assert all(figure.value > 0 for name, figure in report.figures.items() if "transactions" in name)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+async def test_the_scale_row_from_end_to_end() -> None:
+    async with open_stage(quick=True) as stage:
+        report = await scale.bench(stage)
+    assert len(report.bars) == 1
+    assert len(report.notes) == 6
+    assert all(figure.value > 0 for figure in report.figures.values())
+
+
+def test_the_model_of_more_cores_is_limited_by_cpu_and_then_by_the_offset_lock() -> None:
+    """1,000 µs of CPU and 100 µs of serial time: 700 transactions a second for each core, 10,000 at most."""
+    first, *lines = model(1000, 100)
+    assert "at most 10,000/s" in first
+    found = [re.search(r"(\d+) cores: +([\d,]+) .* limited by (.*)", line) for line in lines]
+    assert [one.groups() for one in found if one] == [
+        ("2", "1,400", "CPU"),
+        ("4", "2,800", "CPU"),
+        ("8", "5,600", "CPU"),
+        ("16", "10,000", "the offset lock"),
+        ("32", "10,000", "the offset lock"),
+    ]
+
+
+def test_the_cost_of_a_round_is_divided_by_its_transactions() -> None:
+    cost = Cost(transactions=1000, seconds=2, api_s=0.2, worker_s=0.1, postgres_s=0.15)
+    assert (cost.rate, cost.us(cost.api_s), round(cost.all_us)) == (500, 200, 450)
