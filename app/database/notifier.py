@@ -6,6 +6,7 @@ streams take; a turn for each commit would cost the caller who commits next, for
 
 import asyncio
 from collections.abc import Collection
+from dataclasses import dataclass
 
 from app.database.connection import Connection, Database
 from app.topic_patterns import TopicPatterns
@@ -18,10 +19,19 @@ PAYLOAD_MAX_BYTES = 7_000
 NOTIFY = "select pg_notify($1, $2)"
 
 
+@dataclass(frozen=True, slots=True)
+class Woken:
+    """Why a relay takes a turn. `published`: there is something to read. `looks`: there may be."""
+
+    published: bool
+    looks: bool
+
+
 class WakeUps:
     """`published()` is called after a flush that published; `relay` is set for this process's relay.
 
-    `interest` is what that relay's streams take; while it is None, every publication wakes the relay.
+    `interest` is what that relay's streams take; while it is None, every publication wakes the relay. `elsewhere` is
+    what the streams of other processes may take; while it is None, other processes are notified of every publication.
     """
 
     def __init__(self, database: Database) -> None:
@@ -29,7 +39,10 @@ class WakeUps:
         # Set while a NOTIFY is due: it wakes the loop that sends it.
         self.notify_due = asyncio.Event()
         self.interest: TopicPatterns | None = None
+        self.elsewhere: TopicPatterns | None = None
         self._database = database
+        # Since the relay's last turn: whether something was published for it, and whether it asked for a turn itself.
+        self._unread = self._requested = False
         # What was published since the last NOTIFY: topics, or that some are not known.
         self._topics: set[str] = set()
         self._any = False
@@ -39,16 +52,37 @@ class WakeUps:
 
     def published(self, topics: Collection[str] | None = None) -> None:
         """Wake this process's relay if it takes one of the topics (None: any), and have the others notified soon."""
+        self._wake(topics)
+        if self.elsewhere is not None and not self._taken_elsewhere(self.elsewhere, topics):
+            return
         if topics is None:
             self._any = True
         else:
             self._topics.update(topics)
-        self._wake(topics)
         self.notify_due.set()
+
+    def request_turn(self) -> None:
+        """Wake this process's relay because it has something to record. The log is not read for it."""
+        self._requested = True
+        self.relay.set()
+
+    def wake(self) -> None:
+        """Wake this process's relay because there may be something to read."""
+        self._unread = True
+        self.relay.set()
+
+    def take(self) -> Woken:
+        """Return why the relay takes the turn that begins now."""
+        woken = Woken(self._unread, self._unread or not self._requested)
+        self._unread = self._requested = False
+        return woken
 
     def _wake(self, topics: Collection[str] | None) -> None:
         if topics is None or self.interest is None or self.interest.match_any(topics):
-            self.relay.set()
+            self.wake()
+
+    def _taken_elsewhere(self, elsewhere: TopicPatterns, topics: Collection[str] | None) -> bool:
+        return bool(elsewhere.patterns) if topics is None else elsewhere.match_any(topics)
 
     async def notify(self) -> bool:
         """Send one NOTIFY if anything was published since the last, then rest 20 ms; return whether it was sent.
@@ -84,7 +118,7 @@ class WakeUps:
                 await self._listener.add_listener(CHANNEL, self._heard)
                 self._listening = True
                 # Messages may have been published while no session listened.
-                self.relay.set()
+                self.wake()
             # A connection that died silently is noticed here.
             await self._listener.execute("select 1", timeout=10)
         except BaseException:

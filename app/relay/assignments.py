@@ -20,6 +20,7 @@ from app.store.relay.leases import LeaseKind, claim, leave, release, renew, work
 from app.store.relay.log import ReplayFilter
 from app.store.subscriptions import replays
 from app.store.subscriptions.subscriptions import Known, Subscription, streamed
+from app.topic_patterns import TopicPatterns
 from app.verdicts import OnDead, Ordered
 
 log = structlog.get_logger(__name__)
@@ -53,7 +54,7 @@ class Assignments:
     def __init__(self, runtime: Runtime) -> None:
         self.streams: dict[Shard, Stream] = {}
         self._runtime = runtime
-        self._context = StreamContext(runtime.clock, runtime.metrics, runtime.wake_ups.relay.set, runtime.tracing)
+        self._context = StreamContext(runtime.clock, runtime.metrics, runtime.wake_ups.request_turn, runtime.tracing)
         self._renewed_at: datetime | None = None
         self._rated_at: datetime | None = None
         self._workers = 1
@@ -78,6 +79,7 @@ class Assignments:
         await self._update_replays(connection, desired.replays, now)
         await self._free_dead_keys(connection)
         await self._store_rates(connection, now)
+        self._runtime.wake_ups.elsewhere = self._elsewhere(desired)
 
     async def release(self, connection: Connection, streams: Sequence[Stream], now: datetime) -> None:
         """Release the leases of these streams and forget them; a replay has no lease of its own."""
@@ -89,6 +91,8 @@ class Assignments:
 
     async def forget(self, stream: Stream) -> None:
         """Drop a stream whose lease is over, together with the replays under that lease."""
+        # Another process may take its topics. The next refresh shows which topics are taken elsewhere.
+        self._runtime.wake_ups.elsewhere = None
         shard = stream.source.shard
         replays_of_it = (
             [] if shard.replay else [key for key in self.streams if key.replay and replace(key, replay=0) == shard]
@@ -103,6 +107,15 @@ class Assignments:
         """Release every lease, and withdraw this worker's presence."""
         await self.release(connection, list(self.streams.values()), now)
         await leave(connection, LeaseKind.WORKER, self._runtime.owner)
+
+    def _elsewhere(self, desired: DesiredAssignments) -> TopicPatterns:
+        """Return the topics of the shards that this process does not hold, or will not hold for long."""
+        held = {shard for shard, stream in self.streams.items() if not (stream.closing or stream.lost)}
+        resized = [pattern for subscription in desired.to_resize for pattern in subscription.topics]
+        return TopicPatterns(
+            [p for shard, subscription in desired.shards.items() if shard not in held for p in subscription.topics]
+            + resized
+        )
 
     async def _renew(self, connection: Connection, now: datetime) -> None:
         until, owner = now + LEASE, self._runtime.owner

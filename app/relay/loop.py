@@ -1,7 +1,7 @@
 """The relay's loop: read the log for all streams and settle their outcomes. A turn waits for no delivery."""
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from datetime import datetime, timedelta
 
@@ -17,7 +17,7 @@ from app.runtime.loop_runner import StepResult
 from app.runtime.state import Runtime
 from app.store.relay.announcements import Announcement, announce
 from app.store.relay.checkpoints import Shard, set_breaker
-from app.store.relay.log import Reader, log_head, takes, union, window
+from app.store.relay.log import NEWEST, Read, Reader, log_head, takes, union, window
 from app.store.relay.results import DEAD, Batch, Settlement, settle
 from app.store.relay.retries import claim_retries
 from app.store.subscriptions.subscriptions import disable
@@ -25,8 +25,11 @@ from app.topic_patterns import is_reserved
 
 log = structlog.get_logger(__name__)
 
-# The longest time between two reads of the log.
+# The longest time between two turns. A turn that nothing woke looks for messages and retries.
 EVERY_S = 0.5
+# A turn that outcomes asked for looks too if the last look was this long ago. So a publication that woke no relay is
+# read within 0.75 s.
+LOOK_EVERY = timedelta(seconds=EVERY_S / 2)
 # The shortest time from one turn to the next. Each flush that publishes wakes the relay, and a read of the log for each
 # would cost as much as the flush.
 MIN_INTERVAL_S = 0.01
@@ -49,6 +52,11 @@ class Relay:
         self._connections = asyncio.Semaphore(CONNECTIONS)
         self._head = 0
         self._head_at: datetime | None = None
+        # Whether something was published that no read or look has covered, and when the last one began.
+        self._unread = False
+        # Whether this turn reads without the head, and whether such a read left something.
+        self._direct = self._more = False
+        self._looked_at: datetime | None = None
         self._refreshed_at: datetime | None = None
         self._retries_at: datetime | None = None
 
@@ -58,19 +66,22 @@ class Relay:
         return self._assignments.streams
 
     async def step(self, runtime: Runtime, now: datetime) -> StepResult:
-        """Refresh the assignments, read the log's head, read for each stream that has room, and settle."""
+        """Refresh the assignments, look for messages, read for each stream that has room, and settle."""
+        woken = runtime.wake_ups.take()
+        self._unread, self._direct, self._more = self._unread or woken.published, False, False
         if due(self._refreshed_at, REFRESH_EVERY, now):
             async with runtime.database.keyed() as connection:
                 await self._assignments.refresh(connection, now)
             self._refreshed_at = now
         if self.streams:
-            await self._read_head(runtime, now)
+            groups = await self._look(runtime, now, looks=woken.looks)
             await expire(runtime, self.streams.values(), now)
-            await self._read_and_settle(runtime, now)
+            await self._read_and_settle(runtime, groups, now)
             await self._release_ended(runtime, now)
         if self._refreshed_at == now:
             self._measure(runtime, now)
-        return StepResult(more=any(stream.needs_turn(self._head, now) for stream in self.streams.values()))
+        more = self._more or any(stream.needs_turn(self._head, now) for stream in self.streams.values())
+        return StepResult(more=more)
 
     async def drain(self, runtime: Runtime) -> None:
         """Send nothing more, wait for what is in flight, settle it, and release the leases."""
@@ -86,29 +97,41 @@ class Relay:
             await self.settle(runtime, connection, now)
             await self._assignments.leave(connection, now)
 
-    async def _read_head(self, runtime: Runtime, now: datetime) -> None:
-        """Read the log's head if any stream has reached the known one, and claim the retries that are due.
+    async def _look(self, runtime: Runtime, now: datetime, *, looks: bool) -> list[list[Stream]]:
+        """Return the groups of streams that read now, after reading the log's head if it must be known for that.
 
-        The head is read on a timer too: a stream without room does not reach it, and the lag must still rise.
+        The head is read on a timer too: a stream without room does not reach it, and the lag must still rise. With the
+        head, retries that are due are claimed.
         """
-        refresh_every = timedelta(seconds=runtime.settings.lag_refresh_s)
-        reads_head = due(self._head_at, refresh_every, now) or any(
-            stream.position >= self._head for stream in self.streams.values()
-        )
-        reclaiming = any(stream.outcomes.reclaim for stream in self.streams.values())
+        streams = self.streams.values()
+        looks = looks or self._unread or due(self._looked_at, LOOK_EVERY, now)
+        at_head = looks and any(stream.position >= self._head for stream in streams)
+        groups = _groups(stream for stream in streams if stream.wants_messages(self._head))
+        if at_head and self._unread and not groups:
+            # Most often one window serves all streams, and shows the head.
+            groups = _groups(stream for stream in streams if stream.wants_messages(NEWEST))
+            self._direct = len(groups) == 1
+            at_head = not self._direct
+        reads_head = at_head or due(self._head_at, timedelta(seconds=runtime.settings.lag_refresh_s), now)
+        reclaiming = any(stream.outcomes.reclaim for stream in streams)
         claims = reclaiming or due(self._retries_at, RETRIES_EVERY, now)
         if not (reads_head or claims):
-            return
+            return groups
         async with runtime.database.keyed() as connection:
-            if reads_head:
-                self._head, self._head_at = await log_head(connection), now
+            self._head, retries = await log_head(connection)
+            self._head_at = self._looked_at = now
+            self._unread = self._direct = False
             if claims:
-                await self._claim_retries(connection, now)
+                await self._claim_retries(connection, now, any_wait=retries)
+        return _groups(stream for stream in streams if stream.wants_messages(self._head))
 
-    async def _claim_retries(self, connection: Connection, now: datetime) -> None:
-        with_room = [(s, claimant) for s in self.streams.values() if (claimant := s.claimant(now)) is not None]
+    async def _claim_retries(self, connection: Connection, now: datetime, *, any_wait: bool = True) -> None:
         for stream in self.streams.values():
             stream.outcomes.reclaim = False
+        self._retries_at = now
+        if not any_wait:
+            return
+        with_room = [(s, claimant) for s in self.streams.values() if (claimant := s.claimant(now)) is not None]
         claimants = [claimant for _, claimant in with_room]
         claimed = await claim_retries(connection, claimants, now + RETRY_LEASE, now) if claimants else []
         for (stream, _), messages in zip(with_room, claimed, strict=True):
@@ -116,22 +139,26 @@ class Relay:
                 stream.retry(messages)
         # If all room was used, more may be due, so the next turn claims again.
         full = any(len(found) >= claimant.room for claimant, found in zip(claimants, claimed, strict=True))
-        self._retries_at = None if full else now
+        if full:
+            self._retries_at = None
 
-    async def _read_and_settle(self, runtime: Runtime, now: datetime) -> None:
+    async def _read_and_settle(self, runtime: Runtime, groups: list[list[Stream]], now: datetime) -> None:
         """Read windows and settle at the same time; a failure of one does not stop the others."""
 
         async def read(group: list[Stream]) -> None:
             async with self._connections, runtime.database.keyed() as connection:
-                await _read(connection, group, now)
+                found = await _read(connection, group, now)
+            self._head = max(self._head, found.reached or 0)
+            if self._direct:
+                self._unread = self._more = found.more
+                self._looked_at = now
 
         async def settling() -> None:
-            if any(stream.wants_settle(now) for stream in self.streams.values()):
+            if any(stream.settle_due(now) for stream in self.streams.values()):
                 async with runtime.database.keyed() as connection:
                     await self.settle(runtime, connection, now)
 
-        wanting = [stream for stream in self.streams.values() if stream.wants_messages(self._head)]
-        results = await asyncio.gather(settling(), *map(read, _groups(wanting)), return_exceptions=True)
+        results = await asyncio.gather(settling(), *map(read, groups), return_exceptions=True)
         for result in results:
             if isinstance(result, BaseException):
                 raise result
@@ -201,7 +228,7 @@ class Relay:
         runtime.metrics.relay.show_limits_used(used)
 
 
-def _groups(streams: Sequence[Stream]) -> list[list[Stream]]:
+def _groups(streams: Iterable[Stream]) -> list[list[Stream]]:
     """Return the groups of streams that share a read: same position, and messages chosen without the database."""
     together: dict[int, list[Stream]] = {}
     alone = []
@@ -213,13 +240,13 @@ def _groups(streams: Sequence[Stream]) -> list[list[Stream]]:
     return [*together.values(), *alone]
 
 
-async def _read(connection: Connection, group: list[Stream], now: datetime) -> None:
+async def _read(connection: Connection, group: list[Stream], now: datetime) -> Read:
     at_most = max(stream.window.capacity for stream in group)
     if len(group) == 1:
         [stream] = group
-        messages, reached = await window(connection, stream.window.reader, stream.position, at_most)
-        stream.accept_window(messages, reached, now)
-        return
+        found = await window(connection, stream.window.reader, stream.position, at_most)
+        stream.accept_window(found.messages, found.reached, now)
+        return found
     position = group[0].position
     reader = Reader(
         subscription_id=0,
@@ -229,12 +256,12 @@ async def _read(connection: Connection, group: list[Stream], now: datetime) -> N
         shard=0,
         settled_to=0,
     )
-    messages, reached = await window(connection, reader, position, at_most)
+    found = await window(connection, reader, position, at_most)
     for stream in group:
         if stream.position == position:
-            stream.accept_window(
-                [message for message in messages if takes(stream.subscription.route, message)], reached, now
-            )
+            messages = [message for message in found.messages if takes(stream.subscription.route, message)]
+            stream.accept_window(messages, found.reached, now)
+    return found
 
 
 def _is_announced(stream: Stream, batch: Batch) -> bool:

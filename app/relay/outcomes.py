@@ -11,7 +11,7 @@ from app.relay.delivery_results import ages_s, jitter, log_failure, note_of, ret
 from app.relay.expiry import Expiry
 from app.relay.send_queue import SendQueue
 from app.relay.sender import Sender
-from app.relay.settle_buffer import SettleBuffer
+from app.relay.settle_buffer import RECEIPT_WITHIN_S, SETTLE_WITHIN_S, SettleBuffer
 from app.relay.stream_source import StreamContext
 from app.relay.throughput import Rates
 from app.relay.window import Window
@@ -79,8 +79,8 @@ class StreamOutcomes:
         return self.sends and self.disabled_reason is None and len(self.buffer) < self._unsettled_most
 
     def sender_idle(self) -> None:
-        """Ask for a turn if something is to be recorded, because nothing more is coming."""
-        if self.buffer.finished or self.closing:
+        """Ask for a turn if the stream ends, because nothing more is coming."""
+        if self.closing:
             self.buffer.request_turn()
 
     def probe_due(self) -> None:
@@ -221,12 +221,20 @@ class StreamOutcomes:
         self.buffer.request_turn()
 
     def _finish(self, settlement: Settlement) -> None:
-        """Queue an outcome for the next settle: an urgent one if nothing else is coming, or messages wait for it."""
+        """Queue an outcome for the next settle: an urgent one if messages wait for it, or nothing else is coming.
+
+        The receipt of a first delivery is not urgent, even if nothing else is coming.
+        """
         if self.lost:
             return
-        enough = len(self.buffer.finished) + 1 >= self._settle_at
-        last = self.sender.in_flight <= 1 and not self._queue.ready
-        self.buffer.add(settlement, urgent=enough or last or self._queue.ordered)
+        within_s = SETTLE_WITHIN_S
+        if self.closing or self._queue.ordered or len(self.buffer.finished) + 1 >= self._settle_at:
+            within_s = 0.0
+        elif settlement.result is DELIVERED and settlement.message.claim is None:
+            within_s = RECEIPT_WITHIN_S
+        elif self.sender.in_flight <= 1 and not self._queue.ready:
+            within_s = 0.0
+        self.buffer.add(settlement, within_s)
 
     def _release(self, settlement: Settlement) -> None:
         """Forget a message whose outcome is recorded, and queue the next of its key."""

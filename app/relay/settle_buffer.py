@@ -5,8 +5,10 @@ from collections.abc import Callable
 
 from app.store.relay.results import Settlement
 
-# How long an outcome waits for others before it is settled.
+# How long an outcome waits for others before it is settled. Nothing waits for the receipt of a first delivery. After a
+# crash such a message may be delivered again, and at a low load a settle for each would cost as much as the delivery.
 SETTLE_WITHIN_S = 0.02
+RECEIPT_WITHIN_S = 0.1
 
 
 class SettleBuffer:
@@ -23,18 +25,27 @@ class SettleBuffer:
         self._wake_relay = request_turn
         self._timer: asyncio.TimerHandle | None = None
 
+    @property
+    def due(self) -> bool:
+        """Whether outcomes wait for the relay's next turn."""
+        return self.turn_requested and bool(self.finished)
+
     def __len__(self) -> int:
         return len(self.finished) + len(self.settling)
 
-    def add(self, settlement: Settlement, *, urgent: bool) -> None:
-        """Queue an outcome for the next settle: at once, or together with others within SETTLE_WITHIN_S."""
+    def add(self, settlement: Settlement, within_s: float) -> None:
+        """Queue an outcome for the next settle: at once (0), or together with others within a time."""
         self.finished.append(settlement)
         if self.turn_requested:
             return
-        if urgent:
+        if not within_s:
             self.request_turn()
-        elif self._timer is None:
-            self._timer = asyncio.get_running_loop().call_later(SETTLE_WITHIN_S, self.request_turn)
+            return
+        loop = asyncio.get_running_loop()
+        at = loop.time() + within_s
+        if self._timer is None or self._timer.when() > at:
+            self._cancel_timer()
+            self._timer = loop.call_at(at, self.request_turn)
 
     def request_turn(self) -> None:
         """Ask for the relay's next turn."""

@@ -135,12 +135,20 @@ class Stream:
             return False
         return bool(buffer.finished) or self.breaker.has_changes or self._checkpoint_due(now)
 
+    def settle_due(self, now: datetime) -> bool:
+        """Return whether the relay should settle in this turn, and not wait for more outcomes."""
+        buffer = self.outcomes.buffer
+        if self.lost or buffer.settling:
+            return False
+        ends = self.closing and bool(buffer.finished)
+        return buffer.due or ends or self.breaker.has_changes or self._checkpoint_due(now)
+
     def needs_turn(self, head: int, now: datetime) -> bool:
-        """Return whether the relay should take its next turn now: a turn was requested, or there is more to read."""
+        """Return whether the relay should take its next turn now: outcomes wait for it, or there is more to read."""
         if self.lost:
             return False
         return (
-            self.outcomes.buffer.turn_requested
+            self.outcomes.buffer.due
             or self.wants_messages(head)
             or (self.closing and self.wants_settle(now))
             or (self.expiry is not None and self.expiry.more)

@@ -43,4 +43,4 @@ class RelayWakeups:
                     pattern for stream in streams for pattern in stream.subscription.topics
                 )
                 # Publications since the new streams first read the log did not wake the relay.
-                runtime.wake_ups.relay.set()
+                runtime.wake_ups.wake()

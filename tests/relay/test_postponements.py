@@ -109,7 +109,7 @@ async def settlements(client: httpx.AsyncClient, runtime: Runtime, db: Connectio
     await db.execute("insert into lease values ($1, $2, 1, $3)", lease.name, lease.owner, now + timedelta(hours=1))
     route = Route(TopicPatterns(["order"]), None, None)
     reader = Reader(subscription_id=number, replay=0, route=route, shards=1, shard=0, settled_to=0)
-    [message], _ = await window(db, reader, 0, 10)
+    [message] = (await window(db, reader, 0, 10)).messages
     first = Settlement(message, NOTE, 0, now, what=DeliveryOutcome.PROBE, error="e" * 1000, duration_ms=1)
     probes = [replace(first, at=now + timedelta(seconds=second)) for second in range(3)]
     return Batch(lease, number, 0, 1, 0, None, "http://x", probes)

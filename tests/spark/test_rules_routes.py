@@ -75,7 +75,7 @@ async def _taken(dsn: str, messages: list[dict[str, Any]], wanted: list[dict[str
             await subscribe(db, f"one-{number}", *one["topics"], filters=filters)
         taken = set()
         for one in await streamed(db, {}):
-            found, _ = await window(db, Reader(one.subscription_id, 0, one.route, 1, 0, 0), 0, 1000)
+            found = (await window(db, Reader(one.subscription_id, 0, one.route, 1, 0, 0), 0, 1000)).messages
             taken |= {(str(message.transaction_id), one.subscription_id) for message in found}
         return taken, await db.fetch("select subscription_id, name, topics, filters::text from subscription")
     finally:

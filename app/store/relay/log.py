@@ -60,8 +60,8 @@ class Outgoing:
 _LOGGED = tuple(name for name in field_names(Outgoing) if name not in ("used", "first_at", "claim"))
 assert field_names(Outgoing)[: len(_LOGGED)] == _LOGGED
 
-# Served by outbox_by_offset: one descent in each partition.
-LOG_HEAD = 'select max("offset") from outbox'
+# Served by outbox_by_offset: one descent in each partition. Most of the time, no message waits for a retry.
+LOG_HEAD = 'select (select max("offset") from outbox) as head, exists (select from delivery_retry) as retries'
 
 # The parameters of a Reader.
 OF_READER = (
@@ -130,13 +130,15 @@ with span as materialized (
 ), taken as materialized (
   select * from bodies where before < {WINDOW_BYTES}
 )
-select {listed(_LOGGED)}, null::bigint as reached
+select {listed(_LOGGED)}, null::bigint as reached, null::boolean as more
 from taken
 union all
 select {", ".join(["null"] * len(_LOGGED))},
   case when t.count < m.count or m.count >= {READER["at_most"]} then t.last
-    else (select least(max("offset"), {READER["until"]}) from span) end
-from (select count(*), max("offset") as last from taken) t, (select count(*) from matched) m
+    when s.count > 0 then least(s.last, {READER["until"]}) end,
+  t.count < m.count or m.count >= {READER["at_most"]} or s.count >= {SPAN}
+from (select count(*), max("offset") as last from taken) t, (select count(*) from matched) m,
+  (select count(*), max("offset") as last from span) s
 order by "offset" nulls last
 """  # noqa: S608 -- constants
 
@@ -192,19 +194,30 @@ def wants(wanted: ReplayFilter, message: Outgoing) -> bool:
     return all(headers.get(name) == value for name, value in wanted.headers.items())
 
 
-async def log_head(connection: Connection) -> int:
-    """Return the highest offset that is visible, 0 if the log is empty."""
-    return await connection.fetchval(LOG_HEAD) or 0
+@dataclass(frozen=True, slots=True)
+class Read:
+    """A window of the log: all of a reader's messages after an offset and up to `reached`.
 
-
-async def window(connection: Connection, reader: Reader, after: int, at_most: int) -> tuple[list[Outgoing], int | None]:
-    """Return up to `at_most` of a reader's messages after an offset, and the offset that was reached.
-
-    All of the reader's messages up to the offset reached are returned. It is None if nothing follows `after`.
+    `reached` is None if nothing follows the offset. `more`: whether the log may go on after `reached`.
     """
+
+    messages: list[Outgoing]
+    reached: int | None
+    more: bool
+
+
+async def log_head(connection: Connection) -> tuple[int, bool]:
+    """Return the highest offset that is visible, 0 if the log is empty, and whether any message waits for a retry."""
+    row = await connection.fetchrow(LOG_HEAD)
+    assert row is not None
+    return row[0] or 0, row[1]
+
+
+async def window(connection: Connection, reader: Reader, after: int, at_most: int) -> Read:
+    """Return up to `at_most` of a reader's messages after an offset."""
     *rows, last = await connection.fetch(WINDOW, *READER.arguments(reader, after=after, at_most=at_most))
     logged = len(_LOGGED)
-    return [Outgoing(*row[:logged]) for row in rows], last["reached"]
+    return Read([Outgoing(*row[:logged]) for row in rows], last["reached"], last["more"])
 
 
 def takes(route: Route, message: Outgoing) -> bool:
