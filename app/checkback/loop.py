@@ -35,7 +35,9 @@ from app.store.checkback.results import adjust, release
 
 log = structlog.get_logger(__name__)
 
-EVERY_S = 0.2
+EVERY_S = 0.5
+# The shortest time from one look for due checks to the next, unless a sweep or a settled check wakes the loop.
+SOON_S = 0.2
 # Each group may have this many checks in flight, however full the process is.
 RESERVED = 4
 # The most that reservations add to HALFNOTE_CHECK_CONCURRENCY; the sum stays below the HTTP client's connections.
@@ -75,8 +77,9 @@ class CheckBack:
         if capacity.hard <= 0:
             return StepResult()
         async with runtime.database.keyed() as connection:
-            if not await any_due(connection, capacity, now):
-                return StepResult()
+            due, next_at = await any_due(connection, capacity, now)
+            if not due:
+                return StepResult(within_s=None if next_at is None else max(SOON_S, (next_at - now).total_seconds()))
             async with connection.transaction():
                 await take_turn(connection)
                 claims, removed = await claim(connection, capacity, now)
@@ -91,7 +94,7 @@ class CheckBack:
             task = asyncio.create_task(self._run(runtime, check))
             self._tasks[task] = check.claim
             task.add_done_callback(lambda done: self._tasks.pop(done, None))
-        return StepResult(len(claims) + removed, more=removed > 0)
+        return StepResult(len(claims) + removed, more=removed > 0, within_s=SOON_S)
 
     async def settle_all(self) -> None:
         """Wait until every check in flight is finished and settled."""

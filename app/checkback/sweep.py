@@ -1,5 +1,8 @@
 """Sweeps find the transactions in doubt. The main sweep follows the times of first checks; two passes find the others.
 
+While nothing is due, the main sweep asks once a second for the next time of a first check, and waits for that time. So
+a half is found within 0.25 s of its time, or within 1 s if it became visible in the last second before its time.
+
 A commit may hang without a limit (a synchronous standby is missing) and is invisible meanwhile, so a half may appear
 behind the main sweep's cursor. Each minute the trailing pass sweeps the last ten minutes again; each hour another pass
 sweeps all days that may hold undecided transactions. All work in bounded batches; two replicas may run them at once.
@@ -19,7 +22,11 @@ from app.store.checkback.sweeps import Range, Swept
 
 log = structlog.get_logger(__name__)
 
-EVERY_S = 0.25
+EVERY_S = 1.0
+# While there is work, and between two looks at the next time of a first check.
+BUSY_EVERY_S = 0.25
+# An idle sweep moves its cursor this often.
+MOVES_EVERY = timedelta(seconds=10)
 BATCH = 5000
 # The other passes take one batch a step: some 40,000 halves a second, a tenth of one core.
 PASS_BATCH = 10_000
@@ -46,6 +53,9 @@ class Sweeps:
     def __init__(self, found: Callable[[], None]) -> None:
         self._found = found
         self._trailing: _Trailing | None = None
+        # The main sweep's cursor as this process last knew it; it is never ahead of the stored one. None while halves
+        # come.
+        self._reached: datetime | None = None
         # The id ranges that the running hourly pass has left, oldest first.
         self._days: list[tuple[UUID, UUID]] = []
         # When this process last asked for a run of each pass.
@@ -53,7 +63,8 @@ class Sweeps:
 
     async def step(self, runtime: Runtime, now: datetime) -> StepResult:
         """Sweep what is newly due, then one batch of each other pass."""
-        main = await self._main(runtime, now)
+        within_s = await self._next_within_s(runtime, now)
+        main = Swept(0, 0, None) if within_s else await self._main(runtime, now)
         swept = main.swept
         more = main.scanned >= BATCH
         if not more:
@@ -61,15 +72,31 @@ class Sweeps:
         if swept:
             self._found()
             log.info("swept", in_doubt=swept)
-        return StepResult(swept, more)
+        working = within_s is None or self._trailing is not None or bool(self._days)
+        return StepResult(swept, more, BUSY_EVERY_S if working else within_s)
+
+    async def _next_within_s(self, runtime: Runtime, now: datetime) -> float | None:
+        """Return within how many seconds to look again; None if the main sweep is due."""
+        since = self._reached
+        if since is None or not timedelta() <= now - since < MOVES_EVERY:
+            return None
+        async with runtime.database.keyed() as connection:
+            due = await sweeps.next_due(connection, Range(since, now, runtime.settings.id_skew_s))
+        if due is None:
+            return EVERY_S
+        return max(BUSY_EVERY_S, min(EVERY_S, (due - now).total_seconds())) if due > now else None
 
     async def _main(self, runtime: Runtime, now: datetime) -> Swept:
+        self._reached = None
         async with runtime.database.transaction() as connection:
             if not await sweeps.take_turn(connection):
                 return Swept(0, 0, None)
             since = await sweeps.reached_main(connection, now)
             times = Range(since, now, runtime.settings.id_skew_s)
-            return await sweeps.sweep_main(connection, times, BATCH, now)
+            swept = await sweeps.sweep_main(connection, times, BATCH, now)
+        if not swept.scanned:
+            self._reached = now if since < now - MOVES_EVERY else since
+        return swept
 
     async def _sweep_trailing(self, runtime: Runtime, now: datetime) -> int:
         """Continue the trailing pass, and at its end remove decided rows of check_back; return how many were swept."""

@@ -17,23 +17,27 @@ LONGEST_BACKOFF_S = 10.0
 
 
 class Result(Protocol):
-    """The result of a step. With `more` the next step follows at once."""
+    """The result of a step. With `more` the next step follows at once, otherwise after `within_s` if it is sooner."""
 
     @property
     def more(self) -> bool: ...
 
+    @property
+    def within_s(self) -> float | None: ...
+
 
 @dataclass(frozen=True, slots=True)
 class StepResult:
-    """A step's result: how much it did, and whether more is waiting."""
+    """A step's result: how much it did, whether more is waiting, and when the next step is due before its time."""
 
     done: int = 0
     more: bool = False
+    within_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Loop:
-    """A step that is taken every `every_s` seconds.
+    """A step that is taken every `every_s` seconds, or sooner if the last result asked for it.
 
     `wake` ends the wait early, but steps begin at least `min_interval_s` apart. `drain` is awaited once after the last
     step: it settles what is in flight and releases leases.
@@ -66,7 +70,8 @@ async def run(loop: Loop, runtime: Runtime, stopping: asyncio.Event) -> None:
         backoff_s = 0.0
         runtime.heartbeats[loop.name] = monotonic()
         if not result.more:
-            await wait(loop.every_s, stopping, loop.wake)
+            within_s = loop.every_s if result.within_s is None else min(loop.every_s, result.within_s)
+            await wait(within_s, stopping, loop.wake)
             # The first wake-up is followed at once; later ones within the interval share the next step.
             remaining_s = loop.min_interval_s - (monotonic() - began)
             if remaining_s > 0 and not stopping.is_set():

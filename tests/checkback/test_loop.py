@@ -10,7 +10,7 @@ from aiohttp import web
 from standardwebhooks import Webhook
 from structlog.testing import capture_logs
 
-from app.checkback.loop import CheckBack
+from app.checkback.loop import SOON_S, CheckBack
 from app.checkback.sweep import Sweeps
 from app.config import Settings
 from app.database.connection import Connection
@@ -381,3 +381,21 @@ async def test_a_row_whose_day_is_gone_is_removed(
     await turn(runtime, CheckBack())
     assert await row(db, transaction_id) is None
     assert await attempts(db, transaction_id) == []
+
+
+async def test_a_step_without_due_checks_says_when_the_next_is_planned(
+    client: httpx.AsyncClient, runtime: Runtime, db: Connection, group: str
+) -> None:
+    checks = CheckBack()
+    assert (await checks.step(runtime, runtime.clock.now())).within_s is None
+    transaction_id = await in_doubt(client, runtime)
+    now = runtime.clock.now()
+    for after_s, within_s in ((0.3, 0.3), (0.01, SOON_S)):
+        at = now + timedelta(seconds=after_s)
+        await db.execute("update check_back set next_check_at = $2 where transaction_id = $1", transaction_id, at)
+        result = await checks.step(runtime, now)
+        assert result.done == 0
+        assert result.within_s == pytest.approx(within_s)
+    # A leased check is looked at again soon, as its lease may end.
+    await db.execute("update check_back set next_check_at = $1, leased_until = $2", now, now + timedelta(seconds=60))
+    assert (await checks.step(runtime, now)).within_s == SOON_S

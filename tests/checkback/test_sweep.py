@@ -136,7 +136,8 @@ async def test_the_main_sweep_runs_in_batches_that_split_no_flush(
     assert (first.done, first.more) == (10, True)
     assert await run_passes(swept, runtime, now) == 20
     assert await in_doubt(db) == {one for flush in ids for one in flush}
-    assert await swept.step(runtime, now) == type(first)(0, False)
+    last = await swept.step(runtime, now)
+    assert (last.done, last.more) == (0, False)
 
 
 @pytest.mark.parametrize(("age_s", "found_by"), [(300, "trailing"), (5 * 3600, "hourly")])
@@ -211,6 +212,70 @@ async def test_an_idle_sweep_writes_nothing(db: Connection, runtime: Runtime, gr
     assert await db.fetch("select name, reached, xmin from sweep order by name") == before
 
 
+async def quiet_sweeps(runtime: Runtime, now: datetime) -> Sweeps:
+    """Return sweeps that found nothing, with no other pass at work."""
+    swept = Sweeps(quiet)
+    await run_passes(swept, runtime, now)
+    return swept
+
+
+async def test_a_sweep_without_work_asks_one_question(
+    db: Connection, runtime: Runtime, group: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = runtime.clock.now()
+    swept = await quiet_sweeps(runtime, now)
+    with monkeypatch.context() as no_other:
+        no_other.setattr(runtime.database, "connection", None)
+        result = await swept.step(runtime, now + timedelta(seconds=1))
+    assert (result.done, result.more, result.within_s) == (0, False, sweep.EVERY_S)
+    before = await db.fetchval(store.REACHED)
+    await swept.step(runtime, now + timedelta(seconds=11))
+    assert await db.fetchval(store.REACHED) > before
+
+
+@pytest.mark.parametrize(
+    ("after_s", "within_s"), [(0.01, sweep.BUSY_EVERY_S), (0.5, 0.5), (5, sweep.EVERY_S)], ids=["soon", "half", "later"]
+)
+async def test_a_sweep_waits_for_the_next_first_check(
+    db: Connection, runtime: Runtime, group: str, after_s: float, within_s: float
+) -> None:
+    now = runtime.clock.now()
+    swept = await quiet_sweeps(runtime, now)
+    due_at = now + timedelta(seconds=after_s)
+    [one] = await insert_halves(db, due_at - timedelta(seconds=6))
+    result = await swept.step(runtime, now)
+    assert result.done == 0
+    assert result.within_s == pytest.approx(within_s)
+    assert (await swept.step(runtime, due_at)).done == 1
+    assert await in_doubt(db) == {one}
+
+
+async def test_a_half_that_became_visible_after_its_first_check_is_found_by_the_next_step(
+    db: Connection, runtime: Runtime, group: str
+) -> None:
+    now = runtime.clock.now()
+    swept = await quiet_sweeps(runtime, now)
+    await swept.step(runtime, now + timedelta(seconds=5))
+    [one] = await insert_halves(db, now - timedelta(seconds=3))
+    assert (await swept.step(runtime, now + timedelta(seconds=6))).done == 1
+    assert await in_doubt(db) == {one}
+
+
+async def test_a_sweep_that_another_replica_overtook_goes_on(
+    db: Connection, runtime: Runtime, settings: Settings, dsn: str, group: str
+) -> None:
+    now = runtime.clock.now()
+    swept = await quiet_sweeps(runtime, now)
+    async with AsyncExitStack() as stack:
+        other = await assemble(settings, dsn, stack)
+        [first] = await insert_halves(db, now - timedelta(seconds=5))
+        assert (await Sweeps(quiet).step(other, now + timedelta(seconds=2))).done == 1
+    assert (await swept.step(runtime, now + timedelta(seconds=3))).done == 0
+    [second] = await insert_halves(db, now - timedelta(seconds=2))
+    assert (await swept.step(runtime, now + timedelta(seconds=5))).done == 1
+    assert await in_doubt(db) == {first, second}
+
+
 @pytest.fixture
 async def full(db: Connection, runtime: Runtime, group: str) -> datetime:
     """Write some thousand decided halves a day over three days and analyze; return the time of the newest."""
@@ -229,6 +294,11 @@ async def test_plans_of_the_sweeps(db: Connection, full: datetime, generic: bool
     arguments = [times.since, times.until, *times.ids(), 500, full]
     for statement in (store.SWEEP_MAIN, store.SWEEP_AGAIN):
         await _assert_keyed(db, statement, kinds, arguments, generic, today=f"{full:%Y%m%d}")
+    await db.execute("vacuum half")
+    found = await scans(db, store.NEXT_DUE, ["timestamptz", "uuid"], [times.since, times.low], generic=generic)
+    read = [scan for scan in found if scan.table.startswith("half_2")]
+    assert {scan.index and "first_check_at" in scan.index for scan in read} == {True}
+    assert sum(scan.rows for scan in read) <= 3
     low, high = day_bounds(full.date())
     await _assert_keyed(
         db,

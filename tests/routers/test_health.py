@@ -381,6 +381,20 @@ async def test_accept_refuses_other_words(shared_client: httpx.AsyncClient, body
     assert (await shared_client.put("/accept", json=body)).status_code == 422
 
 
+async def test_a_step_may_ask_for_the_next_one_before_its_time(runtime: Runtime) -> None:
+    stopping, taken = asyncio.Event(), list[object]()
+
+    async def step(_: Runtime, now: object) -> StepResult:
+        taken.append(now)
+        if len(taken) == 3:
+            stopping.set()
+        return StepResult(within_s=0.0)
+
+    async with asyncio.timeout(10):
+        await run(Loop("soon", step, 3600.0), runtime, stopping)
+    assert len(taken) == 3
+
+
 async def test_every_role_follows_and_only_workers_work(runtime: Runtime, settings: Settings) -> None:
     everything = {loop.name for loop in all_loops(runtime)}
     runtime.settings = settings.model_copy(update={"role": "api"})

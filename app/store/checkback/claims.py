@@ -61,7 +61,12 @@ with recursive named as (
 )
 """
 
-ANY_DUE = f"{_ALLOTTED} select exists (select from allotted)"  # noqa: S608
+ANY_DUE = f"""{_ALLOTTED} select exists (select from allotted), (
+  select min(f.next_check_at) from named n cross join lateral (
+    select c.next_check_at from check_back c where c.producer_group = n.name order by c.next_check_at limit 1
+  ) f
+)
+"""  # noqa: S608
 
 # Locked rows are skipped. A row whose transaction has an Op is removed, because the transaction is decided.
 CLAIM = f"""{_ALLOTTED}, picked as materialized (
@@ -176,10 +181,11 @@ class AskedMessage:
     body: bytes | None
 
 
-async def any_due(connection: Connection, capacity: CheckCapacity, now: datetime) -> bool:
-    """Return whether a claim would find anything; takes no lock."""
-    found: bool = await connection.fetchval(ANY_DUE, *_arguments(capacity, now))
-    return found
+async def any_due(connection: Connection, capacity: CheckCapacity, now: datetime) -> tuple[bool, datetime | None]:
+    """Return whether a claim would find anything, and the time of the first check that is planned; takes no lock."""
+    row = await connection.fetchrow(ANY_DUE, *_arguments(capacity, now))
+    assert row is not None
+    return row[0], row[1]
 
 
 async def take_turn(connection: Connection) -> None:

@@ -66,6 +66,13 @@ select (select count(*) from scanned) as scanned, (select count(*) from swept) a
   (select max(first_check_at) from scanned) as reached
 """  # noqa: S608
 
+# The first half that the main sweep has before it. Served by half_first_check of each partition; the ids exclude the
+# partitions of earlier days.
+NEXT_DUE = """
+select first_check_at from half where position = 0 and first_check_at > $1 and transaction_id >= $2
+order by first_check_at limit 1
+"""
+
 SWEEP_AGAIN = f"""{_SCANNED}
 select (select count(*) from scanned) as scanned, (select count(*) from swept) as swept,
   (select max(first_check_at) from scanned) as reached
@@ -152,8 +159,12 @@ class Range:
 
     def ids(self) -> tuple[UUID, UUID]:
         """Return the half-open range of ids whose first check can lie in this range."""
-        skew = timedelta(seconds=self.skew_s + 60)
-        return _lowest(self.since - LONGEST_IMMUNITY - skew), _lowest(self.until + skew)
+        return self.low, _lowest(self.until + timedelta(seconds=self.skew_s + 60))
+
+    @property
+    def low(self) -> UUID:
+        """The lowest id whose first check can lie in this range."""
+        return _lowest(self.since - LONGEST_IMMUNITY - timedelta(seconds=self.skew_s + 60))
 
 
 async def take_turn(connection: Connection) -> bool:
@@ -177,6 +188,12 @@ async def sweep_main(connection: Connection, times: Range, limit: int, now: date
     row = await connection.fetchrow(SWEEP_MAIN, times.since, times.until, *times.ids(), limit, now)
     assert row is not None
     return Swept(**row)
+
+
+async def next_due(connection: Connection, times: Range) -> datetime | None:
+    """Return the first time of a first check after `times.since`, also beyond `times.until`; None if there is none."""
+    due: datetime | None = await connection.fetchval(NEXT_DUE, times.since, times.low)
+    return due
 
 
 async def sweep_again(connection: Connection, times: Range, limit: int, now: datetime) -> Swept:
