@@ -26,6 +26,7 @@ ProcessRole = Literal["all", "api", "worker"]
 Accept = Literal["all", "ends"]
 Auth = Literal["off", "keys"]
 Topics = Literal["open", "declared"]
+MOST_WORKERS = 64
 
 
 # Variables of the commands, the nightly programs and the client, which may have the same environment.
@@ -42,6 +43,8 @@ OTHER_VARIABLES = (
         "LEDGER_PASSWORD",
     ),
     "KUBE_DIR",
+    # `halfnote serve` sets it for its own processes.
+    "WORKER_STATE_FILE",
 )
 # The tests' own, and what Kubernetes sets in a namespace with a Service named `halfnote`.
 IGNORED = re.compile(r"TEST_.*|(.*_)?SERVICE_(HOST|PORT.*)|(.*_)?PORT_\d+_(TCP|UDP).*")
@@ -100,7 +103,12 @@ class Settings(BaseSettings):
         description="`open`: messages may name any topic; `declared`: only topics declared by `PUT /topics/{name}`",
     )
     role: ProcessRole = Field("all", description="`api` runs no loops; `worker` runs the loops and also answers probes")
-    workers: int = Field(1, ge=1, le=64, description="API processes of one `halfnote serve`")
+    workers: Literal["auto"] | int = Field(
+        "auto",
+        description="processes of one `halfnote serve`. `1`: one process. 2 to 64: so many API processes and, with "
+        "role `all`, one worker process beside them. `auto`: one of each with role `all` and two cores or more, "
+        "otherwise one process",
+    )
     accept: Accept = Field("all", description="`ends` refuses new halves; ends, checks and deliveries continue")
     allow_networks: Annotated[tuple[str, ...] | None, NoDecode] = Field(
         None,
@@ -289,6 +297,15 @@ class Settings(BaseSettings):
     check_concurrency: int = Field(
         64, ge=1, description="most checks in flight in one worker, over all producer groups"
     )
+
+    @field_validator("workers", mode="before")
+    @classmethod
+    def _auto_or_number(cls, value: object) -> object:
+        if value == "auto":
+            return value
+        if not str(value).isdecimal() or not 1 <= int(str(value)) <= MOST_WORKERS:
+            raise ValueError(f"must be `auto`, or a number from 1 to {MOST_WORKERS}")
+        return int(str(value))
 
     @field_validator("allow_networks", "deny_networks", "deny_ports", "allowed_hosts", mode="before")
     @classmethod

@@ -75,7 +75,8 @@ def own_halfnote() -> Iterator[str]:
         url = f"http://127.0.0.1:{port}"
         environment = {name: value for name, value in os.environ.items() if not name.startswith("HALFNOTE_")}
         with open(Path(directory) / "log", "w+") as log:
-            command = [sys.executable, "-m", "app.cli", "serve", "--port", str(port)]
+            # One process starts fastest.
+            command = [sys.executable, "-m", "app.cli", "serve", "--workers", "1", "--port", str(port)]
             service = subprocess.Popen(  # noqa: S603 - our own program
                 [*command, "--data-dir", f"{directory}/halfnote"], env=environment, stdout=log, stderr=log
             )

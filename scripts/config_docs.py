@@ -26,9 +26,9 @@ Commands that call the API (`halfnote groups`, `transactions`, `subscriptions`, 
 
 A variable `HALFNOTE_…` that is not in this table is logged at the start as `unknown_setting`, with the nearest name.
 
-`halfnote serve --workers N` starts N processes whose metrics are summed. `uvicorn app.main:app` has its own `--host`,
-`--port` and `--workers`; with several workers it needs `HALFNOTE_DATABASE_URL` (the embedded Postgres has one owner),
-and `PROMETHEUS_MULTIPROC_DIR` with the path of an empty directory to sum the metrics.
+[Processes](operations/README.md#processes) says which processes `--workers` starts. `uvicorn app.main:app` has its own
+`--host`, `--port` and `--workers`; with several workers it needs `HALFNOTE_DATABASE_URL` (the embedded Postgres has one
+owner), and `PROMETHEUS_MULTIPROC_DIR` with the path of an empty directory to sum the metrics.
 """
 
 

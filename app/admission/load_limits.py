@@ -1,7 +1,7 @@
 """Load limits of one process: requests in flight in total and for each key, each key's rate, bytes of all bodies.
 
 A request over a limit is refused before its body is read, or as soon as the bytes of its body exceed the limit. Each
-process of `halfnote serve --workers N` counts its own requests.
+process of one `halfnote serve` counts its own requests.
 """
 
 from collections.abc import Callable

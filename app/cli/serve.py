@@ -17,7 +17,9 @@ DataDir = Annotated[Path | None, typer.Option(help="directory of the embedded Po
 RoleOption = Annotated[
     ProcessRole | None, typer.Option(help="all, api (no loops), or worker (loops; also answers probes)")
 ]
-Workers = Annotated[int | None, typer.Option(help="API processes  [default: 1]")]
+Workers = Annotated[
+    str | None, typer.Option(help="API processes, or `auto`: a worker process beside the API's  [default: auto]")
+]
 AcceptOption = Annotated[Accept | None, typer.Option(help="`ends` refuses new halves; everything else continues")]
 
 

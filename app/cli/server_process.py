@@ -1,7 +1,6 @@
 """Run `halfnote serve`, as one process or several over one prepared database, and `halfnote migrate`."""
 
 import asyncio
-import logging
 import os
 import shutil
 import signal
@@ -18,12 +17,12 @@ from types import FrameType
 import asyncpg
 import uvicorn
 from anyio.from_thread import start_blocking_portal
-from uvicorn.config import STARTUP_FAILURE
-from uvicorn.supervisors import Multiprocess
 
 from app.cli.errors import WRONG_USAGE, Refusal
 from app.cli.os_user import person
-from app.config import BadAdminKeyFile, Settings
+from app.cli.supervisor import Server, Supervisor
+from app.cli.usable_cores import usable_cores
+from app.config import BadAdminKeyFile, ProcessRole, Settings
 from app.database.connection import UnusableDatabase, refuse_unusable
 from app.embedded_postgres import EmbeddedPostgres, EmbeddedPostgresError
 from app.lifecycle.database import database_url, migrate_embedded
@@ -37,6 +36,8 @@ PLAIN, TLS = "app.server.http_protocol:HttpProtocol", "app.server.tls_protocol:T
 EXPORTER = "opentelemetry.exporter.otlp.proto.http"
 # The exit status of a command that Ctrl-C ended.
 INTERRUPTED = 130
+# By how much several API processes give way to the worker beside them where cores are short (docs/decisions/0036).
+API_NICENESS = 5
 
 
 def serve(settings: Settings) -> None:
@@ -142,7 +143,6 @@ def uvicorn_config(settings: Settings) -> uvicorn.Config:
         "app.main:app",
         host=settings.host,
         port=settings.port,
-        workers=settings.workers,
         loop="auto",
         http=PLAIN if settings.tls_cert is None else TLS,
         ws="none",
@@ -157,11 +157,33 @@ def uvicorn_config(settings: Settings) -> uvicorn.Config:
     )
 
 
+def child_roles(settings: Settings) -> list[ProcessRole]:
+    """Return the roles of the child processes that serve; none if this process serves itself."""
+    number = settings.workers
+    if number == "auto":
+        apart = settings.role == "all" and usable_cores() > 1 and sys.platform != "win32" and _has_scratch()
+        return ["api", "worker"] if apart else []
+    if number == 1:
+        return []
+    api: list[ProcessRole] = ["api"] * number
+    return [*api, "worker"] if settings.role == "all" else [settings.role] * number
+
+
+def _has_scratch() -> bool:
+    """Return whether there is a directory for what several processes share: a container may have none."""
+    try:
+        tempfile.gettempdir()
+    except FileNotFoundError:
+        return False
+    return True
+
+
 def run(settings: Settings, listener: socket.socket) -> None:
-    """Serve on the socket in this process, or in `workers` children, until a signal ends it."""
+    """Serve on the socket in this process, or in child processes, until a signal ends it."""
     config = uvicorn_config(settings)
-    if settings.workers == 1:
-        server = Server(config)
+    roles = child_roles(settings)
+    if not roles:
+        server = GreetingServer(config)
         try:
             server.run([listener])
         except KeyboardInterrupt:
@@ -170,38 +192,25 @@ def run(settings: Settings, listener: socket.socket) -> None:
         if server.force_exit:
             raise SystemExit(INTERRUPTED)
         return
-    with tempfile.TemporaryDirectory(prefix="halfnote-metrics-") as metrics:
+    with tempfile.TemporaryDirectory(prefix="halfnote-") as directory:
         # Before the children start: the Prometheus client chooses its kind of counters at import.
-        os.environ["PROMETHEUS_MULTIPROC_DIR"] = metrics
-        supervisor = Supervisor(config, sockets=[listener])
-        supervisor.run()
-        if any(child.exitcode == STARTUP_FAILURE for child in supervisor.processes):
-            raise Refusal("The service could not start; the log says why.")
+        os.environ["PROMETHEUS_MULTIPROC_DIR"] = directory
+        niceness = API_NICENESS if roles.count("api") > 1 else 0
+        supervisor = Supervisor(config, listener, roles, Path(directory) / "worker.json", niceness)
+        end = supervisor.run(lambda: greet(config))
+    if end == "not started":
+        raise Refusal("The service could not start; the log says why.")
+    if end == "interrupted":
+        raise SystemExit(INTERRUPTED)
 
 
-class Server(uvicorn.Server):
-    """Uvicorn's server. It prints a greeting when it listens, and logs no error on a second Ctrl-C."""
+class GreetingServer(Server):
+    """The server of a single process. It prints a greeting when it listens."""
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Start to listen, then print the greeting."""
         await super().startup(sockets)
         greet(self.config)
-
-    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """Shut down; after a second Ctrl-C do not log the cancellation of open requests as an error."""
-        await super().shutdown(sockets)
-        if self.force_exit:
-            logging.getLogger("uvicorn.error").disabled = True
-
-
-class Supervisor(Multiprocess):
-    """Uvicorn's parent of several processes. It prints a greeting when all of them listen."""
-
-    def init_processes(self) -> None:
-        """Start the children, and print the greeting when all of them listen."""
-        super().init_processes()
-        if all(child.wait_until_ready(60, self.should_exit) for child in self.processes):
-            greet(self.config)
 
 
 def greet(config: uvicorn.Config) -> None:

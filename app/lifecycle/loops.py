@@ -17,9 +17,11 @@ from app.loops import (
     process_usage,
     readiness_gauge,
     timelines,
+    worker_state,
 )
 from app.loops.live_settings import LiveSettingsReader
 from app.loops.process_usage import ProcessUsage
+from app.loops.worker_state import WorkerStateWriter
 from app.relay import unrouted
 from app.relay.loop import EVERY_S, MIN_INTERVAL_S, Relay
 from app.relay.unrouted import Routing
@@ -27,6 +29,7 @@ from app.relay.wakeups import LISTEN_EVERY_S, NOTIFY_EVERY_S, RelayWakeups, list
 from app.retention import loop as retention_loop
 from app.runtime.loop_runner import Loop
 from app.runtime.state import Runtime
+from app.runtime.worker_state import worker_state_file
 
 
 def all_loops(runtime: Runtime) -> list[Loop]:
@@ -48,6 +51,11 @@ def all_loops(runtime: Runtime) -> list[Loop]:
         return following
     relay = Relay(runtime)
     checks, watch = CheckBack(), Routing()
+    state_file = worker_state_file()
+    # The last: its first turn finds the others begun.
+    last = (
+        [] if state_file is None else [Loop("worker_state", WorkerStateWriter(state_file).step, worker_state.EVERY_S)]
+    )
     return [
         *following,
         Loop("listen", listen, LISTEN_EVERY_S),
@@ -61,4 +69,5 @@ def all_loops(runtime: Runtime) -> list[Loop]:
         Loop("gauges", gauges.step, gauges.EVERY_S),
         Loop("disk", disk_usage.DiskUsage().step, disk_usage.EVERY_S),
         Loop("upkeep", retention_loop.step, retention_loop.EVERY_S),
+        *last,
     ]

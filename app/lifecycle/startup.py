@@ -30,6 +30,7 @@ from app.runtime.live_settings import follow
 from app.runtime.loop_runner import Loop, run
 from app.runtime.server_certificate import ServerCertificate
 from app.runtime.state import Runtime
+from app.runtime.worker_state import worker_state_file
 from app.secrets.vault import Vault
 from app.store.checkback import producer_groups
 from app.store.coordinator import topics
@@ -71,7 +72,9 @@ async def running(settings: Settings) -> AsyncIterator[Runtime]:
         dsn = await stack.enter_async_context(database_url(settings))
         runtime = await assemble(settings, dsn, stack)
         stopping = asyncio.Event()
-        log_auth_state(runtime)
+        # An API process beside this worker logs it.
+        if settings.role != "worker" or worker_state_file() is None:
+            log_auth_state(runtime)
         loops = all_loops(runtime)
         turning = [asyncio.create_task(run(loop, runtime, stopping), name=loop.name) for loop in loops]
         freeze_startup_objects()

@@ -38,6 +38,7 @@ class ProcessUsage:
         metrics.pool_in_use.set(runtime.database.connections_in_use)
         metrics.pool_size.set(runtime.settings.pool_size)
         metrics.build.labels(version("halfnote-server"), platform.python_version()).set(1)
+        runtime.show_loop_ages()
         runtime.metrics.http.in_flight.set(runtime.load_limits.in_flight)
         runtime.metrics.http.bodies_held.set(runtime.load_limits.held_bytes)
         return StepResult(done=1)

@@ -44,7 +44,7 @@ class Metrics:
         self.process = ProcessMetrics(families)
 
     def exposition(self) -> bytes:
-        """Return the text that `/metrics` answers, over all processes of one `halfnote serve --workers N`."""
+        """Return the text that `/metrics` answers, over all processes of one `halfnote serve`."""
         self.tallies.publish()
         if "PROMETHEUS_MULTIPROC_DIR" not in os.environ:
             return generate_latest(self.registry)

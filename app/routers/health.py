@@ -2,7 +2,6 @@
 
 import platform
 from importlib.metadata import version
-from time import monotonic
 from typing import Any, Literal
 
 from fastapi import APIRouter, Response
@@ -42,7 +41,8 @@ class Ready(Strict):
 
     status: Literal["ready", "not_ready"]
     checks: list[CheckShown] = Field(
-        description="database, migrations, partitions (today's and tomorrow's), clock, and each loop of this process"
+        description="database, migrations, partitions (today's and tomorrow's), clock, and each loop of this process "
+        "and of the worker process beside it"
     )
     warnings: list[CheckShown] = Field(
         description="problems that do not stop the service: durability, days_held, check_urls, "
@@ -95,8 +95,7 @@ async def get_readyz(runtime: RuntimeDep, caller: CallerDep, response: Response)
 @router.get("/metrics", summary="Metrics", response_class=PlainTextResponse, responses=EXPOSITION)
 async def get_metrics(runtime: RuntimeDep) -> Response:
     """Return the metrics of this service's processes; docs/metrics.md explains each."""
-    for name, beat in runtime.heartbeats.items():
-        runtime.metrics.process.loop_age_s.labels(name).set(monotonic() - beat)
+    runtime.show_loop_ages()
     return Response(runtime.metrics.exposition(), media_type=CONTENT_TYPE_LATEST)
 
 

@@ -13,6 +13,7 @@ from app.database.timelines import StaleServer
 from app.migrate import current, head, serves
 from app.runtime.health_checks import DatabaseFound, HealthCheck, Readiness
 from app.runtime.state import Runtime
+from app.runtime.worker_state import SILENT_AFTER_S, WorkerState, read, worker_state_file
 from app.secrets.status import missing_keys, missing_keys_fault
 from app.store.admin.server_state import ServerState, check_urls_down, server_state
 from app.store.retention import days
@@ -118,14 +119,33 @@ def _of_process(runtime: Runtime) -> Iterator[HealthCheck]:
         abs(skew_s) <= runtime.settings.clock_skew_max_s,
         f"{abs(skew_s):.3f} s {'behind' if skew_s > 0 else 'ahead of'} the database's",
     )
-    for name, beat in sorted(runtime.heartbeats.items()):
+    file = worker_state_file()
+    worker = None if file is None else read(file)
+    if file is not None and runtime.settings.role == "api":
+        yield _of_worker(worker)
+    # With a loop that both processes run, the one that turned longer ago counts.
+    heartbeats, every_s = dict(runtime.heartbeats), dict(runtime.every_s)
+    if worker is not None:
+        every_s |= worker.every_s
+        for name, beat in worker.heartbeats.items():
+            heartbeats[name] = min(beat, heartbeats.get(name, beat))
+    for name, beat in sorted(heartbeats.items()):
         age_s = monotonic() - beat
-        late = age_s > TURN_WITHIN_S + 3 * runtime.every_s.get(name, 0.0)
+        late = age_s > TURN_WITHIN_S + 3 * every_s.get(name, 0.0)
         yield HealthCheck(
             f"loop:{name}", not late, f"last turn {age_s:.0f} s ago" + (": see its log lines" if late else "")
         )
     if runtime.stopping:
         yield HealthCheck("stopping", False, "this process is draining and will end")
+
+
+def _of_worker(state: WorkerState | None) -> HealthCheck:
+    """Return whether the worker process of this `halfnote serve` runs."""
+    if state is None:
+        return HealthCheck("worker", False, "its process is starting, or ended and is started again: see its log lines")
+    age_s = monotonic() - state.written_at
+    silent = age_s > SILENT_AFTER_S
+    return HealthCheck("worker", not silent, f"last sign {age_s:.0f} s ago" + (": it hangs" if silent else ""))
 
 
 def _of_switches(runtime: Runtime) -> Iterator[HealthCheck]:

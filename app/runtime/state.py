@@ -1,6 +1,7 @@
 """The parts of one running process of the service."""
 
 from dataclasses import dataclass, field
+from time import monotonic
 from typing import TYPE_CHECKING
 from uuid import uuid4
 
@@ -63,6 +64,11 @@ class Runtime:
     # The last results of `readyz` and `version` from the database. Both calls need no key, so they are shared.
     found: "SingleFlight[DatabaseFound]" = field(default_factory=SingleFlight)
     versions: "SingleFlight[tuple[str | None, str]]" = field(default_factory=SingleFlight)
+
+    def show_loop_ages(self) -> None:
+        """Set the gauge of the time since each loop of this process turned."""
+        for name, beat in self.heartbeats.items():
+            self.metrics.process.loop_age_s.labels(name).set(monotonic() - beat)
 
     def follow_switch(self, accept: str) -> None:
         """Refuse new halves if the switch or the settings say `ends`, or if the process stops."""

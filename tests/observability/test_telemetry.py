@@ -8,6 +8,7 @@ import sys
 from collections.abc import Iterator
 from datetime import timedelta
 from pathlib import Path
+from time import monotonic
 from typing import Any
 
 import asyncpg
@@ -218,10 +219,13 @@ def value(runtime: Runtime, series: str) -> float | None:
 
 async def test_the_use_of_a_process_is_measured(runtime: Runtime) -> None:
     usage = ProcessUsage()
+    runtime.heartbeats["relay"] = monotonic() - 7
     async with runtime.database.connection():
         runtime.load_limits.in_flight = 3
         await usage.step(runtime, runtime.clock.now())
         assert value(runtime, "halfnote_pool_connections_in_use") == 1
+    # Another process of the same service may be asked for the metrics.
+    assert 7 <= (value(runtime, 'halfnote_loop_age_seconds{loop="relay"}') or 0) < 60
     assert value(runtime, "halfnote_pool_connections_max") == runtime.settings.pool_size
     assert value(runtime, "halfnote_requests_in_flight") == 3
     used_s = value(runtime, "halfnote_cpu_seconds_total")

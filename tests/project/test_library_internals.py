@@ -110,7 +110,6 @@ def test_uvicorn_cycle() -> None:
 
     Goes when uvicorn writes head and body at once and makes a scope in a few microseconds.
     """
-    from uvicorn import Server
     from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
     run = source_of(RequestResponseCycle.run_asgi)
@@ -120,29 +119,36 @@ def test_uvicorn_cycle() -> None:
         *("send_500_response", "transport"),
     }
     assert set(re.findall(r"self\.(\w+)", source_of(RequestResponseCycle.send_500_response))) == {"send"}
-    # `_start_asgi_task` starts the request whose turn has come; a future can stand among the tasks.
-    assert "cycle, app = self.pipeline.pop()" in source_of(HttpToolsProtocol.on_response_complete)
-    assert list(inspect.signature(HttpToolsProtocol._start_asgi_task).parameters) == ["self", "cycle", "app"]
-    assert set(re.findall(r"\bt\.(\w+)", source_of(Server.shutdown))) == {"cancel"}
     # And all that the protocol sets or reads.
     assert set(re.findall(r"self\.cycle\.(\w+)", source_of(HttpToolsProtocol))) == {
         *("body", "disconnected", "keep_alive", "message_event", "more_body", "response_complete"),
     }
 
 
-def test_uvicorn_supervisor() -> None:
-    """app/cli/server_process.py prints the address once every process listens, and ends quietly on a second Ctrl-C.
+def test_uvicorn_child_processes() -> None:
+    """app/cli/supervisor.py starts, asks and ends uvicorn's child processes, and ends quietly on a second Ctrl-C.
 
-    Goes when uvicorn has a hook that it calls when all processes are ready.
+    Goes when uvicorn's parent gives each child its own environment and sockets, and restarts them with pauses.
     """
+    from multiprocessing import resource_tracker
+    from multiprocessing.context import SpawnProcess
+
     import uvicorn
-    from uvicorn.config import STARTUP_FAILURE
-    from uvicorn.supervisors import Multiprocess
+    from uvicorn._subprocess import get_subprocess
     from uvicorn.supervisors.multiprocess import Process
 
-    assert isinstance(STARTUP_FAILURE, int)
-    assert "self.processes" in source_of(Multiprocess.init_processes)
-    assert list(inspect.signature(Process.wait_until_ready).parameters)[:3] == ["self", "timeout", "should_exit"]
+    assert list(inspect.signature(Process.__init__).parameters) == ["self", "config", "sockets"]
+    assert list(inspect.signature(Process.target).parameters) == ["self", "sockets"]
+    assert "self.server.run(sockets)" in source_of(Process.target)
+    assert "self._server" in source_of(Process.server.fget)
+    # A child answers what it is sent by whether it serves; the answer comes to `parent_conn`.
+    assert "self.child_conn.send(self.server.started)" in source_of(Process.pong)
+    assert "self.parent_conn" in source_of(Process.__init__)
+    assert isinstance(Process.exitcode, property)
+    assert isinstance(Process.pid, property)
+    assert inspect.signature(get_subprocess).return_annotation == SpawnProcess.__name__
+    assert "except KeyboardInterrupt" in source_of(inspect.getmodule(get_subprocess))
+    assert callable(resource_tracker.ensure_running)
     assert "self.force_exit" in source_of(uvicorn.Server)
     for method in (uvicorn.Server.startup, uvicorn.Server.shutdown):
         assert list(inspect.signature(method).parameters) == ["self", "sockets"]

@@ -22,6 +22,7 @@ from app.lifecycle.startup import assemble
 from app.loops import accept_switch, clock_offset, gauges
 from app.loops import readiness_gauge as ready_loop
 from app.migrate import head
+from app.runtime import worker_state
 from app.runtime.loop_runner import Loop, StepResult, run
 from app.runtime.state import Runtime
 from tests.conftest import DAYS_AHEAD, assembled, client_of, shares
@@ -141,6 +142,50 @@ async def test_readyz_names_a_stalled_loop(client: httpx.AsyncClient, runtime: R
     assert status == 503
     assert checks["loop:upkeep"]["ok"] is True
     assert checks["loop:relay"]["ok"] is False
+
+
+async def test_readyz_of_an_api_process_tells_of_the_worker_process_beside_it(
+    client: httpx.AsyncClient, runtime: Runtime, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "worker.json"
+    monkeypatch.setenv(worker_state.VARIABLE, str(file))
+    runtime.settings = runtime.settings.model_copy(update={"role": "api"})
+    runtime.heartbeats.update(clock=monotonic())
+
+    async def found() -> tuple[int, dict[str, Any]]:
+        status, checks, _ = await ready(client)
+        return status, {name: checks[name]["ok"] for name in checks if name in ("worker", "loop:relay", "loop:clock")}
+
+    # It did not start yet.
+    assert await found() == (503, {"worker": False, "loop:clock": True})
+    worker_state.write(file, {"relay": monotonic(), "clock": monotonic()}, {"relay": 1.0, "clock": 60.0})
+    assert await found() == (200, {"worker": True, "loop:relay": True, "loop:clock": True})
+    # Of a loop that both have, the later one counts.
+    worker_state.write(file, {"relay": monotonic() - 200, "clock": monotonic() - 500}, {"relay": 1.0, "clock": 60.0})
+    assert await found() == (503, {"worker": True, "loop:relay": False, "loop:clock": False})
+    worker_state.write(file, {"relay": monotonic()}, {"relay": 1.0})
+    monkeypatch.setattr(worker_state, "monotonic", lambda: monotonic() - 2 * worker_state.SILENT_AFTER_S)
+    worker_state.write(file, {"relay": monotonic()}, {"relay": 1.0})
+    # It hangs, or is stopped.
+    assert await found() == (503, {"worker": False, "loop:relay": True, "loop:clock": True})
+    # It died.
+    worker_state.clear(file)
+    assert await found() == (503, {"worker": False, "loop:clock": True})
+
+
+async def test_a_worker_beside_api_processes_writes_its_state(
+    runtime: Runtime, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert "worker_state" not in {loop.name for loop in all_loops(runtime)}
+    file = tmp_path / "worker.json"
+    monkeypatch.setenv(worker_state.VARIABLE, str(file))
+    [writer] = [loop for loop in all_loops(runtime) if loop.name == "worker_state"]
+    runtime.heartbeats.update(relay=12.5)
+    await writer.step(runtime, runtime.clock.now())
+    written = worker_state.read(file)
+    assert written is not None
+    assert written.heartbeats["relay"] == 12.5
+    assert [one.name for one in tmp_path.iterdir()] == ["worker.json"]
 
 
 async def test_loop_that_never_ends_a_turn_has_an_age(runtime: Runtime) -> None:

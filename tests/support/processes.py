@@ -42,6 +42,8 @@ class Service:
         self._env = {
             **{name: value for name, value in os.environ.items() if not name.startswith("HALFNOTE_")},
             "HALFNOTE_DATA_DIR": str(data_dir),
+            # One process starts faster. Tests of several set their number.
+            "HALFNOTE_WORKERS": "1",
             **(external_database_options() if env.keys() & DATABASE else {}),
             **env,
         }

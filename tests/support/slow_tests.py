@@ -178,6 +178,12 @@ TESTS: dict[str, tuple[str, ...]] = {
         "test_the_parent_of_several_workers_starts_a_dead_postgres_again",
         "test_two_services_on_one_data_directory",
     ),
+    "lifecycle/test_worker_process.py": (
+        "test_a_second_ctrl_c_drops_what_is_in_flight_in_every_process",
+        "test_each_process_is_replaced_when_it_is_killed_and_all_end_in_order",
+        "test_processes_that_cannot_start_are_not_tried_again",
+        "test_the_processes_end_when_their_parent_is_killed",
+    ),
     "observability/test_telemetry.py": (
         "test_access_lines_that_are_not_logged_are_not_formatted",
         "test_log_is_json_and_holds_no_body_and_no_secret",

@@ -1,0 +1,302 @@
+"""Run `halfnote serve` as several child processes: start them, restart those that end or hang, stop them in order."""
+
+import logging
+import os
+import signal
+import socket
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from multiprocessing import Pipe, parent_process, resource_tracker
+from multiprocessing.connection import wait
+from pathlib import Path
+from time import monotonic
+from types import FrameType
+from typing import Literal
+
+import structlog
+import uvicorn
+from uvicorn.supervisors.multiprocess import Process
+
+from app.config import ProcessRole
+from app.runtime import worker_state
+
+log = structlog.get_logger(__name__)
+
+# How often a child is asked for an answer: until it serves, and later.
+ASK_EVERY_S, ASK_SERVING_EVERY_S = 0.1, 5.0
+# One that has not answered after so many looks hangs. Looks are counted, not seconds: Ctrl-Z stops the parent as well.
+LOOK_EVERY_S, HANGS_AFTER_LOOKS = 1.0, 15
+# A child that dies again within this time waits before its next start, twice as long each time.
+STEADY_AFTER_S = 30.0
+FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.5, 10.0
+# The worker beside API processes gets SIGTERM this long after them, or when they have ended, so that it delivers
+# their last messages.
+WORKER_STOPS_AFTER_S = 1.0
+# How long a child may take beyond its drain, for its start and its end.
+BEYOND_DRAIN_S = 10.0
+STOPPING = (signal.SIGTERM, signal.SIGINT)
+
+End = Literal["stopped", "interrupted", "not started"]
+
+
+class Server(uvicorn.Server):
+    """Uvicorn's server. It logs no error on a second Ctrl-C."""
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Shut down; after a second Ctrl-C do not log the cancellation of open requests as an error."""
+        await super().shutdown(sockets)
+        if self.force_exit:
+            logging.getLogger("uvicorn.error").disabled = True
+
+
+class Child(Process):
+    """A process that serves in one role and ends when its parent is gone, however the parent ended."""
+
+    def __init__(self, config: uvicorn.Config, sockets: list[socket.socket], role: ProcessRole, niceness: int) -> None:
+        super().__init__(config, sockets)
+        self.niceness = niceness
+        self.started_at = self.looked_at = monotonic()
+        # Looks since it was asked, None if it answered.
+        self.unanswered: int | None = None
+        self.serves = False
+        # A spawned process has the environment and the blocked signals of the moment of its start.
+        os.environ["HALFNOTE_ROLE"] = role
+        # It would unblock the signal.
+        resource_tracker.ensure_running()
+        signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
+        try:
+            self.start()
+        finally:
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGINT])
+
+    @property
+    def server(self) -> uvicorn.Server:
+        """The server that runs in the child."""
+        if self._server is None:
+            self._server = Server(config=self.config)
+        return self._server
+
+    def target(self, sockets: list[socket.socket] | None = None) -> None:
+        """Serve, in the child."""
+        threading.Thread(target=_end_with_parent, daemon=True).start()
+        if self.niceness:
+            os.nice(self.niceness)
+        # Uvicorn's handlers raise its signals again in the end. This lets it answer requests that it cuts off.
+        signal.signal(signal.SIGTERM, _leave)
+        # Ctrl-C in a terminal reaches all processes. Until the server handles it, and after that, the parent's signal
+        # is enough.
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGINT])
+        super().target(sockets)
+
+    def ask(self, now: float) -> None:
+        """Ask for an answer if one is due, or count another look without an answer."""
+        if now - self.looked_at < self.looks_every_s:
+            return
+        self.looked_at = now
+        if self.unanswered is None:
+            self.unanswered = 0
+            self._talk(lambda: self.parent_conn.send(b"ping"))
+        else:
+            self.unanswered += 1
+
+    def hear(self) -> None:
+        """Take the answer: whether it serves."""
+        self.unanswered = None
+        self._talk(lambda: setattr(self, "serves", self.parent_conn.recv()))
+
+    @property
+    def looks_every_s(self) -> float:
+        """How long until the next look."""
+        if not self.serves:
+            return ASK_EVERY_S
+        return ASK_SERVING_EVERY_S if self.unanswered is None else LOOK_EVERY_S
+
+    @property
+    def hangs(self) -> bool:
+        """Whether it does not answer; a process that starts may take its time."""
+        return self.serves and self.unanswered is not None and self.unanswered >= HANGS_AFTER_LOOKS
+
+    def signal(self, number: int) -> None:
+        """Send it a signal."""
+        if self.exitcode is None and self.pid is not None:
+            os.kill(self.pid, number)
+
+    @staticmethod
+    def _talk(call: Callable[[], object]) -> None:
+        try:
+            call()
+        except (OSError, EOFError):
+            # It died. Its sentinel says so.
+            return
+
+
+class Place:
+    """One of the processes that there should be: the child that has its place now, or when the next one starts."""
+
+    def __init__(self, role: ProcessRole, start: Callable[[ProcessRole], Child], state_file: Path | None) -> None:
+        self.role = role
+        self._start, self._state_file = start, state_file
+        self._pause_s = 0.0
+        self._starts_at = 0.0
+        self.child: Child | None = None
+        self.served = False
+        self.told_at: float | None = None
+        self._interrupted = False
+
+    def turn(self, now: float) -> bool:
+        """Start, ask or replace the child; return False if the service cannot start."""
+        if self.child is None:
+            if now >= self._starts_at:
+                self.child = self._start(self.role)
+                log.info("process_started", role=self.role, pid=self.child.pid)
+            return True
+        if self.child.exitcode is None and self.child.hangs:
+            log.error("process_hangs", role=self.role, pid=self.child.pid)
+            self.child.process.kill()
+            self.child.process.join()
+        if self.child.exitcode is None:
+            self.child.ask(now)
+            self.served = self.served or self.child.serves
+            return True
+        return self._died(self.child, now)
+
+    def _died(self, child: Child, now: float) -> bool:
+        code = child.exitcode
+        assert code is not None
+        child.parent_conn.close()
+        child.child_conn.close()
+        self.child = None
+        if self._state_file is not None:
+            worker_state.clear(self._state_file)
+        if not self.served and code > 0:
+            return False
+        steady = now - child.started_at >= STEADY_AFTER_S
+        self._pause_s = 0.0 if steady else min(LONGEST_PAUSE_S, max(FIRST_PAUSE_S, 2 * self._pause_s))
+        self._starts_at = now + self._pause_s
+        log.error("process_died", role=self.role, pid=child.pid, status=code, restart_s=self._pause_s)
+        return True
+
+    @property
+    def runs(self) -> bool:
+        """Whether a process has this place now."""
+        return self.child is not None and self.child.exitcode is None
+
+    def tell(self, now: float, within_s: float) -> None:
+        """Tell the child to stop, and kill it if it did not within this time."""
+        if self.child is None:
+            return
+        if self.told_at is None:
+            self.told_at = now
+            self.child.signal(signal.SIGTERM)
+        elif now - self.told_at > within_s:
+            log.error("process_killed", role=self.role, pid=self.child.pid, because="it did not end")
+            self.child.process.kill()
+
+    def interrupt(self, now: float, within_s: float) -> None:
+        """End the child at once: a second signal after the one that tells it to stop drops its work in flight."""
+        if self.told_at is not None and self.child is not None and not self._interrupted:
+            self._interrupted = True
+            self.child.signal(signal.SIGINT)
+        self.tell(now, within_s)
+
+
+class Supervisor:
+    """The parent of several processes. Processes in role `worker` beside others do not listen."""
+
+    def __init__(
+        self,
+        config: uvicorn.Config,
+        listener: socket.socket,
+        roles: Sequence[ProcessRole],
+        state_file: Path,
+        api_niceness: int,
+    ) -> None:
+        self._config = config
+        self._listener = listener
+        mixed = "worker" in roles and "api" in roles
+        if mixed:
+            os.environ[worker_state.VARIABLE] = str(state_file)
+            worker_state.clear(state_file)
+
+        def start(role: ProcessRole) -> Child:
+            beside = mixed and role == "worker"
+            return Child(config, [] if beside else [listener], role, api_niceness if mixed and role == "api" else 0)
+
+        self._places = [Place(role, start, state_file if mixed and role == "worker" else None) for role in roles]
+        self._signals = 0
+        self._interrupts = 0
+        self._woken, self._waker = Pipe(duplex=False)
+
+    def run(self, ready: Callable[[], None]) -> End:
+        """Run the processes until a signal ends them; call `ready` once all of them serve."""
+        told = False
+        with self._handling_signals():
+            while not self._signals:
+                now = monotonic()
+                if not all(place.turn(now) for place in self._places):
+                    self._stop()
+                    return "not started"
+                if not told and all(place.served for place in self._places):
+                    told = True
+                    ready()
+                self._wait()
+            self._stop()
+        return "interrupted" if self._interrupts > 1 else "stopped"
+
+    def _stop(self) -> None:
+        """Stop the processes that listen, then the worker beside them."""
+        # The socket listens while any process has it open: a connection that no process accepts would wait.
+        self._listener.close()
+        within_s = float(self._config.timeout_graceful_shutdown or 0) + BEYOND_DRAIN_S
+        began = monotonic()
+        while running := [place for place in self._places if place.runs]:
+            now = monotonic()
+            # If all have the role `worker`, each of them listens.
+            listening = [place for place in running if place.role != "worker"]
+            for place in running:
+                if self._interrupts > 1:
+                    place.interrupt(now, within_s)
+                elif not listening or place in listening or now - began >= WORKER_STOPS_AFTER_S:
+                    place.tell(now, within_s)
+            self._wait(0.1)
+
+    def _wait(self, at_most_s: float = ASK_SERVING_EVERY_S) -> None:
+        """Wait until a child ends or answers, or a signal comes; no longer than until a child is to be asked."""
+        children = [place.child for place in self._places if place.runs and place.child is not None]
+        waits_s = [at_most_s, *(child.looks_every_s for child in children)]
+        if len(children) < len(self._places):
+            waits_s.append(ASK_EVERY_S)
+        answers = {child.parent_conn: child for child in children}
+        for came in wait([self._woken, *answers, *(child.process.sentinel for child in children)], min(waits_s)):
+            if came is self._woken:
+                self._woken.recv_bytes()
+            elif came in answers:
+                answers[came].hear()
+
+    @contextmanager
+    def _handling_signals(self) -> Iterator[None]:
+        before = {number: signal.signal(number, self._heard) for number in STOPPING}
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+    def _heard(self, number: int, frame: FrameType | None) -> None:
+        self._signals += 1
+        self._interrupts += number == signal.SIGINT
+        self._waker.send_bytes(b"signal")
+
+
+def _end_with_parent() -> None:
+    """Wait until the parent has ended, then stop this process as SIGTERM does."""
+    parent = parent_process()
+    if parent is not None:
+        wait([parent.sentinel])
+        os.kill(os.getpid(), signal.SIGTERM)
+
+
+def _leave(number: int, frame: FrameType | None) -> None:
+    raise SystemExit(0)
