@@ -1,7 +1,8 @@
 """`python -m bench [name…]`: run benchmarks, print a table for each and write bench/out/<name>.json.
 
-Without names, all benchmarks run except `relay` and `spark`, which take a quarter of an hour each, and `scale`, which
-is for a machine with many cores. `relay:<row>` is one row of `relay`. With QUICK=1 a benchmark takes seconds.
+Without names, all benchmarks run except `relay`, `spark` and `peers`, which take a quarter of an hour each, and
+`scale`, which is for a machine with many cores. `relay:<row>` is one row of `relay`. With QUICK=1 a benchmark takes
+seconds. `--help` prints the names.
 """
 
 import os
@@ -29,7 +30,9 @@ from bench import (
     stored,
     tracing,
 )
+from bench.arrivals import require_cc
 from bench.machine import as_text
+from bench.peers import run as peers
 from bench.report import Report
 from bench.stage import Stage, open_stage
 from bench.wrk import require_wrk
@@ -57,7 +60,8 @@ SPARK: dict[str, Callable[[Stage], Awaitable[Report]]] = {
     "spark": spark.bench,
     **{f"spark:{row}": partial(spark.bench, names=[row]) for row in spark.ROWS},
 }
-ALL = BENCHMARKS | SCALE | RELAY | SPARK
+PEERS: dict[str, Callable[[Stage], Awaitable[Report]]] = {"peers": peers.bench}
+ALL = BENCHMARKS | SCALE | RELAY | SPARK | PEERS
 
 
 async def run(names: Sequence[str], *, quick: bool) -> list[Report]:
@@ -77,13 +81,19 @@ async def run(names: Sequence[str], *, quick: bool) -> list[Report]:
 
 def main(arguments: Sequence[str]) -> int:
     """Return 1 if a part of a benchmark did not finish, else 0, even if a bar is missed: only tests judge figures."""
+    if {"-h", "--help"} & set(arguments):
+        print(f"{__doc__}\nNames: {', '.join(ALL)}")
+        return 0
     names = list(arguments) or list(BENCHMARKS)
     unknown = [name for name in names if name not in ALL]
     if unknown:
         known = ", ".join(ALL)
         print(f"No benchmark is called {', '.join(unknown)}; there are {known}.", file=sys.stderr)
         return 2
-    require_wrk()
+    if set(names) - set(PEERS):
+        require_wrk()
+    if set(names) & set(PEERS):
+        require_cc()
     # SIGTERM acts as Ctrl-C does, so that all programs are stopped in order.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:

@@ -11,12 +11,16 @@ OUT = Path(__file__).parent / "out"
 
 @dataclass(frozen=True, slots=True)
 class Figure:
-    """A measured value. `ratio` is the value divided by the figure `ratio_to`, from interleaved runs."""
+    """A measured value. `ratio` is the value divided by the figure `ratio_to`, from interleaved runs.
+
+    `between` is the range of the runs whose median the value is.
+    """
 
     value: float
     unit: str
     ratio_to: str | None = None
     ratio: float | None = None
+    between: tuple[float, float] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,12 +58,19 @@ class Report:
     broken: list[str] = field(default_factory=list)
 
     def add(
-        self, name: str, value: float, unit: str, *, ratio_to: str | None = None, ratio: float | None = None
+        self,
+        name: str,
+        value: float,
+        unit: str,
+        *,
+        ratio_to: str | None = None,
+        ratio: float | None = None,
+        between: tuple[float, float] | None = None,
     ) -> None:
         """Add a figure. Without a given ratio, it is the quotient of the two values."""
         if ratio_to is not None and ratio is None:
             ratio = value / self.figures[ratio_to].value
-        self.figures[name] = Figure(value, unit, ratio_to, ratio)
+        self.figures[name] = Figure(value, unit, ratio_to, ratio, between)
 
     def hold(
         self,
@@ -78,7 +89,10 @@ class Report:
         self.broken.append(what)
 
     def as_json(self, machine: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the file's content: `{"machine", "figures": {name: {"value", "unit", "ratio_to"?, "ratio"?}}}`."""
+        """Return the file's content: `{"machine", "figures": {name: {"value", "unit"}}}`.
+
+        A figure also has `ratio_to` and `ratio`, and `low` and `high`, if they are known.
+        """
         return {"machine": dict(machine), "figures": {name: _plain(figure) for name, figure in self.figures.items()}}
 
     def write(self, machine: Mapping[str, Any], directory: Path = OUT) -> Path:
@@ -93,6 +107,8 @@ class Report:
         width = max((len(name) for name in self.figures), default=0)
         for name, figure in self.figures.items():
             compared = f"   {figure.ratio:.2f} of {figure.ratio_to}" if figure.ratio is not None else ""
+            if figure.between is not None:
+                compared += f"   {_digits(figure.between[0])} to {_digits(figure.between[1])}"
             lines.append(f"  {name:<{width}}  {_digits(figure.value):>10} {figure.unit:<12}{compared}".rstrip())
         broken = (f"NOT FINISHED: {what}" for what in self.broken)
         return "\n".join([*lines, *(f"  {line}" for line in (*self.notes, *self.bars, *broken))])
@@ -102,6 +118,8 @@ def _plain(figure: Figure) -> dict[str, Any]:
     plain: dict[str, Any] = {"value": round(figure.value, 4), "unit": figure.unit}
     if figure.ratio is not None:
         plain |= {"ratio_to": figure.ratio_to, "ratio": round(figure.ratio, 4)}
+    if figure.between is not None:
+        plain |= {"low": round(figure.between[0], 4), "high": round(figure.between[1], 4)}
     return plain
 
 

@@ -1,0 +1,180 @@
+"""The comparison with RocketMQ and DTM: its arithmetic, its drivers' protocol, and what it says of missing parts."""
+
+import asyncio
+import shutil
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import psutil
+import pytest
+
+from bench.__main__ import PEERS, main
+from bench.arrivals import Arrival
+from bench.peers import parts, run
+from bench.peers.halfnote import BATCHES, WEBHOOKS, as_sent
+from bench.peers.parts import INSTALL, MissingPartError, require
+from bench.peers.run import DEFAULT_MQ, DTM, TUNED_MQ, Found, add_figures, hold_bars, in_turn, opened
+from bench.peers.slices import BrokenSliceError, Measured, Peer, Sent, Slice, driving
+from bench.report import Report
+from bench.stage import Stage
+
+DRIVER = """
+import json, sys
+print("ready", flush=True)
+for line in sys.stdin:
+    kind, size, seconds, within = line.split()
+    if size == "13":
+        sys.exit("no luck")
+    figures = {"sent": int(size), "delivered": int(size), "repeated": 0, "failed": 0, "seconds": float(seconds)}
+    print(json.dumps(figures | {"late_us": [1000] * int(size)}), flush=True)
+"""
+
+
+def measured(rate: float, *, service_us: float = 0, database_us: float = 0, late_ms: float = 0) -> Measured:
+    sent = Sent(100, 100, 0, 0, 100 / rate, [int(late_ms * 1000)] * 100)
+    return Measured(sent, service_us * 100 / 1e6, database_us * 100 / 1e6)
+
+
+def runs(**rates: list[float]) -> Found:
+    names = {"ours": WEBHOOKS, "batches": BATCHES, "default": DEFAULT_MQ, "tuned": TUNED_MQ, "dtm": DTM}
+    return Found({(names[name], 64): [measured(rate) for rate in of] for name, of in rates.items()})
+
+
+def held(found: Found) -> dict[str, tuple[float, bool]]:
+    report = Report("peers", "")
+    hold_bars(report, found)
+    return {bar.claim: (round(bar.value, 3), bar.held) for bar in report.bars}
+
+
+def test_a_ratio_is_to_the_faster_rocketmq_of_its_round() -> None:
+    bars = held(
+        runs(ours=[1000, 900, 990], batches=[1600, 1400, 1500], default=[500, 1000, 900], tuned=[800, 750, 990])
+    )
+    assert bars["Halfnote, webhooks, 64 at once, against RocketMQ's (0.90 to 1.25 x)"] == (1.0, True)
+    assert bars["Halfnote, batches, 64 at once, against RocketMQ's (1.40 to 2.00 x)"] == (1.515, True)
+    assert not any("DTM" in claim for claim in bars)
+
+
+def test_a_missed_bar_is_there() -> None:
+    bars = held(runs(ours=[600, 600], dtm=[100, 100]))
+    assert bars["Halfnote, webhooks, 64 at once, against DTM's (6.00 to 6.00 x)"] == (6.0, False)
+
+
+def test_the_cost_of_a_delivered_transaction_has_bars() -> None:
+    costs = [measured(1000, service_us=us, database_us=us - 120) for us in (200, 225, 400)]
+    bars = held(Found({(WEBHOOKS, 64): costs}))
+    assert bars["service of a delivered transaction, 64 at once, µs CPU"] == (225, True)
+    assert bars["Postgres of a delivered transaction, 64 at once, µs CPU"] == (105, False)
+
+
+def test_times_are_held_against_the_better_rocketmq() -> None:
+    found = Found()
+    for name, late_ms in ((WEBHOOKS, 5), (DEFAULT_MQ, 9), (TUNED_MQ, 4)):
+        found.paced[name, 500] = [measured(500, late_ms=late_ms)]
+    assert held(found) == {
+        "p50 of commit to received at 500/s, ms, against RocketMQ's": (5, False),
+        "p99 of commit to received at 500/s, ms, against RocketMQ's": (5, False),
+    }
+    found.lost.add((TUNED_MQ, 500))
+    assert all(is_held for _, is_held in held(found).values())
+
+
+def test_a_rate_that_only_halfnote_does_not_hold_is_no_silent_gap() -> None:
+    report = Report("peers", "")
+    found = Found(paced={(TUNED_MQ, 500): [measured(500, late_ms=4)]}, lost={(WEBHOOKS, 500), (DTM, 500)})
+    add_figures(report, found)
+    hold_bars(report, found)
+    assert "DTM: does not hold 500/s, so it has no times there" in report.notes
+    assert set(report.broken) == {"Halfnote does not hold 500/s, and RocketMQ does"}
+
+
+def test_figures_are_medians_with_ranges() -> None:
+    report = Report("peers", "")
+    add_figures(report, runs(ours=[900, 1000, 1300]))
+    figure = report.figures[f"{WEBHOOKS}, 64 at once"]
+    assert (figure.value, figure.between) == (1000, (900, 1300))
+    assert "900 to 1,300" in str(report)
+    written = report.as_json({})["figures"][f"{WEBHOOKS}, 64 at once"]
+    assert written == {"value": 1000, "unit": "transactions/s", "low": 900, "high": 1300}
+
+
+def test_every_other_round_runs_backwards() -> None:
+    peers = [Peer(name, None, float, float, list) for name in "abc"]  # type: ignore[arg-type]
+    assert [[peer.name for peer in in_turn(peers, number)] for number in (0, 1, 2)] == [[*"abc"], [*"cba"], [*"abc"]]
+
+
+def test_a_rate_is_held_if_all_is_delivered_in_its_time() -> None:
+    assert Sent(500, 500, 0, 0, 5.2).held(5)
+    assert not Sent(500, 500, 0, 0, 7).held(5)
+    assert not Sent(500, 499, 0, 0, 5).held(5)
+    assert not Sent(500, 499, 0, 1, 5).held(5)
+
+
+def test_webhooks_count_once_and_batches_by_their_events() -> None:
+    ends = {b"a": 10.5, b"b": 10.6, b"c": 10.7}
+    load = Slice("pace", 3, 1, 1)
+    single = [Arrival(at_s, 1, 1, name) for at_s, name in ((10.6, "a"), (10.7, "a"), (10.8, "b"))]
+    assert as_sent(load, 10, ends, single) == Sent(3, 2, 1, 0, pytest.approx(0.8), [99999, 200000])
+    batches = [Arrival(10.6, 2, 2, ""), Arrival(11, 2, 2, "")]
+    assert as_sent(load, 10, ends, batches) == Sent(3, 3, 1, 0, pytest.approx(1), [])
+    with pytest.raises(BrokenSliceError, match="nothing of 3 transactions"):
+        as_sent(load, 10, ends, [])
+
+
+@pytest.mark.parametrize("program", sorted(INSTALL))
+def test_a_missing_program_says_how_to_install_it(program: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shutil, "which", lambda name: None if name == program else f"/usr/bin/{name}")
+    with pytest.raises(MissingPartError, match=rf"^`{program}` is missing\. .*: apt install [\w-]+$"):
+        require(*parts.ROCKETMQ_PROGRAMS, *parts.DTM_PROGRAMS)
+
+
+async def test_a_peer_that_cannot_run_is_a_line_in_the_report(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    @asynccontextmanager
+    async def halfnote(stage: Stage) -> AsyncIterator[tuple[Peer, ...]]:
+        yield ()
+
+    monkeypatch.setattr(run, "halfnote", halfnote)
+    monkeypatch.setattr(shutil, "which", lambda name: None)
+    report = Report("peers", "")
+    async with opened(Stage(None, tmp_path, True, {}), report) as peers:  # type: ignore[arg-type]
+        assert peers == []
+    assert [note.partition(": skipped. ")[0] for note in report.notes] == [DEFAULT_MQ, TUNED_MQ, DTM]
+    assert report.broken == []
+
+
+async def test_a_driver_answers_a_line_with_a_line(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    async with driving("some", log, sys.executable, "-c", DRIVER) as driver:
+        peer = Peer("some", driver, lambda: 0.0, lambda: 0.0, lambda: [driver.process])
+        peer.halt()
+        async with asyncio.timeout(30):
+            while driver.process.status() != psutil.STATUS_STOPPED:
+                await asyncio.sleep(0.01)
+        peer.resume()
+        found = await peer.measure(Slice("pace", 5000, 2, 1))
+        assert found.sent == Sent(5000, 5000, 0, 0, 2, [1000] * 5000)
+        with pytest.raises(BrokenSliceError, match="nothing of 0"):
+            await peer.measure(Slice("run", 0, 2, 1))
+        with pytest.raises(BrokenSliceError, match="driver ended:\nno luck"):
+            await peer.measure(Slice("run", 13, 2, 1))
+
+
+async def test_a_halted_driver_is_ended_with_its_block(tmp_path: Path) -> None:
+    async with driving("some", tmp_path / "log", sys.executable, "-c", DRIVER) as driver:
+        process = driver.process
+        process.suspend()
+    assert not process.is_running()
+
+
+def test_help_names_the_comparison(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--help"]) == 0
+    told = capsys.readouterr().out
+    assert "python -m bench [name…]" in told
+    assert all(name in told for name in PEERS)
+
+
+def test_the_same_versions_are_pinned_everywhere() -> None:
+    pom = (parts.SOURCES / "java" / "pom.xml").read_text()
+    assert pom.count(f"<version>{parts.ROCKETMQ_VERSION}</version>") == pom.count("<groupId>org.apache.rocketmq<")
