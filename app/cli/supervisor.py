@@ -1,5 +1,6 @@
 """Run `halfnote serve` as several child processes: start them, restart those that end or hang, stop them in order."""
 
+import asyncio
 import logging
 import os
 import signal
@@ -35,6 +36,8 @@ FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.5, 10.0
 WORKER_STOPS_AFTER_S = 1.0
 # How long a child may take beyond its drain, for its start and its end.
 BEYOND_DRAIN_S = 10.0
+# A canceled future takes three turns of the event loop to its answer: its callback, a task, the write.
+CANCEL_TURNS = 10
 STOPPING = (signal.SIGTERM, signal.SIGINT)
 
 End = Literal["stopped", "interrupted", "not started"]
@@ -44,10 +47,16 @@ class Server(uvicorn.Server):
     """Uvicorn's server. It logs no error on a second Ctrl-C."""
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """Shut down; after a second Ctrl-C do not log the cancellation of open requests as an error."""
+        """Shut down; after a second Ctrl-C cancel open requests, and do not log that as an error."""
         await super().shutdown(sockets)
         if self.force_exit:
             logging.getLogger("uvicorn.error").disabled = True
+            # The end of the event loop cancels tasks alone, and a request of the fast path may be a future.
+            for request in list(self.server_state.tasks):
+                request.cancel()
+            # Each is answered in one of the next turns of the event loop.
+            for _ in range(CANCEL_TURNS):
+                await asyncio.sleep(0)
 
 
 class Child(Process):
