@@ -21,10 +21,14 @@ NOTIFY = "select pg_notify($1, $2)"
 
 @dataclass(frozen=True, slots=True)
 class Woken:
-    """Why a relay takes a turn. `published`: there is something to read. `looks`: there may be."""
+    """Why a relay takes a turn.
+
+    `published`: there is something to read. `looks`: there may be. `idle`: nothing woke it.
+    """
 
     published: bool
     looks: bool
+    idle: bool
 
 
 class WakeUps:
@@ -73,7 +77,7 @@ class WakeUps:
 
     def take(self) -> Woken:
         """Return why the relay takes the turn that begins now."""
-        woken = Woken(self._unread, self._unread or not self._requested)
+        woken = Woken(self._unread, self._unread or not self._requested, idle=not (self._unread or self._requested))
         self._unread = self._requested = False
         return woken
 

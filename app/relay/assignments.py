@@ -130,8 +130,10 @@ class Assignments:
 
     def _close_changed(self, desired: DesiredAssignments) -> None:
         for shard, stream in self.streams.items():
-            wanted = desired.shards.get(replace(shard, replay=0))
-            if wanted != stream.subscription or (shard.replay and shard not in desired.replays):
+            wanted = desired.shards.get(replace(shard, replay=0) if shard.replay else shard)
+            # An unchanged subscription is the same object, and to compare two takes longer.
+            changed = wanted is not stream.subscription and wanted != stream.subscription
+            if changed or (shard.replay and shard not in desired.replays):
                 self._close(stream)
 
     def _close(self, stream: Stream) -> None:
@@ -153,12 +155,14 @@ class Assignments:
     async def _claim(
         self, connection: Connection, wanted: Mapping[Shard, Subscription], at_most: int, now: datetime
     ) -> None:
+        if at_most <= 0:
+            return
         free = {
             shard.lease_name: shard
             for shard, subscription in wanted.items()
             if shard not in self.streams and self._can_open(subscription, now)
         }
-        if not free or at_most <= 0:
+        if not free:
             return
         until = now + LEASE
         leases = await claim(connection, list(free), self._runtime.owner, until, at_most, now)

@@ -57,6 +57,10 @@ class Relay:
         # Whether this turn reads without the head, and whether such a read left something.
         self._direct = self._more = False
         self._looked_at: datetime | None = None
+        # The streams, if each of them rested at the end of the last turn.
+        self._resting: list[Stream] = []
+        # Whether the last look found any message that waits for a retry.
+        self._retries_wait = True
         self._refreshed_at: datetime | None = None
         self._retries_at: datetime | None = None
 
@@ -73,6 +77,10 @@ class Relay:
             async with runtime.database.keyed() as connection:
                 await self._assignments.refresh(connection, now)
             self._refreshed_at = now
+        if woken.idle and self._resting and await self._still_rests(runtime, now):
+            if self._refreshed_at == now:
+                self._measure(runtime, now)
+            return StepResult()
         if self.streams:
             groups = await self._look(runtime, now, looks=woken.looks)
             await expire(runtime, self.streams.values(), now)
@@ -80,8 +88,23 @@ class Relay:
             await self._release_ended(runtime, now)
         if self._refreshed_at == now:
             self._measure(runtime, now)
-        more = self._more or any(stream.needs_turn(self._head, now) for stream in self.streams.values())
+        streams = self.streams.values()
+        more = self._more or any(stream.needs_turn(self._head, now) for stream in streams)
+        works = not woken.idle or more or self._unread or self._retries_wait
+        rests = not works and all(stream.rests(self._head) for stream in streams)
+        self._resting = list(streams) if rests else []
         return StepResult(more=more)
+
+    async def _still_rests(self, runtime: Runtime, now: datetime) -> bool:
+        """Return whether a turn that nothing woke has nothing to do: the log is as it was, and no retry waits."""
+        if self._resting != list(self.streams.values()) or any(s.outcomes.reclaim for s in self._resting):
+            return False
+        async with runtime.database.keyed() as connection:
+            head, retries = await log_head(connection)
+        if head != self._head or retries:
+            return False
+        self._head_at = self._looked_at = self._retries_at = now
+        return True
 
     async def drain(self, runtime: Runtime) -> None:
         """Send nothing more, wait for what is in flight, settle it, and release the leases."""
@@ -118,11 +141,11 @@ class Relay:
         if not (reads_head or claims):
             return groups
         async with runtime.database.keyed() as connection:
-            self._head, retries = await log_head(connection)
+            self._head, self._retries_wait = await log_head(connection)
             self._head_at = self._looked_at = now
             self._unread = self._direct = False
             if claims:
-                await self._claim_retries(connection, now, any_wait=retries)
+                await self._claim_retries(connection, now, any_wait=self._retries_wait)
         return _groups(stream for stream in streams if stream.wants_messages(self._head))
 
     async def _claim_retries(self, connection: Connection, now: datetime, *, any_wait: bool = True) -> None:

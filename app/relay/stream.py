@@ -135,6 +135,23 @@ class Stream:
             return False
         return bool(buffer.finished) or self.breaker.has_changes or self._checkpoint_due(now)
 
+    def rests(self, head: int) -> bool:
+        """Return whether the stream has nothing to do before it is woken, or the log grows beyond `head`."""
+        outcomes, window = self.outcomes, self.window
+        return not (
+            outcomes.closing
+            or outcomes.lost
+            or outcomes.reclaim
+            or outcomes.unsettled_retries
+            or len(outcomes.buffer)
+            or self.expiry is not None
+            or self.breaker.open
+            or self.breaker.has_changes
+            or window.unsettled
+            or window.checkpoint_lags()
+            or window.is_behind(head)
+        )
+
     def settle_due(self, now: datetime) -> bool:
         """Return whether the relay should settle in this turn, and not wait for more outcomes."""
         buffer = self.outcomes.buffer

@@ -243,3 +243,47 @@ async def test_a_stream_that_waits_for_a_stored_message_asks_for_no_turn_after_t
         stream.outcomes.buffer.request_turn()
         assert not (await relay.step(runtime, now)).more
         await relay.drain(runtime)
+
+
+async def test_a_turn_without_work_looks_once_and_touches_no_stream(
+    client: httpx.AsyncClient, runtime: Runtime, group: str, asked: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = runtime.clock.now()
+    async with Responder() as receiver:
+        relay, stream = await opened(client, runtime, receiver, now)
+        await relay.step(runtime, now)
+        asked.clear()
+        with monkeypatch.context() as untouched:
+            untouched.delattr(Stream, "wants_messages")
+            await relay.step(runtime, now)
+            assert asked == ["log_head"]
+        # Nothing woke the relay, and it finds what was published.
+        runtime.wake_ups.interest = TopicPatterns(["none"])
+        await publish(client, order(1))
+        await relay.step(runtime, now)
+        await finished(stream, 1)
+        # The receipt that waits is work.
+        assert not stream.rests(relay._head)
+        await relay.drain(runtime)
+
+
+async def test_a_relay_at_rest_takes_new_streams_and_retries(
+    client: httpx.AsyncClient, runtime: Runtime, group: str, db: Connection
+) -> None:
+    async with Responder(status=500) as receiver:
+        relay, _ = await opened(client, runtime, receiver, runtime.clock.now())
+        await publish(client, order(1))
+        await turn_until(relay, runtime, lambda: db.fetchval("select count(*) = 1 from delivery_retry"))
+        for _ in range(3):
+            await relay.step(runtime, runtime.clock.now())
+        receiver.status = 200
+        runtime.clock.offset_s += 3600
+        await turn_until(relay, runtime, lambda: db.fetchval("select count(*) = 1 from receipt"))
+        for _ in range(3):
+            await relay.step(runtime, runtime.clock.now())
+        await subscribe(client, receiver, "biller", topics=["bill"])
+        runtime.clock.offset_s += 2
+        await turn_until(relay, runtime, lambda: len(relay.streams) == 2)
+        await publish(client, {"topic": "bill", "body": 1})
+        await turn_until(relay, runtime, lambda: db.fetchval("select count(*) = 2 from receipt"))
+        await relay.drain(runtime)
