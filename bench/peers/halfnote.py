@@ -1,8 +1,11 @@
-"""Halfnote beside the others: one service in role `all`, with a topic for single webhooks and one for batches."""
+"""Halfnote beside the others: an API process and a worker, with a topic for single webhooks and one for batches.
+
+`halfnote serve` runs the same two processes on two cores.
+"""
 
 import asyncio
 from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, closing
 from dataclasses import dataclass, field
 from itertools import count
 
@@ -23,7 +26,7 @@ BATCH = 100
 BATCH_TOPIC = "batch"
 PACED_CONNECTIONS = 64
 # The most transactions per second for which ids are made.
-IDS_A_SECOND = 6_000
+IDS_A_SECOND = 20_000
 LOOK_EVERY_S = 0.02
 AFTER_S = 0.2
 
@@ -33,7 +36,12 @@ async def halfnote(stage: Stage) -> AsyncIterator[tuple[Peer, Peer]]:
     """Run Halfnote; yield it twice, for webhooks one by one and for batches."""
     dsn = await stage.database("peers")
     env = {"HALFNOTE_DATABASE_URL": dsn}
-    async with noting(stage.place) as receiver, serving("app.main:app", stage.place, env) as service:
+    async with AsyncExitStack() as stack:
+        receiver = await stack.enter_async_context(noting(stage.place))
+        service, worker = [
+            await stack.enter_async_context(serving("app.main:app", stage.place, env | {"HALFNOTE_ROLE": role}))
+            for role in ("api", "worker")
+        ]
         group = {"check_urls": [f"{receiver.url}/check"], "immunity_s": IMMUNITY_S}
         await put(service, f"/producer-groups/{GROUP}", group)
         webhook = {"type": "webhook", "url": f"{receiver.url}/hook/1"}
@@ -45,7 +53,8 @@ async def halfnote(stage: Stage) -> AsyncIterator[tuple[Peer, Peer]]:
         def peer(name: str, topic: str) -> Peer:
             driver = WireDriver(service, receiver, topic)
             database_s = lambda: postgres_cpu_s(stage.server)  # noqa: E731
-            return Peer(name, driver, service.cpu_s, database_s, lambda: [*service.processes(), receiver.root])
+            processes = lambda: [*service.processes(), *worker.processes(), receiver.root]  # noqa: E731
+            return Peer(name, driver, lambda: service.cpu_s() + worker.cpu_s(), database_s, processes)
 
         yield peer(WEBHOOKS, TOPIC), peer(BATCHES, BATCH_TOPIC)
     await stage.drop("peers")
@@ -67,15 +76,20 @@ class WireDriver:
         self._end = template("/end", end_body(), self.service.port)
 
     async def send(self, load: Slice) -> Sent:
-        """Run one slice and wait until each message is received."""
+        """Run one slice and wait until each message is received. Raises BrokenSliceError, RuntimeError and OSError."""
         rate = load.size if load.kind == "pace" else IDS_A_SECOND
         ids = [id_.encode() for id_ in transaction_ids(int(rate * load.seconds) + load.size)]
         await take(self.receiver)
         ends: dict[bytes, float] = {}
         began_s = now_s()
         sending = self._pace if load.kind == "pace" else self._run
-        await sending(load, ids, ends)
-        arrivals = await self._received(len(ends), load.within_s)
+        try:
+            await sending(load, ids, ends)
+            arrivals = await self._received(len(ends), load.within_s)
+        except ExceptionGroup as errors:
+            raise BrokenSliceError(str(errors.exceptions[0])) from errors
+        except httpx.HTTPError as error:
+            raise BrokenSliceError(f"the receiver does not answer: {error}") from error
         return as_sent(load, began_s, ends, arrivals)
 
     async def _run(self, load: Slice, ids: Sequence[bytes], ends: dict[bytes, float]) -> None:
@@ -83,10 +97,9 @@ class WireDriver:
         until_s, numbers = now_s() + load.seconds, count()
 
         async def caller() -> None:
-            wire = await Wire.to(self.service.port)
-            while now_s() < until_s:
-                await self._one(wire, ids[next(numbers)], ends)
-            wire.close()
+            with closing(await Wire.to(self.service.port)) as wire:
+                while now_s() < until_s:
+                    await self._one(wire, ids[next(numbers)], ends)
 
         async with asyncio.TaskGroup() as callers:
             for _ in range(load.size):
@@ -95,15 +108,21 @@ class WireDriver:
     async def _pace(self, load: Slice, ids: Sequence[bytes], ends: dict[bytes, float]) -> None:
         """Send transactions at a rate, whether or not earlier ones are answered."""
         wires = [await Wire.to(self.service.port) for _ in range(PACED_CONNECTIONS)]
+        opened = [*wires]
 
         async def act(n: int) -> None:
-            wire = wires.pop() if wires else await Wire.to(self.service.port)
+            if not wires:
+                opened.append(await Wire.to(self.service.port))
+                wires.append(opened[-1])
+            wire = wires.pop()
             await self._one(wire, ids[n], ends)
             wires.append(wire)
 
-        await paced(load.size, load.seconds, act)
-        for wire in wires:
-            wire.close()
+        try:
+            await paced(load.size, load.seconds, act)
+        finally:
+            for wire in opened:
+                wire.close()
 
     async def _one(self, wire: Wire, id_: bytes, ends: dict[bytes, float]) -> None:
         before, after = self._half

@@ -4,7 +4,7 @@ import asyncio
 import shutil
 import sys
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 
 import psutil
@@ -13,11 +13,13 @@ import pytest
 from bench.__main__ import PEERS, main
 from bench.arrivals import Arrival
 from bench.peers import parts, run
-from bench.peers.halfnote import BATCHES, WEBHOOKS, as_sent
+from bench.peers.halfnote import BATCHES, WEBHOOKS, WireDriver, as_sent
 from bench.peers.parts import INSTALL, MissingPartError, require
 from bench.peers.run import DEFAULT_MQ, DTM, TUNED_MQ, Found, add_figures, hold_bars, in_turn, opened
 from bench.peers.slices import BrokenSliceError, Measured, Peer, Sent, Slice, driving
+from bench.receiver import length_of
 from bench.report import Report
+from bench.services import Service
 from bench.stage import Stage
 
 DRIVER = """
@@ -178,3 +180,23 @@ def test_help_names_the_comparison(capsys: pytest.CaptureFixture[str]) -> None:
 def test_the_same_versions_are_pinned_everywhere() -> None:
     pom = (parts.SOURCES / "java" / "pom.xml").read_text()
     assert pom.count(f"<version>{parts.ROCKETMQ_VERSION}</version>") == pom.count("<groupId>org.apache.rocketmq<")
+
+
+async def test_a_refused_request_breaks_off_one_slice_of_halfnote() -> None:
+    """An overloaded service must not end the comparison of the others."""
+
+    async def answered(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with suppress(asyncio.IncompleteReadError, ConnectionError):
+            while True:
+                head = await reader.readuntil(b"\r\n\r\n")
+                posted = head.startswith(b"POST")
+                await reader.readexactly(length_of(head[:-4]) if posted else 0)
+                status = b"503 Service Unavailable" if posted else b"200 OK"
+                writer.write(b"HTTP/1.1 %s\r\nContent-Length: 0\r\n\r\n" % status)
+        writer.close()
+
+    async with await asyncio.start_server(answered, "127.0.0.1", 0) as server:
+        service = Service(server.sockets[0].getsockname()[1], psutil.Process())
+        for kind in ("run", "pace"):
+            with pytest.raises((BrokenSliceError, RuntimeError), match="answered 503"):
+                await WireDriver(service, service, "order").send(Slice(kind, 4, 1, 5))
