@@ -248,7 +248,9 @@ PathFinder.find_spec = lambda name, *rest: None if name.partition(".")[0] in HID
 """
 
 
-@pytest.mark.parametrize("program", ["reconcile", "archive", "restore", "redact"])
+@pytest.mark.parametrize(
+    "program", ["reconcile", *(pytest.param(name, marks=pytest.mark.slow) for name in ("archive", "restore", "redact"))]
+)
 def test_help_without_the_extra_lists_the_options_and_what_to_install(program: str, tmp_path: Path) -> None:
     (tmp_path / "sitecustomize.py").write_text(WITHOUT_EXTRA)
     command = [sys.executable, "-m", "app.cli", program, "--help"]

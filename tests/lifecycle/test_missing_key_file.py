@@ -9,7 +9,7 @@ from app.secrets.vault import read_keys
 from tests.support.processes import Service
 
 
-@pytest.mark.parametrize("named", [pytest.param(True, marks=pytest.mark.slow), False], ids=["named", "default"])
+@pytest.mark.parametrize("named", [True, False], ids=["named", "default"])
 async def test_a_missing_key_file_is_not_replaced_over_sealed_secrets(
     data_dir: Path, tmp_path: Path, named: bool
 ) -> None:

@@ -48,7 +48,7 @@ def read(spark: SparkSession, snapshot: Snapshot, day: date, directory: Path) ->
     return frames_from_postgres(spark, snapshot, day, str(directory), Progress(io.StringIO()))
 
 
-@pytest.mark.parametrize("way", ["copy", "jdbc"])
+@pytest.mark.parametrize("way", ["copy", pytest.param("jdbc", marks=pytest.mark.slow)])
 def test_rows_arrive_as_they_are(
     way: str,
     spark: SparkSession,
@@ -169,7 +169,7 @@ def test_a_reader_whose_session_is_ended_ends_the_others(
     assert next(begun) < many
 
 
-@pytest.mark.parametrize("busy", [True, pytest.param(False, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("busy", [True, False])
 def test_readers_rest_while_others_are_at_work(
     spark: SparkSession,
     dsn: str,

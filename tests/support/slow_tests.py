@@ -34,6 +34,9 @@ FILES = (
     "system/test_scale_out.py",
     "system/test_upgrade.py",
     "system/test_faults.py",
+    # A service that starts several times, or gives the whole OpenAPI document.
+    "lifecycle/test_missing_key_file.py",
+    "server/test_documented_answers.py",
     # Connections, databases and steps that are awaited in real time.
     "relay/test_faults.py",
     "relay/test_kills.py",
@@ -58,6 +61,13 @@ TESTS: dict[str, tuple[str, ...]] = {
         "test_plans_of_the_sweeps",
         "test_rows_of_decided_transactions_are_removed",
         "test_halves_that_became_visible_behind_the_cursor_are_found",
+    ),
+    "cli/test_apply.py": (
+        "test_a_change_shows_old_new_and_what_was_left_out",
+        "test_a_former_key_ends_although_the_run_that_replaced_it_did_not",
+        "test_a_secret_comes_from_the_environment_or_a_file",
+        "test_prune_deletes_in_the_sections_of_the_files_only",
+        "test_what_failed_and_what_was_not_tried_is_told",
     ),
     "cli/test_dead_letters.py": (
         "test_dead_letters_are_listed_and_shown",
@@ -108,6 +118,7 @@ TESTS: dict[str, tuple[str, ...]] = {
         "test_a_stopped_server_is_unreachable_until_it_runs_again",
         "test_a_thousand_at_once_are_all_confirmed_on_one_connection",
         "test_tls_is_verified_by_name",
+        "test_a_missing_exchange_fails_until_it_is_there",
     ),
     "destinations/test_redis.py": ("test_many_calls_at_once_are_all_acknowledged_and_in_order",),
     "destinations/test_webhook.py": ("test_only_2xx_is_success",),
@@ -158,7 +169,6 @@ TESTS: dict[str, tuple[str, ...]] = {
         "test_every_revision_goes_up_and_down_from_nothing",
         "test_lock_in_the_way_is_waited_for_in_turns",
     ),
-    "lifecycle/test_missing_key_file.py": ("test_a_missing_key_file_is_made_while_nothing_is_sealed",),
     "lifecycle/test_serve.py": (
         "test_a_database_of_another_encoding_is_refused_by_one_line",
         "test_a_database_that_hangs_does_not_hold_up_the_end",
@@ -218,6 +228,7 @@ TESTS: dict[str, tuple[str, ...]] = {
         "test_an_outage_of_six_hours_makes_no_dead_letters",
     ),
     "relay/test_brokers.py": ("test_a_broker_that_stops_and_starts_again_loses_nothing",),
+    "relay/test_expiry.py": ("test_a_redelivered_message_waits_from_its_redelivery",),
     "relay/test_loop.py": (
         "test_a_database_error_in_a_settle_loses_no_outcome",
         "test_a_new_topics_first_message_is_not_lost_to_a_prefix",
@@ -229,6 +240,7 @@ TESTS: dict[str, tuple[str, ...]] = {
         "test_messages_without_a_key_are_not_ordered",
         "test_what_is_sent_again_after_a_takeover_arrives_in_order",
     ),
+    "relay/test_postponements.py": ("test_postponements_of_one_attempt_are_one_row_for_each_cause",),
     "relay/test_progress.py": ("test_the_checkpoint_never_passes_an_unsettled_offset",),
     "relay/test_rate.py": ("test_no_time_span_has_more_deliveries_than_the_rate_allows",),
     "relay/test_shards.py": (
@@ -315,5 +327,17 @@ TESTS: dict[str, tuple[str, ...]] = {
     "sdk/test_testing.py": ("test_against_the_real_service_over_real_sockets",),
     "secrets/test_secret_rotation.py": ("test_the_database_password_is_changed_by_a_second_login",),
     "secrets/test_vault.py": ("test_migrating_by_the_command_seals", "test_the_commands_make_a_key_and_rotate"),
-    "server/test_documented_answers.py": ("test_a_defect_is_documented",),
+    "server/test_tls_limits.py": ("test_slow_clients_are_disconnected",),
+    "spark/test_archive.py": ("test_the_archive_can_be_proved_again_by_itself",),
+    "spark/test_generate.py": ("test_a_made_day_in_postgres_is_as_the_service_makes_its_own",),
+    "spark/test_ledgers.py": (
+        "test_a_directory_may_hold_both_in_any_layout",
+        "test_rows_that_agree_are_merged_and_others_set_aside",
+    ),
+    "spark/test_restore.py": ("test_a_redacted_body_is_nowhere",),
+    "spark/test_sources.py": (
+        "test_the_layout_is_that_of_parquet",
+        "test_readers_rest_while_others_are_at_work",
+    ),
+    "spark/test_topic_patterns.py": ("test_the_proof_matches_topics_as_the_service_does",),
 }
