@@ -115,7 +115,6 @@ class RelayMetrics:
         self._with_retries: set[str] = set()
         # The subscriptions whose lag each loop shows.
         self._with_lag: dict[str, set[str]] = {}
-        self._shown_lags: dict[str, tuple[float, int]] = {}
 
     def show_dead_letters(self, counts: Mapping[str, int]) -> None:
         """Set `dead_letters` of these subscriptions, and set it to 0 for those that have none any more."""
@@ -166,17 +165,13 @@ class RelayMetrics:
         `lags`: (seconds, messages) by subscription. A lag ends when its subscription is deleted or moves to another
         worker.
         """
-        for name, lag in lags.items():
-            if self._shown_lags.get(name) != lag:
-                # To set 200 unchanged gauges would take longer than the rest of an idle turn.
-                self._shown_lags[name] = lag
-                age_s, messages = lag
-                self.lag_s.labels(name).set(age_s)
-                self.lag_messages.labels(name).set(messages)
+        # Also unchanged ones: another process may have withdrawn them since.
+        for name, (age_s, messages) in lags.items():
+            self.lag_s.labels(name).set(age_s)
+            self.lag_messages.labels(name).set(messages)
         ended = self._with_lag.get(loop, set()) - lags.keys()
         self._with_lag[loop] = set(lags)
         for name in ended.difference(*self._with_lag.values()):
-            self._shown_lags.pop(name, None)
             withdraw(self.lag_s, name)
             withdraw(self.lag_messages, name)
 
