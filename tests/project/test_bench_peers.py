@@ -4,7 +4,7 @@ import asyncio
 import shutil
 import sys
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager, closing, suppress
 from pathlib import Path
 
 import psutil
@@ -185,18 +185,25 @@ def test_the_same_versions_are_pinned_everywhere() -> None:
 async def test_a_refused_request_breaks_off_one_slice_of_halfnote() -> None:
     """An overloaded service must not end the comparison of the others."""
 
+    handlers: set[asyncio.Task[None]] = set()
+
     async def answered(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        with suppress(asyncio.IncompleteReadError, ConnectionError):
+        task = asyncio.current_task()
+        assert task is not None
+        handlers.add(task)
+        with closing(writer), suppress(asyncio.IncompleteReadError, ConnectionError):
             while True:
                 head = await reader.readuntil(b"\r\n\r\n")
                 posted = head.startswith(b"POST")
                 await reader.readexactly(length_of(head[:-4]) if posted else 0)
                 status = b"503 Service Unavailable" if posted else b"200 OK"
                 writer.write(b"HTTP/1.1 %s\r\nContent-Length: 0\r\n\r\n" % status)
-        writer.close()
 
     async with await asyncio.start_server(answered, "127.0.0.1", 0) as server:
         service = Service(server.sockets[0].getsockname()[1], psutil.Process())
         for kind in ("run", "pace"):
             with pytest.raises((BrokenSliceError, RuntimeError), match="answered 503"):
                 await WireDriver(service, service, "order").send(Slice(kind, 4, 1, 5))
+        # The client has closed its connections. A socket that is left open would fail a later test.
+        while any(not handler.done() for handler in handlers):
+            await asyncio.wait(handlers)
