@@ -10,6 +10,9 @@ import structlog
 
 from app.observability.trace_context import current, log_fields
 
+# One list, whose content is replaced: a logger that was used before the logs are set up again keeps the list.
+_processors: list[structlog.typing.Processor] = []
+
 
 def set_up_logs(*, terminal: bool | None = None) -> None:
     """Send every log line, ours and the libraries', through structlog: key=value on a terminal, JSON otherwise."""
@@ -27,8 +30,9 @@ def set_up_logs(*, terminal: bool | None = None) -> None:
         if on_terminal
         else [structlog.processors.format_exc_info, structlog.processors.JSONRenderer()]
     )
+    _processors[:] = [*shared, structlog.stdlib.ProcessorFormatter.wrap_for_formatter]
     structlog.configure(
-        processors=[*shared, structlog.stdlib.ProcessorFormatter.wrap_for_formatter],
+        processors=_processors,
         logger_factory=structlog.stdlib.LoggerFactory(),
         wrapper_class=structlog.stdlib.BoundLogger,
         cache_logger_on_first_use=True,

@@ -429,3 +429,16 @@ def test_access_lines_that_are_not_logged_are_not_formatted() -> None:
     )
     said = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, check=True)
     assert said.stdout.split() == ["False", "True"]
+
+
+def test_a_logger_that_was_used_follows_logs_that_are_set_up_again() -> None:
+    """A command and the service may both set up logs in one process."""
+    script = (
+        "import structlog; from structlog.testing import capture_logs;"
+        "from app.observability.logs import set_up_logs; set_up_logs(); log = structlog.get_logger(); log.info('one');"
+        "set_up_logs()\n"
+        "with capture_logs() as lines: log.info('two')\n"
+        "print([line['event'] for line in lines])"
+    )
+    said = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert said.stdout == "['two']\n"
