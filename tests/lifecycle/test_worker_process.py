@@ -34,6 +34,7 @@ from tests.lifecycle.test_serve import halves_held_up, until_refused, until_wait
 from tests.support.processes import Service
 from tests.support.receiver import Sink
 from tests.support.relay_stepping import order
+from tests.support.requirements import absent
 
 WITHIN_S = 90
 HALF = {"producer_group": "shop", "messages": [order(1)]}
@@ -43,7 +44,7 @@ HALF = {"producer_group": "shop", "messages": [order(1)]}
 def served(data_dir: Path, dsn: str) -> Iterator[Service]:
     """`halfnote serve` with an API process and its worker, the default."""
     if usable_cores() == 1:
-        pytest.skip("the default is one process on one core")
+        absent("the default is one process on one core", "MACHINE")
     service = Service(data_dir, "serve", HALFNOTE_DATABASE_URL=dsn, HALFNOTE_WORKERS="auto")
     yield service
     if service.process is not None:
