@@ -36,11 +36,12 @@ from app.routers.end import post_end
 from app.routers.half import post_half
 from app.routers.messages import post_messages
 from app.server.connection_limits import HttpLimits, most_connections
-from app.server.fast_path import Endpoint, FastPath
+from app.server.fast_path import FastPath
 from app.server.middleware import ProblemMiddleware, install_error_handlers
+from app.server.request_pipeline import Begin
 
 # The paths that skip the framework (app/server/fast_path.py).
-ENDPOINTS: dict[str, Endpoint] = {"/half": post_half, "/end": post_end, "/messages": post_messages}
+ENDPOINTS: dict[str, Begin] = {"/half": post_half, "/end": post_end, "/messages": post_messages}
 
 
 @asynccontextmanager

@@ -83,6 +83,11 @@ DELIVERY = (
 PROCESSES = (
     Limit("app.database.connection.LOOP_CONNECTIONS", "pool connections that requests leave to the loops"),
     Limit("app.server.connection_limits.OTHER_FILES", "open files that a process keeps free of connections"),
+    Limit(
+        "app.server.known_heads.HEADS_MAX",
+        "heads of requests that a process keeps instead of parsing them again",
+    ),
+    Limit("app.server.known_heads.HEAD_MAX_BYTES", "bytes of such a head; a longer one is parsed each time"),
     Limit("app.runtime.readiness.ANSWER_WITHIN_S", "seconds that `/readyz` gives the database"),
     Limit("app.runtime.readiness.TURN_WITHIN_S", "seconds after which `/readyz` reports a loop that made no turn"),
     Limit("app.runtime.loop_runner.LONGEST_BACKOFF_S", "the longest wait of a loop after an error, in seconds"),

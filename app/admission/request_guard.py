@@ -108,10 +108,15 @@ async def read_body(receive: Receive, guard: RequestGuard, limits: LoadLimits) -
     body: bytes = message.get("body", b"")
     if message.get("more_body"):
         return await _read_rest(receive, guard, limits, body)
+    hold_body(body, guard, limits)
+    return body
+
+
+def hold_body(body: bytes, guard: RequestGuard, limits: LoadLimits) -> None:
+    """Count the bytes of a whole body. Raises BodyTooLarge or Overloaded, and then does not count them."""
     if len(body) > guard.limit_bytes:
         raise guard.too_large()
     limits.hold(len(body))
-    return body
 
 
 async def _read_rest(receive: Receive, guard: RequestGuard, limits: LoadLimits, first: bytes) -> bytes:

@@ -1,10 +1,14 @@
 """`POST /end`: the producer's verdict, recorded once and for good."""
 
+from collections.abc import Coroutine
+from functools import partial
+from typing import Any, NoReturn
 from uuid import UUID
 
 import msgspec
 
 from app.coordinator.decoding import decode
+from app.coordinator.lane_call import Begun, JsonAnswer, LaneCall, completed
 from app.coordinator.wire import EndAnswer, EndRequest, PublishedMessage, UnknownAnswer
 from app.errors import DatabaseUnavailable, DayGone, Problem, TransactionUnknown, VerdictConflict, WrongGroup
 from app.ids import message_id
@@ -23,38 +27,53 @@ _encode = msgspec.json.Encoder().encode
 _VERDICTS = {"commit": Verdict.COMMIT, "rollback": Verdict.ROLLBACK}
 
 
-async def post_end(runtime: Runtime, caller: Caller, body: bytes, trace: str | None = None) -> tuple[int, bytes]:
-    """Record a verdict: 200 after its commit and for a repeat, 202 for `unknown`. Raises the Problem of `refusal`."""
+def post_end(runtime: Runtime, caller: Caller, body: bytes, trace: str | None = None) -> Begun:
+    """Record a verdict: 200 after its commit and for a repeat, 202 for `unknown`.
+
+    Raises Problem: Forbidden, decoding and the lane. The answer raises what `refusal` returns.
+    """
     request = decode(_decoder, body)
     if runtime.tracing is not None:
         runtime.tracing.about(trace, request.transaction_id, request.producer_group)
     if caller.role is Role.PRODUCER:
         caller.must_have_group(request.producer_group)
     if request.verdict == "unknown":
-        return await _unknown(runtime, caller, request)
-    verdict = _VERDICTS[request.verdict]
+        return _unknown(runtime, caller, request)
     end = End(
         request.transaction_id,
         request.producer_group,
-        verdict,
+        _VERDICTS[request.verdict],
         Source.PRODUCER,
         reason=request.reason,
         from_check=request.from_check,
         traceparent=trace,
     )
-    if caller.role is Role.ADMIN:
-        # The audit row comes before the flush, whose commit other requests share. So every verdict of a person has one.
-        async with runtime.request_pool.connection() as connection:
-            await record(connection, _act(caller, request), runtime.clock.now())
-    recorded = await runtime.lanes.end.commit(end)
-    if runtime.tracing is not None and recorded.owner == request.producer_group:
-        runtime.tracing.link_half(trace, recorded.half_traceparent)
-    if recorded.verdict != verdict or recorded.owner != request.producer_group:
-        if recorded.owner is not None and not caller.groups.takes(recorded.owner):
-            # The same answer as for an unknown id: this key may not learn whether another group's transaction exists.
-            raise await unknown_transaction(runtime, end.transaction_id)
-        raise await refusal(runtime, end, recorded)
-    return 200, _encode(end_answer(request.transaction_id, recorded))
+    call = LaneCall(runtime.lanes.end, end, partial(_answer, runtime, caller, end))
+    return call if caller.role is not Role.ADMIN else _noted(runtime, _act(caller, request), call)
+
+
+async def _noted(runtime: Runtime, act: Act, call: LaneCall[End, Recorded]) -> JsonAnswer:
+    # The audit row comes before the flush, whose commit other requests share. So every verdict of a person has one.
+    async with runtime.request_pool.connection() as connection:
+        await record(connection, act, runtime.clock.now())
+    return await completed(call)
+
+
+def _answer(
+    runtime: Runtime, caller: Caller, end: End, recorded: Recorded
+) -> JsonAnswer | Coroutine[Any, Any, JsonAnswer]:
+    if runtime.tracing is not None and recorded.owner == end.producer_group:
+        runtime.tracing.link_half(end.traceparent, recorded.half_traceparent)
+    if recorded.verdict != end.verdict or recorded.owner != end.producer_group:
+        return _refused(runtime, caller, end, recorded)
+    return 200, _encode(end_answer(end.transaction_id, recorded))
+
+
+async def _refused(runtime: Runtime, caller: Caller, end: End, recorded: Recorded) -> NoReturn:
+    if recorded.owner is not None and not caller.groups.takes(recorded.owner):
+        # The same answer as for an unknown id: this key may not learn whether another group's transaction exists.
+        raise await unknown_transaction(runtime, end.transaction_id)
+    raise await refusal(runtime, end, recorded)
 
 
 def end_answer(transaction_id: UUID, recorded: Recorded) -> EndAnswer:

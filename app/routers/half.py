@@ -1,9 +1,14 @@
 """`POST /half`: stores a half message, invisible until its commit."""
 
+from collections.abc import Coroutine
+from functools import partial
+from typing import Any, NoReturn
+
 import msgspec
 
 from app.coordinator.decoding import decode
 from app.coordinator.half_content import first_difference, half_of, id_skew
+from app.coordinator.lane_call import Begun, JsonAnswer, LaneCall, completed
 from app.coordinator.wire import HalfAnswer, HalfMessageAnswer, HalfRequest
 from app.errors import ContentDiffers, DatabaseUnavailable, Draining, GroupUnregistered, Problem, TopicUndeclared
 from app.ids import message_id
@@ -18,20 +23,21 @@ _decoder = msgspec.json.Decoder(HalfRequest)
 _encode = msgspec.json.Encoder().encode
 
 
-async def post_half(runtime: Runtime, caller: Caller, body: bytes, trace: str | None = None) -> tuple[int, bytes]:
+def post_half(runtime: Runtime, caller: Caller, body: bytes, trace: str | None = None) -> Begun:
     """Store a half: 201 after its commit, 200 for a repeat with the same content.
 
-    Raises Problem: see `refuse_new_half`, `refuse_unstored`, decoding and the lane.
+    Raises Problem: see `begin_half`, decoding and the lane. The answer raises what `unstored` returns.
     """
     request = decode(_decoder, body)
     half = half_of(request, runtime.settings, runtime.clock)
     note_trace(runtime, half, trace)
-    await refuse_new_half(runtime, caller, half, chosen=request.transaction_id is not None)
-    if caller.role is Role.ADMIN:
-        await note_half(runtime, caller, "transaction.half", half)
-    stored = await runtime.lanes.half.commit(half)
+    call = LaneCall(runtime.lanes.half, half, partial(_answer, runtime, half))
+    return begin_half(runtime, caller, call, "transaction.half", chosen=request.transaction_id is not None)
+
+
+def _answer(runtime: Runtime, half: Half, stored: StoredHalf) -> JsonAnswer | Coroutine[Any, Any, JsonAnswer]:
     if not stored.fresh and stored.digest != half.digest:
-        raise await unstored(runtime, half, stored)
+        return refused(runtime, half, stored)
     return (201 if stored.fresh else 200), _encode(
         HalfAnswer(
             half.transaction_id,
@@ -70,13 +76,15 @@ async def note_half(runtime: Runtime, caller: Caller, what: str, half: Half) -> 
         await record(connection, said, runtime.clock.now())
 
 
-async def refuse_new_half(runtime: Runtime, caller: Caller, half: Half, *, chosen: bool) -> None:
-    """Refuse a half that the key's scope excludes, and every half while the service drains.
+def begin_half(runtime: Runtime, caller: Caller, call: LaneCall[Half, Any], what: str, *, chosen: bool) -> Begun:
+    """Refuse a half that the key's scope excludes, and every half while the service drains. Else return what follows.
 
     A half that is not stored yet is also refused if a topic is undeclared, or if its chosen id has a time too far off.
 
-    Raises Forbidden, Draining, TopicUndeclared or IdTimeSkew.
+    `what` is the action of the audit row. Raises Forbidden or Draining; the answer raises TopicUndeclared or
+    IdTimeSkew.
     """
+    half = call.request
     if caller.role is Role.PRODUCER:
         caller.must_have_group(half.producer_group)
         for message in half.messages:
@@ -86,33 +94,57 @@ async def refuse_new_half(runtime: Runtime, caller: Caller, half: Half, *, chose
             "This service drains: it accepts ends, but no new halves. Repeat the request later.",
             retry_after_s=5,
         )
-    fault: Problem | None = None if runtime.declared is None else await _undeclared(runtime, runtime.declared, half)
-    if chosen and fault is None:
-        fault = id_skew(half.transaction_id, runtime.settings, runtime.clock)
-    if fault is None:
-        return
-    if chosen:
-        async with runtime.request_pool.connection() as connection:
-            stored = await stored_halves(connection, [half.transaction_id], [half.producer_group])
-        if stored[half.transaction_id].digest is not None:
-            return
-    raise fault
+    skew = id_skew(half.transaction_id, runtime.settings, runtime.clock) if chosen else None
+    if skew is None and caller.role is not Role.ADMIN and not _unknown_topics(runtime, half):
+        return call
+    return _begin_after_reads(runtime, caller, call, what, skew, chosen=chosen)
 
 
-async def _undeclared(runtime: Runtime, known: frozenset[str], half: Half) -> TopicUndeclared | None:
-    names = [message.topic for message in half.messages]
-    if known.issuperset(names):
+async def _begin_after_reads(
+    runtime: Runtime, caller: Caller, call: LaneCall[Half, Any], what: str, skew: Problem | None, *, chosen: bool
+) -> JsonAnswer:
+    """Check in the database what this process cannot know, write the audit row of a person, then go on to the lane."""
+    half = call.request
+    fault = await _undeclared(runtime, half) or skew
+    if fault is not None and not (chosen and await _is_stored(runtime, half)):
+        raise fault
+    if caller.role is Role.ADMIN:
+        await note_half(runtime, caller, what, half)
+    return await completed(call)
+
+
+async def _is_stored(runtime: Runtime, half: Half) -> bool:
+    async with runtime.request_pool.connection() as connection:
+        stored = await stored_halves(connection, [half.transaction_id], [half.producer_group])
+    return stored[half.transaction_id].digest is not None
+
+
+def _unknown_topics(runtime: Runtime, half: Half) -> set[str]:
+    """Return the topics that this process does not know as declared; none where topics need no declaration."""
+    known = runtime.declared
+    return set() if known is None else {message.topic for message in half.messages} - known
+
+
+async def _undeclared(runtime: Runtime, half: Half) -> TopicUndeclared | None:
+    unknown = _unknown_topics(runtime, half)
+    if not unknown:
         return None
     # The topic may have been declared since the last read.
     async with runtime.request_pool.connection() as connection:
-        missing = await topics.undeclared(connection, set(names) - known)
+        missing = await topics.undeclared(connection, unknown)
     if not missing:
         return None
+    names = [message.topic for message in half.messages]
     position = min(names.index(name) for name in missing)
     return TopicUndeclared(
         f"Topic `{names[position]}` is not declared. An admin declares it by PUT /topics/<name>.",
         field=f"messages[{position}].topic",
     )
+
+
+async def refused(runtime: Runtime, half: Half, stored: StoredHalf) -> NoReturn:
+    """Raise why a half was not stored."""
+    raise await unstored(runtime, half, stored)
 
 
 async def unstored(runtime: Runtime, half: Half, stored: StoredHalf) -> Problem:

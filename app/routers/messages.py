@@ -1,26 +1,30 @@
 """`POST /messages`: half and commit in one call. `GET /messages/{message_id}`: one message and its deliveries."""
 
+from collections.abc import Coroutine
 from dataclasses import replace
-from typing import Annotated
+from functools import partial
+from typing import Annotated, Any
 
 import msgspec
 from fastapi import APIRouter, Path
 from fastapi.responses import Response
 
+from app.coordinator.commit_lanes import PlainOutcome
 from app.coordinator.decoding import decode
 from app.coordinator.half_content import half_of
+from app.coordinator.lane_call import Begun, JsonAnswer, LaneCall
 from app.coordinator.wire import PlainAnswer, PlainRequest
 from app.errors import DayGone, MessageUnknown, TransactionUnknown
 from app.ids import parse_message_id
 from app.permissions import Caller, Role
 from app.routers.dependencies import CallerDep, RuntimeDep, problems
 from app.routers.end import published, unknown_transaction
-from app.routers.half import note_half, note_trace, refuse_new_half, unstored
+from app.routers.half import begin_half, note_trace, refused
 from app.routers.message_body import with_body
 from app.routers.timeline import known, message_fields
 from app.runtime.state import Runtime
 from app.schemas.transactions import ID, StoredMessageShown
-from app.store.coordinator.halves import message_body
+from app.store.coordinator.halves import Half, message_body
 from app.store.coordinator.history import Owner, read_history, read_owner
 from app.store.coordinator.ops import Recorded
 from app.store.coordinator.transactions import state_of
@@ -35,7 +39,7 @@ _decoder = msgspec.json.Decoder(PlainRequest)
 _encode = msgspec.json.Encoder().encode
 
 
-async def post_messages(runtime: Runtime, caller: Caller, body: bytes, trace: str | None = None) -> tuple[int, bytes]:
+def post_messages(runtime: Runtime, caller: Caller, body: bytes, trace: str | None = None) -> Begun:
     """Store and commit messages that have nothing to coordinate: 201 after the commit, 200 for a repeat.
 
     Raises Problem as `POST /half` does.
@@ -43,13 +47,14 @@ async def post_messages(runtime: Runtime, caller: Caller, body: bytes, trace: st
     request = decode(_decoder, body)
     half = half_of(request, runtime.settings, runtime.clock)
     note_trace(runtime, half, trace)
-    await refuse_new_half(runtime, caller, half, chosen=request.transaction_id is not None)
-    if caller.role is Role.ADMIN:
-        await note_half(runtime, caller, "transaction.plain", half)
-    outcome = await runtime.lanes.plain.commit(half)
+    call = LaneCall(runtime.lanes.plain, half, partial(_answer, runtime, half))
+    return begin_half(runtime, caller, call, "transaction.plain", chosen=request.transaction_id is not None)
+
+
+def _answer(runtime: Runtime, half: Half, outcome: PlainOutcome) -> JsonAnswer | Coroutine[Any, Any, JsonAnswer]:
     recorded: Recorded | None = outcome.recorded
     if outcome.half.digest != half.digest or recorded is None or recorded.decided_at is None:
-        raise await unstored(runtime, half, outcome.half)
+        return refused(runtime, half, outcome.half)
     return (201 if recorded.fresh else 200), _encode(
         PlainAnswer(
             half.transaction_id, recorded.decided_at, not recorded.fresh, published(half.transaction_id, recorded)

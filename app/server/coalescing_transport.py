@@ -15,6 +15,8 @@ class CoalescingTransport:
         self._transport = transport
         self._loop = asyncio.get_running_loop()
         self._held: bytes | None = None
+        # Asked for each answer, so not by way of `__getattr__`.
+        self.is_closing = transport.is_closing
 
     def write(self, data: bytes) -> None:
         """Hold `data` until this turn's next write or end. If data is held already, send both together."""

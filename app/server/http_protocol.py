@@ -1,18 +1,19 @@
 """uvicorn's HTTP protocol with one write for each response, limits on slow clients, problems for what is not HTTP."""
 
 import asyncio
-from typing import cast
 from weakref import WeakKeyDictionary
 
 import structlog
 from httptools import HttpParserError, HttpParserUpgrade, HttpRequestParser
-from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
+from uvicorn._types import ASGI3Application
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 from uvicorn.server import ServerState
 
 from app.errors import BadRequest, BodyTooLarge, HeadTooLarge, Problem, RequestTimeout
 from app.server.coalescing_transport import CoalescingTransport
 from app.server.connection_limits import ConnectionReaper, HttpLimits
-from app.server.fast_cycle import FastCycle, Respond, fast_routes
+from app.server.fast_cycle import FastCycle, FastRoute, fast_routes
+from app.server.known_heads import KnownHead
 from app.server.request_head import check_head, framing_head, head_bytes, origin_form
 
 log = structlog.get_logger(__name__)
@@ -36,7 +37,7 @@ class HttpProtocol(HttpToolsProtocol):
         self._limits: HttpLimits = self.app_state.get("http_limits", DEFAULTS)
         # What other options of uvicorn do is done in its own cycle.
         is_plain = not (self.root_path or self.access_log or self.limit_concurrency is not None)
-        self._fast_routes = fast_routes(self.app) if is_plain else {}
+        self._fast = fast_routes(self.app if is_plain else None)
         now = self.loop.time()
         self.deadline: float | None = now + self._limits.request_timeout_s
         self.idle_since: float | None = now
@@ -45,6 +46,8 @@ class HttpProtocol(HttpToolsProtocol):
         self._in_body = False
         # While the parser reads a head that stands for one that it has read already.
         self._is_replaying = False
+        # A request of the fast path that starts when this read is parsed.
+        self._unstarted: FastCycle | None = None
         self.url, self.headers = b"", []
         # The beginning of a line that a read ended within, as long as it can be the request line.
         self._line = b""
@@ -73,6 +76,30 @@ class HttpProtocol(HttpToolsProtocol):
         """Parse received bytes. Refuse what is not HTTP, and a request that is too long."""
         if self._refusal is not None:
             return
+        begins = not (self._in_head or self._in_body or self.deadline is not None) and self._is_idle()
+        known = self._fast.heads.find(data) if begins else None
+        if known is not None:
+            self._begin_known(*known)
+            return
+        self._receive(data)
+        cycle, self._unstarted = self._unstarted, None
+        # A request that was refused for its body is complete.
+        if cycle is not None and not cycle.response_complete:
+            if begins and not cycle.more_body and cycle is self.cycle and cycle.keep_alive:
+                self._fast.heads.note(data, cycle.route, self.url, self.headers, bytes(cycle.body))
+            self._start_fast(cycle)
+
+    def _begin_known(self, head: KnownHead[FastRoute], length: bytes, body: bytes) -> None:
+        """Answer a whole request of the fast path whose head was parsed before."""
+        self._unset_keepalive_if_required()
+        self.url, self.headers = head.target, head.headers(length)
+        self.cycle = cycle = FastCycle(self, head.route, keep_alive=True)
+        cycle.body, cycle.more_body = body, False  # type: ignore[assignment]  # nothing is added to it
+        self._received = self._receiving = 0
+        self.has_sent_request, self.idle_since = True, None
+        cycle.begin()
+
+    def _receive(self, data: bytes) -> None:
         self._unset_keepalive_if_required()
         self._receiving = self._read = len(data)
         try:
@@ -172,9 +199,9 @@ class HttpProtocol(HttpToolsProtocol):
         if self.url[:1] != b"/":
             self.url = origin_form(self.parser.get_method(), self.url, self.headers)
         check_head(self.parser.get_http_version(), self.url, self.headers)
-        respond = self._fast_routes.get(self.url)
-        if respond is not None and self.parser.get_method() == b"POST" and not self.expect_100_continue:
-            self._begin_fast(respond)
+        route = self._fast.routes.get(self.url)
+        if route is not None and self.parser.get_method() == b"POST" and not self.expect_100_continue:
+            self._begin_fast(route)
         else:
             self._begin()
         self._in_head, self._in_body, self.has_sent_request, self.idle_since = False, True, True, None
@@ -187,25 +214,37 @@ class HttpProtocol(HttpToolsProtocol):
         self.headers[:] = headers
         super().on_headers_complete()
 
-    def _begin_fast(self, respond: Respond) -> None:
-        """Start a request of the fast path, or queue it behind the one before it."""
+    def _begin_fast(self, route: FastRoute) -> None:
+        """Have a request of the fast path started after this read, or queue it behind the one before it."""
         before = self.cycle
-        self.cycle = FastCycle(
-            self.url,
-            self.headers,
-            self.client,
-            cast(CoalescingTransport, self.transport),
-            self.flow,
-            self.logger,
-            self.server_state.default_headers,
-            self.on_response_complete,
-            keep_alive=self.parser.get_http_version() != "1.0" and self.parser.should_keep_alive(),
-        )
+        keeps_alive = self.parser.get_http_version() != "1.0" and self.parser.should_keep_alive()
+        self.cycle = cycle = FastCycle(self, route, keep_alive=keeps_alive)
         if before is None or before.response_complete:
-            self._start_asgi_task(self.cycle, respond)
+            self._unstarted = cycle
         else:
             self.flow.pause_reading()
-            self.pipeline.appendleft((self.cycle, respond))
+            self.pipeline.appendleft((cycle, cycle.respond))
+
+    def _start_fast(self, cycle: FastCycle) -> None:
+        """Answer a whole request without a task. For the rest of a body a task waits."""
+        if cycle.more_body:
+            super()._start_asgi_task(cycle, cycle.respond)
+        else:
+            cycle.begin()
+
+    def _start_asgi_task(self, cycle: RequestResponseCycle, app: ASGI3Application) -> None:
+        """Start a request whose turn has come. One of the fast path starts by itself in the next turn of the loop.
+
+        The answer of one request starts the next one, and each could be answered at once.
+        """
+        if isinstance(cycle, FastCycle):
+            self.loop.call_soon(self._start_queued, cycle)
+        else:
+            super()._start_asgi_task(cycle, app)
+
+    def _start_queued(self, cycle: FastCycle) -> None:
+        if not (cycle.disconnected or cycle.response_complete or self.transport.is_closing()):
+            self._start_fast(cycle)
 
     def on_message_complete(self) -> None:
         """Clear the deadline: the client has sent its whole request."""

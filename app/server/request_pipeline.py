@@ -1,6 +1,7 @@
 """The steps of every HTTP request: trace, guard, authenticate, admit, answer, count.
 
-`FastPath` and `ProblemMiddleware` run the same steps. They differ in the route that they pass.
+`FastPath` and `ProblemMiddleware` run the same steps. They differ in the route that they pass. `FastCycle` takes the
+same steps without awaiting.
 """
 
 from collections.abc import Awaitable, Callable
@@ -11,8 +12,10 @@ from typing import TypeAlias
 from starlette.datastructures import State
 from starlette.types import Receive, Scope, Send
 
-from app.admission.request_guard import READING, ClientGone, read_body
+from app.admission.load_limits import KeyUsage
+from app.admission.request_guard import READING, ClientGone, hold_body, read_body
 from app.admission.route_roles import Roles
+from app.coordinator.lane_call import Begun
 from app.database.errors import problem_of
 from app.errors import MethodNotAllowed, NotReady, Problem
 from app.observability.trace_context import current, incoming
@@ -23,7 +26,11 @@ from app.runtime.state import Runtime
 # status and a JSON body. A body of None means that the response is already sent.
 Respond: TypeAlias = Callable[[Runtime, Caller, bytes, str | None], Awaitable[tuple[int, bytes | None]]]
 
-JSON_HEADERS = [(b"content-type", b"application/json")]
+# A respond without its await, for routes that need only a lane (see app.coordinator.lane_call).
+Begin: TypeAlias = Callable[[Runtime, Caller, bytes, str | None], Begun]
+Headers: TypeAlias = list[tuple[bytes, bytes]]
+
+JSON_HEADERS: Headers = [(b"content-type", b"application/json")]
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +40,7 @@ class PipelineRoute:
     `roles`: None if no route matches. `template`: the metrics label; None if only the framework knows it. `method`: the
     only method that the route answers; None if the framework checks methods. `is_limited`: the request counts toward
     the load limits. `is_probe`: the request is not traced. `is_framework`: the framework answers defects, then raises.
+    `begin`: does the same as `respond` up to the lane, without awaiting; None if the route needs more than a lane.
     """
 
     respond: Respond
@@ -42,6 +50,73 @@ class PipelineRoute:
     is_limited: bool = True
     is_probe: bool = False
     is_framework: bool = False
+    begin: Begin | None = None
+
+
+class PipelineRequest:
+    """One request on its way through the steps."""
+
+    __slots__ = ("_held", "_is_admitted", "_route", "_runtime", "_scope", "_started", "_usage", "trace", "traced")
+
+    def __init__(self, route: PipelineRoute, runtime: Runtime, scope: Scope) -> None:
+        self._started = perf_counter()
+        self._route, self._runtime, self._scope = route, runtime, scope
+        self._is_admitted, self._held = False, 0
+        self._usage: KeyUsage | None = None
+        trace, traced = incoming(scope["headers"]), None
+        if runtime.tracing is not None and not route.is_probe:
+            traced = runtime.tracing.request(scope["method"], scope["path"], trace)
+            trace = trace if traced is None else traced.context
+        current.set(trace)
+        self.trace, self.traced = trace, traced
+
+    async def respond(self, receive: Receive) -> tuple[int, bytes | None]:
+        """Check, authenticate and admit the request, then let its route respond.
+
+        Raises Problem, ClientGone, and what the route raises.
+        """
+        runtime, route, body = self._runtime, self._route, b""
+        caller = self._admit()
+        if route.is_limited and self._scope["method"] not in READING:
+            body = await read_body(receive, runtime.guard, runtime.load_limits)
+            self._held = len(body)
+        return await route.respond(runtime, caller, body, self.trace)
+
+    def begin(self, body: bytes) -> Begun:
+        """Do the same for a route with `begin` and for a body that is there. Raises as `respond` does."""
+        runtime, begin = self._runtime, self._route.begin
+        assert begin is not None
+        caller = self._admit()
+        hold_body(body, runtime.guard, runtime.load_limits)
+        self._held = len(body)
+        return begin(runtime, caller, body, self.trace)
+
+    def _admit(self) -> Caller:
+        runtime, route, scope = self._runtime, self._route, self._scope
+        authorization = runtime.guard.check(scope)
+        caller = runtime.authenticator.admit(scope, authorization, route.roles)
+        if route.method is not None and scope["method"] != route.method:
+            raise MethodNotAllowed(f"{scope['method']} is not for this path.", allow=route.method)
+        if route.is_limited:
+            self._usage = runtime.load_limits.take(caller)
+            self._is_admitted = True
+        return caller
+
+    def release(self) -> None:
+        """Subtract the request from the load limits; before its answer is sent."""
+        if self._is_admitted:
+            self._is_admitted = False
+            self._runtime.load_limits.give(self._usage, self._held)
+
+    def count(self, status: int | None) -> None:
+        """Count the answer. None: there is none, because the client left or the request was canceled."""
+        template = self._route.template
+        if template is None:
+            template = getattr(self._scope.get("route"), "path", "(none)")
+        if status is not None:
+            self._runtime.metrics.http.observe_request(template, status, perf_counter() - self._started)
+        if self.traced is not None:
+            self.traced.answered(status, template)
 
 
 class RequestPipeline:
@@ -50,72 +125,60 @@ class RequestPipeline:
     def __init__(self, state: State) -> None:
         self._state = state
 
-    async def run(self, route: PipelineRoute, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer one request. Raises only defects that the framework has answered."""
-        started = perf_counter()
+    def request(self, route: PipelineRoute, scope: Scope) -> PipelineRequest:
+        """Return a request that begins. Raises NotReady before the service has started."""
         runtime: Runtime | None = getattr(self._state, "runtime", None)
         if runtime is None:
-            await _send_problem(NotReady("The service is starting.", retry_after_s=1), send)
-            return
-        trace, traced = incoming(scope["headers"]), None
-        if runtime.tracing is not None and not route.is_probe:
-            traced = runtime.tracing.request(scope["method"], scope["path"], trace)
-            trace = trace if traced is None else traced.context
-        current.set(trace)
-        # None: there is no answer, because the client left or the request was canceled.
-        status: int | None = None
+            raise NotReady("The service is starting.", retry_after_s=1)
+        return PipelineRequest(route, runtime, scope)
+
+    async def run(self, route: PipelineRoute, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer one request. Raises only defects that the framework has answered."""
         try:
-            status, body = await _answer(route, runtime, scope, receive, trace)
-            if body is not None:
-                await _send(status, JSON_HEADERS, body, send)
-        except ClientGone:
-            pass
-        except Exception as error:
-            if status is not None or (route.is_framework and not isinstance(error, Problem)):
-                status = status or 500
-                raise
-            problem = problem_of(error)
-            status = problem.status
+            request = self.request(route, scope)
+        except NotReady as problem:
             await _send_problem(problem, send)
-            # Break the cycle of error, traceback and frame. Otherwise the body stays in memory until a collection.
-            del problem
-        finally:
-            template = route.template
-            if template is None:
-                template = getattr(scope.get("route"), "path", "(none)")
-            if status is not None:
-                runtime.metrics.http.observe_request(template, status, perf_counter() - started)
-            if traced is not None:
-                traced.answered(status, template)
+            return
+        await answer(request, request.respond(receive), send, is_framework=route.is_framework)
 
 
-async def _answer(
-    route: PipelineRoute, runtime: Runtime, scope: Scope, receive: Receive, trace: str | None = None
-) -> tuple[int, bytes | None]:
-    """Check, authenticate and admit a request, then let its route respond.
-
-    Raises Problem, ClientGone, and what the route raises.
-    """
-    authorization = runtime.guard.check(scope)
-    caller = runtime.authenticator.admit(scope, authorization, route.roles)
-    if route.method is not None and scope["method"] != route.method:
-        raise MethodNotAllowed(f"{scope['method']} is not for this path.", allow=route.method)
-    if not route.is_limited:
-        return await route.respond(runtime, caller, b"", trace)
-    usage, body = runtime.load_limits.take(caller), b""
+async def answer(
+    request: PipelineRequest,
+    response: Awaitable[tuple[int, bytes | None]],
+    send: Send,
+    *,
+    is_framework: bool = False,
+) -> None:
+    """Await a response, send it or the problem in its place, and count it."""
+    status: int | None = None
     try:
-        if scope["method"] not in READING:
-            body = await read_body(receive, runtime.guard, runtime.load_limits)
-        return await route.respond(runtime, caller, body, trace)
+        try:
+            status, body = await response
+        finally:
+            request.release()
+        if body is not None:
+            await send_answer(status, JSON_HEADERS, body, send)
+    except ClientGone:
+        pass
+    except Exception as error:
+        if status is not None or (is_framework and not isinstance(error, Problem)):
+            status = status or 500
+            raise
+        problem = problem_of(error)
+        status = problem.status
+        await _send_problem(problem, send)
+        # Break the cycle of error, traceback and frame. Otherwise the body stays in memory until a collection.
+        del problem
     finally:
-        runtime.load_limits.give(usage, len(body))
+        request.count(status)
 
 
 async def _send_problem(problem: Problem, send: Send) -> None:
-    await _send(problem.status, problem.headers(), problem.body(), send)
+    await send_answer(problem.status, problem.headers(), problem.body(), send)
 
 
-async def _send(status: int, headers: list[tuple[bytes, bytes]], body: bytes, send: Send) -> None:
+async def send_answer(status: int, headers: Headers, body: bytes, send: Send) -> None:
+    """Send an answer as ASGI messages."""
     headers = [*headers, (b"content-length", str(len(body)).encode())]
     await send({"type": "http.response.start", "status": status, "headers": headers})
     await send({"type": "http.response.body", "body": body})

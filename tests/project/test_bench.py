@@ -207,8 +207,8 @@ def test_what_tracing_is_compared_with_has_none_of_it(module: str) -> None:
 
 def test_what_tracing_is_compared_with_is_what_is_imported() -> None:
     program = (
-        "import bench.untraced_app; from app.server.request_pipeline import RequestPipeline; "
-        "print('incoming' in RequestPipeline.run.__code__.co_names)"
+        "import bench.untraced_app; from app.server.request_pipeline import PipelineRequest; "
+        "print('incoming' in PipelineRequest.__init__.__code__.co_names)"
     )
     for imported, has in ((program, "False"), (program.replace("import bench.untraced_app; ", ""), "True")):
         ran = subprocess.run([sys.executable, "-c", imported], cwd=ROOT, capture_output=True, text=True)

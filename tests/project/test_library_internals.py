@@ -110,6 +110,7 @@ def test_uvicorn_cycle() -> None:
 
     Goes when uvicorn writes head and body at once and makes a scope in a few microseconds.
     """
+    from uvicorn import Server
     from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
     run = source_of(RequestResponseCycle.run_asgi)
@@ -119,6 +120,10 @@ def test_uvicorn_cycle() -> None:
         *("send_500_response", "transport"),
     }
     assert set(re.findall(r"self\.(\w+)", source_of(RequestResponseCycle.send_500_response))) == {"send"}
+    # `_start_asgi_task` starts the request whose turn has come; a future can stand among the tasks.
+    assert "cycle, app = self.pipeline.pop()" in source_of(HttpToolsProtocol.on_response_complete)
+    assert list(inspect.signature(HttpToolsProtocol._start_asgi_task).parameters) == ["self", "cycle", "app"]
+    assert set(re.findall(r"\bt\.(\w+)", source_of(Server.shutdown))) == {"cancel"}
     # And all that the protocol sets or reads.
     assert set(re.findall(r"self\.cycle\.(\w+)", source_of(HttpToolsProtocol))) == {
         *("body", "disconnected", "keep_alive", "message_event", "more_body", "response_complete"),

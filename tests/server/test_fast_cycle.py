@@ -213,9 +213,9 @@ async def test_the_fast_cycle_is_taken_for_the_fast_path_alone(
     taken: list[str] = []
     made = FastCycle.__init__
 
-    def note(self: FastCycle, target: bytes, *rest: Any, **named: Any) -> None:
-        taken.append(target.decode())
-        made(self, target, *rest, **named)
+    def note(self: FastCycle, connection: Any, *rest: Any, **named: Any) -> None:
+        taken.append(connection.url.decode())
+        made(self, connection, *rest, **named)
 
     monkeypatch.setattr(FastCycle, "__init__", note)
     requests = [

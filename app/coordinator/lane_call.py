@@ -1,0 +1,41 @@
+"""What an endpoint returns that needs nothing but the commit of a lane: the request, and how its outcome is answered.
+
+The HTTP protocol then needs no task: it queues the request, and answers from the callback of the lane's future.
+"""
+
+from collections.abc import Callable, Coroutine
+from typing import Any, Generic, TypeAlias
+
+from app.coordinator.group_commit import GroupCommitLane, Outcome, R
+
+# A status and a JSON body.
+JsonAnswer: TypeAlias = tuple[int, bytes]
+
+
+class LaneCall(Generic[R, Outcome]):
+    """A request that is ready for its lane.
+
+    `answer(outcome)` returns the answer, or a coroutine if the answer takes more than the outcome.
+    """
+
+    __slots__ = ("answer", "lane", "request")
+
+    def __init__(
+        self,
+        lane: GroupCommitLane[R, Outcome],
+        request: R,
+        answer: Callable[[Outcome], "JsonAnswer | Coroutine[Any, Any, JsonAnswer]"],
+    ) -> None:
+        self.lane, self.request, self.answer = lane, request, answer
+
+
+# What an endpoint returns. It returns a coroutine if the request must await something before the lane.
+Begun: TypeAlias = LaneCall[Any, Any] | Coroutine[Any, Any, JsonAnswer]
+
+
+async def completed(begun: Begun) -> JsonAnswer:
+    """Return the answer to a request that has begun. Raises Problem."""
+    if not isinstance(begun, LaneCall):
+        return await begun
+    answer = begun.answer(await begun.lane.commit(begun.request))
+    return answer if isinstance(answer, tuple) else await answer
