@@ -58,7 +58,7 @@ class Assignments:
         self._renewed_at: datetime | None = None
         self._rated_at: datetime | None = None
         self._workers = 1
-        self._known: Known = {}
+        self._desired = DesiredReader()
         # When this process last failed to create the destination of a subscription, by its id.
         self._unavailable: dict[int, datetime] = {}
 
@@ -67,7 +67,7 @@ class Assignments:
         if due(self._renewed_at, RENEW_EVERY, now):
             await self._renew(connection, now)
             self._renewed_at = now
-        desired = await _desired(connection, self._known)
+        desired = await self._desired.read(connection)
         self._close_changed(desired)
         share = ceil(len(desired.shards) / self._workers)
         live = [stream for shard, stream in self.streams.items() if not shard.replay]
@@ -273,6 +273,24 @@ class Assignments:
         rates = {shard: rate for shard, rate in measured.items() if rate is not None}
         if rates:
             await checkpoints.set_rates(connection, rates, now)
+
+
+class DesiredReader:
+    """Reads what the tables ask for, and only if that has changed: its version takes one small statement."""
+
+    def __init__(self) -> None:
+        self._known: Known = {}
+        self._version: checkpoints.Version | None = None
+        self._last: DesiredAssignments | None = None
+
+    async def read(self, connection: Connection) -> DesiredAssignments:
+        """Return what the tables ask for."""
+        # Read before the content: what changes between the two reads changes the version of the next refresh.
+        version = await checkpoints.desired_version(connection)
+        if self._last is None or version != self._version:
+            self._last = await _desired(connection, self._known)
+            self._version = version
+        return self._last
 
 
 async def _desired(connection: Connection, known: Known) -> DesiredAssignments:

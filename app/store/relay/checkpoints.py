@@ -3,6 +3,9 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
+from typing import TypeAlias
+
+import asyncpg
 
 from app.database.columns import Column, RowArrays
 from app.database.connection import Connection
@@ -60,6 +63,16 @@ select distinct key from dead_letter where subscription_id = $1 and replay = $2 
 # The whole table is read. There are few subscriptions.
 SHARD_COUNTS = "select distinct subscription_id, shards from checkpoint"
 
+# It differs after any change of what SHARD_COUNTS, subscriptions.STREAMED and replays.RUNNING return. Every change of a
+# subscription's row gives it another xmin, and rows of checkpoint are counted by their keys, because a settle changes
+# the rest of the row. Each worker asks once a second, and two hashes are far smaller than the rows.
+DESIRED_VERSION = """
+select
+  (select bit_xor(hash_record_extended((subscription_id, xmin), 0)) from subscription) as subscriptions,
+  (select bit_xor(hash_record_extended((subscription_id, shards, shard), 0)) from checkpoint) as shards,
+  (select array_agg(replay_id order by replay_id) from replay where state = 'running') as replays
+"""
+
 # `resize` runs LEASES_OF, OLD_SHARDS, END_LEASES and RESIZE. LEASES_OF locks the leases of the old shards, which must
 # have expired. OLD_SHARDS finds nothing if another worker has resized meanwhile: ending the leases of the new shards
 # would deliver again what their holders have in flight. Leases are locked before checkpoints, as a settle does.
@@ -107,6 +120,8 @@ where p.state = 'running' and p."offset" >= p.until and not exists (
   select from delivery_retry r where r.subscription_id = p.subscription_id and r.replay = p.replay_id
 )
 """
+
+Version: TypeAlias = asyncpg.Record | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,6 +196,11 @@ async def dead_keys(connection: Connection, shard: Shard) -> frozenset[str]:
 async def shard_counts(connection: Connection) -> dict[int, int]:
     """Return how many shards the checkpoints of each subscription have."""
     return {row["subscription_id"]: row["shards"] for row in await connection.fetch(SHARD_COUNTS)}
+
+
+async def desired_version(connection: Connection) -> Version:
+    """Return the version of all that a worker's assignments follow from. Two versions are only compared."""
+    return await connection.fetchrow(DESIRED_VERSION)
 
 
 async def resize(connection: Connection, subscription_id: int, shards: int, now: datetime) -> bool:
