@@ -6,7 +6,8 @@ holds it is measured by the lock's own time, which each published message carrie
 
 import asyncio
 import time
-from collections.abc import Sequence
+from collections import deque
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -20,13 +21,15 @@ from bench.payload import GROUP, as_uuids, end_body, half_body, request, transac
 from bench.report import Report
 from bench.services import Service, receiving, serving
 from bench.stage import IMMUNITY_S, Stage, connected, count_of, put, relay_busy
-from bench.wire import Wire
+from bench.wire import Wire, paced
 
 PROCESSES, PROCESSES_QUICK = (1, 2, 4), (1, 2)
 ROUNDS = 3
 # Callers at once for each API process: each sends a half, then its end, without a pause.
 CALLERS = 32
 SECONDS, SECONDS_QUICK = 10, 1
+# Transactions a second of the paced rounds, in which flushes are small however many processes there are.
+RATE = 300
 # The time limit for the messages that are not delivered at the end of a round.
 LAST_S = 120.0
 # Ends of one flush, and the flushes that are measured of each size.
@@ -67,23 +70,26 @@ async def bench(stage: Stage) -> Report:
     """Measure the numbers of processes in turn, then the serial part, and print the model of both."""
     report = Report("scale", "scale: CPU time of a delivered transaction by part, and the part that no core shortens")
     numbers = PROCESSES_QUICK if stage.quick else PROCESSES
-    found: dict[int, list[Cost]] = {number: [] for number in numbers}
+    full: dict[int, list[Cost]] = {number: [] for number in numbers}
+    at_rates: dict[int, list[Cost]] = {number: [] for number in numbers}
     async with receiving() as receiver:
         for _ in range(stage.seconds(ROUNDS)):
             for number in numbers:
-                found[number].append(await _round(stage, receiver, number))
-    for number, costs in found.items():
-        _add(report, number, costs)
-    one, most = found[numbers[0]], found[numbers[-1]]
-    more = median(cost.all_us for cost in most) / median(cost.all_us for cost in one)
-    report.hold(f"CPU of a transaction, {numbers[-1]} API processes against one", more, at_most=1.1)
+                at_full, at_rate = await _round(stage, receiver, number)
+                full[number].append(at_full)
+                at_rates[number].append(at_rate)
+    for load, found in (("", full), (f" at {RATE}/s", at_rates)):
+        for number, costs in found.items():
+            _add(report, f"{number} API process{'es' if number > 1 else ''}{load}", costs)
+        one, most = found[numbers[0]], found[numbers[-1]]
+        more = median(cost.all_us for cost in most) / median(cost.all_us for cost in one)
+        report.hold(f"CPU of a transaction{load}, {numbers[-1]} API processes against one", more, at_most=1.1)
     serial_us = await _serial(stage, report)
-    report.notes += model(median(cost.all_us for cost in one), serial_us)
+    report.notes += model(median(cost.all_us for cost in full[numbers[0]]), serial_us)
     return report
 
 
-def _add(report: Report, number: int, costs: Sequence[Cost]) -> None:
-    of = f"{number} API process{'es' if number > 1 else ''}"
+def _add(report: Report, of: str, costs: Sequence[Cost]) -> None:
     report.add(of, median(cost.rate for cost in costs), "transactions/s")
     report.add(f"{of}, API", median(cost.us(cost.api_s) for cost in costs), "µs CPU each")
     report.add(f"{of}, worker", median(cost.us(cost.worker_s) for cost in costs), "µs CPU each")
@@ -103,8 +109,8 @@ def model(cpu_us: float, serial_us: float) -> list[str]:
     return lines
 
 
-async def _round(stage: Stage, receiver: Service, number: int) -> Cost:
-    """Load `number` API processes beside one worker, each caller as fast as it is answered."""
+async def _round(stage: Stage, receiver: Service, number: int) -> tuple[Cost, Cost]:
+    """Load `number` API processes beside one worker: each caller as fast as it is answered, then at RATE."""
     name = f"scale_{number}"
     dsn = await stage.database(name)
     try:
@@ -119,42 +125,74 @@ async def _round(stage: Stage, receiver: Service, number: int) -> Cost:
             group = {"check_urls": [f"{receiver.url}/check"], "immunity_s": IMMUNITY_S}
             await put(api, f"/producer-groups/{GROUP}", group)
             await relay_busy(api, receiver, busy=True)
-            await _load(api, receiver, number, 1.0)
-            return await _measured(stage, api, worker, receiver, number)
+            await _load(api, number, 1.0)
+            services = api, worker, receiver
+            at_full = await _measured(stage, services, lambda s: _load(api, number, s))
+            return at_full, await _measured(stage, services, lambda s: _paced(api, number, s))
     finally:
         await stage.drop(name)
 
 
-async def _measured(stage: Stage, api: Service, worker: Service, receiver: Service, number: int) -> Cost:
+async def _measured(
+    stage: Stage, services: tuple[Service, Service, Service], load: Callable[[float], Awaitable[tuple[int, float]]]
+) -> Cost:
+    """Return the cost of a load, until its last message is delivered."""
+    api, worker, receiver = services
+    delivered = await count_of(receiver)
     before = api.cpu_s(), worker.cpu_s(), postgres_cpu_s(stage.server)
-    done, seconds = await _load(api, receiver, number, stage.seconds(SECONDS, SECONDS_QUICK))
+    done, seconds = await load(stage.seconds(SECONDS, SECONDS_QUICK))
+    await _delivered(receiver, delivered + done)
     after = api.cpu_s(), worker.cpu_s(), postgres_cpu_s(stage.server)
     api_s, worker_s, postgres_s = (late - early for early, late in zip(before, after, strict=True))
     return Cost(done, seconds, api_s, worker_s, postgres_s)
 
 
-async def _load(api: Service, receiver: Service, number: int, seconds: float) -> tuple[int, float]:
-    """Send for `seconds`, wait for the deliveries; return the transactions, and the seconds until the last answer."""
-    before, began = await count_of(receiver), time.perf_counter()
+async def _delivered(receiver: Service, count: int) -> None:
+    async with asyncio.timeout(LAST_S):
+        while await count_of(receiver) < count:
+            await asyncio.sleep(0.05)
+
+
+async def _load(api: Service, number: int, seconds: float) -> tuple[int, float]:
+    """Send for `seconds`; return the transactions, and the seconds until the last answer."""
+    began = time.perf_counter()
     until, wires = began + seconds, [await Wire.to(api.port) for _ in range(CALLERS * number)]
     done = sum(await asyncio.gather(*(_call(wire, api.port, until) for wire in wires)))
     taken_s = time.perf_counter() - began
     for wire in wires:
         wire.close()
-    async with asyncio.timeout(LAST_S):
-        while await count_of(receiver) < before + done:
-            await asyncio.sleep(0.05)
+    return done, taken_s
+
+
+async def _paced(api: Service, number: int, seconds: float) -> tuple[int, float]:
+    """Send at RATE, each transaction on the connection that rested longest, so that all processes get some."""
+    port, wires = api.port, deque([await Wire.to(api.port) for _ in range(CALLERS * number)])
+
+    async def act(n: int) -> None:
+        wire = wires.popleft() if wires else await Wire.to(port)
+        await _transaction(wire, port)
+        wires.append(wire)
+
+    began = time.perf_counter()
+    done = len(await paced(RATE, seconds, act))
+    taken_s = time.perf_counter() - began
+    for wire in wires:
+        wire.close()
     return done, taken_s
 
 
 async def _call(wire: Wire, port: int, until: float) -> int:
     done = 0
     while time.perf_counter() < until:
-        [id_] = transaction_ids(1)
-        await wire.ask(request("/half", half_body(id_), port))
-        await wire.ask(request("/end", end_body(id_), port))
+        await _transaction(wire, port)
         done += 1
     return done
+
+
+async def _transaction(wire: Wire, port: int) -> None:
+    [id_] = transaction_ids(1)
+    await wire.ask(request("/half", half_body(id_), port))
+    await wire.ask(request("/end", end_body(id_), port))
 
 
 async def _serial(stage: Stage, report: Report) -> float:

@@ -251,7 +251,7 @@ async def test_the_idle_row_from_end_to_end() -> None:
 async def test_the_scale_row_from_end_to_end() -> None:
     async with open_stage(quick=True) as stage:
         report = await scale.bench(stage)
-    assert len(report.bars) == 1
+    assert len(report.bars) == 2
     assert len(report.notes) == 6
     assert all(figure.value > 0 for figure in report.figures.values())
 
