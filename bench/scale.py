@@ -5,6 +5,7 @@ holds it is measured by the lock's own time, which each published message carrie
 """
 
 import asyncio
+import tempfile
 import time
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
@@ -13,6 +14,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from statistics import median
 
+from app.runtime import worker_state
 from app.store.coordinator.ops import End, record_ends
 from app.verdicts import Verdict
 from bench.filling import fill_ours
@@ -115,7 +117,9 @@ async def _round(stage: Stage, receiver: Service, number: int) -> tuple[Cost, Co
     dsn = await stage.database(name)
     try:
         async with AsyncExitStack() as stack:
-            of_all = {"HALFNOTE_DATABASE_URL": dsn}
+            # As `halfnote serve` runs them: the API processes wake the worker by a socket beside this file.
+            beside = tempfile.mkdtemp(dir=stage.place)
+            of_all = {"HALFNOTE_DATABASE_URL": dsn, worker_state.VARIABLE: f"{beside}/worker.json"}
             api, worker = [
                 await stack.enter_async_context(
                     serving("app.main:app", stage.place, of_all | {"HALFNOTE_ROLE": role}, workers=workers)

@@ -1,5 +1,7 @@
 """Wakes relays when messages were published: at once in this process, by a coalesced NOTIFY in the others.
 
+An API process with a worker beside it leaves both to the worker (app/runtime/wake_up_socket.py).
+
 A wake-up is a hint: a relay that misses one reads the log at its next poll. A relay is woken only for topics that its
 streams take; a turn for each commit would cost the caller who commits next, for nothing.
 """
@@ -7,6 +9,7 @@ streams take; a turn for each commit would cost the caller who commits next, for
 import asyncio
 from collections.abc import Collection
 from dataclasses import dataclass
+from typing import Protocol
 
 from app.database.connection import Connection, Database
 from app.topic_patterns import TopicPatterns
@@ -31,11 +34,19 @@ class Woken:
     idle: bool
 
 
+class Worker(Protocol):
+    """The worker process beside this one. It wakes its relay, and notifies others."""
+
+    def published(self, topics: Collection[str] | None) -> None:
+        """Tell the worker what was published."""
+
+
 class WakeUps:
     """`published()` is called after a flush that published; `relay` is set for this process's relay.
 
     `interest` is what that relay's streams take; while it is None, every publication wakes the relay. `elsewhere` is
     what the streams of other processes may take; while it is None, other processes are notified of every publication.
+    If `worker` is not None, it gets the topics, and no NOTIFY is sent.
     """
 
     def __init__(self, database: Database) -> None:
@@ -44,6 +55,7 @@ class WakeUps:
         self.notify_due = asyncio.Event()
         self.interest: TopicPatterns | None = None
         self.elsewhere: TopicPatterns | None = None
+        self.worker: Worker | None = None
         self._database = database
         # Since the relay's last turn: whether something was published for it, and whether it asked for a turn itself.
         self._unread = self._requested = False
@@ -57,8 +69,13 @@ class WakeUps:
     def published(self, topics: Collection[str] | None = None) -> None:
         """Wake this process's relay if it takes one of the topics (None: any), and have the others notified soon."""
         self._wake(topics)
-        if self.elsewhere is not None and not self._taken_elsewhere(self.elsewhere, topics):
-            return
+        if self.worker is not None:
+            self.worker.published(topics)
+        elif self.elsewhere is None or self._taken_elsewhere(self.elsewhere, topics):
+            self.notify_soon(topics)
+
+    def notify_soon(self, topics: Collection[str] | None) -> None:
+        """Have other processes notified soon that the topics (None: any) were published."""
         if topics is None:
             self._any = True
         else:
@@ -103,7 +120,7 @@ class WakeUps:
         topics, whatever = self._topics, self._any
         self._topics, self._any = set(), False
         try:
-            await self._notifying.execute(NOTIFY, CHANNEL, "" if whatever else _payload(topics))
+            await self._notifying.execute(NOTIFY, CHANNEL, payload_of(None if whatever else topics).decode())
         except BaseException:
             self._topics |= topics
             self._any = self._any or whatever
@@ -134,7 +151,7 @@ class WakeUps:
     def _heard(self, _connection: object, pid: int, _channel: str, payload: object) -> None:
         # Our own relay was woken when it was published.
         if self._notifying is None or self._notifying.is_closed() or pid != self._notifying.get_server_pid():
-            self._wake(str(payload).split("\n") if payload else None)
+            self._wake(topics_of(str(payload).encode()))
 
     async def close(self) -> None:
         """Close both connections."""
@@ -144,7 +161,12 @@ class WakeUps:
         self._notifying, self._listener, self._listening = None, None, False
 
 
-def _payload(topics: set[str]) -> str:
-    """Return topics a line (they hold no control characters), or nothing if there are too many."""
-    lines = "\n".join(sorted(topics))
-    return lines if len(lines.encode()) <= PAYLOAD_MAX_BYTES else ""
+def payload_of(topics: Collection[str] | None) -> bytes:
+    """Return topics a line (they hold no control characters), or nothing if they are not known or too many."""
+    lines = "\n".join(sorted(topics or ())).encode()
+    return lines if len(lines) <= PAYLOAD_MAX_BYTES else b""
+
+
+def topics_of(payload: bytes) -> list[str] | None:
+    """Return the topics of a payload; None if any may be meant."""
+    return payload.decode().split("\n") if payload else None

@@ -30,6 +30,7 @@ from app.runtime.live_settings import follow
 from app.runtime.loop_runner import Loop, run
 from app.runtime.server_certificate import ServerCertificate
 from app.runtime.state import Runtime
+from app.runtime.wake_up_socket import join_worker_beside
 from app.runtime.worker_state import worker_state_file
 from app.secrets.vault import Vault
 from app.store.checkback import producer_groups
@@ -123,6 +124,9 @@ async def assemble(settings: Settings, dsn: str, stack: AsyncExitStack) -> Runti
     limits = LaneLimits(settings.batch_max, settings.queue_max, settings.linger_s, settings.flush_timeout_s)
     wake_ups = WakeUps(database)
     stack.push_async_callback(wake_ups.close)
+    beside = join_worker_beside(wake_ups, settings.role)
+    if beside is not None:
+        stack.callback(beside.close)
     tracing = open_tracing(settings)
     if tracing is not None:
         stack.push_async_callback(tracing.close)

@@ -39,8 +39,9 @@ class StepResult:
 class Loop:
     """A step that is taken every `every_s` seconds, or sooner if the last result asked for it.
 
-    `wake` ends the wait early, but steps begin at least `min_interval_s` apart. `drain` is awaited once after the last
-    step: it settles what is in flight and releases leases.
+    `wake` ends the wait early, but steps begin at least `min_interval_s` apart, except that after a rest up to `burst`
+    steps may follow each other at once. `drain` is awaited once after the last step: it settles what is in flight and
+    releases leases.
     """
 
     name: str
@@ -49,6 +50,7 @@ class Loop:
     wake: asyncio.Event | None = None
     drain: Callable[[Runtime], Awaitable[None]] | None = None
     min_interval_s: float = 0.0
+    burst: int = 1
 
 
 async def run(loop: Loop, runtime: Runtime, stopping: asyncio.Event) -> None:
@@ -56,6 +58,8 @@ async def run(loop: Loop, runtime: Runtime, stopping: asyncio.Event) -> None:
     # A first step that never ends counts as late, like any other.
     runtime.heartbeats[loop.name], runtime.every_s[loop.name] = monotonic(), loop.every_s
     backoff_s = 0.0
+    # When the steps so far would have ended, each with its interval (the generic cell rate algorithm, ITU-T I.371).
+    used_until = monotonic()
     while not stopping.is_set():
         if loop.wake is not None:
             loop.wake.clear()
@@ -72,8 +76,9 @@ async def run(loop: Loop, runtime: Runtime, stopping: asyncio.Event) -> None:
         if not result.more:
             within_s = loop.every_s if result.within_s is None else min(loop.every_s, result.within_s)
             await wait(within_s, stopping, loop.wake)
-            # The first wake-up is followed at once; later ones within the interval share the next step.
-            remaining_s = loop.min_interval_s - (monotonic() - began)
+            # The first wake-ups are followed at once; later ones within the interval share the next step.
+            used_until = max(used_until, began) + loop.min_interval_s
+            remaining_s = used_until - (loop.burst - 1) * loop.min_interval_s - monotonic()
             if remaining_s > 0 and not stopping.is_set():
                 await wait(remaining_s, stopping, None)
     if loop.drain is not None:

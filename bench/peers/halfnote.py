@@ -11,6 +11,7 @@ from itertools import count
 
 import httpx
 
+from app.runtime import worker_state
 from bench.arrivals import Arrival, noting, now_s, take
 from bench.idle import postgres_cpu_s
 from bench.payload import GROUP, TOPIC, end_body, half_body, template, transaction_ids
@@ -35,7 +36,8 @@ AFTER_S = 0.2
 async def halfnote(stage: Stage) -> AsyncIterator[tuple[Peer, Peer]]:
     """Run Halfnote; yield it twice, for webhooks one by one and for batches."""
     dsn = await stage.database("peers")
-    env = {"HALFNOTE_DATABASE_URL": dsn}
+    # As `halfnote serve` runs them: the API process wakes the worker by a socket beside this file.
+    env = {"HALFNOTE_DATABASE_URL": dsn, worker_state.VARIABLE: str(stage.place / "worker.json")}
     async with AsyncExitStack() as stack:
         receiver = await stack.enter_async_context(noting(stage.place))
         service, worker = [

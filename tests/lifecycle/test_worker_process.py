@@ -28,6 +28,7 @@ from app.cli.supervisor import (
 )
 from app.cli.usable_cores import usable_cores
 from app.database.connection import Connection
+from app.database.notifier import CHANNEL
 from app.runtime import worker_state
 from tests.conftest import register_group
 from tests.lifecycle.test_serve import halves_held_up, until_refused, until_waiting
@@ -116,6 +117,12 @@ async def fails(client: httpx.AsyncClient, check: str) -> bool:
     return (await checks(client)).get(check) is False
 
 
+async def answered(db: Connection, notified: list[str]) -> bool:
+    """Return whether the session, which receives notifications with an answer, has received any."""
+    await db.execute("select 1")
+    return bool(notified)
+
+
 async def gone(process: psutil.Process) -> bool:
     return not process.is_running() or process.status() == psutil.STATUS_ZOMBIE
 
@@ -148,6 +155,13 @@ async def test_each_process_is_replaced_when_it_is_killed_and_all_end_in_order(
         async def arrived() -> bool:
             return acknowledged <= set(sink.counts)
 
+        # The worker is woken by its socket.
+        notified = list[str]()
+        await db.add_listener(CHANNEL, lambda connection, pid, channel, payload: notified.append(payload))
+        await publish(10)
+        await until(arrived)
+        await db.execute("select 1")
+        assert notified == []
         # Each process shows the age of its loops, whichever of them is asked for the metrics.
         await until(lambda: relay_ages(client))
         [worker] = children(served, "worker")
@@ -155,13 +169,20 @@ async def test_each_process_is_replaced_when_it_is_killed_and_all_end_in_order(
         worker.suspend()
         await publish(20)
         worker.kill()
+        # Until there is a successor, other relays are notified.
+
+        async def notifies() -> bool:
+            await publish(len(acknowledged) + 1)
+            return await answered(db, notified)
+
+        await until(notifies)
         await until(lambda: fails(client, "worker"))
         assert await relay_ages(client) == []
         await until(arrived)
         assert len(await until(lambda: relay_ages(client))) == 1
 
         [api] = children(served, "api")
-        publishing = asyncio.create_task(publish(60))
+        publishing = asyncio.create_task(publish(len(acknowledged) + 40))
         api.kill()
         async with asyncio.timeout(WITHIN_S):
             await publishing

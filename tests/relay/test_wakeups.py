@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
+from datetime import datetime
 
 import httpx
 import pytest
@@ -12,6 +13,7 @@ from app.database.notifier import PAYLOAD_MAX_BYTES
 from app.lifecycle.startup import assemble
 from app.relay.loop import Relay
 from app.relay.wakeups import RelayWakeups
+from app.runtime.loop_runner import Loop, StepResult, run
 from app.runtime.state import Runtime
 from app.topic_patterns import TopicPatterns
 from tests.support.check_responder import Responder
@@ -81,3 +83,23 @@ async def test_a_notify_names_topics_and_wakes_the_relays_that_take_them(runtime
             await other.wake_ups.relay.wait()
         other.wake_ups.relay.clear()
     assert not await runtime.wake_ups.notify()
+
+
+async def test_after_a_rest_a_burst_of_steps_follows_wake_ups_at_once(runtime: Runtime) -> None:
+    stopping, wake, steps = asyncio.Event(), asyncio.Event(), []
+
+    async def step(runtime: Runtime, now: datetime) -> StepResult:
+        steps.append(now)
+        wake.set()
+        return StepResult()
+
+    running = asyncio.create_task(run(Loop("burst", step, 3600, wake, None, 3600, 3), runtime, stopping))
+    async with asyncio.timeout(10):
+        while len(steps) < 3:
+            await asyncio.sleep(0)
+    # The fourth is due in an hour.
+    for _ in range(100):
+        await asyncio.sleep(0)
+    stopping.set()
+    await running
+    assert len(steps) == 3

@@ -1,0 +1,120 @@
+"""Wakes the worker process of the same `halfnote serve` by a datagram, which costs far less than a NOTIFY.
+
+The worker binds a Unix socket beside its state file. API processes send the topics of what they published to it, and
+the worker notifies the relays of other machines for them (`WakeUps.published`). A datagram is a hint, as a NOTIFY is:
+a relay that misses one reads the log at its next poll. If no datagram can be sent, the API process sends NOTIFY itself.
+"""
+
+import asyncio
+import socket
+from collections.abc import Callable, Collection
+from pathlib import Path
+from typing import TypeAlias
+
+import structlog
+
+from app.database.notifier import PAYLOAD_MAX_BYTES, WakeUps, payload_of, topics_of
+from app.runtime.worker_state import worker_state_file
+
+log = structlog.get_logger(__name__)
+
+# Publications within this time share a datagram. Flushes may follow each other sooner than the worker can read.
+REST_S = 0.002
+
+# The topics of what was published; None if they are not known.
+Topics: TypeAlias = Collection[str] | None
+
+
+def join_worker_beside(wake_ups: WakeUps, role: str) -> "WakeUpSender | WakeUpReceiver | None":
+    """Connect the API processes and the worker of one `halfnote serve`; None where no worker runs beside others.
+
+    The caller closes what is returned.
+    """
+    state_file = worker_state_file()
+    if state_file is None:
+        return None
+    path = state_file.with_name("wake-ups")
+    if role == "worker":
+        try:
+            return WakeUpReceiver(path, wake_ups.published)
+        except OSError as error:
+            # Such as a path of over 107 bytes.
+            log.warning("wake_up_socket_unavailable", path=str(path), because=str(error), effect="NOTIFY is used")
+            return None
+    wake_ups.worker = sender = WakeUpSender(path, wake_ups.notify_soon)
+    return sender
+
+
+class WakeUpSender:
+    """Sends what this process published to the worker, or to `otherwise` if the worker cannot be reached."""
+
+    def __init__(self, path: Path, otherwise: Callable[[Topics], None]) -> None:
+        self._path, self._otherwise = str(path), otherwise
+        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+        self._socket.setblocking(False)
+        self._loop = asyncio.get_running_loop()
+        self._topics: set[str] = set()
+        self._any = False
+        self._sent_at = -REST_S
+        self._timer: asyncio.TimerHandle | None = None
+
+    def published(self, topics: Topics) -> None:
+        """Send the topics now, or together with others when REST_S has passed since the last datagram."""
+        if topics is None:
+            self._any = True
+        else:
+            self._topics.update(topics)
+        if self._timer is None:
+            rest_s = self._sent_at + REST_S - self._loop.time()
+            if rest_s <= 0:
+                self._send()
+            else:
+                self._timer = self._loop.call_later(rest_s, self._send)
+
+    def close(self) -> None:
+        """Send what waits, and close the socket."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._send()
+        self._socket.close()
+
+    def _send(self) -> None:
+        topics = None if self._any else self._topics
+        self._topics, self._any, self._timer = set(), False, None
+        self._sent_at = self._loop.time()
+        try:
+            self._socket.sendto(payload_of(topics), self._path)
+        except OSError:
+            # It has not started, has ended, or reads no more.
+            self._otherwise(topics)
+
+
+class WakeUpReceiver:
+    """Receives what API processes published. Raises OSError if the socket cannot be bound."""
+
+    def __init__(self, path: Path, published: Callable[[Topics], None]) -> None:
+        self._path, self._published = path, published
+        # That of a worker that was killed.
+        path.unlink(missing_ok=True)
+        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+        self._socket.setblocking(False)
+        try:
+            self._socket.bind(str(path))
+        except OSError:
+            self._socket.close()
+            raise
+        self._loop = asyncio.get_running_loop()
+        self._loop.add_reader(self._socket, self._readable)
+
+    def close(self) -> None:
+        """Receive nothing more: senders use NOTIFY from now on."""
+        self._loop.remove_reader(self._socket)
+        self._socket.close()
+        self._path.unlink(missing_ok=True)
+
+    def _readable(self) -> None:
+        try:
+            received = self._socket.recv(PAYLOAD_MAX_BYTES)
+        except OSError:
+            return
+        self._published(topics_of(received))

@@ -1,0 +1,151 @@
+"""The socket by which API processes wake the worker beside them, and NOTIFY where it cannot be reached."""
+
+import asyncio
+import socket
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from structlog.testing import capture_logs
+
+from app.database.connection import Database
+from app.database.notifier import PAYLOAD_MAX_BYTES, WakeUps
+from app.runtime import wake_up_socket, worker_state
+from app.runtime.wake_up_socket import Topics, WakeUpReceiver, WakeUpSender, join_worker_beside
+from app.topic_patterns import TopicPatterns
+
+PATH = "wake-ups"
+Make = Callable[[str], WakeUps]
+
+
+@pytest.fixture
+def beside(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Make]:
+    """Return the wake-ups of a process in a role, beside the others that this returns."""
+    monkeypatch.setenv(worker_state.VARIABLE, str(tmp_path / "worker.json"))
+    joined = []
+
+    def make(role: str) -> WakeUps:
+        wake_ups = WakeUps(Database("postgresql://127.0.0.1:1/none", pool_size=1))
+        joined.append(join_worker_beside(wake_ups, role))
+        return wake_ups
+
+    yield make
+    for one in joined:
+        if one is not None:
+            one.close()
+
+
+async def until(reached: Callable[[], bool]) -> None:
+    """Wait until something is true."""
+    async with asyncio.timeout(10):
+        while not reached():
+            await asyncio.sleep(0.001)
+
+
+async def test_a_publication_wakes_the_worker_and_notifies_nobody(beside: Make) -> None:
+    worker, *apis = beside("worker"), beside("api"), beside("api")
+    worker.interest, worker.elsewhere = TopicPatterns(["order"]), TopicPatterns([])
+    for api in apis:
+        worker.take()
+        worker.relay.clear()
+        api.published(["order"])
+        await until(worker.relay.is_set)
+        assert worker.take().published
+        assert not api.notify_due.is_set()
+    assert not worker.notify_due.is_set()
+
+
+async def test_the_worker_notifies_the_relays_of_other_machines(beside: Make) -> None:
+    worker, api = beside("worker"), beside("api")
+    worker.interest, worker.elsewhere = TopicPatterns(["order"]), TopicPatterns(["bill"])
+    api.published(["bill"])
+    await until(worker.notify_due.is_set)
+    assert not worker.relay.is_set()
+    assert not api.notify_due.is_set()
+
+
+async def test_an_unknown_topic_wakes_a_worker_with_any_stream(beside: Make) -> None:
+    worker, api = beside("worker"), beside("api")
+    worker.interest, worker.elsewhere = TopicPatterns(["order"]), TopicPatterns([])
+    for topics in (None, [f"topic-{n}" for n in range(PAYLOAD_MAX_BYTES // 6)]):
+        api.published(topics)
+        await until(worker.relay.is_set)
+        worker.relay.clear()
+
+
+async def test_without_a_worker_others_are_notified(beside: Make, tmp_path: Path) -> None:
+    api = beside("api")
+    api.published(["order"])
+    assert api.notify_due.is_set()
+    # The socket that a killed worker leaves.
+    left = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+    left.bind(str(tmp_path / PATH))
+    left.close()
+    api = beside("api")
+    api.published(["order"])
+    assert api.notify_due.is_set()
+    # The next worker takes its place.
+    worker, api = beside("worker"), beside("api")
+    api.published(["order"])
+    await until(worker.relay.is_set)
+    assert not api.notify_due.is_set()
+
+
+async def test_a_worker_that_reads_no_more_does_not_stop_the_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(wake_up_socket, "REST_S", 0.0)
+    left: list[Topics] = []
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as hung:
+        hung.bind(str(tmp_path / PATH))
+        sender = WakeUpSender(tmp_path / PATH, left.append)
+        for _ in range(100_000):
+            sender.published(["order"])
+            if left:
+                break
+        sender.close()
+    assert left == [{"order"}]
+
+
+async def test_publications_within_the_rest_share_a_datagram(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(wake_up_socket, "REST_S", 3600.0)
+    received: list[Topics] = []
+    receiver = WakeUpReceiver(tmp_path / PATH, received.append)
+    sender = WakeUpSender(tmp_path / PATH, lambda topics: pytest.fail(f"not sent: {topics}"))
+    for number in range(4):
+        sender.published([f"topic-{number}"])
+    await until(lambda: len(received) == 1)
+    sender.close()
+    await until(lambda: len(received) == 2)
+    assert received == [["topic-0"], ["topic-1", "topic-2", "topic-3"]]
+    receiver.close()
+    assert not (tmp_path / PATH).exists()
+
+
+async def test_what_is_published_within_the_rest_is_sent_after_it(tmp_path: Path) -> None:
+    received: list[Topics] = []
+    receiver = WakeUpReceiver(tmp_path / PATH, received.append)
+    sender = WakeUpSender(tmp_path / PATH, lambda topics: pytest.fail(f"not sent: {topics}"))
+    for topics in (["topic-0"], ["topic-1"], None):
+        sender.published(topics)
+    await until(lambda: None in received)
+    sender.close()
+    receiver.close()
+
+
+async def test_a_worker_without_a_socket_serves_by_notify(beside: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(worker_state.VARIABLE, f"/tmp/{'long' * 50}/worker.json")
+    with capture_logs() as logs:
+        beside("worker")
+    assert [one["event"] for one in logs] == ["wake_up_socket_unavailable"]
+    api = beside("api")
+    api.published(["order"])
+    assert api.notify_due.is_set()
+
+
+async def test_a_process_of_its_own_has_no_socket(beside: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(worker_state.VARIABLE)
+    process = beside("all")
+    assert process.worker is None
+    process.published(["order"])
+    assert process.notify_due.is_set()
