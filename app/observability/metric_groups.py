@@ -2,20 +2,21 @@
 
 from collections.abc import Iterable, Mapping
 
-from prometheus_client import Counter, Histogram
-
 from app.observability.label_limits import OTHER, LimitedLabel
 from app.observability.metric_families import DELIVERY_SECONDS, ROWS, SECONDS, Families, withdraw
+from app.observability.tallies import Tallies, Tally
 from app.verdicts import DeadLetterReason
 
 
 class HttpMetrics:
     """Requests, the flushes that commit them, and what the flushes stored."""
 
-    def __init__(self, families: Families) -> None:
+    def __init__(self, families: Families, tallies: Tallies) -> None:
         counter, histogram = families.counter, families.histogram
         self.requests = counter("requests", "Requests answered", "route", "status")
-        self.request_seconds = histogram("request_seconds", "Time to answer a request (s)", SECONDS, "route")
+        self.request_seconds = families.batch_histogram(
+            "request_seconds", "Time to answer a request (s)", SECONDS, "route"
+        )
         self.flush_rows = histogram("flush_rows", "Requests in one flush", ROWS, "lane")
         self.flush_seconds = histogram("flush_seconds", "Time of one flush, commit included (s)", SECONDS, "lane")
         self.queue_depth = families.gauge("queue_depth", "Requests that wait for a flush", "lane", combine="livesum")
@@ -28,17 +29,20 @@ class HttpMetrics:
         self.bodies_held = families.gauge(
             "bodies_held_bytes", "Bytes of bodies of requests in flight now", combine="livesum"
         )
-        self._counts: dict[tuple[str, int], Counter] = {}
-        self._seconds: dict[str, Histogram] = {}
+        self._tallies = tallies
+        self._counts: dict[tuple[str, int], Tally] = {}
+        self._seconds: dict[str, list[float]] = {}
 
     def observe_request(self, route: str, status: int, seconds: float) -> None:
         """Count an answered request. `route` is the path's template, so that ids make no new series."""
         count = self._counts.get((route, status))
         if count is None:
-            count = self._counts[route, status] = self.requests.labels(route, str(status))
-            self._seconds[route] = self.request_seconds.labels(route)
-        count.inc()
-        self._seconds[route].observe(seconds)
+            count = self._counts[route, status] = self._tallies.of(self.requests.labels(route, str(status)))
+            if route not in self._seconds:
+                self._seconds[route] = self._tallies.values_of(self.request_seconds.labels(route))
+        count.count += 1
+        self._seconds[route].append(seconds)
+        self._tallies.publish_soon()
 
 
 class CheckbackMetrics:

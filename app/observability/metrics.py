@@ -35,7 +35,7 @@ class Metrics:
         self.registry = CollectorRegistry()
         families = Families(self.registry)
         self.tallies = Tallies()
-        self.http = HttpMetrics(families)
+        self.http = HttpMetrics(families, self.tallies)
         self.checkback = CheckbackMetrics(families)
         self.traffic = TrafficMetrics(families, self.tallies, values_max)
         self.relay = RelayMetrics(families, values_max)

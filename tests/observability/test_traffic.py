@@ -1,5 +1,6 @@
 """Counts by producer group, topic and key, within their limit; the time from commits to receivers' answers."""
 
+import asyncio
 from collections.abc import Callable
 from datetime import UTC, datetime
 
@@ -14,6 +15,7 @@ from app.coordinator import commit_lanes
 from app.database.connection import Connection
 from app.observability.label_limits import OTHER, LimitedLabel
 from app.observability.metric_families import DELIVERY_SECONDS, Families
+from app.observability.metrics import Metrics
 from app.permissions import Role
 from app.relay.loop import Relay
 from app.runtime.state import Runtime
@@ -99,6 +101,28 @@ async def test_a_flush_is_published_without_an_exposition(
     await runtime.lanes.close()
     assert tallies._timer is None
     assert runtime.metrics.registry.get_sample_value("halfnote_topic_messages_total", {"topic": "order"}) == 1
+
+
+async def test_requests_and_their_times_are_published_a_moment_later() -> None:
+    metrics = Metrics()
+    value = metrics.registry.get_sample_value
+    for seconds in (0.001, 0.004, 20.0):
+        metrics.http.observe_request("/half", 201, seconds)
+    metrics.http.observe_request("/half", 503, 0.004)
+    of_half = {"route": "/half"}
+    assert value("halfnote_request_seconds_count", of_half) == 0
+    async with asyncio.timeout(10):
+        while not value("halfnote_requests_total", of_half | {"status": "503"}):
+            await asyncio.sleep(0.01)
+    assert value("halfnote_requests_total", of_half | {"status": "201"}) == 3
+    buckets = [
+        value("halfnote_request_seconds_bucket", of_half | {"le": le}) for le in ("0.001", "0.005", "10.0", "+Inf")
+    ]
+    assert buckets == [1, 3, 3, 4]
+    assert value("halfnote_request_seconds_sum", of_half) == pytest.approx(20.009)
+    # Nothing is counted twice.
+    metrics.tallies.publish()
+    assert value("halfnote_request_seconds_count", of_half) == 4
 
 
 async def test_refusals_are_counted_by_key_and_limit(client: httpx.AsyncClient, runtime: Runtime, group: str) -> None:

@@ -190,6 +190,7 @@ async def test_a_client_that_leaves_gets_no_answer_and_is_not_counted(
 
 def counted(runtime: Runtime) -> dict[tuple[str, str], float]:
     """Return the requests counted, by route and status."""
+    runtime.metrics.tallies.publish()
     [family] = [one for one in runtime.metrics.registry.collect() if one.name == "halfnote_requests"]
     return {
         (sample.labels["route"], sample.labels["status"]): sample.value
