@@ -133,7 +133,7 @@ class Assignments:
             wanted = desired.shards.get(replace(shard, replay=0) if shard.replay else shard)
             # An unchanged subscription is the same object, and to compare two takes longer.
             changed = wanted is not stream.subscription and wanted != stream.subscription
-            if changed or (shard.replay and shard not in desired.replays):
+            if changed or (shard.replay and not _runs_on(stream, desired.replays.get(shard))):
                 self._close(stream)
 
     def _close(self, stream: Stream) -> None:
@@ -291,6 +291,11 @@ class DesiredReader:
             self._last = await _desired(connection, self._known)
             self._version = version
         return self._last
+
+
+def _runs_on(stream: Stream, replay: replays.Replay | None) -> bool:
+    """Return whether a replay still runs, and to the same end."""
+    return replay is not None and replay.until == stream.source.until
 
 
 async def _desired(connection: Connection, known: Known) -> DesiredAssignments:

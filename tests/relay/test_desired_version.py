@@ -9,7 +9,7 @@ import pytest
 from app.database.connection import Connection
 from app.relay import assignments
 from app.relay.assignments import DesiredReader
-from app.relay.loop import Relay
+from app.relay.loop import REFRESH_EVERY, Relay
 from app.runtime.state import Runtime
 from app.store.relay import checkpoints
 from tests.support.check_responder import Responder
@@ -89,6 +89,27 @@ async def test_a_change_of_the_shards_that_checkpoints_have_is_read(
         async with db.transaction():
             assert await checkpoints.resize(db, resized.subscription_id, 3, runtime.clock.now())
         assert len((await desired.read(db)).shards) == 3
+
+
+async def test_another_end_of_a_replay_is_read_and_closes_its_stream(
+    client: httpx.AsyncClient, runtime: Runtime, db: Connection, group: str
+) -> None:
+    async with Responder() as receiver:
+        await publish(client, *(order(number) for number in range(1, 4)))
+        await subscribe(client, receiver)
+        await _post(client, "/subscriptions/mailer/replay", **REPLAY)
+        relay, desired = Relay(runtime), DesiredReader()
+        await relay.step(runtime, runtime.clock.now())
+        [stream] = [stream for shard, stream in relay.streams.items() if shard.replay]
+        [before] = (await desired.read(db)).replays.values()
+        # Between two refreshes the replay is canceled, and a redelivery of its dead letter runs it again.
+        await db.execute("update replay set until = 1")
+        [after] = (await desired.read(db)).replays.values()
+        assert (before.until, after.until) == (3, 1)
+        assert not stream.closing
+        await relay.step(runtime, runtime.clock.now() + REFRESH_EVERY)
+        assert stream.closing
+        await relay.drain(runtime)
 
 
 async def test_deliveries_change_nothing_that_is_read(

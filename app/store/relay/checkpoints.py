@@ -63,14 +63,15 @@ select distinct key from dead_letter where subscription_id = $1 and replay = $2 
 # The whole table is read. There are few subscriptions.
 SHARD_COUNTS = "select distinct subscription_id, shards from checkpoint"
 
-# It differs after any change of what SHARD_COUNTS, subscriptions.STREAMED and replays.RUNNING return. Every change of a
-# subscription's row gives it another xmin, and rows of checkpoint are counted by their keys, because a settle changes
-# the rest of the row. Each worker asks once a second, and two hashes are far smaller than the rows.
+# It differs after any change of what SHARD_COUNTS, subscriptions.STREAMED and replays.RUNNING return, but for the
+# offset that a replay has reached. Every change of a subscription's row gives it another xmin. Rows of checkpoint are
+# hashed by their keys, because a settle changes the rest of the row. A redelivery may run a canceled replay again, to
+# an earlier end. Each worker asks once a second, and two hashes are far smaller than the rows.
 DESIRED_VERSION = """
 select
   (select bit_xor(hash_record_extended((subscription_id, xmin), 0)) from subscription) as subscriptions,
   (select bit_xor(hash_record_extended((subscription_id, shards, shard), 0)) from checkpoint) as shards,
-  (select array_agg(replay_id order by replay_id) from replay where state = 'running') as replays
+  (select array_agg(array[replay_id, until] order by replay_id) from replay where state = 'running') as replays
 """
 
 # `resize` runs LEASES_OF, OLD_SHARDS, END_LEASES and RESIZE. LEASES_OF locks the leases of the old shards, which must

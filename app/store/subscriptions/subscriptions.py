@@ -54,7 +54,7 @@ select {COLUMNS} from subscription where deleted_at is null and name > $1
 order by name limit $2
 """  # noqa: S608
 
-# Each worker reads all subscriptions once a second; there are few. Every change of a row gives it another xmin.
+# Each worker reads all subscriptions after a change of one; there are few. Every change of a row gives it another xmin.
 STREAMED = f"""
 select xmin::text as version, {COLUMNS} from subscription
 where deleted_at is null and (state = 'active' or expire_after_s is not null or max_backlog is not null)
