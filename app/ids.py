@@ -51,8 +51,10 @@ def lowest_id(at: datetime, shift_s: float = 0.0) -> UUID:
 
 def message_id(transaction_id: UUID, position: int) -> str:
     """Return the message's id: `<transaction_id>-<position>`, positions from 0."""
-    # The encoder takes a quarter of the time of `str`, and each answer and each delivery names the message.
-    return f"{to_builtins(transaction_id)}-{position}"
+    # Each answer and each delivery names its messages. `str` of the standard library takes four times as long as the
+    # encoder; that of asyncpg's own class takes less.
+    text = to_builtins(transaction_id) if type(transaction_id) is UUID else str(transaction_id)
+    return f"{text}-{position}"
 
 
 def parse_message_id(value: str) -> tuple[UUID, int] | None:
