@@ -129,7 +129,9 @@ async def _round(stage: Stage, receiver: Service, number: int) -> tuple[Cost, Co
             group = {"check_urls": [f"{receiver.url}/check"], "immunity_s": IMMUNITY_S}
             await put(api, f"/producer-groups/{GROUP}", group)
             await relay_busy(api, receiver, busy=True)
-            await _load(api, number, 1.0)
+            delivered = await count_of(receiver)
+            warm, _ = await _load(api, number, 1.0)
+            await _delivered(receiver, delivered + warm)
             services = api, worker, receiver
             at_full = await _measured(stage, services, lambda s: _load(api, number, s))
             return at_full, await _measured(stage, services, lambda s: _paced(api, number, s))
