@@ -35,7 +35,7 @@ class Woken:
 
 
 class Worker(Protocol):
-    """The worker process beside this one. It wakes its relay, and notifies others."""
+    """The worker process beside this one, which wakes its own relay and notifies others."""
 
     def published(self, topics: Collection[str] | None) -> None:
         """Tell the worker what was published."""
@@ -46,7 +46,7 @@ class WakeUps:
 
     `interest` is what that relay's streams take; while it is None, every publication wakes the relay. `elsewhere` is
     what the streams of other processes may take; while it is None, other processes are notified of every publication.
-    If `worker` is not None, it gets the topics, and no NOTIFY is sent.
+    If `worker` is not None, the topics go to the worker, and no NOTIFY is sent.
     """
 
     def __init__(self, database: Database) -> None:

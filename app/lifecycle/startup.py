@@ -84,6 +84,8 @@ async def running(settings: Settings) -> AsyncIterator[Runtime]:
         def begin() -> None:
             runtime.stopping = runtime.refusing_halves = True
             stopping.set()
+            if runtime.beside is not None:
+                runtime.beside.begin_drain()
             ends_at.append(monotonic() + settings.drain_s)
             # Before the web server cuts off its requests, so that they get an answer.
             asyncio.get_running_loop().call_later(settings.drain_s * GIVES_UP_AFTER, runtime.lanes.give_up)
@@ -150,6 +152,7 @@ async def assemble(settings: Settings, dsn: str, stack: AsyncExitStack) -> Runti
         checks_http=checks_http,
         deliveries_http=deliveries_http,
         wake_ups=wake_ups,
+        beside=beside,
         tracing=tracing,
         certificate=server_certificate(settings),
         refusing_halves=settings.accept == "ends",

@@ -189,7 +189,7 @@ async def redeliver_dead_letters(runtime: RuntimeDep, caller: CallerDep, wanted:
     acted, chosen, dry_run = await _act(runtime, caller, wanted, drop=False)
     states = {one.subscription: one.state for one in acted.moved}
     if acted.moved:
-        runtime.wake_ups.relay.set()
+        runtime.wake_ups.published()
     return RedeliverAnswer(
         dry_run=dry_run,
         redelivered=len(acted.moved),

@@ -40,8 +40,8 @@ class Loop:
     """A step that is taken every `every_s` seconds, or sooner if the last result asked for it.
 
     `wake` ends the wait early, but steps begin at least `min_interval_s` apart, except that after a rest up to `burst`
-    steps may follow each other at once. `drain` is awaited once after the last step: it settles what is in flight and
-    releases leases.
+    steps may follow each other at once. A step that follows a result with `more` is not counted. `drain` is awaited
+    once after the last step: it settles what is in flight and releases leases.
     """
 
     name: str

@@ -18,6 +18,7 @@ from app.egress.network_policy import NetworkPolicy
 from app.observability.metrics import Metrics
 from app.runtime.server_certificate import ServerCertificate
 from app.runtime.single_flight import SingleFlight
+from app.runtime.wake_up_socket import WakeUpReceiver, WakeUpSender
 from app.secrets.vault import Vault
 
 if TYPE_CHECKING:  # OpenTelemetry is an optional dependency
@@ -45,6 +46,8 @@ class Runtime:
     checks_http: EgressClient
     deliveries_http: EgressClient
     wake_ups: WakeUps
+    # The socket between the API processes and the worker of one `halfnote serve`.
+    beside: WakeUpSender | WakeUpReceiver | None = None
     # None: traces are not exported.
     tracing: "Tracing | None" = None
     # None: the service speaks plain HTTP.

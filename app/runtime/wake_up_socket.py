@@ -20,6 +20,8 @@ log = structlog.get_logger(__name__)
 
 # Publications within this time share a datagram. Flushes may follow each other sooner than the worker can read.
 REST_S = 0.002
+# The most datagrams that are read in one turn of the event loop.
+READS_MAX = 32
 
 # The topics of what was published; None if they are not known.
 Topics: TypeAlias = Collection[str] | None
@@ -71,6 +73,9 @@ class WakeUpSender:
             else:
                 self._timer = self._loop.call_later(rest_s, self._send)
 
+    def begin_drain(self) -> None:
+        """Go on sending: requests that are open may publish."""
+
     def close(self) -> None:
         """Send what waits, and close the socket."""
         if self._timer is not None:
@@ -85,7 +90,7 @@ class WakeUpSender:
         try:
             self._socket.sendto(payload_of(topics), self._path)
         except OSError:
-            # It has not started, has ended, or reads no more.
+            # The worker has not started, has ended, or reads more slowly than processes send.
             self._otherwise(topics)
 
 
@@ -94,7 +99,7 @@ class WakeUpReceiver:
 
     def __init__(self, path: Path, published: Callable[[Topics], None]) -> None:
         self._path, self._published = path, published
-        # That of a worker that was killed.
+        # A worker that was killed leaves its socket.
         path.unlink(missing_ok=True)
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
         self._socket.setblocking(False)
@@ -106,15 +111,23 @@ class WakeUpReceiver:
         self._loop = asyncio.get_running_loop()
         self._loop.add_reader(self._socket, self._readable)
 
+    def begin_drain(self) -> None:
+        """Receive nothing more, because the loops that would act on it end now."""
+        self.close()
+
     def close(self) -> None:
-        """Receive nothing more: senders use NOTIFY from now on."""
+        """Receive nothing more: senders use NOTIFY from now on. A second call does nothing."""
+        if self._socket.fileno() < 0:
+            return
         self._loop.remove_reader(self._socket)
         self._socket.close()
         self._path.unlink(missing_ok=True)
 
     def _readable(self) -> None:
-        try:
-            received = self._socket.recv(PAYLOAD_MAX_BYTES)
-        except OSError:
-            return
-        self._published(topics_of(received))
+        # Linux queues as few as ten datagrams, so a turn of the event loop takes all of them.
+        for _ in range(READS_MAX):
+            try:
+                received = self._socket.recv(PAYLOAD_MAX_BYTES)
+            except OSError:
+                return
+            self._published(topics_of(received))

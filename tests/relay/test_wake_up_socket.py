@@ -107,6 +107,28 @@ async def test_a_worker_that_reads_no_more_does_not_stop_the_others(
     assert left == [{"order"}]
 
 
+async def test_a_worker_that_drains_leaves_the_others_to_notify(beside: Make, tmp_path: Path) -> None:
+    receiver = WakeUpReceiver(tmp_path / PATH, lambda topics: pytest.fail(f"received: {topics}"))
+    api = beside("api")
+    receiver.begin_drain()
+    api.published(["order"])
+    assert api.notify_due.is_set()
+    receiver.close()
+
+
+async def test_a_slow_worker_takes_all_that_waits_in_one_turn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(wake_up_socket, "REST_S", 0.0)
+    received: list[Topics] = []
+    receiver = WakeUpReceiver(tmp_path / PATH, received.append)
+    sender = WakeUpSender(tmp_path / PATH, lambda topics: pytest.fail(f"not sent: {topics}"))
+    for number in range(8):
+        sender.published([f"topic-{number}"])
+    receiver._readable()
+    assert received == [[f"topic-{number}"] for number in range(8)]
+    sender.close()
+    receiver.close()
+
+
 async def test_publications_within_the_rest_share_a_datagram(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(wake_up_socket, "REST_S", 3600.0)
     received: list[Topics] = []
