@@ -16,7 +16,6 @@ import httpx
 from bench.services import ROOT, Service, printing_port
 from bench.wrk import BrokenRunError
 
-SOURCE = ROOT / "bench" / "arrivals.c"
 # The format of `struct arrival` in arrivals.c.
 RECORD = struct.Struct("=qII40s")
 LOOK_EVERY_S = 0.1
@@ -47,13 +46,18 @@ def require_cc() -> None:
 @asynccontextmanager
 async def noting(place: Path) -> AsyncIterator[Service]:
     """Compile the receiver into the directory `place` and run it."""
-    program = place / "arrivals"
-    if not program.exists():
-        compiling = await asyncio.create_subprocess_exec("cc", "-O2", "-o", str(program), str(SOURCE))
-        if await compiling.wait():
-            raise RuntimeError(f"{SOURCE} does not compile")
-    async with printing_port(str(program.resolve())) as service:
+    async with printing_port(str(await compiled("arrivals", place))) as service:
         yield service
+
+
+async def compiled(name: str, place: Path) -> Path:
+    """Compile the C program `name` of this directory into the directory `place`, once, and return its path."""
+    program, source = (place / name).resolve(), ROOT / "bench" / f"{name}.c"
+    if not program.exists():
+        compiling = await asyncio.create_subprocess_exec("cc", "-O2", "-o", str(program), str(source))
+        if await compiling.wait():
+            raise RuntimeError(f"{source} does not compile")
+    return program
 
 
 async def take(receiver: Service) -> list[Arrival]:

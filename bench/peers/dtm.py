@@ -44,9 +44,10 @@ async def dtm(name: str, place: Path) -> AsyncIterator[Peer]:
         yield Peer(
             name,
             driver,
-            lambda: cpu_of([served]),
-            lambda: postgres_cpu_s(postgres),
-            lambda: [served, driver.process],
+            service_cpu_s=lambda: cpu_of([served]),
+            database_cpu_s=lambda: postgres_cpu_s(postgres),
+            client_cpu_s=lambda: cpu_of([driver.process]),
+            halted=lambda: [served, driver.process],
         )
 
 

@@ -4,38 +4,41 @@
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager, closing
-from dataclasses import dataclass, field
-from itertools import count
+import struct
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
 
 import httpx
 
 from app.runtime import worker_state
-from bench.arrivals import Arrival, noting, now_s, take
+from bench.arrivals import Arrival, compiled, noting, now_s, take
 from bench.idle import postgres_cpu_s
-from bench.payload import GROUP, TOPIC, end_body, half_body, template, transaction_ids
-from bench.peers.slices import BrokenSliceError, Peer, Sent, Slice
+from bench.payload import GROUP, TOPIC, end_body, half_body, request
+from bench.peers.slices import BrokenSliceError, Peer, ProcessDriver, Sent, Slice, cpu_of, driving
 from bench.services import Service, serving
 from bench.stage import IMMUNITY_S, Stage, put
-from bench.wire import Wire, paced
 
-WEBHOOKS, BATCHES = "Halfnote, webhooks", "Halfnote, batches"
+WEBHOOKS, BATCHES, AHEAD = "Halfnote, webhooks", "Halfnote, batches", "Halfnote, ends not awaited"
+# The format of `struct sent` in callers.c.
+COMMIT, ID_BYTES = struct.Struct("=q40s"), 36
 IN_FLIGHT = 64
 BATCH = 100
 # As long as TOPIC, so that the requests of both are equally long.
 BATCH_TOPIC = "batch"
-PACED_CONNECTIONS = 64
-# The most transactions per second for which ids are made.
-IDS_A_SECOND = 20_000
 LOOK_EVERY_S = 0.02
 AFTER_S = 0.2
+# How long callers.c waits for the last answers, and some seconds more.
+ANSWERS_S = 90
 
 
 @asynccontextmanager
-async def halfnote(stage: Stage) -> AsyncIterator[tuple[Peer, Peer]]:
-    """Run Halfnote; yield it twice, for webhooks one by one and for batches."""
+async def halfnote(stage: Stage) -> AsyncIterator[tuple[Peer, Peer, Peer]]:
+    """Run Halfnote; yield it for webhooks one by one, for batches, and for callers that do not await their ends."""
     dsn = await stage.database("peers")
+    program = await compiled("callers", stage.place)
     # As `halfnote serve` runs them: the API process wakes the worker by a socket beside this file.
     env = {"HALFNOTE_DATABASE_URL": dsn, worker_state.VARIABLE: str(stage.place / "worker.json")}
     async with AsyncExitStack() as stack:
@@ -48,90 +51,66 @@ async def halfnote(stage: Stage) -> AsyncIterator[tuple[Peer, Peer]]:
         await put(service, f"/producer-groups/{GROUP}", group)
         webhook = {"type": "webhook", "url": f"{receiver.url}/hook/1"}
         batch = {"type": "webhook", "url": f"{receiver.url}/batch/2", "mode": "batch", "batch_max": BATCH}
+        callers = {}
         for topic, destination in ((TOPIC, webhook), (BATCH_TOPIC, batch)):
             body = {"topics": [topic], "destination": destination, "max_in_flight": IN_FLIGHT}
             await put(service, f"/subscriptions/{topic}", body)
+            requests = [str(path) for path in written(requests_of(topic, service.port), stage.place)]
+            command = (str(program), str(service.port), *requests)
+            log = stage.place / f"callers-{topic}.log"
+            callers[topic] = await stack.enter_async_context(driving("Halfnote", log, *command))
 
-        def peer(name: str, topic: str) -> Peer:
-            driver = WireDriver(service, receiver, topic)
-            database_s = lambda: postgres_cpu_s(stage.server)  # noqa: E731
-            processes = lambda: [*service.processes(), *worker.processes(), receiver.root]  # noqa: E731
-            return Peer(name, driver, lambda: service.cpu_s() + worker.cpu_s(), database_s, processes)
+        def peer(name: str, topic: str, ahead: bool = False) -> Peer:
+            driving_it = callers[topic]
+            return Peer(
+                name,
+                CallersDriver(driving_it, receiver, ahead),
+                service_cpu_s=lambda: service.cpu_s() + worker.cpu_s(),
+                database_cpu_s=partial(postgres_cpu_s, stage.server),
+                client_cpu_s=lambda: cpu_of([driving_it.process, receiver.root]),
+                halted=lambda: [*service.processes(), *worker.processes(), receiver.root],
+            )
 
-        yield peer(WEBHOOKS, TOPIC), peer(BATCHES, BATCH_TOPIC)
+        yield peer(WEBHOOKS, TOPIC), peer(BATCHES, BATCH_TOPIC), peer(AHEAD, TOPIC, ahead=True)
     await stage.drop("peers")
 
 
-@dataclass(slots=True)
-class WireDriver:
-    """Sends halves and ends over connections that stay open, and reads the receiver's log."""
+def requests_of(topic: str, port: int) -> Mapping[str, bytes]:
+    """Return the requests that callers.c sends: half and end."""
+    body = half_body().replace(f'"topic":"{TOPIC}"'.encode(), f'"topic":"{topic}"'.encode())
+    return {f"{topic}-half": request("/half", body, port), f"{topic}-end": request("/end", end_body(), port)}
 
-    service: Service
+
+def written(files: Mapping[str, bytes], place: Path) -> list[Path]:
+    """Write files into a directory and return their paths."""
+    for name, content in files.items():
+        (place / name).write_bytes(content)
+    return [place / name for name in files]
+
+
+@dataclass(frozen=True, slots=True)
+class CallersDriver:
+    """Runs slices with callers.c, and reads the receiver's log. `ahead`: callers do not await their ends."""
+
+    callers: ProcessDriver
     receiver: Service
-    topic: str
-    _half: tuple[bytes, bytes] = field(init=False)
-    _end: tuple[bytes, bytes] = field(init=False)
-
-    def __post_init__(self) -> None:
-        body = half_body().replace(f'"topic":"{TOPIC}"'.encode(), f'"topic":"{self.topic}"'.encode())
-        self._half = template("/half", body, self.service.port)
-        self._end = template("/end", end_body(), self.service.port)
+    ahead: bool
 
     async def send(self, load: Slice) -> Sent:
-        """Run one slice and wait until each message is received. Raises BrokenSliceError, RuntimeError and OSError."""
-        rate = load.size if load.kind == "pace" else IDS_A_SECOND
-        ids = [id_.encode() for id_ in transaction_ids(int(rate * load.seconds) + load.size)]
+        """Run one slice and wait until each message is received. Raises BrokenSliceError and OSError."""
         await take(self.receiver)
-        ends: dict[bytes, float] = {}
-        began_s = now_s()
-        sending = self._pace if load.kind == "pace" else self._run
+        kind = "ahead" if self.ahead and load.kind == "run" else load.kind
+        line = await self.callers.ask(f"{kind} {load.size} {load.seconds}\n", load.seconds + ANSWERS_S)
+        committed, failed, began_ns = (int(number) for number in line.split())
+        log = await self.callers.read(committed * COMMIT.size)
+        ends = {transaction_id[:ID_BYTES]: ns / 1e9 for ns, transaction_id in COMMIT.iter_unpack(log)}
+        if failed:
+            raise BrokenSliceError(f"{failed:,} requests failed:\n{self.callers.messages()}")
         try:
-            await sending(load, ids, ends)
             arrivals = await self._received(len(ends), load.within_s)
-        except ExceptionGroup as errors:
-            raise BrokenSliceError(str(errors.exceptions[0])) from errors
         except httpx.HTTPError as error:
             raise BrokenSliceError(f"the receiver does not answer: {error}") from error
-        return as_sent(load, began_s, ends, arrivals)
-
-    async def _run(self, load: Slice, ids: Sequence[bytes], ends: dict[bytes, float]) -> None:
-        """Send transactions from `size` callers, each with its next one as soon as the last is committed."""
-        until_s, numbers = now_s() + load.seconds, count()
-
-        async def caller() -> None:
-            with closing(await Wire.to(self.service.port)) as wire:
-                while now_s() < until_s:
-                    await self._one(wire, ids[next(numbers)], ends)
-
-        async with asyncio.TaskGroup() as callers:
-            for _ in range(load.size):
-                callers.create_task(caller())
-
-    async def _pace(self, load: Slice, ids: Sequence[bytes], ends: dict[bytes, float]) -> None:
-        """Send transactions at a rate, whether or not earlier ones are answered."""
-        wires = [await Wire.to(self.service.port) for _ in range(PACED_CONNECTIONS)]
-        opened = [*wires]
-
-        async def act(n: int) -> None:
-            if not wires:
-                opened.append(await Wire.to(self.service.port))
-                wires.append(opened[-1])
-            wire = wires.pop()
-            await self._one(wire, ids[n], ends)
-            wires.append(wire)
-
-        try:
-            await paced(load.size, load.seconds, act)
-        finally:
-            for wire in opened:
-                wire.close()
-
-    async def _one(self, wire: Wire, id_: bytes, ends: dict[bytes, float]) -> None:
-        before, after = self._half
-        await wire.ask(before + id_ + after)
-        before, after = self._end
-        ends[id_] = now_s()
-        await wire.ask(before + id_ + after)
+        return as_sent(load, began_ns / 1e9, ends, arrivals)
 
     async def _received(self, messages: int, within_s: float) -> list[Arrival]:
         until_s = now_s() + within_s

@@ -49,7 +49,14 @@ async def rocketmq(name: str, place: Path, settings: Mapping[str, str]) -> Async
         command = java(*DRIVER_MEMORY, "-cp", classes, "Driver", f"127.0.0.1:{names_port}", str(body))
         driver = await stack.enter_async_context(driving(name, place / "driver.log", *command))
         servers = [names, broker]
-        yield Peer(name, driver, lambda: cpu_of(servers), lambda: 0.0, lambda: [*servers, driver.process])
+        yield Peer(
+            name,
+            driver,
+            service_cpu_s=lambda: cpu_of(servers),
+            database_cpu_s=lambda: 0.0,
+            client_cpu_s=lambda: cpu_of([driver.process]),
+            halted=lambda: [*servers, driver.process],
+        )
 
 
 def broker_conf(place: Path, names_port: int, port: int, settings: Mapping[str, str]) -> str:

@@ -67,11 +67,12 @@ class Sent:
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """A slice with its cost: CPU seconds of the system's servers, and of their database."""
+    """A slice with its cost: CPU seconds of the system's servers, of their database, and of clients and receivers."""
 
     sent: Sent
     service_s: float
     database_s: float
+    client_s: float
 
     @property
     def service_us(self) -> float:
@@ -82,6 +83,11 @@ class Measured:
     def database_us(self) -> float:
         """CPU µs of the database per delivered transaction."""
         return self.database_s / self.sent.delivered * 1e6
+
+    @property
+    def client_us(self) -> float:
+        """CPU µs of clients and receivers per delivered transaction."""
+        return self.client_s / self.sent.delivered * 1e6
 
 
 class Driver(Protocol):
@@ -100,16 +106,18 @@ class Peer:
     driver: Driver
     service_cpu_s: Callable[[], float]
     database_cpu_s: Callable[[], float]
+    client_cpu_s: Callable[[], float]
     halted: Callable[[], list[psutil.Process]]
 
     async def measure(self, load: Slice) -> Measured:
         """Run one slice and measure its cost. Raises BrokenSliceError if nothing was delivered."""
-        service_s, database_s = self.service_cpu_s(), self.database_cpu_s()
+        parts = (self.service_cpu_s, self.database_cpu_s, self.client_cpu_s)
+        before = [part() for part in parts]
         sent = await self.driver.send(load)
-        service_s, database_s = self.service_cpu_s() - service_s, self.database_cpu_s() - database_s
+        used = [part() - begun for part, begun in zip(parts, before, strict=True)]
         if sent.delivered == 0 or sent.seconds <= 0:
             raise BrokenSliceError(f"{self.name}: nothing of {sent.sent:,} transactions was delivered")
-        return Measured(sent, service_s, database_s)
+        return Measured(sent, *used)
 
     def halt(self) -> None:
         """Stop the system's processes with SIGSTOP, so that they take no CPU time."""
@@ -142,10 +150,23 @@ class ProcessDriver:
 
     async def send(self, load: Slice) -> Sent:
         """Run one slice. Raises BrokenSliceError if the driver ends or does not answer."""
-        assert self._process.stdin is not None
-        self._process.stdin.write(load.line().encode())
         # The longest wait of the drivers for answers of paced requests is a minute.
-        return Sent(**json.loads(await self._line(load.seconds + load.within_s + 90)))
+        return Sent(**json.loads(await self.ask(load.line(), load.seconds + load.within_s + 90)))
+
+    async def ask(self, line: str, within_s: float) -> bytes:
+        """Send a line and return the line of the answer. Raises BrokenSliceError as `send` does."""
+        assert self._process.stdin is not None
+        self._process.stdin.write(line.encode())
+        return await self._line(within_s)
+
+    async def read(self, size: int) -> bytes:
+        """Return bytes that follow the line of an answer."""
+        assert self._process.stdout is not None
+        return await self._process.stdout.readexactly(size)
+
+    def messages(self) -> str:
+        """Return the end of the driver's log."""
+        return tail(self._log)
 
     async def ready(self) -> None:
         """Wait until the driver is connected."""

@@ -1,22 +1,24 @@
 """The comparison with RocketMQ and DTM: its arithmetic, its drivers' protocol, and what it says of missing parts."""
 
 import asyncio
+import json
 import shutil
 import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, closing, suppress
 from pathlib import Path
+from uuid import UUID
 
 import psutil
 import pytest
 
 from bench.__main__ import PEERS, main
-from bench.arrivals import Arrival
+from bench.arrivals import Arrival, compiled
 from bench.peers import parts, run
-from bench.peers.halfnote import BATCHES, WEBHOOKS, WireDriver, as_sent
+from bench.peers.halfnote import AHEAD, BATCHES, COMMIT, WEBHOOKS, CallersDriver, as_sent, requests_of, written
 from bench.peers.parts import INSTALL, MissingPartError, require
 from bench.peers.run import DEFAULT_MQ, DTM, TUNED_MQ, Found, add_figures, hold_bars, in_turn, opened
-from bench.peers.slices import BrokenSliceError, Measured, Peer, Sent, Slice, driving
+from bench.peers.slices import BrokenSliceError, Measured, Peer, ProcessDriver, Sent, Slice, driving
 from bench.receiver import length_of
 from bench.report import Report
 from bench.services import Service
@@ -36,11 +38,11 @@ for line in sys.stdin:
 
 def measured(rate: float, *, service_us: float = 0, database_us: float = 0, late_ms: float = 0) -> Measured:
     sent = Sent(100, 100, 0, 0, 100 / rate, [int(late_ms * 1000)] * 100)
-    return Measured(sent, service_us * 100 / 1e6, database_us * 100 / 1e6)
+    return Measured(sent, service_us * 100 / 1e6, database_us * 100 / 1e6, 0)
 
 
 def runs(**rates: list[float]) -> Found:
-    names = {"ours": WEBHOOKS, "batches": BATCHES, "default": DEFAULT_MQ, "tuned": TUNED_MQ, "dtm": DTM}
+    names = {"ours": WEBHOOKS, "batches": BATCHES, "ahead": AHEAD, "default": DEFAULT_MQ, "tuned": TUNED_MQ, "dtm": DTM}
     return Found({(names[name], 64): [measured(rate) for rate in of] for name, of in rates.items()})
 
 
@@ -52,10 +54,17 @@ def held(found: Found) -> dict[str, tuple[float, bool]]:
 
 def test_a_ratio_is_to_the_faster_rocketmq_of_its_round() -> None:
     bars = held(
-        runs(ours=[1000, 900, 990], batches=[1600, 1400, 1500], default=[500, 1000, 900], tuned=[800, 750, 990])
+        runs(
+            ours=[1000, 900, 990],
+            batches=[1600, 1400, 1500],
+            ahead=[1000, 1000, 1000],
+            default=[500, 1000, 900],
+            tuned=[800, 750, 990],
+        )
     )
     assert bars["Halfnote, webhooks, 64 at once, against RocketMQ's (0.90 to 1.25 x)"] == (1.0, True)
     assert bars["Halfnote, batches, 64 at once, against RocketMQ's (1.40 to 2.00 x)"] == (1.515, True)
+    assert bars["Halfnote, ends not awaited, 64 at once, against RocketMQ's (1.00 to 1.25 x)"] == (1.01, True)
     assert not any("DTM" in claim for claim in bars)
 
 
@@ -103,7 +112,7 @@ def test_figures_are_medians_with_ranges() -> None:
 
 
 def test_every_other_round_runs_backwards() -> None:
-    peers = [Peer(name, None, float, float, list) for name in "abc"]  # type: ignore[arg-type]
+    peers = [Peer(name, None, float, float, float, list) for name in "abc"]  # type: ignore[arg-type]
     assert [[peer.name for peer in in_turn(peers, number)] for number in (0, 1, 2)] == [[*"abc"], [*"cba"], [*"abc"]]
 
 
@@ -149,7 +158,7 @@ async def test_a_peer_that_cannot_run_is_a_line_in_the_report(tmp_path: Path, mo
 async def test_a_driver_answers_a_line_with_a_line(tmp_path: Path) -> None:
     log = tmp_path / "log"
     async with driving("some", log, sys.executable, "-c", DRIVER) as driver:
-        peer = Peer("some", driver, lambda: 0.0, lambda: 0.0, lambda: [driver.process])
+        peer = Peer("some", driver, float, float, float, lambda: [driver.process])
         peer.halt()
         async with asyncio.timeout(30):
             while driver.process.status() != psutil.STATUS_STOPPED:
@@ -182,9 +191,9 @@ def test_the_same_versions_are_pinned_everywhere() -> None:
     assert pom.count(f"<version>{parts.ROCKETMQ_VERSION}</version>") == pom.count("<groupId>org.apache.rocketmq<")
 
 
-async def test_a_refused_request_breaks_off_one_slice_of_halfnote() -> None:
-    """An overloaded service must not end the comparison of the others."""
-
+@asynccontextmanager
+async def answering(status: bytes, bodies: list[bytes]) -> AsyncIterator[Service]:
+    """Answer each POST with a status, keep its body, and each GET with no content."""
     handlers: set[asyncio.Task[None]] = set()
 
     async def answered(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -195,15 +204,46 @@ async def test_a_refused_request_breaks_off_one_slice_of_halfnote() -> None:
             while True:
                 head = await reader.readuntil(b"\r\n\r\n")
                 posted = head.startswith(b"POST")
-                await reader.readexactly(length_of(head[:-4]) if posted else 0)
-                status = b"503 Service Unavailable" if posted else b"200 OK"
-                writer.write(b"HTTP/1.1 %s\r\nContent-Length: 0\r\n\r\n" % status)
+                body = await reader.readexactly(length_of(head[:-4]) if posted else 0)
+                if posted:
+                    bodies.append(body)
+                line = status if posted else b"200 OK"
+                writer.write(b"HTTP/1.1 %s\r\nContent-Length: 0\r\n\r\n" % line)
 
     async with await asyncio.start_server(answered, "127.0.0.1", 0) as server:
-        service = Service(server.sockets[0].getsockname()[1], psutil.Process())
-        for kind in ("run", "pace"):
-            with pytest.raises((BrokenSliceError, RuntimeError), match="answered 503"):
-                await WireDriver(service, service, "order").send(Slice(kind, 4, 1, 5))
+        yield Service(server.sockets[0].getsockname()[1], psutil.Process())
         # The client has closed its connections. A socket that is left open would fail a later test.
         while any(not handler.done() for handler in handlers):
             await asyncio.wait(handlers)
+
+
+@asynccontextmanager
+async def callers_of(service: Service, place: Path) -> AsyncIterator[ProcessDriver]:
+    requests = written(requests_of("order", service.port), place)
+    command = [str(await compiled("callers", place)), str(service.port), *map(str, requests)]
+    async with driving("Halfnote", place / "callers.log", *command) as callers:
+        yield callers
+
+
+async def test_a_refused_request_breaks_off_one_slice_of_halfnote(tmp_path: Path) -> None:
+    """An overloaded service must not end the comparison of the others."""
+    async with answering(b"503 Service Unavailable", []) as service, callers_of(service, tmp_path) as callers:
+        for kind, ahead in (("run", False), ("run", True), ("pace", False)):
+            with pytest.raises(BrokenSliceError, match=r"4 requests failed:\n(refused: HTTP/1.1 503[^$]*)+"):
+                await CallersDriver(callers, service, ahead).send(Slice(kind, 4, 1, 5))
+
+
+@pytest.mark.parametrize("kind", ["run", "ahead", "pace"])
+async def test_each_half_has_its_end(tmp_path: Path, kind: str) -> None:
+    bodies: list[bytes] = []
+    async with answering(b"201 Created", bodies) as service, callers_of(service, tmp_path) as callers:
+        committed, failed, _ = map(int, (await callers.ask(f"{kind} 8 0.5\n", 30)).split())
+        log = await callers.read(committed * COMMIT.size)
+    assert failed == 0
+    assert committed == 4 if kind == "pace" else committed > 8
+    sent = [json.loads(body) for body in bodies]
+    halves, ends = ([one["transaction_id"] for one in sent if ("verdict" in one) is posted] for posted in (False, True))
+    noted = [transaction_id[:36].decode() for _, transaction_id in COMMIT.iter_unpack(log)]
+    assert sorted(halves) == sorted(ends) == sorted(noted)
+    assert len(set(noted)) == committed
+    assert {UUID(id_).version for id_ in noted} == {7}
