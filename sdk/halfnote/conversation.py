@@ -40,7 +40,8 @@ class Conversation:
     `barrier`: what a block without a binding must have entered. `attempt_s` bounds one request, `half_within_s` all
     attempts at a half, `end_within_s` all attempts at an end, which continue in the background after the first.
     `refused_within_s` bounds a half whose connects are all refused. `serialize` returns what JSON has in place of a
-    value that it does not have. `traceparent` returns the W3C trace context of each request.
+    value that it does not have. `traceparent` returns the W3C trace context of each request. Without `wait_for_end`,
+    all attempts at an end are in the background.
     """
 
     group: str
@@ -52,6 +53,7 @@ class Conversation:
     barrier: Outcomes | None = None
     refused_within_s: float = REFUSED_WITHIN_S
     serialize: Callable[[Any], Any] = serializable
+    wait_for_end: bool = True
 
     def half(
         self,
@@ -189,7 +191,10 @@ class Conversation:
     def end(
         self, transaction: Transaction, verdict: Verdict, *, reason: str | None = None, error: Exception | None = None
     ) -> Exchange[TransactionResult]:
-        """Post an end once; if that fails, repeat it in the background, and after that leave it to check-back."""
+        """Post an end once; if that fails, repeat it in the background, and after that leave it to check-back.
+
+        Without `wait_for_end`, the first attempt is in the background too, unless too many ends are there already.
+        """
         content = {
             "transaction_id": str(transaction.transaction_id),
             "producer_group": self.group,
@@ -198,6 +203,12 @@ class Conversation:
         if reason:
             content["reason"] = reason[:REASON_MAX].replace("\x00", "\ufffd").encode("utf-8", "replace").decode()
         request = self._post("/end", content)
+        if (
+            not self.wait_for_end
+            and verdict is not Verdict.UNKNOWN
+            and (yield Later(self._ended(transaction, request)))
+        ):
+            return TransactionResult(transaction.transaction_id, transaction.message_ids, verdict, "posted", error)
         end, fault = yield from self._ended(transaction, request, attempts=1)
         if isinstance(fault, Unconfirmed) and verdict is not Verdict.UNKNOWN:
             taken = yield Later(self._ended(transaction, request))

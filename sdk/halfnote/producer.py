@@ -34,6 +34,8 @@ class TransactionProducer:
     `begin`. `listener`: `send` runs its `execute_local`. Time limits: `attempt_s` for one request; `half_within_s` for
     all attempts to post a half; `end_within_s` for all attempts to post an end, in the background, after which Halfnote
     sends a check; `refused_within_s` for a half while connects are refused, because nothing can have been stored then.
+    `wait_for_end=False`: a block ends when its end is on its way, as with RocketMQ's client, which saves the wait for
+    a second write to disk; check-back decides if the end is lost, and a conflict is only in the log.
     `serialize` is called with a value that JSON does not have, and returns one that it has (default: times, `Decimal`
     and `UUID`). Make one and use it everywhere; `close` it, or use `async with`. Raises TypeError or ValueError.
     """
@@ -50,6 +52,7 @@ class TransactionProducer:
         half_within_s: float = 15.0,
         end_within_s: float = 60.0,
         refused_within_s: float = REFUSED_WITHIN_S,
+        wait_for_end: bool = True,
         serialize: Callable[[Any], Any] = serializable,
         traceparent: Callable[[], str | None] = current_traceparent,
         transport: httpx.AsyncBaseTransport | None = None,
@@ -66,6 +69,7 @@ class TransactionProducer:
             barrier=barrier,
             refused_within_s=refused_within_s,
             serialize=serialize,
+            wait_for_end=wait_for_end,
         )
         self._driver = AsyncDriver(url, headers_of(api_key), transport)
 

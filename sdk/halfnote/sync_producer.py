@@ -45,6 +45,7 @@ class SyncTransactionProducer:
         half_within_s: float = 15.0,
         end_within_s: float = 60.0,
         refused_within_s: float = REFUSED_WITHIN_S,
+        wait_for_end: bool = True,
         serialize: Callable[[Any], Any] = serializable,
         traceparent: Callable[[], str | None] = current_traceparent,
         transport: httpx.BaseTransport | None = None,
@@ -61,6 +62,7 @@ class SyncTransactionProducer:
             barrier=barrier,
             refused_within_s=refused_within_s,
             serialize=serialize,
+            wait_for_end=wait_for_end,
         )
         self._driver = SyncDriver(url, headers_of(api_key), transport)
 
