@@ -297,6 +297,31 @@ subscription = Table(
     Index("subscription_name", "name", unique=True, postgresql_where=text("deleted_at IS NULL")),
 )
 
+# One row for each version of what a subscription takes and promises, in force from `at` on: append-only. A trigger on
+# `subscription` writes it in the database transaction of the change. The nightly proof judges by it.
+subscription_version = Table(
+    "subscription_version",
+    metadata,
+    Column("version_id", BigInteger, Identity(always=True), primary_key=True),
+    Column("subscription_id", Integer, nullable=False),
+    Column("at", Time, nullable=False),
+    Column("name", Text, nullable=False),
+    Column("topics", ARRAY(Text), nullable=False),
+    Column("filters", JSONB),
+    Column("state", Text, nullable=False),
+    Column("ordered", Text, nullable=False),
+    Column("on_dead", Text, nullable=False),
+    Column("shards", Integer, nullable=False),
+    Column("max_in_flight", Integer, nullable=False),
+    Column("rate_per_s", Double),
+    Column("timeout_s", Double, nullable=False),
+    Column("retry", ARRAY(Double), nullable=False),
+    Column("expire_after_s", Double),
+    Column("max_backlog", BigInteger),
+    Column("started_after", BigInteger, nullable=False),
+    Column("deleted_at", Time),
+)
+
 checkpoint = Table(
     "checkpoint",
     metadata,

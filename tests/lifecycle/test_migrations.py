@@ -100,7 +100,7 @@ async def fill(db: Connection) -> dict[str, int]:
     """Write one row into every table, all columns set; return the tables' row counts."""
     tables = await db.fetch(
         "select relname from pg_class where relkind in ('r', 'p') and not relispartition "
-        "and relnamespace = 'public'::regnamespace and relname <> 'alembic_version'"
+        "and relnamespace = 'public'::regnamespace and relname <> 'alembic_version' order by oid"
     )
     for (table,) in tables:
         if table in DAY_TABLES:
@@ -125,7 +125,11 @@ async def test_models_equal_the_migrated_schema(empty: str, there: Connection, d
     async with engine.begin() as connection:
         await connection.run_sync(metadata.create_all)
     await engine.dispose()
-    assert await schema_of(there) == await schema_of(db)
+    migrated = await schema_of(db)
+    # The models are tables; the trigger that keeps the history of subscriptions is in its migration only.
+    history = ["('record_subscription_version', 'function')", "('subscription_version', 'trigger')"]
+    assert migrated["others"] == history
+    assert await schema_of(there) == migrated | {"others": []}
 
 
 async def test_every_revision_goes_up_and_down_from_nothing(empty: str, there: Connection) -> None:
