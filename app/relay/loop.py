@@ -181,7 +181,8 @@ class Relay:
         async def settling() -> None:
             if any(stream.settle_due(now) for stream in self.streams.values()):
                 async with runtime.database.keyed() as connection:
-                    await self.settle(runtime, connection, now)
+                    # The turn may have begun before these deliveries, and a receipt must not be older than its attempt.
+                    await self.settle(runtime, connection, runtime.clock.now())
 
         results = await asyncio.gather(settling(), *map(read, groups), return_exceptions=True)
         for result in results:

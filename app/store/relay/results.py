@@ -129,6 +129,8 @@ OUTCOMES = RowArrays(
 _MESSAGE = ("subscription_id", "replay", "transaction_id", "position")
 # A delivery_retry row may carry a copy of its message; a dead letter takes it over.
 _COPY = ("producer_group", "tag", "headers", "content_type", "body", "body_digest", "committed_at")
+# The end of a delivery. Another worker may have made the first attempt, or the clock may have been set back since.
+_AT = "greatest($2::timestamptz, {})"
 _RETRY = same(*_MESSAGE, "offset", "topic", "key", "attempts", "first_at", "due_at") | {
     "last_error": "error",
     # A replay's messages wait from its start at the earliest; live delivery has no `since`.
@@ -136,15 +138,15 @@ _RETRY = same(*_MESSAGE, "offset", "topic", "key", "attempts", "first_at", "due_
 }
 _DEAD_LETTER = same(
     *_MESSAGE, "offset", "topic", "key", "attempts", "first_at", "reason", "status", "error", "response", *_COPY
-) | {"died_at": "$2"}
+) | {"died_at": _AT.format("first_at")}
 _RECEIPT = same(*_MESSAGE, "offset", "attempts", "first_at", "duration_ms", "status", "digest") | {
     "outcome": "'delivered'",
-    "settled_at": "$2::timestamptz",
+    "settled_at": _AT.format("first_at"),
 }
 _FIRST_TRY_RECEIPT = (
     same("transaction_id", "position", "offset", "first_at", "duration_ms", "status", "digest", of="p")
     | same("subscription_id", "replay", of="h")
-    | {"attempts": "1", "outcome": "'delivered'", "settled_at": "$2::timestamptz"}
+    | {"attempts": "1", "outcome": "'delivered'", "settled_at": _AT.format("p.first_at")}
 )
 _ATTEMPT = same(
     "transaction_id", "position", "subscription_id", "at", "status", "duration_ms", "error", "response", of="a"

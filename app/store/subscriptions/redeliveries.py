@@ -106,7 +106,7 @@ _DROP = f"""
   insert into receipt (transaction_id, "position", subscription_id, replay, "offset", outcome, attempts, first_at,
     duration_ms, status, settled_at)
   select m.transaction_id, m."position", m.subscription_id, m.replay, m."offset", 'dropped', m.attempts,
-    coalesce(m.first_at, m.died_at), 0, m.status, ${{at}}
+    coalesce(m.first_at, m.died_at), 0, m.status, greatest(${{at}}::timestamptz, m.first_at, m.died_at)
   from moved m where {_OPEN} on conflict do nothing
 ){_NAMED}"""  # noqa: S608
 
