@@ -161,15 +161,16 @@ class Run:
         if self._output is not None:
             self._output.begin(committed)
         options = self._options
-        ledgers = read_ledgers(
+        declared = {"producer": options.producer_ledger_complete, "consumer": options.consumer_ledger_complete}
+        return read_ledgers(
             spark,
             options.producer_ledger,
             options.consumer_ledger,
             f"{self._place}/ledgers",
             options.out,
             self._progress,
+            complete=[name for name, complete in declared.items() if complete],
         )
-        return replace(ledgers, complete=options.producer_ledger_complete)
 
     def _proved(self, spark: SparkSession, read: Read, ledgers: Ledgers) -> list[ProvedDay]:
         proved = []

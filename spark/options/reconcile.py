@@ -21,6 +21,8 @@ def parsed(argv: Sequence[str] | None) -> argparse.Namespace:
         made.error("--from-parquet reads no database, so --read-url has no effect; leave one of them out")
     if options.producer_ledger_complete and not options.producer_ledger:
         made.error("--producer-ledger-complete needs --producer-ledger")
+    if options.consumer_ledger_complete and not options.consumer_ledger:
+        made.error("--consumer-ledger-complete needs --consumer-ledger")
     return options
 
 
@@ -73,6 +75,8 @@ def _add_ledgers(made: argparse.ArgumentParser) -> None:
     complete = "the producer ledger has every commit: a committed transaction without a row is a finding"
     add("--producer-ledger-complete", action="store_true", help=complete)
     add("--consumer-ledger", metavar="SPEC", help="the messages in consumers' databases: Parquet, CSV or a jdbc: URL")
+    empty = "the consumer ledger has every message, so one without rows says that nothing was consumed"
+    add("--consumer-ledger-complete", action="store_true", help=empty)
 
 
 def _http_url(value: str) -> str:

@@ -172,17 +172,19 @@ def read_ledgers(
     staging_dir: str,
     out: str | None,
     progress: Progress,
+    *,
+    complete: Collection[str] = (),
 ) -> Ledgers:
     """Read the named ledgers; report the rows that were set aside, and write them below `out` if it is given.
 
-    Raises LedgerError and RunFailedError.
+    `complete`: which of `producer` and `consumer` are declared complete. Raises LedgerError and RunFailedError.
     """
 
-    def read(name: str, spec: str | None, reader: Callable[[SparkSession, str, str], Ledger]) -> DataFrame | None:
+    def read(name: str, spec: str | None, reader: Callable[..., Ledger]) -> DataFrame | None:
         if spec is None:
             return None
         with progress.stage(f"read {name} ledger") as stage:
-            ledger = reader(spark, spec, f"{staging_dir}/{name}")
+            ledger = reader(spark, spec, f"{staging_dir}/{name}", complete=name in complete)
             stage.rows = ledger.counts["read"]
         if ledger.counts["set_aside"]:
             aside = ", ".join(f"{reason} {count}" for reason, count in ledger.counts["set_aside"].items())
@@ -191,4 +193,5 @@ def read_ledgers(
                 write_set_aside(ledger, f"{out}/set-aside/{name}")
         return ledger.rows
 
-    return Ledgers(read("producer", producer, producer_ledger), read("consumer", consumer, consumer_ledger))
+    rows = read("producer", producer, producer_ledger), read("consumer", consumer, consumer_ledger)
+    return Ledgers(*rows, complete="producer" in complete)

@@ -4,10 +4,12 @@ The result is text, column by column, with its source; spark/sources/ledgers.py 
 """
 
 import os
+import re
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import reduce
+from typing import Any
 from urllib.parse import parse_qsl, urlsplit
 
 from py4j.protocol import Py4JError, Py4JJavaError
@@ -22,6 +24,8 @@ from spark.errors import RunFailedError
 PASSWORD = "HALFNOTE_LEDGER_PASSWORD"  # noqa: S105 -- a variable's name
 CSV = (".csv", ".csv.gz")
 MALFORMED = "_malformed"
+# Spark's error for a file that it cannot decode, with the file's URL.
+_DAMAGED = re.compile(r"\[FAILED_READ_FILE[^\]]*\] Encountered error while reading file (\S+)\.\s")
 # Spark finds a driver in spark.jars only by its class name.
 DRIVERS = {
     "jdbc:postgresql:": "org.postgresql.Driver",
@@ -63,6 +67,8 @@ def _from_files(spark: SparkSession, place: str, columns: Mapping[str, Wanted]) 
     for (is_csv, schema), paths in layouts.items():
         reader = _csv(spark) if is_csv else spark.read
         with_malformed = StructType([*schema.fields, StructField(MALFORMED, StringType())]) if is_csv else schema
+        # Pages of Parquet whose writer stored checksums are compared with these.
+        reader = reader.option("parquet.page.verify-checksum.enabled", "true")
         frame = reader.schema(with_malformed).format("csv" if is_csv else "parquet").load(paths)
         line = F.col(MALFORMED) if is_csv else F.lit(None).cast("string")
         source = F.regexp_replace("_metadata.file_path", "^file:/*", "/")
@@ -173,15 +179,37 @@ def _short(path: str) -> str:
     return "/" + path.removeprefix("file:").lstrip("/") if path.startswith("file:") else path
 
 
+def failure_of_read(error: Py4JJavaError | PySparkException, spec: str) -> Exception:
+    """Return the error of a read that failed after it began: LedgerError, which names the file, if a file is damaged.
+
+    Otherwise a database or the staging directory failed: RunFailedError, or LedgerError for a wrong query.
+    """
+    damaged = _DAMAGED.search(str(error))
+    if damaged:
+        reason = f"{_short(damaged[1])} cannot be read to its end: {_reason(error)}"
+        return LedgerError(f"{reason}. The file is truncated or damaged: write it again.")
+    if spec.startswith("jdbc:"):
+        return _of_database(spec.partition("?")[0], error)
+    return RunFailedError(f"{spec}: {_reason(error)}")
+
+
 def _reason(error: Exception) -> str:
-    """Return the first line of Java's error."""
-    said = error.java_exception.getMessage() if isinstance(error, Py4JJavaError) else str(error)
-    return _first_line(said or type(error).__name__)
+    """Return the first line of Java's innermost error."""
+    cause = _java(error)
+    while cause is not None and (inner := cause.getCause()) is not None:
+        cause = inner
+    said = str(error) if cause is None else cause.getMessage() or cause.getClass().getSimpleName()
+    return _first_line(said or type(error).__name__).rstrip(".")
+
+
+def _java(error: Exception) -> Any:
+    """Return Java's exception, or None if the error comes from Python alone."""
+    return error.java_exception if isinstance(error, Py4JJavaError) else getattr(error, "_origin", None)
 
 
 def _of_database(name: str, error: Exception) -> Exception:
     """Return LedgerError if the query is wrong, as for a missing table; RunFailedError if no answer comes."""
-    cause = error.java_exception if isinstance(error, Py4JJavaError) else getattr(error, "_origin", None)
+    cause = _java(error)
     while cause is not None:
         # Only a java.sql.SQLException has an SQLSTATE. 08: no connection; 53 to 58: a fault of the server.
         with suppress(Py4JError):

@@ -6,11 +6,13 @@ a staging directory, so that all rows show the same state of a database.
 
 from typing import Any, NamedTuple
 
+from py4j.protocol import Py4JJavaError
+from pyspark.errors import PySparkException
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from spark import schemas
-from spark.sources.ledger_files import LedgerError, Wanted, read
+from spark.sources.ledger_files import LedgerError, Wanted, failure_of_read, read
 
 # A UUIDv7, with or without hyphens (databases without the type keep 32 hex digits).
 _UUID = "([0-9a-f]{8})-?([0-9a-f]{4})-?(7[0-9a-f]{3})-?([89ab][0-9a-f]{3})-?([0-9a-f]{12})"
@@ -36,8 +38,10 @@ class Ledger(NamedTuple):
     counts: dict[str, Any]
 
 
-def producer_ledger(spark: SparkSession, spec: str, staging_dir: str) -> Ledger:
+def producer_ledger(spark: SparkSession, spec: str, staging_dir: str, *, complete: bool = False) -> Ledger:
     """Read PRODUCER_LEDGER. Rows of one transaction that agree are merged, those that contradict each other set aside.
+
+    `complete`: the ledger may have no rows.
 
     Reasons: malformed_line, bad_transaction_id, unknown_verdict, contradictory. Raises LedgerError (wrong usage) and
     RunFailedError.
@@ -54,7 +58,7 @@ def producer_ledger(spark: SparkSession, spec: str, staging_dir: str) -> Ledger:
     read_rows = found.select(
         "source", reason.alias("reason"), _given(PRODUCER), transaction_id, verdict.alias("verdict")
     )
-    staged = _staged(read_rows, f"{staging_dir}/read")
+    staged = _first_staged(read_rows, f"{staging_dir}/read", spec)
     by_id = staged.where("reason is null").groupBy("transaction_id")
     merged = _staged(
         by_id.agg(F.min("verdict").alias("verdict"), (F.min("verdict") != F.max("verdict")).alias("contradictory")),
@@ -64,11 +68,14 @@ def producer_ledger(spark: SparkSession, spec: str, staging_dir: str) -> Ledger:
         merged.where("contradictory").select("transaction_id"), "transaction_id", "left_semi"
     )
     aside = staged.where("reason is not null").unionByName(contradictory.withColumn("reason", F.lit("contradictory")))
-    return _ledger(spec, staged, merged.where("not contradictory").select(*schemas.PRODUCER_LEDGER.names), aside)
+    rows = merged.where("not contradictory").select(*schemas.PRODUCER_LEDGER.names)
+    return _ledger(spec, staged, rows, aside, "--producer-ledger-complete" if not complete else None)
 
 
-def consumer_ledger(spark: SparkSession, spec: str, staging_dir: str) -> Ledger:
+def consumer_ledger(spark: SparkSession, spec: str, staging_dir: str, *, complete: bool = False) -> Ledger:
     """Read CONSUMER_LEDGER. Rows of one message and subscription are merged: their times_seen are added.
+
+    `complete`: the ledger may have no rows.
 
     Reasons: malformed_line, bad_message_id, bad_times_seen. Raises LedgerError (wrong usage) and RunFailedError.
     """
@@ -84,10 +91,11 @@ def consumer_ledger(spark: SparkSession, spec: str, staging_dir: str) -> Ledger:
     read_rows = found.select(
         "source", reason.alias("reason"), _given(CONSUMER), message_id, times.alias("times_seen"), subscription
     )
-    staged = _staged(read_rows, f"{staging_dir}/read")
+    staged = _first_staged(read_rows, f"{staging_dir}/read", spec)
     by_id = staged.where("reason is null").groupBy("message_id", "subscription")
     merged = _staged(by_id.agg(F.sum("times_seen").alias("times_seen")), f"{staging_dir}/merged")
-    return _ledger(spec, staged, merged.select(*schemas.CONSUMER_LEDGER.names), staged.where("reason is not null"))
+    rows, aside = merged.select(*schemas.CONSUMER_LEDGER.names), staged.where("reason is not null")
+    return _ledger(spec, staged, rows, aside, "--consumer-ledger-complete" if not complete else None)
 
 
 def write_set_aside(ledger: Ledger, directory: str) -> None:
@@ -113,11 +121,24 @@ def _staged(frame: DataFrame, place: str) -> DataFrame:
     return frame.sparkSession.read.parquet(place)
 
 
-def _ledger(spec: str, staged: DataFrame, rows: DataFrame, aside: DataFrame) -> Ledger:
-    """Count the rows. Raise LedgerError if there are rows but none can be used, because then nothing is compared."""
+def _first_staged(frame: DataFrame, place: str, spec: str) -> DataFrame:
+    """Write a frame of the source itself, and return the written frame. Raises LedgerError and RunFailedError."""
+    try:
+        return _staged(frame, place)
+    except (Py4JJavaError, PySparkException) as error:
+        raise failure_of_read(error, spec) from error
+
+
+def _ledger(spec: str, staged: DataFrame, rows: DataFrame, aside: DataFrame, declaration: str | None) -> Ledger:
+    """Count the rows. Raise LedgerError if none can be used, because then nothing, or the wrong thing, is compared.
+
+    `declaration`: the option that allows a ledger without rows; None if it is given.
+    """
     set_aside = aside.select("source", "reason", "given")
     by_reason = {row.reason: row["count"] for row in set_aside.groupBy("reason").count().collect()}
     read_count, kept, left = staged.count(), rows.count(), sum(by_reason.values())
+    if not read_count and declaration is not None:
+        raise LedgerError(f"{spec.partition('?')[0]} has no rows; if that is right, add {declaration}")
     if read_count and not kept:
         reasons = ", ".join(f"{reason} {count}" for reason, count in sorted(by_reason.items()))
         raise LedgerError(f"{spec.partition('?')[0]}: none of its {read_count} rows can be used ({reasons})")

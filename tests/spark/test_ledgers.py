@@ -216,12 +216,6 @@ def test_a_ledger_of_which_nothing_can_be_used_is_refused(spark: SparkSession, t
         producer_ledger(spark, place, staging)
 
 
-@pytest.mark.slow
-def test_a_ledger_may_be_empty(spark: SparkSession, tmp_path: Path, staging: str) -> None:
-    found = producer_ledger(spark, write_csv(tmp_path / "shop.csv"), staging)
-    assert (rows(found), found.counts["read"]) == ([], 0)
-
-
 def test_a_consumer_s_rows_are_added_up_and_bad_ones_set_aside(
     spark: SparkSession, tmp_path: Path, staging: str
 ) -> None:

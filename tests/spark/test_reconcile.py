@@ -186,6 +186,7 @@ def test_a_day_that_is_not_here(dsn: str, capsys: pytest.CaptureFixture[str]) ->
         ["--base-url", "javascript:alert(1)"],
         ["--producer-ledger", "/no/such/ledger.csv"],
         ["--producer-ledger-complete"],
+        ["--consumer-ledger-complete"],
     ],
 )
 def test_wrong_usage(dsn: str, options: list[str]) -> None:
