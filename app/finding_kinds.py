@@ -12,6 +12,7 @@ class Kind(StrEnum):
 
     OP_WITHOUT_HALF = "op_without_half"
     HALF_STUCK = "half_stuck"
+    HALF_ALTERED = "half_altered"
     COMMITTED_NOT_PUBLISHED = "committed_not_published"
     PUBLISHED_WITHOUT_COMMIT = "published_without_commit"
     PUBLISHED_AFTER_ROLLBACK = "published_after_rollback"
@@ -49,6 +50,10 @@ MEANINGS: dict[Kind, Meaning] = {
     Kind.HALF_STUCK: Meaning(
         "A half message has no verdict although check-back should have decided or parked it by now.",
         "Verify that a worker runs its loops `sweep` and `checks` (`GET /readyz`), then ask or decide.",
+    ),
+    Kind.HALF_ALTERED: Meaning(
+        "A half message is not what the producer posted: the digest of its stored content is another one.",
+        "Find out what changed rows of `half`, and ask the producer for the right content.",
     ),
     Kind.COMMITTED_NOT_PUBLISHED: Meaning(
         "A transaction is committed, and some or all of its messages are not in the outbox: they are never delivered.",

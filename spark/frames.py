@@ -38,6 +38,8 @@ class Frames:
     receipts_since: datetime | None = None
     # SAME_OFFSET: messages of earlier stored days at offsets of this day, if there are any.
     same_offset: DataFrame | None = None
+    # ALTERED: the transactions whose half is not the one that was posted. None: no digest was computed.
+    altered: DataFrame | None = None
     # The number of rows of each frame, if it is known.
     rows: Mapping[str, int] = field(default_factory=dict)
     # The ledgers of producers and consumers, if they are given.

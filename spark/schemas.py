@@ -184,6 +184,11 @@ short position!
 long offset!
 """)
 
+# A transaction whose half is not the one that was posted: the stored digest, and that of the stored content.
+ALTERED = _schema("""
+string transaction_id!, producer_group!, digest, computed!
+""")
+
 # By the names of the frames (spark/frames.py). The first five are the day's own tables, which are partitioned by day.
 BIG = {"half": HALF, "op": OP, "outbox": OUTBOX, "receipt": RECEIPT, "attempt": ATTEMPT}
 OF_DAY = {

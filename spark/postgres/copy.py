@@ -6,9 +6,9 @@ halves. COPY takes 1.5 s. Neither figure includes Postgres (docs/decisions/0027)
 
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
-from contextlib import closing
+from contextlib import closing, contextmanager
 from pathlib import Path
 from queue import Empty, SimpleQueue
 from typing import Any
@@ -66,13 +66,10 @@ def write_copied(
     for part in enumerate(queries):
         parts.put(part)
     stop = threading.Event()
-    reach = _reach(snapshot.connection)
 
     def work() -> int:
         rows = 0
-        with closing(dbapi.connect(reach)) as connection, closing(connection.cursor()) as cursor:
-            for statement in IN_SNAPSHOT:
-                cursor.execute(statement.format(snapshot.name))
+        with cursor_in(snapshot) as cursor:
             while not stop.is_set():
                 try:
                     number, query = parts.get_nowait()
@@ -81,7 +78,7 @@ def write_copied(
                 began = time.monotonic()
                 rows += _copy(cursor, query, place / f"part-{number:05}.parquet", unlike, stop)
                 took_s = time.monotonic() - began
-                if _others_are_at_work(cursor):
+                if others_are_at_work(cursor):
                     stop.wait(RESTS * took_s)
         return rows
 
@@ -112,7 +109,17 @@ def _copy(cursor: Any, query: str, file: Path, unlike: Sequence[str], stop: thre
     return rows
 
 
-def _others_are_at_work(cursor: Any) -> bool:
+@contextmanager
+def cursor_in(snapshot: Snapshot) -> Iterator[Any]:
+    """Lend a cursor of a new connection whose statements read the snapshot."""
+    with closing(dbapi.connect(_reach(snapshot.connection))) as connection, closing(connection.cursor()) as cursor:
+        for statement in IN_SNAPSHOT:
+            cursor.execute(statement.format(snapshot.name))
+        yield cursor
+
+
+def others_are_at_work(cursor: Any) -> bool:
+    """Return whether other sessions are active in the database."""
     # Without this the whole database transaction would see its first statistics snapshot.
     cursor.execute("select pg_stat_clear_snapshot()::text")
     cursor.execute(OTHERS_AT_WORK)

@@ -13,6 +13,10 @@ MEANINGS: dict[str, tuple[str, str]] = {
         "A half message has no verdict although check-back should have decided or parked it by now.",
         "Verify that a worker runs its loops `sweep` and `checks` (`GET /readyz`), then ask or decide.",
     ),
+    "half_altered": (
+        "A half message is not what the producer posted: the digest of its stored content is another one.",
+        "Find out what changed rows of `half`, and ask the producer for the right content.",
+    ),
     "committed_not_published": (
         "A transaction is committed, and some or all of its messages are not in the outbox: they are never delivered.",
         "Send the missing messages again with `POST /messages`; then find out what deletes rows of `outbox`.",

@@ -27,6 +27,7 @@ from spark.frames import Frames, empty
 from spark.postgres import copy
 from spark.postgres.connections import Connection, Day, Snapshot, partition_name
 from spark.postgres.standby import cancelled_by_replay
+from spark.sources import half_digests
 
 FETCH_ROWS = 10_000
 # The pages of one range, which a connection reads in some hundred milliseconds.
@@ -75,7 +76,10 @@ def frames_from_postgres(
             if counts.get(name) != 0:
                 rows[name] = _write_frame(spark, snapshot, found, name, f"{staging_dir}/{name}")
             stage.rows = rows[name]
-    files.write_text(f"{staging_dir}/frames.json", json.dumps(described(snapshot, found, rows)))
+    with progress.stage("compute digests", day) as stage:
+        stage.rows = _write_altered(spark, snapshot, found, f"{staging_dir}/altered") if rows["half"] else 0
+    description = described(snapshot, found, rows) | {"altered": stage.rows}
+    files.write_text(f"{staging_dir}/frames.json", json.dumps(description))
     return frames_from_parquet(spark, staging_dir, day)
 
 
@@ -89,6 +93,13 @@ def _write_frame(spark: SparkSession, snapshot: Snapshot, day: Day, name: str, d
         return copy.write_copied(
             snapshot, queries, directory, unlike=_unlike(schema), abreast=spark.sparkContext.defaultParallelism
         )
+    except copy.FAILURES as error:
+        raise read_failure(error, standby=snapshot.standby) from error
+
+
+def _write_altered(spark: SparkSession, snapshot: Snapshot, day: Day, directory: str) -> int:
+    try:
+        return half_digests.write_altered(spark, snapshot, day, directory)
     except copy.FAILURES as error:
         raise read_failure(error, standby=snapshot.standby) from error
 
@@ -258,6 +269,10 @@ def frames_from_parquet(spark: SparkSession, directory: str, day: date | None = 
             rows[name] = frames[name].count()
     if files.exists(place := f"{directory}/same_offset"):
         frames["same_offset"] = spark.read.schema(schemas.SAME_OFFSET).parquet(place)
+    if (altered := description.get("altered")) is not None:
+        place = f"{directory}/altered"
+        read = spark.read.schema(schemas.ALTERED)
+        frames["altered"] = read.json(place) if altered else empty(spark, schemas.ALTERED)
     return Frames(
         day=date.fromisoformat(description["day"]),
         seen_at=datetime.fromisoformat(description["seen_at"]),

@@ -10,6 +10,7 @@ from spark.synthetic.attempts import KINDS, OUTCOMES, PARKED_REASON, Attempts, d
 from spark.synthetic.columns import NONE, Ints, binaries, id_texts, numbers, times, words
 from spark.synthetic.deliveries import DROPPED, FIRST, REDELIVERED, RETRIED, TRIES, Deliveries, generate_deliveries
 from spark.synthetic.faults import Planted, plant
+from spark.synthetic.half_digests import half_digests
 from spark.synthetic.ledgers import ledgers
 from spark.synthetic.messages import HEADERS, TAGS, Messages, bodies, digests, generate_messages
 from spark.synthetic.plan import GROUPS, INTERVAL_S, MAX_CHECKS, OWN_GROUP, Plan
@@ -78,8 +79,7 @@ class _Rows:
         messages, transactions = self.messages, self.transactions
         at = np.flatnonzero(transactions.has_half[messages.of])
         of, first = messages.of[at], messages.position[at] == 0
-        digest = self.digests[at]
-        return pa.table(
+        half = pa.table(
             {
                 "transaction_id": self.ids.take(pa.array(of)),
                 "position": numbers(messages.position[at], _SHORT),
@@ -90,14 +90,14 @@ class _Rows:
                 "headers": words(messages.headers[at], HEADERS),
                 "content_type": words(np.zeros(len(at), dtype=np.int64), ["application/json"]),
                 "body": pa.array(self.bodies, pa.string()).take(pa.array(at)),
-                "body_digest": binaries(digest),
+                "body_digest": binaries(self.digests[at]),
                 "deliver_after_s": pa.array(messages.delay_s[at], mask=np.isnan(messages.delay_s[at])),
                 "born_at": times(transactions.born[of]),
                 "first_check_at": times(transactions.born[of] + IMMUNITY_US),
-                "digest": binaries(digest, ~first),
                 "policy": words(np.where(first, transactions.own_policy[of], NONE), POLICIES),
             }
         )
+        return half.append_column("digest", half_digests(half))
 
     def _op(self) -> pa.Table:
         transactions = self.transactions

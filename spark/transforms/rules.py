@@ -12,7 +12,7 @@ from spark.engine.parallel import ABREAST, at_once
 from spark.engine.small_plans import as_they_are
 from spark.frames import Frames, empty
 from spark.schemas import BIG, FINDING, SAME_OFFSET
-from spark.transforms import archive, deliveries, ledgers, messages, offsets, transactions
+from spark.transforms import archive, deliveries, identity, ledgers, messages, offsets, transactions
 from spark.transforms.joined import Joined
 from spark.transforms.joined import deliveries as joined_deliveries
 from spark.transforms.joined import messages as joined_messages
@@ -31,7 +31,7 @@ MOST_BROADCAST = 1_000_000
 # A day of fewer rows is joined whole, without a search for suspects, and its plans run without adaptive execution.
 SMALL_DAY = 50_000
 
-Needs: TypeAlias = Literal["always", "producer_ledger", "consumer_ledger", "archive"]
+Needs: TypeAlias = Literal["always", "altered", "producer_ledger", "consumer_ledger", "archive"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +62,7 @@ class Rule:
 RULES: tuple[Rule, ...] = (
     Rule("op_without_half", transactions.op_without_half),
     Rule("half_stuck", transactions.half_stuck),
+    Rule("half_altered", identity.half_altered, "altered"),
     Rule("committed_not_published", transactions.committed_not_published),
     Rule("published_without_commit", messages.published_without_commit),
     Rule("published_after_rollback", messages.published_after_rollback),

@@ -29,11 +29,14 @@ from (
   from generate_series(%(first)s::int, %(last)s::int) i
 ) numbered
 """
+# As the service computes it.
+DIGEST = """sha256(convert_to('[false,"shop",[["order","order-' || i || '","created","{\\"vip\\":\\"yes\\"}",'
+  || '"text/plain","' || encode(digest, 'base64') || '",null]],null,null]', 'UTF8'))"""
 FILL = (
-    """insert into half (transaction_id, position, producer_group, topic, key, tag, headers, content_type, body,
+    f"""insert into half (transaction_id, position, producer_group, topic, key, tag, headers, content_type, body,
   body_digest, born_at, first_check_at, digest)
-select id, 0, 'shop', 'order', 'order-' || i, 'created', '{"vip": "yes"}', 'text/plain', convert_to(i::text, 'UTF8'),
-  digest, at, at + interval '6 s', digest from made order by id""",
+select id, 0, 'shop', 'order', 'order-' || i, 'created', '{{"vip": "yes"}}', 'text/plain', convert_to(i::text, 'UTF8'),
+  digest, at, at + interval '6 s', {DIGEST} from made order by id""",
     "insert into op (transaction_id, verdict, source, decided_at) "
     "select id, 1, 0, at + interval '10 ms' from made order by id",
     """insert into outbox (transaction_id, position, "offset", topic, key, tag, committed_at)

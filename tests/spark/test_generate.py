@@ -118,7 +118,9 @@ def test_each_planted_fault_is_found_and_nothing_else(spark: SparkSession, tmp_p
     to_parquet(tmp_path, plan, archived=True)
 
     planted = planted_in(tmp_path / "planted.json")
-    assert {kind for kind, _ in planted} == {rule.kind for rule in RULES} == {*kinds, "archive_differs"}
+    # Of the content that a digest covers, Parquet for the proof has only a part.
+    assert {kind for kind, _ in planted} == {rule.kind for rule in RULES} - {"half_altered"}
+    assert {kind for kind, _ in planted} == {*kinds, "archive_differs"}
     assert len(planted) == 3 * len(kinds) + 3
     assert found_in(spark, tmp_path, ledgers) == planted
 

@@ -19,7 +19,7 @@ SLA_S = 3600.0
 # The kinds of the contract; a rule that is lost must not go unseen.
 KINDS = frozenset(
     """
-op_without_half half_stuck committed_not_published published_without_commit published_after_rollback
+op_without_half half_stuck half_altered committed_not_published published_without_commit published_after_rollback
 offset_of_two_messages message_with_two_offsets offsets_contradict_time unrouted undelivered receipt_without_message
 receipt_not_matched content_differs parked checks_beyond_max verdict_refused archive_differs ledger_disagrees
 ledger_not_sent never_consumed consumed_twice consumed_not_sent
@@ -32,7 +32,8 @@ Planted = dict[str, Any]
 def plant(day: Day) -> Planted:
     """Plant a fault of each kind, on a transaction each (100 and more); return what is to be found, by kind."""
     found: Planted = {}
-    for plant_one in (_plant_transactions, _plant_messages, _plant_offsets, _plant_deliveries, _plant_ledgers):
+    of_tables = (_plant_transactions, _plant_messages, _plant_altered, _plant_offsets, _plant_deliveries)
+    for plant_one in (*of_tables, _plant_ledgers):
         found |= plant_one(day)
     return found
 
@@ -94,6 +95,13 @@ def _plant_messages(day: Day) -> Planted:
         "content_differs": of_message("content_differs", 112),
         "unrouted": finding("unrouted", "odrer"),
     }
+
+
+def _plant_altered(day: Day) -> Planted:
+    day.committed(119)
+    altered = {"transaction_id": id_of(119), "producer_group": "shop", "digest": None, "computed": "7d1a54"}
+    day.extra["altered"] = [altered]
+    return {"half_altered": _about("half_altered", 119, producer_group="shop")}
 
 
 def _plant_offsets(day: Day) -> Planted:

@@ -1,0 +1,240 @@
+"""The digest of a stored half, computed again: as the service computes it, and another one after any change."""
+
+import io
+import json
+from collections.abc import Iterator
+from dataclasses import replace
+from datetime import date
+from pathlib import Path
+from typing import Any
+from uuid import UUID
+
+import msgspec
+import psycopg
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pyspark.sql import SparkSession
+
+from app.clock import Clock
+from app.config import Settings
+from app.coordinator.half_content import half_of
+from app.coordinator.wire import HalfRequest, PlainRequest
+from app.store.coordinator.halves import Half
+from spark.engine.progress import Progress
+from spark.frames import Frames
+from spark.half_digest import StoredMessage, is_altered
+from spark.postgres import copy
+from spark.postgres.connections import open_snapshot
+from spark.sources import half_digests
+from spark.sources.frames import frames_from_parquet, frames_from_postgres
+from tests.conftest import migrated_template
+from tests.spark.days import Connection, days_ago, fill_day, rows
+from tests.support import postgres
+
+SETTINGS = Settings(_env_file=None, database_url="")  # type: ignore[call-arg]
+# The last is a message as small as one can be.
+MESSAGES: tuple[dict[str, Any], ...] = (
+    {"topic": "order", "key": 'k"\\ü', "tag": "t", "body": {"a": [1]}, "deliver_after_s": 5},
+    {"topic": "order", "headers": {"region": "eu", "b": 'x "y", z', "Trace": "ü/"}, "body_base64": "AP8="},
+    {"topic": "a b", "deliver_after_s": 0.00001, "body": None, "content_type": "application/x+json"},
+    {"topic": "o", "body": 1, "headers": {}},
+)
+# jsonb changes the order of keys and the form of numbers.
+CONTEXTS = (
+    '{"order": 1030}',
+    '{"trace":"x","id":{"b":[1,2.50,{"c":null}],"a":true},"äö":"\\u00e9\\u2028\\ud83d\\ude00/\\u007f"}',
+    '"a text, with: signs"',
+    "null",
+    "[]",
+    "[1e16,1E2,-0.0,0.0,1e-7,5e-324,12345678901234567890,123456789012345678901234567890,-0]",
+    "[1.7976931348623157e308,10000000000000000]",
+)
+CHECKS = ({}, {"max_checks": 3.0, "immunity_s": 60, "include_body": True}, {"on_exhausted": "park", "interval_s": 5})
+
+JSON = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers(-(2**70), 2**70)
+    | st.floats(allow_nan=False, allow_infinity=False)
+    # Surrogates are no characters, and the service refuses NUL.
+    | st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"), max_size=8),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text("abcdé", max_size=3), inner, max_size=3),
+    max_leaves=6,
+)
+
+
+@pytest.fixture(scope="module")
+def db() -> Iterator[Connection]:
+    """A connection for values of jsonb."""
+    url = postgres.create_database(migrated_template())
+    with psycopg.connect(url, autocommit=True) as connection:
+        yield connection
+    postgres.drop_database(url)
+
+
+def stored(db: Connection, half: Half) -> list[StoredMessage]:
+    """Return the rows of a half as the proof reads them."""
+
+    def kept(text: str | None) -> str | None:
+        row = db.execute("select %s::jsonb::text", [text]).fetchone()
+        assert row is not None
+        return row[0]  # type: ignore[no-any-return]
+
+    return [
+        StoredMessage(
+            str(half.transaction_id),
+            position,
+            half.producer_group,
+            message.topic,
+            message.key,
+            message.tag,
+            kept(message.headers),
+            message.content_type,
+            message.body_digest,
+            message.deliver_after_s,
+            kept(half.context) if position == 0 else None,
+            kept(half.policy) if position == 0 else None,
+            half.digest if position == 0 else None,
+        )
+        for position, message in enumerate(half.messages)
+    ]
+
+
+def posted(kind: type[HalfRequest | PlainRequest], fields: str) -> Half:
+    """Return the half that the service stores for the JSON of a request, without its first brace."""
+    text = f'{{"producer_group":"shöp",{fields}'
+    return half_of(msgspec.json.decode(text, type=kind), SETTINGS, Clock())
+
+
+def request(messages: Any, context: str | None = None, check: Any = None) -> Half:
+    """Return the half that the service stores for a request to /half."""
+    fields = f'"messages":{json.dumps(messages)}'
+    fields += "" if context is None else f',"context":{context}'
+    fields += "" if check is None else f',"check":{json.dumps(check)}'
+    return posted(HalfRequest, fields + "}")
+
+
+@pytest.mark.parametrize("message", MESSAGES)
+def test_a_half_is_what_was_posted(db: Connection, message: dict[str, Any]) -> None:
+    assert not is_altered(stored(db, request([message])))
+    assert not is_altered(stored(db, request([message, *MESSAGES], CONTEXTS[1], CHECKS[1])))
+    assert not is_altered(stored(db, posted(PlainRequest, f'"messages":{json.dumps([message, *MESSAGES])}}}')))
+
+
+@pytest.mark.parametrize("context", CONTEXTS)
+@pytest.mark.parametrize("check", CHECKS)
+def test_a_context_and_a_policy_are_compared_by_value(db: Connection, context: str, check: dict[str, Any]) -> None:
+    rows = stored(db, request(MESSAGES[:1], context, check))
+    assert not is_altered(rows)
+    assert is_altered([rows[0]._replace(context='{"order": 1031}')])
+    assert is_altered([rows[0]._replace(policy='{"max_checks": 4}')])
+
+
+@given(JSON)
+def test_any_context_is_known_again(db: Connection, context: Any) -> None:
+    assert not is_altered(stored(db, request(MESSAGES[:1], json.dumps(context))))
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("producer_group", "shop"),
+        ("topic", "orders"),
+        ("key", None),
+        ("tag", "T"),
+        ("headers", '{"region": "us"}'),
+        ("headers", None),
+        ("content_type", "text/plain"),
+        ("body_digest", bytes(32)),
+        ("deliver_after_s", 6.0),
+        ("deliver_after_s", None),
+        ("position", 1),
+    ],
+)
+@pytest.mark.parametrize("place", [0, 1])
+def test_each_changed_column_shows(db: Connection, name: str, value: Any, place: int) -> None:
+    message = {**MESSAGES[0], "headers": {"region": "eu"}}
+    rows = stored(db, request([message, message]))
+    assert not is_altered(rows)
+    assert rows[place] != rows[place]._replace(**{name: value}) or (name, place) == ("position", 1)
+    rows[place] = rows[place]._replace(**{name: value if name != "position" else place + 1})
+    assert is_altered(rows)
+
+
+def test_a_message_removed_added_or_swapped_shows_and_so_does_a_lost_digest(db: Connection) -> None:
+    rows = stored(db, request(MESSAGES))
+    assert is_altered(rows[1:])
+    assert is_altered(rows[:-1])
+    assert is_altered([*rows, rows[-1]._replace(position=len(rows))])
+    assert is_altered([rows[0], rows[2]._replace(position=1), rows[1]._replace(position=2), rows[3]])
+    assert is_altered([rows[0]._replace(digest=None), *rows[1:]])
+
+
+def test_an_operational_message_has_the_digest_of_its_body(db: Connection) -> None:
+    half = request(MESSAGES[3:])
+    [row] = stored(db, half)
+    own = row._replace(topic="halfnote.delivery.dead", digest=row.body_digest)
+    assert not is_altered([own])
+    assert is_altered([own._replace(body_digest=bytes(32))])
+    # Only on reserved topics.
+    assert is_altered([own._replace(topic="order")])
+
+
+def test_more_ambiguous_numbers_than_are_tried_end(db: Connection) -> None:
+    assert is_altered([stored(db, request(MESSAGES[3:], "[0.0]"))[0]._replace(context=json.dumps([0.0] * 5000))])
+
+
+def read(spark: SparkSession, dsn: str, day: date, directory: Path) -> Frames:
+    with open_snapshot(dsn) as snapshot:
+        snapshot.lock([day])
+        return frames_from_postgres(spark, snapshot, day, str(directory), Progress(io.StringIO()))
+
+
+@pytest.mark.parametrize("at_work", [False, True])
+def test_altered_transactions_of_a_day_are_read_in_several_ranges(
+    spark: SparkSession, dsn: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, at_work: bool
+) -> None:
+    day = days_ago(3)
+    # 300 transactions are the day's first 30 s, so most ranges are empty.
+    fill_day(dsn, day, 300)
+    monkeypatch.setattr(half_digests, "PAGES_AT_ONCE", 1)
+    monkeypatch.setattr(copy, "others_are_at_work", lambda cursor: at_work)
+    monkeypatch.setattr(copy, "RESTS", 0.001)
+    assert read(spark, dsn, day, tmp_path / "intact").altered.collect() == []  # type: ignore[union-attr]
+    with psycopg.connect(dsn) as connection:
+        # One with a new message, one without its digest, one with another key.
+        [first, second, third] = [
+            row["transaction_id"] for row in rows(dsn, "select transaction_id from half order by 1 limit 3")
+        ]
+        connection.execute(
+            "insert into half (transaction_id, position, producer_group, topic, content_type, body, body_digest, "
+            "born_at, first_check_at) select transaction_id, 1, producer_group, topic, content_type, body, "
+            "body_digest, born_at, first_check_at from half where transaction_id = %s",
+            [first],
+        )
+        connection.execute("update half set digest = null where transaction_id = %s", [second])
+        connection.execute("update half set key = 'another' where transaction_id = %s", [third])
+    f = read(spark, dsn, day, tmp_path / "altered")
+    assert f.altered is not None
+    found = {UUID(row.transaction_id): row for row in f.altered.collect()}
+    assert set(found) == {first, second, third}
+    assert {row.producer_group for row in found.values()} == {"shop"}
+    assert found[second].digest is None
+    assert found[third].digest != found[third].computed
+    assert len({row.computed for row in found.values()}) == 3
+
+
+def test_frames_that_say_nothing_of_digests_are_not_judged_by_them(
+    spark: SparkSession, dsn: str, tmp_path: Path
+) -> None:
+    day = days_ago(3)
+    fill_day(dsn, day, 3)
+    f = read(spark, dsn, day, tmp_path)
+    assert f.altered is not None
+    described = json.loads((tmp_path / "frames.json").read_text())
+    assert described.pop("altered") == 0
+    (tmp_path / "frames.json").write_text(json.dumps(described))
+    former = frames_from_parquet(spark, str(tmp_path))
+    assert former.altered is None
+    assert replace(former, altered=f.altered, rows=f.rows).rows == f.rows
