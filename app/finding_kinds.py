@@ -21,6 +21,9 @@ class Kind(StrEnum):
     OFFSETS_CONTRADICT_TIME = "offsets_contradict_time"
     UNROUTED = "unrouted"
     UNDELIVERED = "undelivered"
+    DELIVERY_LATE = "delivery_late"
+    RETRY_OVERDUE = "retry_overdue"
+    CHECKPOINT_DIFFERS = "checkpoint_differs"
     RECEIPT_WITHOUT_MESSAGE = "receipt_without_message"
     RECEIPT_NOT_MATCHED = "receipt_not_matched"
     CONTENT_DIFFERS = "content_differs"
@@ -86,6 +89,18 @@ MEANINGS: dict[Kind, Meaning] = {
     Kind.UNDELIVERED: Meaning(
         "A subscription matches this message; it has no receipt, does not wait, and is not a dead letter.",
         "`POST /subscriptions/{name}/replay` sends it again; then find out where it was lost.",
+    ),
+    Kind.DELIVERY_LATE: Meaning(
+        "A subscription works, and messages that it takes have not been delivered within the SLA.",
+        "Look at its lag and its receiver (`GET /subscriptions/{name}`), and that a worker runs (`GET /readyz`).",
+    ),
+    Kind.RETRY_OVERDUE: Meaning(
+        "A subscription works, and retries of its deliveries were due longer ago than the SLA.",
+        "Look at its breaker and its receiver (`GET /subscriptions/{name}`), and that a worker runs (`GET /readyz`).",
+    ),
+    Kind.CHECKPOINT_DIFFERS: Meaning(
+        "The checkpoint of a subscription is missing, or lacks rows of shards: no worker delivers its messages.",
+        "Find out what deleted rows of `checkpoint`, and write them again at an offset that is surely received.",
     ),
     Kind.RECEIPT_WITHOUT_MESSAGE: Meaning(
         "A delivery is on record for a message that is not in the outbox.",

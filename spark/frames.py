@@ -14,8 +14,9 @@ from pyspark.sql.types import StructType
 class Frames:
     """One day's rows, in the schemas of spark/schemas.py.
 
-    `half` to `redelivery` hold the rows of the day's ids only; `subscription`, `checkpoint` and `producer_group` are
-    whole. `seen_at` is the time of the snapshot, aware. `rules` is the table shared_rule: seconds and counts by name.
+    `half` to `redelivery` hold the rows of the day's ids only; `subscription`, `subscription_version`, `checkpoint` and
+    `producer_group` are whole. `seen_at` is the time of the snapshot, aware. `rules` is the table shared_rule: seconds
+    and counts by name.
     """
 
     day: date
@@ -30,6 +31,7 @@ class Frames:
     dead_letter: DataFrame
     redelivery: DataFrame
     subscription: DataFrame
+    subscription_version: DataFrame
     checkpoint: DataFrame
     producer_group: DataFrame
     rules: Mapping[str, float] = field(default_factory=dict)
@@ -40,6 +42,8 @@ class Frames:
     same_offset: DataFrame | None = None
     # ALTERED: the transactions whose half is not the one that was posted. None: no digest was computed.
     altered: DataFrame | None = None
+    # What each subscription takes and must have got, computed once; see spark/transforms/routes.py.
+    routes: DataFrame | None = None
     # The number of rows of each frame, if it is known.
     rows: Mapping[str, int] = field(default_factory=dict)
     # The ledgers of producers and consumers, if they are given.

@@ -138,6 +138,19 @@ long started_after!
 time matches_since!, created_at!, deleted_at
 """)
 
+# One version of a subscription, in force from `at` on. Rows are never changed. `shards` null: unknown.
+SUBSCRIPTION_VERSION = _schema("""
+long version_id!
+int subscription_id!
+time at!
+string name!
+strings topics!
+string filters, state!, ordered!
+int shards
+long started_after!
+time deleted_at
+""")
+
 CHECKPOINT = _schema("""
 int subscription_id!, shards!, shard!
 long offset!
@@ -189,6 +202,16 @@ ALTERED = _schema("""
 string transaction_id!, producer_group!, digest, computed!
 """)
 
+# A subscription with late deliveries: how many messages, the id and offset of the first, and since when they are due.
+LATE = _schema("""
+int subscription_id!
+string name!
+long messages!
+string first!
+long offset!
+time due_from!
+""")
+
 # By the names of the frames (spark/frames.py). The first five are the day's own tables, which are partitioned by day.
 BIG = {"half": HALF, "op": OP, "outbox": OUTBOX, "receipt": RECEIPT, "attempt": ATTEMPT}
 OF_DAY = {
@@ -197,5 +220,10 @@ OF_DAY = {
     "dead_letter": DEAD_LETTER,
     "redelivery": REDELIVERY,
 }
-WHOLE = {"subscription": SUBSCRIPTION, "checkpoint": CHECKPOINT, "producer_group": PRODUCER_GROUP}
+WHOLE = {
+    "subscription": SUBSCRIPTION,
+    "subscription_version": SUBSCRIPTION_VERSION,
+    "checkpoint": CHECKPOINT,
+    "producer_group": PRODUCER_GROUP,
+}
 FRAMES = BIG | OF_DAY | WHOLE

@@ -53,10 +53,7 @@ from pg_settings where name = 'max_standby_streaming_delay'
 """
 # The state of small tables that determines the expected deliveries, and the progress of the slowest subscription within
 # the day's offsets. Beyond the day its checkpoint does not matter, and it moves with every delivery.
-SUBSCRIPTIONS = """
-select coalesce(max(subscription_id), 0) as newest, max(matches_since) as changed, max(deleted_at) as deleted
-from subscription
-"""
+SUBSCRIPTIONS = "select coalesce(max(version_id), 0) as newest from subscription_version"
 REACHED = """
 select min(least(c."offset", o.last)) as reached
 from (select max("offset") as last from {outbox}) o, checkpoint c join subscription s using (subscription_id)
@@ -275,7 +272,6 @@ class Snapshot:
             counted
             | {table: small[table] for table in schemas.OF_DAY}
             | {"subscription": subscriptions["newest"], "archive": day.archive, "reached": slowest["reached"]}
-            | {name: subscriptions[name] and subscriptions[name].isoformat() for name in ("changed", "deleted")}
         )
 
     def small_counts(self, day: Day) -> dict[str, int]:

@@ -56,7 +56,7 @@ def prove(
             with progress.stage("figures", f.day):
                 drawn = no_figures() if j is None else figures(f, j.outcomes)
             with progress.stage("waiting", f.day) as stage:
-                stage.rows = 0 if nothing else waiting(f).count()
+                stage.rows = 0 if j is None else waiting(j.whole).count()
     except (PySparkException, Py4JError) as error:
         raise RunFailedError(f"The day {f.day} cannot be proved: {root_cause(str(error))}") from error
     outcomes = {name: sum(counts) for name, counts in drawn["outcomes"].items()}

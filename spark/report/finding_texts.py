@@ -49,6 +49,18 @@ MEANINGS: dict[str, tuple[str, str]] = {
         "A subscription matches this message; it has no receipt, does not wait, and is not a dead letter.",
         "`POST /subscriptions/{name}/replay` sends it again; then find out where it was lost.",
     ),
+    "delivery_late": (
+        "A subscription works, and messages that it takes have not been delivered within the SLA.",
+        "Look at its lag and its receiver (`GET /subscriptions/{name}`), and that a worker runs (`GET /readyz`).",
+    ),
+    "retry_overdue": (
+        "A subscription works, and retries of its deliveries were due longer ago than the SLA.",
+        "Look at its breaker and its receiver (`GET /subscriptions/{name}`), and that a worker runs (`GET /readyz`).",
+    ),
+    "checkpoint_differs": (
+        "The checkpoint of a subscription is missing, or lacks rows of shards: no worker delivers its messages.",
+        "Find out what deleted rows of `checkpoint`, and write them again at an offset that is surely received.",
+    ),
     "receipt_without_message": (
         "A delivery is on record for a message that is not in the outbox.",
         "Find out what deleted rows of `outbox`; the subscriber has the message.",

@@ -15,7 +15,7 @@ from typing import Any
 
 from py4j.protocol import Py4JError
 from pyspark.errors import PySparkException
-from pyspark.sql import Column, Observation, SparkSession
+from pyspark.sql import Column, DataFrame, Observation, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.types import StringType, StructField, StructType, TimestampType
 
@@ -262,6 +262,9 @@ def frames_from_parquet(spark: SparkSession, directory: str, day: date | None = 
             frames[name] = spark.read.schema(schema).parquet(place)
         elif rows.get(name, 1 if name in schemas.BIG else 0):
             raise RunFailedError(f"{place} is missing.")
+        elif name == "subscription_version" and name not in rows:
+            # Written before there was a history.
+            frames[name] = _versions_of(frames["subscription"])
         else:
             frames[name] = empty(spark, schema)
         if name in schemas.BIG and name not in rows:
@@ -296,6 +299,23 @@ def _described(files: Files, directory: str, day: date | None) -> dict[str, Any]
     if day is not None and found != day:
         raise RunFailedError(f"{place} is of {found}, not of {day}.")
     return description
+
+
+def _versions_of(subscription: DataFrame) -> DataFrame:
+    """Return a history of one version each, from the rows themselves: for days that were written without a history."""
+    return subscription.select(
+        F.lit(0).cast("long").alias("version_id"),
+        "subscription_id",
+        F.col("matches_since").alias("at"),
+        "name",
+        "topics",
+        "filters",
+        "state",
+        F.lit("none").alias("ordered"),
+        F.lit(None).cast("int").alias("shards"),
+        "started_after",
+        "deleted_at",
+    )
 
 
 def days_of_parquet(spark: SparkSession, directory: str) -> Iterator[str]:

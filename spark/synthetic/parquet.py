@@ -8,7 +8,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from pyspark.sql.types import StructType
 
-from spark.schemas import CHECKPOINT, FRAMES, PRODUCER_GROUP, SUBSCRIPTION
+from spark.schemas import CHECKPOINT, FRAMES, PRODUCER_GROUP, SUBSCRIPTION, SUBSCRIPTION_VERSION
 from spark.synthetic import ledgers
 from spark.synthetic.chunk import chunk_of
 from spark.synthetic.plan import GROUPS, INTERVAL_S, MAX_CHECKS, RULES, UNANSWERED_PARK_S, Plan
@@ -44,6 +44,10 @@ def finish(directory: Path, plan: Plan) -> None:
         }
         for id_, made in zip(plan.ids, plan.subscriptions(), strict=True)
     ]
+    versions = [
+        {**row, "version_id": number, "at": at, "ordered": "none", "shards": made.shards}
+        for number, (row, made) in enumerate(zip(subscriptions, plan.subscriptions(), strict=True), 1)
+    ]
     checkpoints = [
         {"subscription_id": id_, "shards": made.shards, "shard": shard, "offset": plan.last_offset}
         for id_, made in zip(plan.ids, plan.subscriptions(), strict=True)
@@ -53,6 +57,7 @@ def finish(directory: Path, plan: Plan) -> None:
     groups = [{"name": name, **policy, "on_exhausted": "rollback"} for name in (*GROUPS, *plan.refused_groups)]
     for name, schema, rows in (
         ("subscription", SUBSCRIPTION, subscriptions),
+        ("subscription_version", SUBSCRIPTION_VERSION, versions),
         ("checkpoint", CHECKPOINT, checkpoints),
         ("producer_group", PRODUCER_GROUP, groups),
     ):

@@ -40,6 +40,13 @@ _KNOWN = """
 update subscription set created_at = least(created_at, %s), matches_since = least(matches_since, %s)
 where name = %s and deleted_at is null returning subscription_id
 """
+_EARLIER = """
+insert into subscription_version (subscription_id, at, name, topics, filters, state, ordered, on_dead, shards,
+  max_in_flight, timeout_s, retry, started_after)
+select subscription_id, %s, name, topics, filters, state, ordered, on_dead, shards, max_in_flight, timeout_s, retry,
+  started_after
+from subscription where subscription_id = %s
+"""
 _CHECKPOINT = """
 insert into checkpoint (subscription_id, shards, shard, "offset", moved_at)
 select %s, %s, shard, %s, now() from generate_series(0, %s - 1) as shard
@@ -116,6 +123,8 @@ def _subscribe(connection: psycopg.Connection, plan: Plan) -> tuple[int, ...]:
         known = _value(connection, _KNOWN, at, at, made.name)
         row = (made.name, list(made.topics), made.filters, destination, made.shards, at, at, plan.first_offset - 1, at)
         ids.append(known if known is not None else _value(connection, _SUBSCRIPTION, *row))
+        if known is not None:
+            connection.execute(_EARLIER, (at, known))
         connection.execute(_CHECKPOINT, (ids[-1], made.shards, plan.last_offset, made.shards))
     return tuple(ids)
 

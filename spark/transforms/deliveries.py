@@ -3,15 +3,53 @@
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
-from spark.transforms.finding import delivery_id, findings
+from spark.transforms.finding import delivery_id, findings, message_id
 from spark.transforms.joined import Joined
-from spark.transforms.routes import must_be_there
+from spark.transforms.routes import before, must_be_there, routes
 
 
 def undelivered(j: Joined) -> DataFrame:
     """A subscription should have received a message by now, and no row shows it."""
     found = j.deliveries.where(F.col("matched") & ~F.col("traced") & must_be_there(j.seen_at, j.sla_s))
     return findings(found, j.day, "undelivered", delivery_id(), "name", "topic", "offset", "committed_at", "due_at")
+
+
+def delivery_late(j: Joined) -> DataFrame:
+    """A subscription works and has not passed messages that it takes, although the SLA is over: one finding for each
+    subscription."""
+    lag = (F.unix_micros(j.seen_at) - F.unix_micros("due_from")) / F.lit(1e6)
+    found = j.late.withColumn("lag_s", F.round(lag, 3))
+    return findings(found, j.day, "delivery_late", "name", "messages", "first", "offset", "due_from", "lag_s")
+
+
+def retry_overdue(j: Joined) -> DataFrame:
+    """A subscription works, and its retries were due longer ago than the SLA: one finding for each subscription.
+
+    Without an attempt, a message of an ordered subscription waits for an earlier one of its key, which is judged.
+    """
+    on_time = before(j.seen_at, j.sla_s)
+    asked = routes(j.whole).select("subscription_id", "name", "ordered", "works_since")
+    waits = F.expr("ordered = 'key' and key is not null and attempts = 0")
+    overdue = (F.col("due_at") <= on_time) & (F.col("works_since") <= on_time) & ~waits
+    found = (
+        j.whole.delivery_retry.join(F.broadcast(asked), "subscription_id")
+        .where(overdue)
+        .groupBy("subscription_id", "name")
+        .agg(
+            F.count("*").alias("retries"),
+            F.min_by(message_id(), F.struct("due_at", "offset")).alias("first"),
+            F.min("due_at").alias("due_at"),
+        )
+    )
+    return findings(found, j.day, "retry_overdue", "name", "retries", "first", "due_at")
+
+
+def checkpoint_differs(j: Joined) -> DataFrame:
+    """A subscription's checkpoint has not one row for each of its shards, so no worker delivers what is missing."""
+    found = routes(j.whole).where(
+        F.col("deleted_at").isNull() & ~F.col("whole_layout") & (F.col("created_at") <= before(j.seen_at, j.sla_s))
+    )
+    return findings(found, j.day, "checkpoint_differs", "name", "lowest", "read_to")
 
 
 def receipt_without_message(j: Joined) -> DataFrame:

@@ -26,8 +26,9 @@ class Joined:
     """The input of the rules. `whole`: the day; `frames`: its suspect rows, and the joins of these.
 
     `disorder`: the places of the whole log that are out of order; `doubled`: the messages at offsets that occur more
-    than once; see spark/transforms/offsets.py for both. `sla_s`: the seconds that a delivery may take. `suspects`: the
-    number of suspect transactions. `outcomes`: of the whole day, if the search for suspects counted them; see
+    than once; see spark/transforms/offsets.py for both. `late`: the subscriptions with late deliveries; see
+    spark/transforms/late.py. `sla_s`: the seconds that a delivery may take. `suspects`: the number of suspect
+    transactions. `outcomes`: of the whole day, if the search for suspects counted them; see
     spark/transforms/outcomes.py.
     """
 
@@ -39,6 +40,7 @@ class Joined:
     deliveries: DataFrame
     disorder: DataFrame
     doubled: DataFrame
+    late: DataFrame
     suspects: int
     outcomes: DataFrame | None = None
 

@@ -8,6 +8,7 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
 from spark.frames import Frames
+from spark.transforms.subscriptions import subscriptions
 
 RESERVED = "halfnote."
 # A change of topics and filters, or a deletion of a subscription, reaches every worker within this time.
@@ -17,32 +18,65 @@ _FILTERS = "tags array<string>, headers map<string, string>"
 
 
 def routes(f: Frames) -> DataFrame:
-    """Return one row a subscription, deleted ones too.
+    """Return the routes that were computed for the run, or else those without evidence from receipts."""
+    return f.routes if f.routes is not None else routed(f, None)
+
+
+def routed(f: Frames, sla_s: float | None) -> DataFrame:
+    """Return one row a subscription, deleted ones too, by its history.
 
     `tags` and `headers` (a map) null: any. `matches_since`: when they and `topics` last changed; `judged_from`:
-    messages committed from then on can be judged by them. `lowest`: the checkpoint of its slowest shard; 0 if unknown.
-    `taker` is the hash of its number, never 0. `matches_until`, of a deleted one: no worker took a message for it that
-    was committed later.
+    messages committed from then on can be judged by them. `lowest`: the checkpoint of its slowest shard; 0 if unknown;
+    `whole_layout`: whether its checkpoint has one row for each shard. `passed`: it has read all messages up to there,
+    by its checkpoint or, whatever that says, by a receipt older than the SLA (`sla_s`; None: by the checkpoint alone).
+    `works_since`: it is active since then; null if it is paused, disabled or deleted. `taker` is the hash of its
+    number, never 0. `matches_until`, of a deleted one: no worker took a message for it that was committed later.
     """
-    lowest = f.checkpoint.groupBy("subscription_id").agg(F.min("offset").alias("lowest"))
-    wanted = F.from_json("filters", _FILTERS)
-    return (
-        f.subscription.join(lowest, "subscription_id", "left")
-        .select(
-            "subscription_id",
-            "name",
-            "topics",
-            "started_after",
-            "deleted_at",
-            F.when(F.size(wanted["tags"]) > 0, wanted["tags"]).alias("tags"),
-            F.when(F.size(wanted["headers"]) > 0, wanted["headers"]).alias("headers"),
-            "matches_since",
-            (F.col("matches_since") + F.make_dt_interval(secs=F.lit(CHANGE_SETTLES_S))).alias("judged_from"),
-            (F.col("deleted_at") + F.make_dt_interval(secs=F.lit(CHANGE_SETTLES_S))).alias("matches_until"),
-            F.coalesce("lowest", F.lit(0)).cast("long").alias("lowest"),
+    known = subscriptions(f).join(_checkpoints(f), "subscription_id", "left")
+    known = known.withColumn("works_since", F.expr("if(state = 'active' and deleted_at is null, state_since, null)"))
+    if sla_s is None:
+        known = known.withColumn("read_to", F.lit(None).cast("long"))
+    else:
+        on_time = before(F.lit(f.seen_at), sla_s)
+        known = known.join(_received(f, on_time), "subscription_id", "left").withColumn(
+            # One of several shards may be behind the others. After a pause the messages in flight come again.
+            "read_to",
+            F.when(F.col("one_shard") & (F.col("works_since") <= on_time), F.col("read_to")),
         )
-        .withColumn("taker", F.xxhash64("subscription_id"))
-    )
+    wanted = F.from_json("filters", _FILTERS)
+    lowest = F.coalesce("lowest", F.lit(0)).cast("long")
+    return known.select(
+        "subscription_id",
+        "name",
+        "topics",
+        "started_after",
+        "created_at",
+        "deleted_at",
+        "works_since",
+        "ordered",
+        "read_to",
+        F.coalesce("whole_layout", F.lit(False)).alias("whole_layout"),
+        F.when(F.size(wanted["tags"]) > 0, wanted["tags"]).alias("tags"),
+        F.when(F.size(wanted["headers"]) > 0, wanted["headers"]).alias("headers"),
+        "matches_since",
+        (F.col("matches_since") + F.make_dt_interval(secs=F.lit(CHANGE_SETTLES_S))).alias("judged_from"),
+        (F.col("deleted_at") + F.make_dt_interval(secs=F.lit(CHANGE_SETTLES_S))).alias("matches_until"),
+        lowest.alias("lowest"),
+        F.greatest(lowest, "read_to").alias("passed"),
+    ).withColumn("taker", F.xxhash64("subscription_id"))
+
+
+def _checkpoints(f: Frames) -> DataFrame:
+    """A number of shards that has changed replaces all rows at once, so there is always one layout, complete."""
+    whole = (F.count("*") == F.max("shards")) & (F.min("shards") == F.max("shards"))
+    by_subscription = f.checkpoint.groupBy("subscription_id")
+    return by_subscription.agg(F.min("offset").alias("lowest"), whole.alias("whole_layout"))
+
+
+def _received(f: Frames, on_time: Column) -> DataFrame:
+    """Return the highest offset that each subscription received: what is in flight is settled within the SLA."""
+    settled = f.receipt.where((F.col("replay") == 0) & (F.col("settled_at") <= on_time))
+    return settled.groupBy("subscription_id").agg(F.max("offset").alias("read_to"))
 
 
 def takers(f: Frames, topics: DataFrame) -> DataFrame:
@@ -75,6 +109,11 @@ def headers_taken(wanted: Column, sent: Column) -> Column:
     return F.coalesce(~missing, F.lit(True))
 
 
+def before(at: Column, seconds: float) -> Column:
+    """The time that is so many seconds before another."""
+    return at - F.make_dt_interval(secs=F.lit(seconds))
+
+
 def due_from() -> Column:
     """When a message may go out: after the commit and the producer's delay."""
     return F.coalesce("due_at", "committed_at")
@@ -83,16 +122,17 @@ def due_from() -> Column:
 def must_be_there(seen_at: Column, sla_s: float) -> Column:
     """Whether a subscription that takes the message must have got it by now, or have it in retry or dead; never null.
 
-    False if it is deleted, began after the message, or has not reached it; also if its topics and filters changed since
-    (within CHANGE_SETTLES_S), and before the message's due time and the SLA (seconds) are over.
+    False if it is deleted, began after the message, or has not passed it; also if its topics and filters changed since
+    (within CHANGE_SETTLES_S), and before the message's due time and the SLA (seconds) are over. The rule delivery_late
+    judges what it has not passed.
     """
     return F.coalesce(
         F.col("deleted_at").isNull()
         & (F.col("offset") > F.col("started_after"))
-        & (F.col("offset") <= F.col("lowest"))
+        & (F.col("offset") <= F.col("passed"))
         & (F.col("committed_at") >= F.col("judged_from"))
         # Compute the bound once, not in each of the day's rows.
-        & (due_from() <= seen_at - F.make_dt_interval(secs=F.lit(sla_s))),
+        & (due_from() <= before(seen_at, sla_s)),
         F.lit(False),
     )
 

@@ -11,14 +11,16 @@ from pyspark.sql import functions as F
 from spark.engine.parallel import ABREAST, at_once
 from spark.engine.small_plans import as_they_are
 from spark.frames import Frames, empty
-from spark.schemas import BIG, FINDING, SAME_OFFSET
+from spark.schemas import BIG, FINDING, LATE, SAME_OFFSET
 from spark.transforms import archive, deliveries, identity, ledgers, messages, offsets, transactions
 from spark.transforms.joined import Joined
 from spark.transforms.joined import deliveries as joined_deliveries
 from spark.transforms.joined import messages as joined_messages
 from spark.transforms.joined import transactions as joined_transactions
+from spark.transforms.late import late as late_of
+from spark.transforms.late import not_passed
 from spark.transforms.outcomes import COUNTED
-from spark.transforms.routes import takers
+from spark.transforms.routes import routed, takers
 from spark.transforms.suspect_rows import OF_TRANSACTIONS, narrowed, nothing_of
 from spark.transforms.suspects import named, screened
 
@@ -71,6 +73,9 @@ RULES: tuple[Rule, ...] = (
     Rule("offsets_contradict_time", offsets.offsets_contradict_time),
     Rule("unrouted", messages.unrouted),
     Rule("undelivered", deliveries.undelivered),
+    Rule("delivery_late", deliveries.delivery_late),
+    Rule("retry_overdue", deliveries.retry_overdue),
+    Rule("checkpoint_differs", deliveries.checkpoint_differs),
     Rule("receipt_without_message", deliveries.receipt_without_message),
     Rule("receipt_not_matched", deliveries.receipt_not_matched),
     Rule("content_differs", messages.content_differs),
@@ -117,16 +122,20 @@ def joined(f: Frames, sla_s: float) -> Joined:
     """Return the input of the rules: the joins over the suspect rows, each computed already."""
     f = ledgers.of_day(f)
     spark = f.op.sparkSession
+    with as_they_are(spark, if_=is_small(f)):
+        f = replace(f, routes=_few(routed(f, sla_s)))
     if is_small(f):
         with as_they_are(spark, if_=True):
             disorder = _computed(offsets.disorder(offsets.breaks(f.outbox)))
             doubled = _computed(offsets.doubled(f, disorder))
-            return _joins_of(f, _in_one_partition(f), disorder, doubled, sla_s, suspects=0)
-    known, breaks, others = at_once(
+            late = _late(f, sla_s)
+            return _joins_of(f, _in_one_partition(f), disorder, doubled, late, sla_s, suspects=0)
+    known, breaks, others, late = at_once(
         [
             lambda: _computed(screened(f, sla_s, _taking(f))),
             lambda: _computed(offsets.breaks(f.outbox)),
             lambda: _computed(named(f)),
+            lambda: _late(f, sla_s),
         ]
     )
     odd = known.where("suspect is not null").select("suspect")
@@ -142,7 +151,7 @@ def joined(f: Frames, sla_s: float) -> Joined:
     with as_they_are(spark, if_=count <= FEW_SUSPECTS):
         whole = known.where("outcome is not null").groupBy(*COUNTED).agg(F.sum("count").alias("count"))
         return replace(
-            _joins_of(f, few, disorder, doubled, sla_s, suspects=count),
+            _joins_of(f, few, disorder, doubled, late, sla_s, suspects=count),
             outcomes=_computed(whole),
         )
 
@@ -162,6 +171,14 @@ def _narrowed(f: Frames, found: DataFrame, count: int) -> Frames:
     return narrowed(f, found, _computed if count > FEW_SUSPECTS else _few)
 
 
+def _late(f: Frames, sla_s: float) -> DataFrame:
+    """On most days every subscription has passed all messages, and nothing is compared."""
+    ahead = not_passed(f, sla_s)
+    if ahead is None or (ahead := _computed(ahead)).isEmpty():
+        return empty(f.outbox.sparkSession, LATE)
+    return _computed(late_of(f, ahead))
+
+
 def _doubled(f: Frames, disorder: DataFrame) -> DataFrame:
     """Usually there are none, and the whole outbox is not searched for them."""
     if f.same_offset is None and disorder.where("offset = before_offset").isEmpty():
@@ -170,7 +187,14 @@ def _doubled(f: Frames, disorder: DataFrame) -> DataFrame:
 
 
 def _joins_of(
-    f: Frames, few: Frames, disorder: DataFrame, doubled: DataFrame, sla_s: float, *, suspects: int
+    f: Frames,
+    few: Frames,
+    disorder: DataFrame,
+    doubled: DataFrame,
+    late: DataFrame,
+    sla_s: float,
+    *,
+    suspects: int,
 ) -> Joined:
     messages, transactions = at_once(
         [lambda: _computed(joined_messages(few)), lambda: _computed(joined_transactions(few))]
@@ -184,6 +208,7 @@ def _joins_of(
         deliveries=_computed(joined_deliveries(few, messages)),
         disorder=disorder,
         doubled=doubled,
+        late=late,
         suspects=suspects,
     )
 

@@ -178,6 +178,19 @@ class Day:
         """Give a ledger: `producer_ledger` or `consumer_ledger`."""
         self.extra[kind] = [*self.extra.get(kind, []), *rows]
 
+    def _history(self) -> list[Row]:
+        """One version of each subscription that has none, from its row."""
+        names = [name for name in schemas.SUBSCRIPTION_VERSION.names if name in schemas.SUBSCRIPTION.names]
+        given = self.rows["subscription_version"]
+        known = {row["subscription_id"] for row in given}
+        made = [
+            {name: row.get(name) for name in names}
+            | {"version_id": row["subscription_id"], "at": row["matches_since"], "ordered": "none", "shards": 1}
+            for row in self.rows["subscription"]
+            if row["subscription_id"] not in known
+        ]
+        return [*given, *made]
+
     def frames(self, spark: SparkSession, *, counted: bool = True) -> Frames:
         """Return all of it as frames; if they are not `counted`, the rules take them for a large day's."""
         schema = {
@@ -190,8 +203,9 @@ class Day:
         extra = {
             name: frame(spark, schema[name], value) if name in schema else value for name, value in self.extra.items()
         }
-        made = {name: frame(spark, schemas.FRAMES[name], rows) for name, rows in self.rows.items()}
-        rows = {name: len(rows) for name, rows in self.rows.items()} if counted else {}
+        of_day = {**self.rows, "subscription_version": self._history()}
+        made = {name: frame(spark, schemas.FRAMES[name], rows) for name, rows in of_day.items()}
+        rows = {name: len(rows) for name, rows in of_day.items()} if counted else {}
         return Frames(day=DAY, seen_at=self.seen_at, rules=RULES, rows=rows, **made, **extra)
 
 

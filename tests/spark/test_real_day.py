@@ -81,6 +81,21 @@ ON_ROLLED_BACK = {
     "checks_beyond_max": "insert into attempt (transaction_id, kind, at, number, outcome, source) "
     "select %(id)s::uuid, 'check', now(), n, 'unknown', 1 from generate_series(1, 3) n",
 }
+# Of a subscription each, by its name.
+OF_SUBSCRIPTIONS = {
+    "delivery_late": (
+        "flaky",
+        "with gone as (delete from receipt r using subscription s where s.name = 'flaky' "
+        'and r.subscription_id = s.subscription_id) update checkpoint c set "offset" = 0 from subscription s '
+        "where s.name = 'flaky' and c.subscription_id = s.subscription_id",
+    ),
+    "retry_overdue": ("ordered", "update delivery_retry set due_at = now() - interval '1 minute'"),
+    "checkpoint_differs": (
+        "dying",
+        "delete from checkpoint c using subscription s "
+        "where s.name = 'dying' and c.subscription_id = s.subscription_id",
+    ),
+}
 # After the day was archived; of rows, and of a column, that no other rule judges.
 AFTER_ARCHIVE = "update op set reason = 'changed by hand' where transaction_id = %(id)s"
 IN_LEDGERS = ("ledger_disagrees", "never_consumed", "consumed_twice")
@@ -149,7 +164,7 @@ def victims_of(connection: Any) -> Victims:
     # Of the day, and of no transaction.
     for number, kind in enumerate(("ledger_not_sent", "consumed_not_sent")):
         victims[kind] = {"id": f"{sent[0]['id'][:15]}fff-8000-{number:012}"}
-    assert victims.keys() == {rule.kind for rule in RULES} - {"archive_differs"}
+    assert victims.keys() == {rule.kind for rule in RULES} - {"archive_differs", *OF_SUBSCRIPTIONS}
     return victims
 
 
@@ -160,6 +175,8 @@ def plant(url: str) -> Victims:
         connection.execute("alter table outbox drop constraint outbox_pkey")
         for kind, statement in (ON_SENT | ON_ROLLED_BACK).items():
             assert connection.execute(statement, victims[kind]).rowcount >= 1, kind
+        for name, statement in OF_SUBSCRIPTIONS.values():
+            assert connection.execute(statement).rowcount == 1, name
     return victims
 
 
@@ -174,6 +191,7 @@ def subjects(victims: Victims, subscriptions: dict[str, int]) -> dict[str, str]:
     offsets = {kind: victims[kind]["offset"] for kind in ("offset_of_two_messages", "offsets_contradict_time")}
     found["offset_of_two_messages"] = str(offsets["offset_of_two_messages"] - 1)
     found["offsets_contradict_time"] = str(offsets["offsets_contradict_time"])
+    found |= {kind: name for kind, (name, _) in OF_SUBSCRIPTIONS.items()}
     return found | {"unrouted": "victm", "verdict_refused": "shop", "archive_differs": "op"}
 
 

@@ -37,7 +37,7 @@ def many_messages(day: Day) -> None:
 
 
 def waiting_deliveries(day: Day) -> None:
-    day.subscribe(10, "wait", lowest=13_000)
+    day.subscribe(10, "wait", lowest=13_000, state="paused")
     for number, fields in (
         (131, {}),
         (132, {"due_at": day.seen_at + HOUR}),

@@ -1,6 +1,7 @@
 """A day with one fault of each kind: each rule finds its own, and no other rule finds it."""
 
 from dataclasses import replace
+from datetime import timedelta
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -20,9 +21,9 @@ SLA_S = 3600.0
 KINDS = frozenset(
     """
 op_without_half half_stuck half_altered committed_not_published published_without_commit published_after_rollback
-offset_of_two_messages message_with_two_offsets offsets_contradict_time unrouted undelivered receipt_without_message
-receipt_not_matched content_differs parked checks_beyond_max verdict_refused archive_differs ledger_disagrees
-ledger_not_sent never_consumed consumed_twice consumed_not_sent
+offset_of_two_messages message_with_two_offsets offsets_contradict_time unrouted undelivered delivery_late
+retry_overdue checkpoint_differs receipt_without_message receipt_not_matched content_differs parked checks_beyond_max
+verdict_refused archive_differs ledger_disagrees ledger_not_sent never_consumed consumed_twice consumed_not_sent
 """.split()  # noqa: SIM905 -- a list of names reads better so
 )
 
@@ -127,11 +128,21 @@ def _plant_deliveries(day: Day) -> Planted:
     day.received(131)
     day.committed(132)
     day.received(132, subscription=2)
+    for number, topic in ((133, "late"), (134, "retried")):
+        day.half(number, topic=topic)
+        day.op(number)
+        day.sent(number, topic=topic)
+    day.subscribe(3, "late", lowest=0)
+    day.subscribe(4, "retried")
+    day.delivery("delivery_retry", 134, subscription=4, due_at=day.seen_at - timedelta(seconds=SLA_S + 1))
+    day.subscribe(5, "nothing")
+    day.rows["checkpoint"].pop()
+    of_subscriptions = {"delivery_late": 3, "retry_overdue": 4, "checkpoint_differs": 5}
     kinds = {"undelivered": (130, 1), "receipt_without_message": (131, 1), "receipt_not_matched": (132, 2)}
     return {
         kind: of_message(kind, number, subscription_id=to) | {"subject": f"{message_id(number)}:{to}"}
         for kind, (number, to) in kinds.items()
-    }
+    } | {kind: finding(kind, f"mailer-{to}", subscription_id=to) for kind, to in of_subscriptions.items()}
 
 
 def _plant_ledgers(day: Day) -> Planted:

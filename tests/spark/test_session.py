@@ -71,7 +71,7 @@ def test_every_frame_has_its_schema() -> None:
         "archive_problems",
         "found_manifest",
     }
-    optional |= {"producer_ledger_complete", "ledger_groups", "receipts_since", "same_offset"}
+    optional |= {"producer_ledger_complete", "ledger_groups", "receipts_since", "same_offset", "altered", "routes"}
     assert set(Frames.__dataclass_fields__) - optional - {"day", "seen_at", "rules", "rows"} == set(schemas.FRAMES)
 
 
