@@ -2,9 +2,9 @@
 
 The day's row in Postgres points at the attempt and has the manifest too; an unreferenced attempt is garbage. Only the
 files that the manifest names count. A manifest is
-`{version, day, seen_at, written_at, bodies, largest_body, tables, redacted}`; a table in it is spark/manifest.py's and
-its `files`, `[{path, bytes, sha256, rows, first_id, last_id, digest}]`; `redacted` is
-`[{message_id, at, actor, reason}]`. During a redaction the manifest in Postgres also has `rubbish`, paths.
+`{version, day, seen_at, written_at, bodies, largest_body, tables, beside, redacted}`; a table in it is that of
+spark/manifest.py and its `files`, `[{path, bytes, sha256, rows, first_id, last_id, digest}]`; `beside` has the other files, which the rules
+need, as `[{path, bytes, sha256}]`; `redacted` is `[{message_id, at, actor, reason}]`. During a redaction the manifest in Postgres also has `rubbish`, paths.
 """
 
 import json
@@ -26,6 +26,8 @@ from spark.manifest import TABLES, TableManifest
 from spark.sources.frames import frames_from_parquet, root_cause
 
 MANIFEST = "manifest.json"
+# The files that belong to no table: frames.json and the small frames.
+BESIDE = "beside"
 NAMED_AT_MOST = 5
 # The bytes of bodies in memory at once, in each of Spark's tasks.
 BODIES_AT_ONCE = 64 * 1024 * 1024
@@ -65,6 +67,8 @@ def manifest_of(files: ArchiveFiles, place: str) -> dict[str, Any]:
     try:
         found: dict[str, Any] = json.loads(files.read_text(f"{place}/{MANIFEST}"))
         manifest.tables(found)
+        if found["version"] > 1:
+            found["beside"]
     except (*JAVA_FAILED, ValueError, KeyError, TypeError) as error:
         raise RunFailedError(f"{place}/{MANIFEST} cannot be read: {root_cause(str(error))}") from error
     return found
@@ -90,13 +94,44 @@ def entries(
     ]
 
 
+def beside_of(files: ArchiveFiles, place: str) -> list[dict[str, Any]]:
+    """Read the files of an archived day that belong to no table, and return the manifest's `beside`."""
+    paths = [path for path in _present(files, place) if path.partition("/")[0] not in TABLES]
+    return [
+        {"path": path, "bytes": files.size(f"{place}/{path}"), "sha256": files.sha256(f"{place}/{path}")}
+        for path in paths
+    ]
+
+
+def unlisted(files: ArchiveFiles, place: str, described: Mapping[str, Any]) -> list[str]:
+    """Return the files that a manifest does not name, as texts. A redaction's `rubbish` is named."""
+    listed = {file["path"] for held in described["tables"].values() for file in held["files"]}
+    listed |= {file["path"] for file in described["beside"]} | set(described.get("rubbish", ()))
+    return [
+        f"{path} is not in the manifest"
+        for path in _present(files, place)
+        if path not in listed and path.partition("/")[0] not in listed
+    ]
+
+
+def _present(files: ArchiveFiles, place: str, above: str = "") -> list[str]:
+    """Return the paths of the files below a place, except the manifest, and those that Spark and Hadoop hide."""
+    found: list[str] = []
+    for name in files.names(f"{place}/{above}".rstrip("/")):
+        path = f"{above}{name}"
+        if path == MANIFEST or name.startswith((".", "_")):
+            continue
+        found += _present(files, place, f"{path}/") if files.is_directory(f"{place}/{path}") else [path]
+    return found
+
+
 def _by_path(frame: DataFrame, table: str) -> dict[str, TableManifest]:
     return {"/".join(url.split("/")[-2:]): held for url, held in manifest.by_file(frame, table).items()}
 
 
 def problems(spark: SparkSession, files: ArchiveFiles, place: str, described: Mapping[str, Any]) -> list[str]:
     """Read a whole archived day and return its differences from the manifest as texts; none if it is intact."""
-    found = []
+    found = [word for words in damage(files, place, described, [BESIDE]).values() for word in words]
     for table in TABLES:
         try:
             damaged = damaged_files(files, place, described["tables"][table]["files"])
@@ -104,6 +139,27 @@ def problems(spark: SparkSession, files: ArchiveFiles, place: str, described: Ma
         except JAVA_FAILED as error:
             found.append(f"{table} cannot be read: {root_cause(str(error))}")
     return found or body_problems(spark, place, described)
+
+
+def damage(
+    files: ArchiveFiles, place: str, described: Mapping[str, Any], parts: Sequence[str] = (*TABLES, BESIDE)
+) -> dict[str, list[str]]:
+    """Return the files that are missing, have other bytes, or are not in the manifest, as texts by part: a table, or
+    BESIDE for all other files. Reads the files completely, but no rows."""
+    found = {}
+    for part in parts:
+        if part == BESIDE and BESIDE not in described:
+            continue  # The archive is of version 1.
+        listed = described[BESIDE] if part == BESIDE else described["tables"][part]["files"]
+        try:
+            found[part] = damaged_files(files, place, listed)
+            if part == BESIDE:
+                found[part] += unlisted(files, place, described)
+            elif manifest.total(map(TableManifest.of, listed)) != TableManifest.of(described["tables"][part]):
+                found[part].append(f"{MANIFEST} contradicts itself about {part}")
+        except JAVA_FAILED as error:
+            found[part] = [f"{part} cannot be read: {root_cause(str(error))}"]
+    return {part: words for part, words in found.items() if words}
 
 
 def damaged_files(files: ArchiveFiles, place: str, listed: Sequence[Mapping[str, Any]]) -> list[str]:

@@ -8,10 +8,9 @@ from pyspark.sql import SparkSession
 
 from spark import schemas
 from spark.archive.files import ArchiveFiles
-from spark.archive.layout import JAVA_FAILED, MANIFEST, damaged_files, digests, manifest_of
+from spark.archive.layout import JAVA_FAILED, MANIFEST, damage, digests, manifest_of
 from spark.errors import RunFailedError
 from spark.frames import Frames, staged
-from spark.manifest import TABLES
 from spark.sources.frames import root_cause
 
 
@@ -22,7 +21,7 @@ def beside(frames: Frames, spark: SparkSession, place: str, staging_dir: str) ->
     driver; the digests are written below `staging_dir`, so that no rule reads the archive later.
     """
     assert frames.archive_manifest is not None
-    stored = {name: value for name, value in frames.archive_manifest.items() if name != "rubbish"}
+    stored = frames.archive_manifest
     problems = _problems(ArchiveFiles(spark), place, stored)
     archive = None
     if "half" not in problems:
@@ -34,16 +33,11 @@ def beside(frames: Frames, spark: SparkSession, place: str, staging_dir: str) ->
 
 
 def _problems(files: ArchiveFiles, place: str, stored: Mapping[str, Any]) -> dict[str, list[str]]:
-    """Return the faults of the archive's files by table, and those of manifest.json by its name."""
-    found = {}
-    for table in TABLES:
-        try:
-            found[table] = damaged_files(files, place, stored["tables"][table]["files"])
-        except JAVA_FAILED as error:
-            found[table] = [f"{table} cannot be read: {root_cause(str(error))}"]
+    """Return the faults of the archive's files by table, those of its other files, and those of manifest.json."""
+    found = damage(files, place, stored)
     try:
-        if manifest_of(files, place) != stored:
+        if manifest_of(files, place) != {name: value for name, value in stored.items() if name != "rubbish"}:
             found[MANIFEST] = [f"{MANIFEST} is not what the database has"]
     except RunFailedError as error:
         found[MANIFEST] = [str(error)]
-    return {subject: words for subject, words in found.items() if words}
+    return found

@@ -12,7 +12,7 @@ from pyspark.sql.types import StructField, StructType
 
 from spark import manifest, schemas
 from spark.archive.files import ArchiveFiles
-from spark.archive.layout import JAVA_FAILED, body_problems, files_of, rows_at_once
+from spark.archive.layout import JAVA_FAILED, beside_of, body_problems, files_of, rows_at_once
 from spark.engine.progress import Progress
 from spark.errors import RunFailedError
 from spark.frames import empty
@@ -20,7 +20,7 @@ from spark.manifest import COLUMNS, TABLES, TableManifest
 from spark.postgres.connections import Day, Snapshot, partition_name
 from spark.sources import frames
 
-VERSION = 1
+VERSION = 2
 # The estimate starts from the size of a page; the other columns of a row with a body are small.
 FILE_BYTES = 256 * 1024 * 1024
 
@@ -49,7 +49,7 @@ class NotAsReadError(RunFailedError):
 def write_day(
     spark: SparkSession, snapshot: Snapshot, day: Day, place: str, *, bodies: bool, progress: Progress
 ) -> dict[str, Any]:
-    """Write a day's tables below `place` from the snapshot, and return the manifest without `files`.
+    """Write a day's tables below `place` from the snapshot, and return the manifest without the files.
 
     Postgres computes the tables' values of the manifest. The caller has locked the day. Raises RunFailedError.
     """
@@ -71,6 +71,7 @@ def write_day(
         "bodies": bodies,
         "largest_body": largest,
         "tables": tables,
+        "beside": [],
         "redacted": [],
     }
 
@@ -95,7 +96,7 @@ def read_back(
                 raise NotAsReadError(f"{table} was read back as {found}, but Postgres has {expected}.")
             tables[table] = {**written["tables"][table], "files": listed}
             stage.rows = found.rows
-    described = {**written, "tables": tables}
+    described = {**written, "tables": tables, "beside": beside_of(files, place)}
     with progress.stage("compute bodies' digests", day):
         wrong = body_problems(spark, place, described)
     if wrong:
@@ -182,5 +183,5 @@ def _write_beside(spark: SparkSession, snapshot: Snapshot, day: Day, place: str,
         if counts.get(name) != 0:
             source = frames.source_of(snapshot, day, name)
             rows[name] = frames.write_source(spark, snapshot, source, name, f"{place}/{name}")
-    described = frames.described(snapshot, day, rows)
+    described = {**frames.described(snapshot, day, rows), "archived": True}
     ArchiveFiles(spark).write_text(f"{place}/frames.json", json.dumps(described))

@@ -28,6 +28,11 @@ class Files:
         system, path = self._at(place)
         return bool(system.exists(path))
 
+    def is_directory(self, place: str) -> bool:
+        """Return whether the path is a directory."""
+        system, path = self._at(place)
+        return bool(system.getFileStatus(path).isDirectory())
+
     def children(self, directory: str) -> list[str]:
         """Return the entries of a directory."""
         system, path = self._at(directory)

@@ -179,8 +179,9 @@ def _written(
     described = read_back(spark, files, place, written, day.day, progress)
     files.write_text(f"{place}/{MANIFEST}", json.dumps(described, indent=1))
     with progress.stage("have it on the disk", day.day):
-        listed = [file["path"] for held in described["tables"].values() for file in held["files"]]
-        files.sync([f"{place}/{path}" for path in [*listed, MANIFEST]])
+        listed = [file for held in described["tables"].values() for file in held["files"]]
+        paths = [file["path"] for file in [*listed, *described["beside"]]]
+        files.sync([f"{place}/{path}" for path in [*paths, MANIFEST]])
     return described
 
 
@@ -218,7 +219,7 @@ def _verified(spark: SparkSession, files: ArchiveFiles, day: ArchivedDay) -> lis
     except RunFailedError as error:
         return [str(error)]
     differs = [] if written == stored else [f"{MANIFEST} is not what the database has"]
-    return differs + problems(spark, files, day.archive, stored)
+    return differs + problems(spark, files, day.archive, day.archive_manifest)
 
 
 if __name__ == "__main__":

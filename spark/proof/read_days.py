@@ -10,6 +10,7 @@ from pyspark.sql import DataFrame, SparkSession
 
 from spark import manifest
 from spark.archive import layout
+from spark.archive.files import ArchiveFiles
 from spark.archive.verification import beside
 from spark.day_selection import Candidate, Seen, days_to_run
 from spark.engine.filesystem import Files
@@ -137,12 +138,26 @@ def _is_archive(url: str, day: date, place: str, described: Mapping[str, Any]) -
 
 
 def read_parquet(spark: SparkSession, directory: str, asked: Collection[date]) -> Iterator[ReadDay]:
-    """Return the requested days that a directory has as frames or archives."""
+    """Return the requested days that a directory has as frames or archives. Raises RunFailedError for damaged files.
+
+    An archive's files are compared with its manifest before any rule reads them, because damage looks like findings.
+    """
     for place in days_of_parquet(spark, directory):
         archived = Files(spark).exists(f"{place}/{layout.MANIFEST}")
+        if archived:
+            _refuse_damage(ArchiveFiles(spark), place)
         frames = layout.frames_from_archive(spark, place) if archived else frames_from_parquet(spark, place)
         if not asked or frames.day in asked:
             yield ReadDay(frames, {})
+
+
+def _refuse_damage(files: ArchiveFiles, place: str) -> None:
+    found = [word for words in layout.damage(files, place, layout.manifest_of(files, place)).values() for word in words]
+    if found:
+        more = f" and {len(found) - layout.NAMED_AT_MOST} more" if len(found) > layout.NAMED_AT_MOST else ""
+        raise RunFailedError(
+            f"{place} is damaged, so nothing was proved: {'; '.join(found[: layout.NAMED_AT_MOST])}{more}."
+        )
 
 
 @dataclass(frozen=True)

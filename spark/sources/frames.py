@@ -296,6 +296,8 @@ def _described(files: Files, directory: str, day: date | None) -> dict[str, Any]
         datetime.fromisoformat(description["seen_at"])
     except (ValueError, KeyError, TypeError) as error:
         raise RunFailedError(f"{place} cannot be read: {type(error).__name__} {error}.") from error
+    if description.get("archived") and not files.exists(f"{directory}/manifest.json"):
+        raise RunFailedError(f"{directory}/manifest.json is missing, so nothing shows whether the archive is intact.")
     if day is not None and found != day:
         raise RunFailedError(f"{place} is of {found}, not of {day}.")
     return description
@@ -321,7 +323,11 @@ def _versions_of(subscription: DataFrame) -> DataFrame:
 def days_of_parquet(spark: SparkSession, directory: str) -> Iterator[str]:
     """Return the directories of frames: the given one, or those in it, by name."""
     files = Files(spark)
-    if files.exists(f"{directory}/frames.json"):
+
+    def is_day(place: str) -> bool:
+        return any(files.exists(f"{place}/{name}") for name in ("frames.json", "manifest.json"))
+
+    if is_day(directory):
         yield directory
         return
-    yield from sorted(place for place in files.children(directory) if files.exists(f"{place}/frames.json"))
+    yield from sorted(filter(is_day, files.children(directory)))

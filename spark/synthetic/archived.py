@@ -3,6 +3,7 @@
 import json
 from dataclasses import asdict
 from datetime import UTC, datetime
+from hashlib import sha256
 from pathlib import Path
 
 import pyarrow as pa
@@ -10,7 +11,7 @@ import pyarrow.parquet as pq
 from pyspark.sql import SparkSession
 
 from spark.archive.files import ArchiveFiles
-from spark.archive.layout import MANIFEST, files_of
+from spark.archive.layout import MANIFEST, beside_of, files_of
 from spark.archive.writer import VERSION
 from spark.manifest import TABLES, TableManifest, total
 from spark.synthetic.parquet import write
@@ -38,13 +39,18 @@ def finish(spark: SparkSession, directory: Path, plan: Plan) -> None:
         "bodies": False,
         "largest_body": 0,
         "tables": tables,
+        "beside": beside_of(files, place),
         "redacted": [],
     }
     files.write_text(f"{place}/{MANIFEST}", json.dumps(described))
 
 
 def plant(directory: Path) -> dict[str, list[str]]:
-    """Change one time in one row of some tables by a microsecond; return the expected findings."""
+    """Change one time in one row of some tables by a microsecond; return the expected findings.
+
+    The manifest gets the changed files' bytes, so the files are as written, and their rows differ from its digests.
+    """
+    described = json.loads((directory / MANIFEST).read_text())
     for table, column in DAMAGED.items():
         file = min((directory / table).glob("*.parquet"))
         rows = pq.read_table(file)
@@ -52,4 +58,8 @@ def plant(directory: Path) -> dict[str, list[str]]:
         later = pa.chunked_array([pa.array([times[0].as_py() + 1]), *times.slice(1).chunks])
         place = rows.schema.get_field_index(column)
         write(file, rows.set_column(place, rows.schema.field(place), later.cast(rows.schema.field(place).type)))
+        (listed,) = (one for one in described["tables"][table]["files"] if one["path"] == f"{table}/{file.name}")
+        content = file.read_bytes()
+        listed |= {"bytes": len(content), "sha256": sha256(content).hexdigest()}
+    (directory / MANIFEST).write_text(json.dumps(described))
     return {KIND: list(DAMAGED)}

@@ -87,7 +87,7 @@ def test_an_archive_that_is_gone_is_a_finding_for_each_table(dsn: str, place: Pa
     shutil.rmtree(place)
     assert prove(dsn, "--day", OLD) == 3
     details = files_of(open_findings(dsn))
-    assert details.keys() == {"half", "op", "outbox", "receipt", "attempt", "manifest.json"}
+    assert details.keys() == {"half", "op", "outbox", "receipt", "attempt", "beside", "manifest.json"}
     assert all("missing" in details[table] for table in ("half", "op", "outbox", "receipt", "attempt"))
 
 
