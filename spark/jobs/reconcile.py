@@ -11,7 +11,8 @@ import signal
 import sys
 import traceback
 from argparse import Namespace
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -215,14 +216,8 @@ class Run:
                 store_results.write_failure(connection, facts, str(error))
 
     def _say(self, written: Written, proved: Sequence[ProvedDay]) -> int:
-        open_, days = written.run["open"], len(proved)
-        found: dict[str, int] = {}
-        for day in proved:
-            for kind, count in day.result.found.items():
-                found[kind] = found.get(kind, 0) + count
-        kinds = ", ".join(f"{kind} {count}" for kind, count in sorted(found.items()))
-        verdict = f"{open_} findings ({kinds})" if open_ else "proved"
-        said = [verdict, f"days: {days}, new: {written.run['new']}, resolved: {written.run['resolved']}"]
+        open_ = written.run["open"]
+        said = [verdict_of(written, [day.result.found for day in proved]), f"days: {len(proved)}"]
         if written.elsewhere:
             others = [f"{day} ({count})" for day, count in written.elsewhere.items()]
             more = f" and {len(others) - NAMED_DAYS} more days" if len(others) > NAMED_DAYS else ""
@@ -231,6 +226,24 @@ class Run:
             print(f"report: {self._output.report}")
         print("; ".join(said))
         return FINDINGS if open_ else PROVED
+
+
+def verdict_of(written: Written, found: Iterable[Mapping[str, int]]) -> str:
+    """Return the verdict in words: the open findings, by kind and by age, whose numbers add up, and the resolved ones.
+
+    Of a kind, the database may have more than this run found (from a ledger that an earlier run had), or fewer, because
+    it stores a limited number.
+    """
+    kinds = dict(written.open_kinds)
+    counted = Counter[str]()
+    for of_day in found:
+        counted.update(of_day)
+    kinds |= {kind: count for kind, count in counted.items() if count > kinds.get(kind, 0)}
+    total, new, resolved = sum(kinds.values()), written.run["new"], written.run["resolved"]
+    if not total:
+        return f"proved; resolved: {resolved}"
+    named = ", ".join(f"{kind} {count}" for kind, count in sorted(kinds.items()) if count)
+    return f"{total} findings ({named}); new: {new}, from earlier runs: {total - new}, resolved: {resolved}"
 
 
 if __name__ == "__main__":

@@ -91,6 +91,10 @@ ELSEWHERE = """
 select day, count(*) as findings from finding where resolved_at is null and not day = any(%(days)s)
 group by day order by day desc
 """
+# Served by finding_open.
+OPEN_KINDS = """
+select kind, count(*) as findings from finding where resolved_at is null and day = any(%(days)s) group by kind
+"""
 TREND = "select day, state, counts, found from reconciliation_day order by day desc limit %s"
 
 
@@ -124,7 +128,8 @@ class RunResult:
 class Written:
     """The rows as the database has them, for the report: the run, its days, some findings of theirs, the last days.
 
-    `elsewhere`: how many findings are open of days that the run did not look at, newest first.
+    `elsewhere`: how many findings are open of days that the run did not look at, newest first. `open_kinds`: how many
+    are open of the run's days, by kind, also those that an earlier run found with a ledger.
     """
 
     run: Mapping[str, Any]
@@ -132,6 +137,7 @@ class Written:
     findings: Sequence[Mapping[str, Any]]
     trend: Sequence[Mapping[str, Any]]
     elsewhere: Mapping[date, int] = field(default_factory=dict)
+    open_kinds: Mapping[str, int] = field(default_factory=dict)
 
 
 def seen_days(connection: Connection) -> dict[date, Seen]:
@@ -277,4 +283,5 @@ def _written(connection: Connection, run: dict[str, Any], here: Mapping[str, Any
         findings=connection.execute(SHOWN, dict(here) | {"most": MOST_SHOWN}).fetchall(),
         trend=connection.execute(TREND, [TREND_DAYS]).fetchall()[::-1],
         elsewhere={row["day"]: row["findings"] for row in connection.execute(ELSEWHERE, here)},
+        open_kinds={row["kind"]: row["findings"] for row in connection.execute(OPEN_KINDS, here)},
     )

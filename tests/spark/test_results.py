@@ -8,9 +8,10 @@ from uuid import UUID
 import pytest
 
 from spark.errors import RunFailedError
+from spark.jobs.reconcile import verdict_of
 from spark.postgres.connections import connect
 from spark.proof import store_results
-from spark.proof.store_results import DayResult, RunResult
+from spark.proof.store_results import DayResult, RunResult, Written
 from tests.spark.days import days_ago, rows
 
 KIND, OTHER = "published_after_rollback", "ledger_disagrees"
@@ -101,3 +102,17 @@ def test_a_database_that_does_not_take_it_is_reported(dsn: str) -> None:
     with pytest.raises(RunFailedError, match="The database did not accept the result: "):
         write(dsn, ["a", "a"])
     assert findings(dsn) == []
+
+
+def test_the_numbers_of_the_verdict_add_up() -> None:
+    run = {"new": 2, "resolved": 1}
+
+    def said(open_kinds: dict[str, int], *found: dict[str, int]) -> str:
+        return verdict_of(Written(run, [], [], [], open_kinds=open_kinds), found)
+
+    # A ledger that an earlier run had found two more, which this run did not look for.
+    one = said({"parked": 3, "ledger_disagrees": 2}, {"parked": 2, "unrouted": 0}, {"parked": 1})
+    assert one == "5 findings (ledger_disagrees 2, parked 3); new: 2, from earlier runs: 3, resolved: 1"
+    # The database stores a limited number of a kind.
+    assert said({"parked": 3}, {"parked": 7}).startswith("7 findings (parked 7); new: 2, from earlier runs: 5,")
+    assert said({}, {"parked": 0}) == "proved; resolved: 1"
