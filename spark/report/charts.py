@@ -118,10 +118,20 @@ def _tries(figures: Mapping[str, Any]) -> Drawing:
         if again:
             rows.append(Strip(name, one["attempts"], f"{again:,} of {delivered:,} ({again / delivered:.2%})"))
             most = len(one["attempts"])
+    every = [*figures["subscriptions"], *([figures["others"]] if figures["others"] else [])]
+    dead, waiting = (sum(one[name] for one in every) for name in ("dead", "waiting"))
     if not rows:
-        return Drawing(title, None, "Every delivery succeeded at the first attempt.")
+        first = "Every other delivery" if dead or waiting else "Every delivery"
+        return Drawing(title, None, f"{_unsettled(dead, waiting)}{first} succeeded at the first attempt.")
     ticks = [(n - 0.5, f"{n} or more" if n == most else str(n)) for n in (2, 5, 10, most)]
-    return Drawing(title, strips(rows, ticks, span=(1, most), title=title), "By the number of attempts.")
+    remark = f"By the number of attempts. {_unsettled(dead, waiting)}".rstrip()
+    return Drawing(title, strips(rows, ticks, span=(1, most), title=title), remark)
+
+
+def _unsettled(dead: int, waiting: int) -> str:
+    """Return how many deliveries did not succeed, as a sentence; an empty text if none."""
+    parts = [f"{_count(dead, 'dead letter')}" if dead else "", f"{waiting:,} waiting" if waiting else ""]
+    return f"{' and '.join(filter(None, parts))}. ".capitalize() if dead or waiting else ""
 
 
 def _drawn(figures: Mapping[str, Any]) -> list[tuple[str, Mapping[str, Any]]]:

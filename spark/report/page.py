@@ -22,7 +22,14 @@ DRAWN_DAYS = 5
 # The most days outside the run with open findings that the page names.
 NAMED_DAYS = 10
 _LONGEST = 300  # characters of a detail
-TABLES = ("half", "op", "outbox", "receipt", "attempt")
+# What people call the rows of the day's tables.
+TABLES = {
+    "half": "half messages",
+    "op": "verdicts",
+    "outbox": "committed messages",
+    "receipt": "deliveries",
+    "attempt": "attempts on record",
+}
 
 
 @dataclass(frozen=True)

@@ -111,7 +111,9 @@ def page(
 
 def test_a_proved_day_says_so_first() -> None:
     made = page(run(), [day(figures=busy())])
-    assert made.text.startswith("Proved · Halfnote, 2026-11-21 02:14:07 UTC ✓ Proved The verdicts of transactions")
+    assert made.text.startswith("Proved · Halfnote, 2026-11-21 02:14:07 UTC Halfnote: nightly proof of 2026-11-20")
+    assert "✓ Proved The verdicts of transactions" in made.text
+    assert made.links[:2] == [f"{URL}/reconciliation", f"{URL}/findings?state=open"]
     assert "on 1 day." in made.text
     for said in ("412", "57.3 s", "standby", "local[2]", "read 21.4 s, join under 1 ms", "2026-11-20 provisional ✓ 0"):
         assert said in made.text
@@ -277,6 +279,14 @@ def test_plots_say_in_words_what_they_show() -> None:
         "11 others 1,000 10 0 0 0 50 ms 5 s",
     ):
         assert said in made.text
+
+
+def test_dead_letters_are_said_beside_first_attempts() -> None:
+    at_once = [1000] + [0] * (MOST_ATTEMPTS - 1)
+    made = page(run(), [day(figures=busy(subscriptions=[subscription("points", attempts=at_once, dead=3, waiting=1)]))])
+    assert "3 dead letters and 1 waiting. Every other delivery succeeded at the first attempt." in made.text
+    made = page(run(), [day(figures=busy(subscriptions=[subscription("points", attempts=at_once)]))])
+    assert "Every delivery succeeded at the first attempt." in made.text
 
 
 def test_of_many_subscriptions_some_are_drawn_and_all_are_listed() -> None:
