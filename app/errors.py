@@ -165,6 +165,12 @@ class DayNotReconciled(Problem):
     status, slug, title = 404, "day-not-reconciled", "Not a reconciled day"
 
 
+class DayNotCertified(Problem):
+    """This day has no certificate. The nightly proof writes one when the day becomes final."""
+
+    status, slug, title = 404, "day-not-certified", "Not a certified day"
+
+
 class FindingUnknown(Problem):
     """No finding has this id. `GET /findings` lists all findings, open and resolved."""
 

@@ -31,6 +31,7 @@ class Kind(StrEnum):
     CHECKS_BEYOND_MAX = "checks_beyond_max"
     VERDICT_REFUSED = "verdict_refused"
     ARCHIVE_DIFFERS = "archive_differs"
+    CERTIFICATE_DIFFERS = "certificate_differs"
     LEDGER_DISAGREES = "ledger_disagrees"
     LEDGER_NOT_SENT = "ledger_not_sent"
     NEVER_CONSUMED = "never_consumed"
@@ -129,6 +130,10 @@ MEANINGS: dict[Kind, Meaning] = {
     Kind.ARCHIVE_DIFFERS: Meaning(
         "The archive of the day differs from what was archived.",
         "Keep the day's partitions, find out what changed the files, and archive the day again.",
+    ),
+    Kind.CERTIFICATE_DIFFERS: Meaning(
+        "Rows of a certified day were changed, removed or invented since the day's certificate was written.",
+        "Compare these ids with the archive or a backup; find out who wrote to the day's tables.",
     ),
     Kind.LEDGER_DISAGREES: Meaning(
         "The producer's ledger has another verdict than the one recorded here, or lacks a commit.",

@@ -534,6 +534,17 @@ day = Table(
     Index("day_low", "low"),
 )
 
+# Only the nightly proof writes certificates. `document` is the exact text that the next certificate has the digest of.
+day_certificate = Table(
+    "day_certificate",
+    metadata,
+    Column("sequence", BigInteger, primary_key=True, autoincrement=False),
+    Column("day", Date, nullable=False),
+    Column("run_id", BigInteger, nullable=False),
+    Column("document", Text, nullable=False),
+    Index("day_certificate_day", "day", unique=True),
+)
+
 service_switch = Table(
     "service_switch",
     metadata,

@@ -58,6 +58,8 @@ class Frames:
     archive_manifest: Mapping[str, Any] | None = None
     found_manifest: Mapping[str, Any] | None = None
     archive_problems: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    # The differences from the day's certificate (spark/proof/certify.py). None: the day has no certificate.
+    certified: Sequence[Mapping[str, Any]] | None = None
 
 
 def empty(spark: SparkSession, schema: StructType) -> DataFrame:

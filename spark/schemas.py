@@ -44,12 +44,13 @@ def _schema(columns: str) -> StructType:
 
 # Columns that no rule and no figure needs are left out, because each would be read for every row of the day.
 
-# A message from its producer; only position 0 has a `policy`, if the producer gave one.
+# A message from its producer; only position 0 has a `digest`, and a `policy` if the
+# producer gave one.
 HALF = _schema("""
 string transaction_id!
 short position!
 string producer_group!, topic!, tag, headers
-binary body_digest!
+binary body_digest!, digest
 time born_at!, first_check_at!
 string policy
 """)

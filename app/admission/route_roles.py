@@ -69,6 +69,7 @@ RULES: dict[tuple[str, str], Roles] = {
     ("DELETE", "/dead-letters"): PEOPLE,
     ("GET", "/reconciliation"): PEOPLE,
     ("GET", "/reconciliation/{day}"): PEOPLE,
+    ("GET", "/reconciliation/{day}/certificate"): PEOPLE,
     ("GET", "/findings"): PEOPLE,
     ("GET", "/findings/{finding_id}"): PEOPLE,
     ("GET", "/findings/kinds/{kind}"): OPEN,

@@ -8,6 +8,7 @@ from app.cli import (
     apply,
     archive,
     audit,
+    certificate,
     dead_letters,
     drain,
     findings,
@@ -43,6 +44,7 @@ app.add_typer(subscriptions.app, name="subscriptions")
 app.add_typer(transactions.app, name="transactions")
 app.add_typer(dead_letters.app, name="dead-letters")
 app.add_typer(findings.app, name="findings")
+app.add_typer(certificate.app, name="certificate")
 app.add_typer(topics.app, name="topics")
 app.add_typer(keys.app, name="keys")
 app.command("audit")(audit.audit)

@@ -15,7 +15,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import replace
-from datetime import UTC, datetime
+from datetime import UTC, date, datetime
 from pathlib import Path
 
 if not __package__:
@@ -25,6 +25,8 @@ if not __package__:
 import psycopg
 from pyspark.sql import SparkSession
 
+from spark.certificate.document import digest_of
+from spark.certificate.signing import SigningError
 from spark.engine.filesystem import Files
 from spark.engine.jdbc_driver import NoJarError
 from spark.engine.niceness import stand_behind
@@ -33,10 +35,10 @@ from spark.engine.session import running
 from spark.engine.signals import InterruptedRunError, Interrupts, apart, interruptible
 from spark.engine.staging import staging
 from spark.errors import RunFailedError
-from spark.options.reconcile import parsed
+from spark.options.reconcile import parsed, signer_of
 from spark.postgres.connections import Connection, connect, only_run
 from spark.postgres.size import is_small
-from spark.proof import store_results
+from spark.proof import certify, store_results
 from spark.proof.parquet_output import Mark, Output
 from spark.proof.prove_day import ProvedDay, first_findings, prove
 from spark.proof.read_days import Ledgers, Read, Wish, read_days, read_ledgers, read_parquet
@@ -58,7 +60,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         ended = error if isinstance(error, InterruptedRunError) else InterruptedRunError(signal.SIGINT)
         print(f"Ended by {ended}; nothing was written.", file=sys.stderr)
         return ended.status
-    except (LedgerError, NoJarError) as error:
+    except (LedgerError, NoJarError, SigningError) as error:
         print(error, file=sys.stderr)
         return USAGE
     except RunFailedError as error:
@@ -79,6 +81,8 @@ class Run:
         self._output: Output | None = None
         self._facts = RunResult(options.master or "local[*]", "primary", datetime.now(UTC))
         self._committed = False
+        self._signer = signer_of(options)
+        self._made: list[certify.Made] = []
 
     def run(self) -> int:
         """Prove and write. Raises RunFailedError, LedgerError and NoJarError."""
@@ -120,7 +124,7 @@ class Run:
             seen_at=read.seen_at,
             days=[day.frames.day for day in read.days],
         )
-        proved = self._proved(spark, read, ledgers)
+        proved = self._proved(spark, read, ledgers, certify.stored(connection))
         with ExitStack() as last:
             self._facts = replace(self._facts, seconds=self._progress.rounded())
             with (
@@ -133,6 +137,7 @@ class Run:
                 ) as written,
             ):
                 stage.rows = sum(sum(day.result.found.values()) for day in proved)
+                self._write_certificates(connection, written.run["run_id"])
                 self._write_report(written)
                 # After the commit the run must be published.
                 last.enter_context(self._interrupts.closed())
@@ -173,15 +178,29 @@ class Run:
             complete=[name for name, complete in declared.items() if complete],
         )
 
-    def _proved(self, spark: SparkSession, read: Read, ledgers: Ledgers) -> list[ProvedDay]:
+    def _proved(
+        self, spark: SparkSession, read: Read, ledgers: Ledgers, documents: Mapping[date, str] | None = None
+    ) -> list[ProvedDay]:
+        """Prove the days. `documents`: their certificates; None: no database, so no day is certified."""
         proved = []
-        for day in read.days:
+        for one in read.days:
+            day = one if documents is None else certify.compared(one, documents.get(one.frames.day), self._progress)
             place = f"{self._place}/proved/{day.frames.day}"
             limits = {"sla_s": self._options.sla_s, "margin_s": self._options.margin_s}
             proved.append(prove(spark, ledgers.beside(day), place, self._progress, **limits))
+            made = None if documents is None else certify.certified(day, proved[-1], self._progress)
+            self._made += [] if made is None else [made]
             if self._output is not None:
                 self._output.write_findings(day.frames.day, proved[-1].findings)
         return proved
+
+    def _write_certificates(self, connection: Connection, run_id: int) -> None:
+        documents = certify.write(connection, run_id, self._made, self._signer)
+        for day, document in documents.items():
+            if self._output is not None:
+                self._output.write_certificate(day, document)
+            kind = "certified" if self._signer else "certified, unsigned"
+            self._progress.say("certified", f"{day}: {kind}: SHA-256 {digest_of(document)}", day=day)
 
     def _write_report(self, written: Written) -> None:
         if self._output is not None:

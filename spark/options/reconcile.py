@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from datetime import date
 from pathlib import Path
 
+from spark.certificate.signing import Signer, signer_of_command, signer_of_file
 from spark.options.common import DATABASE_URL, given_address
 
 BASE_URL = "HALFNOTE_BASE_URL"
@@ -23,7 +24,18 @@ def parsed(argv: Sequence[str] | None) -> argparse.Namespace:
         made.error("--producer-ledger-complete needs --producer-ledger")
     if options.consumer_ledger_complete and not options.consumer_ledger:
         made.error("--consumer-ledger-complete needs --consumer-ledger")
+    if options.certificate_command and options.certificate_key:
+        made.error("give either --certificate-key or --certificate-command")
+    if options.certificate_command and not options.certificate_public_key:
+        made.error("--certificate-command needs --certificate-public-key")
     return options
+
+
+def signer_of(options: argparse.Namespace) -> Signer | None:
+    """Return what signs certificates; None: they stay unsigned. Raises SigningError."""
+    if options.certificate_command:
+        return signer_of_command(options.certificate_command, options.certificate_public_key)
+    return signer_of_file(options.certificate_key) if options.certificate_key else None
 
 
 def parser() -> argparse.ArgumentParser:
@@ -33,6 +45,7 @@ def parser() -> argparse.ArgumentParser:
     )
     _add_source(made)
     _add_ledgers(made)
+    _add_certificates(made)
     add = made.add_argument
     add(
         "--out",
@@ -77,6 +90,24 @@ def _add_ledgers(made: argparse.ArgumentParser) -> None:
     add("--consumer-ledger", metavar="SPEC", help="the messages in consumers' databases: Parquet, CSV or a jdbc: URL")
     empty = "the consumer ledger has every message, so one without rows says that nothing was consumed"
     add("--consumer-ledger-complete", action="store_true", help=empty)
+
+
+def _add_certificates(made: argparse.ArgumentParser) -> None:
+    add = made.add_argument
+    given = {name: os.environ.get(f"HALFNOTE_CERTIFICATE_{name}") or None for name in ("KEY", "COMMAND", "PUBLIC_KEY")}
+    key = "PEM file with the Ed25519 key that signs certificates; default: HALFNOTE_CERTIFICATE_KEY; none: unsigned"
+    add("--certificate-key", type=Path, metavar="FILE", default=_path(given["KEY"]), help=key)
+    command = (
+        "command that signs: it gets bytes on stdin and prints the signature in base64; default: "
+        "HALFNOTE_CERTIFICATE_COMMAND"
+    )
+    add("--certificate-command", metavar="COMMAND", default=given["COMMAND"], help=command)
+    public = "PEM file with the public key of the command; default: HALFNOTE_CERTIFICATE_PUBLIC_KEY"
+    add("--certificate-public-key", type=Path, metavar="FILE", default=_path(given["PUBLIC_KEY"]), help=public)
+
+
+def _path(value: str | None) -> Path | None:
+    return None if value is None else Path(value)
 
 
 def _http_url(value: str) -> str:

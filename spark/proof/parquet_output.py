@@ -94,6 +94,13 @@ class Output:
         except (PySparkException, Py4JError) as error:
             raise self._failure(error) from error
 
+    def write_certificate(self, day: date, document: str) -> None:
+        """Write a day's certificate, unpublished."""
+        try:
+            self._files.write_text(f"{self._aside}/certificates/{day}.json", document)
+        except Py4JError as error:
+            raise self._failure(error) from error
+
     def write_report(self, html: str) -> None:
         """Write the report, unpublished."""
         try:
@@ -122,6 +129,9 @@ class Output:
         self._files.make(f"{self._directory}/findings")
         for day in self._files.children(f"{aside}/findings"):
             self._files.replace(f"{self._directory}/findings/{_name(day)}", day)
+        for certificate in self._files.children(f"{aside}/certificates"):
+            self._files.make(f"{self._directory}/certificates")
+            self._files.replace(f"{self._directory}/certificates/{_name(certificate)}", certificate)
         if self._files.exists(f"{aside}/{REPORT}"):
             self._files.replace(f"{self._directory}/{REPORT}", f"{aside}/{REPORT}")
 

@@ -90,7 +90,7 @@ def _findings(j: Joined, staging_dir: str) -> tuple[DataFrame, dict[str, int]]:
 
 def is_empty(f: Frames) -> bool:
     """Return whether the day has no rows that a rule could examine."""
-    beside = (f.producer_ledger, f.consumer_ledger, f.archive_manifest)
+    beside = (f.producer_ledger, f.consumer_ledger, f.archive_manifest, f.certified)
     of_day = [f.rows.get(name, 1) for name in (*schemas.BIG, *schemas.OF_DAY)]
     return not any(of_day) and all(part is None for part in beside)
 

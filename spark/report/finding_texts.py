@@ -89,6 +89,10 @@ MEANINGS: dict[str, tuple[str, str]] = {
         "The archive of the day differs from what was archived.",
         "Keep the day's partitions, find out what changed the files, and archive the day again.",
     ),
+    "certificate_differs": (
+        "Rows of a certified day were changed, removed or invented since the day's certificate was written.",
+        "Compare these ids with the archive or a backup; find out who wrote to the day's tables.",
+    ),
     "ledger_disagrees": (
         "The producer's ledger has another verdict than the one recorded here, or lacks a commit.",
         "Find out which is true. Send a commit recorded as a rollback with `halfnote transactions reissue`.",

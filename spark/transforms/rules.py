@@ -12,7 +12,7 @@ from spark.engine.parallel import ABREAST, at_once
 from spark.engine.small_plans import as_they_are
 from spark.frames import Frames, empty
 from spark.schemas import BIG, FINDING, LATE, SAME_OFFSET
-from spark.transforms import archive, deliveries, identity, ledgers, messages, offsets, transactions
+from spark.transforms import archive, certified, deliveries, identity, ledgers, messages, offsets, transactions
 from spark.transforms.joined import Joined
 from spark.transforms.joined import deliveries as joined_deliveries
 from spark.transforms.joined import messages as joined_messages
@@ -33,7 +33,7 @@ MOST_BROADCAST = 1_000_000
 # A day of fewer rows is joined whole, without a search for suspects, and its plans run without adaptive execution.
 SMALL_DAY = 50_000
 
-Needs: TypeAlias = Literal["always", "altered", "producer_ledger", "consumer_ledger", "archive"]
+Needs: TypeAlias = Literal["always", "altered", "producer_ledger", "consumer_ledger", "archive", "certified"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +83,7 @@ RULES: tuple[Rule, ...] = (
     Rule("checks_beyond_max", transactions.checks_beyond_max),
     Rule("verdict_refused", transactions.verdict_refused),
     Rule("archive_differs", archive.archive_differs, "archive"),
+    Rule("certificate_differs", certified.certificate_differs, "certified"),
     Rule("ledger_disagrees", ledgers.ledger_disagrees, "producer_ledger"),
     Rule("ledger_not_sent", ledgers.ledger_not_sent, "producer_ledger"),
     Rule("never_consumed", ledgers.never_consumed, "consumer_ledger"),

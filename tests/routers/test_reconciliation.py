@@ -68,6 +68,16 @@ async def test_before_the_first_run(client: httpx.AsyncClient) -> None:
     assert "halfnote reconcile" in answer.json()["detail"]
 
 
+async def test_a_certificate_is_answered_byte_for_byte(client: httpx.AsyncClient, db: Connection) -> None:
+    answer = await client.get(f"/reconciliation/{DAY}/certificate")
+    assert (answer.status_code, answer.json()["type"]) == (404, f"{TYPE_PREFIX}day-not-certified")
+    document = '{"certificate":{"day":"2026-11-20"},"signature":null}\n'
+    await db.execute("insert into day_certificate values (1, $1, 1, $2)", DAY, document)
+    answer = await client.get(f"/reconciliation/{DAY}/certificate")
+    assert (answer.status_code, answer.text) == (200, document)
+    assert answer.headers["content-type"] == "application/json"
+
+
 async def test_how_it_stands(client: httpx.AsyncClient, db: Connection) -> None:
     await reconciled(db, "proved", BEFORE)
     run_id = await reconciled(db, "findings", BEFORE, DAY, open=2, new=2, ended_at=AT + timedelta(days=1))

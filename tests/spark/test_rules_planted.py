@@ -24,6 +24,7 @@ op_without_half half_stuck half_altered committed_not_published published_withou
 offset_of_two_messages message_with_two_offsets offsets_contradict_time unrouted undelivered delivery_late
 retry_overdue checkpoint_differs receipt_without_message receipt_not_matched content_differs parked checks_beyond_max
 verdict_refused archive_differs ledger_disagrees ledger_not_sent never_consumed consumed_twice consumed_not_sent
+certificate_differs
 """.split()  # noqa: SIM905 -- a list of names reads better so
 )
 
@@ -67,6 +68,7 @@ def _plant_transactions(day: Day) -> Planted:
     day.attempt(105, "refused", verdict=2, source=0)
     archived = {"rows": 10, "first_id": id_of(1), "last_id": id_of(10), "digest": "123"}
     day.extra["archive_manifest"] = {"tables": {"half": archived, "op": archived}}
+    day.extra["certified"] = [{"table": "op", "ids": "019aa5a", "certified_rows": 3, "found_rows": 2}]
     day.extra["found_manifest"] = {"tables": {"half": archived, "op": archived | {"digest": "124"}}}
     return {
         "op_without_half": _about("op_without_half", 100),
@@ -76,6 +78,7 @@ def _plant_transactions(day: Day) -> Planted:
         "checks_beyond_max": _about("checks_beyond_max", 104, producer_group="shop"),
         "verdict_refused": finding("verdict_refused", "billing", producer_group="billing"),
         "archive_differs": finding("archive_differs", "op"),
+        "certificate_differs": finding("certificate_differs", "op 019aa5a"),
     }
 
 

@@ -1,0 +1,124 @@
+"""Certificates that runs write: signed, in a chain, verified without the database; and days that differ from theirs."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import psycopg
+import pytest
+
+from spark.certificate.document import Certificate
+from spark.certificate.signing import new_key
+from spark.jobs.certificate import main as certificate
+from tests.spark.days import days_ago, fill_day, prove, rows
+
+pytestmark = pytest.mark.usefixtures("spark")
+OLD = days_ago(5)
+# Each statement is a fault that no other rule needs to find.
+FAULTS = {
+    "op": "update op set decided_at = decided_at + interval '1 us' where transaction_id = %s",
+    "half": "update half set headers = '{}' where transaction_id = %s",
+    "outbox": "update outbox set tag = 'another' where transaction_id = %s",
+    "receipt": "delete from receipt where transaction_id = %s",
+}
+INVENTED = """
+insert into receipt (transaction_id, position, subscription_id, "offset", outcome, attempts, first_at, duration_ms,
+  settled_at, replay)
+select transaction_id, position, subscription_id, "offset", outcome, attempts, first_at, duration_ms, {at}, {replay}
+from receipt where transaction_id = %s
+"""
+
+
+@pytest.fixture
+def proved(dsn: str, tmp_path: Path) -> Path:
+    """A certified day, and the directory of the run."""
+    fill_day(dsn, OLD, 40)
+    (tmp_path / "key.pub").write_text(new_key(tmp_path / "key.pem"))
+    kept = ("--staging", tmp_path / "staging", "--keep-staging")
+    assert prove(dsn, "--out", tmp_path / "out", "--certificate-key", tmp_path / "key.pem", *kept) == 0
+    return tmp_path
+
+
+def stored(dsn: str) -> list[dict[str, Any]]:
+    return rows(dsn, "select * from day_certificate order by sequence")
+
+
+def change(dsn: str, statement: str) -> str:
+    """Change the rows of a transaction; return its id."""
+    with psycopg.connect(dsn) as db:
+        [(found,)] = db.execute("select transaction_id from op order by 1 offset 20 limit 1").fetchall()
+        assert db.execute(statement, [found]).rowcount == 1
+    return str(found)
+
+
+def subjects(dsn: str) -> set[str]:
+    statement = "select subject from finding where kind = 'certificate_differs' and resolved_at is null"
+    return {row["subject"] for row in rows(dsn, statement)}
+
+
+def test_a_final_day_is_certified_once(dsn: str, proved: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    made = stored(dsn)
+    assert [row["day"] for row in made][-1] == OLD
+    assert [row["sequence"] for row in made] == list(range(1, len(made) + 1))
+    document = proved / f"out/certificates/{OLD}.json"
+    assert document.read_text() == made[-1]["document"]
+    said = Certificate.parsed(made[-1]["document"])
+    assert {name: table["rows"] for name, table in said.body["tables"].items()} == dict.fromkeys(FAULTS, 40)
+    assert said.body["previous"] == {
+        "day": str(made[-2]["day"]),
+        "digest": Certificate.parsed(made[-2]["document"]).digest,
+    }
+
+    [frames] = [place.parent for place in proved.glob(f"staging/**/{OLD}/half")]
+    given = [
+        "--public-key",
+        str(proved / "key.pub"),
+        "--previous",
+        str(proved / f"out/certificates/{made[-2]['day']}.json"),
+    ]
+    both = ["--parquet", str(frames), "--parquet", str(proved / "out")]
+    assert certificate(["verify", str(document), *given, *both]) == 0, capsys.readouterr().out
+
+    # Redeliveries and replays add receipts.
+    change(dsn, INVENTED.format(at="now() - interval '1 minute'", replay=9))
+    prove(dsn, "--day", OLD)
+    assert subjects(dsn) == set()
+    assert stored(dsn) == made
+
+
+@pytest.mark.parametrize("table", [*FAULTS, "invented"])
+def test_a_day_that_was_changed_later_differs_from_its_certificate(dsn: str, proved: Path, table: str) -> None:
+    made = stored(dsn)
+    statement = FAULTS.get(table, INVENTED.format(at="settled_at", replay=9))
+    changed = change(dsn, statement)
+    assert prove(dsn, "--day", OLD) == 3
+    assert subjects(dsn) == {f"{'receipt' if table == 'invented' else table} {changed[:7]}"}
+    assert stored(dsn) == made
+
+
+def test_a_day_that_lost_all_rows_or_whose_certificate_was_changed(dsn: str, proved: Path) -> None:
+    with psycopg.connect(dsn) as db:
+        for table in (*FAULTS, "attempt"):
+            db.execute(f"truncate {table}_{OLD:%Y%m%d}")
+        whole = json.loads(stored(dsn)[-1]["document"])
+        whole["certificate"]["rules"] = "00"
+        text = json.dumps(whole, sort_keys=True, separators=(",", ":")) + "\n"
+        db.execute("update day_certificate set document = %s where day = %s", [text, OLD])
+    assert prove(dsn, "--day", OLD) == 3
+    found = subjects(dsn)
+    assert "certificate" in found
+    assert {subject.split()[0] for subject in found} == {*FAULTS, "certificate"}
+
+
+def test_a_key_that_cannot_sign(dsn: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    fill_day(dsn, OLD, 1)
+    (tmp_path / "key.pub").write_text(new_key(tmp_path / "key.pem"))
+    assert prove(dsn, "--certificate-key", tmp_path / "missing.pem") == 2
+    given = ("--certificate-command", "false", "--certificate-public-key", tmp_path / "key.pub")
+    assert prove(dsn, *given) == 1
+    assert "cannot be signed: false ended with 1" in capsys.readouterr().err
+    assert stored(dsn) == []
+    assert rows(dsn, "select * from reconciliation_day") == []
+
+    assert prove(dsn) == 0
+    assert all(Certificate.parsed(row["document"]).signature is None for row in stored(dsn))
