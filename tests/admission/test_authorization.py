@@ -70,6 +70,7 @@ MAY = {
     ("DELETE", "/dead-letters"): "n n y y n",
     ("GET", "/reconciliation"): "n n y y n",
     ("GET", "/reconciliation/{day}"): "n n y y n",
+    ("GET", "/reconciliation/{day}/certificate"): "n n y y n",
     ("GET", "/findings"): "n n y y n",
     ("GET", "/findings/{finding_id}"): "n n y y n",
     ("GET", "/findings/kinds/{kind}"): OPEN,

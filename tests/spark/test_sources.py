@@ -105,6 +105,7 @@ def test_rows_arrive_as_they_are(
         "tag": 'it\'s "quoted", | \\ and\nbroken',
         "headers": '{"a": "1", "b": "ü"}',
         "body_digest": bytearray(b"\x00\xff\x10"),
+        "digest": bytearray(b"y"),
         "policy": '{"max_checks": 3}',
     }
     assert (second["position"], second["policy"]) == (1, None)

@@ -236,6 +236,11 @@ async def day(world: World) -> Asked:
     return Asked(f"/reconciliation/{proof_runs.DAY}")
 
 
+async def certificate(world: World) -> Asked:
+    await world.db.execute("insert into day_certificate values (1, $1, 1, '{}') on conflict do nothing", proof_runs.DAY)
+    return Asked(f"/reconciliation/{proof_runs.DAY}/certificate")
+
+
 async def finding(world: World) -> Asked:
     return Asked(f"/findings/{await proof_runs.find(world.db, 'parked', world.name())}")
 
@@ -286,6 +291,7 @@ REQUESTS: dict[tuple[str, str], Builder] = {
     ("POST", "/dead-letters/redeliver"): of_dead_letter("/dead-letters/redeliver"),
     ("DELETE", "/dead-letters"): of_dead_letter("/dead-letters"),
     ("GET", "/reconciliation/{day}"): day,
+    ("GET", "/reconciliation/{day}/certificate"): certificate,
     ("GET", "/findings/{finding_id}"): finding,
     ("GET", "/findings/kinds/{kind}"): plain("/findings/kinds/parked"),
     ("POST", "/api-keys"): plain("/api-keys", {"name": "grafana", "role": "metrics"}),
