@@ -13,6 +13,7 @@ class Kind(StrEnum):
     OP_WITHOUT_HALF = "op_without_half"
     HALF_STUCK = "half_stuck"
     HALF_ALTERED = "half_altered"
+    PUBLISHED_DIFFERS = "published_differs"
     COMMITTED_NOT_PUBLISHED = "committed_not_published"
     PUBLISHED_WITHOUT_COMMIT = "published_without_commit"
     PUBLISHED_AFTER_ROLLBACK = "published_after_rollback"
@@ -58,6 +59,10 @@ MEANINGS: dict[Kind, Meaning] = {
     Kind.HALF_ALTERED: Meaning(
         "A half message is not what the producer posted: the digest of its stored content is another one.",
         "Find out what changed rows of `half`, and ask the producer for the right content.",
+    ),
+    Kind.PUBLISHED_DIFFERS: Meaning(
+        "A message in the outbox has another topic, key, tag or due time than its half message.",
+        "Compare both rows, and find out what changed one of them: subscribers got the one of the outbox.",
     ),
     Kind.COMMITTED_NOT_PUBLISHED: Meaning(
         "A transaction is committed, and some or all of its messages are not in the outbox: they are never delivered.",

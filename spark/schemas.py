@@ -203,6 +203,15 @@ ALTERED = _schema("""
 string transaction_id!, producer_group!, digest, computed!
 """)
 
+# A message in the outbox that differs from its half; `differs`: the names of the columns.
+DIFFERING = _schema("""
+string transaction_id!
+short position!
+string producer_group!
+long offset!
+string differs!
+""")
+
 # A subscription with late deliveries: how many messages, the id and offset of the first, and since when they are due.
 LATE = _schema("""
 int subscription_id!
@@ -228,3 +237,5 @@ WHOLE = {
     "producer_group": PRODUCER_GROUP,
 }
 FRAMES = BIG | OF_DAY | WHOLE
+# What the read found; frames.json has the number of rows by these names.
+FOUND = {"altered": ALTERED, "differing": DIFFERING}

@@ -17,6 +17,10 @@ MEANINGS: dict[str, tuple[str, str]] = {
         "A half message is not what the producer posted: the digest of its stored content is another one.",
         "Find out what changed rows of `half`, and ask the producer for the right content.",
     ),
+    "published_differs": (
+        "A message in the outbox has another topic, key, tag or due time than its half message.",
+        "Compare both rows, and find out what changed one of them: subscribers got the one of the outbox.",
+    ),
     "committed_not_published": (
         "A transaction is committed, and some or all of its messages are not in the outbox: they are never delivered.",
         "Send the missing messages again with `POST /messages`; then find out what deletes rows of `outbox`.",

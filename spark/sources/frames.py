@@ -11,7 +11,7 @@ import json
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import UTC, date, datetime, timedelta
-from typing import Any
+from typing import Any, TypeAlias
 
 from py4j.protocol import Py4JError
 from pyspark.errors import PySparkException
@@ -27,7 +27,7 @@ from spark.frames import Frames, empty
 from spark.postgres import copy
 from spark.postgres.connections import Connection, Day, Snapshot, partition_name
 from spark.postgres.standby import cancelled_by_replay
-from spark.sources import half_digests
+from spark.sources import half_digests, published
 
 FETCH_ROWS = 10_000
 # The pages of one range, which a connection reads in some hundred milliseconds.
@@ -44,6 +44,13 @@ SQL_TYPES = {
 }
 # Columns with nearly unique values, for which a dictionary is useless.
 UNLIKE = ("transaction_id", "body_digest", "digest", "offset")
+
+Writes: TypeAlias = Callable[[SparkSession, Snapshot, Day, str], int]
+# What Postgres or this process finds while it reads, by the names of schemas.FOUND: the stage, and what writes it.
+_FOUND: dict[str, tuple[str, Writes]] = {
+    "altered": ("compute digests", half_digests.write_altered),
+    "differing": ("compare outbox", published.write_differing),
+}
 
 # For sessionInitStatement: because a fetch size is set, JDBC has turned autocommit off by then. So these statements
 # begin the database transaction that reads the rows, before any read.
@@ -76,9 +83,11 @@ def frames_from_postgres(
             if counts.get(name) != 0:
                 rows[name] = _write_frame(spark, snapshot, found, name, f"{staging_dir}/{name}")
             stage.rows = rows[name]
-    with progress.stage("compute digests", day) as stage:
-        stage.rows = _write_altered(spark, snapshot, found, f"{staging_dir}/altered") if rows["half"] else 0
-    description = described(snapshot, found, rows) | {"altered": stage.rows}
+    description = described(snapshot, found, rows)
+    for name, (what, write) in _FOUND.items():
+        with progress.stage(what, day) as stage:
+            stage.rows = _written(write, spark, snapshot, found, f"{staging_dir}/{name}") if rows["half"] else 0
+            description[name] = stage.rows
     files.write_text(f"{staging_dir}/frames.json", json.dumps(description))
     return frames_from_parquet(spark, staging_dir, day)
 
@@ -97,9 +106,9 @@ def _write_frame(spark: SparkSession, snapshot: Snapshot, day: Day, name: str, d
         raise read_failure(error, standby=snapshot.standby) from error
 
 
-def _write_altered(spark: SparkSession, snapshot: Snapshot, day: Day, directory: str) -> int:
+def _written(write: Writes, spark: SparkSession, snapshot: Snapshot, day: Day, directory: str) -> int:
     try:
-        return half_digests.write_altered(spark, snapshot, day, directory)
+        return write(spark, snapshot, day, directory)
     except copy.FAILURES as error:
         raise read_failure(error, standby=snapshot.standby) from error
 
@@ -272,10 +281,10 @@ def frames_from_parquet(spark: SparkSession, directory: str, day: date | None = 
             rows[name] = frames[name].count()
     if files.exists(place := f"{directory}/same_offset"):
         frames["same_offset"] = spark.read.schema(schemas.SAME_OFFSET).parquet(place)
-    if (altered := description.get("altered")) is not None:
-        place = f"{directory}/altered"
-        read = spark.read.schema(schemas.ALTERED)
-        frames["altered"] = read.json(place) if altered else empty(spark, schemas.ALTERED)
+    for name, schema in schemas.FOUND.items():
+        if (found := description.get(name)) is not None:
+            place = f"{directory}/{name}"
+            frames[name] = spark.read.schema(schema).json(place) if found else empty(spark, schema)
     return Frames(
         day=date.fromisoformat(description["day"]),
         seen_at=datetime.fromisoformat(description["seen_at"]),

@@ -33,7 +33,9 @@ MOST_BROADCAST = 1_000_000
 # A day of fewer rows is joined whole, without a search for suspects, and its plans run without adaptive execution.
 SMALL_DAY = 50_000
 
-Needs: TypeAlias = Literal["always", "altered", "producer_ledger", "consumer_ledger", "archive", "certified"]
+Needs: TypeAlias = Literal[
+    "always", "altered", "differing", "producer_ledger", "consumer_ledger", "archive", "certified"
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +67,7 @@ RULES: tuple[Rule, ...] = (
     Rule("op_without_half", transactions.op_without_half),
     Rule("half_stuck", transactions.half_stuck),
     Rule("half_altered", identity.half_altered, "altered"),
+    Rule("published_differs", identity.published_differs, "differing"),
     Rule("committed_not_published", transactions.committed_not_published),
     Rule("published_without_commit", messages.published_without_commit),
     Rule("published_after_rollback", messages.published_after_rollback),

@@ -198,7 +198,7 @@ class Day:
             "consumer_ledger": schemas.CONSUMER_LEDGER,
             "archive": schemas.ARCHIVE,
             "same_offset": schemas.SAME_OFFSET,
-            "altered": schemas.ALTERED,
+            **schemas.FOUND,
         }
         extra = {
             name: frame(spark, schema[name], value) if name in schema else value for name, value in self.extra.items()

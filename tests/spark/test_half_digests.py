@@ -26,7 +26,7 @@ from spark.frames import Frames
 from spark.half_digest import StoredMessage, is_altered
 from spark.postgres import copy
 from spark.postgres.connections import open_snapshot
-from spark.sources import half_digests
+from spark.sources import scan
 from spark.sources.frames import frames_from_parquet, frames_from_postgres
 from tests.conftest import migrated_template
 from tests.spark.days import Connection, days_ago, fill_day, rows
@@ -198,7 +198,7 @@ def test_altered_transactions_of_a_day_are_read_in_several_ranges(
     day = days_ago(3)
     # 300 transactions are the day's first 30 s, so most ranges are empty.
     fill_day(dsn, day, 300)
-    monkeypatch.setattr(half_digests, "PAGES_AT_ONCE", 1)
+    monkeypatch.setattr(scan, "PAGES_AT_ONCE", 1)
     monkeypatch.setattr(copy, "others_are_at_work", lambda cursor: at_work)
     monkeypatch.setattr(copy, "RESTS", 0.001)
     assert read(spark, dsn, day, tmp_path / "intact").altered.collect() == []  # type: ignore[union-attr]

@@ -20,7 +20,8 @@ SLA_S = 3600.0
 # The kinds of the contract; a rule that is lost must not go unseen.
 KINDS = frozenset(
     """
-op_without_half half_stuck half_altered committed_not_published published_without_commit published_after_rollback
+op_without_half half_stuck half_altered published_differs committed_not_published published_without_commit
+published_after_rollback
 offset_of_two_messages message_with_two_offsets offsets_contradict_time unrouted undelivered delivery_late
 retry_overdue checkpoint_differs receipt_without_message receipt_not_matched content_differs parked checks_beyond_max
 verdict_refused archive_differs ledger_disagrees ledger_not_sent never_consumed consumed_twice consumed_not_sent
@@ -105,7 +106,13 @@ def _plant_altered(day: Day) -> Planted:
     day.committed(119)
     altered = {"transaction_id": id_of(119), "producer_group": "shop", "digest": None, "computed": "7d1a54"}
     day.extra["altered"] = [altered]
-    return {"half_altered": _about("half_altered", 119, producer_group="shop")}
+    day.committed(195)
+    differing = {"transaction_id": id_of(195), "position": 0, "producer_group": "shop", "differs": "key"}
+    day.extra["differing"] = [differing | {"offset": offset} for offset in (19501, 19500)]
+    return {
+        "half_altered": _about("half_altered", 119, producer_group="shop"),
+        "published_differs": of_message("published_differs", 195, producer_group="shop"),
+    }
 
 
 def _plant_offsets(day: Day) -> Planted:

@@ -71,7 +71,8 @@ def test_every_frame_has_its_schema() -> None:
         "archive_problems",
         "found_manifest",
     }
-    optional |= {"producer_ledger_complete", "ledger_groups", "receipts_since", "same_offset", "altered", "routes"}
+    optional |= {"producer_ledger_complete", "ledger_groups", "receipts_since", "same_offset", "routes", "certified"}
+    optional |= set(schemas.FOUND)
     assert set(Frames.__dataclass_fields__) - optional - {"day", "seen_at", "rules", "rows"} == set(schemas.FRAMES)
 
 

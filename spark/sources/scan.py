@@ -1,0 +1,54 @@
+"""Reads a day's half messages in ranges of ids, in the snapshot, and writes what is found in them."""
+
+import json
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any
+from uuid import UUID
+
+from pyspark.sql import SparkSession
+
+from spark.engine.filesystem import Files
+from spark.postgres import copy
+from spark.postgres.connections import Day, Snapshot, partition_name
+
+# The pages of one range of ids, if a day's halves are spread evenly.
+PAGES_AT_ONCE = 4096
+_MS_BITS = 80
+
+
+def write_found(
+    spark: SparkSession,
+    snapshot: Snapshot,
+    day: Day,
+    query: str,
+    directory: str,
+    found_in: Callable[[Any], Iterable[Mapping[str, Any]]],
+) -> int:
+    """Write what `found_in` finds in the record batches of a query as JSON to files in `directory`; return the number.
+
+    The query has the names of the day's partitions, `{half}` and `{outbox}`, and a half-open range of ids, `{low}` and
+    `{high}`. Without findings, there is no directory. Raises copy.FAILURES.
+    """
+    files, number_of = Files(spark), 0
+    half, outbox = (partition_name(table, day.day) for table in ("half", "outbox"))
+    with copy.cursor_in(snapshot) as cursor:
+        for number, (low, high) in enumerate(_ranges(day, snapshot.pages(half))):
+            began = time.monotonic()
+            cursor.execute(query.format(half=half, outbox=outbox, low=low, high=high))
+            with cursor.fetch_record_batch() as batches:
+                lines = [json.dumps(one) for one in found_in(batches)]
+            if lines:
+                files.write_text(f"{directory}/part-{number:05}.json", "\n".join(lines))
+                number_of += len(lines)
+            if copy.others_are_at_work(cursor):
+                time.sleep(copy.RESTS * (time.monotonic() - began))
+    return number_of
+
+
+def _ranges(day: Day, pages: int) -> Iterator[tuple[UUID, UUID]]:
+    """Return half-open ranges of ids that divide the day into equal times."""
+    low, high = day.low.int >> _MS_BITS, day.high.int >> _MS_BITS
+    parts = max(1, pages // PAGES_AT_ONCE)
+    borders = [UUID(int=low + (high - low) * part // parts << _MS_BITS) for part in range(1, parts)]
+    yield from zip((day.low, *borders), (*borders, day.high), strict=True)
