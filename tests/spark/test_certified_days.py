@@ -86,6 +86,7 @@ def test_a_final_day_is_certified_once(dsn: str, proved: Path, capsys: pytest.Ca
     assert stored(dsn) == made
 
 
+@pytest.mark.slow  # Each is two whole runs of the proof.
 @pytest.mark.parametrize("table", [*FAULTS, "invented"])
 def test_a_day_that_was_changed_later_differs_from_its_certificate(dsn: str, proved: Path, table: str) -> None:
     made = stored(dsn)
@@ -96,6 +97,7 @@ def test_a_day_that_was_changed_later_differs_from_its_certificate(dsn: str, pro
     assert stored(dsn) == made
 
 
+@pytest.mark.slow
 def test_a_day_that_lost_all_rows_or_whose_certificate_was_changed(dsn: str, proved: Path) -> None:
     with psycopg.connect(dsn) as db:
         for table in (*FAULTS, "attempt"):
