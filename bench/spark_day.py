@@ -13,6 +13,7 @@ from bench.spark_run import CORES, generate, parquet_of, reconcile, spread
 from bench.spark_sql import DUCKDB, FOUND, POSTGRES, Found, by_duckdb, by_postgres, planted_in
 from bench.stage import Stage, connected
 from bench.statistic import median_ratio
+from spark.jobs.generate import planted_beside
 
 TRANSACTIONS, TRANSACTIONS_QUICK = 3_000_000, 100_000
 FAULTS, FAULTS_QUICK = 1000, 160
@@ -42,7 +43,7 @@ async def bench(stage: Stage, report: Report) -> None:
     made = await generate("--parquet", str(frames), *of)
     report.add("made as Parquet", made.rows / made.seconds, "rows/s")
     await settle(dsn)
-    wanted = {"Postgres": planted_in(planted), "Parquet": planted_in(frames / "planted.json")}
+    wanted = {"Postgres": planted_in(planted), "Parquet": planted_in(planted_beside(frames))}
     await _from_postgres(stage, report, dsn, day, wanted["Postgres"])
     await _from_parquet(stage, report, frames, wanted["Parquet"])
     await stage.drop("spark_day")

@@ -5,6 +5,7 @@ from bench.spark_day import FAULTS, FAULTS_QUICK, TRANSACTIONS, TRANSACTIONS_QUI
 from bench.spark_run import generate, reconcile
 from bench.spark_sql import planted_in
 from bench.stage import Stage
+from spark.jobs.generate import planted_beside
 
 
 async def bench(stage: Stage, report: Report) -> None:
@@ -23,7 +24,7 @@ async def bench(stage: Stage, report: Report) -> None:
         report.add(f"reading the {whose} ledger", run.stages[f"read {whose} ledger"], "s")
     report.add("joins with ledgers", run.join_s, "s")
     report.add("proof with ledgers: memory", run.highest_mb, "MB")
-    planted = planted_in(frames / "planted.json")
+    planted = planted_in(planted_beside(frames))
     kinds = len({kind for kind, _ in planted})
     report.notes.append(f"{count:,} transactions, {len(planted):,} faults of {kinds} kinds")
     compare(report, "proof with ledgers", findings_in(out), planted)

@@ -4,7 +4,7 @@
     python -m spark.jobs.generate --parquet DIRECTORY --day 2026-11-20 --transactions 3000000
 
 The same seed and size make the same rows. Without `--faults` the rules find nothing. They find each planted fault once;
-planted.json lists the faults, `{kind: [subject, …]}`. Do not use it on a database in use.
+planted.json or DIRECTORY-planted.json lists them, `{kind: [subject, …]}`. Do not use it on a database in use.
 """
 
 import argparse
@@ -57,6 +57,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     return 0
 
 
+def planted_beside(directory: Path) -> Path:
+    """Return the file that lists the faults of a day below a directory.
+
+    It is not in the directory, because an archive's manifest covers each file there.
+    """
+    return directory.with_name(f"{directory.name}-planted.json")
+
+
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="generate", description="Generate a day, in Postgres or as Parquet.")
     parser.add_argument("--database-url", metavar="URL", help=f"URL of the Postgres; default: {DATABASE_URL}")
@@ -80,7 +88,7 @@ def _parser() -> argparse.ArgumentParser:
         help="also write the manifest of an archive; with --faults, some rows change after that",
     )
     parser.add_argument(
-        "--planted", type=Path, metavar="FILE", help="default: planted.json, in DIR or the current directory"
+        "--planted", type=Path, metavar="FILE", help="default: DIR-planted.json beside DIR, or planted.json"
     )
     parser.add_argument("--master", help="Spark's master; default: local[*]")
     return parser
@@ -126,7 +134,7 @@ def to_parquet(
     if archived:
         archive.finish(session(master), directory, plan)
         subjects |= archive.plant(directory) if plan.faults else {}
-    _report(rows, subjects, began, planted or directory / "planted.json")
+    _report(rows, subjects, began, planted or planted_beside(directory))
     return rows
 
 

@@ -12,7 +12,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 from spark.archive.layout import MANIFEST, frames_from_archive
-from spark.jobs.generate import main, to_parquet, to_postgres
+from spark.jobs.generate import main, planted_beside, to_parquet, to_postgres
 from spark.schemas import BIG
 from spark.sources.frames import frames_from_parquet
 from spark.sources.ledgers import consumer_ledger, producer_ledger
@@ -108,7 +108,7 @@ def test_nothing_is_found_in_a_day_without_faults(spark: SparkSession, tmp_path:
     rows = to_parquet(tmp_path, Plan(long_ago(), 3, 2000, ids=(1, 2, 3, 4, 5, 6), ledgers=ledgers))
 
     assert found_in(spark, tmp_path, ledgers) == set()
-    assert not (tmp_path / "planted.json").exists()
+    assert not planted_beside(tmp_path).exists()
     assert rows["op"] == 2000
     assert spark.read.parquet(str(tmp_path / "half")).count() == rows["half"]
 
@@ -119,7 +119,7 @@ def test_each_planted_fault_is_found_and_nothing_else(spark: SparkSession, tmp_p
     plan = Plan(long_ago(), 4, 3000, faults=3 * len(kinds), kinds=kinds, ledgers=ledgers)
     to_parquet(tmp_path, plan, archived=True)
 
-    planted = planted_in(tmp_path / "planted.json")
+    planted = planted_in(planted_beside(tmp_path))
     # A generated day has no certificate. Parquet for the proof has only a part of the content.
     without = {"half_altered", "published_differs", "certificate_differs", *OF_SUBSCRIPTIONS}
     assert {kind for kind, _ in planted} == {rule.kind for rule in RULES} - without

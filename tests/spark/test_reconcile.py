@@ -146,7 +146,7 @@ def test_a_kind_past_the_limit_is_cut_and_resolves_nothing(
 
 @pytest.mark.slow
 def test_what_is_open_keeps_its_day_provisional(dsn: str) -> None:
-    """A transaction without a verdict, and a message that its subscription has not come to."""
+    """A transaction without a verdict, and a late message that its subscription has not come to."""
     day = days_ago(5)
     fill_day(dsn, day, 3, first=100)
     with psycopg.connect(dsn) as db:
@@ -157,7 +157,7 @@ def test_what_is_open_keeps_its_day_provisional(dsn: str) -> None:
         db.execute('delete from receipt where "offset" = 102')
         db.execute('update checkpoint set "offset" = 101')
     assert prove(dsn, "--day", day) == 3
-    assert [(row["day"], row["kind"]) for row in findings(dsn)] == [(day, "half_stuck")]
+    assert [(row["day"], row["kind"]) for row in findings(dsn)] == [(day, "delivery_late"), (day, "half_stuck")]
     seen = days(dsn)[day]
     assert (seen["state"], seen["counts"]["undecided"], seen["counts"]["unsettled"]) == ("provisional", 1, 1)
 
