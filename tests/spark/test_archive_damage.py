@@ -31,6 +31,7 @@ def flipped(content: bytes) -> bytes:
     return bytes(changed)
 
 
+@pytest.mark.slow
 def test_damage_of_each_file_is_named(place: Path, spark: SparkSession) -> None:
     files, described = ArchiveFiles(spark), manifest_of(ArchiveFiles(spark), str(place))
     assert damage(files, str(place), described) == {}

@@ -112,6 +112,7 @@ def test_a_day_that_lost_all_rows_or_whose_certificate_was_changed(dsn: str, pro
     assert {subject.split()[0] for subject in found} == {*FAULTS, "certificate"}
 
 
+@pytest.mark.slow
 def test_a_key_that_cannot_sign(dsn: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     fill_day(dsn, OLD, 1)
     (tmp_path / "key.pub").write_text(new_key(tmp_path / "key.pem"))
