@@ -1,14 +1,19 @@
 """Certificates that runs write: signed, in a chain, verified without the database; and days that differ from theirs."""
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
 import psycopg
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
 import pytest
 
 from spark.certificate.document import Certificate
 from spark.certificate.signing import new_key
+from spark.jobs import archive
 from spark.jobs.certificate import main as certificate
 from tests.spark.days import days_ago, fill_day, prove, rows
 
@@ -113,6 +118,29 @@ def test_a_day_that_lost_all_rows_or_whose_certificate_was_changed(dsn: str, pro
 
 
 @pytest.mark.slow
+@pytest.mark.slow  # A whole run of the proof, and one of the archive.
+def test_an_archive_is_compared_with_the_certificate(
+    dsn: str, proved: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    root, copy = proved / "archive", proved / "copy"
+    assert archive.main(["--database-url", dsn, "--archive", str(root), "--day", str(OLD)]) == 0
+    given = ["verify", str(proved / f"out/certificates/{OLD}.json"), "--public-key", str(proved / "key.pub")]
+    assert certificate([*given, "--parquet", str(root)]) == 0, capsys.readouterr().out
+    assert "is intact; signed by the given key" in capsys.readouterr().out
+
+    shutil.copytree(root, copy)
+    [file] = copy.glob(f"day={OLD}/*/op/*.parquet")
+    ops = pq.read_table(file)
+    changed = ops["transaction_id"][20].as_py()
+    verdicts = pc.if_else(pc.equal(ops["transaction_id"], changed), pa.scalar(2, ops["verdict"].type), ops["verdict"])
+    pq.write_table(ops.set_column(ops.column_names.index("verdict"), "verdict", verdicts), file)
+    capsys.readouterr()
+    assert certificate([*given, "--parquet", str(copy)]) == 3
+    first, last = capsys.readouterr().out.splitlines()
+    assert first.startswith(f"op: rows with ids {changed[:7]}… (")
+    assert last.endswith(f"of {OLD} differs in 1 places.")
+
+
 def test_a_key_that_cannot_sign(dsn: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     fill_day(dsn, OLD, 1)
     (tmp_path / "key.pub").write_text(new_key(tmp_path / "key.pem"))
