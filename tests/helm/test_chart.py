@@ -138,6 +138,8 @@ def test_unknown_values_are_refused_everywhere(path: tuple[str, ...]) -> None:
         ("reconciliation/backoffLimit", 11),
         ("reconciliation/staging/size", "much"),
         ("reconciliation/executor/memory", "3Gi"),
+        ("reconciliation/certificate/existingSecret", "Not A Name"),
+        ("reconciliation/certificate/existingSecretKey", ""),
         ("archive/url", "/a/path"),
         ("archive/keepSeconds", 1),
         ("archive/volume/accessMode", "ReadOnlyMany"),

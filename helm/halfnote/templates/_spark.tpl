@@ -61,7 +61,44 @@ archive:
     {{- end }}
 {{- end }}
 {{- end }}
+{{- if include "halfnote.certificateSecret" . }}
+{{- with $root.Values.reconciliation.certificate.command }}
+- name: HALFNOTE_CERTIFICATE_COMMAND
+  value: {{ . | quote }}
+{{- end }}
+- name: HALFNOTE_CERTIFICATE_{{ empty $root.Values.reconciliation.certificate.command | ternary "KEY" "PUBLIC_KEY" }}
+  value: /etc/halfnote/certificate/key.pem
+{{- end }}
 {{- include "halfnote.extraSparkEnv" $root }}
+{{- end -}}
+
+{{/* The Secret of the key of certificates, which only the proof gets: no archive and no executor. Takes a list of the
+root and the program. */}}
+{{- define "halfnote.certificateSecret" -}}
+{{- $root := index . 0 -}}
+{{- if eq (index . 1) "reconcile" }}{{ $root.Values.reconciliation.certificate.existingSecret }}{{ end -}}
+{{- end -}}
+
+{{/* Takes a list of the root and the program. */}}
+{{- define "halfnote.certificateMount" -}}
+{{- if include "halfnote.certificateSecret" . }}
+- name: certificate
+  mountPath: /etc/halfnote/certificate
+  readOnly: true
+{{- end }}
+{{- end -}}
+
+{{/* Takes a list of the root and the program. */}}
+{{- define "halfnote.certificateVolume" -}}
+{{- $root := index . 0 -}}
+{{- with include "halfnote.certificateSecret" . }}
+- name: certificate
+  secret:
+    secretName: {{ . }}
+    defaultMode: 0440
+    items:
+      - {key: {{ $root.Values.reconciliation.certificate.existingSecretKey }}, path: key.pem}
+{{- end }}
 {{- end -}}
 
 {{/* Volumes that the programs write: the rows of a run, and the archive if it is a volume. */}}
@@ -169,4 +206,7 @@ envFrom:
 {{- end }}
 volumeMounts:
   {{- include "halfnote.sparkMounts" $root | nindent 2 }}
+  {{- with include "halfnote.certificateMount" . | trim }}
+  {{- . | nindent 2 }}
+  {{- end }}
 {{- end -}}
