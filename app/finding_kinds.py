@@ -31,6 +31,7 @@ class Kind(StrEnum):
     PARKED = "parked"
     CHECKS_BEYOND_MAX = "checks_beyond_max"
     VERDICT_REFUSED = "verdict_refused"
+    FEWER_THAN_USUAL = "fewer_than_usual"
     ARCHIVE_DIFFERS = "archive_differs"
     CERTIFICATE_DIFFERS = "certificate_differs"
     LEDGER_DISAGREES = "ledger_disagrees"
@@ -131,6 +132,10 @@ MEANINGS: dict[Kind, Meaning] = {
     Kind.VERDICT_REFUSED: Meaning(
         "This producer group tried to end transactions against the verdict that stands.",
         "Find out why it ends twice, or after policy has decided: `immunity_s` may be shorter than its transactions.",
+    ),
+    Kind.FEWER_THAN_USUAL: Meaning(
+        "A topic, producer group or subscription has far fewer messages than on the same weekday of the weeks before.",
+        "Find out whether its producer still sends; if the drop is intended, set its share: `--usual-share-of`.",
     ),
     Kind.ARCHIVE_DIFFERS: Meaning(
         "The archive of the day differs from what was archived.",

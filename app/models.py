@@ -648,6 +648,8 @@ reconciliation_day = Table(
     Column("signature", JSONB, nullable=False),
     # Figures for the report's plots.
     Column("figures", JSONB, nullable=False),
+    # Counts by topic, group and subscription; what is usual is computed from them.
+    Column("volumes", JSONB, nullable=False, server_default=text("'{}'")),
     CheckConstraint("state IN ('provisional', 'final')", name="reconciliation_day_state"),
 )
 

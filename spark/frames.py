@@ -62,6 +62,9 @@ class Frames:
     archive_problems: Mapping[str, Sequence[str]] = field(default_factory=dict)
     # The differences from the day's certificate (spark/proof/certify.py). None: the day has no certificate.
     certified: Sequence[Mapping[str, Any]] | None = None
+    # The topics, groups and subscriptions that have far less than usual, as rows of findings; see
+    # spark/transforms/absence.py. None: they were not compared.
+    absent: Sequence[Mapping[str, Any]] | None = None
 
 
 def empty(spark: SparkSession, schema: StructType) -> DataFrame:

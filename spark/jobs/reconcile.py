@@ -38,13 +38,14 @@ from spark.errors import RunFailedError
 from spark.options.reconcile import parsed, signer_of
 from spark.postgres.connections import Connection, connect, only_run
 from spark.postgres.size import is_small
-from spark.proof import certify, store_results
+from spark.proof import certify, store_results, usual_counts
 from spark.proof.parquet_output import Mark, Output
 from spark.proof.prove_day import ProvedDay, first_findings, prove
 from spark.proof.read_days import Ledgers, Read, Wish, read_days, read_ledgers, read_parquet
 from spark.proof.store_results import RunResult, Written
 from spark.report.page import NAMED_DAYS, render
 from spark.sources.ledger_files import LedgerError
+from spark.usual import Expected
 
 PROVED, FAILED, USAGE, FINDINGS = 0, 1, 2, 3
 
@@ -124,7 +125,8 @@ class Run:
             seen_at=read.seen_at,
             days=[day.frames.day for day in read.days],
         )
-        proved = self._proved(spark, read, ledgers, certify.stored(connection))
+        earlier = usual_counts.stored(connection, [day.frames.day for day in read.days])
+        proved = self._proved(spark, read, ledgers, earlier, certify.stored(connection))
         with ExitStack() as last:
             self._facts = replace(self._facts, seconds=self._progress.rounded())
             with (
@@ -153,7 +155,7 @@ class Run:
         if not days:
             raise RunFailedError(f"{self._options.from_parquet} has no frames of the requested days.")
         read = Read(max(day.frames.seen_at for day in days), False, days)
-        proved = self._proved(spark, read, ledgers)
+        proved = self._proved(spark, read, ledgers, Expected())
         facts = replace(self._facts, source="archive", seen_at=read.seen_at, days=[day.frames.day for day in days])
         facts = replace(facts, seconds=self._progress.rounded())
         shown = list(first_findings(proved, store_results.MOST_SHOWN))
@@ -179,15 +181,26 @@ class Run:
         )
 
     def _proved(
-        self, spark: SparkSession, read: Read, ledgers: Ledgers, documents: Mapping[date, str] | None = None
+        self,
+        spark: SparkSession,
+        read: Read,
+        ledgers: Ledgers,
+        earlier: Expected,
+        documents: Mapping[date, str] | None = None,
     ) -> list[ProvedDay]:
-        """Prove the days. `documents`: their certificates; None: no database, so no day is certified."""
-        proved = []
+        """Prove the days, oldest first. `earlier`: what the database has of earlier days.
+
+        `documents`: their certificates; None: no database, so no day is certified.
+        """
+        proved: list[ProvedDay] = []
+        expected = replace(earlier, share=self._options.usual_share, shares=dict(self._options.usual_share_of))
         for one in read.days:
             day = one if documents is None else certify.compared(one, documents.get(one.frames.day), self._progress)
             place = f"{self._place}/proved/{day.frames.day}"
             limits = {"sla_s": self._options.sla_s, "margin_s": self._options.margin_s}
-            proved.append(prove(spark, ledgers.beside(day), place, self._progress, **limits))
+            proved.append(prove(spark, ledgers.beside(day), place, self._progress, **limits, expected=expected))
+            counted = {day.frames.day: proved[-1].result.volumes}
+            expected = replace(expected, history={**expected.history, **counted})
             made = None if documents is None else certify.certified(day, proved[-1], self._progress)
             self._made += [] if made is None else [made]
             if self._output is not None:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from spark.certificate.signing import Signer, signer_of_command, signer_of_file
 from spark.options.common import DATABASE_URL, given_address
+from spark.usual import SHARE
 
 BASE_URL = "HALFNOTE_BASE_URL"
 
@@ -61,11 +62,45 @@ def parser() -> argparse.ArgumentParser:
     add(
         "--sla-s", type=float, default=3600.0, help="a message not delivered after this time is a finding; default 3600"
     )
+    _add_usual(made)
     add("--margin-s", type=float, default=3600.0, help="a day is final 72 h plus this time after its end; default 3600")
     add("--master", help="Spark's master; default: that of spark-submit, else all cores of this machine")
     add("--staging", type=Path, metavar="DIR", help="directory for rows during the run; every executor must reach it")
     add("--keep-staging", action="store_true", help="keep the staged rows, for inspection or for --from-parquet")
     return made
+
+
+def _add_usual(made: argparse.ArgumentParser) -> None:
+    add = made.add_argument
+    share = (
+        "a topic, group or subscription with less than this share of its usual count is a finding; 0: never; default"
+    )
+    add("--usual-share", type=_share, metavar="SHARE", default=SHARE, help=f"{share} {SHARE}")
+    add(
+        "--usual-share-of",
+        type=_share_of,
+        action="append",
+        default=[],
+        metavar="NAME=SHARE",
+        help="the same for one of them: topic:orders=0, group:shop=0.5, subscription:mailer=0; repeatable",
+    )
+
+
+def _share(value: str) -> float:
+    try:
+        share = float(value)
+    except ValueError:
+        share = -1.0
+    if not 0 <= share < 1:
+        raise argparse.ArgumentTypeError("must be a share from 0 to less than 1")
+    return share
+
+
+def _share_of(value: str) -> tuple[str, float]:
+    name, equals, share = value.rpartition("=")
+    if not equals or not name.startswith(("topic:", "group:", "subscription:")):
+        raise argparse.ArgumentTypeError("must be topic:NAME=SHARE, group:NAME=SHARE or subscription:NAME=SHARE")
+    return name, _share(share)
 
 
 def _add_source(made: argparse.ArgumentParser) -> None:

@@ -1,7 +1,7 @@
 """Proves each day that a run read: findings, figures, and counts of what is still open."""
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 from uuid import UUID
 
@@ -20,10 +20,15 @@ from spark.frames import Frames, empty, staged
 from spark.proof import store_results
 from spark.proof.store_results import DayResult
 from spark.sources.frames import root_cause
-from spark.transforms.figures import figures, no_figures
+from spark.transforms.absence import absent, frame_of
+from spark.transforms.figures import figures_and_volumes, no_figures
 from spark.transforms.joined import Joined
 from spark.transforms.rules import RULES, findings_of, is_small, joined
+from spark.transforms.volumes import GROUP, SUBSCRIPTION, TOPIC
 from spark.transforms.waiting import waiting
+from spark.usual import Expected, Volumes
+
+NO_VOLUMES: Volumes = {TOPIC: {}, GROUP: {}, SUBSCRIPTION: {}}
 
 
 @dataclass(frozen=True)
@@ -43,18 +48,27 @@ class ProvedDay:
 
 
 def prove(
-    spark: SparkSession, read: ReadDay, staging_dir: str, progress: Progress, *, sla_s: float, margin_s: float
+    spark: SparkSession,
+    read: ReadDay,
+    staging_dir: str,
+    progress: Progress,
+    *,
+    sla_s: float,
+    margin_s: float,
+    expected: Expected | None = None,
 ) -> ProvedDay:
-    """Apply the rules to a day. Raises RunFailedError if Spark cannot."""
+    """Apply the rules to a day. `expected`: what is usual; None: unknown. Raises RunFailedError if Spark cannot."""
     f, nothing = read.frames, is_empty(read.frames)
     try:
         with as_they_are(spark, if_=is_small(f)):
-            with progress.stage("join", f.day) as stage:
+            with progress.stage("join", f.day):
                 j = None if nothing else joined(f, sla_s)
-                kept, found = (empty(spark, schemas.FINDING), {}) if j is None else _findings(j, staging_dir)
-                stage.rows = sum(found.values())
             with progress.stage("figures", f.day):
-                drawn = no_figures() if j is None else figures(f, j.outcomes)
+                drawn, volumes = (no_figures(), NO_VOLUMES) if j is None else figures_and_volumes(f, j.outcomes)
+                f = replace(f, absent=None if expected is None else absent(f, volumes, expected))
+            with progress.stage("rules", f.day) as stage:
+                kept, found = _findings(f, j, staging_dir)
+                stage.rows = sum(found.values())
             with progress.stage("waiting", f.day) as stage:
                 stage.rows = 0 if j is None else waiting(j.whole).count()
     except (PySparkException, Py4JError) as error:
@@ -75,14 +89,17 @@ def prove(
                 for rule in RULES
                 if rule.looks_in_full(f) and found.get(rule.kind, 0) <= store_results.MOST_FINDINGS
             },
+            volumes=volumes,
         ),
         kept,
     )
 
 
-def _findings(j: Joined, staging_dir: str) -> tuple[DataFrame, dict[str, int]]:
-    """Return a day's findings, staged, and how many of each kind there are."""
-    cached = findings_of(j)
+def _findings(f: Frames, j: Joined | None, staging_dir: str) -> tuple[DataFrame, dict[str, int]]:
+    """Return a day's findings, staged, and how many of each kind there are. `j` None: the day has no rows."""
+    if j is None and not f.absent:
+        return empty(f.op.sparkSession, schemas.FINDING), {}
+    cached = frame_of(f) if j is None else findings_of(replace(j, whole=replace(j.whole, absent=f.absent)))
     kept = staged(cached, f"{staging_dir}/findings", schemas.FINDING)
     cached.unpersist()
     return kept, {row["kind"]: row["count"] for row in kept.groupBy("kind").count().collect()}

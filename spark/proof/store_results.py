@@ -13,6 +13,7 @@ from spark.day_selection import Seen, State
 from spark.errors import RunFailedError
 from spark.postgres.connections import Connection, first_line
 from spark.schemas import FINDING
+from spark.usual import Volumes
 
 # The most findings stored of one kind and day; `found` has the full count.
 MOST_FINDINGS = 100_000
@@ -65,11 +66,11 @@ update finding set resolved_run = %(run_id)s, resolved_at = %(at)s
 where resolved_at is null and day = %(day)s and kind = any(%(kinds)s) and last_run <> %(run_id)s
 """
 PUT_DAY = """
-insert into reconciliation_day (day, run_id, state, reconciled_at, counts, found, signature, figures)
-values (%(day)s, %(run_id)s, %(state)s, %(at)s, %(counts)s, %(found)s, %(signature)s, %(figures)s)
+insert into reconciliation_day (day, run_id, state, reconciled_at, counts, found, signature, figures, volumes)
+values (%(day)s, %(run_id)s, %(state)s, %(at)s, %(counts)s, %(found)s, %(signature)s, %(figures)s, %(volumes)s)
 on conflict (day) do update set run_id = excluded.run_id, state = excluded.state,
   reconciled_at = excluded.reconciled_at, counts = excluded.counts, found = excluded.found,
-  signature = excluded.signature, figures = excluded.figures
+  signature = excluded.signature, figures = excluded.figures, volumes = excluded.volumes
 """
 END_RUN = """
 update reconciliation_run set (state, open, new, resolved) = (
@@ -101,7 +102,8 @@ TREND = "select day, state, counts, found from reconciliation_day order by day d
 @dataclass(frozen=True)
 class DayResult:
     """A run's result for a day. `counts`: rows by table, and `undecided` and `unsettled`. `found`: findings by kind.
-    `looked_for`: the kinds whose rules ran and whose findings are all among those stored."""
+    `looked_for`: the kinds whose rules ran and whose findings are all among those stored. `volumes`: counts by topic,
+    group and subscription."""
 
     day: date
     state: State
@@ -110,6 +112,7 @@ class DayResult:
     signature: Mapping[str, Any]
     figures: Mapping[str, Any]
     looked_for: Collection[str]
+    volumes: Volumes = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -271,6 +274,7 @@ def _put_day(connection: Connection, run_id: int, at: datetime, day: DayResult) 
             "found": Jsonb(day.found),
             "signature": Jsonb(day.signature),
             "figures": Jsonb(day.figures),
+            "volumes": Jsonb(day.volumes),
         },
     )
 

@@ -89,6 +89,10 @@ MEANINGS: dict[str, tuple[str, str]] = {
         "This producer group tried to end transactions against the verdict that stands.",
         "Find out why it ends twice, or after policy has decided: `immunity_s` may be shorter than its transactions.",
     ),
+    "fewer_than_usual": (
+        "A topic, producer group or subscription has far fewer messages than on the same weekday of the weeks before.",
+        "Find out whether its producer still sends; if the drop is intended, set its share: `--usual-share-of`.",
+    ),
     "archive_differs": (
         "The archive of the day differs from what was archived.",
         "Keep the day's partitions, find out what changed the files, and archive the day again.",

@@ -4,7 +4,6 @@ A row's digest is computed where the row lies; then the digests of 65 seconds of
 The driver gets one row for each such group and table: at most 5,300 for a day whose ids are its own.
 """
 
-import json
 from collections.abc import Mapping
 from datetime import datetime
 from functools import reduce
@@ -12,12 +11,11 @@ from typing import Any
 
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
-from pyspark.sql.types import ArrayType
 
 from spark.certificate import tree
 from spark.certificate.tree import COLUMNS, FINDING, FINDINGS, Bucket, Columns
 from spark.frames import Frames
-from spark.schemas import FINDING as FINDING_SCHEMA
+from spark.transforms.finding import of_rows
 from spark.transforms.joined import Joined
 
 
@@ -42,15 +40,12 @@ def findings_table(findings: DataFrame) -> dict[str, Any]:
 def certificate_differs(j: Joined) -> DataFrame:
     """A bucket of a certified day's rows has other rows than were certified; or the certificate itself was changed."""
     assert j.whole.certified is not None
-    rows = [_finding(j, one) for one in j.whole.certified]
-    # As JSON: rows made in Python would need Python on the executors.
-    as_rows = F.from_json(F.lit(json.dumps(rows)), ArrayType(FINDING_SCHEMA))
-    return j.whole.op.sparkSession.range(1).select(F.inline(as_rows))
+    return of_rows(j.whole.op.sparkSession, [_finding(j, one) for one in j.whole.certified])
 
 
 def _finding(j: Joined, one: Mapping[str, Any]) -> dict[str, Any]:
     subject = f"{one['table']} {one['ids']}" if "table" in one else "certificate"
-    return {"day": str(j.whole.day), "kind": "certificate_differs", "subject": subject, "detail": json.dumps(one)}
+    return {"day": str(j.whole.day), "kind": "certificate_differs", "subject": subject, "detail": one}
 
 
 def _prefix() -> Column:

@@ -14,7 +14,9 @@ from pyspark.sql import functions as F
 
 from spark.engine.parallel import at_once
 from spark.frames import Frames
+from spark.transforms import volumes
 from spark.transforms.outcomes import FROM_MS, QUARTERS, bucket, outcomes
+from spark.usual import Volumes
 
 OUTCOMES = ("committed", "rolled_back", "parked", "undecided")
 SOURCES = ("producer", "check", "policy", "operator")  # by op.source
@@ -36,10 +38,21 @@ def figures(f: Frames, counted: DataFrame | None = None) -> dict[str, Any]:
     MOST_CHECKS. `subscriptions`: the SUBSCRIPTIONS busiest, see `_subscriptions`; `others` sums the rest, None if there
     are none. `latency_of_one_in`: 1, or which part of the messages latencies were looked up for.
     """
+    return figures_and_volumes(f, counted)[0]
+
+
+def figures_and_volumes(f: Frames, counted: DataFrame | None = None) -> tuple[dict[str, Any], Volumes]:
+    """Return the day's figures, and its counts by topic, group and subscription (spark/transforms/volumes.py)."""
     known = outcomes(f) if counted is None else counted
-    parts: list[Callable[[], Any]] = [known.collect, partial(_subscriptions, f), partial(_checks, f)]
-    found, (every, one_in), checks = at_once(parts)
-    return _day_figures(found, every, one_in, checks)
+    parts: list[Callable[[], Any]] = [
+        known.collect,
+        partial(_subscriptions, f),
+        partial(_checks, f),
+        partial(volumes.of_tables, f),
+    ]
+    found, (every, one_in), checks, of_tables = at_once(parts)
+    of_day = {**of_tables, volumes.SUBSCRIPTION: volumes.of_subscriptions(every)}
+    return _day_figures(found, every, one_in, checks), of_day
 
 
 def no_figures() -> dict[str, Any]:

@@ -1,9 +1,13 @@
 """The rows that every rule returns: schemas.FINDING."""
 
+import json
+from collections.abc import Mapping, Sequence
 from datetime import date
+from typing import Any
 
-from pyspark.sql import Column, DataFrame
+from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
+from pyspark.sql.types import ArrayType
 
 from spark.schemas import FINDING
 
@@ -20,6 +24,14 @@ def findings(found: DataFrame, day: date, kind: str, subject: Column | str, *det
         if field.name not in given:
             given[field.name] = F.col(field.name) if field.name in found.columns else F.lit(None)
     return found.select(*(given[field.name].cast(field.dataType).alias(field.name) for field in FINDING.fields))
+
+
+def of_rows(spark: SparkSession, rows: Sequence[Mapping[str, Any]]) -> DataFrame:
+    """Return findings that the driver made; each row's `detail` is an object, and its columns may be left out."""
+    made = [dict(row) | {"detail": json.dumps(row["detail"])} for row in rows]
+    # As JSON: rows made in Python would need Python on the executors.
+    as_rows = F.from_json(F.lit(json.dumps(made)), ArrayType(FINDING))
+    return spark.range(1).select(F.inline(as_rows))
 
 
 def message_id() -> Column:

@@ -12,7 +12,7 @@ from spark.engine.parallel import ABREAST, at_once
 from spark.engine.small_plans import as_they_are
 from spark.frames import Frames, empty
 from spark.schemas import BIG, FINDING, LATE, SAME_OFFSET
-from spark.transforms import archive, certified, deliveries, identity, ledgers, messages, offsets, transactions
+from spark.transforms import absence, archive, certified, deliveries, identity, ledgers, messages, offsets, transactions
 from spark.transforms.joined import Joined
 from spark.transforms.joined import deliveries as joined_deliveries
 from spark.transforms.joined import messages as joined_messages
@@ -34,7 +34,7 @@ MOST_BROADCAST = 1_000_000
 SMALL_DAY = 50_000
 
 Needs: TypeAlias = Literal[
-    "always", "altered", "differing", "producer_ledger", "consumer_ledger", "archive", "certified"
+    "always", "altered", "differing", "producer_ledger", "consumer_ledger", "archive", "certified", "absent"
 ]
 
 
@@ -85,6 +85,7 @@ RULES: tuple[Rule, ...] = (
     Rule("parked", transactions.parked),
     Rule("checks_beyond_max", transactions.checks_beyond_max),
     Rule("verdict_refused", transactions.verdict_refused),
+    Rule("fewer_than_usual", absence.fewer_than_usual, "absent"),
     Rule("archive_differs", archive.archive_differs, "archive"),
     Rule("certificate_differs", certified.certificate_differs, "certified"),
     Rule("ledger_disagrees", ledgers.ledger_disagrees, "producer_ledger"),

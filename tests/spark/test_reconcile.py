@@ -187,6 +187,8 @@ def test_a_day_that_is_not_here(dsn: str, capsys: pytest.CaptureFixture[str]) ->
         ["--producer-ledger", "/no/such/ledger.csv"],
         ["--producer-ledger-complete"],
         ["--consumer-ledger-complete"],
+        ["--usual-share", "1"],
+        ["--usual-share-of", "order=0"],
     ],
 )
 def test_wrong_usage(dsn: str, options: list[str]) -> None:

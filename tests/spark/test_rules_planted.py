@@ -13,7 +13,7 @@ from pyspark.testing import assertDataFrameEqual
 from spark.transforms import rules
 from spark.transforms.joined import Joined
 from spark.transforms.rules import RULES, findings, findings_of, found_in, joined
-from tests.spark.frames import Day, born, digest, expected, finding, id_of, message_id, of_message, plain_day
+from tests.spark.frames import DAY, Day, born, digest, expected, finding, id_of, message_id, of_message, plain_day
 
 ROOT = Path(__file__).parent.parent.parent
 SLA_S = 3600.0
@@ -25,7 +25,7 @@ published_after_rollback
 offset_of_two_messages message_with_two_offsets offsets_contradict_time unrouted undelivered delivery_late
 retry_overdue checkpoint_differs receipt_without_message receipt_not_matched content_differs parked checks_beyond_max
 verdict_refused archive_differs ledger_disagrees ledger_not_sent never_consumed consumed_twice consumed_not_sent
-certificate_differs
+certificate_differs fewer_than_usual
 """.split()  # noqa: SIM905 -- a list of names reads better so
 )
 
@@ -70,6 +70,8 @@ def _plant_transactions(day: Day) -> Planted:
     archived = {"rows": 10, "first_id": id_of(1), "last_id": id_of(10), "digest": "123"}
     day.extra["archive_manifest"] = {"tables": {"half": archived, "op": archived}}
     day.extra["certified"] = [{"table": "op", "ids": "019aa5a", "certified_rows": 3, "found_rows": 2}]
+    fewer = {"day": str(DAY), "kind": "fewer_than_usual", "subject": "topic:order", "detail": {"count": 40}}
+    day.extra["absent"] = [fewer]
     day.extra["found_manifest"] = {"tables": {"half": archived, "op": archived | {"digest": "124"}}}
     return {
         "op_without_half": _about("op_without_half", 100),
@@ -79,6 +81,7 @@ def _plant_transactions(day: Day) -> Planted:
         "checks_beyond_max": _about("checks_beyond_max", 104, producer_group="shop"),
         "verdict_refused": finding("verdict_refused", "billing", producer_group="billing"),
         "archive_differs": finding("archive_differs", "op"),
+        "fewer_than_usual": finding("fewer_than_usual", "topic:order"),
         "certificate_differs": finding("certificate_differs", "op 019aa5a"),
     }
 

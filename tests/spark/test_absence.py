@@ -1,0 +1,82 @@
+"""Runs over days with far less than usual: topic, group and subscription are a finding each."""
+
+import json
+from datetime import date, timedelta
+from typing import Any
+
+import psycopg
+import pytest
+
+from tests.spark.days import add_day, days_ago, fill_day, prove, rows
+
+pytestmark = pytest.mark.usefixtures("spark")
+
+DAY = days_ago(4)
+USUAL = {"topic": {"order": 10_000}, "group": {"shop": 10_000}, "subscription": {"billing": 10_000}}
+SUBJECTS = ["group:shop", "subscription:billing", "topic:order"]
+
+
+def remember(dsn: str, day: date, volumes: dict[str, Any] | None = None) -> None:
+    """Write what earlier runs stored of the 28 days before."""
+    with psycopg.connect(dsn) as db:
+        db.execute(
+            "insert into reconciliation_day (day, run_id, state, reconciled_at, counts, found, signature, figures, "
+            "volumes) select %s::date - n, 1, 'final', now(), '{}', '{}', '{}', '{}', %s from generate_series(1, 28) n",
+            [day, json.dumps(USUAL if volumes is None else volumes)],
+        )
+
+
+def absent(dsn: str) -> list[dict[str, Any]]:
+    return rows(dsn, "select * from finding where kind = 'fewer_than_usual' and resolved_at is null order by subject")
+
+
+def test_a_day_with_far_less_is_found_and_a_share_resolves_it(dsn: str, capsys: pytest.CaptureFixture[str]) -> None:
+    fill_day(dsn, DAY, 40)
+    remember(dsn, DAY)
+    assert prove(dsn, "--day", DAY) == 3
+    assert "3 findings (fewer_than_usual 3); new: 3" in capsys.readouterr().out
+    found = absent(dsn)
+    assert [row["subject"] for row in found] == SUBJECTS
+    assert [row["producer_group"] for row in found] == ["shop", None, None]
+    assert [row["subscription_id"] is None for row in found] == [True, False, True]
+    detail = {"count": 40, "usual": 10_000, "days": 4, "share": 0.2, "messages": 9960}
+    assert [row["detail"] for row in found] == [detail] * 3
+    [stored] = rows(dsn, "select volumes from reconciliation_day where day = %s", DAY)
+    assert stored["volumes"] == {"topic": {"order": 40}, "group": {"shop": 40}, "subscription": {"billing": 40}}
+
+    off = [option for subject in SUBJECTS for option in ("--usual-share-of", f"{subject}=0")]
+    assert prove(dsn, "--day", DAY, *off) == 0
+    assert absent(dsn) == []
+
+
+@pytest.mark.slow
+def test_a_day_without_any_row_is_found(dsn: str) -> None:
+    fill_day(dsn, DAY - timedelta(days=1), 40)
+    add_day(dsn, DAY)
+    remember(dsn, DAY)
+    assert prove(dsn, "--day", DAY) == 3
+    assert [row["subject"] for row in absent(dsn)] == SUBJECTS
+
+
+@pytest.mark.slow
+def test_what_was_taken_out_of_use_is_no_finding(dsn: str) -> None:
+    fill_day(dsn, DAY, 40)
+    remember(dsn, DAY)
+    with psycopg.connect(dsn) as db:
+        db.execute("insert into topic (name, first_seen_at) values ('order', now()) on conflict do nothing")
+        db.execute("delete from producer_group where name = 'shop'")
+        db.execute("update subscription set state = 'paused', updated_at = now()")
+        db.execute(
+            "insert into audit (at, what, target, detail) values (now(), 'topic.undeclare', 'order', '{}'), "
+            "(now(), 'producer_group.delete', 'shop', '{}')"
+        )
+    assert prove(dsn, "--day", DAY) == 0
+
+
+@pytest.mark.slow
+def test_the_first_days_are_counted_and_not_judged(dsn: str) -> None:
+    for number in range(3):
+        fill_day(dsn, days_ago(5 - number), 300 if number < 2 else 3, first=1 + 1000 * number)
+    assert prove(dsn) == 0
+    stored = rows(dsn, "select volumes -> 'topic' -> 'order' as count from reconciliation_day order by day")
+    assert [row["count"] for row in stored if row["count"]] == [300, 300, 3]
