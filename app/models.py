@@ -650,6 +650,8 @@ reconciliation_day = Table(
     Column("figures", JSONB, nullable=False),
     # Counts by topic, group and subscription; what is usual is computed from them.
     Column("volumes", JSONB, nullable=False, server_default=text("'{}'")),
+    # complete, agreed, timely, orderly: 0 to 100 each.
+    Column("score", JSONB, nullable=False, server_default=text("'{}'")),
     CheckConstraint("state IN ('provisional', 'final')", name="reconciliation_day_state"),
 )
 

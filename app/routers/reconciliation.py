@@ -273,6 +273,7 @@ def _day_fields(day: ReconciledDay) -> dict[str, object]:
         "reconciled_at": day.reconciled_at,
         "counts": msgspec.json.decode(day.counts),
         "found": msgspec.json.decode(day.found),
+        "score": msgspec.json.decode(day.score),
     }
 
 

@@ -51,6 +51,11 @@ class DayShown(Shown):
         description="findings by kind, also those past what is stored of a kind; kinds without any may be left out",
         examples=[{"parked": 2, "unrouted": 1}],
     )
+    score: dict[str, float | None] = Field(
+        description="`complete`, `agreed`, `timely` and `orderly`, each from 0 to 100; 100: no finding of that part; "
+        "null: the day has no rows; empty: the day was read before there were scores",
+        examples=[{"complete": 99.98, "agreed": 100.0, "timely": 99.99, "orderly": 100.0}],
+    )
 
 
 class ReconciledDayShown(DayShown):

@@ -19,6 +19,7 @@ from spark.errors import RunFailedError
 from spark.frames import Frames, empty, staged
 from spark.proof import store_results
 from spark.proof.store_results import DayResult
+from spark.score import score
 from spark.sources.frames import root_cause
 from spark.transforms.absence import absent, frame_of
 from spark.transforms.figures import figures_and_volumes, no_figures
@@ -29,6 +30,9 @@ from spark.transforms.waiting import waiting
 from spark.usual import Expected, Volumes
 
 NO_VOLUMES: Volumes = {TOPIC: {}, GROUP: {}, SUBSCRIPTION: {}}
+
+# How many messages or deliveries a finding is about. Another kind's `messages` are a list.
+ABOUT = "greatest(1, coalesce(try_cast(get_json_object(detail, '$.messages') as bigint), 1))"
 
 
 @dataclass(frozen=True)
@@ -67,7 +71,7 @@ def prove(
                 drawn, volumes = (no_figures(), NO_VOLUMES) if j is None else figures_and_volumes(f, j.outcomes)
                 f = replace(f, absent=None if expected is None else absent(f, volumes, expected))
             with progress.stage("rules", f.day) as stage:
-                kept, found = _findings(f, j, staging_dir)
+                kept, found, affected = _findings(f, j, staging_dir)
                 stage.rows = sum(found.values())
             with progress.stage("waiting", f.day) as stage:
                 stage.rows = 0 if j is None else waiting(j.whole).count()
@@ -90,19 +94,24 @@ def prove(
                 if rule.looks_in_full(f) and found.get(rule.kind, 0) <= store_results.MOST_FINDINGS
             },
             volumes=volumes,
+            score=score(f.rows.get("half", 0) + f.rows.get("receipt", 0), affected),
         ),
         kept,
     )
 
 
-def _findings(f: Frames, j: Joined | None, staging_dir: str) -> tuple[DataFrame, dict[str, int]]:
-    """Return a day's findings, staged, and how many of each kind there are. `j` None: the day has no rows."""
+def _findings(f: Frames, j: Joined | None, staging_dir: str) -> tuple[DataFrame, dict[str, int], dict[str, int]]:
+    """Return a day's findings, staged, and for each kind how many there are and how many messages they are about.
+
+    `j` None: the day has no rows.
+    """
     if j is None and not f.absent:
-        return empty(f.op.sparkSession, schemas.FINDING), {}
+        return empty(f.op.sparkSession, schemas.FINDING), {}, {}
     cached = frame_of(f) if j is None else findings_of(replace(j, whole=replace(j.whole, absent=f.absent)))
     kept = staged(cached, f"{staging_dir}/findings", schemas.FINDING)
     cached.unpersist()
-    return kept, {row["kind"]: row["count"] for row in kept.groupBy("kind").count().collect()}
+    rows = kept.groupBy("kind").agg(F.count("*").alias("count"), F.sum(F.expr(ABOUT)).alias("about")).collect()
+    return kept, {row["kind"]: row["count"] for row in rows}, {row["kind"]: row["about"] for row in rows}
 
 
 def is_empty(f: Frames) -> bool:

@@ -66,11 +66,14 @@ update finding set resolved_run = %(run_id)s, resolved_at = %(at)s
 where resolved_at is null and day = %(day)s and kind = any(%(kinds)s) and last_run <> %(run_id)s
 """
 PUT_DAY = """
-insert into reconciliation_day (day, run_id, state, reconciled_at, counts, found, signature, figures, volumes)
-values (%(day)s, %(run_id)s, %(state)s, %(at)s, %(counts)s, %(found)s, %(signature)s, %(figures)s, %(volumes)s)
+insert into reconciliation_day (day, run_id, state, reconciled_at, counts, found, signature, figures, volumes,
+  score)
+values (%(day)s, %(run_id)s, %(state)s, %(at)s, %(counts)s, %(found)s, %(signature)s, %(figures)s, %(volumes)s,
+  %(score)s)
 on conflict (day) do update set run_id = excluded.run_id, state = excluded.state,
   reconciled_at = excluded.reconciled_at, counts = excluded.counts, found = excluded.found,
-  signature = excluded.signature, figures = excluded.figures, volumes = excluded.volumes
+  signature = excluded.signature, figures = excluded.figures, volumes = excluded.volumes,
+  score = excluded.score
 """
 END_RUN = """
 update reconciliation_run set (state, open, new, resolved) = (
@@ -96,14 +99,14 @@ group by day order by day desc
 OPEN_KINDS = """
 select kind, count(*) as findings from finding where resolved_at is null and day = any(%(days)s) group by kind
 """
-TREND = "select day, state, counts, found from reconciliation_day order by day desc limit %s"
+TREND = "select day, state, counts, found, score from reconciliation_day order by day desc limit %s"
 
 
 @dataclass(frozen=True)
 class DayResult:
     """A run's result for a day. `counts`: rows by table, and `undecided` and `unsettled`. `found`: findings by kind.
     `looked_for`: the kinds whose rules ran and whose findings are all among those stored. `volumes`: counts by topic,
-    group and subscription."""
+    group and subscription. `score`: by part, see spark/score.py."""
 
     day: date
     state: State
@@ -113,6 +116,7 @@ class DayResult:
     figures: Mapping[str, Any]
     looked_for: Collection[str]
     volumes: Volumes = field(default_factory=dict)
+    score: Mapping[str, float | None] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -275,6 +279,7 @@ def _put_day(connection: Connection, run_id: int, at: datetime, day: DayResult) 
             "signature": Jsonb(day.signature),
             "figures": Jsonb(day.figures),
             "volumes": Jsonb(day.volumes),
+            "score": Jsonb(day.score),
         },
     )
 

@@ -26,7 +26,7 @@ from app.store.proof.findings import (
 from tests.support.days import subscribe
 from tests.support.explain import scans
 from tests.support.processes import ROOT
-from tests.support.proof_runs import AT, DAY, ID, find, find_many, looked_at, reconciled, resolve
+from tests.support.proof_runs import AT, DAY, ID, SCORE, find, find_many, looked_at, reconciled, resolve
 
 STAMP = "2026-11-21T03:00:00Z"
 BEFORE = DAY - timedelta(days=1)
@@ -118,6 +118,7 @@ async def test_how_it_stands(client: httpx.AsyncClient, db: Connection) -> None:
             "reconciled_at": STAMP,
             "counts": {"half": 1030, "op": 1030},
             "found": {"parked": 2},
+            "score": SCORE,
         },
         {
             "day": str(BEFORE),
@@ -126,6 +127,7 @@ async def test_how_it_stands(client: httpx.AsyncClient, db: Connection) -> None:
             "reconciled_at": STAMP,
             "counts": {"half": 1030, "op": 1030},
             "found": {},
+            "score": SCORE,
         },
     ]
 
@@ -161,6 +163,7 @@ async def test_one_day_with_its_figures_and_its_runs(client: httpx.AsyncClient, 
         "reconciled_at": STAMP,
         "counts": {"half": 1030, "op": 1030},
         "found": {},
+        "score": SCORE,
         "figures": {"hours": [{"hour": 8, "committed": 1030}]},
     }
 

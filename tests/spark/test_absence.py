@@ -41,8 +41,10 @@ def test_a_day_with_far_less_is_found_and_a_share_resolves_it(dsn: str, capsys: 
     assert [row["subscription_id"] is None for row in found] == [True, False, True]
     detail = {"count": 40, "usual": 10_000, "days": 4, "share": 0.2, "messages": 9960}
     assert [row["detail"] for row in found] == [detail] * 3
-    [stored] = rows(dsn, "select volumes from reconciliation_day where day = %s", DAY)
+    [stored] = rows(dsn, "select volumes, score from reconciliation_day where day = %s", DAY)
     assert stored["volumes"] == {"topic": {"order": 40}, "group": {"shop": 40}, "subscription": {"billing": 40}}
+    # 80 rows, and three findings with 9,960 missing messages each.
+    assert stored["score"] == {"complete": 0.26, "agreed": 100.0, "timely": 100.0, "orderly": 100.0}
 
     off = [option for subject in SUBJECTS for option in ("--usual-share-of", f"{subject}=0")]
     assert prove(dsn, "--day", DAY, *off) == 0

@@ -8,6 +8,7 @@ from app.database.connection import Connection
 
 DAY = date(2026, 11, 20)
 AT = datetime(2026, 11, 21, 3, tzinfo=UTC)
+SCORE = {"complete": 99.98, "agreed": 100.0, "timely": 99.99, "orderly": 100.0}
 ID = "019a9f1c-1030-7b1e-8f00-1030a1030a10"
 
 
@@ -46,9 +47,9 @@ async def reconciled(db: Connection, state: str = "findings", *days: date, **col
 async def looked_at(db: Connection, day: date, run_id: int, state: str = "provisional", **found: int) -> None:
     """Write the record of a day that a run proved."""
     await db.execute(
-        "insert into reconciliation_day (day, run_id, state, reconciled_at, counts, found, signature, figures) "
-        "values ($1, $2, $3, $4, $5, $6, '{}', $7) on conflict (day) do update set run_id = excluded.run_id, "
-        "state = excluded.state, found = excluded.found",
+        "insert into reconciliation_day (day, run_id, state, reconciled_at, counts, found, signature, figures, "
+        "score) values ($1, $2, $3, $4, $5, $6, '{}', $7, $8) on conflict (day) do update set "
+        "run_id = excluded.run_id, state = excluded.state, found = excluded.found",
         day,
         run_id,
         state,
@@ -56,6 +57,7 @@ async def looked_at(db: Connection, day: date, run_id: int, state: str = "provis
         json.dumps({"half": 1030, "op": 1030}),
         json.dumps(found),
         json.dumps({"hours": [{"hour": 8, "committed": 1030}]}),
+        json.dumps(SCORE),
     )
 
 

@@ -8,7 +8,7 @@ from app.database.connection import Connection
 from app.verdicts import ReconciledDayState, RunState
 
 RUN = "run_id, state, engine, source, seen_at, started_at, ended_at, days, open, new, resolved, seconds, error"
-DAY = "day, run_id, state, reconciled_at, counts, found"
+DAY = "day, run_id, state, reconciled_at, counts, found, score"
 
 # Each by primary key, backwards.
 RUNS = f"select {RUN} from reconciliation_run where run_id < $1 order by run_id desc limit $2"  # noqa: S608
@@ -54,7 +54,7 @@ class Run:
 
 @dataclass(frozen=True, slots=True)
 class ReconciledDay:
-    """A day as the last run that covered it recorded it; `counts`, `found` and `figures` are JSON text."""
+    """A day as the last run that covered it recorded it; `counts`, `found`, `score` and `figures` are JSON text."""
 
     day: date
     run_id: int
@@ -62,6 +62,7 @@ class ReconciledDay:
     reconciled_at: datetime
     counts: str
     found: str
+    score: str
     figures: str = "{}"
 
 
