@@ -1,16 +1,18 @@
 """Builds the report's plots from a day's figures (spark/transforms/figures.py) and from the last days."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import date, timedelta
 from itertools import accumulate
 from typing import Any
 
 from spark.report.svg import Strip, strips
+from spark.score import PARTS
 
 # How many subscriptions are drawn; the table has all of them.
 DRAWN_SUBSCRIPTIONS = 12
 TREND_DAYS = 30
+SCORE_DAYS = 28
 _NAME = 28  # characters that have room above a strip, beside its remark
 _HOURS = tuple((quarters, f"{quarters // 4:02}:00") for quarters in (0, 24, 48, 72, 96))
 
@@ -36,18 +38,15 @@ def of_trend(trend: Sequence[Mapping[str, Any]]) -> Drawing:
     days: dict[date, Mapping[str, Any]] = {row["day"]: row for row in trend}
     if len(days) < 2:
         return Drawing("The last days", None)
-    last = max(days)
-    first = max(min(days), last - timedelta(days=TREND_DAYS - 1))
-    every = [first + timedelta(days=number) for number in range((last - first).days + 1)]
+    every = _every(days, TREND_DAYS)
+    first, last = every[0], every[-1]
     found = [sum(days[day]["found"].values()) if day in days else 0 for day in every]
     hollow = frozenset(n for n, day in enumerate(every) if day in days and days[day]["state"] == "provisional")
     rows = [
         _of_table(name, table, days, every, hollow) for name, table in (("messages", "half"), ("receipts", "receipt"))
     ]
     rows.append(Strip("findings", found, _most(found), alarming=True, hollow=hollow))
-    middle = len(every) // 2
-    ticks = [(place + 0.5, f"{every[place]:%m-%d}") for place in sorted({0, middle, len(every) - 1})]
-    svg = strips(rows, ticks, span=(0, len(every)), title=f"Messages, receipts and findings, {first} to {last}")
+    svg = strips(rows, _dates(every), span=(0, len(every)), title=f"Messages, receipts and findings, {first} to {last}")
     looked_at = [count for day, count in zip(every, found, strict=True) if day in days]
     parts = (
         f"{looked_at.count(0)} of {_count(len(every), 'day')} proved",
@@ -55,6 +54,39 @@ def of_trend(trend: Sequence[Mapping[str, Any]]) -> Drawing:
         f"{len(every) - len(looked_at)} not covered",
     )
     return Drawing(f"The last {_count(len(every), 'day')}", svg, f"{', '.join(parts)}. Outlines: provisional.")
+
+
+def of_scores(trend: Sequence[Mapping[str, Any]]) -> Drawing:
+    """Return the plot of what the last SCORE_DAYS days lack of a score of 100, by part; no plot for a single day."""
+    days = {row["day"]: row["score"] for row in trend if row.get("score")}
+    title = "What the score lacks"
+    if len(days) < 2:
+        return Drawing(title, None)
+    every = _every(days, SCORE_DAYS)
+    rows = [_of_part(part, [days.get(day, {}).get(part) for day in every]) for part in PARTS]
+    svg = strips(rows, _dates(every), span=(0, len(every)), title=f"{title}, {every[0]} to {every[-1]}")
+    remark = "Points below 100, each part on its own scale. A day without a bar has 100, or no score."
+    return Drawing(f"The score of the last {_count(len(every), 'day')}", svg, remark)
+
+
+def _of_part(part: str, scores: Sequence[float | None]) -> Strip:
+    known = [score for score in scores if score is not None]
+    last = "no score" if scores[-1] is None else f"last {scores[-1]:g}"
+    remark = f"{last}, lowest {min(known):g}" if known else last
+    # In hundredths of a point, because bars are whole numbers.
+    lacks = [0 if score is None else round(10_000 - 100 * score) for score in scores]
+    return Strip(part, lacks, remark, alarming=True)
+
+
+def _every(days: Collection[date], at_most: int) -> list[date]:
+    """Return the days from the first to the last one, the last `at_most` of them."""
+    last = max(days)
+    first = max(min(days), last - timedelta(days=at_most - 1))
+    return [first + timedelta(days=number) for number in range((last - first).days + 1)]
+
+
+def _dates(every: Sequence[date]) -> list[tuple[float, str]]:
+    return [(place + 0.5, f"{every[place]:%m-%d}") for place in sorted({0, len(every) // 2, len(every) - 1})]
 
 
 def within(counts: Sequence[int], from_s: Sequence[float], share: float) -> str:

@@ -12,8 +12,9 @@ from urllib.parse import quote
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
-from spark.report.charts import Drawing, duration, name_of, of_day, of_trend, within
+from spark.report.charts import Drawing, duration, name_of, of_day, of_scores, of_trend, within
 from spark.report.finding_texts import MEANINGS
+from spark.score import PARTS
 
 # The most rows in a table of findings; the page says how many more there are.
 MOST_ROWS = 200
@@ -65,9 +66,9 @@ def render(
     """Return the page.
 
     `run`, `days`, `findings`: rows of reconciliation_run, reconciliation_day and finding, of this run; `trend`: day,
-    state, counts and found of the last days; `elsewhere`: open findings of days that the run did not cover, newest
-    first. `base_url`: the URL of the service, for links; without it the page has no links. Raises ValueError if it is
-    not an http or https URL.
+    state, counts, found and score of the last days; `elsewhere`: open findings of days that the run did not cover, the
+    newest first. `base_url`: the URL of the service, for links; without it the page has no links. Raises ValueError
+    if it is not an http or https URL.
     """
     if base_url is not None and not base_url.startswith(("http://", "https://")):
         raise ValueError("base_url must begin with http:// or https://")
@@ -88,6 +89,8 @@ def render(
             found_elsewhere=sum(elsewhere.values()),
             drawn=[_drawn(row) for row in newest[:DRAWN_DAYS]],
             trend=of_trend(trend),
+            scores=of_scores(trend),
+            parts=PARTS,
             tables=TABLES,
             base=None if base_url is None else base_url.rstrip("/"),
         )
@@ -106,6 +109,7 @@ def _environment() -> Environment:
         "number": lambda value: f"{value:,}",
         "time": _time,
         "duration": _took,
+        "score": _score,
         "details": details,
         "code": _code,
         "segment": lambda value: quote(str(value), safe=""),
@@ -189,6 +193,10 @@ def _code(text: str) -> Markup:
 
 def _time(at: datetime | None) -> str:
     return "unknown" if at is None else f"{at.astimezone(UTC):%Y-%m-%d %H:%M:%S} UTC"
+
+
+def _score(value: float | None) -> str:
+    return "none" if value is None else f"{value:.2f}".rstrip("0").rstrip(".")
 
 
 def _took(seconds: float) -> str:

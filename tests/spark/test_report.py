@@ -10,7 +10,7 @@ import pytest
 
 from app.finding_kinds import MEANINGS as SERVICE_MEANINGS
 from app.finding_kinds import docs_of
-from spark.report.charts import DRAWN_SUBSCRIPTIONS, duration, of_day, of_trend, within
+from spark.report.charts import DRAWN_SUBSCRIPTIONS, duration, of_day, of_scores, of_trend, within
 from spark.report.finding_texts import MEANINGS
 from spark.report.page import DRAWN_DAYS, MOST_ROWS, NAMED_DAYS, details, render
 from spark.transforms.figures import FROM_MS, MOST_ATTEMPTS, MOST_CHECKS, OUTCOMES, QUARTERS, SOURCES, bucket_of
@@ -310,6 +310,24 @@ def test_the_trend_has_a_place_for_days_that_nobody_looked_at() -> None:
     assert "at most 3 a day" in drawing.svg
     assert of_trend(rows[:1]).svg is None
     assert of_trend([]).svg is None
+
+
+def test_the_score_of_a_day_and_its_trend_are_shown() -> None:
+    whole = dict.fromkeys(("complete", "agreed", "timely", "orderly"), 100.0)
+    scores = [whole, whole | {"timely": 97.5}, dict.fromkeys(whole), whole | {"complete": 99.98}]
+    days = [day(DAY - timedelta(days=back), score=score) for back, score in enumerate(reversed(scores))]
+    drawing = of_scores(days)
+    assert drawing.title == "The score of the last 4 days"
+    assert drawing.svg is not None
+    for said in ("last 99.98, lowest 99.98", "last 100, lowest 97.5", "last 100, lowest 100"):
+        assert said in drawing.svg
+    shown = page(run(), days[:1], trend=days).text
+    assert "complete agreed timely orderly" in shown
+    assert "99.98 100 100 100" in shown
+    assert "What the score lacks" in page(run(), days, trend=days).html
+    # A day of an earlier version has no score.
+    assert of_scores([day(), day(DAY - timedelta(days=1))]).svg is None
+    assert "none none none none" in page(run(), [day()]).text
 
 
 def test_times_within_which_a_part_lies_are_upper_bounds() -> None:
