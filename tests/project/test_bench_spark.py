@@ -60,8 +60,9 @@ def test_a_run_is_timed_from_its_own_lines() -> None:
     run.hear({"stage": "read half", "seconds": 2.0, "rows": 10}, 103.0)
     run.hear({"note": "day", "text": "some day"}, 103.5)
     run.hear({"stage": "snapshot", "seconds": 4.0}, 104.5)
-    run.hear({"stage": "join", "seconds": 3.0}, 107.5)
-    run.hear({"stage": "figures", "seconds": 1.0}, 108.5)
+    run.hear({"stage": "join", "seconds": 2.0}, 106.5)
+    run.hear({"stage": "figures", "seconds": 1.0}, 107.5)
+    run.hear({"stage": "rules", "seconds": 1.0}, 108.5)
     run.hear({"stage": "waiting", "seconds": 0.5}, 109.0)
     run.ended_s = 110.0
 
