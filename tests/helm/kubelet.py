@@ -132,6 +132,11 @@ class Kubelet:
         data = self.kube.get("secret", name, "--namespace", pod["metadata"]["namespace"])["data"]
         return {key: base64.b64decode(value) for key, value in data.items()}
 
+    def _secret_files(self, pod: Json, volume: Json) -> dict[str, bytes]:
+        found = self._secret(pod, volume["secretName"])
+        items = volume.get("items", [{"key": key, "path": key} for key in found])
+        return {one["path"]: found[one["key"]] for one in items}
+
     def _mounts(self, pod: Json, container: Json) -> list[str]:
         places = {volume["name"]: self._volume(pod, volume) for volume in pod["spec"].get("volumes", [])}
         return [
@@ -163,7 +168,7 @@ class Kubelet:
         if "configMap" in volume:
             return self._config_map(pod, volume["configMap"])
         if "secret" in volume:
-            return self._secret(pod, volume["secret"]["secretName"])
+            return self._secret_files(pod, volume["secret"])
         found: dict[str, bytes] = {}
         for source in volume.get("projected", {}).get("sources", []):
             if "serviceAccountToken" in source:

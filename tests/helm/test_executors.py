@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from spark.certificate.signing import new_key
 from tests.helm.cluster import Cluster
 from tests.helm.kubelet import Kubelet, add_node
 from tests.helm.programs import CHART, VALUES
@@ -38,6 +39,10 @@ def kubelet(kube: Cluster, space: str, tmp_path: Path) -> Iterator[Kubelet]:
 
 def install(kubelet: Kubelet, space: str, dsn: str) -> None:
     """Install the chart so that the proof's pods go to this node, and all others are played."""
+    key = kubelet.directory / "certificate.pem"
+    new_key(key)
+    secret = ["secret", "generic", "halfnote-certificate", f"--from-file={key}"]
+    kubelet.kube.kubectl("create", *secret, "--namespace", space)
     reconciliation = {
         "image": {"repository": image("spark"), "tag": "latest"},
         "nodeSelector": {"kubernetes.io/hostname": kubelet.node},
@@ -99,6 +104,8 @@ def test_proof_and_archive_by_executors(kubelet: Kubelet, space: str, dsn: str) 
     [seen] = rows(dsn, "select state, counts from reconciliation_day where day = %s", day)
     assert seen["state"] == "final"
     assert seen["counts"]["half"] == 300
+    [certificate] = rows(dsn, "select document::jsonb as signed from day_certificate where day = %s", day)
+    assert certificate["signed"]["signature"] is not None
 
     ended = run(kubelet, space, "archive", "archive")
     assert ended["type"] == "Complete", kubelet.logs()
