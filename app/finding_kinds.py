@@ -14,6 +14,7 @@ class Kind(StrEnum):
     HALF_STUCK = "half_stuck"
     HALF_ALTERED = "half_altered"
     PUBLISHED_DIFFERS = "published_differs"
+    TIMES_DISAGREE = "times_disagree"
     COMMITTED_NOT_PUBLISHED = "committed_not_published"
     PUBLISHED_WITHOUT_COMMIT = "published_without_commit"
     PUBLISHED_AFTER_ROLLBACK = "published_after_rollback"
@@ -27,6 +28,7 @@ class Kind(StrEnum):
     CHECKPOINT_DIFFERS = "checkpoint_differs"
     RECEIPT_WITHOUT_MESSAGE = "receipt_without_message"
     RECEIPT_NOT_MATCHED = "receipt_not_matched"
+    RECEIPT_WRONG = "receipt_wrong"
     CONTENT_DIFFERS = "content_differs"
     PARKED = "parked"
     CHECKS_BEYOND_MAX = "checks_beyond_max"
@@ -64,6 +66,10 @@ MEANINGS: dict[Kind, Meaning] = {
     Kind.PUBLISHED_DIFFERS: Meaning(
         "A message in the outbox has another topic, key, tag or due time than its half message.",
         "Compare both rows, and find out what changed one of them: subscribers got the one of the outbox.",
+    ),
+    Kind.TIMES_DISAGREE: Meaning(
+        "A transaction was decided before it was born or published before it was decided, or a time is in the future.",
+        "Check whether the database server's clock was set; otherwise find out what changed the rows.",
     ),
     Kind.COMMITTED_NOT_PUBLISHED: Meaning(
         "A transaction is committed, and some or all of its messages are not in the outbox: they are never delivered.",
@@ -116,6 +122,10 @@ MEANINGS: dict[Kind, Meaning] = {
     Kind.RECEIPT_NOT_MATCHED: Meaning(
         "A subscription got a message that its topics and filters do not match, or after it was deleted.",
         "Compare the subscription's topics and filters with the message; notify the subscriber's owner.",
+    ),
+    Kind.RECEIPT_WRONG: Meaning(
+        "A receipt has an outcome, status, offset or time that no relay writes, or there is a dead letter too.",
+        "Compare the receipt with the message's timeline, and find out what wrote or changed it.",
     ),
     Kind.CONTENT_DIFFERS: Meaning(
         "The sent or archived content differs from what the producer posted: the digests do not match.",

@@ -42,8 +42,10 @@ class Frames:
     same_offset: DataFrame | None = None
     # ALTERED: the transactions whose half is not the one that was posted. None: no digest was computed.
     altered: DataFrame | None = None
-    # DIFFERING: the messages in the outbox that differ from their halves. None: they were not compared.
+    # DIFFERING: the messages that differ from their halves, or whose times disagree. None: they were not compared.
     differing: DataFrame | None = None
+    # WRONG_RECEIPT: the receipts that the relay cannot have written. None: they were not compared.
+    wrong_receipt: DataFrame | None = None
     # What each subscription takes and must have got, computed once; see spark/transforms/routes.py.
     routes: DataFrame | None = None
     # The number of rows of each frame, if it is known.

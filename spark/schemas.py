@@ -203,11 +203,21 @@ ALTERED = _schema("""
 string transaction_id!, producer_group!, digest, computed!
 """)
 
-# A message in the outbox that differs from its half; `differs`: the names of the columns.
+# A message that differs from its half, or whose times disagree. `differs`: the names of the outbox's columns; `times`:
+# what is wrong with the times; each empty if there is nothing.
 DIFFERING = _schema("""
 string transaction_id!
 short position!
 string producer_group!
+long offset
+string differs!, times
+""")
+
+# A receipt that the relay cannot have written; `differs`: the names of what is wrong.
+WRONG_RECEIPT = _schema("""
+string transaction_id!
+short position!
+int subscription_id!, replay!
 long offset!
 string differs!
 """)
@@ -238,4 +248,4 @@ WHOLE = {
 }
 FRAMES = BIG | OF_DAY | WHOLE
 # What the read found; frames.json has the number of rows by these names.
-FOUND = {"altered": ALTERED, "differing": DIFFERING}
+FOUND = {"altered": ALTERED, "differing": DIFFERING, "wrong_receipt": WRONG_RECEIPT}

@@ -21,6 +21,10 @@ MEANINGS: dict[str, tuple[str, str]] = {
         "A message in the outbox has another topic, key, tag or due time than its half message.",
         "Compare both rows, and find out what changed one of them: subscribers got the one of the outbox.",
     ),
+    "times_disagree": (
+        "A transaction was decided before it was born or published before it was decided, or a time is in the future.",
+        "Check whether the database server's clock was set; otherwise find out what changed the rows.",
+    ),
     "committed_not_published": (
         "A transaction is committed, and some or all of its messages are not in the outbox: they are never delivered.",
         "Send the missing messages again with `POST /messages`; then find out what deletes rows of `outbox`.",
@@ -72,6 +76,10 @@ MEANINGS: dict[str, tuple[str, str]] = {
     "receipt_not_matched": (
         "A subscription got a message that its topics and filters do not match, or after it was deleted.",
         "Compare the subscription's topics and filters with the message; notify the subscriber's owner.",
+    ),
+    "receipt_wrong": (
+        "A receipt has an outcome, status, offset or time that no relay writes, or there is a dead letter too.",
+        "Compare the receipt with the message's timeline, and find out what wrote or changed it.",
     ),
     "content_differs": (
         "The sent or archived content differs from what the producer posted: the digests do not match.",

@@ -1,30 +1,45 @@
-"""Finds the messages of a day's outbox that differ from their half messages.
+"""Finds the messages of a day that differ from their half messages, or whose times contradict each other.
 
 The End copies the columns, so they are equal: topic, key and tag, and the due time is the commit and the delay. The
-comparison runs in Postgres, by the primary keys of both tables, and only messages that differ leave it.
+comparison runs in Postgres, by the primary keys of the tables, and only messages that differ leave it.
 """
 
 from pyspark.sql import SparkSession
 
 from spark.postgres.connections import Day, Snapshot
-from spark.sources.scan import write_found
+from spark.sources.scan import CLOCKS_DIFFER_S, write_found
 
-# The range is given for both tables, because the planner does not carry it over. Both are read in the order of their
-# primary keys or hashed; no other row of the day is read.
-DIFFERING = """
-select transaction_id, position, producer_group, "offset", differs from (
-  select o.transaction_id::text, o.position, h.producer_group, o."offset", concat_ws(', ',
-    case when o.topic <> h.topic then 'topic' end,
-    case when o.key is distinct from h.key then 'key' end,
-    case when o.tag is distinct from h.tag then 'tag' end,
-    case when o.due_at is distinct from o.committed_at + make_interval(secs => h.deliver_after_s) then 'due_at' end
-  ) as differs
-  from {half} h join {outbox} o on o.transaction_id = h.transaction_id and o.position = h.position
-  where h.transaction_id >= '{low}' and h.transaction_id < '{high}'
-    and o.transaction_id >= '{low}' and o.transaction_id < '{high}'
+# The range is given for all tables, because the planner does not carry it over. They are read in the order of their
+# primary keys or hashed; no other row of the day is read. `seen` has the snapshot's time. The times of the verdict are
+# told once, with the first message.
+DIFFERING = f"""
+select transaction_id, position, producer_group, "offset", differs, times from (
+  select h.transaction_id::text, h.position, h.producer_group, o."offset", case when o.transaction_id is not null then
+    concat_ws(', ',
+      case when o.topic <> h.topic then 'topic' end,
+      case when o.key is distinct from h.key then 'key' end,
+      case when o.tag is distinct from h.tag then 'tag' end,
+      case when o.due_at is distinct from o.committed_at + make_interval(secs => h.deliver_after_s) then 'due_at' end
+    ) else '' end as differs,
+    concat_ws(', ',
+      case when h.born_at > late.at then 'born_at in the future' end,
+      case when h.position = 0 and p.decided_at > late.at then 'decided_at in the future' end,
+      case when o.committed_at > late.at then 'committed_at in the future' end,
+      case when h.position = 0 and p.decided_at < h.born_at - skew.most then 'decided_at before born_at' end,
+      case when o.committed_at < coalesce(p.decided_at, h.born_at) - skew.most
+        then 'committed_at before ' || case when p.transaction_id is null then 'born_at' else 'decided_at' end end
+    ) as times
+  from (values (interval '{CLOCKS_DIFFER_S} seconds')) skew (most)
+  cross join lateral (select '{{seen}}'::timestamptz + skew.most as at) late
+  cross join {{half}} h
+  left join {{op}} p on p.transaction_id = h.transaction_id
+    and p.transaction_id >= '{{low}}' and p.transaction_id < '{{high}}'
+  left join {{outbox}} o on o.transaction_id = h.transaction_id and o.position = h.position
+    and o.transaction_id >= '{{low}}' and o.transaction_id < '{{high}}'
+  where h.transaction_id >= '{{low}}' and h.transaction_id < '{{high}}'
 ) compared
-where differs <> ''
-"""
+where differs <> '' or times <> ''
+"""  # noqa: S608 -- a number of ours
 
 
 def write_differing(spark: SparkSession, snapshot: Snapshot, day: Day, directory: str) -> int:

@@ -12,6 +12,9 @@ from spark.engine.filesystem import Files
 from spark.postgres import copy
 from spark.postgres.connections import Day, Snapshot, partition_name
 
+# Processes keep time by the database's clock, each by its own measurement, and the clock can be set. This much is no
+# disagreement. It is the default of HALFNOTE_CLOCK_SKEW_MAX_S, above which a process is not ready.
+CLOCKS_DIFFER_S = 5
 # The pages of one range of ids, if a day's halves are spread evenly.
 PAGES_AT_ONCE = 4096
 _MS_BITS = 80
@@ -27,15 +30,17 @@ def write_found(
 ) -> int:
     """Write what `found_in` finds in the record batches of a query as JSON to files in `directory`; return the number.
 
-    The query has the names of the day's partitions, `{half}` and `{outbox}`, and a half-open range of ids, `{low}` and
-    `{high}`. Without findings, there is no directory. Raises copy.FAILURES.
+    The query has the names of the day's partitions (`{half}`, `{op}`, `{outbox}`, `{receipt}`), a half-open range of
+    ids, `{low}` and `{high}`, and the snapshot's time, `{seen}`. Without findings, there is no directory. Raises
+    copy.FAILURES.
     """
     files, number_of = Files(spark), 0
-    half, outbox = (partition_name(table, day.day) for table in ("half", "outbox"))
+    given = {table: partition_name(table, day.day) for table in ("half", "op", "outbox", "receipt")}
+    given["seen"] = snapshot.seen_at.isoformat()
     with copy.cursor_in(snapshot) as cursor:
-        for number, (low, high) in enumerate(_ranges(day, snapshot.pages(half))):
+        for number, (low, high) in enumerate(_ranges(day, snapshot.pages(given["half"]))):
             began = time.monotonic()
-            cursor.execute(query.format(half=half, outbox=outbox, low=low, high=high))
+            cursor.execute(query.format(**given, low=low, high=high))
             with cursor.fetch_record_batch() as batches:
                 lines = [json.dumps(one) for one in found_in(batches)]
             if lines:

@@ -1,10 +1,10 @@
-"""Rules about identity: what is stored is what was posted, and what was published is what is stored."""
+"""Rules about what the read compared: content, times and receipts are as the service writes them."""
 
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
-from spark.transforms.finding import findings, message_id
-from spark.transforms.joined import Joined
+from spark.transforms.finding import delivery_id, findings, message_id
+from spark.transforms.joined import DELIVERY, MESSAGE, Joined
 
 
 def half_altered(j: Joined) -> DataFrame:
@@ -19,7 +19,26 @@ def published_differs(j: Joined) -> DataFrame:
     found = j.whole.differing
     assert found is not None
     # A message with two offsets can differ twice.
-    first = found.groupBy("transaction_id", "position", "producer_group").agg(
-        F.min("offset").alias("offset"), F.min_by("differs", "offset").alias("differs")
-    )
+    by_message = found.where("differs <> ''").groupBy(*MESSAGE, "producer_group")
+    first = by_message.agg(F.min("offset").alias("offset"), F.min_by("differs", "offset").alias("differs"))
     return findings(first, j.day, "published_differs", message_id(), "offset", "differs")
+
+
+def times_disagree(j: Joined) -> DataFrame:
+    """A transaction was decided before it was born, or a message was published before that; or a time is to come."""
+    found = j.whole.differing
+    assert found is not None
+    by_message = found.where("times <> ''").groupBy(*MESSAGE, "producer_group")
+    first = by_message.agg(F.min("offset").alias("offset"), F.min("times").alias("times"))
+    return findings(first, j.day, "times_disagree", message_id(), "offset", "times")
+
+
+def receipt_wrong(j: Joined) -> DataFrame:
+    """A receipt says what the relay never writes: see spark/sources/received.py."""
+    found = j.whole.wrong_receipt
+    assert found is not None
+    # The same delivery can be wrong live and in replays.
+    columns = ("offset", "differs")
+    by_delivery = found.groupBy(DELIVERY)
+    first = by_delivery.agg(F.min("replay").alias("replay"), *(F.min_by(one, "replay").alias(one) for one in columns))
+    return findings(first, j.day, "receipt_wrong", delivery_id(), "replay", *columns)

@@ -34,7 +34,15 @@ MOST_BROADCAST = 1_000_000
 SMALL_DAY = 50_000
 
 Needs: TypeAlias = Literal[
-    "always", "altered", "differing", "producer_ledger", "consumer_ledger", "archive", "certified", "absent"
+    "always",
+    "altered",
+    "differing",
+    "wrong_receipt",
+    "producer_ledger",
+    "consumer_ledger",
+    "archive",
+    "certified",
+    "absent",
 ]
 
 
@@ -68,6 +76,7 @@ RULES: tuple[Rule, ...] = (
     Rule("half_stuck", transactions.half_stuck),
     Rule("half_altered", identity.half_altered, "altered"),
     Rule("published_differs", identity.published_differs, "differing"),
+    Rule("times_disagree", identity.times_disagree, "differing"),
     Rule("committed_not_published", transactions.committed_not_published),
     Rule("published_without_commit", messages.published_without_commit),
     Rule("published_after_rollback", messages.published_after_rollback),
@@ -81,6 +90,7 @@ RULES: tuple[Rule, ...] = (
     Rule("checkpoint_differs", deliveries.checkpoint_differs),
     Rule("receipt_without_message", deliveries.receipt_without_message),
     Rule("receipt_not_matched", deliveries.receipt_not_matched),
+    Rule("receipt_wrong", identity.receipt_wrong, "wrong_receipt"),
     Rule("content_differs", messages.content_differs),
     Rule("parked", transactions.parked),
     Rule("checks_beyond_max", transactions.checks_beyond_max),

@@ -22,7 +22,7 @@ from tests.support.check_responder import Call, Responder
 from tests.support.check_stepping import in_doubt, turn
 
 # Tests damage plain messages of this topic, and transactions that were rolled back with it.
-VICTIMS = 34
+VICTIMS = 40
 # Everything is over: whatever a subscription takes and is due has a receipt or is dead, and no replay runs. Checkpoints
 # say less: those of whom no message is for move when it suits them.
 SETTLED = """

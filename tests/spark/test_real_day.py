@@ -42,8 +42,9 @@ where h.topic = 'victim' and op.verdict = 2 order by 1
 RECEIVED = """
 insert into receipt (transaction_id, position, subscription_id, "offset", outcome, attempts, first_at, duration_ms,
   digest, settled_at)
-select h.transaction_id, h.position, {subscription}, 1, 'delivered', 1, now(), 5, h.body_digest, now()
-from half h where h.transaction_id = %(id)s
+select h.transaction_id, h.position, {subscription}, coalesce(o."offset", 1), 'delivered', 1, now(), 5, h.body_digest,
+  now()
+from half h left join outbox o using (transaction_id, position) where h.transaction_id = %(id)s
 """
 
 # One statement for each kind; the victim is %(id)s, and nothing else is touched. Those of the second dictionary take a
@@ -67,6 +68,8 @@ ON_SENT = {
     "receipt_not_matched": RECEIVED.format(subscription="(select min(subscription_id) from subscription)"),
     "half_altered": "update half set content_type = 'text/plain' where transaction_id = %(id)s",
     "published_differs": "update outbox set due_at = committed_at where transaction_id = %(id)s",
+    "times_disagree": "update op set decided_at = decided_at - interval '1 minute' where transaction_id = %(id)s",
+    "receipt_wrong": "update receipt set status = 500 where transaction_id = %(id)s",
     "content_differs": "update receipt set digest = sha256('x') where transaction_id = %(id)s",
     "verdict_refused": "insert into attempt (transaction_id, kind, at, outcome, verdict, source) "
     "values (%(id)s, 'refused', now(), 'refused', 2, 0)",
@@ -188,9 +191,14 @@ def subjects(victims: Victims, subscriptions: dict[str, int]) -> dict[str, list[
     """Return the subjects of each kind's findings, in order."""
     found = {kind: victim["id"] for kind, victim in victims.items()}
     of_messages = ("published_without_commit", "published_after_rollback", "message_with_two_offsets")
-    of_messages += ("content_differs", "never_consumed", "consumed_twice", "consumed_not_sent")
+    of_messages += ("times_disagree", "content_differs", "never_consumed", "consumed_twice", "consumed_not_sent")
     found |= {kind: f"{found[kind]}-0" for kind in of_messages}
-    takers = {"undelivered": "takers", "receipt_without_message": "takers", "receipt_not_matched": "mailer"}
+    takers = {
+        "undelivered": "takers",
+        "receipt_wrong": "takers",
+        "receipt_without_message": "takers",
+        "receipt_not_matched": "mailer",
+    }
     found |= {kind: f"{found[kind]}-0:{subscriptions[name]}" for kind, name in takers.items()}
     offsets = {kind: victims[kind]["offset"] for kind in ("offset_of_two_messages", "offsets_contradict_time")}
     found["offset_of_two_messages"] = str(offsets["offset_of_two_messages"] - 1)
@@ -201,6 +209,9 @@ def subjects(victims: Victims, subscriptions: dict[str, int]) -> dict[str, list[
     # Their rows in the outbox have another topic than their halves, or no key.
     differing = ("published_differs", "unrouted", "message_with_two_offsets")
     wanted["published_differs"] = sorted(f"{victims[kind]['id']}-0" for kind in differing)
+    # Its receipt has the offset that the message had.
+    moved = f"{victims['offset_of_two_messages']['id']}-0:{subscriptions['takers']}"
+    wanted["receipt_wrong"] = sorted([*wanted["receipt_wrong"], moved])
     return wanted
 
 

@@ -20,12 +20,12 @@ SLA_S = 3600.0
 # The kinds of the contract; a rule that is lost must not go unseen.
 KINDS = frozenset(
     """
-op_without_half half_stuck half_altered published_differs committed_not_published published_without_commit
-published_after_rollback
+op_without_half half_stuck half_altered published_differs times_disagree committed_not_published
+published_without_commit published_after_rollback
 offset_of_two_messages message_with_two_offsets offsets_contradict_time unrouted undelivered delivery_late
-retry_overdue checkpoint_differs receipt_without_message receipt_not_matched content_differs parked checks_beyond_max
-verdict_refused archive_differs ledger_disagrees ledger_not_sent never_consumed consumed_twice consumed_not_sent
-certificate_differs fewer_than_usual
+retry_overdue checkpoint_differs receipt_without_message receipt_not_matched receipt_wrong content_differs
+parked checks_beyond_max verdict_refused archive_differs ledger_disagrees ledger_not_sent never_consumed
+consumed_twice consumed_not_sent certificate_differs fewer_than_usual
 """.split()  # noqa: SIM905 -- a list of names reads better so
 )
 
@@ -111,10 +111,20 @@ def _plant_altered(day: Day) -> Planted:
     day.extra["altered"] = [altered]
     day.committed(195)
     differing = {"transaction_id": id_of(195), "position": 0, "producer_group": "shop", "differs": "key"}
-    day.extra["differing"] = [differing | {"offset": offset} for offset in (19501, 19500)]
+    day.extra["differing"] = [differing | {"times": "", "offset": offset} for offset in (19501, 19500)]
+    day.committed(196)
+    untimely = {"transaction_id": id_of(196), "position": 0, "producer_group": "shop", "differs": "", "offset": 19600}
+    day.extra["differing"].append(untimely | {"times": "decided_at before born_at"})
+    day.committed(197)
+    wrong = {"transaction_id": id_of(197), "position": 0, "subscription_id": 1, "offset": 1, "differs": "offset"}
+    day.extra["wrong_receipt"] = [wrong | {"replay": replay} for replay in (7, 0)]
     return {
         "half_altered": _about("half_altered", 119, producer_group="shop"),
         "published_differs": of_message("published_differs", 195, producer_group="shop"),
+        "times_disagree": of_message("times_disagree", 196, producer_group="shop"),
+        "receipt_wrong": finding(
+            "receipt_wrong", f"{message_id(197)}:1", transaction_id=id_of(197), position=0, subscription_id=1
+        ),
     }
 
 

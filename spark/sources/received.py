@@ -1,0 +1,50 @@
+"""Finds the receipts of a day that the relay cannot have written.
+
+The comparison runs in Postgres, by the primary keys of the tables, and only wrong receipts leave it.
+"""
+
+from pyspark.sql import SparkSession
+
+from spark.postgres.connections import Day, Snapshot
+from spark.sources.scan import CLOCKS_DIFFER_S, write_found
+
+# A receipt has its message's offset; if the message is in the outbox more than once, one of them. A person may drop a
+# dead letter before the message is due, so only a delivery's `first_at` is judged. `settled_at` is compared with the
+# snapshot alone, because older versions wrote receipts that were settled before `first_at`. Upkeep makes dead letters
+# of what a closed day still holds, and removes those that were delivered at that moment a little later.
+WRONG = f"""
+select transaction_id, position, subscription_id, replay, "offset", differs from (
+  select r.transaction_id::text, r.position, r.subscription_id, r.replay, r."offset", concat_ws(', ',
+    case when r.outcome not in ('delivered', 'dropped') then 'outcome' end,
+    case when r.outcome = 'delivered' and r.status not between 200 and 299 then 'status' end,
+    case when r.outcome = 'delivered' and r.attempts < 1 or r.attempts < 0 then 'attempts' end,
+    case when r."offset" <> o."offset" and not exists (
+      select from {{outbox}} other where other.transaction_id = r.transaction_id and other.position = r.position
+        and other."offset" = r."offset"
+    ) then 'offset' end,
+    case when r.outcome = 'delivered' and r."offset" = o."offset" and r.first_at < skew.most + case when r.replay = 0
+      then coalesce(o.due_at, o.committed_at) else o.committed_at end then 'first_at' end,
+    case when greatest(r.first_at, r.settled_at) > '{{seen}}'::timestamptz - skew.most then 'settled_at' end,
+    case when d.transaction_id is not null then 'dead' end
+  ) as differs
+  from (values (interval '-{CLOCKS_DIFFER_S} seconds')) skew (most)
+  cross join {{receipt}} r
+  left join {{outbox}} o on o.transaction_id = r.transaction_id and o.position = r.position
+    and o.transaction_id >= '{{low}}' and o.transaction_id < '{{high}}'
+  left join dead_letter d on d.transaction_id = r.transaction_id and d.position = r.position
+    and d.subscription_id = r.subscription_id and d.replay = r.replay and d.reason <> 'day_left'
+    and d.transaction_id >= '{{low}}' and d.transaction_id < '{{high}}'
+  where r.transaction_id >= '{{low}}' and r.transaction_id < '{{high}}'
+) compared
+where differs <> ''
+"""  # noqa: S608 -- a number of ours
+
+
+def write_wrong_receipts(spark: SparkSession, snapshot: Snapshot, day: Day, directory: str) -> int:
+    """Write the day's wrong receipts (schemas.WRONG_RECEIPT) to files in `directory`; return their number.
+
+    Without any, there is no directory. Raises copy.FAILURES.
+    """
+    return write_found(
+        spark, snapshot, day, WRONG, directory, lambda batches: [row for one in batches for row in one.to_pylist()]
+    )

@@ -1,0 +1,113 @@
+"""Times and receipts are compared in Postgres, while a day is read."""
+
+from pathlib import Path
+from typing import LiteralString
+
+import psycopg
+import pytest
+from pyspark.sql import SparkSession
+
+from spark.sources import scan
+from tests.spark.days import days_ago, fill_day, rows
+from tests.spark.test_published_differs import read
+
+# One change each, and what is then said of the times.
+TIMES: dict[LiteralString, str | None] = {
+    "update op set decided_at = decided_at - interval '6 s' where transaction_id = %s": "decided_at before born_at",
+    "update op set decided_at = decided_at - interval '4 s' where transaction_id = %s": None,
+    "update outbox set committed_at = committed_at - interval '6 s' where transaction_id = %s": (
+        "committed_at before decided_at"
+    ),
+    "update outbox set committed_at = committed_at - interval '4 s' where transaction_id = %s": None,
+    "with gone as (delete from op where transaction_id = %(id)s) update outbox set committed_at = committed_at "
+    "- interval '6 s' where transaction_id = %(id)s": "committed_at before born_at",
+    "update half set born_at = born_at + interval '1 year' where transaction_id = %s": (
+        "born_at in the future, decided_at before born_at"
+    ),
+    "with gone as (delete from outbox where transaction_id = %(id)s) update op set verdict = 2, "
+    "decided_at = now() + interval '1 minute' where transaction_id = %(id)s": "decided_at in the future",
+    "update outbox set committed_at = now() + interval '1 minute' where transaction_id = %s": (
+        "committed_at in the future"
+    ),
+    "update outbox set committed_at = now() + interval '2 s' where transaction_id = %s": None,
+}
+# One change each, and what is then wrong with the receipt.
+RECEIPTS: dict[LiteralString, str | None] = {
+    "update receipt set outcome = 'received' where transaction_id = %s": "outcome",
+    "update receipt set outcome = 'dropped', status = 500 where transaction_id = %s": None,
+    "update receipt set status = 500 where transaction_id = %s": "status",
+    "update receipt set status = 302 where transaction_id = %s": "status",
+    "update receipt set status = 204 where transaction_id = %s": None,
+    "update receipt set status = null where transaction_id = %s": None,
+    "update receipt set attempts = 0 where transaction_id = %s": "attempts",
+    "update receipt set attempts = 0, outcome = 'dropped' where transaction_id = %s": None,
+    'update receipt set "offset" = "offset" + 1 where transaction_id = %s': "offset",
+    "update outbox set due_at = committed_at + interval '1 hour' where transaction_id = %s": "first_at",
+    # Within the time by which clocks may differ.
+    "update outbox set due_at = committed_at + interval '4 s' where transaction_id = %s": None,
+    "with later as (update outbox set due_at = committed_at + interval '1 hour' where transaction_id = %(id)s) "
+    "update receipt set outcome = 'dropped' where transaction_id = %(id)s": None,
+    # A replay may send a message that is not due.
+    "with later as (update outbox set due_at = committed_at + interval '1 hour' where transaction_id = %(id)s) "
+    "update receipt set replay = 3 where transaction_id = %(id)s": None,
+    "update receipt set replay = 3, first_at = first_at - interval '6 s' where transaction_id = %s": "first_at",
+    "update receipt set settled_at = now() + interval '1 minute' where transaction_id = %s": "settled_at",
+    # Older versions wrote such receipts.
+    "update receipt set settled_at = first_at - interval '1 hour' where transaction_id = %s": None,
+    'insert into dead_letter (subscription_id, transaction_id, position, "offset", topic, attempts, reason, died_at) '
+    "select subscription_id, transaction_id, position, \"offset\", 'order', 1, 'attempts', now() from receipt "
+    "where transaction_id = %s": "dead",
+    'insert into dead_letter (subscription_id, transaction_id, position, "offset", topic, attempts, reason, died_at) '
+    "select subscription_id, transaction_id, position, \"offset\", 'order', 1, 'day_left', now() from receipt "
+    "where transaction_id = %s": None,
+    # Of a message that was published twice, either offset will do.
+    'insert into outbox (transaction_id, position, "offset", topic, key, tag, committed_at) '
+    'select transaction_id, position, "offset" + 1000000, topic, key, tag, now() from outbox '
+    "where transaction_id = %s": None,
+    # The rule receipt_without_message judges it.
+    "delete from outbox where transaction_id = %s": None,
+}
+
+
+def changed(dsn: str, changes: dict[LiteralString, str | None]) -> dict[str, str]:
+    """Change one message each, spread over the day; return what is to be found, by transaction."""
+    ids = [str(row["transaction_id"]) for row in rows(dsn, "select transaction_id from outbox order by 1")]
+    wanted = {}
+    with psycopg.connect(dsn) as connection:
+        connection.execute("alter table outbox drop constraint outbox_pkey cascade")
+        for victim, (change, differs) in zip(ids[:: len(ids) // len(changes)], changes.items(), strict=False):
+            given = {"id": victim} if "%(id)s" in change else [victim]
+            assert connection.execute(change, given).rowcount == 1, change
+            if differs is not None:
+                wanted[victim] = differs
+    assert len(wanted) == sum(differs is not None for differs in changes.values())
+    return wanted
+
+
+@pytest.fixture
+def day(dsn: str, monkeypatch: pytest.MonkeyPatch) -> str:
+    """A database with a day in which nothing is wrong, of several ranges."""
+    fill_day(dsn, days_ago(3), 300)
+    monkeypatch.setattr(scan, "PAGES_AT_ONCE", 1)
+    return dsn
+
+
+def test_nothing_is_said_of_a_day_as_it_is(spark: SparkSession, day: str, tmp_path: Path) -> None:
+    f = read(spark, day, tmp_path)
+    assert f.differing is not None
+    assert f.wrong_receipt is not None
+    assert (f.differing.collect(), f.wrong_receipt.collect()) == ([], [])
+
+
+def test_times_that_disagree_are_named(spark: SparkSession, day: str, tmp_path: Path) -> None:
+    wanted = changed(day, TIMES)
+    found = read(spark, day, tmp_path).differing
+    assert found is not None
+    assert {row.transaction_id: row.times for row in found.where("times <> ''").collect()} == wanted
+
+
+def test_what_is_wrong_with_a_receipt_is_named(spark: SparkSession, day: str, tmp_path: Path) -> None:
+    wanted = changed(day, RECEIPTS)
+    found = read(spark, day, tmp_path).wrong_receipt
+    assert found is not None
+    assert {row.transaction_id: row.differs for row in found.collect()} == wanted
