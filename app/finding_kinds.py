@@ -29,6 +29,7 @@ class Kind(StrEnum):
     RECEIPT_WITHOUT_MESSAGE = "receipt_without_message"
     RECEIPT_NOT_MATCHED = "receipt_not_matched"
     RECEIPT_WRONG = "receipt_wrong"
+    ORDER_BROKEN = "order_broken"
     CONTENT_DIFFERS = "content_differs"
     PARKED = "parked"
     CHECKS_BEYOND_MAX = "checks_beyond_max"
@@ -126,6 +127,10 @@ MEANINGS: dict[Kind, Meaning] = {
     Kind.RECEIPT_WRONG: Meaning(
         "A receipt has an outcome, status, offset or time that no relay writes, or there is a dead letter too.",
         "Compare the receipt with the message's timeline, and find out what wrote or changed it.",
+    ),
+    Kind.ORDER_BROKEN: Meaning(
+        "A subscription with `ordered: key` was sent a message of a key before the previous one was settled.",
+        "Compare both receipts and the log of the worker; ask the subscriber which state it has stored for the key.",
     ),
     Kind.CONTENT_DIFFERS: Meaning(
         "The sent or archived content differs from what the producer posted: the digests do not match.",

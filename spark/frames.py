@@ -9,6 +9,9 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.types import StructType
 
+# A change or a deletion of a subscription reaches every worker within this time.
+CHANGE_SETTLES_S = 60
+
 
 @dataclass(frozen=True)
 class Frames:
@@ -46,6 +49,8 @@ class Frames:
     differing: DataFrame | None = None
     # WRONG_RECEIPT: the receipts that the relay cannot have written. None: they were not compared.
     wrong_receipt: DataFrame | None = None
+    # OUT_OF_ORDER: the receipts that contradict the order of their key. None: they were not compared.
+    out_of_order: DataFrame | None = None
     # What each subscription takes and must have got, computed once; see spark/transforms/routes.py.
     routes: DataFrame | None = None
     # The number of rows of each frame, if it is known.

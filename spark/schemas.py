@@ -222,6 +222,16 @@ long offset!
 string differs!
 """)
 
+# A receipt of an ordered subscription whose message was sent before the previous one of its key was settled: the offset
+# of that one, and when it was settled.
+OUT_OF_ORDER = _schema("""
+string transaction_id!
+short position!
+int subscription_id!, replay!
+long offset!, before_offset!
+string first_at!, before_at!
+""")
+
 # A subscription with late deliveries: how many messages, the id and offset of the first, and since when they are due.
 LATE = _schema("""
 int subscription_id!
@@ -248,4 +258,9 @@ WHOLE = {
 }
 FRAMES = BIG | OF_DAY | WHOLE
 # What the read found; frames.json has the number of rows by these names.
-FOUND = {"altered": ALTERED, "differing": DIFFERING, "wrong_receipt": WRONG_RECEIPT}
+FOUND = {
+    "altered": ALTERED,
+    "differing": DIFFERING,
+    "wrong_receipt": WRONG_RECEIPT,
+    "out_of_order": OUT_OF_ORDER,
+}

@@ -28,6 +28,7 @@ PART_OF: Mapping[str, str] = MappingProxyType(
         "receipt_without_message": "complete",
         "receipt_not_matched": "agreed",
         "receipt_wrong": "agreed",
+        "order_broken": "orderly",
         "content_differs": "agreed",
         "parked": "timely",
         "checks_beyond_max": "timely",

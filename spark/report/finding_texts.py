@@ -81,6 +81,10 @@ MEANINGS: dict[str, tuple[str, str]] = {
         "A receipt has an outcome, status, offset or time that no relay writes, or there is a dead letter too.",
         "Compare the receipt with the message's timeline, and find out what wrote or changed it.",
     ),
+    "order_broken": (
+        "A subscription with `ordered: key` was sent a message of a key before the previous one was settled.",
+        "Compare both receipts and the log of the worker; ask the subscriber which state it has stored for the key.",
+    ),
     "content_differs": (
         "The sent or archived content differs from what the producer posted: the digests do not match.",
         "Ask the subscriber for the received content and compare; then check the database's disks and memory.",

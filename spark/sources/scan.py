@@ -27,18 +27,21 @@ def write_found(
     query: str,
     directory: str,
     found_in: Callable[[Any], Iterable[Mapping[str, Any]]],
+    *,
+    whole: bool = False,
 ) -> int:
     """Write what `found_in` finds in the record batches of a query as JSON to files in `directory`; return the number.
 
     The query has the names of the day's partitions (`{half}`, `{op}`, `{outbox}`, `{receipt}`), a half-open range of
-    ids, `{low}` and `{high}`, and the snapshot's time, `{seen}`. Without findings, there is no directory. Raises
-    copy.FAILURES.
+    ids, `{low}` and `{high}`, and the snapshot's time, `{seen}`. `whole`: it runs once, over the whole day. Without
+    findings, there is no directory. Raises copy.FAILURES.
     """
     files, number_of = Files(spark), 0
     given = {table: partition_name(table, day.day) for table in ("half", "op", "outbox", "receipt")}
     given["seen"] = snapshot.seen_at.isoformat()
+    pages = 0 if whole else snapshot.pages(given["half"])
     with copy.cursor_in(snapshot) as cursor:
-        for number, (low, high) in enumerate(_ranges(day, snapshot.pages(given["half"]))):
+        for number, (low, high) in enumerate(_ranges(day, pages)):
             began = time.monotonic()
             cursor.execute(query.format(**given, low=low, high=high))
             with cursor.fetch_record_batch() as batches:

@@ -1,4 +1,4 @@
-"""Rules about what the read compared: content, times and receipts are as the service writes them."""
+"""Rules about what the read compared: content, times, receipts and their order are as the service writes them."""
 
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
@@ -37,8 +37,19 @@ def receipt_wrong(j: Joined) -> DataFrame:
     """A receipt says what the relay never writes: see spark/sources/received.py."""
     found = j.whole.wrong_receipt
     assert found is not None
-    # The same delivery can be wrong live and in replays.
     columns = ("offset", "differs")
+    return findings(_first_replay(found, *columns), j.day, "receipt_wrong", delivery_id(), "replay", *columns)
+
+
+def order_broken(j: Joined) -> DataFrame:
+    """A message of an ordered subscription was sent before the one before it in its key was settled."""
+    found = j.whole.out_of_order
+    assert found is not None
+    columns = ("offset", "first_at", "before_offset", "before_at")
+    return findings(_first_replay(found, *columns), j.day, "order_broken", delivery_id(), "replay", *columns)
+
+
+def _first_replay(found: DataFrame, *columns: str) -> DataFrame:
+    """The same delivery can be wrong live and in replays, which is one finding."""
     by_delivery = found.groupBy(DELIVERY)
-    first = by_delivery.agg(F.min("replay").alias("replay"), *(F.min_by(one, "replay").alias(one) for one in columns))
-    return findings(first, j.day, "receipt_wrong", delivery_id(), "replay", *columns)
+    return by_delivery.agg(F.min("replay").alias("replay"), *(F.min_by(one, "replay").alias(one) for one in columns))

@@ -7,12 +7,10 @@ prefix itself begins with `halfnote.`. An empty list of tags, and an empty set o
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
-from spark.frames import Frames
+from spark.frames import CHANGE_SETTLES_S, Frames
 from spark.transforms.subscriptions import subscriptions
 
 RESERVED = "halfnote."
-# A change of topics and filters, or a deletion of a subscription, reaches every worker within this time.
-CHANGE_SETTLES_S = 60
 
 _FILTERS = "tags array<string>, headers map<string, string>"
 

@@ -9,7 +9,7 @@ from app.relay import assignments, unrouted
 from app.relay import loop as relay_loop
 from app.store.retention import days
 from app.verdicts import CheckBackState, Verdict
-from spark import day_selection, manifest, schemas
+from spark import day_selection, frames, manifest, schemas
 from spark.postgres import connections
 from spark.transforms import joined, routes, transactions
 
@@ -43,7 +43,7 @@ def test_a_change_has_reached_every_worker_before_deliveries_are_judged_by_it() 
     longest = (
         max(relay_loop.REFRESH_EVERY, assignments.RENEW_EVERY, timedelta(seconds=unrouted.EVERY_S)) + assignments.LEASE
     )
-    assert 2 * longest <= timedelta(seconds=routes.CHANGE_SETTLES_S)
+    assert 2 * longest <= timedelta(seconds=frames.CHANGE_SETTLES_S)
 
 
 def test_a_day_is_final_only_when_nothing_can_be_put_off_any_longer() -> None:

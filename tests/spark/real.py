@@ -142,7 +142,7 @@ async def _subscriptions(maker: Maker) -> None:
     await maker.subscribe("ops", "halfnote.*")
     await maker.subscribe("former", "order")
     await maker.subscribe("changing", "order", "changed")
-    await maker.subscribe("takers", "victim")
+    await maker.subscribe("takers", "victim", ordered="key")
 
 
 async def _decided(maker: Maker) -> None:

@@ -70,6 +70,9 @@ ON_SENT = {
     "published_differs": "update outbox set due_at = committed_at where transaction_id = %(id)s",
     "times_disagree": "update op set decided_at = decided_at - interval '1 minute' where transaction_id = %(id)s",
     "receipt_wrong": "update receipt set status = 500 where transaction_id = %(id)s",
+    # Every third message has the same key.
+    "order_broken": "update receipt r set first_at = b.first_at, settled_at = b.settled_at from receipt b "
+    'where r.transaction_id = %(id)s and b."offset" = %(offset)s - 3 and b.subscription_id = r.subscription_id',
     "content_differs": "update receipt set digest = sha256('x') where transaction_id = %(id)s",
     "verdict_refused": "insert into attempt (transaction_id, kind, at, outcome, verdict, source) "
     "values (%(id)s, 'refused', now(), 'refused', 2, 0)",
@@ -196,6 +199,7 @@ def subjects(victims: Victims, subscriptions: dict[str, int]) -> dict[str, list[
     takers = {
         "undelivered": "takers",
         "receipt_wrong": "takers",
+        "order_broken": "takers",
         "receipt_without_message": "takers",
         "receipt_not_matched": "mailer",
     }

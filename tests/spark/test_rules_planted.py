@@ -23,7 +23,7 @@ KINDS = frozenset(
 op_without_half half_stuck half_altered published_differs times_disagree committed_not_published
 published_without_commit published_after_rollback
 offset_of_two_messages message_with_two_offsets offsets_contradict_time unrouted undelivered delivery_late
-retry_overdue checkpoint_differs receipt_without_message receipt_not_matched receipt_wrong content_differs
+retry_overdue checkpoint_differs receipt_without_message receipt_not_matched receipt_wrong order_broken content_differs
 parked checks_beyond_max verdict_refused archive_differs ledger_disagrees ledger_not_sent never_consumed
 consumed_twice consumed_not_sent certificate_differs fewer_than_usual
 """.split()  # noqa: SIM905 -- a list of names reads better so
@@ -118,12 +118,19 @@ def _plant_altered(day: Day) -> Planted:
     day.committed(197)
     wrong = {"transaction_id": id_of(197), "position": 0, "subscription_id": 1, "offset": 1, "differs": "offset"}
     day.extra["wrong_receipt"] = [wrong | {"replay": replay} for replay in (7, 0)]
+    day.committed(198)
+    early = {"transaction_id": id_of(198), "position": 0, "subscription_id": 1, "replay": 0, "offset": 19800}
+    early |= {"before_offset": 19700, "first_at": "2026-11-20T12:00:00Z", "before_at": "2026-11-20T12:00:06Z"}
+    day.extra["out_of_order"] = [early]
     return {
         "half_altered": _about("half_altered", 119, producer_group="shop"),
         "published_differs": of_message("published_differs", 195, producer_group="shop"),
         "times_disagree": of_message("times_disagree", 196, producer_group="shop"),
         "receipt_wrong": finding(
             "receipt_wrong", f"{message_id(197)}:1", transaction_id=id_of(197), position=0, subscription_id=1
+        ),
+        "order_broken": finding(
+            "order_broken", f"{message_id(198)}:1", transaction_id=id_of(198), position=0, subscription_id=1
         ),
     }
 
