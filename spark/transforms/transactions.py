@@ -8,6 +8,8 @@ from spark.transforms.joined import IN_DOUBT, PARKED, Joined
 
 # The hourly pass over every undecided day finds what the others missed; the pass itself may take as long again.
 LONGEST_SWEEP_S = 7200
+# No policy has a longer interval or immunity. A group's is today's, and may have been longer when a check was planned.
+LONGEST_POLICY_S = 86_400
 # The most transactions that a finding of a refused verdict names.
 NAMED = 10
 STUCK = ("transaction_id", "born_at", "first_check_at", "swept", "answered", "next_check_at", "unanswered_since")
@@ -38,6 +40,8 @@ def half_stuck(j: Joined) -> DataFrame:
     A row in check_back always has the time of its next check. It is stuck if that time is over by more than
     `longest_hold_s`, for which `Retry-After` holds a group, `longest_backoff_s`, which is longer than any lease, and a
     pass; or if no answer came for `unanswered_park_s`, and the check after that, which parks it, never came.
+
+    It is stuck too if its next or first check is planned for later than any policy says.
     """
     undecided = F.col("positions").isNotNull() & F.col("verdict").isNull() & ~F.col("state").eqNullSafe(PARKED)
     swept = F.col("state").isNotNull()
@@ -47,7 +51,11 @@ def half_stuck(j: Joined) -> DataFrame:
     # The earlier of both; least() ignores nulls.
     overdue = F.least(_after("next_check_at", postponed), parked_by)
     over = F.when(swept, overdue).otherwise(_after("first_check_at", sweep))
-    found = j.transactions.where(undecided & (over < j.seen_at)).withColumn("swept", swept)
+    longest = F.lit(LONGEST_POLICY_S) + sweep
+    too_far = F.when(swept, F.col("next_check_at") > _later(j.seen_at, longest)).otherwise(
+        F.col("first_check_at") > _after("born_at", longest)
+    )
+    found = j.transactions.where(undecided & ((over < j.seen_at) | too_far)).withColumn("swept", swept)
     return findings(found, j.day, "half_stuck", *STUCK)
 
 
@@ -94,4 +102,8 @@ def verdict_refused(j: Joined) -> DataFrame:
 
 
 def _after(since: str, seconds: Column) -> Column:
-    return F.col(since) + F.make_dt_interval(secs=seconds.cast("decimal(18, 6)"))
+    return _later(F.col(since), seconds)
+
+
+def _later(at: Column, seconds: Column) -> Column:
+    return at + F.make_dt_interval(secs=seconds.cast("decimal(18, 6)"))

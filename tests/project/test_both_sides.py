@@ -4,9 +4,11 @@ from datetime import date, timedelta
 
 from app import models, topic_patterns
 from app.checkback import sweep
+from app.coordinator import wire
 from app.policy import check_schedule, delivery_retry
 from app.relay import assignments, unrouted
 from app.relay import loop as relay_loop
+from app.schemas import producer_groups
 from app.store.retention import days
 from app.verdicts import CheckBackState, Verdict
 from spark import day_selection, frames, manifest, schemas
@@ -36,6 +38,14 @@ def test_the_prefix_of_halfnotes_own_topics() -> None:
 def test_a_half_is_swept_before_it_is_called_stuck() -> None:
     """The hourly pass may have just passed it by, and takes as long again at most."""
     assert transactions.LONGEST_SWEEP_S == 2 * sweep.HOURLY_EVERY_S
+
+
+def test_no_policy_waits_longer_than_the_proof_takes_for_the_longest() -> None:
+    fields = producer_groups.GroupPut.model_fields
+    allowed = [fields[name].metadata for name in ("interval_s", "immunity_s")]
+    assert {bound.le for one in allowed for bound in one if hasattr(bound, "le")} == {transactions.LONGEST_POLICY_S}
+    assert transactions.LONGEST_POLICY_S == wire.POLICY_MAX_S
+    assert max(check_schedule.LONGEST_BACKOFF_S, check_schedule.LONGEST_HOLD_S) <= transactions.LONGEST_POLICY_S
 
 
 def test_a_change_has_reached_every_worker_before_deliveries_are_judged_by_it() -> None:

@@ -21,6 +21,10 @@ def young_halves(day: Day) -> None:
     day.half(102)
     since = day.seen_at - timedelta(days=3) - 3 * HOUR
     day.check_back(102, asked=900, answered=15, unanswered=600, unanswered_since=since, next_check_at=day.seen_at)
+    # The longest interval, and the longest immunity.
+    day.half(103)
+    day.check_back(103, answered=1, asked=1, next_check_at=day.seen_at + timedelta(days=1))
+    day.half(104, born_at=day.seen_at - HOUR, first_check_at=day.seen_at + timedelta(days=1))
 
 
 def operational_message(day: Day) -> None:

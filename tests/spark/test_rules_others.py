@@ -115,13 +115,17 @@ def _received_by_the_deleted(day: Day) -> Found:
 
 
 def _waiting_for_longer_than_policy(day: Day) -> Found:
-    """In check_back, not asked when it was due; and asked, without an answer, for longer than its group waits."""
+    """In check_back, not asked when it was due; asked, without an answer, for longer than its group waits; and with a
+    next or first check that is later than any policy says."""
     day.half(191)
     day.check_back(191, next_check_at=day.seen_at - timedelta(hours=4))
     day.half(192)
     since = day.seen_at - timedelta(days=3, hours=4)
     day.check_back(192, unanswered=500, unanswered_since=since, next_check_at=day.seen_at)
-    return {("half_stuck", id_of(191)), ("half_stuck", id_of(192))}
+    day.half(193)
+    day.check_back(193, next_check_at=day.seen_at + timedelta(days=365))
+    day.half(194, first_check_at=born(194) + timedelta(days=365))
+    return {("half_stuck", id_of(number)) for number in (191, 192, 193, 194)}
 
 
 PLANTED: tuple[Callable[[Day], Found], ...] = (
