@@ -9,9 +9,11 @@ from spark.postgres.connections import Day, Snapshot
 from spark.sources.scan import CLOCKS_DIFFER_S, write_found
 
 # A receipt has its message's offset; if the message is in the outbox more than once, one of them. A person may drop a
-# dead letter before the message is due, so only a delivery's `first_at` is judged. `settled_at` is compared with the
-# snapshot alone, because older versions wrote receipts that were settled before `first_at`. Upkeep makes dead letters
-# of what a closed day still holds, and removes those that were delivered at that moment a little later.
+# dead letter before the message is due, so only a delivery's `first_at` is judged. The forced removal of a day makes
+# dead letters of messages that are not due; if the day is opened again, a redelivery sends such a message at once.
+# `settled_at` is compared with the snapshot alone, because older versions wrote receipts that were settled before
+# `first_at`. Upkeep makes dead letters of what a closed day still holds, and removes those that were delivered at that
+# moment a little later.
 WRONG = f"""
 select transaction_id, position, subscription_id, replay, "offset", differs from (
   select r.transaction_id::text, r.position, r.subscription_id, r.replay, r."offset", concat_ws(', ',
@@ -22,8 +24,11 @@ select transaction_id, position, subscription_id, replay, "offset", differs from
       select from {{outbox}} other where other.transaction_id = r.transaction_id and other.position = r.position
         and other."offset" = r."offset"
     ) then 'offset' end,
-    case when r.outcome = 'delivered' and r."offset" = o."offset" and r.first_at < skew.most + case when r.replay = 0
-      then coalesce(o.due_at, o.committed_at) else o.committed_at end then 'first_at' end,
+    case when r.outcome = 'delivered' and r."offset" = o."offset" and (r.first_at < o.committed_at + skew.most or
+      r.replay = 0 and r.first_at < o.due_at + skew.most and not exists (
+        select from redelivery again where again.transaction_id = r.transaction_id and again.position = r.position
+          and again.subscription_id = r.subscription_id and again.replay = 0 and again.what = 'redelivered'
+      )) then 'first_at' end,
     case when greatest(r.first_at, r.settled_at) > '{{seen}}'::timestamptz - skew.most then 'settled_at' end,
     case when d.transaction_id is not null then 'dead' end
   ) as differs

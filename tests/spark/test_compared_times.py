@@ -31,6 +31,12 @@ TIMES: dict[LiteralString, str | None] = {
     ),
     "update outbox set committed_at = now() + interval '2 s' where transaction_id = %s": None,
 }
+# A person's record of a receipt's message.
+REDELIVERED: LiteralString = (
+    'insert into redelivery (subscription_id, replay, transaction_id, position, "offset", what, at, died_at, '
+    "died_because, attempts) select subscription_id, 0, transaction_id, position, \"offset\", '{}', now(), now(), "
+    "'day_left', 0 from receipt where transaction_id = %(id)s"
+)
 # One change each, and what is then wrong with the receipt.
 RECEIPTS: dict[LiteralString, str | None] = {
     "update receipt set outcome = 'received' where transaction_id = %s": "outcome",
@@ -47,6 +53,15 @@ RECEIPTS: dict[LiteralString, str | None] = {
     "update outbox set due_at = committed_at + interval '4 s' where transaction_id = %s": None,
     "with later as (update outbox set due_at = committed_at + interval '1 hour' where transaction_id = %(id)s) "
     "update receipt set outcome = 'dropped' where transaction_id = %(id)s": None,
+    # A redelivery sends at once, also a dead letter that the removal of a day made before the message was due.
+    "with later as (update outbox set due_at = committed_at + interval '1 hour' where transaction_id = %(id)s) "
+    f"{REDELIVERED.format('redelivered')}": None,
+    "with later as (update outbox set due_at = committed_at + interval '1 hour' where transaction_id = %(id)s) "
+    f"{REDELIVERED.format('dropped')}": "first_at",
+    "with later as (update outbox set committed_at = committed_at + interval '4 s', due_at = committed_at "
+    "+ interval '1 hour' where transaction_id = %(id)s), early as (update receipt set first_at = first_at - interval "
+    "'6 s' where transaction_id = %(id)s) "
+    f"{REDELIVERED.format('redelivered')}": "first_at",
     # A replay may send a message that is not due.
     "with later as (update outbox set due_at = committed_at + interval '1 hour' where transaction_id = %(id)s) "
     "update receipt set replay = 3 where transaction_id = %(id)s": None,
