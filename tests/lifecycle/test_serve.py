@@ -271,6 +271,8 @@ async def test_the_parent_of_several_workers_starts_a_dead_postgres_again(
 ) -> None:
     served = service("serve", "--workers", "2")
     await served.start()
+    # Without Postgres a process that is still starting fails, and with it the service.
+    await served.until_ready()
     async with httpx.AsyncClient(base_url=served.url, timeout=30) as client:
         await client.put("/producer-groups/shop", json={"check_urls": ["http://127.0.0.1:9/check"]})
         before = (await client.post("/half", json=ORDER)).json()["transaction_id"]

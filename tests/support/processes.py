@@ -76,6 +76,16 @@ class Service:
                 except httpx.TransportError:
                     await asyncio.sleep(0.05)
 
+    async def until_ready(self) -> None:
+        """Wait until every process of `halfnote serve` serves. If one fails at its first start, the service ends."""
+        async with asyncio.timeout(90):
+            # The command prints it after the last of them serves.
+            while f"Halfnote is ready on {self.url}" not in self.log.read_text():
+                assert self.process is not None
+                if self.process.poll() is not None:
+                    raise RuntimeError(self.log.read_text())
+                await asyncio.sleep(0.02)
+
     def kill(self) -> None:
         """kill -9; its Postgres may continue."""
         assert self.process is not None
