@@ -25,6 +25,7 @@ class Kind(StrEnum):
     UNDELIVERED = "undelivered"
     DELIVERY_LATE = "delivery_late"
     RETRY_OVERDUE = "retry_overdue"
+    RETRY_NEVER_DUE = "retry_never_due"
     CHECKPOINT_DIFFERS = "checkpoint_differs"
     RECEIPT_WITHOUT_MESSAGE = "receipt_without_message"
     RECEIPT_NOT_MATCHED = "receipt_not_matched"
@@ -111,6 +112,10 @@ MEANINGS: dict[Kind, Meaning] = {
     Kind.RETRY_OVERDUE: Meaning(
         "A subscription works, and retries of its deliveries were due longer ago than the SLA.",
         "Look at its breaker and its receiver (`GET /subscriptions/{name}`), and that a worker runs (`GET /readyz`).",
+    ),
+    Kind.RETRY_NEVER_DUE: Meaning(
+        "A subscription has retries that are due later than its schedule permits: until then they are not sent.",
+        "Look at `due_at` of its rows in `delivery_retry`, make them due, and find out what changed them.",
     ),
     Kind.CHECKPOINT_DIFFERS: Meaning(
         "The checkpoint of a subscription is missing, or lacks rows of shards: no worker delivers its messages.",

@@ -49,6 +49,8 @@ class Frames:
     differing: DataFrame | None = None
     # WRONG_RECEIPT: the receipts that the relay cannot have written. None: they were not compared.
     wrong_receipt: DataFrame | None = None
+    # NEVER_DUE: the subscriptions with retries that are due later than planned. None: they were not compared.
+    never_due: DataFrame | None = None
     # OUT_OF_ORDER: the receipts that contradict the order of their key. None: they were not compared.
     out_of_order: DataFrame | None = None
     # What each subscription takes and must have got, computed once; see spark/transforms/routes.py.

@@ -222,6 +222,15 @@ long offset!
 string differs!
 """)
 
+# A subscription with retries that are due later than the relay plans them: their number, and the message and due time
+# of the last one.
+NEVER_DUE = _schema("""
+int subscription_id!
+string name!
+long retries!
+string last!, due_at!
+""")
+
 # A receipt of an ordered subscription whose message was sent before the previous one of its key was settled: the offset
 # of that one, and when it was settled.
 OUT_OF_ORDER = _schema("""
@@ -262,5 +271,6 @@ FOUND = {
     "altered": ALTERED,
     "differing": DIFFERING,
     "wrong_receipt": WRONG_RECEIPT,
+    "never_due": NEVER_DUE,
     "out_of_order": OUT_OF_ORDER,
 }

@@ -24,6 +24,7 @@ PART_OF: Mapping[str, str] = MappingProxyType(
         "undelivered": "complete",
         "delivery_late": "timely",
         "retry_overdue": "timely",
+        "retry_never_due": "timely",
         "checkpoint_differs": "complete",
         "receipt_without_message": "complete",
         "receipt_not_matched": "agreed",

@@ -65,6 +65,10 @@ MEANINGS: dict[str, tuple[str, str]] = {
         "A subscription works, and retries of its deliveries were due longer ago than the SLA.",
         "Look at its breaker and its receiver (`GET /subscriptions/{name}`), and that a worker runs (`GET /readyz`).",
     ),
+    "retry_never_due": (
+        "A subscription has retries that are due later than its schedule permits: until then they are not sent.",
+        "Look at `due_at` of its rows in `delivery_retry`, make them due, and find out what changed them.",
+    ),
     "checkpoint_differs": (
         "The checkpoint of a subscription is missing, or lacks rows of shards: no worker delivers its messages.",
         "Find out what deleted rows of `checkpoint`, and write them again at an offset that is surely received.",

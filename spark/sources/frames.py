@@ -27,7 +27,7 @@ from spark.frames import Frames, empty
 from spark.postgres import copy
 from spark.postgres.connections import Connection, Day, Snapshot, partition_name
 from spark.postgres.standby import cancelled_by_replay
-from spark.sources import half_digests, key_order, published, received
+from spark.sources import half_digests, key_order, published, received, retries
 
 FETCH_ROWS = 10_000
 # The pages of one range, which a connection reads in some hundred milliseconds.
@@ -51,6 +51,7 @@ _FOUND: dict[str, tuple[str, Writes]] = {
     "altered": ("compute digests", half_digests.write_altered),
     "differing": ("compare outbox", published.write_differing),
     "wrong_receipt": ("compare receipts", received.write_wrong_receipts),
+    "never_due": ("compare retries", retries.write_never_due),
     "out_of_order": ("compare the order of keys", key_order.write_out_of_order),
 }
 

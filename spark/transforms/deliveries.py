@@ -44,6 +44,13 @@ def retry_overdue(j: Joined) -> DataFrame:
     return findings(found, j.day, "retry_overdue", "name", "retries", "first", "due_at")
 
 
+def retry_never_due(j: Joined) -> DataFrame:
+    """Retries are due later than their subscription's schedule permits: see spark/sources/retries.py."""
+    found = j.whole.never_due
+    assert found is not None
+    return findings(found, j.day, "retry_never_due", "name", "retries", "last", "due_at")
+
+
 def checkpoint_differs(j: Joined) -> DataFrame:
     """A subscription's checkpoint has not one row for each of its shards, so no worker delivers what is missing."""
     found = routes(j.whole).where(

@@ -97,6 +97,13 @@ OF_SUBSCRIPTIONS = {
         "where s.name = 'flaky' and c.subscription_id = s.subscription_id",
     ),
     "retry_overdue": ("ordered", "update delivery_retry set due_at = now() - interval '1 minute'"),
+    "retry_never_due": (
+        "paused",
+        'insert into delivery_retry (subscription_id, transaction_id, position, "offset", topic, attempts, first_at, '
+        "due_at) select s.subscription_id, o.transaction_id, o.position, o.\"offset\", o.topic, 1, now(), '2099-01-01' "
+        "from subscription s, (select * from outbox where topic = 'order' order by \"offset\" limit 1) o "
+        "where s.name = 'paused'",
+    ),
     "checkpoint_differs": (
         "dying",
         "delete from checkpoint c using subscription s "

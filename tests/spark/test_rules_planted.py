@@ -23,7 +23,8 @@ KINDS = frozenset(
 op_without_half half_stuck half_altered published_differs times_disagree committed_not_published
 published_without_commit published_after_rollback
 offset_of_two_messages message_with_two_offsets offsets_contradict_time unrouted undelivered delivery_late
-retry_overdue checkpoint_differs receipt_without_message receipt_not_matched receipt_wrong order_broken content_differs
+retry_overdue retry_never_due checkpoint_differs receipt_without_message receipt_not_matched receipt_wrong
+order_broken content_differs
 parked checks_beyond_max verdict_refused archive_differs ledger_disagrees ledger_not_sent never_consumed
 consumed_twice consumed_not_sent certificate_differs fewer_than_usual
 """.split()  # noqa: SIM905 -- a list of names reads better so
@@ -167,7 +168,16 @@ def _plant_deliveries(day: Day) -> Planted:
     day.delivery("delivery_retry", 134, subscription=4, due_at=day.seen_at - timedelta(seconds=SLA_S + 1))
     day.subscribe(5, "nothing")
     day.rows["checkpoint"].pop()
-    of_subscriptions = {"delivery_late": 3, "retry_overdue": 4, "checkpoint_differs": 5}
+    day.subscribe(6, "nothing")
+    far = {
+        "subscription_id": 6,
+        "name": "mailer-6",
+        "retries": 2,
+        "last": message_id(1),
+        "due_at": "2099-01-01T00:00:00Z",
+    }
+    day.extra["never_due"] = [far]
+    of_subscriptions = {"delivery_late": 3, "retry_overdue": 4, "checkpoint_differs": 5, "retry_never_due": 6}
     kinds = {"undelivered": (130, 1), "receipt_without_message": (131, 1), "receipt_not_matched": (132, 2)}
     return {
         kind: of_message(kind, number, subscription_id=to) | {"subject": f"{message_id(number)}:{to}"}
