@@ -17,6 +17,7 @@ from contextlib import ExitStack, suppress
 from dataclasses import replace
 from datetime import UTC, date, datetime
 from pathlib import Path
+from typing import Any
 
 if not __package__:
     # spark-submit runs this file, so Python searches for modules in its directory and not in the root.
@@ -40,11 +41,13 @@ from spark.postgres.connections import Connection, connect, only_run
 from spark.postgres.size import is_small
 from spark.proof import certify, store_results, usual_counts
 from spark.proof.parquet_output import Mark, Output
-from spark.proof.prove_day import ProvedDay, first_findings, prove
+from spark.proof.prove_day import ProvedDay, ReadDay, first_findings, prove
 from spark.proof.read_days import Ledgers, Read, Wish, read_days, read_ledgers, read_parquet
 from spark.proof.store_results import RunResult, Written
 from spark.report.page import NAMED_DAYS, render
+from spark.schemas import FINDING
 from spark.sources.ledger_files import LedgerError
+from spark.transforms.figures import names_of
 from spark.usual import Expected
 
 PROVED, FAILED, USAGE, FINDINGS = 0, 1, 2, 3
@@ -159,7 +162,7 @@ class Run:
         facts = replace(self._facts, source="archive", seen_at=read.seen_at, days=[day.frames.day for day in days])
         facts = replace(facts, seconds=self._progress.rounded())
         shown = list(first_findings(proved, store_results.MOST_SHOWN))
-        written = store_results.unwritten(facts, [day.result for day in proved], shown)
+        written = store_results.unwritten(facts, [day.result for day in proved], shown, names_in(days, shown))
         self._write_report(written)
         self._publish()
         return self._say(written, proved)
@@ -258,6 +261,13 @@ class Run:
             print(f"report: {self._output.report}")
         print("; ".join(said))
         return FINDINGS if open_ else PROVED
+
+
+def names_in(days: Iterable[ReadDay], findings: Iterable[tuple[Any, ...]]) -> dict[int, str]:
+    """Return the names of the findings' subscriptions, by number."""
+    place = FINDING.names.index("subscription_id")
+    wanted = {finding[place] for finding in findings if finding[place] is not None}
+    return {number: name for day in days for number, name in names_of(day.frames, wanted).items()} if wanted else {}
 
 
 def verdict_of(written: Written, found: Iterable[Mapping[str, int]]) -> str:

@@ -83,12 +83,17 @@ update reconciliation_run set (state, open, new, resolved) = (
 where run_id = %(run_id)s
 returning *
 """
-# A few of each kind, the open ones first.
+# A few of each kind, the open ones first, each with the name of its subscription, which may be deleted.
 SHOWN = """
-select * from (
+select numbered.*, coalesce(s.name, (
+  select v.name from subscription_version v where v.subscription_id = numbered.subscription_id
+  order by v.version_id desc limit 1
+)) as subscription
+from (
   select f.*, row_number() over (partition by day, kind order by resolved_at is not null, subject) as place
   from finding f where day = any(%(days)s) and (resolved_at is null or resolved_run = %(run_id)s)
-) numbered where place <= %(most)s order by day, kind, place
+) numbered left join subscription s using (subscription_id)
+where place <= %(most)s order by day, kind, place
 """
 # Open findings of the other days; served by finding_open. A final day is not proved again, so its findings stay open.
 ELSEWHERE = """
@@ -193,8 +198,13 @@ def writing(
         raise RunFailedError(f"The database did not accept the result: {first_line(error)}") from error
 
 
-def unwritten(run: RunResult, days: Sequence[DayResult], findings: Sequence[tuple[Any, ...]]) -> Written:
-    """Return the rows that a run would write, for a run over Parquet, which uses no database."""
+def unwritten(
+    run: RunResult, days: Sequence[DayResult], findings: Sequence[tuple[Any, ...]], names: Mapping[int, str]
+) -> Written:
+    """Return the rows that a run would write, for a run over Parquet, which uses no database.
+
+    `names`: of subscriptions, by number.
+    """
     count = sum(sum(day.found.values()) for day in days)
     at = datetime.now(UTC)
     columns = {"run_id": None, "ended_at": at, "new": count, "resolved": 0, "open": count, "error": None}
@@ -212,10 +222,11 @@ def unwritten(run: RunResult, days: Sequence[DayResult], findings: Sequence[tupl
         "resolved_at": None,
     }
     here |= {"first_seen_at": at, "last_seen_at": at, "announced_at": None}
+    rows = [dict(zip(FINDING.names, finding, strict=True)) | here for finding in findings]
     return Written(
         run=vars(run) | columns | {"state": state},
         days=of_days,
-        findings=[dict(zip(FINDING.names, finding, strict=True)) | here for finding in findings],
+        findings=[row | {"subscription": names.get(row["subscription_id"])} for row in rows],
         trend=of_days,
     )
 

@@ -1,7 +1,7 @@
 """The meaning of each kind of finding, and the first step for a person: the same texts as in the service.
 
 The service has them in app/finding_kinds.py, which this package must not import; a test verifies that both agree. The
-order is the order of the report.
+order is the order of the report. NAMES has what the report calls kinds whose own name is not clear to a person.
 """
 
 MEANINGS: dict[str, tuple[str, str]] = {
@@ -138,3 +138,35 @@ MEANINGS: dict[str, tuple[str, str]] = {
         "Find out where the consumer got it, and whether the ledger belongs to the same Halfnote.",
     ),
 }
+
+NAMES: dict[str, str] = {
+    "op_without_half": "verdict without a half message",
+    "half_stuck": "no verdict in time",
+    "half_altered": "half message changed",
+    "published_differs": "published message differs from its half message",
+    "committed_not_published": "committed, not published",
+    "published_without_commit": "published without a commit",
+    "published_after_rollback": "published after a rollback",
+    "offset_of_two_messages": "one offset, two messages",
+    "message_with_two_offsets": "one message, two offsets",
+    "offsets_contradict_time": "offsets and times disagree",
+    "unrouted": "no subscription takes it",
+    "undelivered": "not delivered",
+    "delivery_late": "not delivered within the SLA",
+    "checkpoint_differs": "checkpoint missing or incomplete",
+    "receipt_without_message": "receipt without a message",
+    "receipt_not_matched": "received, does not match",
+    "receipt_wrong": "wrong receipt",
+    "parked": "waits for a person",
+    "checks_beyond_max": "more checks than the policy allows",
+    "fewer_than_usual": "fewer messages than usual",
+    "ledger_disagrees": "producer's ledger has another verdict",
+    "ledger_not_sent": "in the producer's ledger, not committed",
+    "never_consumed": "delivered, not consumed",
+    "consumed_not_sent": "consumed, not sent",
+}
+
+
+def name_of_kind(kind: str) -> str:
+    """Return what the report calls a kind of finding."""
+    return NAMES.get(kind, kind.replace("_", " "))

@@ -13,7 +13,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
 from spark.report.charts import Drawing, duration, name_of, of_day, of_scores, of_trend, within
-from spark.report.finding_texts import MEANINGS
+from spark.report.finding_texts import MEANINGS, name_of_kind
 from spark.score import PARTS
 
 # The most rows in a table of findings; the page says how many more there are.
@@ -65,10 +65,10 @@ def render(
 ) -> str:
     """Return the page.
 
-    `run`, `days`, `findings`: rows of reconciliation_run, reconciliation_day and finding, of this run; `trend`: day,
-    state, counts, found and score of the last days; `elsewhere`: open findings of days that the run did not cover, the
-    newest first. `base_url`: the URL of the service, for links; without it the page has no links. Raises ValueError
-    if it is not an http or https URL.
+    `run`, `days`, `findings`: rows of reconciliation_run, reconciliation_day and finding, of this run, the findings
+    also with the name of their `subscription`, None if it is unknown; `trend`: day, state, counts, found and score of
+    the last days; `elsewhere`: open findings of days that the run did not cover, the newest first. `base_url`: the URL
+    of the service, for links; without it the page has no links. Raises ValueError if it is not an http or https URL.
     """
     if base_url is not None and not base_url.startswith(("http://", "https://")):
         raise ValueError("base_url must begin with http:// or https://")
@@ -111,6 +111,8 @@ def _environment() -> Environment:
         "duration": _took,
         "score": _score,
         "details": details,
+        "called": name_of_kind,
+        "upperfirst": lambda text: text[:1].upper() + text[1:],
         "code": _code,
         "segment": lambda value: quote(str(value), safe=""),
         "svg": Markup,  # made by spark/report/svg.py, which escapes the words in it

@@ -5,7 +5,7 @@ share one with a probability of 1 in 40,000, and would then be counted as one.
 """
 
 from bisect import bisect_right
-from collections.abc import Callable
+from collections.abc import Callable, Set
 from functools import partial
 from typing import Any
 
@@ -115,10 +115,20 @@ def _subscriptions(f: Frames) -> tuple[list[dict[str, Any]], int]:
     one_in = max(1, -(-sum(one["delivered"] for one in found.values()) // LATENCIES))
     for row in _latencies(f, one_in).collect():
         found[row.subscription_id]["latency"][row.bucket] = row["count"]
-    for row in f.subscription.select("subscription_id", "name").collect():
-        if row.subscription_id in found:
-            found[row.subscription_id]["name"] = row["name"]
+    for subscription_id, name in names_of(f, found.keys()).items():
+        found[subscription_id]["name"] = name
     return sorted(found.values(), key=_busiest_first), one_in
+
+
+def names_of(f: Frames, wanted: Set[int]) -> dict[int, str]:
+    """Return the names of these subscriptions, by number: the last name of a deleted one; unknown ones are missing."""
+    current = f.subscription.select("subscription_id", "name").collect()
+    names = {row.subscription_id: row["name"] for row in current}
+    if wanted - names.keys():
+        versions = f.subscription_version.select("subscription_id", "name", "version_id").collect()
+        last = {row.subscription_id: row["name"] for row in sorted(versions, key=lambda row: row.version_id)}
+        names = last | names
+    return {subscription_id: names[subscription_id] for subscription_id in wanted & names.keys()}
 
 
 def _settled(f: Frames) -> DataFrame:

@@ -10,6 +10,8 @@ from pyspark.sql import SparkSession
 
 from spark import schemas
 from spark.frames import Frames
+from spark.jobs.reconcile import names_in
+from spark.proof.prove_day import ReadDay
 from spark.transforms import figures as module
 from spark.transforms.figures import FROM_MS, MOST_ATTEMPTS, MOST_CHECKS, QUARTERS, bucket_of, figures, no_figures
 from tests.spark.conftest import frame
@@ -187,6 +189,30 @@ def test_a_subscription_has_its_deliveries_tries_and_latencies(found_of_day: dic
         {},
     ]
     assert (found_of_day["others"], found_of_day["latency_of_one_in"]) == (None, 1)
+
+
+def test_the_subscriptions_of_findings_have_names(spark: SparkSession) -> None:
+    """Of a deleted subscription the last name; an unknown one has none."""
+    common = {"topics": ["order"], "state": "active", "started_after": 0}
+    versions = [(1, 1, "points-before"), (3, 2, "mail"), (2, 2, "mail-before")]
+    made = frames(
+        spark,
+        subscription=[subscription(1, "points"), subscription(4, "other")],
+        subscription_version=[
+            {
+                "version_id": version,
+                "subscription_id": number,
+                "at": MIDNIGHT,
+                "name": name,
+                "ordered": "none",
+                **common,
+            }
+            for version, number, name in versions
+        ],
+    )
+    found = [(DAY, "undelivered", "s", None, None, number, None, "{}") for number in (1, 2, 9, None)]
+    assert names_in([ReadDay(made, {})], found) == {1: "points", 2: "mail"}
+    assert names_in([ReadDay(made, {})], found[3:]) == {}
 
 
 @pytest.mark.slow

@@ -11,7 +11,7 @@ import pytest
 from app.finding_kinds import MEANINGS as SERVICE_MEANINGS
 from app.finding_kinds import docs_of
 from spark.report.charts import DRAWN_SUBSCRIPTIONS, duration, of_day, of_scores, of_trend, within
-from spark.report.finding_texts import MEANINGS
+from spark.report.finding_texts import MEANINGS, NAMES, name_of_kind
 from spark.report.page import DRAWN_DAYS, MOST_ROWS, NAMED_DAYS, details, render
 from spark.transforms.figures import FROM_MS, MOST_ATTEMPTS, MOST_CHECKS, OUTCOMES, QUARTERS, SOURCES, bucket_of
 from spark.transforms.rules import RULES
@@ -146,17 +146,40 @@ def test_a_failed_run_says_why_and_proves_nothing() -> None:
 
 
 def test_findings_are_counted_listed_and_explained_by_kind() -> None:
-    rows = [finding("undelivered", subject=f"{ID}-0:3", subscription_id=3), finding("parked", first_run=412)]
+    named = {"subscription_id": 3, "subscription": "points/eu"}
+    rows = [finding("undelivered", subject=f"{ID}-0:3", **named), finding("parked", first_run=412)]
     found = {"undelivered": 1, "parked": 1}
     made = page(run(state="findings", open=2, new=1), [day(found=found)], rows)
     assert "✕ 2 findings 1 new, 0 resolved" in made.text
-    assert made.text.index("undelivered · 1 ") < made.text.index("parked · 1, 1 new")
+    assert "1 not delivered undelivered 1 waits for a person parked" in made.text
+    assert made.text.index("Not delivered undelivered · 1 ") < made.text.index("Waits for a person parked · 1, 1 new")
     assert re.search(rf"{ID} new day 2026-11-20 group shop missing 1, 2 since 2026-11-21", made.text)
-    assert re.search(rf"{ID}-0:3 day 2026-11-20 group shop subscription 3 missing", made.text)
+    assert re.search(rf"{ID}-0:3 day 2026-11-20 group shop subscription points/eu \(3\) missing", made.text)
+    assert f"{URL}/subscriptions/points%2Feu" in made.links
     assert MEANINGS["parked"][0].replace("`", "") in made.text
     assert {f"{URL}/transactions/{ID}", f"{URL}/findings/kinds/parked", f"{URL}/reconciliation/2026-11-20"} < set(
         made.links
     )
+
+
+def test_a_subscription_without_a_name_has_its_number() -> None:
+    given = run(state="findings", open=1), [day(found={"undelivered": 1})]
+    for row in (
+        finding("undelivered", subscription_id=3),
+        finding("undelivered", subscription_id=3, subscription=None),
+    ):
+        made = page(*given, [row])
+        assert "group shop subscription 3 missing" in made.text
+        assert not [link for link in made.links if "/subscriptions/" in link]
+    unlinked = page(*given, [finding("undelivered", subscription_id=3, subscription="points")], base_url=None)
+    assert "subscription points (3)" in unlinked.text
+
+
+def test_kinds_have_names_for_people() -> None:
+    assert set(NAMES) <= set(MEANINGS)
+    assert all(name_of_kind(kind)[0].islower() and "_" not in name_of_kind(kind) for kind in MEANINGS)
+    assert len({name_of_kind(kind) for kind in MEANINGS}) == len(MEANINGS)
+    assert name_of_kind("retry_overdue") == "retry overdue"
 
 
 def test_of_many_findings_it_says_how_many_more_there_are() -> None:
@@ -181,6 +204,7 @@ def test_what_is_resolved_is_no_finding() -> None:
     assert "✓ Proved" in made.text
     assert "1 earlier finding is resolved." in made.text
     assert "Resolved by this run" in made.text
+    assert "waits for a person parked" in made.text
 
 
 def test_a_run_over_parquet_has_no_number_and_details_as_text() -> None:
@@ -207,6 +231,8 @@ def test_what_comes_from_outside_is_escaped_everywhere() -> None:
     row = finding(
         EVIL,
         subject=EVIL,
+        subscription_id=3,
+        subscription=EVIL,
         transaction_id='"><script>',
         producer_group=EVIL,
         detail={EVIL: EVIL, "list": [EVIL], "object": {EVIL: EVIL}},

@@ -1,7 +1,8 @@
 """What a run makes of what the last ones left in the database; without Spark, which has no part in it."""
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from datetime import UTC, date, datetime
+from itertools import zip_longest
 from typing import Any
 from uuid import UUID
 
@@ -12,7 +13,7 @@ from spark.jobs.reconcile import verdict_of
 from spark.postgres.connections import connect
 from spark.proof import store_results
 from spark.proof.store_results import DayResult, RunResult, Written
-from tests.spark.days import days_ago, rows
+from tests.spark.days import days_ago, fill_day, rows
 
 KIND, OTHER = "published_after_rollback", "ledger_disagrees"
 ALL = (KIND, OTHER)
@@ -26,10 +27,12 @@ def write(
     kind: str = KIND,
     looked_for: Collection[str] = ALL,
     fails: bool = False,
+    subscription_ids: Sequence[int] = (),
 ) -> dict[str, Any]:
     """Write a run that found these of one kind on a day; return its row."""
     day = day or days_ago(2)
-    found = [(day, kind, one, str(UUID(int=1)), 0, None, "shop", "{}") for one in subjects]
+    of = zip_longest(subjects, subscription_ids)
+    found = [(day, kind, one, str(UUID(int=1)), 0, number, "shop", "{}") for one, number in of]
     of_day = DayResult(day, "provisional", {}, {kind: len(found)} if found else {}, {}, {}, looked_for)
     with (
         connect(dsn) as connection,
@@ -39,7 +42,7 @@ def write(
     ):
         if fails:
             raise ZeroDivisionError
-    return dict(it.run) | {"elsewhere": it.elsewhere}
+    return dict(it.run) | {"elsewhere": it.elsewhere, "named": [row["subscription"] for row in it.findings]}
 
 
 def findings(dsn: str, *, open_only: bool = False) -> list[dict[str, Any]]:
@@ -89,6 +92,23 @@ def test_other_days_findings_stay_and_are_named(dsn: str) -> None:
     # The run reports them beside the verdict.
     assert list(run["elsewhere"].items()) == [(days_ago(3), 2), (days_ago(4), 1)]
     assert [row["day"] for row in findings(dsn, open_only=True)] == [days_ago(4), days_ago(3), days_ago(3)]
+
+
+def test_shown_findings_have_the_names_of_their_subscriptions(dsn: str) -> None:
+    """Of a deleted subscription the last name; an unknown one has none."""
+    fill_day(dsn, days_ago(3), 1)
+    [one] = rows(dsn, "select subscription_id, name from subscription")
+    rows(
+        dsn,
+        "insert into subscription_version overriding system value select (jsonb_populate_record(version, "
+        "jsonb_build_object('version_id', id, 'subscription_id', 77, 'name', other.name))).* from subscription_version "
+        "version, (values (1001, 'last'), (1000, 'before')) other (id, name) returning 1",
+    )
+    run = write(dsn, "abcd", kind="undelivered", subscription_ids=[one["subscription_id"], 77, 9])
+    assert run["named"] == [one["name"], "last", None, None]
+    finding = (days_ago(2), "undelivered", "a", None, None, 77, None, "{}")
+    it = store_results.unwritten(RunResult("none", "archive", datetime.now(UTC)), [], [finding], {77: "last"})
+    assert [row["subscription"] for row in it.findings] == ["last"]
 
 
 def test_what_fails_before_the_end_takes_the_whole_run_back(dsn: str) -> None:
