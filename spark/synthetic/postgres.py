@@ -19,6 +19,7 @@ from spark.schemas import BIG
 from spark.synthetic import ledgers
 from spark.synthetic.chunk import chunk_of
 from spark.synthetic.columns import bytea_texts
+from spark.synthetic.deliveries import REPLAY
 from spark.synthetic.plan import GROUPS, INTERVAL_S, MAX_CHECKS, OWN_TOPIC, UNANSWERED_PARK_S, Plan, topics_of
 
 NOWHERE = "http://127.0.0.1:9/hook"
@@ -51,6 +52,12 @@ _CHECKPOINT = """
 insert into checkpoint (subscription_id, shards, shard, "offset", moved_at)
 select %s, %s, shard, %s, now() from generate_series(0, %s - 1) as shard
 on conflict (subscription_id, shards, shard) do update set "offset" = excluded."offset"
+"""
+# The one that all replayed deliveries name. It was canceled, so it owes no further receipt.
+_REPLAY = """
+insert into replay (replay_id, subscription_id, after, until, "offset", state, created_at, moved_at, ended_at)
+overriding system value values (%s, %s, 0, %s, %s, 'cancelled', %s, now(), now())
+on conflict (replay_id) do update set created_at = least(replay.created_at, excluded.created_at)
 """
 _ATTACHED = "select exists (select from pg_inherits where inhrelid = to_regclass(%s) and inhparent = to_regclass(%s))"
 _SWEPT = "insert into sweep (name, reached, ran_at) values ('main', now(), now()), ('hourly', now(), now())"
@@ -126,6 +133,7 @@ def _subscribe(connection: psycopg.Connection, plan: Plan) -> tuple[int, ...]:
         if known is not None:
             connection.execute(_EARLIER, (at, known))
         connection.execute(_CHECKPOINT, (ids[-1], made.shards, plan.last_offset, made.shards))
+    connection.execute(_REPLAY, (REPLAY, ids[0], plan.last_offset, plan.last_offset, plan.subscribed_at))
     return tuple(ids)
 
 

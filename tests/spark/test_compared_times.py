@@ -66,6 +66,13 @@ RECEIPTS: dict[LiteralString, str | None] = {
     "with later as (update outbox set due_at = committed_at + interval '1 hour' where transaction_id = %(id)s) "
     "update receipt set replay = 3 where transaction_id = %(id)s": None,
     "update receipt set replay = 3, first_at = first_at - interval '6 s' where transaction_id = %s": "first_at",
+    # Of a replay that never was; and before the beginning of one, in offsets and in time.
+    "update receipt set replay = 4 where transaction_id = %s": "replay",
+    "update receipt set replay = -1 where transaction_id = %s": "replay",
+    "update receipt set replay = 5 where transaction_id = %s": "replay",
+    "update receipt set replay = 6 where transaction_id = %s": "replay",
+    # Upkeep removes the replays of a deleted subscription.
+    "update receipt set replay = 4, subscription_id = 2 where transaction_id = %s": None,
     "update receipt set settled_at = now() + interval '1 minute' where transaction_id = %s": "settled_at",
     # Older versions wrote such receipts.
     "update receipt set settled_at = first_at - interval '1 hour' where transaction_id = %s": None,
@@ -103,6 +110,13 @@ def changed(dsn: str, changes: dict[LiteralString, str | None]) -> dict[str, str
 def day(dsn: str, monkeypatch: pytest.MonkeyPatch) -> str:
     """A database with a day in which nothing is wrong, of several ranges."""
     fill_day(dsn, days_ago(3), 300)
+    with psycopg.connect(dsn) as db:
+        db.execute(
+            """insert into replay (replay_id, subscription_id, after, until, "offset", state, created_at, moved_at)
+            overriding system value values (3, 1, 0, 300, 300, 'done', now() - interval '9 days', now()),
+              (5, 1, 300, 400, 400, 'done', now() - interval '9 days', now()),
+              (6, 1, 0, 300, 300, 'done', now(), now())"""
+        )
     monkeypatch.setattr(scan, "PAGES_AT_ONCE", 1)
     return dsn
 
