@@ -15,6 +15,7 @@ class Kind(StrEnum):
     HALF_ALTERED = "half_altered"
     PUBLISHED_DIFFERS = "published_differs"
     TIMES_DISAGREE = "times_disagree"
+    VERDICT_UNPROVEN = "verdict_unproven"
     COMMITTED_NOT_PUBLISHED = "committed_not_published"
     PUBLISHED_WITHOUT_COMMIT = "published_without_commit"
     PUBLISHED_AFTER_ROLLBACK = "published_after_rollback"
@@ -72,6 +73,10 @@ MEANINGS: dict[Kind, Meaning] = {
     Kind.TIMES_DISAGREE: Meaning(
         "A transaction was decided before it was born or published before it was decided, or a time is in the future.",
         "Check whether the database server's clock was set; otherwise find out what changed the rows.",
+    ),
+    Kind.VERDICT_UNPROVEN: Meaning(
+        "A verdict lacks the evidence of its source: an answered check, a person's audit row, or enough answers.",
+        "Ask the producer or the person for the outcome; then find out what wrote to `op`, `attempt` or `audit`.",
     ),
     Kind.COMMITTED_NOT_PUBLISHED: Meaning(
         "A transaction is committed, and some or all of its messages are not in the outbox: they are never delivered.",

@@ -77,7 +77,7 @@ DELIVERY = (
     Limit("app.destinations.redis.LARGEST_BYTES", "bytes of one Redis field"),
     Limit("app.store.relay.announcements.ANNOUNCE_EVERY_S", "seconds between operational messages of one cause"),
     Limit("app.announcements.TEXT_MAX", "characters of a text in an operational message; a longer one is cut"),
-    Limit("app.checkback.settle.ERROR_MAX", "characters of a stored error; a longer one is cut"),
+    Limit("app.checkback.attempts.ERROR_MAX", "characters of a stored error; a longer one is cut"),
 )
 
 PROCESSES = (

@@ -53,6 +53,8 @@ class Frames:
     never_due: DataFrame | None = None
     # OUT_OF_ORDER: the receipts that contradict the order of their key. None: they were not compared.
     out_of_order: DataFrame | None = None
+    # WITHOUT_EVIDENCE: the verdicts that lack evidence, and evidence without its verdict. None: it was not compared.
+    without_evidence: DataFrame | None = None
     # What each subscription takes and must have got, computed once; see spark/transforms/routes.py.
     routes: DataFrame | None = None
     # The number of rows of each frame, if it is known.

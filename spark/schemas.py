@@ -241,6 +241,15 @@ long offset!, before_offset!
 string first_at!, before_at!
 """)
 
+# A verdict that lacks the evidence of its source, or evidence without its verdict. `answers`: the number of checks that
+# were answered `unknown`; `differs`: the names of what is missing.
+WITHOUT_EVIDENCE = _schema("""
+string transaction_id!, producer_group
+short verdict, source
+long answers!
+string differs!
+""")
+
 # A subscription with late deliveries: how many messages, the id and offset of the first, and since when they are due.
 LATE = _schema("""
 int subscription_id!
@@ -273,4 +282,5 @@ FOUND = {
     "wrong_receipt": WRONG_RECEIPT,
     "never_due": NEVER_DUE,
     "out_of_order": OUT_OF_ORDER,
+    "without_evidence": WITHOUT_EVIDENCE,
 }

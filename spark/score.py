@@ -14,6 +14,7 @@ PART_OF: Mapping[str, str] = MappingProxyType(
         "half_altered": "agreed",
         "published_differs": "agreed",
         "times_disagree": "orderly",
+        "verdict_unproven": "agreed",
         "committed_not_published": "complete",
         "published_without_commit": "agreed",
         "published_after_rollback": "agreed",

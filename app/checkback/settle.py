@@ -12,11 +12,11 @@ from uuid import UUID
 import structlog
 
 from app.announcements import parked
-from app.checkback.check import FinishedCheck, in_doubt, outcome_of
+from app.checkback.attempts import attempt_of, clean
+from app.checkback.check import FinishedCheck, in_doubt
 from app.checkback.verdicts import by_policy, record_verdicts
-from app.egress.urls import without_query
 from app.observability.trace_context import log_fields
-from app.policy.check_schedule import Answered, CheckAgain, LeaveParked, Park, Settle, Unanswered
+from app.policy.check_schedule import CheckAgain, LeaveParked, Park, Settle
 from app.runtime.state import Runtime
 from app.store.checkback.results import SettledCheck, hold, settle
 from app.store.coordinator.ops import Recorded
@@ -27,7 +27,6 @@ log = structlog.get_logger(__name__)
 
 # A day that is being archived takes no verdict; the check is repeated after this time.
 CLOSED_DAY_RETRY_S = 60
-ERROR_MAX = 2000
 
 
 async def settle_batch(runtime: Runtime, batch: Sequence[FinishedCheck]) -> None:
@@ -74,7 +73,7 @@ async def _write(
 
 def _settled(finished: FinishedCheck, recorded: Recorded | None, now: datetime) -> SettledCheck:
     """Return the row that settles a check; `recorded` is the state after its verdict was recorded, if it had one."""
-    row = _asked(finished)
+    row = attempt_of(finished)
     match finished.decision:
         case None:
             return replace(row, outcome=None, over=True)
@@ -84,41 +83,21 @@ def _settled(finished: FinishedCheck, recorded: Recorded | None, now: datetime) 
         case CheckAgain(at=at):
             return replace(row, next_check_at=at)
         case Park(reason=reason):
-            return replace(row, parked_reason=_clean(reason))
+            return replace(row, parked_reason=clean(reason))
         case LeaveParked():
             return row
-
-
-def _asked(finished: FinishedCheck) -> SettledCheck:
-    """Return the row of the check itself, without the decision on the transaction."""
-    claim, result = finished.check.claim, finished.result
-    row = SettledCheck(claim.transaction_id, claim.epoch, claim.number, finished.at)
-    if result is None:
-        return row
-    last = finished.tried[-1] if finished.tried else None
-    errors = [f"{without_query(tried.url)}: {tried.error}" for tried in finished.tried[:-1]]
-    if isinstance(result, Unanswered):
-        errors = [result.error]
-    return replace(
-        row,
-        outcome=outcome_of(result),
-        verdict=result.verdict if isinstance(result, Answered) else None,
-        url=without_query(last.url) if last else None,
-        status=last.status if last else None,
-        duration_ms=sum(tried.duration_ms for tried in finished.tried),
-        error=_clean("; ".join(errors)) or None,
-        response=finished.response,
-        answered=isinstance(result, Answered),
-        unanswered=isinstance(result, Unanswered),
-    )
 
 
 def _decided(
     row: SettledCheck, finished: FinishedCheck, verdict: Verdict, recorded: Recorded, now: datetime
 ) -> SettledCheck:
+    if recorded.fresh:
+        return replace(row, noted=True, over=True)
     if recorded.verdict is not None:
-        lost = _by_producer(finished) and recorded.verdict != verdict
-        return replace(row, outcome=CheckOutcome.LOST if lost else row.outcome, over=True)
+        if _by_producer(finished) and recorded.verdict != verdict:
+            return replace(row, outcome=CheckOutcome.LOST, over=True)
+        assert recorded.source is not None
+        return replace(row, source=recorded.source if row.verdict is not None else row.source, over=True)
     if recorded.owner is None:
         return replace(row, outcome=None, over=True)
     # The half exists and is not decided: its day is closed, or a crash undid the End that won a race.
@@ -158,7 +137,3 @@ def _by_producer(finished: FinishedCheck) -> bool:
 
 def _source(finished: FinishedCheck) -> str | None:
     return finished.decision.source.word if isinstance(finished.decision, Settle) else None
-
-
-def _clean(text: str) -> str:
-    return text[:ERROR_MAX].replace("\x00", "\ufffd")

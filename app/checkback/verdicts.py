@@ -1,4 +1,7 @@
-"""Record the verdicts of finished checks: producers' through the End lane, policy's with their announcements."""
+"""Record the verdicts of finished checks: producers' through the End lane, policy's with their announcements.
+
+Each is recorded together with the attempt of the check that leads to it.
+"""
 
 import asyncio
 from collections.abc import Sequence
@@ -7,6 +10,7 @@ from datetime import datetime
 from uuid import UUID
 
 from app.announcements import rolled_back
+from app.checkback.attempts import answered_check
 from app.checkback.check import FinishedCheck, in_doubt
 from app.policy.check_schedule import Settle
 from app.runtime.state import Runtime
@@ -64,7 +68,14 @@ async def _read_losers(
 
 def _ends(batch: Sequence[FinishedCheck]) -> list[End]:
     return [
-        End(finished.check.claim.transaction_id, None, decision.verdict, decision.source, reason=decision.reason)
+        End(
+            finished.check.claim.transaction_id,
+            None,
+            decision.verdict,
+            decision.source,
+            reason=decision.reason,
+            check=answered_check(finished),
+        )
         for finished in batch
         if isinstance(decision := finished.decision, Settle)
     ]

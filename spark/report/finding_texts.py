@@ -25,6 +25,10 @@ MEANINGS: dict[str, tuple[str, str]] = {
         "A transaction was decided before it was born or published before it was decided, or a time is in the future.",
         "Check whether the database server's clock was set; otherwise find out what changed the rows.",
     ),
+    "verdict_unproven": (
+        "A verdict lacks the evidence of its source: an answered check, a person's audit row, or enough answers.",
+        "Ask the producer or the person for the outcome; then find out what wrote to `op`, `attempt` or `audit`.",
+    ),
     "committed_not_published": (
         "A transaction is committed, and some or all of its messages are not in the outbox: they are never delivered.",
         "Send the missing messages again with `POST /messages`; then find out what deletes rows of `outbox`.",
@@ -144,6 +148,7 @@ NAMES: dict[str, str] = {
     "half_stuck": "no verdict in time",
     "half_altered": "half message changed",
     "published_differs": "published message differs from its half message",
+    "verdict_unproven": "verdict without evidence",
     "committed_not_published": "committed, not published",
     "published_without_commit": "published without a commit",
     "published_after_rollback": "published after a rollback",

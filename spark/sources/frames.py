@@ -27,7 +27,7 @@ from spark.frames import Frames, empty
 from spark.postgres import copy
 from spark.postgres.connections import Connection, Day, Snapshot, partition_name
 from spark.postgres.standby import cancelled_by_replay
-from spark.sources import half_digests, key_order, published, received, retries
+from spark.sources import half_digests, key_order, published, received, retries, verdicts
 
 FETCH_ROWS = 10_000
 # The pages of one range, which a connection reads in some hundred milliseconds.
@@ -52,6 +52,7 @@ _FOUND: dict[str, tuple[str, Writes]] = {
     "differing": ("compare outbox", published.write_differing),
     "wrong_receipt": ("compare receipts", received.write_wrong_receipts),
     "never_due": ("compare retries", retries.write_never_due),
+    "without_evidence": ("compare verdicts", verdicts.write_without_evidence),
     "out_of_order": ("compare the order of keys", key_order.write_out_of_order),
 }
 

@@ -62,6 +62,14 @@ on conflict (replay_id) do update set created_at = least(replay.created_at, excl
 _ATTACHED = "select exists (select from pg_inherits where inhrelid = to_regclass(%s) and inhparent = to_regclass(%s))"
 _SWEPT = "insert into sweep (name, reached, ran_at) values ('main', now(), now()), ('hourly', now(), now())"
 
+# The evidence of the verdicts of people.
+_ACTS = """
+insert into audit (at, actor, what, target, detail)
+select decided_at, actor, 'transaction.verdict', transaction_id::text,
+  jsonb_build_object('verdict', case verdict when 1 then 'commit' else 'rollback' end)
+from {} where source = 3 order by decided_at
+"""
+
 
 class NotEmptyError(Exception):
     """The day, or the database, has rows that would be lost or duplicated."""
@@ -196,6 +204,7 @@ def finish(dsn: str, plan: Plan) -> None:
             " on conflict do nothing",
             (plan.day, low, high),
         )
+        connection.execute(sql.SQL(_ACTS).format(sql.Identifier(partition_name("op", plan.day))))
         connection.execute(f"{_SWEPT} on conflict (name) do update set reached = excluded.reached")
 
 

@@ -85,11 +85,12 @@ def bucket_of(seconds: float) -> int:
 
 
 def _checks(f: Frames) -> list[int]:
-    """Return how many transactions were checked 1, 2, … MOST_CHECKS or more times, after a 0."""
-    checks = F.least(F.col("count"), F.lit(MOST_CHECKS)).alias("checks")
-    by_number = (
-        f.attempt.where("kind = 'check'").groupBy("transaction_id").count().select(checks).groupBy("checks").count()
-    )
+    """Return how many transactions were checked 1, 2, … MOST_CHECKS or more times, after a 0.
+
+    A check that `/end` answered has two attempts, so its number counts.
+    """
+    checks = F.least(F.max("number"), F.lit(MOST_CHECKS)).alias("checks")
+    by_number = f.attempt.where("kind = 'check'").groupBy("transaction_id").agg(checks).groupBy("checks").count()
     counts = [0] * (MOST_CHECKS + 1)
     for row in by_number.collect():
         counts[row.checks] = row["count"]

@@ -1,4 +1,4 @@
-"""Rules about what the read compared: content, times, receipts and their order are as the service writes them."""
+"""Rules about what the read compared: content, times, verdicts, receipts and their order are as the service writes."""
 
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
@@ -31,6 +31,22 @@ def times_disagree(j: Joined) -> DataFrame:
     by_message = found.where("times <> ''").groupBy(*MESSAGE, "producer_group")
     first = by_message.agg(F.min("offset").alias("offset"), F.min("times").alias("times"))
     return findings(first, j.day, "times_disagree", message_id(), "offset", "times")
+
+
+def verdict_unproven(j: Joined) -> DataFrame:
+    """A verdict lacks the evidence of its source, or evidence has no such verdict: see spark/sources/verdicts.py."""
+    found = j.whole.without_evidence
+    assert found is not None
+    columns = ("verdict", "source", "answers", "differs")
+    by_transaction = found.groupBy("transaction_id", "producer_group")
+    first = by_transaction.agg(F.min(F.struct("differs", "verdict", "source", "answers")).alias("first"))
+    return findings(
+        first.select("transaction_id", "producer_group", "first.*"),
+        j.day,
+        "verdict_unproven",
+        "transaction_id",
+        *columns,
+    )
 
 
 def receipt_wrong(j: Joined) -> DataFrame:

@@ -11,7 +11,7 @@ from app.database.connection import Connection, connect
 from app.ids import id_day, uuid7
 from app.migrate import ensure_days, migrate
 from app.store.coordinator.halves import INSERT_HALF, INSERT_HALVES, STORED_HALVES
-from app.store.coordinator.ops import READ_RECORDED, RECORD_END, RECORD_ENDS
+from app.store.coordinator.ops import CHECKS, READ_RECORDED, RECORD_END, RECORD_ENDS, RECORD_ENDS_OF_CHECKS
 from app.store.retention.days import partition_name
 from tests.conftest import register_group
 from tests.support import postgres
@@ -104,6 +104,24 @@ async def test_end_probes_the_ids_own_days(full: Connection, count: int, generic
         generic=generic,
     )
     assert_keyed(found, ids)
+
+
+@both_plans
+@batches
+async def test_an_end_of_a_check_probes_the_ids_own_days(full: Connection, count: int, generic: bool) -> None:
+    ids = await stored_ids(full, count, odd=True)
+    size, now = len(ids), datetime.now(UTC)
+    nothing: list[list[None]] = [[None] * size] * 7
+    ends = [ids, ["shop"] * size, [1] * size, [0] * size, [None] * size, [None] * size, [True] * size]
+    found = await scans(
+        full,
+        RECORD_ENDS_OF_CHECKS,
+        [f"{kind}[]" for kind in ("uuid", "text", "smallint", "smallint", "text", "text", "bool")]
+        + ["timestamptz", *CHECKS.types],
+        [*ends, now, ids, [1] * size, [now] * size, *nothing],
+        generic=generic,
+    )
+    assert_keyed([scan for scan in found if scan.table != "check_back"], ids)
 
 
 @both_plans

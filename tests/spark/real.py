@@ -172,6 +172,7 @@ async def _asked(maker: Maker) -> None:
         shop.content = said
         await in_doubt(maker.client, maker.runtime)
         await turn(maker.runtime, checks)
+    await _answered_by_end(maker, checks)
     shop.content = {"verdict": "unknown"}
     await in_doubt(maker.client, maker.runtime)
     parked = await in_doubt(maker.client, maker.runtime, "careful")
@@ -179,13 +180,32 @@ async def _asked(maker: Maker) -> None:
         await turn(maker.runtime, checks)
         assert maker.runtime.clock.fixed is not None
         maker.runtime.clock.fixed += timedelta(seconds=6)
-    await maker.call("POST", f"/transactions/{parked}/verdict", verdict="commit", reason="asked by phone")
+    await maker.call("POST", f"/transactions/{parked}/verdict", verdict="commit", reason="asked by phone", actor="ann")
+    await in_doubt(maker.client, maker.runtime)
+    many = {"producer_group": "shop", "state": "in_doubt", "verdict": "rollback", "reason": "the shop is closed"}
+    assert (await maker.call("POST", "/transactions/verdict", **many, dry_run=False))["changed"] == 1
     assert (
         await maker.db.fetchval(
             "select count(*) from half h where not exists (select from op where op.transaction_id = h.transaction_id)"
         )
         == 0
     )
+
+
+async def _answered_by_end(maker: Maker, checks: CheckBack) -> None:
+    """Checks whose answers come by `/end`: a commit, and `unknown` until policy decides. The call has no answer."""
+    shop, clock = maker.receivers["shop"], maker.runtime.clock
+    shop.status = 500
+    for said, times in (("commit", 1), ("unknown", 2)):
+        one = await in_doubt(maker.client, maker.runtime)
+        end = {"transaction_id": str(one), "producer_group": "shop", "verdict": said, "from_check": True}
+        for _ in range(times):
+            await turn(maker.runtime, checks)
+            await maker.call("POST", "/end", **end)
+            assert clock.fixed is not None
+            clock.fixed += timedelta(seconds=6)
+    await turn(maker.runtime, checks)
+    shop.status = 200
 
 
 async def _published(maker: Maker) -> None:

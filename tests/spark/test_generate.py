@@ -13,9 +13,11 @@ from pyspark.sql import SparkSession
 
 from spark.archive.layout import MANIFEST, frames_from_archive
 from spark.jobs.generate import main, planted_beside, to_parquet, to_postgres
+from spark.postgres.connections import open_snapshot
 from spark.schemas import BIG
 from spark.sources.frames import frames_from_parquet
 from spark.sources.ledgers import consumer_ledger, producer_ledger
+from spark.sources.verdicts import write_without_evidence
 from spark.synthetic.chunk import chunk_of
 from spark.synthetic.faults import TooFewError
 from spark.synthetic.plan import ALLOWED, CHUNK, FORBIDDEN, LEDGERS, Plan
@@ -121,7 +123,14 @@ def test_each_planted_fault_is_found_and_nothing_else(spark: SparkSession, tmp_p
 
     planted = planted_in(planted_beside(tmp_path))
     # A generated day has no certificate. Parquet for the proof has only a part of the content.
-    without = {"half_altered", "published_differs", "times_disagree", "receipt_wrong", "certificate_differs"}
+    without = {
+        "half_altered",
+        "published_differs",
+        "times_disagree",
+        "verdict_unproven",
+        "receipt_wrong",
+        "certificate_differs",
+    }
     without |= {"order_broken", "fewer_than_usual", *OF_SUBSCRIPTIONS}
     assert {kind for kind, _ in planted} == {rule.kind for rule in RULES} - without
     assert {kind for kind, _ in planted} == {*kinds, "archive_differs"}
@@ -144,6 +153,8 @@ def test_a_made_day_in_postgres_is_as_the_service_makes_its_own(spark: SparkSess
         assert connection.execute("select day from day where day = %s", (day,)).fetchone() == (day,)
         bodies = connection.execute("select count(*) from half where sha256(body) <> body_digest").fetchone()
         assert bodies == (0,)
+    with open_snapshot(dsn) as snapshot:
+        assert write_without_evidence(spark, snapshot, snapshot.day(day), str(tmp_path / "without_evidence")) == 0
     with pytest.raises(NotEmptyError, match="has rows"):
         to_postgres(dsn, plan, tmp_path / "again.json")
     with pytest.raises(NotEmptyError, match="has rows"):

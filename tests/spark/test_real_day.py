@@ -69,6 +69,7 @@ ON_SENT = {
     "half_altered": "update half set content_type = 'text/plain' where transaction_id = %(id)s",
     "published_differs": "update outbox set due_at = committed_at where transaction_id = %(id)s",
     "times_disagree": "update op set decided_at = decided_at - interval '1 minute' where transaction_id = %(id)s",
+    "verdict_unproven": "update op set source = 1 where transaction_id = %(id)s",
     "receipt_wrong": "update receipt set status = 500 where transaction_id = %(id)s",
     # Every third message has the same key.
     "order_broken": "update receipt r set first_at = b.first_at, settled_at = b.settled_at from receipt b "

@@ -20,7 +20,7 @@ SLA_S = 3600.0
 # The kinds of the contract; a rule that is lost must not go unseen.
 KINDS = frozenset(
     """
-op_without_half half_stuck half_altered published_differs times_disagree committed_not_published
+op_without_half half_stuck half_altered published_differs times_disagree verdict_unproven committed_not_published
 published_without_commit published_after_rollback
 offset_of_two_messages message_with_two_offsets offsets_contradict_time unrouted undelivered delivery_late
 retry_overdue retry_never_due checkpoint_differs receipt_without_message receipt_not_matched receipt_wrong
@@ -116,6 +116,9 @@ def _plant_altered(day: Day) -> Planted:
     day.committed(196)
     untimely = {"transaction_id": id_of(196), "position": 0, "producer_group": "shop", "differs": "", "offset": 19600}
     day.extra["differing"].append(untimely | {"times": "decided_at before born_at"})
+    day.committed(199)
+    unproven = {"transaction_id": id_of(199), "producer_group": "shop", "verdict": 1, "source": 1, "answers": 0}
+    day.extra["without_evidence"] = [unproven | {"differs": "answer"}]
     day.committed(197)
     wrong = {"transaction_id": id_of(197), "position": 0, "subscription_id": 1, "offset": 1, "differs": "offset"}
     day.extra["wrong_receipt"] = [wrong | {"replay": replay} for replay in (7, 0)]
@@ -127,6 +130,7 @@ def _plant_altered(day: Day) -> Planted:
         "half_altered": _about("half_altered", 119, producer_group="shop"),
         "published_differs": of_message("published_differs", 195, producer_group="shop"),
         "times_disagree": of_message("times_disagree", 196, producer_group="shop"),
+        "verdict_unproven": _about("verdict_unproven", 199, producer_group="shop"),
         "receipt_wrong": finding(
             "receipt_wrong", f"{message_id(197)}:1", transaction_id=id_of(197), position=0, subscription_id=1
         ),

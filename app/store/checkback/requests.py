@@ -6,11 +6,18 @@ from uuid import UUID
 from app.database.connection import Connection
 
 # An `unknown` from `/end` counts as the answer to the newest check, unless that check has an answer already. The lease
-# does not change, so a check in flight settles as usual.
+# does not change, so a check in flight settles as usual. Each answer that counts has an attempt, because policy decides
+# by their number. A day that takes no attempt takes no answer.
 ANSWER_UNKNOWN = """
-update check_back
-set answered = answered + 1, last_answered = asked, unanswered = 0, unanswered_since = null
-where transaction_id = $1 and state = 1 and asked > last_answered
+with answered as (
+  update check_back
+  set answered = answered + 1, last_answered = asked, unanswered = 0, unanswered_since = null
+  where transaction_id = $1 and state = 1 and asked > last_answered
+    and exists (select from day d where d.low <= $1 and d.high > $1 and d.state = 'open')
+  returning transaction_id, asked
+)
+insert into attempt (transaction_id, kind, at, number, outcome, source)
+select transaction_id, 'check', $2, asked, 'unknown', 1 from answered
 """
 
 # Primary keys, one partition each. A transaction that is not in doubt yet is swept now. A parked one becomes due and
@@ -36,7 +43,7 @@ select true from asked
 
 async def answer_unknown(connection: Connection, transaction_id: UUID, now: datetime) -> None:
     """Count an `unknown` from `/end` as the answer to the newest check."""
-    await connection.execute(ANSWER_UNKNOWN, transaction_id)
+    await connection.execute(ANSWER_UNKNOWN, transaction_id, now)
 
 
 async def ask_now(connection: Connection, transaction_id: UUID, now: datetime) -> bool:

@@ -7,7 +7,7 @@ from uuid import UUID
 
 from app.database.columns import Column, RowArrays, insert, same
 from app.database.connection import Connection
-from app.verdicts import CheckOutcome, Verdict
+from app.verdicts import CheckOutcome, Source, Verdict
 
 # A lease is extended by this time while a policy's verdict is recorded. It is longer than the flush of an End.
 HOLD_S = 120
@@ -19,11 +19,13 @@ CHECKS = RowArrays(
     Column("at", "timestamptz"),
     Column("outcome", "text"),
     Column("verdict", "smallint"),
+    Column("source", "smallint"),
     Column("url", "text"),
     Column("status", "int"),
     Column("duration_ms", "int"),
     Column("error", "text"),
     Column("response", "text"),
+    Column("noted", "bool"),
     Column("over", "bool"),
     Column("answered", "bool"),
     Column("unanswered", "bool"),
@@ -35,21 +37,22 @@ ADJUSTMENTS = RowArrays(
 )
 
 _CHECK_ATTEMPT = same(
-    "transaction_id", "at", "number", "outcome", "verdict", "status", "duration_ms", "error", "response", of="s"
-) | {"kind": "'check'", "source": "1", "destination": "s.url"}
+    *("transaction_id", "at", "number", "outcome", "verdict", "source", "status", "duration_ms", "error", "response"),
+    of="s",
+) | {"kind": "'check'", "destination": "s.url"}
 _NOW = f"${CHECKS.next}"
 
-# One statement for a batch. Each check writes an attempt, unless its day was removed. The row of a decided transaction
-# is removed under any lease; other columns are written only while the lease is held. A check that `/end` answered
-# meanwhile (last_answered) counts once, and does not count as unanswered even if its call failed. A transaction that
-# this statement parks (in doubt in its snapshot, and no verdict arrived meanwhile) is returned. It also gets an
-# attempt, because its row is deleted with its verdict.
+# One statement for a batch. Each check writes an attempt, unless the statement of its verdict wrote it or its day was
+# removed. The row of a decided transaction is removed under any lease; other columns are written only while the lease
+# is held. A check that `/end` answered meanwhile (last_answered) counts once, and does not count as unanswered even if
+# its call failed. A transaction that this statement parks (in doubt in its snapshot, and no verdict arrived meanwhile)
+# is returned. It also gets an attempt, because its row is deleted with its verdict.
 SETTLE = f"""
 with s as materialized (
   select * from {CHECKS.unnest("s")}
 ), noted as (
   {insert("attempt", _CHECK_ATTEMPT, "from s")}
-  where s.outcome is not null and exists (
+  where s.outcome is not null and not s.noted and exists (
     select from day d where d.low <= s.transaction_id and d.high > s.transaction_id and d.state <> 'gone'
   )
   order by s.transaction_id
@@ -124,9 +127,10 @@ where g.name = a.name
 class SettledCheck:
     """The outcome of one claimed transaction's check.
 
-    `outcome` None: no check was sent, so no attempt is written. `over`: the transaction is decided, or its half is
-    gone. Otherwise `parked_reason` parks it, or `next_check_at` is the time of its next check (a parked one stays
-    parked and has none).
+    `outcome` None: no check was sent, so no attempt is written. `noted`: its attempt was written with the verdict.
+    `source`: of the verdict that the attempt names; another one than CHECK if the same verdict was recorded before.
+    `over`: the transaction is decided, or its half is gone. Otherwise `parked_reason` parks it, or `next_check_at` is
+    the time of its next check (a parked one stays parked and has none).
     """
 
     transaction_id: UUID
@@ -135,11 +139,13 @@ class SettledCheck:
     at: datetime
     outcome: CheckOutcome | None = None
     verdict: Verdict | None = None
+    source: Source = Source.CHECK
     url: str | None = None
     status: int | None = None
     duration_ms: int | None = None
     error: str | None = None
     response: str | None = None
+    noted: bool = False
     over: bool = False
     answered: bool = False
     unanswered: bool = False

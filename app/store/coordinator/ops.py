@@ -9,7 +9,7 @@ from uuid import UUID
 from app.database.advisory_locks import AdvisoryLock
 from app.database.columns import Column, RowArrays, same, selected
 from app.database.connection import Connection
-from app.verdicts import SOURCE_OF, VERDICT_OF, Source, Verdict
+from app.verdicts import SOURCE_OF, VERDICT_OF, CheckOutcome, Source, Verdict
 
 ENDS = RowArrays(
     Column("transaction_id", "uuid"),
@@ -19,6 +19,19 @@ ENDS = RowArrays(
     Column("actor", "text"),
     Column("reason", "text"),
     Column("from_check", "bool"),
+)
+CHECKS = RowArrays(
+    Column("transaction_id", "uuid"),
+    Column("number", "int"),
+    Column("at", "timestamptz"),
+    Column("outcome", "text"),
+    Column("verdict", "smallint"),
+    Column("url", "text"),
+    Column("status", "int"),
+    Column("duration_ms", "int"),
+    Column("error", "text"),
+    Column("response", "text"),
+    first=ENDS.next + 1,
 )
 READS = RowArrays(
     Column("transaction_id", "uuid"),
@@ -50,22 +63,19 @@ def _found(values: Mapping[str, str]) -> str:
 #    visible, so offsets appear in order. clock_timestamp() and not now(): a statement that waited for the lock would
 #    date its offsets before those of the statement that had it.
 # 4. `sent` fills the outbox by batch order and then position, so a transaction's messages have consecutive offsets.
-# A from_check counts as the check's answer only while a check of that transaction is open.
-RECORD_ENDS = f"""
+def _record_ends(decided_by: str, checks: str = "", answered: str = "") -> str:
+    return f"""
 with asked as materialized (
   select * from {ENDS.unnest("a", ordinality="n")}
 ), known as materialized (
-  select a.*, h.producer_group as owner, h.traceparent as half_traceparent,
-    case when a.from_check and a.source = 0 and exists (
-      select from check_back c where c.transaction_id = a.transaction_id and c.asked > 0
-    ) then 1::smallint else a.source end as decided_by,
+  select a.*, h.producer_group as owner, h.traceparent as half_traceparent, {decided_by},
     not exists (
       select from day d where d.low <= a.transaction_id and d.high > a.transaction_id and d.state <> 'open'
     ) as open
   from asked a left join lateral (
     select producer_group, traceparent from half h
     where h.transaction_id = a.transaction_id and h.position < 1 offset 0
-  ) h on true
+  ) h on true {checks}
 ), decided as (
   insert into op (transaction_id, verdict, source, actor, reason, decided_at)
   select transaction_id, verdict, decided_by, actor, reason, {_RECORDED_AT}
@@ -89,17 +99,42 @@ with asked as materialized (
     where d.verdict = 1 order by k.n, m.position
   ) o
   returning transaction_id, position, topic, "offset"
-)
+){answered}
 select {
-    _found(
-        same("transaction_id", "owner", "open", "half_traceparent", of="k")
-        | same("verdict", "source", "decided_at", of="d")
-        | same("position", "topic", "offset", of="s")
-    )
-}
+        _found(
+            same("transaction_id", "owner", "open", "half_traceparent", of="k")
+            | same("verdict", "source", "decided_at", of="d")
+            | same("position", "topic", "offset", of="s")
+        )
+    }
 from known k left join decided d using (transaction_id) left join sent s using (transaction_id)
 order by k.n, s.position
 """  # noqa: S608 -- constants
+
+
+RECORD_ENDS = _record_ends("a.source as decided_by")
+
+# RECORD_ENDS for a batch in which any end is of a check. A from_check counts as the check's answer only while a check
+# of that transaction is open. The statement also writes the attempts of the checks whose ends decided, so no crash can
+# leave a verdict of a check, or of the policy after its last check, without its evidence. An answer by `/end` has no
+# URL. Batches of producers' ends, which are almost all, take the statement without this.
+RECORD_ENDS_OF_CHECKS = _record_ends(
+    "case when a.from_check and a.source = 0 and c.asked > 0 then 1::smallint else a.source end as decided_by, c.asked",
+    """left join lateral (
+    select asked from check_back c where c.transaction_id = a.transaction_id offset 0
+  ) c on true""",
+    f""", answered as (
+  insert into attempt (transaction_id, kind, at, number, outcome, verdict, source, destination, status, duration_ms,
+    error, response)
+  select d.transaction_id, 'check', coalesce(c.at, d.decided_at), coalesce(c.number, k.asked),
+    coalesce(c.outcome, case d.verdict when 1 then 'commit' else 'rollback' end),
+    case when c.transaction_id is null then d.verdict else c.verdict end, 1, c.url, c.status, c.duration_ms, c.error,
+    c.response
+  from decided d join known k using (transaction_id) left join {CHECKS.unnest("c")} using (transaction_id)
+  where c.transaction_id is not null or (k.source = 0 and d.source = 1)
+  order by d.transaction_id
+)""",  # noqa: S608 -- constants
+)
 
 # RECORD_ENDS for one end whose group is given and that is not from a check. It returns a row for each message, or one
 # row of nulls, if this end decided; and no row if anything prevented that. It is faster for one caller: it needs no
@@ -167,13 +202,29 @@ order by r.transaction_id, b.position
 """  # noqa: S608 -- constants
 
 
+@dataclass(frozen=True, slots=True)
+class AnsweredCheck:
+    """An answered check that leads to a verdict; `verdict` None: it was `unknown`, and policy decides."""
+
+    transaction_id: UUID
+    number: int
+    at: datetime
+    outcome: CheckOutcome
+    verdict: Verdict | None
+    url: str | None
+    status: int | None
+    duration_ms: int | None
+    error: str | None
+    response: str | None
+
+
 # Not frozen, like all dataclasses of a request: a frozen one takes four times as long to create.
 @dataclass(slots=True)
 class End:
     """A verdict to record. With `verdict` None, `read_recorded` only reads the recorded one.
 
     `producer_group` None skips the ownership check (checks, policy, people). `traceparent` is the context of the
-    request; it is not stored.
+    request; it is not stored. `check`: the check that leads to it; if this End decides, its attempt is written with it.
     """
 
     transaction_id: UUID
@@ -184,6 +235,7 @@ class End:
     reason: str | None = None
     from_check: bool = False
     traceparent: str | None = None
+    check: AnsweredCheck | None = None
 
 
 class RecordedMessage(NamedTuple):
@@ -228,7 +280,11 @@ async def record_ends(connection: Connection, ends: Sequence[End], now: datetime
 
 
 async def record_batch(connection: Connection, ends: Sequence[End], now: datetime) -> dict[UUID, Recorded]:
-    """Record verdicts as `record_ends` does, always by the statement for batches."""
+    """Record verdicts as `record_ends` does, always by a statement for batches."""
+    if any(end.from_check or end.check is not None for end in ends):
+        checks = [end.check for end in ends if end.check is not None]
+        arguments = (*ENDS.arrays(ends), now, *CHECKS.arrays(checks))
+        return _fold(await connection.fetch(RECORD_ENDS_OF_CHECKS, *arguments), decided_now=True)
     return _fold(await connection.fetch(RECORD_ENDS, *ENDS.arrays(ends), now), decided_now=True)
 
 

@@ -1,0 +1,132 @@
+"""Each verdict of a check, and each of policy after its last check, is written together with its evidence."""
+
+from datetime import timedelta
+from typing import Any
+from uuid import UUID
+
+import httpx
+from aiohttp import web
+
+from app.checkback.loop import CheckBack
+from app.coordinator.commit_lanes import LaneFlushes
+from app.database.connection import Connection
+from app.runtime.state import Runtime
+from app.store.coordinator.ops import AnsweredCheck, End
+from app.verdicts import CheckOutcome, Source, Verdict
+from tests.conftest import register_group
+from tests.support.check_responder import Call, Responder
+from tests.support.check_stepping import COMMIT, UNKNOWN, in_doubt, turn, verdict
+
+# `together`: whether the attempt was written in the database transaction of the verdict.
+EVIDENCE = """
+select a.number, a.outcome, a.verdict, a.source, a.destination, a.xmin = o.xmin as together
+from attempt a join op o using (transaction_id)
+where transaction_id = $1 and kind = 'check' order by attempt_id
+"""
+
+
+async def evidence(db: Connection, transaction_id: UUID) -> list[tuple[Any, ...]]:
+    """Return the attempts of a decided transaction's checks."""
+    return [tuple(row) for row in await db.fetch(EVIDENCE, transaction_id)]
+
+
+async def end(client: httpx.AsyncClient, transaction_id: UUID | None, said: str, *, from_check: bool = True) -> None:
+    """Post an end."""
+    body = {"transaction_id": str(transaction_id), "producer_group": "shop", "verdict": said, "from_check": from_check}
+    assert (await client.post("/end", json=body)).status_code in (200, 202)
+
+
+async def test_the_attempt_of_an_answer_is_written_with_its_verdict(
+    client: httpx.AsyncClient, db: Connection, runtime: Runtime
+) -> None:
+    async with Responder(content=COMMIT) as shop:
+        await register_group(db, "shop", check_urls=[shop.url])
+        transaction_id = await in_doubt(client, runtime)
+        await turn(runtime, CheckBack())
+    assert await verdict(db, transaction_id) == (1, 1)
+    assert await evidence(db, transaction_id) == [(1, "commit", 1, 1, shop.url, True)]
+
+
+async def test_policy_writes_its_last_answer_with_its_verdict(
+    client: httpx.AsyncClient, db: Connection, runtime: Runtime
+) -> None:
+    checks = CheckBack()
+    async with Responder(content=UNKNOWN) as shop:
+        await register_group(db, "shop", check_urls=[shop.url], max_checks=2)
+        transaction_id = await in_doubt(client, runtime)
+        for _ in range(2):
+            await turn(runtime, checks)
+            runtime.clock.offset_s += 31
+    assert await verdict(db, transaction_id) == (2, 2)
+    found = await evidence(db, transaction_id)
+    assert found == [(1, "unknown", None, 1, shop.url, False), (2, "unknown", None, 1, shop.url, True)]
+
+
+async def test_answers_by_end_are_on_record(client: httpx.AsyncClient, db: Connection, runtime: Runtime) -> None:
+    checks = CheckBack()
+    async with Responder(status=500) as shop:
+        await register_group(db, "shop", check_urls=[shop.url], max_checks=2)
+        by_end = await in_doubt(client, runtime)
+        await turn(runtime, checks)
+        await end(client, by_end, "commit")
+        exhausted = await in_doubt(client, runtime)
+        for _ in range(3):
+            await turn(runtime, checks)
+            # The second one is no answer: the check has one.
+            await end(client, exhausted, "unknown")
+            await end(client, exhausted, "unknown")
+            runtime.clock.offset_s += 31
+    assert await verdict(db, by_end) == (1, 1)
+    unanswered = "unanswered", None, 1, shop.url, False
+    assert await evidence(db, by_end) == [(1, *unanswered), (1, "commit", 1, 1, None, True)]
+    assert await verdict(db, exhausted) == (2, 2)
+    unknown = "unknown", None, 1, None, False
+    assert await evidence(db, exhausted) == [(1, *unanswered), (1, *unknown), (2, *unanswered), (2, *unknown)]
+
+
+async def test_a_closed_day_takes_no_answer_by_end(client: httpx.AsyncClient, db: Connection, runtime: Runtime) -> None:
+    async with Responder(status=500) as shop:
+        await register_group(db, "shop", check_urls=[shop.url])
+        transaction_id = await in_doubt(client, runtime)
+        await turn(runtime, CheckBack())
+        await db.execute("update day set state = 'archiving' where low <= $1 and high > $1", transaction_id)
+        await end(client, transaction_id, "unknown")
+    assert await db.fetchval("select answered from check_back") == 0
+    assert await db.fetchval("select count(*) from attempt where kind = 'check' and outcome = 'unknown'") == 0
+
+
+async def test_a_check_that_was_not_first_names_the_source_that_was(
+    client: httpx.AsyncClient, db: Connection, runtime: Runtime
+) -> None:
+    transaction_id: UUID | None = None
+
+    async def end_first(call: Call) -> web.StreamResponse:
+        await end(client, transaction_id, "commit", from_check=False)
+        return web.json_response(COMMIT)
+
+    async with Responder(end_first) as shop:
+        await register_group(db, "shop", check_urls=[shop.url])
+        transaction_id = await in_doubt(client, runtime)
+        await turn(runtime, CheckBack())
+    assert await verdict(db, transaction_id) == (1, 0)
+    assert await evidence(db, transaction_id) == [(1, "commit", 1, 0, shop.url, False)]
+
+
+async def test_ends_of_producers_and_of_checks_share_a_flush(
+    client: httpx.AsyncClient, db: Connection, runtime: Runtime
+) -> None:
+    """The ends of producers leave no attempt, whatever statement takes them."""
+    await register_group(db, "shop")
+    ids = sorted([await in_doubt(client, runtime) for _ in range(3)])
+    now = runtime.clock.now()
+    check = AnsweredCheck(ids[1], 7, now - timedelta(seconds=1), CheckOutcome.ROLLBACK, Verdict.ROLLBACK, *[None] * 5)
+    ends = [
+        End(ids[0], "shop", Verdict.COMMIT),
+        End(ids[1], None, Verdict.ROLLBACK, Source.CHECK, check=check),
+        # No check of it was sent.
+        End(ids[2], "shop", Verdict.COMMIT, from_check=True),
+    ]
+    flushes = LaneFlushes(runtime.clock, runtime.metrics, lambda topics: None)
+    outcomes = await flushes.ends(db, ends)
+    assert [(one.verdict, one.source) for one in outcomes if not isinstance(one, Exception)] == [(1, 0), (2, 1), (1, 0)]
+    assert [await evidence(db, one) for one in ids] == [[], [(7, "rollback", 2, 1, None, True)], []]
