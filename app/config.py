@@ -227,7 +227,10 @@ class Settings(BaseSettings):
         10_000, ge=1, description="most requests that wait for a flush; above it 503 with Retry-After"
     )
     linger_s: float = Field(
-        0.001, ge=0, le=0.1, description="how long a flush waits for more requests, if the flush before it had several"
+        0.001,
+        ge=0,
+        le=0.1,
+        description="how long a flush waits at most while requests keep coming, if the flush before it had several",
     )
     flush_timeout_s: float = Field(
         10.0, gt=0, description="time limit of a flush; after it the answer is the error `outcome-unknown`"

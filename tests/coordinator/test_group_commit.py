@@ -219,6 +219,35 @@ async def test_requests_during_a_single_flush_share_the_next_flush(runtime: Runt
     await held.lane.close()
 
 
+async def test_a_lane_lingers_while_requests_come_and_no_longer(runtime: Runtime) -> None:
+    held = Held(runtime, linger_s=3600)
+    held.may_go_on.set()
+    async with asyncio.timeout(10):
+        await held.lane.enqueue(new_half())
+        await asyncio.gather(*(held.lane.enqueue(new_half()) for _ in range(2)))
+        coming = []
+        for _ in range(4):
+            coming.append(held.lane.enqueue(new_half()))
+            await asyncio.sleep(0)
+        await asyncio.gather(*coming)
+    assert held.sizes == [1, 2, 4]
+    await held.lane.close()
+
+
+async def test_a_lane_lingers_for_its_limit_at_most(runtime: Runtime) -> None:
+    held = Held(runtime, linger_s=1e-9)
+    held.may_go_on.set()
+    async with asyncio.timeout(10):
+        await held.lane.enqueue(new_half())
+        await asyncio.gather(*(held.lane.enqueue(new_half()) for _ in range(2)))
+        first = held.lane.enqueue(new_half())
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        await asyncio.gather(first, held.lane.enqueue(new_half()))
+    assert held.sizes == [1, 2, 1, 1]
+    await held.lane.close()
+
+
 async def test_a_canceled_single_request_cancels_no_other(runtime: Runtime) -> None:
     held = Held(runtime)
     alone, others = await held.beside_one_alone()
