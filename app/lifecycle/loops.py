@@ -23,7 +23,7 @@ from app.loops.live_settings import LiveSettingsReader
 from app.loops.process_usage import ProcessUsage
 from app.loops.worker_state import WorkerStateWriter
 from app.relay import unrouted
-from app.relay.loop import BURST, EVERY_S, MIN_INTERVAL_S, Relay
+from app.relay.loop import BURST, EVERY_S, INTERVALS_S, Relay
 from app.relay.unrouted import Routing
 from app.relay.wakeups import LISTEN_EVERY_S, NOTIFY_EVERY_S, RelayWakeups, listen, notify
 from app.retention import loop as retention_loop
@@ -59,7 +59,7 @@ def all_loops(runtime: Runtime) -> list[Loop]:
     return [
         *following,
         Loop("listen", listen, LISTEN_EVERY_S),
-        Loop("relay", RelayWakeups(relay).step, EVERY_S, runtime.wake_ups.relay, relay.drain, MIN_INTERVAL_S, BURST),
+        Loop("relay", RelayWakeups(relay).step, EVERY_S, runtime.wake_ups.relay, relay.drain, INTERVALS_S, BURST),
         Loop("routing", watch.step, unrouted.EVERY_S, None, watch.drain),
         Loop("sweep", Sweeps(checks.wake.set).step, sweep.EVERY_S),
         Loop("checks", checks.step, checkback_loop.EVERY_S, checks.wake, checks.drain),

@@ -14,6 +14,8 @@ from app.runtime.state import Runtime
 log = structlog.get_logger(__name__)
 
 LONGEST_BACKOFF_S = 10.0
+# From the begin of a step to the begin of the next one, in multiples of the time that the step took.
+REST_TIMES = 2
 
 
 class Result(Protocol):
@@ -39,9 +41,10 @@ class StepResult:
 class Loop:
     """A step that is taken every `every_s` seconds, or sooner if the last result asked for it.
 
-    `wake` ends the wait early, but steps begin at least `min_interval_s` apart, except that after a rest up to `burst`
-    steps may follow each other at once. A step that follows a result with `more` is not counted. `drain` is awaited
-    once after the last step: it settles what is in flight and releases leases.
+    `wake` ends the wait early, but steps begin an interval apart, except that after a rest up to `burst` steps may
+    follow each other at once. The interval is twice the time that the step took, so that a loop rests half of its time,
+    within the bounds of `intervals_s`. A step that follows a result with `more` is not counted. `drain` is awaited once
+    after the last step: it settles what is in flight and releases leases.
     """
 
     name: str
@@ -49,7 +52,7 @@ class Loop:
     every_s: float
     wake: asyncio.Event | None = None
     drain: Callable[[Runtime], Awaitable[None]] | None = None
-    min_interval_s: float = 0.0
+    intervals_s: tuple[float, float] = (0.0, 0.0)
     burst: int = 1
 
 
@@ -72,13 +75,14 @@ async def run(loop: Loop, runtime: Runtime, stopping: asyncio.Event) -> None:
             await wait(backoff_s, stopping, None)
             continue
         backoff_s = 0.0
-        runtime.heartbeats[loop.name] = monotonic()
+        runtime.heartbeats[loop.name] = ended = monotonic()
+        interval_s = min(max(loop.intervals_s[0], REST_TIMES * (ended - began)), loop.intervals_s[1])
         if not result.more:
             within_s = loop.every_s if result.within_s is None else min(loop.every_s, result.within_s)
             await wait(within_s, stopping, loop.wake)
             # The first wake-ups are followed at once; later ones within the interval share the next step.
-            used_until = max(used_until, began) + loop.min_interval_s
-            remaining_s = used_until - (loop.burst - 1) * loop.min_interval_s - monotonic()
+            used_until = max(used_until, began) + interval_s
+            remaining_s = used_until - (loop.burst - 1) * interval_s - monotonic()
             if remaining_s > 0 and not stopping.is_set():
                 await wait(remaining_s, stopping, None)
     if loop.drain is not None:

@@ -14,7 +14,7 @@ from aiohttp import web
 
 from app.database.connection import Connection, connect
 from app.embedded_postgres import EmbeddedPostgres
-from app.relay.loop import EVERY_S, MIN_INTERVAL_S, Relay
+from app.relay.loop import EVERY_S, INTERVALS_S, Relay
 from app.runtime.loop_runner import Loop, run
 from app.runtime.state import Runtime
 from tests.support.check_responder import Call, Responder
@@ -28,7 +28,7 @@ __all__ = ["own_server"]
 async def running(runtime: Runtime) -> AsyncIterator[Relay]:
     """Run the relay of a process as the service does."""
     relay, stopping = Relay(runtime), asyncio.Event()
-    loop = Loop("relay", relay.step, EVERY_S, runtime.wake_ups.relay, relay.drain, MIN_INTERVAL_S)
+    loop = Loop("relay", relay.step, EVERY_S, runtime.wake_ups.relay, relay.drain, INTERVALS_S)
     task = asyncio.create_task(run(loop, runtime, stopping))
     try:
         yield relay

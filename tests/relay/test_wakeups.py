@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
 from datetime import datetime
+from time import monotonic
 
 import httpx
 import pytest
@@ -93,7 +94,7 @@ async def test_after_a_rest_a_burst_of_steps_follows_wake_ups_at_once(runtime: R
         wake.set()
         return StepResult()
 
-    running = asyncio.create_task(run(Loop("burst", step, 3600, wake, None, 3600, 3), runtime, stopping))
+    running = asyncio.create_task(run(Loop("burst", step, 3600, wake, None, (3600, 3600), 3), runtime, stopping))
     async with asyncio.timeout(10):
         while len(steps) < 3:
             await asyncio.sleep(0)
@@ -103,3 +104,23 @@ async def test_after_a_rest_a_burst_of_steps_follows_wake_ups_at_once(runtime: R
     stopping.set()
     await running
     assert len(steps) == 3
+
+
+async def test_a_loop_rests_as_long_as_its_step_took(runtime: Runtime) -> None:
+    stopping, wake, began, took_s = asyncio.Event(), asyncio.Event(), [], []
+
+    async def step(runtime: Runtime, now: datetime) -> StepResult:
+        began.append(monotonic())
+        wake.set()
+        await asyncio.sleep(0.02)
+        took_s.append(monotonic() - began[-1])
+        return StepResult()
+
+    running = asyncio.create_task(run(Loop("rests", step, 3600, wake, None, (0, 3600)), runtime, stopping))
+    async with asyncio.timeout(10):
+        while len(began) < 3:
+            await asyncio.sleep(0)
+    stopping.set()
+    await running
+    for first, second, step_s in zip(began, began[1:], took_s, strict=False):
+        assert second - first >= 2 * step_s
