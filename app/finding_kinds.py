@@ -39,6 +39,7 @@ class Kind(StrEnum):
     FEWER_THAN_USUAL = "fewer_than_usual"
     ARCHIVE_DIFFERS = "archive_differs"
     CERTIFICATE_DIFFERS = "certificate_differs"
+    IN_TWO_INSTALLATIONS = "in_two_installations"
     LEDGER_DISAGREES = "ledger_disagrees"
     LEDGER_NOT_SENT = "ledger_not_sent"
     NEVER_CONSUMED = "never_consumed"
@@ -169,6 +170,10 @@ MEANINGS: dict[Kind, Meaning] = {
     Kind.CERTIFICATE_DIFFERS: Meaning(
         "Rows of a certified day were changed, removed or invented since the day's certificate was written.",
         "Compare these ids with the archive or a backup; find out who wrote to the day's tables.",
+    ),
+    Kind.IN_TWO_INSTALLATIONS: Meaning(
+        "A transaction id occurs in two installations: a restored copy, or a half that was posted to both.",
+        "Find out which installation is right, decide the other transaction, and notify subscribers of both.",
     ),
     Kind.LEDGER_DISAGREES: Meaning(
         "The producer's ledger has another verdict than the one recorded here, or lacks a commit.",

@@ -14,6 +14,22 @@ CHANGE_SETTLES_S = 60
 
 
 @dataclass(frozen=True)
+class Across:
+    """What a run over several installations knows of a day in the other ones.
+
+    `name`: of the installation whose day it is. `shared`: SHARED, the transactions that more than one has. `elsewhere`:
+    the ids (`transaction_id`) of the other ones. `complete`: every installation was read. `speaks`: this one reports
+    what is in no installation.
+    """
+
+    name: str
+    shared: DataFrame
+    elsewhere: DataFrame
+    complete: bool
+    speaks: bool
+
+
+@dataclass(frozen=True)
 class Frames:
     """One day's rows, in the schemas of spark/schemas.py.
 
@@ -73,6 +89,8 @@ class Frames:
     archive_problems: Mapping[str, Sequence[str]] = field(default_factory=dict)
     # The differences from the day's certificate (spark/proof/certify.py). None: the day has no certificate.
     certified: Sequence[Mapping[str, Any]] | None = None
+    # What other installations have. None: the run proves one installation.
+    across: Across | None = None
     # The topics, groups and subscriptions that have far less than usual, as rows of findings; see
     # spark/transforms/absence.py. None: they were not compared.
     absent: Sequence[Mapping[str, Any]] | None = None

@@ -198,6 +198,12 @@ short position!
 long offset!
 """)
 
+# A transaction that several installations have, by their names.
+SHARED = _schema("""
+string transaction_id!
+strings installations!
+""")
+
 # A transaction whose half is not the one that was posted: the stored digest, and that of the stored content.
 ALTERED = _schema("""
 string transaction_id!, producer_group!, digest, computed!

@@ -38,6 +38,7 @@ PART_OF: Mapping[str, str] = MappingProxyType(
         "fewer_than_usual": "complete",
         "archive_differs": "agreed",
         "certificate_differs": "agreed",
+        "in_two_installations": "orderly",
         "ledger_disagrees": "agreed",
         "ledger_not_sent": "complete",
         "never_consumed": "complete",

@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import re
 import signal
 import sys
 from collections.abc import Iterator, Sequence
@@ -26,6 +27,9 @@ PYTHON = (sys.executable, "-P", "-m")
 FROM_PARQUET = "--from-parquet"
 # The shortest abbreviation of each that argparse accepts.
 LEAST = {DATABASE_URL: "--dat", FROM_PARQUET: "--f"}
+# Only the proof takes several databases; the program has the same name for them.
+DATABASE_URLS = "HALFNOTE_DATABASE_URLS"
+NAMED = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*=(postgres|file:)")
 
 
 def install(app: typer.Typer) -> None:
@@ -38,11 +42,14 @@ def reconcile(context: typer.Context) -> None:
 
     Exit codes: 0 proved, 1 the run failed, 2 wrong usage, 3 findings. `halfnote reconcile --help` lists the options.
     """
-    run("reconcile", context.args)
+    run("reconcile", context.args, several=True)
 
 
-def run(program: str, arguments: Sequence[str]) -> None:
-    """Run a Spark program over the service's database and exit with its status. Raises Refusal."""
+def run(program: str, arguments: Sequence[str], *, several: bool = False) -> None:
+    """Run a Spark program over the service's database and exit with its status. Raises Refusal.
+
+    `several`: the program takes several databases, and refuses by itself those that it cannot use.
+    """
     if any(argument in HELP for argument in arguments):
         describe(program, arguments)
     refuse_without_spark()
@@ -50,10 +57,14 @@ def run(program: str, arguments: Sequence[str]) -> None:
     command = [*PYTHON, f"spark.jobs.{program}"]
     if any(_names(argument, FROM_PARQUET) for argument in arguments):
         raise SystemExit(follow([*command, *arguments], os.environ))
-    url, rest = _without_url(arguments)
-    if url is not None:
+    urls, rest = _without_urls(arguments)
+    if several and (len(urls) > 1 or any(map(NAMED.match, urls)) or (not urls and os.environ.get(DATABASE_URLS))):
+        environment = {**os.environ, **({DATABASE_URLS: "\n".join(urls)} if urls else {})}
+        raise SystemExit(follow([*command, *rest], environment))
+    if urls:
         os.environ.pop("HALFNOTE_DATABASE_URL_FILE", None)
-    settings = settings_with(database_url=url)
+        os.environ.pop(DATABASE_URLS, None)
+    settings = settings_with(database_url=urls[-1] if urls else None)
     with _leaving(), database_of(settings) as url:
         # In the environment: every user of the machine can read a program's arguments.
         ended = follow([*command, *rest], {**os.environ, "HALFNOTE_DATABASE_URL": url})
@@ -76,16 +87,23 @@ def _names(argument: str, option: str) -> bool:
     return name.startswith(LEAST[option]) and option.startswith(name)
 
 
-def _without_url(arguments: Sequence[str]) -> tuple[str | None, list[str]]:
-    """Return the database's URL if an option gives it, and the other arguments. Raises Refusal."""
-    for index, argument in enumerate(arguments):
-        if _names(argument, DATABASE_URL):
-            _, given, url = argument.partition("=")
-            after = index + 1 if given else index + 2
-            if after > len(arguments):
-                raise Refusal(f"{DATABASE_URL} needs a value.", code=WRONG_USAGE)
-            return url if given else arguments[index + 1], [*arguments[:index], *arguments[after:]]
-    return None, list(arguments)
+def _without_urls(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
+    """Return the databases' URLs that options give, and the other arguments. Raises Refusal."""
+    urls: list[str] = []
+    rest: list[str] = []
+    left = list(arguments)
+    while left:
+        argument = left.pop(0)
+        if argument == "--":
+            return urls, [*rest, argument, *left]
+        if not _names(argument, DATABASE_URL):
+            rest.append(argument)
+            continue
+        _, given, url = argument.partition("=")
+        if not given and not left:
+            raise Refusal(f"{DATABASE_URL} needs a value.", code=WRONG_USAGE)
+        urls.append(url if given else left.pop(0))
+    return urls, rest
 
 
 @contextmanager

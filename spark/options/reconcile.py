@@ -7,17 +7,32 @@ from datetime import date
 from pathlib import Path
 
 from spark.certificate.signing import Signer, signer_of_command, signer_of_file
+from spark.installations import NamesError, installations
 from spark.options.common import DATABASE_URL, given_address
 from spark.usual import SHARE
 
 BASE_URL = "HALFNOTE_BASE_URL"
+# Several databases, `NAME=URL` each, with blanks or line feeds between them.
+DATABASE_URLS = "HALFNOTE_DATABASE_URLS"
 
 
 def parsed(argv: Sequence[str] | None) -> argparse.Namespace:
-    """Read the command line; wrong usage ends the program with 2."""
+    """Read the command line; wrong usage ends the program with 2.
+
+    Adds `installations`, which is empty with --from-parquet.
+    """
     made = parser()
     options = made.parse_args(argv)
-    if not options.from_parquet and not options.database_url:
+    urls = [] if options.from_parquet else options.database_url or _given_addresses()
+    # The default is of one service.
+    default = _default_base_url(made) if len(urls) < 2 else None
+    base_urls = options.base_url or ([("", default)] if default else [])
+    try:
+        options.installations = installations(urls, options.read_url, base_urls if urls else ())
+    except NamesError as error:
+        made.error(str(error))
+    options.base_url = base_urls[0][1] if base_urls else None
+    if not options.from_parquet and not urls:
         made.error(f"the source is missing: give a database (--database-url or {DATABASE_URL}) or --from-parquet")
     if options.from_parquet and options.read_url:
         made.error("--from-parquet reads no database, so --read-url has no effect; leave one of them out")
@@ -56,8 +71,10 @@ def parser() -> argparse.ArgumentParser:
     add(
         "--base-url",
         type=_http_url,
-        default=os.environ.get(BASE_URL) or None,
-        help=f"URL of the service, for the links of the report; default: {BASE_URL}",
+        action="append",
+        default=[],
+        metavar="[NAME=]URL",
+        help=f"URL of the service, for the links of the report; default: {BASE_URL}; of several services, each by name",
     )
     add(
         "--sla-s", type=float, default=3600.0, help="a message not delivered after this time is a finding; default 3600"
@@ -105,9 +122,13 @@ def _share_of(value: str) -> tuple[str, float]:
 
 def _add_source(made: argparse.ArgumentParser) -> None:
     add = made.add_argument
-    primary = f"the primary, which gets the results; default: {DATABASE_URL}"
-    add("--database-url", default=given_address(os.environ), help=primary)
-    add("--read-url", help="a standby to read from instead")
+    primary = (
+        f"the primary, which gets the results; default: {DATABASE_URL}; repeatable: one proof over several "
+        f"installations; also {DATABASE_URLS}"
+    )
+    add("--database-url", action="append", default=[], metavar="[NAME=]URL", help=primary)
+    standby = "a standby to read from instead; of several installations, each by name"
+    add("--read-url", action="append", default=[], metavar="[NAME=]URL", help=standby)
     days = "prove this day, YYYY-MM-DD; repeatable; default: every day that is not final or has changed"
     add("--day", type=date.fromisoformat, action="append", default=[], help=days)
     add(
@@ -145,7 +166,25 @@ def _path(value: str | None) -> Path | None:
     return None if value is None else Path(value)
 
 
-def _http_url(value: str) -> str:
-    if not value.startswith(("http://", "https://")):
+def _given_addresses() -> list[str]:
+    several = os.environ.get(DATABASE_URLS, "").split()
+    one = given_address(os.environ)
+    return several or ([one] if one else [])
+
+
+def _default_base_url(made: argparse.ArgumentParser) -> str | None:
+    given = os.environ.get(BASE_URL)
+    try:
+        return _http_url(given)[1] if given else None
+    except argparse.ArgumentTypeError as error:
+        made.error(f"{BASE_URL} {error}")
+
+
+def _http_url(value: str) -> tuple[str, str]:
+    """Return name and URL; the name is empty without one."""
+    name, equals, url = value.partition("=")
+    if not equals or name.startswith(("http://", "https://")):
+        name, url = "", value
+    if not url.startswith(("http://", "https://")):
         raise argparse.ArgumentTypeError("must be an http or https URL")
-    return value
+    return name, url

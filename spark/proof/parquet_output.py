@@ -58,12 +58,6 @@ class Output:
         self._aside = f"{self._directory}/{ASIDE}{token}"
         self._marked = False
 
-    @property
-    def report(self) -> str:
-        """The URL of the report, which browsers and terminals open; a path becomes a file: URL."""
-        place = f"{self._directory}/{REPORT}"
-        return place if URL_SCHEME.match(place) else Path(place).absolute().as_uri()
-
     def begin(self, committed: Callable[[Mark], bool] | None) -> None:
         """Make the directory; publish the files of an earlier run whose result is `committed`, remove those of others.
 
@@ -143,6 +137,12 @@ class Output:
 
     def _failure(self, error: Exception) -> RunFailedError:
         return RunFailedError(f"{self._directory} cannot be written: {root_cause(str(error))}")
+
+
+def url_of_report(directory: str) -> str:
+    """Return the URL of the report, which browsers and terminals open; a path becomes a file: URL."""
+    place = f"{directory.rstrip('/')}/{REPORT}"
+    return place if URL_SCHEME.match(place) else Path(place).absolute().as_uri()
 
 
 def _name(place: str) -> str:

@@ -23,6 +23,7 @@ from spark.score import score
 from spark.sources.frames import root_cause
 from spark.transforms.absence import absent, frame_of
 from spark.transforms.figures import figures_and_volumes, no_figures
+from spark.transforms.installations import judged_here
 from spark.transforms.joined import Joined
 from spark.transforms.rules import RULES, findings_of, is_small, joined
 from spark.transforms.volumes import GROUP, SUBSCRIPTION, TOPIC
@@ -108,7 +109,7 @@ def _findings(f: Frames, j: Joined | None, staging_dir: str) -> tuple[DataFrame,
     if j is None and not f.absent:
         return empty(f.op.sparkSession, schemas.FINDING), {}, {}
     cached = frame_of(f) if j is None else findings_of(replace(j, whole=replace(j.whole, absent=f.absent)))
-    kept = staged(cached, f"{staging_dir}/findings", schemas.FINDING)
+    kept = staged(judged_here(cached, f), f"{staging_dir}/findings", schemas.FINDING)
     cached.unpersist()
     rows = kept.groupBy("kind").agg(F.count("*").alias("count"), F.sum(F.expr(ABOUT)).alias("about")).collect()
     return kept, {row["kind"]: row["count"] for row in rows}, {row["kind"]: row["about"] for row in rows}

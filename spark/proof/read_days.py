@@ -4,7 +4,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import closing
 from dataclasses import dataclass, replace
 from datetime import date, datetime
-from typing import Any
+from typing import Any, TypeVar
 
 from pyspark.sql import DataFrame, SparkSession
 
@@ -23,6 +23,8 @@ from spark.sources.frames import days_of_parquet, frames_from_parquet, frames_fr
 from spark.sources.ledgers import Ledger, consumer_ledger, producer_ledger, write_set_aside
 from spark.sources.same_offsets import earlier_with_same
 
+T = TypeVar("T")
+
 # A standby that cancels this many reads cancels the next one as well.
 MOST_SNAPSHOTS = 6
 
@@ -38,11 +40,15 @@ class Read:
 
 @dataclass(frozen=True)
 class Wish:
-    """The days to prove: those `asked` for, or by watermark from the last results (`seen`); and final days' age."""
+    """The days to prove: those `asked` for, or by watermark from the last results (`seen`); and final days' age.
+
+    `if_stored`: requested days that are not stored are left out.
+    """
 
     asked: Collection[date]
     seen: Mapping[date, Seen]
     margin_s: float
+    if_stored: bool = False
 
 
 def read_days(
@@ -54,15 +60,36 @@ def read_days(
 ) -> Read:
     """Read the days in one snapshot, or in a new one if the server ended the first. Raises RunFailedError."""
     files = Files(spark)
+
+    def in_one() -> Read:
+        with progress.stage("snapshot"), open_snapshot(url) as snapshot:
+            read = _read(spark, snapshot, wish, staging_dir, progress)
+        # Archives need no snapshot, which holds up vacuum.
+        days = [_with_archive(spark, url, day, f"{staging_dir}/{day.frames.day}", progress) for day in read.days]
+        return replace(read, days=days)
+
+    return _in_a_lasting_snapshot(in_one, lambda: files.remove(staging_dir), progress)
+
+
+def choose_days(url: str, wish: Wish, progress: Progress) -> list[date]:
+    """Return the days that `read_days` would read. Raises RunFailedError."""
+
+    def in_one() -> list[date]:
+        with open_snapshot(url) as snapshot:
+            days = {day.day: day for day in snapshot.days()}
+            snapshot.lock([day for day in days if _may_run(wish, days[day])])
+            return _chosen(snapshot, days, wish, progress)
+
+    return _in_a_lasting_snapshot(in_one, lambda: None, progress)
+
+
+def _in_a_lasting_snapshot(work: Callable[[], T], clear: Callable[[], None], progress: Progress) -> T:
+    """Do the work, again with a new snapshot if the server ended the first; before that, `clear`."""
     for number in range(1, MOST_SNAPSHOTS + 1):
         try:
-            with progress.stage("snapshot"), open_snapshot(url) as snapshot:
-                read = _read(spark, snapshot, wish, staging_dir, progress)
-            # Archives need no snapshot, which holds up vacuum.
-            days = [_with_archive(spark, url, day, f"{staging_dir}/{day.frames.day}", progress) for day in read.days]
-            return replace(read, days=days)
+            return work()
         except SnapshotLostError as lost:
-            files.remove(staging_dir)
+            clear()
             if number == MOST_SNAPSHOTS:
                 raise RunFailedError(f"None of {number} snapshots stayed open long enough. {lost}") from lost
             progress.say("snapshot_lost", f"{lost} The run begins again with a new snapshot.", snapshots=number)
@@ -93,9 +120,12 @@ def _may_run(wish: Wish, day: Day) -> bool:
 
 def _chosen(snapshot: Snapshot, days: Mapping[date, Day], wish: Wish, progress: Progress) -> list[date]:
     candidates = [Candidate(day.day, day.archive, wish.seen.get(day.day)) for day in days.values()]
+    asked = [day for day in wish.asked if day in days] if wish.if_stored else wish.asked
+    if wish.asked and not asked:
+        return []
     try:
         chosen = days_to_run(
-            candidates, snapshot.seen_at, wish.margin_s, lambda day: snapshot.signature(days[day]), wish.asked
+            candidates, snapshot.seen_at, wish.margin_s, lambda day: snapshot.signature(days[day]), asked
         )
     except KeyError as missing:
         here = ", ".join(map(str, days)) or "none"

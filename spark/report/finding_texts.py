@@ -121,6 +121,10 @@ MEANINGS: dict[str, tuple[str, str]] = {
         "Rows of a certified day were changed, removed or invented since the day's certificate was written.",
         "Compare these ids with the archive or a backup; find out who wrote to the day's tables.",
     ),
+    "in_two_installations": (
+        "A transaction id occurs in two installations: a restored copy, or a half that was posted to both.",
+        "Find out which installation is right, decide the other transaction, and notify subscribers of both.",
+    ),
     "ledger_disagrees": (
         "The producer's ledger has another verdict than the one recorded here, or lacks a commit.",
         "Find out which is true. Send a commit recorded as a rollback with `halfnote transactions reissue`.",
@@ -167,6 +171,7 @@ NAMES: dict[str, str] = {
     "parked": "waits for a person",
     "checks_beyond_max": "more checks than the policy allows",
     "fewer_than_usual": "fewer messages than usual",
+    "in_two_installations": "one transaction, two installations",
     "ledger_disagrees": "producer's ledger has another verdict",
     "ledger_not_sent": "in the producer's ledger, not committed",
     "never_consumed": "delivered, not consumed",

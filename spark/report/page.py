@@ -54,6 +54,23 @@ class DrawnDay:
     subscriptions: Sequence[Mapping[str, Any]]
 
 
+@dataclass(frozen=True)
+class InstallationShown:
+    """An installation in the page of several: how its run ended, and how many findings are open and new.
+
+    `elsewhere`: open findings of days that the run did not look at.
+    """
+
+    name: str
+    error: str | None
+    open: int
+    new: int
+    resolved: int
+    days: int
+    elsewhere: int
+    seen_at: datetime | None
+
+
 def render(
     run: Mapping[str, Any],
     days: Sequence[Mapping[str, Any]],
@@ -62,6 +79,7 @@ def render(
     elsewhere: Mapping[date, int],
     *,
     base_url: str | None,
+    installations: Sequence[InstallationShown] = (),
 ) -> str:
     """Return the page.
 
@@ -69,6 +87,9 @@ def render(
     also with the name of their `subscription`, None if it is unknown; `trend`: day, state, counts, found and score of
     the last days; `elsewhere`: open findings of days that the run did not cover, the newest first. `base_url`: the URL
     of the service, for links; without it the page has no links. Raises ValueError if it is not an http or https URL.
+
+    `installations`: of a page about several; then days and findings have `installation` and `base`, its name and the
+    URL of its service, and there are no plots.
     """
     if base_url is not None and not base_url.startswith(("http://", "https://")):
         raise ValueError("base_url must begin with http:// or https://")
@@ -87,7 +108,9 @@ def render(
             elsewhere=list(elsewhere.items())[:NAMED_DAYS],
             elsewhere_days=len(elsewhere),
             found_elsewhere=sum(elsewhere.values()),
-            drawn=[_drawn(row) for row in newest[:DRAWN_DAYS]],
+            drawn=[] if installations else [_drawn(row) for row in newest[:DRAWN_DAYS]],
+            installations=installations,
+            failed=[one.name for one in installations if one.error is not None],
             trend=of_trend(trend),
             scores=of_scores(trend),
             parts=PARTS,
@@ -137,8 +160,8 @@ def _by_kind(
         Found(
             kind,
             max(counts[kind], len(rows[kind])),
-            sum(is_new(run, row) for row in rows[kind]),
-            [dict(row) | {"new": is_new(run, row)} for row in rows[kind][:MOST_ROWS]],
+            sum(_is_new(run, row) for row in rows[kind]),
+            [dict(row) | {"new": _is_new(run, row)} for row in rows[kind][:MOST_ROWS]],
             *MEANINGS.get(kind, ()),
         )
         for kind in here
@@ -148,6 +171,10 @@ def _by_kind(
 def is_new(run: Mapping[str, Any], finding: Mapping[str, Any]) -> bool:
     """Whether the run is the first that found it; a run without a database has no older findings."""
     return run["run_id"] is not None and bool(finding["first_run"] == run["run_id"])
+
+
+def _is_new(run: Mapping[str, Any], finding: Mapping[str, Any]) -> bool:
+    return bool(finding["new"]) if "new" in finding else is_new(run, finding)
 
 
 def _drawn(row: Mapping[str, Any]) -> DrawnDay:

@@ -12,7 +12,18 @@ from spark.engine.parallel import ABREAST, at_once
 from spark.engine.small_plans import as_they_are
 from spark.frames import Frames, empty
 from spark.schemas import BIG, FINDING, LATE, SAME_OFFSET
-from spark.transforms import absence, archive, certified, deliveries, identity, ledgers, messages, offsets, transactions
+from spark.transforms import (
+    absence,
+    archive,
+    certified,
+    deliveries,
+    identity,
+    installations,
+    ledgers,
+    messages,
+    offsets,
+    transactions,
+)
 from spark.transforms.joined import Joined
 from spark.transforms.joined import deliveries as joined_deliveries
 from spark.transforms.joined import messages as joined_messages
@@ -46,6 +57,7 @@ Needs: TypeAlias = Literal[
     "archive",
     "certified",
     "absent",
+    "across",
 ]
 
 
@@ -69,9 +81,11 @@ class Rule:
         return self.needs == "always" or getattr(f, self.needs) is not None
 
     def looks_in_full(self, f: Frames) -> bool:
-        """Whether a finding that the rule no longer finds is resolved; not for content whose archive cannot be read."""
+        """Whether a finding that the rule no longer finds is resolved; not for content whose archive cannot be read,
+        and not if another installation that may have it was not read."""
         unread = f.archive_manifest is not None and f.archive is None
-        return self.applies(f) and not (unread and self.kind == "content_differs")
+        unseen = f.across is not None and not f.across.complete and self.kind in installations.OF_ALL
+        return self.applies(f) and not (unread and self.kind == "content_differs") and not unseen
 
 
 RULES: tuple[Rule, ...] = (
@@ -104,6 +118,7 @@ RULES: tuple[Rule, ...] = (
     Rule("fewer_than_usual", absence.fewer_than_usual, "absent"),
     Rule("archive_differs", archive.archive_differs, "archive"),
     Rule("certificate_differs", certified.certificate_differs, "certified"),
+    Rule("in_two_installations", installations.in_two_installations, "across"),
     Rule("ledger_disagrees", ledgers.ledger_disagrees, "producer_ledger"),
     Rule("ledger_not_sent", ledgers.ledger_not_sent, "producer_ledger"),
     Rule("never_consumed", ledgers.never_consumed, "consumer_ledger"),

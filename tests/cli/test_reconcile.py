@@ -41,7 +41,8 @@ def told(number, frame):
         sys.exit(130)
 signal.signal(signal.SIGINT, told)
 signal.signal(signal.SIGTERM, told)
-print(json.dumps([sys.argv[1:], os.environ.get("HALFNOTE_DATABASE_URL")]), flush=True)
+several = os.environ.get("HALFNOTE_DATABASE_URLS")
+print(json.dumps([sys.argv[1:], os.environ.get("HALFNOTE_DATABASE_URL"), *([several] if several else [])]), flush=True)
 while "--stay" in sys.argv:
     time.sleep(0.01)
 if "--killed" in sys.argv:
@@ -96,6 +97,17 @@ def test_the_url_goes_by_the_environment_alone(environment: dict[str, str], dsn:
     ended = reconcile(environment, "--sla-s", "60", *(part.format(dsn) for part in form), "--keep-staging")
     assert json.loads(ended.stdout) == [["--sla-s", "60", "--keep-staging"], dsn]
     assert reconcile(environment, "--database-url").returncode == 2
+
+
+@pytest.mark.parametrize("given", [("eu=postgresql://a/x", "postgresql://b/us"), ("eu=postgresql://a/x",)])
+def test_several_databases_go_by_the_environment_alone(environment: dict[str, str], given: tuple[str, ...]) -> None:
+    options = [word for url in given for word in ("--database-url", url)]
+    ended = reconcile({**environment, "HALFNOTE_DATABASE_URL": "postgresql://c/z"}, "--sla-s", "60", *options)
+    assert json.loads(ended.stdout.splitlines()[0])[0] == ["--sla-s", "60"]
+    assert json.loads(ended.stdout.splitlines()[0])[2] == "\n".join(given)
+    # Those of the environment are used if no option names a database.
+    ended = reconcile({**environment, "HALFNOTE_DATABASE_URLS": "\n".join(given)}, "--sla-s", "60")
+    assert json.loads(ended.stdout.splitlines()[0])[2] == "\n".join(given)
 
 
 def test_help_is_the_programs_own_and_needs_no_database(environment: dict[str, str]) -> None:

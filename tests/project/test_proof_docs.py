@@ -62,8 +62,7 @@ def test_options_that_are_named_exist(command: str) -> None:
     if command == "reconcile":
         table = PAGE.partition("| option |")[2].partition("\n\n")[0]
         listed = set(re.findall(r"`(--[a-z-]+)", table))
-        # The database goes by the environment.
-        assert known - listed == {"--help", "--database-url"}
+        assert known - listed == {"--help"}
 
 
 def test_exit_statuses_are_those_of_the_program() -> None:

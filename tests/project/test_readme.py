@@ -23,7 +23,7 @@ PAGES = [ROOT / "README.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").rglo
 PAGES += [ROOT / "CONTRIBUTING.md", ROOT / "SECURITY.md", ROOT / "examples" / "order_1030" / "README.md"]
 # The environment of commands, and of Spark's programs, rather than of the service.
 OTHER_VARIABLES = {"URL", "BASE_URL", "API_KEY", "CA_FILE", "JDBC_JAR", "LEDGER_PASSWORD", "SPARK_CONF", "SPARK_NICE"}
-OTHER_VARIABLES |= {"CERTIFICATE_KEY", "CERTIFICATE_COMMAND", "CERTIFICATE_PUBLIC_KEY"}
+OTHER_VARIABLES |= {"CERTIFICATE_KEY", "CERTIFICATE_COMMAND", "CERTIFICATE_PUBLIC_KEY", "DATABASE_URLS"}
 # Options of earlier versions, which decisions may name.
 REMOVED_VARIABLES = {"POLL_S"}
 

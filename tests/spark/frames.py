@@ -9,7 +9,7 @@ from typing import Any
 from pyspark.sql import SparkSession
 
 from spark import schemas
-from spark.frames import Frames
+from spark.frames import Across, Frames
 from tests.spark.conftest import frame
 
 DAY = date(2026, 11, 20)
@@ -206,6 +206,11 @@ class Day:
         of_day = {**self.rows, "subscription_version": self._history()}
         made = {name: frame(spark, schemas.FRAMES[name], rows) for name, rows in of_day.items()}
         rows = {name: len(rows) for name, rows in of_day.items()} if counted else {}
+        if "across" in extra:
+            # This one is `eu`; another one has the ids without a row here.
+            of = [{"transaction_id": one, "installations": names} for one, names in extra["across"].items()]
+            shared = frame(spark, schemas.SHARED, of)
+            extra["across"] = Across("eu", shared, shared.select("transaction_id"), complete=True, speaks=True)
         return Frames(day=DAY, seen_at=self.seen_at, rules=RULES, rows=rows, **made, **extra)
 
 

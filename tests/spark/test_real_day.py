@@ -113,8 +113,8 @@ OF_SUBSCRIPTIONS = {
 }
 # After the day was archived; of rows, and of a column, that no other rule judges.
 AFTER_ARCHIVE = "update op set reason = 'changed by hand' where transaction_id = %(id)s"
-# The day has no certificate, and there are no days before it.
-WITHOUT_FAULT = {"certificate_differs", "fewer_than_usual"}
+# The day has no certificate, there are no days before it, and there is one installation.
+WITHOUT_FAULT = {"certificate_differs", "fewer_than_usual", "in_two_installations"}
 IN_LEDGERS = ("ledger_disagrees", "never_consumed", "consumed_twice")
 
 

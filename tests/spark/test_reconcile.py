@@ -206,7 +206,7 @@ def test_a_base_url_of_the_environment_that_is_none(
     monkeypatch.setenv("HALFNOTE_BASE_URL", "halfnote.example")
     with pytest.raises(SystemExit, match="2"):
         prove("postgresql://127.0.0.1:1/none")
-    assert "--base-url: must be an http or https URL" in capsys.readouterr().err
+    assert "HALFNOTE_BASE_URL must be an http or https URL" in capsys.readouterr().err
 
 
 def test_a_database_that_is_not_there(capsys: pytest.CaptureFixture[str]) -> None:

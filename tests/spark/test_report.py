@@ -10,8 +10,10 @@ import pytest
 
 from app.finding_kinds import MEANINGS as SERVICE_MEANINGS
 from app.finding_kinds import docs_of
+from spark.proof.store_results import Written
 from spark.report.charts import DRAWN_SUBSCRIPTIONS, duration, of_day, of_scores, of_trend, within
 from spark.report.finding_texts import MEANINGS, NAMES, name_of_kind
+from spark.report.installations import Part, render_all
 from spark.report.page import DRAWN_DAYS, MOST_ROWS, NAMED_DAYS, details, render
 from spark.transforms.figures import FROM_MS, MOST_ATTEMPTS, MOST_CHECKS, OUTCOMES, QUARTERS, SOURCES, bucket_of
 from spark.transforms.rules import RULES
@@ -354,6 +356,37 @@ def test_the_score_of_a_day_and_its_trend_are_shown() -> None:
     # A day of an earlier version has no score.
     assert of_scores([day(), day(DAY - timedelta(days=1))]).svg is None
     assert "none none none none" in page(run(), [day()]).text
+
+
+def test_a_page_about_several_names_the_installation_of_each_finding() -> None:
+    def written(*kinds: str) -> Written:
+        found = dict.fromkeys(kinds, 1)
+        state = "findings" if kinds else "proved"
+        given = run(state=state, open=len(kinds), new=len(kinds), resolved=0)
+        return Written(given, [day(found=found)], [finding(kind, first_run=given["run_id"]) for kind in kinds], [])
+
+    parts = [
+        Part("eu", written("parked"), None, "http://eu/"),
+        Part("us", written(), None),
+        Part("x<y", None, "no & no"),
+    ]
+    made = Page(render_all(parts))
+    assert "✕ 1 finding " in made.text
+    assert "The run failed for x<y." in made.text
+    for said in (
+        "eu ✕ findings 1 1 0 0 1",
+        "us ✓ proved 0 0 0 0 1",
+        "x<y ! failed: no & no 0",
+        "eu 2026-11-20 provisional",
+    ):
+        assert said in made.text, said
+    assert {link for link in made.links if link.startswith("http")} >= {"http://eu/reconciliation/2026-11-20"}
+    assert "us/report.html" in made.links
+    proved = Page(render_all([Part("eu", written(), None), Part("us", written(), None)]))
+    assert "✓ Proved" in proved.text
+    failed = Page(render_all([Part("eu", written(), None), Part("us", None, "lost")]))
+    assert "Proved" not in failed.text
+    assert "The run failed for us The other installations are proved." in failed.text
 
 
 def test_times_within_which_a_part_lies_are_upper_bounds() -> None:

@@ -26,7 +26,7 @@ offset_of_two_messages message_with_two_offsets offsets_contradict_time unrouted
 retry_overdue retry_never_due checkpoint_differs receipt_without_message receipt_not_matched receipt_wrong
 order_broken content_differs
 parked checks_beyond_max verdict_refused archive_differs ledger_disagrees ledger_not_sent never_consumed
-consumed_twice consumed_not_sent certificate_differs fewer_than_usual
+consumed_twice consumed_not_sent certificate_differs fewer_than_usual in_two_installations
 """.split()  # noqa: SIM905 -- a list of names reads better so
 )
 
@@ -73,6 +73,7 @@ def _plant_transactions(day: Day) -> Planted:
     day.extra["certified"] = [{"table": "op", "ids": "019aa5a", "certified_rows": 3, "found_rows": 2}]
     fewer = {"day": str(DAY), "kind": "fewer_than_usual", "subject": "topic:order", "detail": {"count": 40}}
     day.extra["absent"] = [fewer]
+    day.extra["across"] = {id_of(1): ["eu", "us"], id_of(2): ["us", "asia"]}
     day.extra["found_manifest"] = {"tables": {"half": archived, "op": archived | {"digest": "124"}}}
     return {
         "op_without_half": _about("op_without_half", 100),
@@ -84,6 +85,7 @@ def _plant_transactions(day: Day) -> Planted:
         "archive_differs": finding("archive_differs", "op"),
         "fewer_than_usual": finding("fewer_than_usual", "topic:order"),
         "certificate_differs": finding("certificate_differs", "op 019aa5a"),
+        "in_two_installations": _about("in_two_installations", 1),
     }
 
 

@@ -1,7 +1,6 @@
 """What a run over few rows leaves out: the better compilers, and JDBC. What the report's address is."""
 
 from pathlib import Path
-from typing import Any
 
 import psycopg
 import pytest
@@ -9,7 +8,7 @@ from psycopg.rows import dict_row
 
 from spark.postgres import size
 from spark.postgres.connections import partition_name
-from spark.proof.parquet_output import Output
+from spark.proof.parquet_output import url_of_report
 from tests.spark.days import days_ago, fill_day
 
 
@@ -35,11 +34,9 @@ def test_a_locked_day_does_not_hold_up_the_estimate(dsn: str) -> None:
 
 @pytest.mark.parametrize("place", ["s3a://bucket/proof", "file:/srv/proof/", "hdfs://node/proof"])
 def test_the_reports_address_is_that_of_the_directory(place: str) -> None:
-    files: Any = None
-    assert Output(files, place, "1").report == f"{place.rstrip('/')}/report.html"
+    assert url_of_report(place) == f"{place.rstrip('/')}/report.html"
 
 
 def test_the_reports_address_of_a_path_is_a_file_url(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    files: Any = None
     monkeypatch.chdir(tmp_path)
-    assert Output(files, "a proof/", "1").report == f"file://{tmp_path}/a%20proof/report.html"
+    assert url_of_report("a proof/") == f"file://{tmp_path}/a%20proof/report.html"
