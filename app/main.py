@@ -18,6 +18,7 @@ from app.routers import (
     accept,
     api_keys,
     audit,
+    certificates,
     dead_letters,
     health,
     messages,
@@ -93,6 +94,8 @@ def create_app() -> tuple[ASGIApp, FastAPI]:
     api.include_router(subscription_actions.router)
     api.include_router(replays.router)
     api.include_router(dead_letters.router)
+    # Before the route of a day, which has the same form.
+    api.include_router(certificates.router)
     api.include_router(reconciliation.router)
     api.include_router(api_keys.router)
     api.include_router(audit.router)

@@ -44,6 +44,7 @@ MODULES: dict[str, tuple[str, ...] | None] = {
         "from_aiokafka",
         "from_redis",
     ),
+    "halfnote.certificates": ("Certificates", "SyncCertificates", "Certificate", "CertificateEntry"),
     "halfnote.outgoing": ("serializable",),
     "halfnote.ids": ("new_id", "id_time"),
     "halfnote.testing": None,

@@ -42,7 +42,7 @@ def _schema(columns: str) -> StructType:
     return StructType([StructField(*field) for field in fields])
 
 
-# Columns that no rule and no figure needs are left out, because each would be read for every row of the day.
+# Columns that no rule, figure or certificate needs are left out, because each would be read for every row of the day.
 
 # A message from its producer; only position 0 has a `digest`, and a `policy` if the
 # producer gave one.
@@ -58,6 +58,7 @@ string policy
 OP = _schema("""
 string transaction_id!
 short verdict!, source!
+string actor, reason
 time decided_at!
 """)
 
@@ -65,7 +66,7 @@ OUTBOX = _schema("""
 string transaction_id!
 short position!
 long offset!
-string topic!, tag
+string topic!, key, tag
 time due_at, committed_at!
 """)
 

@@ -68,6 +68,7 @@ RULES: dict[tuple[str, str], Roles] = {
     ("POST", "/dead-letters/redeliver"): PEOPLE,
     ("DELETE", "/dead-letters"): PEOPLE,
     ("GET", "/reconciliation"): PEOPLE,
+    ("GET", "/reconciliation/certificates"): PEOPLE,
     ("GET", "/reconciliation/{day}"): PEOPLE,
     ("GET", "/reconciliation/{day}/certificate"): PEOPLE,
     ("GET", "/findings"): PEOPLE,

@@ -2,7 +2,6 @@
 
 import json
 import os
-from hashlib import sha256
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -19,7 +18,7 @@ app = typer.Typer(help="Certificates of final days: list, show, verify, and make
 Day = Annotated[str, typer.Argument(help="the day, YYYY-MM-DD")]
 Limit = Annotated[int, typer.Option(min=1, max=1000, help="the most days to list")]
 BROKEN = 3
-NOT_CERTIFIED = "day-not-certified"
+PAGE = 100
 KEY_SHOWN = 16
 Out = Annotated[Path | None, typer.Option(help="write the certificate to this file instead")]
 
@@ -31,8 +30,8 @@ def list_certificates(limit: Limit = 30, url: Url = DEFAULT_URL, as_json: AsJson
     Only `verify` verifies signatures. Exit codes: 0 intact, 1 it failed, 2 wrong usage, 3 a chain is broken.
     """
     days = call(url, "GET", "/reconciliation", query={"limit": limit}, as_json=as_json)["days"]["items"]
-    certificates: dict[str, Any] = {}
-    listed = [_listed(url, one, certificates) for one in days]
+    certificates = _certificates(url, min((day["day"] for day in days), default=None))
+    listed = [_listed(day, certificates.get(day["day"])) for day in days]
     if as_json:
         print_json({"items": listed})
     else:
@@ -42,39 +41,23 @@ def list_certificates(limit: Limit = 30, url: Url = DEFAULT_URL, as_json: AsJson
         raise SystemExit(BROKEN)
 
 
-def _listed(url: str, day: dict[str, Any], certificates: dict[str, Any]) -> dict[str, Any]:
-    """Return a day of the list; `certificates` are the fetched ones by day."""
-    # Every day is asked for: a run after the certificate may have stored another state.
-    found = _cached(url, day["day"], certificates)
-    shown = {"day": day["day"], "state": day["state"], "sequence": None, "public_key": None, "chain": None}
-    if found is None:
-        return shown
-    key = found["signature"] and found["signature"]["public_key"]
-    chain = _chain(url, found["certificate"], certificates)
-    return shown | {"sequence": found["certificate"]["sequence"], "public_key": key, "chain": chain}
+def _certificates(url: str, since: str | None) -> dict[str, Any]:
+    """Return the certificates of the days since one, by day."""
+    found: dict[str, Any] = {}
+    query: dict[str, Any] = {"since": since, "limit": PAGE}
+    while since is not None:
+        page = call(url, "GET", "/reconciliation/certificates", query=query)
+        found |= {one["day"]: one for one in page["items"]}
+        if page["next_cursor"] is None:
+            break
+        query["before"] = page["next_cursor"]
+    return found
 
 
-def _chain(url: str, certificate: dict[str, Any], certificates: dict[str, Any]) -> str:
-    """Return `first`, `ok` or `broken`: whether a certificate names the one before it, by number and digest."""
-    previous, sequence = certificate["previous"], certificate["sequence"]
-    if previous is None:
-        return "first" if sequence == 1 else "broken"
-    before = _cached(url, previous["day"], certificates)
-    if before is None or before["certificate"]["sequence"] != sequence - 1:
-        return "broken"
-    return "ok" if sha256(_text_of(before).encode()).hexdigest() == previous["digest"] else "broken"
-
-
-def _cached(url: str, day: str, certificates: dict[str, Any]) -> Any:
-    """Return a day's certificate, or None if the day has none."""
-    if day not in certificates:
-        try:
-            certificates[day] = _fetched(url, day)
-        except Refusal as refused:
-            if not str(refused.problem.get("type", "")).endswith(NOT_CERTIFIED):
-                raise
-            certificates[day] = None
-    return certificates[day]
+def _listed(day: dict[str, Any], found: dict[str, Any] | None) -> dict[str, Any]:
+    """Return a day of the list. A run after the certificate may have stored another state of the day."""
+    shown = {name: found and found[name] for name in ("sequence", "public_key", "chain")}
+    return {"day": day["day"], "state": day["state"], **shown}
 
 
 def _row(one: dict[str, Any]) -> tuple[str, ...]:

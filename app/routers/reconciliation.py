@@ -7,10 +7,10 @@ from urllib.parse import quote, unquote
 
 import msgspec
 from fastapi import APIRouter, Path, Query
-from fastapi.responses import PlainTextResponse, Response
+from fastapi.responses import PlainTextResponse
 from pydantic import AfterValidator, BeforeValidator, Field, WithJsonSchema
 
-from app.errors import DayNotCertified, DayNotReconciled, FindingUnknown, Invalid, NotFound
+from app.errors import DayNotReconciled, FindingUnknown, Invalid, NotFound
 from app.finding_kinds import MEANINGS, Kind, docs_of
 from app.ids import message_id
 from app.routers.dependencies import RuntimeDep, problems
@@ -18,7 +18,6 @@ from app.routers.timeline import known
 from app.schemas.fields import Strict
 from app.schemas.reconciliation import (
     DAY,
-    CertificateShown,
     DayPage,
     DayShown,
     FindingPage,
@@ -33,7 +32,6 @@ from app.store.proof.runs import (
     FIRST_RUN,
     ReconciledDay,
     Run,
-    certificate_of,
     list_days,
     list_runs,
     one_day,
@@ -144,29 +142,6 @@ async def get_reconciled_day(
     return ReconciledDayShown(
         **_day_fields(row), figures=msgspec.json.decode(row.figures), runs=[_run(one) for one in runs]
     )
-
-
-@router.get(
-    "/reconciliation/{day}/certificate",
-    summary="Show the certificate of a final day",
-    response_model=CertificateShown,
-    responses=problems(DayNotCertified, Invalid),
-)
-async def get_certificate(
-    runtime: RuntimeDep, day: Annotated[Day, Path(description="the day, in UTC", examples=[DAY])]
-) -> Response:
-    """Return a day's certificate, byte for byte as the nightly proof signed it.
-
-    Store the bytes as they are: `halfnote certificate verify` verifies the file without Halfnote's database.
-    """
-    async with runtime.request_pool.connection() as connection:
-        document = await certificate_of(connection, day)
-    if document is None:
-        raise DayNotCertified(
-            f"{day} has no certificate. The nightly proof writes one when the day becomes final; "
-            f"`halfnote reconcile --day {day}` writes one for a day that became final earlier."
-        )
-    return Response(document, media_type="application/json")
 
 
 @router.get(

@@ -67,19 +67,6 @@ class ReconciledDayShown(DayShown):
     runs: list[RunShown] = Field(description="the runs that read the day, newest first, up to 50")
 
 
-class CertificateShown(Shown):
-    """A day's certificate. docs/certificate.md has its fields."""
-
-    certificate: dict[str, Any] = Field(
-        description="`day`, `sequence`, `previous`, `counts`, `tables` (the digest tree), `findings`, `root`",
-        examples=[{"day": DAY, "sequence": 30, "root": "5e1f"}],
-    )
-    signature: dict[str, str] | None = Field(
-        description="`algorithm`, `public_key` and `signature`, in hex; null: the certificate is unsigned",
-        examples=[{"algorithm": "ed25519", "public_key": "d75a…", "signature": "e556…"}],
-    )
-
-
 class RunPage(Shown):
     """A page of runs, newest first."""
 

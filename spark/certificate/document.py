@@ -11,9 +11,8 @@ from hashlib import sha256
 from typing import Any, Self
 
 from spark.certificate.signing import Signer, is_signed
-from spark.certificate.tree import buckets_in, root_of, table_of
+from spark.certificate.tree import COLUMNS_OF, buckets_in, root_of, table_of
 
-FORMAT = 1
 # A signature of a certificate is never a signature of anything else by the same key.
 SIGNED = b"halfnote certificate 1\n"
 ALGORITHM = "ed25519"
@@ -42,8 +41,9 @@ class Certificate:
             whole = json.loads(text)
             body, signature = whole["certificate"], whole["signature"]
             missing = NEEDED - body.keys()
-            if missing or body["format"] != FORMAT:
-                raise NotACertificateError(f"It is no certificate of format {FORMAT}.")
+            if missing or body["format"] not in COLUMNS_OF:
+                known = " or ".join(map(str, COLUMNS_OF))
+                raise NotACertificateError(f"It is no certificate of format {known}.")
             if signature is not None:
                 bytes.fromhex(signature["public_key"] + signature["signature"])
             if canonical(whole) != text:

@@ -15,7 +15,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from spark.certificate.tree import (
-    COLUMNS,
+    COLUMNS_OF,
     FINDING,
     FINDINGS,
     NODE_DIGITS,
@@ -54,7 +54,7 @@ def read_tables(root: Path, body: Mapping[str, Any]) -> dict[str, dict[str, Any]
     made = {}
     try:
         if (place / "half").is_dir():
-            for table, columns in COLUMNS.items():
+            for table, columns in COLUMNS_OF[body["format"]].items():
                 made[table] = _read(_files(place, table), table, columns, before)
         if _findings(place, day).is_dir():
             files = sorted(_findings(place, day).glob("*.parquet"))

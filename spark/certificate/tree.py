@@ -22,7 +22,7 @@ def _columns(words: str) -> Columns:
     return tuple((name, kind) for name, _, kind in (word.partition(":") for word in words.split()))
 
 
-COLUMNS: dict[str, Columns] = {
+_FIRST: dict[str, Columns] = {
     "half": _columns(
         "transaction_id:text position:int producer_group:text topic:text tag:text headers:text body_digest:bytes "
         "digest:bytes born_at:time first_check_at:time policy:text"
@@ -34,6 +34,19 @@ COLUMNS: dict[str, Columns] = {
         "digest:bytes settled_at:time replay:int"
     ),
 }
+# By the number of the format: a certificate is verified by the columns of its own.
+COLUMNS_OF: dict[int, dict[str, Columns]] = {
+    1: _FIRST,
+    2: _FIRST
+    | {
+        "op": _columns("transaction_id:text verdict:int source:int actor:text reason:text decided_at:time"),
+        "outbox": _columns(
+            "transaction_id:text position:int offset:int topic:text key:text tag:text due_at:time committed_at:time"
+        ),
+    },
+}
+FORMAT = max(COLUMNS_OF)
+COLUMNS = COLUMNS_OF[FORMAT]
 FINDINGS: Columns = _columns(
     "kind:text subject:text transaction_id:text position:int subscription_id:int producer_group:text detail:text"
 )

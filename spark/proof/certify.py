@@ -17,9 +17,9 @@ from py4j.protocol import Py4JError
 from pyspark.errors import PySparkException
 
 import spark.transforms
-from spark.certificate.document import FORMAT, Certificate, NotACertificateError, digest_of, written
+from spark.certificate.document import Certificate, NotACertificateError, digest_of, written
 from spark.certificate.signing import Signer, SigningError
-from spark.certificate.tree import COLUMNS, FINDING, differences, root_of, table_of
+from spark.certificate.tree import COLUMNS, FINDING, FORMAT, differences, root_of, table_of
 from spark.engine.progress import Progress
 from spark.errors import RunFailedError
 from spark.postgres.connections import Connection
@@ -62,16 +62,16 @@ def compared(read: ReadDay, document: str | None, progress: Progress) -> ReadDay
         except NotACertificateError as error:
             return replace(read, frames=replace(read.frames, certified=[{"fault": str(error)}]))
         before = datetime.fromisoformat(certificate.body["receipts_before"])
-        found = differences(certificate.body["tables"], _tables(read, before))
+        found = differences(certificate.body["tables"], _tables(read, before, certificate.body["format"]))
         differing = [*found, *([{"fault": " ".join(faults)}] if faults else [])]
     return replace(read, frames=replace(read.frames, certified=differing))
 
 
-def _tables(read: ReadDay, before: datetime) -> dict[str, dict[str, Any]]:
+def _tables(read: ReadDay, before: datetime, format_: int) -> dict[str, dict[str, Any]]:
     if not any(read.frames.rows.get(table, 1) for table in COLUMNS):
         return {table: table_of({}) for table in COLUMNS}
     try:
-        return tables_of(read.frames, before)
+        return tables_of(read.frames, before, format_)
     except (PySparkException, Py4JError) as error:
         raise RunFailedError(f"The day {read.frames.day} cannot be certified: {root_cause(str(error))}") from error
 
@@ -82,7 +82,7 @@ def certified(read: ReadDay, proved: ProvedDay, progress: Progress) -> Made | No
         return None
     with progress.stage("certificate", read.frames.day) as stage:
         before = read.frames.seen_at - RECEIPTS_OLDER
-        tables = _tables(read, before)
+        tables = _tables(read, before, FORMAT)
         findings = findings_table(proved.findings) if proved.result.found else table_of({})
         stage.rows = sum(table["rows"] for table in tables.values())
     return Made(

@@ -107,6 +107,8 @@ class _Rows:
                 "transaction_id": self.ids.take(pa.array(at)),
                 "verdict": numbers(transactions.verdict[at], _SHORT),
                 "source": numbers(transactions.source[at], _SHORT),
+                "actor": pa.nulls(len(at), pa.string()),
+                "reason": pa.nulls(len(at), pa.string()),
                 "decided_at": times(transactions.decided[at]),
             }
         )

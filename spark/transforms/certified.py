@@ -13,19 +13,20 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
 from spark.certificate import tree
-from spark.certificate.tree import COLUMNS, FINDING, FINDINGS, Bucket, Columns
+from spark.certificate.tree import COLUMNS_OF, FINDING, FINDINGS, Bucket, Columns
 from spark.frames import Frames
 from spark.transforms.finding import of_rows
 from spark.transforms.joined import Joined
 
 
-def tables_of(f: Frames, receipts_before: datetime) -> dict[str, dict[str, Any]]:
-    """Return the tables of a day's certificate. Later receipts are left out, because redeliveries add them."""
+def tables_of(f: Frames, receipts_before: datetime, format_: int) -> dict[str, dict[str, Any]]:
+    """Return the tables of a day's certificate of a format. Redeliveries add later receipts, which are left out."""
     # A policy is read at position 0 only.
     frames = {"half": f.half, "op": f.op, "outbox": f.outbox}
     frames["receipt"] = f.receipt.where(F.col("settled_at") < F.lit(receipts_before))
-    digests = [_leaves(frame, table, COLUMNS[table], _prefix()) for table, frame in frames.items()]
-    found: dict[str, dict[str, Bucket]] = {table: {} for table in COLUMNS}
+    columns = COLUMNS_OF[format_]
+    digests = [_leaves(frame, table, columns[table], _prefix()) for table, frame in frames.items()]
+    found: dict[str, dict[str, Bucket]] = {table: {} for table in columns}
     for row in _nodes(reduce(DataFrame.unionByName, digests)).collect():
         found[row["table"]][row["prefix"]] = Bucket(row["rows"], row["digest"])
     return {table: tree.table_of(tree.buckets(nodes)) for table, nodes in found.items()}

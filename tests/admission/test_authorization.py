@@ -69,6 +69,7 @@ MAY = {
     ("POST", "/dead-letters/redeliver"): "n n y y n",
     ("DELETE", "/dead-letters"): "n n y y n",
     ("GET", "/reconciliation"): "n n y y n",
+    ("GET", "/reconciliation/certificates"): "n n y y n",
     ("GET", "/reconciliation/{day}"): "n n y y n",
     ("GET", "/reconciliation/{day}/certificate"): "n n y y n",
     ("GET", "/findings"): "n n y y n",

@@ -1,6 +1,8 @@
 """The nightly proof over HTTP: its state by day, its runs and findings, in pages and by filters."""
 
+import json
 from datetime import date, timedelta
+from hashlib import sha256
 from typing import Any
 
 import httpx
@@ -76,6 +78,49 @@ async def test_a_certificate_is_answered_byte_for_byte(client: httpx.AsyncClient
     answer = await client.get(f"/reconciliation/{DAY}/certificate")
     assert (answer.status_code, answer.text) == (200, document)
     assert answer.headers["content-type"] == "application/json"
+
+
+def certificate(day: date, sequence: int, previous: str | None, key: str | None = None) -> str:
+    before = None
+    if previous is not None:
+        before = {"day": json.loads(previous)["certificate"]["day"], "digest": sha256(previous.encode()).hexdigest()}
+    body = {"day": str(day), "sequence": sequence, "previous": before}
+    return json.dumps({"certificate": body, "signature": key and {"public_key": key}})
+
+
+async def test_certificates_are_listed_with_what_continues_the_chain(client: httpx.AsyncClient, db: Connection) -> None:
+    async def put(*documents: str) -> None:
+        await db.execute("delete from day_certificate")
+        for number, document in enumerate(documents):
+            statement = "insert into day_certificate values ($1, $2, 1, $3)"
+            await db.execute(statement, number + 1, BEFORE + timedelta(days=number), document)
+
+    async def chain(**query: Any) -> list[str]:
+        return [one["chain"] for one in (await get(client, "/reconciliation/certificates", **query))["items"]]
+
+    days = [BEFORE + timedelta(days=number) for number in range(3)]
+    first = certificate(days[0], 1, None)
+    second = certificate(days[1], 2, first, "d75a")
+    third = certificate(days[2], 3, second)
+    await put(first, second, third)
+    page = await get(client, "/reconciliation/certificates", limit=2)
+    digest = sha256(second.encode()).hexdigest()
+    assert page["items"][1] == {
+        "day": str(days[1]), "sequence": 2, "digest": digest, "public_key": "d75a", "chain": "ok"
+    }  # fmt: skip
+    rest = await get(client, "/reconciliation/certificates", before=page["next_cursor"])
+    assert ([one["chain"] for one in rest["items"]], rest["next_cursor"]) == (["first"], None)
+    assert await chain(since=days[1]) == ["ok", "ok"]
+
+    await put(first + " ", second, third)
+    assert await chain() == ["ok", "broken", "first"]
+    # One is missing, has the number or the day of another, or cannot be read.
+    await put(first, third)
+    assert await chain() == ["broken", "first"]
+    await put(first, certificate(days[1], 7, first), certificate(days[1], 3, second), "{}", "no JSON")
+    assert await chain() == ["broken"] * 4 + ["first"]
+    for wrong in ({"limit": 101}, {"since": "yesterday"}, {"before": 0}):
+        assert (await client.get("/reconciliation/certificates", params=wrong)).status_code == 422
 
 
 async def test_how_it_stands(client: httpx.AsyncClient, db: Connection) -> None:

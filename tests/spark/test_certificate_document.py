@@ -16,7 +16,7 @@ import pytest
 from spark.certificate.document import Certificate, NotACertificateError, written
 from spark.certificate.parquet_rows import read_tables
 from spark.certificate.signing import SigningError, new_key, signer_of_command, signer_of_file
-from spark.certificate.tree import COLUMNS, FINDING, FINDINGS, root_of
+from spark.certificate.tree import COLUMNS, COLUMNS_OF, FINDING, FINDINGS, FORMAT, root_of
 from spark.jobs.certificate import main
 
 DAY = "2026-11-20"
@@ -54,11 +54,13 @@ def write_rows(place: Path, rows: Rows) -> Path:
     return place
 
 
-def body_of(place: Path, sequence: int = 1, previous: Any = None, day: str = DAY) -> dict[str, Any]:
-    said = {"day": DAY, "receipts_before": BEFORE.isoformat()}
+def body_of(
+    place: Path, sequence: int = 1, previous: Any = None, day: str = DAY, format: int = FORMAT
+) -> dict[str, Any]:
+    said = {"format": format, "day": DAY, "receipts_before": BEFORE.isoformat()}
     tables = read_tables(place, said)
     whole = {"root": root_of(tables), "findings": tables.pop(FINDING), "tables": tables}
-    beside = {"format": 1, "seen_at": BEFORE.isoformat(), "version": "0.1.0", "rules": "00", "counts": {"half": 10}}
+    beside = {"seen_at": BEFORE.isoformat(), "version": "0.1.0", "rules": "00", "counts": {"half": 10}}
     return said | whole | beside | {"sequence": sequence, "previous": previous, "day": day}
 
 
@@ -107,6 +109,18 @@ def swapped_topics(rows: Rows) -> None:
     rows["outbox"][4] |= {"topic": "2:ab", "tag": None}
 
 
+def another_key(rows: Rows) -> None:
+    rows["outbox"][4]["key"] = "another"
+
+
+def another_actor(rows: Rows) -> None:
+    rows["op"][4]["actor"] = None
+
+
+def another_reason(rows: Rows) -> None:
+    rows["op"][4]["reason"] = ""
+
+
 def doubled(rows: Rows) -> None:
     rows["op"].append(rows["op"][4])
 
@@ -119,6 +133,9 @@ def doubled(rows: Rows) -> None:
         (invented_half, "half", "1 certified, 2 found"),
         (swapped_topics, "outbox", "1 certified, 1 found"),
         (doubled, "op", "1 certified, 2 found"),
+        (another_key, "outbox", "1 certified, 1 found"),
+        (another_actor, "op", "1 certified, 1 found"),
+        (another_reason, "op", "1 certified, 1 found"),
     ],
 )
 def test_a_changed_row_is_found(
@@ -131,6 +148,24 @@ def test_a_changed_row_is_found(
     assert first.startswith(f"{table}: rows with ids {id_of(4)[:7]}… (2026-11-20T13:")
     assert first.endswith(counts)
     assert last.endswith("differs in 1 places.")
+
+
+def test_certificates_of_the_first_format_are_verified_by_its_columns(
+    tmp_path: Path, keys: tuple[Path, Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    file, rows = certify(tmp_path, keys[0], format=1), day_rows()
+    assert verify(file, "--public-key", keys[1], "--parquet", tmp_path / "rows") == 0
+    for change in (another_key, another_actor, another_reason):
+        change(rows)
+    assert verify(file, "--parquet", write_rows(tmp_path / "beyond", rows)) == 0
+    another_verdict(rows)
+    assert verify(file, "--parquet", write_rows(tmp_path / "changed", rows)) == 3
+    # The text of a leaf of the first format never changes.
+    assert [name for name, _ in COLUMNS_OF[1]["op"]] == ["transaction_id", "verdict", "source", "decided_at"]
+    file.write_text(altered(file.read_text(), lambda it: it["certificate"].update(format=3)))
+    capsys.readouterr()
+    assert verify(file) == 3
+    assert "It is no certificate of format 1 or 2." in capsys.readouterr().out
 
 
 def test_an_altered_finding_is_found(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -26,9 +26,6 @@ select (select ended_at from reconciliation_run where state = 'proved' order by 
 # Served by finding_open, which holds only open findings.
 OPEN = "select kind, count(*) as open from finding where resolved_at is null group by kind order by kind"
 
-# By day_certificate_day.
-CERTIFICATE = "select document from day_certificate where day = $1"
-
 # Above every run.
 FIRST_RUN = (1 << 63) - 1
 
@@ -91,12 +88,6 @@ async def one_day(connection: Connection, day: date) -> ReconciledDay | None:
     """Return a day with its figures, or None if no run has covered it."""
     row = await connection.fetchrow(ONE_DAY, day)
     return _reconciled_day(row) if row else None
-
-
-async def certificate_of(connection: Connection, day: date) -> str | None:
-    """Return the text of a day's certificate, or None if it has none."""
-    document: str | None = await connection.fetchval(CERTIFICATE, day)
-    return document
 
 
 async def runs_of(connection: Connection, day: date, limit: int) -> list[Run]:
