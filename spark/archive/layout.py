@@ -229,4 +229,6 @@ def frames_from_archive(spark: SparkSession, place: str) -> Frames:
         found = {table: asdict(manifest.of_frame(read(spark, place, described, table), table)) for table in TABLES}
     except JAVA_FAILED as error:
         raise RunFailedError(f"{place} cannot be read: {root_cause(str(error))}") from error
+    if frames.files is not None:
+        beside["files"] = {**frames.files, "archive": frames.files["half"]}
     return replace(frames, **tables, **beside, found_manifest={"tables": found})

@@ -38,6 +38,17 @@ class Files:
         system, path = self._at(directory)
         return [status.getPath().toString() for status in system.listStatus(path)] if system.exists(path) else []
 
+    def local_files(self, directory: str) -> list[str] | None:
+        """Return the paths of a directory's data files if they are on this machine, else None.
+
+        Spark reads no files whose names begin with `_` or `.`.
+        """
+        places = self.children(directory)
+        if not all(place.startswith("file:/") for place in places):
+            return None
+        paths = [place.removeprefix("file:") for place in places]
+        return sorted(path for path in paths if not path.rpartition("/")[2].startswith(("_", ".")))
+
     def read_text(self, place: str) -> str:
         """Return a small file's text."""
         system, path = self._at(place)

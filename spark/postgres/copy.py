@@ -42,8 +42,8 @@ RESTS = 3.0
 OTHERS_AT_WORK = """select exists (select from pg_stat_activity where datname = current_database()
   and backend_type = 'client backend' and not starts_with(application_name, 'halfnote proof')
   and (state = 'active' or state_change > clock_timestamp() - interval '20 ms'))"""
-# Rules filter rows only by this column, so a file needs no other statistics.
-ASKED_BY = ["offset"]
+# Rows are selected by these columns only, so a file needs no other statistics.
+ASKED_BY = ["offset", "transaction_id"]
 
 
 def writes_for(spark: SparkSession) -> bool:

@@ -126,8 +126,9 @@ def write(connection: Connection, run_id: int, made: Iterable[Made], signer: Sig
 def rules_digest() -> str:
     """Return the SHA-256 over the source of all rules, by name."""
     total = sha256()
-    for file in sorted(Path(spark.transforms.__file__).parent.glob("*.py")):
-        total.update(f"{file.name}:{sha256(file.read_bytes()).hexdigest()}\n".encode())
+    place = Path(spark.transforms.__file__).parent
+    for file in sorted(place.rglob("*.py")):
+        total.update(f"{file.relative_to(place).as_posix()}:{sha256(file.read_bytes()).hexdigest()}\n".encode())
     return total.hexdigest()
 
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 from uuid import UUID
 
@@ -22,7 +23,7 @@ from spark.proof.store_results import DayResult
 from spark.score import score
 from spark.sources.frames import root_cause
 from spark.transforms.absence import absent, frame_of
-from spark.transforms.figures import figures_and_volumes, no_figures
+from spark.transforms.figures import figures_and_volumes, figures_of_counts, no_figures
 from spark.transforms.installations import judged_here
 from spark.transforms.joined import Joined
 from spark.transforms.rules import RULES, findings_of, is_small, joined
@@ -67,9 +68,9 @@ def prove(
     try:
         with as_they_are(spark, if_=is_small(f)):
             with progress.stage("join", f.day):
-                j = None if nothing else joined(f, sla_s)
+                j = None if nothing else joined(f, sla_s, Path(staging_dir))
             with progress.stage("figures", f.day):
-                drawn, volumes = (no_figures(), NO_VOLUMES) if j is None else figures_and_volumes(f, j.outcomes)
+                drawn, volumes = _figures(spark, f, j)
                 f = replace(f, absent=None if expected is None else absent(f, volumes, expected))
             with progress.stage("rules", f.day) as stage:
                 kept, found, affected = _findings(f, j, staging_dir)
@@ -99,6 +100,15 @@ def prove(
         ),
         kept,
     )
+
+
+def _figures(spark: SparkSession, f: Frames, j: Joined | None) -> tuple[dict[str, Any], Volumes]:
+    if j is None:
+        return no_figures(), NO_VOLUMES
+    if j.counts is None:
+        return figures_and_volumes(f, j.outcomes)
+    with as_they_are(spark, if_=True):
+        return figures_of_counts(f, j.counts)
 
 
 def _findings(f: Frames, j: Joined | None, staging_dir: str) -> tuple[DataFrame, dict[str, int], dict[str, int]]:

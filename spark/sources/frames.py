@@ -8,7 +8,7 @@ type, ids as text cost no more than as bytes, and dictionaries of columns that h
 """
 
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, date, datetime, timedelta
 from typing import Any, TypeAlias
@@ -28,6 +28,7 @@ from spark.postgres import copy
 from spark.postgres.connections import Connection, Day, Snapshot, partition_name
 from spark.postgres.standby import cancelled_by_replay
 from spark.sources import half_digests, key_order, published, received, retries, verdicts
+from spark.sources.id_ranges import id_ranges
 
 FETCH_ROWS = 10_000
 # The pages of one range, which a connection reads in some hundred milliseconds.
@@ -81,11 +82,12 @@ def frames_from_postgres(
     files = Files(spark)
     counts = snapshot.small_counts(found)
     rows: dict[str, int] = {}
+    ids = id_ranges(snapshot, found) if copy.writes_for(spark) else None
     for name in schemas.FRAMES:
         with progress.stage(f"read {name}", day) as stage:
             rows[name] = 0
             if counts.get(name) != 0:
-                rows[name] = _write_frame(spark, snapshot, found, name, f"{staging_dir}/{name}")
+                rows[name] = _write_frame(spark, snapshot, found, name, f"{staging_dir}/{name}", ids)
             stage.rows = rows[name]
     description = described(snapshot, found, rows)
     for name, (what, write) in _FOUND.items():
@@ -96,12 +98,14 @@ def frames_from_postgres(
     return frames_from_parquet(spark, staging_dir, day)
 
 
-def _write_frame(spark: SparkSession, snapshot: Snapshot, day: Day, name: str, directory: str) -> int:
-    if not copy.writes_for(spark):
+def _write_frame(
+    spark: SparkSession, snapshot: Snapshot, day: Day, name: str, directory: str, ids: Sequence[str] | None
+) -> int:
+    """Write a frame's rows as Parquet; return their number. `ids`: the ranges of ids that this process reads; None: the
+    executors read."""
+    if ids is None:
         return write_source(spark, snapshot, source_of(snapshot, day, name), name, directory)
-    source, schema = source_of(snapshot, day, name, _copied), schemas.FRAMES[name]
-    columns = ", ".join(f'"{column}"' for column in schema.names)
-    queries = [f"select {columns} from ({source.query}) source where {one}" for one in source.ranges]  # noqa: S608
+    schema, queries = schemas.FRAMES[name], copy_queries(snapshot, day, name, ids)
     try:
         return copy.write_copied(
             snapshot, queries, directory, unlike=_unlike(schema), abreast=spark.sparkContext.defaultParallelism
@@ -153,6 +157,16 @@ def source_of(
     if name in schemas.OF_DAY:
         query += f" where transaction_id >= '{day.low}' and transaction_id < '{day.high}'"
     return Source(query, ("true",))
+
+
+def copy_queries(snapshot: Snapshot, day: Day, name: str, ids: Sequence[str]) -> list[str]:
+    """Return the queries whose rows COPY brings, one a file: of a day's own table, one for each range of `ids`."""
+    columns = ", ".join(map(_copied, schemas.FRAMES[name].fields))
+    if name not in schemas.BIG:
+        return [source_of(snapshot, day, name, _copied).query]
+    relation = partition_name(name, day.day)
+    ranges = ids if snapshot.pages(relation) else ()
+    return [f"select {columns} from {relation} where {one}" for one in ranges]  # noqa: S608 -- names of ours
 
 
 def page_ranges(pages: int) -> tuple[str, ...]:
@@ -268,7 +282,7 @@ def frames_from_parquet(spark: SparkSession, directory: str, day: date | None = 
     description = _described(files, directory, day)
     rows: dict[str, int] = dict(description.get("rows", {}))
     since = description.get("receipts_since")
-    frames: dict[str, Any] = {}
+    frames: dict[str, Any] = {"files": _files_here(spark, files, directory)}
     for name, schema in schemas.FRAMES.items():
         place = f"{directory}/{name}"
         if files.exists(place):
@@ -297,6 +311,15 @@ def frames_from_parquet(spark: SparkSession, directory: str, day: date | None = 
         rows=rows,
         **frames,
     )
+
+
+def _files_here(spark: SparkSession, files: Files, directory: str) -> dict[str, list[str]] | None:
+    """Return the files of each frame; None unless both this process and Spark have them on this machine."""
+    if not copy.writes_for(spark):
+        return None
+    found = {name: files.local_files(f"{directory}/{name}") for name in schemas.FRAMES}
+    here = {name: paths for name, paths in found.items() if paths is not None}
+    return here if len(here) == len(found) else None
 
 
 def _described(files: Files, directory: str, day: date | None) -> dict[str, Any]:

@@ -5,28 +5,45 @@ share one with a probability of 1 in 40,000, and would then be counted as one.
 """
 
 from bisect import bisect_right
-from collections.abc import Callable, Set
+from collections.abc import Callable, Iterable, Set
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
-from pyspark.sql import DataFrame, Row
+from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
 from spark.engine.parallel import at_once
 from spark.frames import Frames
 from spark.transforms import volumes
-from spark.transforms.outcomes import FROM_MS, QUARTERS, bucket, outcomes
+from spark.transforms.day_counts import MOST_ATTEMPTS, MOST_CHECKS, DayCounts
+from spark.transforms.outcomes import COUNTED, FROM_MS, QUARTERS, bucket, outcomes
 from spark.usual import Volumes
 
 OUTCOMES = ("committed", "rolled_back", "parked", "undecided")
 SOURCES = ("producer", "check", "policy", "operator")  # by op.source
-# The last place of these also counts every larger value.
-MOST_CHECKS = 20
-MOST_ATTEMPTS = 16
 # The busiest subscriptions are listed by name; the others are summed.
 SUBSCRIPTIONS = 50
 # Up to this many deliveries, each latency is looked up in the outbox; above it, a sample of messages is used.
 LATENCIES = 500_000
+
+
+class CountedOutcome(NamedTuple):
+    """How many transactions have the values COUNTED."""
+
+    quarter: int
+    outcome: str
+    source: int | None
+    bucket: int | None
+    times: int
+
+
+class CountedReceipts(NamedTuple):
+    """How many live deliveries of a subscription were settled with an outcome after so many attempts."""
+
+    subscription_id: int
+    outcome: str
+    attempts: int
+    times: int
 
 
 def figures(f: Frames, counted: DataFrame | None = None) -> dict[str, Any]:
@@ -45,7 +62,7 @@ def figures_and_volumes(f: Frames, counted: DataFrame | None = None) -> tuple[di
     """Return the day's figures, and its counts by topic, group and subscription (spark/transforms/volumes.py)."""
     known = outcomes(f) if counted is None else counted
     parts: list[Callable[[], Any]] = [
-        known.collect,
+        lambda: [CountedOutcome(*row) for row in known.select(*COUNTED, F.col("count").alias("times")).collect()],
         partial(_subscriptions, f),
         partial(_checks, f),
         partial(volumes.of_tables, f),
@@ -55,19 +72,38 @@ def figures_and_volumes(f: Frames, counted: DataFrame | None = None) -> tuple[di
     return _day_figures(found, every, one_in, checks), of_day
 
 
+def figures_of_counts(f: Frames, counts: DayCounts) -> tuple[dict[str, Any], Volumes]:
+    """Return what `figures_and_volumes` does, from the counts of a search; each latency is known."""
+    known = [CountedOutcome(*counted, count) for counted, count in counts.outcomes.items()]
+    settled = [CountedReceipts(*counted, count) for counted, count in counts.settled.items()]
+    every = _waiting_and_dead(f, settled)
+    for (subscription_id, place), count in counts.latencies.items():
+        every[subscription_id]["latency"][place] = count
+    checks = [counts.checks[number] for number in range(MOST_CHECKS + 1)]
+    listed = _named(f, every)
+    of_day = {
+        volumes.TOPIC: volumes.cut(counts.topics),
+        volumes.GROUP: volumes.cut(counts.groups),
+        volumes.SUBSCRIPTION: volumes.of_subscriptions(listed),
+    }
+    return _day_figures(known, listed, 1, checks), of_day
+
+
 def no_figures() -> dict[str, Any]:
     """Return the figures of a day without rows, without a Spark query."""
     return _day_figures([], [], 1, [0] * (MOST_CHECKS + 1))
 
 
-def _day_figures(found: list[Row], every: list[dict[str, Any]], one_in: int, checks: list[int]) -> dict[str, Any]:
+def _day_figures(
+    found: list[CountedOutcome], every: list[dict[str, Any]], one_in: int, checks: list[int]
+) -> dict[str, Any]:
     by_quarter = {name: [0] * QUARTERS for name in OUTCOMES}
     verdict = {name: [0] * len(FROM_MS) for name in SOURCES}
-    for row in found:
-        by_quarter[row.outcome][row.quarter] += row["count"]
-        if row.bucket is not None:
-            verdict[SOURCES[row.source]][row.bucket] += row["count"]
-    checks[0] = max(0, sum(row["count"] for row in found) - sum(checks))
+    for one in found:
+        by_quarter[one.outcome][one.quarter] += one.times
+        if one.bucket is not None and one.source is not None:
+            verdict[SOURCES[one.source]][one.bucket] += one.times
+    checks[0] = max(0, sum(one.times for one in found) - sum(checks))
     return {
         "outcomes": by_quarter,
         "from_s": [ms / 1000 for ms in FROM_MS],
@@ -104,21 +140,33 @@ def _subscriptions(f: Frames) -> tuple[list[dict[str, Any]], int]:
     held back), `dead`, `attempts` (deliveries by tries used, 1 to MOST_ATTEMPTS), `latency` (deliveries by the time
     from commit, or from when they were due, to receipt; buckets of FROM_MS). Live deliveries only, no replays.
     """
-    found: dict[int, dict[str, Any]] = {}
-    for row in _settled(f).collect():
-        one = found.setdefault(row.subscription_id, _nothing(row.subscription_id))
-        one[row.outcome] += row["count"]
-        if row.outcome == "delivered":
-            one["attempts"][row.attempts - 1] += row["count"]
-    for name, rows in (("waiting", f.delivery_retry), ("dead", f.dead_letter)):
-        for row in rows.where("replay = 0").groupBy("subscription_id").count().collect():
-            found.setdefault(row.subscription_id, _nothing(row.subscription_id))[name] = row["count"]
+    settled = _settled(f).select("subscription_id", "outcome", "attempts", F.col("count").alias("times")).collect()
+    found = _waiting_and_dead(f, [CountedReceipts(*row) for row in settled])
     one_in = max(1, -(-sum(one["delivered"] for one in found.values()) // LATENCIES))
     for row in _latencies(f, one_in).collect():
         found[row.subscription_id]["latency"][row.bucket] = row["count"]
+    return _named(f, found), one_in
+
+
+def _waiting_and_dead(f: Frames, settled: Iterable[CountedReceipts]) -> dict[int, dict[str, Any]]:
+    """Return the subscriptions, without latencies and names, from their settled deliveries and the small tables."""
+    found: dict[int, dict[str, Any]] = {}
+    for one in settled:
+        counts = found.setdefault(one.subscription_id, _nothing(one.subscription_id))
+        counts[one.outcome] += one.times
+        if one.outcome == "delivered":
+            counts["attempts"][one.attempts - 1] += one.times
+    for name, table in (("waiting", "delivery_retry"), ("dead", "dead_letter")):
+        if f.rows.get(table) != 0:
+            for row in getattr(f, table).where("replay = 0").groupBy("subscription_id").count().collect():
+                found.setdefault(row.subscription_id, _nothing(row.subscription_id))[name] = row["count"]
+    return found
+
+
+def _named(f: Frames, found: dict[int, dict[str, Any]]) -> list[dict[str, Any]]:
     for subscription_id, name in names_of(f, found.keys()).items():
         found[subscription_id]["name"] = name
-    return sorted(found.values(), key=_busiest_first), one_in
+    return sorted(found.values(), key=_busiest_first)
 
 
 def names_of(f: Frames, wanted: Set[int]) -> dict[int, str]:

@@ -1,6 +1,6 @@
 """The joins that the rules read: one row for each transaction, each message, and each delivery.
 
-They are exact, and made for the few rows that suspects.py leaves; they also work on a whole day, but slowly.
+They are exact, and made for the few rows that a search for suspects leaves; they also work on a whole day, but slowly.
 """
 
 from dataclasses import dataclass
@@ -11,6 +11,7 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
 from spark.frames import Frames
+from spark.transforms.day_counts import DayCounts
 from spark.transforms.routes import due_from, headers_taken, routes, tag_taken, takers
 
 COMMIT, ROLLBACK = 1, 2
@@ -29,7 +30,7 @@ class Joined:
     than once; see spark/transforms/offsets.py for both. `late`: the subscriptions with late deliveries; see
     spark/transforms/late.py. `sla_s`: the seconds that a delivery may take. `suspects`: the number of suspect
     transactions. `outcomes`: of the whole day, if the search for suspects counted them; see
-    spark/transforms/outcomes.py.
+    spark/transforms/outcomes.py. `counts`: of the whole day, if the search was in files.
     """
 
     whole: Frames
@@ -43,6 +44,7 @@ class Joined:
     late: DataFrame
     suspects: int
     outcomes: DataFrame | None = None
+    counts: DayCounts | None = None
 
     @property
     def day(self) -> date:

@@ -17,12 +17,17 @@ from spark.transforms.routes import before, due_from, headers_taken, routes, tag
 _TRACES = ("receipt", "delivery_retry", "dead_letter", "redelivery")
 
 
-def not_passed(f: Frames, sla_s: float) -> DataFrame | None:
-    """Return what working subscriptions have not passed by topic and tag, and must have; None if all passed the day."""
+def not_passed(f: Frames, sla_s: float, last_offset: int | None = None) -> DataFrame | None:
+    """Return what working subscriptions have not passed by topic and tag, and must have; None if all passed the day.
+
+    `last_offset`: the day's, if it is known.
+    """
     on_time = before(F.lit(f.seen_at), sla_s)
     works = (F.col("works_since") <= on_time) & F.col("works_since").isNotNull()
     slowest = routes(f).where(works).agg(F.min("passed").alias("passed")).first()
     if slowest is None or slowest["passed"] is None:
+        return None
+    if last_offset is not None and last_offset <= slowest["passed"]:
         return None
     ahead = f.outbox.where((F.col("offset") > slowest["passed"]) & (due_from() <= on_time))
     taken = takers(f, ahead.select("topic").distinct()).where(F.col("subscription_id").isNotNull() & works)

@@ -7,30 +7,33 @@ from pyspark.sql import functions as F
 
 from spark.frames import Frames
 from spark.transforms.ledgers import committed_of, covered
-from spark.transforms.packed_counts import flag, id_hash
+from spark.transforms.packed_counts import flag
 
 # Rows of one transaction: of the ledger, by verdict, of ops, and whether its producer's ledger is complete.
 _SAID = ("said_commit", "said_rollback", "commits", "spoken_of")
 
 
-def by_ledgers(f: Frames) -> list[DataFrame]:
-    """Return the hashes (`suspect`) of transactions on which a ledger and the tables may disagree."""
+def by_ledgers(f: Frames, suspect: Column) -> list[DataFrame]:
+    """Return the transactions (`suspect`: their ids or the hashes of these) on which a ledger and the tables may
+    disagree."""
     by_ledgers = []
     if f.producer_ledger is not None:
-        by_ledgers.append(_by_producers(f, f.producer_ledger))
+        by_ledgers.append(_by_producers(f, f.producer_ledger, suspect))
     if f.consumer_ledger is not None:
-        by_ledgers.append(_by_consumers(f, f.consumer_ledger))
+        by_ledgers.append(_by_consumers(f, f.consumer_ledger, suspect))
     return by_ledgers
 
 
-def _by_producers(f: Frames, ledger: DataFrame) -> DataFrame:
+def _by_producers(f: Frames, ledger: DataFrame, suspect: Column) -> DataFrame:
     """Transactions whose ledger and op differ; also committed ones that a complete ledger lacks."""
     rows = [
-        ledger.select(*_said(**{f"said_{verdict}": f"verdict = '{verdict}'" for verdict in ("commit", "rollback")})),
-        f.op.select(*_said(commits="verdict = 1")),
+        ledger.select(
+            *_said(suspect, **{f"said_{verdict}": f"verdict = '{verdict}'" for verdict in ("commit", "rollback")})
+        ),
+        f.op.select(*_said(suspect, commits="verdict = 1")),
     ]
     if f.ledger_groups:
-        rows.append(committed_of(f).select(*_said(spoken_of="true")))
+        rows.append(committed_of(f).select(*_said(suspect, spoken_of="true")))
     sums = (F.sum(name).alias(name) for name in _SAID)
     summed = reduce(DataFrame.unionByName, rows).groupBy("suspect").agg(*sums)
     return summed.where(
@@ -38,12 +41,12 @@ def _by_producers(f: Frames, ledger: DataFrame) -> DataFrame:
     ).select("suspect")
 
 
-def _said(**conditions: str) -> list[Column]:
+def _said(suspect: Column, **conditions: str) -> list[Column]:
     counts = (flag(conditions.get(name, "false")).alias(name) for name in _SAID)
-    return [id_hash().alias("suspect"), *counts]
+    return [suspect.alias("suspect"), *counts]
 
 
-def _by_consumers(f: Frames, ledger: DataFrame) -> DataFrame:
+def _by_consumers(f: Frames, ledger: DataFrame, suspect: Column) -> DataFrame:
     """Transactions with a message on which the ledger and the receipts may disagree.
 
     They include each message that a ledger has by name and that has no receipt, so no other rows are read here.
@@ -51,10 +54,11 @@ def _by_consumers(f: Frames, ledger: DataFrame) -> DataFrame:
     names = F.broadcast(covered(f.subscription, ledger))
     received = f.receipt.where("outcome = 'delivered'").join(names, "subscription_id")
     rows = [
-        f.outbox.select(*_seen(F.col("position"), sent=F.lit(1))),
-        received.select(*_seen(F.col("position"), received=F.lit(1), by=F.xxhash64("name"))),
+        f.outbox.select(*_seen(suspect, F.col("position"), sent=F.lit(1))),
+        received.select(*_seen(suspect, F.col("position"), received=F.lit(1), by=F.xxhash64("name"))),
         ledger.select(
             *_seen(
+                suspect,
                 F.col("position"),
                 consumed=F.lit(1),
                 times=F.col("times_seen"),
@@ -70,7 +74,7 @@ def _by_consumers(f: Frames, ledger: DataFrame) -> DataFrame:
     return summed.where(f"not ({plain})").select("suspect")
 
 
-def _seen(position: Column, **values: Column) -> list[Column]:
+def _seen(suspect: Column, position: Column, **values: Column) -> list[Column]:
     columns = ("sent", "received", "consumed", "times", "unnamed", "by")
     given = [F.coalesce(values.get(name, F.lit(0)), F.lit(0)).cast("long").alias(name) for name in columns]
-    return [id_hash().alias("suspect"), position.cast("int").alias("position"), *given]
+    return [suspect.alias("suspect"), position.cast("int").alias("position"), *given]

@@ -4,6 +4,8 @@ A topic matches by its name, or by a prefix (a pattern with a trailing `*`); `ha
 prefix itself begins with `halfnote.`. An empty list of tags, and an empty set of headers, match every message.
 """
 
+import json
+
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
@@ -73,6 +75,11 @@ def _checkpoints(f: Frames) -> DataFrame:
 
 def _received(f: Frames, on_time: Column) -> DataFrame:
     """Return the highest offset that each subscription received: what is in flight is settled within the SLA."""
+    if f.read_to is not None:
+        rows = json.dumps([{"subscription_id": one, "read_to": offset} for one, offset in f.read_to.items()])
+        # As JSON: rows made in Python would need Python on the executors.
+        known = F.inline(F.from_json(F.lit(rows), "array<struct<subscription_id int, read_to bigint>>"))
+        return f.receipt.sparkSession.range(1).select(known)
     settled = f.receipt.where((F.col("replay") == 0) & (F.col("settled_at") <= on_time))
     return settled.groupBy("subscription_id").agg(F.max("offset").alias("read_to"))
 

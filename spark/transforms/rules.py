@@ -3,6 +3,7 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial, reduce
+from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
 from pyspark.sql import DataFrame
@@ -32,6 +33,7 @@ from spark.transforms.late import late as late_of
 from spark.transforms.late import not_passed
 from spark.transforms.outcomes import COUNTED
 from spark.transforms.routes import routed, takers
+from spark.transforms.screen.search import can_search, search, with_read_to
 from spark.transforms.suspect_rows import OF_TRANSACTIONS, narrowed, nothing_of
 from spark.transforms.suspects import named, screened
 
@@ -154,10 +156,15 @@ def _found(j: Joined, without: frozenset[str], rules: Sequence[Rule]) -> DataFra
     return _computed(found_in(j, without, rules))
 
 
-def joined(f: Frames, sla_s: float) -> Joined:
-    """Return the input of the rules: the joins over the suspect rows, each computed already."""
+def joined(f: Frames, sla_s: float, place: Path | None = None) -> Joined:
+    """Return the input of the rules: the joins over the suspect rows, each computed already.
+
+    `place`: a directory on this machine for the files of a search; None: Spark searches.
+    """
     f = ledgers.of_day(f)
     spark = f.op.sparkSession
+    if place is not None and can_search(f) and not is_small(f):
+        return _joined_by_search(f, sla_s, place)
     with as_they_are(spark, if_=is_small(f)):
         f = replace(f, routes=_few(routed(f, sla_s)))
     if is_small(f):
@@ -192,6 +199,21 @@ def joined(f: Frames, sla_s: float) -> Joined:
         )
 
 
+def _joined_by_search(f: Frames, sla_s: float, place: Path) -> Joined:
+    spark = f.op.sparkSession
+    f = with_read_to(f, sla_s)
+    with as_they_are(spark, if_=True):
+        f = replace(f, routes=_few(routed(f, sla_s)))
+    found = search(f, sla_s, place)
+    few = found.few if found.suspects > FEW_SUSPECTS else _in_one_partition(found.few)
+    late = _late(f, sla_s, found.last_offset)
+    with as_they_are(spark, if_=found.suspects <= FEW_SUSPECTS):
+        disorder = _computed(found.disorder)
+        doubled = _doubled(f, disorder)
+        joins = _joins_of(f, few, disorder, doubled, late, sla_s, suspects=found.suspects)
+        return replace(joins, counts=found.counts)
+
+
 def is_small(f: Frames) -> bool:
     """Return whether the day is known to have few rows."""
     return sum(f.rows.get(name, SMALL_DAY) for name in BIG) < SMALL_DAY
@@ -207,9 +229,9 @@ def _narrowed(f: Frames, found: DataFrame, count: int) -> Frames:
     return narrowed(f, found, _computed if count > FEW_SUSPECTS else _few)
 
 
-def _late(f: Frames, sla_s: float) -> DataFrame:
+def _late(f: Frames, sla_s: float, last_offset: int | None = None) -> DataFrame:
     """On most days every subscription has passed all messages, and nothing is compared."""
-    ahead = not_passed(f, sla_s)
+    ahead = not_passed(f, sla_s, last_offset)
     if ahead is None or (ahead := _computed(ahead)).isEmpty():
         return empty(f.outbox.sparkSession, LATE)
     return _computed(late_of(f, ahead))

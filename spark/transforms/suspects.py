@@ -63,7 +63,7 @@ def named(f: Frames) -> DataFrame:
     """
     frames = (f.check_back, f.delivery_retry, f.dead_letter, f.redelivery, f.attempt.where("kind = 'refused'"))
     by_tables = [frame.select(id_hash().alias("suspect")) for frame in (*frames, _asked_beyond(f))]
-    return reduce(DataFrame.unionByName, [*by_tables, *by_ledgers(f)]).distinct()
+    return reduce(DataFrame.unionByName, [*by_tables, *by_ledgers(f, id_hash())]).distinct()
 
 
 def _asking(taking: DataFrame) -> list[int]:

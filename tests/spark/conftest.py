@@ -16,11 +16,12 @@ from spark.engine.session import session
 from tests.spark import archives
 
 # Code that runs once is not worth the better compiler's time; also that of processes which tests start.
-os.environ.setdefault("JDK_JAVA_OPTIONS", "-XX:TieredStopAtLevel=1")
+os.environ.setdefault("JDK_JAVA_OPTIONS", "-XX:TieredStopAtLevel=1 -XX:ReservedCodeCacheSize=240m")
 
 # A heap that never grows, one collector thread, no check of Spark's own bytecode: a third less CPU than the defaults.
+# The first compiler alone would have 48 MB for its code, which a few tests fill; after that nothing is compiled.
 JAVA_OPTIONS = (
-    "-XX:+UseSerialGC -Xms1g -Xmn500m -XX:TieredStopAtLevel=1 -XX:-UsePerfData "
+    "-XX:+UseSerialGC -Xms1g -Xmn500m -XX:TieredStopAtLevel=1 -XX:ReservedCodeCacheSize=240m -XX:-UsePerfData "
     "-XX:+UnlockDiagnosticVMOptions -XX:-BytecodeVerificationRemote"
 )
 SMALL = {

@@ -1,15 +1,19 @@
 """Small frames for the rules' tests: a day in which nothing is wrong, row by row, to be changed by each test."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, date, datetime, timedelta
 from hashlib import sha256
+from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 from pyspark.sql import SparkSession
 
 from spark import schemas
 from spark.frames import Across, Frames
+from spark.transforms.screen.row_groups import arrow_schema
 from tests.spark.conftest import frame
 
 DAY = date(2026, 11, 20)
@@ -191,6 +195,27 @@ class Day:
         ]
         return [*given, *made]
 
+    def _of_day(self) -> dict[str, list[Row]]:
+        return {**self.rows, "subscription_version": self._history()}
+
+    def in_files(self, spark: SparkSession, directory: Path, *, counted: bool = False) -> Frames:
+        """Return all of it as frames over files below `directory`, in several row groups.
+
+        Half messages are in the order of their ids, as they are read; rows of other tables are in the order of the
+        test. Ledgers and the like are as in `frames`.
+        """
+        f = self.frames(spark, counted=counted)
+        files: dict[str, list[str]] = {}
+        for name, rows in [*self._of_day().items(), ("archive", self.extra.get("archive", []))]:
+            ordered = sorted(rows, key=lambda row: row["transaction_id"]) if name == "half" else rows
+            schema = schemas.ARCHIVE if name == "archive" else schemas.FRAMES[name]
+            cut = [{column: row.get(column) for column in schema.names} for row in ordered]
+            file = directory / name / "part-0.parquet"
+            file.parent.mkdir(parents=True)
+            pq.write_table(pa.Table.from_pylist(cut, arrow_schema(schema)), file, row_group_size=50)
+            files[name] = [str(file)]
+        return replace(f, files=files)
+
     def frames(self, spark: SparkSession, *, counted: bool = True) -> Frames:
         """Return all of it as frames; if they are not `counted`, the rules take them for a large day's."""
         schema = {
@@ -203,7 +228,7 @@ class Day:
         extra = {
             name: frame(spark, schema[name], value) if name in schema else value for name, value in self.extra.items()
         }
-        of_day = {**self.rows, "subscription_version": self._history()}
+        of_day = self._of_day()
         made = {name: frame(spark, schemas.FRAMES[name], rows) for name, rows in of_day.items()}
         rows = {name: len(rows) for name, rows in of_day.items()} if counted else {}
         if "across" in extra:

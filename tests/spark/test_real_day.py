@@ -17,8 +17,10 @@ from spark.frames import Frames
 from spark.jobs import archive
 from spark.postgres.connections import connect
 from spark.proof.read_days import Wish, read_days
+from spark.transforms import rules
+from spark.transforms.figures import figures_and_volumes, figures_of_counts
 from spark.transforms.joined import Joined
-from spark.transforms.rules import RULES, findings, found_in, joined
+from spark.transforms.rules import RULES, findings, findings_of, found_in, joined
 from tests.conftest import migrated_template
 from tests.spark.conftest import frame
 from tests.spark.days import prove, rows
@@ -238,6 +240,17 @@ def test_the_day_as_the_service_made_it_has_no_finding(spark: SparkSession, made
     assert [(row.kind, row.subject, row.detail) for row in found.collect()] == []
 
 
+@pytest.mark.slow
+def test_a_search_in_files_finds_nothing_in_it(
+    spark: SparkSession, made: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(rules, "SMALL_DAY", 0)
+    j = joined(with_ledgers(spark, read(spark, made, tmp_path)), SLA_S, tmp_path)
+    assert j.counts is not None
+    assert findings_of(j).collect() == []
+    assert figures_of_counts(j.whole, j.counts) == figures_and_volumes(j.whole)
+
+
 @pytest.fixture(scope="module")
 def damaged(
     spark: SparkSession, made: str, tmp_path_factory: pytest.TempPathFactory
@@ -260,6 +273,22 @@ def test_each_planted_fault_is_one_finding(damaged: tuple[Joined, dict[str, list
     j, wanted = damaged
     pairs = [(kind, subject) for kind, subjects in wanted.items() for subject in subjects]
     assert sorted((row.kind, row.subject) for row in found_in(j).collect()) == sorted(pairs)
+
+
+@pytest.mark.slow
+def test_each_is_found_after_a_search_in_files(
+    spark: SparkSession,
+    damaged: tuple[Joined, dict[str, list[str]]],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(rules, "SMALL_DAY", 0)
+    j, wanted = damaged
+    searched = joined(j.whole, SLA_S, tmp_path)
+    assert searched.counts is not None
+    assert 0 < searched.suspects < sum(searched.counts.outcomes.values())
+    pairs = [(kind, subject) for kind, subjects in wanted.items() for subject in subjects]
+    assert sorted((row.kind, row.subject) for row in findings_of(searched).collect()) == sorted(pairs)
 
 
 @pytest.mark.parametrize("kind", [rule.kind for rule in RULES if rule.kind not in WITHOUT_FAULT])

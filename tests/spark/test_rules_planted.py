@@ -234,7 +234,7 @@ def planted_joins(spark: SparkSession, planted: tuple[Day, Planted]) -> Joined:
 def _found(spark: SparkSession, day: Day, *, counted: bool) -> DataFrame:
     """Return what one run of the rules finds, without its details.
 
-    Of what is not counted the rules see what the look for suspects has left, as of a large day.
+    Of what is not counted the rules see what Spark's search for suspects has left, as of a large day.
     """
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(rules, "screened" if counted else "_in_one_partition", _not_this_way)
@@ -242,9 +242,14 @@ def _found(spark: SparkSession, day: Day, *, counted: bool) -> DataFrame:
 
 
 @pytest.fixture(scope="module")
-def found_by_rules(spark: SparkSession, planted: tuple[Day, Planted]) -> DataFrame:
-    """What one run of all rules finds, by way of the look for suspects."""
-    return _found(spark, planted[0], counted=False)
+def found_by_rules(
+    spark: SparkSession, planted: tuple[Day, Planted], tmp_path_factory: pytest.TempPathFactory
+) -> DataFrame:
+    """What one run of all rules finds, after the search for suspects in files."""
+    place = tmp_path_factory.mktemp("day")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(rules, "screened", _not_this_way)
+        return findings_of(joined(planted[0].in_files(spark, place / "read"), SLA_S, place)).drop("detail")
 
 
 @pytest.fixture(scope="module")

@@ -4,18 +4,23 @@ import json
 import random
 from datetime import timedelta
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 from pyspark.sql import SparkSession
 from pyspark.testing import assertDataFrameEqual
 
-from spark.schemas import OUTBOX
+from spark.schemas import ARCHIVE, OUTBOX
 from spark.transforms import ledgers, rules
+from spark.transforms.figures import figures_and_volumes, figures_of_counts
 from spark.transforms.offsets import breaks, disorder
 from spark.transforms.outcomes import outcomes
 from spark.transforms.routes import takers
 from spark.transforms.rules import findings, findings_of
+from spark.transforms.screen import log_order, row_groups
+from spark.transforms.screen.row_groups import arrow_schema
 from spark.transforms.suspects import named, screened
 from tests.spark.conftest import frame
 from tests.spark.frames import Day, born, digest, id_of, message_id, plain_day
@@ -24,8 +29,8 @@ SLA_S = 3600.0
 TOPICS = ("order", "order.new", "billing.paid", "nobody", "halfnote.delivery.dead")
 
 
-def random_day(chance: random.Random, transactions: int) -> Day:
-    """A day of transactions with one to three messages and five subscriptions; a third is damaged at random."""
+def random_day(chance: random.Random, transactions: int, *, damaged: bool = True) -> Day:
+    """A day of transactions with one to three messages and six subscriptions; a third is damaged at random."""
     day = plain_day()
     day.subscribe(2, "order*", filters='{"tags": ["red", "blue"]}')
     day.subscribe(3, "*", filters='{"headers": {"region": "eu"}}')
@@ -33,7 +38,7 @@ def random_day(chance: random.Random, transactions: int) -> Day:
     day.subscribe(5, "order.new", deleted_at=born(500), lowest=0)
     for number in range(100, 100 + transactions):
         _transaction(day, chance, number)
-    for _ in range(transactions // 3):
+    for _ in range(transactions // 3 if damaged else 0):
         _spoil(day, chance)
     for number in chance.sample(range(100, 100 + transactions), transactions // 10):
         day.check_back(number, state=chance.choice((1, 2)))
@@ -124,6 +129,53 @@ def _spoil(day: Day, chance: random.Random) -> None:
             rows[index] = changed | {"transaction_id": id_of(chance.randrange(100, 400)), "replay": replay}
 
 
+@pytest.mark.parametrize("seed", [1, 2, 3, 4, 5, 6])
+@pytest.mark.slow
+@pytest.mark.usefixtures("adaptive")
+def test_what_a_search_in_files_leaves_out_has_no_finding(
+    spark: SparkSession, seed: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(row_groups, "ROWS_AT_ONCE", 150)
+    monkeypatch.setattr(row_groups, "SAMPLE_OF", 3)
+    monkeypatch.setattr(log_order, "SPAN", 5000)
+    day = random_day(random.Random(seed), 300)
+    _archive(day)
+    j = rules.joined(day.in_files(spark, tmp_path / "read"), SLA_S, tmp_path / "search")
+    assert len(list((tmp_path / "search/search/spans").iterdir())) > 10
+    assertDataFrameEqual(findings_of(j), findings(day.frames(spark), sla_s=SLA_S))
+    assert j.counts is not None
+    counted = {tuple(row)[:-1]: row["count"] for row in outcomes(day.frames(spark)).collect()}
+    assert counted == j.counts.outcomes
+    # Of 315 transactions, a third is damaged, and the small tables and ledgers name many of the others.
+    assert 200 < j.suspects < 290
+
+
+def _archive(day: Day) -> None:
+    """An archive with one digest changed."""
+    rows = [{name: half[name] for name in ARCHIVE.names} for half in day.rows["half"]]
+    day.extra["archive"] = [rows[0] | {"body_digest": digest("changed")}, *rows[1:]]
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("adaptive")
+def test_a_search_in_files_counts_what_spark_counts(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(row_groups, "ROWS_AT_ONCE", 150)
+    monkeypatch.setattr(row_groups, "SAMPLE_OF", 3)
+    day = random_day(random.Random(9), 200, damaged=False)
+    day.check_back(1, state=2)
+    day.half(900)
+    day.check_back(900, state=2)
+    day.half(901, born_at=born(-90_000))
+    day.received(100, subscription=3, outcome="dropped", attempts=40)
+    day.delivery("dead_letter", 101)
+    f = day.in_files(spark, tmp_path / "read")
+    j = rules.joined(f, SLA_S, tmp_path / "search")
+    assert j.counts is not None
+    assert figures_of_counts(j.whole, j.counts) == figures_and_volumes(j.whole)
+
+
 @pytest.mark.parametrize("seed", [1, 2, 3, 4])
 @pytest.mark.slow
 @pytest.mark.usefixtures("adaptive")
@@ -143,7 +195,7 @@ def test_what_is_left_out_has_no_finding(spark: SparkSession, seed: int) -> None
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("adaptive")
-def test_hardly_anything_of_a_day_in_order_is_suspect(spark: SparkSession) -> None:
+def test_hardly_anything_of_a_day_in_order_is_suspect(spark: SparkSession, tmp_path: Path) -> None:
     day = plain_day()
     day.subscribe(2, "order", filters='{"headers": {"region": "eu"}}')
     day.subscribe(3, "order", started_after=0, lowest=500)
@@ -157,13 +209,15 @@ def test_hardly_anything_of_a_day_in_order_is_suspect(spark: SparkSession) -> No
     f = ledgers.of_day(day.frames(spark))
     known = screened(f, SLA_S, takers(f, f.outbox.select("topic").distinct()))
     assert known.where("suspect is not null").collect() == []
+    in_files = rules.joined(day.in_files(spark, tmp_path / "read"), SLA_S, tmp_path / "search")
+    assert in_files.suspects == 0
     assert {row.outcome for row in known.collect()} == {"committed", "rolled_back"}
     assert named(f).collect() == []
 
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("adaptive")
-def test_more_subscriptions_may_ask_for_headers_than_a_number_has_bits(spark: SparkSession) -> None:
+def test_more_subscriptions_may_ask_for_headers_than_a_number_has_bits(spark: SparkSession, tmp_path: Path) -> None:
     day, asking = plain_day(), range(20, 43)
     for subscription in asking:
         day.subscribe(subscription, "order", filters=f'{{"headers": {{"for": "{subscription}"}}}}')
@@ -173,13 +227,14 @@ def test_more_subscriptions_may_ask_for_headers_than_a_number_has_bits(spark: Sp
             day.received(number, subscription=subscription)
     # Another's.
     day.received(121, subscription=20)
-    f = day.frames(spark, counted=False)
-    found = {(row.kind, row.subject) for row in findings(f, sla_s=SLA_S).select("kind", "subject").collect()}
-    assert found == {("undelivered", f"{id_of(115)}-0:35"), ("receipt_not_matched", f"{id_of(121)}-0:20")}
+    wanted = {("undelivered", f"{id_of(115)}-0:35"), ("receipt_not_matched", f"{id_of(121)}-0:20")}
+    for place, f in ((None, day.frames(spark, counted=False)), (tmp_path / "s", day.in_files(spark, tmp_path / "r"))):
+        found = findings_of(rules.joined(f, SLA_S, place)).select("kind", "subject").collect()
+        assert {tuple(row) for row in found} == wanted
 
 
 @pytest.mark.parametrize("span", [4, 65_536])
-def test_disorder_is_found_within_ranges_and_at_their_borders(spark: SparkSession, span: int) -> None:
+def test_disorder_is_found_within_ranges_and_at_their_borders(spark: SparkSession, span: int, tmp_path: Path) -> None:
     chance = random.Random(7)
     made = [(offset, offset + chance.choice((0, 0, 0, -5, 9))) for offset in range(0, 4000, 3)]
     made += [made[5], made[900]]
@@ -195,6 +250,12 @@ def test_disorder_is_found_within_ranges_and_at_their_borders(spark: SparkSessio
     ]
     found = disorder(breaks(frame(spark, OUTBOX, rows), span)).collect()
     assert sorted((row["offset"], row.before_offset) for row in found) == sorted(wanted)
+    # Read in ranges of ids, which are not in the order of offsets here.
+    table = pa.Table.from_pylist([dict.fromkeys(OUTBOX.names) | row for row in rows], arrow_schema(OUTBOX))
+    for number in range(7):
+        log_order.write_spans(table.slice(number * 200, 200), tmp_path, number, span)
+    in_files = [row for table in log_order.disorder(tmp_path) for row in table.to_pylist()]
+    assert sorted((row["offset"], row["before_offset"]) for row in in_files) == sorted(wanted)
 
 
 @pytest.mark.slow

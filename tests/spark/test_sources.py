@@ -4,7 +4,7 @@ import io
 import itertools
 import json
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, date, datetime, timedelta
 from pathlib import Path
@@ -15,7 +15,6 @@ import psycopg
 import pytest
 from psycopg.types.json import Jsonb
 from pyspark.sql import SparkSession
-from pyspark.sql.types import StructField
 
 from spark.engine.progress import Progress
 from spark.errors import RunFailedError, SnapshotLostError
@@ -23,7 +22,7 @@ from spark.frames import Frames
 from spark.postgres import copy
 from spark.postgres.connections import Snapshot, open_snapshot, partition_name
 from spark.postgres.standby import StandbySettings, cancelled_by_replay, standby_warning
-from spark.sources import frames
+from spark.sources import frames, id_ranges
 from spark.sources.frames import frames_from_parquet, frames_from_postgres, page_ranges, receipts_since
 from tests.spark.days import Connection, add_day, days_ago, fill_day
 
@@ -125,11 +124,11 @@ def _micros(at: datetime) -> int:
 def test_what_was_written_after_the_snapshot_is_not_seen(
     spark: SparkSession, dsn: str, day: date, other: Connection, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Several connections read ranges of pages long after the snapshot was taken, and none sees later rows."""
-    monkeypatch.setattr(frames, "PAGES_AT_ONCE", 2)
+    """Several connections read ranges of ids long after the snapshot was taken, and none sees later rows."""
+    monkeypatch.setattr(id_ranges, "PAGES_AT_ONCE", 2)
     fill_day(dsn, day, 300)
     with open_snapshot(dsn) as snapshot:
-        assert len(page_ranges(snapshot.pages(partition_name("half", day)))) > 3
+        assert len(id_ranges.id_ranges(snapshot, snapshot.day(day))) > 3
         fill_day(dsn, day, 300, first=301)
         other.execute("update checkpoint set \"offset\" = 1000; update subscription set name = 'another'")
         other.execute("delete from op where true")
@@ -147,7 +146,7 @@ def test_what_was_written_after_the_snapshot_is_not_seen(
 def test_a_reader_whose_session_is_ended_ends_the_others(
     spark: SparkSession, dsn: str, day: date, other: Connection, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(frames, "PAGES_AT_ONCE", 2)
+    monkeypatch.setattr(id_ranges, "PAGES_AT_ONCE", 2)
     fill_day(dsn, day, 2000)
     copied, begun = copy._copy, itertools.count(1)
 
@@ -164,7 +163,7 @@ def test_a_reader_whose_session_is_ended_ends_the_others(
 
     monkeypatch.setattr(copy, "_copy", copy_third_without_session)
     with open_snapshot(dsn) as snapshot:
-        many = len(page_ranges(snapshot.pages(partition_name("half", day))))
+        many = len(id_ranges.id_ranges(snapshot, snapshot.day(day)))
         with pytest.raises(RunFailedError, match=r"A read failed: .*(terminating connection|closed the connection)"):
             read(spark, snapshot, day, tmp_path)
     assert next(begun) < many
@@ -190,7 +189,7 @@ def test_readers_rest_while_others_are_at_work(
             rests.append(timeout or 0.0)
             return self.is_set()
 
-    monkeypatch.setattr(frames, "PAGES_AT_ONCE", 2)
+    monkeypatch.setattr(id_ranges, "PAGES_AT_ONCE", 2)
     fill_day(dsn, day, 500)
     with open_snapshot(dsn) as snapshot, ThreadPoolExecutor() as pool:
         if busy:
@@ -203,7 +202,7 @@ def test_readers_rest_while_others_are_at_work(
         if busy:
             other.cancel()
             assert isinstance(working.exception(), psycopg.errors.QueryCanceled)
-        ranges = sum(len(page_ranges(snapshot.pages(partition_name(name, day)))) for name in ("half", "op", "outbox"))
+        ranges = 3 * len(id_ranges.id_ranges(snapshot, snapshot.day(day)))
     if busy:
         assert len(rests) > ranges
         assert all(rest > 0 for rest in rests)
@@ -211,18 +210,41 @@ def test_readers_rest_while_others_are_at_work(
         assert rests == []
 
 
-@pytest.mark.parametrize("expression", [frames._brought, frames._copied])
-def test_each_range_of_pages_is_a_tid_range_scan(
-    dsn: str, day: date, other: Connection, expression: Callable[[StructField], str]
-) -> None:
+def test_each_range_of_pages_is_a_tid_range_scan(dsn: str, day: date) -> None:
     fill_day(dsn, day, 2000)
     with open_snapshot(dsn) as snapshot:
-        source = frames.source_of(snapshot, snapshot.day(day), "half", expression)
+        source = frames.source_of(snapshot, snapshot.day(day), "half")
         # As it is asked: the wanted columns of the query, cut by a condition.
         asked = f'select "transaction_id", "born_at" from ({source.query}) source where {page_ranges(9)[0]}'
         plan = "\n".join(row["QUERY PLAN"] for row in snapshot.rows(f"explain {asked}"))
     assert f"Tid Range Scan on {partition_name('half', day)}" in plan
     assert "Seq Scan" not in plan
+
+
+def test_ranges_of_ids_leave_nothing_out_and_are_scans_by_index(
+    dsn: str, day: date, other: Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fill_day(dsn, day, 2000)
+    other.execute("analyze")
+    monkeypatch.setattr(id_ranges, "PAGES_AT_ONCE", 4)
+    with open_snapshot(dsn) as snapshot:
+        found = snapshot.day(day)
+        ranges = id_ranges.id_ranges(snapshot, found)
+        assert len(ranges) > 10
+        for name in ("half", "op", "outbox", "receipt"):
+            queries = frames.copy_queries(snapshot, found, name, ranges)
+            counts = [len(snapshot.rows(query)) for query in queries]
+            assert sum(counts) == 2000
+            assert max(counts) < 1000
+            plan = "\n".join(row["QUERY PLAN"] for row in snapshot.rows(f"explain {queries[5]}"))
+            assert "Index" in plan, plan
+            assert "Seq Scan" not in plan, plan
+        sampled = id_ranges.SAMPLED.format(half=partition_name("half", day))
+        plan = "\n".join(row["QUERY PLAN"] for row in snapshot.rows(f"explain {sampled}", [["(0,1)", "(4,1)"]]))
+        assert "Tid Scan" in plan
+    monkeypatch.undo()
+    with open_snapshot(dsn) as snapshot:
+        assert id_ranges.id_ranges(snapshot, snapshot.day(day)) == ("true",)
 
 
 def test_ranges_of_pages_leave_nothing_out(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,120 @@
+"""Searches the files of a day, range by range, several ranges at a time, in this process.
+
+Arrow and numpy compute most of it without Python's lock, so threads use several cores.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from spark.schemas import ARCHIVE, BIG
+from spark.transforms.day_counts import DayCounts, total
+from spark.transforms.screen.counts import counts_of
+from spark.transforms.screen.log_order import disorder, write_spans
+from spark.transforms.screen.numbered import numbered
+from spark.transforms.screen.row_groups import RowGroup, ranges_of, read_range, row_groups
+from spark.transforms.screen.suspects import Known, suspects
+
+SCHEMAS = BIG | {"archive": ARCHIVE}
+# Besides the tables' names, the directories below a search's place: the suspects' ids, and the log's disorder.
+SUSPECT, DISORDER = "suspect", "disorder"
+
+
+@dataclass(frozen=True)
+class Searched:
+    """What a search found. `place`: below it are the suspects' rows, by table; a table without any has no directory."""
+
+    place: Path
+    suspects: int
+    counts: DayCounts
+    last_offset: int | None
+
+
+def search_files(files: Mapping[str, Sequence[str]], known: Known, place: Path, abreast: int) -> Searched:
+    """Search the files of the tables for suspect transactions, and count the figures. Raises ArrowException, OSError.
+
+    `abreast`: how many ranges are searched, and in memory, at a time.
+    """
+    groups = {name: row_groups(files.get(name, ())) for name in SCHEMAS if name in BIG or name in files}
+    ranges = ranges_of(groups)
+    spans = place / "spans"
+    spans.mkdir(parents=True)
+    work = [partial(_search_range, groups, known, place, number, *ids) for number, ids in enumerate(ranges)]
+    found = _at_once(work, abreast)
+    (place / DISORDER).mkdir()
+    for number, table in enumerate(disorder(spans)):
+        pq.write_table(table, place / DISORDER / f"part-{number:05}.parquet")
+    offsets = [one.last_offset for one in found if one.last_offset is not None]
+    return Searched(
+        place, sum(one.suspects for one in found), total([one.counts for one in found]), max(offsets, default=None)
+    )
+
+
+def _at_once(work: Sequence[Callable[[], Searched]], abreast: int) -> list[Searched]:
+    pool = ThreadPoolExecutor(abreast)
+    try:
+        return [running.result() for running in [pool.submit(part) for part in work]]
+    finally:
+        pool.shutdown(wait=False, cancel_futures=True)
+
+
+def _search_range(
+    groups: Mapping[str, Sequence[RowGroup]], known: Known, place: Path, number: int, low: str, high: str
+) -> Searched:
+    rows = {name: read_range(of_table, low, high, SCHEMAS[name]) for name, of_table in groups.items()}
+    here = replace(known, named=_within(known.named, low, high), parked=_within(known.parked, low, high))
+    n = numbered(rows)
+    suspect = suspects(n, here)
+    write_spans(rows["outbox"], place / "spans", number)
+    for name, table in rows.items():
+        _write(place / name, number, table.filter(pa.array(suspect[n.of[name]])))
+    # A small table's transaction may have no other row.
+    ids = np.union1d(np.asarray(n.ids.filter(pa.array(suspect))).astype("S"), here.named)
+    _write(place / SUSPECT, number, pa.table({"transaction_id": pa.array(ids.astype(str), pa.string())}))
+    last = pc.max(rows["outbox"]["offset"]).as_py()
+    return Searched(place, len(ids), counts_of(n, known.day, here.parked), last)
+
+
+def _within(ids: np.ndarray, low: str, high: str) -> np.ndarray:
+    first, end = np.searchsorted(ids, np.array([low, high], dtype="S"))
+    return ids[first:end]
+
+
+def _write(directory: Path, number: int, rows: pa.Table) -> None:
+    if rows.num_rows:
+        directory.mkdir(exist_ok=True)
+        pq.write_table(rows, directory / f"part-{number:05}.parquet", compression="lz4")
+
+
+def read_to(files: Sequence[str], on_time: int) -> dict[int, int]:
+    """Return the highest offset that each subscription received live, settled by `on_time`, microseconds."""
+    highest: dict[int, int] = {}
+    for file in files:
+        with pq.ParquetFile(file, coerce_int96_timestamp_unit="us") as receipts:
+            for group in range(receipts.metadata.num_row_groups):
+                names = ["subscription_id", "offset", "replay", "settled_at"]
+                rows = receipts.read_row_group(group, columns=names, use_threads=False)
+                settled = pc.less_equal(rows["settled_at"].cast(pa.int64()), on_time)
+                live = rows.filter(pc.and_(pc.equal(rows["replay"], 0), settled))
+                for row in live.group_by("subscription_id").aggregate([("offset", "max")]).to_pylist():
+                    one = row["subscription_id"]
+                    highest[one] = max(highest.get(one, row["offset_max"]), row["offset_max"])
+    return highest
+
+
+def ids_in(files: Sequence[str], state: int | None = None) -> np.ndarray:
+    """Return the transactions' ids in files of a small table, with a `state` if one is given."""
+    found = []
+    for file in files:
+        rows = pq.read_table(file, columns=["transaction_id"] if state is None else ["transaction_id", "state"])
+        if state is not None:
+            rows = rows.filter(pc.equal(rows["state"], state))
+        found.append(np.asarray(rows["transaction_id"].combine_chunks()).astype("S"))
+    return np.unique(np.concatenate([np.zeros(0, "S36"), *found]))

@@ -1,0 +1,123 @@
+"""Searches a day for suspect transactions in its files on this machine, and returns their rows as frames."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime, timedelta
+from functools import partial, reduce
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numpy as np
+from pyarrow import ArrowException
+from pyspark.sql import DataFrame
+from pyspark.sql import functions as F
+from pyspark.sql.types import LongType, StringType, StructField, StructType, TimestampType
+
+from spark.errors import RunFailedError
+from spark.frames import Frames, empty
+from spark.schemas import OF_DAY
+from spark.transforms.day_counts import DayCounts
+from spark.transforms.joined import PARKED
+from spark.transforms.ledger_suspects import by_ledgers
+from spark.transforms.screen.day_files import DISORDER, SCHEMAS, SUSPECT, Searched, ids_in, read_to, search_files
+from spark.transforms.screen.subscribers import Takers, subscribers_of
+from spark.transforms.screen.suspects import Known
+
+T = TypeVar("T")
+
+_ID = StructType([StructField("transaction_id", StringType())])
+_PLACE = StructType(
+    [
+        StructField(name, kind)
+        for prefix in ("", "before_")
+        for name, kind in ((f"{prefix}offset", LongType()), (f"{prefix or 'committed_'}at", TimestampType()))
+    ]
+)
+
+
+@dataclass(frozen=True)
+class SearchedDay:
+    """`few`: the suspects' rows; `suspects`: how many there are; `disorder`: the places of the log out of order."""
+
+    few: Frames
+    suspects: int
+    counts: DayCounts
+    disorder: DataFrame
+    last_offset: int | None
+
+
+def can_search(f: Frames) -> bool:
+    """Return whether all rows of the day's own tables are in files that this process reads."""
+    return f.files is not None and (f.archive is None or "archive" in f.files)
+
+
+def with_read_to(f: Frames, sla_s: float) -> Frames:
+    """Return the frames with the evidence from receipts that `routed` needs. Raises RunFailedError."""
+    files = f.files or {}
+    return replace(f, read_to=_reading(lambda: read_to(files["receipt"], _due_by(f, sla_s))))
+
+
+def search(f: Frames, sla_s: float, place: Path) -> SearchedDay:
+    """Search the day; `f` has its routes. Files are written below `place`. Raises RunFailedError."""
+    assert f.files is not None
+    assert f.routes is not None
+    subscribers, files = subscribers_of(f.routes), f.files
+    known = Known(
+        day=f.day,
+        subscribers=subscribers,
+        takers=Takers(subscribers),
+        due_by=_due_by(f, sla_s),
+        fewest_checks=_fewest_checks(f),
+        named=_named(f, place),
+        parked=_reading(lambda: ids_in(files.get("check_back", ()), PARKED)),
+    )
+    abreast = f.op.sparkSession.sparkContext.defaultParallelism
+    found = _reading(lambda: search_files(files, known, place / "search", abreast))
+    order = _read(f, found, DISORDER, _PLACE)
+    return SearchedDay(_few(f, found), found.suspects, found.counts, order, found.last_offset)
+
+
+def _due_by(f: Frames, sla_s: float) -> int:
+    since = f.seen_at - datetime(1970, 1, 1, tzinfo=UTC) - timedelta(seconds=sla_s)
+    return since // timedelta(microseconds=1)
+
+
+def _fewest_checks(f: Frames) -> float:
+    of_groups = f.producer_group.agg(F.min("max_checks")).first()
+    return min([float(f.rules["max_checks"]), *(float(n) for n in of_groups or () if n is not None)])
+
+
+def _named(f: Frames, place: Path) -> np.ndarray:
+    """Return the ids, sorted, of transactions in the small tables, and of those on which a ledger may disagree."""
+    files = f.files or {}
+    found = [_reading(partial(ids_in, files.get(name, ()))) for name in OF_DAY]
+    if disputed := by_ledgers(f, F.col("transaction_id")):
+        ids = reduce(DataFrame.unionByName, disputed).distinct().withColumnRenamed("suspect", "transaction_id")
+        ids.write.parquet(str(place / "disputed"))
+        found.append(_reading(lambda: ids_in([str(file) for file in (place / "disputed").glob("*.parquet")])))
+    return np.unique(np.concatenate(found))
+
+
+def _few(f: Frames, found: Searched) -> Frames:
+    """Return the suspects' rows. All transactions of the small tables are suspect."""
+    names = [name for name in SCHEMAS if getattr(f, name) is not None]
+    theirs: dict[str, Any] = {name: _read(f, found, name, SCHEMAS[name]) for name in names}
+    suspect = _read(f, found, SUSPECT, _ID)
+    for name in ("producer_ledger", "consumer_ledger"):
+        if (ledger := getattr(f, name)) is not None:
+            theirs[name] = ledger.join(suspect, "transaction_id", "left_semi")
+    return replace(f, **theirs)
+
+
+def _read(f: Frames, found: Searched, name: str, schema: StructType) -> DataFrame:
+    place, spark = found.place / name, f.op.sparkSession
+    if not place.exists() or not any(place.iterdir()):
+        return empty(spark, schema)
+    return spark.read.schema(schema).parquet(f"file:{place}")
+
+
+def _reading(read: Callable[[], T]) -> T:
+    try:
+        return read()
+    except (ArrowException, OSError) as error:
+        raise RunFailedError(f"The rows that were read cannot be searched: {error}") from error

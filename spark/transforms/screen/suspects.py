@@ -1,0 +1,207 @@
+"""Find the suspect transactions of one range of ids: those whose rows are not certainly complete and in agreement.
+
+A false suspect costs only time, because the rules judge all rows of suspects by full ids.
+"""
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import date
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from spark.transforms.routes import RESERVED
+from spark.transforms.screen.numbered import Flags, Ints, Numbered, codes, equal, ints
+from spark.transforms.screen.subscribers import Subscriber, Takers, taking_headers
+
+_NEVER = np.iinfo(np.int64).max
+
+
+@dataclass(frozen=True)
+class Known:
+    """What is known of a day besides its own tables. `due_by`: deliveries due by then are not in flight any more,
+    microseconds. `fewest_checks`: the lowest `max_checks` of a group or of the defaults. `named`: the ids, sorted, of
+    transactions that are suspect by small tables or ledgers; `parked`: of those parked."""
+
+    day: date
+    subscribers: Sequence[Subscriber]
+    takers: Takers
+    due_by: int
+    fewest_checks: float
+    named: np.ndarray
+    parked: np.ndarray
+
+
+def suspects(n: Numbered, known: Known) -> Flags:
+    """Return for each transaction of a range whether it is suspect."""
+    transactions = len(n.ids)
+    halves = np.bincount(n.message["half"], minlength=n.messages)
+    sent = np.bincount(n.message["outbox"], minlength=n.messages)
+    receipts = np.bincount(n.message["receipt"], minlength=n.messages)
+    wrong = (halves > 1) | (sent > 1) | ((sent > 0) & (halves == 0)) | ((sent == 0) & (receipts > 0))
+    wrong |= _differing(n) | _misdelivered(n, known, receipts > 0)
+    verdict = ints(n.rows["op"]["verdict"])
+    commits, rollbacks = (np.bincount(n.of["op"][verdict == one], minlength=transactions) for one in (1, 2))
+    messages, published = np.diff(n.first), n.count_of(sent > 0)
+    unpublished = n.count_of((halves > 0) & (sent == 0))
+    committed = (commits == 1) & (rollbacks == 0) & (unpublished == 0) & (published == messages)
+    rolled_back = (commits == 0) & (rollbacks == 1) & (published == 0) & (unpublished == messages)
+    among = np.asarray(pc.is_in(n.ids, value_set=pa.array(known.named.astype(str), pa.string())))
+    found: Flags = n.any_of(wrong) | ~(committed | rolled_back) | among | _by_attempts(n, known)
+    return found
+
+
+def _differing(n: Numbered) -> Flags:
+    """Return the messages whose digests in half, receipts and archive differ."""
+    columns = {"half": "body_digest", "receipt": "digest", "archive": "body_digest"}
+    columns = {table: column for table, column in columns.items() if table in n.rows}
+    chunks = [chunk for table, column in columns.items() for chunk in n.rows[table][column].chunks]
+    digest, values = _digests(pa.chunked_array(chunks, pa.binary()))
+    message = np.concatenate([n.message[table] for table in columns])
+    message, digest = message[values], digest[values]
+    last = np.zeros(n.messages, np.int64)
+    last[message] = digest
+    differing = np.zeros(n.messages, np.bool_)
+    differing[message[digest != last[message]]] = True
+    return differing
+
+
+def _digests(column: pa.ChunkedArray) -> tuple[Ints, Flags]:
+    """Return a number for each distinct value, and where there is any value."""
+    encoded = column.combine_chunks().dictionary_encode()
+    return np.asarray(encoded.indices.fill_null(0)).astype(np.int64), np.asarray(encoded.indices.is_valid())
+
+
+def _misdelivered(n: Numbered, known: Known, received: Flags) -> Flags:
+    """Return the messages that a subscription lacks, or has and must not have, and those that none ever took."""
+    sent, judged = n.rows["outbox"], _Deliveries(n, known)
+    topic, topics = codes(sent["topic"])
+    own = np.array([one.startswith(RESERVED) for one in topics], np.bool_)
+    wrong, taken = judged.of_unknown(), received.copy()
+    if len(topics):
+        taken[n.message["outbox"][own[topic]]] = True
+    rows_of = _by_code(topic, len(topics))
+    places: dict[int, list[Ints]] = {}
+    for code, name in enumerate(topics):
+        for place in known.takers.of(name):
+            places.setdefault(place, []).append(rows_of[code])
+    for place, subscriber in enumerate(known.subscribers):
+        rows = np.concatenate(places[place]) if place in places else np.zeros(0, np.int64)
+        judged.judge(place, subscriber, rows, wrong, taken)
+    wrong[n.message["outbox"][~taken[n.message["outbox"]]]] = True
+    return wrong
+
+
+def _by_code(code: Ints, values: int) -> list[Ints]:
+    order = np.argsort(code, kind="stable")
+    return np.split(order, np.cumsum(np.bincount(code, minlength=values))[:-1]) if values else []
+
+
+class _Deliveries:
+    """The receipts and messages of a range, for one subscription after the other."""
+
+    def __init__(self, n: Numbered, known: Known) -> None:
+        self._n, self._due_by = n, known.due_by
+        sent, receipts = n.rows["outbox"], n.rows["receipt"]
+        self._offset, self._committed = ints(sent["offset"]), ints(sent["committed_at"])
+        self._due_from = ints(pc.coalesce(sent["due_at"], sent["committed_at"]))
+        self._tag, self._tags = codes(sent["tag"])
+        # A receipt of a message that is not in the outbox is wrong anyway.
+        self._committed_of = np.zeros(n.messages, np.int64)
+        self._committed_of[n.message["outbox"]] = self._committed
+        live = ints(receipts["replay"]) == 0
+        self._first_at = ints(receipts["first_at"])[live]
+        self._message = n.message["receipt"][live]
+        numbers = {one.subscription_id: place for place, one in enumerate(known.subscribers)}
+        ids, inverse = np.unique(ints(receipts["subscription_id"])[live], return_inverse=True)
+        place = np.array([numbers.get(int(one), len(numbers)) for one in ids], np.int64)
+        self._receipts = _by_code(place[inverse] if len(ids) else np.zeros(0, np.int64), len(numbers) + 1)
+        self._got, self._may = (np.zeros(n.messages, np.bool_) for _ in range(2))
+        self._headers: tuple[Ints, list[str | None]] | None = None
+
+    def of_unknown(self) -> Flags:
+        """Return the messages that an unknown subscription got."""
+        wrong = np.zeros(self._n.messages, np.bool_)
+        wrong[self._message[self._receipts[-1]]] = True
+        return wrong
+
+    def judge(self, place: int, one: Subscriber, rows: Ints, wrong: Flags, taken: Flags) -> None:
+        """Mark what is `wrong` for a subscription, and what it took. `rows`: of the outbox, which it takes by topic."""
+        mine = self._receipts[place]
+        if not len(rows) and not len(mine):
+            return
+        rows = rows[self._filtered(one, rows)]
+        message, offset, committed = self._n.message["outbox"][rows], self._offset[rows], self._committed[rows]
+        matched = offset > one.started_after
+        if one.matches_until is not None:
+            matched &= committed <= one.matches_until
+        deleted_at = _NEVER if one.deleted_at is None else one.deleted_at
+        began = matched & (committed < deleted_at) & ((committed >= one.matches_since) | (offset > one.lowest))
+        taken[message[began]] = True
+        got, may = self._message[mine], message[matched]
+        self._got[got] = True
+        if one.deleted_at is None:
+            due = matched & (offset <= one.passed) & (committed >= one.judged_from)
+            lacking = message[due & (self._due_from[rows] <= self._due_by)]
+            wrong[lacking[~self._got[lacking]]] = True
+        self._may[may] = True
+        judged = (self._first_at[mine] >= one.judged_from) & (self._committed_of[got] >= one.judged_from)
+        wrong[got[judged & ~self._may[got]]] = True
+        self._got[got] = False
+        self._may[may] = False
+
+    def _filtered(self, one: Subscriber, rows: Ints) -> Flags:
+        """Return which rows of the outbox a subscription's filters take."""
+        taken = np.ones(len(rows), np.bool_)
+        if one.tags is not None and self._tags:
+            taken &= np.array([tag in one.tags for tag in self._tags], np.bool_)[self._tag[rows]]
+        if one.headers is not None and len(rows):
+            of_message, values = self._headers_of_messages()
+            # Without a half the message is wrong anyway.
+            wanted = np.array([*taking_headers(one.headers, values), False], np.bool_)
+            taken &= wanted[of_message[self._n.message["outbox"][rows]]]
+        return taken
+
+    def _headers_of_messages(self) -> tuple[Ints, list[str | None]]:
+        if self._headers is None:
+            code, values = codes(self._n.rows["half"]["headers"])
+            of_message = np.full(self._n.messages, len(values), np.int64)
+            of_message[self._n.message["half"]] = code
+            self._headers = of_message, values
+        return self._headers
+
+
+def _by_attempts(n: Numbered, known: Known) -> Flags:
+    """Return the transactions with a refused End, or with more answered checks than their policies allow.
+
+    Checks are numbered in order, so there are at most as many answers as the highest number.
+    """
+    attempts, of = n.rows["attempt"], n.of["attempt"]
+    found = np.zeros(len(n.ids), np.bool_)
+    found[of[equal(attempts["kind"], "refused")]] = True
+    answered = equal(attempts["kind"], "check") & equal(attempts["outcome"], "unknown")
+    most = np.full(len(n.ids), known.fewest_checks)
+    for transaction, own in _own_limits(n):
+        most[transaction] = own
+    found[of[answered & (ints(attempts["number"]) > most[of])]] = True
+    return found
+
+
+def _own_limits(n: Numbered) -> Iterator[tuple[Ints, float]]:
+    """Return the transactions with a policy of their own, and its `max_checks`."""
+    policy, values = codes(n.rows["half"]["policy"])
+    for code, value in enumerate(values):
+        own = _max_checks(value)
+        if own is not None:
+            yield n.of["half"][policy == code], own
+
+
+def _max_checks(policy: str | None) -> float | None:
+    try:
+        found: Mapping[str, object] | None = None if policy is None else json.loads(policy)
+    except ValueError:
+        return None
+    own = found.get("max_checks") if isinstance(found, dict) else None
+    return float(own) if isinstance(own, int | float) and not isinstance(own, bool) else None
