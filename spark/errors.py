@@ -5,6 +5,10 @@ class RunFailedError(Exception):
     """The run cannot continue. The text is for a person and contains no password."""
 
 
+class DamagedError(RunFailedError):
+    """Files to read are damaged, so nothing can be said of their rows."""
+
+
 class BusyError(RunFailedError):
     """Another run is active."""
 

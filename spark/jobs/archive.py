@@ -95,7 +95,7 @@ def _own(connection: Connection, files: ArchiveFiles, root: str, *, adopt: bool)
     Raises RunFailedError if another database owns it.
     """
     place, identity = f"{root}/{OWNER}", records.identity(connection)
-    owner = json.loads(files.read_text(place))["database"] if files.exists(place) else None
+    owner = _owner(files, place)
     if owner == identity:
         return
     if owner is not None and not adopt:
@@ -108,6 +108,16 @@ def _own(connection: Connection, files: ArchiveFiles, root: str, *, adopt: bool)
     files.make(root)
     files.write_text(place, json.dumps({"database": identity}))
     files.sync([place])
+
+
+def _owner(files: ArchiveFiles, place: str) -> str | None:
+    """Return the database that owns an archive; None for a new one. Raises RunFailedError if the file is damaged."""
+    try:
+        return str(json.loads(files.read_text(place))["database"]) if files.exists(place) else None
+    except (ValueError, KeyError, TypeError):
+        raise RunFailedError(
+            f'{place} is damaged: it must be {{"database": "…"}}. Restore it, or remove it if this is its database.'
+        ) from None
 
 
 def _wanted(connection: Connection, asked: Sequence[Any]) -> list[ArchivedDay]:
@@ -197,7 +207,7 @@ def verify(spark: SparkSession, connection: Connection, given: Namespace, progre
     """Read every archived day, or the requested days, and report differences from the written files."""
     files = ArchiveFiles(spark)
     archived = [day for day in records.days(connection) if day.archive is not None]
-    wrong = 0
+    wrong = _wrong_owners(connection, files, archived, progress)
     for day in [day for day in archived if not given.day or day.day in given.day]:
         with progress.stage("verify", day.day):
             found = _verified(spark, files, day)
@@ -208,6 +218,27 @@ def verify(spark: SparkSession, connection: Connection, given: Namespace, progre
     if missing:
         raise RunFailedError(f"{', '.join(map(str, missing))} is not archived.")
     return DIFFERS if wrong else DONE
+
+
+def _wrong_owners(
+    connection: Connection, files: ArchiveFiles, archived: Sequence[ArchivedDay], progress: Progress
+) -> int:
+    """Report the archives whose file of the owner does not name this database; return their number."""
+    wrong = 0
+    for root in sorted({day.archive.rsplit("/", 2)[0] for day in archived if day.archive is not None}):
+        place, found = f"{root}/{OWNER}", None
+        try:
+            owner = _owner(files, place)
+            if owner != records.identity(connection):
+                found = f"{place} {'is missing' if owner is None else f'names another database, {owner}'}"
+        except RunFailedError as error:
+            found = str(error)
+        except JAVA_FAILED as error:
+            found = f"{place} cannot be read: {root_cause(str(error))}"
+        if found is not None:
+            wrong += 1
+            progress.say("archive_wrong", found, archive=root)
+    return wrong
 
 
 def _verified(spark: SparkSession, files: ArchiveFiles, day: ArchivedDay) -> list[str]:

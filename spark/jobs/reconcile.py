@@ -29,7 +29,7 @@ from spark.engine.progress import Progress
 from spark.engine.session import running
 from spark.engine.signals import InterruptedRunError, Interrupts, apart, interruptible
 from spark.engine.staging import staging
-from spark.errors import RunFailedError
+from spark.errors import DamagedError, RunFailedError
 from spark.options.reconcile import parsed, signer_of
 from spark.postgres.connections import only_run
 from spark.postgres.size import is_small
@@ -60,7 +60,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         nothing = "; nothing was written" if len(options.installations) < 2 else ""
         print(f"Ended by {ended}{nothing}.", file=sys.stderr)
         return ended.status
-    except (LedgerError, NoJarError, SigningError) as error:
+    except (LedgerError, NoJarError, SigningError, DamagedError) as error:
         print(error, file=sys.stderr)
         return USAGE
     except RunFailedError as error:

@@ -6,20 +6,23 @@ from dataclasses import dataclass, replace
 from datetime import date, datetime
 from typing import Any, TypeVar
 
+from py4j.protocol import Py4JError
+from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 
-from spark import manifest
+from spark import manifest, schemas
 from spark.archive import layout
 from spark.archive.files import ArchiveFiles
 from spark.archive.verification import beside
 from spark.day_selection import Candidate, Seen, days_to_run
 from spark.engine.filesystem import Files
 from spark.engine.progress import Progress
-from spark.errors import RunFailedError, SnapshotLostError
+from spark.errors import DamagedError, RunFailedError, SnapshotLostError
+from spark.frames import Frames
 from spark.postgres.connections import Day, Snapshot, connect, open_snapshot
 from spark.postgres.standby import standby_warning
 from spark.proof.prove_day import ReadDay
-from spark.sources.frames import days_of_parquet, frames_from_parquet, frames_from_postgres
+from spark.sources.frames import days_of_parquet, frames_from_parquet, frames_from_postgres, root_cause
 from spark.sources.ledgers import Ledger, consumer_ledger, producer_ledger, write_set_aside
 from spark.sources.same_offsets import earlier_with_same
 
@@ -168,24 +171,49 @@ def _is_archive(url: str, day: date, place: str, described: Mapping[str, Any]) -
 
 
 def read_parquet(spark: SparkSession, directory: str, asked: Collection[date]) -> Iterator[ReadDay]:
-    """Return the requested days that a directory has as frames or archives. Raises RunFailedError for damaged files.
+    """Return the requested days that a directory has as frames or archives. Raises DamagedError for damaged files.
 
     An archive's files are compared with its manifest before any rule reads them, because damage looks like findings.
     """
     for place in days_of_parquet(spark, directory):
-        archived = Files(spark).exists(f"{place}/{layout.MANIFEST}")
-        if archived:
-            _refuse_damage(ArchiveFiles(spark), place)
-        frames = layout.frames_from_archive(spark, place) if archived else frames_from_parquet(spark, place)
+        try:
+            frames = _intact_frames(spark, place)
+        except DamagedError:
+            raise
+        except RunFailedError as error:
+            raise DamagedError(str(error)) from error
         if not asked or frames.day in asked:
             yield ReadDay(frames, {})
+
+
+def _intact_frames(spark: SparkSession, place: str) -> Frames:
+    """Return the frames of a directory, which lacks nothing that was written. Raises RunFailedError.
+
+    Frames without a manifest must have as many rows as frames.json says.
+    """
+    if Files(spark).exists(f"{place}/{layout.MANIFEST}"):
+        _refuse_damage(ArchiveFiles(spark), place)
+        return layout.frames_from_archive(spark, place)
+    frames = frames_from_parquet(spark, place)
+    try:
+        found = {name: getattr(frames, name).count() for name in schemas.FRAMES if name in frames.rows}
+    except (PySparkException, Py4JError) as error:
+        raise DamagedError(f"{place} is damaged, so nothing was proved: {root_cause(str(error))}") from error
+    wrong = [
+        f"{name} has {count} rows instead of {frames.rows[name]}"
+        for name, count in found.items()
+        if count != frames.rows[name]
+    ]
+    if wrong:
+        raise DamagedError(f"{place} is damaged, so nothing was proved: {'; '.join(wrong)}.")
+    return frames
 
 
 def _refuse_damage(files: ArchiveFiles, place: str) -> None:
     found = [word for words in layout.damage(files, place, layout.manifest_of(files, place)).values() for word in words]
     if found:
         more = f" and {len(found) - layout.NAMED_AT_MOST} more" if len(found) > layout.NAMED_AT_MOST else ""
-        raise RunFailedError(
+        raise DamagedError(
             f"{place} is damaged, so nothing was proved: {'; '.join(found[: layout.NAMED_AT_MOST])}{more}."
         )
 

@@ -10,6 +10,7 @@ from spark.archive.files import ArchiveFiles
 from spark.archive.layout import damage, manifest_of
 from spark.jobs import archive, reconcile
 from tests.spark.archives import MadeDay, path_of, row_of
+from tests.spark.days import days_ago, fill_day, prove
 
 pytestmark = pytest.mark.usefixtures("spark")
 
@@ -54,6 +55,86 @@ def test_damage_of_each_file_is_named(place: Path, spark: SparkSession) -> None:
         (place / added).unlink()
 
 
+@pytest.mark.slow
+def test_damage_of_each_kind_of_file_ends_both_with_its_name(
+    dsn: str, place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shown = [path for path in sorted(place.rglob("*")) if path.is_file() and path.name[0] not in "._"]
+    kinds = {path.relative_to(place).parts[0]: path for path in shown}
+    tables = {"half", "op", "outbox", "receipt", "attempt"}
+    beside = {"subscription", "subscription_version", "checkpoint", "producer_group", "frames.json", "manifest.json"}
+    assert set(kinds) >= tables | beside
+    programs = (
+        (3, archive.main, ["--database-url", dsn, "--verify"]),
+        (2, reconcile.main, ["--from-parquet", str(place), "--out", str(tmp_path / "out")]),
+    )
+    damages = (
+        flipped,
+        lambda content: content[:-1],
+        lambda content: content[: len(content) // 2],
+        lambda content: None,
+    )
+    for number, (kind, path) in enumerate(kinds.items()):
+        content = path.read_bytes()
+        # Each kind has one sort of damage, and each sort of damage several kinds.
+        broken = damages[number % len(damages)](content)
+        path.unlink() if broken is None else path.write_bytes(broken)
+        for status, program, options in programs:
+            ended = program(options)
+            said = [line for line in capsys.readouterr().err.splitlines() if '"stage"' not in line]
+            assert ended == status, (kind, said)
+            assert len(said) == 1 or (kind in tables and status == 3), (kind, said)
+            assert str(path.relative_to(place)) in said[0], (kind, said)
+        path.write_bytes(content)
+    assert archive.main(["--database-url", dsn, "--verify"]) == 0
+    assert not (tmp_path / "out" / "report.html").exists()
+
+
+@pytest.mark.slow
+def test_a_damaged_file_of_the_owner_is_named(dsn: str, place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    owner = place.parent.parent / "halfnote.json"
+    whole = owner.read_text()
+    for broken, said in (
+        (whole[:-2], "halfnote.json is damaged"),
+        ("[]", "halfnote.json is damaged"),
+        ('{"database": "another"}', "names another database, another"),
+        (None, "halfnote.json is missing"),
+    ):
+        owner.unlink() if broken is None else owner.write_text(broken)
+        assert archive.main(["--database-url", dsn, "--verify"]) == 3
+        assert said in capsys.readouterr().err
+    owner.write_text(whole[:-2])
+    assert archive.main(["--database-url", dsn, "--archive", str(owner.parent)]) == 1
+    told = capsys.readouterr().err
+    assert "halfnote.json is damaged" in told
+    assert "Traceback" not in told
+
+
+@pytest.mark.slow
+def test_damaged_frames_of_a_run_end_with_a_sentence(
+    dsn: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    day = days_ago(1)
+    fill_day(dsn, day, 30)
+    prove(dsn, "--day", day, "--staging", tmp_path / "staging", "--keep-staging")
+    [frames] = [place.parent for place in tmp_path.glob(f"staging/**/{day}/half")]
+    before = reconcile.main(["--from-parquet", str(frames)])
+    assert before in (0, 3)
+    capsys.readouterr()
+    for name, broken in (("receipt", None), ("op", flipped), ("subscription", lambda content: content[:9])):
+        for path in (frames / name).glob("*.parquet"):
+            content = path.read_bytes()
+            path.unlink() if broken is None else path.write_bytes(broken(content))
+            assert reconcile.main(["--from-parquet", str(frames)]) == 2, name
+            said = [line for line in capsys.readouterr().err.splitlines() if '"stage"' not in line]
+            assert len(said) == 1, said
+            assert "is damaged, so nothing was proved" in said[0]
+            path.write_bytes(content)
+    (frames / "frames.json").write_text("{")
+    assert reconcile.main(["--from-parquet", str(frames)]) == 2
+    assert "frames.json cannot be read" in capsys.readouterr().err
+
+
 def test_verify_and_a_proof_of_the_archive_alone_say_what_is_damaged(
     dsn: str, place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -68,7 +149,7 @@ def test_verify_and_a_proof_of_the_archive_alone_say_what_is_damaged(
     for path in (next((place / "subscription").glob("*.parquet")), place / "frames.json"):
         content = path.read_bytes()
         path.write_bytes(flipped(content))
-        assert both() == (3, 1)
+        assert both() == (3, 2)
         told = said()
         assert told.count(f"{path.relative_to(place)} has other bytes than were written (SHA-256)") == 2
         assert "is damaged, so nothing was proved" in told
@@ -77,6 +158,6 @@ def test_verify_and_a_proof_of_the_archive_alone_say_what_is_damaged(
     whole = manifest.read_text()
     for broken in (None, whole[:-9], whole.replace('"rows": 10', '"rows": 11', 1), "{}"):
         manifest.unlink() if broken is None else manifest.write_text(broken)
-        assert both() == (3, 1)
+        assert both() == (3, 2)
         assert "manifest.json" in said()
     assert not (tmp_path / "out" / "report.html").exists()
