@@ -140,10 +140,18 @@ def _add_source(made: argparse.ArgumentParser) -> None:
 
 def _add_ledgers(made: argparse.ArgumentParser) -> None:
     add = made.add_argument
-    add("--producer-ledger", metavar="SPEC", help="the verdicts in producers' databases: Parquet, CSV or a jdbc: URL")
+    add(
+        "--producer-ledger",
+        metavar="SPEC",
+        help="the verdicts in producers' databases: Parquet, CSV, or a jdbc: or kafka: URL",
+    )
     complete = "the producer ledger has every commit: a committed transaction without a row is a finding"
     add("--producer-ledger-complete", action="store_true", help=complete)
-    add("--consumer-ledger", metavar="SPEC", help="the messages in consumers' databases: Parquet, CSV or a jdbc: URL")
+    add(
+        "--consumer-ledger",
+        metavar="SPEC",
+        help="the messages in consumers' databases: Parquet, CSV, or a jdbc: or kafka: URL",
+    )
     empty = "the consumer ledger has every message, so one without rows says that nothing was consumed"
     add("--consumer-ledger-complete", action="store_true", help=empty)
 

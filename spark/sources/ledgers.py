@@ -12,6 +12,7 @@ from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from spark import schemas
+from spark.sources import ledger_topics
 from spark.sources.ledger_files import LedgerError, Wanted, failure_of_read, read
 
 # A UUIDv7, with or without hyphens (databases without the type keep 32 hex digits).
@@ -46,7 +47,7 @@ def producer_ledger(spark: SparkSession, spec: str, staging_dir: str, *, complet
     Reasons: malformed_line, bad_transaction_id, unknown_verdict, contradictory. Raises LedgerError (wrong usage) and
     RunFailedError.
     """
-    found = read(spark, spec, PRODUCER)
+    found = _read(spark, spec, PRODUCER, staging_dir)
     transaction_id = _canonical("transaction_id", _TRANSACTION_ID, "$1-$2-$3-$4-$5")
     said = F.lower(F.trim("verdict"))
     verdict = F.when(said.isin(*COMMITS), "commit").when(said.isin(*ROLLBACKS), "rollback")
@@ -79,7 +80,7 @@ def consumer_ledger(spark: SparkSession, spec: str, staging_dir: str, *, complet
 
     Reasons: malformed_line, bad_message_id, bad_times_seen. Raises LedgerError (wrong usage) and RunFailedError.
     """
-    found = read(spark, spec, CONSUMER)
+    found = _read(spark, spec, CONSUMER, staging_dir)
     message_id = _canonical("message_id", _MESSAGE_ID, "$1-$2-$3-$4-$5-$6")
     times = F.trim("times_seen").try_cast("bigint")
     subscription = F.when(F.trim("subscription") != "", F.trim("subscription")).alias("subscription")
@@ -96,6 +97,12 @@ def consumer_ledger(spark: SparkSession, spec: str, staging_dir: str, *, complet
     merged = _staged(by_id.agg(F.sum("times_seen").alias("times_seen")), f"{staging_dir}/merged")
     rows, aside = merged.select(*schemas.CONSUMER_LEDGER.names), staged.where("reason is not null")
     return _ledger(spec, staged, rows, aside, "--consumer-ledger-complete" if not complete else None)
+
+
+def _read(spark: SparkSession, spec: str, columns: dict[str, Wanted], staging_dir: str) -> DataFrame:
+    if spec.startswith(ledger_topics.SCHEME):
+        return ledger_topics.read_topic(spark, spec, columns, f"{staging_dir}/topic")
+    return read(spark, spec, columns)
 
 
 def write_set_aside(ledger: Ledger, directory: str) -> None:

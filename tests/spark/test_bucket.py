@@ -1,5 +1,6 @@
 """The archive and the proof's output in a bucket: a real S3 server, and Spark's jars for it, by their coordinate."""
 
+import gzip
 import io
 import json
 import signal
@@ -12,6 +13,7 @@ from typing import Any
 
 import httpx
 import psycopg
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from pyspark.sql import SparkSession
@@ -185,6 +187,42 @@ def test_findings_go_to_a_bucket_and_replace_what_was_said_before(store: Bucket,
         with psycopg.connect(dsn) as db:
             db.execute("update op set verdict = 1 where transaction_id = %s", [flipped[0]])
     assert len(rows(dsn, "select from reconciliation_run")) == 2
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_ledgers_in_a_bucket_are_read(store: Bucket, dsn: str, tmp_path: Path) -> None:
+    day = days_ago(5)
+    fill_day(dsn, day, 20)
+    ids = [str(row["transaction_id"]) for row in rows(dsn, "select transaction_id from op order by 1")]
+    producer = "".join(f"{one},{'rollback' if one == ids[3] else 'commit'}\n" for one in ids)
+    store.write("ledgers/shop/part.csv.gz", gzip.compress(f"transaction_id,verdict\n{producer}".encode()))
+    consumed = io.BytesIO()
+    pq.write_table(pa.table({"message_id": [f"{one}-0" for one in [*ids[1:], ids[5]]]}), consumed)
+    store.write("ledgers/points.parquet", consumed.getvalue())
+    # Files of other names are no part of a ledger.
+    store.write("ledgers/shop/_SUCCESS", b"")
+    ledgers = (
+        "--producer-ledger",
+        f"{store.url}/ledgers/shop/",
+        "--consumer-ledger",
+        f"{store.url}/ledgers/points.parquet",
+    )
+    ended, said = run(store, dsn, tmp_path, "reconcile", "--day", day, *ledgers)
+    assert ended == 3, said
+    found = {(row["kind"], row["subject"]) for row in rows(dsn, "select kind, subject from finding")}
+    assert found == {
+        ("ledger_disagrees", ids[3]),
+        ("never_consumed", f"{ids[0]}-0"),
+        ("consumed_twice", f"{ids[5]}-0"),
+    }
+
+    store.write("ledgers/shop/part.csv.gz", gzip.compress(producer.encode())[:-9])
+    ended, said = run(store, dsn, tmp_path, "reconcile", "--day", day, *ledgers)
+    assert ended == 2, said
+    assert f"{store.url}/ledgers/shop/part.csv.gz" in said
+    ended, said = run(store, dsn, tmp_path, "reconcile", "--producer-ledger", f"{store.url}/ledgers/nothing/")
+    assert (ended, "does not exist" in said) == (2, True), said
 
 
 def test_without_the_jars_it_says_which_are_missing(

@@ -30,6 +30,7 @@ MARKS: dict[str, tuple[str, ...]] = {
         "destinations/test_rabbitmq.py",
         "destinations/test_redis.py",
         "relay/test_brokers.py",
+        "spark/test_ledger_topics.py",
     ),
     "spark": ("spark/",),
     # Tests that an edit seldom breaks or that take seconds: whole services and other programs, the client,
