@@ -36,6 +36,7 @@ class Kind(StrEnum):
     PARKED = "parked"
     CHECKS_BEYOND_MAX = "checks_beyond_max"
     VERDICT_REFUSED = "verdict_refused"
+    AUDIT_BROKEN = "audit_broken"
     FEWER_THAN_USUAL = "fewer_than_usual"
     ARCHIVE_DIFFERS = "archive_differs"
     CERTIFICATE_DIFFERS = "certificate_differs"
@@ -158,6 +159,10 @@ MEANINGS: dict[Kind, Meaning] = {
     Kind.VERDICT_REFUSED: Meaning(
         "This producer group tried to end transactions against the verdict that stands.",
         "Find out why it ends twice, or after policy has decided: `immunity_s` may be shorter than its transactions.",
+    ),
+    Kind.AUDIT_BROKEN: Meaning(
+        "The chain of the audit is broken: a row of a person's action was changed, removed or inserted.",
+        "Compare the rows with a copy of the audit or a backup; find out who can write to `audit`.",
     ),
     Kind.FEWER_THAN_USUAL: Meaning(
         "A topic, producer group or subscription has far fewer messages than on the same weekday of the weeks before.",

@@ -596,8 +596,34 @@ audit = Table(
     Column("target", Text),
     # The request, without bodies and secrets.
     Column("detail", JSONB, nullable=False),
+    # A trigger chains each row at the commit: its place, from 1, and the digest of its content and of the row before.
+    # Null: from before there was a chain.
+    Column("place", BigInteger),
+    Column("digest", LargeBinary),
     Index("audit_at", "at"),
+    Index("audit_place", "place", unique=True),
     Index("audit_target", "target", "audit_id"),
+)
+
+# One row: the last place of the audit's chain, and the last one that was removed because of its age. With digests.
+audit_chain = Table(
+    "audit_chain",
+    metadata,
+    Column("one", Boolean, primary_key=True, server_default=text("true")),
+    Column("place", BigInteger, nullable=False),
+    Column("digest", LargeBinary, nullable=False),
+    Column("forgotten_place", BigInteger, nullable=False),
+    Column("forgotten_digest", LargeBinary, nullable=False),
+    CheckConstraint("one", name="audit_chain_one"),
+    **_MUTABLE,
+)
+
+# Since when the evidence of the nightly proof is complete: of `verdict`, by a migration; of `audit`, by retention.
+evidence_since = Table(
+    "evidence_since",
+    metadata,
+    Column("name", Text, primary_key=True),
+    Column("at", Time, nullable=False),
 )
 
 # Values that the service and the nightly proof share, in seconds or counts; written when a database is migrated.

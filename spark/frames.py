@@ -71,6 +71,8 @@ class Frames:
     out_of_order: DataFrame | None = None
     # WITHOUT_EVIDENCE: the verdicts that lack evidence, and evidence without its verdict. None: it was not compared.
     without_evidence: DataFrame | None = None
+    # AUDIT_BROKEN: the breaks of the audit's chain. None: it was not compared.
+    audit_broken: DataFrame | None = None
     # What each subscription takes and must have got, computed once; see spark/transforms/routes.py.
     routes: DataFrame | None = None
     # The highest offset that each subscription received on time, by its number, if it is known already.

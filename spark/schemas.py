@@ -257,6 +257,13 @@ long answers!
 string differs!
 """)
 
+# A break of the audit's chain: at a row, or `head`; the row's place and that of the row before it.
+AUDIT_BROKEN = _schema("""
+string subject!
+long audit_id, place, before_place
+string differs!
+""")
+
 # A subscription with late deliveries: how many messages, the id and offset of the first, and since when they are due.
 LATE = _schema("""
 int subscription_id!
@@ -289,5 +296,6 @@ FOUND = {
     "wrong_receipt": WRONG_RECEIPT,
     "never_due": NEVER_DUE,
     "out_of_order": OUT_OF_ORDER,
+    "audit_broken": AUDIT_BROKEN,
     "without_evidence": WITHOUT_EVIDENCE,
 }

@@ -35,6 +35,7 @@ PART_OF: Mapping[str, str] = MappingProxyType(
         "parked": "timely",
         "checks_beyond_max": "timely",
         "verdict_refused": "agreed",
+        "audit_broken": "agreed",
         "fewer_than_usual": "complete",
         "archive_differs": "agreed",
         "certificate_differs": "agreed",

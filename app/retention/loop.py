@@ -11,7 +11,6 @@ from app.retention.day_removal import remove_day
 from app.runtime.loop_runner import StepResult
 from app.runtime.state import Runtime
 from app.store.admin import audit
-from app.store.proof.shared_settings import AUDIT_SINCE_RULE, raise_rule
 from app.store.relay import announcements as announcement_store
 from app.store.retention import day_blockers, days, orphans
 from app.store.retention.days import Day
@@ -106,6 +105,6 @@ async def clear_leftovers(connection: Connection, now: datetime) -> None:
 
 async def clear_audit(connection: Connection, before: datetime) -> None:
     """Delete audit rows past their retention, after a note that the nightly proof must expect none of them."""
-    await raise_rule(connection, AUDIT_SINCE_RULE, before.timestamp())
+    await audit.note_since(connection, before)
     while await audit.forget(connection, before) == audit.FORGOTTEN_AT_ONCE:
         pass

@@ -7,18 +7,27 @@ down_revision = "0019"
 branch_labels = None
 depends_on = None
 
-# In seconds since 1970. A new database: from the beginning. Otherwise a day from now, because processes of an earlier
-# version record verdicts until the upgrade is over.
-UP = """
-INSERT INTO shared_rule (name, value)
-SELECT 'verdict_evidence_since',
-    CASE WHEN EXISTS (SELECT FROM op) THEN extract(epoch FROM clock_timestamp() + interval '1 day') ELSE 0 END
-"""
-DOWN = "DELETE FROM shared_rule WHERE name = 'verdict_evidence_since'"
+UP = (
+    """
+CREATE TABLE evidence_since (
+        name TEXT NOT NULL,
+        at TIMESTAMP WITH TIME ZONE NOT NULL,
+        PRIMARY KEY (name)
+)
+""",
+    # A new database: from the beginning. Otherwise a day from now, because processes of an earlier version record
+    # verdicts until the upgrade is over.
+    """
+INSERT INTO evidence_since (name, at)
+SELECT 'verdict', CASE WHEN EXISTS (SELECT FROM op) THEN clock_timestamp() + interval '1 day' ELSE '-infinity' END
+""",
+)
+DOWN = "DROP TABLE evidence_since"
 
 
 def upgrade() -> None:
-    op.execute(UP)
+    for statement in UP:
+        op.execute(statement)
 
 
 def downgrade() -> None:

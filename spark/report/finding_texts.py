@@ -109,6 +109,10 @@ MEANINGS: dict[str, tuple[str, str]] = {
         "This producer group tried to end transactions against the verdict that stands.",
         "Find out why it ends twice, or after policy has decided: `immunity_s` may be shorter than its transactions.",
     ),
+    "audit_broken": (
+        "The chain of the audit is broken: a row of a person's action was changed, removed or inserted.",
+        "Compare the rows with a copy of the audit or a backup; find out who can write to `audit`.",
+    ),
     "fewer_than_usual": (
         "A topic, producer group or subscription has far fewer messages than on the same weekday of the weeks before.",
         "Find out whether its producer still sends; if the drop is intended, set its share: `--usual-share-of`.",
@@ -170,6 +174,7 @@ NAMES: dict[str, str] = {
     "receipt_wrong": "wrong receipt",
     "parked": "waits for a person",
     "checks_beyond_max": "more checks than the policy allows",
+    "audit_broken": "audit changed",
     "fewer_than_usual": "fewer messages than usual",
     "in_two_installations": "one transaction, two installations",
     "ledger_disagrees": "producer's ledger has another verdict",

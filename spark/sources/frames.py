@@ -27,7 +27,7 @@ from spark.frames import Frames, empty
 from spark.postgres import copy
 from spark.postgres.connections import Connection, Day, Snapshot, partition_name
 from spark.postgres.standby import cancelled_by_replay
-from spark.sources import half_digests, key_order, published, received, retries, verdicts
+from spark.sources import audit_chain, half_digests, key_order, published, received, retries, verdicts
 from spark.sources.id_ranges import id_ranges
 
 FETCH_ROWS = 10_000
@@ -54,8 +54,12 @@ _FOUND: dict[str, tuple[str, Writes]] = {
     "wrong_receipt": ("compare receipts", received.write_wrong_receipts),
     "never_due": ("compare retries", retries.write_never_due),
     "without_evidence": ("compare verdicts", verdicts.write_without_evidence),
+    "audit_broken": ("compare the audit", audit_chain.write_broken),
     "out_of_order": ("compare the order of keys", key_order.write_out_of_order),
 }
+
+# Compared also for a day without any half message.
+_OF_NO_DAY = frozenset({"audit_broken"})
 
 # For sessionInitStatement: because a fetch size is set, JDBC has turned autocommit off by then. So these statements
 # begin the database transaction that reads the rows, before any read.
@@ -92,7 +96,8 @@ def frames_from_postgres(
     description = described(snapshot, found, rows)
     for name, (what, write) in _FOUND.items():
         with progress.stage(what, day) as stage:
-            stage.rows = _written(write, spark, snapshot, found, f"{staging_dir}/{name}") if rows["half"] else 0
+            judged = rows["half"] or name in _OF_NO_DAY
+            stage.rows = _written(write, spark, snapshot, found, f"{staging_dir}/{name}") if judged else 0
             description[name] = stage.rows
     files.write_text(f"{staging_dir}/frames.json", json.dumps(description))
     return frames_from_parquet(spark, staging_dir, day)

@@ -33,12 +33,12 @@ def write_found(
     """Write what `found_in` finds in the record batches of a query as JSON to files in `directory`; return the number.
 
     The query has the names of the day's partitions (`{half}`, `{op}`, `{outbox}`, `{receipt}`, `{attempt}`), a
-    half-open range of ids, `{low}` and `{high}`, and the snapshot's time, `{seen}`. `whole`: it runs once, over the
-    whole day. Without findings, there is no directory. Raises copy.FAILURES.
+    half-open range of ids, `{low}` and `{high}`, the day, `{day}`, and the snapshot's time, `{seen}`. `whole`: it runs
+    once, over the whole day. Without findings, there is no directory. Raises copy.FAILURES.
     """
     files, number_of = Files(spark), 0
     given = {table: partition_name(table, day.day) for table in ("half", "op", "outbox", "receipt", "attempt")}
-    given["seen"] = snapshot.seen_at.isoformat()
+    given |= {"seen": snapshot.seen_at.isoformat(), "day": str(day.day)}
     pages = 0 if whole else snapshot.pages(given["half"])
     with copy.cursor_in(snapshot) as cursor:
         for number, (low, high) in enumerate(_ranges(day, pages)):

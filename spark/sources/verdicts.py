@@ -21,13 +21,13 @@ OWN_GROUP = "halfnote"
 #
 # For a policy, `max_checks` is the transaction's own, which its digest covers. A group's may have been changed since,
 # so the lower one of today's and that of the reason counts, and one at least. Served by the primary keys and by
-# audit_target. Verdicts from before `since` left less evidence, and `audit_since` says which audit rows were removed
-# because of their age.
+# audit_target. Verdicts from before `since` left less evidence. Audit rows from before `audit_since` may have been
+# removed because of their age.
 WITHOUT_EVIDENCE = f"""
 with limits as (
-  select to_timestamp(coalesce(max(value) filter (where name = 'verdict_evidence_since'), 0)) as since,
-    to_timestamp(coalesce(max(value) filter (where name = 'audit_since'), 0)) + interval '{NOTED_BEFORE}' as audit_since
-  from shared_rule
+  select coalesce(max(at) filter (where name = 'verdict'), '-infinity') as since,
+    coalesce(max(at) filter (where name = 'audit'), '-infinity') + interval '{NOTED_BEFORE}' as audit_since
+  from evidence_since
 ), asked as (
   select transaction_id, max(at) as at, count(distinct number) filter (where outcome = 'unknown') as answers,
     array_agg(distinct case when outcome = 'commit' and verdict = 1 then 1 when outcome = 'rollback' and verdict = 2

@@ -49,6 +49,13 @@ def verdict_unproven(j: Joined) -> DataFrame:
     )
 
 
+def audit_broken(j: Joined) -> DataFrame:
+    """A row of the audit was changed, removed or inserted: see spark/sources/audit_chain.py."""
+    found = j.whole.audit_broken
+    assert found is not None
+    return findings(found, j.day, "audit_broken", "subject", "audit_id", "place", "before_place", "differs")
+
+
 def receipt_wrong(j: Joined) -> DataFrame:
     """A receipt says what the relay never writes: see spark/sources/received.py."""
     found = j.whole.wrong_receipt

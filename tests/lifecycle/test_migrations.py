@@ -126,9 +126,11 @@ async def test_models_equal_the_migrated_schema(empty: str, there: Connection, d
         await connection.run_sync(metadata.create_all)
     await engine.dispose()
     migrated = await schema_of(db)
-    # The models are tables; the trigger that keeps the history of subscriptions is in its migration only.
-    history = ["('record_subscription_version', 'function')", "('subscription_version', 'trigger')"]
-    assert migrated["others"] == history
+    # The models are tables; the triggers that keep the history of subscriptions and the chain of the audit are in their
+    # migrations only.
+    triggers = {"audit_chain": "chain_audit", "subscription_version": "record_subscription_version"}
+    kinds = [str((function, "function")) for function in triggers.values()]
+    assert migrated["others"] == sorted([*kinds, *(str((trigger, "trigger")) for trigger in triggers)])
     assert await schema_of(there) == migrated | {"others": []}
 
 

@@ -128,6 +128,7 @@ def test_each_planted_fault_is_found_and_nothing_else(spark: SparkSession, tmp_p
         "published_differs",
         "times_disagree",
         "verdict_unproven",
+        "audit_broken",
         "receipt_wrong",
         "certificate_differs",
     }

@@ -113,6 +113,8 @@ OF_SUBSCRIPTIONS = {
         "where s.name = 'dying' and c.subscription_id = s.subscription_id",
     ),
 }
+# Of another table each, by the subject of the finding: of the first row of the audit.
+OF_OTHERS = {"audit_broken": ("1", "update audit set actor = 'ann' where audit_id = 1")}
 # After the day was archived; of rows, and of a column, that no other rule judges.
 AFTER_ARCHIVE = "update op set reason = 'changed by hand' where transaction_id = %(id)s"
 # The day has no certificate, there are no days before it, and there is one installation.
@@ -183,7 +185,7 @@ def victims_of(connection: Any) -> Victims:
     # Of the day, and of no transaction.
     for number, kind in enumerate(("ledger_not_sent", "consumed_not_sent")):
         victims[kind] = {"id": f"{sent[0]['id'][:15]}fff-8000-{number:012}"}
-    without = {"archive_differs", *WITHOUT_FAULT, *OF_SUBSCRIPTIONS}
+    without = {"archive_differs", *WITHOUT_FAULT, *OF_SUBSCRIPTIONS, *OF_OTHERS}
     assert victims.keys() == {rule.kind for rule in RULES} - without
     return victims
 
@@ -195,7 +197,7 @@ def plant(url: str) -> Victims:
         connection.execute("alter table outbox drop constraint outbox_pkey")
         for kind, statement in (ON_SENT | ON_ROLLED_BACK).items():
             assert connection.execute(statement, victims[kind]).rowcount >= 1, kind
-        for name, statement in OF_SUBSCRIPTIONS.values():
+        for name, statement in (OF_SUBSCRIPTIONS | OF_OTHERS).values():
             assert connection.execute(statement).rowcount == 1, name
     return victims
 
@@ -217,7 +219,7 @@ def subjects(victims: Victims, subscriptions: dict[str, int]) -> dict[str, list[
     offsets = {kind: victims[kind]["offset"] for kind in ("offset_of_two_messages", "offsets_contradict_time")}
     found["offset_of_two_messages"] = str(offsets["offset_of_two_messages"] - 1)
     found["offsets_contradict_time"] = str(offsets["offsets_contradict_time"])
-    found |= {kind: name for kind, (name, _) in OF_SUBSCRIPTIONS.items()}
+    found |= {kind: name for kind, (name, _) in (OF_SUBSCRIPTIONS | OF_OTHERS).items()}
     found |= {"unrouted": "victm", "verdict_refused": "shop", "archive_differs": "op"}
     wanted = {kind: [subject] for kind, subject in found.items()}
     # Their rows in the outbox have another topic than their halves, or no key.

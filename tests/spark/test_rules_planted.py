@@ -25,7 +25,7 @@ published_without_commit published_after_rollback
 offset_of_two_messages message_with_two_offsets offsets_contradict_time unrouted undelivered delivery_late
 retry_overdue retry_never_due checkpoint_differs receipt_without_message receipt_not_matched receipt_wrong
 order_broken content_differs
-parked checks_beyond_max verdict_refused archive_differs ledger_disagrees ledger_not_sent never_consumed
+parked checks_beyond_max verdict_refused audit_broken archive_differs ledger_disagrees ledger_not_sent never_consumed
 consumed_twice consumed_not_sent certificate_differs fewer_than_usual in_two_installations
 """.split()  # noqa: SIM905 -- a list of names reads better so
 )
@@ -71,6 +71,8 @@ def _plant_transactions(day: Day) -> Planted:
     archived = {"rows": 10, "first_id": id_of(1), "last_id": id_of(10), "digest": "123"}
     day.extra["archive_manifest"] = {"tables": {"half": archived, "op": archived}}
     day.extra["certified"] = [{"table": "op", "ids": "019aa5a", "certified_rows": 3, "found_rows": 2}]
+    broken = {"subject": "17", "audit_id": 17, "place": 12, "before_place": 11, "differs": "digest"}
+    day.extra["audit_broken"] = [broken]
     fewer = {"day": str(DAY), "kind": "fewer_than_usual", "subject": "topic:order", "detail": {"count": 40}}
     day.extra["absent"] = [fewer]
     day.extra["across"] = {id_of(1): ["eu", "us"], id_of(2): ["us", "asia"]}
@@ -83,6 +85,7 @@ def _plant_transactions(day: Day) -> Planted:
         "checks_beyond_max": _about("checks_beyond_max", 104, producer_group="shop"),
         "verdict_refused": finding("verdict_refused", "billing", producer_group="billing"),
         "archive_differs": finding("archive_differs", "op"),
+        "audit_broken": finding("audit_broken", "17"),
         "fewer_than_usual": finding("fewer_than_usual", "topic:order"),
         "certificate_differs": finding("certificate_differs", "op 019aa5a"),
         "in_two_installations": _about("in_two_installations", 1),

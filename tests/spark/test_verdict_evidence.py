@@ -136,10 +136,9 @@ def test_a_verdict_without_the_evidence_of_its_source_is_found(spark: SparkSessi
 
 def test_what_was_decided_before_evidence_was_kept_is_not_judged(spark: SparkSession, day: str, tmp_path: Path) -> None:
     changed(day)
-    since = "update shared_rule set value = extract(epoch from {}) where name = 'verdict_evidence_since' returning 1"
-    assert rows(day, since.format("now()"))
+    assert rows(day, "update evidence_since set at = now() where name = 'verdict' returning 1")
     assert found(spark, day, tmp_path / "before") == {}
-    assert rows(day, "delete from shared_rule where name = 'verdict_evidence_since' returning 1")
+    assert rows(day, "delete from evidence_since where name = 'verdict' returning 1")
     assert found(spark, day, tmp_path / "unknown") != {}
 
 
@@ -147,7 +146,7 @@ def test_audit_rows_that_are_removed_because_of_their_age_are_not_missed(
     spark: SparkSession, day: str, tmp_path: Path
 ) -> None:
     wanted = changed(day)
-    rows(day, "insert into shared_rule values ('audit_since', extract(epoch from now())) returning 1")
+    rows(day, "insert into evidence_since values ('audit', now()) returning 1")
     left = {one: differs for one, differs in wanted.items() if differs != "audit"}
     by_person = {str(row["id"]) for row in rows(day, "select transaction_id as id from op where source = 3")}
     assert found(spark, day, tmp_path / "out") == {one: left[one] for one in left.keys() - by_person}

@@ -19,7 +19,7 @@ QUESTIONS = {
     "constraints": """
         select c.relname, k.conname, k.contype, pg_get_constraintdef(k.oid) from pg_constraint k
         join pg_class c on c.oid = k.conrelid
-        where not c.relispartition and c.relnamespace = 'public'::regnamespace""",
+        where not c.relispartition and c.relnamespace = 'public'::regnamespace and k.contype <> 't'""",
     "indexes": """
         select c.relname, pg_get_indexdef(c.oid), c.reloptions from pg_class c
         where c.relkind in ('i', 'I') and not c.relispartition and c.relnamespace = 'public'::regnamespace""",

@@ -25,10 +25,30 @@ where audit_id < $1 and ($2::text is null or target = $2) and ($3::text is null 
 order by audit_id desc limit $8
 """
 
-# Served by audit_at.
+# Rows from before there was a chain, and then the first ones of the chain, up to the first that is kept. The last one
+# of them is noted, so that the nightly proof knows where the chain begins. Served by audit_place.
 FORGET = f"""
-delete from audit where ctid = any(array(select ctid from audit where at < $1 limit {FORGOTTEN_AT_ONCE}))
+with kept as materialized (
+  select min(place) as place from audit where at >= $1
+), gone as (
+  delete from audit where ctid = any(array(
+    select a.ctid from audit a cross join kept k
+    where a.at < $1 and (a.place is null or a.place < k.place or k.place is null)
+    order by a.place nulls first limit {FORGOTTEN_AT_ONCE}
+  ))
+  returning place, digest
+), noted as (
+  update audit_chain set forgotten_place = g.place, forgotten_digest = g.digest
+  from (select place, digest from gone where place is not null order by place desc limit 1) g
+)
+select count(*) from gone
 """  # noqa: S608 -- a number of ours
+
+
+NOTE_SINCE = """
+insert into evidence_since as e (name, at) values ('audit', $1)
+on conflict (name) do update set at = excluded.at where e.at < excluded.at
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,6 +112,12 @@ async def page(connection: Connection, wanted: AuditFilter, limit: int) -> list[
     return [StoredAct(**row) for row in rows]
 
 
+async def note_since(connection: Connection, since: datetime) -> None:
+    """Note that actions from before a time may be deleted, for the nightly proof. The time only grows."""
+    await connection.execute(NOTE_SINCE, since)
+
+
 async def forget(connection: Connection, before: datetime) -> int:
     """Delete up to FORGOTTEN_AT_ONCE actions before a time; return how many."""
-    return int((await connection.execute(FORGET, before)).rpartition(" ")[2])
+    count: int = await connection.fetchval(FORGET, before)
+    return count

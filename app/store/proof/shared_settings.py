@@ -16,9 +16,6 @@ insert into shared_rule as r (name, value) values ($1, $2)
 on conflict (name) do update set value = excluded.value where r.value < excluded.value
 """
 
-# Audit rows from before this time may have been removed; in seconds since 1970.
-AUDIT_SINCE_RULE = "audit_since"
-
 # Primary key.
 READ = "select value from shared_rule where name = $1"
 

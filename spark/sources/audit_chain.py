@@ -1,0 +1,74 @@
+"""Finds rows of the audit that were changed, removed or inserted, by the chain of their digests.
+
+Each row has its place in the chain, and the digest of its content and of the digest before it. The table audit_chain
+has the last place, and the last one that was removed because of its age. The audit is small and of no day, so the whole
+chain is compared in Postgres for the day before the run.
+"""
+
+from pyspark.sql import SparkSession
+
+from spark.postgres.connections import Connection, Day, Snapshot
+from spark.sources.scan import write_found
+
+# As the trigger computes it; the digest before it is $before.
+DIGEST = """sha256(convert_to(jsonb_build_array(a.place, encode({before}, 'hex'), a.audit_id,
+    to_char(a.at at time zone 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS.US'), a.actor, a.key_id, a.role, a.what, a.target,
+    a.detail)::text, 'UTF8'))"""
+# Rows from before there was a chain have no place, and lower ids than those that have one. The second part compares the
+# last row with what audit_chain says of it.
+BROKEN = f"""
+select a.audit_id::text as subject, a.audit_id, a.place, coalesce(a.before_place, c.forgotten_place) as before_place,
+  case
+    when a.place is null then 'not chained'
+    when a.place is distinct from coalesce(a.before_place, c.forgotten_place) + 1 then 'removed before'
+    when a.digest is distinct from {DIGEST.format(before="coalesce(a.before_digest, c.forgotten_digest)")} then 'digest'
+  end as differs
+from (
+  select *, lag(place) over chain as before_place, lag(digest) over chain as before_digest,
+    min(audit_id) filter (where place is not null) over () as first_id
+  from audit window chain as (order by place nulls last)
+) a left join audit_chain c on true
+where a.place is not null or a.audit_id > a.first_id
+union all
+select 'head', l.audit_id, l.place, c.place,
+  case when coalesce(l.place, c.forgotten_place) < c.place then 'removed after' else 'head' end
+from (select) one
+left join audit_chain c on true
+left join (select audit_id, place, digest from audit where place is not null order by place desc limit 1) l on true
+where c.place is null
+  or (coalesce(l.place, c.forgotten_place), coalesce(l.digest, c.forgotten_digest)) is distinct from (c.place, c.digest)
+"""  # noqa: S608 -- constants
+# What an earlier run found for another day is not repeated each night. A day whose findings are open keeps those that
+# are still there.
+UNTOLD = f"""
+select b.* from ({BROKEN}) b cross join lateral (
+  select bool_or(f.day = '{{day}}'::date) as here, bool_or(f.day <> '{{day}}'::date) as elsewhere
+  from finding f where f.kind = 'audit_broken' and f.subject = b.subject and f.resolved_at is null
+) told
+where b.differs is not null and (told.here or told.elsewhere is not true
+  and '{{day}}'::date = ('{{seen}}'::timestamptz at time zone 'UTC')::date - 1)
+"""  # noqa: S608 -- constants
+
+HEAD = "select place, digest from audit_chain"
+
+
+def head(connection: Connection) -> tuple[int, bytes]:
+    """Return the last place of the audit's chain and its digest, for a certificate; 0 and no bytes without any row."""
+    row = connection.execute(HEAD).fetchone()
+    return (0, b"") if row is None else (row["place"], bytes(row["digest"]))
+
+
+def write_broken(spark: SparkSession, snapshot: Snapshot, day: Day, directory: str) -> int:
+    """Write the breaks of the audit's chain (schemas.AUDIT_BROKEN) to files in `directory`; return their number.
+
+    Without any, there is no directory. Raises copy.FAILURES.
+    """
+    return write_found(
+        spark,
+        snapshot,
+        day,
+        UNTOLD,
+        directory,
+        lambda batches: [row for one in batches for row in one.to_pylist()],
+        whole=True,
+    )

@@ -1,0 +1,193 @@
+"""The chain of the audit: many programs make one, retention leaves it whole, and each change of it is found."""
+
+import threading
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any, LiteralString
+
+import psycopg
+import pytest
+from pyspark.sql import SparkSession
+
+from app.database.connection import connect as service_connect
+from app.retention.loop import clear_audit
+from app.store.admin.audit import Act, record
+from spark.postgres.connections import open_snapshot
+from spark.sources.audit_chain import BROKEN, DIGEST, head, write_broken
+from tests.spark.days import Connection, add_day, days_ago, rows
+
+ACT: LiteralString = """
+insert into audit (at, actor, key_id, role, what, target, detail)
+values (%s, 'ann', 7, 'operator', 'transaction.verdict', 'ä "1"', '{"verdict": "commit", "n": 1.50}')
+"""
+WRITERS, EACH = 8, 12
+# Changes of the row with the place 5 of 9, or of all, and what is found of it: the place, or None for the head.
+DAMAGE: dict[str, list[tuple[int | None, str]]] = {
+    "update audit set at = at + interval '1 us' where place = 5": [(5, "digest")],
+    "update audit set actor = 'bob' where place = 5": [(5, "digest")],
+    "update audit set actor = null where place = 5": [(5, "digest")],
+    "update audit set key_id = 8 where place = 5": [(5, "digest")],
+    "update audit set role = null where place = 5": [(5, "digest")],
+    "update audit set what = 'transaction.check' where place = 5": [(5, "digest")],
+    "update audit set target = target || ' ' where place = 5": [(5, "digest")],
+    'update audit set detail = detail || \'{"verdict": "rollback"}\' where place = 5': [(5, "digest")],
+    "update audit set digest = sha256('x') where place = 5": [(5, "digest"), (6, "digest")],
+    # As someone does who knows how digests are made: the next row has the old one.
+    f"""update audit a set actor = 'bob', digest = {DIGEST.format(before="b.digest").replace("a.actor", "'bob'")}
+    from audit b where a.place = 5 and b.place = 4""": [(6, "digest")],
+    f"""update audit a set actor = 'bob', digest = {DIGEST.format(before="b.digest").replace("a.actor", "'bob'")}
+    from audit b where a.place = 9 and b.place = 8""": [(None, "head")],
+    "delete from audit where place = 5": [(6, "removed before")],
+    "delete from audit where place in (5, 6, 7)": [(8, "removed before")],
+    "delete from audit where place = 1": [(2, "removed before")],
+    "delete from audit where place >= 8": [(None, "removed after")],
+    "delete from audit": [(None, "removed after")],
+    "delete from audit_chain": [(1, "removed before"), (None, "head")],
+    "update audit_chain set place = 8": [(None, "head")],
+    "update audit_chain set forgotten_place = 3": [(1, "removed before")],
+    # The trigger is switched off.
+    "insert into audit (at, what, detail) values (now(), 'topic.declare', '{}')": [(0, "not chained")],
+    "insert into audit (at, what, detail, place, digest) values (now(), 'topic.declare', '{}', 10, sha256('x'))": [
+        (10, "digest"),
+        (None, "head"),
+    ],
+    "update audit set place = null where place = 5": [(6, "removed before"), (0, "not chained")],
+}
+
+
+def broken(dsn: str) -> list[tuple[Any, ...]]:
+    """The breaks of the chain: the place, and what is wrong."""
+    with psycopg.connect(dsn) as db:
+        return broken_in(db)
+
+
+def broken_in(db: Connection) -> list[tuple[Any, ...]]:
+    """The same, in a database transaction."""
+    statement: Any = f"select subject, place, differs from ({BROKEN}) b where differs is not null"
+    found = db.execute(statement).fetchall()
+    return [(None if subject == "head" else place or 0, differs) for subject, place, differs in found]
+
+
+def acts(dsn: str, count: int, at: datetime | None = None) -> None:
+    """Store acts, each in a database transaction of its own."""
+    with psycopg.connect(dsn, autocommit=True) as db:
+        for _ in range(count):
+            db.execute(ACT, [at or datetime.now(UTC)])
+
+
+@pytest.fixture
+def chained(dsn: str) -> str:
+    """A database with a row from before there was a chain, and nine rows of the chain."""
+    with psycopg.connect(dsn) as db:
+        db.execute("set session_replication_role = replica")
+        db.execute(ACT, [datetime.now(UTC)])
+    acts(dsn, 9)
+    return dsn
+
+
+def test_many_writers_make_one_chain(dsn: str) -> None:
+    def write(number: int) -> None:
+        with psycopg.connect(dsn) as db:
+            for turn in range(EACH):
+                for _ in range(1 + turn % 3):
+                    db.execute(ACT, [datetime.now(UTC)])
+                if (turn + number) % 4 == 0:
+                    db.rollback()
+                else:
+                    db.commit()
+
+    kept = sum(1 + turn % 3 for number in range(WRITERS) for turn in range(EACH) if (turn + number) % 4)
+    threads = [threading.Thread(target=write, args=[number]) for number in range(WRITERS)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    [found] = rows(dsn, "select count(*) as rows, max(place) as last, count(distinct place) as places from audit")
+    assert found["rows"] == found["last"] == found["places"] == kept
+    assert broken(dsn) == []
+
+
+def test_acts_of_opposite_lock_order_do_not_deadlock(dsn: str) -> None:
+    rows(dsn, "insert into topic (name, first_seen_at) values ('order', now()) returning 1")
+    touch: LiteralString = "update topic set declared_at = now() where name = 'order'"
+    with psycopg.connect(dsn) as one, psycopg.connect(dsn) as other:
+        one.execute(ACT, [datetime.now(UTC)])
+        other.execute(touch)
+        other.execute(ACT, [datetime.now(UTC)])
+        other.commit()
+        one.execute(touch)
+        one.commit()
+    assert broken(dsn) == []
+
+
+def test_each_change_of_the_chain_is_found(chained: str, subtests: pytest.Subtests) -> None:
+    assert broken(chained) == []
+    with psycopg.connect(chained) as db:
+        for damage, wanted in DAMAGE.items():
+            with subtests.test(damage=damage):
+                db.execute("set session_replication_role = replica")
+                statement: Any = damage
+                assert db.execute(statement).rowcount >= 1
+                assert broken_in(db) == wanted
+                db.rollback()
+
+
+def test_what_came_before_the_chain_is_not_judged(chained: str) -> None:
+    assert rows(chained, "update audit set actor = 'bob' where place is null returning 1")
+    assert broken(chained) == []
+
+
+def test_acts_succeed_without_the_row_of_the_chain(chained: str) -> None:
+    rows(chained, "delete from audit_chain returning 1")
+    acts(chained, 2)
+    assert [row["place"] for row in rows(chained, "select place from audit where place > 8 order by 1")] == [9, 10, 11]
+    assert broken(chained) == []
+
+
+async def test_retention_leaves_the_chain_whole(dsn: str) -> None:
+    now = datetime.now(UTC)
+    connection = await service_connect(dsn)
+    try:
+        for days in (9, 8, 7, 3, 8, 2):
+            await record(connection, Act("topic.declare", "order", {}), now - timedelta(days=days))
+        await clear_audit(connection, now - timedelta(days=5))
+        # The fifth one is old, and goes with the fourth.
+        assert [row["place"] for row in rows(dsn, "select place from audit order by 1")] == [4, 5, 6]
+        assert broken(dsn) == []
+        await clear_audit(connection, now + timedelta(days=1))
+        assert rows(dsn, "select place from audit") == []
+        assert broken(dsn) == []
+        await record(connection, Act("topic.declare", "order", {}), now)
+    finally:
+        await connection.close()
+    assert broken(dsn) == []
+    with open_snapshot(dsn) as snapshot:
+        place, digest = head(snapshot.connection)
+    assert (place, len(digest)) == (7, 32)
+
+
+def told(spark: SparkSession, dsn: str, number: int, path: Path) -> int:
+    """How many breaks the proof of a day finds."""
+    with open_snapshot(dsn) as snapshot:
+        return write_broken(spark, snapshot, snapshot.day(days_ago(number)), str(path))
+
+
+def test_a_break_is_told_once(spark: SparkSession, chained: str, tmp_path: Path) -> None:
+    for number in (1, 3):
+        add_day(chained, days_ago(number))
+    assert told(spark, chained, 1, tmp_path / "whole") == 0
+    [row] = rows(chained, "update audit set actor = 'bob' where place = 5 returning audit_id")
+    assert told(spark, chained, 1, tmp_path / "yesterday") == 1
+    assert told(spark, chained, 3, tmp_path / "earlier") == 0
+    # An earlier run found it for an earlier day, and it is found again for that day alone.
+    rows(
+        chained,
+        """insert into finding (day, kind, subject, detail, first_run, first_seen_at, last_run, last_seen_at)
+        values (%s, 'audit_broken', %s, '{}', 1, now(), 1, now()) returning 1""",
+        days_ago(3),
+        str(row["audit_id"]),
+    )
+    assert told(spark, chained, 1, tmp_path / "known") == 0
+    assert told(spark, chained, 3, tmp_path / "again") == 1
+    rows(chained, "update finding set resolved_at = now() returning 1")
+    assert told(spark, chained, 1, tmp_path / "resolved") == 1
