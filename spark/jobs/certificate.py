@@ -113,7 +113,8 @@ def rows_wrong(body: Mapping[str, Any], found: Mapping[str, Mapping[str, Any]]) 
 def _said(certificate: Certificate, key: str | None, found: Sequence[str]) -> int:
     for one in found:
         print(one)
-    name = f"The certificate {certificate.body['sequence']} of {certificate.body['day']}"
+    of = certificate.body.get("installation")
+    name = f"The certificate {certificate.body['sequence']} of {certificate.body['day']}" + (f" in {of}" if of else "")
     if found:
         print(f"{name} differs in {len(found)} places.")
         return DIFFERS

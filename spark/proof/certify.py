@@ -76,8 +76,11 @@ def _tables(read: ReadDay, before: datetime, format_: int) -> dict[str, dict[str
         raise RunFailedError(f"The day {read.frames.day} cannot be certified: {root_cause(str(error))}") from error
 
 
-def certified(read: ReadDay, proved: ProvedDay, progress: Progress) -> Made | None:
-    """Return what the certificate of a day says; None for a day that is not final or has a certificate."""
+def certified(read: ReadDay, proved: ProvedDay, progress: Progress, installation: str) -> Made | None:
+    """Return what the certificate of a day says; None for a day that is not final or has a certificate.
+
+    `installation`: its name; empty: none was given.
+    """
     if proved.result.state != "final" or read.frames.certified is not None:
         return None
     with progress.stage("certificate", read.frames.day) as stage:
@@ -90,6 +93,7 @@ def certified(read: ReadDay, proved: ProvedDay, progress: Progress) -> Made | No
         {
             "format": FORMAT,
             "day": str(read.frames.day),
+            "installation": installation or None,
             "seen_at": read.frames.seen_at.isoformat(),
             "receipts_before": before.isoformat(),
             "version": _version(),

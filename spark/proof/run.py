@@ -124,7 +124,8 @@ class Run:
         return proved
 
     def _certify(self, day: ReadDay, proved: ProvedDay) -> None:
-        made = certify.certified(day, proved, self.progress)
+        assert self.installation is not None
+        made = certify.certified(day, proved, self.progress, self.installation.name)
         self._made += [] if made is None else [made]
 
     def write(self, proved: Sequence[ProvedDay]) -> Outcome:

@@ -6,7 +6,10 @@ from pathlib import Path
 import psycopg
 import pytest
 
+from spark.certificate.document import Certificate
+from spark.certificate.signing import new_key
 from spark.installations import Installation, NamesError, installations
+from spark.jobs.certificate import main as certificate
 from spark.jobs.reconcile import main
 from spark.options.reconcile import parsed
 from tests.conftest import migrated_template, postgres
@@ -115,6 +118,27 @@ def test_faults_of_both_are_in_one_report_and_each_in_its_own_database(
     for name in ("eu", "us"):
         assert (tmp_path / name / "report.html").exists()
         assert list((tmp_path / name / f"findings/day={DAY}").glob("*.parquet"))
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("spark")
+def test_each_has_a_chain_of_certificates_with_its_name(
+    dsn: str, other: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    day = days_ago(5)
+    for url, first in ((dsn, 1), (other, 1001)):
+        fill_day(url, day, 10, first=first)
+    (tmp_path / "key.pub").write_text(new_key(tmp_path / "key.pem"))
+    given = ["--database-url", f"eu={dsn}", "--database-url", f"us={other}", "--day", str(day)]
+    assert main([*given, "--out", str(tmp_path / "out"), "--certificate-key", str(tmp_path / "key.pem")]) == 0
+    for name, url in (("eu", dsn), ("us", other)):
+        file = tmp_path / "out" / name / f"certificates/{day}.json"
+        [stored] = rows(url, "select sequence, document from day_certificate")
+        assert (stored["sequence"], stored["document"]) == (1, file.read_text())
+        assert Certificate.parsed(file.read_text()).body["installation"] == name
+        capsys.readouterr()
+        assert certificate(["verify", str(file), "--public-key", str(tmp_path / "key.pub")]) == 0
+        assert f"The certificate 1 of {day} in {name} is intact" in capsys.readouterr().out
 
 
 @pytest.mark.slow
