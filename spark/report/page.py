@@ -1,6 +1,7 @@
 """The report of a run: one self-contained HTML page without scripts, fonts or external files."""
 
 import json
+import re
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -10,7 +11,7 @@ from typing import Any
 from urllib.parse import quote
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
-from markupsafe import Markup
+from markupsafe import Markup, escape
 
 from spark.report.charts import Drawing, duration, name_of, of_day, of_scores, of_trend, within
 from spark.report.finding_texts import MEANINGS, name_of_kind
@@ -23,6 +24,13 @@ DRAWN_DAYS = 5
 # The most days outside the run with open findings that the page names.
 NAMED_DAYS = 10
 _LONGEST = 300  # characters of a detail
+# What people call the numbers of the tables.
+WORDS: dict[str, dict[int, str]] = {
+    "verdict": {1: "commit", 2: "rollback"},
+    "source": {0: "producer", 1: "check", 2: "policy", 3: "operator"},
+}
+# The id of a transaction, perhaps with the position of a message.
+_ID = re.compile(r"\b([0-9a-f]{8}-[0-9a-f]{4}-7[0-9a-f]{3}-[89ab][0-9a-f]{3}-[0-9a-f]{12})(?:-[0-9]{1,5})?\b")
 # What people call the rows of the day's tables.
 TABLES = {
     "half": "half messages",
@@ -133,7 +141,10 @@ def _environment() -> Environment:
         "time": _time,
         "duration": _took,
         "score": _score,
-        "details": details,
+        "details": details_of,
+        "subject": subject_of,
+        "linked": linked,
+        "of_any": lambda rows, name: any(row.get(name) is not None for row in rows),
         "called": name_of_kind,
         "upperfirst": lambda text: text[:1].upper() + text[1:],
         "code": _code,
@@ -197,16 +208,43 @@ def _subscription(one: Mapping[str, Any], name: str, figures: Mapping[str, Any])
 def details(detail: Mapping[str, Any] | str) -> list[tuple[str, str]]:
     """Return a finding's detail, name by name. The detail is an object, or the JSON text of one."""
     known = json.loads(detail) if isinstance(detail, str) else detail
-    return [(str(name).replace("_", " "), _cut(_said(value))) for name, value in known.items() if value is not None]
+    said = [(str(name), value) for name, value in known.items() if value is not None]
+    return [(name.replace("_", " "), _cut(_said(value, name))) for name, value in said]
 
 
-def _said(value: Any) -> str:
+def details_of(row: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """Return a finding's detail without the name of its subscription, which has a column of its own."""
+    name = row.get("subscription")
+    return [one for one in details(row["detail"]) if name is None or one != ("name", name)]
+
+
+def subject_of(row: Mapping[str, Any]) -> str:
+    """Return a finding's subject without the number of the subscription at its end, which has a column of its own."""
+    subject, number = str(row["subject"]), row.get("subscription_id")
+    return subject if number is None or not row.get("subscription") else subject.removesuffix(f":{number}")
+
+
+def linked(text: str, base: str | None) -> str:
+    """Return a text whose ids of transactions and messages are links to the transactions; plain without a base URL."""
+    if base is None:
+        return text
+    parts, end = [], 0
+    for found in _ID.finditer(text):
+        link = Markup('<a href="{}/transactions/{}">{}</a>').format(base, found[1], found[0])
+        parts += [escape(text[end : found.start()]), link]
+        end = found.end()
+    return Markup().join([*parts, escape(text[end:])])
+
+
+def _said(value: Any, name: str = "") -> str:
     if isinstance(value, list):
-        return ", ".join(_said(each) for each in value) or "none"
+        return ", ".join(_said(each, name) for each in value) or "none"
     if isinstance(value, dict):
-        return " ".join(f"{name} {_said(each)}" for name, each in value.items())
+        return " ".join(f"{each} {_said(inner, each)}" for each, inner in value.items())
     if isinstance(value, bool):
         return "yes" if value else "no"
+    if isinstance(value, int) and value in WORDS.get(name, {}):
+        return WORDS[name][value]
     return "none" if value is None else str(value)
 
 

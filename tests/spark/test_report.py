@@ -156,7 +156,7 @@ def test_findings_are_counted_listed_and_explained_by_kind() -> None:
     assert "1 not delivered undelivered 1 waits for a person parked" in made.text
     assert made.text.index("Not delivered undelivered · 1 ") < made.text.index("Waits for a person parked · 1, 1 new")
     assert re.search(rf"{ID} new day 2026-11-20 group shop missing 1, 2 since 2026-11-21", made.text)
-    assert re.search(rf"{ID}-0:3 day 2026-11-20 group shop subscription points/eu \(3\) missing", made.text)
+    assert re.search(rf"{ID}-0 day 2026-11-20 group shop subscription points/eu \(3\) missing", made.text)
     assert f"{URL}/subscriptions/points%2Feu" in made.links
     assert MEANINGS["parked"][0].replace("`", "") in made.text
     assert {f"{URL}/transactions/{ID}", f"{URL}/findings/kinds/parked", f"{URL}/reconciliation/2026-11-20"} < set(
@@ -175,6 +175,31 @@ def test_a_subscription_without_a_name_has_its_number() -> None:
         assert not [link for link in made.links if "/subscriptions/" in link]
     unlinked = page(*given, [finding("undelivered", subscription_id=3, subscription="points")], base_url=None)
     assert "subscription points (3)" in unlinked.text
+
+
+def test_what_has_a_column_or_a_word_of_its_own_is_not_shown_as_a_number() -> None:
+    one = f"{ID}-0"
+    delivery = finding("undelivered", subject=f"{one}:7", subscription_id=7, detail={"name": "mailer", "source": 3})
+    verdict = finding("op_without_half", detail={"verdict": 2, "source": 0, "offset": 2, "seen": [{"source": 1}]})
+    made = page(run(state="findings"), [day()], [delivery | {"subscription": "mailer"}, verdict])
+    assert f"{one} day 2026-11-20" in made.text
+    assert f"{one}:7" not in made.text
+    assert "mailer (7) source operator" in " ".join(made.text.split())
+    assert "verdict rollback source producer offset 2 seen source check" in " ".join(made.text.split())
+    # Without the subscription's name, its number is what there is.
+    assert f"{one}:7" in page(run(state="findings"), [day()], [delivery]).text
+
+
+def test_ids_in_details_are_links_and_empty_columns_are_left_out() -> None:
+    other = ID.replace("1030a10", "1030a11")
+    found = finding("offset_of_two_messages", subject="863", transaction_id=None, producer_group=None)
+    found |= {"detail": {"messages": [f"{ID}-0", f"{other}-12"], "text": f"<b>{EVIL}"}, "subscription_id": None}
+    made = page(run(state="findings"), [day()], [found])
+    assert {f"{URL}/transactions/{ID}", f"{URL}/transactions/{other}"} <= set(made.links)
+    assert "script" not in made.tags
+    assert EVIL in made.text
+    assert "subject day detail first seen" in " ".join(made.text.split())
+    assert not [link for link in page(run(state="findings"), [day()], [found], base_url=None).links if link[0] != "#"]
 
 
 def test_kinds_have_names_for_people() -> None:
