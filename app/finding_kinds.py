@@ -28,9 +28,11 @@ class Kind(StrEnum):
     RETRY_OVERDUE = "retry_overdue"
     RETRY_NEVER_DUE = "retry_never_due"
     CHECKPOINT_DIFFERS = "checkpoint_differs"
+    SUBSCRIPTION_DIFFERS = "subscription_differs"
     RECEIPT_WITHOUT_MESSAGE = "receipt_without_message"
     RECEIPT_NOT_MATCHED = "receipt_not_matched"
     RECEIPT_WRONG = "receipt_wrong"
+    DELIVERY_WRONG = "delivery_wrong"
     ORDER_BROKEN = "order_broken"
     CONTENT_DIFFERS = "content_differs"
     PARKED = "parked"
@@ -128,6 +130,10 @@ MEANINGS: dict[Kind, Meaning] = {
         "The checkpoint of a subscription is missing, or lacks rows of shards: no worker delivers its messages.",
         "Find out what deleted rows of `checkpoint`, and write them again at an offset that is surely received.",
     ),
+    Kind.SUBSCRIPTION_DIFFERS: Meaning(
+        "A subscription is not as the last version in its history says, or one of both is gone.",
+        "Compare `subscription` with `subscription_version`, and find out what changed or deleted rows.",
+    ),
     Kind.RECEIPT_WITHOUT_MESSAGE: Meaning(
         "A delivery is on record for a message that is not in the outbox.",
         "Find out what deleted rows of `outbox`; the subscriber has the message.",
@@ -139,6 +145,10 @@ MEANINGS: dict[Kind, Meaning] = {
     Kind.RECEIPT_WRONG: Meaning(
         "A receipt has an outcome, status, offset or time that no relay writes, or there is a dead letter too.",
         "Compare the receipt with the message's timeline, and find out what wrote or changed it.",
+    ),
+    Kind.DELIVERY_WRONG: Meaning(
+        "A retry, dead letter or drop says what the service never writes, so it may hide a message that was lost.",
+        "Compare it with the message's timeline, ask the receiver for the message, and find out what wrote the row.",
     ),
     Kind.ORDER_BROKEN: Meaning(
         "A subscription with `ordered: key` was sent a message of a key before the previous one was settled.",

@@ -65,6 +65,10 @@ class Frames:
     differing: DataFrame | None = None
     # WRONG_RECEIPT: the receipts that the relay cannot have written. None: they were not compared.
     wrong_receipt: DataFrame | None = None
+    # WRONG_DELIVERY: the retries, dead letters and drops that the service cannot have written. None: not compared.
+    wrong_delivery: DataFrame | None = None
+    # DIFFERING_SUBSCRIPTION: subscriptions that are not as their history says. None: they were not compared.
+    differing_subscription: DataFrame | None = None
     # NEVER_DUE: the subscriptions with retries that are due later than planned. None: they were not compared.
     never_due: DataFrame | None = None
     # OUT_OF_ORDER: the receipts that contradict the order of their key. None: they were not compared.

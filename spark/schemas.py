@@ -205,9 +205,10 @@ string transaction_id!
 strings installations!
 """)
 
-# A transaction whose half is not the one that was posted: the stored digest, and that of the stored content.
+# A transaction whose half is not the one that was posted: the stored digest, that of the stored content, and the names
+# of what differs (null: of an older version).
 ALTERED = _schema("""
-string transaction_id!, producer_group!, digest, computed!
+string transaction_id!, producer_group!, digest, computed!, differs
 """)
 
 # A message that differs from its half, or whose times disagree. `differs`: the names of the outbox's columns; `times`:
@@ -227,6 +228,22 @@ short position!
 int subscription_id!, replay!
 long offset!
 string differs!
+""")
+
+# A retry, dead letter or drop (`what`) that the service cannot have written; `differs`: the names of what is wrong.
+WRONG_DELIVERY = _schema("""
+string transaction_id!
+short position!
+int subscription_id!, replay!
+long offset!
+string what!, differs!
+""")
+
+# A subscription whose row is not as its last version says (`differs`), or whose checkpoint is impossible
+# (`checkpoint`); each empty if there is nothing.
+DIFFERING_SUBSCRIPTION = _schema("""
+int subscription_id!
+string name!, differs!, checkpoint!
 """)
 
 # A subscription with retries that are due later than the relay plans them: their number, and the message and due time
@@ -294,6 +311,8 @@ FOUND = {
     "altered": ALTERED,
     "differing": DIFFERING,
     "wrong_receipt": WRONG_RECEIPT,
+    "wrong_delivery": WRONG_DELIVERY,
+    "differing_subscription": DIFFERING_SUBSCRIPTION,
     "never_due": NEVER_DUE,
     "out_of_order": OUT_OF_ORDER,
     "audit_broken": AUDIT_BROKEN,

@@ -77,6 +77,10 @@ MEANINGS: dict[str, tuple[str, str]] = {
         "The checkpoint of a subscription is missing, or lacks rows of shards: no worker delivers its messages.",
         "Find out what deleted rows of `checkpoint`, and write them again at an offset that is surely received.",
     ),
+    "subscription_differs": (
+        "A subscription is not as the last version in its history says, or one of both is gone.",
+        "Compare `subscription` with `subscription_version`, and find out what changed or deleted rows.",
+    ),
     "receipt_without_message": (
         "A delivery is on record for a message that is not in the outbox.",
         "Find out what deleted rows of `outbox`; the subscriber has the message.",
@@ -88,6 +92,10 @@ MEANINGS: dict[str, tuple[str, str]] = {
     "receipt_wrong": (
         "A receipt has an outcome, status, offset or time that no relay writes, or there is a dead letter too.",
         "Compare the receipt with the message's timeline, and find out what wrote or changed it.",
+    ),
+    "delivery_wrong": (
+        "A retry, dead letter or drop says what the service never writes, so it may hide a message that was lost.",
+        "Compare it with the message's timeline, ask the receiver for the message, and find out what wrote the row.",
     ),
     "order_broken": (
         "A subscription with `ordered: key` was sent a message of a key before the previous one was settled.",
@@ -169,9 +177,11 @@ NAMES: dict[str, str] = {
     "delivery_late": "not delivered within the SLA",
     "retry_never_due": "next try planned too late",
     "checkpoint_differs": "checkpoint missing or incomplete",
+    "subscription_differs": "subscription differs from its history",
     "receipt_without_message": "receipt without a message",
     "receipt_not_matched": "received, does not match",
     "receipt_wrong": "wrong receipt",
+    "delivery_wrong": "wrong retry, dead letter or drop",
     "parked": "waits for a person",
     "checks_beyond_max": "more checks than the policy allows",
     "audit_broken": "audit changed",

@@ -27,7 +27,17 @@ from spark.frames import Frames, empty
 from spark.postgres import copy
 from spark.postgres.connections import Connection, Day, Snapshot, partition_name
 from spark.postgres.standby import cancelled_by_replay
-from spark.sources import audit_chain, half_digests, key_order, published, received, retries, verdicts
+from spark.sources import (
+    audit_chain,
+    deliveries,
+    half_digests,
+    key_order,
+    published,
+    received,
+    retries,
+    subscriptions,
+    verdicts,
+)
 from spark.sources.id_ranges import id_ranges
 
 FETCH_ROWS = 10_000
@@ -52,6 +62,8 @@ _FOUND: dict[str, tuple[str, Writes]] = {
     "altered": ("compute digests", half_digests.write_altered),
     "differing": ("compare outbox", published.write_differing),
     "wrong_receipt": ("compare receipts", received.write_wrong_receipts),
+    "wrong_delivery": ("compare deliveries", deliveries.write_wrong_deliveries),
+    "differing_subscription": ("compare subscriptions", subscriptions.write_differing_subscriptions),
     "never_due": ("compare retries", retries.write_never_due),
     "without_evidence": ("compare verdicts", verdicts.write_without_evidence),
     "audit_broken": ("compare the audit", audit_chain.write_broken),

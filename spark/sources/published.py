@@ -1,7 +1,8 @@
 """Finds the messages of a day that differ from their half messages, or whose times contradict each other.
 
 The End copies the columns, so they are equal: topic, key and tag, and the due time is the commit and the delay. The
-comparison runs in Postgres, by the primary keys of the tables, and only messages that differ leave it.
+messages of a transaction are born, checked and committed at the same time. The comparison runs in Postgres, by the
+primary keys of the tables, and only messages that differ leave it.
 """
 
 from pyspark.sql import SparkSession
@@ -9,6 +10,7 @@ from pyspark.sql import SparkSession
 from spark.postgres.connections import Day, Snapshot
 from spark.sources.scan import CLOCKS_DIFFER_S, write_found
 
+LONGEST_IMMUNITY = "1 day"
 # The range is given for all tables, because the planner does not carry it over. They are read in the order of their
 # primary keys or hashed; no other row of the day is read. `seen` has the snapshot's time. The times of the verdict are
 # told once, with the first message.
@@ -19,10 +21,20 @@ select transaction_id, position, producer_group, "offset", differs, times from (
       case when o.topic <> h.topic then 'topic' end,
       case when o.key is distinct from h.key then 'key' end,
       case when o.tag is distinct from h.tag then 'tag' end,
-      case when o.due_at is distinct from o.committed_at + make_interval(secs => h.deliver_after_s) then 'due_at' end
+      case when o.due_at is distinct from o.committed_at + make_interval(secs => h.deliver_after_s) then 'due_at' end,
+      case when h.position > 0 and (
+        select bool_and(first.committed_at <> o.committed_at) from {{outbox}} first
+        where first.transaction_id = h.transaction_id and first.position = 0
+      ) then 'committed_at' end
     ) else '' end as differs,
     concat_ws(', ',
       case when h.born_at > late.at then 'born_at in the future' end,
+      case when h.position = 0 and h.first_check_at not between h.born_at and h.born_at + interval '{LONGEST_IMMUNITY}'
+        then 'first_check_at beyond every policy' end,
+      case when h.position > 0 and (
+        select (first.born_at, first.first_check_at) <> (h.born_at, h.first_check_at) from {{half}} first
+        where first.transaction_id = h.transaction_id and first.position = 0
+      ) then 'born_at or first_check_at of one message' end,
       case when h.position = 0 and p.decided_at > late.at then 'decided_at in the future' end,
       case when o.committed_at > late.at then 'committed_at in the future' end,
       case when h.position = 0 and p.decided_at < h.born_at - skew.most then 'decided_at before born_at' end,

@@ -3,6 +3,7 @@
 import json
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from datetime import UTC, datetime, timedelta
 from typing import Any
 from uuid import UUID
 
@@ -33,12 +34,16 @@ def write_found(
     """Write what `found_in` finds in the record batches of a query as JSON to files in `directory`; return the number.
 
     The query has the names of the day's partitions (`{half}`, `{op}`, `{outbox}`, `{receipt}`, `{attempt}`), a
-    half-open range of ids, `{low}` and `{high}`, the day, `{day}`, and the snapshot's time, `{seen}`. `whole`: it runs
-    once, over the whole day. Without findings, there is no directory. Raises copy.FAILURES.
+    half-open range of ids, `{low}` and `{high}`, the day, `{day}`, and three times: `{seen}`, of the snapshot;
+    `{closes}`, before which the day was surely open; and `{since}`, from which on it is. `whole`: it runs once, over
+    the whole day. Without findings, there is no directory. Raises copy.FAILURES.
     """
     files, number_of = Files(spark), 0
     given = {table: partition_name(table, day.day) for table in ("half", "op", "outbox", "receipt", "attempt")}
-    given |= {"seen": snapshot.seen_at.isoformat(), "day": str(day.day)}
+    # Upkeep closes a day an hour after its end at the earliest, and may open it again.
+    closes = datetime(day.day.year, day.day.month, day.day.day, tzinfo=UTC) + timedelta(hours=25)
+    since = "infinity" if day.open_since is None else day.open_since.isoformat()
+    given |= {"seen": snapshot.seen_at.isoformat(), "day": str(day.day), "closes": closes.isoformat(), "since": since}
     pages = 0 if whole else snapshot.pages(given["half"])
     with copy.cursor_in(snapshot) as cursor:
         for number, (low, high) in enumerate(_ranges(day, pages)):

@@ -52,10 +52,15 @@ def retry_never_due(j: Joined) -> DataFrame:
 
 
 def checkpoint_differs(j: Joined) -> DataFrame:
-    """A subscription's checkpoint has not one row for each of its shards, so no worker delivers what is missing."""
-    found = routes(j.whole).where(
+    """A subscription's checkpoint has not one row for each of its shards, so no worker delivers what is missing; or it
+    is at an offset that the log does not have."""
+    known = routes(j.whole)
+    found = known.where(
         F.col("deleted_at").isNull() & ~F.col("whole_layout") & (F.col("created_at") <= before(j.seen_at, j.sla_s))
     )
+    if j.whole.differing_subscription is not None:
+        impossible = j.whole.differing_subscription.where("checkpoint <> ''").select("subscription_id")
+        found = found.unionByName(known.join(impossible, "subscription_id", "left_semi")).dropDuplicates(["name"])
     return findings(found, j.day, "checkpoint_differs", "name", "lowest", "read_to")
 
 

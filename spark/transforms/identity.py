@@ -8,10 +8,13 @@ from spark.transforms.joined import DELIVERY, MESSAGE, Joined
 
 
 def half_altered(j: Joined) -> DataFrame:
-    """The digest of a transaction's stored half messages is not the one that was stored when they were posted."""
+    """The digest of a transaction's stored half messages is not the one that was stored when they were posted, a body
+    is not that of its digest, or the record of a reissue says something else."""
     found = j.whole.altered
     assert found is not None
-    return findings(found, j.day, "half_altered", "transaction_id", F.col("digest").alias("stored"), "computed")
+    return findings(
+        found, j.day, "half_altered", "transaction_id", F.col("digest").alias("stored"), "computed", "differs"
+    )
 
 
 def published_differs(j: Joined) -> DataFrame:
@@ -62,6 +65,24 @@ def receipt_wrong(j: Joined) -> DataFrame:
     assert found is not None
     columns = ("offset", "differs")
     return findings(_first_replay(found, *columns), j.day, "receipt_wrong", delivery_id(), "replay", *columns)
+
+
+def delivery_wrong(j: Joined) -> DataFrame:
+    """A retry, a dead letter or a drop says what the service never writes: see spark/sources/deliveries.py."""
+    found = j.whole.wrong_delivery
+    assert found is not None
+    columns = ("offset", "what", "differs")
+    return findings(_first_replay(found, *columns), j.day, "delivery_wrong", delivery_id(), "replay", *columns)
+
+
+def subscription_differs(j: Joined) -> DataFrame:
+    """A subscription's row is not as its last version says, or one of both is gone."""
+    found = j.whole.differing_subscription
+    assert found is not None
+    # The name of a deleted one may be used again.
+    place = F.struct("subscription_id", "differs")
+    by_name = found.where("differs <> ''").groupBy("name").agg(F.max(place).alias("last"))
+    return findings(by_name.select("name", "last.*"), j.day, "subscription_differs", "name", "differs")
 
 
 def order_broken(j: Joined) -> DataFrame:

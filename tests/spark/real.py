@@ -1,7 +1,7 @@
 """A day that the real service made: everything that it can do, with a worker killed in the midst of it."""
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
@@ -22,7 +22,7 @@ from tests.support.check_responder import Call, Responder
 from tests.support.check_stepping import in_doubt, turn
 
 # Tests damage plain messages of this topic, and transactions that were rolled back with it.
-VICTIMS = 40
+VICTIMS = 60
 # Everything is over: whatever a subscription takes and is due has a receipt or is dead, and no replay runs. Checkpoints
 # say less: those of whom no message is for move when it suits them.
 SETTLED = """
@@ -44,8 +44,14 @@ select not exists (
       select from dead_letter d where d.transaction_id = o.transaction_id and d.position = o.position
         and d.subscription_id = s.subscription_id and d.replay = 0
     )
+    and not exists (
+      select from delivery_retry w where w.transaction_id = o.transaction_id and w.position = o.position
+        and w.subscription_id = s.subscription_id and w.replay = 0 and w.due_at > now() + interval '30 minutes'
+    )
 ) and not exists (select from replay where state = 'running')
 """
+# The destination of the topic's subscription refuses all of them.
+DEAD = "select count(*) = 3 from dead_letter where topic = 'dying'"
 
 
 @dataclass
@@ -83,11 +89,22 @@ class Maker:
             await self.call("POST", "/messages", producer_group="shop", messages=[message])
 
 
-async def make_day(dsn: str, path: Path) -> None:
-    """Make the day before today in a migrated database; no connection is left."""
+async def nothing_more(maker: Maker) -> None:
+    """Add nothing to the day."""
+
+
+More = Callable[[Maker], Awaitable[None]]
+
+
+async def make_day(dsn: str, path: Path, before: More = nothing_more, after: More = nothing_more) -> None:
+    """Make the day before today in a migrated database; no connection is left.
+
+    `before` adds transactions and subscriptions before the first worker starts; `after` adds what needs deliveries.
+    """
     async with _maker(dsn, path) as maker:
         await _subscriptions(maker)
         await _decided(maker)
+        await before(maker)
         await _asked(maker)
         first = await maker.workers.start()
         await _published(maker)
@@ -96,6 +113,7 @@ async def make_day(dsn: str, path: Path) -> None:
         await maker.publish("order", 10, tag="audit")
         last = await maker.workers.start()
         await _changed(maker)
+        await after(maker)
         await until(lambda: maker.db.fetchval(SETTLED), 120)
         last.stop()
         maker.workers.running.remove(last)
@@ -104,7 +122,22 @@ async def make_day(dsn: str, path: Path) -> None:
 @asynccontextmanager
 async def _maker(dsn: str, path: Path) -> AsyncIterator[Maker]:
     settings = Settings(_env_file=None, database_url=dsn, pool_size=4, linger_s=0, allow_networks=LOOPBACK)  # type: ignore[call-arg]
-    names = ("mailer", "audit", "europe", "ordered", "flaky", "dying", "paused", "ops", "former", "changing", "late")
+    names = (
+        "mailer",
+        "audit",
+        "europe",
+        "ordered",
+        "flaky",
+        "dying",
+        "paused",
+        "ops",
+        "former",
+        "changing",
+        "late",
+        "trying",
+        "refusing",
+        "failing",
+    )
     async with AsyncExitStack() as stack:
         runtime = await assemble(settings, dsn, stack)
         noon = datetime.now(UTC).replace(hour=12, minute=0, second=0, microsecond=0) - timedelta(days=1)
@@ -216,9 +249,11 @@ async def _published(maker: Maker) -> None:
         maker.publish("flaky", 3),
         maker.publish("dying", 3),
     )
-    await until(lambda: maker.db.fetchval("select count(*) = 3 from dead_letter"))
+    await until(lambda: maker.db.fetchval(DEAD))
     maker.receivers["dying"].status = 200
-    dead = await maker.db.fetch("select transaction_id, position from dead_letter order by transaction_id")
+    dead = await maker.db.fetch(
+        "select transaction_id, position from dead_letter where topic = 'dying' order by transaction_id"
+    )
     ids = [{"subscription": "dying", "message_id": f"{row[0]}-{row[1]}"} for row in dead]
     await maker.call("POST", "/dead-letters/redeliver", ids=ids[:1])
     await maker.call("DELETE", "/dead-letters", ids=ids[1:2])

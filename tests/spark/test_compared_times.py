@@ -22,7 +22,7 @@ TIMES: dict[LiteralString, str | None] = {
     "with gone as (delete from op where transaction_id = %(id)s) update outbox set committed_at = committed_at "
     "- interval '6 s' where transaction_id = %(id)s": "committed_at before born_at",
     "update half set born_at = born_at + interval '1 year' where transaction_id = %s": (
-        "born_at in the future, decided_at before born_at"
+        "born_at in the future, first_check_at beyond every policy, decided_at before born_at"
     ),
     "with gone as (delete from outbox where transaction_id = %(id)s) update op set verdict = 2, "
     "decided_at = now() + interval '1 minute' where transaction_id = %(id)s": "decided_at in the future",
@@ -30,6 +30,13 @@ TIMES: dict[LiteralString, str | None] = {
         "committed_at in the future"
     ),
     "update outbox set committed_at = now() + interval '2 s' where transaction_id = %s": None,
+    "update half set first_check_at = born_at - interval '1 s' where transaction_id = %s": (
+        "first_check_at beyond every policy"
+    ),
+    "update half set first_check_at = born_at + interval '2 days' where transaction_id = %s": (
+        "first_check_at beyond every policy"
+    ),
+    "update half set first_check_at = born_at + interval '1 day' where transaction_id = %s": None,
 }
 # A person's record of a receipt's message.
 REDELIVERED: LiteralString = (
@@ -37,22 +44,38 @@ REDELIVERED: LiteralString = (
     "died_because, attempts) select subscription_id, 0, transaction_id, position, \"offset\", '{}', now(), now(), "
     "'day_left', 0 from receipt where transaction_id = %(id)s"
 )
+# A failed try of a receipt's delivery.
+TRIED: LiteralString = (
+    "insert into attempt (transaction_id, kind, at, number, outcome, position, subscription_id) "
+    "select transaction_id, 'delivery', first_at, 1, 'failed', position, subscription_id from receipt "
+    "where transaction_id = %(id)s"
+)
 # One change each, and what is then wrong with the receipt.
 RECEIPTS: dict[LiteralString, str | None] = {
     "update receipt set outcome = 'received' where transaction_id = %s": "outcome",
-    "update receipt set outcome = 'dropped', status = 500 where transaction_id = %s": None,
+    "update receipt set outcome = 'dropped', status = 500, attempts = 0 where transaction_id = %s": "outcome",
+    "with gone as (update receipt set outcome = 'dropped', status = 500, attempts = 0 where transaction_id = %(id)s) "
+    f"{REDELIVERED.format('dropped')}": None,
     "update receipt set status = 500 where transaction_id = %s": "status",
     "update receipt set status = 302 where transaction_id = %s": "status",
     "update receipt set status = 204 where transaction_id = %s": None,
     "update receipt set status = null where transaction_id = %s": None,
     "update receipt set attempts = 0 where transaction_id = %s": "attempts",
-    "update receipt set attempts = 0, outcome = 'dropped' where transaction_id = %s": None,
+    "update receipt set attempts = -1 where transaction_id = %s": "attempts",
+    # Without a row of `attempt` for each failed try; with one; and after a redelivery, which counts from 0 again.
+    "update receipt set attempts = 2 where transaction_id = %s": "attempts",
+    f"with tried as ({TRIED}) update receipt set attempts = 2 where transaction_id = %(id)s": None,
+    TRIED: "attempts",
+    f"with tried as ({TRIED}) {REDELIVERED.format('redelivered').replace(', 0 from', ', 1 from')}": None,
+    "update receipt set duration_ms = -1 where transaction_id = %s": "duration_ms",
+    "update receipt set duration_ms = 3600001 where transaction_id = %s": "duration_ms",
+    "update receipt set digest = null where transaction_id = %s": "digest",
     'update receipt set "offset" = "offset" + 1 where transaction_id = %s': "offset",
     "update outbox set due_at = committed_at + interval '1 hour' where transaction_id = %s": "first_at",
     # Within the time by which clocks may differ.
     "update outbox set due_at = committed_at + interval '4 s' where transaction_id = %s": None,
     "with later as (update outbox set due_at = committed_at + interval '1 hour' where transaction_id = %(id)s) "
-    "update receipt set outcome = 'dropped' where transaction_id = %(id)s": None,
+    "update receipt set outcome = 'dropped', attempts = 0 where transaction_id = %(id)s": "outcome",
     # A redelivery sends at once, also a dead letter that the removal of a day made before the message was due.
     "with later as (update outbox set due_at = committed_at + interval '1 hour' where transaction_id = %(id)s) "
     f"{REDELIVERED.format('redelivered')}": None,
@@ -74,8 +97,9 @@ RECEIPTS: dict[LiteralString, str | None] = {
     # Upkeep removes the replays of a deleted subscription.
     "update receipt set replay = 4, subscription_id = 2 where transaction_id = %s": None,
     "update receipt set settled_at = now() + interval '1 minute' where transaction_id = %s": "settled_at",
+    "update receipt set settled_at = first_at - interval '1 hour' where transaction_id = %s": "settled_at",
     # Older versions wrote such receipts.
-    "update receipt set settled_at = first_at - interval '1 hour' where transaction_id = %s": None,
+    "update receipt set settled_at = first_at - interval '30 s' where transaction_id = %s": None,
     'insert into dead_letter (subscription_id, transaction_id, position, "offset", topic, attempts, reason, died_at) '
     "select subscription_id, transaction_id, position, \"offset\", 'order', 1, 'attempts', now() from receipt "
     "where transaction_id = %s": "dead",

@@ -26,7 +26,7 @@ from spark.transforms.rules import RULES, findings
 
 Found = set[tuple[str, str]]
 # One finding for each subscription: a generated day has faults of transactions and messages only.
-OF_SUBSCRIPTIONS = {"delivery_late", "retry_overdue", "retry_never_due", "checkpoint_differs"}
+OF_SUBSCRIPTIONS = {"delivery_late", "retry_overdue", "retry_never_due", "checkpoint_differs", "subscription_differs"}
 
 
 def long_ago(days: int = 5) -> date:
@@ -130,6 +130,7 @@ def test_each_planted_fault_is_found_and_nothing_else(spark: SparkSession, tmp_p
         "verdict_unproven",
         "audit_broken",
         "receipt_wrong",
+        "delivery_wrong",
         "certificate_differs",
     }
     without |= {"order_broken", "fewer_than_usual", "in_two_installations", *OF_SUBSCRIPTIONS}

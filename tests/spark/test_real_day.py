@@ -40,6 +40,12 @@ select h.transaction_id::text as id from half h join op using (transaction_id)
 where h.topic = 'victim' and op.verdict = 2 order by 1
 """
 
+# What waits for a retry after that: a delayed message that is due too early, and one that was never tried.
+RETRIES = """
+select case when extract(year from due_at) = 2099 then 'retry_never_due' else 'retry_overdue' end as kind,
+  transaction_id || '-' || position || ':' || subscription_id as id from delivery_retry
+"""
+
 # A receipt as the relay writes it.
 RECEIVED = """
 insert into receipt (transaction_id, position, subscription_id, "offset", outcome, attempts, first_at, duration_ms,
@@ -76,6 +82,10 @@ ON_SENT = {
     # Every third message has the same key.
     "order_broken": "update receipt r set first_at = b.first_at, settled_at = b.settled_at from receipt b "
     'where r.transaction_id = %(id)s and b."offset" = %(offset)s - 3 and b.subscription_id = r.subscription_id',
+    "delivery_wrong": 'insert into dead_letter (subscription_id, transaction_id, position, "offset", topic, key, '
+    'attempts, first_at, reason, died_at) select r.subscription_id, transaction_id, position, o."offset", o.topic, '
+    "o.key, 1, r.first_at, 'day_left', r.settled_at from outbox o join receipt r using (transaction_id, position) "
+    "where transaction_id = %(id)s",
     "content_differs": "update receipt set digest = sha256('x') where transaction_id = %(id)s",
     "verdict_refused": "insert into attempt (transaction_id, kind, at, outcome, verdict, source) "
     "values (%(id)s, 'refused', now(), 'refused', 2, 0)",
@@ -106,6 +116,11 @@ OF_SUBSCRIPTIONS = {
         "due_at) select s.subscription_id, o.transaction_id, o.position, o.\"offset\", o.topic, 1, now(), '2099-01-01' "
         "from subscription s, (select * from outbox where topic = 'order' order by \"offset\" limit 1) o "
         "where s.name = 'paused'",
+    ),
+    "subscription_differs": (
+        "late",
+        "update subscription_version v set max_in_flight = v.max_in_flight + 1 from subscription s "
+        "where s.name = 'late' and v.subscription_id = s.subscription_id",
     ),
     "checkpoint_differs": (
         "dying",
@@ -199,7 +214,8 @@ def plant(url: str) -> Victims:
             assert connection.execute(statement, victims[kind]).rowcount >= 1, kind
         for name, statement in (OF_SUBSCRIPTIONS | OF_OTHERS).values():
             assert connection.execute(statement).rowcount == 1, name
-    return victims
+        retries = connection.execute(RETRIES).fetchall()
+    return victims | {row["kind"]: row for row in retries}
 
 
 def subjects(victims: Victims, subscriptions: dict[str, int]) -> dict[str, list[str]]:
@@ -210,6 +226,7 @@ def subjects(victims: Victims, subscriptions: dict[str, int]) -> dict[str, list[
     found |= {kind: f"{found[kind]}-0" for kind in of_messages}
     takers = {
         "undelivered": "takers",
+        "delivery_wrong": "takers",
         "receipt_wrong": "takers",
         "order_broken": "takers",
         "receipt_without_message": "takers",
@@ -222,6 +239,8 @@ def subjects(victims: Victims, subscriptions: dict[str, int]) -> dict[str, list[
     found |= {kind: name for kind, (name, _) in (OF_SUBSCRIPTIONS | OF_OTHERS).items()}
     found |= {"unrouted": "victm", "verdict_refused": "shop", "archive_differs": "op"}
     wanted = {kind: [subject] for kind, subject in found.items()}
+    retries = [victims[kind]["id"] for kind in ("retry_overdue", "retry_never_due")]
+    wanted["delivery_wrong"] = sorted([*wanted["delivery_wrong"], *retries])
     # Their rows in the outbox have another topic than their halves, or no key.
     differing = ("published_differs", "unrouted", "message_with_two_offsets")
     wanted["published_differs"] = sorted(f"{victims[kind]['id']}-0" for kind in differing)

@@ -23,8 +23,8 @@ KINDS = frozenset(
 op_without_half half_stuck half_altered published_differs times_disagree verdict_unproven committed_not_published
 published_without_commit published_after_rollback
 offset_of_two_messages message_with_two_offsets offsets_contradict_time unrouted undelivered delivery_late
-retry_overdue retry_never_due checkpoint_differs receipt_without_message receipt_not_matched receipt_wrong
-order_broken content_differs
+retry_overdue retry_never_due checkpoint_differs subscription_differs
+receipt_without_message receipt_not_matched receipt_wrong delivery_wrong order_broken content_differs
 parked checks_beyond_max verdict_refused audit_broken archive_differs ledger_disagrees ledger_not_sent never_consumed
 consumed_twice consumed_not_sent certificate_differs fewer_than_usual in_two_installations
 """.split()  # noqa: SIM905 -- a list of names reads better so
@@ -127,6 +127,13 @@ def _plant_altered(day: Day) -> Planted:
     day.committed(197)
     wrong = {"transaction_id": id_of(197), "position": 0, "subscription_id": 1, "offset": 1, "differs": "offset"}
     day.extra["wrong_receipt"] = [wrong | {"replay": replay} for replay in (7, 0)]
+    day.committed(194)
+    of_delivery = {"transaction_id": id_of(194), "position": 0, "subscription_id": 1, "offset": 1, "what": "retry"}
+    day.extra["wrong_delivery"] = [of_delivery | {"replay": replay, "differs": "due_at"} for replay in (7, 0)]
+    of_subscription = {"name": "changed", "checkpoint": ""}
+    day.extra["differing_subscription"] = [
+        of_subscription | {"subscription_id": number, "differs": "topics"} for number in (98, 99)
+    ]
     day.committed(198)
     early = {"transaction_id": id_of(198), "position": 0, "subscription_id": 1, "replay": 0, "offset": 19800}
     early |= {"before_offset": 19700, "first_at": "2026-11-20T12:00:00Z", "before_at": "2026-11-20T12:00:06Z"}
@@ -139,6 +146,10 @@ def _plant_altered(day: Day) -> Planted:
         "receipt_wrong": finding(
             "receipt_wrong", f"{message_id(197)}:1", transaction_id=id_of(197), position=0, subscription_id=1
         ),
+        "delivery_wrong": finding(
+            "delivery_wrong", f"{message_id(194)}:1", transaction_id=id_of(194), position=0, subscription_id=1
+        ),
+        "subscription_differs": finding("subscription_differs", "changed", subscription_id=99),
         "order_broken": finding(
             "order_broken", f"{message_id(198)}:1", transaction_id=id_of(198), position=0, subscription_id=1
         ),
