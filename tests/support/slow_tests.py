@@ -20,6 +20,7 @@ FILES = (
     "spark/test_engines.py",
     "spark/test_exported_ledgers.py",
     "spark/test_ledger_topics.py",
+    "spark/test_planted.py",
     "spark/test_real_day.py",
     # Its examples are generated when the file is collected: 40 CPU seconds.
     "routers/test_schemathesis.py",
