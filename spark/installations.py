@@ -11,6 +11,10 @@ from urllib.parse import unquote, urlsplit
 NAMED = re.compile(r"(?P<name>[A-Za-z0-9][A-Za-z0-9._-]{0,62})=(?P<value>(?:postgres(?:ql)?(?:\+asyncpg)?:|file:).+)")
 
 
+# What --out has beside the directories of the installations.
+TAKEN = {"report.html", "set-aside"}
+
+
 class NamesError(ValueError):
     """The names of installations are wrong; the text says which and how to name them."""
 
@@ -39,6 +43,8 @@ def installations(
     """
     only = len(database_urls) == 1
     databases = [_named(text, only) for text in database_urls]
+    if taken := next((name for name, _ in databases if name in TAKEN), None):
+        raise NamesError(f"{taken} is a name of --out itself: name that database otherwise, --database-url NAME=URL")
     wrong = sorted(name for name, count in Counter(name for name, _ in databases).items() if count > 1)
     if wrong:
         raise NamesError(f"two databases have the name {wrong[0]}: name them, --database-url NAME=URL")

@@ -53,6 +53,7 @@ def test_names_are_given_or_those_of_the_databases() -> None:
     [
         ([EU, EU], [], "two databases have the name eu"),
         ([f"us={EU}", US], [], "two databases have the name us"),
+        ([EU, f"set-aside={US}"], [], "set-aside is a name of --out itself"),
         ([EU, "file:/run/url"], [], "needs a name"),
         ([EU, "postgresql://host"], [], "needs a name"),
         ([EU, US], ["asia=postgresql://s/x"], "--read-url needs one NAME=URL for each of eu, us"),

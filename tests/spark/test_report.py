@@ -407,6 +407,8 @@ def test_a_page_about_several_names_the_installation_of_each_finding() -> None:
         assert said in made.text, said
     assert {link for link in made.links if link.startswith("http")} >= {"http://eu/reconciliation/2026-11-20"}
     assert "us/report.html" in made.links
+    assert not [link for link in made.links if link.startswith("x")]
+    assert "nightly proof of 2026-11-20 ✕" in made.text
     proved = Page(render_all([Part("eu", written(), None), Part("us", written(), None)]))
     assert "✓ Proved" in proved.text
     failed = Page(render_all([Part("eu", written(), None), Part("us", None, "lost")]))
