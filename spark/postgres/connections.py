@@ -3,6 +3,7 @@
 import contextlib
 import os
 import socket
+import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -213,6 +214,7 @@ class Snapshot:
     """A snapshot of the database. Other sessions of the same server can import it while it is open.
 
     `name`: its name for the import. `seen_at`: a time not later than the snapshot; on a standby, the replayed time.
+    `ended`: it is not needed any more, so whoever reads in it stops.
     """
 
     def __init__(self, connection: Connection, name: str, seen_at: datetime, *, standby: bool) -> None:
@@ -220,6 +222,7 @@ class Snapshot:
         self.name = name
         self.seen_at = seen_at
         self.standby = standby
+        self.ended = threading.Event()
 
     def days(self) -> list[Day]:
         """Return the days that are not gone, oldest first."""

@@ -9,10 +9,12 @@ type, ids as text cost no more than as bytes, and dictionaries of columns that h
 
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from datetime import UTC, date, datetime, timedelta
 from typing import Any, TypeAlias
 
+import pyarrow.parquet as pq
 from py4j.protocol import Py4JError
 from pyspark.errors import PySparkException
 from pyspark.sql import Column, DataFrame, Observation, SparkSession
@@ -21,6 +23,7 @@ from pyspark.sql.types import StringType, StructField, StructType, TimestampType
 
 from spark import schemas
 from spark.engine.filesystem import Files
+from spark.engine.parallel import ABREAST
 from spark.engine.progress import Progress
 from spark.errors import RunFailedError, SnapshotLostError
 from spark.frames import Frames, empty
@@ -106,11 +109,9 @@ def frames_from_postgres(
                 rows[name] = _write_frame(spark, snapshot, found, name, f"{staging_dir}/{name}", ids)
             stage.rows = rows[name]
     description = described(snapshot, found, rows)
-    for name, (what, write) in _FOUND.items():
-        with progress.stage(what, day) as stage:
-            judged = rows["half"] or name in _OF_NO_DAY
-            stage.rows = _written(write, spark, snapshot, found, f"{staging_dir}/{name}") if judged else 0
-            description[name] = stage.rows
+    # Without half messages, a day has no rows to compare.
+    names = [name for name in _FOUND if rows["half"] or name in _OF_NO_DAY]
+    description |= dict.fromkeys(_FOUND, 0) | _compare(spark, snapshot, found, names, staging_dir, progress)
     files.write_text(f"{staging_dir}/frames.json", json.dumps(description))
     return frames_from_parquet(spark, staging_dir, day)
 
@@ -129,6 +130,30 @@ def _write_frame(
         )
     except copy.FAILURES as error:
         raise read_failure(error, standby=snapshot.standby) from error
+
+
+def _compare(
+    spark: SparkSession, snapshot: Snapshot, day: Day, names: Sequence[str], staging_dir: str, progress: Progress
+) -> dict[str, int]:
+    """Write what the read finds (`names` of _FOUND), several comparisons at a time; return the numbers of rows by name.
+
+    Some comparisons are computed by Postgres, some by this process. All have ended when this returns or raises.
+    """
+
+    def compare(name: str) -> int:
+        what, write = _FOUND[name]
+        with progress.stage(what, day.day) as stage:
+            stage.rows = _written(write, spark, snapshot, day, f"{staging_dir}/{name}")
+        return stage.rows
+
+    with ThreadPoolExecutor(min(ABREAST, spark.sparkContext.defaultParallelism)) as pool:
+        running = {name: pool.submit(compare, name) for name in names}
+        try:
+            return {name: one.result() for name, one in running.items()}
+        except BaseException:
+            snapshot.ended.set()
+            pool.shutdown(wait=False, cancel_futures=True)
+            raise
 
 
 def _written(write: Writes, spark: SparkSession, snapshot: Snapshot, day: Day, directory: str) -> int:
@@ -313,7 +338,8 @@ def frames_from_parquet(spark: SparkSession, directory: str, day: date | None = 
             frames[name] = empty(spark, schema)
         if name in schemas.BIG and name not in rows:
             # Parquet's footers have the counts.
-            rows[name] = frames[name].count()
+            here = (frames["files"] or {}).get(name)
+            rows[name] = sum(map(rows_in, here)) if here else frames[name].count()
     if files.exists(place := f"{directory}/same_offset"):
         frames["same_offset"] = spark.read.schema(schemas.SAME_OFFSET).parquet(place)
     for name, schema in schemas.FOUND.items():
@@ -337,6 +363,14 @@ def _files_here(spark: SparkSession, files: Files, directory: str) -> dict[str, 
     found = {name: files.local_files(f"{directory}/{name}") for name in schemas.FRAMES}
     here = {name: paths for name, paths in found.items() if paths is not None}
     return here if len(here) == len(found) else None
+
+
+def rows_in(file: str) -> int:
+    """Return the number of rows of a Parquet file on this machine. Raises RunFailedError."""
+    try:
+        return int(pq.read_metadata(file).num_rows)
+    except copy.FAILURES as error:
+        raise RunFailedError(f"{file} cannot be read: {error}") from error
 
 
 def _described(files: Files, directory: str, day: date | None) -> dict[str, Any]:

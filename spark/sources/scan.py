@@ -47,6 +47,8 @@ def write_found(
     pages = 0 if whole else snapshot.pages(given["half"])
     with copy.cursor_in(snapshot) as cursor:
         for number, (low, high) in enumerate(_ranges(day, pages)):
+            if snapshot.ended.is_set():
+                break
             began = time.monotonic()
             cursor.execute(query.format(**given, low=low, high=high))
             with cursor.fetch_record_batch() as batches:
@@ -55,7 +57,7 @@ def write_found(
                 files.write_text(f"{directory}/part-{number:05}.json", "\n".join(lines))
                 number_of += len(lines)
             if copy.others_are_at_work(cursor):
-                time.sleep(copy.RESTS * (time.monotonic() - began))
+                snapshot.ended.wait(copy.RESTS * (time.monotonic() - began))
     return number_of
 
 

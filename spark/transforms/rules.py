@@ -214,9 +214,8 @@ def _joined_by_search(f: Frames, sla_s: float, place: Path) -> Joined:
     few = found.few if found.suspects > FEW_SUSPECTS else _in_one_partition(found.few)
     late = _late(f, sla_s, found.last_offset)
     with as_they_are(spark, if_=found.suspects <= FEW_SUSPECTS):
-        disorder = _computed(found.disorder)
-        doubled = _doubled(f, disorder)
-        joins = _joins_of(f, few, disorder, doubled, late, sla_s, suspects=found.suspects)
+        doubled = _doubled(f, found.disorder, any_=found.doubled)
+        joins = _joins_of(f, few, found.disorder, doubled, late, sla_s, suspects=found.suspects)
         return replace(joins, counts=found.counts)
 
 
@@ -243,9 +242,10 @@ def _late(f: Frames, sla_s: float, last_offset: int | None = None) -> DataFrame:
     return _computed(late_of(f, ahead))
 
 
-def _doubled(f: Frames, disorder: DataFrame) -> DataFrame:
-    """Usually there are none, and the whole outbox is not searched for them."""
-    if f.same_offset is None and disorder.where("offset = before_offset").isEmpty():
+def _doubled(f: Frames, disorder: DataFrame, *, any_: bool | None = None) -> DataFrame:
+    """Usually there are none, and the whole outbox is not searched for them. `any_`: whether the day has any, if that
+    is known."""
+    if f.same_offset is None and (disorder.where("offset = before_offset").isEmpty() if any_ is None else not any_):
         return empty(f.outbox.sparkSession, SAME_OFFSET)
     return _computed(offsets.doubled(f, disorder))
 

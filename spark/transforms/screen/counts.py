@@ -3,7 +3,6 @@
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from datetime import UTC, date, datetime
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -102,9 +101,16 @@ def _named(names: pa.ChunkedArray, which: Flags) -> Counter[str]:
     return Counter({name: count for name, count in zip(values, counts, strict=True) if count})
 
 
-def _counted(columns: Sequence[Ints]) -> Iterable[tuple[tuple[Any, ...], int]]:
-    """Return each distinct row of the columns, and how often it occurs."""
+def _counted(columns: Sequence[Ints]) -> Iterable[tuple[tuple[int, ...], int]]:
+    """Return each distinct row of the columns, and how often it occurs. The product of the columns' spans of values
+    must be small enough for a number: they are quarters, buckets, small counts and subscriptions."""
     if not len(columns[0]):
         return []
-    rows, counts = np.unique(np.stack(columns), axis=1, return_counts=True)
-    return zip(map(tuple, rows.T.tolist()), counts.tolist(), strict=True)
+    lows = [int(column.min()) for column in columns]
+    spans = [int(column.max()) - low + 1 for column, low in zip(columns, lows, strict=True)]
+    code = np.zeros(len(columns[0]), np.int64)
+    for column, low, span in zip(columns, lows, spans, strict=True):
+        code = code * span + (column - low)
+    values, counts = np.unique(code, return_counts=True)
+    rows = np.stack(np.unravel_index(values, spans), axis=1) + np.array(lows)
+    return zip(map(tuple, rows.tolist()), counts.tolist(), strict=True)

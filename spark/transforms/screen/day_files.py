@@ -29,12 +29,15 @@ SUSPECT, DISORDER = "suspect", "disorder"
 
 @dataclass(frozen=True)
 class Searched:
-    """What a search found. `place`: below it are the suspects' rows, by table; a table without any has no directory."""
+    """What a search found. `place`: below it are the suspects' rows, by table; a table without any has no directory.
+    `disordered`: how many places of the log are out of order, and of them `doubled`, at the offset before."""
 
     place: Path
     suspects: int
     counts: DayCounts
     last_offset: int | None
+    disordered: int = 0
+    doubled: int = 0
 
 
 def search_files(files: Mapping[str, Sequence[str]], known: Known, place: Path, abreast: int) -> Searched:
@@ -49,11 +52,19 @@ def search_files(files: Mapping[str, Sequence[str]], known: Known, place: Path, 
     work = [partial(_search_range, groups, known, place, number, *ids) for number, ids in enumerate(ranges)]
     found = _at_once(work, abreast)
     (place / DISORDER).mkdir()
+    disordered = doubled = 0
     for number, table in enumerate(disorder(spans)):
+        disordered += table.num_rows
+        doubled += pc.sum(pc.equal(table["offset"], table["before_offset"])).as_py()
         pq.write_table(table, place / DISORDER / f"part-{number:05}.parquet")
     offsets = [one.last_offset for one in found if one.last_offset is not None]
     return Searched(
-        place, sum(one.suspects for one in found), total([one.counts for one in found]), max(offsets, default=None)
+        place,
+        sum(one.suspects for one in found),
+        total([one.counts for one in found]),
+        max(offsets, default=None),
+        disordered,
+        doubled,
     )
 
 

@@ -34,15 +34,20 @@ _PLACE = StructType(
     ]
 )
 
+# Up to this many places of the log are in one partition.
+FEW_PLACES = 100_000
+
 
 @dataclass(frozen=True)
 class SearchedDay:
-    """`few`: the suspects' rows; `suspects`: how many there are; `disorder`: the places of the log out of order."""
+    """`few`: the suspects' rows; `suspects`: how many there are; `disorder`: the places of the log out of order;
+    `doubled`: whether an offset of the day is there more than once."""
 
     few: Frames
     suspects: int
     counts: DayCounts
     disorder: DataFrame
+    doubled: bool
     last_offset: int | None
 
 
@@ -74,7 +79,8 @@ def search(f: Frames, sla_s: float, place: Path) -> SearchedDay:
     abreast = f.op.sparkSession.sparkContext.defaultParallelism
     found = _reading(lambda: search_files(files, known, place / "search", abreast))
     order = _read(f, found, DISORDER, _PLACE)
-    return SearchedDay(_few(f, found), found.suspects, found.counts, order, found.last_offset)
+    order = order.coalesce(1) if found.disordered <= FEW_PLACES else order
+    return SearchedDay(_few(f, found), found.suspects, found.counts, order, found.doubled > 0, found.last_offset)
 
 
 def _due_by(f: Frames, sla_s: float) -> int:
