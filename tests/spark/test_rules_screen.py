@@ -42,6 +42,10 @@ def random_day(chance: random.Random, transactions: int, *, damaged: bool = True
         _spoil(day, chance)
     for number in chance.sample(range(100, 100 + transactions), transactions // 10):
         day.check_back(number, state=chance.choice((1, 2)))
+    for number in chance.sample(range(100, 100 + transactions), transactions // 4):
+        table = chance.choice(("delivery_retry", "delivery_retry", "dead_letter", "redelivery"))
+        of = {"subscription": chance.randrange(1, 7), "replay": chance.choice((0, 0, 1))}
+        day.delivery(table, number, chance.randrange(2), **of)
     for number in range(100, 100 + transactions, 40):
         _asked(day, chance, number)
         day.attempt(number + 1, "refused")

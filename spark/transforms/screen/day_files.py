@@ -14,7 +14,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from spark.schemas import ARCHIVE, BIG
+from spark.schemas import ARCHIVE, BIG, OF_DAY
 from spark.transforms.day_counts import DayCounts, total
 from spark.transforms.screen.counts import counts_of
 from spark.transforms.screen.log_order import disorder, write_spans
@@ -22,7 +22,9 @@ from spark.transforms.screen.numbered import numbered
 from spark.transforms.screen.row_groups import RowGroup, ranges_of, read_range, row_groups
 from spark.transforms.screen.suspects import Known, suspects
 
-SCHEMAS = BIG | {"archive": ARCHIVE}
+# What is searched. Deliveries that wait or are dead are evidence, as receipts are; other small tables name suspects.
+EVIDENCE = ("delivery_retry", "dead_letter")
+SCHEMAS = BIG | {name: OF_DAY[name] for name in EVIDENCE} | {"archive": ARCHIVE}
 # Besides the tables' names, the directories below a search's place: the suspects' ids, and the log's disorder.
 SUSPECT, DISORDER = "suspect", "disorder"
 
@@ -45,7 +47,7 @@ def search_files(files: Mapping[str, Sequence[str]], known: Known, place: Path, 
 
     `abreast`: how many ranges are searched, and in memory, at a time.
     """
-    groups = {name: row_groups(files.get(name, ())) for name in SCHEMAS if name in BIG or name in files}
+    groups = {name: row_groups(files.get(name, ())) for name in SCHEMAS if name != "archive" or name in files}
     ranges = ranges_of(groups)
     spans = place / "spans"
     spans.mkdir(parents=True)

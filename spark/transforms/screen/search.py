@@ -19,7 +19,16 @@ from spark.schemas import OF_DAY
 from spark.transforms.day_counts import DayCounts
 from spark.transforms.joined import PARKED
 from spark.transforms.ledger_suspects import by_ledgers
-from spark.transforms.screen.day_files import DISORDER, SCHEMAS, SUSPECT, Searched, ids_in, read_to, search_files
+from spark.transforms.screen.day_files import (
+    DISORDER,
+    EVIDENCE,
+    SCHEMAS,
+    SUSPECT,
+    Searched,
+    ids_in,
+    read_to,
+    search_files,
+)
 from spark.transforms.screen.subscribers import Takers, subscribers_of
 from spark.transforms.screen.suspects import Known
 
@@ -94,9 +103,9 @@ def _fewest_checks(f: Frames) -> float:
 
 
 def _named(f: Frames, place: Path) -> np.ndarray:
-    """Return the ids, sorted, of transactions in the small tables, and of those on which a ledger may disagree."""
+    """Return the ids, sorted, of transactions that small tables name, and of those on which a ledger may disagree."""
     files = f.files or {}
-    found = [_reading(partial(ids_in, files.get(name, ()))) for name in OF_DAY]
+    found = [_reading(partial(ids_in, files.get(name, ()))) for name in OF_DAY if name not in EVIDENCE]
     if disputed := by_ledgers(f, F.col("transaction_id")):
         ids = reduce(DataFrame.unionByName, disputed).distinct().withColumnRenamed("suspect", "transaction_id")
         ids.write.parquet(str(place / "disputed"))
@@ -105,7 +114,7 @@ def _named(f: Frames, place: Path) -> np.ndarray:
 
 
 def _few(f: Frames, found: Searched) -> Frames:
-    """Return the suspects' rows. All transactions of the small tables are suspect."""
+    """Return the suspects' rows. All transactions of the small tables that are not searched are suspect."""
     names = [name for name in SCHEMAS if getattr(f, name) is not None]
     theirs: dict[str, Any] = {name: _read(f, found, name, SCHEMAS[name]) for name in names}
     suspect = _read(f, found, SUSPECT, _ID)

@@ -79,7 +79,7 @@ def _misdelivered(n: Numbered, known: Known, received: Flags) -> Flags:
     sent, judged = n.rows["outbox"], _Deliveries(n, known)
     topic, topics = codes(sent["topic"])
     own = np.array([one.startswith(RESERVED) for one in topics], np.bool_)
-    wrong, taken = judged.of_unknown(), received.copy()
+    wrong, taken = judged.of_unknown(), received | judged.traced
     if len(topics):
         taken[n.message["outbox"][own[topic]]] = True
     rows_of = _by_code(topic, len(topics))
@@ -100,7 +100,8 @@ def _by_code(code: Ints, values: int) -> list[Ints]:
 
 
 class _Deliveries:
-    """The receipts and messages of a range, for one subscription after the other."""
+    """The receipts and messages of a range, for one subscription after the other. `traced`: the messages of which any
+    delivery waits for a retry or is a dead letter."""
 
     def __init__(self, n: Numbered, known: Known) -> None:
         self._n, self._due_by = n, known.due_by
@@ -114,12 +115,29 @@ class _Deliveries:
         live = ints(receipts["replay"]) == 0
         self._first_at = ints(receipts["first_at"])[live]
         self._message = n.message["receipt"][live]
-        numbers = {one.subscription_id: place for place, one in enumerate(known.subscribers)}
-        ids, inverse = np.unique(ints(receipts["subscription_id"])[live], return_inverse=True)
-        place = np.array([numbers.get(int(one), len(numbers)) for one in ids], np.int64)
-        self._receipts = _by_code(place[inverse] if len(ids) else np.zeros(0, np.int64), len(numbers) + 1)
+        self._numbers = {one.subscription_id: place for place, one in enumerate(known.subscribers)}
+        self._receipts = self._by_place(ints(receipts["subscription_id"])[live])
+        self._traces, self.traced = self._evidence()
         self._got, self._may = (np.zeros(n.messages, np.bool_) for _ in range(2))
         self._headers: tuple[Ints, list[str | None]] | None = None
+
+    def _by_place(self, subscription: Ints) -> list[Ints]:
+        """Return the rows of each subscription, and those of unknown ones at the end."""
+        ids, inverse = np.unique(subscription, return_inverse=True)
+        place = np.array([self._numbers.get(int(one), len(self._numbers)) for one in ids], np.int64)
+        return _by_code(place[inverse] if len(ids) else np.zeros(0, np.int64), len(self._numbers) + 1)
+
+    def _evidence(self) -> tuple[list[Ints], Flags]:
+        """Return the messages that wait for a retry of each subscription or are dead letters, and all of these."""
+        message, subscription = [np.zeros(0, np.int64)], [np.zeros(0, np.int64)]
+        for name in ("delivery_retry", "dead_letter"):
+            live = ints(self._n.rows[name]["replay"]) == 0
+            message.append(self._n.message[name][live])
+            subscription.append(ints(self._n.rows[name]["subscription_id"])[live])
+        messages = np.concatenate(message)
+        traced = np.zeros(self._n.messages, np.bool_)
+        traced[messages] = True
+        return [messages[rows] for rows in self._by_place(np.concatenate(subscription))], traced
 
     def of_unknown(self) -> Flags:
         """Return the messages that an unknown subscription got."""
@@ -145,7 +163,10 @@ class _Deliveries:
         if one.deleted_at is None:
             due = matched & (offset <= one.passed) & (committed >= one.judged_from)
             lacking = message[due & (self._due_from[rows] <= self._due_by)]
+            traces = self._traces[place]
+            self._got[traces] = True
             wrong[lacking[~self._got[lacking]]] = True
+            self._got[traces] = False
         self._may[may] = True
         judged = (self._first_at[mine] >= one.judged_from) & (self._committed_of[got] >= one.judged_from)
         wrong[got[judged & ~self._may[got]]] = True
