@@ -79,7 +79,8 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--unconstrained",
         action="store_true",
-        help="also plant faults that constraints forbid: drops the primary key of outbox; only for an empty database",
+        help="also plant faults that constraints forbid: outbox gets an index in place of its primary key; only for an "
+        "empty database",
     )
     parser.add_argument("--ledgers", type=Path, metavar="DIR", help="also write ledgers, DIR/producer and DIR/consumer")
     parser.add_argument(

@@ -214,7 +214,7 @@ class Snapshot:
     """A snapshot of the database. Other sessions of the same server can import it while it is open.
 
     `name`: its name for the import. `seen_at`: a time not later than the snapshot; on a standby, the replayed time.
-    `ended`: it is not needed any more, so whoever reads in it stops.
+    `ended`: set when it is not needed any more, so that every reader stops.
     """
 
     def __init__(self, connection: Connection, name: str, seen_at: datetime, *, standby: bool) -> None:
