@@ -1,5 +1,6 @@
 """One proof over several installations: real databases with planted faults, one that fails, and ids in two of them."""
 
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,8 +13,9 @@ from spark.installations import Installation, NamesError, installations
 from spark.jobs.certificate import main as certificate
 from spark.jobs.reconcile import main
 from spark.options.reconcile import parsed
+from spark.postgres.connections import partition_name
 from tests.conftest import migrated_template, postgres
-from tests.spark.days import days_ago, fill_day, flip_ops, rows
+from tests.spark.days import days_ago, fill_day, flip_ops, rows, start_proof
 
 DAY = days_ago(1)
 EU, US = "postgresql://h@a/eu", "postgresql://h@a/us?sslmode=require"
@@ -181,6 +183,26 @@ def test_a_failure_of_one_does_not_hide_the_results_of_the_other(
     assert failed["state"] == "failed"
     assert "decided_at" in failed["error"]
     assert "The run failed for eu." in (tmp_path / "report.html").read_text()
+
+
+@pytest.mark.slow
+def test_a_signal_ends_all_and_says_what_was_written(dsn: str, other: str, both: list[str], tmp_path: Path) -> None:
+    several = {"HALFNOTE_DATABASE_URLS": f"eu={dsn} us={other}"}
+    with psycopg.connect(other) as upkeep:
+        upkeep.execute(f"lock table {partition_name('half', DAY)} in access exclusive mode")
+        process = start_proof(dsn, tmp_path, "--day", DAY, "--out", tmp_path / "out", **several)
+        assert process.stderr is not None
+        # The first one has chosen its days, and the second one waits for the lock.
+        while '"installation": "eu"' not in (line := process.stderr.readline()):
+            assert line, process.wait()
+        process.send_signal(signal.SIGTERM)
+        _, said = process.communicate(timeout=60)
+    assert process.returncode == 128 + signal.SIGTERM
+    assert "Results were written of: no installation." in said
+    assert "Ended by SIGTERM." in said
+    assert "Traceback" not in said
+    assert [rows(url, "select from reconciliation_run") for url in (dsn, other)] == [[], []]
+    assert not list((tmp_path / "out").rglob("*.parquet"))
 
 
 @pytest.mark.slow
