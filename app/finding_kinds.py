@@ -27,6 +27,7 @@ class Kind(StrEnum):
     DELIVERY_LATE = "delivery_late"
     RETRY_OVERDUE = "retry_overdue"
     RETRY_NEVER_DUE = "retry_never_due"
+    REPLAY_INCOMPLETE = "replay_incomplete"
     CHECKPOINT_DIFFERS = "checkpoint_differs"
     SUBSCRIPTION_DIFFERS = "subscription_differs"
     RECEIPT_WITHOUT_MESSAGE = "receipt_without_message"
@@ -125,6 +126,10 @@ MEANINGS: dict[Kind, Meaning] = {
     Kind.RETRY_NEVER_DUE: Meaning(
         "A subscription has retries that are due later than its schedule permits: until then they are not sent.",
         "Look at `due_at` of its rows in `delivery_retry`, make them due, and find out what changed them.",
+    ),
+    Kind.REPLAY_INCOMPLETE: Meaning(
+        "A replay is over, and messages that it must have sent again have no receipt of it and are not dead letters.",
+        "`POST /subscriptions/{name}/replay` from the first of them; then find out where they were lost.",
     ),
     Kind.CHECKPOINT_DIFFERS: Meaning(
         "The checkpoint of a subscription is missing, or lacks rows of shards: no worker delivers its messages.",

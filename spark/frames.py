@@ -77,6 +77,8 @@ class Frames:
     without_evidence: DataFrame | None = None
     # AUDIT_BROKEN: the breaks of the audit's chain. None: it was not compared.
     audit_broken: DataFrame | None = None
+    # REPLAY_INCOMPLETE: the replays that are over and lack receipts. None: they were not compared.
+    replay_incomplete: DataFrame | None = None
     # What each subscription takes and must have got, computed once; see spark/transforms/routes.py.
     routes: DataFrame | None = None
     # The highest offset that each subscription received on time, by its number, if it is known already.

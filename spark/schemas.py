@@ -274,6 +274,15 @@ long answers!
 string differs!
 """)
 
+# A replay that is over and lacks receipts: of how many messages of the day, the first of them, and its offset.
+REPLAY_INCOMPLETE = _schema("""
+int subscription_id!, replay_id!
+string name!
+long messages!
+string first!
+long offset!
+""")
+
 # A break of the audit's chain: at a row, or `head`; the row's place and that of the row before it.
 AUDIT_BROKEN = _schema("""
 string subject!
@@ -316,5 +325,6 @@ FOUND = {
     "never_due": NEVER_DUE,
     "out_of_order": OUT_OF_ORDER,
     "audit_broken": AUDIT_BROKEN,
+    "replay_incomplete": REPLAY_INCOMPLETE,
     "without_evidence": WITHOUT_EVIDENCE,
 }

@@ -26,6 +26,7 @@ PART_OF: Mapping[str, str] = MappingProxyType(
         "delivery_late": "timely",
         "retry_overdue": "timely",
         "retry_never_due": "timely",
+        "replay_incomplete": "complete",
         "checkpoint_differs": "complete",
         "subscription_differs": "agreed",
         "receipt_without_message": "complete",

@@ -73,6 +73,10 @@ MEANINGS: dict[str, tuple[str, str]] = {
         "A subscription has retries that are due later than its schedule permits: until then they are not sent.",
         "Look at `due_at` of its rows in `delivery_retry`, make them due, and find out what changed them.",
     ),
+    "replay_incomplete": (
+        "A replay is over, and messages that it must have sent again have no receipt of it and are not dead letters.",
+        "`POST /subscriptions/{name}/replay` from the first of them; then find out where they were lost.",
+    ),
     "checkpoint_differs": (
         "The checkpoint of a subscription is missing, or lacks rows of shards: no worker delivers its messages.",
         "Find out what deleted rows of `checkpoint`, and write them again at an offset that is surely received.",
@@ -176,6 +180,7 @@ NAMES: dict[str, str] = {
     "undelivered": "not delivered",
     "delivery_late": "not delivered within the SLA",
     "retry_never_due": "next try planned too late",
+    "replay_incomplete": "replay without its receipts",
     "checkpoint_differs": "checkpoint missing or incomplete",
     "subscription_differs": "subscription differs from its history",
     "receipt_without_message": "receipt without a message",

@@ -11,7 +11,7 @@ import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from datetime import UTC, date, datetime, timedelta
+from datetime import date, datetime
 from typing import Any, TypeAlias
 
 import pyarrow.parquet as pq
@@ -37,11 +37,13 @@ from spark.sources import (
     key_order,
     published,
     received,
+    replays,
     retries,
     subscriptions,
     verdicts,
 )
 from spark.sources.id_ranges import id_ranges
+from spark.sources.scan import receipts_since
 
 FETCH_ROWS = 10_000
 # The pages of one range, which a connection reads in some hundred milliseconds.
@@ -70,6 +72,7 @@ _FOUND: dict[str, tuple[str, Writes]] = {
     "never_due": ("compare retries", retries.write_never_due),
     "without_evidence": ("compare verdicts", verdicts.write_without_evidence),
     "audit_broken": ("compare the audit", audit_chain.write_broken),
+    "replay_incomplete": ("compare replays", replays.write_incomplete),
     "out_of_order": ("compare the order of keys", key_order.write_out_of_order),
 }
 
@@ -173,18 +176,6 @@ def described(snapshot: Snapshot, day: Day, rows: Mapping[str, int]) -> dict[str
         "receipts_since": None if since is None else since.isoformat(),
         "rows": dict(rows),
     }
-
-
-def receipts_since(day: Day) -> datetime | None:
-    """Return the time since which each finished redelivery leaves a receipt; None if it is unknown.
-
-    A day is closed an hour after its end at the earliest, and may be opened again: redeliveries that finished meanwhile
-    left no receipt.
-    """
-    begun = datetime(day.day.year, day.day.month, day.day.day, tzinfo=UTC)
-    if day.open_since is None or day.open_since >= begun + timedelta(hours=25):
-        return day.open_since
-    return begun
 
 
 def source_of(

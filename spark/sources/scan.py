@@ -21,6 +21,18 @@ PAGES_AT_ONCE = 4096
 _MS_BITS = 80
 
 
+def receipts_since(day: Day) -> datetime | None:
+    """Return the time since which each finished redelivery leaves a receipt; None if it is unknown.
+
+    A day is closed an hour after its end at the earliest, and may be opened again: redeliveries that finished meanwhile
+    left no receipt.
+    """
+    begun = datetime(day.day.year, day.day.month, day.day.day, tzinfo=UTC)
+    if day.open_since is None or day.open_since >= begun + timedelta(hours=25):
+        return day.open_since
+    return begun
+
+
 def write_found(
     spark: SparkSession,
     snapshot: Snapshot,
@@ -34,9 +46,9 @@ def write_found(
     """Write what `found_in` finds in the record batches of a query as JSON to files in `directory`; return the number.
 
     The query has the names of the day's partitions (`{half}`, `{op}`, `{outbox}`, `{receipt}`, `{attempt}`), a
-    half-open range of ids, `{low}` and `{high}`, the day, `{day}`, and three times: `{seen}`, of the snapshot;
-    `{closes}`, before which the day was surely open; and `{since}`, from which on it is. `whole`: it runs once, over
-    the whole day. Without findings, there is no directory. Raises copy.FAILURES.
+    half-open range of ids, `{low}` and `{high}`, the day, `{day}`, and times: `{seen}`, of the snapshot; `{closes}`,
+    before which the day was surely open; `{since}`, from which on it is; and what `receipts_since` returns. `whole`: it
+    runs once, over the whole day. Without findings, there is no directory. Raises copy.FAILURES.
     """
     files, number_of = Files(spark), 0
     given = {table: partition_name(table, day.day) for table in ("half", "op", "outbox", "receipt", "attempt")}
@@ -44,6 +56,7 @@ def write_found(
     closes = datetime(day.day.year, day.day.month, day.day.day, tzinfo=UTC) + timedelta(hours=25)
     since = "infinity" if day.open_since is None else day.open_since.isoformat()
     given |= {"seen": snapshot.seen_at.isoformat(), "day": str(day.day), "closes": closes.isoformat(), "since": since}
+    given["receipts_since"] = str(receipts_since(day))
     pages = 0 if whole else snapshot.pages(given["half"])
     with copy.cursor_in(snapshot) as cursor:
         for number, (low, high) in enumerate(_ranges(day, pages)):

@@ -51,6 +51,14 @@ def retry_never_due(j: Joined) -> DataFrame:
     return findings(found, j.day, "retry_never_due", "name", "retries", "last", "due_at")
 
 
+def replay_incomplete(j: Joined) -> DataFrame:
+    """A replay is over, and messages of it have no receipt: see spark/sources/replays.py."""
+    found = j.whole.replay_incomplete
+    assert found is not None
+    subject = F.concat_ws(":", "name", "replay_id")
+    return findings(found, j.day, "replay_incomplete", subject, "messages", "first", "offset")
+
+
 def checkpoint_differs(j: Joined) -> DataFrame:
     """A subscription's checkpoint has not one row for each of its shards, so no worker delivers what is missing; or it
     is at an offset that the log does not have."""

@@ -26,7 +26,14 @@ from spark.transforms.rules import RULES, findings
 
 Found = set[tuple[str, str]]
 # One finding for each subscription: a generated day has faults of transactions and messages only.
-OF_SUBSCRIPTIONS = {"delivery_late", "retry_overdue", "retry_never_due", "checkpoint_differs", "subscription_differs"}
+OF_SUBSCRIPTIONS = {
+    "replay_incomplete",
+    "delivery_late",
+    "retry_overdue",
+    "retry_never_due",
+    "checkpoint_differs",
+    "subscription_differs",
+}
 
 
 def long_ago(days: int = 5) -> date:

@@ -34,7 +34,7 @@ from tests.support import postgres
 
 LEDGERS = {rule.kind for rule in RULES if rule.needs in ("producer_ledger", "consumer_ledger")}
 # No fault of these in the tables of one day: tests/spark/test_archive_faults.py, test_certified_days.py, test_usual.py,
-# test_key_order.py, test_real_day.py and test_installations.py have them.
+# test_key_order.py, test_real_day.py, and test_installations.py have them.
 ELSEWHERE = {"archive_differs", "certificate_differs", "fewer_than_usual", "order_broken", "in_two_installations"}
 # A consumer that takes a message twice is no fault of Halfnote's rows.
 ELSEWHERE |= {"consumed_twice"}

@@ -122,6 +122,10 @@ OF_SUBSCRIPTIONS = {
         "update subscription_version v set max_in_flight = v.max_in_flight + 1 from subscription s "
         "where s.name = 'late' and v.subscription_id = s.subscription_id",
     ),
+    "replay_incomplete": (
+        "mailer:1",
+        'delete from receipt where replay = 1 and "offset" = (select min("offset") from receipt where replay = 1)',
+    ),
     "checkpoint_differs": (
         "dying",
         "delete from checkpoint c using subscription s "

@@ -23,7 +23,7 @@ KINDS = frozenset(
 op_without_half half_stuck half_altered published_differs times_disagree verdict_unproven committed_not_published
 published_without_commit published_after_rollback
 offset_of_two_messages message_with_two_offsets offsets_contradict_time unrouted undelivered delivery_late
-retry_overdue retry_never_due checkpoint_differs subscription_differs
+retry_overdue retry_never_due replay_incomplete checkpoint_differs subscription_differs
 receipt_without_message receipt_not_matched receipt_wrong delivery_wrong order_broken content_differs
 parked checks_beyond_max verdict_refused audit_broken archive_differs ledger_disagrees ledger_not_sent never_consumed
 consumed_twice consumed_not_sent certificate_differs fewer_than_usual in_two_installations
@@ -197,12 +197,25 @@ def _plant_deliveries(day: Day) -> Planted:
         "due_at": "2099-01-01T00:00:00Z",
     }
     day.extra["never_due"] = [far]
+    day.subscribe(7, "nothing")
+    short = {
+        "subscription_id": 7,
+        "replay_id": 3,
+        "name": "mailer-7",
+        "messages": 2,
+        "first": message_id(1),
+        "offset": 1,
+    }
+    day.extra["replay_incomplete"] = [short]
     of_subscriptions = {"delivery_late": 3, "retry_overdue": 4, "checkpoint_differs": 5, "retry_never_due": 6}
     kinds = {"undelivered": (130, 1), "receipt_without_message": (131, 1), "receipt_not_matched": (132, 2)}
     return {
         kind: of_message(kind, number, subscription_id=to) | {"subject": f"{message_id(number)}:{to}"}
         for kind, (number, to) in kinds.items()
-    } | {kind: finding(kind, f"mailer-{to}", subscription_id=to) for kind, to in of_subscriptions.items()}
+    } | {
+        "replay_incomplete": finding("replay_incomplete", "mailer-7:3", subscription_id=7),
+        **{kind: finding(kind, f"mailer-{to}", subscription_id=to) for kind, to in of_subscriptions.items()},
+    }
 
 
 def _plant_ledgers(day: Day) -> Planted:
