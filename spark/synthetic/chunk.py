@@ -217,6 +217,7 @@ class _Rows:
                 "topic": words(messages.topic[at], messages.topics),
                 "key": _keys(messages.key[at]),
                 "attempts": numbers(np.full(len(at), TRIES), _INT),
+                "first_at": times(deliveries.first_at[rows]),
                 "reason": words(np.zeros(len(at), dtype=np.int64), ["retries_exhausted"]),
                 "died_at": times(deliveries.over[rows]),
             }
