@@ -122,7 +122,7 @@ FAULTS = [
     Fault(
         "outbox: the commits of two messages of one transaction differ",
         "sale",
-        "update outbox set committed_at = committed_at + interval '1 ms', due_at = due_at + interval '1 ms' "
+        "update outbox set committed_at = committed_at + interval '1 us', due_at = due_at + interval '1 us' "
         "where transaction_id = %(id)s and position = 1",
         ("published_differs={id}-1",),
     ),
