@@ -40,7 +40,7 @@ select transaction_id, position, subscription_id, replay, "offset", what, differ
       when (coalesce(w.died_at, seen.at) < '{{closes}}' or w.first_at is null or w.first_at >= '{{since}}')
       and w.attempts <> coalesce(failed.times, 0)
       and w.attempts + {USED_BEFORE.format("w")} <> coalesce(failed.times, 0) then 'attempts' end,
-    case when w.first_at > seen.at + skew.most then 'first_at' end,
+    case when w.first_at > seen.at + skew.most or w.attempts > 0 and w.first_at is null then 'first_at' end,
     case when w.attempts = 0 and w.first_at is null and again.redelivered is null and (
       o.due_at > seen.at + skew.most and w.due_at <> o.due_at
       or coalesce(o.due_at, o.committed_at) <= seen.at and w.due_at > seen.at + skew.most
