@@ -33,7 +33,7 @@ LOOK_EVERY = timedelta(seconds=EVERY_S / 2)
 # The average time from one turn to the next: at least twice the time of a turn, within these bounds. Each flush that
 # publishes wakes the relay, and a read of the log for each would cost as much as the flush. Long turns are those of a
 # busy machine, or those that read much.
-INTERVALS_S = (0.001, 0.008)
+INTERVALS_S = (0.004, 0.008)
 # So many turns may follow each other sooner after a rest: at 100 messages a second, few of them wait for their turn.
 BURST = 3
 # How often assignments are refreshed, and how often due retries are claimed.
