@@ -37,13 +37,17 @@ async def test_a_body_that_was_damaged_before_it_was_sent_is_a_finding(
         await relay.drain(runtime)
     assert b"damaged" in [call.body for call in receiver.calls]
     assert prove(dsn, "--day", day, "--out", tmp_path) == 3
-    [found] = rows(dsn, "select * from finding")
+    # The half's digest of its body shows the damage, too.
+    found, altered = rows(dsn, "select * from finding order by kind")
     assert (found["kind"], found["subject"]) == ("content_differs", message_id(damaged, 0))
+    assert (altered["kind"], altered["transaction_id"]) == ("half_altered", damaged)
     assert {digest["source"].partition(":")[0] for digest in found["detail"]["digests"]} == {"half", "receipt"}
     # The run and its files say the same.
     [run] = rows(dsn, "select * from reconciliation_run")
-    assert (run["state"], run["days"], run["open"], run["new"], run["resolved"]) == ("findings", [day], 1, 1, 0)
-    [written] = pyarrow.dataset.dataset(tmp_path / "findings", partitioning="hive").to_table().to_pylist()
+    assert (run["state"], run["days"], run["open"], run["new"], run["resolved"]) == ("findings", [day], 2, 2, 0)
+    files = pyarrow.dataset.dataset(tmp_path / "findings", partitioning="hive").to_table().to_pylist()
+    [written] = [one for one in files if one["kind"] == found["kind"]]
+    assert len(files) == 2
     assert json.loads(written["detail"]) == found["detail"]
     assert (written["kind"], written["subject"]) == (found["kind"], found["subject"])
     assert str(damaged) in (tmp_path / "report.html").read_text()
