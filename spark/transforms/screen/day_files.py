@@ -103,7 +103,8 @@ def _within(ids: np.ndarray, low: str, high: str) -> np.ndarray:
 def _write(directory: Path, number: int, rows: pa.Table) -> None:
     if rows.num_rows:
         directory.mkdir(exist_ok=True)
-        pq.write_table(rows, directory / f"part-{number:05}.parquet", compression="lz4")
+        # Spark's reader of LZ4 refuses some pages that pyarrow writes: "all input must be consumed".
+        pq.write_table(rows, directory / f"part-{number:05}.parquet", compression="snappy")
 
 
 def read_to(files: Sequence[str], on_time: int) -> dict[int, int]:
