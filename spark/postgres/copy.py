@@ -98,8 +98,9 @@ def _copy(cursor: Any, query: str, file: Path, unlike: Sequence[str], stop: thre
     cursor.execute(query)
     with cursor.fetch_record_batch() as batches:
         like = [name for name in batches.schema.names if name not in unlike]
+        # Not LZ4: Spark refuses some pages that pyarrow writes with it ("all input must be consumed").
         with pq.ParquetWriter(
-            file, batches.schema, compression="lz4", use_dictionary=like, write_statistics=ASKED_BY
+            file, batches.schema, compression="snappy", use_dictionary=like, write_statistics=ASKED_BY
         ) as writer:
             for batch in batches:
                 writer.write_batch(batch)
