@@ -20,6 +20,7 @@ from tests.spark.days import days_ago, fill_day, prove, rows
 from tests.support import brokers
 from tests.support.brokers import Server
 from tests.support.deliveries import NOW, delivery
+from tests.support.requirements import absent
 
 ID = "019a0000-0000-7000-8000-{:012x}"
 
@@ -27,7 +28,7 @@ ID = "019a0000-0000-7000-8000-{:012x}"
 @pytest.fixture(scope="module")
 def server() -> Server:
     if why := brokers.missing("kafka"):
-        pytest.skip(why)
+        absent(why, "DEPS")
     return brokers.kafka()
 
 
