@@ -24,6 +24,7 @@ from pyspark.sql import SparkSession
 
 from spark.certificate.signing import SigningError
 from spark.engine.jdbc_driver import NoJarError
+from spark.engine.kept_files import write_lists
 from spark.engine.niceness import stand_behind
 from spark.engine.progress import Progress
 from spark.engine.session import running
@@ -53,7 +54,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     options = parsed(argv)
     try:
         with interruptible() as interrupts, staging(options.staging, keep=options.keep_staging) as place:
-            return Program(options, interrupts, place).run()
+            status = Program(options, interrupts, place).run()
+            if options.keep_staging:
+                write_lists(place, "frames.json")
+            return status
     except KeyboardInterrupt as error:
         # During the start of the session, Spark raises its own error for a Ctrl-C.
         ended = error if isinstance(error, InterruptedRunError) else InterruptedRunError(signal.SIGINT)

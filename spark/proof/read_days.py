@@ -1,6 +1,7 @@
 """Reads a run's days from one snapshot, with their ledgers and archives."""
 
-from collections.abc import Callable, Collection, Iterator, Mapping
+import json
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
 from datetime import date, datetime
@@ -16,6 +17,7 @@ from spark.archive.files import ArchiveFiles
 from spark.archive.verification import beside
 from spark.day_selection import Candidate, Seen, days_to_run
 from spark.engine.filesystem import Files
+from spark.engine.kept_files import LIST
 from spark.engine.progress import Progress
 from spark.errors import DamagedError, RunFailedError, SnapshotLostError
 from spark.frames import Frames
@@ -189,11 +191,16 @@ def read_parquet(spark: SparkSession, directory: str, asked: Collection[date]) -
 def _intact_frames(spark: SparkSession, place: str) -> Frames:
     """Return the frames of a directory, which lacks nothing that was written. Raises RunFailedError.
 
-    Frames without a manifest must have as many rows as frames.json says.
+    Frames without a manifest must have as many rows as frames.json says, and the files that LIST names, if there is
+    one.
     """
-    if Files(spark).exists(f"{place}/{layout.MANIFEST}"):
-        _refuse_damage(ArchiveFiles(spark), place)
+    files = ArchiveFiles(spark)
+    if files.exists(f"{place}/{layout.MANIFEST}"):
+        described = layout.manifest_of(files, place)
+        _refuse(place, [word for words in layout.damage(files, place, described).values() for word in words])
         return layout.frames_from_archive(spark, place)
+    if files.exists(f"{place}/{LIST}"):
+        _refuse(place, _damaged_of_list(files, place))
     frames = frames_from_parquet(spark, place)
     try:
         found = {name: getattr(frames, name).count() for name in schemas.FRAMES if name in frames.rows}
@@ -204,18 +211,23 @@ def _intact_frames(spark: SparkSession, place: str) -> Frames:
         for name, count in found.items()
         if count != frames.rows[name]
     ]
-    if wrong:
-        raise DamagedError(f"{place} is damaged, so nothing was proved: {'; '.join(wrong)}.")
+    _refuse(place, wrong)
     return frames
 
 
-def _refuse_damage(files: ArchiveFiles, place: str) -> None:
-    found = [word for words in layout.damage(files, place, layout.manifest_of(files, place)).values() for word in words]
-    if found:
-        more = f" and {len(found) - layout.NAMED_AT_MOST} more" if len(found) > layout.NAMED_AT_MOST else ""
-        raise DamagedError(
-            f"{place} is damaged, so nothing was proved: {'; '.join(found[: layout.NAMED_AT_MOST])}{more}."
-        )
+def _damaged_of_list(files: ArchiveFiles, place: str) -> list[str]:
+    try:
+        return layout.damaged_files(files, place, json.loads(files.read_text(f"{place}/{LIST}")))
+    except (*layout.JAVA_FAILED, ValueError, KeyError, TypeError) as error:
+        return [f"{LIST} cannot be read: {root_cause(str(error))}"]
+
+
+def _refuse(place: str, damage: Sequence[str]) -> None:
+    """Raise DamagedError if there is damage."""
+    if damage:
+        named = "; ".join(damage[: layout.NAMED_AT_MOST])
+        more = f" and {len(damage) - layout.NAMED_AT_MOST} more" if len(damage) > layout.NAMED_AT_MOST else ""
+        raise DamagedError(f"{place} is damaged, so nothing was proved: {named}{more}.")
 
 
 @dataclass(frozen=True)

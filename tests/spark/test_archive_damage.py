@@ -121,18 +121,31 @@ def test_damaged_frames_of_a_run_end_with_a_sentence(
     before = reconcile.main(["--from-parquet", str(frames)])
     assert before in (0, 3)
     capsys.readouterr()
-    for name, broken in (("receipt", None), ("op", flipped), ("subscription", lambda content: content[:9])):
-        for path in (frames / name).glob("*.parquet"):
-            content = path.read_bytes()
-            path.unlink() if broken is None else path.write_bytes(broken(content))
-            assert reconcile.main(["--from-parquet", str(frames)]) == 2, name
-            said = [line for line in capsys.readouterr().err.splitlines() if '"stage"' not in line]
-            assert len(said) == 1, said
-            assert "is damaged, so nothing was proved" in said[0]
-            path.write_bytes(content)
-    (frames / "frames.json").write_text("{")
-    assert reconcile.main(["--from-parquet", str(frames)]) == 2
-    assert "frames.json cannot be read" in capsys.readouterr().err
+    described = (frames / "frames.json").read_bytes()
+    for listed in (True, False):
+        for name, broken in (("receipt", None), ("op", flipped), ("subscription", lambda content: content[:9])):
+            if not listed and broken is flipped:
+                continue  # Only a list of the files shows a value that is another.
+            for path in (frames / name).glob("*.parquet"):
+                content = path.read_bytes()
+                path.unlink() if broken is None else path.write_bytes(broken(content))
+                assert reconcile.main(["--from-parquet", str(frames)]) == 2, name
+                said = [line for line in capsys.readouterr().err.splitlines() if '"stage"' not in line]
+                assert len(said) == 1, said
+                assert "is damaged, so nothing was proved" in said[0]
+                assert not listed or f"{name}/{path.name} " in said[0]
+                path.write_bytes(content)
+        (frames / "frames.json").write_text("{")
+        assert reconcile.main(["--from-parquet", str(frames)]) == 2
+        assert ("frames.json has 1 bytes" if listed else "frames.json cannot be read") in capsys.readouterr().err
+        (frames / "frames.json").write_bytes(described)
+        if listed:
+            (frames / "files.json").write_text("[{}]")
+            assert reconcile.main(["--from-parquet", str(frames)]) == 2
+            assert "files.json cannot be read" in capsys.readouterr().err
+            # Frames of an earlier version have no list.
+            (frames / "files.json").unlink()
+    assert reconcile.main(["--from-parquet", str(frames)]) == before
 
 
 def test_verify_and_a_proof_of_the_archive_alone_say_what_is_damaged(
