@@ -4,11 +4,11 @@ People and `halfnote transactions` use these calls. Every decision has a reason 
 """
 
 import asyncio
-from typing import Literal
+from typing import Annotated, Literal
 from uuid import UUID
 
 import msgspec
-from fastapi import APIRouter
+from fastapi import APIRouter, Query
 from fastapi.responses import Response
 from pydantic import Field
 
@@ -28,7 +28,7 @@ from app.routers.dependencies import CallerDep, RuntimeDep, problems
 from app.routers.end import end_answer, refusal, unknown_transaction
 from app.routers.transactions import TransactionId, filter_of
 from app.runtime.state import Runtime
-from app.schemas.fields import Actor, Name, Reason, Strict, Time, Whole
+from app.schemas.fields import ActNote, Actor, Name, Reason, Strict, Time, Whole
 from app.schemas.transactions import CheckAsked, Matched
 from app.store.admin.audit import record
 from app.store.checkback.requests import ask_now
@@ -89,7 +89,9 @@ class DecideMany(Many):
     summary="Ask the producer now",
     responses=problems(TransactionUnknown, AlreadyDecided, DayGone),
 )
-async def check_transaction(runtime: RuntimeDep, caller: CallerDep, transaction_id: TransactionId) -> CheckAsked:
+async def check_transaction(
+    runtime: RuntimeDep, caller: CallerDep, transaction_id: TransactionId, note: Annotated[ActNote, Query()]
+) -> CheckAsked:
     """Make a transaction's check due at once, even during its check immunity and even if it is parked.
 
     Send no body. A parked transaction stays parked unless the answer is a verdict.
@@ -98,7 +100,8 @@ async def check_transaction(runtime: RuntimeDep, caller: CallerDep, transaction_
     async with runtime.request_pool.transaction() as connection:
         asked = await ask_now(connection, transaction_id, now)
         if asked:
-            await record(connection, audit_entry(caller, "transaction.check", transaction_id), now)
+            said = audit_entry(caller, "transaction.check", transaction_id, actor=note.actor, reason=note.reason)
+            await record(connection, said, now)
         standing = None if asked else await transaction_state(connection, transaction_id)
     if asked:
         return CheckAsked(transaction_id=transaction_id, next_check_at=now)
@@ -146,7 +149,9 @@ async def decide_transaction(
 
 
 @router.post("/check", summary="Check many transactions now", responses=problems(Invalid))
-async def check_transactions(runtime: RuntimeDep, caller: CallerDep, wanted: CheckMany) -> Matched:
+async def check_transactions(
+    runtime: RuntimeDep, caller: CallerDep, wanted: CheckMany, note: Annotated[ActNote, Query()]
+) -> Matched:
     """Make the checks of all transactions that match a filter due at once.
 
     `dry_run` defaults to true, so that the first call shows which transactions would be checked.
@@ -160,7 +165,10 @@ async def check_transactions(runtime: RuntimeDep, caller: CallerDep, wanted: Che
             for transaction_id in sorted(row.transaction_id for row in rows):
                 if await ask_now(connection, transaction_id, now):
                     changed += 1
-                    await record(connection, audit_entry(caller, "transaction.check", transaction_id), now)
+                    said = audit_entry(
+                        caller, "transaction.check", transaction_id, actor=note.actor, reason=note.reason
+                    )
+                    await record(connection, said, now)
     return _matched(rows, wanted, changed, more)
 
 

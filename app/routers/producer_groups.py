@@ -16,7 +16,7 @@ from app.operations.audit import audit_entry
 from app.operations.field_changes import changed_fields, reset_fields
 from app.routers.dependencies import CallerDep, RuntimeDep, problems
 from app.runtime.state import Runtime
-from app.schemas.fields import DryRun, NamePath, PageQuery
+from app.schemas.fields import ActNote, DryRun, NamePath, PageQuery
 from app.schemas.producer_groups import (
     EXAMPLE,
     GroupAnswer,
@@ -133,12 +133,14 @@ async def delete_group(name: NamePath, runtime: RuntimeDep, caller: CallerDep) -
 
 
 @router.post("/{name}/test", summary="Ping a group's URLs now", responses=problems(GroupUnknown, SecretsUnreadable))
-async def test_group(name: NamePath, runtime: RuntimeDep, caller: CallerDep) -> PingAnswer:
+async def test_group(
+    name: NamePath, runtime: RuntimeDep, caller: CallerDep, note: Annotated[ActNote, Query()]
+) -> PingAnswer:
     """Send a signed `halfnote.ping` to each URL of the group concurrently and return the results."""
     now = runtime.clock.now()
     async with runtime.request_pool.transaction() as connection:
         group = await _known(connection, name)
-        await record(connection, audit_entry(caller, "producer_group.test", name), now)
+        await record(connection, audit_entry(caller, "producer_group.test", name, **dict(note)), now)
     secrets = runtime.vault.secrets(GROUP_SECRETS, name, group.secrets)
     timeout_s = group.shape.check_timeout_s
     results = await asyncio.gather(
@@ -157,7 +159,9 @@ async def test_group(name: NamePath, runtime: RuntimeDep, caller: CallerDep) -> 
 @router.post(
     "/{name}/rotate-secret", summary="Give a group a new secret", responses=problems(GroupUnknown, SecretsUnreadable)
 )
-async def rotate_secret(name: NamePath, runtime: RuntimeDep, caller: CallerDep, response: Response) -> NewSecret:
+async def rotate_secret(
+    name: NamePath, runtime: RuntimeDep, caller: CallerDep, response: Response, note: Annotated[ActNote, Query()]
+) -> NewSecret:
     """Create a new secret, shown only in this answer.
 
     For 24 hours the old secret signs as well, so that receivers can be changed.
@@ -171,7 +175,7 @@ async def rotate_secret(name: NamePath, runtime: RuntimeDep, caller: CallerDep, 
         secrets = rotated(runtime.vault.secrets(GROUP_SECRETS, name, group.secrets), secret, now)
         seal = Seal(runtime.vault, name)
         await store.change_secrets(connection, name, seal(GROUP_SECRETS, dump(secrets)), now)
-        await record(connection, audit_entry(caller, "producer_group.rotate_secret", name), now)
+        await record(connection, audit_entry(caller, "producer_group.rotate_secret", name, **dict(note)), now)
     response.headers["cache-control"] = "no-store"
     return NewSecret(secret=secret, former_signs_until=_former_until(secrets))
 

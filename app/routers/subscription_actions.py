@@ -1,8 +1,9 @@
 """Actions on a subscription: test, pause, resume, rotate the secret."""
 
 from datetime import datetime
+from typing import Annotated
 
-from fastapi import APIRouter, Response
+from fastapi import APIRouter, Query, Response
 
 from app.delivery import Delivered, Delivery
 from app.destinations.registry import NotInstalled, destination_of
@@ -13,7 +14,7 @@ from app.permissions import Caller
 from app.routers.dependencies import CallerDep, RuntimeDep, problems
 from app.routers.subscription_lookup import answers, known
 from app.runtime.state import Runtime
-from app.schemas.fields import NamePath
+from app.schemas.fields import ActNote, NamePath
 from app.schemas.producer_groups import NewSecret
 from app.schemas.subscriptions import SubscriptionAnswer, TestAnswer
 from app.secrets.signatures import dump, new_secret, rotated
@@ -36,7 +37,9 @@ TEST_TOPIC = "halfnote.test"
     summary="Send a test message to the destination",
     responses=problems(SubscriptionUnknown, ClientNotInstalled, SecretsUnreadable),
 )
-async def post_test(name: NamePath, runtime: RuntimeDep, caller: CallerDep) -> TestAnswer:
+async def post_test(
+    name: NamePath, runtime: RuntimeDep, caller: CallerDep, note: Annotated[ActNote, Query()]
+) -> TestAnswer:
     """Send a message of the topic `halfnote.test` now, in any state, and return the result.
 
     Only an audit row is written. The answer of the destination has no effect on the subscription.
@@ -45,7 +48,7 @@ async def post_test(name: NamePath, runtime: RuntimeDep, caller: CallerDep) -> T
     now = runtime.clock.now()
     async with runtime.request_pool.transaction() as connection:
         subscription = await known(connection, name)
-        await record(connection, audit_entry(caller, "subscription.test", name), now)
+        await record(connection, audit_entry(caller, "subscription.test", name, **dict(note)), now)
         # Inside the database transaction, so that a message that cannot be sent leaves no audit row.
         try:
             destination = destination_of(
@@ -68,15 +71,19 @@ async def post_test(name: NamePath, runtime: RuntimeDep, caller: CallerDep) -> T
 
 
 @router.post("/{name}/pause", summary="Pause a subscription", responses=problems(SubscriptionUnknown))
-async def post_pause(name: NamePath, runtime: RuntimeDep, caller: CallerDep) -> SubscriptionAnswer:
+async def post_pause(
+    name: NamePath, runtime: RuntimeDep, caller: CallerDep, note: Annotated[ActNote, Query()]
+) -> SubscriptionAnswer:
     """Stop delivery until the subscription is resumed. Deliveries in flight finish. The checkpoint stays."""
-    return await _set_state(runtime, caller, name, SubscriptionState.PAUSED)
+    return await _set_state(runtime, caller, name, SubscriptionState.PAUSED, note)
 
 
 @router.post("/{name}/resume", summary="Resume a subscription", responses=problems(SubscriptionUnknown))
-async def post_resume(name: NamePath, runtime: RuntimeDep, caller: CallerDep) -> SubscriptionAnswer:
+async def post_resume(
+    name: NamePath, runtime: RuntimeDep, caller: CallerDep, note: Annotated[ActNote, Query()]
+) -> SubscriptionAnswer:
     """Continue from the checkpoint, after a pause or after the destination answered 410."""
-    return await _set_state(runtime, caller, name, SubscriptionState.ACTIVE)
+    return await _set_state(runtime, caller, name, SubscriptionState.ACTIVE, note)
 
 
 @router.post(
@@ -84,7 +91,9 @@ async def post_resume(name: NamePath, runtime: RuntimeDep, caller: CallerDep) ->
     summary="Give a subscription a new secret",
     responses=problems(SubscriptionUnknown, NotSigned, SecretsUnreadable),
 )
-async def post_rotate_secret(name: NamePath, runtime: RuntimeDep, caller: CallerDep, response: Response) -> NewSecret:
+async def post_rotate_secret(
+    name: NamePath, runtime: RuntimeDep, caller: CallerDep, response: Response, note: Annotated[ActNote, Query()]
+) -> NewSecret:
     """Create a new secret, shown only in this answer.
 
     For 24 hours the old secret signs as well, so that receivers can be changed. The scope of a subscriber's key must
@@ -105,19 +114,21 @@ async def post_rotate_secret(name: NamePath, runtime: RuntimeDep, caller: Caller
         secrets = rotated(former, secret, now)
         seal = Seal(runtime.vault, name)
         await store.set_secrets(connection, name, seal(SUBSCRIPTION_SECRETS, dump(secrets)), now)
-        await record(connection, audit_entry(caller, "subscription.rotate_secret", name), now)
+        await record(connection, audit_entry(caller, "subscription.rotate_secret", name, **dict(note)), now)
     response.headers["cache-control"] = "no-store"
     until = max((former.expires_at for former in secrets if former.expires_at is not None), default=None)
     return NewSecret(secret=secret, former_signs_until=until)
 
 
-async def _set_state(runtime: Runtime, caller: Caller, name: str, state: SubscriptionState) -> SubscriptionAnswer:
+async def _set_state(
+    runtime: Runtime, caller: Caller, name: str, state: SubscriptionState, note: ActNote
+) -> SubscriptionAnswer:
     caller.must_have_subscription(name)
     now = runtime.clock.now()
     async with runtime.request_pool.transaction() as connection:
         changed = await store.set_state(connection, name, state, now)
         if changed is not None:
-            await record(connection, audit_entry(caller, f"subscription.{WORDS[state]}", name), now)
+            await record(connection, audit_entry(caller, f"subscription.{WORDS[state]}", name, **dict(note)), now)
         [answer] = await answers(runtime, connection, [changed or await known(connection, name)])
         return answer
 

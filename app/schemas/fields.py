@@ -144,3 +144,10 @@ Actor = Annotated[
         examples=["dana"],
     ),
 ]
+
+
+class ActNote(Strict):
+    """The reason of a person's act, and the person, for the audit."""
+
+    reason: Reason | None = None
+    actor: Actor = None
