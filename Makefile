@@ -59,7 +59,7 @@ test-fast: $(DEV) ## run the tests without brokers, Spark, whole services and th
 test-all: $(DEV) ## run every test, with all examples of property tests
 	$(PYTEST)
 
-test-deps: ## install servers for tests: RabbitMQ, NATS, Redis, MariaDB, pgbouncer (apt), Kafka (Maven); without them, their tests are skipped
+test-deps: ## install servers and a browser for tests: RabbitMQ, NATS, Redis, MariaDB, pgbouncer, Chromium (apt), Kafka (Maven); without them, their tests are skipped
 	@scripts/test-deps
 
 helm-deps: ## build what the chart's tests need, with Go: Helm, a Kubernetes API and more; the first time takes half an hour

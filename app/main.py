@@ -11,11 +11,13 @@ from starlette.types import ASGIApp
 
 from app.admission.route_roles import RouteRules, routes_of
 from app.config import Settings
+from app.console.asgi import Console
 from app.lifecycle.startup import running
 from app.observability.logs import set_up_logs
 from app.openapi.document import install_document
 from app.routers import (
     accept,
+    api_docs,
     api_keys,
     audit,
     certificates,
@@ -76,6 +78,8 @@ def create_app() -> tuple[ASGIApp, FastAPI]:
         title="Halfnote",
         version=version("halfnote-server"),
         lifespan=_lifespan,
+        # app/routers/api_docs.py serves this page from files of the package.
+        docs_url=None,
         redoc_url=None,
         # A redirect of `PUT /subscriptions/` would hide that the name is missing.
         redirect_slashes=False,
@@ -99,10 +103,11 @@ def create_app() -> tuple[ASGIApp, FastAPI]:
     api.include_router(reconciliation.router)
     api.include_router(api_keys.router)
     api.include_router(audit.router)
+    api.include_router(api_docs.router)
     install_error_handlers(api)
     install_document(api)
     framework = ProblemMiddleware(api, api.state, RouteRules(routes_of(api.router.routes)))
-    return FastPath(framework, api.state, ENDPOINTS), api
+    return FastPath(Console(framework, api.state), api.state, ENDPOINTS), api
 
 
 app, api = create_app()

@@ -87,6 +87,15 @@ class Authenticator:
             raise Unauthenticated(f"This key is not known. {HOW}", invalid=True)
         raise Unauthenticated(f"This key {self._fault(ended)}. {HOW}", invalid=True)
 
+    def holder(self, digest: bytes) -> Caller | None:
+        """Return the caller whose valid key has this digest: the holder of a session of the console."""
+        caller = self._keys.get(digest)
+        if caller is None or self._fault(caller) is not None:
+            return None
+        if caller.key_id is not None:
+            self.used.add(caller.key_id)
+        return caller
+
     def _known(self, authorization: bytes) -> Caller | None:
         digest = _digest(authorization)
         caller = None if digest is None else self._keys.get(digest)

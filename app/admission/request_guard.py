@@ -29,11 +29,11 @@ class RequestGuard:
         self._any_host = settings.auth == "keys" and "allowed_hosts" not in settings.model_fields_set
         self._seen: set[bytes] = set()
 
-    def check(self, scope: Scope) -> bytes | None:
-        """Refuse a foreign host or origin, a body that is encoded or not JSON, and a length over the limit.
+    def check(self, scope: Scope, *, takes_forms: bool = False) -> bytes | None:
+        """Refuse a foreign host or origin, a body that is encoded or of another type, and a length over the limit.
 
-        Returns the `Authorization` header. Raises HostNotAllowed, ForeignOrigin, ContentEncoded, WrongContentType,
-        BodyTooLarge or BadRequest.
+        A body is JSON, or a form if the route takes forms. Returns the `Authorization` header. Raises HostNotAllowed,
+        ForeignOrigin, ContentEncoded, WrongContentType, BodyTooLarge or BadRequest.
         """
         host = content_type = origin = authorization = encoding = None
         length = 0
@@ -60,7 +60,9 @@ class RequestGuard:
             self._check_origin(origin, host)
         if encoding is not None and encoding.lower() != b"identity":
             raise ContentEncoded("Send the body without Content-Encoding.")
-        if length and content_type != b"application/json":
+        if takes_forms:
+            _check_form(content_type)
+        elif length and content_type != b"application/json":
             _check_content_type(content_type)
         if length > self.limit_bytes:
             raise self.too_large()
@@ -94,6 +96,11 @@ def _check_content_type(content_type: bytes | None) -> None:
     kind, _, parameters = (content_type or b"").decode("latin-1").lower().partition(";")
     if kind.strip() != "application/json" or parameters.strip() not in ("", "charset=utf-8", 'charset="utf-8"'):
         raise WrongContentType("Send the body as `Content-Type: application/json`, in UTF-8.")
+
+
+def _check_form(content_type: bytes | None) -> None:
+    if (content_type or b"").partition(b";")[0].strip().lower() != b"application/x-www-form-urlencoded":
+        raise WrongContentType("Send the form as `Content-Type: application/x-www-form-urlencoded`.")
 
 
 async def read_body(receive: Receive, guard: RequestGuard, limits: LoadLimits) -> bytes:

@@ -88,7 +88,6 @@ RULES: dict[tuple[str, str], Roles] = {
     ("GET", "/problems/{slug}"): OPEN,
     ("GET", "/openapi.json"): OPEN,
     ("GET", "/docs"): OPEN,
-    ("GET", "/docs/oauth2-redirect"): OPEN,
 }
 
 

@@ -231,6 +231,7 @@ OF_CHECKOUT = (
     ("README.md", "order 1030 by hand, in five curl calls"),
 )
 TRIES = (
+    ("{url}/console", "what is in doubt, what was not delivered, and why"),
     ("{url}/docs", "every call, to try in a browser"),
     ("curl {url}/readyz", "is the service ready?"),
     ("{halfnote} --help", "the command line"),

@@ -23,10 +23,14 @@ from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 from app.errors import SecretsUnreadable
 from app.secrets.signatures import Secret, load
 
-Column: TypeAlias = Literal["producer_group.secrets", "subscription.secrets", "subscription.credentials"]
+# What a sealed value is for. A session is in a cookie of the console, the others are in columns.
+Column: TypeAlias = Literal[
+    "producer_group.secrets", "subscription.secrets", "subscription.credentials", "console.session"
+]
 GROUP_SECRETS: Column = "producer_group.secrets"
 SUBSCRIPTION_SECRETS: Column = "subscription.secrets"
 CREDENTIALS: Column = "subscription.credentials"
+SESSION: Column = "console.session"
 
 KEY_BYTES, NONCE_BYTES = 32, 12
 # Opened secrets that a process caches, so that no check or delivery waits for a decryption.

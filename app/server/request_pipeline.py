@@ -28,6 +28,8 @@ Respond: TypeAlias = Callable[[Runtime, Caller, bytes, str | None], Awaitable[tu
 
 # A respond without its await, for routes that need only a lane (see app.coordinator.lane_call).
 Begin: TypeAlias = Callable[[Runtime, Caller, bytes, str | None], Begun]
+# Returns the caller of a request. Raises Problem.
+Identify: TypeAlias = Callable[[Runtime, Scope], Caller]
 Headers: TypeAlias = list[tuple[bytes, bytes]]
 
 JSON_HEADERS: Headers = [(b"content-type", b"application/json")]
@@ -41,6 +43,7 @@ class PipelineRoute:
     only method that the route answers; None if the framework checks methods. `is_limited`: the request counts toward
     the load limits. `is_probe`: the request is not traced. `is_framework`: the framework answers defects, then raises.
     `begin`: does the same as `respond` up to the lane, without awaiting; None if the route needs more than a lane.
+    `identify`: finds the caller; None if the `Authorization` header names the caller. `takes_forms`: a body is a form.
     """
 
     respond: Respond
@@ -51,6 +54,8 @@ class PipelineRoute:
     is_probe: bool = False
     is_framework: bool = False
     begin: Begin | None = None
+    identify: Identify | None = None
+    takes_forms: bool = False
 
 
 class PipelineRequest:
@@ -93,8 +98,11 @@ class PipelineRequest:
 
     def _admit(self) -> Caller:
         runtime, route, scope = self._runtime, self._route, self._scope
-        authorization = runtime.guard.check(scope)
-        caller = runtime.authenticator.admit(scope, authorization, route.roles)
+        authorization = runtime.guard.check(scope, takes_forms=route.takes_forms)
+        if route.identify is None:
+            caller = runtime.authenticator.admit(scope, authorization, route.roles)
+        else:
+            caller = route.identify(runtime, scope)
         if route.method is not None and scope["method"] != route.method:
             raise MethodNotAllowed(f"{scope['method']} is not for this path.", allow=route.method)
         if route.is_limited:

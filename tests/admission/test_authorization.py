@@ -89,7 +89,6 @@ MAY = {
     ("GET", "/problems/{slug}"): OPEN,
     ("GET", "/openapi.json"): OPEN,
     ("GET", "/docs"): OPEN,
-    ("GET", "/docs/oauth2-redirect"): OPEN,
 }
 
 

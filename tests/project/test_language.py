@@ -54,6 +54,13 @@ BRITISH = (
 )
 # These pages and tests name the banned words in order to ban them.
 EXEMPT = ("CONTRIBUTING.md", "LICENSE", "docs/glossary.md", "tests/project/test_language.py")
+# Files of other projects.
+VENDORED = (
+    "app/console/static/htmx",
+    "app/console/static/licenses/",
+    "app/console/static/swagger-ui",
+    "tests/console/axe/",
+)
 # Not prose: names of other APIs, stored words of the API (a replay's state), and the Unix account.
 NAMES_OF_OTHERS = re.compile(r"\b(CancelledError|\w*CANCELLED|cancelled|cancelling\(\))|[`\"]nobody[`\"]|cancelling\(")
 # fmt: off
@@ -73,7 +80,7 @@ def tracked() -> list[Path]:
 
 def is_prose(path: Path) -> bool:
     name = path.relative_to(ROOT).as_posix()
-    if name in EXEMPT or name.endswith(".lock") or not path.is_file():
+    if name in EXEMPT or name.startswith(VENDORED) or name.endswith(".lock") or not path.is_file():
         return False
     return path.suffix in TEXT or path.name in ("Dockerfile", "Makefile") or name.startswith((".ci/", "scripts/"))
 

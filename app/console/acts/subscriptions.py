@@ -1,0 +1,118 @@
+"""Acts on a subscription: pause, resume, test, rotate the secret, replay."""
+
+from typing import Any
+
+from starlette.responses import Response
+
+from app.console.acts.act import ConsoleAct, Done, FormField, Preview, note_of
+from app.console.rendering import command, duration, link, number, state
+from app.console.visit import Visit, checked
+from app.routers.replays import post_replay
+from app.routers.subscription_actions import post_pause, post_resume, post_rotate_secret, post_test
+from app.routers.subscriptions import get_subscription
+from app.schemas.replays import ReplayRequest
+
+_PATH = "/console/subscriptions/{name}/do"
+
+
+async def _preview(
+    visit: Visit, effect: str, act: str, fields: tuple[FormField, ...] = (), *, possible: set[str] | None = None
+) -> Preview:
+    shown = await get_subscription(visit.path["name"], visit.runtime, visit.caller)
+    lag = f"{number(shown.lag.messages)} messages, {duration(shown.lag.seconds)}"
+    facts: list[tuple[str, Any]] = [
+        ("subscription", shown.name),
+        ("state", state(shown.state)),
+        ("topics", ", ".join(shown.topics)),
+        ("lag", lag),
+        ("dead letters", number(shown.dead_letters)),
+    ]
+    back = link("subscriptions", shown.name)
+    said = command("subscriptions", act, shown.name)
+    allowed = possible is None or shown.state in possible
+    return Preview(shown.name, back, facts, effect, said, fields=fields, is_possible=allowed)
+
+
+async def _pause_preview(visit: Visit) -> Preview:
+    effect = "Deliveries stop until the subscription is resumed. Messages wait in the log; nothing is lost."
+    return await _preview(visit, effect, "pause", possible={"active", "open"})
+
+
+async def _pause(visit: Visit, reason: str) -> Done:
+    await post_pause(visit.path["name"], visit.runtime, visit.caller, note_of(reason))
+    return Done("The subscription is paused.")
+
+
+async def _resume_preview(visit: Visit) -> Preview:
+    effect = "Deliveries continue from the checkpoint."
+    return await _preview(visit, effect, "resume", possible={"paused", "disabled"})
+
+
+async def _resume(visit: Visit, reason: str) -> Done:
+    await post_resume(visit.path["name"], visit.runtime, visit.caller, note_of(reason))
+    return Done("The subscription is active.")
+
+
+async def _test_preview(visit: Visit) -> Preview:
+    effect = "One message of the topic `halfnote.test` goes to the destination now. Its answer changes nothing here."
+    return await _preview(visit, effect, "test")
+
+
+async def _test(visit: Visit, reason: str) -> Done:
+    found = await post_test(visit.path["name"], visit.runtime, visit.caller, note_of(reason))
+    results: list[tuple[str, Any]] = [("outcome", found.outcome), ("status", found.status)]
+    results += [("took", f"{found.duration_ms} ms"), ("error", found.error), ("answer", found.response)]
+    said = "The destination took the test message." if found.outcome == "delivered" else "The test message failed."
+    return Done(said, link("subscriptions", visit.path["name"]), results=[row for row in results if row[1] is not None])
+
+
+async def _rotate_preview(visit: Visit) -> Preview:
+    effect = "A new secret is made and shown once. For 24 hours the former secret signs as well."
+    return await _preview(visit, effect, "rotate-secret")
+
+
+async def _rotate(visit: Visit, reason: str) -> Done:
+    made = await post_rotate_secret(visit.path["name"], visit.runtime, visit.caller, Response(), note_of(reason))
+    return Done("The new secret signs now.", link("subscriptions", visit.path["name"]), secret=made.secret)
+
+
+async def _replay_preview(visit: Visit) -> Preview:
+    effect = "The matching messages of this part of the log are sent again, with the same ids, beside live delivery."
+    since = FormField("since", "From the time or offset", value=visit.form.get("since", ""), hint=_SINCE)
+    until = FormField("until", "Until the time or offset", value=visit.form.get("until", ""), hint="empty: now")
+    return await _preview(visit, effect, "replay", (since, until))
+
+
+_SINCE = "2026-11-21T08:00:00Z, or an offset, or empty for the oldest"
+
+
+async def _replay(visit: Visit, reason: str) -> Done:
+    asked: dict[str, Any] = {"reason": reason, "from": _place(visit.form.get("since", "")) or "earliest"}
+    if until := _place(visit.form.get("until", "")):
+        asked["until"] = until
+    made = await post_replay(visit.path["name"], checked(ReplayRequest, asked), visit.runtime, visit.caller)
+    said = f"Replay {made.replay_id} sends the offsets {number(made.after + 1)} to {number(made.until)}."
+    return Done(said)
+
+
+def _place(text: str) -> dict[str, Any] | None:
+    text = text.strip()
+    if not text:
+        return None
+    return {"offset": int(text)} if text.isdigit() else {"time": text}
+
+
+ACTS = [
+    ConsoleAct(f"{_PATH}/pause", "Pause", ("POST", "/subscriptions/{name}/pause"), _pause_preview, _pause),
+    ConsoleAct(f"{_PATH}/resume", "Resume", ("POST", "/subscriptions/{name}/resume"), _resume_preview, _resume, "good"),
+    ConsoleAct(f"{_PATH}/test", "Test", ("POST", "/subscriptions/{name}/test"), _test_preview, _test),
+    ConsoleAct(f"{_PATH}/replay", "Replay", ("POST", "/subscriptions/{name}/replay"), _replay_preview, _replay),
+    ConsoleAct(
+        f"{_PATH}/rotate-secret",
+        "Rotate secret",
+        ("POST", "/subscriptions/{name}/rotate-secret"),
+        _rotate_preview,
+        _rotate,
+        "bad",
+    ),
+]

@@ -1,0 +1,168 @@
+"""Acts on transactions: check now, a person's verdict, reissue; one by one or by a filter."""
+
+from typing import Any
+
+from app.console.acts.act import ConsoleAct, Done, FormField, Preview, note_of
+from app.console.rendering import command, link, state
+from app.console.visit import Visit, checked
+from app.routers.operator_verdicts import (
+    CheckMany,
+    DecideMany,
+    VerdictRequest,
+    check_transaction,
+    check_transactions,
+    decide_transaction,
+    decide_transactions,
+)
+from app.routers.reissues import ReissueRequest, reissue_transaction
+from app.routers.transactions import get_transaction
+from app.schemas.fields import ActNote
+from app.schemas.transactions import Matched, TransactionShown
+from app.verdicts import State
+
+_ONE = "/console/transactions/{transaction_id:uuid}/do"
+_MANY = "/console/transactions/do"
+_ID = "{transaction_id:uuid}"
+_UNDECIDED = (State.HALF, State.IN_DOUBT, State.PARKED)
+# The fields of a filter that the API's calls on many transactions have.
+_FILTER = ("producer_group", "state", "born_after", "born_before")
+
+_ASKS = (
+    "A worker asks the producer's check URL as soon as one is free. A parked transaction stays parked unless the "
+    "answer is a verdict."
+)
+_COMMITS = (
+    "The verdict commit is recorded for good, and the messages are delivered to every subscription that takes them."
+)
+_ROLLS_BACK = (
+    "The verdict rollback is recorded for good. The messages are never delivered, unless a person reissues them."
+)
+_REISSUES = (
+    "The same messages are committed as a new transaction and delivered. The old verdict stands. A transaction is "
+    "reissued at most once."
+)
+
+
+async def _shown(visit: Visit) -> TransactionShown:
+    return await get_transaction(visit.runtime, visit.caller, visit.path["transaction_id"])
+
+
+def _preview(
+    shown: TransactionShown, effect: str, said: str, *, possible: bool, fields: tuple[FormField, ...] = ()
+) -> Preview:
+    messages = [f"{one.topic}{f' · {one.key}' if one.key else ''}" for one in shown.messages]
+    facts: list[tuple[str, Any]] = [
+        ("transaction", str(shown.transaction_id)),
+        ("producer group", shown.producer_group),
+        ("state", state(shown.state)),
+        ("messages", f"{len(messages)}: {', '.join(messages[:5])}{' …' if len(messages) > 5 else ''}"),
+    ]
+    back = link("transactions", shown.transaction_id)
+    return Preview(str(shown.transaction_id), back, facts, effect, said, fields=fields, is_possible=possible)
+
+
+async def _check_preview(visit: Visit) -> Preview:
+    shown = await _shown(visit)
+    said = command("transactions", "check", str(shown.transaction_id))
+    return _preview(shown, _ASKS, said, possible=shown.state in _UNDECIDED)
+
+
+async def _check(visit: Visit, reason: str) -> Done:
+    await check_transaction(visit.runtime, visit.caller, visit.path["transaction_id"], note_of(reason))
+    return Done("The check is due now.")
+
+
+def _verdict(word: str, effect: str, tone: str) -> ConsoleAct:
+    async def preview(visit: Visit) -> Preview:
+        shown = await _shown(visit)
+        said = command("transactions", "verdict", word, str(shown.transaction_id), reason="…")
+        force = FormField("force", "Decide it although its producer may still be working", "checkbox")
+        fields = (force,) if shown.state is State.HALF else ()
+        return _preview(shown, effect, said, possible=shown.state in _UNDECIDED, fields=fields)
+
+    async def run(visit: Visit, reason: str) -> Done:
+        asked = {"verdict": word, "reason": reason, "force": visit.form.get("force") == "on"}
+        wanted = checked(VerdictRequest, asked)
+        await decide_transaction(visit.runtime, visit.caller, visit.path["transaction_id"], wanted)
+        return Done(f"The verdict {word} is recorded.")
+
+    return ConsoleAct(f"{_ONE}/{word}", word.capitalize(), ("POST", f"/transactions/{_ID}/verdict"), preview, run, tone)
+
+
+async def _reissue_preview(visit: Visit) -> Preview:
+    shown = await _shown(visit)
+    said = command("transactions", "reissue", str(shown.transaction_id), reason="…")
+    possible = shown.state is State.ROLLED_BACK and shown.reissued_as is None
+    return _preview(shown, _REISSUES, said, possible=possible)
+
+
+async def _reissue(visit: Visit, reason: str) -> Done:
+    wanted = ReissueRequest(reason=reason)
+    made = await reissue_transaction(visit.runtime, visit.caller, visit.path["transaction_id"], wanted)
+    return Done(f"The messages are committed as {made.transaction_id}.", back=link("transactions", made.transaction_id))
+
+
+def _filter(visit: Visit) -> dict[str, Any]:
+    return {name: visit.asked[name] for name in _FILTER if name in visit.asked}
+
+
+def _many_preview(visit: Visit, matched: Matched, effect: str, said: str) -> Preview:
+    asked = _filter(visit)
+    facts: list[tuple[str, Any]] = [(name.replace("_", " "), value) for name, value in asked.items()]
+    facts.append(
+        ("transactions", f"{matched.matched}{' or more: repeat the act for the rest' if matched.more else ''}")
+    )
+    items = [(str(one), link("transactions", one)) for one in matched.transaction_ids[:50]]
+    more = f"and {matched.matched - 50} more" if matched.matched > 50 else ""
+    return Preview(
+        f"{matched.matched} transactions",
+        link("transactions", **asked),
+        facts,
+        effect,
+        said,
+        items,
+        more,
+        is_possible=matched.matched > 0,
+    )
+
+
+async def _check_many_preview(visit: Visit) -> Preview:
+    asked = _filter(visit)
+    matched = await check_transactions(visit.runtime, visit.caller, checked(CheckMany, asked), ActNote())
+    said = command("transactions", "check", group=asked.get("producer_group"), state=asked.get("state"))
+    return _many_preview(visit, matched, "Their checks become due at once.", f"{said} --no-dry-run")
+
+
+async def _check_many(visit: Visit, reason: str) -> Done:
+    wanted = checked(CheckMany, {**_filter(visit), "dry_run": False})
+    done = await check_transactions(visit.runtime, visit.caller, wanted, note_of(reason))
+    return Done(f"{done.changed} checks are due now.", back=link("transactions", **_filter(visit)))
+
+
+def _verdict_many(word: str, tone: str) -> ConsoleAct:
+    async def preview(visit: Visit) -> Preview:
+        asked = {**_filter(visit), "verdict": word, "reason": "preview"}
+        matched = await decide_transactions(visit.runtime, visit.caller, checked(DecideMany, asked))
+        group, standing = asked.get("producer_group"), asked.get("state")
+        said = command("transactions", "verdict", word, group=group, state=standing, reason="…")
+        effect = f"Each gets the verdict {word}, which is final. Transactions that are decided meanwhile do not change."
+        return _many_preview(visit, matched, effect, f"{said} --no-dry-run")
+
+    async def run(visit: Visit, reason: str) -> Done:
+        asked = {**_filter(visit), "verdict": word, "reason": reason, "dry_run": False}
+        done = await decide_transactions(visit.runtime, visit.caller, checked(DecideMany, asked))
+        return Done(f"{done.changed} transactions are decided: {word}.", back=link("transactions", **_filter(visit)))
+
+    label = f"{word.capitalize()} all"
+    return ConsoleAct(f"{_MANY}/{word}", label, ("POST", "/transactions/verdict"), preview, run, tone)
+
+
+ACTS = [
+    ConsoleAct(f"{_MANY}/check", "Check all now", ("POST", "/transactions/check"), _check_many_preview, _check_many),
+    _verdict_many("commit", "good"),
+    _verdict_many("rollback", "bad"),
+    ConsoleAct(f"{_ONE}/check", "Check now", ("POST", f"/transactions/{_ID}/check"), _check_preview, _check),
+    _verdict("commit", _COMMITS, "good"),
+    _verdict("rollback", _ROLLS_BACK, "bad"),
+    ConsoleAct(f"{_ONE}/reissue", "Reissue", ("POST", f"/transactions/{_ID}/reissue"), _reissue_preview, _reissue),
+]

@@ -1,0 +1,130 @@
+"""The console as ASGI: sends its paths through the request pipeline, and everything else to the framework."""
+
+from collections.abc import Callable
+from urllib.parse import parse_qsl
+
+import structlog
+from starlette.datastructures import State
+from starlette.requests import Request
+from starlette.responses import RedirectResponse, Response
+from starlette.routing import compile_path
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from app.admission.route_roles import OPEN, RULES
+from app.console import sessions, static_files
+from app.console.page import Page
+from app.console.site import PAGES
+from app.console.visit import Visit
+from app.database.errors import problem_of
+from app.errors import Invalid, MethodNotAllowed, NotFound, Problem
+from app.permissions import Caller
+from app.runtime.state import Runtime
+from app.server.request_pipeline import PipelineRoute, RequestPipeline
+
+log = structlog.get_logger(__name__)
+
+HOME = "/console"
+SIGN_IN = "/console/sign-in"
+_FIELDS_MAX = 100
+
+
+class Console:
+    """An ASGI app in front of the framework."""
+
+    def __init__(self, app: ASGIApp, state: State) -> None:
+        self._app = app
+        self._pipeline = RequestPipeline(state)
+        self._pages = [(page, *compile_path(page.path)) for page in PAGES]
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        path = scope.get("path", "")
+        if scope["type"] != "http" or not (path == HOME or path.startswith(f"{HOME}/") or _is_browser_at_root(scope)):
+            await self._app(scope, receive, send)
+            return
+        is_static = path.startswith(static_files.PREFIX)
+        route = PipelineRoute(
+            _Call(self._answer, scope, receive, send).respond,
+            OPEN,
+            template=static_files.PREFIX if is_static else HOME,
+            is_limited=not is_static,
+            identify=sessions.caller_of,
+            takes_forms=True,
+        )
+        await self._pipeline.run(route, scope, receive, send)
+
+    async def _answer(self, request: Request, runtime: Runtime, caller: Caller, body: bytes) -> Response:
+        path: str = request.scope["path"]
+        if path == "/":
+            return RedirectResponse(HOME, 303, headers={"vary": "accept"})
+        if path.startswith(static_files.PREFIX):
+            return static_files.answer(request)
+        session = sessions.session_of(runtime, request.scope)
+        visit = Visit(request, runtime, caller, session or sessions.begin(runtime), session is None)
+        try:
+            return await self._page(visit, body)
+        except Exception as error:
+            problem = problem_of(error)
+            if problem.status >= 500 and not isinstance(error, Problem):
+                log.error("console_failed", path=path, exc_info=error)
+            return visit.page("problem.html", problem.status, problem=problem)
+
+    async def _page(self, visit: Visit, body: bytes) -> Response:
+        page = self._found(visit)
+        if page.needs is not None:
+            if not visit.caller.known:
+                return visit.redirect(SIGN_IN)
+            visit.caller.must_be(RULES[page.needs])
+        if page.method == "POST":
+            visit.form = _fields(body)
+            visit.session.must_match(visit.form.get("csrf", ""))
+        return await page.answer(visit)
+
+    def _found(self, visit: Visit) -> Page:
+        request = visit.request
+        method = "GET" if request.method == "HEAD" else request.method
+        other = None
+        for page, pattern, _, convertors in self._pages:
+            found = pattern.match(request.scope["path"])
+            if found is None:
+                continue
+            if page.method != method:
+                other = page.method
+                continue
+            parameters = {name: convertors[name].convert(value) for name, value in found.groupdict().items()}
+            request.scope["path_params"] = parameters
+            return page
+        if other is not None:
+            raise MethodNotAllowed(f"{method} is not for this page.", allow=other)
+        raise NotFound("The console has no such page.")
+
+
+class _Call:
+    """Lets the console answer one admitted request."""
+
+    def __init__(self, answer: Callable[..., object], scope: Scope, receive: Receive, send: Send) -> None:
+        self._answer = answer
+        self._scope = scope
+        self._receive = receive
+        self._send = send
+
+    async def respond(self, runtime: Runtime, caller: Caller, body: bytes, trace: str | None) -> tuple[int, None]:
+        """Send the console's answer. Raises Problem."""
+        response: Response = await self._answer(Request(self._scope), runtime, caller, body)  # type: ignore[misc]
+        await response(self._scope, self._receive, self._send)
+        return response.status_code, None
+
+
+def _fields(body: bytes) -> dict[str, str]:
+    """Return the fields of a form. Raises Invalid."""
+    try:
+        return dict(
+            parse_qsl(body.decode(), keep_blank_values=True, strict_parsing=bool(body), max_num_fields=_FIELDS_MAX)
+        )
+    except ValueError:
+        raise Invalid("The form is not a valid one.", field="(body)") from None
+
+
+def _is_browser_at_root(scope: Scope) -> bool:
+    if scope["path"] != "/" or scope["method"] not in ("GET", "HEAD"):
+        return False
+    return any(name == b"accept" and b"text/html" in value for name, value in scope["headers"])

@@ -1,0 +1,56 @@
+"""Sign in with an API key, once for 12 hours, and sign out."""
+
+from starlette.responses import Response
+
+from app.admission.route_roles import PEOPLE
+from app.console.page import Page
+from app.console.sessions import begin, ended_cookie
+from app.console.visit import HEADERS, Visit
+from app.errors import Forbidden, Problem, Unauthenticated
+from app.permissions import Caller
+
+HOME = "/console"
+PATH = "/console/sign-in"
+
+
+async def show(visit: Visit) -> Response:
+    """Show the form, or lead home where no key is needed."""
+    if visit.caller.known:
+        return visit.redirect(HOME)
+    return visit.page("sign_in.html", problem=None)
+
+
+async def take(visit: Visit) -> Response:
+    """Take a key and begin a session with a new token."""
+    try:
+        holder = _holder(visit)
+    except Problem as problem:
+        return visit.page("sign_in.html", problem.status, problem=problem)
+    visit.session, visit.is_new = begin(visit.runtime, holder.digest), True
+    return visit.redirect(HOME)
+
+
+async def sign_out(visit: Visit) -> Response:
+    """End the session in this browser."""
+    headers = {**HEADERS, "location": PATH, "set-cookie": ended_cookie(visit.runtime, is_secure=visit.is_secure)}
+    return Response(status_code=303, headers=headers)
+
+
+def _holder(visit: Visit) -> Caller:
+    authenticator = visit.runtime.authenticator
+    if authenticator.off:
+        return visit.caller
+    key = visit.form.get("key", "").strip()
+    if not key.isascii():
+        raise Unauthenticated("This key is not known.")
+    holder = authenticator.caller(f"Bearer {key}".encode())
+    if holder.role not in PEOPLE:
+        raise Forbidden(f"This key is for the role {holder.role}. The console is for people: operators and admins.")
+    return holder
+
+
+PAGES = [
+    Page("GET", PATH, show, None),
+    Page("POST", PATH, take, None),
+    Page("POST", "/console/sign-out", sign_out, None),
+]

@@ -1,0 +1,60 @@
+"""The list of subscriptions, and one with its lag, its breaker, its shards and its replays."""
+
+from typing import Any
+
+from starlette.responses import Response
+
+from app.console.page import Page
+from app.console.rendering import command
+from app.console.visit import Visit
+from app.routers.replays import list_replays
+from app.routers.subscriptions import get_subscription, list_subscriptions
+from app.schemas.fields import PageQuery
+from app.schemas.replays import ReplayPage
+
+_ROWS, _CSV_ROWS = 50, 1000
+_COLUMNS = ("name", "state", "state_reason", "topics", "destination", "ordered", "shards", "rate_per_s", "updated_at")
+
+
+async def show_list(visit: Visit) -> Response:
+    """Show a page of subscriptions by name."""
+    query = visit.query(PageQuery, limit=_CSV_ROWS if visit.wants_csv else _ROWS)
+    found = await list_subscriptions(visit.runtime, visit.caller, query)
+    if visit.wants_csv:
+        rows = ({**dict(one), "topics": " ".join(one.topics), "destination": address_of(one)} for one in found.items)
+        return visit.csv("subscriptions", _COLUMNS, ([row[name] for name in _COLUMNS] for row in rows))
+    return visit.page(
+        "subscriptions.html",
+        rows=[(one, address_of(one)) for one in found.items],
+        next_cursor=found.next_cursor,
+        command_shown=command("subscriptions", "list"),
+        now=visit.runtime.clock.now(),
+    )
+
+
+async def show_one(visit: Visit) -> Response:
+    """Show a subscription and its state."""
+    name = visit.path["name"]
+    shown = await get_subscription(name, visit.runtime, visit.caller)
+    replays = await list_replays(name, visit.runtime, visit.caller, ReplayPage(limit=10))
+    return visit.page(
+        "subscription.html",
+        shown=shown,
+        address=address_of(shown),
+        destination=shown.destination.model_dump(mode="json", exclude_none=True),
+        replays=replays.items,
+        command_shown=command("subscriptions", "get", name),
+        now=visit.runtime.clock.now(),
+    )
+
+
+def address_of(shown: Any) -> str:
+    """Return where a subscription sends: the type and the address."""
+    fields = shown.destination.model_dump(mode="json")
+    return f"{fields['type']} {fields.get('url') or fields.get('bootstrap') or ''}".strip()
+
+
+PAGES = [
+    Page("GET", "/console/subscriptions", show_list, ("GET", "/subscriptions")),
+    Page("GET", "/console/subscriptions/{name}", show_one, ("GET", "/subscriptions/{name}")),
+]

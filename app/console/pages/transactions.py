@@ -1,0 +1,96 @@
+"""The list of transactions, and one transaction with its timeline, its deliveries and its bodies."""
+
+from starlette.responses import Response
+
+from app.console.body_view import BodyView, body_of
+from app.console.page import Page
+from app.console.rendering import command
+from app.console.timeline_picture import picture_of
+from app.console.visit import Visit
+from app.ids import message_id
+from app.routers.messages import get_message
+from app.routers.transactions import TransactionQuery, get_transaction, list_of_transactions
+from app.schemas.transactions import TransactionShown
+from app.store.relay.announcements import GROUP
+from app.verdicts import State
+
+_CSV_ROWS = 1000
+_ROWS = 50
+# Bodies shown in the page; the others have a link.
+_BODIES = 5
+
+# The saved filters: a name, and the query.
+SAVED: tuple[tuple[str, dict[str, str]], ...] = (
+    ("All", {}),
+    ("In doubt", {"state": State.IN_DOUBT.value}),
+    ("Parked", {"state": State.PARKED.value}),
+    ("Half", {"state": State.HALF.value}),
+    ("Committed", {"state": State.COMMITTED.value}),
+    ("Rolled back", {"state": State.ROLLED_BACK.value}),
+)
+_COLUMNS = (
+    "transaction_id",
+    "producer_group",
+    "state",
+    "topic",
+    "key",
+    "message_count",
+    "born_at",
+    "verdict",
+    "source",
+    "decided_at",
+    "next_check_at",
+    "parked_reason",
+)
+
+
+async def show_list(visit: Visit) -> Response:
+    """Show a page of transactions, newest first."""
+    query = visit.query(TransactionQuery, limit=_CSV_ROWS if visit.wants_csv else _ROWS)
+    found = await list_of_transactions(visit.runtime, visit.caller, query)
+    # Operational messages of Halfnote itself are left out unless asked.
+    internal = visit.asked.get("internal") == "1" or query.producer_group == GROUP
+    rows = [row for row in found.items if internal or row.producer_group != GROUP]
+    if visit.wants_csv:
+        return visit.csv("transactions", _COLUMNS, ([getattr(row, name) for name in _COLUMNS] for row in rows))
+    asked = query.model_dump(exclude={"limit", "cursor", "producer_group"}, exclude_none=True)
+    said = command("transactions", "list", group=query.producer_group, **asked)
+    return visit.page(
+        "transactions.html",
+        query=query,
+        rows=rows,
+        hidden=len(found.items) - len(rows),
+        next_cursor=found.next_cursor,
+        saved=SAVED,
+        states=list(State),
+        command_shown=said,
+        now=visit.runtime.clock.now(),
+    )
+
+
+async def show_one(visit: Visit) -> Response:
+    """Show a transaction."""
+    transaction_id = visit.path["transaction_id"]
+    shown = await get_transaction(visit.runtime, visit.caller, transaction_id)
+    return visit.page(
+        "transaction.html",
+        shown=shown,
+        picture=picture_of(shown),
+        bodies=await _bodies(visit, shown),
+        command_shown=command("transactions", "show", str(transaction_id)),
+        now=visit.runtime.clock.now(),
+    )
+
+
+async def _bodies(visit: Visit, shown: TransactionShown) -> dict[str, BodyView | None]:
+    """Return the bodies of the first messages by message id."""
+    ids = [message_id(shown.transaction_id, position) for position in range(min(_BODIES, len(shown.messages)))]
+    return {one: body_of(await get_message(visit.runtime, visit.caller, one)) for one in ids}
+
+
+PAGES = [
+    Page("GET", "/console/transactions", show_list, ("GET", "/transactions")),
+    Page(
+        "GET", "/console/transactions/{transaction_id:uuid}", show_one, ("GET", "/transactions/{transaction_id:uuid}")
+    ),
+]

@@ -1,0 +1,137 @@
+"""Renders the console's templates: always escaped, with times, durations and numbers in one form each."""
+
+import shlex
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote, urlencode
+
+import msgspec
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from markupsafe import Markup
+
+from app.console.static_files import url_of
+from app.verdicts import State
+
+_UNITS = ((86400.0, "d"), (3600.0, "h"), (60.0, "min"), (1.0, "s"))
+
+# The words of states in pages, and the classes of their colors.
+WORDS = {State.IN_DOUBT.value: "in doubt", State.ROLLED_BACK.value: "rolled back", "in_retry": "in retry"}
+TONES = {
+    "half": "wait",
+    "in_doubt": "warn",
+    "parked": "bad",
+    "committed": "good",
+    "rolled_back": "mute",
+    "delivered": "good",
+    "waiting": "wait",
+    "in_retry": "warn",
+    "dead": "bad",
+    "dropped": "mute",
+    "active": "good",
+    "paused": "warn",
+    "disabled": "bad",
+    "open": "bad",
+    "closed": "good",
+    "proved": "good",
+    "findings": "warn",
+    "failed": "bad",
+    "resolved": "good",
+    "final": "good",
+    "provisional": "wait",
+    "valid": "good",
+    "expired": "mute",
+    "revoked": "mute",
+    "running": "wait",
+    "done": "good",
+    "cancelled": "mute",
+}
+
+
+def render(template: str, **values: Any) -> str:
+    """Return a page as HTML."""
+    return _environment.get_template(template).render(**values)
+
+
+def duration(seconds: float) -> str:
+    """Return a duration with its unit: `340 ms`, `4.2 s`, `12 min`, `3 h`, `2 d`."""
+    if seconds < 1:
+        return f"{max(0, round(seconds * 1000))} ms"
+    for size, unit in _UNITS:
+        if seconds >= size:
+            number = seconds / size
+            return f"{number:.1f} {unit}" if number < 10 and unit != "min" else f"{number:.0f} {unit}"
+    return "0 s"
+
+
+def when(at: datetime | None, now: datetime) -> Markup:
+    """Return a time as its distance from now, with the exact time on hover."""
+    if at is None:
+        return Markup('<span class="none">&ndash;</span>')
+    apart_s = (now - at).total_seconds()
+    text = f"{duration(apart_s)} ago" if apart_s >= 0 else f"in {duration(-apart_s)}"
+    return Markup('<time datetime="{0}" title="{1}">{2}</time>').format(at.isoformat(), exact(at), text)
+
+
+def exact(at: datetime) -> str:
+    """Return a time in UTC to the millisecond."""
+    return f"{at.astimezone(UTC):%Y-%m-%d %H:%M:%S}.{at.microsecond // 1000:03d} UTC"
+
+
+def number(value: float) -> str:
+    """Return a number with separators for thousands."""
+    return f"{value:,.0f}" if value >= 100 or value == int(value) else f"{value:,.1f}"
+
+
+def size(count: int) -> str:
+    """Return a number of bytes with its unit."""
+    amount = float(count)
+    for unit in ("B", "kB", "MB", "GB"):
+        if amount < 1000:
+            return f"{amount:.0f} {unit}" if unit == "B" else f"{amount:.1f} {unit}"
+        amount /= 1000
+    return f"{amount:.1f} TB"
+
+
+def state(value: str) -> Markup:
+    """Return a state with its color."""
+    text = WORDS.get(value, value)
+    return Markup('<span class="state {0}">{1}</span>').format(TONES.get(value, "mute"), text)
+
+
+def command(*words: str, **options: Any) -> str:
+    """Return a command of the command line for what a page shows."""
+    given = [f"--{name.replace('_', '-')} {shlex.quote(str(value))}" for name, value in options.items() if value]
+    return " ".join(["halfnote", *map(shlex.quote, words), *given])
+
+
+def link(*parts: Any, **query: Any) -> str:
+    """Return the URL of a page: its parts as path segments, and a query without empty fields."""
+    path = "/".join(["/console", *(quote(str(part), safe="") for part in parts)])
+    wanted = {name: str(value) for name, value in query.items() if value is not None}
+    return path + (f"?{urlencode(wanted)}" if wanted else "")
+
+
+def short(value: object) -> str:
+    """Return the end of an id: ids of one time begin alike."""
+    text = str(value)
+    return text if len(text) <= 14 else f"…{text[-12:]}"
+
+
+def json(value: Any) -> str:
+    """Return a value as JSON."""
+    return msgspec.json.encode(value).decode()
+
+
+_environment = Environment(
+    loader=FileSystemLoader(Path(__file__).with_name("templates")),
+    autoescape=True,
+    undefined=StrictUndefined,
+    trim_blocks=True,
+    lstrip_blocks=True,
+    auto_reload=False,
+)
+_environment.filters.update(
+    duration=duration, when=when, exact=exact, number=number, size=size, state=state, short=short, json=json
+)
+_environment.globals.update(url_of=url_of, link=link, command=command)

@@ -1,0 +1,24 @@
+"""Every page of the console, in the order in which they are tried."""
+
+from app.console.acts import dead_letters as act_on_dead_letters
+from app.console.acts import producer_groups as act_on_groups
+from app.console.acts import subscriptions as act_on_subscriptions
+from app.console.acts import transactions as act_on_transactions
+from app.console.acts.act import ConsoleAct
+from app.console.page import Page
+from app.console.pages import dead_letters, overview, sign_in, subscriptions, transactions
+
+ACTS: list[ConsoleAct] = [
+    *act_on_transactions.ACTS,
+    *act_on_subscriptions.ACTS,
+    *act_on_dead_letters.ACTS,
+    *act_on_groups.ACTS,
+]
+PAGES: list[Page] = [
+    *overview.PAGES,
+    *sign_in.PAGES,
+    *(page for act in ACTS for page in act.pages()),
+    *transactions.PAGES,
+    *subscriptions.PAGES,
+    *dead_letters.PAGES,
+]

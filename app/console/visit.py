@@ -1,0 +1,128 @@
+"""One request to the console, and the answers that pages build: HTML, CSV, a redirect."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from csv import writer
+from dataclasses import dataclass, field
+from io import StringIO
+from typing import Any, TypeVar
+from urllib.parse import quote, urlencode
+
+from pydantic import BaseModel, ValidationError
+from starlette.requests import Request
+from starlette.responses import HTMLResponse, RedirectResponse, Response
+
+from app.admission.route_roles import RULES
+from app.console.rendering import render
+from app.console.sessions import Session, cookie_of
+from app.errors import Invalid
+from app.permissions import Caller
+from app.runtime.state import Runtime
+
+Model = TypeVar("Model", bound=BaseModel)
+
+# Parameters that are the console's own, beside those of the API.
+OWN = frozenset({"format", "internal", "done"})
+# The beginnings of a cell that spreadsheets run as a formula.
+_FORMULA = ("=", "+", "-", "@", "\t", "\r")
+
+HEADERS = {
+    "content-security-policy": (
+        "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; "
+        "form-action 'self'; frame-ancestors 'none'; base-uri 'none'"
+    ),
+    "x-content-type-options": "nosniff",
+    # With `no-referrer` browsers send forms with `Origin: null`.
+    "referrer-policy": "same-origin",
+    "cross-origin-opener-policy": "same-origin",
+    "cache-control": "no-store",
+}
+
+
+@dataclass(slots=True)
+class Visit:
+    """A request to the console. `form` holds the fields of a POST."""
+
+    request: Request
+    runtime: Runtime
+    caller: Caller
+    session: Session
+    is_new: bool
+    form: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def is_secure(self) -> bool:
+        """Whether the browser speaks TLS, to this process or to a proxy before it."""
+        forwarded = self.request.headers.get("x-forwarded-proto", "")
+        return self.request.url.scheme == "https" or forwarded == "https"
+
+    @property
+    def path(self) -> dict[str, Any]:
+        """The parameters in the path."""
+        return self.request.path_params
+
+    @property
+    def asked(self) -> dict[str, str]:
+        """The query without empty fields."""
+        return {name: value for name, value in self.request.query_params.items() if value}
+
+    @property
+    def wants_csv(self) -> bool:
+        """Whether the list is asked for as CSV."""
+        return self.asked.get("format") == "csv"
+
+    def query(self, model: type[Model], **fixed: Any) -> Model:
+        """Return the query as the API's model of it. Raises Invalid."""
+        asked = {name: value for name, value in self.asked.items() if name not in OWN}
+        return checked(model, {**asked, **fixed})
+
+    def may(self, method: str, route: str) -> bool:
+        """Return whether the caller's role may call a route of the API."""
+        caller = self.caller
+        return (caller.role is None and caller.known) or caller.role in RULES[method, route]
+
+    def here(self, **changes: str | None) -> str:
+        """Return this page's URL with other query parameters (None: without it)."""
+        asked = {**self.asked, "done": None, **changes}
+        wanted = {name: value for name, value in asked.items() if value is not None}
+        return quote(self.request.scope["path"]) + (f"?{urlencode(wanted)}" if wanted else "")
+
+    def page(self, template: str, status: int = 200, **values: Any) -> Response:
+        """Return a page."""
+        response = HTMLResponse(render(template, visit=self, **values), status, headers=HEADERS)
+        self._keep(response)
+        return response
+
+    def csv(self, name: str, header: Sequence[str], rows: Iterable[Sequence[Any]]) -> Response:
+        """Return a list as a CSV file."""
+        text = StringIO()
+        out = writer(text)
+        out.writerow(header)
+        out.writerows([_cell(value) for value in row] for row in rows)
+        headers = {**HEADERS, "content-disposition": f'attachment; filename="halfnote-{name}.csv"'}
+        return Response(text.getvalue(), media_type="text/csv; charset=utf-8", headers=headers)
+
+    def redirect(self, to: str, *, done: str | None = None) -> Response:
+        """Return a redirect to a page of the console, which shows what was done."""
+        parameters = f"{'&' if '?' in to else '?'}{urlencode({'done': done})}" if done else ""
+        response = RedirectResponse(to + parameters, 303, headers=HEADERS)
+        self._keep(response)
+        return response
+
+    def _keep(self, response: Response) -> None:
+        if self.is_new:
+            response.headers.append("set-cookie", cookie_of(self.runtime, self.session, is_secure=self.is_secure))
+
+
+def checked(model: type[Model], values: Mapping[str, Any]) -> Model:
+    """Return the values as a model of the API. Raises Invalid with the first field at fault."""
+    try:
+        return model.model_validate(values)
+    except ValidationError as error:
+        first = error.errors()[0]
+        name = ".".join(str(part) for part in first["loc"])
+        raise Invalid(f"`{name}`: {first['msg'].removeprefix('Value error, ')}.", field=name) from None
+
+
+def _cell(value: Any) -> str:
+    text = "" if value is None else value.isoformat() if hasattr(value, "isoformat") else str(value)
+    return f"'{text}" if text.startswith(_FORMULA) else text

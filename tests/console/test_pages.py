@@ -1,0 +1,209 @@
+"""Pages and acts of the console in process, with auth off: answers, headers, escaping, and the audit of acts."""
+
+import re
+from html import unescape
+
+import httpx
+import pytest
+
+from app.console.site import PAGES
+from app.database.connection import Connection
+from tests.support.console_forms import FORM, submit, token_of
+from tests.support.dead_letters import bury, committed, subscription
+
+EVIL = "<script>alert('x')</script>\"><img src=x onerror=alert(1)>"
+POLICY = (
+    "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; "
+    "form-action 'self'; frame-ancestors 'none'; base-uri 'none'"
+)
+
+
+async def half(client: httpx.AsyncClient, **message: object) -> str:
+    body = {"producer_group": "shop", "messages": [{"topic": "order", "body": {"order": 1030}, **message}]}
+    answer = await client.post("/half", json=body)
+    assert answer.status_code == 201, answer.text
+    return str(answer.json()["transaction_id"])
+
+
+async def audited(db: Connection) -> list[tuple[str, str | None]]:
+    rows = await db.fetch("select what, detail ->> 'reason' as reason from audit order by audit_id")
+    return [(row["what"], row["reason"]) for row in rows if row["what"] != "subscription.put"]
+
+
+async def test_every_page_answers_with_the_policy(client: httpx.AsyncClient, db: Connection, group: str) -> None:
+    await subscription(client, "mailer")
+    message_id = await committed(client, {"topic": "order", "key": "order-1030", "body": {"order": 1030}})
+    await bury(db, message_id, "mailer")
+    values = {"{name}": "mailer", "{transaction_id:uuid}": message_id[:36]}
+    for page in PAGES:
+        path = page.path
+        for name, value in values.items():
+            path = path.replace(name, value)
+        if page.method != "GET" or "producer-groups" in path or page.path == "/console/sign-in":
+            continue
+        query = {
+            "/console/dead-letters/do": f"?subscription=mailer&message_id={message_id}",
+            "/console/transactions/do": "?producer_group=shop&state=in_doubt",
+        }.get(path.rpartition("/")[0], "")
+        answer = await client.get(path + query, headers=FORM)
+        assert answer.status_code == 200, (path, unescape(answer.text))
+        assert answer.headers["content-security-policy"] == POLICY
+        assert answer.headers["cache-control"] == "no-store"
+        # Neither inline scripts nor inline styles, which the policy would refuse.
+        assert not re.search(r"<script(?![^>]* src=)|<style| style=| on[a-z]+=", answer.text)
+
+
+async def test_a_browser_is_led_to_the_console_and_others_get_json(client: httpx.AsyncClient) -> None:
+    led = await client.get("/", headers=FORM)
+    assert (led.status_code, led.headers["location"]) == (303, "/console")
+    plain = await client.get("/")
+    assert (plain.status_code, plain.json()["type"]) == (404, "/problems/not-found")
+
+
+async def test_the_pages_have_only_text_of_users(client: httpx.AsyncClient, db: Connection, group: str) -> None:
+    await subscription(client, "mailer", topics=["*"])
+    message = {"topic": EVIL, "key": EVIL, "tag": EVIL, "headers": {"x-evil": EVIL}, "body": {"evil": EVIL}}
+    message_id = await committed(client, message)
+    await bury(db, message_id, "mailer")
+    await db.execute("update dead_letter set error = $1, response = $1", EVIL)
+    parked = await half(client, key=EVIL)
+    await submit(client, f"/console/transactions/{parked}/do/rollback", reason=EVIL, force="on")
+    await client.post("/subscriptions/mailer/pause")
+    await db.execute("update subscription set state_reason = $1", EVIL)
+    texts = []
+    for path in (
+        "/console",
+        "/console/transactions",
+        f"/console/transactions?key={EVIL}",
+        f"/console/transactions?done={EVIL}",
+        f"/console/transactions/{message_id[:36]}",
+        f"/console/transactions/{parked}",
+        "/console/subscriptions",
+        "/console/subscriptions/mailer",
+        "/console/dead-letters",
+        f"/console/subscriptions/{EVIL.replace('/', '')}",
+        f"/console/dead-letters/do/drop?subscription=mailer&message_id={message_id}",
+    ):
+        texts.append((await client.get(path, headers=FORM)).text)
+        assert "<img src=x" not in texts[-1], path
+        assert "<script>" not in texts[-1], path
+    assert sum("&lt;img src=x" in text for text in texts) >= 8
+    # The body and the reason are there, as text.
+    assert EVIL in unescape(texts[5])
+    assert "<img src=x onerror" in unescape(texts[4])
+
+
+async def test_an_act_needs_the_token_a_reason_and_the_own_origin(
+    client: httpx.AsyncClient, db: Connection, group: str
+) -> None:
+    await subscription(client, "mailer")
+    path = "/console/subscriptions/mailer/do/pause"
+    page = await client.get(path, headers=FORM)
+    assert "SameSite=Strict" in page.headers["set-cookie"]
+    assert "HttpOnly" in page.headers["set-cookie"]
+    fields = {"csrf": token_of(page), "reason": "the mailer is moved"}
+    assert (await client.post(path, data={**fields, "csrf": "other"})).status_code == 403
+    assert (await client.post(path, data={"reason": "no token"})).status_code == 403
+    foreign = await client.post(path, data=fields, headers={"origin": "https://evil.example"})
+    assert foreign.json()["type"] == "/problems/foreign-origin"
+    rebound = await client.get(path, headers={"host": "evil.example"})
+    assert rebound.json()["type"] == "/problems/host-not-allowed"
+    assert (await client.post(path, json=fields)).json()["type"] == "/problems/content-type"
+    nameless = await client.post(path, data={**fields, "reason": " "})
+    assert (nameless.status_code, "reason" in nameless.text) == (422, True)
+    assert await audited(db) == []
+    done = await client.post(path, data=fields)
+    assert (done.status_code, done.headers["location"][:32]) == (303, "/console/subscriptions/mailer?do")
+    assert await audited(db) == [("subscription.pause", "the mailer is moved")]
+    assert (await client.get("/subscriptions/mailer")).json()["state"] == "paused"
+    client.cookies.clear()
+    assert (await client.post(path, data=fields)).status_code == 403
+
+
+async def test_acts_on_transactions(client: httpx.AsyncClient, db: Connection, group: str) -> None:
+    first, second, third = [await half(client, key=f"order-{number}") for number in (1030, 1031, 1032)]
+    path = f"/console/transactions/{first}/do"
+    early = await submit(client, f"{path}/commit", reason="the bank confirmed it")
+    assert (early.status_code, "not in doubt yet" in early.text) == (409, True)
+    assert (await submit(client, f"{path}/check", reason="asked by phone")).status_code == 303
+    assert (await submit(client, f"{path}/commit", reason="the bank confirmed it")).status_code == 303
+    assert (await client.get(f"/transactions/{first}")).json()["verdict"]["reason"] == "the bank confirmed it"
+    await submit(client, f"/console/transactions/{second}/do/rollback", reason="it was never paid", force="on")
+    sent = await submit(client, f"/console/transactions/{second}/do/reissue", reason="it was paid after all")
+    again = (await client.get(f"/transactions/{second}")).json()["reissued_as"]
+    assert sent.headers["location"].startswith(f"/console/transactions/{again}")
+    await submit(client, "/console/transactions/do/check?producer_group=shop&state=half", reason="the shop is back")
+    acts = await audited(db)
+    assert ("transaction.check", "asked by phone") in acts
+    assert ("transaction.check", "the shop is back") in acts
+    assert ("transaction.reissue", "it was paid after all") in acts
+    assert (await client.get(f"/transactions/{third}")).json()["state"] == "in_doubt"
+    over = await client.get(f"/console/transactions/{first}/do/rollback", headers=FORM)
+    assert "not possible in this state" in over.text
+
+
+async def test_acts_on_dead_letters(client: httpx.AsyncClient, db: Connection, group: str) -> None:
+    await subscription(client, "mailer")
+    ids = [await committed(client, {"topic": "order", "body": number}) for number in range(3)]
+    for one in ids:
+        await bury(db, one, "mailer")
+    path = "/console/dead-letters/do/redeliver?subscription=mailer"
+    preview = await client.get(path, headers=FORM)
+    assert "3 dead letters" in preview.text
+    assert ids[0] in preview.text
+    await submit(client, f"{path}&message_id={ids[0]}", reason="one first")
+    assert await db.fetchval("select count(*) from dead_letter") == 2
+    await submit(client, "/console/dead-letters/do/drop?subscription=mailer", reason="test orders")
+    assert await db.fetchval("select count(*) from dead_letter") == 0
+    expected = [("dead_letter.redeliver", "one first"), ("dead_letter.drop", "test orders")]
+    assert await audited(db) == expected
+
+
+async def test_a_secret_is_shown_once_and_never_in_the_url(client: httpx.AsyncClient, group: str) -> None:
+    await subscription(client, "mailer")
+    rotated = await submit(client, "/console/subscriptions/mailer/do/rotate-secret", reason="it leaked")
+    assert rotated.status_code == 200
+    [secret] = re.findall(r"whsec_[\w+/=]+", unescape(rotated.text))
+    assert secret not in (await client.get("/console/subscriptions/mailer", headers=FORM)).text
+
+
+async def test_lists_are_csv_without_formulas(client: httpx.AsyncClient, group: str) -> None:
+    await half(client, key="=1+1")
+    answer = await client.get("/console/transactions?format=csv&state=half")
+    assert answer.headers["content-type"] == "text/csv; charset=utf-8"
+    header, row = answer.text.splitlines()
+    assert header.startswith("transaction_id,producer_group,state")
+    assert ",'=1+1," in row
+
+
+async def test_a_list_shows_its_command_and_a_wrong_filter_its_fault(client: httpx.AsyncClient, group: str) -> None:
+    page = await client.get("/console/transactions?state=parked&key=order 1030", headers=FORM)
+    assert "halfnote transactions list --state parked --key 'order 1030'" in unescape(page.text)
+    wrong = await client.get("/console/transactions?born_after=yesterday", headers=FORM)
+    assert (wrong.status_code, "born_after" in wrong.text) == (422, True)
+    assert (await client.get("/console/nothing", headers=FORM)).status_code == 404
+    assert (await client.post("/console", data={"csrf": "x"})).status_code == 405
+
+
+async def test_a_body_is_shown_as_it_is(client: httpx.AsyncClient, group: str) -> None:
+    number = '{"total": 12.500000000000000000001}'
+    made = await client.post(
+        "/half",
+        content=f'{{"producer_group": "shop", "messages": [{{"topic": "order", "body": {number}}}, '
+        '{"topic": "order", "content_type": "image/png", "body_base64": "iVBORw0KGgoAAQ=="}]}',
+        headers={"content-type": "application/json"},
+    )
+    page = unescape((await client.get(f"/console/transactions/{made.json()['transaction_id']}", headers=FORM)).text)
+    assert '"total": 12.500000000000000000001' in page
+    assert "00000000  89 50 4e 47 0d 0a 1a 0a 00 01" in page
+
+
+@pytest.mark.parametrize("path", ["/docs", "/console"])
+async def test_no_page_names_another_host(client: httpx.AsyncClient, path: str) -> None:
+    answer = await client.get(path, headers=FORM)
+    assert re.findall(r'(?:src|href)="(?:https?:)?//[^"]*', answer.text) == []
+    for file in re.findall(r'(?:src|href)="(/console/static/[^"]+)"', answer.text):
+        found = await client.get(file)
+        assert found.status_code == 200
+        cached = await client.get(file, headers={"if-none-match": found.headers["etag"]})
+        assert cached.status_code == 304

@@ -1,0 +1,94 @@
+"""Sign-in with a key: the session's cookie, its end, and refusals by role."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+from app.console import sessions
+from app.permissions import Role
+from app.runtime.live_settings import follow
+from tests.conftest import client_of
+from tests.support.api_keys import make
+from tests.support.console_forms import FORM, sign_in, submit, token_of
+from tests.support.keyed_services import CONFIGURED, start
+
+__all__ = ["start"]
+
+
+async def test_a_key_is_taken_once(start: Callable[..., Any]) -> None:
+    _, client = await start()
+    del client.headers["authorization"]
+    for path in ("/console", "/console/transactions", "/console/subscriptions/mailer"):
+        led = await client.get(path, headers=FORM)
+        assert (led.status_code, led.headers["location"]) == (303, "/console/sign-in")
+    wrong = await sign_in(client, "hn_" + "0" * 43)
+    assert (wrong.status_code, "not known" in wrong.text) == (401, True)
+    before = client.cookies.get("halfnote_8080")
+    taken = await sign_in(client, CONFIGURED)
+    assert (taken.status_code, taken.headers["location"]) == (303, "/console")
+    cookie = taken.headers["set-cookie"]
+    for part in ("HttpOnly", "SameSite=Strict", "Max-Age=43200", "Path=/console"):
+        assert part in cookie
+    assert "Secure" not in cookie
+    assert CONFIGURED not in cookie
+    assert client.cookies.get("halfnote_8080") != before
+    assert (await client.get("/console", headers=FORM)).status_code == 200
+    # The API takes keys only.
+    assert (await client.get("/transactions")).status_code == 401
+    token = token_of(await client.get("/console", headers=FORM))
+    left = await client.post("/console/sign-out", data={"csrf": token})
+    assert (left.status_code, "Max-Age=0" in left.headers["set-cookie"]) == (303, True)
+    assert (await client.get("/console", headers=FORM)).status_code == 303
+
+
+async def test_a_cookie_is_for_tls_behind_tls(start: Callable[..., Any]) -> None:
+    _, client = await start()
+    client.headers["x-forwarded-proto"] = "https"
+    assert "; Secure" in (await sign_in(client, CONFIGURED)).headers["set-cookie"]
+
+
+async def test_a_session_ends_with_its_key_and_after_12_hours(start: Callable[..., Any]) -> None:
+    runtime, client = await start()
+    key = await make(runtime, Role.OPERATOR)
+    async with client_of(runtime) as other:
+        await sign_in(other, key)
+        assert (await other.get("/console", headers=FORM)).status_code == 200
+        key_id = (await client.get("/api-keys")).json()["items"][0]["key_id"]
+        assert (await client.delete(f"/api-keys/{key_id}")).status_code == 204
+        await follow(runtime, runtime.clock.now())
+        assert (await other.get("/console", headers=FORM)).status_code == 303
+    session = sessions.begin(runtime, b"digest")
+    for age_s, opens in ((sessions.LASTS_S - 60, True), (sessions.LASTS_S + 1, False)):
+        old = replace(session, began_at=session.began_at - age_s)
+        header = sessions.cookie_of(runtime, old, is_secure=False).partition(";")[0].encode()
+        found = sessions.session_of(runtime, {"type": "http", "headers": [(b"cookie", header)]})
+        assert (found is not None) == opens
+    for forged in (b"halfnote_8080=", b"halfnote_8080=abc.def", b"halfnote_8080=" + header[14:-4] + b"AAAA", b"\xff=;"):
+        assert sessions.session_of(runtime, {"type": "http", "headers": [(b"cookie", forged)]}) is None
+
+
+async def test_roles_are_those_of_the_api(start: Callable[..., Any]) -> None:
+    runtime, admin = await start()
+    url = {"type": "webhook", "url": "http://127.0.0.1:9/in"}
+    assert (await admin.put("/subscriptions/mailer", json={"topics": ["order"], "destination": url})).status_code == 201
+    operator = await make(runtime, Role.OPERATOR)
+    for role in (Role.METRICS, Role.PRODUCER, Role.SUBSCRIBER):
+        scopes = {"producer_groups": ["shop"]} if role is Role.PRODUCER else {}
+        scopes |= {"topics": ["*"]} if role in (Role.PRODUCER, Role.SUBSCRIBER) else {}
+        scopes |= {"subscriptions": ["*"]} if role is Role.SUBSCRIBER else {}
+        async with client_of(runtime) as other:
+            refused = await sign_in(other, await make(runtime, role, **scopes))
+            assert (refused.status_code, "for people" in refused.text) == (403, True)
+    async with client_of(runtime) as client:
+        await sign_in(client, operator)
+        page = await client.get("/console/subscriptions/mailer", headers=FORM)
+        assert "/do/pause" in page.text
+        # Only admins and subscribers rotate secrets.
+        assert "/do/rotate-secret" not in page.text
+        path = "/console/subscriptions/mailer/do/rotate-secret"
+        assert (await client.get(path, headers=FORM)).status_code == 403
+        assert (await client.post(path, data={"csrf": "x", "reason": "y"})).status_code == 403
+        done = await submit(client, "/console/subscriptions/mailer/do/pause", reason="the mailer is moved")
+        assert done.status_code == 303
+    [act] = (await admin.get("/audit?what=subscription.pause")).json()["items"]
+    assert (act["actor"], act["role"], act["detail"]) == ("a operator", "operator", {"reason": "the mailer is moved"})
