@@ -35,6 +35,7 @@ from app.routers import (
     topics,
     transactions,
 )
+from app.routers.batches import post_ends, post_halves
 from app.routers.end import post_end
 from app.routers.half import post_half
 from app.routers.messages import post_messages
@@ -44,7 +45,13 @@ from app.server.middleware import ProblemMiddleware, install_error_handlers
 from app.server.request_pipeline import Begin
 
 # The paths that skip the framework (app/server/fast_path.py).
-ENDPOINTS: dict[str, Begin] = {"/half": post_half, "/end": post_end, "/messages": post_messages}
+ENDPOINTS: dict[str, Begin] = {
+    "/half": post_half,
+    "/end": post_end,
+    "/messages": post_messages,
+    "/halves": post_halves,
+    "/ends": post_ends,
+}
 
 
 @asynccontextmanager

@@ -14,6 +14,7 @@ from functools import partial
 import uvloop
 
 from bench import (
+    batches,
     checkback,
     client,
     disk,
@@ -47,6 +48,7 @@ BENCHMARKS: dict[str, Callable[[Stage], Awaitable[Report]]] = {
     "checkback": checkback.bench,
     "memory": memory.bench,
     "disk": disk.bench,
+    "batches": batches.bench,
     "shedding": shedding.bench,
     "tracing": tracing.bench,
     "client": client.bench,

@@ -26,6 +26,7 @@ REQUESTS = (
     Limit("app.field_rules.NAME_MAX", "characters of a name: topic, key, tag, producer group, subscription"),
     Limit("app.field_rules.REASON_MAX", "characters of a person's `reason`"),
     Limit("app.coordinator.wire.MESSAGES_MAX", "messages of one transaction"),
+    Limit("app.coordinator.wire.TRANSACTIONS_MAX", "transactions of one request to `/halves`, `/ends`, `/messages`"),
     Limit("app.coordinator.wire.POLICY_MAX_S", "seconds of a half's own check immunity and check interval"),
     Limit("app.server.request_head.HOST_MAX_BYTES", "bytes of a `Host` header; above it 400"),
     Limit("app.egress.urls.LONGEST_URL", "characters of a URL"),

@@ -60,6 +60,15 @@ class LoadLimits:
         self.in_flight += 1
         return usage
 
+    def take_more(self, caller: Caller, transactions: int) -> None:
+        """Count further transactions of a request that began, in the rate of its key.
+
+        The request is not refused for them: the key's next requests wait until the rate has made up for them.
+        """
+        usage = self._usages.get(caller.key_id or CONFIGURED_ID) if caller.role is not None else None
+        if usage is not None and (caller.rate_per_s or self._rate) is not None:
+            usage.tokens -= transactions
+
     def hold(self, size: int) -> None:
         """Count received bytes of a body. Raises Overloaded, and then does not count them."""
         if self.held_bytes + size > self._most_bytes:

@@ -31,6 +31,8 @@ RULES: dict[tuple[str, str], Roles] = {
     ("POST", "/half"): PRODUCERS,
     ("POST", "/end"): PRODUCERS,
     ("POST", "/messages"): PRODUCERS,
+    ("POST", "/halves"): PRODUCERS,
+    ("POST", "/ends"): PRODUCERS,
     ("GET", "/messages/{message_id}"): BOTH,
     ("GET", "/transactions"): OWN_GROUPS,
     ("GET", "/transactions/{transaction_id:uuid}"): OWN_GROUPS,

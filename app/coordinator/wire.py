@@ -13,6 +13,7 @@ from msgspec import UNSET, Meta, Raw, Struct, UnsetType
 from app.field_rules import NAME_MAX, NAME_PATTERN, REASON_MAX, has_control_character, may_send_as_json
 
 MESSAGES_MAX = 100
+TRANSACTIONS_MAX = 500
 POLICY_MAX_S = 86_400
 
 HEADER_NAME = r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}"
@@ -143,6 +144,24 @@ class EndRequest(Struct, forbid_unknown_fields=True):
         _no_control("producer_group", self.producer_group)
         if self.reason is not None and "\x00" in self.reason:
             raise ValueError("`reason`: NUL cannot be stored")
+
+
+class HalvesRequest(Struct, forbid_unknown_fields=True):
+    """Many half messages in one request. Each is stored or refused on its own, as by a request of its own."""
+
+    halves: Annotated[list[HalfRequest], Meta(min_length=1, max_length=TRANSACTIONS_MAX)]
+
+
+class EndsRequest(Struct, forbid_unknown_fields=True):
+    """Many verdicts in one request. Each is recorded or refused on its own, as by a request of its own."""
+
+    ends: Annotated[list[EndRequest], Meta(min_length=1, max_length=TRANSACTIONS_MAX)]
+
+
+class PlainsRequest(Struct, forbid_unknown_fields=True):
+    """Many transactions of plain messages in one request. Each is committed or refused on its own."""
+
+    transactions: Annotated[list[PlainRequest], Meta(min_length=1, max_length=TRANSACTIONS_MAX)]
 
 
 class HalfMessageAnswer(Struct):

@@ -8,12 +8,16 @@ from app.config import Settings
 from app.coordinator.wire import (
     HEADER_NAME,
     MEDIA_TYPE,
+    TRANSACTIONS_MAX,
     EndAnswer,
     EndRequest,
+    EndsRequest,
     HalfAnswer,
     HalfRequest,
+    HalvesRequest,
     PlainAnswer,
     PlainRequest,
+    PlainsRequest,
     UnknownAnswer,
 )
 from app.errors import (
@@ -36,6 +40,10 @@ from app.field_rules import JSON_BODY_TYPE, NAME_PATTERN
 from app.openapi.problems import add_problems
 from app.schemas.transactions import ID
 
+MANY = (
+    f"Up to {TRANSACTIONS_MAX} transactions in one request. Each takes the same steps as a request of its own: the "
+    "outcomes say which were refused. A repeat is safe."
+)
 REF = "#/components/schemas/{name}"
 BASE64 = r"^([A-Za-z0-9+/]{4})*([A-Za-z0-9+/]{2}==|[A-Za-z0-9+/]{3}=)?$"
 
@@ -59,8 +67,17 @@ _SENT = [{"message_id": f"{ID}-0", "topic": "order", "offset": 1030}]
 def hot_schemas(settings: Settings) -> dict[str, Any]:
     """Return the schemas of the fast path's structs, with the rules that types alone cannot express."""
     _, schemas = msgspec.json.schema_components(
-        [HalfRequest, HalfAnswer, EndRequest, EndAnswer, UnknownAnswer, PlainRequest, PlainAnswer], ref_template=REF
+        [
+            *(HalfRequest, HalfAnswer, EndRequest, EndAnswer, UnknownAnswer, PlainRequest, PlainAnswer),
+            *(HalvesRequest, EndsRequest, PlainsRequest),
+        ],
+        ref_template=REF,
     )
+    schemas |= {
+        "HalvesAnswer": _outcomes("HalvesAnswer", [201, 200], "HalfAnswer"),
+        "EndsAnswer": _outcomes("EndsAnswer", [200, 202], "EndAnswer", "UnknownAnswer"),
+        "PlainsAnswer": _outcomes("PlainsAnswer", [201, 200], "PlainAnswer"),
+    }
     for field in schemas["CheckPolicy"]["properties"].values():
         for variant in field.get("anyOf", ()):
             if variant.pop("multipleOf", None):
@@ -89,6 +106,28 @@ def hot_schemas(settings: Settings) -> dict[str, Any]:
     return schemas
 
 
+def _outcomes(title: str, statuses: list[int], *answers: str) -> dict[str, Any]:
+    """Return the schema of the answer to many transactions."""
+    done = {
+        "description": "the answer that a request of its own would get, and its `status`",
+        "properties": {"status": {"type": "integer", "enum": statuses}},
+        "required": ["status"],
+        "allOf": [{"anyOf": [{"$ref": REF.format(name=name)} for name in answers]}],
+    }
+    refused = {
+        "description": "the problem document that a request of its own would get, with its `Retry-After` as a field",
+        "properties": {"retry_after_s": {"type": "integer"}},
+        "allOf": [{"$ref": REF.format(name="ProblemDocument")}],
+    }
+    return {
+        "title": title,
+        "description": "One outcome for each transaction, in the order of the request.",
+        "type": "object",
+        "properties": {"outcomes": {"type": "array", "items": {"anyOf": [done, refused]}}},
+        "required": ["outcomes"],
+    }
+
+
 def _variant(message: dict[str, Any], body: str, content_type: str, **fields: Any) -> dict[str, Any]:
     known = message["properties"]
     text, null = known["content_type"]["anyOf"]
@@ -107,6 +146,7 @@ def hot_operations() -> dict[str, dict[str, Any]]:
         "replayed": False,
         "messages": [{"message_id": f"{ID}-0", "topic": "order"}],
     }
+    plain = {"producer_group": "shop", "messages": [_ORDER]}
     plain_answer = {"transaction_id": ID, "committed_at": _AT, "replayed": False, "messages": _SENT}
     end = {"transaction_id": ID, "producer_group": "shop", "verdict": "commit"}
     end_answer = {
@@ -117,6 +157,11 @@ def hot_operations() -> dict[str, dict[str, Any]]:
         "replayed": False,
         "messages": _SENT,
     }
+
+    def outcomes(status: int, done: dict[str, Any]) -> dict[str, Any]:
+        refused = GroupUnregistered("Producer group `shop` is not registered.", field="producer_group")
+        return {"outcomes": [{"status": status, **done}, msgspec.json.decode(refused.body())]}
+
     heard = {"transaction_id": ID, "verdict": "unknown", "state": "in_doubt"}
     return {
         "/half": _operation(
@@ -146,12 +191,29 @@ def hot_operations() -> dict[str, dict[str, Any]]:
             "post_messages",
             "Send messages that have nothing to coordinate",
             "Half and commit in one call: all messages or none.",
-            ("PlainRequest", {"producer_group": "shop", "messages": [_ORDER]}),
+            ("PlainRequest", plain),
             {
                 201: ("PlainAnswer", "Stored and committed", plain_answer),
                 200: ("PlainAnswer", "Committed before, with the same content", plain_answer | {"replayed": True}),
             },
             NEW_HALF,
+            many=("PlainsRequest", "PlainsAnswer", {"transactions": [plain]}, outcomes(201, plain_answer)),
+        ),
+        "/halves": _operation(
+            "post_halves",
+            "Store many half messages",
+            MANY,
+            ("HalvesRequest", {"halves": [half]}),
+            {200: ("HalvesAnswer", "Each is stored or refused", outcomes(201, half_answer))},
+            (Invalid, Overloaded),
+        ),
+        "/ends": _operation(
+            "post_ends",
+            "Commit or roll back many transactions",
+            MANY,
+            ("EndsRequest", {"ends": [end]}),
+            {200: ("EndsAnswer", "Each is recorded or refused", outcomes(200, end_answer))},
+            (Invalid, Overloaded),
         ),
     }
 
@@ -163,20 +225,34 @@ def _operation(
     request: tuple[str, dict[str, Any]],
     answers: dict[int, tuple[str, str, dict[str, Any]]],
     refused: tuple[type[Problem], ...],
+    many: tuple[str, str, dict[str, Any], dict[str, Any]] | None = None,
 ) -> dict[str, Any]:
     responses: dict[str, Any] = {
         str(status): {"description": text, "content": _json(schema, example)}
         for status, (schema, text, example) in answers.items()
     }
+    content = _json(*request)
+    if many is not None:
+        of_many, answer_of_many, example_of_many, answered = many
+        content = _either(content, of_many, example_of_many)
+        responses["200"]["content"] = _either(responses["200"]["content"], answer_of_many, answered)
     add_problems(responses, *refused)
     return {
         "tags": ["producing"],
         "summary": summary,
         "description": description,
         "operationId": name,
-        "requestBody": {"required": True, "content": _json(*request)},
+        "requestBody": {"required": True, "content": content},
         "responses": responses,
     }
+
+
+def _either(content: dict[str, Any], schema: str, example: dict[str, Any]) -> dict[str, Any]:
+    """Return a content that may also have the schema of many transactions."""
+    one = content["application/json"]
+    schemas = {"oneOf": [one["schema"], {"$ref": REF.format(name=schema)}]}
+    examples = {"one": {"value": one["example"]}, "many": {"value": example}}
+    return {"application/json": {"schema": schemas, "examples": examples}}
 
 
 def _json(schema: str, example: dict[str, Any]) -> dict[str, Any]:

@@ -32,7 +32,11 @@ def post_end(runtime: Runtime, caller: Caller, body: bytes, trace: str | None = 
 
     Raises Problem: Forbidden, decoding and the lane. The answer raises what `refusal` returns.
     """
-    request = decode(_decoder, body)
+    return end_begun(runtime, caller, decode(_decoder, body), trace)
+
+
+def end_begun(runtime: Runtime, caller: Caller, request: EndRequest, trace: str | None) -> Begun:
+    """Do the same for a decoded request."""
     if runtime.tracing is not None:
         runtime.tracing.about(trace, request.transaction_id, request.producer_group)
     if caller.role is Role.PRODUCER:

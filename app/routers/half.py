@@ -28,7 +28,11 @@ def post_half(runtime: Runtime, caller: Caller, body: bytes, trace: str | None =
 
     Raises Problem: see `begin_half`, decoding and the lane. The answer raises what `unstored` returns.
     """
-    request = decode(_decoder, body)
+    return half_begun(runtime, caller, decode(_decoder, body), trace)
+
+
+def half_begun(runtime: Runtime, caller: Caller, request: HalfRequest, trace: str | None) -> Begun:
+    """Do the same for a decoded request."""
     half = half_of(request, runtime.settings, runtime.clock)
     note_trace(runtime, half, trace)
     call = LaneCall(runtime.lanes.half, half, partial(_answer, runtime, half))

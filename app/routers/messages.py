@@ -1,5 +1,6 @@
 """`POST /messages`: half and commit in one call. `GET /messages/{message_id}`: one message and its deliveries."""
 
+import re
 from collections.abc import Coroutine
 from dataclasses import replace
 from functools import partial
@@ -13,10 +14,11 @@ from app.coordinator.commit_lanes import PlainOutcome
 from app.coordinator.decoding import decode
 from app.coordinator.half_content import half_of
 from app.coordinator.lane_call import Begun, JsonAnswer, LaneCall
-from app.coordinator.wire import PlainAnswer, PlainRequest
+from app.coordinator.wire import PlainAnswer, PlainRequest, PlainsRequest
 from app.errors import DayGone, MessageUnknown, TransactionUnknown
 from app.ids import parse_message_id
 from app.permissions import Caller, Role
+from app.routers.batches import ManyRoute
 from app.routers.dependencies import CallerDep, RuntimeDep, problems
 from app.routers.end import published, unknown_transaction
 from app.routers.half import begin_half, note_trace, refused
@@ -37,18 +39,31 @@ MessageId = Annotated[
 
 _decoder = msgspec.json.Decoder(PlainRequest)
 _encode = msgspec.json.Encoder().encode
+# The whole body of PlainsRequest is one field.
+_has_many = re.compile(rb'\s*\{\s*"transactions"\s*:').match
 
 
 def post_messages(runtime: Runtime, caller: Caller, body: bytes, trace: str | None = None) -> Begun:
     """Store and commit messages that have nothing to coordinate: 201 after the commit, 200 for a repeat.
 
-    Raises Problem as `POST /half` does.
+    A body that begins with the field `transactions` has many of them. Raises Problem as `POST /half` does.
     """
-    request = decode(_decoder, body)
+    if _has_many(body):
+        return plains_begun(runtime, caller, body, trace)
+    return plain_begun(runtime, caller, decode(_decoder, body), trace)
+
+
+def plain_begun(runtime: Runtime, caller: Caller, request: PlainRequest, trace: str | None) -> Begun:
+    """Do the same for one decoded transaction."""
     half = half_of(request, runtime.settings, runtime.clock)
     note_trace(runtime, half, trace)
     call = LaneCall(runtime.lanes.plain, half, partial(_answer, runtime, half))
     return begin_half(runtime, caller, call, "transaction.plain", chosen=request.transaction_id is not None)
+
+
+def plains_begun(runtime: Runtime, caller: Caller, body: bytes, trace: str | None) -> Begun:
+    """Do the same for a body with many transactions: 200 with an outcome of each."""
+    return _PLAINS.begun(runtime, caller, body, trace)
 
 
 def _answer(runtime: Runtime, half: Half, outcome: PlainOutcome) -> JsonAnswer | Coroutine[Any, Any, JsonAnswer]:
@@ -60,6 +75,9 @@ def _answer(runtime: Runtime, half: Half, outcome: PlainOutcome) -> JsonAnswer |
             half.transaction_id, recorded.decided_at, not recorded.fresh, published(half.transaction_id, recorded)
         )
     )
+
+
+_PLAINS = ManyRoute("transactions", PlainsRequest, PlainRequest, plain_begun)
 
 
 @router.get(

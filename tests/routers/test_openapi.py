@@ -131,10 +131,15 @@ def test_examples_of_the_hot_paths_fit_their_schemas() -> None:
             for status, response in operation["responses"].items()
             if status < "300"
         ]
-        assert len(shown) >= 3
+        assert len(shown) >= (3 if path in ("/half", "/end", "/messages") else 2)
         for content in shown:
-            validator(schema_names(content)).validate(content["example"])
-            assert "1030" in json.dumps(content["example"])
+            schema = {"$schema": "https://json-schema.org/draft/2020-12/schema", **content["schema"]}
+            check = jsonschema_rs.validator_for(schema | {"components": DOCUMENT["components"]}, validate_formats=True)
+            examples = [one["value"] for one in content.get("examples", {}).values()] or [content["example"]]
+            assert len(examples) == len(content["schema"].get("oneOf", [None]))
+            for example in examples:
+                check.validate(example)
+                assert "1030" in json.dumps(example)
 
 
 def test_every_body_has_an_example_that_fits_its_schema() -> None:

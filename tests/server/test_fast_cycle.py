@@ -84,7 +84,21 @@ def cases() -> Iterator[tuple[str, str, Any, dict[str, str]]]:
     yield "unknown of a half that never was", "/end", end(unknown, "unknown"), {}
     yield "messages", "/messages", half(third), {}
     yield "repeated messages", "/messages", half(third), {}
-    for path in ("/half", "/end", "/messages"):
+    many, others = [uuid7(datetime.now(UTC)) for _ in range(3)], [uuid7(datetime.now(UTC)) for _ in range(2)]
+    yield "halves", "/halves", {"halves": [half(one) for one in many]}, {}
+    yield "repeated halves", "/halves", {"halves": [half(one) for one in many[::-1]]}, {}
+    yield (
+        "halves, some refused",
+        "/halves",
+        {"halves": [half(None), half(None, messages=[]), half(first, messages=1)]},
+        {},
+    )
+    yield "no halves", "/halves", {"halves": []}, {}
+    yield "ends", "/ends", {"ends": [end(many[0], "commit"), end(many[1], "rollback"), end(many[2], "unknown")]}, {}
+    yield "ends, some refused", "/ends", {"ends": [end(many[0], "rollback"), end(unknown, "commit"), {}]}, {}
+    yield "many transactions of messages", "/messages", {"transactions": [half(one) for one in others]}, {}
+    yield "no transactions of messages", "/messages", {"transactions": []}, {}
+    for path in ("/half", "/end", "/messages", "/halves", "/ends"):
         yield f"no body at {path}", path, b"", {}
         yield f"no JSON at {path}", path, b"{", {}
         yield f"no UTF-8 at {path}", path, b'{"a":"\xff"}', {}

@@ -174,6 +174,15 @@ async def end(world: World) -> Asked:
     return Asked("/end", {"transaction_id": transaction_id, "producer_group": group, "verdict": "commit"})
 
 
+def together(field: str, build: Builder) -> Builder:
+    """A request with one transaction in a list."""
+
+    async def build_list(world: World) -> Asked:
+        return Asked(f"/{field}", {field: [(await build(world)).json]})
+
+    return build_list
+
+
 async def message(world: World) -> Asked:
     return Asked(f"/messages/{await world.ended()}-0")
 
@@ -256,6 +265,8 @@ REQUESTS: dict[tuple[str, str], Builder] = {
     ("POST", "/half"): produce("/half"),
     ("POST", "/end"): end,
     ("POST", "/messages"): produce("/messages"),
+    ("POST", "/halves"): together("halves", produce("/half")),
+    ("POST", "/ends"): together("ends", end),
     ("GET", "/messages/{message_id}"): message,
     ("GET", "/transactions"): transactions,
     ("GET", "/transactions/{transaction_id:uuid}"): transaction,

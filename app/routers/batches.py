@@ -1,0 +1,142 @@
+"""Many transactions in one request: each takes the same steps as a request of its own, and all share the lane.
+
+The answer is 200 with `outcomes`, one for each, in the order of the request: the answer or the problem document that a
+request of its own would get, and its `status`.
+"""
+
+import asyncio
+from collections.abc import Callable, Coroutine, Sequence
+from typing import Any, Generic, TypeAlias, TypeVar
+
+import msgspec
+
+from app.coordinator.decoding import decode
+from app.coordinator.lane_call import Begun, JsonAnswer, LaneCall
+from app.coordinator.wire import TRANSACTIONS_MAX, EndRequest, EndsRequest, HalfRequest, HalvesRequest
+from app.database.errors import problem_of
+from app.errors import Invalid, Problem
+from app.permissions import Caller
+from app.routers.end import end_begun
+from app.routers.half import half_begun
+from app.runtime.state import Runtime
+
+T = TypeVar("T")
+
+# Of one request, so many transactions at once may use connections of the pool.
+AT_ONCE = 4
+
+_Queued: TypeAlias = tuple[Callable[[Any], Any], "asyncio.Future[Any]"]
+# A transaction of the request after its eager steps: in its lane, in a task, or refused.
+_Item: TypeAlias = "_Queued | asyncio.Task[JsonAnswer] | Exception"
+
+
+class ManyRoute(Generic[T]):
+    """How one route takes many transactions.
+
+    `field` is the only field of `many`, a list of `one`. `begin` takes a decoded transaction.
+    """
+
+    def __init__(
+        self,
+        field: str,
+        many: type[msgspec.Struct],
+        one: type[T],
+        begin: Callable[[Runtime, Caller, T, str | None], Begun],
+    ) -> None:
+        self._field, self._begin = field, begin
+        self._many: msgspec.json.Decoder[Any] = msgspec.json.Decoder(many)
+        self._one: msgspec.json.Decoder[T] = msgspec.json.Decoder(one)
+        listed = msgspec.defstruct("Listed", [(field, list[msgspec.Raw])], forbid_unknown_fields=True)
+        self._raw: msgspec.json.Decoder[Any] = msgspec.json.Decoder(listed)
+
+    def begun(self, runtime: Runtime, caller: Caller, body: bytes, trace: str | None) -> Begun:
+        """Return the coroutine that answers. Raises Problem if the body is no list of 1 to TRANSACTIONS_MAX."""
+        requests = self._requests(body)
+        runtime.load_limits.take_more(caller, len(requests) - 1)
+        return self._answer(runtime, caller, requests, trace)
+
+    def _requests(self, body: bytes) -> list[T | Problem]:
+        try:
+            found: list[T | Problem] = getattr(decode(self._many, body), self._field)
+        except Invalid:
+            # A transaction that does not fit must not refuse the others.
+            found = [self._decoded(raw) for raw in getattr(decode(self._raw, body), self._field)]
+            if not 1 <= len(found) <= TRANSACTIONS_MAX:
+                raise Invalid(
+                    f"A request has 1 to {TRANSACTIONS_MAX} transactions, not {len(found)}.", field=self._field
+                ) from None
+        return found
+
+    def _decoded(self, raw: msgspec.Raw) -> T | Problem:
+        try:
+            return decode(self._one, bytes(raw))
+        except Problem as problem:
+            return problem
+
+    async def _answer(
+        self, runtime: Runtime, caller: Caller, requests: Sequence[T | Problem], trace: str | None
+    ) -> JsonAnswer:
+        limit = asyncio.Semaphore(AT_ONCE)
+        # All are queued before the first await, so that they share a flush.
+        items = [self._item(runtime, caller, request, trace, limit) for request in requests]
+        try:
+            outcomes = [await _outcome(item) for item in items]
+        finally:
+            for item in items:
+                if isinstance(item, asyncio.Task):
+                    item.cancel()
+        return 200, b'{"outcomes":[%b]}' % b",".join(outcomes)
+
+    def _item(
+        self, runtime: Runtime, caller: Caller, request: T | Problem, trace: str | None, limit: asyncio.Semaphore
+    ) -> _Item:
+        if isinstance(request, Problem):
+            return request
+        try:
+            begun = self._begin(runtime, caller, request, trace)
+            if isinstance(begun, LaneCall):
+                return begun.answer, begun.lane.enqueue(begun.request)
+        except Exception as error:
+            return error
+        return asyncio.create_task(_limited(begun, limit))
+
+
+async def _limited(begun: Coroutine[Any, Any, JsonAnswer], limit: asyncio.Semaphore) -> JsonAnswer:
+    async with limit:
+        return await begun
+
+
+async def _outcome(item: _Item) -> bytes:
+    if isinstance(item, Exception):
+        return _refusal(item)
+    try:
+        if isinstance(item, asyncio.Task):
+            status, body = await item
+        else:
+            answer, future = item
+            found = answer(await future)
+            status, body = found if isinstance(found, tuple) else await found
+    except Exception as error:
+        return _refusal(error)
+    return b'{"status":%d,%b' % (status, body[1:])
+
+
+def _refusal(error: Exception) -> bytes:
+    problem = problem_of(error)
+    if problem.retry_after_s is None:
+        return problem.body()
+    return b'{"retry_after_s":%d,%b' % (problem.retry_after_s, problem.body()[1:])
+
+
+_HALVES = ManyRoute("halves", HalvesRequest, HalfRequest, half_begun)
+_ENDS = ManyRoute("ends", EndsRequest, EndRequest, end_begun)
+
+
+def post_halves(runtime: Runtime, caller: Caller, body: bytes, trace: str | None = None) -> Begun:
+    """Store many halves: 200 with an outcome of each. Raises Problem for the body as a whole."""
+    return _HALVES.begun(runtime, caller, body, trace)
+
+
+def post_ends(runtime: Runtime, caller: Caller, body: bytes, trace: str | None = None) -> Begun:
+    """Record many verdicts: 200 with an outcome of each. Raises Problem for the body as a whole."""
+    return _ENDS.begun(runtime, caller, body, trace)
