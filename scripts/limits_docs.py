@@ -65,6 +65,7 @@ DELIVERY = (
     Limit("app.egress.http_connector.LOOKUP_S", "seconds for which the addresses of a name are used again"),
     Limit("app.relay.settle_buffer.RECEIPT_WITHIN_S", "seconds that a receipt may wait to be stored with others"),
     Limit("app.policy.delivery_retry.SHORTEST_WAIT_S", "the shortest wait before another attempt, in seconds"),
+    Limit("app.policy.check_schedule.FIRST_BACKOFF_S", "the wait after the first unanswered check, in seconds"),
     Limit("app.policy.check_schedule.LONGEST_BACKOFF_S", "the longest wait between unanswered checks, in seconds"),
     Limit("app.relay.key_order.HELD_MOST", "messages that a shard holds back for busy keys"),
     Limit("app.store.relay.log.WINDOW_BYTES", "bytes of bodies that a shard reads ahead"),

@@ -5,11 +5,15 @@ The defaults are RocketMQ's: the first check 6 s after birth, then every 30 s, 1
 
 from dataclasses import dataclass
 from datetime import datetime, timedelta
+from math import ceil, log2
 from typing import TypeAlias
 
 from app.verdicts import OnExhausted, Source, Verdict
 
-# The wait after an unanswered check doubles each time, up to this.
+# The wait after the first unanswered check: a producer that restarts is asked soon. It doubles each time, first up to
+# the check interval and then on from there.
+FIRST_BACKOFF_S = 2
+# Up to this.
 LONGEST_BACKOFF_S = 600
 # The longest that `Retry-After` may hold a group, because a held group gets no checks at all.
 LONGEST_HOLD_S = 3600
@@ -129,8 +133,14 @@ def after_check(policy: AskingPolicy, history: CheckHistory, result: CheckResult
 
 
 def backoff_s(interval_s: int, unanswered: int) -> int:
-    """Return how long to wait after the `unanswered`-th check in a row (from 1) without an answer."""
-    doubled: int = interval_s << min(unanswered - 1, 20)
+    """Return how long to wait after the `unanswered`-th check in a row (from 1) without an answer.
+
+    2, 4, 8 s and so on while that is less than the interval; then the interval, doubled each time, up to the longest.
+    """
+    early = max(0, ceil(log2(interval_s / FIRST_BACKOFF_S)))
+    if unanswered <= early:
+        return FIRST_BACKOFF_S << (unanswered - 1)
+    doubled: int = interval_s << min(unanswered - 1 - early, 20)
     return max(interval_s, min(LONGEST_BACKOFF_S, doubled))
 
 
@@ -145,7 +155,9 @@ def _unanswered(policy: AskingPolicy, history: CheckHistory, result: Unanswered,
     deadline = since + timedelta(seconds=policy.unanswered_park_s)
     if now >= deadline:
         return Park(f"no check was answered since {since:%Y-%m-%dT%H:%M:%SZ}: {result.error}")
-    wait = timedelta(seconds=max(backoff_s(policy.interval_s, history.unanswered + 1), held_s(result)))
+    usual_s = backoff_s(policy.interval_s, history.unanswered + 1)
+    # A producer that gets too many checks is not asked sooner than its interval.
+    wait = timedelta(seconds=max(usual_s, policy.interval_s if result.congested else 0, held_s(result)))
     # Not past the deadline, so that the transaction is parked when the policy says.
     return CheckAgain(min(now + wait, deadline))
 

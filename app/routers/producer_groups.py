@@ -36,6 +36,7 @@ from app.store.admin.audit import record
 from app.store.checkback import producer_groups as store
 from app.store.checkback.check_urls import CheckUrl, forget_urls, note_urls, urls_of
 from app.store.checkback.producer_groups import GroupShape, ProducerGroup
+from app.store.checkback.requests import ask_unanswered
 from app.store.relay.announcements import GROUP
 from app.verdicts import OnExhausted
 
@@ -65,6 +66,8 @@ async def put_group(
     changed because of that. Only the secret is kept if none is given. A secret other than the current one is a
     rotation: for 24 hours both secrets sign.
 
+    Producers register when they start: checks of the group that were not answered are due again at once.
+
     A name is one path segment, so a name with `/` cannot be registered. The name `halfnote` is reserved for operational
     messages.
     """
@@ -81,6 +84,8 @@ async def put_group(
             said["check_urls"] = [without_query(url) for url in wanted.check_urls]
             await record(connection, audit_entry(caller, "producer_group.put", name, new=fresh, asked=said), now)
         await forget_urls(connection, name, shape.check_urls)
+        # A producer registers when it starts, so it can answer now.
+        await ask_unanswered(connection, name, now)
         [answer] = await _answers(connection, [await _known(connection, name)])
     if not fresh:
         return GroupChanged(**answer.model_dump(), changed=changed, reset=reset_fields(changed, wanted))

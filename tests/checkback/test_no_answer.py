@@ -38,8 +38,8 @@ async def test_without_an_answer_checks_back_off_and_the_transaction_is_parked_a
     while (found := await row(db, transaction_id))["state"] == 1:
         waits.append((found["next_check_at"] - runtime.clock.fixed).total_seconds())
         runtime.clock.fixed = max(runtime.clock.fixed, found["next_check_at"])
-        if len(waits) == 8:
-            assert waits[1:] == [30, 60, 120, 240, 480, 600, 600]
+        if len(waits) == 12:
+            assert waits[1:] == [2, 4, 8, 16, 30, 60, 120, 240, 480, 600, 600]
             # The hours in between do not differ.
             runtime.clock.fixed = start + timedelta(seconds=259_200 - 60)
             await db.execute("update check_back set next_check_at = $1", runtime.clock.fixed)
@@ -48,6 +48,29 @@ async def test_without_an_answer_checks_back_off_and_the_transaction_is_parked_a
     assert runtime.clock.now() == start + timedelta(seconds=259_200)
     assert "no check was answered since" in found["parked_reason"]
     assert await verdict(db, transaction_id) is None
+
+
+async def test_a_producer_that_registers_is_asked_at_once(
+    client: httpx.AsyncClient, runtime: Runtime, db: Connection, group: str
+) -> None:
+    """Only what was not answered: what waits for its next check after an `unknown`, or is parked, keeps its time."""
+    ids = [await in_doubt(client, runtime) for _ in range(5)]
+    at = runtime.clock.now() + timedelta(seconds=300)
+    await db.execute("update check_back set next_check_at = $1", at)
+    refused, parked, leased, other, _ = ids
+    await db.execute("update check_back set unanswered = 9 where transaction_id = any($1::uuid[])", ids[:4])
+    await db.execute("update check_back set state = 2 where transaction_id = $1", parked)
+    await db.execute("update check_back set leased_until = $2 where transaction_id = $1", leased, at)
+    await db.execute("update check_back set producer_group = 'other' where transaction_id = $1", other)
+    shown = (await client.get("/producer-groups/shop")).json()
+    put = {"check_urls": shown["check_urls"]}
+    assert (await client.put("/producer-groups/shop?dry_run=true", json=put)).status_code == 200
+    assert [(await row(db, one))["next_check_at"] for one in ids] == [at] * 5
+    before = runtime.clock.now()
+    assert (await client.put("/producer-groups/shop", json=put)).status_code == 200
+    due = {one: (await row(db, one))["next_check_at"] for one in ids}
+    assert before <= due.pop(refused) <= runtime.clock.now()
+    assert set(due.values()) == {at}
 
 
 async def test_any_other_reply_is_no_answer(

@@ -2,13 +2,13 @@
 
 import re
 from dataclasses import astuple
-from datetime import datetime
+from datetime import datetime, timedelta
 
 import pytest
 
 from app.database.connection import Connection
 from app.runtime.state import Runtime
-from app.store.checkback import claims, results
+from app.store.checkback import claims, requests, results
 from app.store.checkback.results import SettledCheck
 from tests.conftest import register_group
 from tests.support.check_stepping import many_in_doubt
@@ -33,6 +33,10 @@ async def assert_plans(db: Connection, now: datetime, *, generic: bool) -> None:
             if scan.table.startswith(("check_back", "half_", "op_")) and scan.rows > 1:
                 assert "Seq" not in scan.node
                 assert scan.rows <= 200, scan
+    arguments = ["group-1", now - timedelta(days=1), 100]
+    for scan in await scans(db, requests.ASK_UNANSWERED, ["text", "timestamptz", "int"], arguments, generic=generic):
+        if scan.table.startswith("check_back"):
+            assert "Seq" not in scan.node
     ids = [row["transaction_id"] for row in await db.fetch("select transaction_id from check_back limit 32")]
     for scan in await scans(db, claims.MESSAGES, ["uuid[]"], [ids], generic=generic):
         assert scan.rows <= 1 or "Seq" not in scan.node

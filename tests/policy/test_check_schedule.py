@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from app.policy.check_schedule import (
+    FIRST_BACKOFF_S,
     LONGEST_BACKOFF_S,
     LONGEST_HOLD_S,
     Answered,
@@ -86,7 +87,8 @@ def test_no_answer_never_decides_and_never_counts(
         assert NOW < decision.at <= deadline
         wait_s = (decision.at - NOW).total_seconds()
         assert wait_s <= max(LONGEST_BACKOFF_S, policy.interval_s, LONGEST_HOLD_S)
-        assert decision.at == deadline or wait_s >= max(policy.interval_s, held_s(brought)) - 1e-5
+        shortest = policy.interval_s if brought.congested else min(FIRST_BACKOFF_S, policy.interval_s)
+        assert decision.at == deadline or wait_s >= max(shortest, held_s(brought)) - 1e-5
 
 
 @given(policies, counts_of(parked=False))
@@ -119,12 +121,19 @@ def test_policy_alone_never_commits(policy: AskingPolicy) -> None:
 @given(st.integers(1, 86_400), st.integers(1, 3000))
 def test_backoff_grows_up_to_ten_minutes(interval_s: int, unanswered: int) -> None:
     wait = backoff_s(interval_s, unanswered)
-    assert interval_s <= wait <= max(interval_s, LONGEST_BACKOFF_S)
-    assert backoff_s(interval_s, unanswered + 1) >= wait
+    assert min(FIRST_BACKOFF_S, interval_s) <= wait <= max(interval_s, LONGEST_BACKOFF_S)
+    assert wait <= backoff_s(interval_s, unanswered + 1) <= max(2 * wait, interval_s)
 
 
 def test_backoff_of_the_defaults() -> None:
-    assert [backoff_s(30, n) for n in range(1, 8)] == [30, 60, 120, 240, 480, 600, 600]
+    assert [backoff_s(30, n) for n in range(1, 12)] == [2, 4, 8, 16, 30, 60, 120, 240, 480, 600, 600]
+
+
+def test_backoff_of_short_and_long_intervals() -> None:
+    assert [backoff_s(1, n) for n in range(1, 5)] == [1, 2, 4, 8]
+    assert [backoff_s(2, n) for n in range(1, 5)] == [2, 4, 8, 16]
+    assert [backoff_s(3, n) for n in range(1, 5)] == [2, 3, 6, 12]
+    assert [backoff_s(1000, n) for n in (1, 9, 10, 11, 1000)] == [2, 512, 1000, 1000, 1000]
 
 
 def test_three_days_without_an_answer_park() -> None:

@@ -21,7 +21,7 @@ from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
 from sqlalchemy.orm import DeclarativeBase
 
 from app.config import Settings
-from app.policy.check_schedule import LONGEST_BACKOFF_S
+from app.policy.check_schedule import FIRST_BACKOFF_S, LONGEST_BACKOFF_S
 from app.policy.delivery_retry import DEFAULT_RETRY
 from app.schemas.producer_groups import URLS_MAX, GroupPut
 from app.schemas.subscription_put import SubscriptionPut
@@ -174,6 +174,7 @@ def test_the_defaults_that_the_pages_name() -> None:
         f"`max_checks` times ({group['max_checks']})",
         f"`check_timeout_s` {group['check_timeout_s']} s each, up to {URLS_MAX} in turn",
         f"`unanswered_park_s` ({group['unanswered_park_s']:,} s",
+        f"after {FIRST_BACKOFF_S}, {2 * FIRST_BACKOFF_S}, {4 * FIRST_BACKOFF_S} s and so on",
         f"at most {LONGEST_BACKOFF_S} s",
         f"= {last_check_s // 60} min {last_check_s % 60} s with the defaults",
         f"`end_within_s` ({producer['end_within_s'].default:.0f} s)",

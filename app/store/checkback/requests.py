@@ -1,4 +1,4 @@
-"""SQL for one transaction in doubt or parked: a check on request, and an `unknown` from `/end`."""
+"""SQL for transactions in doubt or parked: checks that are due at once, and an `unknown` from `/end`."""
 
 from datetime import datetime
 from uuid import UUID
@@ -40,6 +40,19 @@ with asked as (
 select true from asked
 """
 
+# Served by check_back_due. A check in flight settles as usual. Rows that another process settles now are left out, so
+# that the two cannot wait for each other. At most so many: a group's window limits the checks that can follow anyway.
+AT_ONCE = 1000
+ASK_UNANSWERED = """
+update check_back set next_check_at = $2
+where transaction_id = any(array(
+  select c.transaction_id from check_back c
+  where c.producer_group = $1 and c.next_check_at > $2 and c.state = 1 and c.unanswered > 0
+    and (c.leased_until is null or c.leased_until <= $2)
+  order by c.next_check_at limit $3 for update skip locked
+))
+"""
+
 
 async def answer_unknown(connection: Connection, transaction_id: UUID, now: datetime) -> None:
     """Count an `unknown` from `/end` as the answer to the newest check."""
@@ -52,3 +65,8 @@ async def ask_now(connection: Connection, transaction_id: UUID, now: datetime) -
     Return False if the half does not exist or is decided already.
     """
     return bool(await connection.fetchval(ASK_NOW, transaction_id, now))
+
+
+async def ask_unanswered(connection: Connection, group: str, now: datetime) -> None:
+    """Make a group's checks due at once that were not answered and wait for their next try."""
+    await connection.execute(ASK_UNANSWERED, group, now, AT_ONCE)
