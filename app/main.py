@@ -22,6 +22,7 @@ from app.routers import (
     audit,
     certificates,
     dead_letters,
+    delivery_reasons,
     health,
     messages,
     operator_verdicts,
@@ -93,6 +94,7 @@ def create_app() -> tuple[ASGIApp, FastAPI]:
         generate_unique_id_function=_operation_id,
     )
     api.include_router(transactions.router)
+    api.include_router(delivery_reasons.router)
     api.include_router(operator_verdicts.router)
     api.include_router(reissues.router)
     api.include_router(messages.router)

@@ -104,6 +104,36 @@ class DeliveryState(StrEnum):
     DROPPED = "dropped"
 
 
+class DeliveryReason(StrEnum):
+    """Why a subscription has got a message, or has not. NO_SUBSCRIPTION is of the message, the others of a delivery."""
+
+    DELIVERED = "delivered"
+    DROPPED = "dropped"
+    DEAD = "dead"
+    EXPIRED = "expired"
+    NO_SUBSCRIPTION = "no_subscription"
+    NO_TOPIC_MATCH = "no_topic_match"
+    FILTERED_BY_TAG = "filtered_by_tag"
+    FILTERED_BY_HEADER = "filtered_by_header"
+    # The transaction has no commit. The words are those of its state.
+    HALF = "half"
+    IN_DOUBT = "in_doubt"
+    PARKED = "parked"
+    ROLLED_BACK = "rolled_back"
+    SUBSCRIPTION_NEWER = "subscription_newer"
+    CHANGED_SINCE = "changed_since"
+    NO_RECORD = "no_record"
+    PAUSED = "paused"
+    DISABLED = "disabled"
+    NO_WORKER = "no_worker"
+    BREAKER_OPEN = "breaker_open"
+    BEHIND_KEY = "behind_key"
+    DUE_LATER = "due_later"
+    IN_FLIGHT = "in_flight"
+    RETRYING = "retrying"
+    NOT_YET_SENT = "not_yet_sent"
+
+
 class DeadLetterAction(StrEnum):
     """`redelivery.what`: a person's action on a dead letter."""
 

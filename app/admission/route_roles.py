@@ -37,6 +37,7 @@ RULES: dict[tuple[str, str], Roles] = {
     ("GET", "/transactions"): OWN_GROUPS,
     ("GET", "/transactions/{transaction_id:uuid}"): OWN_GROUPS,
     ("GET", "/transactions/{transaction_id:uuid}/attempts"): OWN_GROUPS,
+    ("GET", "/transactions/{transaction_id:uuid}/delivery"): OWN_GROUPS,
     ("POST", "/transactions/{transaction_id:uuid}/check"): PEOPLE,
     ("POST", "/transactions/{transaction_id:uuid}/verdict"): PEOPLE,
     ("POST", "/transactions/{transaction_id:uuid}/reissue"): PEOPLE,

@@ -21,6 +21,7 @@ from app.cli import (
     topics,
     transaction_actions,
     transactions,
+    why,
 )
 from app.cli.errors import Refusal
 
@@ -48,6 +49,7 @@ app.add_typer(certificate.app, name="certificate")
 app.add_typer(topics.app, name="topics")
 app.add_typer(keys.app, name="keys")
 app.command("audit")(audit.audit)
+app.command("why")(why.why)
 
 
 def main() -> None:

@@ -38,6 +38,7 @@ MAY = {
     ("GET", "/transactions"): "o n y y n",
     ("GET", "/transactions/{transaction_id:uuid}"): "h n y y n",
     ("GET", "/transactions/{transaction_id:uuid}/attempts"): "h n y y n",
+    ("GET", "/transactions/{transaction_id:uuid}/delivery"): "h n y y n",
     ("POST", "/transactions/{transaction_id:uuid}/check"): "n n y y n",
     ("POST", "/transactions/{transaction_id:uuid}/verdict"): "n n y y n",
     ("POST", "/transactions/{transaction_id:uuid}/reissue"): "n n y y n",

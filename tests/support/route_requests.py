@@ -199,6 +199,10 @@ async def attempts(world: World) -> Asked:
     return Asked(f"/transactions/{await world.ended()}/attempts")
 
 
+async def delivery(world: World) -> Asked:
+    return Asked(f"/transactions/{await world.ended()}/delivery")
+
+
 async def check(world: World) -> Asked:
     return Asked(f"/transactions/{(await world.in_doubt())[1]}/check")
 
@@ -271,6 +275,7 @@ REQUESTS: dict[tuple[str, str], Builder] = {
     ("GET", "/transactions"): transactions,
     ("GET", "/transactions/{transaction_id:uuid}"): transaction,
     ("GET", "/transactions/{transaction_id:uuid}/attempts"): attempts,
+    ("GET", "/transactions/{transaction_id:uuid}/delivery"): delivery,
     ("POST", "/transactions/{transaction_id:uuid}/check"): check,
     ("POST", "/transactions/{transaction_id:uuid}/verdict"): verdict,
     ("POST", "/transactions/{transaction_id:uuid}/reissue"): reissue,

@@ -237,16 +237,15 @@ async def read_history(connection: Connection, transaction_id: UUID, limit: int)
     `limit`: the most attempts, and the most redeliveries.
     """
     async with connection.transaction(isolation="repeatable_read", readonly=True):
-        messages = [StoredMessage(**row) for row in await connection.fetch(STORED_MESSAGES, transaction_id)]
+        messages = await read_messages(connection, transaction_id)
         if not messages:
             return None
-        record = await connection.fetchrow(RECORD, transaction_id)
-        assert record is not None
+        record = await read_record(connection, transaction_id)
         attempts, more_below = await latest_attempts(connection, transaction_id, limit)
         return History(
             transaction_id,
             messages,
-            _record(record),
+            record,
             [Published(**row) for row in await connection.fetch(PUBLISHED, transaction_id)],
             attempts,
             more_below,
@@ -255,7 +254,14 @@ async def read_history(connection: Connection, transaction_id: UUID, limit: int)
         )
 
 
-def _record(row: Any) -> Record:
+async def read_messages(connection: Connection, transaction_id: UUID) -> list[StoredMessage]:
+    """Return the messages of a transaction without their bodies; none if there is no such half."""
+    return [StoredMessage(**row) for row in await connection.fetch(STORED_MESSAGES, transaction_id)]
+
+
+async def read_record(connection: Connection, transaction_id: UUID) -> Record:
+    """Return the verdict of a transaction, and where check-back has it."""
+    row: Any = await connection.fetchrow(RECORD, transaction_id)
     return Record(**{**row, **verdict_of(row), "check_back": CHECK_BACK_STATE_OF[row["check_back"]]})
 
 

@@ -1,0 +1,65 @@
+"""`halfnote why`: why messages were delivered, or were not, in a sentence for each subscription."""
+
+from typing import Annotated, Any
+from uuid import UUID
+
+import typer
+
+from app.cli.api_client import DEFAULT_URL, AsJson, Url, call, path_of, print_json
+from app.cli.errors import Refusal
+from app.cli.tables import print_fields, print_table
+
+# Transactions of a key that the command names beside the newest.
+OTHERS_MOST = 10
+
+
+def why(
+    what: Annotated[str, typer.Argument(metavar="ID_OR_KEY", help="a transaction's id, a message's id, or a key")],
+    subscription: Annotated[str | None, typer.Option(help="only this subscription")] = None,
+    url: Url = DEFAULT_URL,
+    as_json: AsJson = False,
+) -> None:
+    """Explain why messages were delivered or were not. Of a key, its newest transaction is explained."""
+    transaction_id, position = _named(what)
+    others: list[str] = []
+    if transaction_id is None:
+        query = {"key": what, "limit": OTHERS_MOST + 1}
+        found = [one["transaction_id"] for one in call(url, "GET", "/transactions", query=query)["items"]]
+        if not found:
+            raise Refusal(f"`{what}` is no id, and no recent transaction has a message of this key.")
+        transaction_id, *others = found
+    path = path_of("transactions", transaction_id, "delivery")
+    query = {"position": position, "subscription": subscription}
+    answer = call(url, "GET", path, query=query, as_json=as_json)
+    if as_json:
+        print_json(answer)
+        return
+    _print_why(answer)
+    if others:
+        print(f"\nEarlier transactions of this key: {', '.join(others[:1])}" + " and more" * (len(others) > 1))
+
+
+def _named(what: str) -> tuple[str | None, int | None]:
+    """Return the transaction and the position that a text names; None for a key."""
+    head, dash, tail = what.rpartition("-")
+    for text, position in ((what, None), (head if dash and tail.isdigit() else "", tail)):
+        try:
+            return str(UUID(text)), None if position is None else int(position)
+        except ValueError:
+            continue
+    return None, None
+
+
+def _print_why(answer: dict[str, Any]) -> None:
+    fields = {"transaction": answer["transaction_id"], "group": answer["producer_group"], "state": answer["state"]}
+    print_fields(fields)
+    for message in answer["messages"]:
+        print()
+        named = {"message": message["message_id"], "topic": message["topic"], "key": message["key"]}
+        print_fields({**named, "tag": message["tag"], "result": message["sentence"]})
+        rows = [(one["subscription"], one["sentence"]) for one in message["subscriptions"]]
+        if rows:
+            print()
+            print_table(("subscription", "why"), rows)
+        if message["left_out"]:
+            print(f"{message['left_out']} more subscriptions take other topics.")

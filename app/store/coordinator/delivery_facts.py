@@ -1,0 +1,204 @@
+"""SQL that reads what decides whether each subscription has got a message, and what keeps it."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+from uuid import UUID
+
+import msgspec
+
+from app.database.connection import Connection
+from app.store.relay.leases import LeaseKind
+from app.store.relay.log import HASH
+from app.topic_patterns import match_sql
+from app.verdicts import DeliveryState, OnDead, Ordered, SubscriptionState
+
+# How many log entries before a message are searched for an earlier one of its key.
+BLOCKER_SPAN = 2000
+
+# The filters of WINDOW for a message `m` and a subscription `s`, each on its own.
+_TAKES_TAG = "(coalesce(s.filters -> 'tags', '[]') in ('[]', 'null') or coalesce(s.filters -> 'tags' ? m.tag, false))"
+_TAKES_HEADERS = """(coalesce(s.filters -> 'headers', 'null') = 'null'
+    or coalesce(m.headers @> (s.filters -> 'headers'), false))"""
+
+# The messages by primary key, one partition each. There are few subscriptions; for each one the other tables are probed
+# by primary key. A deleted subscription is shown if it has got the message.
+FACTS = f"""
+with message as materialized (
+  select h.transaction_id, h.position, h.topic, h.key, h.tag, h.headers, o."offset", o.due_at, o.committed_at
+  from half h left join outbox o on o.transaction_id = $1 and o.position = h.position
+  where h.transaction_id = $1 and ($2::smallint is null or h.position = $2)
+)
+select m.position, s.subscription_id, s.name as subscription, s.topics, s.filters, s.ordered, s.on_dead, s.state,
+  s.state_reason, s.started_after, s.created_at, s.matches_since, m.topic, m.key, m.tag, m."offset", m.due_at,
+  m.committed_at, {match_sql("m.topic", "s.topics")} as takes_topic, {_TAKES_TAG} as takes_tag,
+  {_TAKES_HEADERS} as takes_headers,
+  c."offset" as checkpoint, c.opened_at, c.opened_because, l.owner as holder,
+  r.outcome as received, r.settled_at, r.status as received_status,
+  d.due_at as retry_at, d.first_at as tried_at, d.last_error, d.leased_until,
+  x.reason as died_because, x.died_at, coalesce(x.error, x.reason) as died_of, x.status as died_status,
+  coalesce(r.attempts, d.attempts, x.attempts, 0) as attempts
+from message m cross join subscription s
+left join receipt r on r.transaction_id = $1 and r.position = m.position and r.subscription_id = s.subscription_id
+  and r.replay = 0
+left join delivery_retry d on d.subscription_id = s.subscription_id and d.replay = 0 and d.transaction_id = $1
+  and d.position = m.position
+left join dead_letter x on x.subscription_id = s.subscription_id and x.replay = 0 and x.transaction_id = $1
+  and x.position = m.position
+left join checkpoint c on c.subscription_id = s.subscription_id
+  and (c.shards = 1 or {HASH.format("m")} % c.shards = c.shard)
+left join lease l on l.name = '{LeaseKind.SHARD}:' || s.subscription_id || ':' || c.shards || ':' || c.shard
+  and l.expires_at > $3 and l.owner <> ''
+where ($4::text is null or s.name = $4) and (s.deleted_at is null or r.outcome is not null)
+order by m.position, s.name, s.subscription_id
+"""  # noqa: S608 -- constants
+
+# The earliest message of the same key that is before this one: a retry that was tried or is due (delivery_retry_key), a
+# dead letter if the subscription holds its keys for those (dead_letter_key), or a log entry after the checkpoint that
+# is not settled: the last BLOCKER_SPAN ones before the message, by outbox_by_offset.
+BLOCKER = f"""
+with span as materialized (
+  select o.transaction_id, o.position, o."offset", o.topic, o.tag, o.key from outbox o
+  where o."offset" > $4 and o."offset" < $3 order by o."offset" desc limit {BLOCKER_SPAN}
+)
+select * from (
+  (select b.transaction_id, b.position, b."offset",
+     case when b.attempts = 0 then 'waiting' else 'in_retry' end as state, b.due_at, b.last_error as error
+   from delivery_retry b where b.subscription_id = $1 and b.replay = 0 and b.key = $2 and b."offset" < $3
+     and (b.first_at is not null or b.due_at <= $5) order by b."offset" limit 1)
+  union all
+  (select b.transaction_id, b.position, b."offset", 'dead', null, coalesce(b.error, b.reason)
+   from dead_letter b where $6 and b.subscription_id = $1 and b.replay = 0 and b.key = $2 and b."offset" < $3
+   order by b."offset" limit 1)
+  union all
+  (select m.transaction_id, m.position, m."offset", 'waiting', null, null
+   from span m join subscription s on s.subscription_id = $1
+   where m.key = $2 and {match_sql("m.topic", "s.topics")} and {_TAKES_TAG}
+     and (coalesce(s.filters -> 'headers', 'null') = 'null' or exists (
+       select from half h where h.transaction_id = m.transaction_id and h.position = m.position
+         and h.headers @> (s.filters -> 'headers') offset 0
+     ))
+     and not exists (
+       select from receipt r where r.transaction_id = m.transaction_id and r.position = m.position
+         and r.subscription_id = $1 and r.replay = 0 offset 0
+     )
+     and not exists (
+       select from delivery_retry r where r.subscription_id = $1 and r.replay = 0
+         and r.transaction_id = m.transaction_id and r.position = m.position offset 0
+     )
+     and not exists (
+       select from dead_letter r where r.subscription_id = $1 and r.replay = 0
+         and r.transaction_id = m.transaction_id and r.position = m.position offset 0
+     )
+   order by m."offset" limit 1)
+) found order by "offset" limit 1
+"""  # noqa: S608 -- constants
+
+# The whole table is read. It has a row for each change of a subscription.
+STATES_SINCE = """
+select v.subscription_id, min(v.at) as since from (
+  select v.subscription_id, v.version_id, v.at,
+    max(v.version_id) filter (where v.state <> s.state) over (partition by v.subscription_id) as other
+  from subscription_version v join subscription s on s.subscription_id = v.subscription_id
+  where v.subscription_id = any($1::int[])
+) v where v.version_id > coalesce(v.other, 0) group by v.subscription_id
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Blocker:
+    """An earlier message of the same key that is not settled. `due_at` and `error` are those of its retry."""
+
+    transaction_id: UUID
+    position: int
+    offset: int
+    state: DeliveryState
+    due_at: datetime | None
+    error: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class DeliveryFacts:
+    """What is stored about one message and one subscription. Fields are None where there is no such row.
+
+    `checkpoint`, `opened_at`, `opened_because` and `holder` are of the shard that has the message.
+    """
+
+    position: int
+    subscription_id: int
+    subscription: str
+    topics: list[str]
+    filters: dict[str, Any]
+    ordered: Ordered
+    on_dead: OnDead
+    state: SubscriptionState
+    state_reason: str | None
+    started_after: int
+    created_at: datetime
+    matches_since: datetime
+    topic: str
+    key: str | None
+    tag: str | None
+    offset: int | None
+    due_at: datetime | None
+    committed_at: datetime | None
+    takes_topic: bool
+    takes_tag: bool
+    takes_headers: bool
+    checkpoint: int | None
+    opened_at: datetime | None
+    opened_because: str | None
+    holder: str | None
+    received: DeliveryState | None
+    settled_at: datetime | None
+    received_status: int | None
+    retry_at: datetime | None
+    tried_at: datetime | None
+    last_error: str | None
+    leased_until: datetime | None
+    died_because: str | None
+    died_at: datetime | None
+    died_of: str | None
+    died_status: int | None
+    attempts: int
+
+
+async def read_facts(
+    connection: Connection, transaction_id: UUID, position: int | None, subscription: str | None, now: datetime
+) -> list[DeliveryFacts]:
+    """Return the facts of each message and each subscription; of one message or one subscription, if they are named."""
+    return [_facts(row) for row in await connection.fetch(FACTS, transaction_id, position, now, subscription)]
+
+
+async def read_blocker(connection: Connection, facts: DeliveryFacts, now: datetime) -> Blocker | None:
+    """Return the earliest message of the same key that the subscription delivers before this one."""
+    row = await connection.fetchrow(
+        BLOCKER,
+        facts.subscription_id,
+        facts.key,
+        facts.offset,
+        facts.checkpoint,
+        now,
+        facts.on_dead is OnDead.HOLD,
+    )
+    return None if row is None else Blocker(**{**row, "state": DeliveryState(row["state"])})
+
+
+async def states_since(connection: Connection, subscription_ids: Sequence[int]) -> dict[int, datetime]:
+    """Return since when each of these subscriptions is in its state."""
+    rows = await connection.fetch(STATES_SINCE, subscription_ids) if subscription_ids else []
+    return {row["subscription_id"]: row["since"] for row in rows}
+
+
+def _facts(row: Any) -> DeliveryFacts:
+    return DeliveryFacts(
+        **{
+            **row,
+            "filters": msgspec.json.decode(row["filters"]) or {} if row["filters"] else {},
+            "ordered": Ordered(row["ordered"]),
+            "on_dead": OnDead(row["on_dead"]),
+            "state": SubscriptionState(row["state"]),
+            "received": None if row["received"] is None else DeliveryState(row["received"]),
+        }
+    )

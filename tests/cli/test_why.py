@@ -1,0 +1,29 @@
+"""`halfnote why`: by a transaction's id, a message's id, and a key."""
+
+from tests.support.cli_requests import group, post_end, post_half
+from tests.support.cli_runs import Run, run
+
+__all__ = ["group", "run"]
+
+
+def test_a_message_is_explained_by_each_of_its_names(run: Run, url: str, group: str) -> None:
+    # A topic of its own: other tests subscribe to `order`.
+    earlier, newest = (post_half(url, group, "explained") for _ in range(2))
+    post_end(url, group, newest, "commit")
+    for name in (newest, f"{newest}-0"):
+        shown = run("why", name)
+        assert shown.code == 0
+        assert f"{newest}-0" in shown.out
+        assert "No subscription takes it" in " ".join(shown.out.split())
+    by_key = run("why", "order-1030", "--json").json
+    assert by_key["messages"][0]["key"] == "order-1030"
+    shown = run("why", earlier)
+    assert "Not sent yet: the producer group" in " ".join(shown.out.split())
+    assert run("why", f"{newest}-0", "--json").json["messages"][0]["reason"] == "no_subscription"
+
+
+def test_what_is_not_known_is_said(run: Run, url: str) -> None:
+    unknown = run("why", "no-such-key-4711")
+    assert unknown.code == 1
+    assert "no recent transaction has a message of this key" in unknown.err
+    assert run("why", "0193a7d6-a5c8-7b1e-8f00-1030a1030a10").code == 1
