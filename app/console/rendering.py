@@ -16,7 +16,25 @@ from app.verdicts import State
 _UNITS = ((86400.0, "d"), (3600.0, "h"), (60.0, "min"), (1.0, "s"))
 
 # The words of states in pages, and the classes of their colors.
-WORDS = {State.IN_DOUBT.value: "in doubt", State.ROLLED_BACK.value: "rolled back", "in_retry": "in retry"}
+WORDS = {
+    State.IN_DOUBT.value: "in doubt",
+    State.ROLLED_BACK.value: "rolled back",
+    "in_retry": "in retry",
+    # Of deliveries (DeliveryReason).
+    "no_subscription": "no subscription",
+    "no_topic_match": "other topic",
+    "filtered_by_tag": "other tag",
+    "filtered_by_header": "other header",
+    "subscription_newer": "begins later",
+    "changed_since": "begins later",
+    "no_record": "no record",
+    "no_worker": "no worker",
+    "breaker_open": "breaker open",
+    "behind_key": "behind its key",
+    "due_later": "due later",
+    "in_flight": "being sent",
+    "not_yet_sent": "waiting",
+}
 TONES = {
     "half": "wait",
     "in_doubt": "warn",
@@ -45,6 +63,15 @@ TONES = {
     "running": "wait",
     "done": "good",
     "cancelled": "mute",
+    "no_subscription": "warn",
+    "no_record": "bad",
+    "no_worker": "bad",
+    "breaker_open": "bad",
+    "behind_key": "warn",
+    "retrying": "warn",
+    "due_later": "wait",
+    "in_flight": "wait",
+    "not_yet_sent": "wait",
 }
 
 
@@ -118,6 +145,11 @@ def short(value: object) -> str:
     return text if len(text) <= 14 else f"…{text[-12:]}"
 
 
+def rest(detail: dict[str, Any]) -> dict[str, Any]:
+    """Return the detail of an act without its reason, which has a column of its own."""
+    return {name: value for name, value in detail.items() if name != "reason"}
+
+
 def json(value: Any) -> str:
     """Return a value as JSON."""
     return msgspec.json.encode(value).decode()
@@ -132,6 +164,6 @@ _environment = Environment(
     auto_reload=False,
 )
 _environment.filters.update(
-    duration=duration, when=when, exact=exact, number=number, size=size, state=state, short=short, json=json
+    duration=duration, when=when, exact=exact, number=number, size=size, state=state, short=short, rest=rest, json=json
 )
 _environment.globals.update(url_of=url_of, link=link, command=command)

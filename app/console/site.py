@@ -6,7 +6,17 @@ from app.console.acts import subscriptions as act_on_subscriptions
 from app.console.acts import transactions as act_on_transactions
 from app.console.acts.act import ConsoleAct
 from app.console.page import Page
-from app.console.pages import dead_letters, overview, sign_in, subscriptions, transactions
+from app.console.pages import (
+    dead_letters,
+    keys_and_audit,
+    overview,
+    producer_groups,
+    proof,
+    sign_in,
+    subscriptions,
+    topics,
+    transactions,
+)
 
 ACTS: list[ConsoleAct] = [
     *act_on_transactions.ACTS,
@@ -21,4 +31,8 @@ PAGES: list[Page] = [
     *transactions.PAGES,
     *subscriptions.PAGES,
     *dead_letters.PAGES,
+    *producer_groups.PAGES,
+    *topics.PAGES,
+    *keys_and_audit.PAGES,
+    *proof.PAGES,
 ]

@@ -1,0 +1,55 @@
+"""The list of producer groups, and one with its check URLs and its undecided transactions."""
+
+from starlette.responses import Response
+
+from app.console.page import Page
+from app.console.rendering import command
+from app.console.visit import Visit
+from app.routers.producer_groups import get_group, list_groups
+from app.routers.transactions import TransactionQuery, list_of_transactions
+from app.schemas.fields import PageQuery
+from app.verdicts import State
+
+_ROWS, _CSV_ROWS, _UNDECIDED = 50, 1000, 10
+_COLUMNS = ("name", "check_urls", "immunity_s", "interval_s", "max_checks", "on_exhausted", "updated_at")
+
+
+async def show_list(visit: Visit) -> Response:
+    """Show a page of producer groups by name."""
+    query = visit.query(PageQuery, limit=_CSV_ROWS if visit.wants_csv else _ROWS)
+    found = await list_groups(visit.runtime, visit.caller, query)
+    if visit.wants_csv:
+        rows = ({**dict(one), "check_urls": " ".join(one.check_urls)} for one in found.items)
+        return visit.csv("producer-groups", _COLUMNS, ([row[name] for name in _COLUMNS] for row in rows))
+    return visit.page(
+        "producer_groups.html",
+        rows=found.items,
+        next_cursor=found.next_cursor,
+        command_shown=command("groups", "list"),
+        now=visit.runtime.clock.now(),
+    )
+
+
+async def show_one(visit: Visit) -> Response:
+    """Show a producer group."""
+    name = visit.path["name"]
+    shown = await get_group(name, visit.runtime, visit.caller)
+    undecided = {
+        state: await list_of_transactions(
+            visit.runtime, visit.caller, TransactionQuery(producer_group=name, state=state, limit=_UNDECIDED)
+        )
+        for state in (State.PARKED, State.IN_DOUBT)
+    }
+    return visit.page(
+        "producer_group.html",
+        shown=shown,
+        undecided=undecided,
+        command_shown=command("groups", "get", name),
+        now=visit.runtime.clock.now(),
+    )
+
+
+PAGES = [
+    Page("GET", "/console/producer-groups", show_list, ("GET", "/producer-groups")),
+    Page("GET", "/console/producer-groups/{name}", show_one, ("GET", "/producer-groups/{name}")),
+]
