@@ -22,7 +22,7 @@ test test-fast test-all: export PYTHONDONTWRITEBYTECODE :=
 test-all: export HALFNOTE_TEST_EXAMPLES := all
 
 .DEFAULT_GOAL := help
-.PHONY: help run install demo demo-compare reconcile test test-all test-fast test-deps test-helm test-image helm-deps sbom audit
+.PHONY: help screenshots run install demo demo-compare reconcile test test-all test-fast test-deps test-helm test-image helm-deps sbom audit
 .PHONY: check bucket-deps test-bucket format bench bench-relay bench-scale bench-spark bench-peers docs lock clean
 
 help: ## list these commands
@@ -64,6 +64,9 @@ test-deps: ## install servers and a browser for tests: RabbitMQ, NATS, Redis, Ma
 
 helm-deps: ## build what the chart's tests need, with Go: Helm, a Kubernetes API and more; the first time takes half an hour
 	@scripts/helm-deps
+
+screenshots: $(DEV) ## write the pictures of docs/console.md; needs Debian's chromium
+	HALFNOTE_TEST_DEPS=required HALFNOTE_SCREENSHOTS=docs/console $(PYTEST) tests/console/test_browser.py -k pictures
 
 # A missing program is an error in these three commands. In other commands it skips tests (tests/support/requirements.py).
 test-helm: $(DEV) ## test the chart and the compose file on a real Kubernetes API; needs `make helm-deps`, root and podman

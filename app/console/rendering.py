@@ -8,7 +8,7 @@ from urllib.parse import quote, urlencode
 
 import msgspec
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
-from markupsafe import Markup
+from markupsafe import Markup, escape
 
 from app.console.static_files import url_of
 from app.verdicts import State
@@ -145,6 +145,16 @@ def short(value: object) -> str:
     return text if len(text) <= 14 else f"…{text[-12:]}"
 
 
+def said(sentence: str) -> Markup:
+    """Return a sentence of the API with the names that it has in backticks as code."""
+    parts = sentence.split("`")
+    # An odd number of backticks: one is part of a name or of an error, so nothing can be told apart.
+    if len(parts) % 2 == 0:
+        return escape(sentence)
+    marked = (Markup("<code>{0}</code>").format(part) if at % 2 else escape(part) for at, part in enumerate(parts))
+    return Markup("").join(marked)
+
+
 def rest(detail: dict[str, Any]) -> dict[str, Any]:
     """Return the detail of an act without its reason, which has a column of its own."""
     return {name: value for name, value in detail.items() if name != "reason"}
@@ -164,6 +174,15 @@ _environment = Environment(
     auto_reload=False,
 )
 _environment.filters.update(
-    duration=duration, when=when, exact=exact, number=number, size=size, state=state, short=short, rest=rest, json=json
+    duration=duration,
+    when=when,
+    exact=exact,
+    number=number,
+    size=size,
+    state=state,
+    short=short,
+    rest=rest,
+    said=said,
+    json=json,
 )
 _environment.globals.update(url_of=url_of, link=link, command=command)

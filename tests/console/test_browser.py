@@ -1,6 +1,7 @@
 """The console in Debian's Chromium: a real service with orders in every state, each page light and dark, and acts."""
 
 import json
+import os
 import shutil
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -15,7 +16,7 @@ from app.console.site import PAGES
 from tests.conftest import migrated_template
 from tests.support import postgres
 from tests.support.console_world import World, answering
-from tests.support.processes import serving
+from tests.support.processes import ROOT, serving
 from tests.support.requirements import absent
 
 pytestmark = pytest.mark.slow
@@ -140,3 +141,40 @@ def test_a_person_finds_and_acts_by_keyboard_alone(world: tuple[str, World], bro
     assert made.state("order-1033") == "rolled_back"
     audited = made.get("/audit", what="transaction.verdict")["items"]
     assert json.dumps(audited).count("the order was cancelled") == 1
+
+
+# The pages of docs/console.md, by the names of their pictures.
+SHOWN = {
+    "overview": "",
+    "transactions": "/transactions",
+    "transaction": "/transactions/{order-1030}",
+    "subscriptions": "/subscriptions",
+    "subscription": "/subscriptions/warehouse",
+    "dead-letters": "/dead-letters",
+    "producer-groups": "/producer-groups",
+    "topics": "/topics",
+    "proof": "/proof",
+    "keys": "/keys",
+    "audit": "/audit",
+}
+
+
+def test_the_pictures_of_the_docs(world: tuple[str, World], browser: Browser, tmp_path: Path) -> None:
+    """`make screenshots` has them written into the docs."""
+    url, made = world
+    place = Path(os.environ.get("HALFNOTE_SCREENSHOTS") or tmp_path)
+    place.mkdir(exist_ok=True)
+    for scheme in ("light", "dark"):
+        watched = Watched(browser, "desktop", scheme)
+        try:
+            watched.page.set_viewport_size({"width": 1280, "height": 720})
+            for name, path in SHOWN.items():
+                watched.page.goto(f"{url}/console{path.replace('{order-1030}', made.ids['order-1030'])}")
+                watched.page.screenshot(path=place / f"{name}-{scheme}.png")
+        finally:
+            watched.close()
+    pictures = {path.stem: path.stat().st_size for path in place.glob("*.png")}
+    assert pictures.keys() == {f"{name}-{scheme}" for name in SHOWN for scheme in ("light", "dark")}
+    page = (ROOT / "docs" / "console.md").read_text()
+    assert [name for name in pictures if f"console/{name}.png" not in page] == []
+    assert {path.stem for path in (ROOT / "docs" / "console").glob("*.png")} == pictures.keys()
