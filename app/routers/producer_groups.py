@@ -11,9 +11,19 @@ from fastapi.responses import JSONResponse
 from app.checkback.check_requests import ping
 from app.database.connection import Connection
 from app.egress.urls import url_fault, without_query
-from app.errors import AddressNotAllowed, GroupInUse, GroupReserved, GroupUnknown, Invalid, SecretsUnreadable
+from app.errors import (
+    AddressNotAllowed,
+    DatabaseUnavailable,
+    GroupInUse,
+    GroupReserved,
+    GroupUnknown,
+    Invalid,
+    SecretsUnreadable,
+)
 from app.operations.audit import audit_entry
 from app.operations.field_changes import changed_fields, reset_fields
+from app.operations.merge_patch import patched
+from app.permissions import Caller
 from app.routers.dependencies import CallerDep, RuntimeDep, problems
 from app.runtime.state import Runtime
 from app.schemas.fields import ActNote, DryRun, NamePath, PageQuery
@@ -23,6 +33,7 @@ from app.schemas.producer_groups import (
     GroupChanged,
     GroupCreated,
     GroupList,
+    GroupPatch,
     GroupPut,
     NewSecret,
     PingAnswer,
@@ -71,6 +82,35 @@ async def put_group(
     A name is one path segment, so a name with `/` cannot be registered. The name `halfnote` is reserved for operational
     messages.
     """
+    return await _store(runtime, caller, name, wanted, dry_run=dry_run)
+
+
+@router.patch(
+    "/{name}",
+    response_model=GroupChanged,
+    summary="Change some fields of a producer group",
+    responses=problems(GroupUnknown, Invalid, AddressNotAllowed, GroupReserved, SecretsUnreadable),
+)
+async def patch_group(
+    name: NamePath, wanted: GroupPatch, runtime: RuntimeDep, caller: CallerDep, dry_run: DryRun = False
+) -> GroupChanged | JSONResponse:
+    """Change the fields that the request has, by JSON Merge Patch (RFC 7396); the others stay as they are.
+
+    Null gives a field its default. Apart from that the rules are those of PUT.
+    """
+    async with runtime.request_pool.connection() as connection:
+        base = await _known(connection, name)
+    patch = wanted.model_dump(mode="json", exclude_unset=True, exclude={"secret"})
+    whole = patched(GroupPut, asdict(base.shape), patch)
+    if wanted.secret is not None:
+        whole = whole.model_copy(update={"secret": wanted.secret})
+    return await _store(runtime, caller, name, whole, base=base.shape, dry_run=dry_run)
+
+
+async def _store(
+    runtime: Runtime, caller: Caller, name: str, wanted: GroupPut, *, base: GroupShape | None = None, dry_run: bool
+) -> GroupChanged | JSONResponse:
+    """Register or change a group. `base`: what a patch was applied to; it must be stored unchanged."""
     if name == GROUP:
         raise GroupReserved(f"`{GROUP}` is the producer group of operational messages. Choose another name.")
     shape = _checked(wanted, runtime)
@@ -78,6 +118,12 @@ async def put_group(
     made = Secret(secret or new_secret())
     now = runtime.clock.now()
     async with runtime.request_pool.transaction(dry_run=dry_run) as connection:
+        if base is not None:
+            stored = await store.lock_group(connection, name)
+            if stored is None or stored.deleted_at is not None or stored.shape != base:
+                raise DatabaseUnavailable(
+                    f"`{name}` was changed at the same time. Repeat the request.", retry_after_s=1
+                )
         fresh, changed = await _put(runtime, connection, name, shape, made, given=secret is not None)
         if fresh or changed:
             said = wanted.model_dump(mode="json", exclude={"secret"}, exclude_unset=True)
@@ -88,7 +134,9 @@ async def put_group(
         await ask_unanswered(connection, name, now)
         [answer] = await _answers(connection, [await _known(connection, name)])
     if not fresh:
-        return GroupChanged(**answer.model_dump(), changed=changed, reset=reset_fields(changed, wanted))
+        # A patch leaves out what is to stay.
+        reset = reset_fields(changed, wanted) if base is None else []
+        return GroupChanged(**answer.model_dump(), changed=changed, reset=reset)
     created = GroupCreated(**answer.model_dump(), secret=None if secret or dry_run else made.secret)
     return JSONResponse(created.model_dump(mode="json"), 201, headers={"cache-control": "no-store"})
 

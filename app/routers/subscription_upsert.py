@@ -1,7 +1,7 @@
 """PUT of a subscription: check addresses, keep or create secrets, ask a webhook for consent."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from datetime import datetime
 from math import ceil
 from typing import Any
@@ -52,6 +52,14 @@ def checked(name: str, wanted: SubscriptionPut, runtime: Runtime) -> Subscriptio
     words = {"ordered": Ordered(wanted.ordered), "on_dead": OnDead(wanted.on_dead)}
     unlimited = {"expire_after_s": None, "max_backlog": None}
     return SubscriptionSpec(name=name, **{"filters": None, "rate_per_s": None, **unlimited, **fields, **words})
+
+
+def put_of(stored: Subscription) -> dict[str, Any]:
+    """Return a stored subscription in the form of its PUT, without `start` and without secrets, which a PUT keeps."""
+    spec = asdict(SubscriptionSpec.of(stored))
+    del spec["name"], spec["start"]
+    spec["destination"] = {key: value for key, value in stored.destination.items() if key != "header_names"}
+    return {key: value for key, value in spec.items() if value is not None}
 
 
 def _faults(destination: DestinationPut, network_policy: NetworkPolicy) -> Iterator[tuple[str, str]]:

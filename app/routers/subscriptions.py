@@ -20,6 +20,7 @@ from app.errors import (
 )
 from app.operations.audit import audit_entry
 from app.operations.field_changes import changed_fields, reset_fields
+from app.operations.merge_patch import patched
 from app.permissions import Caller
 from app.routers.dependencies import CallerDep, RuntimeDep, problems
 from app.routers.subscription_headers import with_headers
@@ -31,10 +32,12 @@ from app.routers.subscription_upsert import (
     checked,
     consents,
     private_of,
+    put_of,
     with_grant,
 )
 from app.runtime.state import Runtime
 from app.schemas.fields import DryRun, NamePath, PageQuery, SubscriptionNamePath
+from app.schemas.subscription_patch import SubscriptionPatch
 from app.schemas.subscription_put import StartOffset, StartTime, SubscriptionPut
 from app.schemas.subscriptions import (
     EXAMPLE,
@@ -94,6 +97,46 @@ async def put_subscription(
     topics or filters applies from the checkpoint on. A subscriber's key can subscribe to the topics in its scope, and
     change subscriptions that have no other topics.
     """
+    return await _store(runtime, caller, name, wanted, dry_run=dry_run)
+
+
+@router.patch(
+    "/{name}",
+    response_model=SubscriptionChanged,
+    summary="Change some fields of a subscription",
+    responses={
+        200: {"model": SubscriptionChanged},
+        **problems(
+            SubscriptionUnknown, Invalid, AddressNotAllowed, ClientNotInstalled, ConsentRefused, SecretsUnreadable
+        ),
+    },
+)
+async def patch_subscription(
+    name: NamePath, wanted: SubscriptionPatch, runtime: RuntimeDep, caller: CallerDep, dry_run: DryRun = False
+) -> SubscriptionChanged | JSONResponse:
+    """Change the fields that the request has, by JSON Merge Patch (RFC 7396); the others stay as they are.
+
+    Null gives a field its default. A field of `destination` or `filters` can be changed alone. Apart from that the
+    rules are those of PUT.
+    """
+    caller.must_have_subscription(name)
+    async with runtime.request_pool.connection() as connection:
+        base = await known(connection, name)
+    patch = wanted.model_dump(mode="json", exclude_unset=True)
+    whole = patched(SubscriptionPut, put_of(base), patch)
+    return await _store(runtime, caller, name, whole, base=base, dry_run=dry_run)
+
+
+async def _store(
+    runtime: Runtime,
+    caller: Caller,
+    name: str,
+    wanted: SubscriptionPut,
+    *,
+    base: Subscription | None = None,
+    dry_run: bool,
+) -> SubscriptionChanged | JSONResponse:
+    """Create or change a subscription. `base`: what a patch was applied to; it must be stored unchanged."""
     caller.must_have_subscription(name)
     caller.must_cover_topics(wanted.topics)
     shape = checked(name, wanted, runtime)
@@ -101,6 +144,8 @@ async def put_subscription(
     now = runtime.clock.now()
     async with runtime.request_pool.transaction(dry_run=dry_run) as connection:
         stored = await store.one(connection, name, lock=True)
+        if base is not None and (stored is None or SubscriptionSpec.of(stored) != SubscriptionSpec.of(base)):
+            raise DatabaseUnavailable(f"`{name}` was changed at the same time. Repeat the request.", retry_after_s=1)
         if stored is None:
             created = await _create(runtime, connection, wanted, shape, granted, now)
             if created is not None:
@@ -116,6 +161,9 @@ async def put_subscription(
         answer, made = await _change(runtime, connection, wanted, shape, granted, stored, now)
         if answer.changed:
             await record(connection, _put_act(caller, name, wanted, new=False), now)
+        if base is not None:
+            # A patch leaves out what is to stay.
+            answer = answer.model_copy(update={"reset": []})
         return answer if made is None or dry_run else _created(answer, made, 200)
 
 

@@ -100,6 +100,26 @@ class GroupPut(Strict):
     secret: SecretText | None = Field(None, description="signs checks and pings; created for a new group if not given")
 
 
+class GroupPatch(Strict):
+    """A change of some fields of a group. Null gives a field its default. The limits are those of PUT."""
+
+    model_config = ConfigDict(json_schema_extra={"examples": [{"interval_s": 60}]})
+
+    check_urls: Annotated[
+        list[CheckUrlText],
+        Field(default_factory=list, min_length=1, max_length=URLS_MAX, json_schema_extra={"uniqueItems": True}),
+    ]
+    immunity_s: Whole | None = None
+    interval_s: Whole | None = None
+    max_checks: Whole | None = None
+    check_timeout_s: Whole | None = None
+    unanswered_park_s: Whole | None = None
+    on_exhausted: Literal["rollback", "park"] | None = None
+    check_max_in_flight: Whole | None = None
+    ping_interval_s: Whole | None = None
+    secret: SecretText | None = Field(None, description="a new secret; for 24 hours the former signs as well")
+
+
 class UrlState(BaseModel):
     """The last results of one check URL, from checks and pings."""
 

@@ -1,0 +1,129 @@
+"""PATCH of subscriptions and producer groups: a change of one field leaves the others, secrets included."""
+
+import asyncio
+from typing import Any
+
+import httpx
+import pytest
+
+from app.database.connection import Connection
+from app.operations.merge_patch import merged
+from app.runtime.state import Runtime
+from tests.support.check_responder import Responder
+
+PUT: dict[str, Any] = {
+    "topics": ["order", "refund.*"],
+    "filters": {"tags": ["created"], "headers": {"region": "eu"}},
+    "destination": {"type": "webhook", "url": "http://127.0.0.1:9/in", "headers": {"authorization": "Bearer s3cret"}},
+    "ordered": "key",
+    "on_dead": "hold",
+    "max_in_flight": 8,
+    "rate_per_s": 12.5,
+    "timeout_s": 3.0,
+    "retry": [1, 60],
+    "expire_after_s": 3600,
+}
+
+
+@pytest.mark.parametrize(
+    ("target", "patch", "expected"),
+    [
+        ({"a": "b"}, {"a": "c"}, {"a": "c"}),
+        ({"a": "b"}, {"b": "c"}, {"a": "b", "b": "c"}),
+        ({"a": "b"}, {"a": None}, {}),
+        ({"a": ["b"]}, {"a": "c"}, {"a": "c"}),
+        ({"a": {"b": "c"}}, {"a": {"b": "d", "c": None}}, {"a": {"b": "d"}}),
+        ({"a": [{"b": "c"}]}, {"a": [1]}, {"a": [1]}),
+        ({"a": "foo"}, "bar", "bar"),
+        ({}, {"a": {"bb": {"ccc": None}}}, {"a": {"bb": {}}}),
+    ],
+)
+def test_the_examples_of_the_rfc(target: Any, patch: Any, expected: Any) -> None:
+    assert merged(target, patch) == expected
+
+
+async def test_a_change_of_one_field_leaves_the_others(client: httpx.AsyncClient, db: Connection, group: str) -> None:
+    assert (await client.put("/subscriptions/mailer", json=PUT)).status_code == 201
+    before = (await client.get("/subscriptions/mailer")).json()
+    secrets = await db.fetchrow("select secrets, credentials from subscription")
+    for patch, changed in (
+        ({"rate_per_s": 20}, {"rate_per_s": 20.0}),
+        ({"rate_per_s": None}, {"rate_per_s": None}),
+        ({"retry": [5]}, {"retry": [5.0]}),
+        ({"filters": {"headers": None}}, {"filters": {"tags": ["created"], "headers": None}}),
+        ({"filters": None}, {"filters": None}),
+        ({"topics": ["order"]}, {"topics": ["order"]}),
+        ({"destination": {"url": "http://127.0.0.1:9/other"}}, {}),
+    ):
+        answer = await client.patch("/subscriptions/mailer", json=patch)
+        assert answer.status_code == 200, answer.text
+        assert answer.json()["changed"] != []
+        assert answer.json()["reset"] == []
+        shown = (await client.get("/subscriptions/mailer")).json()
+        for name in PUT.keys() - {"destination", *patch}:
+            assert shown[name] == before[name], (patch, name)
+        for name, value in changed.items():
+            assert shown[name] == value, (patch, name)
+        before = shown
+    assert before["destination"]["url"] == "http://127.0.0.1:9/other"
+    assert before["destination"]["header_names"] == ["authorization"]
+    assert dict(await db.fetchrow("select secrets, credentials from subscription")) == dict(secrets)
+    nothing = await client.patch("/subscriptions/mailer", json={"timeout_s": 3})
+    assert nothing.json()["changed"] == []
+    assert await db.fetchval("select count(*) from audit where what = 'subscription.put'") == 8
+
+
+async def test_a_patch_is_refused_as_the_put_would_be(client: httpx.AsyncClient, group: str) -> None:
+    assert (await client.put("/subscriptions/mailer", json=PUT)).status_code == 201
+    for patch, field in (
+        ({"topics": []}, "topics"),
+        ({"timeout_s": 61}, "timeout_s"),
+        ({"ordered": "none"}, "on_dead"),
+        ({"destination": {"url": "ftp://example"}}, "destination.url"),
+        ({"destination": {"url": "http://127.0.0.2:9/in"}}, "destination.headers"),
+        ({"destination": None}, "destination"),
+        ({"surprise": 1}, "surprise"),
+    ):
+        refused = await client.patch("/subscriptions/mailer", json=patch)
+        assert (refused.status_code, refused.json()["type"]) == (422, "/problems/invalid"), patch
+        assert refused.json()["field"] == field, (patch, refused.text)
+    unknown = await client.patch("/subscriptions/nobody", json={"rate_per_s": 1})
+    assert (unknown.status_code, unknown.json()["type"]) == (404, "/problems/subscription-unknown")
+
+
+async def test_patches_at_once_lose_nothing(client: httpx.AsyncClient, group: str) -> None:
+    """Each changes another field; a refused one says that it is to be repeated."""
+    assert (await client.put("/subscriptions/mailer", json=PUT)).status_code == 201
+    patches = [{"rate_per_s": 1}, {"timeout_s": 4}, {"max_in_flight": 9}, {"expire_after_s": 7200}, {"retry": [7]}]
+
+    async def until_taken(patch: dict[str, Any]) -> None:
+        while (answer := await client.patch("/subscriptions/mailer", json=patch)).status_code != 200:
+            assert (answer.status_code, answer.headers["retry-after"]) == (503, "1")
+
+    await asyncio.gather(*map(until_taken, patches))
+    shown = (await client.get("/subscriptions/mailer")).json()
+    for patch in patches:
+        assert {name: shown[name] for name in patch} == patch
+
+
+async def test_a_group_keeps_what_a_patch_leaves_out(
+    client: httpx.AsyncClient, runtime: Runtime, db: Connection
+) -> None:
+    async with Responder() as shop:
+        put = {"check_urls": [shop.url], "interval_s": 45, "max_checks": 3, "on_exhausted": "park"}
+        made = await client.put("/producer-groups/bank", json=put)
+        assert made.status_code == 201
+        stored = await db.fetchval("select secrets from producer_group where name = 'bank'")
+        answer = await client.patch("/producer-groups/bank", json={"interval_s": 60})
+        assert answer.status_code == 200, answer.text
+        assert (answer.json()["changed"], answer.json()["reset"]) == (["interval_s"], [])
+        shown = (await client.get("/producer-groups/bank")).json()
+        assert {name: shown[name] for name in put} == {**put, "interval_s": 60}
+        assert await db.fetchval("select secrets from producer_group where name = 'bank'") == stored
+        default = await client.patch("/producer-groups/bank", json={"max_checks": None})
+        assert default.json()["max_checks"] == 15
+        rotated = await client.patch("/producer-groups/bank", json={"secret": made.json()["secret"][:-4] + "AAA="})
+        assert rotated.json()["changed"] == ["secret"]
+        refused = await client.patch("/producer-groups/bank", json={"check_urls": ["ftp://x"]})
+        assert refused.json()["field"] == "check_urls[0]"
+        assert (await client.patch("/producer-groups/nobody", json={})).status_code == 404
