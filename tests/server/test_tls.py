@@ -115,7 +115,10 @@ async def started(directory: Path, dsn: str, *arguments: str) -> Served:
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def served(shared_dsn: str, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Served]:
+async def served(
+    shared_dsn: str, shared_db: Connection, tmp_path_factory: pytest.TempPathFactory
+) -> AsyncIterator[Served]:
+    """A service over the module's database, to which `shared_db` has added the group."""
     served = await started(tmp_path_factory.mktemp("tls"), shared_dsn)
     yield served
     served.service.stop()
