@@ -62,7 +62,8 @@ def message_rows(number: int, message: dict[str, Any]) -> list[tuple[str, ...]]:
     first = (str(number), name, message["key"] or "", text(message.get("offset")) or "")
     deliveries = [delivery_text(one) for one in message["deliveries"]]
     if not deliveries:
-        return [(*first, f"due {moment(message['due_at'])}" if message.get("due_at") else "")]
+        due = f"due {moment(message['due_at'])}" if message.get("due_at") else ""
+        return [(*first, due or ("no subscription takes it" if message.get("offset") is not None else ""))]
     return [(*first, deliveries[0]), *(("", "", "", "", one) for one in deliveries[1:])]
 
 
