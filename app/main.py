@@ -35,6 +35,7 @@ from app.routers import (
     subscriptions,
     topics,
     transactions,
+    workers,
 )
 from app.routers.batches import post_ends, post_halves
 from app.routers.end import post_end
@@ -100,6 +101,7 @@ def create_app() -> tuple[ASGIApp, FastAPI]:
     api.include_router(messages.router)
     api.include_router(topics.router)
     api.include_router(accept.router)
+    api.include_router(workers.router)
     api.include_router(health.router)
     api.include_router(problems.router)
     api.include_router(producer_groups.router)

@@ -46,6 +46,7 @@ RULES: dict[tuple[str, str], Roles] = {
     ("GET", "/topics"): BOTH,
     ("PUT", "/topics/{name}"): ADMINS,
     ("DELETE", "/topics/{name}"): ADMINS,
+    ("GET", "/workers"): PEOPLE,
     ("GET", "/accept"): PEOPLE,
     ("PUT", "/accept"): PEOPLE,
     ("GET", "/producer-groups"): OWN_GROUPS,

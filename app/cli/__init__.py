@@ -22,6 +22,7 @@ from app.cli import (
     transaction_actions,
     transactions,
     why,
+    workers,
 )
 from app.cli.errors import Refusal
 
@@ -50,6 +51,7 @@ app.add_typer(topics.app, name="topics")
 app.add_typer(keys.app, name="keys")
 app.command("audit")(audit.audit)
 app.command("why")(why.why)
+app.command("workers")(workers.workers)
 
 
 def main() -> None:

@@ -16,6 +16,7 @@ from app.console.pages import (
     subscriptions,
     topics,
     transactions,
+    workers,
 )
 
 ACTS: list[ConsoleAct] = [
@@ -35,4 +36,5 @@ PAGES: list[Page] = [
     *topics.PAGES,
     *keys_and_audit.PAGES,
     *proof.PAGES,
+    *workers.PAGES,
 ]

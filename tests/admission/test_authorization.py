@@ -47,6 +47,7 @@ MAY = {
     ("GET", "/topics"): "y y y y n",
     ("PUT", "/topics/{name}"): "n n n y n",
     ("DELETE", "/topics/{name}"): "n n n y n",
+    ("GET", "/workers"): "n n y y n",
     ("GET", "/accept"): "n n y y n",
     ("PUT", "/accept"): "n n y y n",
     ("GET", "/producer-groups"): "y n y y n",

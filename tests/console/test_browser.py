@@ -153,6 +153,7 @@ SHOWN = {
     "dead-letters": "/dead-letters",
     "producer-groups": "/producer-groups",
     "topics": "/topics",
+    "workers": "/workers",
     "proof": "/proof",
     "keys": "/keys",
     "audit": "/audit",
