@@ -13,7 +13,7 @@ router = APIRouter(tags=["operation"])
 
 @router.get("/workers", summary="Show which process delivers which subscriptions")
 async def get_workers(runtime: RuntimeDep, caller: CallerDep) -> Workers:
-    """Return the processes that hold leases now, with their shards, and the shards that nobody holds."""
+    """Return the processes that hold leases now, with their shards, and the shards that no worker holds."""
     now = runtime.clock.now()
     async with runtime.request_pool.connection() as connection:
         workers, unheld = await read_workers(connection, now), await read_unheld(connection, now)

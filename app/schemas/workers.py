@@ -34,7 +34,7 @@ class WorkerShown(Shown):
 
 
 class Workers(Shown):
-    """The processes that hold leases now, by name, and what nobody holds."""
+    """The processes that hold leases now, by name, and what no worker holds."""
 
     items: list[WorkerShown]
     unheld: list[ShardPlace] = Field(

@@ -1,4 +1,4 @@
-"""`GET /workers`: what a worker holds, and what nobody holds."""
+"""`GET /workers`: what a worker holds, and what no worker holds."""
 
 from datetime import timedelta
 
@@ -10,7 +10,7 @@ from tests.support.check_responder import Responder
 from tests.support.relay_stepping import step, subscribe
 
 
-async def test_what_a_worker_holds_and_what_nobody_holds(
+async def test_what_a_worker_holds_and_what_no_worker_holds(
     client: httpx.AsyncClient, runtime: Runtime, group: str
 ) -> None:
     relay = Relay(runtime)
@@ -18,9 +18,9 @@ async def test_what_a_worker_holds_and_what_nobody_holds(
         await subscribe(client, receiver, shards=2)
         await subscribe(client, receiver, "paused")
         await client.post("/subscriptions/paused/pause")
-        nobody = (await client.get("/workers")).json()
+        unheld = (await client.get("/workers")).json()
         both = [{"subscription": "mailer", "shard": shard, "shards": 2} for shard in (0, 1)]
-        assert nobody == {"items": [], "unheld": both}
+        assert unheld == {"items": [], "unheld": both}
         for _ in range(20):
             await step(relay, runtime)
             found = (await client.get("/workers")).json()

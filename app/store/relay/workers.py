@@ -12,7 +12,7 @@ UNHELD_MOST = 1000
 HELD = "select owner, name, expires_at from lease where expires_at > $1 and owner <> '' order by owner, name"
 NAMES = "select subscription_id, name from subscription where subscription_id = any($1::int[])"
 
-# Shards of active subscriptions that nobody delivers. Served by the primary keys; there are few subscriptions.
+# Shards of active subscriptions that no worker delivers. Served by the primary keys; there are few subscriptions.
 UNHELD = f"""
 select s.name as subscription, c.shard, c.shards from subscription s
 join checkpoint c on c.subscription_id = s.subscription_id
