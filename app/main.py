@@ -31,6 +31,7 @@ from app.routers import (
     reconciliation,
     reissues,
     replays,
+    stats,
     subscription_actions,
     subscriptions,
     topics,
@@ -102,6 +103,7 @@ def create_app() -> tuple[ASGIApp, FastAPI]:
     api.include_router(topics.router)
     api.include_router(accept.router)
     api.include_router(workers.router)
+    api.include_router(stats.router)
     api.include_router(health.router)
     api.include_router(problems.router)
     api.include_router(producer_groups.router)

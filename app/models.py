@@ -634,6 +634,28 @@ shared_rule = Table(
     Column("value", Double, nullable=False),
 )
 
+# One row a minute, kept 30 days. Every process adds what it did; one worker sets what stood open (null: none has yet).
+stats_minute = Table(
+    "stats_minute",
+    metadata,
+    Column("minute", Time, primary_key=True),
+    Column("halves", BigInteger, nullable=False, server_default=text("0")),
+    Column("commits", BigInteger, nullable=False, server_default=text("0")),
+    Column("rollbacks", BigInteger, nullable=False, server_default=text("0")),
+    Column("deliveries", BigInteger, nullable=False, server_default=text("0")),
+    Column("failed_attempts", BigInteger, nullable=False, server_default=text("0")),
+    Column("checks", BigInteger, nullable=False, server_default=text("0")),
+    Column("in_doubt", BigInteger),
+    Column("parked", BigInteger),
+    Column("dead_letters", BigInteger),
+    Column("open_breakers", BigInteger),
+    # Of the subscription whose oldest waiting message is the oldest.
+    Column("lag_messages", BigInteger),
+    Column("lag_s", Double),
+    Column("database_bytes", BigInteger),
+    **_MUTABLE,
+)
+
 # The nightly proof. It writes these in one database transaction at the end of a run.
 reconciliation_run = Table(
     "reconciliation_run",

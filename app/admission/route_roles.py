@@ -47,6 +47,7 @@ RULES: dict[tuple[str, str], Roles] = {
     ("PUT", "/topics/{name}"): ADMINS,
     ("DELETE", "/topics/{name}"): ADMINS,
     ("GET", "/workers"): PEOPLE,
+    ("GET", "/stats"): PEOPLE,
     ("GET", "/accept"): PEOPLE,
     ("PUT", "/accept"): PEOPLE,
     ("GET", "/producer-groups"): OWN_GROUPS,

@@ -17,6 +17,7 @@ from app.cli import (
     reconcile,
     secrets,
     serve,
+    status,
     subscriptions,
     topics,
     transaction_actions,
@@ -49,6 +50,7 @@ app.add_typer(findings.app, name="findings")
 app.add_typer(certificate.app, name="certificate")
 app.add_typer(topics.app, name="topics")
 app.add_typer(keys.app, name="keys")
+app.command("status")(status.status)
 app.command("audit")(audit.audit)
 app.command("why")(why.why)
 app.command("workers")(workers.workers)

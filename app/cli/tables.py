@@ -78,3 +78,32 @@ def text(value: Any) -> str | None:
     if value is None or isinstance(value, str):
         return value
     return json.dumps(value, ensure_ascii=False)
+
+
+def duration(seconds: float) -> str:
+    """Return a number of seconds in one unit for people, such as `12 min`."""
+    for unit, size in (("d", 86_400), ("h", 3600), ("min", 60)):
+        if seconds >= size:
+            return f"{seconds / size:.0f} {unit}"
+    return f"{seconds:.0f} s"
+
+
+def age(value: str, now: datetime) -> str:
+    """Return a time of the API as its distance from `now`, such as `12 min ago`."""
+    apart_s = (now - datetime.fromisoformat(value)).total_seconds()
+    return f"{duration(apart_s)} ago" if apart_s >= 0 else f"in {duration(-apart_s)}"
+
+
+def amount(count: int) -> str:
+    """Return a count with separators for thousands."""
+    return f"{count:,}"
+
+
+def bytes_text(count: int) -> str:
+    """Return a number of bytes with its unit."""
+    size = float(count)
+    for unit in ("B", "kB", "MB", "GB"):
+        if size < 1000:
+            return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
+        size /= 1000
+    return f"{size:.1f} TB"

@@ -110,6 +110,11 @@ def number(value: float) -> str:
     return f"{value:,.0f}" if value >= 100 or value == int(value) else f"{value:,.1f}"
 
 
+def rate(per_s: float) -> str:
+    """Return a rate as a number: three digits below 1 and one after that, so that a small one is not 0."""
+    return "0" if per_s == 0 else f"{per_s:.3g}" if per_s < 1 else f"{per_s:,.1f}"
+
+
 def size(count: int) -> str:
     """Return a number of bytes with its unit."""
     amount = float(count)
@@ -178,6 +183,7 @@ _environment.filters.update(
     when=when,
     exact=exact,
     number=number,
+    rate=rate,
     size=size,
     state=state,
     short=short,

@@ -14,12 +14,14 @@ from app.loops import (
     disk_usage,
     gauges,
     live_settings,
+    minutes,
     process_usage,
     readiness_gauge,
     timelines,
     worker_state,
 )
 from app.loops.live_settings import LiveSettingsReader
+from app.loops.minutes import ActivityCounter, StandingSampler
 from app.loops.process_usage import ProcessUsage
 from app.loops.worker_state import WorkerStateWriter
 from app.relay import unrouted
@@ -34,11 +36,13 @@ from app.runtime.worker_state import worker_state_file
 
 def all_loops(runtime: Runtime) -> list[Loop]:
     """Return the loops of a process: those that every process runs, and the worker's, which `--role api` leaves out."""
+    counter = ActivityCounter(runtime.metrics)
     following = [
         Loop("accept", accept_switch.step, accept_switch.EVERY_S),
         Loop("live_settings", LiveSettingsReader().step, live_settings.EVERY_S),
         Loop("clock", clock_offset.step, clock_offset.EVERY_S),
         Loop("usage", ProcessUsage().step, process_usage.EVERY_S),
+        Loop("activity", counter.step, minutes.COUNT_EVERY_S, None, counter.drain),
         Loop("ready", readiness_gauge.step, readiness_gauge.EVERY_S),
         Loop("notify", notify, NOTIFY_EVERY_S, runtime.wake_ups.notify_due),
     ]
@@ -50,7 +54,7 @@ def all_loops(runtime: Runtime) -> list[Loop]:
     if runtime.settings.role == "api":
         return following
     relay = Relay(runtime)
-    checks, watch = CheckBack(), Routing()
+    checks, watch, sampler = CheckBack(), Routing(), StandingSampler()
     state_file = worker_state_file()
     # The last: its first turn finds the others begun.
     last = (
@@ -67,6 +71,7 @@ def all_loops(runtime: Runtime) -> list[Loop]:
         Loop("held_back", announce_held_back.step, announce_held_back.EVERY_S),
         Loop("findings", announce_findings.step, announce_findings.EVERY_S),
         Loop("gauges", gauges.step, gauges.EVERY_S),
+        Loop("figures", sampler.step, minutes.LOOK_EVERY_S, None, sampler.drain),
         Loop("disk", disk_usage.DiskUsage().step, disk_usage.EVERY_S),
         Loop("upkeep", retention_loop.step, retention_loop.EVERY_S),
         *last,

@@ -2,10 +2,9 @@
 
 import asyncio
 from datetime import datetime
-from shutil import disk_usage
 
-from app.config import Settings
 from app.policy.disk_growth import DiskGrowth
+from app.runtime.disk_space import free_bytes
 from app.runtime.loop_runner import StepResult
 from app.runtime.state import Runtime
 from app.store.admin.gauges import sizes
@@ -33,10 +32,3 @@ class DiskUsage:
         hours = None if free is None else self._growth.hours_to_full(found.database, free, now)
         metrics.show_disk("setting" if runtime.settings.database_disk_bytes else "data_dir", free, hours)
         return StepResult(done=1)
-
-
-def free_bytes(settings: Settings, size: int) -> int | None:
-    """Return how many bytes the database, of `size` bytes, may still grow; None if the process cannot know."""
-    if settings.database_disk_bytes is not None:
-        return max(0, settings.database_disk_bytes - size)
-    return disk_usage(settings.data_dir).free if settings.embedded else None

@@ -35,6 +35,7 @@ from app.routers.subscription_upsert import (
     put_of,
     with_grant,
 )
+from app.runtime.standing import LAG_LOOKS_AT
 from app.runtime.state import Runtime
 from app.schemas.fields import DryRun, NamePath, PageQuery, SubscriptionNamePath
 from app.schemas.subscription_patch import SubscriptionPatch
@@ -61,9 +62,6 @@ from app.store.subscriptions.subscriptions import Private, Subscription, Subscri
 from app.verdicts import BreakerState
 
 router = APIRouter(prefix="/subscriptions", tags=["subscriptions"])
-
-# The maximum number of offsets after the checkpoint for which the lag is counted.
-LAG_LOOKS_AT = 10_000
 
 _CREATED: dict[int | str, dict[str, Any]] = {
     201: {

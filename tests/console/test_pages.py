@@ -101,6 +101,40 @@ async def test_three_clicks_lead_from_the_overview_to_why_an_order_has_not_arriv
         assert led.headers["location"].partition("#")[0] == opened
 
 
+async def test_each_figure_of_the_overview_leads_to_its_list(
+    client: httpx.AsyncClient, db: Connection, group: str
+) -> None:
+    await subscription(client, "mailer")
+    message_id = await committed(client, {"topic": "order", "key": "order-1030", "body": {"order": 1030}})
+    await bury(db, message_id, "mailer")
+    await subscription(client, "crm")
+    await committed(client, {"topic": "order", "body": {"order": 1031}})
+    doubted = await half(client, key="order-1032")
+    await db.execute(
+        "insert into check_back (transaction_id, producer_group, state, swept_at) values ($1::uuid, 'shop', 1, now())",
+        doubted,
+    )
+    await db.execute("update checkpoint set opened_at = now(), opened_because = 'answered 503'")
+    await db.execute("update day set held = '{undelivered:mailer,parked}' where day = (select min(day) from day)")
+    page = (await client.get("/console", headers=FORM)).text
+    for label, value, to in (
+        ("In doubt", "1", "/console/transactions?state=in_doubt"),
+        ("Parked", "0", "/console/transactions?state=parked"),
+        ("Dead letters", "1", "/console/dead-letters"),
+        ("Open breakers", "2", "/console/subscriptions"),
+        ("Not active", "0", "/console/subscriptions"),
+        ("Held days", "1", "/console/proof"),
+        ("Workers", "0", "/console/workers"),
+    ):
+        assert re.search(rf'<a href="{re.escape(to)}"><span>{label}</span><b class="[a-z]*">{value}</b>', page), label
+        assert (await client.get(to, headers=FORM)).status_code == 200
+    assert re.search(r'<a href="/console/subscriptions/(crm|mailer)"><span>Oldest lag</span>', page)
+    assert f"/console/transactions/{doubted}" in page
+    assert "answered 503" in page
+    assert 'undelivered <a href="/console/subscriptions/mailer">mailer</a>' in page
+    assert "born_after=" in page
+
+
 async def test_a_browser_is_led_to_the_console_and_others_get_json(client: httpx.AsyncClient) -> None:
     led = await client.get("/", headers=FORM)
     assert (led.status_code, led.headers["location"]) == (303, "/console")

@@ -23,6 +23,7 @@ from app.loops import disk_usage, gauges
 from app.loops.process_usage import ProcessUsage
 from app.observability.logs import without_rows
 from app.observability.metrics import Metrics
+from app.runtime.disk_space import free_bytes
 from app.runtime.state import Runtime
 from tests.support.days import ORDER, post_end, post_half, post_transaction, subscribe
 from tests.support.processes import ROOT, Service
@@ -298,11 +299,11 @@ async def test_the_hours_until_the_disk_is_full_are_shown_where_they_are_known(
 
 
 def test_the_embedded_database_grows_into_its_file_system(tmp_path: Path) -> None:
-    free = disk_usage.free_bytes(Settings(data_dir=tmp_path), 10**6)
+    free = free_bytes(Settings(data_dir=tmp_path), 10**6)
     assert free is not None
     assert free > 0
-    assert disk_usage.free_bytes(Settings(database_url="postgresql://db/halfnote"), 10**6) is None
-    assert disk_usage.free_bytes(Settings(data_dir=tmp_path, database_disk_bytes=10**5), 10**6) == 0
+    assert free_bytes(Settings(database_url="postgresql://db/halfnote"), 10**6) is None
+    assert free_bytes(Settings(data_dir=tmp_path, database_disk_bytes=10**5), 10**6) == 0
 
 
 async def test_an_open_breaker_is_shown(runtime: Runtime, db: Connection) -> None:

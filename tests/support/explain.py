@@ -37,13 +37,17 @@ async def scans(
     transaction = db.transaction()
     await transaction.start()
     try:
-        await db.execute(f"prepare asked ({', '.join(types)}) as {statement}")
         literals = ", ".join(f"{literal(value)}::{kind}" for value, kind in zip(arguments, types, strict=True))
-        plan = await db.fetchval(f"explain (analyze, format json) execute asked ({literals})")
+        await db.execute(f"prepare asked {_listed(', '.join(types))} as {statement}")
+        plan = await db.fetchval(f"explain (analyze, format json) execute asked {_listed(literals)}")
         await db.execute("deallocate asked")
     finally:
         await transaction.rollback()
     return [scan for scan in _scans(json.loads(plan)[0]["Plan"]) if parts or scan.node != "CTE Scan"]
+
+
+def _listed(arguments: str) -> str:
+    return f"({arguments})" if arguments else ""
 
 
 def _scans(node: dict[str, Any]) -> Iterator[Scan]:

@@ -1,40 +1,56 @@
 """The overview: what needs a person now. Each figure leads to its list."""
 
+from datetime import timedelta
+
 from starlette.responses import Response
 
 from app.console.page import Page
-from app.console.rendering import command
+from app.console.rendering import command, link
 from app.console.visit import Visit
-from app.routers.dead_letters import DeadLetterQuery, list_of_dead_letters
-from app.routers.reconciliation import ReconciliationQuery, get_reconciliation
-from app.routers.subscriptions import list_subscriptions
+from app.routers.stats import get_stats
 from app.routers.transactions import TransactionQuery, list_of_transactions
 from app.runtime.readiness import readiness
-from app.schemas.fields import PageQuery
+from app.schemas.stats import Stats
 from app.verdicts import State
 
-_LOOKED_AT = 100
+# Transactions of each state that the page names.
+_NAMED = 10
 
 
 async def show(visit: Visit) -> Response:
     """Show the state of the whole service."""
     runtime, caller = visit.runtime, visit.caller
-    in_doubt = await list_of_transactions(runtime, caller, TransactionQuery(state=State.IN_DOUBT, limit=_LOOKED_AT))
-    parked = await list_of_transactions(runtime, caller, TransactionQuery(state=State.PARKED, limit=_LOOKED_AT))
-    dead = await list_of_dead_letters(runtime, caller, DeadLetterQuery(limit=_LOOKED_AT))
-    subscriptions = await list_subscriptions(runtime, caller, PageQuery(limit=1000))
+    stats = await get_stats(runtime, caller)
+    undecided = [
+        (title, await list_of_transactions(runtime, caller, TransactionQuery(state=state, limit=_NAMED)))
+        for title, state, count in (
+            ("Parked", State.PARKED, stats.parked.count),
+            ("In doubt", State.IN_DOUBT, stats.in_doubt.count),
+        )
+        if count
+    ]
     return visit.page(
         "overview.html",
-        in_doubt=in_doubt,
-        parked=parked,
-        dead=dead,
-        stopped=[one for one in subscriptions.items if one.state != "active"],
-        subscriptions=subscriptions,
-        proof=await get_reconciliation(runtime, ReconciliationQuery(limit=7)),
+        stats=stats,
+        done=_done(stats),
+        undecided=undecided,
         health=await readiness(runtime),
-        command_shown=command("transactions", "list", state="in_doubt"),
-        now=runtime.clock.now(),
+        command_shown=command("status"),
+        now=stats.at,
     )
 
 
-PAGES = [Page("GET", "/console", show, ("GET", "/transactions"))]
+def _done(stats: Stats) -> list[tuple[str, str, str]]:
+    """Return the names of what is done, with the field of a window and the list of it."""
+    since = (stats.at - timedelta(minutes=15)).isoformat(timespec="seconds")
+    return [
+        ("Halves", "halves", link("transactions", born_after=since)),
+        ("Commits", "commits", link("transactions", state=State.COMMITTED, born_after=since)),
+        ("Rollbacks", "rollbacks", link("transactions", state=State.ROLLED_BACK, born_after=since)),
+        ("Deliveries", "deliveries", link("subscriptions")),
+        ("Failed attempts", "failed_attempts", link("dead-letters")),
+        ("Checks", "checks", link("producer-groups")),
+    ]
+
+
+PAGES = [Page("GET", "/console", show, ("GET", "/stats"))]

@@ -153,4 +153,10 @@ class Sizes:
 async def sizes(connection: Connection) -> Sizes:
     """Return the sizes on disk."""
     days = {row["day"].isoformat(): row["size"] for row in await connection.fetch(DAY_SIZES, list(DAY_TABLES))}
-    return Sizes(await connection.fetchval(DATABASE_SIZE), days)
+    return Sizes(await database_size(connection), days)
+
+
+async def database_size(connection: Connection) -> int:
+    """Return the size of the database on disk (bytes)."""
+    size: int = await connection.fetchval(DATABASE_SIZE)
+    return size

@@ -16,11 +16,13 @@ class LeaseKind(StrEnum):
     """The first part of a lease's name; `:` follows if there are several of the kind.
 
     SHARD: a shard of a subscription. WORKER: the presence of a relay worker. ROUTING: the count of unrouted messages.
+    FIGURES: what stands open, once a minute.
     """
 
     SHARD = "relay"
     WORKER = "relay-worker"
     ROUTING = "routing"
+    FIGURES = "figures"
 
 
 # Served by the primary key. Of two concurrent claims, the second waits for the row and then finds it taken, because the
