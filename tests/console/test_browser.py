@@ -165,6 +165,8 @@ def test_the_pictures_of_the_docs(world: tuple[str, World], browser: Browser, tm
     url, made = world
     place = Path(os.environ.get("HALFNOTE_SCREENSHOTS") or tmp_path)
     place.mkdir(exist_ok=True)
+    # A process adds what it did every ten seconds.
+    made.until("figures", lambda: made.get("/stats")["activity"][0]["deliveries"]["count"] > 0)
     for scheme in ("light", "dark"):
         watched = Watched(browser, "desktop", scheme)
         try:
