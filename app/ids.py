@@ -57,6 +57,18 @@ def message_id(transaction_id: UUID, position: int) -> str:
     return f"{text}-{position}"
 
 
+def parse_id(value: str) -> tuple[UUID, int | None] | None:
+    """Read a transaction's id (its position is None) or a message's id, as 36 characters and a position; else None."""
+    if len(value) == 36:
+        try:
+            found = UUID(value)
+        except ValueError:
+            return None
+        # The constructor also takes dashes in other places.
+        return (found, None) if str(found) == value.lower() else None
+    return parse_message_id(value)
+
+
 def parse_message_id(value: str) -> tuple[UUID, int] | None:
     """Split a message id into its transaction and position; None if it is not one."""
     head, dash, tail = value.rpartition("-")

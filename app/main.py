@@ -31,6 +31,7 @@ from app.routers import (
     reconciliation,
     reissues,
     replays,
+    search,
     stats,
     subscription_actions,
     subscriptions,
@@ -104,6 +105,7 @@ def create_app() -> tuple[ASGIApp, FastAPI]:
     api.include_router(accept.router)
     api.include_router(workers.router)
     api.include_router(stats.router)
+    api.include_router(search.router)
     api.include_router(health.router)
     api.include_router(problems.router)
     api.include_router(producer_groups.router)

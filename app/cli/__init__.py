@@ -15,6 +15,7 @@ from app.cli import (
     groups,
     keys,
     reconcile,
+    search,
     secrets,
     serve,
     status,
@@ -50,6 +51,7 @@ app.add_typer(findings.app, name="findings")
 app.add_typer(certificate.app, name="certificate")
 app.add_typer(topics.app, name="topics")
 app.add_typer(keys.app, name="keys")
+app.command("search")(search.search)
 app.command("status")(status.status)
 app.command("audit")(audit.audit)
 app.command("why")(why.why)

@@ -1,13 +1,13 @@
 """`halfnote why`: why messages were delivered, or were not, in a sentence for each subscription."""
 
 from typing import Annotated, Any
-from uuid import UUID
 
 import typer
 
 from app.cli.api_client import DEFAULT_URL, AsJson, Url, call, path_of, print_json
 from app.cli.errors import Refusal
 from app.cli.tables import print_fields, print_table
+from app.ids import parse_id
 
 # Transactions of a key that the command names beside the newest.
 OTHERS_MOST = 10
@@ -20,7 +20,7 @@ def why(
     as_json: AsJson = False,
 ) -> None:
     """Explain why messages were delivered or were not. Of a key, its newest transaction is explained."""
-    transaction_id, position = _named(what)
+    transaction_id, position = parse_id(what) or (None, None)
     others: list[str] = []
     if transaction_id is None:
         query = {"key": what, "limit": OTHERS_MOST + 1}
@@ -28,7 +28,7 @@ def why(
         if not found:
             raise Refusal(f"`{what}` is no id, and no recent transaction has a message of this key.")
         transaction_id, *others = found
-    path = path_of("transactions", transaction_id, "delivery")
+    path = path_of("transactions", str(transaction_id), "delivery")
     query = {"position": position, "subscription": subscription}
     answer = call(url, "GET", path, query=query, as_json=as_json)
     if as_json:
@@ -37,17 +37,6 @@ def why(
     _print_why(answer)
     if others:
         print(f"\nEarlier transactions of this key: {', '.join(others[:1])}" + " and more" * (len(others) > 1))
-
-
-def _named(what: str) -> tuple[str | None, int | None]:
-    """Return the transaction and the position that a text names; None for a key."""
-    head, dash, tail = what.rpartition("-")
-    for text, position in ((what, None), (head if dash and tail.isdigit() else "", tail)):
-        try:
-            return str(UUID(text)), None if position is None else int(position)
-        except ValueError:
-            continue
-    return None, None
 
 
 def _print_why(answer: dict[str, Any]) -> None:

@@ -135,6 +135,34 @@ async def test_each_figure_of_the_overview_leads_to_its_list(
     assert "born_after=" in page
 
 
+async def test_the_field_leads_to_the_only_hit_or_lists_all(client: httpx.AsyncClient, group: str) -> None:
+    for name in ("us-mailer", "eu-mailer", "crm"):
+        await subscription(client, name)
+    await committed(client, {"topic": "crm.lead", "key": "eu-mailer", "body": 1})
+    for q, to in (
+        ("", "/console/transactions"),
+        ("US-mail", "/console/subscriptions/us-mailer"),
+        ("crm.", "/console/transactions?topic=crm.lead"),
+        ("mailer", "/console/search?q=mailer"),
+        # A key and a name.
+        ("eu-mailer", "/console/search?q=eu-mailer"),
+        ("nothing", "/console/search?q=nothing"),
+    ):
+        led = await client.get("/console/find", params={"q": q}, headers=FORM)
+        assert (led.status_code, led.headers["location"]) == (303, to), q
+    listed = (await client.get("/console/search", params={"q": "eu-mailer"}, headers=FORM)).text
+    assert 'href="/console/subscriptions/eu-mailer"' in listed
+    assert re.search(r'href="/console/transactions/[0-9a-f-]{36}"', listed)
+    rows = (await client.get("/console/search", params={"q": "mailer", "format": "csv"}, headers=FORM)).text
+    assert [row.split(",")[:3] for row in rows.splitlines()[1:]] == [
+        ["subscription", "eu-mailer", "name"],
+        ["subscription", "us-mailer", "name"],
+    ]
+    assert "No stored transaction" in (await client.get("/console/search?q=nothing", headers=FORM)).text
+    refused = await client.get("/console/search", params={"q": "x" * 256}, headers=FORM)
+    assert refused.status_code == 422
+
+
 async def test_a_browser_is_led_to_the_console_and_others_get_json(client: httpx.AsyncClient) -> None:
     led = await client.get("/", headers=FORM)
     assert (led.status_code, led.headers["location"]) == (303, "/console")

@@ -265,6 +265,10 @@ def of_key(template: str, json: dict[str, Any] | None = None) -> Builder:
     return build
 
 
+async def search(world: World) -> Asked:
+    return Asked("/search", query={"q": world.name()})
+
+
 REQUESTS: dict[tuple[str, str], Builder] = {
     ("POST", "/half"): produce("/half"),
     ("POST", "/end"): end,
@@ -281,6 +285,7 @@ REQUESTS: dict[tuple[str, str], Builder] = {
     ("POST", "/transactions/{transaction_id:uuid}/reissue"): reissue,
     ("POST", "/transactions/check"): many("/transactions/check"),
     ("POST", "/transactions/verdict"): many("/transactions/verdict", verdict="commit", reason="asked the bank"),
+    ("GET", "/search"): search,
     ("PUT", "/topics/{name}"): declare,
     ("DELETE", "/topics/{name}"): undeclare,
     ("PUT", "/accept"): plain("/accept", {"accept": "all"}),

@@ -1,15 +1,13 @@
 """The list of transactions, and one transaction with its timeline, its deliveries and its bodies."""
 
-from uuid import UUID
-
 from starlette.responses import Response
 
 from app.console.body_view import BodyView, body_of
 from app.console.page import Page
-from app.console.rendering import command, link
+from app.console.rendering import command
 from app.console.timeline_picture import picture_of
 from app.console.visit import Visit
-from app.ids import message_id, parse_message_id
+from app.ids import message_id
 from app.routers.delivery_reasons import WhyQuery, get_delivery
 from app.routers.messages import get_message
 from app.routers.transactions import TransactionQuery, get_transaction, list_of_transactions
@@ -87,26 +85,6 @@ async def show_one(visit: Visit) -> Response:
     )
 
 
-async def find(visit: Visit) -> Response:
-    """Lead to the transaction that an id or a message's id names, else to the transactions with this key."""
-    wanted = visit.asked.get("q", "").strip()
-    transaction_id, position = _named(wanted)
-    if transaction_id is not None:
-        part = "" if position is None else f"#message-{position}"
-        return visit.redirect(link("transactions", transaction_id) + part)
-    return visit.redirect(link("transactions", key=wanted or None))
-
-
-def _named(wanted: str) -> tuple[UUID | None, int | None]:
-    found = parse_message_id(wanted)
-    if found is not None:
-        return found
-    try:
-        return UUID(wanted), None
-    except ValueError:
-        return None, None
-
-
 async def _bodies(visit: Visit, shown: TransactionShown) -> dict[str, BodyView | None]:
     """Return the bodies of the first messages by message id."""
     ids = [message_id(shown.transaction_id, position) for position in range(min(_BODIES, len(shown.messages)))]
@@ -115,7 +93,6 @@ async def _bodies(visit: Visit, shown: TransactionShown) -> dict[str, BodyView |
 
 PAGES = [
     Page("GET", "/console/transactions", show_list, ("GET", "/transactions")),
-    Page("GET", "/console/find", find, ("GET", "/transactions")),
     Page(
         "GET", "/console/transactions/{transaction_id:uuid}", show_one, ("GET", "/transactions/{transaction_id:uuid}")
     ),
