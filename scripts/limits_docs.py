@@ -97,7 +97,10 @@ PROCESSES = (
     Limit("app.store.subscriptions.redeliveries.KEPT_DAYS", "days for which redeliveries and drops are kept"),
     Limit("app.store.subscriptions.dead_letters.COUNTED_MOST", "dead letters that a dry run counts"),
     Limit("app.runtime.standing.LAG_LOOKS_AT", "messages that a subscription's `lag` in the API counts"),
-    Limit("app.store.admin.figures.COUNTED_MOST", "transactions of a state, and dead letters, that `/stats` counts"),
+    Limit(
+        "app.store.admin.figures.LOOKED_UP_MOST", "transactions of a state, and dead letters, that `/stats` looks up"
+    ),
+    Limit("app.store.admin.figures.COUNTED_MOST", "rows of each that `/stats` counts if there are more"),
     Limit("app.loops.minutes.KEPT_DAYS", "days for which figures by the minute are kept"),
     Limit("app.cli.api_client.TIMEOUT_S", "seconds that a command waits for an answer of the API"),
     Limit("app.cli.dead_letters.MOVED_MAX", "dead letters that one command acts on"),

@@ -56,7 +56,7 @@ def _standing(found: dict[str, Any]) -> list[tuple[str, str, str]]:
 
 
 def _oldest(counted: dict[str, Any], oldest_at: str | None, now: datetime) -> str:
-    count = amount(counted["count"]) + ("" if counted["exact"] else " or more")
+    count = ("" if counted["exact"] else "about ") + amount(counted["count"])
     return count if oldest_at is None else f"{count}, oldest {age(oldest_at, now)}"
 
 

@@ -28,7 +28,7 @@ MINUTE = timedelta(minutes=1)
 async def get_stats(runtime: RuntimeDep, caller: CallerDep) -> Stats:
     """Return what stands open, with the oldest of each, and what was done in the last 15 minutes and 24 hours.
 
-    The time to answer is bounded, whatever the database holds: counts stop at a limit, and what was done is read from
+    The time to answer is bounded, whatever the database holds: large counts are rough, and what was done is read from
     figures by the minute. Every process writes its figures every 10 seconds; those of a process that is killed in
     between are left out.
     """

@@ -61,7 +61,7 @@ class OpenNow:
 
 
 async def open_now(connection: Connection, now: datetime) -> OpenNow:
-    """Measure what stands open. The time is bounded: counts stop at a limit, and few subscriptions are looked at."""
+    """Measure what stands open. The time is bounded: large counts are rough, and few subscriptions are looked at."""
     undecided = await undecided_by_state(connection)
     return OpenNow(
         in_doubt=undecided[CheckBackState.IN_DOUBT],

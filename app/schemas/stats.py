@@ -7,13 +7,13 @@ from pydantic import Field
 
 from app.schemas.transactions import AT, ID, Shown
 
-EXACT = "false: the count stopped at its limit, and there are more"
+EXACT = "false: more than 1,000, counted up to 100,000 without a look at each"
 
 
 class UndecidedShown(Shown):
     """Transactions of one state."""
 
-    count: int = Field(description="counted up to 10,000", examples=[3])
+    count: int = Field(examples=[3])
     exact: bool = Field(description=EXACT, examples=[True])
     oldest: UUID | None = Field(description="the oldest; null: there is none", examples=[ID])
     oldest_born_at: datetime | None = Field(examples=[AT])
@@ -22,7 +22,7 @@ class UndecidedShown(Shown):
 class DeadLettersShown(Shown):
     """Dead letters of all subscriptions."""
 
-    count: int = Field(description="counted up to 10,000", examples=[0])
+    count: int = Field(examples=[0])
     exact: bool = Field(description=EXACT, examples=[True])
     oldest_at: datetime | None = Field(description="when the oldest died; null: there is none", examples=[None])
 

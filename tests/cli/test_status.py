@@ -55,7 +55,7 @@ def test_each_figure_has_its_oldest_and_its_command(
     )
     lines = " ".join(capsys.readouterr().out.split())
     for words in (
-        "in doubt 10,000 or more, oldest 12 min ago transactions list --state in_doubt",
+        "in doubt about 10,000, oldest 12 min ago transactions list --state in_doubt",
         "parked 1, oldest 3 d ago",
         "dead letters 2, oldest 5 h ago dead-letters list",
         "open breakers s0 (opened 30 s ago),",

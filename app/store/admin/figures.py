@@ -7,17 +7,22 @@ from uuid import UUID
 from app.database.connection import Connection
 from app.verdicts import CheckBackState
 
-# Counting stops at this number, so that the time to answer is bounded.
-COUNTED_MOST = 10_000
+# Up to this number what still counts is looked up row by row. Above it rows are counted, up to the second number, so
+# that the time to answer is bounded.
+LOOKED_UP_MOST = 1000
+COUNTED_MOST = 100_000
 # Open breakers that are named.
 NAMED_MOST = 20
 
-# check_back in the order of its primary key, up to a limit for each state. It looks up each row in op by primary key,
-# in the row's own day (LATERAL … OFFSET 0), because a verdict may have arrived after the row was written. Ids contain
-# their time, so the row with the lowest id is the oldest. RECORD_ENDS says why the condition is `position < 1`.
+# check_back is small, so `rows` reads it. `looked_at` takes it in the order of its primary key, up to a limit for each
+# state, and looks up each row in op by primary key, in the row's own day (LATERAL … OFFSET 0), because a verdict may
+# have arrived after the row was written. Ids contain their time, so the row with the lowest id is the oldest.
+# RECORD_ENDS says why the condition is `position < 1`.
 OF_STATE = "(select transaction_id, state from check_back where state = {} order by transaction_id limit $1)"
 UNDECIDED = f"""
-with looked_at as materialized (
+with rows as materialized (
+  select c.state, count(*) as rows from (select state from check_back limit $2) c group by c.state
+), looked_at as materialized (
   select c.transaction_id, c.state, o.decided
   from ({OF_STATE.format(CheckBackState.IN_DOUBT)} union all {OF_STATE.format(CheckBackState.PARKED)}) c
   left join lateral (select true as decided from op o where o.transaction_id = c.transaction_id offset 0) o on true
@@ -25,7 +30,8 @@ with looked_at as materialized (
   select distinct on (l.state) l.state, l.transaction_id from looked_at l where l.decided is null
   order by l.state, l.transaction_id
 )
-select l.state, count(*) filter (where l.decided is null) as count, count(*) < $1 as exact,
+select l.state, count(*) filter (where l.decided is null) as undecided, count(*) as looked_at,
+  coalesce((select r.rows from rows r where r.state = l.state), 0) as rows,
   (select o.transaction_id from oldest o where o.state = l.state) as transaction_id, (
     select h.born_at from half h
     where h.position < 1 and h.transaction_id = (select o.transaction_id from oldest o where o.state = l.state)
@@ -38,7 +44,8 @@ LIVE = """exists (
   select from subscription s where s.subscription_id = d.subscription_id and s.deleted_at is null offset 0
 )"""
 DEAD = f"""
-select (select count(*) from (select from dead_letter d where {LIVE} limit $1) d) as count,
+select (select count(*) from (select from dead_letter d where {LIVE} limit $1) d) as live,
+  (select count(*) from (select from dead_letter d limit $2) d) as rows,
   (select d.died_at from dead_letter d where {LIVE} order by d.died_at limit 1) as oldest_at
 """  # noqa: S608
 
@@ -63,7 +70,7 @@ from subscription where deleted_at is null
 
 @dataclass(frozen=True, slots=True)
 class Undecided:
-    """Transactions of one state: how many (`exact` False: at least), and the oldest."""
+    """Transactions of one state: how many (`exact` False: rows, up to COUNTED_MOST), and the oldest."""
 
     count: int = 0
     exact: bool = True
@@ -73,7 +80,7 @@ class Undecided:
 
 @dataclass(frozen=True, slots=True)
 class DeadLetters:
-    """Dead letters: how many (`exact` False: at least), and when the oldest died."""
+    """Dead letters: how many (`exact` False: rows, up to COUNTED_MOST), and when the oldest died."""
 
     count: int
     exact: bool
@@ -106,24 +113,23 @@ class SubscriptionStates:
     disabled: int
 
 
-async def undecided_by_state(connection: Connection, *, most: int = COUNTED_MOST) -> dict[CheckBackState, Undecided]:
-    """Return the transactions in doubt and the parked ones, each counted up to `most`."""
+async def undecided_by_state(connection: Connection, *, most: int = LOOKED_UP_MOST) -> dict[CheckBackState, Undecided]:
+    """Return the transactions in doubt and the parked ones, exactly if each are at most `most`."""
     # One more than the limit, so that exactly `most` rows are known to be all.
-    rows = await connection.fetch(UNDECIDED, most + 1)
-    found = {
-        CheckBackState(row["state"]): Undecided(
-            min(row["count"], most), row["exact"], row["transaction_id"], row["born_at"]
-        )
-        for row in rows
-    }
+    found = {}
+    for row in await connection.fetch(UNDECIDED, most + 1, COUNTED_MOST):
+        exact = row["looked_at"] <= most
+        count = row["undecided"] if exact else max(row["rows"], row["undecided"])
+        found[CheckBackState(row["state"])] = Undecided(count, exact, row["transaction_id"], row["born_at"])
     return {state: found.get(state, Undecided()) for state in CheckBackState}
 
 
-async def count_dead_letters(connection: Connection, *, most: int = COUNTED_MOST) -> DeadLetters:
-    """Return the dead letters, counted up to `most`."""
-    row = await connection.fetchrow(DEAD, most + 1)
+async def count_dead_letters(connection: Connection, *, most: int = LOOKED_UP_MOST) -> DeadLetters:
+    """Return the dead letters, exactly if they are at most `most`."""
+    row = await connection.fetchrow(DEAD, most + 1, COUNTED_MOST)
     assert row is not None
-    return DeadLetters(min(row["count"], most), row["count"] <= most, row["oldest_at"])
+    exact = row["live"] <= most
+    return DeadLetters(row["live"] if exact else max(row["live"], row["rows"]), exact, row["oldest_at"])
 
 
 async def first_open_breakers(connection: Connection) -> OpenBreakers:
