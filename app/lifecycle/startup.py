@@ -17,7 +17,7 @@ from app.clock import Clock
 from app.config import Settings, unknown_variables
 from app.coordinator.commit_lanes import CommitLanes
 from app.coordinator.group_commit import LaneLimits
-from app.database.connection import LOOP_CONNECTIONS, Database, PoolShare
+from app.database.connection import LOOP_CONNECTIONS, Connection, Database, PoolShare
 from app.database.notifier import WakeUps
 from app.database.timelines import LookTimes
 from app.egress.http_client import callback_client
@@ -35,6 +35,7 @@ from app.runtime.worker_state import worker_state_file
 from app.secrets.vault import Vault
 from app.store.checkback import producer_groups
 from app.store.coordinator import topics
+from app.store.proof.shared_settings import raise_rule, read_rule
 
 if TYPE_CHECKING:  # it imports OpenTelemetry
     from app.observability.tracing import Tracing
@@ -46,6 +47,7 @@ GIVES_UP_AFTER = 0.8
 # Drain time of the loops even if the last requests used up the rest.
 LEAST_DRAIN_S = 0.5
 COLLECT_AFTER = 10_000
+LONGEST_ID_SKEW = "longest_id_skew_s"
 
 
 def log_open_networks(settings: Settings) -> None:
@@ -108,6 +110,16 @@ def freeze_startup_objects() -> None:
     gc.set_threshold(COLLECT_AFTER, 20, 20)
 
 
+async def share_id_skew(connection: Connection, seconds: int) -> None:
+    """Store the largest difference between a new id's time and its half's birth that any process permitted.
+
+    The nightly proof compares both. Almost every start only reads.
+    """
+    known = await read_rule(connection, LONGEST_ID_SKEW)
+    if known is None or known < seconds:
+        await raise_rule(connection, LONGEST_ID_SKEW, seconds)
+
+
 async def assemble(settings: Settings, dsn: str, stack: AsyncExitStack) -> Runtime:
     """Make the parts of one process over a migrated database; `stack` closes them in turn."""
     database = Database(
@@ -120,6 +132,7 @@ async def assemble(settings: Settings, dsn: str, stack: AsyncExitStack) -> Runti
     clock = Clock()
     async with database.connection() as connection:
         await clock.measure(connection)
+        await share_id_skew(connection, settings.id_skew_s)
     if database.guard.unreadable is not None:
         log.warning("timeline_unreadable", because=database.guard.unreadable, effect="a former primary is not refused")
     metrics = Metrics(settings.metrics_values_max)

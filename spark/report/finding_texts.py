@@ -82,8 +82,8 @@ MEANINGS: dict[str, tuple[str, str]] = {
         "Find out what deleted rows of `checkpoint`, and write them again at an offset that is surely received.",
     ),
     "subscription_differs": (
-        "A subscription is not as the last version in its history says, or one of both is gone.",
-        "Compare `subscription` with `subscription_version`, and find out what changed or deleted rows.",
+        "A subscription is not as the last version in its history says, or a change of it is not in the audit.",
+        "Compare `subscription`, `subscription_version` and `audit`, and find out what changed or deleted rows.",
     ),
     "receipt_without_message": (
         "A delivery is on record for a message that is not in the outbox.",

@@ -8,7 +8,7 @@ chain is compared in Postgres for the day before the run.
 from pyspark.sql import SparkSession
 
 from spark.postgres.connections import Connection, Day, Snapshot
-from spark.sources.scan import write_found
+from spark.sources.scan import reported_once, write_found
 
 # As the trigger computes it; the digest before it is $before.
 DIGEST = """sha256(convert_to(jsonb_build_array(a.place, encode({before}, 'hex'), a.audit_id,
@@ -38,15 +38,8 @@ left join (select audit_id, place, digest from audit where place is not null ord
 where c.place is null
   or (coalesce(l.place, c.forgotten_place), coalesce(l.digest, c.forgotten_digest)) is distinct from (c.place, c.digest)
 """  # noqa: S608 -- constants
-# What an earlier run found for another day is not repeated each night. A day whose findings are open keeps those that
-# are still there.
 UNTOLD = f"""
-select b.* from ({BROKEN}) b cross join lateral (
-  select bool_or(f.day = '{{day}}'::date) as here, bool_or(f.day <> '{{day}}'::date) as elsewhere
-  from finding f where f.kind = 'audit_broken' and f.subject = b.subject and f.resolved_at is null
-) told
-where b.differs is not null and (told.here or told.elsewhere is not true
-  and '{{day}}'::date = ('{{seen}}'::timestamptz at time zone 'UTC')::date - 1)
+select b.* from ({BROKEN}) b where b.differs is not null and {reported_once("audit_broken", "b.subject")}
 """  # noqa: S608 -- constants
 
 HEAD = "select place, digest from audit_chain"

@@ -11,9 +11,12 @@ from spark.postgres.connections import Day, Snapshot
 from spark.sources.scan import CLOCKS_DIFFER_S, write_found
 
 LONGEST_IMMUNITY = "1 day"
+# An id is compared with the clock before its half waits for the commit, from which it has its birth.
+FLUSHED_WITHIN_S = 60
 # The range is given for all tables, because the planner does not carry it over. They are read in the order of their
 # primary keys or hashed; no other row of the day is read. `seen` has the snapshot's time. The times of the verdict are
-# told once, with the first message.
+# told once, with the first message. The first 48 bits of an id are its time in milliseconds. The service stores the
+# largest difference that it ever permitted to a new id; until it has, the difference is not judged.
 DIFFERING = f"""
 select transaction_id, position, producer_group, "offset", differs, times from (
   select h.transaction_id::text, h.position, h.producer_group, o."offset", case when o.transaction_id is not null then
@@ -29,6 +32,9 @@ select transaction_id, position, producer_group, "offset", differs, times from (
     ) else '' end as differs,
     concat_ws(', ',
       case when h.born_at > late.at then 'born_at in the future' end,
+      case when h.position = 0 and abs(extract(epoch from h.born_at) * 1000
+        - ('x' || translate(left(h.transaction_id::text, 13), '-', ''))::bit(48)::bigint) > skew.of_ids_ms
+        then 'born_at far from the time of the id' end,
       case when h.position = 0 and h.first_check_at not between h.born_at and h.born_at + interval '{LONGEST_IMMUNITY}'
         then 'first_check_at beyond every policy' end,
       case when h.position > 0 and (
@@ -41,7 +47,11 @@ select transaction_id, position, producer_group, "offset", differs, times from (
       case when o.committed_at < coalesce(p.decided_at, h.born_at) - skew.most
         then 'committed_at before ' || case when p.transaction_id is null then 'born_at' else 'decided_at' end end
     ) as times
-  from (values (interval '{CLOCKS_DIFFER_S} seconds')) skew (most)
+  from (
+    select interval '{CLOCKS_DIFFER_S} seconds' as most,
+      1000 * (max(value) + {CLOCKS_DIFFER_S} + {FLUSHED_WITHIN_S}) as of_ids_ms
+    from shared_rule where name = 'longest_id_skew_s'
+  ) skew
   cross join lateral (select '{{seen}}'::timestamptz + skew.most as at) late
   cross join {{half}} h
   left join {{op}} p on p.transaction_id = h.transaction_id

@@ -33,6 +33,22 @@ def receipts_since(day: Day) -> datetime | None:
     return begun
 
 
+def reported_once(kind: str, subject: str) -> str:
+    """Return an SQL condition for what is of no day and stays: the day before the run has it.
+
+    What an earlier run found for another day is not repeated each night. A day whose findings are open keeps those that
+    are still there. `subject`: the SQL of the finding's subject.
+    """
+    return f"""(
+  exists (select from finding f where f.kind = '{kind}' and f.subject = {subject} and f.resolved_at is null
+    and f.day = '{{day}}'::date)
+  or '{{day}}'::date = ('{{seen}}'::timestamptz at time zone 'UTC')::date - 1 and not exists (
+    select from finding f where f.kind = '{kind}' and f.subject = {subject} and f.resolved_at is null
+      and f.day <> '{{day}}'::date
+  )
+)"""  # noqa: S608 -- texts of ours
+
+
 def write_found(
     spark: SparkSession,
     snapshot: Snapshot,

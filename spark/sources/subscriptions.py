@@ -1,19 +1,77 @@
-"""Finds the subscriptions that are not as their history says, or whose checkpoint is impossible.
+"""Finds the subscriptions that are not as their history says, or whose checkpoint is impossible; and changes of a
+subscription that the audit lacks, or that only the audit has.
 
-A trigger writes a version with each change, so the last version and the row are equal. The comparison runs in Postgres.
+A trigger writes a version with each change, so the last version and the row are equal. The service writes the audit row
+of a person's change in the same database transaction. The comparison runs in Postgres.
 """
 
 from pyspark.sql import SparkSession
 
 from spark.postgres.connections import Day, Snapshot
-from spark.sources.scan import write_found
+from spark.sources.scan import reported_once, write_found
 
 # What a version has of its subscription.
 COMPARED = (
     *("name", "topics", "filters", "state", "ordered", "on_dead", "shards", "max_in_flight", "rate_per_s", "timeout_s"),
     *("retry", "expire_after_s", "max_backlog", "started_after", "deleted_at"),
 )
+# Surely so long: a day is kept for an hour at least, and while a message of it waits.
+ATTEMPTS_KEPT_DAYS = 2
 _DIFFERS = ", ".join(f"case when s.{name} is distinct from v.{name} then '{name}' end" for name in COMPARED)
+# A version and its audit row were written by one database transaction. If rows were copied since, as by a restore, they
+# have the same time: before the first pair of which Postgres still knows it.
+_SAME_CHANGE = """a.target = v.name and (a.xmin = v.written_by
+      or (v.at < kept.since) is not false and a.at between v.at - interval '1 minute' and v.at + interval '1 minute')"""
+# The audit is compared from its first row on that is kept and chained. What a version changes says which audit row it
+# has. A destination's 410 disables an active subscription: no person did that, and it leaves an attempt, which is kept
+# with the message's day, and the whole table is read for it. Such a finding is reported once, as breaks of the audit's
+# chain are, because nothing can take it back.
+_UNAUDITED = f"""
+with since as (
+  select greatest(
+    (select min(at) from audit where place is not null),
+    (select max(at) filter (where name = 'verdict') from evidence_since),
+    (select max(at) filter (where name = 'audit') from evidence_since) + interval '1 hour'
+  ) as at
+), version as (
+  select v.*, v.xmin as written_by, case
+      when lag(v.version_id) over earlier is null then 'put'
+      when v.deleted_at is distinct from lag(v.deleted_at) over earlier then 'delete'
+      when v.state = lag(v.state) over earlier then 'put'
+      when v.state = 'paused' then 'pause'
+      when v.state = 'active' then 'resume'
+      when lag(v.state) over earlier <> 'active' then 'disable'
+      when v.at > '{{seen}}'::timestamptz - interval '{ATTEMPTS_KEPT_DAYS} days' then 'gone'
+    end as act
+  from subscription_version v window earlier as (partition by v.subscription_id order by v.version_id)
+), kept as (
+  select min(v.at) as since from version v join audit a on a.xmin = v.written_by and a.target = v.name
+)
+select v.subscription_id, v.name, 'change without audit: '
+  || string_agg(distinct replace(v.act, 'gone', 'disable'), ', ') as differs
+from version v, since, kept
+where v.at >= since.at and v.act is not null and case v.act when 'gone' then not exists (
+    select from attempt g where g.kind = 'delivery' and g.outcome = 'gone' and g.subscription_id = v.subscription_id
+      and g.at between v.at - interval '1 hour' and v.at + interval '1 minute'
+  ) else not exists (
+    select from audit a where a.what = 'subscription.' || v.act and {_SAME_CHANGE}
+      and (a.detail -> 'asked' -> 'topics' is null or a.detail -> 'asked' -> 'topics' = to_jsonb(v.topics))
+  ) end
+group by 1, 2
+union all
+select 0, a.target, 'audit without change: ' || string_agg(distinct split_part(a.what, '.', 2), ', ')
+from audit a, since, kept
+where a.at >= since.at and (a.what in ('subscription.pause', 'subscription.resume', 'subscription.delete')
+    or a.what = 'subscription.put' and a.detail -> 'new' = 'true')
+  and not exists (
+    select from version v where {_SAME_CHANGE} and case a.what
+      when 'subscription.pause' then v.state = 'paused'
+      when 'subscription.resume' then v.state = 'active'
+      when 'subscription.delete' then v.deleted_at is not null
+      else true end
+  )
+group by 2
+"""  # noqa: S608 -- texts of ours
 # The beginning of a subscription never changes, and a deletion has the time at which it happens. No message has a
 # higher offset than the sequence gave out, or than the log has, if its rows were copied from elsewhere.
 DIFFERING = f"""
@@ -27,6 +85,9 @@ with last as (
   select c.subscription_id from checkpoint c, log
   where c."offset" not between 0 and log.ends or c.shard not between 0 and c.shards - 1 group by 1
 )
+select subscription_id, name, coalesce(string_agg(nullif(differs, ''), ', '), '') as differs,
+  string_agg(checkpoint, '') as checkpoint
+from (
 select subscription_id, name, differs, checkpoint from (
   select coalesce(s.subscription_id, v.subscription_id) as subscription_id, coalesce(s.name, v.name) as name,
     case when s.subscription_id is null then 'subscription' when v.subscription_id is null then 'subscription_version'
@@ -41,6 +102,11 @@ select subscription_id, name, differs, checkpoint from (
   left join impossible i on i.subscription_id = s.subscription_id
 ) compared
 where differs <> '' or checkpoint <> ''
+union all
+select u.subscription_id, u.name, u.differs, '' from ({_UNAUDITED}) u
+where {reported_once("subscription_differs", "u.name")}
+) found
+group by subscription_id, name
 """  # noqa: S608 -- names of ours
 
 

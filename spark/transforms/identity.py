@@ -76,7 +76,7 @@ def delivery_wrong(j: Joined) -> DataFrame:
 
 
 def subscription_differs(j: Joined) -> DataFrame:
-    """A subscription's row is not as its last version says, or one of both is gone."""
+    """A subscription's row is not as its last version says, or one of both is gone, or a change is not in the audit."""
     found = j.whole.differing_subscription
     assert found is not None
     # The name of a deleted one may be used again.

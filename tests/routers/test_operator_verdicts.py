@@ -53,6 +53,16 @@ async def test_a_persons_verdict(client: httpx.AsyncClient, db: Connection, grou
     assert (opposite.status_code, opposite.json()["recorded"]["verdict"]) == (409, "commit")
 
 
+@pytest.mark.parametrize("force", [False, True])
+async def test_a_verdict_on_an_unknown_transaction_leaves_no_audit_row(
+    client: httpx.AsyncClient, runtime: Runtime, db: Connection, group: str, force: bool
+) -> None:
+    unknown = uuid7(runtime.clock.now())
+    answer = await act(client, unknown, "verdict", verdict="commit", reason="typing error", force=force)
+    assert answer.status_code == 404
+    assert await db.fetchval("select count(*) from audit where target = $1", str(unknown)) == 0
+
+
 async def test_a_transaction_in_half_is_decided_by_force_alone(client: httpx.AsyncClient, group: str) -> None:
     made = (await post_half(client)).json()
     transaction_id = made["transaction_id"]

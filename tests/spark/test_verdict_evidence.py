@@ -34,6 +34,19 @@ BY_PERSON = BY.format(source=3, verdict=1, more=", actor = {}")
 DECIDED = ACT.format(
     actor="{actor}", what="transaction.verdict", target="%(id)s::text", detail='{{"verdict": "{verdict}"{more}}}'
 )
+BECAUSE = BY_PERSON.format("'ann', reason = 'paid'")
+# All rows of the transaction, and what a person did to it.
+GONE = (
+    "with op_gone as (delete from op where transaction_id = %(id)s::uuid), sent as (delete from outbox where "
+    "transaction_id = %(id)s::uuid) delete from half where transaction_id = %(id)s::uuid"
+)
+DECIDED_OF = (
+    "insert into audit (at, actor, what, target, detail) values (now(), 'ann', 'transaction.verdict', %(id)s::text, "
+    '\'{{"verdict": "{}"}}\')'
+)
+REISSUE = (
+    "insert into reissue (transaction_id, reissued_as, reason, at) values (gen_random_uuid(), %(id)s::uuid, 'x', now())"
+)
 REISSUED = (
     "update half set reissued_from = '019aa5a3-7e4c-7b1e-8f00-1030a1030a10' where transaction_id = %(id)s::uuid",
     "insert into audit (at, actor, what, target, detail) select h.born_at, 'ann', 'transaction.reissue', "
@@ -89,6 +102,36 @@ CHANGES: dict[tuple[str, ...], str | None] = {
     ): None,
     (BY_PERSON.format("'ann'"), DECIDED.format(actor="'ops'", verdict="commit", more=', "actor": "ann"')): "actor",
     (BY.format(source=0, verdict=1, more=", actor = 'ann'"),): "actor",
+    (BECAUSE, DECIDED.format(actor="'ann'", verdict="commit", more=', "reason": "paid"')): None,
+    (BECAUSE, DECIDED.format(actor="'ann'", verdict="commit", more=', "reason": "lost"')): "reason",
+    (BECAUSE, DECIDED.format(actor="'ann'", verdict="commit", more="")): "reason",
+    (BY_PERSON.format("'ann'"), DECIDED.format(actor="'ann'", verdict="commit", more=', "reason": "paid"')): "reason",
+    # Two people decided the same: the second verdict was a repeat.
+    (
+        BECAUSE,
+        DECIDED.format(actor="'ann'", verdict="commit", more=', "reason": "paid"'),
+        DECIDED.format(actor="'bob'", verdict="commit", more=', "reason": "by phone"'),
+    ): None,
+    # A person's verdict that is now of another source, and one that came after a producer's own.
+    (
+        BY.format(source=0, verdict=1, more=", reason = 'paid'"),
+        DECIDED.format(actor="'ann'", verdict="commit", more=', "reason": "paid"'),
+    ): "source",
+    (
+        BY.format(source=0, verdict=1, more=", reason = 'paid'"),
+        DECIDED.format(actor="'ann'", verdict="commit", more=', "reason": "paid"').replace(
+            "h.born_at", "h.born_at + interval '1 day'"
+        ),
+    ): None,
+    (
+        BY.format(source=0, verdict=1, more=", reason = 'done'"),
+        DECIDED.format(actor="'ann'", verdict="commit", more=', "reason": "paid"'),
+    ): None,
+    # Policy's verdict that is now the producer's, and a producer that gives that reason.
+    (BY.format(source=0, verdict=2, more=", reason = '3 checks were answered `unknown`'"), *UNKNOWN[:3]): "source",
+    (BY.format(source=0, verdict=2, more=", reason = '3 checks were answered `unknown`'"), *UNKNOWN[:2]): None,
+    (GONE, DECIDED_OF.format("commit")): "transaction",
+    (GONE, REISSUE): "transaction",
     # A person's verdict that was refused has an audit row as well.
     (DECIDED.format(actor="'ann'", verdict="commit", more=""),): None,
     (BY_PERSON.format("'ann'"), REISSUED[0], REISSUED[1].format("h.transaction_id")): None,

@@ -12,11 +12,6 @@ def _set(name: str, change: str, *finds: str, of: str = "sale", rows: str = _AT)
     return Fault(f"half: {name}", of, f"update half set {change} {rows}", finds)
 
 
-def _unseen(name: str, change: str) -> Fault:
-    return Fault(f"half: {name}", "sale", f"update half set {change} {_ALL}", (), (), "certificate", EARLIER)
-
-
-EARLIER = "An id's time may differ from the birth by `HALFNOTE_ID_SKEW_S`, which has no upper limit"
 FAULTS = [
     _set("topic", "topic = 'plain'", *BOTH),
     _set("topic of a rolled-back one", "topic = 'plain'", "half_altered", of="back"),
@@ -52,11 +47,16 @@ FAULTS = [
     _set("a context is invented", "context = '{\"order\": 8}'", "half_altered", of="plain"),
     _set("policy", "policy = '{\"max_checks\": 1}'", "half_altered"),
     _set("policy is gone", "policy = null", "half_altered"),
-    _set("born an hour earlier, one message", "born_at = born_at - interval '1 hour'", "times_disagree={id}-1"),
+    _set(
+        "born an hour earlier, one message",
+        "born_at = born_at - interval '1 hour'",
+        "times_disagree",
+        "times_disagree={id}-1",
+    ),
     _set("born a day later", "born_at = born_at + interval '1 day'", "times_disagree", of="plain"),
     _set("born in the year 2099", "born_at = '2099-01-01'", "times_disagree", "times_disagree={id}-1", of="back"),
-    _unseen("born a day earlier, with its first check", _EARLIER.format("1 day")),
-    _unseen("born an hour earlier, with its first check", _EARLIER.format("1 hour")),
+    _set("born a day earlier, with its first check", _EARLIER.format("1 day"), "times_disagree", rows=_ALL),
+    _set("born an hour earlier, with its first check", _EARLIER.format("1 hour"), "times_disagree", rows=_ALL),
     _set("first check in 2099", "first_check_at = '2099-01-01'", "times_disagree", of="back", rows=_ALL),
     _set(
         "first check before its birth",

@@ -28,8 +28,8 @@ FAULTS = [
         (f"{OUT}={{id}}-1",),
     ),
     _set(
-        "committed a day earlier",
-        "committed_at = committed_at - interval '1 day'",
+        "committed two days earlier",
+        "committed_at = committed_at - interval '2 days'",
         "times_disagree",
         NEXT,
         OUT + "={id}-1",

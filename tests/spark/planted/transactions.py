@@ -45,8 +45,8 @@ FAULTS = [
         ("committed_not_published",),
         ("consumed_not_sent",),
     ),
-    Fault("transaction: gone, of a person's verdict", "decided", _all_but(), (), LOST, "ledgers", GONE),
-    Fault("transaction: gone, of a reissue", "reissued", _all_but(), (), LOST, "ledgers", GONE),
+    Fault("transaction: gone, of a person's verdict", "decided", _all_but(), ("verdict_unproven",), LOST),
+    Fault("transaction: gone, of a reissue", "reissued", _all_but(), ("verdict_unproven",), LOST),
     Fault("transaction: gone, committed", "plain", _all_but(), (), LOST, "ledgers", GONE),
     Fault(
         "transaction: gone, of two messages",

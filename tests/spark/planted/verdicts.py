@@ -10,7 +10,6 @@ def _set(name: str, change: str, *finds: str, of: str, ledgers: tuple[str, ...] 
 
 
 OWN = "A producer's own end leaves no evidence besides `op`"
-REASON = "No rule compares a reason"
 FAULTS = [
     _set(
         "commit becomes a rollback",
@@ -47,47 +46,16 @@ FAULTS = [
     _set("source: a check's becomes the producer's", "source = 0", "verdict_unproven", of="checked"),
     _set("source: a check's becomes policy's", "source = 2", "verdict_unproven", of="denied"),
     _set("source: a check's becomes a person's", "source = 3", "verdict_unproven", of="checked"),
-    Fault(
-        "op: source: policy's becomes the producer's",
-        "exhausted",
-        f"update op set source = 0 {_AT}",
-        (),
-        (),
-        "certificate",
-        OWN,
-    ),
+    _set("source: policy's becomes the producer's", "source = 0", "verdict_unproven", of="exhausted"),
     _set("source: policy's becomes a check's", "source = 1", "verdict_unproven", of="exhausted"),
-    Fault(
-        "op: source: a person's becomes the producer's",
-        "decided",
-        f"update op set source = 0 {_AT}",
-        (),
-        (),
-        "certificate",
-        OWN,
-    ),
+    _set("source: a person's becomes the producer's", "source = 0", "verdict_unproven", of="decided"),
     _set("source: a person's becomes a check's", "source = 1", "verdict_unproven", of="decided"),
     _set("source: a person's becomes policy's", "source = 2", "verdict_unproven", of="decided"),
     _set("actor of a person", "actor = 'mallory'", "verdict_unproven", of="decided"),
     _set("actor of a producer", "actor = 'mallory'", "verdict_unproven", of="sale"),
-    Fault(
-        "op: reason of a person",
-        "decided",
-        f"update op set reason = 'forged' {_AT}",
-        (),
-        (),
-        "certificate",
-        REASON,
-    ),
-    Fault(
-        "op: reason is gone",
-        "decided",
-        f"update op set reason = null {_AT}",
-        (),
-        (),
-        "certificate",
-        REASON,
-    ),
+    _set("reason of a person", "reason = 'forged'", "verdict_unproven", of="decided"),
+    _set("reason is gone", "reason = null", "verdict_unproven", of="decided"),
+    _set("reason of a reissue", "reason = 'forged'", "verdict_unproven", of="reissued"),
     Fault(
         "op: reason of a producer",
         "sale",
@@ -95,7 +63,7 @@ FAULTS = [
         (),
         (),
         "certificate",
-        REASON,
+        OWN,
     ),
     _set("decided a day before its birth", "decided_at = decided_at - interval '1 day'", "times_disagree", of="sale"),
     _set(

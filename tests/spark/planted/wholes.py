@@ -70,9 +70,11 @@ WHOLES = (
     _whole("all offsets are one", "offset_of_two_messages", 'update outbox set "offset" = 7'),
     _whole("births a day later", "times_disagree", _shifted("half", "+ interval '1 day'", "born_at", "first_check_at")),
     _whole("verdicts an hour earlier", "times_disagree", _shifted("op", HOUR, "decided_at")),
-    _whole("verdicts a day later", "times_disagree", _shifted("op", "+ interval '1 day'", "decided_at")),
+    _whole("verdicts two days later", "times_disagree", _shifted("op", "+ interval '2 days'", "decided_at")),
     _whole(
-        "commits a day earlier", "times_disagree", _shifted("outbox", "- interval '1 day'", "committed_at", "due_at")
+        "commits two days earlier",
+        "times_disagree",
+        _shifted("outbox", "- interval '2 days'", "committed_at", "due_at"),
     ),
     _whole("receipts an hour earlier", "receipt_wrong", _shifted("receipt", HOUR, "first_at", "settled_at")),
     _whole("receipts an hour later", "receipt_wrong", _shifted("receipt", LATER, "first_at", "settled_at")),
