@@ -2,8 +2,9 @@
 
 import asyncio
 from collections.abc import AsyncIterator
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from typing import Any
+from uuid import UUID
 
 import httpx
 import pytest
@@ -243,10 +244,50 @@ async def test_no_large_table_is_read_as_a_whole(
         ids = [await sent(client, key=f"order-{number % 7}") for number in range(60)]
         await turn_until(relay, runtime, lambda: is_reason(client, ids[-1], "delivered"))
     await db.execute("set enable_seqscan = off")
-    kinds = ["uuid", "smallint", "timestamptz", "text"]
+    kinds = ["uuid", "smallint", "timestamptz", "text", "bigint"]
     now = runtime.clock.now()
-    for scan in await scans(db, FACTS, kinds, [ids[0], None, now, None], generic=True):
+    for scan in await scans(db, FACTS, kinds, [ids[0], None, now, None, 20], generic=True):
         assert not (scan.table.startswith(large) and "Seq" in scan.node), scan
     kinds = ["int", "text", "bigint", "bigint", "timestamptz", "bool"]
     for scan in await scans(db, BLOCKER, kinds, [1, "order-3", 50, 10, now, True], generic=True):
         assert not (scan.table.startswith(large) and "Seq" in scan.node), scan
+
+
+async def test_subscriptions_of_other_topics_cost_no_row_each(
+    client: httpx.AsyncClient, db: Connection, group: str
+) -> None:
+    from app.operations.delivery_reasons.explain import UNMATCHED_MOST
+    from app.store.coordinator.delivery_facts import read_facts
+
+    async with Responder() as receiver:
+        for number in range(3):
+            await subscribe(client, receiver, f"mailer-{number}")
+    await db.execute(
+        "insert into subscription (name, topics, destination, secrets, start, max_in_flight, timeout_s, retry, state, "
+        "created_at, updated_at, started_after, matches_since) "
+        "select 'other-' || lpad(n::text, 3, '0'), array['t' || n], '{}', '[]', '{}', 1, 1, '{}', 'active', now(), "
+        "now(), 0, now() from generate_series(1, 100) n"
+    )
+    messages = [ORDER, {**ORDER, "topic": "t7"}]
+    answer = await client.post("/messages", json={"producer_group": "shop", "messages": messages})
+    transaction_id = UUID(answer.json()["transaction_id"])
+    facts = await read_facts(db, transaction_id, None, None, UNMATCHED_MOST, datetime.now(UTC))
+    assert len(facts) == 3 + UNMATCHED_MOST + 1 + UNMATCHED_MOST
+    shown = (await client.get(f"/transactions/{transaction_id}/delivery")).json()["messages"]
+    others = [f"other-{n:03}" for n in range(1, UNMATCHED_MOST + 1)]
+    assert [one["subscription"] for one in shown[0]["subscriptions"]] == ["mailer-0", "mailer-1", "mailer-2", *others]
+    assert shown[0]["left_out"] == 100 - UNMATCHED_MOST
+    second = [one["subscription"] for one in shown[1]["subscriptions"]]
+    assert second[0] == "other-007"
+    assert second[1:5] == ["mailer-0", "mailer-1", "mailer-2", "other-001"]
+    assert shown[1]["left_out"] == 102 - UNMATCHED_MOST
+    # One that was redelivered to before its topics changed still concerns it.
+    await db.execute(
+        'insert into dead_letter (subscription_id, transaction_id, position, "offset", topic, attempts, reason, '
+        "died_at) select subscription_id, $1, 0, 1, 'order', 3, 'x', now() from subscription where name = 'other-099'",
+        transaction_id,
+    )
+    [first, _] = (await client.get(f"/transactions/{transaction_id}/delivery")).json()["messages"]
+    reasons = {one["subscription"]: one["reason"] for one in first["subscriptions"]}
+    assert reasons["other-099"] == "dead"
+    assert first["left_out"] == 99 - UNMATCHED_MOST

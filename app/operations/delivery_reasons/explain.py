@@ -11,7 +11,7 @@ from app.database.connection import Connection
 from app.ids import message_id
 from app.operations.delivery_reasons.reasons import NOT_TAKEN, may_wait_for_key, reason_of, state_reason
 from app.operations.delivery_reasons.sentences import Circumstances, sentence_of, undecided_sentence
-from app.store.coordinator.delivery_facts import Blocker, read_blocker, read_facts, states_since
+from app.store.coordinator.delivery_facts import Blocker, DeliveryFacts, read_blocker, read_facts, states_since
 from app.store.coordinator.history import Record, StoredMessage, read_messages, read_record
 from app.store.coordinator.transactions import state_of
 from app.verdicts import DeliveryReason, State, SubscriptionState
@@ -89,13 +89,13 @@ async def explain(
             number: [await _explained(connection, one, state, now) for one in found]
             for number, found in groupby(told, key=lambda one: one.facts.position)
         }
-        offsets = {one.facts.position: one.facts.offset for one in told}
+        facts_of = {one.facts.position: one.facts for one in told}
     return ExplainedTransaction(
         transaction_id,
         stored[0].producer_group,
         state,
         [
-            _message(transaction_id, one, offsets.get(one.position), by_position.get(one.position, []), state, record)
+            _message(transaction_id, one, facts_of.get(one.position), by_position.get(one.position, []), state, record)
             for one in stored
             if position is None or one.position == position
         ],
@@ -111,7 +111,7 @@ async def _circumstances(
     first: StoredMessage,
     now: datetime,
 ) -> list[Circumstances]:
-    facts = await read_facts(connection, transaction_id, position, subscription, now)
+    facts = await read_facts(connection, transaction_id, position, subscription, UNMATCHED_MOST, now)
     stopped = {one.subscription_id for one in facts if one.state is not SubscriptionState.ACTIVE}
     since = await states_since(connection, sorted(stopped))
     return [Circumstances(one, record, first, since.get(one.subscription_id)) for one in facts]
@@ -160,14 +160,15 @@ def _behind(blocker: Blocker | None) -> str | None:
 def _message(
     transaction_id: UUID,
     stored: StoredMessage,
-    offset: int | None,
+    facts: DeliveryFacts | None,
     explained: Sequence[Explained],
     state: State,
     record: Record,
 ) -> ExplainedMessage:
     unmatched = [one for one in explained if one.reason is DeliveryReason.NO_TOPIC_MATCH]
+    unconcerned = 0 if facts is None else facts.unconcerned
     matched = [one for one in explained if one.reason is not DeliveryReason.NO_TOPIC_MATCH]
-    reason, sentence = _whole(stored, matched, len(unmatched), state, record)
+    reason, sentence = _whole(stored, matched, unconcerned, state, record)
     # The subscriptions that take it, then those that filter it, then those of other topics.
     listed = sorted(matched, key=lambda one: (one.reason in NOT_TAKEN, attrgetter("subscription")(one)))
     return ExplainedMessage(
@@ -175,11 +176,11 @@ def _message(
         topic=stored.topic,
         key=stored.key,
         tag=stored.tag,
-        offset=offset,
+        offset=None if facts is None else facts.offset,
         reason=reason,
         sentence=sentence,
-        subscriptions=listed + unmatched[:UNMATCHED_MOST],
-        left_out=max(0, len(unmatched) - UNMATCHED_MOST),
+        subscriptions=listed + unmatched,
+        left_out=unconcerned - len(unmatched),
     )
 
 

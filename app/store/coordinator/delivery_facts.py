@@ -22,36 +22,53 @@ _TAKES_TAG = "(coalesce(s.filters -> 'tags', '[]') in ('[]', 'null') or coalesce
 _TAKES_HEADERS = """(coalesce(s.filters -> 'headers', 'null') = 'null'
     or coalesce(m.headers @> (s.filters -> 'headers'), false))"""
 
-# The messages by primary key, one partition each. There are few subscriptions; for each one the other tables are probed
-# by primary key. A deleted subscription is shown if it has got the message.
+# The messages by primary key, one partition each. Topics are compared once for each topic and subscription. A
+# subscription concerns a message if it takes its topic or has a row of it; of the others only the first $5 by name are
+# returned, with their number. What is not needed to choose is read for the chosen ones alone. A deleted subscription is
+# shown if it has got the message.
 FACTS = f"""
 with message as materialized (
   select h.transaction_id, h.position, h.topic, h.key, h.tag, h.headers, o."offset", o.due_at, o.committed_at
   from half h left join outbox o on o.transaction_id = $1 and o.position = h.position
   where h.transaction_id = $1 and ($2::smallint is null or h.position = $2)
+), taken as materialized (
+  select t.topic, s.subscription_id from (select distinct topic from message) t
+  join subscription s on {match_sql("t.topic", "s.topics")}
+  where $4::text is null or s.name = $4
+), pair as materialized (
+  select m.position, s.subscription_id, s.name, k.subscription_id is not null as takes_topic,
+    k.subscription_id is not null or num_nonnulls(r.outcome, d.due_at, x.died_at) > 0 as concerned,
+    r.outcome as received, r.settled_at, r.status as received_status,
+    d.due_at as retry_at, d.first_at as tried_at, d.last_error, d.leased_until,
+    x.reason as died_because, x.died_at, coalesce(x.error, x.reason) as died_of, x.status as died_status,
+    coalesce(r.attempts, d.attempts, x.attempts, 0) as attempts
+  from message m cross join subscription s
+  left join taken k on k.topic = m.topic and k.subscription_id = s.subscription_id
+  left join receipt r on r.transaction_id = $1 and r.position = m.position and r.subscription_id = s.subscription_id
+    and r.replay = 0
+  left join delivery_retry d on d.subscription_id = s.subscription_id and d.replay = 0 and d.transaction_id = $1
+    and d.position = m.position
+  left join dead_letter x on x.subscription_id = s.subscription_id and x.replay = 0 and x.transaction_id = $1
+    and x.position = m.position
+  where ($4::text is null or s.name = $4) and (s.deleted_at is null or r.outcome is not null)
+), placed as materialized (
+  select p.*, row_number() over (partition by p.position, p.concerned order by p.name, p.subscription_id) as place,
+    count(*) filter (where not p.concerned) over (partition by p.position) as unconcerned
+  from pair p
 )
-select m.position, s.subscription_id, s.name as subscription, s.topics, s.filters, s.ordered, s.on_dead, s.state,
+select p.position, s.subscription_id, s.name as subscription, s.topics, s.filters, s.ordered, s.on_dead, s.state,
   s.state_reason, s.started_after, s.created_at, s.matches_since, m.topic, m.key, m.tag, m."offset", m.due_at,
-  m.committed_at, {match_sql("m.topic", "s.topics")} as takes_topic, {_TAKES_TAG} as takes_tag,
-  {_TAKES_HEADERS} as takes_headers,
-  c."offset" as checkpoint, c.opened_at, c.opened_because, l.owner as holder,
-  r.outcome as received, r.settled_at, r.status as received_status,
-  d.due_at as retry_at, d.first_at as tried_at, d.last_error, d.leased_until,
-  x.reason as died_because, x.died_at, coalesce(x.error, x.reason) as died_of, x.status as died_status,
-  coalesce(r.attempts, d.attempts, x.attempts, 0) as attempts
-from message m cross join subscription s
-left join receipt r on r.transaction_id = $1 and r.position = m.position and r.subscription_id = s.subscription_id
-  and r.replay = 0
-left join delivery_retry d on d.subscription_id = s.subscription_id and d.replay = 0 and d.transaction_id = $1
-  and d.position = m.position
-left join dead_letter x on x.subscription_id = s.subscription_id and x.replay = 0 and x.transaction_id = $1
-  and x.position = m.position
+  m.committed_at, p.takes_topic, {_TAKES_TAG} as takes_tag, {_TAKES_HEADERS} as takes_headers,
+  c."offset" as checkpoint, c.opened_at, c.opened_because, l.owner as holder, p.received, p.settled_at,
+  p.received_status, p.retry_at, p.tried_at, p.last_error, p.leased_until, p.died_because, p.died_at, p.died_of,
+  p.died_status, p.attempts, p.unconcerned
+from placed p join message m on m.position = p.position join subscription s on s.subscription_id = p.subscription_id
 left join checkpoint c on c.subscription_id = s.subscription_id
   and (c.shards = 1 or {HASH.format("m")} % c.shards = c.shard)
 left join lease l on l.name = '{LeaseKind.SHARD}:' || s.subscription_id || ':' || c.shards || ':' || c.shard
   and l.expires_at > $3 and l.owner <> ''
-where ($4::text is null or s.name = $4) and (s.deleted_at is null or r.outcome is not null)
-order by m.position, s.name, s.subscription_id
+where p.concerned or p.place <= $5
+order by p.position, s.name, s.subscription_id
 """  # noqa: S608 -- constants
 
 # The earliest message of the same key that is before this one: a retry that was tried or is due (delivery_retry_key), a
@@ -122,7 +139,8 @@ class Blocker:
 class DeliveryFacts:
     """What is stored about one message and one subscription. Fields are None where there is no such row.
 
-    `checkpoint`, `opened_at`, `opened_because` and `holder` are of the shard that has the message.
+    `checkpoint`, `opened_at`, `opened_because` and `holder` are of the shard that has the message. `unconcerned`: the
+    number of subscriptions that do not take the topic of the message and have no row of it.
     """
 
     position: int
@@ -162,13 +180,23 @@ class DeliveryFacts:
     died_of: str | None
     died_status: int | None
     attempts: int
+    unconcerned: int
 
 
 async def read_facts(
-    connection: Connection, transaction_id: UUID, position: int | None, subscription: str | None, now: datetime
+    connection: Connection,
+    transaction_id: UUID,
+    position: int | None,
+    subscription: str | None,
+    unconcerned_most: int,
+    now: datetime,
 ) -> list[DeliveryFacts]:
-    """Return the facts of each message and each subscription; of one message or one subscription, if they are named."""
-    return [_facts(row) for row in await connection.fetch(FACTS, transaction_id, position, now, subscription)]
+    """Return the facts of each message and each subscription; of one message or one subscription, if they are named.
+
+    Of the subscriptions that do not take a message's topic and have no row of it, only the first ones are returned.
+    """
+    rows = await connection.fetch(FACTS, transaction_id, position, now, subscription, unconcerned_most)
+    return [_facts(row) for row in rows]
 
 
 async def read_blocker(connection: Connection, facts: DeliveryFacts, now: datetime) -> Blocker | None:
