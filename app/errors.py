@@ -243,6 +243,24 @@ class VerdictConflict(Problem):
     status, slug, title = 409, "verdict-conflict", "Already decided the other way"
 
 
+class ChecksNotClaimed(Problem):
+    """The producers of this group may not claim its checks: Halfnote calls its check URLs.
+
+    PUT or PATCH the group with `checks: claim`.
+    """
+
+    status, slug, title = 409, "checks-not-claimed", "Checks of this group are not claimed"
+
+
+class CheckLapsed(Problem):
+    """The claim of this check is over: its time has passed, or it was answered. The answer changed nothing.
+
+    Claim the check again. A commit or rollback is taken also after the claim is over.
+    """
+
+    status, slug, title = 409, "check-lapsed", "The claim of the check is over"
+
+
 class TooEarly(Problem):
     """The transaction is not in doubt yet: its producer may still be working.
 

@@ -21,6 +21,7 @@ from app.routers import (
     api_keys,
     audit,
     certificates,
+    claimed_checks,
     dead_letters,
     delivery_reasons,
     health,
@@ -109,6 +110,7 @@ def create_app() -> tuple[ASGIApp, FastAPI]:
     api.include_router(health.router)
     api.include_router(problems.router)
     api.include_router(producer_groups.router)
+    api.include_router(claimed_checks.router)
     api.include_router(subscriptions.router)
     api.include_router(subscription_actions.router)
     api.include_router(replays.router)

@@ -193,6 +193,11 @@ producer_group = Table(
     Column("check_window", Integer, nullable=False),
     Column("held_until", Time),
     Column("next_ping_at", Time, nullable=False),
+    # `claim`: producers may claim the group's checks, and it may have no check URL.
+    Column("checks", Text, nullable=False, server_default=text("'call'")),
+    # When a producer last claimed checks, within a few seconds.
+    Column("claimed_at", Time),
+    CheckConstraint("checks IN ('call', 'claim')", name="producer_group_checks"),
     CheckConstraint("on_exhausted IN ('rollback', 'park')", name="producer_group_on_exhausted"),
     # Secrets are stored sealed (app/secrets/vault.py).
     CheckConstraint("jsonb_typeof(secrets) = 'object' OR secrets = '[]'", name="producer_group_sealed"),
@@ -239,9 +244,13 @@ check_back = Table(
     Column("lease_epoch", BigInteger, nullable=False, server_default=text("0")),
     Column("parked_at", Time),
     Column("parked_reason", Text),
+    # The check is out to a producer that claimed it while this is the lease's epoch; each later lease has another one.
+    Column("claimed_epoch", BigInteger),
+    Column("claimed_at", Time),
     CheckConstraint("state IN (1, 2)", name="check_back_state"),
     Index("check_back_due", "producer_group", "next_check_at"),
     Index("check_back_leased", "producer_group", "leased_until", postgresql_where=text("leased_until IS NOT NULL")),
+    Index("check_back_claimed", "leased_until", postgresql_where=text("claimed_epoch = lease_epoch")),
     **_MUTABLE,
 )
 

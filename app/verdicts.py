@@ -179,6 +179,13 @@ class OnExhausted(StrEnum):
     PARK = "park"
 
 
+class Checks(StrEnum):
+    """`producer_group.checks`: Halfnote only calls the group's check URLs, or producers may also claim the checks."""
+
+    CALL = "call"
+    CLAIM = "claim"
+
+
 class BreakerState(StrEnum):
     """A subscription's circuit breaker, as HTTP spells it. An active subscription whose breaker is open shows OPEN."""
 

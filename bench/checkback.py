@@ -7,8 +7,8 @@ from statistics import median
 from time import perf_counter
 
 import httpx
+import msgspec
 
-from app.checkback.check_requests import check_body
 from app.ids import message_id
 from app.secrets.signatures import Secret, headers, new_secret
 from bench.bare import bare_client
@@ -81,7 +81,7 @@ def _request(secrets: list[Secret], id_: str) -> tuple[bytes, dict[str, str]]:
         "context": None,
     }
     message = {"message_id": message_id(uuid, 0), "topic": TOPIC, "key": "customer-77", "tag": None, "headers": None}
-    body = check_body(fields, [message])
+    body = msgspec.json.encode({"type": "halfnote.check", **fields, "messages": [message]})
     return body, {"content-type": "application/json", **headers(secrets, f"chk_{id_}-1", body, now)}
 
 

@@ -41,6 +41,13 @@ REQUESTS = (
 
 GROUPS = (
     Limit("app.schemas.producer_groups.URLS_MAX", "check URLs of a producer group"),
+    Limit("app.schemas.claimed_checks.CLAIM_MAX", "checks of one claim"),
+    Limit(
+        "app.checkback.claimed_checks.CLAIM_BYTES", "bytes of messages in the answer to a claim, unless one has more"
+    ),
+    Limit("app.schemas.claimed_checks.INVISIBLE_MAX_S", "seconds for which a claim may hold its checks"),
+    Limit("app.schemas.claimed_checks.WAIT_MAX_S", "seconds for which a claim may wait for a check"),
+    Limit("app.schemas.claimed_checks.ANSWERS_MAX", "answers to checks in one request"),
     Limit("app.store.checkback.producer_groups.UNDECIDED_MAX", "undecided transactions that a refused delete counts"),
     Limit("app.schemas.subscription_put.TOPICS_MAX", "topics of a subscription"),
     Limit("app.schemas.subscription_put.TAGS_MAX", "tags of a subscription's filter"),
@@ -67,6 +74,10 @@ DELIVERY = (
     Limit("app.policy.delivery_retry.SHORTEST_WAIT_S", "the shortest wait before another attempt, in seconds"),
     Limit("app.policy.check_schedule.FIRST_BACKOFF_S", "the wait after the first unanswered check, in seconds"),
     Limit("app.policy.check_schedule.LONGEST_BACKOFF_S", "the longest wait between unanswered checks, in seconds"),
+    Limit(
+        "app.store.checkback.claims.CLAIMERS_FIRST_S",
+        "seconds for which a check is left to producers that claim, before a URL is called",
+    ),
     Limit("app.relay.key_order.HELD_MOST", "messages that a shard holds back for busy keys"),
     Limit("app.store.relay.log.WINDOW_BYTES", "bytes of bodies that a shard reads ahead"),
     Limit("app.destinations.kafka.BATCH_MAX", "messages of one Kafka request"),

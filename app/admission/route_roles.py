@@ -58,6 +58,8 @@ RULES: dict[tuple[str, str], Roles] = {
     ("DELETE", "/producer-groups/{name}"): ADMINS,
     ("POST", "/producer-groups/{name}/test"): PEOPLE,
     ("POST", "/producer-groups/{name}/rotate-secret"): ADMINS,
+    ("POST", "/producer-groups/{name}/checks/claim"): PRODUCERS,
+    ("POST", "/producer-groups/{name}/checks/answers"): PRODUCERS,
     ("GET", "/subscriptions"): OWN_SUBSCRIPTIONS,
     ("GET", "/subscriptions/{name}"): OWN_SUBSCRIPTIONS,
     ("PUT", "/subscriptions/{name}"): SUBSCRIBERS,

@@ -27,7 +27,7 @@ def attempt_of(finished: FinishedCheck) -> SettledCheck:
         verdict=result.verdict if isinstance(result, Answered) else None,
         url=without_query(last.url) if last else None,
         status=last.status if last else None,
-        duration_ms=sum(tried.duration_ms for tried in finished.tried),
+        duration_ms=sum(tried.duration_ms for tried in finished.tried) if finished.tried else finished.duration_ms,
         error=clean("; ".join(errors)) or None,
         response=finished.response,
         answered=isinstance(result, Answered),

@@ -10,7 +10,7 @@ import msgspec
 import structlog
 
 from app.announcements import UndecidedTransaction
-from app.checkback.check_requests import CheckReply, UrlResult, ask, body_fields, check_body
+from app.checkback.check_requests import CheckReply, UrlResult, ask, body_fields
 from app.coordinator.wire import CheckPolicy
 from app.errors import SecretsUnreadable
 from app.ids import message_id
@@ -36,6 +36,7 @@ if TYPE_CHECKING:  # it imports OpenTelemetry
 log = structlog.get_logger(__name__)
 
 _policy = msgspec.json.Decoder(CheckPolicy).decode
+_encode = msgspec.json.Encoder().encode
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +86,8 @@ class Check:
 class FinishedCheck:
     """A check and the decision on it. `decision` None: the half is gone. `result` None: no check was sent.
 
-    `trace` is the context of the check's requests.
+    `trace` is the context of the check's requests. `duration_ms`: of a check that its producer claimed; otherwise the
+    calls in `tried` have theirs.
     """
 
     check: Check
@@ -95,6 +97,7 @@ class FinishedCheck:
     tried: tuple[UrlResult, ...] = ()
     response: str | None = None
     trace: str | None = None
+    duration_ms: int | None = None
 
 
 def in_doubt(finished: FinishedCheck) -> UndecidedTransaction:
@@ -191,16 +194,22 @@ async def _asked(runtime: Runtime, check: Check, policy: AskingPolicy, at: datet
 
 def body_of(check: Check, policy: AskingPolicy) -> bytes:
     """Return the JSON body of a transaction's check."""
+    return _encode(fields_of(check, policy))
+
+
+def fields_of(check: Check, policy: AskingPolicy) -> dict[str, object]:
+    """Return what a check tells its producer: `type`, then the fields of the transaction, then its messages."""
     claim, first = check.claim, check.messages[0]
-    fields = {
+    return {
+        "type": "halfnote.check",
         "transaction_id": claim.transaction_id,
         "producer_group": claim.producer_group,
         "check": claim.number,
         "max_checks": policy.max_checks,
         "born_at": first.born_at,
         "context": msgspec.Raw(first.context.encode()) if first.context is not None else None,
+        "messages": [_message(message) for message in check.messages],
     }
-    return check_body(fields, [_message(message) for message in check.messages])
 
 
 def _message(message: AskedMessage) -> dict[str, object]:

@@ -58,11 +58,6 @@ class CheckReply:
     response: str | None
 
 
-def check_body(fields: dict[str, Any], messages: Sequence[dict[str, Any]]) -> bytes:
-    """Return the JSON of a check: `type`, then the fields of the transaction, then its messages."""
-    return _encode({"type": "halfnote.check", **fields, "messages": messages})
-
-
 def body_fields(body: bytes, content_type: str) -> dict[str, Any]:
     """Return `body` for JSON, verbatim, or `body_base64` for anything else, as `/half` takes them."""
     json = json_of(body, content_type)

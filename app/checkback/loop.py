@@ -134,7 +134,7 @@ class CheckBack:
 
     def _urls(self, group: AskedGroup | None) -> list[str]:
         """Return a group's URLs in rotation: each call starts with the next one."""
-        if group is None:
+        if group is None or not group.check_urls:
             return []
         first = self._turns[group.name] % len(group.check_urls)
         self._turns[group.name] = first + 1

@@ -15,6 +15,7 @@ from app.announcements import parked
 from app.checkback.attempts import attempt_of, clean
 from app.checkback.check import FinishedCheck, in_doubt
 from app.checkback.verdicts import by_policy, record_verdicts
+from app.database.connection import Database, PoolShare
 from app.observability.trace_context import log_fields
 from app.policy.check_schedule import CheckAgain, LeaveParked, Park, Settle
 from app.runtime.state import Runtime
@@ -29,41 +30,49 @@ log = structlog.get_logger(__name__)
 CLOSED_DAY_RETRY_S = 60
 
 
-async def settle_batch(runtime: Runtime, batch: Sequence[FinishedCheck]) -> None:
-    """Record the verdicts of a batch (ids distinct) and settle each check.
+async def settle_batch(
+    runtime: Runtime, batch: Sequence[FinishedCheck], pool: Database | PoolShare | None = None
+) -> dict[UUID, Recorded]:
+    """Record the verdicts of a batch (ids distinct) and settle each check; return what is recorded of those with one.
 
-    Raises the database's errors. The batch may then be settled again: an End is answered as a repeat, and only attempts
-    may be recorded twice.
+    `pool` lends the connections; None: the process's. Raises the database's errors. The batch may then be settled
+    again: an End is answered as a repeat, and only attempts may be recorded twice.
     """
-    held = await _hold(runtime, batch)
+    pool = pool or runtime.database
+    held = await _hold(runtime, batch, pool)
     batch = [finished for finished in batch if not by_policy(finished) or _id(finished) in held]
-    recorded = await record_verdicts(runtime, batch)
+    recorded = await record_verdicts(runtime, batch, pool)
     now = runtime.clock.now()
     settled = [_settled(finished, recorded.get(_id(finished)), now) for finished in batch]
     if settled:
-        await _write(runtime, batch, settled, now)
+        await _write(runtime, batch, settled, pool, now)
     for finished, row in zip(batch, settled, strict=True):
         _report(runtime, finished, row)
+    return recorded
 
 
-async def _hold(runtime: Runtime, batch: Sequence[FinishedCheck]) -> set[UUID]:
+async def _hold(runtime: Runtime, batch: Sequence[FinishedCheck], pool: Database | PoolShare) -> set[UUID]:
     leases = [(_id(finished), finished.check.claim.epoch) for finished in batch if by_policy(finished)]
     if not leases:
         return set()
-    async with runtime.database.connection() as connection:
+    async with pool.connection() as connection:
         return await hold(connection, leases, runtime.clock.now())
 
 
 async def _write(
-    runtime: Runtime, batch: Sequence[FinishedCheck], settled: Sequence[SettledCheck], now: datetime
+    runtime: Runtime,
+    batch: Sequence[FinishedCheck],
+    settled: Sequence[SettledCheck],
+    pool: Database | PoolShare,
+    now: datetime,
 ) -> None:
     """Write the rows of a batch; announce the transactions that they park in the same database transaction."""
     parks = {row.transaction_id: row.parked_reason for row in settled if row.parked_reason is not None}
     if not parks:
-        async with runtime.database.connection() as connection:
+        async with pool.connection() as connection:
             await settle(connection, settled, now)
         return
-    async with runtime.database.transaction() as connection:
+    async with pool.transaction() as connection:
         done = await settle(connection, settled, now)
         announcements = [parked(in_doubt(one), reason=parks[_id(one)], at=now) for one in batch if _id(one) in done]
         written = await announce(connection, announcements, now)
@@ -109,7 +118,8 @@ def _report(runtime: Runtime, finished: FinishedCheck, row: SettledCheck) -> Non
     """Count and log one check."""
     if row.outcome is not None:
         runtime.metrics.checkback.checks.labels(row.outcome).inc()
-        runtime.metrics.checkback.check_seconds.observe((row.duration_ms or 0) / 1000)
+        if finished.tried:
+            runtime.metrics.checkback.check_seconds.observe((row.duration_ms or 0) / 1000)
     claim = finished.check.claim
     log.info(
         "check",

@@ -12,6 +12,7 @@ from uuid import UUID
 from app.announcements import rolled_back
 from app.checkback.attempts import answered_check
 from app.checkback.check import FinishedCheck, in_doubt
+from app.database.connection import Database, PoolShare
 from app.policy.check_schedule import Settle
 from app.runtime.state import Runtime
 from app.store.coordinator.ops import End, Recorded, read_recorded, record_ends
@@ -24,7 +25,9 @@ def by_policy(finished: FinishedCheck) -> bool:
     return isinstance(finished.decision, Settle) and finished.decision.source == Source.POLICY
 
 
-async def record_verdicts(runtime: Runtime, batch: Sequence[FinishedCheck]) -> dict[UUID, Recorded]:
+async def record_verdicts(
+    runtime: Runtime, batch: Sequence[FinishedCheck], pool: Database | PoolShare
+) -> dict[UUID, Recorded]:
     """Record the verdicts of a batch (ids distinct); return the recorded state of each transaction that had one.
 
     Raises the errors of the End lane and the database; it may be called again with the same batch.
@@ -33,10 +36,12 @@ async def record_verdicts(runtime: Runtime, batch: Sequence[FinishedCheck]) -> d
     outcomes = await asyncio.gather(*(runtime.lanes.end.enqueue(end) for end in ends))
     found = {end.transaction_id: outcome for end, outcome in zip(ends, outcomes, strict=True)}
     of_policy = [finished for finished in batch if by_policy(finished)]
-    return found | await _record_policy(runtime, of_policy) if of_policy else found
+    return found | await _record_policy(runtime, of_policy, pool) if of_policy else found
 
 
-async def _record_policy(runtime: Runtime, batch: Sequence[FinishedCheck]) -> dict[UUID, Recorded]:
+async def _record_policy(
+    runtime: Runtime, batch: Sequence[FinishedCheck], pool: Database | PoolShare
+) -> dict[UUID, Recorded]:
     """Record the verdicts of policy and announce the rollbacks, in one database transaction.
 
     Not through the End lane: a flush with a commit holds the offset lock, which must come after the rows that an
@@ -44,7 +49,7 @@ async def _record_policy(runtime: Runtime, batch: Sequence[FinishedCheck]) -> di
     """
     ends = sorted(_ends(batch), key=lambda end: end.transaction_id)
     now = runtime.clock.now()
-    async with runtime.database.transaction() as connection:
+    async with pool.transaction() as connection:
         found = await record_ends(connection, ends, now)
         fresh = [finished for finished in batch if found[finished.check.claim.transaction_id].fresh]
         written = await announce(connection, [_rolled_back(finished, now) for finished in fresh], now)
@@ -52,14 +57,14 @@ async def _record_policy(runtime: Runtime, batch: Sequence[FinishedCheck]) -> di
     if written:
         runtime.wake_ups.published()
     lost = [end for end in ends if found[end.transaction_id].owner and not found[end.transaction_id].fresh]
-    return found | await _read_losers(runtime, lost, found, now) if lost else found
+    return found | await _read_losers(runtime, lost, found, pool, now) if lost else found
 
 
 async def _read_losers(
-    runtime: Runtime, lost: Sequence[End], found: dict[UUID, Recorded], now: datetime
+    runtime: Runtime, lost: Sequence[End], found: dict[UUID, Recorded], pool: Database | PoolShare, now: datetime
 ) -> dict[UUID, Recorded]:
     """Return the recorded state where policy's verdict was refused: another End won, or the day is closed."""
-    async with runtime.database.connection() as connection:
+    async with pool.connection() as connection:
         stored = await read_recorded(connection, lost, now)
     committed = sum(recorded.verdict == Verdict.COMMIT for recorded in stored.values())
     runtime.metrics.http.verdicts_refused.labels(Source.POLICY.word).inc(committed)

@@ -11,6 +11,7 @@ app = typer.Typer(help="Producer groups: their check URLs and check-back policy.
 
 GroupName = Annotated[str, typer.Argument(metavar="NAME", help="the producer group")]
 CheckUrls = Annotated[list[str] | None, typer.Option("--check-url", help="a URL for check-back; repeat for failover")]
+Checks = Annotated[str | None, typer.Option(help="call; or claim: producers may claim the checks, and need no URL")]
 Immunity = Annotated[int | None, typer.Option(help="seconds until the first check of a half message")]
 Interval = Annotated[int | None, typer.Option(help="seconds between checks")]
 MaxChecks = Annotated[int | None, typer.Option(help="checks that are answered without a verdict before --on-exhausted")]
@@ -26,6 +27,7 @@ Secret = Annotated[str | None, typer.Option(help="whsec_...; a new group without
 def put(
     name: GroupName,
     check_url: CheckUrls = None,
+    checks: Checks = None,
     immunity_s: Immunity = None,
     interval_s: Interval = None,
     max_checks: MaxChecks = None,
@@ -43,6 +45,7 @@ def put(
     content = request_of(
         file,
         check_urls=check_url,
+        checks=checks,
         immunity_s=immunity_s,
         interval_s=interval_s,
         max_checks=max_checks,
@@ -72,7 +75,7 @@ def list_groups(url: Url = DEFAULT_URL, as_json: AsJson = False) -> None:
     rows = [
         (
             group["name"],
-            "\n".join(group["check_urls"]),
+            "\n".join([*group["check_urls"], *(["claimed"] if group["checks"] == "claim" else [])]),
             f"{span(group['immunity_s'])}, then every {span(group['interval_s'])}",
             f"{group['max_checks']}, then {group['on_exhausted']}",
         )
@@ -123,8 +126,9 @@ def _show(group: dict[str, Any], as_json: bool) -> None:
         {
             "group": group["name"],
             "asked": f"{span(group['immunity_s'])} after its birth, then every {span(group['interval_s'])}",
-            "checks": f"{group['max_checks']} answered unknown, then {group['on_exhausted']}",
-            "one check": f"{span(group['check_timeout_s'])} at most, {group['check_max_in_flight']} at once",
+            "checks": _checks(group),
+            "at most": f"{group['max_checks']} answered unknown, then {group['on_exhausted']}",
+            "one call": f"{span(group['check_timeout_s'])} at most, {group['check_max_in_flight']} at once",
             "unanswered": f"parked after {span(group['unanswered_park_s'])}",
             "pinged": f"every {span(group['ping_interval_s'])}",
             "registered": moment(group["created_at"]),
@@ -133,9 +137,18 @@ def _show(group: dict[str, Any], as_json: bool) -> None:
             **reset_line(group),
         }
     )
+    if not group["urls"]:
+        return
     print()
     rows = [(one["url"], moment(one["last_ok"]) or "never", _last_error(one)) for one in group["urls"]]
     print_table(("check url", "last answered", "last error"), rows)
+
+
+def _checks(group: dict[str, Any]) -> str:
+    called = "by calls of its check URLs" if group["check_urls"] else None
+    last = moment(group["claimed_at"])
+    claimed = f"by claims of its producers (last: {last or 'never'})" if group["checks"] == "claim" else None
+    return " and ".join(filter(None, (claimed, called)))
 
 
 def _last_error(one: dict[str, Any]) -> str:

@@ -1,7 +1,8 @@
 """The background loops: each is a step that app/runtime/loop_runner.py repeats."""
 
+from app.checkback import claim_loops, ping, sweep
 from app.checkback import loop as checkback_loop
-from app.checkback import ping, sweep
+from app.checkback.claim_loops import Lapses, wake_claims
 from app.checkback.loop import CheckBack
 from app.checkback.ping import Pings
 from app.checkback.sweep import Sweeps
@@ -45,6 +46,7 @@ def all_loops(runtime: Runtime) -> list[Loop]:
         Loop("activity", counter.step, minutes.COUNT_EVERY_S, None, counter.drain),
         Loop("ready", readiness_gauge.step, readiness_gauge.EVERY_S),
         Loop("notify", notify, NOTIFY_EVERY_S, runtime.wake_ups.notify_due),
+        Loop("claims", wake_claims, claim_loops.WAKE_EVERY_S, runtime.waiting_claims.look),
     ]
     if len(runtime.database.guard.hosts) > 1:
         following.append(Loop("timelines", timelines.step, runtime.settings.timeline_look_s))
@@ -55,6 +57,11 @@ def all_loops(runtime: Runtime) -> list[Loop]:
         return following
     relay = Relay(runtime)
     checks, watch, sampler = CheckBack(), Routing(), StandingSampler()
+
+    def checks_due() -> None:
+        checks.wake.set()
+        runtime.waiting_claims.look.set()
+
     state_file = worker_state_file()
     # The last: its first turn finds the others begun.
     last = (
@@ -65,8 +72,9 @@ def all_loops(runtime: Runtime) -> list[Loop]:
         Loop("listen", listen, LISTEN_EVERY_S),
         Loop("relay", RelayWakeups(relay).step, EVERY_S, runtime.wake_ups.relay, relay.drain, INTERVALS_S, BURST),
         Loop("routing", watch.step, unrouted.EVERY_S, None, watch.drain),
-        Loop("sweep", Sweeps(checks.wake.set).step, sweep.EVERY_S),
+        Loop("sweep", Sweeps(checks_due).step, sweep.EVERY_S),
         Loop("checks", checks.step, checkback_loop.EVERY_S, checks.wake, checks.drain),
+        Loop("lapses", Lapses().step, claim_loops.LAPSES_EVERY_S),
         Loop("pings", Pings().step, ping.EVERY_S),
         Loop("held_back", announce_held_back.step, announce_held_back.EVERY_S),
         Loop("findings", announce_findings.step, announce_findings.EVERY_S),

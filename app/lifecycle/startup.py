@@ -86,6 +86,7 @@ async def running(settings: Settings) -> AsyncIterator[Runtime]:
         def begin() -> None:
             runtime.stopping = runtime.refusing_halves = True
             stopping.set()
+            runtime.waiting_claims.close()
             if runtime.beside is not None:
                 runtime.beside.begin_drain()
             ends_at.append(monotonic() + settings.drain_s)

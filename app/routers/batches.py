@@ -6,6 +6,7 @@ request of its own would get, and its `status`.
 
 import asyncio
 from collections.abc import Callable, Coroutine, Sequence
+from functools import partial
 from typing import Any, Generic, TypeAlias, TypeVar
 
 import msgspec
@@ -27,7 +28,7 @@ AT_ONCE = 4
 
 _Queued: TypeAlias = tuple[Callable[[Any], Any], "asyncio.Future[Any]"]
 # A transaction of the request after its eager steps: in its lane, in a task, or refused.
-_Item: TypeAlias = "_Queued | asyncio.Task[JsonAnswer] | Exception"
+Item: TypeAlias = "_Queued | asyncio.Task[JsonAnswer] | Exception"
 
 
 class ManyRoute(Generic[T]):
@@ -78,27 +79,34 @@ class ManyRoute(Generic[T]):
     ) -> JsonAnswer:
         limit = asyncio.Semaphore(AT_ONCE)
         # All are queued before the first await, so that they share a flush.
-        items = [self._item(runtime, caller, request, trace, limit) for request in requests]
-        try:
-            outcomes = [await _outcome(item) for item in items]
-        finally:
-            for item in items:
-                if isinstance(item, asyncio.Task):
-                    item.cancel()
-        return 200, b'{"outcomes":[%b]}' % b",".join(outcomes)
+        items: list[Item] = [
+            request
+            if isinstance(request, Problem)
+            else begun_item(partial(self._begin, runtime, caller, request, trace), limit)
+            for request in requests
+        ]
+        return 200, b'{"outcomes":[%b]}' % b",".join(await outcomes_of(items))
 
-    def _item(
-        self, runtime: Runtime, caller: Caller, request: T | Problem, trace: str | None, limit: asyncio.Semaphore
-    ) -> _Item:
-        if isinstance(request, Problem):
-            return request
-        try:
-            begun = self._begin(runtime, caller, request, trace)
-            if isinstance(begun, LaneCall):
-                return begun.answer, begun.lane.enqueue(begun.request)
-        except Exception as error:
-            return error
-        return asyncio.create_task(_limited(begun, limit))
+
+def begun_item(begin: Callable[[], Begun], limit: asyncio.Semaphore) -> Item:
+    """Take the eager steps of one transaction of a request; the rest waits for its turn in `limit`."""
+    try:
+        begun = begin()
+        if isinstance(begun, LaneCall):
+            return begun.answer, begun.lane.enqueue(begun.request)
+    except Exception as error:
+        return error
+    return asyncio.create_task(_limited(begun, limit))
+
+
+async def outcomes_of(items: Sequence[Item]) -> list[bytes]:
+    """Return the outcome of each transaction of a request, as JSON."""
+    try:
+        return [await _outcome(item) for item in items]
+    finally:
+        for item in items:
+            if isinstance(item, asyncio.Task):
+                item.cancel()
 
 
 async def _limited(begun: Coroutine[Any, Any, JsonAnswer], limit: asyncio.Semaphore) -> JsonAnswer:
@@ -106,7 +114,7 @@ async def _limited(begun: Coroutine[Any, Any, JsonAnswer], limit: asyncio.Semaph
         return await begun
 
 
-async def _outcome(item: _Item) -> bytes:
+async def _outcome(item: Item) -> bytes:
     if isinstance(item, Exception):
         return _refusal(item)
     try:

@@ -7,6 +7,7 @@ from uuid import UUID
 
 import msgspec
 
+from app.checkback.claimed_checks import ClaimAnswer, settle_answers
 from app.coordinator.decoding import decode
 from app.coordinator.lane_call import Begun, JsonAnswer, LaneCall, completed
 from app.coordinator.wire import EndAnswer, EndRequest, PublishedMessage, UnknownAnswer
@@ -53,7 +54,7 @@ def end_begun(runtime: Runtime, caller: Caller, request: EndRequest, trace: str 
         traceparent=trace,
     )
     call = LaneCall(runtime.lanes.end, end, partial(_answer, runtime, caller, end))
-    return call if caller.role is not Role.ADMIN else _noted(runtime, _act(caller, request), call)
+    return call if caller.role is not Role.ADMIN else _noted(runtime, end_act(caller, request), call)
 
 
 async def _noted(runtime: Runtime, act: Act, call: LaneCall[End, Recorded]) -> JsonAnswer:
@@ -138,22 +139,37 @@ async def unknown_transaction(runtime: Runtime, transaction_id: UUID) -> Problem
 async def _unknown(runtime: Runtime, caller: Caller, request: EndRequest) -> tuple[int, bytes]:
     async with runtime.request_pool.connection() as connection:
         found = await transaction_state(connection, request.transaction_id)
-        if found is not None and not caller.groups.takes(found.producer_group):
-            found = None
-        if found is not None and found.producer_group != request.producer_group:
-            raise WrongGroup("This transaction belongs to another producer group.")
-        if found is not None and request.from_check and found.state is State.IN_DOUBT:
-            now = runtime.clock.now()
-            if caller.role is Role.ADMIN:
-                await record(connection, _act(caller, request), now)
-            await answer_unknown(connection, request.transaction_id, now)
+    if found is not None and not caller.groups.takes(found.producer_group):
+        found = None
+    if found is not None and found.producer_group != request.producer_group:
+        raise WrongGroup("This transaction belongs to another producer group.")
     if found is None:
-        # After the connection is given back: this takes another.
         raise await unknown_transaction(runtime, request.transaction_id)
-    return 202, _encode(UnknownAnswer(request.transaction_id, "unknown", found.state.value))
+    state = found.state
+    if request.from_check and state in (State.IN_DOUBT, State.PARKED):
+        state = await _answer_check(runtime, caller, request, state)
+    return 202, _encode(UnknownAnswer(request.transaction_id, "unknown", state.value))
 
 
-def _act(caller: Caller, request: EndRequest) -> Act:
+async def _answer_check(runtime: Runtime, caller: Caller, request: EndRequest, state: State) -> State:
+    """Count an `unknown` as the answer to the check that is out; return the state of its transaction after that."""
+    act = end_act(caller, request) if caller.role is Role.ADMIN else None
+    answer = ClaimAnswer(request.transaction_id, None, request.reason, None)
+    act_of = None if act is None else lambda _: act
+    settled = await settle_answers(runtime, request.producer_group, [answer], act_of)
+    if request.transaction_id in settled:
+        return settled[request.transaction_id].state
+    if state is State.IN_DOUBT:
+        now = runtime.clock.now()
+        async with runtime.request_pool.connection() as connection:
+            if act is not None:
+                await record(connection, act, now)
+            await answer_unknown(connection, request.transaction_id, now)
+    return state
+
+
+def end_act(caller: Caller, request: EndRequest) -> Act:
+    """Return the audit row of a person's End."""
     return audit_entry(
         caller,
         "transaction.end",

@@ -49,7 +49,7 @@ from app.store.checkback.check_urls import CheckUrl, forget_urls, note_urls, url
 from app.store.checkback.producer_groups import GroupShape, ProducerGroup
 from app.store.checkback.requests import ask_unanswered
 from app.store.relay.announcements import GROUP
-from app.verdicts import OnExhausted
+from app.verdicts import Checks, OnExhausted
 
 router = APIRouter(prefix="/producer-groups", tags=["producer groups"])
 
@@ -239,6 +239,8 @@ def _former_until(secrets: list[Secret]) -> datetime | None:
 
 def _checked(wanted: GroupPut, runtime: Runtime) -> GroupShape:
     """Return the validated shape. Raises Invalid or AddressNotAllowed with the field."""
+    if not wanted.check_urls and wanted.checks == "call":
+        raise Invalid("`check_urls` is empty. Give a URL, or `checks: claim`.", field="check_urls")
     for index, url in enumerate(wanted.check_urls):
         fault = url_fault(url, runtime.network_policy)
         if fault is None:
@@ -247,7 +249,8 @@ def _checked(wanted: GroupPut, runtime: Runtime) -> GroupShape:
         raise problem(f"`check_urls[{index}]` {fault}.", field=f"check_urls[{index}]")
     if len(set(wanted.check_urls)) < len(wanted.check_urls):
         raise Invalid("`check_urls` contains a URL twice. Send each URL once.", field="check_urls")
-    return GroupShape(**{**wanted.model_dump(exclude={"secret"}), "on_exhausted": OnExhausted(wanted.on_exhausted)})
+    enums = {"on_exhausted": OnExhausted(wanted.on_exhausted), "checks": Checks(wanted.checks)}
+    return GroupShape(**{**wanted.model_dump(exclude={"secret"}), **enums})
 
 
 async def _put(
@@ -289,6 +292,7 @@ async def _answers(connection: Connection, groups: list[ProducerGroup]) -> list[
         GroupAnswer(
             name=group.name,
             **asdict(group.shape),
+            claimed_at=group.claimed_at,
             created_at=group.created_at,
             updated_at=group.updated_at,
             urls=[_url_state(known.get((group.name, url)), url) for url in group.shape.check_urls],

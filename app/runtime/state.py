@@ -18,6 +18,7 @@ from app.egress.network_policy import NetworkPolicy
 from app.observability.metrics import Metrics
 from app.runtime.server_certificate import ServerCertificate
 from app.runtime.single_flight import SingleFlight
+from app.runtime.waiting_claims import WaitingClaims
 from app.runtime.wake_up_socket import WakeUpReceiver, WakeUpSender
 from app.secrets.vault import Vault
 
@@ -46,6 +47,8 @@ class Runtime:
     checks_http: EgressClient
     deliveries_http: EgressClient
     wake_ups: WakeUps
+    # The requests that wait for a check of their producer group.
+    waiting_claims: WaitingClaims = field(default_factory=WaitingClaims)
     # The socket between the API processes and the worker of one `halfnote serve`.
     beside: WakeUpSender | WakeUpReceiver | None = None
     # None: traces are not exported.

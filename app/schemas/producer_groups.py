@@ -51,10 +51,12 @@ SHAPE_EXAMPLE: dict[str, Any] = {
     "on_exhausted": "rollback",
     "check_max_in_flight": 32,
     "ping_interval_s": 60,
+    "checks": "call",
 }
 EXAMPLE: dict[str, Any] = {
     "name": "shop",
     **SHAPE_EXAMPLE,
+    "claimed_at": None,
     "created_at": "2026-11-21T08:00:00Z",
     "updated_at": "2026-11-21T08:00:00Z",
     "urls": [
@@ -77,12 +79,18 @@ class GroupPut(Strict):
     check_urls: Annotated[
         list[CheckUrlText],
         Field(
-            min_length=1,
+            default_factory=list,
             max_length=URLS_MAX,
-            description="used in rotation; the next URL at once if one does not answer",
+            description="used in rotation; the next URL at once if one does not answer. Empty only with "
+            "`checks: claim`",
             json_schema_extra={"uniqueItems": True},
         ),
     ]
+    checks: Literal["call", "claim"] = Field(
+        "call",
+        description="`call`: Halfnote calls the check URLs. `claim`: producers may also claim the checks "
+        "(`POST /producer-groups/{name}/checks/claim`), and no URL is needed",
+    )
     immunity_s: Whole = Field(
         6, ge=1, le=86_400, description="check immunity: time before the first check of a new half"
     )
@@ -107,8 +115,9 @@ class GroupPatch(Strict):
 
     check_urls: Annotated[
         list[CheckUrlText],
-        Field(default_factory=list, min_length=1, max_length=URLS_MAX, json_schema_extra={"uniqueItems": True}),
+        Field(default_factory=list, max_length=URLS_MAX, json_schema_extra={"uniqueItems": True}),
     ]
+    checks: Literal["call", "claim"] | None = None
     immunity_s: Whole | None = None
     interval_s: Whole | None = None
     max_checks: Whole | None = None
@@ -144,6 +153,8 @@ class GroupAnswer(BaseModel):
     on_exhausted: Literal["rollback", "park"]
     check_max_in_flight: int
     ping_interval_s: int
+    checks: Literal["call", "claim"]
+    claimed_at: datetime | None = Field(description="when a producer last claimed checks, within 10 s; null: never")
     created_at: datetime
     updated_at: datetime
     urls: list[UrlState] = Field(description="one for each of `check_urls`")

@@ -59,6 +59,8 @@ MAY = {
     ("DELETE", "/producer-groups/{name}"): "n n n y n",
     ("POST", "/producer-groups/{name}/test"): "n n y y n",
     ("POST", "/producer-groups/{name}/rotate-secret"): "n n n y n",
+    ("POST", "/producer-groups/{name}/checks/claim"): "o n n y n",
+    ("POST", "/producer-groups/{name}/checks/answers"): "o n n y n",
     ("GET", "/subscriptions"): "n y y y n",
     ("GET", "/subscriptions/{name}"): "n o y y n",
     ("PUT", "/subscriptions/{name}"): "n o n y n",
@@ -152,6 +154,7 @@ def test_a_route_that_no_rule_could_be_given_to_is_refused() -> None:
 
 # A producer's requests are recorded with its transactions, not in the audit.
 SENT = {("POST", path) for path in ENDPOINTS}
+SENT |= {("POST", f"/producer-groups/{{name}}/checks/{act}") for act in ("claim", "answers")}
 # The resource has this state already, so nothing changes and nothing is audited.
 UNCHANGED = {("POST", "/subscriptions/{name}/resume")}
 

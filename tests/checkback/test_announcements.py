@@ -170,7 +170,7 @@ async def test_of_a_batch_only_transactions_that_policy_decided_are_announced(
         for one in claims
     ]
     for _ in range(2):
-        recorded = await record_verdicts(runtime, batch)
+        recorded = await record_verdicts(runtime, batch, runtime.database)
         assert {one: recorded[one].verdict for one in ids} == {
             ids[0]: Verdict.ROLLBACK, ids[1]: Verdict.COMMIT, ids[2]: Verdict.ROLLBACK,
         }  # fmt: skip

@@ -8,7 +8,7 @@ import pytest
 
 from app.database.connection import Connection
 from app.runtime.state import Runtime
-from app.store.checkback import claims, requests, results
+from app.store.checkback import claimed_checks, claims, requests, results
 from app.store.checkback.results import SettledCheck
 from tests.conftest import register_group
 from tests.support.check_stepping import many_in_doubt
@@ -38,7 +38,7 @@ async def assert_plans(db: Connection, now: datetime, *, generic: bool) -> None:
         if scan.table.startswith("check_back"):
             assert "Seq" not in scan.node
     ids = [row["transaction_id"] for row in await db.fetch("select transaction_id from check_back limit 32")]
-    for scan in await scans(db, claims.MESSAGES, ["uuid[]"], [ids], generic=generic):
+    for scan in await scans(db, claims.MESSAGES, ["uuid[]", "bool"], [ids, True], generic=generic):
         assert scan.rows <= 1 or "Seq" not in scan.node
         assert scan.rows <= 64
     settled = [
@@ -51,3 +51,44 @@ async def assert_plans(db: Connection, now: datetime, *, generic: bool) -> None:
         if scan.table.startswith("check_back"):
             assert "Seq" not in scan.node
             assert scan.rows <= 32
+
+
+async def test_plans_of_claimed_checks(db: Connection, runtime: Runtime, subtests: pytest.Subtests) -> None:
+    """Each reads the rows that it takes, of its group, also while thousands are out to producers."""
+    for n in range(3):
+        await register_group(db, f"group-{n}", check_urls=[] if n else ["http://127.0.0.1:9/"], checks="claim")
+        await many_in_doubt(db, runtime, f"group-{n}", 2500)
+    now = runtime.clock.now()
+    out = (
+        "update check_back set lease_epoch = 1, claimed_epoch = 1, claimed_at = $1, leased_until = $2, "
+        "next_check_at = $2 where transaction_id in (select transaction_id from check_back "
+        "where producer_group = $3 order by transaction_id limit $4)"
+    )
+    await db.execute(out, now, now + timedelta(seconds=30), "group-1", 2400)
+    await db.execute(out, now - timedelta(seconds=60), now - timedelta(seconds=30), "group-2", 20)
+    await db.execute("analyze check_back, half, op, producer_group")
+    ids = [row[0] for row in await db.fetch("select transaction_id from check_back where claimed_epoch = 1 limit 30")]
+    at = "timestamptz"
+    cases: list[tuple[str, list[str], list[object], int]] = [
+        (claimed_checks.CLAIM, ["text", at, "int", "float8"], ["group-1", now, 32, 30.0], 64),
+        (claimed_checks.GIVE_BACK, ["uuid[]", "bigint[]", at], [ids, [1] * 30, now], 60),
+        (claimed_checks.ANSWERED, ["uuid[]", "bigint[]", "text", at], [ids, [1] * 30, "group-1", now], 60),
+        (claimed_checks.LAPSED, [at, "int"], [now, 500], 50),
+        (claimed_checks.DUE, ["text[]", "int[]", at], [["group-1", "group-2"], [32, 32], now], 220),
+    ]
+    for statement, kinds, arguments, most in cases:
+        for generic in (False, True):
+            with subtests.test(statement=statement.strip()[:40], generic=generic):
+                for scan in await scans(db, statement, kinds, arguments, generic=generic):
+                    if scan.table.startswith(("check_back", "half_", "op_")) and scan.rows > 1:
+                        assert "Seq" not in scan.node, scan
+                        assert scan.rows <= most, scan
+    for statement, kinds, arguments in (
+        (claimed_checks.LEFT, [at, "int"], [now, 500]),
+        (claimed_checks.STILL_DUE, [at, "int", "float8"], [now, 500, 3600.0]),
+    ):
+        for generic in (False, True):
+            with subtests.test(statement=statement.strip()[:40], generic=generic):
+                for scan in await scans(db, statement, kinds, arguments, generic=generic):
+                    # The due rows of the groups without a URL, and no others.
+                    assert not scan.table.startswith("check_back") or scan.rows <= 2700, scan

@@ -54,6 +54,9 @@ def test_groups_are_put_shown_listed_and_deleted(run: Run) -> None:
     rotated = run("groups", "rotate-secret", "blue shop")
     assert "whsec_" in rotated.out
     assert run("groups", "delete", "blue shop").code == 0
+    claimed = run("groups", "put", "nat", "--checks", "claim")
+    assert (claimed.code, "by claims of its producers (last: never)" in claimed.out) == (0, True)
+    assert "CHECK URL" not in claimed.out
     gone = run("groups", "get", "blue shop")
     assert gone.code == 1
     assert "/problems/group-unknown" in gone.err

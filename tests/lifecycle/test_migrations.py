@@ -49,6 +49,7 @@ CHOSEN = {
     "ordered": "key",
     "on_dead": "hold",
     "what": "dropped",
+    ("producer_group", "checks"): "claim",
 }
 OF_TYPE: dict[str, Any] = {
     "text": "x",

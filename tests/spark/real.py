@@ -11,6 +11,7 @@ from typing import Any
 import httpx
 from aiohttp import web
 
+from app.checkback.claim_loops import Lapses
 from app.checkback.loop import CheckBack
 from app.config import LOOPBACK, Settings
 from app.database.connection import Connection, connect
@@ -208,6 +209,7 @@ async def _asked(maker: Maker) -> None:
         await in_doubt(maker.client, maker.runtime)
         await turn(maker.runtime, checks)
     await _answered_by_end(maker, checks)
+    await _claimed(maker)
     shop.content = {"verdict": "unknown"}
     await in_doubt(maker.client, maker.runtime)
     parked = await in_doubt(maker.client, maker.runtime, "careful")
@@ -241,6 +243,30 @@ async def _answered_by_end(maker: Maker, checks: CheckBack) -> None:
             clock.fixed += timedelta(seconds=6)
     await turn(maker.runtime, checks)
     shop.status = 200
+
+
+async def _claimed(maker: Maker) -> None:
+    """Checks that a producer without a URL claims: answered with each verdict, lapsed, and until policy decides."""
+    shape = {"check_urls": [], "checks": "claim", "max_checks": 2, "interval_s": 5}
+    await maker.call("PUT", "/producer-groups/batch", **shape)
+    clock, lapses = maker.runtime.clock, Lapses()
+    assert clock.fixed is not None
+    ids = [await in_doubt(maker.client, maker.runtime, "batch", context={"n": n}) for n in range(5)]
+    for words in (("commit", "rollback", "unknown", None, None), ("unknown", None, "commit")):
+        claimed = await maker.call("POST", "/producer-groups/batch/checks/claim", invisible_s=4)
+        answers = [
+            {"transaction_id": one["transaction_id"], "handle": one["handle"], "verdict": word}
+            for one, word in zip(claimed["checks"], words, strict=True)
+            if word is not None
+        ]
+        outcomes = await maker.call("POST", "/producer-groups/batch/checks/answers", answers=answers)
+        assert all(one["status"] < 300 for one in outcomes["outcomes"])
+        clock.fixed += timedelta(seconds=4)
+        await lapses.step(maker.runtime, clock.fixed)
+        clock.fixed += timedelta(seconds=4)
+    # A verdict that comes after its claim.
+    late = {"transaction_id": str(ids[3]), "producer_group": "batch", "verdict": "commit", "from_check": True}
+    await maker.call("POST", "/end", **late)
 
 
 async def _published(maker: Maker) -> None:

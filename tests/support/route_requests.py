@@ -183,6 +183,18 @@ def together(field: str, build: Builder) -> Builder:
     return build_list
 
 
+async def claim_checks(world: World) -> Asked:
+    group, _ = await world.in_doubt()
+    await world.db.execute("update producer_group set checks = 'claim' where name = $1", group)
+    return Asked(f"/producer-groups/{group}/checks/claim", {})
+
+
+async def answer_checks(world: World) -> Asked:
+    group, transaction_id = await world.in_doubt()
+    answers = [{"transaction_id": transaction_id, "verdict": "commit"}]
+    return Asked(f"/producer-groups/{group}/checks/answers", {"answers": answers})
+
+
 async def message(world: World) -> Asked:
     return Asked(f"/messages/{await world.ended()}-0")
 
@@ -295,6 +307,8 @@ REQUESTS: dict[tuple[str, str], Builder] = {
     ("DELETE", "/producer-groups/{name}"): of_group("/producer-groups/{name}"),
     ("POST", "/producer-groups/{name}/test"): of_group("/producer-groups/{name}/test"),
     ("POST", "/producer-groups/{name}/rotate-secret"): of_group("/producer-groups/{name}/rotate-secret"),
+    ("POST", "/producer-groups/{name}/checks/claim"): claim_checks,
+    ("POST", "/producer-groups/{name}/checks/answers"): answer_checks,
     ("GET", "/subscriptions/{name}"): of_subscription("/subscriptions/{name}"),
     ("PUT", "/subscriptions/{name}"): put_subscription,
     ("PATCH", "/subscriptions/{name}"): of_subscription("/subscriptions/{name}", {"rate_per_s": 20.0}),

@@ -187,8 +187,11 @@ async def test_the_calls_of_the_page(client: httpx.AsyncClient) -> None:
         )
         printed, _ = await shell.communicate()
         assert shell.returncode == 0
-        group, end, *many, refused, shown = map(json.loads, printed.decode().replace("}{", "}\n{").splitlines())
+        group, end, *many, refused, batch, claimed, shown = map(
+            json.loads, printed.decode().replace("}{", "}\n{").splitlines()
+        )
     assert group["check_urls"] == ["http://127.0.0.1:9030/halfnote/check"]
+    assert (batch["checks"], claimed["checks"]) == ("claim", [])
     assert (end["verdict"], end["source"]) == ("commit", "producer")
     assert [[one["status"] for one in answer["outcomes"]] for answer in many] == [[201, 201], [200], [201]]
     assert refused["type"].endswith("/already-decided")

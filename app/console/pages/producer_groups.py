@@ -11,7 +11,17 @@ from app.schemas.fields import PageQuery
 from app.verdicts import State
 
 _ROWS, _CSV_ROWS, _UNDECIDED = 50, 1000, 10
-_COLUMNS = ("name", "check_urls", "immunity_s", "interval_s", "max_checks", "on_exhausted", "updated_at")
+_COLUMNS = (
+    "name",
+    "check_urls",
+    "checks",
+    "claimed_at",
+    "immunity_s",
+    "interval_s",
+    "max_checks",
+    "on_exhausted",
+    "updated_at",
+)
 
 
 async def show_list(visit: Visit) -> Response:

@@ -8,7 +8,7 @@ from uuid import UUID
 
 from app.database.advisory_locks import AdvisoryLock
 from app.database.connection import Connection
-from app.verdicts import CheckBackState, OnExhausted
+from app.verdicts import CheckBackState, Checks, OnExhausted
 
 # Replicas claim one at a time. The snapshot of each claim shows the previous claims, so that `check_window` holds over
 # all replicas. A replica that hangs during its turn loses the turn after 5 s.
@@ -21,12 +21,19 @@ LEASE_MARGIN_S = 30
 # No URL is called for a deleted group, so its window only limits the size of the batch.
 GONE_GROUP_WINDOW = 100
 
+# Where producers may claim checks, a URL is called only for a check that none of them took for this long, so that the
+# producers that wait for checks come first.
+CLAIMERS_FIRST_S = 2
+# A check that a producer claimed and did not answer is settled before it is asked again (claim_loops.py).
+_NOT_CLAIMED = "c.claimed_epoch is distinct from c.lease_epoch"
+
 # 1. `named`: the groups in check_back, with one probe of check_back_due per group.
 # 2. `waiting`: the groups that have a due row and are not held, and how many checks each may start now. Over all
-#    replicas (check_back_leased), the group's window is the limit. In this process, each group gets an equal share of
-#    the remaining capacity, but always up to `reserved`, so that groups whose endpoints hang do not block the others.
+#    replicas (check_back_leased), the group's window is the limit; checks that producers claimed do not count. In this
+#    process, each group gets an equal share of the remaining capacity, but always up to `reserved`, so that groups
+#    whose endpoints hang do not block the others.
 # 3. `allotted`: cut to the hard limit of the process; groups with the fewest checks in flight come first.
-_ALLOTTED = """
+_ALLOTTED = f"""
 with recursive named as (
   (select producer_group as name from check_back order by producer_group limit 1)
   union all
@@ -34,37 +41,44 @@ with recursive named as (
   from named n where n.name is not null
 ), waiting as (
   select n.name, coalesce(m.mine, 0) as mine,
-    coalesce(g.check_timeout_s * cardinality(g.check_urls), 0) + $8::int as lease_s,
+    coalesce(g.check_timeout_s * cardinality(g.check_urls), 0) + $8::int as lease_s, due_by,
     case when g.name is null or g.deleted_at is not null then $7::int else g.check_window end - l.leased as open,
     ceil(greatest($4::int, 0)::float8 / count(*) over ()) as share
   from named n
+  left join producer_group g on g.name = n.name
+  cross join lateral (
+    select case when g.checks = 'claim' then $1::timestamptz - interval '{CLAIMERS_FIRST_S} s' else $1 end as due_by
+  ) b
   cross join lateral (
     select from check_back c
-    where c.producer_group = n.name and c.next_check_at <= $1 and (c.leased_until is null or c.leased_until <= $1)
+    where c.producer_group = n.name and c.next_check_at <= due_by and (c.leased_until is null or c.leased_until <= $1)
+      and {_NOT_CLAIMED}
     order by c.next_check_at limit 1
   ) due
   cross join lateral (
-    select count(*) as leased from check_back c where c.producer_group = n.name and c.leased_until > $1
+    select count(*) as leased from check_back c
+    where c.producer_group = n.name and c.leased_until > $1 and {_NOT_CLAIMED}
   ) l
-  left join producer_group g on g.name = n.name
   left join unnest($2::text[], $3::int[]) as m(name, mine) on m.name = n.name
   where n.name is not null and (g.held_until is null or g.held_until <= $1)
 ), ranked as (
-  select name, lease_s, least(open, greatest($5::int - mine, share)) as free, mine, random() as lot from waiting
+  select name, lease_s, due_by, least(open, greatest($5::int - mine, share)) as free, mine, random() as lot
+  from waiting
 ), allotted as (
-  select name, lease_s, least(free, $6::int - coalesce(before, 0))::int as free from (
-    select name, lease_s, free, sum(free) over (
+  select name, lease_s, due_by, least(free, $6::int - coalesce(before, 0))::int as free from (
+    select name, lease_s, due_by, free, sum(free) over (
       order by mine, lot rows between unbounded preceding and 1 preceding
     ) as before
     from ranked where free > 0
   ) r where coalesce(before, 0) < $6::int
 )
-"""
+"""  # noqa: S608 -- constants
 
 ANY_DUE = f"""{_ALLOTTED} select exists (select from allotted), (
   select min(f.next_check_at) from named n cross join lateral (
     select c.next_check_at from check_back c where c.producer_group = n.name order by c.next_check_at limit 1
-  ) f
+  ) f left join producer_group g on g.name = n.name
+  where g.held_until is distinct from 'infinity'
 )
 """  # noqa: S608
 
@@ -73,7 +87,8 @@ CLAIM = f"""{_ALLOTTED}, picked as materialized (
   select d.transaction_id, coalesce(o.decided, false) as decided
   from allotted a cross join lateral (
     select c.transaction_id from check_back c
-    where c.producer_group = a.name and c.next_check_at <= $1 and (c.leased_until is null or c.leased_until <= $1)
+    where c.producer_group = a.name and c.next_check_at <= a.due_by
+      and (c.leased_until is null or c.leased_until <= $1) and {_NOT_CLAIMED}
     order by c.next_check_at limit a.free
     for update skip locked
   ) d left join lateral (
@@ -98,7 +113,7 @@ from picked p left join taken t using (transaction_id)
 # Primary key.
 GROUPS = """
 select name, check_urls, interval_s, max_checks, on_exhausted, unanswered_park_s, check_timeout_s,
-  check_max_in_flight, check_window, secrets, deleted_at
+  check_max_in_flight, check_window, secrets, deleted_at, checks, claimed_at
 from producer_group where name = any($1)
 """
 
@@ -113,7 +128,7 @@ cross join lateral (
 ) f
 cross join lateral (
   select position, topic, key, tag, headers, content_type,
-    case when (f.policy ->> 'include_body')::boolean then body end as body
+    case when $2::bool and (f.policy ->> 'include_body')::boolean then body end as body
   from half h where h.transaction_id = a.transaction_id order by position offset 0
 ) m
 """
@@ -161,6 +176,8 @@ class AskedGroup:
     check_window: int
     secrets: str
     deleted_at: datetime | None
+    checks: Checks
+    claimed_at: datetime | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,11 +216,12 @@ async def claim(connection: Connection, capacity: CheckCapacity, now: datetime) 
     Call `take_turn` first; otherwise a group may get more checks at once than its window allows.
     """
     rows = await connection.fetch(CLAIM, *_arguments(capacity, now))
-    claims = [_claim(row) for row in rows if row["lease_epoch"] is not None]
+    claims = [claim_of(row) for row in rows if row["lease_epoch"] is not None]
     return claims, len(rows) - len(claims)
 
 
-def _claim(row: Any) -> Claim:
+def claim_of(row: Any) -> Claim:
+    """Return a leased row as a claim."""
     return Claim(
         transaction_id=row["transaction_id"],
         producer_group=row["producer_group"],
@@ -222,13 +240,19 @@ async def asked_groups(connection: Connection, names: Sequence[str]) -> dict[str
 
 
 def _asked_group(row: Any) -> AskedGroup:
-    return AskedGroup(**{**row, "on_exhausted": OnExhausted(row["on_exhausted"])})
+    enums = {"on_exhausted": OnExhausted(row["on_exhausted"]), "checks": Checks(row["checks"])}
+    return AskedGroup(**{**row, **enums})
 
 
-async def asked_messages(connection: Connection, ids: Sequence[UUID]) -> dict[UUID, list[AskedMessage]]:
-    """Return the messages of each transaction by position; ids whose day was removed are left out."""
+async def asked_messages(
+    connection: Connection, ids: Sequence[UUID], *, bodies: bool = True
+) -> dict[UUID, list[AskedMessage]]:
+    """Return the messages of each transaction by position; ids whose day was removed are left out.
+
+    `bodies` False: without those that a transaction's policy sends.
+    """
     found: dict[UUID, list[AskedMessage]] = {}
-    for row in await connection.fetch(MESSAGES, ids):
+    for row in await connection.fetch(MESSAGES, ids, bodies):
         found.setdefault(row[0], []).append(AskedMessage(*row))
     return found
 

@@ -9,27 +9,28 @@ import msgspec
 from app.database.columns import field_names
 from app.database.connection import Connection
 from app.permissions import EVERYTHING, Within
-from app.verdicts import OnExhausted
+from app.verdicts import Checks, OnExhausted
 
 # The count of undecided transactions stops at this number, because it only explains a refusal.
 UNDECIDED_MAX = 100_000
 
 _SHAPE = """check_urls, immunity_s, interval_s, max_checks, check_timeout_s, unanswered_park_s, on_exhausted,
-  check_max_in_flight, ping_interval_s"""
+  check_max_in_flight, ping_interval_s, checks"""
 
 # Primary key.
 GROUP = f"""
-select name, {_SHAPE}, secrets, created_at, updated_at, deleted_at from producer_group
+select name, {_SHAPE}, secrets, created_at, updated_at, deleted_at, claimed_at from producer_group
 where name = $1 and deleted_at is null
 """  # noqa: S608
 
 LOCKED_GROUP = f"""
-select name, {_SHAPE}, secrets, created_at, updated_at, deleted_at from producer_group where name = $1 for update
+select name, {_SHAPE}, secrets, created_at, updated_at, deleted_at, claimed_at from producer_group
+where name = $1 for update
 """  # noqa: S608
 
 # Primary key, in order; a page is an index range.
 GROUPS = f"""
-select name, {_SHAPE}, secrets, created_at, updated_at, deleted_at from producer_group
+select name, {_SHAPE}, secrets, created_at, updated_at, deleted_at, claimed_at from producer_group
 where name > $1 and deleted_at is null and ($3::text[] is null or name = any($3) or name ^@ any($4::text[]))
 order by name limit $2
 """  # noqa: S608
@@ -37,24 +38,31 @@ order by name limit $2
 # A scan of the table, once when a process starts.
 OLDEST = "select name from producer_group where deleted_at is null order by created_at, name limit $1"
 
+# A group without a URL is held for ever, so that no worker, also of an earlier version, tries to call it: its checks
+# wait until a producer claims them.
+_HELD = "case when $2 = '{}'::text[] then 'infinity'::timestamptz end"
+
 # Primary key. Safe under concurrency: of two first PUTs, one inserts the row, and the other finds it.
 ADD_GROUP = f"""
-insert into producer_group (name, {_SHAPE}, secrets, created_at, updated_at, check_window, next_ping_at)
-values ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $12, $9, $12)
+insert into producer_group (name, {_SHAPE}, secrets, created_at, updated_at, check_window, next_ping_at, held_until)
+values ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $13, $9, $13, {_HELD})
 on conflict do nothing returning true
 """  # noqa: S608
 
 # LOCKED_GROUP has locked the row. The window and the hold are reset, because they belong to the old URLs.
 CHANGE_GROUP = f"""
-update producer_group set ({_SHAPE}, secrets, updated_at) = ($2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12),
-  created_at = case when deleted_at is null then created_at else $12 end, deleted_at = null,
-  check_window = $9, held_until = null, next_ping_at = $12
+update producer_group set ({_SHAPE}, secrets, updated_at) = ($2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13),
+  created_at = case when deleted_at is null then created_at else $13 end, deleted_at = null,
+  check_window = $9, held_until = {_HELD}, next_ping_at = $13
 where name = $1
 """  # noqa: S608
 
 CHANGE_SECRETS = "update producer_group set secrets = $2, updated_at = $3 where name = $1"
 
-DELETE_GROUP = "update producer_group set deleted_at = $2, updated_at = $2 where name = $1 and deleted_at is null"
+# Not held any more: a worker parks the halves that raced the deletion.
+DELETE_GROUP = """
+update producer_group set deleted_at = $2, updated_at = $2, held_until = null where name = $1 and deleted_at is null
+"""
 
 # A transaction that is in doubt or parked has a row in check_back (check_back_due). One whose first check is not due
 # yet lies after the cursor of the main sweep (half_first_check). Both are compared with op: only an Op makes a
@@ -89,6 +97,7 @@ class GroupShape:
     on_exhausted: OnExhausted
     check_max_in_flight: int
     ping_interval_s: int
+    checks: Checks = Checks.CALL
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,6 +110,7 @@ class ProducerGroup:
     created_at: datetime
     updated_at: datetime
     deleted_at: datetime | None
+    claimed_at: datetime | None
 
 
 async def read_group(connection: Connection, name: str) -> ProducerGroup | None:
@@ -157,11 +167,12 @@ def _group(row: Any) -> ProducerGroup:
     shape = {name: row[name] for name in field_names(GroupShape)}
     return ProducerGroup(
         row["name"],
-        GroupShape(**{**shape, "on_exhausted": OnExhausted(row["on_exhausted"])}),
+        GroupShape(**{**shape, "on_exhausted": OnExhausted(row["on_exhausted"]), "checks": Checks(row["checks"])}),
         msgspec.json.decode(row["secrets"]),
         row["created_at"],
         row["updated_at"],
         row["deleted_at"],
+        row["claimed_at"],
     )
 
 

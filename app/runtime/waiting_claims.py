@@ -1,0 +1,62 @@
+"""Claims that wait for a due check, in one process. A waiting claim costs no database turn: one look serves all."""
+
+import asyncio
+from collections import deque
+from dataclasses import dataclass
+
+
+@dataclass(slots=True, eq=False)
+class _Waiting:
+    most: int
+    woken: asyncio.Event
+
+
+class WaitingClaims:
+    """The claims that wait, by producer group, in the order in which they came.
+
+    `look` is set when checks may be due.
+    """
+
+    def __init__(self) -> None:
+        self.look = asyncio.Event()
+        self._by_group: dict[str, deque[_Waiting]] = {}
+        self._closed = False
+
+    @property
+    def limits(self) -> dict[str, int]:
+        """How many checks the claims of each group would take together."""
+        return {group: sum(one.most for one in waiting) for group, waiting in self._by_group.items()}
+
+    async def wait(self, group: str, most: int, within_s: float) -> bool:
+        """Wait until checks of a group are due for this claim; False if the time is over or the process stops."""
+        if self._closed:
+            return False
+        mine = _Waiting(most, asyncio.Event())
+        waiting = self._by_group.setdefault(group, deque())
+        waiting.append(mine)
+        try:
+            async with asyncio.timeout(within_s):
+                await mine.woken.wait()
+        except TimeoutError:
+            return False
+        finally:
+            if mine in waiting:
+                waiting.remove(mine)
+            if not waiting and self._by_group.get(group) is waiting:
+                del self._by_group[group]
+        return not self._closed
+
+    def wake(self, group: str, due: int) -> None:
+        """Wake the first claims of a group, as many as take this many checks together."""
+        waiting = self._by_group.get(group)
+        while waiting and due > 0:
+            first = waiting.popleft()
+            due -= first.most
+            first.woken.set()
+
+    def close(self) -> None:
+        """Wake all claims, so that they are answered before the process stops."""
+        self._closed = True
+        for waiting in self._by_group.values():
+            for one in waiting:
+                one.woken.set()

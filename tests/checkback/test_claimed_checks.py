@@ -1,0 +1,428 @@
+"""Checks that producers claim: handed out to one claim at a time, answered, lapsed, and waited for."""
+
+import asyncio
+from datetime import timedelta
+from typing import Any
+from uuid import UUID, uuid4
+
+import httpx
+import pytest
+
+from app.checkback.claim_loops import Lapses, wake_claims
+from app.checkback.loop import CheckBack
+from app.database.connection import Connection
+from app.runtime.state import Runtime
+from tests.support.check_responder import Responder
+from tests.support.check_stepping import COMMIT, attempts, in_doubt, row, turn, verdict
+
+SHOP = "/producer-groups/shop"
+
+
+@pytest.fixture
+async def shop(client: httpx.AsyncClient) -> str:
+    """The group `shop`, whose checks are only claimed."""
+    made = await client.put(SHOP, json={"check_urls": [], "checks": "claim"})
+    assert made.status_code == 201, made.text
+    return "shop"
+
+
+async def claim(client: httpx.AsyncClient, group: str = "shop", **fields: Any) -> list[dict[str, Any]]:
+    answer = await client.post(f"/producer-groups/{group}/checks/claim", json=fields)
+    assert answer.status_code == 200, answer.text
+    checks: list[dict[str, Any]] = answer.json()["checks"]
+    return checks
+
+
+async def reply(client: httpx.AsyncClient, *answers: dict[str, Any], group: str = "shop") -> list[dict[str, Any]]:
+    answer = await client.post(f"/producer-groups/{group}/checks/answers", json={"answers": answers})
+    assert answer.status_code == 200, answer.text
+    outcomes: list[dict[str, Any]] = answer.json()["outcomes"]
+    assert len(outcomes) == len(answers)
+    return outcomes
+
+
+def to(check: dict[str, Any], word: str, **fields: Any) -> dict[str, Any]:
+    """The answer to a claimed check."""
+    return {"transaction_id": check["transaction_id"], "handle": check["handle"], "verdict": word, **fields}
+
+
+async def test_a_claim_tells_what_a_check_tells_and_its_answers_decide(
+    client: httpx.AsyncClient, runtime: Runtime, db: Connection, shop: str
+) -> None:
+    fields: dict[str, Any] = {"context": {"order": 1030}, "check": {"include_body": True, "max_checks": 3}}
+    ids = [await in_doubt(client, runtime, **fields) for _ in range(3)]
+    checks = await claim(client)
+    assert [UUID(one["transaction_id"]) for one in checks] == ids
+    first = checks[0]
+    assert {name: first[name] for name in ("type", "producer_group", "check", "max_checks", "context")} == {
+        "type": "halfnote.check",
+        "producer_group": "shop",
+        "check": 1,
+        "max_checks": 3,
+        "context": {"order": 1030},
+    }
+    assert first["messages"] == [
+        {
+            "message_id": f"{ids[0]}-0",
+            "topic": "order",
+            "key": "order-1030",
+            "tag": "created",
+            "headers": {},
+            "body": {"order": 1030},
+        }
+    ]
+    outcomes = await reply(
+        client, to(checks[0], "commit"), to(checks[1], "rollback", reason="no row"), to(checks[2], "unknown")
+    )
+    assert [one["status"] for one in outcomes] == [200, 200, 202]
+    assert (outcomes[0]["source"], outcomes[0]["replayed"]) == ("check", False)
+    assert outcomes[0]["messages"][0]["topic"] == "order"
+    assert outcomes[2] == {
+        "status": 202,
+        "transaction_id": str(ids[2]),
+        "verdict": "unknown",
+        "state": "in_doubt",
+    }
+    assert [await verdict(db, one) for one in ids] == [(1, 1), (2, 1), None]
+    assert await db.fetchval("select reason from op where transaction_id = $1", ids[1]) == "no row"
+    for one, word in zip(ids, ("commit", "rollback", "unknown"), strict=True):
+        [attempt] = await attempts(db, one)
+        assert (attempt["outcome"], attempt["number"], attempt["source"], attempt["destination"]) == (word, 1, 1, None)
+    left = await row(db, ids[2])
+    assert (left["answered"], left["unanswered"], left["leased_until"]) == (1, 0, None)
+    assert left["next_check_at"] > runtime.clock.now() + timedelta(seconds=25)
+    assert await db.fetchval("select count(*) from check_back") == 1
+
+
+async def test_a_transaction_is_out_to_one_claim_at_a_time(
+    client: httpx.AsyncClient, runtime: Runtime, shop: str
+) -> None:
+    ids = {str(await in_doubt(client, runtime)) for _ in range(20)}
+    claims = await asyncio.gather(*(claim(client, max=7) for _ in range(6)))
+    taken = [one["transaction_id"] for checks in claims for one in checks]
+    assert len(taken) == 20
+    assert set(taken) == ids
+    assert await claim(client) == []
+
+
+async def test_a_claim_that_lapses_is_an_unanswered_check_and_is_asked_again_soon(
+    client: httpx.AsyncClient, runtime: Runtime, db: Connection, shop: str
+) -> None:
+    transaction_id = await in_doubt(client, runtime)
+    runtime.clock.fixed = runtime.clock.now()
+    lapses, handles = Lapses(), []
+    for wait_s in (2, 4, 8, 16, 30, 60):
+        [check] = await claim(client, invisible_s=20)
+        handles.append(check["handle"])
+        runtime.clock.fixed += timedelta(seconds=19)
+        await lapses.step(runtime, runtime.clock.now())
+        assert (await row(db, transaction_id))["lease_epoch"] == (await row(db, transaction_id))["claimed_epoch"]
+        runtime.clock.fixed += timedelta(seconds=1)
+        assert await claim(client) == []
+        await lapses.step(runtime, runtime.clock.now())
+        found = await row(db, transaction_id)
+        assert (found["next_check_at"] - runtime.clock.fixed).total_seconds() == wait_s
+        assert found["answered"] == 0
+        runtime.clock.fixed = found["next_check_at"]
+    found = await attempts(db, transaction_id)
+    assert [(one["number"], one["outcome"], one["duration_ms"]) for one in found] == [
+        (number, "unanswered", 20_000) for number in range(1, 7)
+    ]
+    assert found[0]["error"] == "a producer claimed it, and did not answer within 20 s"
+    # An `unknown` to a claim that lapsed changes nothing; a verdict is final.
+    before = await row(db, transaction_id)
+    [refused] = await reply(client, {"transaction_id": str(transaction_id), "handle": handles[0], "verdict": "unknown"})
+    assert (refused["status"], refused["type"]) == (409, "/problems/check-lapsed")
+    assert await row(db, transaction_id) == before
+    [late] = await reply(client, {"transaction_id": str(transaction_id), "handle": handles[0], "verdict": "commit"})
+    assert (late["status"], late["source"]) == (200, "check")
+    assert (await attempts(db, transaction_id))[-1]["verdict"] == 1
+
+
+async def test_an_answer_counts_once(client: httpx.AsyncClient, runtime: Runtime, db: Connection, shop: str) -> None:
+    transaction_id = await in_doubt(client, runtime)
+    [check] = await claim(client)
+    outcomes = await reply(client, to(check, "unknown"), to(check, "unknown"))
+    assert [one["status"] for one in outcomes] == [202, 409]
+    # Without a handle it is an `unknown` by `/end`, which counts no check twice.
+    without = {"transaction_id": str(transaction_id), "verdict": "unknown"}
+    assert [one["status"] for one in await reply(client, without)] == [202]
+    both = await asyncio.gather(*(reply(client, to(check, "unknown")) for _ in range(4)))
+    assert {one["status"] for [one] in both} == {409}
+    assert (await row(db, transaction_id))["answered"] == 1
+    assert len(await attempts(db, transaction_id)) == 1
+
+
+async def test_answered_checks_run_out_as_policy_says(
+    client: httpx.AsyncClient, runtime: Runtime, db: Connection, shop: str
+) -> None:
+    rolled_back = await in_doubt(client, runtime, check={"max_checks": 2})
+    parked = await in_doubt(client, runtime, check={"max_checks": 2, "on_exhausted": "park"})
+    for state in ("in_doubt", None):
+        checks = await claim(client)
+        assert len(checks) == 2
+        outcomes = await reply(client, *(to(one, "unknown") for one in checks))
+        assert [one["state"] for one in outcomes] == ([state] * 2 if state else ["rolled_back", "parked"])
+        runtime.clock.offset_s += 31
+    assert await verdict(db, rolled_back) == (2, 2)
+    assert (await row(db, parked))["state"] == 2
+    assert [one["outcome"] for one in await attempts(db, rolled_back)] == ["unknown", "unknown"]
+    # A person may ask for a check of the parked one; only a verdict decides it.
+    assert (await client.post(f"/transactions/{parked}/check")).status_code == 202
+    [check] = await claim(client)
+    assert (await reply(client, to(check, "unknown")))[0]["state"] == "parked"
+    assert (await client.post(f"/transactions/{parked}/check")).status_code == 202
+    [check] = await claim(client)
+    assert (await reply(client, to(check, "commit")))[0]["source"] == "check"
+
+
+async def test_end_with_from_check_answers_a_claimed_check(
+    client: httpx.AsyncClient, runtime: Runtime, db: Connection, shop: str
+) -> None:
+    committed, unknown = await in_doubt(client, runtime), await in_doubt(client, runtime)
+    assert len(await claim(client)) == 2
+    end = {"producer_group": "shop", "from_check": True}
+    said = await client.post("/end", json={**end, "transaction_id": str(committed), "verdict": "commit"})
+    assert said.json()["source"] == "check"
+    said = await client.post("/end", json={**end, "transaction_id": str(unknown), "verdict": "unknown"})
+    assert (said.status_code, said.json()["state"]) == (202, "in_doubt")
+    found = await row(db, unknown)
+    assert (found["answered"], found["leased_until"]) == (1, None)
+    assert [one["outcome"] for one in await attempts(db, unknown)] == ["unknown"]
+    # The claim of the decided one lapses without a trace.
+    runtime.clock.offset_s += 31
+    await Lapses().step(runtime, runtime.clock.now())
+    assert await row(db, committed) is None
+    assert [one["outcome"] for one in await attempts(db, committed)] == ["commit"]
+
+
+async def test_a_verdict_that_came_first_stands(
+    client: httpx.AsyncClient, runtime: Runtime, db: Connection, shop: str
+) -> None:
+    ids = [await in_doubt(client, runtime) for _ in range(2)]
+    checks = await claim(client)
+    for one in ids:
+        end = {"transaction_id": str(one), "producer_group": "shop", "verdict": "rollback"}
+        assert (await client.post("/end", json=end)).status_code == 200
+    conflict, same = await reply(client, to(checks[0], "commit"), to(checks[1], "rollback"))
+    assert (conflict["status"], conflict["recorded"]["source"]) == (409, "producer")
+    assert (same["status"], same["replayed"], same["source"]) == (200, True, "producer")
+    assert [await verdict(db, one) for one in ids] == [(2, 0), (2, 0)]
+    assert [one["outcome"] for one in await attempts(db, ids[0])] == ["lost"]
+    assert await db.fetchval("select count(*) from check_back") == 0
+
+
+async def test_a_waiting_claim_gets_the_first_check_that_is_due(
+    client: httpx.AsyncClient, runtime: Runtime, shop: str
+) -> None:
+    first, second = (asyncio.create_task(claim(client, wait_s=30)) for _ in range(2))
+    await both_wait(runtime, 2)
+    transaction_id = await in_doubt(client, runtime)
+    result = await wake_claims(runtime, runtime.clock.now())
+    assert result.within_s is None
+    done, waiting = await asyncio.wait([first, second], return_when=asyncio.FIRST_COMPLETED)
+    # One check wakes one claim; the other one stays out of the database.
+    assert [one["transaction_id"] for one in done.pop().result()] == [str(transaction_id)]
+    assert runtime.waiting_claims.limits == {"shop": 32}
+    runtime.waiting_claims.close()
+    assert await waiting.pop() == []
+    assert await claim(client, wait_s=30) == []
+
+
+async def test_waiting_claims_wake_when_the_next_check_is_due(
+    client: httpx.AsyncClient, runtime: Runtime, db: Connection, shop: str
+) -> None:
+    transaction_id = await in_doubt(client, runtime)
+    at = runtime.clock.now() + timedelta(seconds=30)
+    await db.execute("update check_back set next_check_at = $1", at)
+    waiting = asyncio.create_task(claim(client, wait_s=30))
+    await both_wait(runtime, 1)
+    now = at - timedelta(seconds=0.25)
+    assert (await wake_claims(runtime, now)).within_s == pytest.approx(0.25)
+    runtime.clock.offset_s += 30
+    await wake_claims(runtime, runtime.clock.now())
+    assert [one["transaction_id"] for one in await waiting] == [str(transaction_id)]
+
+
+async def test_a_wait_without_a_check_ends_empty(client: httpx.AsyncClient, runtime: Runtime, shop: str) -> None:
+    assert await claim(client, wait_s=1) == []
+    assert runtime.waiting_claims.limits == {}
+    assert await wake_claims(runtime, runtime.clock.now()) is not None
+
+
+async def both_wait(runtime: Runtime, count: int) -> None:
+    async with asyncio.timeout(60):
+        while sum(runtime.waiting_claims.limits.values()) < 32 * count:
+            await asyncio.sleep(0.01)
+
+
+async def test_the_first_claim_says_that_the_producer_started(
+    client: httpx.AsyncClient, runtime: Runtime, db: Connection, shop: str
+) -> None:
+    async def tried_before() -> UUID:
+        made = await in_doubt(client, runtime)
+        at = runtime.clock.now() + timedelta(seconds=600)
+        await db.execute("update check_back set unanswered = 9, next_check_at = $2 where transaction_id = $1", made, at)
+        return made
+
+    first = await tried_before()
+    assert [one["transaction_id"] for one in await claim(client)] == [str(first)]
+    assert (await client.get(SHOP)).json()["claimed_at"] is not None
+    second = await tried_before()
+    assert await claim(client) == []
+    assert [one["transaction_id"] for one in await claim(client, started=True)] == [str(second)]
+    third = await tried_before()
+    assert await claim(client) == []
+    # A minute later a claim is that of a producer that was away.
+    runtime.clock.offset_s += 61
+    assert str(third) in [one["transaction_id"] for one in await claim(client)]
+
+
+async def test_without_a_claim_policy_parks_by_age_and_nothing_is_called(
+    client: httpx.AsyncClient, runtime: Runtime, db: Connection, shop: str
+) -> None:
+    await client.patch(SHOP, json={"unanswered_park_s": 86_400})
+    transaction_id, lapses, checks = await in_doubt(client, runtime), Lapses(), CheckBack()
+    runtime.clock.fixed = born = runtime.clock.now()
+    due = (await row(db, transaction_id))["next_check_at"]
+    for hours in range(0, 24, 3):
+        runtime.clock.fixed = born + timedelta(hours=hours, minutes=30)
+        assert await turn(runtime, checks) == 0
+        await lapses.step(runtime, runtime.clock.now())
+        found = await row(db, transaction_id)
+        assert (found["state"], found["asked"]) == (1, 0)
+        # The proof finds a check that was due for hours, so a check that waits for a claim is due again each hour.
+        assert runtime.clock.fixed - found["next_check_at"] <= timedelta(hours=1)
+        if hours:
+            assert found["unanswered_since"] == due
+    runtime.clock.fixed = due + timedelta(seconds=86_401)
+    await lapses.step(runtime, runtime.clock.now())
+    found = await row(db, transaction_id)
+    assert (found["state"], found["next_check_at"]) == (2, None)
+    assert found["parked_reason"] == f"no producer claimed and answered a check since {due:%Y-%m-%dT%H:%M:%SZ}"
+    assert await attempts(db, transaction_id) == []
+    noted = "select outcome from attempt where transaction_id = $1 and kind = 'parked'"
+    assert await db.fetchval(noted, transaction_id) == "parked"
+    parked = "select count(*) from half where topic = 'halfnote.transaction.parked'"
+    assert await db.fetchval(parked) == 1
+
+
+async def test_claims_come_before_calls_where_a_group_has_both(
+    client: httpx.AsyncClient, runtime: Runtime, db: Connection
+) -> None:
+    checks = CheckBack()
+    async with Responder(content=COMMIT) as producer:
+        await client.put(SHOP, json={"check_urls": [producer.url], "checks": "claim"})
+        claimed = await in_doubt(client, runtime)
+        assert await turn(runtime, checks) == 0
+        [check] = await claim(client, invisible_s=30)
+        called = await in_doubt(client, runtime)
+        runtime.clock.offset_s += 3
+        assert await turn(runtime, checks) == 1
+        assert [UUID(call.json()["transaction_id"]) for call in producer.calls] == [called]
+        # A claim that lapsed is settled before the URL is called.
+        runtime.clock.offset_s += 30
+        assert await turn(runtime, checks) == 0
+        await Lapses().step(runtime, runtime.clock.now())
+        runtime.clock.offset_s += 5
+        assert await turn(runtime, checks) == 1
+    assert await verdict(db, claimed) == (1, 1)
+    assert [one["outcome"] for one in await attempts(db, claimed)] == ["unanswered", "commit"]
+    assert check["check"] == 1
+
+
+async def test_bad_requests_are_refused(client: httpx.AsyncClient, runtime: Runtime, subtests: pytest.Subtests) -> None:
+    await client.put(SHOP, json={"check_urls": [], "checks": "claim"})
+    await client.put("/producer-groups/bank", json={"check_urls": ["http://127.0.0.1:9/"]})
+    for fields in ({"invisible_s": 0}, {"invisible_s": 46_800}, {"max": 0}, {"max": 101}, {"wait_s": 31}, {"more": 1}):
+        with subtests.test(**fields):
+            answer = await client.post(f"{SHOP}/checks/claim", json=fields)
+            assert (answer.status_code, answer.json()["field"]) == (422, next(iter(fields)))
+    answer = await client.post("/producer-groups/bank/checks/claim", json={})
+    assert (answer.status_code, answer.json()["type"]) == (409, "/problems/checks-not-claimed")
+    assert (await client.post("/producer-groups/none/checks/claim", json={})).status_code == 404
+    for shape in ({"check_urls": []}, {"check_urls": [], "checks": "call"}, {"check_urls": [], "checks": "x"}):
+        assert (await client.put("/producer-groups/new", json=shape)).status_code == 422
+    transaction_id = await in_doubt(client, runtime)
+    [check] = await claim(client)
+    foreign = await in_doubt(client, runtime, "bank")
+    outcomes = await reply(
+        client,
+        {"transaction_id": str(transaction_id), "verdict": "maybe"},
+        {"transaction_id": str(transaction_id), "verdict": "commit", "handle": "x"},
+        {"transaction_id": str(uuid4()), "verdict": "unknown", "handle": "1-1"},
+        {"transaction_id": str(foreign), "verdict": "commit"},
+        {"transaction_id": str(transaction_id), "verdict": "unknown", "handle": "1-999"},
+        "commit",
+        to(check, "commit"),
+    )
+    assert [one["status"] for one in outcomes] == [422, 422, 404, 403, 409, 422, 200]
+    for body in ({"answers": []}, {"answers": [{}] * 501}, {}):
+        assert (await client.post(f"{SHOP}/checks/answers", json=body)).status_code == 422
+
+
+async def test_large_bodies_are_handed_out_in_parts(
+    client: httpx.AsyncClient, runtime: Runtime, db: Connection, shop: str
+) -> None:
+    body = {"large": "x" * 900_000}
+    messages = [{"topic": "order", "body": body}]
+    half = {"producer_group": "shop", "messages": messages, "check": {"include_body": True}}
+    ids = []
+    for _ in range(7):
+        ids.append((await client.post("/half", json=half)).json()["transaction_id"])
+        assert (await client.post(f"/transactions/{ids[-1]}/check")).status_code == 202
+    first = await claim(client, max=100)
+    assert 1 <= len(first) < 7
+    # What did not fit was not asked, and is due at once.
+    second = await claim(client, max=100)
+    assert [one["transaction_id"] for one in [*first, *second]] == ids
+    assert {one["check"] for one in second} == {1}
+
+
+async def test_a_group_may_change_between_claims_and_calls(
+    client: httpx.AsyncClient, runtime: Runtime, db: Connection, shop: str
+) -> None:
+    transaction_id, checks = await in_doubt(client, runtime), CheckBack()
+    assert await db.fetchval("select held_until = 'infinity' from producer_group")
+    async with Responder(content=COMMIT) as producer:
+        changed = await client.patch(SHOP, json={"check_urls": [producer.url], "checks": "call"})
+        assert sorted(changed.json()["changed"]) == ["check_urls", "checks"]
+        assert await turn(runtime, checks) == 1
+    assert await verdict(db, transaction_id) == (1, 1)
+    assert (await client.patch(SHOP, json={"checks": "claim", "check_urls": []})).status_code == 200
+    assert (await client.delete(SHOP)).status_code == 204
+    assert await db.fetchval("select held_until from producer_group") is None
+
+
+async def test_two_producers_and_a_lapse_race(
+    client: httpx.AsyncClient, runtime: Runtime, db: Connection, shop: str
+) -> None:
+    """Every answer of every claim at once, beside its lapse and the producer's End: one verdict, counted once."""
+    ids = [await in_doubt(client, runtime) for _ in range(12)]
+    checks = {one["transaction_id"]: one for one in await claim(client, invisible_s=1)}
+    runtime.clock.offset_s += 2
+
+    async def lapse() -> None:
+        await Lapses().step(runtime, runtime.clock.now())
+
+    async def answer(word: str) -> None:
+        for one in checks.values():
+            await reply(client, to(one, word))
+
+    async def end(some: list[UUID]) -> None:
+        for one in some:
+            said = {"transaction_id": str(one), "producer_group": "shop", "verdict": "commit"}
+            assert (await client.post("/end", json=said)).status_code in (200, 409)
+
+    await asyncio.gather(lapse(), answer("unknown"), answer("unknown"), end(ids[:6]), lapse(), answer("commit"))
+    for one in ids:
+        assert (await verdict(db, one) or (0, 0))[0] == 1
+        found = await attempts(db, one)
+        # The claim lapsed, or its `unknown` counted, or neither came before the verdict: never both.
+        assert len([a for a in found if a["outcome"] in ("unanswered", "unknown")]) <= 1
+        sources = {a["source"] for a in found if a["verdict"] == 1}
+        _, source = await verdict(db, one) or (0, 0)
+        assert source in (0, 1)
+        if source == 1:
+            assert 1 in sources
+    assert await db.fetchval("select count(*) from op") == 12
