@@ -1,27 +1,26 @@
 """One request to the console, and the answers that pages build: HTML, CSV, a redirect."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from csv import writer
 from dataclasses import dataclass, field
 from io import StringIO
-from typing import Any, TypeVar
+from typing import Any
 from urllib.parse import quote, urlencode
 
-from pydantic import BaseModel, ValidationError
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, RedirectResponse, Response
 
 from app.admission.route_roles import RULES
 from app.console.rendering import render
 from app.console.sessions import Session, cookie_of
-from app.errors import Invalid
 from app.permissions import Caller
 from app.runtime.state import Runtime
-
-Model = TypeVar("Model", bound=BaseModel)
+from app.schemas.validation import Model, checked
 
 # Parameters that are the console's own, beside those of the API.
 OWN = frozenset({"format", "internal", "done"})
+# The rows of a list on a page, and in a CSV file.
+ROWS, CSV_ROWS = 50, 1000
 # The beginnings of a cell that spreadsheets run as a formula.
 _FORMULA = ("=", "+", "-", "@", "\t", "\r")
 
@@ -75,6 +74,10 @@ class Visit:
         asked = {name: value for name, value in self.asked.items() if name not in OWN}
         return checked(model, {**asked, **fixed})
 
+    def list_query(self, model: type[Model]) -> Model:
+        """Return the query of a list, with as many rows as a page or a CSV file has. Raises Invalid."""
+        return self.query(model, limit=CSV_ROWS if self.wants_csv else ROWS)
+
     def may(self, method: str, route: str) -> bool:
         """Return whether the caller's role may call a route of the API."""
         caller = self.caller
@@ -91,6 +94,11 @@ class Visit:
         response = HTMLResponse(render(template, visit=self, **values), status, headers=HEADERS)
         self._keep(response)
         return response
+
+    def csv_of(self, name: str, columns: Sequence[str], rows: Iterable[object], **other: Any) -> Response:
+        """Return these fields of rows as a CSV file. `other`: for a column, the function of a row that its cell is."""
+        cells = ([other[one](row) if one in other else getattr(row, one) for one in columns] for row in rows)
+        return self.csv(name, columns, cells)
 
     def csv(self, name: str, header: Sequence[str], rows: Iterable[Sequence[Any]]) -> Response:
         """Return a list as a CSV file."""
@@ -111,16 +119,6 @@ class Visit:
     def _keep(self, response: Response) -> None:
         if self.is_new:
             response.headers.append("set-cookie", cookie_of(self.runtime, self.session, is_secure=self.is_secure))
-
-
-def checked(model: type[Model], values: Mapping[str, Any]) -> Model:
-    """Return the values as a model of the API. Raises Invalid with the first field at fault."""
-    try:
-        return model.model_validate(values)
-    except ValidationError as error:
-        first = error.errors()[0]
-        name = ".".join(str(part) for part in first["loc"])
-        raise Invalid(f"`{name}`: {first['msg'].removeprefix('Value error, ')}.", field=name) from None
 
 
 def _cell(value: Any) -> str:

@@ -1,7 +1,9 @@
 """Pages and acts of the console in process, with auth off: answers, headers, escaping, and the audit of acts."""
 
+import csv
 import re
 from html import unescape
+from io import StringIO
 
 import httpx
 import pytest
@@ -277,6 +279,36 @@ async def test_a_secret_is_shown_once_and_never_in_the_url(client: httpx.AsyncCl
     assert rotated.status_code == 200
     [secret] = re.findall(r"whsec_[\w+/=]+", unescape(rotated.text))
     assert secret not in (await client.get("/console/subscriptions/mailer", headers=FORM)).text
+
+
+async def test_each_list_has_its_columns_in_csv(client: httpx.AsyncClient, db: Connection, group: str) -> None:
+    for name in ("mailer", "crm"):
+        await subscription(client, name, topics=["order", "refund"])
+    message_id = await committed(client, {"topic": "order", "key": "order-1030", "body": 1})
+    await bury(db, message_id, "mailer")
+    destination = "webhook http://127.0.0.1:9/in"
+    for path, wanted in (
+        ("subscriptions", {"name": "crm", "state": "active", "topics": "order refund", "destination": destination}),
+        ("topics", {"topic": "order", "subscriptions": "crm mailer"}),
+        ("producer-groups", {"name": "shop", "check_urls": "http://127.0.0.1:9/check"}),
+        ("dead-letters", {"subscription": "mailer", "message_id": message_id, "key": "order-1030", "status": "500"}),
+        ("transactions", {"transaction_id": message_id[:36], "state": "committed", "key": "order-1030"}),
+        ("audit", {"what": "subscription.put", "target": "crm"}),
+    ):
+        answer = await client.get(f"/console/{path}", params={"format": "csv"}, headers=FORM)
+        assert answer.headers["content-disposition"] == f'attachment; filename="halfnote-{path}.csv"'
+        first = next(csv.DictReader(StringIO(answer.text)))
+        assert {name: first[name] for name in wanted} == wanted
+    refused = await client.get("/console/dead-letters?died_after=yesterday", headers=FORM)
+    assert refused.status_code == 422
+    assert "`died_after`: a time is RFC 3339" in unescape(refused.text)
+
+
+async def test_the_command_of_an_act_is_one_that_exists(client: httpx.AsyncClient, db: Connection, group: str) -> None:
+    await subscription(client, "mailer")
+    await bury(db, await committed(client, {"topic": "order", "body": 1}), "mailer")
+    page = (await client.get("/console/dead-letters/do/drop?subscription=mailer", headers=FORM)).text
+    assert "halfnote dead-letters drop --subscription mailer --yes" in unescape(page)
 
 
 async def test_lists_are_csv_without_formulas(client: httpx.AsyncClient, group: str) -> None:

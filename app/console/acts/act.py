@@ -7,9 +7,10 @@ from typing import Any
 from starlette.responses import Response
 
 from app.console.page import Page
-from app.console.visit import Visit, checked
+from app.console.visit import Visit
 from app.errors import Problem
 from app.schemas.fields import ActNote, Reason, Strict
+from app.schemas.validation import checked
 
 
 class _WithReason(Strict):

@@ -4,9 +4,10 @@ from typing import Any
 
 from app.console.acts.act import ConsoleAct, Done, Preview
 from app.console.rendering import command, link
-from app.console.visit import Visit, checked
+from app.console.visit import Visit
 from app.routers.dead_letters import drop_dead_letters, redeliver_dead_letters
 from app.schemas.dead_letters import ByFilter, ByIds, DeadLetterRef
+from app.schemas.validation import checked
 
 _FILTER = ("subscription", "topic", "key", "reason", "died_after", "died_before")
 _PATH = "/console/dead-letters/do"
@@ -56,7 +57,7 @@ def _act(word: str, method: str, route: str, tone: str) -> ConsoleAct:
         _, left, ids = await _run(visit, word, "preview", dry_run=True)
         facts.append(("dead letters", f"{left:,}"))
         options = {"because" if name == "reason" else name: value for name, value in _filter(visit).items()}
-        said = f"{command('dead-letters', word, **options)} --no-dry-run"
+        said = f"{command('dead-letters', word, **options)} --yes"
         items = [(f"{one.subscription} · {one.message_id}", _of_message(one.message_id)) for one in ids[:50]]
         more = f"and {left - 50:,} more" if left > 50 else ""
         return Preview(

@@ -6,11 +6,12 @@ from starlette.responses import Response
 
 from app.console.acts.act import ConsoleAct, Done, FormField, Preview, note_of
 from app.console.rendering import command, duration, link, number, state
-from app.console.visit import Visit, checked
+from app.console.visit import Visit
 from app.routers.replays import post_replay
 from app.routers.subscription_actions import post_pause, post_resume, post_rotate_secret, post_test
 from app.routers.subscriptions import get_subscription
 from app.schemas.replays import ReplayRequest
+from app.schemas.validation import checked
 
 _PATH = "/console/subscriptions/{name}/do"
 

@@ -4,7 +4,7 @@ from typing import Any
 
 from app.console.acts.act import ConsoleAct, Done, FormField, Preview, note_of
 from app.console.rendering import command, link, state
-from app.console.visit import Visit, checked
+from app.console.visit import Visit
 from app.routers.operator_verdicts import (
     CheckMany,
     DecideMany,
@@ -18,6 +18,7 @@ from app.routers.reissues import ReissueRequest, reissue_transaction
 from app.routers.transactions import get_transaction
 from app.schemas.fields import ActNote
 from app.schemas.transactions import Matched, TransactionShown
+from app.schemas.validation import checked
 from app.verdicts import State
 
 _ONE = "/console/transactions/{transaction_id:uuid}/do"

@@ -7,7 +7,6 @@ from app.console.rendering import command
 from app.console.visit import Visit
 from app.routers.dead_letters import DeadLetterQuery, list_of_dead_letters
 
-_ROWS, _CSV_ROWS = 50, 1000
 _COLUMNS = (
     "subscription",
     "message_id",
@@ -25,10 +24,10 @@ _COLUMNS = (
 
 async def show_list(visit: Visit) -> Response:
     """Show a page of dead letters, newest first."""
-    query = visit.query(DeadLetterQuery, limit=_CSV_ROWS if visit.wants_csv else _ROWS)
+    query = visit.list_query(DeadLetterQuery)
     found = await list_of_dead_letters(visit.runtime, visit.caller, query)
     if visit.wants_csv:
-        return visit.csv("dead-letters", _COLUMNS, ([getattr(row, name) for name in _COLUMNS] for row in found.items))
+        return visit.csv_of("dead-letters", _COLUMNS, found.items)
     asked = query.model_dump(exclude={"limit", "cursor", "reason"}, exclude_none=True)
     return visit.page(
         "dead_letters.html",

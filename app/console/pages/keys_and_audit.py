@@ -8,18 +8,16 @@ from app.console.visit import Visit
 from app.routers.api_keys import ApiKeyQuery, list_api_keys
 from app.routers.audit import AuditQuery, get_audit
 
-_ROWS, _CSV_ROWS = 50, 1000
 _KEY_COLUMNS = ("key_id", "name", "prefix", "role", "created_at", "created_by", "expires_at", "revoked_at")
 _AUDIT_COLUMNS = ("audit_id", "at", "actor", "key_id", "role", "what", "target", "detail")
 
 
 async def show_keys(visit: Visit) -> Response:
     """Show a page of API keys, newest first."""
-    query = visit.query(ApiKeyQuery, limit=_CSV_ROWS if visit.wants_csv else _ROWS)
+    query = visit.list_query(ApiKeyQuery)
     found = await list_api_keys(visit.runtime, query)
     if visit.wants_csv:
-        rows = ([getattr(one, name) for name in _KEY_COLUMNS] for one in found.items)
-        return visit.csv("keys", _KEY_COLUMNS, rows)
+        return visit.csv_of("keys", _KEY_COLUMNS, found.items)
     return visit.page(
         "keys.html",
         rows=found.items,
@@ -31,11 +29,10 @@ async def show_keys(visit: Visit) -> Response:
 
 async def show_audit(visit: Visit) -> Response:
     """Show a page of the audit, newest first."""
-    query = visit.query(AuditQuery, limit=_CSV_ROWS if visit.wants_csv else _ROWS)
+    query = visit.list_query(AuditQuery)
     found = await get_audit(visit.runtime, query)
     if visit.wants_csv:
-        rows = ([getattr(one, name) for name in _AUDIT_COLUMNS] for one in found.items)
-        return visit.csv("audit", _AUDIT_COLUMNS, rows)
+        return visit.csv_of("audit", _AUDIT_COLUMNS, found.items)
     asked = query.model_dump(exclude={"limit", "cursor", "key_id"}, exclude_none=True)
     return visit.page(
         "audit.html",

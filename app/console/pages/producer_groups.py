@@ -10,7 +10,7 @@ from app.routers.transactions import TransactionQuery, list_of_transactions
 from app.schemas.fields import PageQuery
 from app.verdicts import State
 
-_ROWS, _CSV_ROWS, _UNDECIDED = 50, 1000, 10
+_UNDECIDED = 10
 _COLUMNS = (
     "name",
     "check_urls",
@@ -26,11 +26,10 @@ _COLUMNS = (
 
 async def show_list(visit: Visit) -> Response:
     """Show a page of producer groups by name."""
-    query = visit.query(PageQuery, limit=_CSV_ROWS if visit.wants_csv else _ROWS)
+    query = visit.list_query(PageQuery)
     found = await list_groups(visit.runtime, visit.caller, query)
     if visit.wants_csv:
-        rows = ({**dict(one), "check_urls": " ".join(one.check_urls)} for one in found.items)
-        return visit.csv("producer-groups", _COLUMNS, ([row[name] for name in _COLUMNS] for row in rows))
+        return visit.csv_of("producer-groups", _COLUMNS, found.items, check_urls=lambda one: " ".join(one.check_urls))
     return visit.page(
         "producer_groups.html",
         rows=found.items,

@@ -14,7 +14,6 @@ from app.routers.reconciliation import (
     list_of_findings,
 )
 
-_ROWS, _CSV_ROWS = 50, 1000
 _COLUMNS = ("finding_id", "day", "kind", "state", "subject", "transaction_id", "subscription", "producer_group")
 
 
@@ -35,10 +34,10 @@ async def show_proof(visit: Visit) -> Response:
 
 async def show_findings(visit: Visit) -> Response:
     """Show a page of findings, newest day first."""
-    query = visit.query(FindingQuery, limit=_CSV_ROWS if visit.wants_csv else _ROWS)
+    query = visit.list_query(FindingQuery)
     found = await list_of_findings(visit.runtime, query)
     if visit.wants_csv:
-        return visit.csv("findings", _COLUMNS, ([getattr(one, name) for name in _COLUMNS] for one in found.items))
+        return visit.csv_of("findings", _COLUMNS, found.items)
     return visit.page(
         "findings.html",
         query=query,

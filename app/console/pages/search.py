@@ -4,10 +4,11 @@ from starlette.responses import Response
 
 from app.console.page import Page
 from app.console.rendering import command, link
-from app.console.visit import Visit, checked
+from app.console.visit import Visit
 from app.ids import parse_id
 from app.routers.search import SearchQuery, search
 from app.schemas.search import SearchResult
+from app.schemas.validation import checked
 
 _COLUMNS = ("kind", "name", "by", "state", "producer_group", "topic", "born_at", "path")
 
@@ -36,7 +37,7 @@ async def show(visit: Visit) -> Response:
     text = visit.asked.get("q", "").strip()
     found = await _search(visit, text) if text else SearchResult(hits=[], more=False)
     if visit.wants_csv:
-        return visit.csv("search", _COLUMNS, ([getattr(one, name) for name in _COLUMNS] for one in found.hits))
+        return visit.csv_of("search", _COLUMNS, found.hits)
     return visit.page(
         "search.html",
         text=text,

@@ -12,17 +12,21 @@ from app.routers.subscriptions import get_subscription, list_subscriptions
 from app.schemas.fields import PageQuery
 from app.schemas.replays import ReplayPage
 
-_ROWS, _CSV_ROWS = 50, 1000
 _COLUMNS = ("name", "state", "state_reason", "topics", "destination", "ordered", "shards", "rate_per_s", "updated_at")
 
 
 async def show_list(visit: Visit) -> Response:
     """Show a page of subscriptions by name."""
-    query = visit.query(PageQuery, limit=_CSV_ROWS if visit.wants_csv else _ROWS)
+    query = visit.list_query(PageQuery)
     found = await list_subscriptions(visit.runtime, visit.caller, query)
     if visit.wants_csv:
-        rows = ({**dict(one), "topics": " ".join(one.topics), "destination": address_of(one)} for one in found.items)
-        return visit.csv("subscriptions", _COLUMNS, ([row[name] for name in _COLUMNS] for row in rows))
+        return visit.csv_of(
+            "subscriptions",
+            _COLUMNS,
+            found.items,
+            topics=lambda one: " ".join(one.topics),
+            destination=address_of,
+        )
     return visit.page(
         "subscriptions.html",
         rows=[(one, address_of(one)) for one in found.items],

@@ -7,17 +7,15 @@ from app.console.rendering import command
 from app.console.visit import Visit
 from app.routers.topics import TopicQuery, get_topics
 
-_ROWS, _CSV_ROWS = 50, 1000
 _COLUMNS = ("topic", "first_seen_at", "declared_at", "subscriptions")
 
 
 async def show_list(visit: Visit) -> Response:
     """Show a page of topics by name."""
-    query = visit.query(TopicQuery, limit=_CSV_ROWS if visit.wants_csv else _ROWS)
+    query = visit.list_query(TopicQuery)
     found = await get_topics(visit.runtime, visit.caller, query)
     if visit.wants_csv:
-        rows = ((one.topic, one.first_seen_at, one.declared_at, " ".join(one.subscriptions)) for one in found.items)
-        return visit.csv("topics", _COLUMNS, rows)
+        return visit.csv_of("topics", _COLUMNS, found.items, subscriptions=lambda one: " ".join(one.subscriptions))
     return visit.page(
         "topics.html",
         rows=found.items,

@@ -15,8 +15,6 @@ from app.schemas.transactions import TransactionShown
 from app.store.relay.announcements import GROUP
 from app.verdicts import State
 
-_CSV_ROWS = 1000
-_ROWS = 50
 # Bodies shown in the page; the others have a link.
 _BODIES = 5
 
@@ -47,13 +45,13 @@ _COLUMNS = (
 
 async def show_list(visit: Visit) -> Response:
     """Show a page of transactions, newest first."""
-    query = visit.query(TransactionQuery, limit=_CSV_ROWS if visit.wants_csv else _ROWS)
+    query = visit.list_query(TransactionQuery)
     found = await list_of_transactions(visit.runtime, visit.caller, query)
     # Operational messages of Halfnote itself are left out unless asked.
     internal = visit.asked.get("internal") == "1" or query.producer_group == GROUP
     rows = [row for row in found.items if internal or row.producer_group != GROUP]
     if visit.wants_csv:
-        return visit.csv("transactions", _COLUMNS, ([getattr(row, name) for name in _COLUMNS] for row in rows))
+        return visit.csv_of("transactions", _COLUMNS, rows)
     asked = query.model_dump(exclude={"limit", "cursor", "producer_group"}, exclude_none=True)
     said = command("transactions", "list", group=query.producer_group, **asked)
     return visit.page(
