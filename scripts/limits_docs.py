@@ -31,6 +31,7 @@ REQUESTS = (
     Limit("app.server.request_head.HOST_MAX_BYTES", "bytes of a `Host` header; above it 400"),
     Limit("app.egress.urls.LONGEST_URL", "characters of a URL"),
     Limit("app.routers.transactions.PAGE_MAX", "rows on a page of a list"),
+    Limit("app.routers.stats.POINTS_MAX", "points of a series of `/stats/series`"),
     Limit("app.routers.operator_verdicts.MANY_MAX", "transactions of one verdict or check by filter"),
     Limit("app.schemas.dead_letters.IDS_MAX", "dead letters named in one redelivery or drop"),
     Limit("app.schemas.dead_letters.AT_MOST", "dead letters of one redelivery or drop by filter"),

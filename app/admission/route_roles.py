@@ -48,6 +48,7 @@ RULES: dict[tuple[str, str], Roles] = {
     ("DELETE", "/topics/{name}"): ADMINS,
     ("GET", "/workers"): PEOPLE,
     ("GET", "/stats"): PEOPLE,
+    ("GET", "/stats/series"): PEOPLE,
     ("GET", "/search"): PEOPLE,
     ("GET", "/accept"): PEOPLE,
     ("PUT", "/accept"): PEOPLE,

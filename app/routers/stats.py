@@ -1,17 +1,22 @@
-"""`GET /stats`: the state of the service in one answer."""
+"""`GET /stats` and `GET /stats/series`: the state of the service in one answer, and its figures over time."""
 
 import asyncio
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from datetime import datetime, timedelta
-from typing import Any
+from typing import Annotated, Any
 
-from fastapi import APIRouter
+from fastapi import APIRouter, Query
 
 from app.database.connection import Connection
-from app.routers.dependencies import CallerDep, RuntimeDep
+from app.errors import Invalid
+from app.routers.dependencies import CallerDep, RuntimeDep, problems
 from app.runtime.disk_space import free_bytes
 from app.runtime.standing import open_now
+from app.runtime.state import Runtime
+from app.schemas.series import Metric, PointShown, SeriesQuery, SeriesShown
 from app.schemas.stats import Stats, UndecidedShown, WindowShown
+from app.store.admin import minutes
 from app.store.admin.figures import Undecided
 from app.store.admin.minutes import ActivityWindow, first_minute, windows
 from app.store.proof.runs import FIRST_RUN, list_runs, open_findings, standing
@@ -22,6 +27,8 @@ router = APIRouter(tags=["operation"])
 
 WINDOWS_S = (900, 86_400)
 MINUTE = timedelta(minutes=1)
+# 24 hours by the minute.
+POINTS_MAX = 1500
 
 
 @router.get("/stats", summary="Show the state of the service")
@@ -59,6 +66,53 @@ async def get_stats(runtime: RuntimeDep, caller: CallerDep) -> Stats:
             "proof": proof,
         }
     )
+
+
+@router.get("/stats/series", summary="Show a figure over time", responses=problems(Invalid))
+async def get_series(runtime: RuntimeDep, caller: CallerDep, query: Annotated[SeriesQuery, Query()]) -> SeriesShown:
+    """Return a figure over time, from rows that are written once a minute and kept 30 days.
+
+    The range begins at a whole minute. It has at most 1,500 points. The step that has not ended yet holds less.
+    """
+    [found] = await several_series(runtime, [query.metric], query.since, query.until, query.step)
+    return found
+
+
+async def several_series(
+    runtime: Runtime, metrics: Sequence[Metric], since: datetime | None, until: datetime | None, step_s: int
+) -> list[SeriesShown]:
+    """Return several figures over the same steps. Raises Invalid."""
+    now, step = runtime.clock.now(), timedelta(seconds=step_s)
+    end = min(until or now, now)
+    begin = (since or end - timedelta(days=1)).replace(second=0, microsecond=0)
+    points = -(-max(end - begin, timedelta(0)) // step)
+    if points > POINTS_MAX:
+        raise Invalid(
+            f"This range has {points:,} steps, and a series has at most {POINTS_MAX:,}. Send a longer `step`.",
+            field="step",
+        )
+    async with runtime.request_pool.connection() as connection:
+        found = await minutes.series(connection, begin, end, step)
+        first = await first_minute(connection)
+    steps = [begin + number * step for number in range(points)]
+    return [
+        SeriesShown(
+            metric=metric,
+            of_step="sum" if metric in minutes.DONE else "max",
+            step_s=step_s,
+            points=[PointShown(at=at, value=_value(found.get(at), metric, at + step, first)) for at in steps],
+        )
+        for metric in metrics
+    ]
+
+
+def _value(
+    figures: Mapping[str, float | None] | None, metric: Metric, end: datetime, first: datetime | None
+) -> float | None:
+    if figures is not None:
+        return figures[metric]
+    # A process that did nothing writes nothing.
+    return 0 if metric in minutes.DONE and first is not None and end > first else None
 
 
 async def _activity(connection: Connection, now: datetime) -> list[WindowShown]:

@@ -49,6 +49,7 @@ MAY = {
     ("DELETE", "/topics/{name}"): "n n n y n",
     ("GET", "/workers"): "n n y y n",
     ("GET", "/stats"): "n n y y n",
+    ("GET", "/stats/series"): "n n y y n",
     ("GET", "/search"): "n n y y n",
     ("GET", "/accept"): "n n y y n",
     ("PUT", "/accept"): "n n y y n",

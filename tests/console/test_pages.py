@@ -281,6 +281,19 @@ async def test_a_secret_is_shown_once_and_never_in_the_url(client: httpx.AsyncCl
     assert secret not in (await client.get("/console/subscriptions/mailer", headers=FORM)).text
 
 
+async def test_the_overview_draws_figures_over_time(client: httpx.AsyncClient, db: Connection) -> None:
+    await db.execute(
+        "insert into stats_minute (minute, halves, in_doubt) "
+        "select date_trunc('minute', now()) - n * interval '1 min', 60 * n, n from generate_series(1, 3000) n"
+    )
+    for asked, label in (("", "24 hours"), ("?range=1h", "1 hour"), ("?range=7d", "7 days")):
+        page = (await client.get(f"/console{asked}", headers=FORM)).text
+        assert f'aria-current="true">{label}</a>' in page
+        assert page.count('<path class="line"') >= 2
+        assert "Halves per second: last" in page
+    assert 'aria-current="true">24 hours</a>' in (await client.get("/console?range=x", headers=FORM)).text
+
+
 async def test_each_list_has_its_columns_in_csv(client: httpx.AsyncClient, db: Connection, group: str) -> None:
     for name in ("mailer", "crm"):
         await subscription(client, name, topics=["order", "refund"])

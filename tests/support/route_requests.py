@@ -281,6 +281,10 @@ async def search(world: World) -> Asked:
     return Asked("/search", query={"q": world.name()})
 
 
+async def series(world: World) -> Asked:
+    return Asked("/stats/series", query={"metric": "halves"})
+
+
 REQUESTS: dict[tuple[str, str], Builder] = {
     ("POST", "/half"): produce("/half"),
     ("POST", "/end"): end,
@@ -298,6 +302,7 @@ REQUESTS: dict[tuple[str, str], Builder] = {
     ("POST", "/transactions/check"): many("/transactions/check"),
     ("POST", "/transactions/verdict"): many("/transactions/verdict", verdict="commit", reason="asked the bank"),
     ("GET", "/search"): search,
+    ("GET", "/stats/series"): series,
     ("PUT", "/topics/{name}"): declare,
     ("DELETE", "/topics/{name}"): undeclare,
     ("PUT", "/accept"): plain("/accept", {"accept": "all"}),

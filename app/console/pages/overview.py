@@ -6,8 +6,9 @@ from starlette.responses import Response
 
 from app.console.page import Page
 from app.console.rendering import command, link
+from app.console.series_picture import KINDS, chart_of
 from app.console.visit import Visit
-from app.routers.stats import get_stats
+from app.routers.stats import get_stats, several_series
 from app.routers.transactions import TransactionQuery, list_of_transactions
 from app.runtime.readiness import readiness
 from app.schemas.stats import Stats
@@ -15,6 +16,14 @@ from app.verdicts import State
 
 # Transactions of each state that the page names.
 _NAMED = 10
+# The ranges of the charts: a name, its label, the time, and the seconds of a step.
+_RANGES = {
+    "1h": ("1 hour", timedelta(hours=1), 60),
+    "24h": ("24 hours", timedelta(days=1), 600),
+    "7d": ("7 days", timedelta(days=7), 3600),
+    "30d": ("30 days", timedelta(days=30), 14_400),
+}
+_RANGE = "24h"
 
 
 async def show(visit: Visit) -> Response:
@@ -29,9 +38,15 @@ async def show(visit: Visit) -> Response:
         )
         if count
     ]
+    chosen = visit.asked.get("range", _RANGE)
+    _, back, step_s = _RANGES.get(chosen, _RANGES[_RANGE])
+    series = await several_series(runtime, list(KINDS), stats.at - back, None, step_s)
     return visit.page(
         "overview.html",
         stats=stats,
+        charts=[chart_of(one) for one in series],
+        ranges=[(name, label) for name, (label, _, _) in _RANGES.items()],
+        chosen=chosen if chosen in _RANGES else _RANGE,
         done=_done(stats),
         undecided=undecided,
         health=await readiness(runtime),

@@ -1,8 +1,8 @@
 """SQL of the figures by the minute: one row for each minute in which a process did something or a worker looked."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
-from datetime import datetime
+from datetime import datetime, timedelta
 
 from app.database.connection import Connection
 
@@ -67,6 +67,13 @@ cross join lateral (
 order by w.after desc
 """  # noqa: S608
 
+# A range of the primary key. Within a step what was done is summed, and of what stood open the most counts.
+SERIES = f"""
+select date_bin($3, s.minute, $1) as at, {", ".join(f"sum(s.{name})::bigint as {name}" for name in DONE)},
+  {", ".join(f"max(s.{name}) as {name}" for name in STANDS)}
+from stats_minute s where s.minute >= $1 and s.minute < $2 group by 1 order by 1
+"""  # noqa: S608
+
 FIRST = "select min(minute) from stats_minute"
 
 # A range of the primary key: the rows that became too old since the last call.
@@ -87,6 +94,17 @@ async def windows(connection: Connection, after: Sequence[datetime], now: dateti
     """Return what was done since each of these times, the latest first. A minute counts if it begins after the time."""
     rows = await connection.fetch(WINDOWS, list(after), now)
     return [ActivityWindow(row["after"], Activity(*(row[name] for name in DONE))) for row in rows]
+
+
+async def series(
+    connection: Connection, since: datetime, until: datetime, step: timedelta
+) -> dict[datetime, Mapping[str, float | None]]:
+    """Return the figures by the begin of each step that has any: what was done is summed, of the others the most.
+
+    Minutes count that begin in [since, until).
+    """
+    rows = await connection.fetch(SERIES, since, until, step)
+    return {row["at"]: {name: row[name] for name in (*DONE, *STANDS)} for row in rows}
 
 
 async def first_minute(connection: Connection) -> datetime | None:
