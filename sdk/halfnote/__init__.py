@@ -1,6 +1,7 @@
 """The Python client of Halfnote: transactional messages over HTTP, for services with a database of their own."""
 
 from halfnote.check import CheckEndpoint
+from halfnote.check_answering import CheckAnswering, SyncCheckAnswering
 from halfnote.errors import (
     BarrierRefused,
     HalfFailed,
@@ -30,6 +31,7 @@ __all__ = [
     "ROLLBACK",
     "UNKNOWN",
     "BarrierRefused",
+    "CheckAnswering",
     "CheckEndpoint",
     "CheckListener",
     "CheckedMessage",
@@ -46,6 +48,7 @@ __all__ = [
     "Refused",
     "Registration",
     "SignatureError",
+    "SyncCheckAnswering",
     "SyncTransactionProducer",
     "Transaction",
     "TransactionListener",

@@ -181,6 +181,14 @@ def require_barrier(barrier: Any, *, asynchronous: bool) -> None:
         raise TypeError(f"{producer} needs a barrier of the kind {kind}, not {type(barrier).__name__}")
 
 
+def require_listener(listener: Any, *, asynchronous: bool) -> None:
+    """Raise TypeError unless checks can be answered by it; a producer of threads cannot await."""
+    if not callable(getattr(listener, "check_local", None)):
+        raise TypeError(f"a barrier or a listener with `check_local` is expected, not {type(listener).__name__}")
+    if is_async(listener.check_local) and not asynchronous:
+        raise TypeError(f"SyncTransactionProducer cannot await: {type(listener).__name__} is for TransactionProducer")
+
+
 def not_awaitable(value: T) -> T:
     """Return a function's return value. Raises TypeError if it is an awaitable, because its work has not run."""
     if inspect.isawaitable(value):

@@ -10,11 +10,13 @@ import httpx
 
 from halfnote.async_driver import AsyncDriver
 from halfnote.block import Binding, Block, OpenTransaction
+from halfnote.check_answering import CheckAnswering
+from halfnote.claiming import Claiming
 from halfnote.conversation import Conversation
 from halfnote.exchange import REFUSED_WITHIN_S
-from halfnote.hosting import require_barrier
+from halfnote.hosting import require_barrier, require_listener
 from halfnote.http import headers_of
-from halfnote.listener import TransactionListener
+from halfnote.listener import CheckListener, TransactionListener
 from halfnote.outgoing import Outgoing, serializable
 from halfnote.tracing import current_traceparent
 from halfnote.transaction import PlainResult, Registration, TransactionResult
@@ -72,6 +74,7 @@ class TransactionProducer:
             wait_for_end=wait_for_end,
         )
         self._driver = AsyncDriver(url, headers_of(api_key), transport)
+        self._answering: list[CheckAnswering] = []
 
     async def send(
         self,
@@ -168,9 +171,41 @@ class TransactionProducer:
         """
         return await self._driver.run(self._conversation.register(check_urls, policy, secret))
 
+    def answer_checks(self, listener: CheckListener | None = None) -> CheckAnswering:
+        """Answer the group's checks in a task, without an endpoint, until `close`; the group has `checks: "claim"`.
+
+        `listener`: a barrier or a listener (default: the producer's barrier). Call it once in each process. What fails
+        is logged and tried again. Raises ValueError or TypeError.
+        """
+        answering = CheckAnswering(self._claiming(listener), self._driver)
+        self._answering.append(answering)
+        return answering
+
+    async def answer_due_checks(self, listener: CheckListener | None = None) -> int:
+        """Answer the group's checks that are due now; return how many. For programs that run from time to time.
+
+        Raises Refused or Unconfirmed.
+        """
+        claiming, count = self._claiming(listener), 0
+        checks = await self._driver.run(claiming.claimed(0, started=True))
+        while checks:
+            count += await self._driver.run(claiming.answered(checks))
+            checks = await self._driver.run(claiming.claimed(0, started=False))
+        return count
+
     async def close(self, grace_s: float = 5.0) -> None:
-        """Wait for ends in the background, at most `grace_s`; the rest is left to check-back."""
+        """Wait for ends in the background and for answers to checks, at most `grace_s`; check-back has the rest."""
+        answering, self._answering = self._answering, []
+        for one in answering:
+            await one.stop(grace_s)
         await self._driver.close(grace_s)
+
+    def _claiming(self, listener: CheckListener | None) -> Claiming:
+        chosen = self.barrier if listener is None else listener
+        if chosen is None:
+            raise ValueError("answering checks needs a barrier or a listener: answer_checks(barrier)")
+        require_listener(chosen, asynchronous=True)
+        return Claiming(self._conversation, chosen)
 
     async def __aenter__(self) -> "TransactionProducer":
         return self

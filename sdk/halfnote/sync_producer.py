@@ -9,11 +9,13 @@ from uuid import UUID
 import httpx
 
 from halfnote.block import Binding, Block, OpenTransaction
+from halfnote.check_answering import SyncCheckAnswering
+from halfnote.claiming import Claiming
 from halfnote.conversation import Conversation
 from halfnote.exchange import REFUSED_WITHIN_S
-from halfnote.hosting import require_barrier
+from halfnote.hosting import require_barrier, require_listener
 from halfnote.http import headers_of
-from halfnote.listener import TransactionListener
+from halfnote.listener import CheckListener, TransactionListener
 from halfnote.outgoing import Outgoing, serializable
 from halfnote.sync_driver import SyncDriver
 from halfnote.tracing import current_traceparent
@@ -65,6 +67,7 @@ class SyncTransactionProducer:
             wait_for_end=wait_for_end,
         )
         self._driver = SyncDriver(url, headers_of(api_key), transport)
+        self._answering: list[SyncCheckAnswering] = []
 
     def send(
         self,
@@ -161,9 +164,41 @@ class SyncTransactionProducer:
         """
         return self._driver.run(self._conversation.register(check_urls, policy, secret))
 
+    def answer_checks(self, listener: CheckListener | None = None) -> SyncCheckAnswering:
+        """Answer the group's checks in a thread, without an endpoint, until `close`; the group has `checks: "claim"`.
+
+        `listener`: a barrier or a listener (default: the producer's barrier). Call it once in each process. What fails
+        is logged and tried again. Raises ValueError or TypeError.
+        """
+        answering = SyncCheckAnswering(self._claiming(listener), self._driver)
+        self._answering.append(answering)
+        return answering
+
+    def answer_due_checks(self, listener: CheckListener | None = None) -> int:
+        """Answer the group's checks that are due now; return how many. For programs that run from time to time.
+
+        Raises Refused or Unconfirmed.
+        """
+        claiming, count = self._claiming(listener), 0
+        checks = self._driver.run(claiming.claimed(0, started=True))
+        while checks:
+            count += self._driver.run(claiming.answered(checks))
+            checks = self._driver.run(claiming.claimed(0, started=False))
+        return count
+
     def close(self, grace_s: float = 5.0) -> None:
-        """Wait for ends in the background, at most `grace_s`; the rest is left to check-back."""
+        """Wait for ends in the background and for answers to checks, at most `grace_s`; check-back has the rest."""
+        answering, self._answering = self._answering, []
+        for one in answering:
+            one.stop(grace_s)
         self._driver.close(grace_s)
+
+    def _claiming(self, listener: CheckListener | None) -> Claiming:
+        chosen = self.barrier if listener is None else listener
+        if chosen is None:
+            raise ValueError("answering checks needs a barrier or a listener: answer_checks(barrier)")
+        require_listener(chosen, asynchronous=False)
+        return Claiming(self._conversation, chosen)
 
     def __enter__(self) -> "SyncTransactionProducer":
         return self

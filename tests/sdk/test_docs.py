@@ -1,5 +1,6 @@
 """The README's blocks are run, one after the other, with the names that a service would have."""
 
+import asyncio
 import os
 import subprocess
 import sys
@@ -9,6 +10,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import asyncpg
+import httpx
 import psycopg
 import pytest
 from django.urls import path
@@ -26,15 +28,20 @@ from halfnote.units import in_django
 from sqlalchemy import select, text
 from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
 
+from app.checkback.claim_loops import wake_claims
+from app.database.connection import Connection
 from app.destinations.rabbitmq import message_of
+from app.runtime.state import Runtime
 from tests.sdk.doc_blocks import ROOT, SCHEMA, Order, Points, blocks_of, runner, shell_blocks_of
+from tests.sdk.in_process import service
 from tests.sdk.shop import fresh, with_driver
 from tests.sdk.sites import django_alias
+from tests.support.check_stepping import attempts, in_doubt
 from tests.support.webhooks import message
 
 BLOCKS = blocks_of("sdk/README.md")
 run = runner("sdk/README.md")
-PRODUCER, CHECK, BARRIER, BOUND, ASYNCPG, DJANGO, CONSUMER, BROKER, TESTING = BLOCKS
+PRODUCER, CHECK, CLAIMED, BARRIER, BOUND, ASYNCPG, DJANGO, CONSUMER, BROKER, TESTING = BLOCKS
 
 
 @pytest.fixture
@@ -154,3 +161,19 @@ def test_ledgers(tmp_path: Path) -> None:
     environment = {**os.environ, "PYTHONPATH": str(ROOT / "sdk")}
     subprocess.run(["bash", "-euc", script], cwd=tmp_path, env=environment, check=True)
     assert {file.name for file in tmp_path.iterdir()} == {"orders.parquet", "points.csv"}
+
+
+async def test_checks_are_answered_without_an_endpoint(
+    names: dict[str, Any], client: httpx.AsyncClient, runtime: Runtime, db: Connection
+) -> None:
+    """Against the real service: the coordinator in memory has no claims."""
+    barrier = AsyncBarrier(AsyncSqlAlchemy(names["engine"]))
+    async with TransactionProducer("http://localhost", group="shop", transport=service(runtime)) as producer:
+        await run(CLAIMED, names | {"producer": producer, "barrier": barrier})
+        transaction_id = await in_doubt(client, runtime)
+        async with asyncio.timeout(60):
+            while not await attempts(db, transaction_id):
+                await wake_claims(runtime, runtime.clock.now())
+                await asyncio.sleep(0.01)
+    # Its half does not say that it enters the barrier.
+    assert [one["outcome"] for one in await attempts(db, transaction_id)] == ["unknown"]

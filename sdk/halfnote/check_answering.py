@@ -1,0 +1,99 @@
+"""Answers the checks of a producer group in the background, without an endpoint: as a task, and as a thread."""
+
+import asyncio
+import logging
+import threading
+from contextlib import suppress
+
+from halfnote.async_driver import AsyncDriver
+from halfnote.claiming import Claiming, paused_s
+from halfnote.sync_driver import SyncDriver
+
+log = logging.getLogger("halfnote")
+
+# How long a claim waits for a check. A thread cannot end its request, so it waits less.
+WAIT_S, SYNC_WAIT_S = 20, 4
+FAILED = "checks could not be answered, which is tried again in %g s: %s"
+
+
+class CheckAnswering:
+    """Claims and answers checks in a task of the running event loop, until `stop` or the producer's `close`."""
+
+    def __init__(self, claiming: Claiming, driver: AsyncDriver) -> None:
+        self._claiming, self._driver = claiming, driver
+        self._stopping = asyncio.Event()
+        self._task = asyncio.get_running_loop().create_task(self._work())
+
+    @property
+    def running(self) -> bool:
+        """Whether checks are being answered."""
+        return not self._task.done()
+
+    async def stop(self, grace_s: float = 5.0) -> None:
+        """Claim no more; give the answers that are under way `grace_s` seconds. Halfnote asks again for the others."""
+        self._stopping.set()
+        await asyncio.wait([self._task], timeout=grace_s)
+        self._task.cancel()
+        await asyncio.gather(self._task, return_exceptions=True)
+
+    async def _work(self) -> None:
+        failed, started = 0, True
+        while not self._stopping.is_set():
+            try:
+                await self._turn(started)
+                failed, started = 0, False
+            except Exception as error:
+                failed += 1
+                log.warning(FAILED, paused_s(failed), error)
+                await self._pause(paused_s(failed))
+
+    async def _turn(self, started: bool) -> None:
+        claiming = asyncio.create_task(self._driver.run(self._claiming.claimed(WAIT_S, started=started)))
+        stopping = asyncio.create_task(self._stopping.wait())
+        try:
+            await asyncio.wait([claiming, stopping], return_when=asyncio.FIRST_COMPLETED)
+            if claiming.done():
+                await self._driver.run(self._claiming.answered(claiming.result()))
+        finally:
+            # A claim that still waits is given up: the service notices, and hands out nothing.
+            for task in (claiming, stopping):
+                task.cancel()
+            await asyncio.gather(claiming, stopping, return_exceptions=True)
+
+    async def _pause(self, seconds: float) -> None:
+        with suppress(asyncio.TimeoutError):
+            await asyncio.wait_for(self._stopping.wait(), seconds)
+
+
+class SyncCheckAnswering:
+    """Claims and answers checks in a thread, until `stop` or the producer's `close`."""
+
+    def __init__(self, claiming: Claiming, driver: SyncDriver) -> None:
+        self._claiming, self._driver = claiming, driver
+        self._stopping = threading.Event()
+        self._thread = threading.Thread(target=self._work, name="halfnote-checks", daemon=True)
+        self._thread.start()
+
+    @property
+    def running(self) -> bool:
+        """Whether checks are being answered."""
+        return self._thread.is_alive()
+
+    def stop(self, grace_s: float = 5.0) -> None:
+        """Claim no more; give the claim that waits and the answers under way `grace_s` seconds."""
+        self._stopping.set()
+        self._thread.join(grace_s)
+
+    def _work(self) -> None:
+        failed, started = 0, True
+        while not self._stopping.is_set():
+            try:
+                checks = self._driver.run(self._claiming.claimed(SYNC_WAIT_S, started=started))
+                self._driver.run(self._claiming.answered(checks))
+                failed, started = 0, False
+            except Exception as error:
+                failed += 1
+                if self._stopping.is_set():
+                    return
+                log.warning(FAILED, paused_s(failed), error)
+                self._stopping.wait(paused_s(failed))

@@ -1,0 +1,255 @@
+"""Checks that a producer answers without an endpoint: claimed, answered by the barrier or a listener, and stopped."""
+
+import asyncio
+import threading
+from collections.abc import Callable
+from typing import Any
+from uuid import UUID
+
+import httpx
+import pytest
+from halfnote import (
+    COMMIT,
+    ROLLBACK,
+    UNKNOWN,
+    CheckedTransaction,
+    Outgoing,
+    Refused,
+    SyncTransactionProducer,
+    TransactionProducer,
+    Unconfirmed,
+    Verdict,
+)
+from halfnote.barrier import AsyncBarrier
+from halfnote.check_answering import SYNC_WAIT_S
+from halfnote.claiming import LONGEST_PAUSE_S, paused_s
+from halfnote.databases.asyncpg import Asyncpg
+
+from app.checkback.claim_loops import wake_claims
+from app.database.connection import Connection
+from app.runtime.state import Runtime
+from tests.sdk.coordinators import Scripted, answer, problem
+from tests.sdk.crashes import Connections
+from tests.sdk.in_process import FromThreads, service
+from tests.support.check_stepping import attempts, in_doubt, verdict
+
+URL = "http://localhost"
+CLAIM, ANSWERS = "/producer-groups/shop/checks/claim", "/producer-groups/shop/checks/answers"
+CHECK = {
+    "type": "halfnote.check",
+    "transaction_id": "019a9f1c-1030-7b1e-8f00-1030a1030a10",
+    "producer_group": "shop",
+    "check": 2,
+    "max_checks": 15,
+    "born_at": "2026-11-21T08:00:00Z",
+    "context": {"order": 1030},
+    "messages": [{"message_id": "019a9f1c-1030-7b1e-8f00-1030a1030a10-0", "topic": "order", "key": None}],
+    "handle": "2-7",
+}
+TAKEN = answer(200, {"answer_by": "2026-11-21T08:01:00Z", "checks": [CHECK]})
+NOTHING = answer(200, {"answer_by": "2026-11-21T08:01:00Z", "checks": []})
+
+
+class Says:
+    """A listener that answers as the test says; `asked` are the transactions that it was asked about."""
+
+    def __init__(self, said: Callable[[CheckedTransaction], Any] = lambda _: COMMIT) -> None:
+        self.said, self.asked = said, list[CheckedTransaction]()
+
+    def check_local(self, transaction: CheckedTransaction) -> Any:
+        self.asked.append(transaction)
+        return self.said(transaction)
+
+
+class AsyncSays(Says):
+    """The same for an event loop."""
+
+    async def check_local(self, transaction: CheckedTransaction) -> Any:
+        await asyncio.sleep(0)
+        return super().check_local(transaction)
+
+
+@pytest.fixture
+async def shop(client: httpx.AsyncClient) -> str:
+    """The group `shop`, whose checks are claimed."""
+    made = await client.put("/producer-groups/shop", json={"check_urls": [], "checks": "claim"})
+    assert made.status_code == 201
+    return "shop"
+
+
+async def until(condition: Callable[[], bool], runtime: Runtime | None = None) -> None:
+    """Wait for a condition, and wake the claims that wait meanwhile."""
+    async with asyncio.timeout(60):
+        while not condition():
+            if runtime is not None:
+                await wake_claims(runtime, runtime.clock.now())
+            await asyncio.sleep(0.01)
+
+
+async def test_the_barrier_answers_in_one_line(
+    client: httpx.AsyncClient, runtime: Runtime, db: Connection, dsn: str
+) -> None:
+    connections = Connections(dsn)
+    barrier = AsyncBarrier(Asyncpg(connections))
+    await barrier.create_table()
+    await db.execute("create table orders (number int primary key)")
+    producer = TransactionProducer(URL, group="shop", barrier=barrier, transport=service(runtime))
+    registered = await producer.register([], checks="claim")
+    assert registered.group["checks"] == "claim"
+    producer.answer_checks(barrier)
+    ids: list[UUID] = []
+    async with connections.acquire() as connection:
+        for number in range(3):
+            half = producer._conversation.half(Outgoing("order", number), enters=True)
+            transaction = await producer._driver.run(half)
+            ids.append(transaction.transaction_id)
+            if number < 2:
+                async with connection.transaction():
+                    await connection.execute(
+                        "insert into halfnote_barrier (transaction_id, reason) values ($1, 'local')", ids[-1]
+                    )
+                    await connection.execute("insert into orders values ($1)", number)
+    # No end was posted: each half is left to its check.
+    for one in ids:
+        assert (await client.post(f"/transactions/{one}/check")).status_code == 202
+    found: list[Any] = []
+
+    async def decided() -> bool:
+        found[:] = [await verdict(db, one) for one in ids]
+        return None not in found
+
+    async with asyncio.timeout(60):
+        while not await decided():
+            await wake_claims(runtime, runtime.clock.now())
+            await asyncio.sleep(0.01)
+    assert found == [(1, 1), (1, 1), (2, 1)]
+    await producer.close()
+    assert runtime.waiting_claims.limits == {}
+    await connections.close()
+
+
+async def test_due_checks_are_answered_once_and_counted(
+    client: httpx.AsyncClient, runtime: Runtime, db: Connection, shop: str
+) -> None:
+    ids = [await in_doubt(client, runtime, context={"n": n}) for n in range(4)]
+    words = {0: COMMIT, 1: ROLLBACK, 2: UNKNOWN}
+
+    def said(transaction: CheckedTransaction) -> Verdict:
+        return words[transaction.context["n"]]
+
+    listener = AsyncSays(said)
+    async with TransactionProducer(URL, group="shop", transport=service(runtime)) as producer:
+        # The listener fails for the fourth, which is left.
+        assert await producer.answer_due_checks(listener) == 3
+        assert await producer.answer_due_checks(listener) == 0
+    assert [await verdict(db, one) for one in ids] == [(1, 1), (2, 1), None, None]
+    assert [one["outcome"] for one in await attempts(db, ids[2])] == ["unknown"]
+    assert await attempts(db, ids[3]) == []
+    assert [one.transaction_id for one in listener.asked] == ids
+    assert listener.asked[0].messages[0].key == "order-1030"
+
+
+async def test_a_thread_answers_until_the_producer_is_closed(
+    client: httpx.AsyncClient, runtime: Runtime, db: Connection, shop: str
+) -> None:
+    transaction_id, listener = await in_doubt(client, runtime), Says()
+    producer = SyncTransactionProducer(URL, group="shop", transport=FromThreads(service(runtime)))
+    answering = producer.answer_checks(listener)
+    await until(lambda: bool(listener.asked), runtime)
+    # The claim of the thread that waits ends by itself.
+    await asyncio.to_thread(producer.close, 60)
+    assert not answering.running
+    assert await verdict(db, transaction_id) == (1, 1)
+
+
+async def test_it_goes_on_after_failures_and_says_once_that_it_started() -> None:
+    halfnote = Scripted({CLAIM: [httpx.ReadError("reset by peer"), problem(503, "not-ready"), TAKEN, NOTHING]})
+    listener = Says()
+    async with TransactionProducer(URL, group="shop", transport=halfnote.transport()) as producer:
+        answering = producer.answer_checks(listener)
+        await until(lambda: len(halfnote.asked(CLAIM)) > 4)
+        assert answering.running
+    assert not answering.running
+    assert [one["started"] for one in halfnote.asked(CLAIM)[:4]] == [True, True, True, False]
+    [answers] = halfnote.asked(ANSWERS)
+    assert answers == {"answers": [{"transaction_id": CHECK["transaction_id"], "handle": "2-7", "verdict": "commit"}]}
+
+
+async def test_a_stop_gives_up_the_claim_that_waits() -> None:
+    entered = asyncio.Event()
+
+    class Waits(httpx.AsyncBaseTransport):
+        async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
+            entered.set()
+            await asyncio.Event().wait()
+            raise AssertionError("unreachable")
+
+    producer = TransactionProducer(URL, group="shop", transport=Waits())
+    answering = producer.answer_checks(Says())
+    await entered.wait()
+    async with asyncio.timeout(60):
+        await answering.stop(grace_s=60)
+        await producer.close()
+    assert not answering.running
+
+
+async def test_a_stop_waits_for_the_answers_under_way() -> None:
+    halfnote = Scripted({CLAIM: [TAKEN, NOTHING]})
+    going = asyncio.Event()
+
+    class Slow:
+        async def check_local(self, transaction: CheckedTransaction) -> Verdict:
+            await going.wait()
+            return ROLLBACK
+
+    producer = TransactionProducer(URL, group="shop", transport=halfnote.transport())
+    answering = producer.answer_checks(Slow())
+    await until(lambda: bool(halfnote.asked(CLAIM)))
+    stopping = asyncio.create_task(answering.stop(grace_s=60))
+    await asyncio.sleep(0)
+    going.set()
+    await stopping
+    assert [one["answers"][0]["verdict"] for one in halfnote.asked(ANSWERS)] == ["rollback"]
+    assert len(halfnote.asked(CLAIM)) == 1
+    await producer.close()
+
+
+@pytest.mark.parametrize("wrong", ["commit", None, ValueError("no")])
+async def test_a_listener_that_breaks_its_contract_leaves_the_check(wrong: Any) -> None:
+    scripted = Scripted({CLAIM: [TAKEN, NOTHING]})
+
+    def said(_: CheckedTransaction) -> Any:
+        if isinstance(wrong, Exception):
+            raise wrong
+        return wrong
+
+    async with TransactionProducer(URL, group="shop", transport=scripted.transport()) as producer:
+        assert await producer.answer_due_checks(Says(said)) == 0
+    assert scripted.asked(ANSWERS) == []
+
+
+async def test_refusals_are_raised_where_a_caller_waits() -> None:
+    for answers, error in ((problem(409, "checks-not-claimed"), Refused), (problem(503, "not-ready"), Unconfirmed)):
+        halfnote = Scripted({CLAIM: [answers]})
+        async with TransactionProducer(URL, group="shop", transport=halfnote.transport()) as producer:
+            with pytest.raises(error):
+                await producer.answer_due_checks(Says())
+
+
+def test_it_needs_a_listener_of_its_kind() -> None:
+    producer = SyncTransactionProducer(URL, group="shop")
+    with pytest.raises(ValueError, match="needs a barrier or a listener"):
+        producer.answer_checks()
+    with pytest.raises(TypeError, match="cannot await"):
+        producer.answer_checks(AsyncSays())
+    with pytest.raises(TypeError, match="check_local"):
+        producer.answer_checks(object())  # type: ignore[arg-type]
+    producer.close()
+    assert [one for one in threading.enumerate() if one.name == "halfnote-checks"] == []
+
+
+def test_pauses_after_failures_grow_to_a_limit() -> None:
+    assert [paused_s(failed) for failed in (1, 2, 3)] == [1, 2, 4]
+    assert paused_s(50) == LONGEST_PAUSE_S
+    # A close waits longer than a thread's claim.
+    assert SYNC_WAIT_S < 5
