@@ -14,6 +14,8 @@ from app.cli import (
     findings,
     groups,
     keys,
+    messages,
+    proof,
     reconcile,
     search,
     secrets,
@@ -23,15 +25,18 @@ from app.cli import (
     topics,
     transaction_actions,
     transactions,
+    watch,
     why,
     workers,
 )
 from app.cli.errors import Refusal
+from app.cli.sorted_commands import SortedCommands
 
 app = typer.Typer(
     name="halfnote",
     help="A transaction coordinator over HTTP. Commands call --url (or HALFNOTE_URL) with the key in HALFNOTE_API_KEY.",
     no_args_is_help=True,
+    cls=SortedCommands,
     add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
@@ -50,9 +55,12 @@ app.add_typer(dead_letters.app, name="dead-letters")
 app.add_typer(findings.app, name="findings")
 app.add_typer(certificate.app, name="certificate")
 app.add_typer(topics.app, name="topics")
+app.add_typer(messages.app, name="messages")
+app.add_typer(proof.app, name="proof")
 app.add_typer(keys.app, name="keys")
 app.command("search")(search.search)
 app.command("status")(status.status)
+app.command("watch")(watch.watch)
 app.command("audit")(audit.audit)
 app.command("why")(why.why)
 app.command("workers")(workers.workers)

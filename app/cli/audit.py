@@ -6,6 +6,7 @@ from typing import Annotated, Any
 import typer
 
 from app.cli.api_client import DEFAULT_URL, AsJson, Url, call, print_json
+from app.cli.since import Since, time_of
 from app.cli.tables import moment, print_table
 
 Actor = Annotated[str | None, typer.Option(help="by this person: a key's name, or a user of the command line")]
@@ -20,6 +21,7 @@ def audit(
     actor: Actor = None,
     what: What = None,
     target: Target = None,
+    since: Since = None,
     after: After = None,
     before: Before = None,
     limit: Limit = 100,
@@ -27,7 +29,8 @@ def audit(
     as_json: AsJson = False,
 ) -> None:
     """List the actions of people, newest first."""
-    query = {"actor": actor, "what": what, "target": target, "after": after, "before": before, "limit": limit}
+    at_or_later = time_of(since, after, "--after")
+    query = {"actor": actor, "what": what, "target": target, "after": at_or_later, "before": before, "limit": limit}
     answer = call(url, "GET", "/audit", query=query, as_json=as_json)
     if as_json:
         print_json(answer)

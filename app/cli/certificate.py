@@ -10,10 +10,15 @@ import typer
 from app.cli.api_client import DEFAULT_URL, AsJson, Url, call, path_of, print_json
 from app.cli.errors import Refusal
 from app.cli.reconcile import PASSED_ON, PYTHON
+from app.cli.sorted_commands import SortedCommands
 from app.cli.spark_program import follow
 from app.cli.tables import print_table
 
-app = typer.Typer(help="Certificates of final days: list, show, verify, and make a signing key.", no_args_is_help=True)
+app = typer.Typer(
+    help="Certificates of final days: list, show, verify, and make a signing key.",
+    no_args_is_help=True,
+    cls=SortedCommands,
+)
 
 Day = Annotated[str, typer.Argument(help="the day, YYYY-MM-DD")]
 Limit = Annotated[int, typer.Option(min=1, max=1000, help="the most days to list")]

@@ -1,15 +1,22 @@
 """`halfnote dead-letters`: list, show, redeliver and drop dead letters."""
 
 from collections.abc import Callable
+from datetime import UTC, datetime
 from typing import Annotated, Any
 
 import typer
 
 from app.cli.api_client import DEFAULT_URL, PAGE_MAX, AsJson, Url, call, list_items, path_of, print_json
 from app.cli.errors import Refusal
-from app.cli.tables import moment, print_fields, print_table, short_moment, text
+from app.cli.since import Since, time_of
+from app.cli.sorted_commands import SortedCommands
+from app.cli.tables import age, moment, print_fields, print_table, text
 
-app = typer.Typer(help="Dead letters: messages that delivery gave up. Redeliver or drop them.", no_args_is_help=True)
+app = typer.Typer(
+    help="Dead letters: messages that delivery gave up. Redeliver or drop them.",
+    no_args_is_help=True,
+    cls=SortedCommands,
+)
 
 # The API's limit: dead letters that one call moves.
 MOVED_MAX = 10_000
@@ -36,6 +43,7 @@ def list_dead_letters(
     topic: Topic = None,
     key: Key = None,
     because: Because = None,
+    since: Since = None,
     died_after: DiedAfter = None,
     died_before: DiedBefore = None,
     limit: Annotated[int, typer.Option(help="the most to list")] = 50,
@@ -44,13 +52,15 @@ def list_dead_letters(
     as_json: AsJson = False,
 ) -> None:
     """List dead letters, newest first."""
-    query = {**_filter(subscription, topic, key, because, died_after, died_before), "cursor": cursor}
+    after = time_of(since, died_after, "--died-after")
+    query = {**_filter(subscription, topic, key, because, after, died_before), "cursor": cursor}
     found = list_items(url, "/dead-letters", query, limit, as_json=as_json)
     if as_json:
         print_json(found)
         return
-    rows = [(one["message_id"], short_moment(one["died_at"]), _about(one)) for one in found["items"]]
-    print_table(("message", "died (utc)", "subscription: why"), rows, whole=("message", "died (utc)"))
+    now = datetime.now(UTC)
+    rows = [(one["message_id"], age(one["died_at"], now), _about(one)) for one in found["items"]]
+    print_table(("message", "died", "subscription: why"), rows, whole=("message", "died"))
     if found["next_cursor"]:
         print(f"\nThere may be more:\n--cursor {found['next_cursor']}")
 

@@ -6,9 +6,10 @@ import typer
 
 from app.cli.api_client import DEFAULT_URL, AsJson, Url, call, list_items, path_of, print_json
 from app.cli.errors import Refusal
+from app.cli.sorted_commands import SortedCommands
 from app.cli.tables import moment, print_fields, print_table, text
 
-app = typer.Typer(help="Findings of the nightly proof. Without a command: list the open ones.")
+app = typer.Typer(help="Findings of the nightly proof. Without a command: list the open ones.", cls=SortedCommands)
 
 FindingId = Annotated[int, typer.Argument(metavar="FINDING_ID")]
 Day = Annotated[str | None, typer.Option(help="of this day (YYYY-MM-DD)")]

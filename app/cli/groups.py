@@ -5,9 +5,13 @@ from typing import Annotated, Any
 import typer
 
 from app.cli.api_client import DEFAULT_URL, AsJson, FromFile, Url, all_pages, call, path_of, print_json, request_of
+from app.cli.confirmation import Yes, must_agree
+from app.cli.sorted_commands import SortedCommands
 from app.cli.tables import moment, print_fields, print_new_secret, print_table, reset_line, span, text
 
-app = typer.Typer(help="Producer groups: their check URLs and check-back policy.", no_args_is_help=True)
+app = typer.Typer(
+    help="Producer groups: their check URLs and check-back policy.", no_args_is_help=True, cls=SortedCommands
+)
 
 GroupName = Annotated[str, typer.Argument(metavar="NAME", help="the producer group")]
 CheckUrls = Annotated[list[str] | None, typer.Option("--check-url", help="a URL for check-back; repeat for failover")]
@@ -113,8 +117,13 @@ def rotate_secret(name: GroupName, url: Url = DEFAULT_URL, as_json: AsJson = Fal
 
 
 @app.command("delete")
-def delete(name: GroupName, url: Url = DEFAULT_URL, as_json: AsJson = False) -> None:
+def delete(name: GroupName, yes: Yes = False, url: Url = DEFAULT_URL, as_json: AsJson = False) -> None:
     """Delete a group that has no undecided transactions."""
+    must_agree(
+        f"The producer group {name} will be deleted, with its policy and its secret. Go on?",
+        "Nothing was deleted.",
+        yes=yes,
+    )
     call(url, "DELETE", path_of("producer-groups", name), as_json=as_json)
 
 

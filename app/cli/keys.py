@@ -12,7 +12,9 @@ from typing import Annotated, Any, TypeAlias
 import typer
 
 from app.cli.api_client import DEFAULT_URL, AsJson, Url, all_pages, call, path_of, print_json
+from app.cli.confirmation import Yes, must_agree
 from app.cli.errors import Refusal
+from app.cli.sorted_commands import SortedCommands
 from app.cli.tables import moment, print_fields, print_table
 from app.database.url_file import SETTING
 
@@ -20,6 +22,7 @@ app = typer.Typer(
     help="API keys. Over HTTP with HALFNOTE_API_KEY (an admin's), or with --url or HALFNOTE_URL unless "
     "HALFNOTE_DATABASE_URL or HALFNOTE_DATABASE_URL_FILE is set. Otherwise directly in the database.",
     no_args_is_help=True,
+    cls=SortedCommands,
 )
 
 KeyId = Annotated[int, typer.Argument(metavar="KEY_ID", help="as `halfnote keys list` shows it")]
@@ -102,8 +105,9 @@ def rotate(key_id: KeyId, overlap_s: Overlap = 86_400, url: Url = DEFAULT_URL, a
 
 
 @app.command("revoke")
-def revoke(key_id: KeyId, url: Url = DEFAULT_URL, as_json: AsJson = False) -> None:
-    """Revoke a key. Every replica refuses it within 2 seconds."""
+def revoke(key_id: KeyId, yes: Yes = False, url: Url = DEFAULT_URL, as_json: AsJson = False) -> None:
+    """Revoke a key for good. Every replica refuses it within 2 seconds."""
+    must_agree(f"The key {key_id} will be revoked for good. Go on?", "Nothing was revoked.", yes=yes)
     if _over_http(url):
         call(url, "DELETE", path_of("api-keys", str(key_id)), as_json=as_json)
     else:

@@ -6,15 +6,17 @@ import typer
 
 from app.cli import replays
 from app.cli.api_client import DEFAULT_URL, AsJson, FromFile, Url, all_pages, call, path_of, print_json, request_of
-from app.cli.errors import Refusal
+from app.cli.confirmation import Yes, must_agree
+from app.cli.sorted_commands import SortedCommands
 from app.cli.subscription_options import address_text, destination_from, print_subscription
 from app.cli.tables import print_fields, print_new_secret, print_table, text
 
-app = typer.Typer(help="Subscriptions: the destinations of committed messages.", no_args_is_help=True)
+app = typer.Typer(
+    help="Subscriptions: the destinations of committed messages.", no_args_is_help=True, cls=SortedCommands
+)
 replays.install(app)
 
 SubscriptionName = Annotated[str, typer.Argument(metavar="NAME", help="the subscription")]
-Yes = Annotated[bool, typer.Option("--yes", help="do not ask for confirmation")]
 Topics = Annotated[list[str] | None, typer.Option("--topic", help="a topic, or a prefix and `*`; repeatable")]
 Target = Annotated[
     str | None,
@@ -97,11 +99,11 @@ def list_subscriptions(url: Url = DEFAULT_URL, as_json: AsJson = False) -> None:
 @app.command("delete")
 def delete(name: SubscriptionName, yes: Yes = False, url: Url = DEFAULT_URL, as_json: AsJson = False) -> None:
     """Delete a subscription. Deliveries in flight are still settled; waiting retries are deleted."""
-    if not yes and not typer.confirm(
+    must_agree(
         f"The subscription {name} will be deleted, with its position in the log and its waiting retries. Go on?",
-        err=True,
-    ):
-        raise Refusal("Nothing was deleted.")
+        "Nothing was deleted.",
+        yes=yes,
+    )
     call(url, "DELETE", path_of("subscriptions", name), as_json=as_json)
 
 

@@ -5,9 +5,10 @@ from typing import Annotated
 import typer
 
 from app.cli.api_client import DEFAULT_URL, AsJson, Url, all_pages, call, path_of, print_json
+from app.cli.sorted_commands import SortedCommands
 from app.cli.tables import moment, print_table
 
-app = typer.Typer(help="Topics: their subscriptions, and which are declared.", no_args_is_help=True)
+app = typer.Typer(help="Topics: their subscriptions, and which are declared.", no_args_is_help=True, cls=SortedCommands)
 
 Names = Annotated[list[str], typer.Argument(metavar="NAME...", help="topics")]
 

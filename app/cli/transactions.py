@@ -1,14 +1,19 @@
 """`halfnote transactions`: list and show transactions."""
 
+from datetime import UTC, datetime
 from typing import Annotated, Any
 
 import typer
 
 from app.cli.api_client import DEFAULT_URL, AsJson, Url, all_pages, call, list_items, path_of, print_json
-from app.cli.tables import print_table, short_moment
+from app.cli.since import Since, time_of
+from app.cli.sorted_commands import SortedCommands
+from app.cli.tables import age, print_table
 from app.cli.transaction_view import print_transaction, with_attempts
 
-app = typer.Typer(help="Transactions: their states, and verdicts by a person.", no_args_is_help=True)
+app = typer.Typer(
+    help="Transactions: their states, and verdicts by a person.", no_args_is_help=True, cls=SortedCommands
+)
 
 TransactionId = Annotated[str, typer.Argument(metavar="TRANSACTION_ID")]
 Group = Annotated[str | None, typer.Option(help="of this producer group")]
@@ -23,6 +28,7 @@ def list_transactions(
     state: StateName = None,
     topic: Annotated[str | None, typer.Option(help="with a message on this topic")] = None,
     key: Annotated[str | None, typer.Option(help="with a message with this key")] = None,
+    since: Since = None,
     born_after: BornAfter = None,
     born_before: BornBefore = None,
     limit: Annotated[int, typer.Option(help="the most to list")] = 50,
@@ -36,7 +42,7 @@ def list_transactions(
         "state": state,
         "topic": topic,
         "key": key,
-        "born_after": born_after,
+        "born_after": time_of(since, born_after, "--born-after"),
         "born_before": born_before,
         "cursor": cursor,
     }
@@ -44,10 +50,9 @@ def list_transactions(
     if as_json:
         print_json(page)
         return
-    rows = [(one["transaction_id"], one["state"], short_moment(one["born_at"]), about(one)) for one in page["items"]]
-    print_table(
-        ("transaction", "state", "born (utc)", "group: topic"), rows, whole=("transaction", "state", "born (utc)")
-    )
+    now = datetime.now(UTC)
+    rows = [(one["transaction_id"], one["state"], age(one["born_at"], now), about(one)) for one in page["items"]]
+    print_table(("transaction", "state", "born", "group: topic"), rows, whole=("transaction", "state", "born"))
     if page["next_cursor"]:
         print(f"\nThere may be more: --cursor {page['next_cursor']}")
 

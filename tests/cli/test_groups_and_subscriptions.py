@@ -53,7 +53,7 @@ def test_groups_are_put_shown_listed_and_deleted(run: Run) -> None:
     assert "blue shop" in [one["name"] for one in run("groups", "list", "--json").json]
     rotated = run("groups", "rotate-secret", "blue shop")
     assert "whsec_" in rotated.out
-    assert run("groups", "delete", "blue shop").code == 0
+    assert run("groups", "delete", "blue shop", "--yes").code == 0
     claimed = run("groups", "put", "nat", "--checks", "claim")
     assert (claimed.code, "by claims of its producers (last: never)" in claimed.out) == (0, True)
     assert "CHECK URL" not in claimed.out

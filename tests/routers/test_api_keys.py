@@ -282,7 +282,7 @@ async def test_the_first_key_is_made_beside_the_database(dsn: str, tmp_path: Pat
         assert "dana" in listed.stdout
         rotated = run("keys", "rotate", "2", "--overlap-s", "60", "--json", **asking)
         assert json.loads(rotated.stdout)["rotated_from"] == 2
-        assert run("keys", "revoke", "3", **asking).returncode == 0
+        assert run("keys", "revoke", "3", "--yes", **asking).returncode == 0
         assert run("topics", "declare", "order", **asking).returncode == 0
         assert "order" in run("topics", "list", **asking).stdout
         assert run("topics", "undeclare", "order", **asking).returncode == 0
@@ -295,7 +295,7 @@ async def test_the_first_key_is_made_beside_the_database(dsn: str, tmp_path: Pat
         wrong = run("keys", "create", "--role", "producer", HALFNOTE_DATABASE_URL=dsn)
         assert (wrong.returncode, wrong.stdout) == (2, "")
         assert "producer_groups" in wrong.stderr
-        assert run("keys", "revoke", "1030", HALFNOTE_DATABASE_URL=dsn).returncode == 1
+        assert run("keys", "revoke", "1030", "--yes", HALFNOTE_DATABASE_URL=dsn).returncode == 1
         assert len(json.loads(run("keys", "list", "--json", HALFNOTE_DATABASE_URL=dsn).stdout)) == 3
         assert key[9:] not in service.log.read_text()
     finally:

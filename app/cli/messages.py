@@ -1,0 +1,44 @@
+"""`halfnote messages`: show a message with its body and its deliveries."""
+
+from typing import Annotated
+
+import typer
+
+from app.cli.api_client import DEFAULT_URL, AsJson, Url, call, path_of, print_json
+from app.cli.sorted_commands import SortedCommands
+from app.cli.tables import moment, print_fields, print_table, text
+
+app = typer.Typer(help="Messages: their bodies and their deliveries.", no_args_is_help=True, cls=SortedCommands)
+
+MessageId = Annotated[str, typer.Argument(metavar="MESSAGE_ID", help="`TRANSACTION_ID-POSITION`")]
+
+
+@app.command("show")
+def show(message_id: MessageId, url: Url = DEFAULT_URL, as_json: AsJson = False) -> None:
+    """Show a message of any transaction, committed or not: its fields, its body and its deliveries."""
+    one = call(url, "GET", path_of("messages", message_id), as_json=as_json)
+    if as_json:
+        print_json(one)
+        return
+    print_fields(
+        {
+            "message": one["message_id"],
+            "transaction": one["transaction_id"],
+            "group": one["producer_group"],
+            "state": one["state"],
+            "born": f"{moment(one['born_at'])} UTC",
+            "committed": f"{moment(one['committed_at'])} UTC" if one.get("committed_at") else None,
+            "topic": one["topic"],
+            "key": one["key"],
+            "tag": one["tag"],
+            "headers": text(one["headers"] or None),
+            "offset": text(one.get("offset")),
+            "content type": one["content_type"],
+            "body": text(one["body"]) or "null" if "body" in one else None,
+            "body (base64)": one.get("body_base64"),
+        }
+    )
+    rows = [(each["subscription"], each["state"], text(each["attempts"]) or "") for each in one["deliveries"]]
+    if rows:
+        print()
+        print_table(("subscription", "state", "attempts"), rows)

@@ -1,0 +1,111 @@
+"""`halfnote watch`, `messages show`, `proof list`, `--since`, confirmation, and sorted help."""
+
+from datetime import UTC, datetime
+
+import pytest
+
+from app.cli.errors import Refusal
+from app.cli.since import time_of
+from tests.support.cli_requests import group, post_end, post_half
+from tests.support.cli_runs import Run, run, run_alone
+
+__all__ = ["group", "run", "run_alone"]
+
+AT = datetime(2026, 11, 21, 8, tzinfo=UTC)
+
+
+@pytest.fixture
+def committed(url: str, group: str) -> str:
+    """The id of a committed transaction, on a topic of its own."""
+    transaction_id = post_half(url, group, "watched")
+    post_end(url, group, transaction_id, "commit")
+    return transaction_id
+
+
+def test_a_watch_shows_the_screen_again_and_again(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    waited: list[float] = []
+    monkeypatch.setattr("app.cli.watch.time.sleep", waited.append)
+    shown = run("watch", "--every-s", "3", "--times", "3")
+    assert shown.code == 0
+    assert shown.out.count("transactions list --state parked") == 3
+    assert waited == [3.0, 3.0]
+    # Without a terminal it writes no control characters.
+    assert "\x1b" not in shown.out
+
+
+def test_a_watch_goes_on_while_no_service_answers(run_alone: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    waited: list[float] = []
+    monkeypatch.setattr("app.cli.watch.time.sleep", waited.append)
+    shown = run_alone("watch", "--times", "2")
+    assert (shown.code, len(waited)) == (0, 1)
+    assert shown.err.count("No Halfnote answers") == 2
+
+
+def test_a_message_with_its_body_and_deliveries(run: Run, group: str, committed: str) -> None:
+    shown = run("messages", "show", f"{committed}-0")
+    assert shown.code == 0
+    for words in ("order-1030", "committed", group, "1030"):
+        assert words in shown.out
+    assert run("messages", "show", f"{committed}-0", "--json").json["transaction_id"] == committed
+    unknown = run("messages", "show", f"{committed}-7")
+    assert unknown.code == 1
+    assert "1 messages" in unknown.err
+
+
+def test_the_days_of_the_proof(run: Run) -> None:
+    shown = run("proof", "list")
+    assert shown.code == 0
+    assert "last run" in shown.out
+    assert "DAY" in shown.out
+    assert run("proof", "list", "--json").json.keys() >= {"verdict", "days", "runs"}
+
+
+def test_since_is_a_distance_from_now(run: Run, group: str, committed: str) -> None:
+    recent = run("transactions", "list", "--group", group, "--since", "1h")
+    assert committed in recent.out
+    assert "ago" in recent.out
+    exact = run("transactions", "list", "--group", group, "--since", "1h", "--json").json["items"]
+    assert [one["transaction_id"] for one in exact] == [committed]
+    assert datetime.fromisoformat(exact[0]["born_at"]).tzinfo is not None
+    for arguments in (
+        ("transactions", "list", "--since", "an hour"),
+        ("dead-letters", "list", "--since", "1h", "--died-after", AT.isoformat()),
+        ("audit", "--since", "9x"),
+    ):
+        assert run(*arguments).code == 2, arguments
+    assert run("dead-letters", "list", "--since", "2d").code == 0
+    assert run("audit", "--since", "15m").code == 0
+
+
+def test_a_length_of_time_has_one_form() -> None:
+    for since, wanted in (
+        ("30s", "2026-11-21T07:59:30+00:00"),
+        ("15m", "2026-11-21T07:45:00+00:00"),
+        ("1h", "2026-11-21T07:00:00+00:00"),
+        ("2d", "2026-11-19T08:00:00+00:00"),
+    ):
+        assert time_of(since, None, "--after", AT) == wanted
+    assert time_of(None, "x", "--after", AT) == "x"
+    for since in ("", "1", "h", "1 h", "1.5h", "-1h", "1w", "999999d", "9999999s"):
+        with pytest.raises(Refusal):
+            time_of(since, None, "--after", AT)
+
+
+def test_a_delete_asks_first(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    run("groups", "put", "red shop", "--check-url", "http://127.0.0.1:9/check")
+    monkeypatch.setattr("typer.confirm", lambda *_, **__: False)
+    declined = run("groups", "delete", "red shop")
+    assert declined.code == 1
+    assert "Nothing was deleted" in declined.err
+    assert run("groups", "get", "red shop").code == 0
+    assert run("keys", "revoke", "1").err.endswith("Nothing was revoked.\n")
+    assert run("groups", "delete", "red shop", "--yes").code == 0
+    assert run("groups", "get", "red shop").code == 1
+
+
+@pytest.mark.parametrize("command", [(), ("transactions",), ("keys",), ("subscriptions",)])
+def test_help_is_sorted(run_alone: Run, command: tuple[str, ...]) -> None:
+    listed = run_alone(*command, "--help").out.partition("Commands:\n")[2]
+    names = [line.split()[0] for line in listed.splitlines() if line.startswith("  ") and line[2] != " "]
+    assert len(names) > 3
+    assert names == sorted(names)
