@@ -297,6 +297,40 @@ class NotSigned(Problem):
     status, slug, title = 409, "not-signed", "Nothing is signed for this destination"
 
 
+class NotPulled(Problem):
+    """Workers deliver the messages of this subscription (`destination.type`), so consumers cannot claim them.
+
+    Create a subscription with the destination `{"type": "pull"}`.
+    """
+
+    status, slug, title = 409, "not-pulled", "Not a subscription to claim from"
+
+
+class NothingSent(Problem):
+    """Consumers claim the messages of this subscription, so Halfnote sends nothing to any address.
+
+    Claim a message with `POST /subscriptions/{name}/claim`.
+    """
+
+    status, slug, title = 409, "nothing-sent", "Nothing is sent for this subscription"
+
+
+class NotHeld(Problem):
+    """The message is not the consumer's any more: its time is over, or it was settled before. Nothing was changed.
+
+    The message comes again, to this consumer or another, unless it was acknowledged. Hold it for longer from the
+    beginning (`invisible_s`), or extend the time while the work goes on.
+    """
+
+    status, slug, title = 409, "not-held", "The message is not held"
+
+
+class HandleInvalid(Problem):
+    """Halfnote has not made this handle for a message of this subscription. Send the `handle` of a claim's answer."""
+
+    status, slug, title = 422, "handle-invalid", "Not a handle of this subscription"
+
+
 class ReplayOver(Problem):
     """The replay has ended (`state`), so it cannot be canceled."""
 

@@ -22,6 +22,7 @@ from app.routers import (
     audit,
     certificates,
     claimed_checks,
+    claims,
     dead_letters,
     delivery_reasons,
     health,
@@ -113,6 +114,7 @@ def create_app() -> tuple[ASGIApp, FastAPI]:
     api.include_router(claimed_checks.router)
     api.include_router(subscriptions.router)
     api.include_router(subscription_actions.router)
+    api.include_router(claims.router)
     api.include_router(replays.router)
     api.include_router(dead_letters.router)
     # Before the route of a day, which has the same form.

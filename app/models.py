@@ -36,6 +36,8 @@ Time = DateTime(timezone=True)
 # CACHE 1: a session with cached offsets would assign old ones after consumers saw newer ones.
 outbox_offset = Sequence("outbox_offset", metadata=metadata, cache=1)
 attempt_id = Sequence("attempt_id", metadata=metadata)
+# Numbers what consumers claim: a claim, and each row of delivery_retry that is handed out.
+pull_claim_id = Sequence("pull_claim_id", metadata=metadata)
 
 DAY_TABLES = ("half", "op", "outbox", "receipt", "attempt")
 
@@ -435,6 +437,42 @@ delivery_retry = Table(
     Index("delivery_retry_waiting", "subscription_id", "replay", text("COALESCE(waiting_since, due_at)")),
     Index("delivery_retry_tried", "subscription_id", "first_at", postgresql_where=text("first_at IS NOT NULL")),
     Index("delivery_retry_key", "subscription_id", "replay", "key", "offset", postgresql_where=text("key IS NOT NULL")),
+    **_MUTABLE,
+)
+
+# A subscription of the type `pull`: its consumers have claimed what the log has up to `offset`, or it is in
+# delivery_retry. The checkpoint follows, before the lowest offset that is claimed and not settled.
+pull_cursor = Table(
+    "pull_cursor",
+    metadata,
+    Column("subscription_id", Integer, primary_key=True, autoincrement=False),
+    Column("offset", BigInteger, nullable=False),
+    # Signs the handles of its messages.
+    Column("handle_key", Uuid, nullable=False, server_default=text("gen_random_uuid()")),
+    **_MUTABLE,
+)
+
+# One row for each claim of messages from the log, until all of them are settled: a row for each message would cost
+# several times as much. What fails, or is held for long, goes to delivery_retry.
+pull_claim = Table(
+    "pull_claim",
+    metadata,
+    Column("subscription_id", Integer, nullable=False),
+    Column("claim_id", BigInteger, nullable=False, server_default=text("nextval('pull_claim_id')")),
+    # The lowest offset, and how many messages there are.
+    Column("lowest", BigInteger, nullable=False),
+    Column("size", SmallInteger, nullable=False),
+    # The places of those that are settled or went to delivery_retry, from 1.
+    Column("settled", ARRAY(SmallInteger), nullable=False, server_default=text("'{}'")),
+    Column("claimed_at", Time, nullable=False),
+    Column("held_until", Time, nullable=False),
+    # When what is not settled goes to delivery_retry.
+    Column("sweep_at", Time, nullable=False),
+    Column("transaction_ids", ARRAY(Uuid), nullable=False),
+    Column("positions", ARRAY(SmallInteger), nullable=False),
+    PrimaryKeyConstraint("subscription_id", "claim_id"),
+    Index("pull_claim_lowest", "subscription_id", "lowest"),
+    Index("pull_claim_sweep", "sweep_at"),
     **_MUTABLE,
 )
 

@@ -268,6 +268,54 @@ async def _alive(pooled: AsyncConnection) -> Connection:
         await pooled.invalidate()
 
 
+class KeyedShare:
+    """Connections outside the pool for requests whose statements look up rows by key: at most `most`, each keeps plans.
+
+    A connection is opened when it is first needed.
+    """
+
+    def __init__(self, database: Database, most: int) -> None:
+        self._database = database
+        self._free = asyncio.Semaphore(most)
+        self._idle: list[Connection] = []
+
+    @asynccontextmanager
+    async def connection(self) -> AsyncIterator[Connection]:
+        """Lend a connection. Raises PoolBusy after `pool_timeout_s`, and what connecting raises."""
+        try:
+            async with asyncio.timeout(self._database.pool_timeout_s):
+                await self._free.acquire()
+        except TimeoutError as error:
+            raise PoolBusy("requests use all of these database connections") from error
+        try:
+            connection = await self._open()
+            try:
+                yield connection
+            except BaseException:
+                # Interrupted mid-statement it may hold a transaction or an unread answer.
+                if not connection.is_closed() and connection.is_in_transaction():
+                    connection.terminate()
+                raise
+            finally:
+                if not connection.is_closed():
+                    self._idle.append(connection)
+        finally:
+            self._free.release()
+
+    async def _open(self) -> Connection:
+        while self._idle:
+            connection = self._idle.pop()
+            if not connection.is_closed():
+                return connection
+        return await self._database.dedicated()
+
+    async def close(self) -> None:
+        """Close the connections that are free."""
+        for connection in self._idle:
+            connection.terminate()
+        self._idle.clear()
+
+
 async def refuse_unusable(dsn: str) -> None:
     """Raise UnusableDatabase for a server that is too old or behind a transaction pooler, or a database not of UTF8.
 

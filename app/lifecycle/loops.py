@@ -25,6 +25,7 @@ from app.loops.live_settings import LiveSettingsReader
 from app.loops.minutes import ActivityCounter, StandingSampler
 from app.loops.process_usage import ProcessUsage
 from app.loops.worker_state import WorkerStateWriter
+from app.pull import sweep as pull_sweep
 from app.relay import unrouted
 from app.relay.loop import BURST, EVERY_S, INTERVALS_S, Relay
 from app.relay.unrouted import Routing
@@ -71,6 +72,7 @@ def all_loops(runtime: Runtime) -> list[Loop]:
         *following,
         Loop("listen", listen, LISTEN_EVERY_S),
         Loop("relay", RelayWakeups(relay).step, EVERY_S, runtime.wake_ups.relay, relay.drain, INTERVALS_S, BURST),
+        Loop("claims", pull_sweep.step, pull_sweep.EVERY_S),
         Loop("routing", watch.step, unrouted.EVERY_S, None, watch.drain),
         Loop("sweep", Sweeps(checks_due).step, sweep.EVERY_S),
         Loop("checks", checks.step, checkback_loop.EVERY_S, checks.wake, checks.drain),

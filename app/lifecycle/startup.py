@@ -17,7 +17,7 @@ from app.clock import Clock
 from app.config import Settings, unknown_variables
 from app.coordinator.commit_lanes import CommitLanes
 from app.coordinator.group_commit import LaneLimits
-from app.database.connection import LOOP_CONNECTIONS, Connection, Database, PoolShare
+from app.database.connection import LOOP_CONNECTIONS, Connection, Database, KeyedShare, PoolShare
 from app.database.notifier import WakeUps
 from app.database.timelines import LookTimes
 from app.egress.http_client import callback_client
@@ -130,6 +130,8 @@ async def assemble(settings: Settings, dsn: str, stack: AsyncExitStack) -> Runti
         look_times=LookTimes(settings.timeline_look_s, settings.timeline_look_timeout_s),
     )
     stack.push_async_callback(database.close)
+    claim_connections = KeyedShare(database, settings.claim_connections)
+    stack.push_async_callback(claim_connections.close)
     clock = Clock()
     async with database.connection() as connection:
         await clock.measure(connection)
@@ -155,6 +157,7 @@ async def assemble(settings: Settings, dsn: str, stack: AsyncExitStack) -> Runti
         settings=settings,
         database=database,
         request_pool=PoolShare(database, max(1, settings.pool_size - LOOP_CONNECTIONS)),
+        claim_connections=claim_connections,
         clock=clock,
         metrics=metrics,
         lanes=lanes,

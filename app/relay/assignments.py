@@ -36,12 +36,16 @@ RATES_EVERY = timedelta(seconds=5)
 
 @dataclass(frozen=True, slots=True)
 class DesiredAssignments:
-    """What the tables say should be delivered: shards of subscriptions, and replays, with their configuration."""
+    """What the tables say should be delivered: shards of subscriptions, and replays, with their configuration.
+
+    `pulled`: the topics that consumers claim. No worker delivers them.
+    """
 
     shards: Mapping[Shard, Subscription]
     replays: Mapping[Shard, replays.Replay]
     # Subscriptions whose checkpoints have another number of shards than is configured.
     to_resize: Sequence[Subscription]
+    pulled: Sequence[str]
 
 
 class Assignments:
@@ -109,12 +113,14 @@ class Assignments:
         await leave(connection, LeaseKind.WORKER, self._runtime.owner)
 
     def _elsewhere(self, desired: DesiredAssignments) -> TopicPatterns:
-        """Return the topics of the shards that this process does not hold, or will not hold for long."""
+        """Return the topics of the shards that this process does not hold, or will not hold for long, and those that
+        consumers claim, who may wait at any process."""
         held = {shard for shard, stream in self.streams.items() if not (stream.closing or stream.lost)}
         resized = [pattern for subscription in desired.to_resize for pattern in subscription.topics]
         return TopicPatterns(
             [p for shard, subscription in desired.shards.items() if shard not in held for p in subscription.topics]
             + resized
+            + list(desired.pulled)
         )
 
     async def _renew(self, connection: Connection, now: datetime) -> None:
@@ -300,7 +306,8 @@ def _runs_on(stream: Stream, replay: replays.Replay | None) -> bool:
 
 async def _desired(connection: Connection, known: Known) -> DesiredAssignments:
     """Return what the tables ask for. A subscription that is to be resized has no shards until that is done."""
-    subscriptions = await streamed(connection, known)
+    found = await streamed(connection, known)
+    subscriptions = [s for s in found if not s.is_pulled]
     shard_counts = await checkpoints.shard_counts(connection)
     fitting = [s for s in subscriptions if shard_counts.get(s.subscription_id) == s.shards]
     shards = {Shard(s.subscription_id, s.shards, number): s for s in fitting for number in range(s.shards)}
@@ -311,7 +318,10 @@ async def _desired(connection: Connection, known: Known) -> DesiredAssignments:
         if r.subscription_id in by_id
     }
     return DesiredAssignments(
-        shards, running, [s for s in subscriptions if shard_counts.get(s.subscription_id, s.shards) != s.shards]
+        shards,
+        running,
+        [s for s in subscriptions if shard_counts.get(s.subscription_id, s.shards) != s.shards],
+        [topic for s in found if s.is_pulled for topic in s.topics],
     )
 
 

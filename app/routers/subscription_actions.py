@@ -7,7 +7,7 @@ from fastapi import APIRouter, Query, Response
 
 from app.delivery import Delivered, Delivery
 from app.destinations.registry import NotInstalled, destination_of
-from app.errors import ClientNotInstalled, NotSigned, SecretsUnreadable, SubscriptionUnknown
+from app.errors import ClientNotInstalled, NothingSent, NotSigned, SecretsUnreadable, SubscriptionUnknown
 from app.ids import uuid7
 from app.operations.audit import audit_entry
 from app.permissions import Caller
@@ -35,7 +35,7 @@ TEST_TOPIC = "halfnote.test"
 @router.post(
     "/{name}/test",
     summary="Send a test message to the destination",
-    responses=problems(SubscriptionUnknown, ClientNotInstalled, SecretsUnreadable),
+    responses=problems(SubscriptionUnknown, NothingSent, ClientNotInstalled, SecretsUnreadable),
 )
 async def post_test(
     name: NamePath, runtime: RuntimeDep, caller: CallerDep, note: Annotated[ActNote, Query()]
@@ -48,6 +48,8 @@ async def post_test(
     now = runtime.clock.now()
     async with runtime.request_pool.transaction() as connection:
         subscription = await known(connection, name)
+        if subscription.is_pulled:
+            raise NothingSent(f"Consumers claim the messages of `{name}`: nothing is sent.")
         await record(connection, audit_entry(caller, "subscription.test", name, **dict(note)), now)
         # Inside the database transaction, so that a message that cannot be sent leaves no audit row.
         try:

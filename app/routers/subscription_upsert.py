@@ -20,12 +20,12 @@ from app.errors import (
 )
 from app.runtime.state import Runtime
 from app.schemas.addresses import host_fault
-from app.schemas.destinations import DestinationPut, KafkaPut, WebhookPut
+from app.schemas.destinations import DestinationPut, KafkaPut, PullShape, WebhookPut
 from app.schemas.subscription_put import SubscriptionPut
 from app.secrets.signatures import Secret, dump, kind_of, new_secret, rotated
 from app.secrets.vault import CREDENTIALS, SUBSCRIPTION_SECRETS, Vault
 from app.secrets.writer import Seal
-from app.store.subscriptions.subscriptions import Private, Subscription, SubscriptionSpec
+from app.store.subscriptions.subscriptions import PULL, Private, Subscription, SubscriptionSpec
 from app.verdicts import OnDead, Ordered
 
 # Schemes of broker URLs that require TLS.
@@ -45,6 +45,8 @@ def checked(name: str, wanted: SubscriptionPut, runtime: Runtime) -> Subscriptio
     for field, fault in _faults(wanted.destination, runtime.network_policy):
         problem = AddressNotAllowed if "HALFNOTE_" in fault else Invalid
         raise problem(f"`{field}` {fault}.", field=field)
+    if isinstance(wanted.destination, PullShape):
+        _refuse_unpullable(wanted)
     if not installed(wanted.destination.type):
         missing = NotInstalled(wanted.destination.type)
         raise ClientNotInstalled(f"{str(missing).capitalize()}", field="destination.type", command=missing.command)
@@ -52,6 +54,29 @@ def checked(name: str, wanted: SubscriptionPut, runtime: Runtime) -> Subscriptio
     words = {"ordered": Ordered(wanted.ordered), "on_dead": OnDead(wanted.on_dead)}
     unlimited = {"expire_after_s": None, "max_backlog": None}
     return SubscriptionSpec(name=name, **{"filters": None, "rate_per_s": None, **unlimited, **fields, **words})
+
+
+def _refuse_unpullable(wanted: SubscriptionPut) -> None:
+    """Raise Invalid for what a subscription cannot have whose messages consumers claim."""
+    for field, usual, instead in (
+        ("ordered", "none", "Take a webhook or a broker for a subscription that keeps the order of keys."),
+        ("shards", 1, "Any number of consumers share the subscription without shards."),
+        ("rate_per_s", None, "Consumers set their own rate by how much they claim."),
+        ("expire_after_s", None, "Messages wait until they are claimed or their day is removed."),
+        ("max_backlog", None, "Messages wait until they are claimed or their day is removed."),
+    ):
+        if getattr(wanted, field) != usual:
+            raise Invalid(f"`{field}` cannot be set with a destination of the type pull. {instead}", field=field)
+
+
+def refuse_other_way(stored: Subscription, shape: SubscriptionSpec) -> None:
+    """Raise Invalid if a change would give a subscription to workers that consumers claim from, or the reverse."""
+    if stored.is_pulled != (shape.destination["type"] == PULL):
+        raise Invalid(
+            "`destination.type` cannot be changed to or from `pull`. Create a subscription with another name, with "
+            "`start` at the offset of this one's checkpoint, and delete this one.",
+            field="destination.type",
+        )
 
 
 def put_of(stored: Subscription) -> dict[str, Any]:
@@ -67,6 +92,8 @@ def _faults(destination: DestinationPut, network_policy: NetworkPolicy) -> Itera
     match destination:
         case WebhookPut(url=url):
             found = [("destination.url", url_fault(url, network_policy))]
+        case PullShape():
+            return
         case KafkaPut(bootstrap=brokers, tls=tls):
             faults = [host_fault("kafka", one, network_policy, encrypted=tls) for one in brokers]
             found = [(f"destination.bootstrap[{n}]", fault) for n, fault in enumerate(faults)]
@@ -85,6 +112,8 @@ def private_of(
     SecretsUnreadable.
     """
     former = stored if stored is not None and stored.destination["type"] == destination.type else None
+    if isinstance(destination, PullShape):
+        return Private([], {}), None
     if not isinstance(destination, WebhookPut):
         credentials = _credentials(destination, former, vault)
         if former is not None and credentials == _opened(former, vault, needed=False):

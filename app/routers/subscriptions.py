@@ -33,6 +33,7 @@ from app.routers.subscription_upsert import (
     consents,
     private_of,
     put_of,
+    refuse_other_way,
     with_grant,
 )
 from app.runtime.standing import LAG_LOOKS_AT
@@ -279,6 +280,7 @@ async def _change(
         raise Invalid(
             "`start` is read only when a subscription is created. To send messages again, use a replay.", field="start"
         )
+    refuse_other_way(stored, shape)
     seal = Seal(runtime.vault, shape.name)
     private, made = private_of(wanted.destination, stored, runtime.vault, seal, now)
     shape, private = with_headers(shape, private, wanted.destination, stored, seal)

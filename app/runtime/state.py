@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 from time import monotonic
 from typing import TYPE_CHECKING
-from uuid import uuid4
+from uuid import UUID, uuid4
 
 from app.admission.authenticator import Authenticator
 from app.admission.load_limits import LoadLimits
@@ -11,7 +11,7 @@ from app.admission.request_guard import RequestGuard
 from app.clock import Clock
 from app.config import Settings
 from app.coordinator.commit_lanes import CommitLanes
-from app.database.connection import Database, PoolShare
+from app.database.connection import Database, KeyedShare, PoolShare
 from app.database.notifier import WakeUps
 from app.egress.http_client import EgressClient
 from app.egress.network_policy import NetworkPolicy
@@ -35,6 +35,8 @@ class Runtime:
     database: Database
     # The part of the pool that requests use, so that a burst of them leaves connections to the loops and to `readyz`.
     request_pool: PoolShare
+    # For consumers that claim messages.
+    claim_connections: KeyedShare
     clock: Clock
     metrics: Metrics
     lanes: CommitLanes
@@ -70,6 +72,9 @@ class Runtime:
     # The last results of `readyz` and `version` from the database. Both calls need no key, so they are shared.
     found: "SingleFlight[DatabaseFound]" = field(default_factory=SingleFlight)
     versions: "SingleFlight[tuple[str | None, str]]" = field(default_factory=SingleFlight)
+
+    # The keys that sign receipt handles, by subscription; they never change.
+    handle_keys: dict[int, UUID] = field(default_factory=dict)
 
     def show_loop_ages(self) -> None:
         """Set the gauge of the time since each loop of this process turned."""

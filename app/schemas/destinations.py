@@ -1,4 +1,4 @@
-"""The five kinds of destinations, in PUT requests and in answers. Secrets are accepted and never shown.
+"""The six kinds of destinations, in PUT requests and in answers. Secrets are accepted and never shown.
 
 A rule over several fields is written twice, side by side: as a schema for the document, and as a check.
 """
@@ -47,6 +47,7 @@ PUT_EXAMPLES: list[dict[str, Any]] = [
     KAFKA_EXAMPLE,
     REDIS_EXAMPLE,
 ]
+PULL_EXAMPLE: dict[str, Any] = {"type": "pull"}
 
 _STREAM_MAX = 1_000_000_000_000
 # Beside `| None` pydantic writes a limit into the document by a name that means nothing there.
@@ -262,7 +263,17 @@ class RedisPut(RedisShape):
     password: Credential | None = Field(None, description=_KEPT)
 
 
-DestinationPut = Annotated[WebhookPut | RabbitPut | NatsPut | KafkaPut | RedisPut, Field(discriminator="type")]
+class PullShape(Strict):
+    """No destination: consumers claim the messages, by `POST /subscriptions/{name}/claim`."""
+
+    model_config = ConfigDict(json_schema_extra={"examples": [PULL_EXAMPLE]})
+
+    type: Literal["pull"]
+
+
+DestinationPut = Annotated[
+    WebhookPut | RabbitPut | NatsPut | KafkaPut | RedisPut | PullShape, Field(discriminator="type")
+]
 DestinationShown = Annotated[
-    WebhookShown | RabbitShape | NatsShape | KafkaShape | RedisShape, Field(discriminator="type")
+    WebhookShown | RabbitShape | NatsShape | KafkaShape | RedisShape | PullShape, Field(discriminator="type")
 ]

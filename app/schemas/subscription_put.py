@@ -8,7 +8,7 @@ from pydantic import AfterValidator, ConfigDict, Field, ValidationInfo, WithJson
 from app.field_rules import NAME_MAX, NAME_PATTERN
 from app.policy.delivery_retry import DEFAULT_RETRY
 from app.schemas.destination_fields import HEADERS_MAX
-from app.schemas.destinations import PUT_EXAMPLES, WEBHOOK_EXAMPLE, DestinationPut
+from app.schemas.destinations import PULL_EXAMPLE, PUT_EXAMPLES, WEBHOOK_EXAMPLE, DestinationPut
 from app.schemas.fields import Name, Strict, Time, Whole
 
 TOPICS_MAX = 100
@@ -80,7 +80,19 @@ _EXAMPLES: list[Any] = [
         {"topics": ["order"], "destination": one, "ordered": "key", "on_dead": "hold", "shards": 4}
         for one in PUT_EXAMPLES[1:]
     ),
+    {"topics": ["order"], "destination": PULL_EXAMPLE},
 ]
+
+
+_IS_PULL: dict[str, Any] = {"properties": {"type": {"const": "pull"}}}
+# What a subscription may have whose messages consumers claim, as JSON Schema.
+PULL_ONLY: dict[str, Any] = {
+    "ordered": {"const": "none"},
+    "shards": {"const": 1},
+    "rate_per_s": {"type": "null"},
+    "expire_after_s": {"type": "null"},
+    "max_backlog": {"type": "null"},
+}
 
 
 class Filters(Strict):
@@ -115,6 +127,7 @@ class SubscriptionPut(Strict):
                 {"properties": {"on_dead": {"const": "release"}}},
                 {"properties": {"ordered": {"const": "key"}}, "required": ["ordered"]},
             ],
+            "allOf": [{"anyOf": [{"properties": {"destination": {"not": _IS_PULL}}}, {"properties": PULL_ONLY}]}],
         }
     )
 

@@ -8,6 +8,8 @@ from pyspark.sql import SparkSession
 from spark.postgres.connections import Day, Snapshot
 from spark.sources.scan import CLOCKS_DIFFER_S, write_found
 
+# A consumer that claims may hold a message, or give it back, for this long.
+CLAIMED_AT_MOST = "12 hours"
 # By jitter, a pause may be longer than the schedule has it; and `Retry-After` may postpone a message this long after
 # its first try.
 JITTER, POSTPONED_AT_MOST = 0.1, "72 hours"
@@ -25,7 +27,8 @@ select subscription_id, name, count(*) as retries,
 from (
   select s.subscription_id, s.name, r.transaction_id, r.position, r."offset", r.due_at, greatest(
     o.due_at, '{{seen}}', case when r.first_at is not null then greatest(
-      '{{seen}}' + c.longest, least(r.first_at, '{{seen}}') + interval '{POSTPONED_AT_MOST}'
+      '{{seen}}' + c.longest, least(r.first_at, '{{seen}}') + interval '{POSTPONED_AT_MOST}',
+      case when s.destination ->> 'type' = 'pull' then '{{seen}}' + interval '{CLAIMED_AT_MOST}' end
     ) end
   ) as latest
   from delivery_retry r

@@ -71,6 +71,11 @@ MAY = {
     ("POST", "/subscriptions/{name}/pause"): "n o y y n",
     ("POST", "/subscriptions/{name}/resume"): "n o y y n",
     ("POST", "/subscriptions/{name}/rotate-secret"): "n o n y n",
+    ("POST", "/subscriptions/{name}/claim"): "n o n y n",
+    ("POST", "/subscriptions/{name}/ack"): "n o n y n",
+    ("POST", "/subscriptions/{name}/nack"): "n o n y n",
+    ("POST", "/subscriptions/{name}/extend"): "n o n y n",
+    ("POST", "/subscriptions/{name}/reject"): "n o n y n",
     ("POST", "/subscriptions/{name}/replay"): "n o y y n",
     ("GET", "/subscriptions/{name}/replays"): "n o y y n",
     ("GET", "/subscriptions/{name}/replays/{replay_id}"): "n o y y n",
@@ -115,6 +120,11 @@ MIXED = {
     ("POST", "/subscriptions/{name}/pause"): "y",
     ("POST", "/subscriptions/{name}/resume"): "y",
     ("POST", "/subscriptions/{name}/rotate-secret"): "n",
+    ("POST", "/subscriptions/{name}/claim"): "n",
+    ("POST", "/subscriptions/{name}/ack"): "y",
+    ("POST", "/subscriptions/{name}/nack"): "y",
+    ("POST", "/subscriptions/{name}/extend"): "y",
+    ("POST", "/subscriptions/{name}/reject"): "y",
     ("POST", "/subscriptions/{name}/replay"): "n",
     ("GET", "/subscriptions/{name}/replays"): "y",
     ("GET", "/subscriptions/{name}/replays/{replay_id}"): "y",
@@ -156,6 +166,8 @@ def test_a_route_that_no_rule_could_be_given_to_is_refused() -> None:
 # A producer's requests are recorded with its transactions, not in the audit.
 SENT = {("POST", path) for path in ENDPOINTS}
 SENT |= {("POST", f"/producer-groups/{{name}}/checks/{act}") for act in ("claim", "answers")}
+# Of consumers: what they do is in the receipts and attempts.
+CONSUMED = {("POST", f"/subscriptions/{{name}}/{action}") for action in ("claim", "ack", "nack", "extend", "reject")}
 # The resource has this state already, so nothing changes and nothing is audited.
 UNCHANGED = {("POST", "/subscriptions/{name}/resume")}
 
@@ -249,7 +261,7 @@ def _judge(cell: tuple[str, str, Role, str], verdict: str, answer: httpx.Respons
         assert answer.json()["type"] == "/problems/wrong-group", context
     else:
         assert answer.is_success, context
-        unaudited = UNCHANGED | (SENT if role is Role.PRODUCER else set())
+        unaudited = UNCHANGED | CONSUMED | (SENT if role is Role.PRODUCER else set())
         changes = method != "GET" and (method, template) not in unaudited
         assert (left > 0) == changes, context
 

@@ -65,6 +65,8 @@ OF_TYPE: dict[str, Any] = {
     "uuid": uuid7(AT),
     "text[]": ["x"],
     "double precision[]": [1.5],
+    "smallint[]": [1],
+    "uuid[]": [uuid7(AT)],
     "date[]": [AT.date()],
 }
 

@@ -86,6 +86,14 @@ def test_a_delay_is_the_producers(spark: SparkSession, day: str, tmp_path: Path)
     assert found(spark, day, tmp_path / "exceeded") == [("billing", 1, late)]
 
 
+def test_a_consumer_may_hold_a_message_for_twelve_hours(spark: SparkSession, day: str, tmp_path: Path) -> None:
+    rows(day, 'update subscription set destination = \'{"type": "pull"}\' returning 1')
+    retry(day, 1, "now() - interval '80 hours'", "now() + interval '719 minutes'")
+    assert found(spark, day, tmp_path / "held") == []
+    late = retry(day, 2, "now() - interval '80 hours'", "now() + interval '721 minutes'")
+    assert found(spark, day, tmp_path / "longer") == [("billing", 1, late)]
+
+
 def test_the_limits_are_those_of_the_relay() -> None:
     assert retries.JITTER == delivery_retry.JITTER
     hours = delivery_retry.POSTPONED_AT_MOST.total_seconds() / 3600

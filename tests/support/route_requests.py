@@ -83,6 +83,13 @@ class World:
         assert (await self.admin.put(f"/subscriptions/{name}", json=put)).status_code == 201
         return name
 
+    async def pulled(self) -> str:
+        """A subscription whose messages consumers claim."""
+        name = self.name()
+        put = {"topics": sorted({f"{self.side}.order", self.topic}), "destination": {"type": "pull"}}
+        assert (await self.admin.put(f"/subscriptions/{name}", json=put)).status_code == 201
+        return name
+
     async def dead_letter(self) -> tuple[str, str]:
         """A dead letter: its subscription and message id."""
         name, transaction_id = await self.subscription(), await self.ended()
@@ -120,6 +127,15 @@ def plain(path: str, json: dict[str, Any] | None = None) -> Builder:
 def of_subscription(template: str, json: dict[str, Any] | None = None) -> Builder:
     async def build(world: World) -> Asked:
         return Asked(template.format(name=await world.subscription()), json)
+
+    return build
+
+
+def of_claims(action: str, json: dict[str, Any]) -> Builder:
+    """A request of a consumer; its handles are none, so the answer has an outcome that says so."""
+
+    async def build(world: World) -> Asked:
+        return Asked(f"/subscriptions/{await world.pulled()}/{action}", json)
 
     return build
 
@@ -322,6 +338,11 @@ REQUESTS: dict[tuple[str, str], Builder] = {
     ("POST", "/subscriptions/{name}/pause"): of_subscription("/subscriptions/{name}/pause"),
     ("POST", "/subscriptions/{name}/resume"): of_subscription("/subscriptions/{name}/resume"),
     ("POST", "/subscriptions/{name}/rotate-secret"): of_subscription("/subscriptions/{name}/rotate-secret"),
+    ("POST", "/subscriptions/{name}/claim"): of_claims("claim", {"max": 1}),
+    ("POST", "/subscriptions/{name}/ack"): of_claims("ack", {"handles": ["none"]}),
+    ("POST", "/subscriptions/{name}/nack"): of_claims("nack", {"handles": ["none"]}),
+    ("POST", "/subscriptions/{name}/extend"): of_claims("extend", {"handles": ["none"], "invisible_s": 60}),
+    ("POST", "/subscriptions/{name}/reject"): of_claims("reject", {"handles": ["none"]}),
     ("POST", "/subscriptions/{name}/replay"): of_subscription(
         "/subscriptions/{name}/replay", {"from": "earliest", "reason": "lost"}
     ),

@@ -85,7 +85,11 @@ def _kept(facts: DeliveryFacts, now: datetime) -> DeliveryReason:
     due_at = facts.due_at if facts.retry_at is None else facts.retry_at
     if facts.tried_at is None and due_at is not None and due_at > now:
         return DeliveryReason.DUE_LATER
-    if facts.holder is None:
+    if facts.pulled:
+        held_until = facts.claimed_until or facts.leased_until
+        if held_until is not None and held_until > now:
+            return DeliveryReason.IN_FLIGHT
+    elif facts.holder is None:
         return DeliveryReason.NO_WORKER
     if facts.opened_at is not None:
         return DeliveryReason.BREAKER_OPEN

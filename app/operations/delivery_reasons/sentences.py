@@ -75,6 +75,10 @@ def _at(at: datetime | None) -> str:
     return "" if at is None else f" at {moment(at)}"
 
 
+def _until(at: datetime | None) -> str:
+    return "" if at is None else f" until {moment(at)}"
+
+
 def _since(at: datetime | None) -> str:
     return "" if at is None else f" since {moment(at)}"
 
@@ -198,6 +202,9 @@ def _due_later(told: Circumstances) -> str:
 
 def _in_flight(told: Circumstances) -> str:
     facts = told.facts
+    if facts.pulled:
+        until = facts.claimed_until or facts.leased_until
+        return f"A consumer has claimed it, for attempt {facts.attempts + 1}, and holds it{_until(until)}."
     return f"Attempt {facts.attempts + 1} is being made now{_because(facts.last_error)}."
 
 
@@ -209,6 +216,8 @@ def _retrying(told: Circumstances) -> str:
 
 def _not_yet_sent(told: Circumstances) -> str:
     facts = told.facts
+    if facts.pulled:
+        return f"Not claimed yet: it waits for a consumer{_since(facts.retry_at or facts.committed_at)}."
     if facts.retry_at is not None:
         return f"Not sent yet: it waits for its turn{_since(facts.retry_at)}."
     behind = (facts.offset or 0) - (facts.checkpoint or 0) - 1

@@ -42,7 +42,7 @@ select (
       and (s.ordered = 'none' or r.key is null or r.first_at is not null)
     order by r.due_at limit 1
   ) d
-  where s.deleted_at is null and s.state = 'active'
+  where s.deleted_at is null and s.state = 'active' and s.destination ->> 'type' is distinct from 'pull'
     and not exists (select from checkpoint p where p.subscription_id = s.subscription_id and p.opened_at is not null)
 ) as delivery_at
 """

@@ -11,6 +11,7 @@ import msgspec
 from app.database.connection import Connection
 from app.store.relay.leases import LeaseKind
 from app.store.relay.log import HASH
+from app.store.subscriptions.subscriptions import PULL
 from app.topic_patterns import match_sql
 from app.verdicts import DeliveryState, OnDead, Ordered, SubscriptionState
 
@@ -59,7 +60,11 @@ with message as materialized (
 select p.position, s.subscription_id, s.name as subscription, s.topics, s.filters, s.ordered, s.on_dead, s.state,
   s.state_reason, s.started_after, s.created_at, s.matches_since, m.topic, m.key, m.tag, m."offset", m.due_at,
   m.committed_at, p.takes_topic, {_TAKES_TAG} as takes_tag, {_TAKES_HEADERS} as takes_headers,
-  c."offset" as checkpoint, c.opened_at, c.opened_because, l.owner as holder, p.received, p.settled_at,
+  c."offset" as checkpoint, c.opened_at, c.opened_because, l.owner as holder,
+  s.destination ->> 'type' = '{PULL}' as pulled, (
+    select max(q.held_until) from pull_claim q cross join lateral unnest(q.transaction_ids, q.positions) t(id, place)
+    where q.subscription_id = s.subscription_id and q.lowest <= m."offset" and t.id = $1 and t.place = m.position
+  ) as claimed_until, p.received, p.settled_at,
   p.received_status, p.retry_at, p.tried_at, p.last_error, p.leased_until, p.died_because, p.died_at, p.died_of,
   p.died_status, p.attempts, p.unconcerned
 from placed p join message m on m.position = p.position join subscription s on s.subscription_id = p.subscription_id
@@ -140,7 +145,8 @@ class DeliveryFacts:
     """What is stored about one message and one subscription. Fields are None where there is no such row.
 
     `checkpoint`, `opened_at`, `opened_because` and `holder` are of the shard that has the message. `unconcerned`: the
-    number of subscriptions that do not take the topic of the message and have no row of it.
+    number of subscriptions that do not take the topic of the message and have no row of it. `pulled`: consumers
+    claim the messages of the subscription, and one holds this message until `claimed_until`.
     """
 
     position: int
@@ -168,6 +174,8 @@ class DeliveryFacts:
     opened_at: datetime | None
     opened_because: str | None
     holder: str | None
+    pulled: bool
+    claimed_until: datetime | None
     received: DeliveryState | None
     settled_at: datetime | None
     received_status: int | None

@@ -57,8 +57,8 @@ class Outgoing:
 
 
 # The fields that the log has. The others come from a delivery_retry row.
-_LOGGED = tuple(name for name in field_names(Outgoing) if name not in ("used", "first_at", "claim"))
-assert field_names(Outgoing)[: len(_LOGGED)] == _LOGGED
+LOGGED = tuple(name for name in field_names(Outgoing) if name not in ("used", "first_at", "claim"))
+assert field_names(Outgoing)[: len(LOGGED)] == LOGGED
 
 # Served by outbox_by_offset: one descent in each partition. Most of the time, no message waits for a retry.
 LOG_HEAD = 'select (select max("offset") from outbox) as head, exists (select from delivery_retry) as retries'
@@ -130,10 +130,10 @@ with span as materialized (
 ), taken as materialized (
   select * from bodies where before < {WINDOW_BYTES}
 )
-select {listed(_LOGGED)}, null::bigint as reached, null::boolean as more
+select {listed(LOGGED)}, null::bigint as reached, null::boolean as more
 from taken
 union all
-select {", ".join(["null"] * len(_LOGGED))},
+select {", ".join(["null"] * len(LOGGED))},
   case when t.count < m.count or m.count >= {READER["at_most"]} then t.last
     when s.count > 0 then least(s.last, {READER["until"]}) end,
   t.count < m.count or m.count >= {READER["at_most"]} or s.count >= {SPAN}
@@ -216,7 +216,7 @@ async def log_head(connection: Connection) -> tuple[int, bool]:
 async def window(connection: Connection, reader: Reader, after: int, at_most: int) -> Read:
     """Return up to `at_most` of a reader's messages after an offset."""
     *rows, last = await connection.fetch(WINDOW, *READER.arguments(reader, after=after, at_most=at_most))
-    logged = len(_LOGGED)
+    logged = len(LOGGED)
     return Read([Outgoing(*row[:logged]) for row in rows], last["reached"], last["more"])
 
 

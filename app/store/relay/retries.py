@@ -22,7 +22,7 @@ CLAIMANTS = RowArrays(
 )
 
 # The source of each field of a claimed message: its row (c), the outbox (o) or its half (h).
-_MESSAGE = {
+MESSAGE = {
     "offset": 'c."offset"',
     "transaction_id": "c.transaction_id",
     "position": "c.position",
@@ -103,7 +103,7 @@ with recursive waiting as (
   where r.ctid = any(array(select at from due union all select at from run)) and {FREE.format("r", "$9")}
   returning r.*
 )
-select {", ".join(_MESSAGE[name] for name in field_names(Outgoing))}, s.n::int
+select {", ".join(MESSAGE[name] for name in field_names(Outgoing))}, s.n::int
 from claimed c
 join streams s on s.subscription_id = c.subscription_id and s.replay = c.replay
   and (s.shards = 1 or {HASH.format("c")} % s.shards = s.shard)

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from datetime import datetime
 
 from app.database.connection import Connection
+from app.store.subscriptions.subscriptions import PULL
 from app.topic_patterns import TopicPatterns
 
 # Served by outbox_by_offset: a short range in each partition, merged up to the limit.
@@ -16,15 +17,15 @@ select topic, count(*), max("offset") as reached from span group by topic
 
 # There are few subscriptions. For each one, outbox_by_offset is probed once in each partition, at its slowest
 # checkpoint.
-INACTIVE = """
+INACTIVE = f"""
 select s.name, greatest(0, (select max("offset") from outbox) - c."offset") as behind, (
   select o.committed_at from outbox o where o."offset" > c."offset" order by o."offset" limit 1
 ) as oldest_at
 from subscription s cross join lateral (
   select min(c."offset") as "offset" from checkpoint c where c.subscription_id = s.subscription_id
 ) c
-where s.deleted_at is null and s.state <> 'active'
-"""
+where s.deleted_at is null and (s.state <> 'active' or s.destination ->> 'type' = '{PULL}')
+"""  # noqa: S608 -- a constant
 
 # One row, by primary key.
 COUNTED = """select "offset", unrouted from routing_count where name = 'all'"""
@@ -40,7 +41,8 @@ TOPICS = "select distinct unnest(topics) as topic from subscription where delete
 
 @dataclass(frozen=True, slots=True)
 class Inactive:
-    """A paused or disabled subscription: how many log entries follow its checkpoint, and the time of the first."""
+    """A subscription that no worker delivers, because it is paused, disabled, or claimed by consumers: how many log
+    entries follow its checkpoint, and the time of the first."""
 
     name: str
     behind: int
@@ -80,5 +82,5 @@ async def subscribed_topics(connection: Connection) -> TopicPatterns:
 
 
 async def inactive(connection: Connection) -> list[Inactive]:
-    """Return the lag of each subscription that is paused or disabled."""
+    """Return the lag of each subscription that is paused, disabled, or claimed by consumers."""
     return [Inactive(row["name"], row["behind"] or 0, row["oldest_at"]) for row in await connection.fetch(INACTIVE)]

@@ -5,6 +5,7 @@ from datetime import datetime
 
 from app.database.connection import Connection
 from app.store.relay.leases import LeaseKind
+from app.store.subscriptions.subscriptions import PULL
 
 UNHELD_MOST = 1000
 
@@ -12,11 +13,13 @@ UNHELD_MOST = 1000
 HELD = "select owner, name, expires_at from lease where expires_at > $1 and owner <> '' order by owner, name"
 NAMES = "select subscription_id, name from subscription where subscription_id = any($1::int[])"
 
-# Shards of active subscriptions that no worker delivers. Served by the primary keys; there are few subscriptions.
+# Shards of active subscriptions that no worker delivers, without those that consumers claim. Served by the primary
+# keys; there are few subscriptions.
 UNHELD = f"""
 select s.name as subscription, c.shard, c.shards from subscription s
 join checkpoint c on c.subscription_id = s.subscription_id
-where s.state = 'active' and s.deleted_at is null and not exists (
+where s.state = 'active' and s.deleted_at is null and s.destination ->> 'type' is distinct from '{PULL}'
+  and not exists (
   select from lease l
   where l.name = '{LeaseKind.SHARD}:' || s.subscription_id || ':' || c.shards || ':' || c.shard
     and l.expires_at > $1 and l.owner <> ''

@@ -31,7 +31,7 @@ delete from {table} where ctid = any(array(
   select t.ctid from subscription s join {table} t using (subscription_id)
   where s.deleted_at is not null limit {AT_ONCE}
 ))"""  # noqa: S608 -- names of tables
-    for table in ("checkpoint", "delivery_retry", "dead_letter", "replay")
+    for table in ("checkpoint", "delivery_retry", "dead_letter", "replay", "pull_claim", "pull_cursor")
 }
 
 # The table is small: one lease per shard of each number of shards that was in use. A lease is deleted after it expires.

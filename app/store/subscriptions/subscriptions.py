@@ -11,6 +11,9 @@ from app.permissions import EVERYTHING, Within
 from app.topic_patterns import TopicPatterns
 from app.verdicts import OnDead, Ordered, SubscriptionState
 
+# The type of destination whose messages consumers claim.
+PULL = "pull"
+
 # Statements here are formatted with names of columns only. The rate that a webhook granted limits the requested rate.
 COLUMNS = """subscription_id, name, topics, filters, destination, secrets, credentials, start, ordered, on_dead, shards,
   max_in_flight, least(rate_per_s, granted_per_s) as rate_per_s, rate_per_s as asked_rate_per_s, granted_per_s,
@@ -31,6 +34,9 @@ with made as (
 ), placed as (
   insert into checkpoint (subscription_id, shards, shard, "offset", moved_at)
   select subscription_id, shards, shard, $18, $19 from made, generate_series(0, shards - 1) as shard
+), claimable as (
+  insert into pull_cursor (subscription_id, "offset") select subscription_id, $18 from made
+  where destination ->> 'type' = 'pull'
 )
 select * from made
 """  # noqa: S608
@@ -131,6 +137,11 @@ class Subscription:
     state_reason: str | None
     created_at: datetime
     updated_at: datetime
+
+    @property
+    def is_pulled(self) -> bool:
+        """Whether consumers claim its messages, and no worker sends them."""
+        return bool(self.destination.get("type") == PULL)
 
     @property
     def route(self) -> Route:

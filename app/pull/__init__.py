@@ -1,0 +1,1 @@
+"""Pull: consumers claim the messages of a subscription, and acknowledge them."""

@@ -1,0 +1,107 @@
+"""Hand out messages of a subscription to a consumer that asks."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from hashlib import sha256
+from uuid import UUID
+
+from app.clock import Clock
+from app.database.connection import Connection
+from app.pull.handles import handle_of
+from app.store.pull.claims import HeldMessage, claim_new, look
+from app.store.pull.held_retries import claim_stored
+from app.store.relay.log import SPAN, Outgoing
+from app.store.subscriptions.subscriptions import Subscription
+from app.verdicts import SubscriptionState
+
+# A claim reads this many log entries for each message that it has room for, and at least SPAN_LEAST. While it finds
+# none that the subscription takes, it reads SPAN entries at a time, this many times.
+SPAN_TIMES, SPAN_LEAST, SPANS_AT_ONCE = 2, 64, 25
+
+
+@dataclass(frozen=True, slots=True)
+class HandedOut:
+    """A message for a consumer, with its receipt handle. `replay` 0: the live delivery."""
+
+    message: Outgoing
+    replay: int
+    handle: str
+
+
+@dataclass(frozen=True, slots=True)
+class ClaimedBatch:
+    """What a claim got. `more`: there may be more to claim now. `until`: the messages are the consumer's until then."""
+
+    messages: Sequence[HandedOut]
+    more: bool
+    until: datetime
+
+
+async def claim(
+    connection: Connection, clock: Clock, subscription: Subscription, at_most: int, invisible: timedelta
+) -> ClaimedBatch:
+    """Claim up to `at_most` messages: retries and delayed messages that are due, or else new ones from the log.
+
+    Not both, so that one statement claims all and none is claimed for an answer that fails.
+    """
+    now = clock.now()
+    until = now + invisible
+    nothing = ClaimedBatch([], False, until)
+    if subscription.state is not SubscriptionState.ACTIVE:
+        return nothing
+    found = await look(connection, subscription.subscription_id, now)
+    if found is None:
+        return nothing
+    if found.stored:
+        stored = await claim_stored(
+            connection, subscription.subscription_id, at_most, until, now, ordered=False, hold=False
+        )
+        if stored:
+            messages = [_handed_out(one.message, one.replay, 0, found.handle_key, subscription, now) for one in stored]
+            return ClaimedBatch(messages, True, until)
+    span = max(SPAN_LEAST, SPAN_TIMES * at_most)
+    for _ in range(SPANS_AT_ONCE if found.logged else 0):
+        now = clock.now()
+        new = await claim_new(connection, subscription, at_most, span, now + invisible, now)
+        if new.claim_id is not None:
+            key = found.handle_key
+            messages = [
+                _handed_out(message, 0, place, key, subscription, now, epoch=new.claim_id)
+                for place, message in enumerate(new.messages, 1)
+            ]
+            return ClaimedBatch(messages, new.more, now + invisible)
+        if not new.more:
+            return nothing
+        span = max(span, SPAN)
+    return ClaimedBatch([], found.logged, until)
+
+
+def _handed_out(
+    message: Outgoing,
+    replay: int,
+    place: int,
+    key: UUID,
+    subscription: Subscription,
+    now: datetime,
+    epoch: int | None = None,
+) -> HandedOut:
+    """Return a message with its handle. `place`: its number in the claim `epoch`; 0: it is a row of delivery_retry.
+
+    The digest is of the bytes that are handed out, not the half's stored one, because the proof compares both.
+    """
+    epoch = message.claim if epoch is None else epoch
+    assert epoch is not None
+    claimed = HeldMessage(
+        subscription_id=subscription.subscription_id,
+        replay=replay,
+        epoch=epoch,
+        place=place,
+        attempt=message.used + 1,
+        transaction_id=message.transaction_id,
+        position=message.position,
+        offset=message.offset,
+        at=now,
+        digest=sha256(message.body).digest(),
+    )
+    return HandedOut(message, replay, handle_of(claimed, key))

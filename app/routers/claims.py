@@ -1,0 +1,265 @@
+"""Consumers claim the messages of a subscription, and settle what they hold."""
+
+from base64 import b64encode
+from collections.abc import Callable, Mapping, Sequence
+from datetime import timedelta
+from typing import Any, TypeVar
+from uuid import UUID
+
+import msgspec
+from fastapi import APIRouter
+from fastapi.responses import Response
+
+from app.database.connection import Connection
+from app.delivery import Refused
+from app.errors import HandleInvalid, Invalid, NotHeld, NotPulled, Problem, SubscriptionUnknown
+from app.field_rules import json_of
+from app.ids import message_id
+from app.permissions import Caller
+from app.pull import settling
+from app.pull.claiming import HandedOut, claim
+from app.pull.handles import opened
+from app.pull.settlements import Refusal, failed
+from app.pull.settling import Acknowledged, Extended, GivenBack, distinct
+from app.routers.dependencies import CallerDep, RuntimeDep, problems
+from app.routers.subscription_lookup import known
+from app.runtime.state import Runtime
+from app.schemas.claims import (
+    AcknowledgeRequest,
+    ClaimedMessages,
+    ExtendRequest,
+    GiveBackRequest,
+    MessageClaim,
+    RejectRequest,
+    SettledMessages,
+)
+from app.schemas.fields import NamePath
+from app.store.pull.claims import HeldMessage, look
+from app.store.relay.results import DELIVERED
+from app.store.subscriptions.subscriptions import Subscription
+
+router = APIRouter(prefix="/subscriptions", tags=["claims"])
+
+T = TypeVar("T", bound=Acknowledged | GivenBack | Extended)
+_JSON = "application/json"
+_encode = msgspec.json.Encoder().encode
+_headers = msgspec.json.Decoder(dict[str, str]).decode
+
+
+@router.post(
+    "/{name}/claim",
+    summary="Claim messages",
+    response_model=ClaimedMessages,
+    responses=problems(SubscriptionUnknown, Invalid, NotPulled),
+)
+async def post_claim(name: NamePath, wanted: MessageClaim, runtime: RuntimeDep, caller: CallerDep) -> Response:
+    """Take up to `max` messages, to work on them for `invisible_s` seconds. An empty answer: nothing was there.
+
+    Retries and delayed messages that are due come first, then new messages in the order of their offsets. Any number
+    of consumers may claim at the same time; no message is out to two of them. Acknowledge each message, give it back,
+    or reject it. What is not settled in time comes again. Messages of a paused subscription cannot be claimed. A
+    subscriber's key needs all topics of the subscription in its scope.
+    """
+    caller.must_have_subscription(name)
+    _refuse_over(wanted.max, runtime.settings.claim_max, "max", "HALFNOTE_CLAIM_MAX")
+    _refuse_over(wanted.invisible_s, runtime.settings.claim_held_max_s, "invisible_s", "HALFNOTE_CLAIM_HELD_MAX_S")
+    async with runtime.claim_connections.connection() as connection:
+        subscription = await _pulled(connection, name)
+        caller.must_cover_topics(subscription.topics)
+        found = await claim(connection, runtime.clock, subscription, wanted.max, timedelta(seconds=wanted.invisible_s))
+    shown = {"messages": [_shown(one) for one in found.messages], "held_until": found.until, "more": found.more}
+    return Response(_encode(shown), media_type=_JSON)
+
+
+@router.post(
+    "/{name}/ack",
+    summary="Acknowledge messages",
+    response_model=SettledMessages,
+    responses=problems(SubscriptionUnknown, Invalid, NotPulled),
+)
+async def post_ack(name: NamePath, wanted: AcknowledgeRequest, runtime: RuntimeDep, caller: CallerDep) -> Response:
+    """Record that the messages are done: each gets its receipt, and does not come again.
+
+    To acknowledge a message again by the same handle is 200 with `replayed: true`. A handle whose time is over is 409
+    `not-held`, and changes nothing.
+    """
+    opening = await _Opening.of(runtime, caller, name)
+    handles, place_of = distinct(opening.valid(wanted.handles))
+    async with runtime.claim_connections.connection() as connection:
+        found = await settling.acknowledge(connection, opening.subscription, handles, runtime.clock.now())
+    fresh = sum(one is not None and not one.repeated for one in found)
+    runtime.metrics.relay.deliveries.labels(name, DELIVERED).inc(fresh)
+    return opening.answer(
+        wanted.handles, lambda handle: found[place_of(handle)], lambda one: {"replayed": one.repeated}
+    )
+
+
+@router.post(
+    "/{name}/nack",
+    summary="Give messages back",
+    response_model=SettledMessages,
+    responses=problems(SubscriptionUnknown, Invalid, NotPulled),
+)
+async def post_nack(name: NamePath, wanted: GiveBackRequest, runtime: RuntimeDep, caller: CallerDep) -> Response:
+    """Record a failed attempt of each message. It comes again after `retry_after_s`, or as `retry` says.
+
+    After the last try of the subscription's `retry` it is a dead letter (`result: dead`).
+    """
+    return await _give_back(runtime, caller, name, wanted.handles, failed(wanted.error), wanted.retry_after_s)
+
+
+@router.post(
+    "/{name}/reject",
+    summary="Make dead letters of messages",
+    response_model=SettledMessages,
+    responses=problems(SubscriptionUnknown, Invalid, NotPulled),
+)
+async def post_reject(name: NamePath, wanted: RejectRequest, runtime: RuntimeDep, caller: CallerDep) -> Response:
+    """Record that no try can succeed: each message is a dead letter, which a person redelivers or drops."""
+    outcome = Refused(wanted.reason, wanted.reason, None, None, 0)
+    return await _give_back(runtime, caller, name, wanted.handles, outcome, None)
+
+
+@router.post(
+    "/{name}/extend",
+    summary="Hold messages for longer",
+    response_model=SettledMessages,
+    responses=problems(SubscriptionUnknown, Invalid, NotPulled),
+)
+async def post_extend(name: NamePath, wanted: ExtendRequest, runtime: RuntimeDep, caller: CallerDep) -> Response:
+    """Hold the messages for `invisible_s` seconds from now on. Their handles stay the same."""
+    _refuse_over(wanted.invisible_s, runtime.settings.claim_held_max_s, "invisible_s", "HALFNOTE_CLAIM_HELD_MAX_S")
+    opening = await _Opening.of(runtime, caller, name)
+    handles, place_of = distinct(opening.valid(wanted.handles))
+    now = runtime.clock.now()
+    until = now + timedelta(seconds=wanted.invisible_s)
+    async with runtime.claim_connections.connection() as connection:
+        found = await settling.extend(connection, opening.subscription, handles, until, now)
+    return opening.answer(wanted.handles, lambda handle: found[place_of(handle)], lambda one: {"held_until": one.until})
+
+
+async def _give_back(
+    runtime: Runtime,
+    caller: Caller,
+    name: str,
+    given: Sequence[str],
+    outcome: Refusal,
+    retry_after_s: float | None,
+) -> Response:
+    opening = await _Opening.of(runtime, caller, name)
+    handles, place_of = distinct(opening.valid(given))
+    async with runtime.claim_connections.connection() as connection:
+        found, published = await settling.give_back(
+            connection, opening.subscription, handles, outcome, runtime.clock.now(), retry_after_s=retry_after_s
+        )
+    if published:
+        runtime.wake_ups.published()
+    what = "refused" if isinstance(outcome, Refused) else "failed"
+    runtime.metrics.relay.deliveries.labels(name, what).inc(sum(one is not None for one in found))
+    return opening.answer(
+        given,
+        lambda handle: found[place_of(handle)],
+        lambda one: {"result": "dead" if one.due_at is None else "retry", "due_at": one.due_at},
+    )
+
+
+class _Opening:
+    """The subscription of a request, and what opens its handles."""
+
+    def __init__(self, subscription: Subscription, key: UUID) -> None:
+        self.subscription = subscription
+        self._key = key
+        self._opened: dict[str, HeldMessage | None] = {}
+
+    @classmethod
+    async def of(cls, runtime: Runtime, caller: Caller, name: str) -> "_Opening":
+        """Raises Forbidden, SubscriptionUnknown and NotPulled."""
+        caller.must_have_subscription(name)
+        async with runtime.claim_connections.connection() as connection:
+            subscription = await _pulled(connection, name)
+            key = runtime.handle_keys.get(subscription.subscription_id)
+            if key is None:
+                found = await look(connection, subscription.subscription_id, runtime.clock.now())
+                if found is None:
+                    raise SubscriptionUnknown(f"The subscription `{name}` was deleted at this moment.")
+                key = runtime.handle_keys[subscription.subscription_id] = found.handle_key
+        return cls(subscription, key)
+
+    def valid(self, handles: Sequence[str]) -> list[HeldMessage]:
+        """Return what the handles say that Halfnote made for this subscription."""
+        self._opened = {handle: opened(handle, self._key_of) for handle in handles}
+        return [one for one in self._opened.values() if one is not None]
+
+    def answer(
+        self,
+        handles: Sequence[str],
+        found: Callable[[HeldMessage], T | None],
+        shown: Callable[[T], Mapping[str, Any]],
+    ) -> Response:
+        """Return an outcome for each handle, in the order of the request."""
+        outcomes: list[msgspec.Raw | dict[str, Any]] = []
+        for handle in handles:
+            message = self._opened[handle]
+            if message is None:
+                outcomes.append(msgspec.Raw(_INVALID))
+                continue
+            named = message_id(message.transaction_id, message.position)
+            outcome = found(message)
+            if outcome is None:
+                outcomes.append(_not_held(named))
+            else:
+                outcomes.append({"status": 200, "message_id": named, **shown(outcome)})
+        return Response(_encode({"outcomes": outcomes}), media_type=_JSON)
+
+    def _key_of(self, subscription_id: int) -> UUID | None:
+        return self._key if subscription_id == self.subscription.subscription_id else None
+
+
+def _body_of(problem: Problem) -> bytes:
+    return problem.body()
+
+
+_INVALID = _body_of(HandleInvalid("Halfnote has not made this handle for a message of this subscription."))
+
+
+def _not_held(named: str) -> msgspec.Raw:
+    problem = NotHeld("Its time is over, or it was settled before. Nothing was changed.", message_id=named)
+    return msgspec.Raw(problem.body())
+
+
+def _refuse_over(value: float, most: float, field: str, setting: str) -> None:
+    if value > most:
+        raise Invalid(f"`{field}` must be at most {most} ({setting}).", field=field)
+
+
+async def _pulled(connection: Connection, name: str) -> Subscription:
+    subscription = await known(connection, name)
+    if not subscription.is_pulled:
+        raise NotPulled(
+            f"Workers deliver the messages of `{name}` to its destination ({subscription.destination['type']})."
+        )
+    return subscription
+
+
+def _shown(one: HandedOut) -> dict[str, Any]:
+    message = one.message
+    shown: dict[str, Any] = {
+        "handle": one.handle,
+        "message_id": message_id(message.transaction_id, message.position),
+        "offset": message.offset,
+        "producer_group": message.producer_group,
+        "topic": message.topic,
+        "key": message.key,
+        "tag": message.tag,
+        "headers": _headers(message.headers) if message.headers else {},
+        "content_type": message.content_type,
+        "committed_at": message.committed_at,
+        "attempt": message.used + 1,
+        "replay": one.replay or None,
+    }
+    json = json_of(message.body, message.content_type)
+    if json is None:
+        shown["body_base64"] = b64encode(message.body).decode()
+    else:
+        shown["body"] = json
+    return shown

@@ -1,0 +1,1 @@
+"""SQL of subscriptions whose consumers claim their messages."""

@@ -1,0 +1,249 @@
+"""SQL that claims messages from the log for consumers, one row a claim, and settles them."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from uuid import UUID
+
+from app.database.columns import Column, Parameters, RowArrays, insert, same
+from app.database.connection import Connection
+from app.store.relay.log import LOGGED, NEWEST, OF_READER, WINDOW_BYTES, Outgoing, Reader, matches
+from app.store.subscriptions.subscriptions import Subscription
+
+# A consumer that holds messages longer does so in delivery_retry: a claim keeps the checkpoint back. The nightly proof
+# knows those rows, and no claim.
+CLAIM_LASTS = timedelta(seconds=30)
+# The most milliseconds of a receipt's duration; the nightly proof takes more for an error.
+DURATION_MOST_MS = 3_600_000
+
+# Whether anything can be claimed now. Served by delivery_retry_due, outbox_by_offset and the primary keys.
+LOOK = """
+select k.handle_key,
+  exists (
+    select from (
+      select 0 as replay union all
+      select p.replay_id from replay p where p.subscription_id = $1 and p.state = 'running'
+    ) r cross join lateral (
+      select from delivery_retry d where d.subscription_id = $1 and d.replay = r.replay and d.due_at <= $2
+        and d.leased_until is null limit 1
+    ) d
+  ) as stored,
+  exists (select from outbox o where o."offset" > k."offset") as logged
+from pull_cursor k where k.subscription_id = $1
+"""
+
+CLAIMER = Parameters(
+    Column("room", "int", given=True),
+    Column("span", "int", given=True),
+    Column("held_until", "timestamptz", given=True),
+    Column("sweep_at", "timestamptz", given=True),
+    Column("now", "timestamptz", given=True),
+    *OF_READER,
+)
+
+# One statement, so one snapshot, and the lock on the cursor lasts as long as the statement and its commit. A claim that
+# waited for the lock reads the newest cursor and its own, older snapshot of the log: it finds less, and skips nothing,
+# because offsets become visible in order (see RECORD_ENDS).
+# 1. `span` reads the next offsets, as WINDOW does, but only as many as the room asks for.
+# 2. `bodies` and `taken` are bounded by the bytes of bodies. `reach` is the offset that the cursor moves to.
+# 3. Delayed messages that are not due go to delivery_retry (`later`), where the next claims find them.
+# 4. `made` is the row of the claim.
+CLAIM_NEW = f"""
+with cursor as materialized (
+  select k."offset" from pull_cursor k where k.subscription_id = {CLAIMER["subscription_id"]} for update
+), span as materialized (
+  select n.* from cursor k cross join lateral (
+    select o."offset", o.transaction_id, o.position, o.topic, o.key, o.tag, o.due_at, o.committed_at
+    from outbox o where o."offset" > k."offset" order by o."offset" limit {CLAIMER["span"]}
+  ) n
+), matched as materialized (
+  select s.* from span s where {matches(CLAIMER)} order by s."offset" limit {CLAIMER["room"]}
+), bodies as materialized (
+  select m.*, h.producer_group, h.headers, h.content_type, h.body, h.traceparent,
+    sum(octet_length(h.body)) over (order by m."offset") - octet_length(h.body) as before
+  from matched m, lateral (
+    select producer_group, headers, content_type, body, traceparent from half h
+    where h.transaction_id = m.transaction_id and h.position = m.position offset 0
+  ) h
+), reach as materialized (
+  select b."offset", coalesce(b."offset" < s.last or s.count >= {CLAIMER["span"]}, false) as more from (
+    select coalesce(
+      (select min("offset") - 1 from bodies where before >= {WINDOW_BYTES}),
+      (select max("offset") from matched having count(*) >= {CLAIMER["room"]}),
+      (select max("offset") from span)
+    ) as "offset"
+  ) b, (select max("offset") as last, count(*) from span) s
+), taken as materialized (
+  select b.* from bodies b, reach r
+  where b."offset" <= r."offset" and (b.due_at is null or b.due_at <= {CLAIMER["now"]})
+), later as (
+  insert into delivery_retry (subscription_id, transaction_id, position, "offset", topic, key, attempts, due_at,
+    waiting_since)
+  select {CLAIMER["subscription_id"]}, b.transaction_id, b.position, b."offset", b.topic, b.key, 0, b.due_at, b.due_at
+  from bodies b, reach r where b."offset" <= r."offset" and b.due_at > {CLAIMER["now"]}
+  on conflict do nothing
+), made as (
+  insert into pull_claim (subscription_id, lowest, size, claimed_at, held_until, sweep_at, transaction_ids, positions)
+  select {CLAIMER["subscription_id"]}, min("offset"), count(*), {CLAIMER["now"]}, {CLAIMER["held_until"]},
+    {CLAIMER["sweep_at"]}, array_agg(transaction_id order by "offset"), array_agg(position order by "offset")
+  from taken having count(*) > 0
+  returning claim_id
+), moved as (
+  update pull_cursor k set "offset" = r."offset" from reach r
+  where k.subscription_id = {CLAIMER["subscription_id"]} and k."offset" < r."offset"
+)
+select {", ".join(f't."{name}"' for name in LOGGED)}, m.claim_id, null::boolean as more
+from made m cross join taken t
+union all
+select {", ".join(["null"] * len(LOGGED))}, null, r.more from reach r
+order by "offset" nulls last
+"""  # noqa: S608 -- constants
+
+# $1 is the subscription, $2 the time. `place` is the number of a message in its claim, from 1.
+SETTLED = RowArrays(
+    Column("claim_id", "bigint", "epoch"),
+    Column("place", "smallint"),
+    Column("transaction_id", "uuid"),
+    Column("position", "smallint"),
+    Column("offset", "bigint"),
+    Column("at", "timestamptz"),
+    Column("digest", "bytea"),
+    first=3,
+)
+
+_OPEN = """exists (
+    select from day d where d.low <= a.transaction_id and d.high > a.transaction_id and d.state = 'open'
+  )"""
+
+# What of a request is held: `locked` locks the claims in their order, so two requests never deadlock, and reads them
+# after other requests have changed them. A claim is over at its time, even if no worker has found it yet. Upkeep owns
+# the messages of a day that is not open.
+_HELD = f"""
+with asked as materialized (
+  select * from {SETTLED.unnest("a", ordinality="n")}
+), locked as materialized (
+  select c.claim_id, c.size, c.settled, c.claimed_at from pull_claim c
+  where c.subscription_id = $1 and c.claim_id = any(array(select claim_id from asked)) and c.held_until > $2
+  order by c.claim_id for update
+), held as materialized (
+  select a.*, l.claimed_at from asked a join locked l on l.claim_id = a.claim_id
+  where a.place <= l.size and a.place <> all(l.settled) and {_OPEN}
+), done as materialized (
+  select h.claim_id, array_agg(h.place) as places, count(*) + cardinality(l.settled) >= l.size as whole
+  from held h join locked l on l.claim_id = h.claim_id group by h.claim_id, l.settled, l.size
+), gone as (
+  delete from pull_claim c using done d where c.subscription_id = $1 and c.claim_id = d.claim_id and d.whole
+), kept as (
+  update pull_claim c set settled = c.settled || d.places from done d
+  where c.subscription_id = $1 and c.claim_id = d.claim_id and not d.whole
+)"""  # noqa: S608 -- constants
+
+_RECEIPT = same("transaction_id", "position", "offset", "digest", of="h") | {
+    "subscription_id": "$1",
+    "replay": "0",
+    "outcome": "'delivered'",
+    "attempts": "1",
+    "first_at": "h.claimed_at",
+    "duration_ms": f"least({DURATION_MOST_MS}, 1000 * greatest(0, extract(epoch from $2 - h.claimed_at)))::int",
+    "settled_at": "greatest($2::timestamptz, h.claimed_at)",
+}
+
+# Acknowledge: each message that is held gets its receipt. Primary keys.
+ACKNOWLEDGE = f"""{_HELD}, received as (
+  {insert("receipt", _RECEIPT, "from held h")} on conflict do nothing
+)
+select n::int from held
+"""  # noqa: S608 -- constants
+
+# Take messages out of their claims, for what is settled in the same database transaction. Primary keys.
+TAKE_BACK = f"""{_HELD}
+select h.n::int, o.topic, o.key, o.due_at, o.committed_at, h.claimed_at
+from held h join lateral (
+  select * from outbox o where o.transaction_id = h.transaction_id and o.position = h.position offset 0
+) o on true
+"""  # noqa: S608 -- constants
+
+
+@dataclass(frozen=True, slots=True)
+class ClaimLook:
+    """Whether delivery_retry (`stored`) or the log has something to claim. `handle_key` signs handles."""
+
+    handle_key: UUID
+    stored: bool
+    logged: bool
+
+
+@dataclass(frozen=True, slots=True)
+class NewClaim:
+    """The messages of a claim from the log, in the order of offsets; `claim_id` is None if there are none.
+
+    `more`: the log goes on after what was read.
+    """
+
+    claim_id: int | None
+    messages: list[Outgoing]
+    more: bool
+
+
+@dataclass(frozen=True, slots=True)
+class HeldMessage:
+    """A message that a consumer holds, as its handle says. `epoch` is the number of its claim, `place` that in it."""
+
+    subscription_id: int
+    replay: int
+    epoch: int
+    place: int
+    attempt: int
+    transaction_id: UUID
+    position: int
+    offset: int
+    at: datetime
+    digest: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class TakenBack:
+    """What the log has about a message that was taken out of its claim."""
+
+    topic: str
+    key: str | None
+    due_at: datetime | None
+    committed_at: datetime
+    claimed_at: datetime
+
+
+async def look(connection: Connection, subscription_id: int, now: datetime) -> ClaimLook | None:
+    """Return whether there is something to claim; None if the subscription is of another type, or is gone."""
+    row = await connection.fetchrow(LOOK, subscription_id, now)
+    return None if row is None else ClaimLook(**row)
+
+
+async def claim_new(
+    connection: Connection, subscription: Subscription, room: int, span: int, until: datetime, now: datetime
+) -> NewClaim:
+    """Claim up to `room` messages of the next `span` log entries until a time."""
+    reader = Reader(subscription.subscription_id, 0, subscription.route, 1, 0, 0, NEWEST)
+    arguments = CLAIMER.arguments(
+        reader, room=room, span=span, held_until=until, sweep_at=min(until, now + CLAIM_LASTS), now=now
+    )
+    *rows, last = await connection.fetch(CLAIM_NEW, *arguments)
+    logged = len(LOGGED)
+    return NewClaim(
+        rows[0]["claim_id"] if rows else None, [Outgoing(*row[:logged]) for row in rows], bool(last["more"])
+    )
+
+
+async def acknowledge(
+    connection: Connection, subscription_id: int, messages: Sequence[HeldMessage], now: datetime
+) -> set[int]:
+    """Settle messages of claims with a receipt each; return the indexes of those that were held."""
+    rows = await connection.fetch(ACKNOWLEDGE, subscription_id, now, *SETTLED.arrays(messages))
+    return {row["n"] - 1 for row in rows}
+
+
+async def take_back(
+    connection: Connection, subscription_id: int, messages: Sequence[HeldMessage], now: datetime
+) -> dict[int, TakenBack]:
+    """Take messages out of their claims; return those that were held, by index. Needs a database transaction."""
+    rows = await connection.fetch(TAKE_BACK, subscription_id, now, *SETTLED.arrays(messages))
+    return {row["n"] - 1: TakenBack(*row[1:]) for row in rows}

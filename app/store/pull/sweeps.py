@@ -1,0 +1,139 @@
+"""SQL that finds what consumers no longer hold, and moves the checkpoints of subscriptions that are claimed."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from uuid import UUID
+
+from app.database.connection import Connection
+from app.store.pull.held_retries import Ctid
+
+CLAIMS_AT_ONCE = 4
+ROWS_AT_ONCE = 500
+
+# A claim whose time is over, or that lasts long: it is deleted, and the caller settles what it had in the same database
+# transaction. Served by pull_claim_sweep; other workers skip it. A claim with messages of a day that is being removed
+# waits: upkeep makes dead letters of them, or opens the day again. Messages of a day that is gone are left out.
+TAKE_OVER = f"""
+with over as materialized (
+  select c.* from pull_claim c
+  where c.sweep_at <= $1 and not exists (
+    select from day d, unnest(c.transaction_ids) t
+    where d.state = 'archiving' and t >= d.low and t < d.high
+  )
+  order by c.sweep_at limit {CLAIMS_AT_ONCE} for update skip locked
+), gone as (
+  delete from pull_claim c using over v
+  where c.subscription_id = v.subscription_id and c.claim_id = v.claim_id
+)
+select c.subscription_id, c.claim_id, c.claimed_at, c.held_until, o.transaction_id, o.position, o."offset", o.topic,
+  o.key, o.due_at, o.committed_at
+from over c cross join lateral unnest(c.transaction_ids, c.positions) with ordinality as m(transaction_id, position, n)
+cross join lateral (
+  select * from outbox o where o.transaction_id = m.transaction_id and o.position = m.position offset 0
+) o
+where m.n <> all(c.settled)
+order by c.subscription_id, o."offset"
+"""  # noqa: S608 -- a number of ours
+
+# Rows whose time is over. Only rows of these subscriptions are held by consumers. Served by delivery_retry_due, one
+# range for each replay that has rows.
+LAPSED = f"""
+with recursive waiting as (
+  (select d.subscription_id, d.replay from delivery_retry d
+   where d.subscription_id = any($2::int[]) order by d.subscription_id, d.replay limit 1)
+  union all
+  select n.* from waiting w, lateral (
+    select d.subscription_id, d.replay from delivery_retry d
+    where d.subscription_id = any($2::int[]) and (d.subscription_id, d.replay) > (w.subscription_id, w.replay)
+    order by d.subscription_id, d.replay limit 1
+  ) n
+)
+select d.* from waiting w cross join lateral (
+  select r.subscription_id, r.replay, r.transaction_id, r.position, r."offset", r.topic, r.key, r.attempts, r.first_at,
+    r.ctid as at
+  from delivery_retry r
+  where r.subscription_id = w.subscription_id and r.replay = w.replay and r.due_at <= $1 and r.leased_until <= $1
+  order by r.due_at limit {ROWS_AT_ONCE} for update skip locked
+) d
+"""  # noqa: S608 -- a number of ours
+
+# Before the lowest offset that is claimed and not settled. One snapshot: a claim moves the cursor in its own statement,
+# so a later one has only higher offsets. Served by pull_claim_lowest, a probe for each subscription.
+MOVE_CHECKPOINTS = """
+update checkpoint c set "offset" = n."offset", moved_at = $1
+from (
+  select k.subscription_id, least(k."offset", (
+    select p.lowest - 1 from pull_claim p where p.subscription_id = k.subscription_id order by p.lowest limit 1
+  )) as "offset"
+  from pull_cursor k
+) n
+where c.subscription_id = n.subscription_id and c."offset" < n."offset"
+"""
+
+# There are few subscriptions.
+PULLED = """
+select subscription_id, name, retry from subscription where deleted_at is null and destination ->> 'type' = 'pull'
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class OverClaimed:
+    """A message whose claim was taken over: its consumer may hold it until `held_until`."""
+
+    subscription_id: int
+    claim_id: int
+    claimed_at: datetime
+    held_until: datetime
+    transaction_id: UUID
+    position: int
+    offset: int
+    topic: str
+    key: str | None
+    due_at: datetime | None
+    committed_at: datetime
+
+
+@dataclass(frozen=True, slots=True)
+class LapsedRetry:
+    """A row of delivery_retry that a consumer did not settle in time. `at`: its ctid, while it is locked."""
+
+    subscription_id: int
+    replay: int
+    transaction_id: UUID
+    position: int
+    offset: int
+    topic: str
+    key: str | None
+    attempts: int
+    first_at: datetime
+    at: Ctid
+
+
+@dataclass(frozen=True, slots=True)
+class Pulled:
+    """A subscription that consumers claim from, and its schedule."""
+
+    subscription_id: int
+    name: str
+    retry: Sequence[float]
+
+
+async def pulled(connection: Connection) -> dict[int, Pulled]:
+    """Return the subscriptions that consumers claim from, by id."""
+    return {row["subscription_id"]: Pulled(**row) for row in await connection.fetch(PULLED)}
+
+
+async def take_over(connection: Connection, now: datetime) -> list[OverClaimed]:
+    """Delete claims that are over or last long; return what they had. Needs a database transaction."""
+    return [OverClaimed(**row) for row in await connection.fetch(TAKE_OVER, now)]
+
+
+async def lapsed(connection: Connection, subscription_ids: Sequence[int], now: datetime) -> list[LapsedRetry]:
+    """Lock rows whose time is over, and return them. Needs a database transaction."""
+    return [LapsedRetry(**row) for row in await connection.fetch(LAPSED, now, subscription_ids)]
+
+
+async def move_checkpoints(connection: Connection, now: datetime) -> None:
+    """Move the checkpoints forward."""
+    await connection.execute(MOVE_CHECKPOINTS, now)

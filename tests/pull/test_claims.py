@@ -1,0 +1,449 @@
+"""Consumers claim and settle messages over HTTP: what they get, what is recorded, and what comes again."""
+
+import asyncio
+import base64
+from datetime import timedelta
+from hashlib import sha256
+from typing import Any
+
+import httpx
+import pytest
+
+from app.database.connection import Connection
+from app.pull import sweep
+from app.runtime.state import Runtime
+from tests.support.consumers import Consumer, lapse, put_pulled, sweep_after
+from tests.support.relay_stepping import order, publish
+
+STANDING = """select (select count(*) from receipt) as receipts, (select count(*) from delivery_retry) as retries,
+  (select count(*) from dead_letter) as dead, (select count(*) from pull_claim) as claims"""
+
+
+async def standing(db: Connection) -> dict[str, int]:
+    row = await db.fetchrow(STANDING)
+    assert row is not None
+    return dict(row)
+
+
+@pytest.fixture
+async def consumer(client: httpx.AsyncClient, group: str) -> Consumer:
+    """A consumer of `worker`, which takes `order`."""
+    await put_pulled(client)
+    return Consumer(client)
+
+
+async def test_a_message_arrives_as_it_was_sent_and_has_a_receipt(
+    client: httpx.AsyncClient, consumer: Consumer, db: Connection
+) -> None:
+    body = (
+        b'{"producer_group": "shop", "messages": [{"topic": "order", "key": "1", "tag": "new", "headers": {"A": "b"}, '
+    )
+    body += b'"body": { "z":1.0,  "a":[ ] }}]}'
+    answer = await client.post("/messages", content=body, headers={"content-type": "application/json"})
+    [sent] = answer.json()["messages"]
+    raw = await client.post("/subscriptions/worker/claim", json={})
+    assert b'"body":{ "z":1.0,  "a":[ ] }' in raw.content
+    [message] = raw.json()["messages"]
+    assert {name: message[name] for name in ("message_id", "offset", "topic", "key", "tag", "attempt", "replay")} == {
+        "message_id": sent["message_id"],
+        "offset": sent["offset"],
+        "topic": "order",
+        "key": "1",
+        "tag": "new",
+        "attempt": 1,
+        "replay": None,
+    }
+    assert message["headers"] == {"A": "b"}
+    assert await consumer.ack(message) == [200]
+    receipt = await db.fetchrow("select r.*, h.body_digest from receipt r join half h using (transaction_id, position)")
+    assert receipt is not None
+    assert (receipt["outcome"], receipt["attempts"], receipt["status"]) == ("delivered", 1, None)
+    assert receipt["digest"] == receipt["body_digest"] == sha256(b'{ "z":1.0,  "a":[ ] }').digest()
+    assert receipt["offset"] == sent["offset"]
+    assert receipt["settled_at"] >= receipt["first_at"]
+    assert await standing(db) == {"receipts": 1, "retries": 0, "dead": 0, "claims": 0}
+    assert await consumer.claim() == []
+
+
+async def test_bytes_that_are_not_json_come_in_base64(client: httpx.AsyncClient, consumer: Consumer) -> None:
+    await publish(client, {"topic": "order", "body_base64": base64.b64encode(b"\xff\x00").decode()})
+    [message] = await consumer.claim()
+    assert (base64.b64decode(message["body_base64"]), "body" in message) == (b"\xff\x00", False)
+
+
+async def test_consumers_share_the_messages_and_each_is_out_once(
+    client: httpx.AsyncClient, consumer: Consumer, db: Connection
+) -> None:
+    sent = await publish(client, *(order(n) for n in range(30)))
+    claims = await asyncio.gather(*(consumer.claim(max=4) for _ in range(10)))
+    got = [message["offset"] for claim in claims for message in claim]
+    assert sorted(got) == sent
+    statuses = await asyncio.gather(*(consumer.ack(*claim) for claim in claims if claim))
+    assert {status for answer in statuses for status in answer} == {200}
+    assert await standing(db) == {"receipts": 30, "retries": 0, "dead": 0, "claims": 0}
+
+
+async def test_a_part_of_a_claim_is_settled_alone(
+    client: httpx.AsyncClient, consumer: Consumer, runtime: Runtime, db: Connection
+) -> None:
+    await publish(client, *(order(n) for n in range(5)))
+    claimed = await consumer.claim(max=5, invisible_s=20)
+    assert await consumer.ack(claimed[1], claimed[3]) == [200, 200]
+    assert await consumer.ack(claimed[1]) == [200]
+    assert (await standing(db))["receipts"] == 2
+    await lapse(db, runtime)
+    again = await consumer.claim(max=5)
+    assert [one["offset"] for one in again] == [claimed[n]["offset"] for n in (0, 2, 4)]
+    assert {one["attempt"] for one in again} == {2}
+    assert await consumer.ack(*again) == [200] * 3
+    assert await standing(db) == {"receipts": 5, "retries": 0, "dead": 0, "claims": 0}
+    assert await db.fetchval('select array_agg(attempts order by "offset") from receipt') == [2, 1, 2, 1, 2]
+
+
+async def test_two_requests_for_parts_of_one_claim_at_the_same_time(
+    client: httpx.AsyncClient, consumer: Consumer, db: Connection
+) -> None:
+    await publish(client, *(order(n) for n in range(24)))
+    claimed = await consumer.claim(max=24)
+    statuses = await asyncio.gather(*(consumer.ack(*claimed[n::8], claimed[0]) for n in range(8)))
+    assert {status for answer in statuses for status in answer} == {200}
+    assert await standing(db) == {"receipts": 24, "retries": 0, "dead": 0, "claims": 0}
+
+
+async def test_an_acknowledgement_is_repeated(client: httpx.AsyncClient, consumer: Consumer) -> None:
+    await publish(client, order(1))
+    [message] = await consumer.claim()
+    [first] = await consumer.settle("ack", message["handle"])
+    [second] = await consumer.settle("ack", message["handle"])
+    assert (first["replayed"], second["replayed"]) == (False, True)
+
+
+async def test_a_handle_whose_time_is_over_changes_nothing(
+    client: httpx.AsyncClient, consumer: Consumer, runtime: Runtime, db: Connection
+) -> None:
+    await publish(client, order(1))
+    [message] = await consumer.claim(invisible_s=1)
+    await db.execute("update pull_claim set held_until = now() - interval '1 second', sweep_at = now()")
+    # Before a worker has found it, and after.
+    for _ in range(2):
+        for action, fields in (("ack", {}), ("nack", {}), ("reject", {}), ("extend", {"invisible_s": 60})):
+            [outcome] = await consumer.settle(action, message["handle"], **fields)
+            assert (outcome["status"], outcome["type"]) == (409, "/problems/not-held")
+        await sweep_after(runtime)
+    assert await standing(db) == {"receipts": 0, "retries": 1, "dead": 0, "claims": 0}
+    [again] = await consumer.claim()
+    assert again["attempt"] == 2
+    # The handle of the first attempt is not that of the second.
+    assert await consumer.ack(message) == [409]
+    assert await consumer.ack(again) == [200]
+    assert await consumer.ack(message) == [409]
+
+
+async def test_a_retry_whose_time_is_over_is_not_held(
+    client: httpx.AsyncClient, consumer: Consumer, runtime: Runtime, db: Connection
+) -> None:
+    await publish(client, order(1))
+    [message] = await consumer.claim()
+    await consumer.settle("nack", message["handle"], retry_after_s=0)
+    [second] = await consumer.claim()
+    await db.execute("update delivery_retry set leased_until = now() - interval '1 second', due_at = now()")
+    # It is not claimed before the attempt was counted.
+    assert await consumer.claim() == []
+    assert await consumer.ack(second) == [409]
+    await sweep_after(runtime)
+    assert await consumer.ack(second) == [409]
+    [third] = await consumer.claim()
+    assert third["attempt"] == 3
+    assert await consumer.ack(second, third) == [409, 200]
+    assert await db.fetchval("select count(*) from attempt where outcome = 'failed'") == 2
+
+
+@pytest.mark.parametrize("handle", ["x", "A" * 128, "é" * 10, "", "A" * 400])
+async def test_a_malformed_handle_is_refused_alone(client: httpx.AsyncClient, consumer: Consumer, handle: str) -> None:
+    await publish(client, order(1))
+    [message] = await consumer.claim()
+    if not handle:
+        answer = await client.post("/subscriptions/worker/ack", json={"handles": [handle]})
+        assert answer.status_code == 422
+        return
+    for action in ("nack", "reject", "ack"):
+        [bad, *_] = await consumer.settle(action, handle)
+        assert (bad["status"], bad["type"]) == (422, "/problems/handle-invalid")
+    assert [one["status"] for one in await consumer.settle("ack", handle, message["handle"])] == [422, 200]
+
+
+async def test_a_handle_with_any_other_byte_is_refused(client: httpx.AsyncClient, consumer: Consumer) -> None:
+    await publish(client, order(1))
+    [message] = await consumer.claim()
+    whole = base64.urlsafe_b64decode(message["handle"])
+    others = [
+        base64.urlsafe_b64encode(whole[:n] + bytes([whole[n] ^ 1]) + whole[n + 1 :]).decode()
+        for n in range(len(whole) - 1)
+    ]
+    outcomes = await consumer.settle("ack", *others)
+    assert {one["status"] for one in outcomes} == {422}
+    assert await consumer.ack(message) == [200]
+
+
+async def test_a_foreign_handle_is_refused(client: httpx.AsyncClient, consumer: Consumer, db: Connection) -> None:
+    await put_pulled(client, "other")
+    await publish(client, order(1))
+    [mine], [others] = await consumer.claim(), await Consumer(client, "other").claim()
+    assert await consumer.ack(others) == [422]
+    assert await Consumer(client, "other").ack(mine) == [422]
+    assert await standing(db) == {"receipts": 0, "retries": 0, "dead": 0, "claims": 2}
+
+
+async def test_a_message_that_is_given_back_follows_the_schedule(
+    client: httpx.AsyncClient, group: str, runtime: Runtime, db: Connection
+) -> None:
+    await put_pulled(client, retry=[100.0, 200.0])
+    consumer = Consumer(client)
+    await publish(client, order(1))
+    [message] = await consumer.claim()
+    [outcome] = await consumer.settle("nack", message["handle"], error="no paper")
+    assert outcome["result"] == "retry"
+    row = await db.fetchrow("select * from delivery_retry")
+    assert row is not None
+    assert (row["attempts"], row["last_error"], row["leased_until"]) == (1, "no paper", None)
+    assert timedelta(seconds=85) < row["due_at"] - runtime.clock.now() < timedelta(seconds=111)
+    assert await consumer.claim() == []
+    await db.execute("update delivery_retry set due_at = now()")
+    [second] = await consumer.claim()
+    [outcome] = await consumer.settle("nack", second["handle"], retry_after_s=0)
+    [third] = await consumer.claim()
+    assert third["attempt"] == 3
+    [outcome] = await consumer.settle("nack", third["handle"], error="still no paper")
+    assert (outcome["result"], outcome["due_at"]) == ("dead", None)
+    dead = await db.fetchrow("select * from dead_letter")
+    assert dead is not None
+    assert (dead["attempts"], dead["reason"], dead["error"]) == (3, "retries_exhausted", "still no paper")
+    assert await standing(db) == {"receipts": 0, "retries": 0, "dead": 1, "claims": 0}
+    announced = await db.fetchval("select count(*) from half where topic = 'halfnote.delivery.dead'")
+    assert announced == 1
+
+
+async def test_a_message_that_is_given_back_twice_counts_once(
+    client: httpx.AsyncClient, consumer: Consumer, db: Connection
+) -> None:
+    await publish(client, order(1))
+    [message] = await consumer.claim()
+    handle = message["handle"]
+    assert [one["status"] for one in await consumer.settle("nack", handle, handle, retry_after_s=60)] == [200, 200]
+    assert [one["status"] for one in await consumer.settle("nack", handle)] == [409]
+    assert await consumer.ack(message) == [409]
+    assert await db.fetchval("select attempts from delivery_retry") == 1
+
+
+async def test_seventeen_tries_and_then_a_dead_letter(
+    client: httpx.AsyncClient, consumer: Consumer, runtime: Runtime, db: Connection
+) -> None:
+    await publish(client, order(1))
+    for attempt in range(1, 18):
+        [message] = await consumer.claim(invisible_s=1)
+        assert message["attempt"] == attempt
+        await lapse(db, runtime)
+    assert await standing(db) == {"receipts": 0, "retries": 0, "dead": 1, "claims": 0}
+    assert await db.fetchval("select reason from dead_letter") == "retries_exhausted"
+    assert await db.fetchval("select count(*) from attempt where outcome = 'failed'") == 17
+
+
+async def test_a_rejected_message_is_a_dead_letter_until_it_is_redelivered(
+    client: httpx.AsyncClient, consumer: Consumer, db: Connection
+) -> None:
+    await publish(client, order(1))
+    [message] = await consumer.claim()
+    [outcome] = await consumer.settle("reject", message["handle"], reason="no address")
+    assert outcome["result"] == "dead"
+    dead = (await client.get("/dead-letters", params={"subscription": "worker"})).json()["items"]
+    assert [(one["message_id"], one["reason"]) for one in dead] == [(message["message_id"], "no address")]
+    ids = [{"subscription": "worker", "message_id": message["message_id"]}]
+    answer = await client.post("/dead-letters/redeliver", json={"ids": ids, "reason": "the address is known"})
+    assert answer.status_code == 200, answer.text
+    [again] = await consumer.claim()
+    assert (again["message_id"], again["attempt"]) == (message["message_id"], 1)
+    assert await consumer.ack(again) == [200]
+    assert await standing(db) == {"receipts": 1, "retries": 0, "dead": 0, "claims": 0}
+
+
+async def test_a_message_is_held_for_longer_by_the_same_handle(
+    client: httpx.AsyncClient, consumer: Consumer, runtime: Runtime, db: Connection
+) -> None:
+    await publish(client, order(1), order(2))
+    one, two = await consumer.claim(invisible_s=5)
+    [outcome] = await consumer.settle("extend", one["handle"], invisible_s=300)
+    assert outcome["status"] == 200
+    await db.execute("update pull_claim set held_until = now() - interval '1 second', sweep_at = now()")
+    await sweep_after(runtime)
+    [again] = await consumer.claim()
+    assert again["message_id"] == two["message_id"]
+    [outcome] = await consumer.settle("extend", one["handle"], invisible_s=600)
+    await sweep_after(runtime, 500)
+    assert await consumer.ack(one) == [200]
+    [repeated] = await consumer.settle("ack", one["handle"])
+    assert repeated["replayed"] is True
+    row = await db.fetchrow("select r.attempts, r.duration_ms from receipt r")
+    assert row is not None
+    assert row["attempts"] == 1
+
+
+async def test_a_long_claim_lets_the_checkpoint_go_on_and_its_handles_stay(
+    client: httpx.AsyncClient, consumer: Consumer, runtime: Runtime, db: Connection
+) -> None:
+    sent = await publish(client, *(order(n) for n in range(4)))
+    claimed = await consumer.claim(invisible_s=3600)
+    await consumer.ack(claimed[2])
+    await sweep_after(runtime)
+    assert await db.fetchval('select "offset" from checkpoint') == sent[0] - 1
+    await sweep_after(runtime, 31)
+    assert await db.fetchval('select "offset" from checkpoint') == sent[-1]
+    assert await standing(db) == {"receipts": 1, "retries": 3, "dead": 0, "claims": 0}
+    assert await consumer.claim() == []
+    assert await consumer.ack(*claimed) == [200] * 4
+    assert await standing(db) == {"receipts": 4, "retries": 0, "dead": 0, "claims": 0}
+
+
+async def test_delayed_messages_come_when_they_are_due(
+    client: httpx.AsyncClient, consumer: Consumer, db: Connection
+) -> None:
+    late = await publish(client, order(1, deliver_after_s=3600))
+    now = await publish(client, order(2))
+    [message] = await consumer.claim()
+    assert [message["offset"]] == now
+    assert await consumer.claim() == []
+    assert (await standing(db))["retries"] == 1
+    await db.execute("update delivery_retry set due_at = now()")
+    [message] = await consumer.claim()
+    assert ([message["offset"]], message["attempt"]) == (late, 1)
+    assert await consumer.ack(message) == [200]
+
+
+async def test_filters_choose_the_messages(client: httpx.AsyncClient, group: str) -> None:
+    await put_pulled(client, topics=["order", "bill*"], filters={"tags": ["new"], "headers": {"region": "eu"}})
+    wanted = {"tag": "new", "headers": {"region": "eu", "other": "x"}}
+    sent = await publish(
+        client,
+        order(1, **wanted),
+        order(2, **{**wanted, "tag": "old"}),
+        order(3, **{**wanted, "headers": {"region": "us"}}),
+        order(4, **{**wanted, "topic": "billing"}),
+        order(5, **{**wanted, "topic": "other"}),
+    )
+    assert [one["offset"] for one in await Consumer(client).claim()] == [sent[0], sent[3]]
+
+
+async def test_a_message_far_behind_others_is_found(
+    client: httpx.AsyncClient, consumer: Consumer, db: Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("app.pull.claiming.SPAN_LEAST", 2)
+    monkeypatch.setattr("app.pull.claiming.SPAN", 3)
+    await publish(client, *(order(n, topic="other") for n in range(20)))
+    [sent] = await publish(client, order(1))
+    assert [one["offset"] for one in await consumer.claim(max=1)] == [sent]
+
+
+async def test_a_paused_subscription_hands_out_nothing_and_settles(
+    client: httpx.AsyncClient, consumer: Consumer
+) -> None:
+    await publish(client, order(1), order(2))
+    [message] = await consumer.claim(max=1)
+    await client.post("/subscriptions/worker/pause")
+    assert await consumer.claim() == []
+    assert await consumer.ack(message) == [200]
+    await client.post("/subscriptions/worker/resume")
+    assert len(await consumer.claim()) == 1
+
+
+async def test_a_consumer_that_dies_with_ten_thousand_messages_loses_none(
+    client: httpx.AsyncClient, consumer: Consumer, runtime: Runtime, db: Connection
+) -> None:
+    messages = [{"topic": "order", "body": n} for n in range(100)]
+    body = {"transactions": [{"producer_group": "shop", "messages": messages} for _ in range(100)]}
+    answer = await client.post("/messages", json=body)
+    assert {one["status"] for one in answer.json()["outcomes"]} == {201}
+    held: list[dict[str, Any]] = []
+    while claimed := await consumer.claim(max=1000):
+        held += claimed
+    assert len(held) == 10_000
+    await lapse(db, runtime)
+    again: list[dict[str, Any]] = []
+    while claimed := await consumer.claim(max=1000):
+        again += claimed
+        assert set(await consumer.ack(*claimed)) == {200}
+    assert sorted(one["offset"] for one in again) == sorted(one["offset"] for one in held)
+    assert {one["attempt"] for one in again} == {2}
+    assert await standing(db) == {"receipts": 10_000, "retries": 0, "dead": 0, "claims": 0}
+
+
+async def test_large_bodies_are_divided_among_claims(
+    client: httpx.AsyncClient, consumer: Consumer, runtime: Runtime, db: Connection
+) -> None:
+    sent = await publish(client, *(order(n, body="x" * 3_000_000) for n in range(4)))
+    sizes, offsets = [], []
+    while claimed := await consumer.claim(max=10):
+        sizes.append(len(claimed))
+        offsets += [one["offset"] for one in claimed]
+    assert (sizes, offsets) == ([3, 1], sent)
+    await lapse(db, runtime)
+    assert len(await consumer.claim(max=10)) == 3
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [("max", 0), ("max", 1001), ("max", "7"), ("invisible_s", 0), ("invisible_s", 13 * 3600), ("other", 1)],
+)
+async def test_a_claim_out_of_bounds_is_refused(
+    client: httpx.AsyncClient, consumer: Consumer, field: str, value: Any
+) -> None:
+    answer = await client.post("/subscriptions/worker/claim", json={field: value})
+    assert (answer.status_code, answer.json()["type"]) == (422, "/problems/invalid")
+    assert answer.json()["field"] == field
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"ordered": "key"},
+        {"shards": 2},
+        {"rate_per_s": 5.0},
+        {"expire_after_s": 3600.0},
+        {"max_backlog": 1000},
+    ],
+)
+async def test_what_a_pulled_subscription_cannot_have(client: httpx.AsyncClient, fields: dict[str, Any]) -> None:
+    put = {"topics": ["order"], "destination": {"type": "pull"}, **fields}
+    answer = await client.put("/subscriptions/worker", json=put)
+    assert (answer.status_code, answer.json()["field"]) == (422, next(iter(fields)))
+
+
+async def test_a_subscription_is_not_changed_to_or_from_pull(client: httpx.AsyncClient, consumer: Consumer) -> None:
+    webhook = {"topics": ["order"], "destination": {"type": "webhook", "url": "http://127.0.0.1:9/"}}
+    answer = await client.put("/subscriptions/worker", json=webhook)
+    assert (answer.status_code, answer.json()["field"]) == (422, "destination.type")
+    assert (await client.put("/subscriptions/mailer", json=webhook)).status_code == 201
+    answer = await client.put("/subscriptions/mailer", json={"topics": ["order"], "destination": {"type": "pull"}})
+    assert (answer.status_code, answer.json()["field"]) == (422, "destination.type")
+    for action, body in (("claim", {}), ("ack", {"handles": ["x"]})):
+        answer = await client.post(f"/subscriptions/mailer/{action}", json=body)
+        assert (answer.status_code, answer.json()["type"]) == (409, "/problems/not-pulled")
+    answer = await client.post("/subscriptions/worker/test")
+    assert (answer.status_code, answer.json()["type"]) == (409, "/problems/nothing-sent")
+
+
+async def test_a_deleted_subscription_leaves_nothing(
+    client: httpx.AsyncClient, consumer: Consumer, runtime: Runtime, db: Connection
+) -> None:
+    await publish(client, order(1))
+    [message] = await consumer.claim()
+    assert (await client.delete("/subscriptions/worker")).status_code == 204
+    answer = await client.post("/subscriptions/worker/ack", json={"handles": [message["handle"]]})
+    assert answer.status_code == 404
+    await put_pulled(client)
+    assert await consumer.ack(message) == [422]
+    await sweep_after(runtime, 31)
+    assert await standing(db) == {"receipts": 0, "retries": 0, "dead": 0, "claims": 0}
+
+
+async def test_a_sweep_without_such_a_subscription_does_nothing(runtime: Runtime) -> None:
+    result = await sweep.step(runtime, runtime.clock.now())
+    assert (result.done, result.more) == (0, False)
