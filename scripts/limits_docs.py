@@ -61,6 +61,7 @@ GROUPS = (
     Limit("app.schemas.addresses.HOST_PORT_MAX", "characters of a broker's host and port"),
     Limit("app.schemas.replays.KEYS_MAX", "keys of one replay"),
     Limit("app.schemas.claims.HANDLES_MAX", "messages that a consumer settles in one request"),
+    Limit("app.schemas.claims.WAIT_MOST_S", "seconds for which a claim of messages waits"),
     Limit("app.schemas.claims.RETRY_AFTER_MOST_S", "seconds of a consumer's `retry_after_s`"),
     Limit("app.routers.replays.RUNNING_MAX", "replays of a subscription that run at once; above it 409"),
 )

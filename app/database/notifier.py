@@ -7,7 +7,7 @@ streams take; a turn for each commit would cost the caller who commits next, for
 """
 
 import asyncio
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -56,6 +56,8 @@ class WakeUps:
         self.interest: TopicPatterns | None = None
         self.elsewhere: TopicPatterns | None = None
         self.worker: Worker | None = None
+        # Called for each publication, of this process or another: consumers may wait here.
+        self.on_wake: Callable[[], None] | None = None
         self._database = database
         # Since the relay's last turn: whether something was published for it, and whether it asked for a turn itself.
         self._unread = self._requested = False
@@ -99,6 +101,8 @@ class WakeUps:
         return woken
 
     def _wake(self, topics: Collection[str] | None) -> None:
+        if self.on_wake is not None:
+            self.on_wake()
         if topics is None or self.interest is None or self.interest.match_any(topics):
             self.wake()
 

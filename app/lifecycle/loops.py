@@ -26,6 +26,7 @@ from app.loops.minutes import ActivityCounter, StandingSampler
 from app.loops.process_usage import ProcessUsage
 from app.loops.worker_state import WorkerStateWriter
 from app.pull import sweep as pull_sweep
+from app.pull import wake as pull_wake
 from app.relay import unrouted
 from app.relay.loop import BURST, EVERY_S, INTERVALS_S, Relay
 from app.relay.unrouted import Routing
@@ -48,6 +49,14 @@ def all_loops(runtime: Runtime) -> list[Loop]:
         Loop("ready", readiness_gauge.step, readiness_gauge.EVERY_S),
         Loop("notify", notify, NOTIFY_EVERY_S, runtime.wake_ups.notify_due),
         Loop("claims", wake_claims, claim_loops.WAKE_EVERY_S, runtime.waiting_claims.look),
+        Loop(
+            "waiting",
+            pull_wake.wake_consumers,
+            pull_wake.EVERY_S,
+            runtime.waiting_consumers.look,
+            None,
+            (pull_wake.INTERVAL_S, pull_wake.INTERVAL_S),
+        ),
     ]
     if len(runtime.database.guard.hosts) > 1:
         following.append(Loop("timelines", timelines.step, runtime.settings.timeline_look_s))
@@ -55,7 +64,7 @@ def all_loops(runtime: Runtime) -> list[Loop]:
         reloads = certificate_reload.CertificateReloads(runtime.certificate)
         following.append(Loop("certificate", reloads.step, runtime.settings.tls_reload_s))
     if runtime.settings.role == "api":
-        return following
+        return [*following, Loop("listen", pull_wake.ConsumerListener().step, pull_wake.LISTEN_EVERY_S)]
     relay = Relay(runtime)
     checks, watch, sampler = CheckBack(), Routing(), StandingSampler()
 
@@ -72,7 +81,7 @@ def all_loops(runtime: Runtime) -> list[Loop]:
         *following,
         Loop("listen", listen, LISTEN_EVERY_S),
         Loop("relay", RelayWakeups(relay).step, EVERY_S, runtime.wake_ups.relay, relay.drain, INTERVALS_S, BURST),
-        Loop("claims", pull_sweep.step, pull_sweep.EVERY_S),
+        Loop("consumers", pull_sweep.step, pull_sweep.EVERY_S),
         Loop("routing", watch.step, unrouted.EVERY_S, None, watch.drain),
         Loop("sweep", Sweeps(checks_due).step, sweep.EVERY_S),
         Loop("checks", checks.step, checkback_loop.EVERY_S, checks.wake, checks.drain),

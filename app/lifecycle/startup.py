@@ -87,6 +87,7 @@ async def running(settings: Settings) -> AsyncIterator[Runtime]:
             runtime.stopping = runtime.refusing_halves = True
             stopping.set()
             runtime.waiting_claims.close()
+            runtime.waiting_consumers.close()
             if runtime.beside is not None:
                 runtime.beside.begin_drain()
             ends_at.append(monotonic() + settings.drain_s)
@@ -174,6 +175,7 @@ async def assemble(settings: Settings, dsn: str, stack: AsyncExitStack) -> Runti
         certificate=server_certificate(settings),
         refusing_halves=settings.accept == "ends",
     )
+    wake_ups.on_wake = runtime.waiting_consumers.may_be_due
     stack.push_async_callback(runtime.found.close)
     stack.push_async_callback(runtime.versions.close)
     # Before the first request: until the keys are read, no key is known.

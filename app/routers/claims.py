@@ -1,5 +1,6 @@
 """Consumers claim the messages of a subscription, and settle what they hold."""
 
+import asyncio
 from base64 import b64encode
 from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
@@ -7,7 +8,7 @@ from typing import Any, TypeVar
 from uuid import UUID
 
 import msgspec
-from fastapi import APIRouter
+from fastapi import APIRouter, Request
 from fastapi.responses import Response
 
 from app.database.connection import Connection
@@ -52,21 +53,39 @@ _headers = msgspec.json.Decoder(dict[str, str]).decode
     response_model=ClaimedMessages,
     responses=problems(SubscriptionUnknown, Invalid, NotPulled),
 )
-async def post_claim(name: NamePath, wanted: MessageClaim, runtime: RuntimeDep, caller: CallerDep) -> Response:
+async def post_claim(
+    name: NamePath, wanted: MessageClaim, runtime: RuntimeDep, caller: CallerDep, request: Request
+) -> Response:
     """Take up to `max` messages, to work on them for `invisible_s` seconds. An empty answer: nothing was there.
 
     Retries and delayed messages that are due come first, then new messages in the order of their offsets. Any number
     of consumers may claim at the same time; no message is out to two of them. Acknowledge each message, give it back,
-    or reject it. What is not settled in time comes again. Messages of a paused subscription cannot be claimed. A
+    or reject it. What is not settled in time comes again. With `wait_s` the request waits until there is a message.
+    Messages of a paused subscription cannot be claimed. A
     subscriber's key needs all topics of the subscription in its scope.
     """
     caller.must_have_subscription(name)
     _refuse_over(wanted.max, runtime.settings.claim_max, "max", "HALFNOTE_CLAIM_MAX")
     _refuse_over(wanted.invisible_s, runtime.settings.claim_held_max_s, "invisible_s", "HALFNOTE_CLAIM_HELD_MAX_S")
-    async with runtime.claim_connections.connection() as connection:
-        subscription = await _pulled(connection, name)
-        caller.must_cover_topics(subscription.topics)
-        found = await claim(connection, runtime.clock, subscription, wanted.max, timedelta(seconds=wanted.invisible_s))
+    loop = asyncio.get_running_loop()
+    until = loop.time() + wanted.wait_s
+    while True:
+        async with runtime.claim_connections.connection() as connection:
+            subscription = await _pulled(connection, name)
+            caller.must_cover_topics(subscription.topics)
+            found = await claim(
+                connection, runtime.clock, subscription, wanted.max, timedelta(seconds=wanted.invisible_s)
+            )
+        left_s = until - loop.time()
+        if found.messages or left_s <= 0:
+            break
+        waits_for = str(subscription.subscription_id)
+        # A part of the log had nothing for the subscription, and it goes on.
+        if not found.more and not await runtime.waiting_consumers.wait(waits_for, wanted.max, left_s):
+            break
+        # What it claimed would be lost until its time is over.
+        if await request.is_disconnected():
+            break
     shown = {"messages": [_shown(one) for one in found.messages], "held_until": found.until, "more": found.more}
     return Response(_encode(shown), media_type=_JSON)
 

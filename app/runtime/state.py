@@ -51,6 +51,8 @@ class Runtime:
     wake_ups: WakeUps
     # The requests that wait for a check of their producer group.
     waiting_claims: WaitingClaims = field(default_factory=WaitingClaims)
+    # Consumers that wait for messages of subscriptions, by the id of the subscription.
+    waiting_consumers: WaitingClaims = field(default_factory=WaitingClaims)
     # The socket between the API processes and the worker of one `halfnote serve`.
     beside: WakeUpSender | WakeUpReceiver | None = None
     # None: traces are not exported.

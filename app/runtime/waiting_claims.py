@@ -1,4 +1,7 @@
-"""Claims that wait for a due check, in one process. A waiting claim costs no database turn: one look serves all."""
+"""Claims that wait for a due check, or for a message, in one process.
+
+A waiting claim costs no database turn: one look serves all.
+"""
 
 import asyncio
 from collections import deque
@@ -12,15 +15,25 @@ class _Waiting:
 
 
 class WaitingClaims:
-    """The claims that wait, by producer group, in the order in which they came.
+    """The claims that wait, by producer group or by the id of a subscription, in the order in which they came.
 
-    `look` is set when checks may be due.
+    `look` is set when checks, or messages, may be due.
     """
 
     def __init__(self) -> None:
         self.look = asyncio.Event()
         self._by_group: dict[str, deque[_Waiting]] = {}
         self._closed = False
+
+    @property
+    def any_waiting(self) -> bool:
+        """Whether any claim waits."""
+        return bool(self._by_group)
+
+    def may_be_due(self) -> None:
+        """Ask for a look, if any claim waits."""
+        if self._by_group:
+            self.look.set()
 
     @property
     def limits(self) -> dict[str, int]:

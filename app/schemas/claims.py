@@ -12,7 +12,7 @@ from app.schemas.transactions import ID
 # A claim that the request does not bound.
 CLAIM_DEFAULT, HELD_DEFAULT_S = 10, 30
 # The longest time for which a claim waits for a message, and for which a message waits that was given back.
-RETRY_AFTER_MOST_S = 43_200
+WAIT_MOST_S, RETRY_AFTER_MOST_S = 30, 43_200
 HANDLES_MAX = 1000
 
 HANDLE = "AQAAAAcAAAAA" + "A" * 128
@@ -42,7 +42,7 @@ Seconds = Annotated[float, Field(gt=0, strict=True)]
 class MessageClaim(Strict):
     """What a consumer asks for."""
 
-    model_config = ConfigDict(json_schema_extra={"examples": [{"max": 100, "invisible_s": 60}]})
+    model_config = ConfigDict(json_schema_extra={"examples": [{"max": 100, "invisible_s": 60, "wait_s": 20}]})
 
     max: Whole = Field(
         CLAIM_DEFAULT, ge=1, le=10_000, description="the most messages; at most HALFNOTE_CLAIM_MAX (1000 by default)"
@@ -54,6 +54,14 @@ class MessageClaim(Strict):
         strict=True,
         description="for how long the messages are this consumer's; what is not settled by then comes again, as the "
         "next attempt. At most HALFNOTE_CLAIM_HELD_MAX_S (12 hours by default)",
+    )
+    wait_s: float = Field(
+        0,
+        ge=0,
+        le=WAIT_MOST_S,
+        strict=True,
+        description="how long the request waits for a message if there is none. A waiting request costs the database "
+        "nothing",
     )
 
 

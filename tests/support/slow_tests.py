@@ -32,6 +32,7 @@ FILES = (
     "system/test_failover.py",
     "system/test_model.py",
     "system/test_poolers.py",
+    "system/test_pull_model.py",
     "system/test_restore_point.py",
     "system/test_scale_out.py",
     "system/test_upgrade.py",

@@ -1,0 +1,44 @@
+"""Wake the consumers that wait for messages: one look serves all that wait at a process."""
+
+from datetime import datetime
+
+from app.runtime.loop_runner import StepResult
+from app.runtime.state import Runtime
+from app.store.pull.waiting import claimable
+
+# The longest time until a waiting consumer sees what woke no one: a retry that was given back, a resumed subscription.
+EVERY_S = 0.5
+# Looks follow each other no sooner, however often something is published.
+INTERVAL_S = 0.02
+# An API process without a worker listens for the publications of others from the first consumer on that waits.
+LISTEN_EVERY_S = 1.0
+# The most messages that the consumers of a subscription are counted to take.
+MOST = 2**31 - 1
+
+
+async def wake_consumers(runtime: Runtime, now: datetime) -> StepResult:
+    """Wake as many consumers as there are messages for."""
+    waiting = runtime.waiting_consumers
+    limits = {int(subscription): min(most, MOST) for subscription, most in waiting.limits.items()}
+    if not limits:
+        return StepResult()
+    async with runtime.database.keyed() as connection:
+        found = await claimable(connection, limits, now)
+    for one in found:
+        waiting.wake(str(one.subscription_id), one.claimable)
+    next_at = min((one.next_at for one in found if one.next_at is not None), default=None)
+    return StepResult(len(found), within_s=None if next_at is None else max(0.0, (next_at - now).total_seconds()))
+
+
+class ConsumerListener:
+    """Listens for what other processes publish, in an API process, once a consumer has waited there."""
+
+    def __init__(self) -> None:
+        self._listens = False
+
+    async def step(self, runtime: Runtime, now: datetime) -> StepResult:
+        """Listen, or make sure that the process still does."""
+        self._listens = self._listens or runtime.waiting_consumers.any_waiting
+        if self._listens:
+            await runtime.wake_ups.listen()
+        return StepResult(int(self._listens))

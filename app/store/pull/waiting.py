@@ -1,0 +1,61 @@
+"""SQL that finds out for which consumers that wait there is something to claim."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import datetime
+
+from app.database.connection import Connection
+from app.topic_patterns import match_sql
+
+# How many log entries after the cursor are looked at.
+SPAN = 200
+
+# One row for each subscription ($1) that is active, with how many messages its consumers would take ($2). Of the log
+# only topics are compared; a claim applies the other filters. If a whole span has none of its topics, one claim moves
+# the cursor on. Served by delivery_retry_due, outbox_by_offset and primary keys.
+CLAIMABLE = f"""
+select a.subscription_id, least(a.most, d.due + l.taken + (l.taken = 0 and l.read >= {SPAN})::int)::int as claimable,
+  (
+    select min(w.due_at) from (
+      select 0 as replay union all
+      select p.replay_id from replay p where p.subscription_id = a.subscription_id and p.state = 'running'
+    ) r cross join lateral (
+      select w.due_at from delivery_retry w
+      where w.subscription_id = a.subscription_id and w.replay = r.replay and w.due_at > $3 and w.leased_until is null
+      order by w.due_at limit 1
+    ) w
+  ) as next_at
+from unnest($1::int[], $2::int[]) as a(subscription_id, most)
+join subscription s on s.subscription_id = a.subscription_id and s.state = 'active' and s.deleted_at is null
+join pull_cursor k on k.subscription_id = a.subscription_id
+cross join lateral (
+  select count(*) as due from (
+    select 0 as replay union all
+    select p.replay_id from replay p where p.subscription_id = a.subscription_id and p.state = 'running'
+  ) r cross join lateral (
+    select from delivery_retry d
+    where d.subscription_id = a.subscription_id and d.replay = r.replay and d.due_at <= $3 and d.leased_until is null
+    limit a.most
+  ) d
+) d
+cross join lateral (
+  select count(*) filter (where {match_sql("o.topic", "s.topics")}) as taken, count(*) as read from (
+    select o.topic from outbox o where o."offset" > k."offset" order by o."offset" limit {SPAN}
+  ) o
+) l
+"""  # noqa: S608 -- constants
+
+
+@dataclass(frozen=True, slots=True)
+class Claimable:
+    """How many messages of a subscription may be claimed now, and when the next retry is due, if any."""
+
+    subscription_id: int
+    claimable: int
+    next_at: datetime | None
+
+
+async def claimable(connection: Connection, limits: Mapping[int, int], now: datetime) -> list[Claimable]:
+    """Return what may be claimed of these subscriptions; `limits`: how much their consumers would take."""
+    rows = await connection.fetch(CLAIMABLE, list(limits), list(limits.values()), now)
+    return [Claimable(**row) for row in rows]

@@ -1,0 +1,166 @@
+"""Claims that wait for messages: what wakes them, how many, and when they end."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import httpx
+import pytest
+
+from app.database.connection import Connection
+from app.pull.wake import ConsumerListener, wake_consumers
+from app.runtime.state import Runtime
+from tests.support.consumers import Consumer, lapse, put_pulled
+from tests.support.relay_stepping import order, publish
+
+
+@pytest.fixture
+async def consumer(client: httpx.AsyncClient, group: str) -> Consumer:
+    """A consumer of `worker`, which takes `order`."""
+    await put_pulled(client)
+    return Consumer(client)
+
+
+Claims = list["asyncio.Task[list[dict[str, Any]]]"]
+
+
+@asynccontextmanager
+async def waiting(runtime: Runtime, consumer: Consumer, count: int = 1, **fields: Any) -> AsyncIterator[Claims]:
+    """Let so many claims wait."""
+    tasks = [asyncio.create_task(consumer.claim(wait_s=25, **fields)) for _ in range(count)]
+    async with asyncio.timeout(20):
+        while sum(map(len, runtime.waiting_consumers._by_group.values())) < count:
+            await asyncio.sleep(0.01)
+    try:
+        yield tasks
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def look(runtime: Runtime) -> None:
+    await wake_consumers(runtime, runtime.clock.now())
+
+
+async def first_of(tasks: Claims) -> list[dict[str, Any]]:
+    done, _ = await asyncio.wait(tasks, timeout=20, return_when=asyncio.FIRST_COMPLETED)
+    [task] = done
+    return task.result()
+
+
+async def test_a_publication_asks_for_a_look_and_wakes_one_claim_for_one_message(
+    client: httpx.AsyncClient, consumer: Consumer, runtime: Runtime
+) -> None:
+    async with waiting(runtime, consumer, 3, max=2) as tasks:
+        assert not runtime.waiting_consumers.look.is_set()
+        sent = await publish(client, order(1))
+        assert runtime.waiting_consumers.look.is_set()
+        await look(runtime)
+        assert [one["offset"] for one in await first_of(tasks)] == sent
+        assert sum(not task.done() for task in tasks) == 2
+        await look(runtime)
+        sent = await publish(client, *(order(n) for n in range(4)))
+        await look(runtime)
+        rest = await asyncio.gather(*(task for task in tasks if not task.done()))
+        assert sorted(one["offset"] for claim in rest for one in claim) == sent
+
+
+async def test_what_is_given_back_or_lapses_wakes_a_claim(
+    client: httpx.AsyncClient, consumer: Consumer, runtime: Runtime, db: Connection
+) -> None:
+    await publish(client, order(1))
+    [message] = await consumer.claim()
+    async with waiting(runtime, consumer) as tasks:
+        await look(runtime)
+        assert not tasks[0].done()
+        await consumer.settle("nack", message["handle"], retry_after_s=0)
+        await look(runtime)
+        [again] = await first_of(tasks)
+        assert again["attempt"] == 2
+    async with waiting(runtime, consumer) as tasks:
+        await lapse(db, runtime)
+        await look(runtime)
+        [again] = await first_of(tasks)
+        assert again["attempt"] == 3
+
+
+async def test_the_next_look_is_when_the_next_retry_is_due(
+    client: httpx.AsyncClient, consumer: Consumer, runtime: Runtime
+) -> None:
+    await publish(client, order(1))
+    [message] = await consumer.claim()
+    await consumer.settle("nack", message["handle"], retry_after_s=1000)
+    async with waiting(runtime, consumer):
+        result = await wake_consumers(runtime, runtime.clock.now())
+        assert result.within_s is not None
+        assert 900 < result.within_s <= 1000
+
+
+async def test_a_resumed_subscription_wakes_its_claims(
+    client: httpx.AsyncClient, consumer: Consumer, runtime: Runtime
+) -> None:
+    await client.post("/subscriptions/worker/pause")
+    sent = await publish(client, order(1))
+    async with waiting(runtime, consumer) as tasks:
+        await look(runtime)
+        assert runtime.waiting_consumers.any_waiting
+        await client.post("/subscriptions/worker/resume")
+        await look(runtime)
+        assert [one["offset"] for one in await first_of(tasks)] == sent
+
+
+async def test_messages_of_other_topics_wake_no_claim(
+    client: httpx.AsyncClient, consumer: Consumer, runtime: Runtime, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    woken: list[tuple[str, int]] = []
+    wake = runtime.waiting_consumers.wake
+    monkeypatch.setattr(runtime.waiting_consumers, "wake", lambda *call: (woken.append(call), wake(*call)))
+    async with waiting(runtime, consumer):
+        await publish(client, *(order(n, topic="other") for n in range(5)))
+        await look(runtime)
+    assert [count for _, count in woken] == [0]
+
+
+async def test_a_claim_ends_without_messages_when_its_time_is_over(consumer: Consumer, runtime: Runtime) -> None:
+    assert await consumer.claim(wait_s=0.05) == []
+    assert not runtime.waiting_consumers.any_waiting
+
+
+async def test_waiting_claims_are_answered_before_the_process_stops(consumer: Consumer, runtime: Runtime) -> None:
+    async with waiting(runtime, consumer, 2) as tasks:
+        runtime.waiting_consumers.close()
+        assert await asyncio.gather(*tasks) == [[], []]
+
+
+async def test_the_subscription_is_deleted_while_a_claim_waits(
+    client: httpx.AsyncClient, consumer: Consumer, runtime: Runtime
+) -> None:
+    answer = asyncio.create_task(client.post("/subscriptions/worker/claim", json={"wait_s": 25}))
+    async with asyncio.timeout(20):
+        while not runtime.waiting_consumers.any_waiting:
+            await asyncio.sleep(0.01)
+    await client.delete("/subscriptions/worker")
+    await look(runtime)
+    [subscription] = runtime.waiting_consumers.limits
+    runtime.waiting_consumers.wake(subscription, 1)
+    assert (await answer).status_code == 404
+
+
+async def test_an_api_process_listens_once_a_consumer_has_waited(consumer: Consumer, runtime: Runtime) -> None:
+    listener = ConsumerListener()
+    assert (await listener.step(runtime, runtime.clock.now())).done == 0
+    async with waiting(runtime, consumer):
+        assert (await listener.step(runtime, runtime.clock.now())).done == 1
+        async with runtime.database.connection() as connection:
+            await connection.execute("select pg_notify('halfnote_outbox', 'order')")
+        async with asyncio.timeout(20):
+            await runtime.waiting_consumers.look.wait()
+    assert (await listener.step(runtime, runtime.clock.now())).done == 1
+
+
+@pytest.mark.parametrize("wait_s", [-1, 31, "5"])
+async def test_a_wait_out_of_bounds_is_refused(client: httpx.AsyncClient, consumer: Consumer, wait_s: Any) -> None:
+    answer = await client.post("/subscriptions/worker/claim", json={"wait_s": wait_s})
+    assert (answer.status_code, answer.json()["field"]) == (422, "wait_s")
