@@ -22,7 +22,7 @@ analyze taker;
 
 -- Messages in the outbox with their subscriptions by topic; `matched` is null if the half is gone and cannot decide.
 create temp table sent as
-select o.transaction_id, o.position, o."offset", o.committed_at, coalesce(o.due_at, o.committed_at) as due_from,
+select o.transaction_id, o.position, o."offset", o.committed_at,
   t.subscription_id,
   case when t.tags is not null and coalesce(o.tag <> all (t.tags), true) then false
     when t.headers is null then true
@@ -118,7 +118,7 @@ insert into found
 select distinct 'undelivered', s.transaction_id || '-' || s.position || ':' || s.subscription_id
 from sent s join route r on r.subscription_id = s.subscription_id
 where s.matched and r.deleted_at is null and s."offset" > r.started_after and s."offset" <= r.lowest
-  and s.committed_at >= r.judged_from and s.due_from + make_interval(secs => $sla_s) <= now()
+  and s.committed_at >= r.judged_from and s.committed_at + make_interval(secs => $sla_s) <= now()
   and not exists (
     select from trace t where t.transaction_id = s.transaction_id and t.position = s.position
       and t.subscription_id = s.subscription_id and t.traced

@@ -21,7 +21,7 @@ select t.topic, r.* from (select distinct topic from outbox) t join (
 ) m on m.topic = t.topic join route r on r.subscription_id = m.subscription_id;
 
 create temp table sent as
-select o.transaction_id, o.position, o."offset", o.committed_at, coalesce(o.due_at, o.committed_at) as due_from,
+select o.transaction_id, o.position, o."offset", o.committed_at,
   t.subscription_id,
   case when t.tags is not null and not coalesce(list_contains(t.tags, o.tag), false) then false
     when t.headers is null then true
@@ -112,7 +112,7 @@ insert into found
 select distinct 'undelivered', s.transaction_id || '-' || s.position || ':' || s.subscription_id
 from sent s join route r on r.subscription_id = s.subscription_id, moment m
 where s.matched and r.deleted_at is null and s."offset" > r.started_after and s."offset" <= r.lowest
-  and s.committed_at >= r.judged_from and s.due_from + to_seconds(m.sla_s) <= m.seen_at
+  and s.committed_at >= r.judged_from and s.committed_at + to_seconds(m.sla_s) <= m.seen_at
   and not exists (
     select 1 from trace t where t.transaction_id = s.transaction_id and t.position = s.position
       and t.subscription_id = s.subscription_id and t.traced

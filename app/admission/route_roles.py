@@ -97,6 +97,7 @@ RULES: dict[tuple[str, str], Roles] = {
     ("POST", "/api-keys/{key_id}/rotate"): ADMINS,
     ("DELETE", "/api-keys/{key_id}"): ADMINS,
     ("GET", "/audit"): ADMINS,
+    ("GET", "/audit/chain"): ADMINS,
     ("GET", "/metrics"): SCRAPERS,
     ("GET", "/livez"): OPEN,
     ("GET", "/readyz"): OPEN,

@@ -61,7 +61,7 @@ app.add_typer(keys.app, name="keys")
 app.command("search")(search.search)
 app.command("status")(status.status)
 app.command("watch")(watch.watch)
-app.command("audit")(audit.audit)
+app.add_typer(audit.app, name="audit")
 app.command("why")(why.why)
 app.command("workers")(workers.workers)
 

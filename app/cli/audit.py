@@ -1,11 +1,13 @@
-"""`halfnote audit`: list the actions of people."""
+"""`halfnote audit`: list the actions of people, and verify that none was changed, removed or inserted later."""
 
 import json
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from app.cli.api_client import DEFAULT_URL, AsJson, Url, call, print_json
+from app.cli.audit_chain import Chain, witness_of_certificate, witness_of_text
 from app.cli.since import Since, time_of
 from app.cli.tables import moment, print_table
 
@@ -17,7 +19,19 @@ Before = Annotated[str | None, typer.Option(help="before this time (RFC 3339)")]
 Limit = Annotated[int, typer.Option(help="the most to list, newest first")]
 
 
+app = typer.Typer(help="The actions of people: list them (without a command), and verify their chain.")
+DIFFERS = 3
+Copies = Annotated[
+    list[Path], typer.Option("--certificate", metavar="FILE", help="a copy of a day's certificate; repeatable")
+]
+Known = Annotated[
+    list[str], typer.Option("--known", metavar="PLACE:DIGEST", help="what an earlier `verify` printed; repeatable")
+]
+
+
+@app.callback(invoke_without_command=True)
 def audit(
+    context: typer.Context,
     actor: Actor = None,
     what: What = None,
     target: Target = None,
@@ -29,6 +43,8 @@ def audit(
     as_json: AsJson = False,
 ) -> None:
     """List the actions of people, newest first."""
+    if context.invoked_subcommand is not None:
+        return
     at_or_later = time_of(since, after, "--after")
     query = {"actor": actor, "what": what, "target": target, "after": at_or_later, "before": before, "limit": limit}
     answer = call(url, "GET", "/audit", query=query, as_json=as_json)
@@ -36,6 +52,35 @@ def audit(
         print_json(answer)
         return
     print_table(("at (utc)", "who", "did", "to", "asking for"), [_row(one) for one in answer["items"]])
+
+
+@app.command("verify")
+def verify(certificate: Copies = [], known: Known = [], url: Url = DEFAULT_URL, as_json: AsJson = False) -> None:  # noqa: B006
+    """Compute the digest of each row of the audit again, and compare the chain with what was known of it earlier.
+
+    --certificate and --known show also a chain whose last rows are gone, or that was made again. Print the last line
+    where no one who can write to the database can change it. Exit codes: 0 intact, 1 it failed, 2 wrong usage,
+    3 something differs.
+    """
+    witnesses = [*map(witness_of_certificate, certificate), *map(witness_of_text, known)]
+    seen = Chain(witnesses)
+    cursor = None
+    while True:
+        page = call(url, "GET", "/audit/chain", query={"cursor": cursor}, as_json=as_json)
+        seen.add(page)
+        if (cursor := page["next_cursor"]) is None:
+            break
+    faults = seen.faults(page)
+    if as_json:
+        print_json(
+            {"intact": not faults, "faults": faults, "rows": seen.rows, "place": seen.place, "digest": seen.digest}
+        )
+    else:
+        print(*faults, sep="\n", end="\n" if faults else "")
+        said = "is intact" if not faults else f"differs in {len(faults)} places"
+        print(f"The audit {said}: {seen.rows} rows. Its last one:\n{seen.place}:{seen.digest}")
+    if faults:
+        raise SystemExit(DIFFERS)
 
 
 def _row(one: dict[str, Any]) -> tuple[str, ...]:

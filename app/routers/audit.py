@@ -1,4 +1,4 @@
-"""`GET /audit`: the changes that people made."""
+"""`GET /audit` and `GET /audit/chain`: the changes that people made, and the digests that chain them."""
 
 from datetime import datetime
 from typing import Annotated, Any
@@ -59,6 +59,48 @@ class AuditPage(BaseModel):
     next_cursor: str | None = Field(description="send it as `cursor` for the next page; null: this was the last")
 
 
+class ChainQuery(Strict):
+    """A part of the chain."""
+
+    cursor: Annotated[str, Field(pattern=r"^[1-9][0-9]{0,17}$")] | None = Field(
+        None, description="`next_cursor` of the page before"
+    )
+    limit: int = Field(PAGE_MAX, ge=1, le=PAGE_MAX, description="rows on a page")
+
+
+class ChainRow(BaseModel):
+    """One row of the audit in its chain."""
+
+    place: int = Field(description="from 1, without a gap", examples=[1030])
+    digest: str = Field(
+        description="SHA-256 in hex of `[`, `place`, `, `, the digest before it in quotes, `, ` and `content`",
+        examples=["9f86d081884c7d659a2feaa0c55ad015a3bf4f1b2b0b822cd15d6c15b0f00a08"],
+    )
+    content: str = Field(
+        description="audit_id, at, actor, key_id, role, what, target and detail, as the rest of a JSON array",
+        examples=['7, "2026-11-21T08:00:00.000000", "dana", 7, "operator", "topic.declare", "order", {}]'],
+    )
+
+
+class ChainEnd(BaseModel):
+    """A place of the chain and its digest."""
+
+    place: int = Field(examples=[1030])
+    digest: str = Field(examples=["9f86d081884c7d659a2feaa0c55ad015a3bf4f1b2b0b822cd15d6c15b0f00a08"])
+
+
+class ChainPage(BaseModel):
+    """A page of the chain, oldest first, and what the database says of the whole chain."""
+
+    items: list[ChainRow]
+    next_cursor: str | None = Field(description="send it as `cursor` for the next page; null: this was the last")
+    begins_after: ChainEnd | None = Field(
+        description="the last row that was removed because of its age; place 0 if there was none; null: unknown"
+    )
+    head: ChainEnd | None = Field(description="the last row; null: unknown, which is a fault")
+    unchained: int = Field(description="rows without a place that are later than the first with one: a fault", ge=0)
+
+
 @router.get("/audit", summary="List the changes that people made, newest first", responses=problems(Invalid))
 async def get_audit(runtime: RuntimeDep, query: Annotated[AuditQuery, Query()]) -> AuditPage:
     """List every change that a person made by an operator's, admin's or subscriber's key, or by the command line.
@@ -80,6 +122,31 @@ async def get_audit(runtime: RuntimeDep, query: Annotated[AuditQuery, Query()]) 
         found = await audit.page(connection, wanted, query.limit + 1)
     items = [_shown(row) for row in found[: query.limit]]
     return AuditPage(items=items, next_cursor=str(items[-1].audit_id) if len(found) > query.limit else None)
+
+
+@router.get("/audit/chain", summary="List the digests of the audit, oldest first", responses=problems(Invalid))
+async def get_audit_chain(runtime: RuntimeDep, query: Annotated[ChainQuery, Query()]) -> ChainPage:
+    """List the chain of the audit with the text that each digest covers, so that a caller can compute all digests.
+
+    `halfnote audit verify` does it. The service compares nothing here.
+    """
+    after = 0 if query.cursor is None else int(query.cursor)
+    async with runtime.request_pool.connection() as connection:
+        # First, so that the rows have at least the head.
+        ends = await audit.chain_ends(connection)
+        rows = await audit.chained(connection, after, query.limit + 1)
+    items = [ChainRow(place=row.place, digest=row.digest, content=row.content) for row in rows[: query.limit]]
+    return ChainPage(
+        items=items,
+        next_cursor=str(items[-1].place) if len(rows) > query.limit else None,
+        begins_after=_end(ends.forgotten_place, ends.forgotten_digest),
+        head=_end(ends.place, ends.digest),
+        unchained=ends.unchained,
+    )
+
+
+def _end(place: int | None, digest: str | None) -> ChainEnd | None:
+    return None if place is None or digest is None else ChainEnd(place=place, digest=digest)
 
 
 def _shown(row: StoredAct) -> ActShown:

@@ -24,6 +24,7 @@ from spark.engine.progress import Progress
 from spark.errors import RunFailedError
 from spark.postgres.connections import Connection
 from spark.proof.prove_day import ProvedDay, ReadDay
+from spark.sources import audit_chain
 from spark.sources.frames import root_cause
 from spark.transforms.certified import findings_table, tables_of
 
@@ -109,16 +110,19 @@ def certified(read: ReadDay, proved: ProvedDay, progress: Progress, installation
 def write(connection: Connection, run_id: int, made: Iterable[Made], signer: Signer | None) -> dict[date, str]:
     """Write certificates at the end of the chain, in the run's database transaction; return the documents by day.
 
-    Raises RunFailedError if a certificate cannot be signed.
+    Each names the last row of the audit, so that a later run finds an audit that lost its end. Raises RunFailedError if
+    a certificate cannot be signed.
     """
     row = connection.execute(LAST).fetchone()
     sequence = row["sequence"] if row else 0
     previous = {"day": str(row["day"]), "digest": digest_of(row["document"])} if row else None
     documents = {}
+    place, digest = audit_chain.head(connection)
+    audit = {"place": place, "digest": digest.hex()}
     for one in made:
         sequence += 1
         try:
-            text = written({**one.body, "sequence": sequence, "previous": previous}, signer)
+            text = written({**one.body, "audit": audit, "sequence": sequence, "previous": previous}, signer)
         except SigningError as error:
             raise RunFailedError(f"The certificate of {one.day} cannot be signed: {error}") from error
         connection.execute(PUT, [sequence, one.day, run_id, text])

@@ -14,8 +14,12 @@ from spark.sources.scan import reported_once, write_found
 DIGEST = """sha256(convert_to(jsonb_build_array(a.place, encode({before}, 'hex'), a.audit_id,
     to_char(a.at at time zone 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS.US'), a.actor, a.key_id, a.role, a.what, a.target,
     a.detail)::text, 'UTF8'))"""
+# So many of the newest certificates are compared: a year of days that are certified once a day.
+CERTIFICATES = 400
 # Rows from before there was a chain have no place, and lower ids than those that have one. The second part compares the
-# last row with what audit_chain says of it.
+# last row with what audit_chain says of it. The third part compares the rows that certificates name: who can write to
+# the database can remove the last rows together with their mention in audit_chain, and cannot sign a certificate. The
+# first certificate that differs is enough.
 BROKEN = f"""
 select a.audit_id::text as subject, a.audit_id, a.place, coalesce(a.before_place, c.forgotten_place) as before_place,
   case
@@ -37,6 +41,22 @@ left join audit_chain c on true
 left join (select audit_id, place, digest from audit where place is not null order by place desc limit 1) l on true
 where c.place is null
   or (coalesce(l.place, c.forgotten_place), coalesce(l.digest, c.forgotten_digest)) is distinct from (c.place, c.digest)
+union all
+(
+  select 'certificate ' || k.sequence, a.audit_id, k.place, c.place, 'certified'
+  from (
+    select sequence, (audit ->> 'place')::bigint as place, decode(audit ->> 'digest', 'hex') as digest
+    from (
+      select sequence, document::jsonb -> 'certificate' -> 'audit' as audit
+      from day_certificate order by sequence desc limit {CERTIFICATES}
+    ) newest
+  ) k
+  left join audit_chain c on true
+  left join audit a on a.place = k.place
+  where k.place > coalesce(c.forgotten_place, 0) and a.digest is distinct from k.digest
+    or k.place = c.forgotten_place and k.place > 0 and c.forgotten_digest <> k.digest
+  order by k.sequence limit 1
+)
 """  # noqa: S608 -- constants
 UNTOLD = f"""
 select b.* from ({BROKEN}) b where b.differs is not null and {reported_once("audit_broken", "b.subject")}

@@ -25,14 +25,15 @@ USED_BEFORE = """coalesce((
 # A receipt has its message's offset; if the message is in the outbox more than once, one of them. A person may drop a
 # dead letter before the message is due, so only a delivery's `first_at` is judged. The forced removal of a day makes
 # dead letters of messages that are not due; if the day is opened again, a redelivery sends such a message at once.
-# Older versions wrote receipts that were settled before `first_at`, by the length of a turn; a minute is none. Upkeep
-# makes dead letters of what a closed day still holds, and removes those that were delivered at that moment a little
-# later. It also removes the replays of deleted subscriptions, whose receipts are not compared with them. A redelivery
-# may lower the end of a replay, so only the beginning is compared.
+# Older versions wrote receipts that were settled before `first_at`, by the length of a turn; of those from before
+# `evidence_since`, a minute is none. Upkeep makes dead letters of what a closed day still holds, and removes those that
+# were delivered at that moment a little later. It also removes the replays of deleted subscriptions, whose receipts are
+# not compared with them. A redelivery may lower the end of a replay, so only the beginning is compared.
 #
 # Each failed try has a row of `attempt`, written with the retry or the dead letter. A redelivery counts from 0 again.
 # An attempt of a day that is closed has no row. A drop writes the receipt and the row of `redelivery` in one statement;
-# the latter is kept for 45 days. An answer is awaited for 60 seconds at most.
+# the latter is kept for 45 days. An answer is awaited for 60 seconds at most. A webhook's answer has a status, and a
+# broker's has none. A receipt's destination was that of today if the audit has no change of the subscription since.
 WRONG = f"""
 select transaction_id, position, subscription_id, replay, "offset", differs from (
   select r.transaction_id::text, r.position, r.subscription_id, r.replay, r."offset", concat_ws(', ',
@@ -41,7 +42,11 @@ select transaction_id, position, subscription_id, replay, "offset", differs from
         select from redelivery again where again.transaction_id = r.transaction_id and again.position = r.position
           and again.subscription_id = r.subscription_id and again.replay = r.replay and again.what = 'dropped'
       ) then 'outcome' end,
-    case when r.outcome = 'delivered' and r.status not between 200 and 299 then 'status' end,
+    case when r.outcome = 'delivered' and (r.status not between 200 and 299 or r.status is null
+      and s.destination ->> 'type' = 'webhook' and r.first_at > (
+        select greatest(min(at) filter (where place is not null), max(at) filter (where what = 'subscription.put'
+          and target = s.name)) + interval '1 minute' from audit
+      )) then 'status' end,
     case when r.outcome = 'delivered' and r.attempts < 1 or r.attempts < 0 then 'attempts'
       when (r.settled_at < '{{closes}}' or r.first_at >= '{{since}}')
         and r.attempts - (r.outcome <> 'dropped')::int <> coalesce(failed.times, 0)
@@ -59,7 +64,9 @@ select transaction_id, position, subscription_id, replay, "offset", differs from
           and again.subscription_id = r.subscription_id and again.replay = 0 and again.what = 'redelivered'
       )) then 'first_at' end,
     case when greatest(r.first_at, r.settled_at) > '{{seen}}'::timestamptz - skew.most
-      or r.settled_at < r.first_at - interval '1 minute' then 'settled_at' end,
+      or r.settled_at < r.first_at - case when r.first_at >= (
+        select max(at) from evidence_since where name = 'verdict'
+      ) then interval '0' else interval '1 minute' end then 'settled_at' end,
     case when d.transaction_id is not null then 'dead' end,
     case when r.replay <> 0 and s.subscription_id is not null and (p.replay_id is null or r."offset" <= p.after
       or r.first_at < p.created_at + skew.most) then 'replay' end

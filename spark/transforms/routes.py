@@ -128,8 +128,8 @@ def must_be_there(seen_at: Column, sla_s: float) -> Column:
     """Whether a subscription that takes the message must have got it by now, or have it in retry or dead; never null.
 
     False if it is deleted, began after the message, or has not passed it; also if its topics and filters changed since
-    (within CHANGE_SETTLES_S), and before the message's due time and the SLA (seconds) are over. The rule delivery_late
-    judges what it has not passed.
+    (within CHANGE_SETTLES_S), and before the SLA (seconds) is over. A message that is due later waits in retry as soon
+    as it was passed. The rule delivery_late judges what it has not passed.
     """
     return F.coalesce(
         F.col("deleted_at").isNull()
@@ -137,7 +137,7 @@ def must_be_there(seen_at: Column, sla_s: float) -> Column:
         & (F.col("offset") <= F.col("passed"))
         & (F.col("committed_at") >= F.col("judged_from"))
         # Compute the bound once, not in each of the day's rows.
-        & (due_from() <= before(seen_at, sla_s)),
+        & (F.col("committed_at") <= before(seen_at, sla_s)),
         F.lit(False),
     )
 

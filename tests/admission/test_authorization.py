@@ -98,6 +98,7 @@ MAY = {
     ("POST", "/api-keys/{key_id}/rotate"): "n n n y n",
     ("DELETE", "/api-keys/{key_id}"): "n n n y n",
     ("GET", "/audit"): "n n n y n",
+    ("GET", "/audit/chain"): "n n n y n",
     ("GET", "/metrics"): "n n y y y",
     ("GET", "/livez"): OPEN,
     ("GET", "/readyz"): OPEN,

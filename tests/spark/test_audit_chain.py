@@ -132,6 +132,63 @@ def test_each_change_of_the_chain_is_found(chained: str, subtests: pytest.Subtes
                 db.rollback()
 
 
+# Of a person who knows how the chain is made: the last rows are gone, and audit_chain says so; and all rows from the
+# fifth on are made again, without the fifth act.
+CUT = (
+    "delete from audit where place >= 8",
+    "update audit_chain set (place, digest) = (select place, digest from audit where place = 7)",
+)
+AGAIN = (
+    "create temporary table kept on commit drop as select * from audit where place > 5",
+    "delete from audit where place >= 5",
+    "update audit_chain set (place, digest) = (select place, digest from audit where place = 4)",
+    "insert into audit (at, actor, key_id, role, what, target, detail) select at, actor, key_id, role, what, target, "
+    "detail from kept order by place",
+)
+
+
+def certify(dsn: str, sequence: int, place: int | None) -> None:
+    """Store a certificate that names a place of the audit; None: of a version that names none."""
+    with psycopg.connect(dsn) as db:
+        db.execute(
+            """insert into day_certificate (sequence, day, run_id, document)
+            select %(sequence)s, current_date - %(sequence)s::int, 1, case when %(place)s::int is null
+              then '{"certificate": {}}' else json_build_object('certificate', json_build_object('audit',
+                json_build_object('place', place, 'digest', encode(digest, 'hex'))))::text end
+            from audit where place = coalesce(%(place)s, 1)""",
+            {"sequence": sequence, "place": place},
+        )
+
+
+@pytest.mark.parametrize("statements", [CUT, AGAIN], ids=["the end is gone", "the chain is made again"])
+def test_a_chain_that_is_intact_again_contradicts_a_certificate(chained: str, statements: tuple[str, ...]) -> None:
+    for sequence, place in ((1, 4), (2, 8), (3, 9), (4, None)):
+        certify(chained, sequence, place)
+    assert broken(chained) == []
+    with psycopg.connect(chained) as db:
+        for one in statements:
+            made: Any = one
+            db.execute(made)
+    # The first that differs is enough. Without certificates, nothing is found.
+    assert broken(chained) == [(8, "certified")]
+    rows(chained, "delete from day_certificate returning 1")
+    assert broken(chained) == []
+
+
+def test_certificates_of_rows_past_their_age_are_not_compared(chained: str) -> None:
+    certify(chained, 1, 4)
+    certify(chained, 2, 5)
+    forget: LiteralString = """
+    with gone as (delete from audit where place <= 5 returning place, digest)
+    update audit_chain set (forgotten_place, forgotten_digest) = (select place, digest from gone where place = 5)
+    returning 1
+    """
+    rows(chained, forget)
+    assert broken(chained) == []
+    rows(chained, "update audit_chain set forgotten_digest = sha256('x') returning 1")
+    assert (5, "certified") in broken(chained)
+
+
 def test_what_came_before_the_chain_is_not_judged(chained: str) -> None:
     assert rows(chained, "update audit set actor = 'bob' where place is null returning 1")
     assert broken(chained) == []

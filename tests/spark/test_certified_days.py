@@ -64,6 +64,15 @@ def subjects(dsn: str) -> set[str]:
     return {row["subject"] for row in rows(dsn, statement)}
 
 
+def test_a_certificate_names_the_last_row_of_the_audit(dsn: str, tmp_path: Path) -> None:
+    fill_day(dsn, OLD, 40)
+    rows(dsn, "insert into audit (at, what, detail) values (now(), 'topic.declare', '{}') returning 1")
+    assert prove(dsn, "--out", tmp_path / "out") == 0
+    [chain] = rows(dsn, "select place, encode(digest, 'hex') as digest from audit_chain")
+    assert Certificate.parsed(stored(dsn)[0]["document"]).body["audit"] == chain
+    assert chain["place"] == 1
+
+
 def test_a_final_day_is_certified_once(dsn: str, proved: Path, capsys: pytest.CaptureFixture[str]) -> None:
     made = stored(dsn)
     assert [row["day"] for row in made][-1] == OLD

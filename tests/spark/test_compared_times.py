@@ -98,8 +98,8 @@ RECEIPTS: dict[LiteralString, str | None] = {
     "update receipt set replay = 4, subscription_id = 2 where transaction_id = %s": None,
     "update receipt set settled_at = now() + interval '1 minute' where transaction_id = %s": "settled_at",
     "update receipt set settled_at = first_at - interval '1 hour' where transaction_id = %s": "settled_at",
-    # Older versions wrote such receipts.
-    "update receipt set settled_at = first_at - interval '30 s' where transaction_id = %s": None,
+    "update receipt set settled_at = first_at - interval '1 us' where transaction_id = %s": "settled_at",
+    "update receipt set settled_at = first_at where transaction_id = %s": None,
     'insert into dead_letter (subscription_id, transaction_id, position, "offset", topic, attempts, reason, died_at) '
     "select subscription_id, transaction_id, position, \"offset\", 'order', 1, 'attempts', now() from receipt "
     "where transaction_id = %s": "dead",
@@ -164,3 +164,68 @@ def test_what_is_wrong_with_a_receipt_is_named(spark: SparkSession, day: str, tm
     found = read(spark, day, tmp_path).wrong_receipt
     assert found is not None
     assert {row.transaction_id: row.differs for row in found.collect()} == wanted
+
+
+@pytest.mark.parametrize("sign", ["-", "+"])
+def test_a_birth_far_from_the_time_of_its_id(spark: SparkSession, day: str, tmp_path: Path, sign: str) -> None:
+    near, far = [row["transaction_id"] for row in rows(day, "select transaction_id from op order by 1 limit 2")]
+    for one, seconds in ((near, 364), (far, 366)):
+        shift: LiteralString = "+ %s * interval '1 second'" if sign == "+" else "- %s * interval '1 second'"
+        rows(
+            day,
+            f"update half set born_at = born_at {shift}, first_check_at = first_check_at {shift} "
+            "where transaction_id = %s returning 1",
+            seconds,
+            seconds,
+            one,
+        )
+    rows(day, "update op set decided_at = decided_at + interval '10 minutes' returning 1")
+    rows(day, "update outbox set committed_at = committed_at + interval '10 minutes' returning 1")
+
+    def far_off(place: str) -> list[tuple[str, str]]:
+        found = read(spark, day, tmp_path / place).differing
+        assert found is not None
+        return [(row.transaction_id, row.times) for row in found.collect()]
+
+    # No process has stored what it permits.
+    assert far_off("unknown") == []
+    rows(day, "insert into shared_rule values ('longest_id_skew_s', 300) returning 1")
+    assert far_off("known") == [(str(far), "born_at far from the time of the id")]
+
+
+def test_older_versions_settled_receipts_a_turn_too_early(spark: SparkSession, day: str, tmp_path: Path) -> None:
+    rows(day, "update evidence_since set at = now() where name = 'verdict' returning 1")
+    turn, late = [row["transaction_id"] for row in rows(day, "select transaction_id from receipt order by 1 limit 2")]
+    change: LiteralString = (
+        "update receipt set settled_at = first_at - %s::interval where transaction_id = %s returning 1"
+    )
+    rows(day, change, "59 s", turn)
+    rows(day, change, "61 s", late)
+    found = read(spark, day, tmp_path).wrong_receipt
+    assert found is not None
+    assert [(row.transaction_id, row.differs) for row in found.collect()] == [(str(late), "settled_at")]
+
+
+def test_a_webhook_has_answered_with_a_status(spark: SparkSession, day: str, tmp_path: Path) -> None:
+    rows(day, 'update receipt set status = null where "offset" = 100 returning 1')
+    put: LiteralString = (
+        "insert into audit (at, what, target, detail) values (%s, 'subscription.put', %s, '{}') returning 1"
+    )
+
+    def wrong(place: str) -> list[str]:
+        found = read(spark, day, tmp_path / place).wrong_receipt
+        assert found is not None
+        return [row.differs for row in found.collect()]
+
+    # Not if there is no audit, or it began later, or is of a later change, or the destination is a broker.
+    rows(day, 'update subscription set destination = \'{"type": "webhook"}\' returning 1')
+    assert wrong("no audit") == []
+    rows(day, put, days_ago(2), "other")
+    assert wrong("later audit") == []
+    rows(day, put, days_ago(9), "billing")
+    assert wrong("webhook") == ["status"]
+    rows(day, 'update subscription set destination = \'{"type": "kafka"}\' returning 1')
+    assert wrong("broker") == []
+    rows(day, 'update subscription set destination = \'{"type": "webhook"}\' returning 1')
+    rows(day, put, days_ago(2), "billing")
+    assert wrong("changed") == []

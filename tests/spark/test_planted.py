@@ -40,7 +40,7 @@ ELSEWHERE = {"archive_differs", "certificate_differs", "fewer_than_usual", "orde
 ELSEWHERE |= {"consumed_twice"}
 # Findings that are always beside another one of the same fault.
 NEVER_ALONE = {"offset_of_two_messages", "unrouted", "retry_overdue", "retry_never_due"}
-LEAST_BY_TABLES, LEAST_BY_LEDGERS = 0.96, 0.96
+LEAST_BY_TABLES, LEAST_BY_LEDGERS = 0.97, 0.98
 # What a query says of a row that differs.
 WORD = re.compile(r"(?:then|else) '([a-z_ ]+)' end")
 

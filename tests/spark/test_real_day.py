@@ -49,9 +49,9 @@ select case when extract(year from due_at) = 2099 then 'retry_never_due' else 'r
 # A receipt as the relay writes it.
 RECEIVED = """
 insert into receipt (transaction_id, position, subscription_id, "offset", outcome, attempts, first_at, duration_ms,
-  digest, settled_at)
-select h.transaction_id, h.position, {subscription}, coalesce(o."offset", 1), 'delivered', 1, now(), 5, h.body_digest,
-  now()
+  status, digest, settled_at)
+select h.transaction_id, h.position, {subscription}, coalesce(o."offset", 1), 'delivered', 1, now(), 5, 200,
+  h.body_digest, now()
 from half h left join outbox o using (transaction_id, position) where h.transaction_id = %(id)s
 """
 
@@ -132,8 +132,13 @@ OF_SUBSCRIPTIONS = {
         "where s.name = 'dying' and c.subscription_id = s.subscription_id",
     ),
 }
-# Of another table each, by the subject of the finding: of the first row of the audit.
-OF_OTHERS = {"audit_broken": ("1", "update audit set actor = 'ann' where audit_id = 1")}
+# Of another table each, by the finding's subject: of the reissue's row of the audit, whose time no other rule uses.
+OF_OTHERS = {
+    "audit_broken": (
+        "13",
+        "update audit set at = at + interval '1 us' where audit_id = 13 and what = 'transaction.reissue'",
+    )
+}
 # After the day was archived; of rows, and of a column, that no other rule judges.
 AFTER_ARCHIVE = "update op set reason = 'changed by hand' where transaction_id = %(id)s"
 # The day has no certificate, there are no days before it, and there is one installation.

@@ -157,6 +157,15 @@ def a_retry_of_a_key_that_others_wait_for(case: Case) -> Found:
     return {("retry_overdue", case.name)}
 
 
+def delayed_messages_that_were_passed_and_wait_nowhere(case: Case) -> Found:
+    case.lose(4, 5)
+    for row in case.day.rows["outbox"]:
+        if row["offset"] in (case.offset(4), case.offset(5)):
+            row["due_at"] = case.day.seen_at + 9 * HOUR
+    case.retry(5, due_at=case.day.seen_at + 9 * HOUR, attempts=0)
+    return {case.undelivered(4)}
+
+
 # Next to those: the cases from here on have no finding of a lost delivery.
 def others_of_a_key_that_wait(case: Case) -> Found:
     case.versions({"ordered": "key"})
@@ -236,6 +245,7 @@ CASES: tuple[Callable[[Case], Found], ...] = (
     two_layouts_of_a_checkpoint,
     a_message_with_the_wanted_headers,
     a_retry_of_a_key_that_others_wait_for,
+    delayed_messages_that_were_passed_and_wait_nowhere,
     others_of_a_key_that_wait,
     a_retry_that_is_late_within_the_sla,
     a_pause,

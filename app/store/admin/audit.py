@@ -8,6 +8,24 @@ import msgspec
 
 from app.database.connection import Connection
 
+# What the digest of a row covers after its place and the digest before it, as the trigger writes it: a JSON array, of
+# which the first bracket is left out. Served by audit_place.
+CHAINED = """
+select a.place, encode(a.digest, 'hex') as digest, substr(jsonb_build_array(a.audit_id,
+  to_char(a.at at time zone 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS.US'), a.actor, a.key_id, a.role, a.what, a.target,
+  a.detail)::text, 2) as content
+from audit a where a.place > $1 order by a.place limit $2
+"""
+
+# The number of rows without a place is counted over the whole table, which is small.
+ENDS = """
+select c.place, encode(c.digest, 'hex') as digest, c.forgotten_place, encode(c.forgotten_digest, 'hex')
+  as forgotten_digest, (select count(*) from audit a where a.place is null and a.audit_id > (
+    select min(f.audit_id) from audit f where f.place is not null
+  )) as unchained
+from (select) one left join audit_chain c on true
+"""
+
 HIGHEST = (1 << 63) - 1
 FORGOTTEN_AT_ONCE = 10_000
 
@@ -78,6 +96,29 @@ class StoredAct:
 
 
 @dataclass(frozen=True, slots=True)
+class ChainedAct:
+    """A row of the audit in its chain. `content`: the text that its digest covers, without its beginning."""
+
+    place: int
+    digest: str
+    content: str
+
+
+@dataclass(frozen=True, slots=True)
+class ChainEnds:
+    """The last row of the chain, and the last one that was removed because of its age; None: the table has no row.
+
+    `unchained`: how many rows have no place, although they are later than the first that has one.
+    """
+
+    place: int | None
+    digest: str | None
+    forgotten_place: int | None
+    forgotten_digest: str | None
+    unchained: int
+
+
+@dataclass(frozen=True, slots=True)
 class AuditFilter:
     """A filter of actions; all given fields must match."""
 
@@ -110,6 +151,18 @@ async def page(connection: Connection, wanted: AuditFilter, limit: int) -> list[
         limit,
     )
     return [StoredAct(**row) for row in rows]
+
+
+async def chained(connection: Connection, after: int, limit: int) -> list[ChainedAct]:
+    """Return the rows of the chain after a place, oldest first."""
+    return [ChainedAct(**row) for row in await connection.fetch(CHAINED, after, limit)]
+
+
+async def chain_ends(connection: Connection) -> ChainEnds:
+    """Return both ends of the chain."""
+    row = await connection.fetchrow(ENDS)
+    assert row is not None
+    return ChainEnds(**row)
 
 
 async def note_since(connection: Connection, since: datetime) -> None:

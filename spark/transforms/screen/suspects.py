@@ -107,7 +107,6 @@ class _Deliveries:
         self._n, self._due_by = n, known.due_by
         sent, receipts = n.rows["outbox"], n.rows["receipt"]
         self._offset, self._committed = ints(sent["offset"]), ints(sent["committed_at"])
-        self._due_from = ints(pc.coalesce(sent["due_at"], sent["committed_at"]))
         self._tag, self._tags = codes(sent["tag"])
         # A receipt of a message that is not in the outbox is wrong anyway.
         self._committed_of = np.zeros(n.messages, np.int64)
@@ -162,7 +161,7 @@ class _Deliveries:
         self._got[got] = True
         if one.deleted_at is None:
             due = matched & (offset <= one.passed) & (committed >= one.judged_from)
-            lacking = message[due & (self._due_from[rows] <= self._due_by)]
+            lacking = message[due & (committed <= self._due_by)]
             traces = self._traces[place]
             self._got[traces] = True
             wrong[lacking[~self._got[lacking]]] = True

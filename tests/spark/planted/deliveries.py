@@ -33,15 +33,7 @@ _ACTED = (
 
 FAULTS = [
     _gone("delivery_retry", "failing", "undelivered"),
-    Fault(
-        "delivery_retry: gone, of a delayed message",
-        "later",
-        f"delete from delivery_retry {_AT}",
-        (),
-        (),
-        "nothing",
-        "Found as `undelivered` once it is due",
-    ),
+    Fault("delivery_retry: gone, of a delayed message", "later", f"delete from delivery_retry {_AT}", ("undelivered",)),
     _set("of a delayed message due too early", "delivery_retry", "later", "due_at = now() + interval '1 minute'"),
     _set("of a delayed message due now", "delivery_retry", "later", "due_at = now()", WRONG, "retry_overdue"),
     _set(
@@ -60,7 +52,7 @@ FAULTS = [
     _set("more tries than there were", "delivery_retry", "failing", "attempts = 40"),
     _set("fewer than no tries", "delivery_retry", "later", "attempts = -1"),
     _set("first tried in 2099", "delivery_retry", "failing", "first_at = '2099-01-01'"),
-    _set("position", "delivery_retry", "later", "position = 7", "delivery_wrong={id}-7:{subscription}"),
+    _set("position", "delivery_retry", "later", "position = 7", "delivery_wrong={id}-7:{subscription}", "undelivered"),
     _set(
         "subscription",
         "delivery_retry",

@@ -46,6 +46,14 @@ FAULTS = [
         ("consumed_not_sent",),
     ),
     Fault("transaction: gone, of a person's verdict", "decided", _all_but(), ("verdict_unproven",), LOST),
+    Fault(
+        "transaction: gone, of a person's verdict, with a row of check_back that upkeep has not removed yet",
+        "decided",
+        "with waits as (insert into check_back (transaction_id, producer_group, state, swept_at, parked_at) "
+        f"values (%(id)s, 'unsure', 2, now(), now())), {_all_but().removeprefix('with ')}",
+        ("verdict_unproven", "parked"),
+        LOST,
+    ),
     Fault("transaction: gone, of a reissue", "reissued", _all_but(), ("verdict_unproven",), LOST),
     Fault("transaction: gone, committed", "plain", _all_but(), (), LOST, "ledgers", GONE),
     Fault(

@@ -1,0 +1,106 @@
+"""The chain of the audit, computed again from the text of its rows; see `GET /audit/chain`."""
+
+import json
+import re
+from dataclasses import dataclass, field
+from hashlib import sha256
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from app.cli.errors import WRONG_USAGE, Refusal
+
+# The first digits of a digest, which are enough to see that two differ.
+SHOWN = 12
+_KNOWN = re.compile(r"([0-9]{1,18}):([0-9a-f]{64}|)")
+
+
+class Witness(NamedTuple):
+    """What was known of a place of the chain. `source` names who knew it."""
+
+    source: str
+    place: int
+    digest: str
+
+
+def witness_of_certificate(file: Path) -> Witness:
+    """Return what a copy of a day's certificate says of the audit. Its signature is not verified. Raises Refusal."""
+    try:
+        audit = json.loads(file.read_bytes())["certificate"]["audit"]
+        return Witness(str(file), audit["place"], audit["digest"])
+    except OSError as error:
+        raise Refusal(f"{file} cannot be read: {error.strerror}.", code=WRONG_USAGE) from None
+    except (ValueError, KeyError, TypeError):
+        raise Refusal(
+            f"{file} is no certificate that names a row of the audit. `halfnote certificate show` prints one.",
+            code=WRONG_USAGE,
+        ) from None
+
+
+def witness_of_text(text: str) -> Witness:
+    """Parse PLACE:DIGEST. Raises Refusal."""
+    found = _KNOWN.fullmatch(text)
+    if found is None:
+        raise Refusal(
+            f"`{text}` is not PLACE:DIGEST. `halfnote audit verify` prints both in its last line.", code=WRONG_USAGE
+        )
+    return Witness("--known", int(found[1]), found[2])
+
+
+@dataclass
+class Chain:
+    """The rows so far. `digest`: of the last one, at `place`. `before`: the last row that was removed by age."""
+
+    witnesses: list[Witness]
+    rows: int = 0
+    place: int = 0
+    digest: str = ""
+    before: int = 0
+    found: list[str] = field(default_factory=list)
+    _digests: dict[int, str] = field(default_factory=dict)
+    _began: bool = False
+
+    def add(self, page: dict[str, Any]) -> None:
+        """Compute the digests of the next rows."""
+        if not self._began:
+            begins = page["begins_after"] or {"place": 0, "digest": ""}
+            self.place, self.digest, self._began = begins["place"], begins["digest"], True
+            self.before = self.place
+            self._note()
+        for row in page["items"]:
+            if row["place"] != self.place + 1:
+                self.found.append(f"Rows {self.place + 1} to {row['place'] - 1} are missing.")
+            elif _digest(row["place"], self.digest, row["content"]) != row["digest"]:
+                self.found.append(f"Row {row['place']} was changed: {row['content'][:-1]}")
+            self.place, self.digest = row["place"], row["digest"]
+            self.rows += 1
+            self._note()
+
+    def _note(self) -> None:
+        if any(one.place == self.place for one in self.witnesses):
+            self._digests[self.place] = self.digest
+
+    def faults(self, last: dict[str, Any]) -> list[str]:
+        """Return as texts what is wrong. `last`: the last page."""
+        found, head = list(self.found), last["head"]
+        if head is None:
+            found.append("The table audit_chain has no row.")
+        elif head["place"] > self.place:
+            found.append(f"Rows {self.place + 1} to {head['place']} are missing: they were the last ones.")
+        elif head["place"] == self.place and head["digest"] != self.digest:
+            found.append(f"Row {self.place} is not the last one that audit_chain names.")
+        if last["unchained"]:
+            found.append(f"{last['unchained']} rows have no place in the chain.")
+        return found + [text for one in self.witnesses if (text := self._contradicts(one)) is not None]
+
+    def _contradicts(self, one: Witness) -> str | None:
+        if one.place < self.before or one.place == 0:
+            return None
+        found = self._digests.get(one.place)
+        if found == one.digest:
+            return None
+        now = "is missing now" if found is None else f"has {found[:SHOWN]}… now"
+        return f"{one.source}: row {one.place} had the digest {one.digest[:SHOWN]}…, and {now}."
+
+
+def _digest(place: int, before: str, content: str) -> str:
+    return sha256(f'[{place}, "{before}", {content}'.encode()).hexdigest()
