@@ -58,7 +58,7 @@ def audit(
 def verify(certificate: Copies = [], known: Known = [], url: Url = DEFAULT_URL, as_json: AsJson = False) -> None:  # noqa: B006
     """Compute the digest of each row of the audit again, and compare the chain with what was known of it earlier.
 
-    --certificate and --known show also a chain whose last rows are gone, or that was made again. Print the last line
+    --certificate and --known show also a chain whose last rows are gone, or that was made again. Keep the last line
     where no one who can write to the database can change it. Exit codes: 0 intact, 1 it failed, 2 wrong usage,
     3 something differs.
     """
