@@ -236,6 +236,13 @@ class Settings(BaseSettings):
         10.0, gt=0, description="time limit of a flush; after it the answer is the error `outcome-unknown`"
     )
 
+    recent_halves_bytes: int = Field(
+        16 * 1024 * 1024,
+        ge=0,
+        description="memory for halves without an end, whose messages then go to the relay of the same machine without "
+        "being read from the database; 0 reads each message",
+    )
+
     body_limit_bytes: int = Field(4 * 1024 * 1024, ge=1024, description="the largest request body of a transaction")
     context_limit_bytes: int = Field(4096, ge=0, description="the largest `context` of a half, as JSON")
     headers_limit_bytes: int = Field(

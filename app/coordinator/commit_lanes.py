@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, TypeAlias, TypeVar
 from uuid import UUID
 
 import asyncpg
@@ -12,12 +12,14 @@ from prometheus_client import Counter
 
 from app.clock import Clock
 from app.coordinator.group_commit import GroupCommitLane, Identified, LaneLimits
+from app.coordinator.recent_halves import RecentHalves
 from app.database.connection import Connection, Database
 from app.database.errors import BROKEN
 from app.observability.metrics import Metrics
 from app.observability.tallies import Tally
 from app.store.coordinator.halves import Half, StoredHalf, insert_halves, stored_halves
-from app.store.coordinator.ops import End, Recorded, read_recorded, record_ends
+from app.store.coordinator.ops import End, Recorded, RecordedMessage, read_recorded, record_ends
+from app.store.relay.log import Logged
 from app.verdicts import Source, Verdict
 
 if TYPE_CHECKING:  # the module imports OpenTelemetry
@@ -26,6 +28,10 @@ if TYPE_CHECKING:  # the module imports OpenTelemetry
 log = structlog.get_logger(__name__)
 
 T = TypeVar("T")
+
+# What a flush published: its topics; its messages by offset, as far as they are known here and due at once; whether
+# these are all of its messages.
+Published: TypeAlias = Callable[[Collection[str], Sequence[Logged], bool], None]
 
 # Bounded, because producers choose topics. A forgotten topic is only inserted again.
 TOPICS_REMEMBERED = 10_000
@@ -42,9 +48,10 @@ class PlainOutcome:
 class LaneFlushes:
     """The flush functions. Remembers the topics that are stored, so that a flush inserts only new ones."""
 
-    def __init__(self, clock: Clock, metrics: Metrics, published: Callable[[Collection[str]], None]) -> None:
+    def __init__(self, clock: Clock, metrics: Metrics, published: Published, recent_halves_bytes: int = 0) -> None:
         self._clock = clock
         self._published = published
+        self._recent = RecentHalves(recent_halves_bytes) if recent_halves_bytes else None
         self._topics: set[str] = set()
         self._tallies, self._traffic = metrics.tallies, metrics.traffic
         self._halves = self._tallies.of(metrics.http.halves)
@@ -61,6 +68,10 @@ class LaneFlushes:
         """Store a batch. Returns one outcome for each half, in order; repeats are answered from the stored rows."""
         stored = await self._insert(connection, halves)
         self._count_halves(halves, stored)
+        if self._recent is not None:
+            for half in halves:
+                if half.transaction_id in stored:
+                    self._recent.keep(half)
         outcomes: dict[UUID, StoredHalf | Exception] = {**stored}
         missing = [half for half in halves if half.transaction_id not in outcomes]
         if missing:
@@ -94,7 +105,7 @@ class LaneFlushes:
                 connection.terminate()
                 raise
         self._count_halves(halves, stored)
-        self._count(ends, found)
+        self._count(ends, found, halves)
         outcomes: dict[UUID, PlainOutcome | Exception] = {
             key: PlainOutcome(half, found.get(key)) for key, half in stored.items()
         }
@@ -153,9 +164,18 @@ class LaneFlushes:
         # An End without a verdict contradicts nothing, so no refused End is written.
         return await read_recorded(connection, [End(key, None, None) for key in ids], self._clock.now())
 
-    def _count(self, ends: Sequence[End], found: Mapping[UUID, Recorded | Exception]) -> None:
-        """Count verdicts after their commit, and announce the topics of messages that became visible."""
+    def _count(
+        self, ends: Sequence[End], found: Mapping[UUID, Recorded | Exception], halves: Sequence[Half] = ()
+    ) -> None:
+        """Count verdicts after their commit, and announce the messages that became visible, by their topics at least.
+
+        `halves`: those that the same flush stored.
+        """
         topics: set[str] = set()
+        messages: list[Logged] = []
+        published = 0
+        recent = self._recent
+        own = {half.transaction_id: half for half in halves} if recent is not None else {}
         for end in ends:
             recorded = found[end.transaction_id]
             if isinstance(recorded, Exception) or recorded.verdict is None or recorded.source is None:
@@ -168,11 +188,42 @@ class LaneFlushes:
                 for message in recorded.messages:
                     topics.add(message.topic)
                     self._traffic.topics.of(message.topic).count += 1
+                published += len(recorded.messages)
+                if recent is not None:
+                    half = own.get(end.transaction_id) or recent.take(end.transaction_id)
+                    if half is not None:
+                        messages += _logged(half, recorded.messages)
             elif recorded.verdict != end.verdict:
                 self._refused[end.source].inc()
         self._tallies.publish_soon()
         if topics:
-            self._published(topics)
+            self._published(topics, messages, len(messages) == published)
+
+
+def _logged(half: Half, recorded: Sequence[RecordedMessage]) -> list[Logged]:
+    """Return the messages of a commit as the log has them, but for those with a delay: the log has their due times."""
+    found: list[Logged] = []
+    for position, topic, offset, committed_at in recorded:
+        message = half.messages[position]
+        if message.deliver_after_s is None:
+            found.append(
+                (
+                    offset,
+                    half.transaction_id,
+                    position,
+                    topic,
+                    message.key,
+                    message.tag,
+                    None,
+                    committed_at,
+                    half.producer_group,
+                    message.headers,
+                    message.content_type,
+                    message.body,
+                    half.traceparent,
+                )
+            )
+    return found
 
 
 async def _after_commit(
@@ -235,10 +286,11 @@ class CommitLanes:
         clock: Clock,
         metrics: Metrics,
         limits: LaneLimits,
-        published: Callable[[Collection[str]], None] = lambda topics: None,
+        published: Published = lambda topics, messages, complete: None,
         tracing: "Tracing | None" = None,
+        recent_halves_bytes: int = 0,
     ) -> None:
-        flushes = LaneFlushes(clock, metrics, published)
+        flushes = LaneFlushes(clock, metrics, published, recent_halves_bytes)
         self._tallies = metrics.tallies
 
         def observe(lane: str) -> Callable[[int, float, int], None]:

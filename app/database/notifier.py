@@ -7,9 +7,9 @@ streams take; a turn for each commit would cost the caller who commits next, for
 """
 
 import asyncio
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 from app.database.connection import Connection, Database
 from app.topic_patterns import TopicPatterns
@@ -37,8 +37,8 @@ class Woken:
 class Worker(Protocol):
     """The worker process beside this one, which wakes its own relay and notifies others."""
 
-    def published(self, topics: Collection[str] | None) -> None:
-        """Tell the worker what was published."""
+    def published(self, topics: Collection[str] | None, messages: Sequence[Any] = (), complete: bool = False) -> None:
+        """Tell the worker what was published: topics, and messages as app/runtime/publications.py has them."""
 
 
 class WakeUps:
@@ -68,11 +68,22 @@ class WakeUps:
         self._listener: Connection | None = None
         self._listening = False
 
-    def published(self, topics: Collection[str] | None = None) -> None:
-        """Wake this process's relay if it takes one of the topics (None: any), and have the others notified soon."""
-        self._wake(topics)
+    def published(
+        self,
+        topics: Collection[str] | None = None,
+        messages: Sequence[Any] = (),
+        complete: bool = False,
+        *,
+        taken: bool = False,
+    ) -> None:
+        """Wake this process's relay if it takes one of the topics (None: any), and have the others notified soon.
+
+        `messages` go to the worker beside this process, if there is one; with `complete` they are all that was
+        published. With `taken` this process's relay has got all messages already.
+        """
+        self._wake(topics, taken=taken)
         if self.worker is not None:
-            self.worker.published(topics)
+            self.worker.published(topics, messages, complete)
         elif self.elsewhere is None or self._taken_elsewhere(self.elsewhere, topics):
             self.notify_soon(topics)
 
@@ -100,9 +111,11 @@ class WakeUps:
         self._unread = self._requested = False
         return woken
 
-    def _wake(self, topics: Collection[str] | None) -> None:
+    def _wake(self, topics: Collection[str] | None, *, taken: bool = False) -> None:
         if self.on_wake is not None:
             self.on_wake()
+        if taken:
+            return
         if topics is None or self.interest is None or self.interest.match_any(topics):
             self.wake()
 

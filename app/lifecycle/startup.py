@@ -28,6 +28,7 @@ from app.lifecycle.signals import on_shutdown_signal
 from app.observability.metrics import Metrics
 from app.runtime.live_settings import follow
 from app.runtime.loop_runner import Loop, run
+from app.runtime.publications import Publications
 from app.runtime.server_certificate import ServerCertificate
 from app.runtime.state import Runtime
 from app.runtime.wake_up_socket import join_worker_beside
@@ -143,13 +144,16 @@ async def assemble(settings: Settings, dsn: str, stack: AsyncExitStack) -> Runti
     limits = LaneLimits(settings.batch_max, settings.queue_max, settings.linger_s, settings.flush_timeout_s)
     wake_ups = WakeUps(database)
     stack.push_async_callback(wake_ups.close)
-    beside = join_worker_beside(wake_ups, settings.role)
+    publications = Publications(wake_ups, clock)
+    beside = join_worker_beside(wake_ups, settings.role, publications.received)
     if beside is not None:
         stack.callback(beside.close)
     tracing = open_tracing(settings)
     if tracing is not None:
         stack.push_async_callback(tracing.close)
-    lanes = CommitLanes(database, clock, metrics, limits, wake_ups.published, tracing)
+    # An API process without a worker beside it has no relay that could take messages.
+    recent_bytes = 0 if settings.role == "api" and beside is None else settings.recent_halves_bytes
+    lanes = CommitLanes(database, clock, metrics, limits, publications.published, tracing, recent_bytes)
     stack.push_async_callback(lanes.close)
     network_policy = NetworkPolicy.of(settings)
     checks_http = await stack.enter_async_context(callback_client(network_policy))
@@ -170,6 +174,7 @@ async def assemble(settings: Settings, dsn: str, stack: AsyncExitStack) -> Runti
         checks_http=checks_http,
         deliveries_http=deliveries_http,
         wake_ups=wake_ups,
+        publications=publications,
         beside=beside,
         tracing=tracing,
         certificate=server_certificate(settings),

@@ -12,12 +12,13 @@ from app.database.connection import Connection
 from app.ids import message_id
 from app.relay.assignments import Assignments, due
 from app.relay.expiry_turn import expire
+from app.relay.handed_messages import HandedMessages
 from app.relay.stream import Stream
 from app.runtime.loop_runner import StepResult
 from app.runtime.state import Runtime
 from app.store.relay.announcements import Announcement, announce
 from app.store.relay.checkpoints import Shard, set_breaker
-from app.store.relay.log import NEWEST, Read, Reader, log_head, takes, union, window
+from app.store.relay.log import NEWEST, Outgoing, Read, Reader, log_head, takes, union, window
 from app.store.relay.results import DEAD, Batch, Settlement, settle
 from app.store.relay.retries import claim_retries
 from app.store.subscriptions.subscriptions import disable
@@ -51,6 +52,7 @@ class Relay:
     """The relay of one process: `step` is its loop's step, `drain` its end."""
 
     def __init__(self, runtime: Runtime) -> None:
+        runtime.publications.relay = self.hand_over
         self._assignments = Assignments(runtime)
         self._connections = asyncio.Semaphore(CONNECTIONS)
         self._head = 0
@@ -60,6 +62,7 @@ class Relay:
         # Whether this turn reads without the head, and whether such a read left something.
         self._direct = self._more = False
         self._looked_at: datetime | None = None
+        self._handed = HandedMessages()
         # The streams, if each of them rested at the end of the last turn.
         self._resting: list[Stream] = []
         # Whether the last look found any message that waits for a retry.
@@ -71,6 +74,28 @@ class Relay:
     def streams(self) -> dict[Shard, Stream]:
         """The streams that this process holds."""
         return self._assignments.streams
+
+    def hand_over(self, messages: Sequence[Outgoing], now: datetime) -> bool:
+        """Give the streams messages that were committed just now, without reading the log.
+
+        Return whether no stream must read the log for them. Messages that a stream cannot take yet, because it has not
+        read those before them, are kept for a moment: a read that is under way may reach them.
+        """
+        self._handed.add(messages, now)
+        return self._take_handed(now)
+
+    def _take_handed(self, now: datetime) -> bool:
+        """Give the streams what was handed over; return whether no stream must read the log for it."""
+        reads = False
+        for run in self._handed.runs(now):
+            behind = [stream for stream in self.streams.values() if not stream.accept_handed(run, now)]
+            if not behind:
+                self._handed.taken(run)
+            # The others read the log at their next look, or when they have room.
+            reads = reads or any(_reads_for(stream, run) for stream in behind)
+            self._head = max(self._head, run[-1].offset)
+            self._resting = []
+        return not reads
 
     async def step(self, runtime: Runtime, now: datetime) -> StepResult:
         """Refresh the assignments, look for messages, read for each stream that has room, and settle."""
@@ -104,7 +129,7 @@ class Relay:
             return False
         async with runtime.database.keyed() as connection:
             head, retries = await log_head(connection)
-        if head != self._head or retries:
+        if head != self._head or retries or not self._resting:
             return False
         self._head_at = self._looked_at = self._retries_at = now
         return True
@@ -189,6 +214,8 @@ class Relay:
         for result in results:
             if isinstance(result, BaseException):
                 raise result
+        if len(self._handed) and not self._take_handed(now):
+            runtime.wake_ups.wake()
 
     async def settle(self, runtime: Runtime, connection: Connection, now: datetime) -> None:
         """Record the outcomes of all streams in one statement; announce what a person must know with its cause."""
@@ -255,6 +282,12 @@ class Relay:
         runtime.metrics.relay.show_limits_used(used)
 
 
+def _reads_for(stream: Stream, messages: Sequence[Outgoing]) -> bool:
+    """Return whether a stream has room and takes any of these messages, as far as topics and tags tell."""
+    route = stream.subscription.route
+    return stream.wants_messages(NEWEST) and any(takes(route, message) for message in messages)
+
+
 def _groups(streams: Iterable[Stream]) -> list[list[Stream]]:
     """Return the groups of streams that share a read: same position, and messages chosen without the database."""
     together: dict[int, list[Stream]] = {}
@@ -272,7 +305,8 @@ async def _read(connection: Connection, group: list[Stream], now: datetime) -> R
     if len(group) == 1:
         [stream] = group
         found = await window(connection, stream.window.reader, stream.position, at_most)
-        stream.accept_window(found.messages, found.reached, now)
+        # Meanwhile messages may have been handed over.
+        stream.accept_window(_after(stream.position, found.messages), found.reached, now)
         return found
     position = group[0].position
     reader = Reader(
@@ -285,10 +319,16 @@ async def _read(connection: Connection, group: list[Stream], now: datetime) -> R
     )
     found = await window(connection, reader, position, at_most)
     for stream in group:
-        if stream.position == position:
-            messages = [message for message in found.messages if takes(stream.subscription.route, message)]
+        if stream.position >= position:
+            messages = [m for m in _after(stream.position, found.messages) if takes(stream.subscription.route, m)]
             stream.accept_window(messages, found.reached, now)
     return found
+
+
+def _after(position: int, messages: list[Outgoing]) -> list[Outgoing]:
+    if not messages or messages[0].offset > position:
+        return messages
+    return [message for message in messages if message.offset > position]
 
 
 def _is_announced(stream: Stream, batch: Batch) -> bool:

@@ -14,7 +14,7 @@ from app.relay.sender import Sender, SenderOptions
 from app.relay.stream_source import StreamContext, StreamSource
 from app.relay.window import WINDOW_LEAST, Window
 from app.store.relay.checkpoints import StartPosition
-from app.store.relay.log import Outgoing
+from app.store.relay.log import Outgoing, takes
 from app.store.relay.results import NOTE, Batch
 from app.store.relay.retries import Claimant
 from app.verdicts import DeadLetterReason, OnDead, Ordered
@@ -188,6 +188,23 @@ class Stream:
         if expiry is not None and expiry.may_expire(now):
             self._expire_unsent(expiry, now)
         self.sender.fill()
+
+    def accept_handed(self, messages: Sequence[Outgoing], now: datetime) -> bool:
+        """Take what follows the stream's position in messages that were committed just now, with offsets in sequence.
+
+        Return whether nothing is left to read up to the last of them. A stream does not take messages beyond a gap,
+        because there may be messages in it that are not known here; nor if only the database can choose its messages.
+        """
+        last = messages[-1].offset
+        if not (self._reads and self.window.is_behind(last)):
+            return True
+        position = self.position
+        if not (self.window.shares_reads and messages[0].offset <= position + 1 and self.wants_messages(last)):
+            return False
+        route = self.subscription.route
+        new = messages if messages[0].offset > position else [m for m in messages if m.offset > position]
+        self.accept_window([message for message in new if takes(route, message)], last, now)
+        return self.position >= last
 
     def retry(self, messages: Sequence[Outgoing]) -> None:
         """Take messages that were claimed from delivery_retry; they go before new ones."""

@@ -16,6 +16,7 @@ from app.database.notifier import WakeUps
 from app.egress.http_client import EgressClient
 from app.egress.network_policy import NetworkPolicy
 from app.observability.metrics import Metrics
+from app.runtime.publications import Publications
 from app.runtime.server_certificate import ServerCertificate
 from app.runtime.single_flight import SingleFlight
 from app.runtime.waiting_claims import WaitingClaims
@@ -49,6 +50,7 @@ class Runtime:
     checks_http: EgressClient
     deliveries_http: EgressClient
     wake_ups: WakeUps
+    publications: Publications
     # The requests that wait for a check of their producer group.
     waiting_claims: WaitingClaims = field(default_factory=WaitingClaims)
     # Consumers that wait for messages of subscriptions, by the id of the subscription.

@@ -1,36 +1,47 @@
-"""Wakes the worker process of the same `halfnote serve` by a datagram, which costs far less than a NOTIFY.
+"""Passes what API processes published to the worker process of the same `halfnote serve`, by datagrams.
 
-The worker binds a Unix socket beside its state file. API processes send the topics of what they published to it, and
-the worker notifies the relays of other machines for them (`WakeUps.published`). A datagram is a hint, as a NOTIFY is:
-a relay that misses one reads the log at its next poll. If no datagram can be sent, the API process sends NOTIFY itself.
+The worker binds a Unix socket beside its state file, in a directory of this service's user alone. API processes send
+the topics of what they published and, as far as they have them in memory, the messages. The worker notifies the relays
+of other machines for them (`WakeUps.published`). A datagram is a hint, as a NOTIFY is: a relay that misses one reads
+the log at its next poll. If no datagram can be sent, the API process sends NOTIFY itself.
 """
 
 import asyncio
 import socket
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import TypeAlias
 
+import msgspec
 import structlog
 
-from app.database.notifier import PAYLOAD_MAX_BYTES, WakeUps, payload_of, topics_of
+from app.database.notifier import PAYLOAD_MAX_BYTES, WakeUps
 from app.runtime.worker_state import worker_state_file
+from app.store.relay.log import Logged
 
 log = structlog.get_logger(__name__)
 
-# Publications within this time share a datagram. Flushes may follow each other sooner than the worker can read.
+# Topics that are published within this time share a datagram. Flushes may follow each other sooner than the worker can
+# read. Messages are sent at once, because a subscriber waits for them.
 REST_S = 0.002
 # The most datagrams that are read in one turn of the event loop.
 READS_MAX = 32
+# The largest datagram: Linux takes up to 200 kB by default. Messages that do not fit are read from the log.
+DATAGRAM_MAX_BYTES = 128 * 1024
 
 # The topics of what was published; None if they are not known.
 Topics: TypeAlias = Collection[str] | None
+# Topics, messages in the order of their offsets, and whether these are all that was published.
+Received: TypeAlias = Callable[[Topics, Sequence[Logged], bool], None]
+
+_encode = msgspec.msgpack.Encoder(uuid_format="bytes").encode
+_decode = msgspec.msgpack.Decoder(tuple[list[str] | None, list[Logged], bool]).decode
 
 
-def join_worker_beside(wake_ups: WakeUps, role: str) -> "WakeUpSender | WakeUpReceiver | None":
+def join_worker_beside(wake_ups: WakeUps, role: str, received: Received) -> "WakeUpSender | WakeUpReceiver | None":
     """Connect the API processes and the worker of one `halfnote serve`; None where no worker runs beside others.
 
-    The caller closes what is returned.
+    `received` is called in the worker. The caller closes what is returned.
     """
     state_file = worker_state_file()
     if state_file is None:
@@ -38,7 +49,7 @@ def join_worker_beside(wake_ups: WakeUps, role: str) -> "WakeUpSender | WakeUpRe
     path = state_file.with_name("wake-ups")
     if role == "worker":
         try:
-            return WakeUpReceiver(path, wake_ups.published)
+            return WakeUpReceiver(path, received)
         except OSError as error:
             # Such as a path of over 107 bytes.
             log.warning("wake_up_socket_unavailable", path=str(path), because=str(error), effect="NOTIFY is used")
@@ -48,20 +59,27 @@ def join_worker_beside(wake_ups: WakeUps, role: str) -> "WakeUpSender | WakeUpRe
 
 
 class WakeUpSender:
-    """Sends what this process published to the worker, or to `otherwise` if the worker cannot be reached."""
+    """Sends what this process published to the worker, or its topics to `otherwise` if that cannot be reached."""
 
     def __init__(self, path: Path, otherwise: Callable[[Topics], None]) -> None:
         self._path, self._otherwise = str(path), otherwise
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
         self._socket.setblocking(False)
         self._loop = asyncio.get_running_loop()
+        # What waits for its datagram: topics without their messages.
         self._topics: set[str] = set()
         self._any = False
         self._sent_at = -REST_S
         self._timer: asyncio.TimerHandle | None = None
 
-    def published(self, topics: Topics) -> None:
-        """Send the topics now, or together with others when REST_S has passed since the last datagram."""
+    def published(self, topics: Topics, messages: Sequence[Logged] = (), complete: bool = False) -> None:
+        """Send messages now; send topics now, or together with others when REST_S has passed since the last datagram.
+
+        `complete`: the messages are all that was published.
+        """
+        if messages:
+            self._send(topics, messages, complete)
+            return
         if topics is None:
             self._any = True
         else:
@@ -69,9 +87,9 @@ class WakeUpSender:
         if self._timer is None:
             rest_s = self._sent_at + REST_S - self._loop.time()
             if rest_s <= 0:
-                self._send()
+                self._send_topics()
             else:
-                self._timer = self._loop.call_later(rest_s, self._send)
+                self._timer = self._loop.call_later(rest_s, self._send_topics)
 
     def begin_drain(self) -> None:
         """Go on sending: requests that are open may publish."""
@@ -80,15 +98,26 @@ class WakeUpSender:
         """Send what waits, and close the socket."""
         if self._timer is not None:
             self._timer.cancel()
-            self._send()
+            self._send_topics()
         self._socket.close()
 
-    def _send(self) -> None:
+    def _send_topics(self) -> None:
         topics = None if self._any else self._topics
         self._topics, self._any, self._timer = set(), False, None
         self._sent_at = self._loop.time()
+        self._send(topics, (), False)
+
+    def _send(self, topics: Topics, messages: Sequence[Logged], complete: bool) -> None:
+        named = None if topics is None or sum(map(len, topics)) > PAYLOAD_MAX_BYTES // 4 else sorted(topics)
+        datagram = _encode((named, messages, complete))
+        if len(datagram) > DATAGRAM_MAX_BYTES:
+            middle = len(messages) // 2
+            if middle:
+                self._send(topics, messages[:middle], True)
+            self._send(topics, messages[middle:] if middle else (), complete and middle > 0)
+            return
         try:
-            self._socket.sendto(payload_of(topics), self._path)
+            self._socket.sendto(datagram, self._path)
         except OSError:
             # The worker has not started, has ended, or reads more slowly than processes send.
             self._otherwise(topics)
@@ -97,8 +126,8 @@ class WakeUpSender:
 class WakeUpReceiver:
     """Receives what API processes published. Raises OSError if the socket cannot be bound."""
 
-    def __init__(self, path: Path, published: Callable[[Topics], None]) -> None:
-        self._path, self._published = path, published
+    def __init__(self, path: Path, received: Received) -> None:
+        self._path, self._received = path, received
         # A worker that was killed leaves its socket.
         path.unlink(missing_ok=True)
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
@@ -127,7 +156,7 @@ class WakeUpReceiver:
         # Linux queues as few as ten datagrams, so a turn of the event loop takes all of them.
         for _ in range(READS_MAX):
             try:
-                received = self._socket.recv(PAYLOAD_MAX_BYTES)
+                datagram = self._socket.recv(DATAGRAM_MAX_BYTES)
             except OSError:
                 return
-            self._published(topics_of(received))
+            self._received(*_decode(datagram))

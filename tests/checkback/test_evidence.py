@@ -126,7 +126,7 @@ async def test_ends_of_producers_and_of_checks_share_a_flush(
         # No check of it was sent.
         End(ids[2], "shop", Verdict.COMMIT, from_check=True),
     ]
-    flushes = LaneFlushes(runtime.clock, runtime.metrics, lambda topics: None)
+    flushes = LaneFlushes(runtime.clock, runtime.metrics, lambda topics, messages, complete: None)
     outcomes = await flushes.ends(db, ends)
     assert [(one.verdict, one.source) for one in outcomes if not isinstance(one, Exception)] == [(1, 0), (2, 1), (1, 0)]
     assert [await evidence(db, one) for one in ids] == [[], [(7, "rollback", 2, 1, None, True)], []]

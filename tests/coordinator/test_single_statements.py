@@ -153,7 +153,8 @@ def _ordered(answer: Any, order: dict[int, int]) -> Any:
     def one(value: Any) -> Any:
         if not isinstance(value, Recorded):
             return value
-        return replace(value, messages=tuple((position, topic, order[at]) for position, topic, at in value.messages))
+        messages = tuple((position, topic, order[offset]) for position, topic, offset, _ in value.messages)
+        return replace(value, messages=messages)
 
     return tuple(
         {key: one(value) for key, value in part.items()} if isinstance(part, dict) else part for part in answer

@@ -9,11 +9,12 @@ APP = Path(__file__).parent.parent.parent / "app"
 NUMBER = re.compile(r"^([A-Z][A-Z_]*_MAX(?:_[A-Z]+)?|[A-Z][A-Z_]*_LIMIT(?:_[A-Z]+)?) = [0-9]", re.MULTILINE)
 # Bounds of a column's type.
 OF_TYPES = {"ID_MAX", "OFFSET_MAX", "REPLAY_MAX"}
-# The size of a NOTIFY, which is split, of batches, of a cache, and of the reads of a turn.
+# The sizes of a NOTIFY and of a datagram, which are split, of batches, of a cache, and of the reads of a turn.
 INTERNAL = {
     "app/checkback/loop.py:BATCH_MAX",
     "app/database/notifier.py:PAYLOAD_MAX_BYTES",
     "app/egress/http_client.py:TARGETS_MAX",
+    "app/runtime/wake_up_socket.py:DATAGRAM_MAX_BYTES",
     "app/runtime/wake_up_socket.py:READS_MAX",
 }
 # Repeats one that is on the page.

@@ -53,9 +53,10 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 async def opened(
     client: httpx.AsyncClient, runtime: Runtime, receiver: Responder, now: datetime
 ) -> tuple[Relay, Stream]:
-    """Return a relay whose one stream has read the whole log."""
+    """Return a relay whose one stream has read the whole log, and which gets no messages but from the log."""
     await subscribe(client, receiver)
     relay = Relay(runtime)
+    runtime.publications.relay = None
     for _ in range(3):
         await relay.step(runtime, now)
     [stream] = relay.streams.values()

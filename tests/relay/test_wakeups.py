@@ -124,3 +124,21 @@ async def test_a_loop_rests_as_long_as_its_step_took(runtime: Runtime) -> None:
     await running
     for first, second, step_s in zip(began, began[1:], took_s, strict=False):
         assert second - first >= 2 * step_s
+
+
+async def test_consumers_that_wait_are_woken_though_the_relay_has_the_messages(
+    client: httpx.AsyncClient, runtime: Runtime, group: str
+) -> None:
+    woken: list[int] = []
+    runtime.wake_ups.on_wake = lambda: woken.append(1)
+    async with Responder() as receiver:
+        await subscribe(client, receiver)
+        relay = Relay(runtime)
+        for _ in range(2):
+            await relay.step(runtime, runtime.clock.now())
+        runtime.wake_ups.relay.clear()
+        woken.clear()
+        await publish(client, order(1))
+        assert woken == [1]
+        assert not runtime.wake_ups.relay.is_set()
+        await relay.drain(runtime)

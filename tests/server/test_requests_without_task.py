@@ -378,7 +378,9 @@ async def test_an_idle_connection_holds_no_content(
             assert (await answer_of(reader)).status == 201
             [protocol] = cast(set[HttpProtocol], state.connections)
             assert bytes(protocol.cycle.body) == b"", number
-            # The lane's runner ends in a turn of its own.
+            # A half is kept until its end, and the lane's runner ends in a turn of its own.
+            body = {"transaction_id": str(one), "producer_group": "shop", "verdict": "rollback"}
+            assert (await client.post("/end", json=body)).status_code == 200
             await until(lambda one=one: not halves_of(one))  # type: ignore[misc]
     # Both ways were taken.
     assert 2 <= taken.known <= 3

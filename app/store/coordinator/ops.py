@@ -44,7 +44,7 @@ _RECORDED_AT, _READ_AT = f"${ENDS.next}::timestamptz", f"${READS.next}::timestam
 # The columns of a row of RECORD_ENDS and READ_RECORDED, in the order in which `_fold` unpacks it.
 FOUND = (
     *("transaction_id", "owner", "open", "half_traceparent", "verdict", "source", "decided_at"),
-    *("position", "topic", "offset"),
+    *("position", "topic", "offset", "committed_at"),
 )
 
 
@@ -98,13 +98,13 @@ with asked as materialized (
     ) m
     where d.verdict = 1 order by k.n, m.position
   ) o
-  returning transaction_id, position, topic, "offset"
+  returning transaction_id, position, topic, "offset", committed_at
 ){answered}
 select {
         _found(
             same("transaction_id", "owner", "open", "half_traceparent", of="k")
             | same("verdict", "source", "decided_at", of="d")
-            | same("position", "topic", "offset", of="s")
+            | same("position", "topic", "offset", "committed_at", of="s")
         )
     }
 from known k left join decided d using (transaction_id) left join sent s using (transaction_id)
@@ -158,9 +158,10 @@ with stored as materialized (
   insert into outbox (transaction_id, position, "offset", topic, key, tag, due_at, committed_at)
   select $1, position, nextval('outbox_offset'), topic, key, tag, at + make_interval(secs => deliver_after_s), at
   from (select s.*, l.at from locked l, stored s order by s.position) o
-  returning position, topic, "offset"
+  returning position, topic, "offset", committed_at
 )
-select b.position, b.topic, b."offset", (select traceparent from stored where position = 0) as half_traceparent
+select b.position, b.topic, b."offset", b.committed_at,
+  (select traceparent from stored where position = 0) as half_traceparent
 from decided left join sent b on true
 """  # noqa: S608
 
@@ -192,11 +193,11 @@ select {
     _found(
         same("transaction_id", "owner", "half_traceparent", "verdict", "source", "decided_at", of="r")
         | {"open": "true"}
-        | same("position", "topic", "offset", of="b")
+        | same("position", "topic", "offset", "committed_at", of="b")
     )
 }
 from recorded r left join lateral (
-  select position, topic, "offset" from outbox b where b.transaction_id = r.transaction_id offset 0
+  select position, topic, "offset", committed_at from outbox b where b.transaction_id = r.transaction_id offset 0
 ) b on true
 order by r.transaction_id, b.position
 """  # noqa: S608 -- constants
@@ -244,6 +245,7 @@ class RecordedMessage(NamedTuple):
     position: int
     topic: str
     offset: int
+    committed_at: datetime
 
 
 @dataclass(slots=True)
@@ -304,8 +306,8 @@ async def _record_end(connection: Connection, end: End, now: datetime) -> Record
     )
     if not rows:
         return None
-    messages = () if rows[0][0] is None else tuple(sorted(RecordedMessage(row[0], row[1], row[2]) for row in rows))
-    return Recorded(end.producer_group, True, end.verdict, end.source, now, messages, True, rows[0][3])
+    messages = () if rows[0][0] is None else tuple(sorted(RecordedMessage(*row[:4]) for row in rows))
+    return Recorded(end.producer_group, True, end.verdict, end.source, now, messages, True, rows[0][4])
 
 
 async def read_recorded(connection: Connection, ends: Sequence[End], now: datetime) -> dict[UUID, Recorded]:
@@ -322,8 +324,10 @@ def _fold(rows: Iterable[Any], *, decided_now: bool) -> dict[UUID, Recorded]:
     `decided_now`: a verdict in these rows was recorded by the statement that returned them.
     """
     found: dict[UUID, Recorded] = {}
-    for transaction_id, owner, is_open, half_trace, verdict, source, decided_at, position, topic, offset in rows:
-        messages: tuple[RecordedMessage, ...] = () if position is None else (RecordedMessage(position, topic, offset),)
+    for transaction_id, owner, is_open, half_trace, verdict, source, decided_at, position, topic, offset, at in rows:
+        messages: tuple[RecordedMessage, ...] = ()
+        if position is not None:
+            messages = (RecordedMessage(position, topic, offset, at),)
         before = found.get(transaction_id)
         if before is not None:
             messages = before.messages + messages

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any
+from typing import Any, TypeAlias
 from uuid import UUID
 
 import msgspec
@@ -56,7 +56,24 @@ class Outgoing:
         return self.due_at or self.committed_at
 
 
-# The fields that the log has. The others come from a delivery_retry row.
+# The values of the fields that the log has: offset, transaction id, position, topic, key, tag, due time, commit time,
+# producer group, headers, content type, body, trace context.
+Logged: TypeAlias = tuple[
+    int,
+    UUID,
+    int,
+    str,
+    str | None,
+    str | None,
+    datetime | None,
+    datetime,
+    str,
+    str | None,
+    str,
+    bytes,
+    str | None,
+]
+# The names of these fields. The others come from a delivery_retry row.
 LOGGED = tuple(name for name in field_names(Outgoing) if name not in ("used", "first_at", "claim"))
 assert field_names(Outgoing)[: len(LOGGED)] == LOGGED
 
