@@ -199,6 +199,8 @@ producer_group = Table(
     Column("checks", Text, nullable=False, server_default=text("'call'")),
     # When a producer last claimed checks, within a few seconds.
     Column("claimed_at", Time),
+    # One call of a check URL asks about many transactions.
+    Column("batch_checks", Boolean, nullable=False, server_default=text("false")),
     CheckConstraint("checks IN ('call', 'claim')", name="producer_group_checks"),
     CheckConstraint("on_exhausted IN ('rollback', 'park')", name="producer_group_on_exhausted"),
     # Secrets are stored sealed (app/secrets/vault.py).

@@ -1,10 +1,10 @@
 """Send checks and pings to producer groups over HTTP, signed, and read their answers."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Annotated, Any, Literal
-from uuid import uuid4
+from uuid import UUID, uuid4
 
 import msgspec
 from msgspec import Meta, Struct
@@ -18,6 +18,7 @@ from app.policy.check_schedule import Answered, CheckResult, Unanswered
 from app.secrets.signatures import Secret, headers
 from app.verdicts import Verdict
 
+NOT_AMONG = "the answer has no verdict for this transaction"
 _VERDICTS = {"commit": Verdict.COMMIT, "rollback": Verdict.ROLLBACK, "unknown": None}
 _encode = msgspec.json.Encoder().encode
 # `identity`: answers must not be compressed, because they are not decompressed.
@@ -35,7 +36,21 @@ class CheckAnswer(Struct, forbid_unknown_fields=True):
             raise ValueError("`reason` holds NUL")
 
 
+class ManyAnswers(Struct, forbid_unknown_fields=True):
+    """The body of the answer to a check of many transactions. Each answer is read by itself."""
+
+    answers: list[msgspec.Raw]
+
+
+class OneAnswer(CheckAnswer, kw_only=True):
+    """The answer to one of many."""
+
+    transaction_id: UUID
+
+
 _decode = msgspec.json.Decoder(CheckAnswer).decode
+_decode_many = msgspec.json.Decoder(ManyAnswers).decode
+_decode_one = msgspec.json.Decoder(OneAnswer).decode
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,11 +66,15 @@ class UrlResult:
 
 @dataclass(frozen=True, slots=True)
 class CheckReply:
-    """The result of a check, and of each URL that was tried; `result` is from the last of them."""
+    """The result of a check, and of each URL that was tried; `result` is from the last of them.
+
+    `answers`: of a check of many transactions that was answered, the results by id; the others have `result`.
+    """
 
     result: CheckResult
     tried: tuple[UrlResult, ...]
     response: str | None
+    answers: Mapping[UUID, CheckResult] | None = None
 
 
 def body_fields(body: bytes, content_type: str) -> dict[str, Any]:
@@ -74,15 +93,23 @@ async def ask(
     timeout_s: float,
     now: datetime,
     trace: str | None = None,
+    many: bool = False,
 ) -> CheckReply:
-    """Send a check to the URLs in turn until one answers, each within `timeout_s`. All get the same signature."""
+    """Send a check to the URLs in turn until one answers, each within `timeout_s`. All get the same signature.
+
+    `many`: the check is of many transactions, which one URL answers together.
+    """
     signed = {**_PLAIN, **trace_headers(trace), **headers(secrets, webhook_id, body, now)}
     tried: list[UrlResult] = []
     failures: list[Unanswered] = []
     response: str | None = None
     for url in urls:
         reply = await client.call(url, body, signed, timeout_s=timeout_s)
-        result = read_answer(reply, now)
+        answers = read_answers(reply) if many else None
+        result = Unanswered(NOT_AMONG) if answers is not None else read_answer(reply, now, many=many)
+        if answers is not None:
+            tried.append(UrlResult(url, now, None, reply.status, reply.duration_ms))
+            return CheckReply(result, tuple(tried), reply.text or None, answers)
         error = result.error if isinstance(result, Unanswered) else None
         tried.append(UrlResult(url, now, error, reply.status, reply.duration_ms))
         response = reply.text or None
@@ -105,8 +132,34 @@ async def ping(
     return UrlResult(url, now, error, reply.status, reply.duration_ms)
 
 
-def read_answer(reply: Reply, now: datetime) -> CheckResult:
-    """Read a check's answer: 200 with a verdict, 202 or 204 for `unknown`; anything else counts as unanswered."""
+def read_answers(reply: Reply) -> dict[UUID, CheckResult] | None:
+    """Read the answer to a check of many transactions, by id; None if it is no such answer.
+
+    An answer that cannot be read, and a transaction with two different ones, has no result.
+    """
+    if reply.status != 200 or reply.truncated:
+        return None
+    try:
+        listed = _decode_many(reply.body).answers
+    except (msgspec.DecodeError, ValueError):
+        return None
+    found: dict[UUID, CheckResult] = {}
+    for raw in listed:
+        try:
+            one = _decode_one(raw)
+        except (msgspec.DecodeError, ValueError):
+            continue
+        result = Answered(_VERDICTS[one.verdict], one.reason)
+        if found.setdefault(one.transaction_id, result) != result:
+            found[one.transaction_id] = Unanswered("the answer has two verdicts for this transaction")
+    return found
+
+
+def read_answer(reply: Reply, now: datetime, *, many: bool = False) -> CheckResult:
+    """Read a check's answer: 200 with a verdict, 202 or 204 for `unknown`; anything else counts as unanswered.
+
+    `many`: the check is of many transactions, and `read_answers` found no answers to it.
+    """
     if reply.status is None:
         return Unanswered(reply.error or "no answer", congested=reply.timed_out)
     if reply.status in (202, 204):
@@ -119,6 +172,8 @@ def read_answer(reply: Reply, now: datetime) -> CheckResult:
         return Unanswered(f"answered {reply.status}; a check wants 200, 202 or 204")
     if reply.truncated:
         return Unanswered("answered 200, but with more than 16 KiB")
+    if many:
+        return Unanswered("answered 200, but not {answers: [{transaction_id, verdict, reason?}]}")
     try:
         answer = _decode(reply.body)
     except (msgspec.DecodeError, ValueError) as error:

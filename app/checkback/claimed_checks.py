@@ -14,7 +14,7 @@ from app.runtime.state import Runtime
 from app.store.admin.audit import Act, record
 from app.store.checkback import claimed_checks as store
 from app.store.checkback.claimed_checks import TakenClaim
-from app.store.checkback.claims import AskedGroup, AskedMessage, Claim, asked_groups, asked_messages
+from app.store.checkback.claims import AskedGroup, AskedMessage, Claim, asked_groups, asked_messages, message_bytes
 from app.store.checkback.requests import ask_unanswered
 from app.store.coordinator.ops import Recorded
 from app.verdicts import Checks, State, Verdict
@@ -152,15 +152,11 @@ async def _with_messages(
         messages = await asked_messages(connection, [one.transaction_id for one in some])
         for place, one in enumerate(some):
             found = messages.get(one.transaction_id, ())
-            size += sum(map(_size, found))
+            size += sum(map(message_bytes, found))
             if size > CLAIM_BYTES and checks:
                 return checks, list(claims[first + place :])
             checks.append(Check(one, group, found, ()))
     return checks, []
-
-
-def _size(message: AskedMessage) -> int:
-    return len(message.body or b"") + len(message.headers or "") + len(message.context or "") + len(message.topic)
 
 
 def _trace(check: Check) -> dict[str, Any]:

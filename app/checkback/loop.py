@@ -14,6 +14,7 @@ import structlog
 from sqlalchemy.exc import SQLAlchemyError
 
 from app.checkback.check import Check, FinishedCheck, ask_producer
+from app.checkback.check_batches import ask_about_many, batches_of
 from app.checkback.group_feedback import GroupFeedback
 from app.checkback.settle import settle_batch
 from app.database.connection import Connection
@@ -56,7 +57,7 @@ class CheckBack:
 
     def __init__(self) -> None:
         self.wake = asyncio.Event()
-        self._tasks: dict[asyncio.Task[None], Claim] = {}
+        self._tasks: dict[asyncio.Task[None], list[Claim]] = {}
         self._finished: list[FinishedCheck] = []
         self._settler: asyncio.Task[None] | None = None
         self._in_flight: Counter[str] = Counter()
@@ -90,9 +91,9 @@ class CheckBack:
                 # Their leases expire; no check was sent.
                 self._in_flight = +(self._in_flight - Counter(one.producer_group for one in claims))
                 raise
-        for check in checks:
-            task = asyncio.create_task(self._run(runtime, check))
-            self._tasks[task] = check.claim
+        for batch in batches_of(checks):
+            task = asyncio.create_task(self._run(runtime, batch))
+            self._tasks[task] = [check.claim for check in batch]
             task.add_done_callback(lambda done: self._tasks.pop(done, None))
         return StepResult(len(claims) + removed, more=removed > 0, within_s=SOON_S)
 
@@ -115,7 +116,7 @@ class CheckBack:
         for task in canceled:
             task.cancel()
         await asyncio.gather(*canceled, return_exceptions=True)
-        leases = [(one.transaction_id, one.epoch) for one in left.values()]
+        leases = [(one.transaction_id, one.epoch) for claims in left.values() for one in claims]
         if leases:
             async with runtime.database.connection() as connection:
                 await release(connection, leases)
@@ -140,8 +141,12 @@ class CheckBack:
         self._turns[group.name] = first + 1
         return group.check_urls[first:] + group.check_urls[:first]
 
-    async def _run(self, runtime: Runtime, check: Check) -> None:
-        self._finished.append(await ask_producer(runtime, check))
+    async def _run(self, runtime: Runtime, checks: list[Check]) -> None:
+        group = checks[0].group
+        if group is not None and group.batch_checks and group.deleted_at is None:
+            self._finished += await ask_about_many(runtime, checks)
+        else:
+            self._finished.append(await ask_producer(runtime, checks[0]))
         if self._settler is None:
             self._settler = asyncio.create_task(self._settle(runtime))
 

@@ -16,6 +16,7 @@ app = typer.Typer(
 GroupName = Annotated[str, typer.Argument(metavar="NAME", help="the producer group")]
 CheckUrls = Annotated[list[str] | None, typer.Option("--check-url", help="a URL for check-back; repeat for failover")]
 Checks = Annotated[str | None, typer.Option(help="call; or claim: producers may claim the checks, and need no URL")]
+BatchChecks = Annotated[bool | None, typer.Option(help="ask about up to 100 transactions in one call")]
 Immunity = Annotated[int | None, typer.Option(help="seconds until the first check of a half message")]
 Interval = Annotated[int | None, typer.Option(help="seconds between checks")]
 MaxChecks = Annotated[int | None, typer.Option(help="checks that are answered without a verdict before --on-exhausted")]
@@ -32,6 +33,7 @@ def put(
     name: GroupName,
     check_url: CheckUrls = None,
     checks: Checks = None,
+    batch_checks: BatchChecks = None,
     immunity_s: Immunity = None,
     interval_s: Interval = None,
     max_checks: MaxChecks = None,
@@ -50,6 +52,7 @@ def put(
         file,
         check_urls=check_url,
         checks=checks,
+        batch_checks=batch_checks,
         immunity_s=immunity_s,
         interval_s=interval_s,
         max_checks=max_checks,
@@ -154,7 +157,8 @@ def _show(group: dict[str, Any], as_json: bool) -> None:
 
 
 def _checks(group: dict[str, Any]) -> str:
-    called = "by calls of its check URLs" if group["check_urls"] else None
+    many = ", up to 100 transactions each" if group["batch_checks"] else ""
+    called = f"by calls of its check URLs{many}" if group["check_urls"] else None
     last = moment(group["claimed_at"])
     claimed = f"by claims of its producers (last: {last or 'never'})" if group["checks"] == "claim" else None
     return " and ".join(filter(None, (claimed, called)))

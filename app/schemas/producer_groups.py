@@ -52,6 +52,7 @@ SHAPE_EXAMPLE: dict[str, Any] = {
     "check_max_in_flight": 32,
     "ping_interval_s": 60,
     "checks": "call",
+    "batch_checks": False,
 }
 EXAMPLE: dict[str, Any] = {
     "name": "shop",
@@ -91,6 +92,11 @@ class GroupPut(Strict):
         description="`call`: Halfnote calls the check URLs. `claim`: producers may also claim the checks "
         "(`POST /producer-groups/{name}/checks/claim`), and no URL is needed",
     )
+    batch_checks: bool = Field(
+        False,
+        strict=True,
+        description="true: one call asks about up to 100 transactions, and its answer has a verdict for each",
+    )
     immunity_s: Whole = Field(
         6, ge=1, le=86_400, description="check immunity: time before the first check of a new half"
     )
@@ -118,6 +124,7 @@ class GroupPatch(Strict):
         Field(default_factory=list, max_length=URLS_MAX, json_schema_extra={"uniqueItems": True}),
     ]
     checks: Literal["call", "claim"] | None = None
+    batch_checks: Annotated[bool, Field(strict=True)] | None = None
     immunity_s: Whole | None = None
     interval_s: Whole | None = None
     max_checks: Whole | None = None
@@ -154,6 +161,7 @@ class GroupAnswer(BaseModel):
     check_max_in_flight: int
     ping_interval_s: int
     checks: Literal["call", "claim"]
+    batch_checks: bool
     claimed_at: datetime | None = Field(description="when a producer last claimed checks, within 10 s; null: never")
     created_at: datetime
     updated_at: datetime

@@ -3,7 +3,8 @@
 import json
 import logging
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from typing import Any
 from uuid import UUID
 
@@ -16,6 +17,9 @@ from halfnote.times import instant
 from halfnote.verdicts import Verdict
 
 log = logging.getLogger("halfnote")
+
+# Less than a producer group's `check_timeout_s`, so that the answer to many checks still comes.
+MANY_WITHIN_S = 3.0
 
 
 class CheckEndpoint:
@@ -72,18 +76,43 @@ class CheckEndpoint:
             asked = json.loads(body)
             if asked["type"] == "halfnote.ping":
                 return Reply(204)
+            if asked["type"] == "halfnote.checks":
+                many = [checked(one, self._clock()) for one in asked["checks"]]
+                return (yield from self._answering_many(many, asked["producer_group"]))
             transaction = checked(asked, self._clock())
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             log.warning("a signed request was not understood: %s: %s", type(error).__name__, error)
             return _refusal(400, "this is neither halfnote.check nor halfnote.ping")
         if transaction.group != self._group:
-            log.error("a check of group %s arrived at the endpoint of group %s", transaction.group, self._group)
-            return _refusal(403, f"this endpoint answers for the producer group {self._group}")
+            return self._foreign(transaction.group)
         came = yield Call(lambda: self._listener.check_local(transaction))
         if isinstance(came, Raised):
             log.error("check of transaction %s failed", transaction.transaction_id, exc_info=came.error)
             return _refusal(500, "the check failed; see the log of this service")
         return _verdict(transaction, came.value)
+
+    def _answering_many(self, transactions: Sequence[CheckedTransaction], group: str) -> Answering:
+        """Answer a check of many transactions; those without an answer in time are left out, and asked again."""
+        if group != self._group:
+            return self._foreign(group)
+        answers: list[dict[str, str]] = []
+        began = time.monotonic()
+        for transaction in transactions:
+            if time.monotonic() - began > MANY_WITHIN_S:
+                log.warning(
+                    "%d of %d checks took too long to answer", len(transactions) - len(answers), len(transactions)
+                )
+                break
+            came = yield Call(partial(self._listener.check_local, transaction))
+            if isinstance(came, Raised):
+                log.error("check of transaction %s failed", transaction.transaction_id, exc_info=came.error)
+            elif _verdict(transaction, came.value).status == 200:
+                answers.append({"transaction_id": str(transaction.transaction_id), "verdict": came.value.value})
+        return Reply(200, json.dumps({"answers": answers}).encode())
+
+    def _foreign(self, group: str) -> Reply:
+        log.error("a check of group %s arrived at the endpoint of group %s", group, self._group)
+        return _refusal(403, f"this endpoint answers for the producer group {self._group}")
 
 
 def checked(asked: Mapping[str, Any], now: float) -> CheckedTransaction:

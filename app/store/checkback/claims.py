@@ -113,7 +113,7 @@ from picked p left join taken t using (transaction_id)
 # Primary key.
 GROUPS = """
 select name, check_urls, interval_s, max_checks, on_exhausted, unanswered_park_s, check_timeout_s,
-  check_max_in_flight, check_window, secrets, deleted_at, checks, claimed_at
+  check_max_in_flight, check_window, secrets, deleted_at, checks, claimed_at, batch_checks
 from producer_group where name = any($1)
 """
 
@@ -178,6 +178,7 @@ class AskedGroup:
     deleted_at: datetime | None
     checks: Checks
     claimed_at: datetime | None
+    batch_checks: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -255,6 +256,11 @@ async def asked_messages(
     for row in await connection.fetch(MESSAGES, ids, bodies):
         found.setdefault(row[0], []).append(AskedMessage(*row))
     return found
+
+
+def message_bytes(message: AskedMessage) -> int:
+    """Return about how many bytes a check needs for a message."""
+    return len(message.body or b"") + len(message.headers or "") + len(message.context or "") + len(message.topic)
 
 
 def _arguments(capacity: CheckCapacity, now: datetime) -> tuple[object, ...]:

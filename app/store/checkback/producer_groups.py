@@ -15,7 +15,7 @@ from app.verdicts import Checks, OnExhausted
 UNDECIDED_MAX = 100_000
 
 _SHAPE = """check_urls, immunity_s, interval_s, max_checks, check_timeout_s, unanswered_park_s, on_exhausted,
-  check_max_in_flight, ping_interval_s, checks"""
+  check_max_in_flight, ping_interval_s, checks, batch_checks"""
 
 # Primary key.
 GROUP = f"""
@@ -45,15 +45,15 @@ _HELD = "case when $2 = '{}'::text[] then 'infinity'::timestamptz end"
 # Primary key. Safe under concurrency: of two first PUTs, one inserts the row, and the other finds it.
 ADD_GROUP = f"""
 insert into producer_group (name, {_SHAPE}, secrets, created_at, updated_at, check_window, next_ping_at, held_until)
-values ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $13, $9, $13, {_HELD})
+values ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $14, $9, $14, {_HELD})
 on conflict do nothing returning true
 """  # noqa: S608
 
 # LOCKED_GROUP has locked the row. The window and the hold are reset, because they belong to the old URLs.
 CHANGE_GROUP = f"""
-update producer_group set ({_SHAPE}, secrets, updated_at) = ($2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13),
-  created_at = case when deleted_at is null then created_at else $13 end, deleted_at = null,
-  check_window = $9, held_until = {_HELD}, next_ping_at = $13
+update producer_group set ({_SHAPE}, secrets, updated_at) = ($2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14),
+  created_at = case when deleted_at is null then created_at else $14 end, deleted_at = null,
+  check_window = $9, held_until = {_HELD}, next_ping_at = $14
 where name = $1
 """  # noqa: S608
 
@@ -98,6 +98,7 @@ class GroupShape:
     check_max_in_flight: int
     ping_interval_s: int
     checks: Checks = Checks.CALL
+    batch_checks: bool = False
 
 
 @dataclass(frozen=True, slots=True)
