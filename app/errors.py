@@ -276,6 +276,16 @@ class AlreadyDecided(Problem):
     status, slug, title = 409, "already-decided", "Already decided"
 
 
+class NotCommitted(Problem):
+    """Only messages of a committed transaction are sent to subscriptions.
+
+    `POST /transactions/{id}/verdict` decides one in doubt; `POST /transactions/{id}/reissue` sends the messages of one
+    that was rolled back.
+    """
+
+    status, slug, title = 409, "not-committed", "Not committed"
+
+
 class NotRolledBack(Problem):
     """Only a rolled-back transaction can be reissued, and only once; `state` or `reissued_as` says why not."""
 

@@ -38,6 +38,7 @@ from app.routers import (
     subscription_actions,
     subscriptions,
     topics,
+    transaction_replays,
     transactions,
     workers,
 )
@@ -102,6 +103,7 @@ def create_app() -> tuple[ASGIApp, FastAPI]:
     api.include_router(delivery_reasons.router)
     api.include_router(operator_verdicts.router)
     api.include_router(reissues.router)
+    api.include_router(transaction_replays.router)
     api.include_router(messages.router)
     api.include_router(topics.router)
     api.include_router(accept.router)

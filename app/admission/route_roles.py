@@ -41,6 +41,7 @@ RULES: dict[tuple[str, str], Roles] = {
     ("POST", "/transactions/{transaction_id:uuid}/check"): PEOPLE,
     ("POST", "/transactions/{transaction_id:uuid}/verdict"): PEOPLE,
     ("POST", "/transactions/{transaction_id:uuid}/reissue"): PEOPLE,
+    ("POST", "/transactions/{transaction_id:uuid}/replay"): PEOPLE,
     ("POST", "/transactions/check"): PEOPLE,
     ("POST", "/transactions/verdict"): PEOPLE,
     ("GET", "/topics"): BOTH,

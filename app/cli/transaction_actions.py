@@ -1,4 +1,4 @@
-"""`halfnote transactions check | verdict | reissue`: act on transactions."""
+"""`halfnote transactions check | verdict | reissue | replay`: act on transactions."""
 
 from typing import Annotated, Any
 
@@ -26,6 +26,7 @@ def install(app: typer.Typer) -> None:
     app.command("check")(check)
     app.command("verdict")(verdict)
     app.command("reissue")(reissue)
+    app.command("replay")(replay)
 
 
 def check(
@@ -94,6 +95,26 @@ def reissue(
         return
     offsets = ", ".join(str(message["offset"]) for message in answer["messages"])
     print(f"Reissued and committed as {answer['transaction_id']}, offset {offsets}.")
+
+
+def replay(
+    transaction_id: TransactionId,
+    subscription: Annotated[str, typer.Option(help="the subscription that gets the messages again")],
+    reason: Reason,
+    position: Annotated[int | None, typer.Option(help="only the message at this position, from 0")] = None,
+    actor: Actor = None,
+    url: Url = DEFAULT_URL,
+    as_json: AsJson = False,
+) -> None:
+    """Send a committed transaction's messages to one subscription again."""
+    content = {"subscription": subscription, "position": position, "reason": reason, "actor": actor}
+    given = {name: value for name, value in content.items() if value is not None}
+    answer = call(url, "POST", path_of("transactions", transaction_id, "replay"), content=given, as_json=as_json)
+    if as_json:
+        print_json(answer)
+        return
+    print(f"Replay {answer['replay_id']} has begun. Its progress: halfnote subscriptions")
+    print(f"  replays {subscription} {answer['replay_id']}")
 
 
 def filtered(

@@ -61,7 +61,7 @@ async def post_replay(name: NamePath, wanted: ReplayRequest, runtime: RuntimeDep
         raise TooManyReplays(
             f"{RUNNING_MAX} replays of `{name}` are running. Wait for one to end, or cancel one.", limit=RUNNING_MAX
         )
-    return _answer(name, made)
+    return replay_answer(name, made)
 
 
 @router.get("/{name}/replays", summary="List a subscription's replays", responses=problems(SubscriptionUnknown))
@@ -74,7 +74,7 @@ async def list_replays(
     async with runtime.request_pool.connection() as connection:
         subscription = await known(connection, name)
         found = await store.page(connection, subscription.subscription_id, before, query.limit + 1)
-    items = [_answer(name, replay) for replay in found[: query.limit]]
+    items = [replay_answer(name, replay) for replay in found[: query.limit]]
     return ReplayList(items=items, next_cursor=str(items[-1].replay_id) if len(found) > query.limit else None)
 
 
@@ -90,7 +90,7 @@ async def get_replay(name: NamePath, replay_id: ReplayId, runtime: RuntimeDep, c
         replay = await _known(connection, name, replay_id)
         found = await store.outcomes(connection, replay)
     return ReplayShown(
-        **_answer(name, replay).model_dump(mode="json"),
+        **replay_answer(name, replay).model_dump(mode="json"),
         delivered=found.delivered,
         retrying=found.retrying,
         dead=found.dead,
@@ -174,7 +174,8 @@ def _replay_act(caller: Caller, name: str, made: StoredReplay, wanted: ReplayReq
     )
 
 
-def _answer(name: str, replay: StoredReplay) -> ReplayAnswer:
+def replay_answer(name: str, replay: StoredReplay) -> ReplayAnswer:
+    """Return the answer that shows a replay of the subscription `name`."""
     return ReplayAnswer(
         replay_id=replay.replay_id,
         subscription=name,

@@ -42,6 +42,7 @@ MAY = {
     ("POST", "/transactions/{transaction_id:uuid}/check"): "n n y y n",
     ("POST", "/transactions/{transaction_id:uuid}/verdict"): "n n y y n",
     ("POST", "/transactions/{transaction_id:uuid}/reissue"): "n n y y n",
+    ("POST", "/transactions/{transaction_id:uuid}/replay"): "n n y y n",
     ("POST", "/transactions/check"): "n n y y n",
     ("POST", "/transactions/verdict"): "n n y y n",
     ("GET", "/topics"): "y y y y n",

@@ -281,6 +281,20 @@ async def test_a_secret_is_shown_once_and_never_in_the_url(client: httpx.AsyncCl
     assert secret not in (await client.get("/console/subscriptions/mailer", headers=FORM)).text
 
 
+async def test_a_message_is_sent_again_from_its_reason(client: httpx.AsyncClient, db: Connection, group: str) -> None:
+    message_id = await committed(client, {"topic": "order", "key": "order-1030", "body": 1})
+    await subscription(client, "late")
+    page = unescape((await client.get(f"/console/transactions/{message_id[:36]}", headers=FORM)).text)
+    [act] = set(re.findall(r'href="(/console/transactions/[0-9a-f-]+/do/replay[^"]*)"', page))
+    assert act.endswith("?subscription=late&position=0")
+    preview = unescape((await client.get(act, headers=FORM)).text)
+    assert f"halfnote transactions replay {message_id[:36]} --subscription late --position 0" in preview
+    done = await submit(client, act, reason="it began too late")
+    assert done.status_code == 303
+    assert await db.fetchval("select reason from replay") == "it began too late"
+    assert ("transaction.replay", "it began too late") in await audited(db)
+
+
 async def test_the_overview_draws_figures_over_time(client: httpx.AsyncClient, db: Connection) -> None:
     await db.execute(
         "insert into stats_minute (minute, halves, in_doubt) "

@@ -293,6 +293,13 @@ def of_key(template: str, json: dict[str, Any] | None = None) -> Builder:
     return build
 
 
+async def replay_to_one(world: World) -> Asked:
+    name = await world.subscription()
+    transaction_id = await world.ended()
+    content = {"subscription": name, "reason": "the mailer lost it"}
+    return Asked(f"/transactions/{transaction_id}/replay", content)
+
+
 async def search(world: World) -> Asked:
     return Asked("/search", query={"q": world.name()})
 
@@ -315,6 +322,7 @@ REQUESTS: dict[tuple[str, str], Builder] = {
     ("POST", "/transactions/{transaction_id:uuid}/check"): check,
     ("POST", "/transactions/{transaction_id:uuid}/verdict"): verdict,
     ("POST", "/transactions/{transaction_id:uuid}/reissue"): reissue,
+    ("POST", "/transactions/{transaction_id:uuid}/replay"): replay_to_one,
     ("POST", "/transactions/check"): many("/transactions/check"),
     ("POST", "/transactions/verdict"): many("/transactions/verdict", verdict="commit", reason="asked the bank"),
     ("GET", "/search"): search,

@@ -15,6 +15,7 @@ from app.routers.operator_verdicts import (
     decide_transactions,
 )
 from app.routers.reissues import ReissueRequest, reissue_transaction
+from app.routers.transaction_replays import TransactionReplay, replay_transaction
 from app.routers.transactions import get_transaction
 from app.schemas.fields import ActNote
 from app.schemas.transactions import Matched, TransactionShown
@@ -41,6 +42,10 @@ _ROLLS_BACK = (
 _REISSUES = (
     "The same messages are committed as a new transaction and delivered. The old verdict stands. A transaction is "
     "reissued at most once."
+)
+_REPLAYS = (
+    "The subscription gets the messages that it takes once more, with the same ids, beside its live delivery. One that "
+    "it has got is delivered again."
 )
 
 
@@ -101,6 +106,30 @@ async def _reissue(visit: Visit, reason: str) -> Done:
     wanted = ReissueRequest(reason=reason)
     made = await reissue_transaction(visit.runtime, visit.caller, visit.path["transaction_id"], wanted)
     return Done(f"The messages are committed as {made.transaction_id}.", back=link("transactions", made.transaction_id))
+
+
+async def _replay_preview(visit: Visit) -> Preview:
+    shown, name = await _shown(visit), visit.asked.get("subscription", "")
+    position = visit.asked.get("position")
+    said = command(
+        "transactions", "replay", str(shown.transaction_id), subscription=name, position=position, reason="…"
+    )
+    found = _preview(shown, _REPLAYS, said, possible=shown.state is State.COMMITTED)
+    found.facts.append(("subscription", name))
+    if position is not None:
+        found.facts.append(("position", position))
+    return found
+
+
+async def _replay(visit: Visit, reason: str) -> Done:
+    asked: dict[str, Any] = {"subscription": visit.asked.get("subscription", ""), "reason": reason}
+    if (position := visit.asked.get("position")) is not None:
+        asked["position"] = int(position) if position.isdecimal() else position
+    wanted = checked(TransactionReplay, asked)
+    made = await replay_transaction(visit.runtime, visit.caller, visit.path["transaction_id"], wanted)
+    return Done(
+        f"Replay {made.replay_id} sends it to {made.subscription}.", back=link("subscriptions", made.subscription)
+    )
 
 
 def _filter(visit: Visit) -> dict[str, Any]:
@@ -165,5 +194,6 @@ ACTS = [
     ConsoleAct(f"{_ONE}/check", "Check now", ("POST", f"/transactions/{_ID}/check"), _check_preview, _check),
     _verdict("commit", _COMMITS, "good"),
     _verdict("rollback", _ROLLS_BACK, "bad"),
+    ConsoleAct(f"{_ONE}/replay", "Send again", ("POST", f"/transactions/{_ID}/replay"), _replay_preview, _replay),
     ConsoleAct(f"{_ONE}/reissue", "Reissue", ("POST", f"/transactions/{_ID}/reissue"), _reissue_preview, _reissue),
 ]

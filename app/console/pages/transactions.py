@@ -13,10 +13,19 @@ from app.routers.messages import get_message
 from app.routers.transactions import TransactionQuery, get_transaction, list_of_transactions
 from app.schemas.transactions import TransactionShown
 from app.store.relay.announcements import GROUP
-from app.verdicts import State
+from app.verdicts import DeliveryReason, State
 
 # Bodies shown in the page; the others have a link.
 _BODIES = 5
+
+# For these reasons a subscription does not get the message by itself any more; a dead letter is redelivered instead.
+_SENDABLE = (
+    DeliveryReason.DELIVERED,
+    DeliveryReason.DROPPED,
+    DeliveryReason.SUBSCRIPTION_NEWER,
+    DeliveryReason.CHANGED_SINCE,
+    DeliveryReason.NO_RECORD,
+)
 
 # The saved filters: a name, and the query.
 SAVED: tuple[tuple[str, dict[str, str]], ...] = (
@@ -76,6 +85,7 @@ async def show_one(visit: Visit) -> Response:
         "transaction.html",
         shown=shown,
         why={one.message_id: one for one in why.messages},
+        sendable=_SENDABLE,
         picture=picture_of(shown),
         bodies=await _bodies(visit, shown),
         command_shown=command("transactions", "show", str(transaction_id)),
