@@ -1,7 +1,6 @@
 """`POST /transactions/{id}/replay`: sends the messages of one transaction to one subscription again."""
 
 from collections.abc import Sequence
-from typing import Annotated
 
 from fastapi import APIRouter
 from pydantic import Field
@@ -22,7 +21,7 @@ from app.routers.end import unknown_transaction
 from app.routers.replays import RUNNING_MAX, replay_answer
 from app.routers.subscription_lookup import known
 from app.routers.transactions import TransactionId
-from app.schemas.fields import Actor, Name, Reason, Strict, Whole
+from app.schemas.fields import Actor, Name, Position, Reason, Strict
 from app.schemas.replays import ReplayAnswer
 from app.store.admin.audit import record
 from app.store.coordinator.delivery_facts import DeliveryFacts, read_facts
@@ -37,7 +36,7 @@ class TransactionReplay(Strict):
     """What to send again, and to which subscription."""
 
     subscription: Name = Field(description="only this subscription gets it", examples=["mailer"])
-    position: Annotated[Whole, Field(ge=0, le=99)] | None = Field(
+    position: Position | None = Field(
         None, description="only the message at this position; not given: each that the subscription takes"
     )
     reason: Reason

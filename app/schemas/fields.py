@@ -79,6 +79,8 @@ def _whole(value: object) -> object:
 
 # In a body; in a query everything is a string, and a plain int reads it.
 Whole = Annotated[int, BeforeValidator(_whole)]
+# The limits come first, or the document would name them as Python does.
+Position = Annotated[int, Field(ge=0, le=99), BeforeValidator(_whole)]
 Id = Annotated[UUID, BeforeValidator(_canonical)]
 Time = Annotated[datetime, BeforeValidator(_rfc_3339), AfterValidator(_utc)]
 
