@@ -9,6 +9,7 @@ from app.cli import (
     archive,
     audit,
     certificate,
+    consume,
     dead_letters,
     drain,
     findings,
@@ -62,6 +63,7 @@ app.command("search")(search.search)
 app.command("status")(status.status)
 app.command("watch")(watch.watch)
 app.add_typer(audit.app, name="audit")
+app.command("consume")(consume.consume)
 app.command("why")(why.why)
 app.command("workers")(workers.workers)
 

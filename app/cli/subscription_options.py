@@ -15,6 +15,8 @@ SCHEMES = {
     **dict.fromkeys(("redis", "rediss"), "redis"),
     **dict.fromkeys(("kafka", "kafka+tls"), "kafka"),
 }
+# The type of destination without an address: consumers claim the messages.
+PULL = "pull"
 # Fields of destinations that are JSON rather than text.
 NOT_TEXT = ("batch_max", "bootstrap", "consent", "headers", "maxlen", "tls")
 # Fields that name a target within a broker.
@@ -41,11 +43,15 @@ def destination_from(
 
 def address_of(to: str) -> dict[str, Any]:
     """Return the destination that an address names, with its type. Raises Refusal."""
+    if to == PULL:
+        return {"type": PULL}
     scheme, _, rest = to.partition("://")
     kind = SCHEMES.get(scheme.lower())
     if kind is None or not rest:
         known = ", ".join(f"{name}://" for name in SCHEMES)
-        raise Refusal(f"`{to}` is not the address of a destination; an address begins with one of {known}.", code=2)
+        raise Refusal(
+            f"`{to}` is not the address of a destination; it is `{PULL}`, or begins with one of {known}.", code=2
+        )
     if kind == "kafka":
         return {"type": kind, "bootstrap": rest.rstrip("/").split(","), "tls": scheme.lower() == "kafka+tls"}
     return {"type": kind, "url": to}
@@ -60,6 +66,8 @@ def _value(value: str) -> Any:
 
 def address_text(destination: dict[str, Any]) -> str:
     """Return a destination's address on one line."""
+    if destination["type"] == PULL:
+        return PULL
     if destination["type"] != "kafka":
         return str(destination["url"])
     return f"kafka{'+tls' if destination['tls'] else ''}://{','.join(destination['bootstrap'])}"

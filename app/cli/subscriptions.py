@@ -22,7 +22,7 @@ Target = Annotated[
     str | None,
     typer.Option(
         "--to",
-        help="a webhook's URL, or amqp://..., nats://..., redis://..., kafka://host:port,host:port (kafka+tls://...)",
+        help="a webhook's URL, pull, or amqp://..., nats://..., redis://..., kafka://host:port,host:port (kafka+tls://...)",
     ),
 ]
 Fields = Annotated[

@@ -16,7 +16,7 @@ from app.cli.declared.yaml_lines import Path as Place
 from app.cli.errors import WRONG_USAGE, Refusal
 from app.field_rules import NAME_MAX, SUBSCRIPTION_NAME_FORM, has_control_character, is_subscription_name
 from app.schemas.api_keys import ApiKeyNew, ApiKeyPost
-from app.schemas.destinations import KafkaPut, NatsPut, RabbitPut, RedisPut, WebhookPut
+from app.schemas.destinations import KafkaPut, NatsPut, PullShape, RabbitPut, RedisPut, WebhookPut
 from app.schemas.producer_groups import GroupPut
 from app.schemas.subscription_put import Filters, SubscriptionPut
 from app.topic_patterns import RESERVED, is_reserved
@@ -32,6 +32,7 @@ DESTINATIONS: dict[str, type[BaseModel]] = {
     "nats": NatsPut,
     "kafka": KafkaPut,
     "redis": RedisPut,
+    "pull": PullShape,
 }
 
 

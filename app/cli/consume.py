@@ -1,0 +1,50 @@
+"""`halfnote consume`: claim the messages of a subscription, print them, and acknowledge them."""
+
+from typing import Annotated, Any
+
+import typer
+
+from app.cli.api_client import DEFAULT_URL, AsJson, Url, call, path_of, print_json
+from app.cli.tables import moment
+
+# Shorter than the time that a command waits for an answer.
+WAIT_S = 20.0
+INVISIBLE_S = 60.0
+
+
+def consume(
+    name: Annotated[str, typer.Argument(metavar="NAME", help="a subscription with the destination pull")],
+    at_once: Annotated[int, typer.Option("--max", help="the most messages of one claim", min=1)] = 10,
+    count: Annotated[int | None, typer.Option(help="end after this many messages", min=1)] = None,
+    once: Annotated[bool, typer.Option("--once", help="end when no message is there")] = False,
+    keep: Annotated[bool, typer.Option("--keep", help="do not acknowledge: the messages come again")] = False,
+    url: Url = DEFAULT_URL,
+    as_json: AsJson = False,
+) -> None:
+    """Claim messages, print each, and acknowledge what was printed."""
+    path, left = path_of("subscriptions", name), count
+    while left is None or left > 0:
+        wanted = {
+            "max": at_once if left is None else min(at_once, left),
+            "invisible_s": INVISIBLE_S,
+            "wait_s": 0.0 if once else WAIT_S,
+        }
+        messages: list[dict[str, Any]] = call(url, "POST", f"{path}/claim", content=wanted)["messages"]
+        for message in messages:
+            if as_json:
+                print_json(message)
+            else:
+                _print(message)
+        if messages and not keep:
+            call(url, "POST", f"{path}/ack", content={"handles": [message["handle"] for message in messages]})
+        if left is not None:
+            left -= len(messages)
+        if once and not messages:
+            return
+
+
+def _print(message: dict[str, Any]) -> None:
+    again = f", attempt {message['attempt']}" if message["attempt"] > 1 else ""
+    print(f"{message['message_id']} {moment(message['committed_at'])}{again}")
+    key = f" {message['key']}" if message["key"] else ""
+    print(f"  {message['topic']}{key}"[:80])
