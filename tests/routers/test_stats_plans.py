@@ -8,7 +8,7 @@ import pytest
 
 from app.database.connection import Connection, connect
 from app.store.admin.figures import COUNTED_MOST, DEAD, OPEN_BREAKERS, UNDECIDED
-from app.store.admin.minutes import ADD, DONE, FORGET, SET, STANDS, WINDOWS
+from app.store.admin.minutes import ADD, DONE, FORGET, SERIES, SET, STANDS, WINDOWS
 from app.store.relay.laggards import ENTRIES_MOST, LAGGARDS, SUBSCRIPTIONS_MOST
 from app.verdicts import CheckBackState
 from tests.coordinator.test_statement_plans import full_days
@@ -130,6 +130,9 @@ async def test_minutes_are_a_range_of_the_primary_key(busy: Connection, generic:
         "Bitmap Heap Scan",
     }
     assert read(found, "stats_minute") <= 1440 + 15
+    day = [AT - timedelta(days=1), AT, timedelta(minutes=10)]
+    found = await scans(busy, SERIES, ["timestamptz", "timestamptz", "interval"], day, generic=generic)
+    assert read(found, "stats_minute") <= 1440
     for statement, names in ((ADD, DONE), (SET, STANDS)):
         kinds = ["timestamptz", *("bigint" for _ in names)]
         found = await scans(busy, statement, kinds, [AT, *(1 for _ in names)], generic=generic)
