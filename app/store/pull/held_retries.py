@@ -89,18 +89,18 @@ with asked as materialized (
   select * from {HELD.unnest("a", ordinality="n")}
 ), found as materialized (
   select f.at, a.n from asked a cross join lateral (
-    select r.ctid as at, r.replay, r.transaction_id, r.position, r.lease_epoch from delivery_retry r
+    select r.ctid as at, r.subscription_id, r.replay, r.transaction_id, r.position, r.lease_epoch from delivery_retry r
     where (r.subscription_id, r.replay, r.transaction_id, r.position)
       >= ($1, a.replay, a.transaction_id, a.position)
     order by r.subscription_id, r.replay, r.transaction_id, r.position limit 1
   ) f
-  where f.replay = a.replay and f.transaction_id = a.transaction_id and f.position = a.position
-    and f.lease_epoch = a.epoch
+  where f.subscription_id = $1 and f.replay = a.replay and f.transaction_id = a.transaction_id
+    and f.position = a.position and f.lease_epoch = a.epoch
 ), locked as materialized (
   select r.ctid as at, r.replay, r.transaction_id, r.position, r.lease_epoch, r.topic, r.key, r.attempts,
     r.first_at
   from delivery_retry r
-  where r.ctid = any(array(select at from found)) and r.subscription_id = $1 and r.leased_until > $2
+  where r.ctid = any(array(select at from found)) and r.leased_until > $2
     and {OPEN.format("r")}
   for update
 )

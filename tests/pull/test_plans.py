@@ -1,0 +1,89 @@
+"""The plans of the statements of claims over full days: a short range of the log, keyed reads elsewhere."""
+
+from datetime import UTC, datetime, timedelta
+from hashlib import sha256
+
+from app.database.connection import Connection
+from app.store.pull.claims import ACKNOWLEDGE, CLAIM_NEW, CLAIMER, SETTLED, HeldMessage
+from app.store.pull.held_retries import HELD, LOCK_HELD
+from app.store.pull.waiting import CLAIMABLE, SPAN
+from app.store.relay.log import NEWEST, Reader
+from app.store.subscriptions.subscriptions import Route
+from app.topic_patterns import TopicPatterns
+from tests.coordinator.test_statement_plans import DAYS, full
+from tests.relay.test_plans import BOTH_PLANS, ends, scans_of, sequential_scans
+from tests.support.explain import big, scans
+
+__all__ = ["full"]
+
+ROOM, READ = 50, 100
+NOW = datetime.now(UTC)
+UNTIL = NOW + timedelta(seconds=30)
+CURSOR = """
+insert into pull_cursor (subscription_id, "offset") values (1, $1)
+on conflict (subscription_id) do update set "offset" = $1
+"""
+
+
+@BOTH_PLANS
+async def test_a_claim_reads_a_short_range_of_the_log(full: Connection, generic: bool) -> None:
+    low, high = await ends(full)
+    await full.execute(CURSOR, (low + high) // 2)
+    reader = Reader(1, 0, Route(TopicPatterns(["ord*"]), None, None), 1, 0, 0, NEWEST)
+    arguments = CLAIMER.arguments(reader, room=ROOM, span=READ, held_until=UNTIL, sweep_at=UNTIL, now=NOW)
+    found = big(await scans(full, CLAIM_NEW, CLAIMER.types, arguments, generic=generic))
+    assert sequential_scans(found) == []
+    assert sum(scan.rows for scan in scans_of(found, "outbox")) <= READ + DAYS
+    assert all("offset" in (scan.index or "offset") for scan in scans_of(found, "outbox"))
+    assert sum(scan.rows for scan in scans_of(found, "half")) == ROOM
+    assert all("pkey" in (scan.index or "") for scan in scans_of(found, "half"))
+
+
+@BOTH_PLANS
+async def test_a_look_for_waiting_claims_reads_a_short_range(full: Connection, generic: bool) -> None:
+    low, high = await ends(full)
+    await full.execute(CURSOR, (low + high) // 2)
+    types = ["int[]", "int[]", "timestamptz"]
+    found = big(await scans(full, CLAIMABLE, types, [[1], [10], NOW], generic=generic))
+    assert sequential_scans(found) == []
+    assert sum(scan.rows for scan in scans_of(found, "outbox")) <= SPAN + DAYS
+
+
+@BOTH_PLANS
+async def test_an_acknowledgement_reads_no_message(full: Connection, generic: bool) -> None:
+    rows = await full.fetch('select transaction_id, position, "offset" from outbox order by "offset" limit 20')
+    claim_id = await full.fetchval(
+        "insert into pull_claim (subscription_id, lowest, size, claimed_at, held_until, sweep_at, transaction_ids, "
+        "positions) values (1, 1, 20, $1, $2, $2, $3, $4) returning claim_id",
+        NOW,
+        UNTIL,
+        [row["transaction_id"] for row in rows],
+        [row["position"] for row in rows],
+    )
+    # As on the connections of these statements; a scan of one page costs less than an index.
+    await full.execute("set enable_seqscan = off")
+    digest = sha256(b"x").digest()
+    messages = [HeldMessage(1, 0, claim_id, n, 1, *row, NOW, digest) for n, row in enumerate(rows, 1)]
+    types = ["int", "timestamptz", *SETTLED.types]
+    arguments = [1, NOW, *SETTLED.arrays(messages)]
+    found = await scans(full, ACKNOWLEDGE, types, arguments, generic=generic)
+    assert big(found) == []
+    # The row is found by its key, in each part that locks, deletes or keeps it.
+    assert all("pkey" in (scan.index or "") for scan in found if scan.table == "pull_claim" and scan.rows)
+
+
+@BOTH_PLANS
+async def test_held_rows_are_found_by_their_key_whatever_the_plan_was_made_for(full: Connection, generic: bool) -> None:
+    rows = await full.fetch('select transaction_id, position from outbox order by "offset" limit 500')
+    await full.executemany(
+        'insert into delivery_retry (subscription_id, transaction_id, position, "offset", topic, attempts, first_at, '
+        "due_at, leased_until, lease_epoch) values (1, $1, $2, 1, 'order', 0, $3, $4, $4, 7)",
+        [(*row, NOW, UNTIL) for row in rows],
+    )
+    messages = [HeldMessage(1, 0, 7, 0, 1, *row, 1, NOW, b"") for row in rows[:50]]
+    types = ["int", "timestamptz", *HELD.types]
+    found = await scans(full, LOCK_HELD, types, [1, NOW, *HELD.arrays(messages)], generic=generic)
+    of_rows = [scan for scan in found if scan.table == "delivery_retry"]
+    # One row for each handle by the key, and one by its place.
+    assert {scan.index for scan in of_rows} == {"delivery_retry_pkey", None}
+    assert sum(scan.rows for scan in of_rows) <= 2 * 50
