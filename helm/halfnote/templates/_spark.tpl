@@ -18,9 +18,16 @@ archive:
 - --out
 - {{ . }}
 {{- end }}
+{{- $installations := $root.Values.reconciliation.installations }}
 {{- with $root.Values.reconciliation.baseUrl }}
 - --base-url
-- {{ . }}
+- {{ $installations.others | empty | ternary "" (printf "%s=" $installations.name) }}{{ . }}
+{{- end }}
+{{- range $installations.others }}
+{{- if .baseUrl }}
+- --base-url
+- {{ .name }}={{ .baseUrl }}
+{{- end }}
 {{- end }}
 {{- with $root.Values.reconciliation.args }}
 {{ toYaml . }}
@@ -47,6 +54,9 @@ archive:
 {{- $root := index . 0 -}}
 {{- include "halfnote.databaseEnv" (list $root (include "halfnote.databaseSecret" $root)) }}
 {{- include "halfnote.settingsEnv" $root }}
+{{- if eq (index . 1) "reconcile" }}
+{{- include "halfnote.installationsEnv" $root }}
+{{- end }}
 {{- if and (eq (index . 1) "archive") (eq $root.Values.reconciliation.engine "local") }}
 # The program has no option for the scratch directory. Spark would mount a separate volume there for its executors.
 - name: SPARK_LOCAL_DIRS
@@ -70,6 +80,27 @@ archive:
   value: /etc/halfnote/certificate/key.pem
 {{- end }}
 {{- include "halfnote.extraSparkEnv" $root }}
+{{- end -}}
+
+{{/* The URLs of several installations, each from its Secret; Kubernetes puts them into one variable. */}}
+{{- define "halfnote.installationsEnv" -}}
+{{- $file := and .Values.database.mountAsFile (not .Values.postgresql.enabled) }}
+{{- with .Values.reconciliation.installations }}
+{{- if .others }}
+{{- $urls := list (printf "%s=%s" .name ($file | ternary "file:/etc/halfnote/database/url" "$(HALFNOTE_DATABASE_URL)")) }}
+{{- range $number, $other := .others }}
+{{- $variable := printf "HALFNOTE_DATABASE_URL_OF_%d" (add1 $number) }}
+- name: {{ $variable }}
+  valueFrom:
+    secretKeyRef:
+      name: {{ $other.existingSecret }}
+      key: {{ default "database-url" $other.existingSecretKey }}
+{{- $urls = append $urls (printf "%s=$(%s)" $other.name $variable) }}
+{{- end }}
+- name: HALFNOTE_DATABASE_URLS
+  value: {{ join " " $urls | quote }}
+{{- end }}
+{{- end }}
 {{- end -}}
 
 {{/* The Secret of the key of certificates, which only the proof gets: no archive and no executor. Takes a list of the
