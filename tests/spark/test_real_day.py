@@ -270,6 +270,39 @@ def test_the_day_as_the_service_made_it_has_no_finding(spark: SparkSession, made
     assert [(row.kind, row.subject, row.detail) for row in found.collect()] == []
 
 
+# The claimed checks of the day that decided, by their transactions.
+CLAIMED = """
+select a.transaction_id::text as id, a.verdict from attempt a join half h using (transaction_id)
+where h.producer_group = 'batch' and h.position = 0 and a.kind = 'check' and a.outcome in ('commit', 'rollback')
+order by 1
+"""
+# Of one transaction each: its answer is gone, is another one, was a lapse; the lapse of a claim became a verdict.
+ALTERED = (
+    "delete from attempt where transaction_id = %(id)s and kind = 'check' and verdict is not null",
+    "update attempt set outcome = 'rollback', verdict = 2 where transaction_id = %(id)s and verdict = 1",
+    "update attempt set outcome = 'unanswered', verdict = null where transaction_id = %(id)s and verdict is not null",
+    "update op set source = 2 where transaction_id = %(id)s",
+)
+
+
+def test_an_altered_answer_to_a_claimed_check_is_found(spark: SparkSession, made: str, tmp_path: Path) -> None:
+    url = postgres.create_database(made.rpartition("/")[2])
+    try:
+        with connect(url) as connection:
+            answered = connection.execute(CLAIMED).fetchall()
+            assert sorted(row["verdict"] for row in answered) == [1, 1, 1, 2]
+            committed = [row for row in answered if row["verdict"] == 1]
+            victims = [*committed, *(row for row in answered if row["verdict"] == 2)]
+            for victim, statement in zip(victims, ALTERED, strict=True):
+                assert connection.execute(statement, {"id": victim["id"]}).rowcount >= 1, statement
+        found = findings(read(spark, url, tmp_path), sla_s=SLA_S).collect()
+    finally:
+        postgres.drop_database(url)
+    wanted = sorted(("verdict_unproven", row["id"]) for row in victims)
+    # If the day was archived before, its archive differs as well.
+    assert sorted((row.kind, row.subject) for row in found if row.kind != "archive_differs") == wanted
+
+
 @pytest.mark.slow
 def test_a_search_in_files_finds_nothing_in_it(
     spark: SparkSession, made: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
