@@ -235,6 +235,21 @@ async def test_a_message_that_is_given_back_twice_counts_once(
     assert await db.fetchval("select attempts from delivery_retry") == 1
 
 
+async def test_what_is_settled_of_an_open_claim_is_not_settled_again(
+    client: httpx.AsyncClient, consumer: Consumer, db: Connection
+) -> None:
+    await publish(client, *(order(n) for n in range(3)))
+    done, back, _ = await consumer.claim(max=3)
+    assert await consumer.ack(done) == [200]
+    await consumer.settle("nack", back["handle"], retry_after_s=60)
+    assert [one["status"] for one in await consumer.settle("nack", done["handle"], back["handle"])] == [409, 409]
+    assert await consumer.ack(back) == [409]
+    [repeated] = await consumer.settle("ack", done["handle"])
+    assert repeated["replayed"] is True
+    assert await standing(db) == {"receipts": 1, "retries": 1, "dead": 0, "claims": 1}
+    assert await db.fetchval("select attempts from delivery_retry") == 1
+
+
 async def test_seventeen_tries_and_then_a_dead_letter(
     client: httpx.AsyncClient, consumer: Consumer, runtime: Runtime, db: Connection
 ) -> None:
