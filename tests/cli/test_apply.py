@@ -277,7 +277,10 @@ def test_the_service_checks_all_before_the_first_change(run: Run, apply: Apply, 
         ("topics: [halfnote.dead]", "is reserved"),
         ("topics: [1030]", "must be text: put it in quotation marks."),
         ("groups:\n  a: {check_urls: ['http://x/']}\n  a: {}", "halfnote.yaml:3: `groups.a` is given twice."),
-        ("groups:\n  a:\n    interval_s: 5", "halfnote.yaml:2: `groups.a` needs the field `check_urls`."),
+        (
+            "groups:\n  a:\n    interval_s: 5",
+            "halfnote.yaml:2: `groups.a` needs the field `check_urls`, or `checks: claim`.",
+        ),
         (
             "groups:\n  a:\n    check_urls: ['http://x/']\n    intervall_s: 5",
             "halfnote.yaml:4: `groups.a.intervall_s` is not a field (did you mean `interval_s`?).",

@@ -168,6 +168,8 @@ def _check(document: Document, section: str, name: str, content: dict[str, Any])
             known = _fields_at(section, where[:-1], content)
             raise document.refusal(path, f"is not a field{_nearest(str(where[-1]), known)}.") from None
         raise document.refusal(path, f"is wrong: {first['msg'].removeprefix('Value error, ')}.") from None
+    if isinstance(made, GroupPut) and not made.check_urls and made.checks == "call":
+        raise document.refusal((section, name), "needs the field `check_urls`, or `checks: claim`.")
     if isinstance(made, ApiKeyNew) and made.expires_at is not None and made.expires_at <= datetime.now(UTC):
         raise document.refusal((section, name, "expires_at"), "is in the past: give a later time, or remove the key.")
 
