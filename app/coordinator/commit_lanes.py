@@ -197,7 +197,11 @@ class LaneFlushes:
                 self._refused[end.source].inc()
         self._tallies.publish_soon()
         if topics:
-            self._published(topics, messages, len(messages) == published)
+            try:
+                self._published(topics, messages, len(messages) == published)
+            except Exception as error:
+                # The batch is committed, so its callers get their answers. The relay reads the log at its next look.
+                log.error("defect", part="publications", exc_info=error)
 
 
 def _logged(half: Half, recorded: Sequence[RecordedMessage]) -> list[Logged]:

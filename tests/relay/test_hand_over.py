@@ -12,6 +12,7 @@ import msgspec
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from structlog.testing import capture_logs
 
 from app.config import Settings
 from app.database.connection import Connection
@@ -341,6 +342,25 @@ async def test_a_relay_at_rest_delivers_and_settles_what_is_handed_over(
         await received(receiver, 1)
         await turn_until(relay, runtime, lambda: db.fetchval("select count(*) = 1 from receipt"))
         await turn_until(relay, runtime, lambda: db.fetchval('select min("offset") = 1 from checkpoint'))
+        await relay.drain(runtime)
+
+
+async def test_a_defect_of_the_hand_over_changes_no_answer_and_loses_no_message(
+    client: httpx.AsyncClient, runtime: Runtime, group: str
+) -> None:
+    def broken(messages: Any, now: datetime) -> bool:
+        raise ZeroDivisionError
+
+    async with Responder() as receiver:
+        await subscribe(client, receiver)
+        relay = await opened(runtime)
+        runtime.publications.relay = broken
+        with capture_logs() as logs:
+            await publish(client, order(1))
+            await transact(client, order(2))
+        assert [one["event"] for one in logs if one["log_level"] == "error"] == ["defect"] * 2
+        runtime.clock.offset_s += 1
+        await turn_until(relay, runtime, lambda: len(receiver.calls) == 2)
         await relay.drain(runtime)
 
 
