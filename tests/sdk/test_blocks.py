@@ -21,8 +21,8 @@ RUN = {
     "docs/clients/sqlalchemy.md": {"python", "bash"},
     "docs/clients/reference.md": {"bash"},
 }
-# A drawing, the signature to try one's own by, which tests/system/test_protocol.py reads, and two forms of requests, which
-# tests/checkback/test_claimed_checks.py and test_check_batches.py send.
+# A drawing, the signature to try one's own by, which tests/system/test_protocol.py reads, and two forms of
+# requests, which tests/checkback (test_claimed_checks.py, test_check_batches.py) send.
 SHOWN = {
     "docs/protocol.md": [
         "1. POST /half",
