@@ -1,13 +1,17 @@
 """Times and receipts are compared in Postgres, while a day is read."""
 
+import json
 from pathlib import Path
-from typing import LiteralString
+from typing import Any, LiteralString
 
 import psycopg
 import pytest
 from pyspark.sql import SparkSession
 
+from spark.postgres.connections import open_snapshot
 from spark.sources import scan
+from spark.sources.published import write_differing
+from spark.sources.received import write_wrong_receipts
 from tests.spark.days import days_ago, fill_day, rows
 from tests.spark.test_published_differs import read
 
@@ -145,6 +149,13 @@ def day(dsn: str, monkeypatch: pytest.MonkeyPatch) -> str:
     return dsn
 
 
+def compared(write: Any, spark: SparkSession, dsn: str, path: Path) -> list[dict[str, Any]]:
+    """What one of the comparisons writes while the day is read."""
+    with open_snapshot(dsn) as snapshot:
+        write(spark, snapshot, snapshot.day(days_ago(3)), str(path))
+    return [json.loads(line) for one in sorted(path.glob("*.json")) for line in one.read_text().splitlines()]
+
+
 def test_nothing_is_said_of_a_day_as_it_is(spark: SparkSession, day: str, tmp_path: Path) -> None:
     f = read(spark, day, tmp_path)
     assert f.differing is not None
@@ -183,9 +194,8 @@ def test_a_birth_far_from_the_time_of_its_id(spark: SparkSession, day: str, tmp_
     rows(day, "update outbox set committed_at = committed_at + interval '10 minutes' returning 1")
 
     def far_off(place: str) -> list[tuple[str, str]]:
-        found = read(spark, day, tmp_path / place).differing
-        assert found is not None
-        return [(row.transaction_id, row.times) for row in found.collect()]
+        found = compared(write_differing, spark, day, tmp_path / place)
+        return [(row["transaction_id"], row["times"]) for row in found]
 
     # No process has stored what it permits.
     assert far_off("unknown") == []
@@ -201,9 +211,8 @@ def test_older_versions_settled_receipts_a_turn_too_early(spark: SparkSession, d
     )
     rows(day, change, "59 s", turn)
     rows(day, change, "61 s", late)
-    found = read(spark, day, tmp_path).wrong_receipt
-    assert found is not None
-    assert [(row.transaction_id, row.differs) for row in found.collect()] == [(str(late), "settled_at")]
+    found = compared(write_wrong_receipts, spark, day, tmp_path)
+    assert [(row["transaction_id"], row["differs"]) for row in found] == [(str(late), "settled_at")]
 
 
 def test_a_webhook_has_answered_with_a_status(spark: SparkSession, day: str, tmp_path: Path) -> None:
@@ -213,9 +222,7 @@ def test_a_webhook_has_answered_with_a_status(spark: SparkSession, day: str, tmp
     )
 
     def wrong(place: str) -> list[str]:
-        found = read(spark, day, tmp_path / place).wrong_receipt
-        assert found is not None
-        return [row.differs for row in found.collect()]
+        return [row["differs"] for row in compared(write_wrong_receipts, spark, day, tmp_path / place)]
 
     # Not if there is no audit, or it began later, or is of a later change, or the destination is a broker.
     rows(day, 'update subscription set destination = \'{"type": "webhook"}\' returning 1')
