@@ -20,6 +20,7 @@ from hypothesis import HealthCheck, settings
 from schemathesis import Case
 from schemathesis.config import SchemathesisConfig
 from schemathesis.generation import GenerationMode
+from schemathesis.specs.openapi.checks import negative_data_rejection, positive_data_acceptance
 
 from app.config import LOOPBACK, Settings
 from app.database.connection import connect
@@ -30,6 +31,16 @@ from tests.support import postgres
 from tests.support.proof_runs import DAY, ID, find, reconciled
 
 EXAMPLES = 40
+
+# A bad item fails alone: the answer is 200 with an outcome for each.
+ANSWERS_EACH = {"POST /halves", "POST /ends", "POST /messages", "POST /producer-groups/{name}/checks/answers"}
+# Rules that a schema cannot say: settings, fields that depend on each other, and forms of a host.
+MORE_THAN_A_SCHEMA = {
+    "GET /stats/series",
+    "POST /subscriptions/{name}/claim",
+    "PUT /producer-groups/{name}",
+    "PATCH /producer-groups/{name}",
+}
 
 CONFIG = SchemathesisConfig.from_dict({"generation": {"deterministic": True}})
 
@@ -110,7 +121,11 @@ def service() -> Iterator[str]:
 def test_the_document_is_true(case: Case[Any], service: str) -> None:
     if case.meta is not None and case.meta.generation.mode is GenerationMode.POSITIVE:
         _fit(case)
-    case.call_and_validate(base_url=service)
+    operation = f"{case.method} {case.operation.path}"
+    excluded = [negative_data_rejection] if operation in ANSWERS_EACH else []
+    if operation in MORE_THAN_A_SCHEMA:
+        excluded.append(positive_data_acceptance)
+    case.call_and_validate(base_url=service, excluded_checks=excluded)
 
 
 def _fit(case: Case[Any]) -> None:
