@@ -78,9 +78,10 @@ def _whole(value: object) -> object:
 
 
 # In a body; in a query everything is a string, and a plain int reads it.
-Whole = Annotated[int, BeforeValidator(_whole)]
+WHOLE = BeforeValidator(_whole)
+Whole = Annotated[int, WHOLE]
 # The limits come first, or the document would name them as Python does.
-Position = Annotated[int, Field(ge=0, le=99), BeforeValidator(_whole)]
+Position = Annotated[int, Field(ge=0, le=99), WHOLE]
 Id = Annotated[UUID, BeforeValidator(_canonical)]
 Time = Annotated[datetime, BeforeValidator(_rfc_3339), AfterValidator(_utc)]
 

@@ -2,12 +2,12 @@
 
 import re
 from datetime import datetime
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypeAlias
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, SecretStr, WithJsonSchema
 
 from app.schemas.addresses import HOST, PORT
-from app.schemas.fields import PutChanges, Strict, Whole
+from app.schemas.fields import WHOLE, PutChanges, Strict
 from app.secrets.signatures import secret_fault
 
 URLS_MAX = 16
@@ -72,6 +72,15 @@ EXAMPLE: dict[str, Any] = {
 CHANGES_EXAMPLE: dict[str, Any] = {"changed": ["interval_s"], "reset": ["interval_s"]}
 
 
+# The limits of a group's numbers, for PUT and PATCH. They come first, as in fields.Position.
+DayS: TypeAlias = Annotated[int, Field(ge=1, le=86_400), WHOLE]
+PingS: TypeAlias = Annotated[int, Field(ge=5, le=86_400), WHOLE]
+ParkS: TypeAlias = Annotated[int, Field(ge=60, le=2_592_000), WHOLE]
+AnswerS: TypeAlias = Annotated[int, Field(ge=1, le=60), WHOLE]
+Checks: TypeAlias = Annotated[int, Field(ge=1, le=1000), WHOLE]
+AtOnce: TypeAlias = Annotated[int, Field(ge=1, le=1000), WHOLE]
+
+
 class GroupPut(Strict):
     """A producer group in a PUT. Durations are seconds. A missing field gets its default."""
 
@@ -97,20 +106,18 @@ class GroupPut(Strict):
         strict=True,
         description="true: one call asks about up to 100 transactions, and its answer has a verdict for each",
     )
-    immunity_s: Whole = Field(
-        6, ge=1, le=86_400, description="check immunity: time before the first check of a new half"
-    )
-    interval_s: Whole = Field(30, ge=1, le=86_400, description="time between checks")
-    max_checks: Whole = Field(15, ge=1, le=1000, description="answered checks until `on_exhausted`")
-    check_timeout_s: Whole = Field(5, ge=1, le=60, description="time for a whole answer, for each URL")
-    unanswered_park_s: Whole = Field(
-        259_200, ge=60, le=2_592_000, description="time without an answered check after which a transaction is parked"
+    immunity_s: DayS = Field(6, description="check immunity: time before the first check of a new half")
+    interval_s: DayS = Field(30, description="time between checks")
+    max_checks: Checks = Field(15, description="answered checks until `on_exhausted`")
+    check_timeout_s: AnswerS = Field(5, description="time for a whole answer, for each URL")
+    unanswered_park_s: ParkS = Field(
+        259_200, description="time without an answered check after which a transaction is parked"
     )
     on_exhausted: Literal["rollback", "park"] = Field(
         "rollback", description="the result of `max_checks` answers of unknown"
     )
-    check_max_in_flight: Whole = Field(32, ge=1, le=1000, description="checks in flight at once, over all replicas")
-    ping_interval_s: Whole = Field(60, ge=5, le=86_400, description="how often each URL is pinged")
+    check_max_in_flight: AtOnce = Field(32, description="checks in flight at once, over all replicas")
+    ping_interval_s: PingS = Field(60, description="how often each URL is pinged")
     secret: SecretText | None = Field(None, description="signs checks and pings; created for a new group if not given")
 
 
@@ -125,14 +132,14 @@ class GroupPatch(Strict):
     ]
     checks: Literal["call", "claim"] | None = None
     batch_checks: Annotated[bool, Field(strict=True)] | None = None
-    immunity_s: Whole | None = None
-    interval_s: Whole | None = None
-    max_checks: Whole | None = None
-    check_timeout_s: Whole | None = None
-    unanswered_park_s: Whole | None = None
+    immunity_s: DayS | None = None
+    interval_s: DayS | None = None
+    max_checks: Checks | None = None
+    check_timeout_s: AnswerS | None = None
+    unanswered_park_s: ParkS | None = None
     on_exhausted: Literal["rollback", "park"] | None = None
-    check_max_in_flight: Whole | None = None
-    ping_interval_s: Whole | None = None
+    check_max_in_flight: AtOnce | None = None
+    ping_interval_s: PingS | None = None
     secret: SecretText | None = Field(None, description="a new secret; for 24 hours the former signs as well")
 
 
