@@ -220,6 +220,15 @@ class Database:
         await self.engine.dispose()
 
 
+async def _in_turn(free: asyncio.Semaphore, within_s: float) -> None:
+    """Wait for one of the connections that requests of a kind share. Raises PoolBusy."""
+    try:
+        async with asyncio.timeout(within_s):
+            await free.acquire()
+    except TimeoutError as error:
+        raise PoolBusy("requests use all of their database connections") from error
+
+
 class PoolShare:
     """A part of a Database's pool: lends at most `most` of its connections at once."""
 
@@ -230,11 +239,7 @@ class PoolShare:
     @asynccontextmanager
     async def connection(self) -> AsyncIterator[Connection]:
         """Lend a connection, as Database.connection does. Raises PoolBusy after `pool_timeout_s`."""
-        try:
-            async with asyncio.timeout(self._database.pool_timeout_s):
-                await self._free.acquire()
-        except TimeoutError as error:
-            raise PoolBusy("requests use all of their database connections") from error
+        await _in_turn(self._free, self._database.pool_timeout_s)
         try:
             async with self._database.connection() as connection:
                 yield connection
@@ -282,11 +287,7 @@ class KeyedShare:
     @asynccontextmanager
     async def connection(self) -> AsyncIterator[Connection]:
         """Lend a connection. Raises PoolBusy after `pool_timeout_s`, and what connecting raises."""
-        try:
-            async with asyncio.timeout(self._database.pool_timeout_s):
-                await self._free.acquire()
-        except TimeoutError as error:
-            raise PoolBusy("requests use all of these database connections") from error
+        await _in_turn(self._free, self._database.pool_timeout_s)
         try:
             connection = await self._open()
             try:

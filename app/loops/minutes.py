@@ -2,14 +2,14 @@
 
 from datetime import datetime, timedelta
 
-from app.database.connection import Connection
 from app.observability.activity import totals
 from app.observability.metrics import Metrics
 from app.runtime.loop_runner import StepResult
+from app.runtime.single_lease import SingleLease
 from app.runtime.standing import open_now
 from app.runtime.state import Runtime
 from app.store.admin.minutes import Activity, add_activity, forget_before, set_standing
-from app.store.relay.leases import Lease, LeaseKind, claim, release, renew
+from app.store.relay.leases import LeaseKind
 
 # The last 15 minutes that `GET /stats` shows are this old at most.
 COUNT_EVERY_S = 10.0
@@ -46,14 +46,14 @@ class StandingSampler:
     """Writes once a minute while this process holds the lease, and removes what is older than KEPT."""
 
     def __init__(self) -> None:
-        self._lease: Lease | None = None
+        self._lease = SingleLease(NAME, LEASE)
         self._written: datetime | None = None
 
     async def step(self, runtime: Runtime, now: datetime) -> StepResult:
         """Measure and write, unless this minute has its figures."""
         minute = now.replace(second=0, microsecond=0)
         async with runtime.database.connection() as connection:
-            if not await self._held(connection, runtime.owner, now) or minute == self._written:
+            if not await self._lease.held(connection, runtime.owner, now) or minute == self._written:
                 return StepResult()
             await set_standing(connection, (await open_now(connection, now)).figures(), now)
             await forget_before(connection, minute - timedelta(days=KEPT_DAYS))
@@ -62,14 +62,4 @@ class StandingSampler:
 
     async def drain(self, runtime: Runtime) -> None:
         """Release the lease."""
-        if self._lease is not None:
-            async with runtime.database.connection() as connection:
-                await release(connection, {NAME: self._lease.epoch}, runtime.owner, runtime.clock.now())
-
-    async def _held(self, connection: Connection, owner: str, now: datetime) -> bool:
-        """Renew or take the lease."""
-        until = now + LEASE
-        if self._lease is not None and await renew(connection, {NAME: self._lease.epoch}, owner, until):
-            return True
-        self._lease = next(iter(await claim(connection, [NAME], owner, until, 1, now)), None)
-        return self._lease is not None
+        await self._lease.release(runtime)

@@ -7,10 +7,10 @@ headers of every subscription exclude counts as routed.
 
 from datetime import datetime, timedelta
 
-from app.database.connection import Connection
 from app.runtime.loop_runner import StepResult
+from app.runtime.single_lease import SingleLease
 from app.runtime.state import Runtime
-from app.store.relay.leases import Lease, LeaseKind, claim, release, renew
+from app.store.relay.leases import LeaseKind
 from app.store.relay.unrouted import Inactive, count, counted, inactive, subscribed_topics, topics_after
 from app.topic_patterns import TopicPatterns, is_reserved
 
@@ -24,14 +24,14 @@ class Routing:
     """Counts while this process holds the lease."""
 
     def __init__(self) -> None:
-        self._lease: Lease | None = None
+        self._lease = SingleLease(NAME, LEASE)
 
     async def step(self, runtime: Runtime, now: datetime) -> StepResult:
         """Count the messages since the last turn; more is waiting if a whole span was read."""
         relay = runtime.metrics.relay
         async with runtime.database.connection() as connection:
             before = await counted(connection)
-            if not await self._held(connection, runtime.owner, now):
+            if not await self._lease.held(connection, runtime.owner, now):
                 relay.unrouted.set(before.unrouted)
                 relay.show_lags("routing", {})
                 return StepResult()
@@ -48,17 +48,7 @@ class Routing:
 
     async def drain(self, runtime: Runtime) -> None:
         """Release the lease."""
-        if self._lease is not None:
-            async with runtime.database.connection() as connection:
-                await release(connection, {NAME: self._lease.epoch}, runtime.owner, runtime.clock.now())
-
-    async def _held(self, connection: Connection, owner: str, now: datetime) -> bool:
-        """Renew or take the lease."""
-        until = now + LEASE
-        if self._lease is not None and await renew(connection, {NAME: self._lease.epoch}, owner, until):
-            return True
-        self._lease = next(iter(await claim(connection, [NAME], owner, until, 1, now)), None)
-        return self._lease is not None
+        await self._lease.release(runtime)
 
 
 def _age_s(subscription: Inactive, now: datetime) -> float:
