@@ -47,6 +47,7 @@ select id, 0, subscription_id, i, 'delivered', 1, at + interval '20 ms', 12, 200
 from made, subscription order by id""",
     """update checkpoint set "offset" = greatest("offset", (select max(i) from made))""",
 )
+# As the service does, one database transaction writes the subscription and the audit's row of it.
 SUBSCRIBE = """
 with made as (
   insert into subscription (name, topics, destination, secrets, start, max_in_flight, timeout_s, retry, state,
@@ -54,7 +55,10 @@ with made as (
   select 'billing', '{order}', '{}', '[]', '"earliest"', 1, 1, '{}', 'active', at, at, 0, at
   from (select now() - interval '90 days' as at) long_ago
   where not exists (select from subscription)
-  returning subscription_id
+  returning subscription_id, created_at
+), audited as (
+  insert into audit (at, actor, what, target, detail)
+  select created_at, 'ops', 'subscription.put', 'billing', '{"new": true, "asked": {"topics": ["order"]}}' from made
 )
 insert into checkpoint (subscription_id, shards, shard, "offset", moved_at)
 select subscription_id, 1, 0, 0, now() from made
