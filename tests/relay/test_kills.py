@@ -63,6 +63,11 @@ class Workers:
         one.kill()
         self.running.remove(one)
 
+    def lost_leases(self) -> list[str]:
+        """Return what the workers logged of leases that they lost: why a message may have been sent once more."""
+        logs = sorted(self._path.glob("worker-*/service.log"))
+        return [line for log in logs for line in log.read_text().splitlines() if "lease_lost" in line]
+
 
 @pytest.fixture
 async def workers(tmp_path: Path, dsn: str) -> AsyncIterator[Workers]:
@@ -136,7 +141,8 @@ async def deliver_during_kills(
         await until(lambda: db.fetchval("select count(*) >= $1 from receipt", messages), 300)
         counts = sink.counts
         assert len(counts) == messages
-        assert {offset: count for offset, count in counts.items() if count > allowed[offset]} == {}
+        repeats = {offset: count for offset, count in counts.items() if count > allowed[offset]}
+        assert repeats == {}, workers.lost_leases()
         offsets_by_key: dict[str, list[int]] = defaultdict(list)
         for key, offset in sink.received:
             offsets_by_key[key].append(offset)
