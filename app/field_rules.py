@@ -7,6 +7,8 @@ import msgspec
 
 NAME_MAX = 255
 REASON_MAX = 1000
+# The kind of an error: its text without what varies.
+ERROR_KIND_MAX = 200
 # What a producer may send with `body`: as narrow as the API document says. Reading is wider, see `is_json_type`.
 JSON_BODY_TYPE = r"application/([a-z0-9.+-]+\+)?json( *; *charset=utf-8)?"
 # Names of subscriptions: one segment of a URL's path without percent-encoding, and no `*`, which means a prefix in a

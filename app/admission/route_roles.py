@@ -81,6 +81,7 @@ RULES: dict[tuple[str, str], Roles] = {
     ("GET", "/subscriptions/{name}/replays/{replay_id}"): OWN_SUBSCRIPTIONS,
     ("DELETE", "/subscriptions/{name}/replays/{replay_id}"): OWN_SUBSCRIPTIONS,
     ("GET", "/dead-letters"): OWN_SUBSCRIPTIONS,
+    ("GET", "/dead-letters/groups"): OWN_SUBSCRIPTIONS,
     ("GET", "/dead-letters/{subscription}/{message_id}"): OWN_SUBSCRIPTIONS,
     ("POST", "/dead-letters/redeliver"): PEOPLE,
     ("DELETE", "/dead-letters"): PEOPLE,

@@ -1,4 +1,4 @@
-"""`halfnote dead-letters`: list, show, redeliver and drop dead letters."""
+"""`halfnote dead-letters`: list, count, show, redeliver and drop dead letters."""
 
 from collections.abc import Callable
 from datetime import UTC, datetime
@@ -10,7 +10,7 @@ from app.cli.api_client import DEFAULT_URL, PAGE_MAX, AsJson, Url, call, list_it
 from app.cli.errors import Refusal
 from app.cli.since import Since, time_of
 from app.cli.sorted_commands import SortedCommands
-from app.cli.tables import age, moment, print_fields, print_table, text
+from app.cli.tables import age, amount, moment, print_fields, print_table, text
 
 app = typer.Typer(
     help="Dead letters: messages that delivery gave up. Redeliver or drop them.",
@@ -28,6 +28,7 @@ Of = Annotated[str | None, typer.Option("--subscription", help="of this subscrip
 Topic = Annotated[str | None, typer.Option(help="of this topic")]
 Key = Annotated[str | None, typer.Option(help="of this key")]
 Because = Annotated[str | None, typer.Option("--because", help="dead for this reason, such as retries_exhausted")]
+OfError = Annotated[str | None, typer.Option("--error", help="of this error, as `dead-letters groups` shows it")]
 DiedAfter = Annotated[str | None, typer.Option(help="died at this time or later (RFC 3339)")]
 DiedBefore = Annotated[str | None, typer.Option(help="died before this time (RFC 3339)")]
 Replay = Annotated[int | None, typer.Option(help="with MESSAGE_IDs: the replay that they died in")]
@@ -43,6 +44,7 @@ def list_dead_letters(
     topic: Topic = None,
     key: Key = None,
     because: Because = None,
+    error: OfError = None,
     since: Since = None,
     died_after: DiedAfter = None,
     died_before: DiedBefore = None,
@@ -53,7 +55,7 @@ def list_dead_letters(
 ) -> None:
     """List dead letters, newest first."""
     after = time_of(since, died_after, "--died-after")
-    query = {**_filter(subscription, topic, key, because, after, died_before), "cursor": cursor}
+    query = {**_filter(subscription, topic, key, because, error, after, died_before), "cursor": cursor}
     found = list_items(url, "/dead-letters", query, limit, as_json=as_json)
     if as_json:
         print_json(found)
@@ -63,6 +65,39 @@ def list_dead_letters(
     print_table(("message", "died", "subscription: why"), rows, whole=("message", "died"))
     if found["next_cursor"]:
         print(f"\nThere may be more:\n--cursor {found['next_cursor']}")
+
+
+@app.command("groups")
+def groups(
+    subscription: Of = None,
+    topic: Topic = None,
+    key: Key = None,
+    because: Because = None,
+    error: OfError = None,
+    since: Since = None,
+    died_after: DiedAfter = None,
+    died_before: DiedBefore = None,
+    limit: Annotated[int, typer.Option(min=1, max=PAGE_MAX, help="the most groups")] = 50,
+    url: Url = DEFAULT_URL,
+    as_json: AsJson = False,
+) -> None:
+    """Count dead letters by subscription, reason and error, the most frequent first."""
+    after = time_of(since, died_after, "--died-after")
+    query = {**_filter(subscription, topic, key, because, error, after, died_before), "limit": limit}
+    found = call(url, "GET", "/dead-letters/groups", query=query, as_json=as_json)
+    if as_json:
+        print_json(found)
+        return
+    now = datetime.now(UTC)
+    rows = [
+        (amount(one["count"]), age(one["first_at"], now), age(one["last_at"], now), one["subscription"], _why(one))
+        for one in found["items"]
+    ]
+    print_table(("count", "first", "last", "subscription", "why"), rows, whole=("count", "first", "last"))
+    if found["groups"] > len(rows):
+        print(f"\n{amount(found['groups'] - len(rows))} smaller groups are left out: --limit shows more.")
+    if not found["complete"]:
+        print(f"\nOnly the newest {amount(found['looked_at'])} were counted: name a --subscription or --since.")
 
 
 @app.command("show")
@@ -110,6 +145,7 @@ def redeliver(
     topic: Topic = None,
     key: Key = None,
     because: Because = None,
+    error: OfError = None,
     died_after: DiedAfter = None,
     died_before: DiedBefore = None,
     replay: Replay = None,
@@ -121,7 +157,7 @@ def redeliver(
     as_json: AsJson = False,
 ) -> None:
     """Redeliver dead letters: MESSAGE_IDs of a --subscription, or all that match a filter."""
-    filters = _filter(subscription, topic, key, because, died_after, died_before)
+    filters = _filter(subscription, topic, key, because, error, died_after, died_before)
     wanted = _selection(message_ids, filters, replay) | _given(reason=reason, actor=actor)
 
     def act(content: dict[str, Any]) -> Any:
@@ -138,6 +174,7 @@ def drop(
     topic: Topic = None,
     key: Key = None,
     because: Because = None,
+    error: OfError = None,
     died_after: DiedAfter = None,
     died_before: DiedBefore = None,
     replay: Replay = None,
@@ -149,7 +186,7 @@ def drop(
     as_json: AsJson = False,
 ) -> None:
     """Drop dead letters for good: MESSAGE_IDs of a --subscription, or all that match a filter."""
-    filters = _filter(subscription, topic, key, because, died_after, died_before)
+    filters = _filter(subscription, topic, key, because, error, died_after, died_before)
     wanted = _selection(message_ids, filters, replay) | _given(reason=reason, actor=actor)
 
     def act(content: dict[str, Any]) -> Any:
@@ -164,6 +201,7 @@ def _filter(
     topic: str | None,
     key: str | None,
     because: str | None,
+    error: str | None,
     died_after: str | None,
     died_before: str | None,
 ) -> dict[str, Any]:
@@ -172,6 +210,7 @@ def _filter(
         topic=topic,
         key=key,
         reason=because,
+        error=error,
         died_after=died_after,
         died_before=died_before,
     )
@@ -241,6 +280,10 @@ def _about(one: dict[str, Any]) -> str:
     """Return a dead letter's subscription, reason and error."""
     error = f" ({one['error']})" if one.get("error") else ""
     return f"{one['subscription']}{_of_replay(one)}: {one['reason']}{error}"
+
+
+def _why(group: dict[str, Any]) -> str:
+    return group["reason"] if group["newest"] is None else f"{group['reason']} ({group['error']})"
 
 
 def _of_replay(one: dict[str, Any]) -> str:

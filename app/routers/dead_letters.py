@@ -2,9 +2,9 @@
 
 import re
 from collections.abc import Collection
-from dataclasses import replace
+from dataclasses import asdict, replace
 from datetime import UTC, datetime, timedelta
-from typing import Annotated
+from typing import Annotated, Any
 from uuid import UUID
 
 import msgspec
@@ -26,16 +26,20 @@ from app.runtime.state import Runtime
 from app.schemas.dead_letters import (
     BY_FILTER_EXAMPLE,
     BY_IDS_EXAMPLE,
+    OF_KIND,
     REPLAY_MAX,
     ByFilter,
     ByIds,
     DeadLetterFilter,
+    DeadLetterGroupPage,
+    DeadLetterGroupShown,
     DeadLetterPage,
     DeadLetterRef,
     DeadLetterRow,
     DeadLetterShown,
     DropAnswer,
     EarlierRedelivery,
+    Kind,
     RedeliverAnswer,
     Selection,
     Waiting,
@@ -44,13 +48,16 @@ from app.schemas.fields import Name, NamePath, Strict, Time
 from app.schemas.transactions import ID
 from app.store.admin.audit import Act, record
 from app.store.subscriptions.dead_letters import (
+    GROUPED_MOST,
     HIGHEST,
     LOWEST,
     DeadLetter,
     DeadLetterCursor,
+    DeadLetterGroup,
     DeadLetterSearch,
     DeadLetterSummary,
     Named,
+    group_dead_letters,
     list_dead_letters,
     named,
     one_dead_letter,
@@ -89,17 +96,27 @@ Cursor = Annotated[
 ]
 
 
-class DeadLetterQuery(Strict):
-    """Filters of the list. A dead letter must match all of them."""
-
+class _Filters(Strict):
     subscription: Name | None = Field(None, description="of this subscription", examples=["mailer"])
     topic: Name | None = Field(None, description="of this topic", examples=["order"])
     key: Name | None = Field(None, description="of this key", examples=["order-1030"])
     reason: Name | None = Field(None, description="dead for this reason", examples=["retries_exhausted"])
+    error: Kind | None = Field(None, description=OF_KIND, examples=["answered 503"])
     died_after: Time | None = Field(None, description="died at this time or later")
     died_before: Time | None = Field(None, description="died before this time")
+
+
+class DeadLetterQuery(_Filters):
+    """Filters of the list. A dead letter must match all of them."""
+
     cursor: Cursor | None = Field(None, description="`next_cursor` of the previous page")
     limit: int = Field(100, ge=1, le=PAGE_MAX, description="dead letters on a page")
+
+
+class GroupQuery(_Filters):
+    """Filters of the groups. A dead letter must match all of them."""
+
+    limit: int = Field(100, ge=1, le=PAGE_MAX, description="groups in the answer, the largest")
 
 
 class ReplayQuery(Strict):
@@ -123,24 +140,39 @@ async def list_of_dead_letters(
     still have a `next_cursor`. The list ends when `next_cursor` is null. A subscriber's key must name one of its
     subscriptions and sees only the dead letters of its topics.
     """
-    if caller.role is Role.SUBSCRIBER:
-        if query.subscription is None:
-            raise Forbidden(
-                "A subscriber's key lists the dead letters of one of its subscriptions: send `subscription`.",
-                role=caller.role,
-                missing={"subscriptions": "*"},
-            )
-        caller.must_have_subscription(query.subscription)
-        if query.topic is not None:
-            caller.must_have_topic(query.topic)
+    _must_reach(caller, query)
     async with runtime.request_pool.connection() as connection:
-        wanted = await _filter(connection, query)
-        if caller.role is Role.SUBSCRIBER:
-            wanted = replace(wanted, topics=caller.topics.topic_patterns)
+        wanted = await _readable(connection, caller, query)
         if query.cursor is not None:
             wanted = _below(wanted, query.cursor)
         rows, below = await list_dead_letters(connection, wanted, query.limit)
     return DeadLetterPage(items=[_row(row) for row in rows], next_cursor=None if below is None else _cursor_of(below))
+
+
+@router.get(
+    "/groups",
+    summary="Count dead letters by subscription, reason and error",
+    responses=problems(Invalid, SubscriptionUnknown),
+)
+async def dead_letter_groups(
+    runtime: RuntimeDep, caller: CallerDep, query: Annotated[GroupQuery, Query()]
+) -> DeadLetterGroupPage:
+    """Return the largest groups of dead letters, with the first and the last time of death of each.
+
+    Errors that differ only in addresses, ids and numbers of four digits or more are one group. A group's
+    `subscription`, `reason` and `error` are its filter in `GET /dead-letters`, in redeliver and in drop. The newest
+    100,000 dead letters are looked at, or those of the subscription and of the time that the filter names. A
+    subscriber's key must name one of its subscriptions and sees only the dead letters of its topics.
+    """
+    _must_reach(caller, query)
+    async with runtime.request_pool.connection() as connection:
+        found = await group_dead_letters(connection, await _readable(connection, caller, query), query.limit)
+    return DeadLetterGroupPage(
+        items=[DeadLetterGroupShown(error=one.kind, newest=one.error, **_plain(one)) for one in found.rows],
+        groups=found.count,
+        looked_at=found.looked_at,
+        complete=found.looked_at < GROUPED_MOST,
+    )
 
 
 @router.get(
@@ -281,7 +313,7 @@ async def _keys(connection: Connection, wanted: ByIds) -> list[Key]:
     return keys
 
 
-async def _filter(connection: Connection, asked: DeadLetterQuery | DeadLetterFilter) -> DeadLetterSearch:
+async def _filter(connection: Connection, asked: _Filters | DeadLetterFilter) -> DeadLetterSearch:
     owner = None
     if asked.subscription is not None:
         owner = (await _known(connection, [asked.subscription]))[asked.subscription].subscription_id
@@ -290,9 +322,36 @@ async def _filter(connection: Connection, asked: DeadLetterQuery | DeadLetterFil
         topic=asked.topic,
         key=asked.key,
         reason=asked.reason,
+        kind=asked.error,
         died_after=asked.died_after or LOWEST.died_at,
         below=DeadLetterCursor(asked.died_before) if asked.died_before else HIGHEST,
     )
+
+
+def _must_reach(caller: Caller, asked: _Filters) -> None:
+    """Raise Forbidden if a subscriber's key asks for more than one of its subscriptions and its topics."""
+    if caller.role is not Role.SUBSCRIBER:
+        return
+    if asked.subscription is None:
+        raise Forbidden(
+            "A subscriber's key lists the dead letters of one of its subscriptions: send `subscription`.",
+            role=caller.role,
+            missing={"subscriptions": "*"},
+        )
+    caller.must_have_subscription(asked.subscription)
+    if asked.topic is not None:
+        caller.must_have_topic(asked.topic)
+
+
+async def _readable(connection: Connection, caller: Caller, asked: _Filters) -> DeadLetterSearch:
+    """Return a filter of what the caller may read."""
+    wanted = await _filter(connection, asked)
+    return replace(wanted, topics=caller.topics.topic_patterns) if caller.role is Role.SUBSCRIBER else wanted
+
+
+def _plain(one: DeadLetterGroup) -> dict[str, Any]:
+    """Return the fields of a group that the answer has as they are."""
+    return {name: value for name, value in asdict(one).items() if name not in ("kind", "error")}
 
 
 def _below(wanted: DeadLetterSearch, cursor: str) -> DeadLetterSearch:

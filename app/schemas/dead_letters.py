@@ -16,6 +16,7 @@ from pydantic import (
 )
 from pydantic.json_schema import SkipJsonSchema
 
+from app.field_rules import ERROR_KIND_MAX, has_control_character
 from app.ids import parse_message_id
 from app.schemas.fields import Actor, Name, Reason, Strict, Time, Whole
 from app.schemas.transactions import ID, Shown
@@ -54,6 +55,20 @@ MessageIdText = Annotated[
 ]
 
 
+def _check_kind(value: str) -> str:
+    if has_control_character(value):
+        raise ValueError("control characters are not allowed")
+    return value
+
+
+OF_KIND = "of this kind of error: `error` of a group of `GET /dead-letters/groups`"
+Kind = Annotated[
+    str,
+    Field(min_length=1, max_length=ERROR_KIND_MAX, json_schema_extra={"pattern": r"^[^\u0000-\u001f\u007f]*$"}),
+    AfterValidator(_check_kind),
+]
+
+
 class DeadLetterId(Strict):
     """One dead letter."""
 
@@ -79,6 +94,7 @@ class DeadLetterFilter(Strict):
     reason: Name | SkipJsonSchema[None] = Field(
         None, description="dead for this reason", examples=["retries_exhausted"]
     )
+    error: Kind | SkipJsonSchema[None] = Field(None, description=OF_KIND, examples=["answered 503"])
     died_after: Time | SkipJsonSchema[None] = Field(None, description="died at this time or later")
     died_before: Time | SkipJsonSchema[None] = Field(None, description="died before this time")
 
@@ -93,7 +109,7 @@ class DeadLetterFilter(Strict):
     @model_validator(mode="after")
     def _asks_for_something(self) -> "DeadLetterFilter":
         if not self.model_fields_set:
-            raise ValueError("name at least one of subscription, topic, key, reason, died_after, died_before")
+            raise ValueError("name at least one of subscription, topic, key, reason, error, died_after, died_before")
         return self
 
 
@@ -158,6 +174,32 @@ class DeadLetterPage(Shown):
 
     items: list[DeadLetterRow]
     next_cursor: str | None = Field(description="send it as `cursor` for the next page; null: this was the last")
+
+
+class DeadLetterGroupShown(Shown):
+    """Dead letters of one subscription, with one reason and one kind of error."""
+
+    subscription: str = Field(examples=["mailer"])
+    reason: str = Field(examples=["retries_exhausted"])
+    error: str = Field(
+        description="the kind of error: the text with `#` for addresses, ids and numbers of four digits or more, cut "
+        "at 200 characters; `none`: no error is on record",
+        examples=["answered 503"],
+    )
+    newest: str | None = Field(description="the error of the newest, as it was", examples=["answered 503"])
+    status: int | None = Field(description="an HTTP status of the last answers", examples=[503])
+    count: int = Field(examples=[42])
+    first_at: datetime = Field(description="when the first of them died", examples=[AT])
+    last_at: datetime = Field(description="when the last of them died", examples=[AT])
+
+
+class DeadLetterGroupPage(Shown):
+    """Groups of dead letters, the largest first."""
+
+    items: list[DeadLetterGroupShown]
+    groups: int = Field(description="the number of groups, those that `limit` left out included", examples=[1])
+    looked_at: int = Field(description="the dead letters that were looked at", examples=[42])
+    complete: bool = Field(description="false: older dead letters were not looked at", examples=[True])
 
 
 class EarlierRedelivery(Shown):

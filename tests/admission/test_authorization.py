@@ -82,6 +82,7 @@ MAY = {
     ("GET", "/subscriptions/{name}/replays/{replay_id}"): "n o y y n",
     ("DELETE", "/subscriptions/{name}/replays/{replay_id}"): "n o y y n",
     ("GET", "/dead-letters"): "n o y y n",
+    ("GET", "/dead-letters/groups"): "n o y y n",
     ("GET", "/dead-letters/{subscription}/{message_id}"): "n o y y n",
     ("POST", "/dead-letters/redeliver"): "n n y y n",
     ("DELETE", "/dead-letters"): "n n y y n",
@@ -132,6 +133,7 @@ MIXED = {
     ("GET", "/subscriptions/{name}/replays/{replay_id}"): "y",
     ("DELETE", "/subscriptions/{name}/replays/{replay_id}"): "y",
     ("GET", "/dead-letters"): "-",
+    ("GET", "/dead-letters/groups"): "-",
     ("GET", "/dead-letters/{subscription}/{message_id}"): "h",
 }
 
@@ -289,7 +291,7 @@ async def test_own_subscription_with_a_foreign_topic(
             if role is Role.ADMIN or may == "y":
                 assert answer.is_success, context
             elif may == "-":
-                assert answer.json() == {"items": [], "next_cursor": None}, context
+                assert answer.json()["items"] == [], context
             else:
                 assert answer.status_code == (403 if may == "n" else 404), context
                 assert may == "h" or answer.json()["missing"] == {"topics": f"{OTHER}.order"}, context
@@ -328,6 +330,8 @@ async def test_a_list_of_dead_letters_has_those_of_ones_topics(guarded: Runtime,
                 if page["next_cursor"] is None:
                     break
                 query["cursor"] = page["next_cursor"]
+            groups = (await client.get("/dead-letters/groups", params={"subscription": name}, headers=key)).json()
+            assert sum(one["count"] for one in groups["items"]) == len(found)
             assert sorted(found) == sorted([*shown] * 3), scope
         refused = await client.get("/dead-letters", params={"subscription": name, "topic": "payment"}, headers=key)
         assert (refused.status_code, refused.json()["missing"]) == (403, {"topics": "payment"})

@@ -65,6 +65,24 @@ def test_dead_letters_are_listed_and_shown(run: Run, dead: tuple[str, list[str]]
     assert (gone.code, "/problems/dead-letter-unknown" in gone.err) == (1, True)
 
 
+def test_dead_letters_are_counted_by_error(run: Run, dead: tuple[str, list[str]]) -> None:
+    name, ids = dead
+    shown = run("dead-letters", "groups", "--subscription", name)
+    heading, first, *_ = shown.out.splitlines()
+    assert heading.split() == ["COUNT", "FIRST", "LAST", "SUBSCRIPTION", "WHY"]
+    assert (first.split()[0], "unknown" in shown.out) == ("3", True)
+    found = run("dead-letters", "groups", "--subscription", name, "--json").json
+    [group] = found["items"]
+    expected = {"subscription": name, "reason": "unknown customer", "error": "answered 422", "count": 3}
+    assert {field: group[field] for field in expected} == expected
+    filters = ("--subscription", name, "--because", group["reason"], "--error", group["error"])
+    assert [one["message_id"] for one in run("dead-letters", "list", *filters, "--json").json["items"]] == ids[::-1]
+    none = run("dead-letters", "drop", "--subscription", name, "--error", "answered 500", "--yes")
+    assert "0 dead letters would be dropped." in none.out
+    dropped = run("dead-letters", "drop", *filters, "--yes")
+    assert "3 dead letters were dropped." in dropped.out
+
+
 def test_dead_letters_are_redelivered_by_id_and_by_filter(run: Run, url: str, dead: tuple[str, list[str]]) -> None:
     name, ids = dead
     preview = run("dead-letters", "redeliver", "--subscription", name, "--dry-run")

@@ -151,6 +151,7 @@ SHOWN = {
     "subscriptions": "/subscriptions",
     "subscription": "/subscriptions/warehouse",
     "dead-letters": "/dead-letters",
+    "dead-letter-groups": "/dead-letters/groups",
     "producer-groups": "/producer-groups",
     "topics": "/topics",
     "workers": "/workers",

@@ -20,6 +20,10 @@ POLICY = (
 )
 
 
+# The names of files that differ from their paths.
+FILES = {"dead-letters/groups": "dead-letter-groups"}
+
+
 async def half(client: httpx.AsyncClient, **message: object) -> str:
     body = {"producer_group": "shop", "messages": [{"topic": "order", "body": {"order": 1030}, **message}]}
     answer = await client.post("/half", json=body)
@@ -122,7 +126,7 @@ async def test_each_figure_of_the_overview_leads_to_its_list(
     for label, value, to in (
         ("In doubt", "1", "/console/transactions?state=in_doubt"),
         ("Parked", "0", "/console/transactions?state=parked"),
-        ("Dead letters", "1", "/console/dead-letters"),
+        ("Dead letters", "1", "/console/dead-letters/groups"),
         ("Open breakers", "2", "/console/subscriptions"),
         ("Not active", "0", "/console/subscriptions"),
         ("Held days", "1", "/console/proof"),
@@ -273,6 +277,31 @@ async def test_acts_on_dead_letters(client: httpx.AsyncClient, db: Connection, g
     assert await audited(db) == expected
 
 
+async def test_a_group_of_dead_letters_is_redelivered_with_its_filter(
+    client: httpx.AsyncClient, db: Connection, group: str
+) -> None:
+    await subscription(client, "mailer")
+    for error in ("no route to 10.0.0.1:80", "no route to 10.0.0.2:80", EVIL):
+        await bury(db, await committed(client, {"topic": "order", "body": 1}), "mailer", error=error)
+    page = await client.get("/console/dead-letters/groups?subscription=mailer", headers=FORM)
+    assert "<script>alert" not in page.text
+    text = unescape(page.text)
+    assert "no route to #" in text
+    assert EVIL in text
+    assert "halfnote dead-letters groups --subscription mailer" in text
+    acts = [one for one in re.findall(r'href="([^"]*/do/redeliver[^"]*)"', text) if "no+route" in one]
+    [act] = dict.fromkeys(acts)
+    preview = unescape((await client.get(act, headers=FORM)).text)
+    assert "2 dead letters" in preview
+    told = "--subscription mailer --because retries_exhausted --error 'no route to #' --yes"
+    assert f"halfnote dead-letters redeliver {told}" in preview
+    await submit(client, act, reason="the route is back")
+    assert await db.fetchval("select count(*) from dead_letter") == 1
+    assert ("dead_letter.redeliver", "the route is back") in await audited(db)
+    [one] = {one for one in re.findall(r'href="(/console/dead-letters\?[^"]*)"', text) if "no+route" in one}
+    assert "No dead letter matches" in (await client.get(one, headers=FORM)).text
+
+
 async def test_a_secret_is_shown_once_and_never_in_the_url(client: httpx.AsyncClient, group: str) -> None:
     await subscription(client, "mailer")
     rotated = await submit(client, "/console/subscriptions/mailer/do/rotate-secret", reason="it leaked")
@@ -319,11 +348,12 @@ async def test_each_list_has_its_columns_in_csv(client: httpx.AsyncClient, db: C
         ("topics", {"topic": "order", "subscriptions": "crm mailer"}),
         ("producer-groups", {"name": "shop", "check_urls": "http://127.0.0.1:9/check"}),
         ("dead-letters", {"subscription": "mailer", "message_id": message_id, "key": "order-1030", "status": "500"}),
+        ("dead-letters/groups", {"subscription": "mailer", "error": "answered 500", "count": "1"}),
         ("transactions", {"transaction_id": message_id[:36], "state": "committed", "key": "order-1030"}),
         ("audit", {"what": "subscription.put", "target": "crm"}),
     ):
         answer = await client.get(f"/console/{path}", params={"format": "csv"}, headers=FORM)
-        assert answer.headers["content-disposition"] == f'attachment; filename="halfnote-{path}.csv"'
+        assert answer.headers["content-disposition"] == f'attachment; filename="halfnote-{FILES.get(path, path)}.csv"'
         first = next(csv.DictReader(StringIO(answer.text)))
         assert {name: first[name] for name in wanted} == wanted
     refused = await client.get("/console/dead-letters?died_after=yesterday", headers=FORM)

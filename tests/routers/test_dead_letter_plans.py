@@ -13,12 +13,15 @@ from app.store.subscriptions.dead_letters import (
     COUNTED_MOST,
     COUNTS,
     FLOORS,
+    GROUPED_MOST,
+    GROUPS,
     HIGHEST,
     LOWEST,
     ONE,
     OWN_PLANS,
     PAGES,
     PER_SUBSCRIPTION,
+    SCOPED_GROUPS,
     SCOPED_PAGE,
     WINDOW_ROWS,
     DeadLetterCursor,
@@ -33,7 +36,7 @@ from tests.support.explain import Scan, big, scans
 AT = datetime(2026, 11, 21, 8, tzinfo=UTC)
 SUBSCRIPTIONS, EACH = 10, 3000
 PLACE = ["timestamptz", "uuid", "smallint", "int", "int"]
-WINDOW = ["timestamptz", *PLACE, *PLACE, "text", "text", "text", "bigint"]
+WINDOW = ["timestamptz", *PLACE, *PLACE, "text", "text", "text", "text", "bigint"]
 DONE = ["text", "text", "timestamptz"]
 SOURCES = pytest.mark.parametrize("source", ["all", "subscription"])
 
@@ -176,6 +179,27 @@ async def test_a_count_goes_no_further_than_it_says(dead: Connection, source: st
     found = await asked(dead, COUNTS[source], types, bounds(wanted(source), LOWEST, 500))
     assert sum(scan.rows for scan in of(found, "dead_letter")) <= 501
     assert COUNTED_MOST > SUBSCRIPTIONS * EACH
+
+
+@SOURCES
+async def test_groups_read_a_range_of_the_index_once(dead: Connection, source: str) -> None:
+    types = [*types_of(source, WINDOW), "bigint"]
+    found = await asked(dead, GROUPS[source], types, (*bounds(wanted(source), LOWEST, 500), 100))
+    assert sum(scan.rows for scan in of(found, "dead_letter")) <= 501
+    assert {scan.index for scan in of(found, "dead_letter")} == {f"dead_letter_{'died' if source == 'all' else 'of'}"}
+    # A filter that nothing meets reads no more.
+    nothing = (*bounds(wanted(source, topic="nobody"), LOWEST, 500), 100)
+    found = await asked(dead, GROUPS[source], types, nothing)
+    assert sum(scan.rows for scan in of(found, "dead_letter")) <= 501
+    assert GROUPED_MOST > SUBSCRIPTIONS * EACH
+
+
+async def test_groups_of_a_keys_topics_read_a_range_of_the_index_once(dead: Connection) -> None:
+    types = [*types_of("subscription", WINDOW), "bigint", "text[]"]
+    arguments = (*bounds(wanted("subscription"), LOWEST, 500), 100, ["order.*"])
+    found = await asked(dead, SCOPED_GROUPS, types, arguments)
+    assert sum(scan.rows for scan in of(found, "dead_letter")) <= 501
+    assert {scan.index for scan in of(found, "dead_letter")} == {"dead_letter_of"}
 
 
 @pytest.mark.parametrize("generic", [False, True])

@@ -8,7 +8,9 @@ import pytest
 
 from app.database.connection import Connection
 from app.loops import gauges
+from app.routers import dead_letters as dead_letter_routes
 from app.runtime.state import Runtime
+from app.store.subscriptions import dead_letters as dead_letter_store
 from app.store.subscriptions.dead_letters import WINDOW_ROWS, DeadLetterSearch, list_dead_letters
 from tests.conftest import shares
 from tests.support.dead_letters import AT, bury, by_filter, committed, dead, drop, listed, mailer, many, subscription
@@ -59,6 +61,110 @@ async def test_lists_filter_newest_first(client: httpx.AsyncClient, db: Connecti
     assert (answer.status_code, answer.json()["type"]) == (404, "/problems/subscription-unknown")
     await client.delete("/subscriptions/audit")
     assert await listed(client) == [second, first]
+
+
+async def test_groups_of_one_error_have_their_count_and_times(
+    client: httpx.AsyncClient, db: Connection, mailer: str
+) -> None:
+    await subscription(client, "crm")
+    refused = "connection to 10.0.0.{}:5432 refused"
+    for number, columns in enumerate(
+        [
+            {"error": refused.format(7), "status": None},
+            {"error": "answered 503", "status": 503},
+            {"error": refused.format(8), "status": None},
+            {"error": "answered 500", "status": 500},
+            {"error": refused.format(9), "status": None},
+            {"error": None, "status": None, "reason": "day_left"},
+        ]
+    ):
+        await dead(client, db, mailer, number, died_at=AT + timedelta(seconds=number), **columns)
+    await dead(client, db, "crm", 6, died_at=AT + timedelta(seconds=6))
+    found = (await client.get("/dead-letters/groups")).json()
+    assert (found["groups"], found["looked_at"], found["complete"]) == (5, 7, True)
+    assert found["items"][0] == {
+        "subscription": "mailer",
+        "reason": "retries_exhausted",
+        "error": "connection to # refused",
+        "newest": refused.format(9),
+        "status": None,
+        "count": 3,
+        "first_at": "2026-11-21T08:00:00Z",
+        "last_at": "2026-11-21T08:00:04Z",
+    }
+    rest = [(one["subscription"], one["reason"], one["error"], one["status"]) for one in found["items"][1:]]
+    assert rest == [
+        ("crm", "retries_exhausted", "answered 500", 500),
+        ("mailer", "day_left", "none", None),
+        ("mailer", "retries_exhausted", "answered 500", 500),
+        ("mailer", "retries_exhausted", "answered 503", 503),
+    ]
+
+
+async def test_a_group_is_a_filter_of_lists_and_of_acts(client: httpx.AsyncClient, db: Connection, mailer: str) -> None:
+    errors = ["no order 1030", "no order 1031", "answered 503", None]
+    ids = [await dead(client, db, mailer, number, error=error) for number, error in enumerate(errors)]
+    for kind, of_kind in (("no order #", ids[:2]), ("answered 503", ids[2:3]), ("none", ids[3:]), ("no order", [])):
+        assert sorted(await listed(client, error=kind)) == sorted(of_kind)
+        groups = (await client.get("/dead-letters/groups", params={"error": kind})).json()
+        assert [one["count"] for one in groups["items"]] == ([len(of_kind)] if of_kind else [])
+        assert groups["looked_at"] == len(ids)
+    dropped = await drop(client, by_filter(subscription="mailer", reason="retries_exhausted", error="no order #"))
+    assert (dropped["dropped"], dropped["left"]) == (2, 0)
+    assert sorted(await listed(client)) == sorted(ids[2:])
+    audited = await db.fetchval("select detail from audit where what = 'dead_letter.drop'")
+    assert "no order #" in str(audited)
+
+
+@pytest.mark.parametrize(
+    ("error", "kind"),
+    [
+        ("answered 503", "answered 503"),
+        ("no answer within 2.5 s", "no answer within 2.5 s"),
+        ("message 0193a7d6-a5c8-7b1e-8f00-1030a1030a10-0 is too large", "message #-0 is too large"),
+        ("[Errno 111] Connect call failed ('10.1.2.3', 9031)", "[Errno 111] Connect call failed ('#', #)"),
+        ("request 4f9a2c77", "request #"),
+        ("the facade of cafe", "the facade of cafe"),
+        ("one\ntwo", "one two"),
+        ("é" * 300, "é" * 200),
+    ],
+)
+async def test_the_kind_of_an_error(
+    client: httpx.AsyncClient, db: Connection, mailer: str, error: str, kind: str
+) -> None:
+    message_id = await dead(client, db, mailer, error=error)
+    [group] = (await client.get("/dead-letters/groups")).json()["items"]
+    assert (group["error"], group["newest"]) == (kind, error)
+    assert await listed(client, error=kind) == [message_id]
+
+
+async def test_groups_past_the_limit_and_filters_of_time(
+    client: httpx.AsyncClient, db: Connection, mailer: str
+) -> None:
+    for number in range(3):
+        for times in range(number + 1):
+            columns = {"reason": f"because {number}", "died_at": AT + timedelta(minutes=times)}
+            await dead(client, db, mailer, 10 * number + times, **columns)
+    found = (await client.get("/dead-letters/groups", params={"limit": 1})).json()
+    assert [(one["reason"], one["count"]) for one in found["items"]] == [("because 2", 3)]
+    assert (found["groups"], found["looked_at"]) == (3, 6)
+    late = (await client.get("/dead-letters/groups", params={"died_after": "2026-11-21T08:01:00Z"})).json()
+    assert sorted((one["reason"], one["count"]) for one in late["items"]) == [("because 1", 1), ("because 2", 2)]
+    assert late["looked_at"] == 3
+    await client.delete("/subscriptions/mailer")
+    assert (await client.get("/dead-letters/groups")).json()["items"] == []
+
+
+async def test_no_more_than_the_newest_are_looked_at(
+    client: httpx.AsyncClient, db: Connection, mailer: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for number in range(4):
+        await dead(client, db, mailer, number, reason=f"because {number}", died_at=AT + timedelta(seconds=number))
+    for module in (dead_letter_routes, dead_letter_store):
+        monkeypatch.setattr(module, "GROUPED_MOST", 2)
+    found = (await client.get("/dead-letters/groups")).json()
+    assert {one["reason"] for one in found["items"]} == {"because 3", "because 2"}
+    assert (found["looked_at"], found["complete"]) == (2, False)
 
 
 async def test_pages_hold_everything_once(client: httpx.AsyncClient, db: Connection, mailer: str) -> None:

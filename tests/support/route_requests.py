@@ -253,6 +253,10 @@ async def dead_letters(world: World) -> Asked:
     return Asked("/dead-letters", query={"subscription": (await world.dead_letter())[0]})
 
 
+async def dead_letter_groups(world: World) -> Asked:
+    return Asked("/dead-letters/groups", query={"subscription": (await world.dead_letter())[0]})
+
+
 async def dead_letter(world: World) -> Asked:
     subscription, message_id = await world.dead_letter()
     return Asked(f"/dead-letters/{subscription}/{message_id}")
@@ -358,6 +362,7 @@ REQUESTS: dict[tuple[str, str], Builder] = {
     ("GET", "/subscriptions/{name}/replays/{replay_id}"): of_replay("/subscriptions/{name}/replays/{replay_id}"),
     ("DELETE", "/subscriptions/{name}/replays/{replay_id}"): of_replay("/subscriptions/{name}/replays/{replay_id}"),
     ("GET", "/dead-letters"): dead_letters,
+    ("GET", "/dead-letters/groups"): dead_letter_groups,
     ("GET", "/dead-letters/{subscription}/{message_id}"): dead_letter,
     ("POST", "/dead-letters/redeliver"): of_dead_letter("/dead-letters/redeliver"),
     ("DELETE", "/dead-letters"): of_dead_letter("/dead-letters"),

@@ -9,7 +9,7 @@ from app.routers.dead_letters import drop_dead_letters, redeliver_dead_letters
 from app.schemas.dead_letters import ByFilter, ByIds, DeadLetterRef
 from app.schemas.validation import checked
 
-_FILTER = ("subscription", "topic", "key", "reason", "died_after", "died_before")
+_FILTER = ("subscription", "topic", "key", "reason", "error", "died_after", "died_before")
 _PATH = "/console/dead-letters/do"
 _EFFECTS = {
     "redeliver": (

@@ -1,11 +1,11 @@
-"""The list of dead letters."""
+"""The list of dead letters, and how many there are of each error."""
 
 from starlette.responses import Response
 
 from app.console.page import Page
 from app.console.rendering import command
 from app.console.visit import Visit
-from app.routers.dead_letters import DeadLetterQuery, list_of_dead_letters
+from app.routers.dead_letters import DeadLetterQuery, GroupQuery, dead_letter_groups, list_of_dead_letters
 
 _COLUMNS = (
     "subscription",
@@ -20,6 +20,25 @@ _COLUMNS = (
     "error",
     "died_at",
 )
+
+
+_GROUP_COLUMNS = ("subscription", "reason", "error", "newest", "status", "count", "first_at", "last_at")
+
+
+async def show_groups(visit: Visit) -> Response:
+    """Show dead letters by subscription, reason and error, the largest group first."""
+    query = visit.list_query(GroupQuery)
+    found = await dead_letter_groups(visit.runtime, visit.caller, query)
+    if visit.wants_csv:
+        return visit.csv_of("dead-letter-groups", _GROUP_COLUMNS, found.items)
+    asked = query.model_dump(exclude={"limit", "reason"}, exclude_none=True)
+    return visit.page(
+        "dead_letter_groups.html",
+        query=query,
+        found=found,
+        command_shown=command("dead-letters", "groups", because=query.reason, **asked),
+        now=visit.runtime.clock.now(),
+    )
 
 
 async def show_list(visit: Visit) -> Response:
@@ -40,4 +59,7 @@ async def show_list(visit: Visit) -> Response:
     )
 
 
-PAGES = [Page("GET", "/console/dead-letters", show_list, ("GET", "/dead-letters"))]
+PAGES = [
+    Page("GET", "/console/dead-letters", show_list, ("GET", "/dead-letters")),
+    Page("GET", "/console/dead-letters/groups", show_groups, ("GET", "/dead-letters/groups")),
+]

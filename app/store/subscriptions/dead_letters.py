@@ -7,6 +7,7 @@ from uuid import UUID
 
 from app.database.connection import Connection
 from app.database.windowed_read import ListWindow, read_windows
+from app.field_rules import ERROR_KIND_MAX
 from app.topic_patterns import TopicPatterns, match_sql
 from app.verdicts import SubscriptionState
 
@@ -21,16 +22,31 @@ PLACE = 'd.died_at, d.transaction_id, d."position", d.subscription_id, d.replay'
 NEWEST_FIRST = ", ".join(f"{column} desc" for column in PLACE.split(", "))
 
 # $1: died at that time or later; $2…$6: the upper place; $7…$11: the lower place. Served by a backward range scan of
-# dead_letter_died or, with a subscription ($16, and in both places), of dead_letter_of.
+# dead_letter_died or, with a subscription ($17, and in both places), of dead_letter_of.
 RANGE = {
     "all": f"d.died_at >= $1 and ({PLACE}) < ($2, $3::uuid, $4::smallint, $5::int, $6::int)",
     "subscription": "d.subscription_id = ${n} and d.died_at >= $1 and (d.subscription_id, d.died_at, d.transaction_id, "
     'd."position", d.replay) < ($5::int, $2, $3::uuid, $4::smallint, $6::int)',
 }
 ABOVE = f"({PLACE}) >= ($7, $8::uuid, $9::smallint, $10::int, $11::int)"
+# Errors that differ only in addresses, ids and large numbers are one kind. A status such as 503 stays.
+_VARYING = (
+    r"[0-9]+(?:\.[0-9]+){3}(?::[0-9]+)?"
+    r"|\y[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}\y"
+    r"|\y(?=[a-f]*[0-9])[0-9a-f]{4,}\y"
+)
+NO_ERROR = "none"
+
+
+def kind_sql(error: str) -> str:
+    """Return the SQL of the kind of an error text, which is null for a dead letter without one."""
+    line = f"regexp_replace(coalesce({error}, '{NO_ERROR}'), '[[:cntrl:]]+', ' ', 'g')"
+    return f"left(regexp_replace({line}, '{_VARYING}', '#', 'g'), {ERROR_KIND_MAX})"
+
+
 # A null argument is no filter.
-MEETS = """($12::text is null or d.topic = $12) and ($13::text is null or d.key = $13)
-  and ($14::text is null or d.reason = $14)"""
+MEETS = f"""($12::text is null or d.topic = $12) and ($13::text is null or d.key = $13)
+  and ($14::text is null or d.reason = $14) and ($15::text is null or {kind_sql("d.error")} = $15)"""
 
 # Upkeep removes the dead letters of a deleted subscription, so no statement here shows them. Primary key.
 LIVE = """exists (
@@ -51,27 +67,64 @@ select {PLACE}, s.name as subscription, d."offset", d.topic, d.key, d.attempts, 
 from dead_letter d cross join lateral (
   select s.name from subscription s where s.subscription_id = d.subscription_id and s.deleted_at is null offset 0
 ) s
-where {bounds.format(n=16)} and {ABOVE} and {MEETS}
-order by {NEWEST_FIRST} limit $15
+where {bounds.format(n=17)} and {ABOVE} and {MEETS}
+order by {NEWEST_FIRST} limit $16
 """  # noqa: S608
     for name, bounds in RANGE.items()
 }
-# A subscriber's key reads only dead letters of topics in its scope ($17).
+# A subscriber's key reads only dead letters of topics in its scope ($18).
 SCOPED_PAGE = PAGES["subscription"].replace(
     f"and {MEETS}",
     f"""and {MEETS}
-  and {match_sql("d.topic", "$17::text[]")}""",
+  and {match_sql("d.topic", "$18::text[]")}""",
 )
 COUNTS = {
     name: f"""
 select count(*) from (
-  select from dead_letter d where {bounds.format(n=16)} and {ABOVE} and {MEETS}
+  select from dead_letter d where {bounds.format(n=17)} and {ABOVE} and {MEETS}
     and {LIVE}
-  limit $15
+  limit $16
 ) found
 """  # noqa: S608
     for name, bounds in RANGE.items()
 }
+
+# Rows that one answer with groups reads at most, the newest.
+GROUPED_MOST = 100_000
+_OF_MESSAGE, _, _OF_ERROR = MEETS.partition("\n  and ")
+# Where the most groups are among the arguments.
+_MOST_GROUPS = {"all": 17, "subscription": 18}
+
+# One pass over the range counts by error text, and the kind is made once for each text. Subscriptions are joined to the
+# groups and not to the rows. A group has a `looked_at` of all rows read, those included that the filter leaves out.
+GROUPS = {
+    name: f"""
+with texts as (
+  select r.subscription_id, r.reason, r.error, count(*) as looked_at, count(*) filter (where r.meets) as n,
+    max(r.status) filter (where r.meets) as status, min(r.died_at) filter (where r.meets) as first_at,
+    max(r.died_at) filter (where r.meets) as last_at
+  from (
+    select d.subscription_id, d.reason, d.error, d.status, d.died_at, {_OF_MESSAGE} as meets
+    from dead_letter d where {bounds.format(n=17)} and {ABOVE} order by {NEWEST_FIRST} limit $16
+  ) r group by r.subscription_id, r.reason, r.error
+), kinds as (
+  select d.subscription_id, d.reason, {kind_sql("d.error")} as kind, (array_agg(d.error order by d.last_at desc))[1] as
+    error, max(d.status) as status, sum(d.n)::bigint as n, min(d.first_at) as first_at, max(d.last_at) as last_at
+  from texts d where d.n > 0 and {_OF_ERROR} group by 1, 2, 3
+)
+select l.looked_at, g.* from (select coalesce(sum(looked_at), 0)::bigint as looked_at from texts) l left join (
+  select count(*) over () as groups, s.name as subscription, k.reason, k.kind, k.error, k.status, k.n, k.first_at,
+    k.last_at
+  from kinds k join subscription s on s.subscription_id = k.subscription_id and s.deleted_at is null
+  order by k.n desc, k.last_at desc, s.name, k.reason, k.kind limit ${_MOST_GROUPS[name]}
+) g on true
+order by g.n desc, g.last_at desc, g.subscription, g.reason, g.kind
+"""  # noqa: S608
+    for name, bounds in RANGE.items()
+}
+SCOPED_GROUPS = GROUPS["subscription"].replace(
+    f"{_OF_MESSAGE} as meets", f"""{_OF_MESSAGE} and {match_sql("d.topic", "$19::text[]")} as meets"""
+)
 
 # A generic plan assumes that the range is small, so it would read and sort all of it; and a plan that assumes a large
 # batch would read the whole table. So each statement is planned for its arguments, with index probes only and, over a
@@ -144,13 +197,15 @@ HIGHEST = DeadLetterCursor(datetime(9999, 12, 31, tzinfo=UTC))
 class DeadLetterSearch:
     """Which dead letters a list holds: died at `died_after` or later, and below the place `below`. None: no filter.
 
-    `topics`: only topics that these patterns match. It needs a subscription and applies to pages only.
+    `kind`: only errors of this kind (`kind_sql`). `topics`: only topics that these patterns match. It needs a subscription
+    and applies to pages and groups only.
     """
 
     subscription_id: int | None = None
     topic: str | None = None
     key: str | None = None
     reason: str | None = None
+    kind: str | None = None
     died_after: datetime = LOWEST.died_at
     below: DeadLetterCursor = HIGHEST
     topics: TopicPatterns | None = None
@@ -186,6 +241,29 @@ class DeadLetterSummary:
     reason: str
     status: int | None
     error: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class DeadLetterGroup:
+    """Dead letters of one subscription, reason and kind of error; `error` and `status` are of the newest of them."""
+
+    subscription: str
+    reason: str
+    kind: str
+    error: str | None
+    status: int | None
+    count: int
+    first_at: datetime
+    last_at: datetime
+
+
+@dataclass(frozen=True, slots=True)
+class DeadLetterGroups:
+    """The largest groups, and how many there are. `looked_at`: the rows read, at most GROUPED_MOST, the newest."""
+
+    rows: list[DeadLetterGroup]
+    count: int
+    looked_at: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -264,6 +342,19 @@ async def read_page(
     return [DeadLetterSummary(DeadLetterCursor(*row[:5]), *row[5:]) for row in rows]
 
 
+async def group_dead_letters(connection: Connection, wanted: DeadLetterSearch, limit: int) -> DeadLetterGroups:
+    """Return the `limit` largest groups of the newest GROUPED_MOST dead letters in the range that match a filter."""
+    arguments = (*bounds(wanted, LOWEST, GROUPED_MOST), limit)
+    async with connection.transaction(readonly=True):
+        await connection.execute(OWN_PLANS)
+        if wanted.topics is None:
+            rows = await connection.fetch(GROUPS[wanted.source], *arguments)
+        else:
+            rows = await connection.fetch(SCOPED_GROUPS, *arguments, wanted.topics.patterns)
+    found = [DeadLetterGroup(*row[2:]) for row in rows if row["groups"] is not None]
+    return DeadLetterGroups(found, rows[0]["groups"] or 0, rows[0]["looked_at"])
+
+
 async def count_dead_letters(connection: Connection, wanted: DeadLetterSearch) -> int:
     """Return how many dead letters match a filter, up to COUNTED_MOST. Needs a database transaction."""
     await connection.execute(OWN_PLANS)
@@ -273,7 +364,7 @@ async def count_dead_letters(connection: Connection, wanted: DeadLetterSearch) -
 
 def bounds(wanted: DeadLetterSearch, floor: DeadLetterCursor, limit: int) -> tuple[object, ...]:
     """Return the arguments of a statement over the dead letters of a window that match a filter."""
-    return *wanted.range_to(floor), wanted.topic, wanted.key, wanted.reason, limit, *wanted.own
+    return *wanted.range_to(floor), wanted.topic, wanted.key, wanted.reason, wanted.kind, limit, *wanted.own
 
 
 async def one_dead_letter(

@@ -33,8 +33,8 @@ FORGOTTEN_AT_ONCE = 10_000
 PICKED = {
     name: f"""
 select d.subscription_id, d.replay, d.transaction_id, d."position" from dead_letter d
-where {bounded.format(n=16)} and {ABOVE} and {MEETS} and {LIVE}
-order by {NEWEST_FIRST} limit $15 for update of d skip locked"""  # noqa: S608 -- constants of these modules
+where {bounded.format(n=17)} and {ABOVE} and {MEETS} and {LIVE}
+order by {NEWEST_FIRST} limit $16 for update of d skip locked"""  # noqa: S608 -- constants of these modules
     for name, bounded in RANGE.items()
 }
 PICKED["named"] = f"""
@@ -46,7 +46,7 @@ where {LIVE}
 order by 1, 2, 3, 4 for update of d"""  # noqa: S608
 
 # The number of arguments of each PICKED; actor, reason and time follow them.
-_PICKED_BY = {"all": 15, "subscription": 16, "named": 4}
+_PICKED_BY = {"all": 16, "subscription": 17, "named": 4}
 
 _OPEN = "exists (select from day y where y.low <= m.transaction_id and y.high > m.transaction_id and y.state = 'open')"
 
