@@ -194,6 +194,9 @@ class Settings(BaseSettings):
     in_flight_max: int = Field(
         10_000, ge=1, description="most requests in flight in each process, except probes and metrics; above it 503"
     )
+    event_streams_max: int = Field(
+        200, ge=1, description="most open streams of `GET /events` in each process; above it 503 with Retry-After"
+    )
     bodies_max_bytes: int = Field(
         64 * 1024 * 1024,
         ge=1024,

@@ -25,6 +25,7 @@ from app.routers import (
     claims,
     dead_letters,
     delivery_reasons,
+    events,
     health,
     messages,
     operator_verdicts,
@@ -109,6 +110,7 @@ def create_app() -> tuple[ASGIApp, FastAPI]:
     api.include_router(accept.router)
     api.include_router(workers.router)
     api.include_router(stats.router)
+    api.include_router(events.router)
     api.include_router(search.router)
     api.include_router(health.router)
     api.include_router(problems.router)

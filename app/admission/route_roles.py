@@ -50,6 +50,7 @@ RULES: dict[tuple[str, str], Roles] = {
     ("GET", "/workers"): PEOPLE,
     ("GET", "/stats"): PEOPLE,
     ("GET", "/stats/series"): PEOPLE,
+    ("GET", "/events"): PEOPLE,
     ("GET", "/search"): PEOPLE,
     ("GET", "/accept"): PEOPLE,
     ("PUT", "/accept"): PEOPLE,

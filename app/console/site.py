@@ -8,6 +8,7 @@ from app.console.acts.act import ConsoleAct
 from app.console.page import Page
 from app.console.pages import (
     dead_letters,
+    events,
     keys_and_audit,
     overview,
     producer_groups,
@@ -28,6 +29,7 @@ ACTS: list[ConsoleAct] = [
 ]
 PAGES: list[Page] = [
     *overview.PAGES,
+    *events.PAGES,
     *sign_in.PAGES,
     *(page for act in ACTS for page in act.pages()),
     *search.PAGES,

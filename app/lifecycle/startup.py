@@ -31,6 +31,7 @@ from app.runtime.loop_runner import Loop, run
 from app.runtime.publications import Publications
 from app.runtime.server_certificate import ServerCertificate
 from app.runtime.state import Runtime
+from app.runtime.state_feed import StateFeed
 from app.runtime.wake_up_socket import join_worker_beside
 from app.runtime.worker_state import worker_state_file
 from app.secrets.vault import Vault
@@ -89,6 +90,7 @@ async def running(settings: Settings) -> AsyncIterator[Runtime]:
             stopping.set()
             runtime.waiting_claims.close()
             runtime.waiting_consumers.close()
+            runtime.state_feed.close()
             if runtime.beside is not None:
                 runtime.beside.begin_drain()
             ends_at.append(monotonic() + settings.drain_s)
@@ -175,6 +177,7 @@ async def assemble(settings: Settings, dsn: str, stack: AsyncExitStack) -> Runti
         deliveries_http=deliveries_http,
         wake_ups=wake_ups,
         publications=publications,
+        state_feed=StateFeed(settings.event_streams_max),
         beside=beside,
         tracing=tracing,
         certificate=server_certificate(settings),
@@ -182,6 +185,7 @@ async def assemble(settings: Settings, dsn: str, stack: AsyncExitStack) -> Runti
     )
     wake_ups.on_wake = runtime.waiting_consumers.may_be_due
     stack.push_async_callback(runtime.found.close)
+    stack.push_async_callback(runtime.state_feed.end)
     stack.push_async_callback(runtime.versions.close)
     # Before the first request: until the keys are read, no key is known.
     await follow(runtime, clock.now())

@@ -39,6 +39,11 @@ async def get_stats(runtime: RuntimeDep, caller: CallerDep) -> Stats:
     figures by the minute. Every process writes its figures every 10 seconds; those of a process that is killed in
     between are left out.
     """
+    return await read_stats(runtime)
+
+
+async def read_stats(runtime: Runtime) -> Stats:
+    """Return the answer of `GET /stats`."""
     now = runtime.clock.now()
     async with runtime.request_pool.transaction() as connection:
         found = await open_now(connection, now)

@@ -19,6 +19,7 @@ from app.observability.metrics import Metrics
 from app.runtime.publications import Publications
 from app.runtime.server_certificate import ServerCertificate
 from app.runtime.single_flight import SingleFlight
+from app.runtime.state_feed import StateFeed
 from app.runtime.waiting_claims import WaitingClaims
 from app.runtime.wake_up_socket import WakeUpReceiver, WakeUpSender
 from app.secrets.vault import Vault
@@ -51,6 +52,8 @@ class Runtime:
     deliveries_http: EgressClient
     wake_ups: WakeUps
     publications: Publications
+    # For the open streams of `GET /events`.
+    state_feed: StateFeed
     # The requests that wait for a check of their producer group.
     waiting_claims: WaitingClaims = field(default_factory=WaitingClaims)
     # Consumers that wait for messages of subscriptions, by the id of the subscription.

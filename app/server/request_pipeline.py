@@ -61,12 +61,12 @@ class PipelineRoute:
 class PipelineRequest:
     """One request on its way through the steps."""
 
-    __slots__ = ("_held", "_is_admitted", "_route", "_runtime", "_scope", "_started", "_usage", "trace", "traced")
+    __slots__ = ("_held", "_is_admitted", "_is_counted", "_route", "_runtime", "_scope", "_started", "_usage", "trace", "traced")
 
     def __init__(self, route: PipelineRoute, runtime: Runtime, scope: Scope) -> None:
         self._started = perf_counter()
         self._route, self._runtime, self._scope = route, runtime, scope
-        self._is_admitted, self._held = False, 0
+        self._is_admitted, self._is_counted, self._held = False, False, 0
         self._usage: KeyUsage | None = None
         trace, traced = incoming(scope["headers"]), None
         if runtime.tracing is not None and not route.is_probe:
@@ -82,6 +82,7 @@ class PipelineRequest:
         """
         runtime, route, body = self._runtime, self._route, b""
         caller = self._admit()
+        self._scope["admitted"] = self
         if route.is_limited and self._scope["method"] not in READING:
             body = await read_body(receive, runtime.guard, runtime.load_limits)
             self._held = len(body)
@@ -116,8 +117,16 @@ class PipelineRequest:
             self._is_admitted = False
             self._runtime.load_limits.give(self._usage, self._held)
 
+    def begin_stream(self) -> None:
+        """Count the request as answered, and subtract it from the load limits: its answer has no end to wait for."""
+        self.release()
+        self.count(200)
+
     def count(self, status: int | None) -> None:
-        """Count the answer. None: there is none, because the client left or the request was canceled."""
+        """Count the answer, once. None: there is none, because the client left or the request was canceled."""
+        if self._is_counted:
+            return
+        self._is_counted = True
         template = self._route.template
         if template is None:
             template = getattr(self._scope.get("route"), "path", "(none)")

@@ -51,6 +51,7 @@ MAY = {
     ("GET", "/workers"): "n n y y n",
     ("GET", "/stats"): "n n y y n",
     ("GET", "/stats/series"): "n n y y n",
+    ("GET", "/events"): "n n y y n",
     ("GET", "/search"): "n n y y n",
     ("GET", "/accept"): "n n y y n",
     ("PUT", "/accept"): "n n y y n",

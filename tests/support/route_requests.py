@@ -308,6 +308,10 @@ async def search(world: World) -> Asked:
     return Asked("/search", query={"q": world.name()})
 
 
+async def events(world: World) -> Asked:
+    return Asked("/events", query={"for_s": 0})
+
+
 async def series(world: World) -> Asked:
     return Asked("/stats/series", query={"metric": "halves"})
 
@@ -330,6 +334,7 @@ REQUESTS: dict[tuple[str, str], Builder] = {
     ("POST", "/transactions/check"): many("/transactions/check"),
     ("POST", "/transactions/verdict"): many("/transactions/verdict", verdict="commit", reason="asked the bank"),
     ("GET", "/search"): search,
+    ("GET", "/events"): events,
     ("GET", "/stats/series"): series,
     ("PUT", "/topics/{name}"): declare,
     ("DELETE", "/topics/{name}"): undeclare,

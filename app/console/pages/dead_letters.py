@@ -36,6 +36,7 @@ async def show_groups(visit: Visit) -> Response:
         "dead_letter_groups.html",
         query=query,
         found=found,
+        is_live=True,
         command_shown=command("dead-letters", "groups", because=query.reason, **asked),
         now=visit.runtime.clock.now(),
     )
@@ -54,6 +55,7 @@ async def show_list(visit: Visit) -> Response:
         rows=found.items,
         is_filtered=bool(asked or query.reason),
         next_cursor=found.next_cursor,
+        is_live=True,
         command_shown=command("dead-letters", "list", because=query.reason, **asked),
         now=visit.runtime.clock.now(),
     )

@@ -29,7 +29,8 @@ _RANGE = "24h"
 async def show(visit: Visit) -> Response:
     """Show the state of the whole service."""
     runtime, caller = visit.runtime, visit.caller
-    stats = await get_stats(runtime, caller)
+    # While a page is live, one look at the state serves its stream and itself.
+    stats: Stats = runtime.state_feed.state or await get_stats(runtime, caller)
     undecided = [
         (title, await list_of_transactions(runtime, caller, TransactionQuery(state=state, limit=_NAMED)))
         for title, state, count in (
@@ -50,6 +51,7 @@ async def show(visit: Visit) -> Response:
         done=_done(stats),
         undecided=undecided,
         health=await readiness(runtime),
+        is_live=True,
         command_shown=command("status"),
         now=stats.at,
     )

@@ -34,6 +34,7 @@ async def show_list(visit: Visit) -> Response:
         "producer_groups.html",
         rows=found.items,
         next_cursor=found.next_cursor,
+        is_live=True,
         command_shown=command("groups", "list"),
         now=visit.runtime.clock.now(),
     )
@@ -53,6 +54,7 @@ async def show_one(visit: Visit) -> Response:
         "producer_group.html",
         shown=shown,
         undecided=undecided,
+        is_live=True,
         command_shown=command("groups", "get", name),
         now=visit.runtime.clock.now(),
     )

@@ -31,6 +31,7 @@ async def show_list(visit: Visit) -> Response:
         "subscriptions.html",
         rows=[(one, address_of(one)) for one in found.items],
         next_cursor=found.next_cursor,
+        is_live=True,
         command_shown=command("subscriptions", "list"),
         now=visit.runtime.clock.now(),
     )
@@ -47,6 +48,7 @@ async def show_one(visit: Visit) -> Response:
         address=address_of(shown),
         destination=shown.destination.model_dump(mode="json", exclude_none=True),
         replays=replays.items,
+        is_live=True,
         command_shown=command("subscriptions", "get", name),
         now=visit.runtime.clock.now(),
     )

@@ -71,6 +71,7 @@ async def show_list(visit: Visit) -> Response:
         next_cursor=found.next_cursor,
         saved=SAVED,
         states=list(State),
+        is_live=True,
         command_shown=said,
         now=visit.runtime.clock.now(),
     )

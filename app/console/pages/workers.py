@@ -21,7 +21,12 @@ async def show_list(visit: Visit) -> Response:
         )
         return visit.csv("workers", _COLUMNS, rows)
     return visit.page(
-        "workers.html", found=found, next_cursor=None, command_shown=command("workers"), now=visit.runtime.clock.now()
+        "workers.html",
+        found=found,
+        next_cursor=None,
+        is_live=True,
+        command_shown=command("workers"),
+        now=visit.runtime.clock.now(),
     )
 
 

@@ -1,0 +1,251 @@
+"""`GET /events`: states as server-sent events, one look for all streams, and the end of a stream."""
+
+import asyncio
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from app.database.connection import Connection
+from app.errors import Overloaded
+from app.permissions import Role
+from app.routers import events
+from app.runtime import state_feed
+from app.runtime.live_settings import follow
+from app.runtime.state import Runtime
+from app.runtime.state_feed import StateEvent, StateFeed
+from tests.conftest import client_of
+from tests.support.api_keys import bearer, make
+from tests.support.console_forms import sign_in
+from tests.support.keyed_services import start
+from tests.support.processes import Service
+
+__all__ = ["start"]
+
+NOW = {"for_s": 0}
+
+
+def blocks(text: str) -> list[dict[str, str]]:
+    """Return the fields of each event of a stream, without comments."""
+    found = []
+    for block in text.split("\n\n"):
+        fields = dict(line.split(": ", 1) for line in block.splitlines() if not line.startswith(":"))
+        if "event" in fields:
+            found.append(fields)
+    return found
+
+
+async def read(client: httpx.AsyncClient, path: str = "/events", **query: Any) -> list[dict[str, str]]:
+    answer = await client.get(path, params={**NOW, **query})
+    assert answer.status_code == 200, answer.text
+    return blocks(answer.text)
+
+
+async def half(client: httpx.AsyncClient) -> None:
+    message = {"topic": "order", "body": 1}
+    answer = await client.post("/half", json={"producer_group": "shop", "messages": [message]})
+    assert answer.status_code == 201
+
+
+async def test_the_present_state_comes_at_once(client: httpx.AsyncClient) -> None:
+    answer = await client.get("/events", params=NOW)
+    assert answer.headers["content-type"] == "text/event-stream; charset=utf-8"
+    assert (answer.headers["cache-control"], answer.headers["x-accel-buffering"]) == ("no-store", "no")
+    [event] = blocks(answer.text)
+    stats = (await client.get("/stats")).json()
+    assert event["event"] == "stats"
+    assert json.loads(event["data"]).keys() == stats.keys()
+
+
+async def test_only_another_state_follows_the_one_that_was_seen(
+    client: httpx.AsyncClient, db: Connection, group: str
+) -> None:
+    [first] = await read(client)
+    seen = first["id"]
+    assert await read(client, after=seen) == []
+    again = await client.get("/events", params=NOW, headers={"last-event-id": seen})
+    assert blocks(again.text) == []
+    assert ": nothing new" in again.text
+    await client.put(
+        "/subscriptions/mailer",
+        json={"topics": ["order"], "destination": {"type": "webhook", "url": "http://127.0.0.1:9/in"}},
+    )
+    [second] = await read(client, after=seen)
+    assert second["id"] != seen
+    assert json.loads(second["data"])["subscriptions"]["active"] == 1
+    # Equal states have equal ids.
+    await client.delete("/subscriptions/mailer")
+    assert (await read(client))[0]["id"] == seen
+
+
+async def test_a_database_that_cannot_be_read_is_an_event(client: httpx.AsyncClient, db: Connection) -> None:
+    [before] = await read(client)
+    await db.execute("alter table stats_minute rename to stats_gone")
+    [event] = await read(client, after=before["id"])
+    assert event["event"] == "unavailable"
+    assert json.loads(event["data"])["status"] == 503
+    assert await read(client, after=event["id"]) == []
+    await db.execute("alter table stats_gone rename to stats_minute")
+    [after] = await read(client, after=event["id"])
+    assert (after["event"], after["id"]) == ("stats", before["id"])
+
+
+@pytest.fixture
+def quick(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Short pauses between looks and heartbeats."""
+    monkeypatch.setattr(state_feed, "SHORTEST_PAUSE_S", 0.01)
+    monkeypatch.setattr(state_feed, "PAUSE_FACTOR", 0)
+    monkeypatch.setattr(events, "HEARTBEAT_S", 0.05)
+    yield
+
+
+async def until(holds: Callable[[], bool]) -> None:
+    async with asyncio.timeout(30):
+        while not holds():
+            await asyncio.sleep(0.01)
+
+
+async def test_a_stream_is_no_request_in_flight(
+    runtime: Runtime, client: httpx.AsyncClient, group: str, quick: None
+) -> None:
+    stream = asyncio.create_task(client.get("/events"))
+    await until(lambda: runtime.state_feed.state is not None)
+    assert (runtime.state_feed.streams, runtime.load_limits.in_flight) == (1, 0)
+    runtime.state_feed.close()
+    assert (await stream).status_code == 200
+    assert runtime.state_feed.streams == 0
+
+
+async def test_streams_past_the_limit_are_refused(runtime: Runtime, client: httpx.AsyncClient) -> None:
+    runtime.state_feed.streams = runtime.settings.event_streams_max
+    refused = await client.get("/events", params=NOW)
+    assert (refused.status_code, refused.json()["type"]) == (503, "/problems/overloaded")
+    assert refused.headers["retry-after"] == "10"
+
+
+@pytest.mark.parametrize("way", ["key", "session"])
+async def test_a_stream_ends_with_its_key(start: Callable[..., Any], quick: None, way: str) -> None:
+    runtime, admin = await start()
+    key = await make(runtime, Role.OPERATOR)
+    async with client_of(runtime) as other:
+        if way == "session":
+            await sign_in(other, key)
+            stream = asyncio.create_task(other.get("/console/events"))
+        else:
+            stream = asyncio.create_task(other.get("/events", headers=bearer(key)))
+        await until(lambda: runtime.state_feed.state is not None)
+        assert not stream.done()
+        key_id = (await admin.get("/api-keys")).json()["items"][0]["key_id"]
+        assert (await admin.delete(f"/api-keys/{key_id}")).status_code == 204
+        await follow(runtime, runtime.clock.now())
+        async with asyncio.timeout(30):
+            answer = await stream
+    assert answer.status_code == 200
+    assert blocks(answer.text)[0]["event"] == "stats"
+    assert runtime.state_feed.streams == 0
+
+
+async def test_the_stream_of_the_console_needs_a_session(start: Callable[..., Any]) -> None:
+    _, client = await start()
+    del client.headers["authorization"]
+    led = await client.get("/console/events", params=NOW)
+    assert (led.status_code, led.headers["location"]) == (303, "/console/sign-in")
+
+
+async def test_a_head_of_the_console_s_stream_ends(client: httpx.AsyncClient) -> None:
+    answer = await client.head("/console/events")
+    assert (answer.status_code, answer.headers["content-type"]) == (200, "text/event-stream; charset=utf-8")
+    assert "default-src 'none'" in answer.headers["content-security-policy"]
+
+
+class Looked:
+    """A look whose state is set by the test."""
+
+    def __init__(self) -> None:
+        self.times, self.now = 0, "first"
+
+    async def __call__(self) -> StateEvent:
+        self.times += 1
+        return StateEvent("stats", self.now, "{}", self.now)
+
+
+async def test_one_look_serves_all_streams() -> None:
+    feed, look = StateFeed(100), Looked()
+
+    async def first() -> StateEvent | None:
+        with feed.stream(look):
+            return await feed.newer(None, 30, 30)
+
+    found = await asyncio.gather(*(first() for _ in range(50)))
+    assert {one.id for one in found if one is not None} == {"first"}
+    assert len(found) == 50
+    assert look.times == 1
+    await feed.end()
+
+
+async def test_all_who_wait_get_the_change(quick: None) -> None:
+    feed, look = StateFeed(100), Looked()
+
+    async def second() -> StateEvent | None:
+        with feed.stream(look):
+            return await feed.newer("first", 30, 30)
+
+    waiting = [asyncio.create_task(second()) for _ in range(10)]
+    await until(lambda: look.times > 1)
+    assert not any(one.done() for one in waiting)
+    look.now = "second"
+    found = await asyncio.gather(*waiting)
+    assert {one.id for one in found if one is not None} == {"second"}
+    await feed.end()
+
+
+async def test_nothing_is_looked_at_without_a_stream(quick: None) -> None:
+    feed, look = StateFeed(1), Looked()
+    with feed.stream(look):
+        assert await feed.newer(None, 30, 30) is not None
+        with pytest.raises(Overloaded):
+            feed.refuse_past_limit()
+    feed.refuse_past_limit()
+    await until(lambda: feed.state is None)
+    times = look.times
+    assert await feed.newer(None, 0, 0.1) is None
+    assert look.times == times
+    # The next stream looks anew.
+    look.now = "second"
+    with feed.stream(look):
+        found = await feed.newer("first", 30, 30)
+        assert (found is not None, found and found.id) == (True, "second")
+    await feed.end()
+
+
+async def test_a_closed_feed_ends_those_who_wait() -> None:
+    feed, look = StateFeed(1), Looked()
+    with feed.stream(look):
+        assert await feed.newer(None, 30, 30) is not None
+        waiting = asyncio.create_task(feed.newer("first", 3600, 3600))
+        await asyncio.sleep(0)
+        feed.close()
+        async with asyncio.timeout(30):
+            assert await waiting is None
+    await feed.end()
+    assert feed.state is None
+
+
+@pytest.mark.slow
+def test_a_service_that_stops_ends_its_streams(tmp_path: Path) -> None:
+    service = Service(tmp_path / "data", "serve")
+    asyncio.run(service.start())
+    try:
+        with httpx.stream("GET", f"{service.url}/events", timeout=30) as stream:
+            lines = stream.iter_lines()
+            assert any(line == "event: stats" for line in lines)
+            assert service.process is not None
+            service.process.terminate()
+            # The answer ends whole; a cut would raise.
+            for _ in lines:
+                pass
+    finally:
+        assert service.stop() == 0
