@@ -617,6 +617,10 @@ api_key = Table(
     Column("topics", ARRAY(Text), nullable=False),
     Column("subscriptions", ARRAY(Text), nullable=False),
     Column("rate_per_s", Double),
+    # With the role `metrics`: the role is `viewer`.
+    Column("is_viewer", Boolean, nullable=False, server_default=text("false")),
+    # Whether answers have the bodies of messages; null: all roles but `viewer` read them.
+    Column("bodies", Boolean),
     Column("created_at", Time, nullable=False),
     Column("created_by", Text),
     # The key that this one replaces.

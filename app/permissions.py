@@ -34,6 +34,7 @@ class Role(StrEnum):
     OPERATOR = "operator"
     ADMIN = "admin"
     METRICS = "metrics"
+    VIEWER = "viewer"
 
 
 class KeyScope:
@@ -76,7 +77,7 @@ ALL, NONE = KeyScope(["*"]), KeyScope([])
 class Caller:
     """The caller of a request. `role` None: auth is off, or the route is open and has no key (`known` False).
 
-    `expires_at` is a Unix time. `gone` says why a key that once was valid no longer is.
+    `expires_at` is a Unix time. `gone` says why a key that once was valid no longer is. `reads_bodies`: answers have the bodies of messages.
     """
 
     role: Role | None
@@ -90,6 +91,7 @@ class Caller:
     expires_at: float = inf
     gone: str | None = None
     rate_per_s: float | None = None
+    reads_bodies: bool = True
 
     def must_be(self, roles: frozenset[Role]) -> None:
         """Raise Forbidden unless the key has one of these roles."""

@@ -13,7 +13,7 @@ from math import inf
 
 from starlette.types import Scope
 
-from app.admission.route_roles import OPEN, PEOPLE, Roles
+from app.admission.route_roles import OPEN, READERS, Roles
 from app.clock import Clock
 from app.config import Settings
 from app.errors import NotThisMachine, Unauthenticated
@@ -54,7 +54,8 @@ class Authenticator:
 
     def learn(self, keys: Iterable[ApiKey], version: str | None) -> None:
         """Replace the keys of this process by these."""
-        known = {key.digest: _caller(key) for key in keys}
+        # A later version may have made keys of roles that this one does not know.
+        known = {key.digest: _caller(key) for key in keys if key.role in Role}
         if self._configured is not None:
             known[self._configured.digest] = self._configured
         self._keys, self.version = known, version
@@ -135,7 +136,7 @@ def _digest(authorization: bytes) -> bytes | None:
 
 def _caller(key: ApiKey) -> Caller:
     role = Role(key.role)
-    person = role in PEOPLE
+    person = role in READERS
     return Caller(
         role,
         key_id=key.key_id,
@@ -147,6 +148,7 @@ def _caller(key: ApiKey) -> Caller:
         expires_at=inf if key.expires_at is None else key.expires_at.timestamp(),
         gone=None if key.revoked_at is None else "was revoked",
         rate_per_s=key.rate_per_s,
+        reads_bodies=role is not Role.VIEWER if key.bodies is None else key.bodies,
     )
 
 

@@ -11,7 +11,7 @@ from starlette.routing import BaseRoute, compile_path
 
 from app.permissions import Role
 
-_P, _S, _O, _A, _M = Role.PRODUCER, Role.SUBSCRIBER, Role.OPERATOR, Role.ADMIN, Role.METRICS
+_P, _S, _O, _A, _M, _V = Role.PRODUCER, Role.SUBSCRIBER, Role.OPERATOR, Role.ADMIN, Role.METRICS, Role.VIEWER
 
 Roles = frozenset[Role]
 
@@ -19,12 +19,16 @@ Roles = frozenset[Role]
 OPEN: Roles = frozenset(Role)
 PEOPLE: Roles = frozenset({_O, _A})
 ADMINS: Roles = frozenset({_A})
+# A viewer reads what people read, and changes nothing.
+READERS: Roles = PEOPLE | {_V}
+AUDITORS: Roles = ADMINS | {_V}
 PRODUCERS: Roles = frozenset({_P, _A})
 SUBSCRIBERS: Roles = frozenset({_S, _A})
-OWN_GROUPS: Roles = PEOPLE | {_P}
 OWN_SUBSCRIPTIONS: Roles = PEOPLE | {_S}
-BOTH: Roles = PEOPLE | {_P, _S}
-SCRAPERS: Roles = PEOPLE | {_M}
+READERS_AND_PRODUCERS: Roles = READERS | {_P}
+READERS_AND_SUBSCRIBERS: Roles = READERS | {_S}
+READERS_AND_BOTH: Roles = READERS | {_P, _S}
+SCRAPERS: Roles = READERS | {_M}
 NO_ROLE: Roles = frozenset()
 
 RULES: dict[tuple[str, str], Roles] = {
@@ -33,29 +37,29 @@ RULES: dict[tuple[str, str], Roles] = {
     ("POST", "/messages"): PRODUCERS,
     ("POST", "/halves"): PRODUCERS,
     ("POST", "/ends"): PRODUCERS,
-    ("GET", "/messages/{message_id}"): BOTH,
-    ("GET", "/transactions"): OWN_GROUPS,
-    ("GET", "/transactions/{transaction_id:uuid}"): OWN_GROUPS,
-    ("GET", "/transactions/{transaction_id:uuid}/attempts"): OWN_GROUPS,
-    ("GET", "/transactions/{transaction_id:uuid}/delivery"): OWN_GROUPS,
+    ("GET", "/messages/{message_id}"): READERS_AND_BOTH,
+    ("GET", "/transactions"): READERS_AND_PRODUCERS,
+    ("GET", "/transactions/{transaction_id:uuid}"): READERS_AND_PRODUCERS,
+    ("GET", "/transactions/{transaction_id:uuid}/attempts"): READERS_AND_PRODUCERS,
+    ("GET", "/transactions/{transaction_id:uuid}/delivery"): READERS_AND_PRODUCERS,
     ("POST", "/transactions/{transaction_id:uuid}/check"): PEOPLE,
     ("POST", "/transactions/{transaction_id:uuid}/verdict"): PEOPLE,
     ("POST", "/transactions/{transaction_id:uuid}/reissue"): PEOPLE,
     ("POST", "/transactions/{transaction_id:uuid}/replay"): PEOPLE,
     ("POST", "/transactions/check"): PEOPLE,
     ("POST", "/transactions/verdict"): PEOPLE,
-    ("GET", "/topics"): BOTH,
+    ("GET", "/topics"): READERS_AND_BOTH,
     ("PUT", "/topics/{name}"): ADMINS,
     ("DELETE", "/topics/{name}"): ADMINS,
-    ("GET", "/workers"): PEOPLE,
-    ("GET", "/stats"): PEOPLE,
-    ("GET", "/stats/series"): PEOPLE,
-    ("GET", "/events"): PEOPLE,
-    ("GET", "/search"): PEOPLE,
-    ("GET", "/accept"): PEOPLE,
+    ("GET", "/workers"): READERS,
+    ("GET", "/stats"): READERS,
+    ("GET", "/stats/series"): READERS,
+    ("GET", "/events"): READERS,
+    ("GET", "/search"): READERS,
+    ("GET", "/accept"): READERS,
     ("PUT", "/accept"): PEOPLE,
-    ("GET", "/producer-groups"): OWN_GROUPS,
-    ("GET", "/producer-groups/{name}"): OWN_GROUPS,
+    ("GET", "/producer-groups"): READERS_AND_PRODUCERS,
+    ("GET", "/producer-groups/{name}"): READERS_AND_PRODUCERS,
     ("PUT", "/producer-groups/{name}"): ADMINS,
     ("PATCH", "/producer-groups/{name}"): ADMINS,
     ("DELETE", "/producer-groups/{name}"): ADMINS,
@@ -63,8 +67,8 @@ RULES: dict[tuple[str, str], Roles] = {
     ("POST", "/producer-groups/{name}/rotate-secret"): ADMINS,
     ("POST", "/producer-groups/{name}/checks/claim"): PRODUCERS,
     ("POST", "/producer-groups/{name}/checks/answers"): PRODUCERS,
-    ("GET", "/subscriptions"): OWN_SUBSCRIPTIONS,
-    ("GET", "/subscriptions/{name}"): OWN_SUBSCRIPTIONS,
+    ("GET", "/subscriptions"): READERS_AND_SUBSCRIBERS,
+    ("GET", "/subscriptions/{name}"): READERS_AND_SUBSCRIBERS,
     ("PUT", "/subscriptions/{name}"): SUBSCRIBERS,
     ("PATCH", "/subscriptions/{name}"): SUBSCRIBERS,
     ("DELETE", "/subscriptions/{name}"): SUBSCRIBERS,
@@ -78,29 +82,29 @@ RULES: dict[tuple[str, str], Roles] = {
     ("POST", "/subscriptions/{name}/extend"): SUBSCRIBERS,
     ("POST", "/subscriptions/{name}/reject"): SUBSCRIBERS,
     ("POST", "/subscriptions/{name}/replay"): OWN_SUBSCRIPTIONS,
-    ("GET", "/subscriptions/{name}/replays"): OWN_SUBSCRIPTIONS,
-    ("GET", "/subscriptions/{name}/replays/{replay_id}"): OWN_SUBSCRIPTIONS,
+    ("GET", "/subscriptions/{name}/replays"): READERS_AND_SUBSCRIBERS,
+    ("GET", "/subscriptions/{name}/replays/{replay_id}"): READERS_AND_SUBSCRIBERS,
     ("DELETE", "/subscriptions/{name}/replays/{replay_id}"): OWN_SUBSCRIPTIONS,
-    ("GET", "/dead-letters"): OWN_SUBSCRIPTIONS,
-    ("GET", "/dead-letters/groups"): OWN_SUBSCRIPTIONS,
-    ("GET", "/dead-letters/{subscription}/{message_id}"): OWN_SUBSCRIPTIONS,
+    ("GET", "/dead-letters"): READERS_AND_SUBSCRIBERS,
+    ("GET", "/dead-letters/groups"): READERS_AND_SUBSCRIBERS,
+    ("GET", "/dead-letters/{subscription}/{message_id}"): READERS_AND_SUBSCRIBERS,
     ("POST", "/dead-letters/redeliver"): PEOPLE,
     ("DELETE", "/dead-letters"): PEOPLE,
-    ("GET", "/reconciliation"): PEOPLE,
-    ("GET", "/reconciliation/certificates"): PEOPLE,
-    ("GET", "/reconciliation/{day}"): PEOPLE,
-    ("GET", "/reconciliation/{day}/certificate"): PEOPLE,
-    ("GET", "/findings"): PEOPLE,
-    ("GET", "/findings/{finding_id}"): PEOPLE,
+    ("GET", "/reconciliation"): READERS,
+    ("GET", "/reconciliation/certificates"): READERS,
+    ("GET", "/reconciliation/{day}"): READERS,
+    ("GET", "/reconciliation/{day}/certificate"): READERS,
+    ("GET", "/findings"): READERS,
+    ("GET", "/findings/{finding_id}"): READERS,
     ("GET", "/findings/kinds/{kind}"): OPEN,
     ("POST", "/api-keys"): ADMINS,
-    ("GET", "/api-keys"): ADMINS,
-    ("GET", "/api-keys/{key_id}"): ADMINS,
+    ("GET", "/api-keys"): AUDITORS,
+    ("GET", "/api-keys/{key_id}"): AUDITORS,
     ("PUT", "/api-keys/{key_id}"): ADMINS,
     ("POST", "/api-keys/{key_id}/rotate"): ADMINS,
     ("DELETE", "/api-keys/{key_id}"): ADMINS,
-    ("GET", "/audit"): ADMINS,
-    ("GET", "/audit/chain"): ADMINS,
+    ("GET", "/audit"): AUDITORS,
+    ("GET", "/audit/chain"): AUDITORS,
     ("GET", "/metrics"): SCRAPERS,
     ("GET", "/livez"): OPEN,
     ("GET", "/readyz"): OPEN,

@@ -27,7 +27,7 @@ app = typer.Typer(
 
 KeyId = Annotated[int, typer.Argument(metavar="KEY_ID", help="as `halfnote keys list` shows it")]
 Name = Annotated[str, typer.Option(help="the holder's name")]
-RoleName = Annotated[str, typer.Option(help="producer, subscriber, operator, admin or metrics")]
+RoleName = Annotated[str, typer.Option(help="producer, subscriber, operator, viewer, admin or metrics")]
 Groups = Annotated[list[str] | None, typer.Option("--group", help="a producer group, or a prefix and *; repeatable")]
 Topics = Annotated[list[str] | None, typer.Option("--topic", help="a topic, or a prefix and *; repeatable")]
 Subscriptions = Annotated[
@@ -35,6 +35,7 @@ Subscriptions = Annotated[
 ]
 ExpiresAt = Annotated[str | None, typer.Option(help="when the key expires (RFC 3339)")]
 Rate = Annotated[float | None, typer.Option(help="the most requests a second, in each process")]
+Bodies = Annotated[bool | None, typer.Option(help="of an operator or viewer: whether it reads the bodies of messages")]
 Overlap = Annotated[int, typer.Option(help="seconds for which the former key stays valid")]
 
 # Acts on the database: takes a connection inside a database transaction, and the time.
@@ -50,6 +51,7 @@ def create(
     subscription: Subscriptions = None,
     expires_at: ExpiresAt = None,
     rate_per_s: Rate = None,
+    bodies: Bodies = None,
     url: Url = DEFAULT_URL,
     as_json: AsJson = False,
 ) -> None:
@@ -62,6 +64,7 @@ def create(
         "subscriptions": subscription,
         "expires_at": expires_at,
         "rate_per_s": rate_per_s,
+        "bodies": bodies,
     }
     asked = {field: value for field, value in asked.items() if value is not None}
     if _over_http(url):
@@ -215,7 +218,8 @@ def _show_new(made: dict[str, Any], as_json: bool) -> None:
 
 def _scope(one: dict[str, Any]) -> list[str]:
     words = {"producer_groups": "groups", "subscriptions": "subscriptions", "topics": "topics"}
-    return [f"{word}: {', '.join(one[name])}" for name, word in words.items() if one[name]]
+    scope = [f"{word}: {', '.join(one[name])}" for name, word in words.items() if one[name]]
+    return scope if one["bodies"] is None else [*scope, f"bodies: {'yes' if one['bodies'] else 'no'}"]
 
 
 def _end(one: dict[str, Any]) -> str:

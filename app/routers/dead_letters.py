@@ -202,7 +202,7 @@ async def get_dead_letter(
         if key is None or letter is None or not caller.has_topic(letter.topic):
             raise DeadLetterUnknown(f"`{subscription}` has no dead letter of this message.")
         earlier = await earlier_redeliveries(connection, *key, runtime.settings.attempts_page_max)
-    return with_body(_shown(subscription, letter, earlier), letter.body, letter.content_type)
+    return with_body(_shown(subscription, letter, earlier), caller, letter.body, letter.content_type)
 
 
 @router.post(

@@ -9,7 +9,7 @@ from fastapi.responses import PlainTextResponse
 from prometheus_client import CONTENT_TYPE_LATEST
 from pydantic import Field
 
-from app.admission.route_roles import PEOPLE
+from app.admission.route_roles import READERS
 from app.migrate import current
 from app.permissions import Caller
 from app.routers.dependencies import CallerDep, RuntimeDep, problems
@@ -60,7 +60,7 @@ class Version(Strict):
     postgres: str = Field(examples=["18.0"])
 
 
-FOR_PEOPLE = "details are shown to an operator's or admin's key"
+FOR_PEOPLE = "details are shown to the keys of people"
 NOT_READY: dict[int | str, dict[str, Any]] = {503: {"model": Ready, "description": "not ready; `checks` says why"}}
 EXPOSITION: dict[int | str, dict[str, Any]] = {
     200: {
@@ -118,5 +118,5 @@ async def _versions(runtime: Runtime) -> tuple[str | None, str]:
 
 
 def _shown(check: HealthCheck, caller: Caller) -> CheckShown:
-    detailed = caller.known and (caller.role is None or caller.role in PEOPLE)
+    detailed = caller.known and (caller.role is None or caller.role in READERS)
     return CheckShown(name=check.name, ok=check.ok, detail=check.detail if detailed else FOR_PEOPLE)

@@ -91,7 +91,8 @@ async def get_message(runtime: RuntimeDep, caller: CallerDep, message_id: Messag
 
     `body` is the producer's JSON, byte for byte, if the content type's subtype is `json` or ends in `+json` and the
     bytes are JSON in UTF-8. Any other body comes as `body_base64`. A subscriber's key sees only committed messages of
-    its topics, and only its own deliveries. A producer's key sees only messages of its groups.
+    its topics, and only its own deliveries. A producer's key sees only messages of its groups. A key
+    without the permission `bodies` gets `body_hidden` in place of the body.
     """
     parsed = parse_message_id(message_id)
     if parsed is None:
@@ -122,7 +123,7 @@ async def get_message(runtime: RuntimeDep, caller: CallerDep, message_id: Messag
         **message_fields(history, message, sent),
         **known(committed_at=sent.committed_at if sent else None),
     )
-    return with_body(shown, body, message.content_type)
+    return with_body(shown, caller, body, message.content_type)
 
 
 def _may_read(caller: Caller, owner: Owner | None) -> bool:

@@ -8,6 +8,7 @@ from uuid import UUID
 import msgspec
 
 from app.ids import message_id
+from app.permissions import Caller
 from app.schemas.transactions import DeliveryShown, MessageShown, TimelineEntry, TransactionShown, VerdictShown
 from app.store.coordinator.attempts import Attempt
 from app.store.coordinator.history import DeliveryRecord, History, Published, Redelivery, StoredMessage
@@ -38,13 +39,13 @@ def known(**fields: Any) -> dict[str, Any]:
     return {name: value for name, value in fields.items() if value is not None}
 
 
-def transaction_shown(history: History) -> TransactionShown:
-    """Return the answer of `GET /transactions/{id}`."""
+def transaction_shown(history: History, caller: Caller) -> TransactionShown:
+    """Return the answer of `GET /transactions/{id}`. The context is the producer's content, as a body is."""
     first, record = history.messages[0], history.record
     state = state_of(record.verdict, record.check_back)
     published = {row.position: row for row in history.published}
     next_check_at = {State.HALF: first.first_check_at, State.IN_DOUBT: record.next_check_at}.get(state)
-    context = {} if first.context is None else {"context": msgspec.json.decode(first.context)}
+    context = {} if first.context is None or not caller.reads_bodies else {"context": msgspec.json.decode(first.context)}
     return TransactionShown(
         transaction_id=history.transaction_id,
         producer_group=first.producer_group,

@@ -109,7 +109,7 @@ async def get_transaction(runtime: RuntimeDep, caller: CallerDep, transaction_id
         history = await read_history(connection, transaction_id, limit) if in_scope else None
     if history is None:
         raise await unknown_transaction(runtime, transaction_id)
-    return transaction_shown(history)
+    return transaction_shown(history, caller)
 
 
 @router.get(

@@ -18,6 +18,8 @@ SCOPES: dict[Role, tuple[str, ...]] = {
     Role.PRODUCER: ("producer_groups", "topics"),
     Role.SUBSCRIBER: ("subscriptions", "topics"),
 }
+# The roles whose keys have the permission `bodies`. The others need bodies for their work, or can make other keys.
+BODIES_OF = (Role.OPERATOR, Role.VIEWER)
 ALL_SCOPES = ("producer_groups", "topics", "subscriptions")
 
 
@@ -45,6 +47,7 @@ KEY_EXAMPLE: dict[str, Any] = {
     "topics": ["order", "order.*"],
     "subscriptions": [],
     "rate_per_s": None,
+    "bodies": None,
     "created_at": "2026-11-21T08:00:00Z",
     "created_by": "dana",
     "rotated_from": None,
@@ -56,12 +59,15 @@ _EXAMPLES: list[Any] = [
     {"name": "shop", "role": "producer", "producer_groups": ["shop"], "topics": ["order", "order.*"]},
     {"name": "mailer", "role": "subscriber", "subscriptions": ["mailer"], "topics": ["order"]},
     {"name": "dana", "role": "operator"},
+    {"name": "support", "role": "viewer", "bodies": True},
 ]
 
 
 def _variant(role: Role) -> dict[str, Any]:
     wanted = SCOPES.get(role, ())
     properties: dict[str, Any] = {"role": {"const": role.value}}
+    if role not in BODIES_OF:
+        properties["bodies"] = {"const": None}
     properties |= {name: {"minItems": 1} if name in wanted else {"maxItems": 0} for name in ALL_SCOPES}
     return {"properties": properties, "required": ["role", *wanted]}
 
@@ -85,6 +91,12 @@ class ApiKeyNew(Strict):
     rate_per_s: float | None = Field(
         None, gt=0, le=1_000_000, strict=True, description="instead of HALFNOTE_KEY_RATE_PER_S"
     )
+    bodies: bool | None = Field(
+        None,
+        strict=True,
+        description="of a viewer or an operator: whether answers have the bodies of messages and the contexts of halves; "
+        "null: of an operator they have, of a viewer not",
+    )
     expires_at: Time | None = Field(None, description="when it expires; null: valid until revoked")
 
     @model_validator(mode="after")
@@ -95,6 +107,8 @@ class ApiKeyNew(Strict):
                 raise ValueError(f"`{name}` is needed by a {self.role}'s key; `*` stands for all")
             if name not in wanted and getattr(self, name):
                 raise ValueError(f"`{name}` means nothing to the role {self.role}")
+        if self.bodies is not None and self.role not in BODIES_OF:
+            raise ValueError(f"`bodies` means nothing to the role {self.role}")
         return self
 
 
@@ -144,6 +158,7 @@ class ApiKeyShown(BaseModel):
     topics: list[str]
     subscriptions: list[str]
     rate_per_s: float | None
+    bodies: bool | None = Field(description="whether answers have bodies; null: as the role has")
     created_at: datetime
     created_by: str | None
     rotated_from: int | None = Field(description="the key that this key replaced")

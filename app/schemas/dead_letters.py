@@ -225,7 +225,8 @@ class DeadLetterShown(DeadLetterRow):
         description="earlier redeliveries, oldest first; the latest `HALFNOTE_ATTEMPTS_PAGE_MAX` (1,000)"
     )
     body: Any = Field(None, description="the body, byte for byte, if it is JSON", examples=[{"order": 1030}])
-    body_base64: str | None = Field(None, description="any other body; one of the two is there")
+    body_base64: str | None = Field(None, description="any other body; one of the three is there")
+    body_hidden: bool | None = Field(None, description="true: the key may not read bodies")
 
 
 class Waiting(Shown):

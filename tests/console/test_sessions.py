@@ -90,5 +90,11 @@ async def test_roles_are_those_of_the_api(start: Callable[..., Any]) -> None:
         assert (await client.post(path, data={"csrf": "x", "reason": "y"})).status_code == 403
         done = await submit(client, "/console/subscriptions/mailer/do/pause", reason="the mailer is moved")
         assert done.status_code == 303
+    async with client_of(runtime) as client:
+        await sign_in(client, await make(runtime, Role.VIEWER))
+        for path in ("", "/subscriptions/mailer", "/dead-letters", "/keys", "/audit"):
+            page = await client.get(f"/console{path}", headers=FORM)
+            assert (page.status_code, "/do/" in page.text) == (200, False), path
+        assert (await client.get("/console/subscriptions/mailer/do/pause", headers=FORM)).status_code == 403
     [act] = (await admin.get("/audit?what=subscription.pause")).json()["items"]
     assert (act["actor"], act["role"], act["detail"]) == ("a operator", "operator", {"reason": "the mailer is moved"})

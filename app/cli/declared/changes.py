@@ -23,7 +23,7 @@ RESERVED = "halfnote"
 KEPT_ROLE = "admin"
 # The clocks of the machines that run the command differ.
 CLOCK_SLACK = timedelta(hours=1)
-KEY_FIELDS = ("role", "producer_groups", "topics", "subscriptions", "rate_per_s", "expires_at")
+KEY_FIELDS = ("role", "producer_groups", "topics", "subscriptions", "rate_per_s", "bodies", "expires_at")
 
 
 class Action(StrEnum):

@@ -2,7 +2,7 @@
 
 from starlette.responses import Response
 
-from app.admission.route_roles import PEOPLE
+from app.admission.route_roles import READERS
 from app.console.page import Page
 from app.console.sessions import begin, ended_cookie
 from app.console.visit import HEADERS, Visit
@@ -44,8 +44,8 @@ def _holder(visit: Visit) -> Caller:
     if not key.isascii():
         raise Unauthenticated("This key is not known.")
     holder = authenticator.caller(f"Bearer {key}".encode())
-    if holder.role not in PEOPLE:
-        raise Forbidden(f"This key is for the role {holder.role}. The console is for people: operators and admins.")
+    if holder.role not in READERS:
+        raise Forbidden(f"This key is for the role {holder.role}. The console is for people: operators, admins and viewers.")
     return holder
 
 

@@ -96,6 +96,8 @@ async def show_one(visit: Visit) -> Response:
 
 async def _bodies(visit: Visit, shown: TransactionShown) -> dict[str, BodyView | None]:
     """Return the bodies of the first messages by message id."""
+    if not visit.caller.reads_bodies:
+        return {}
     ids = [message_id(shown.transaction_id, position) for position in range(min(_BODIES, len(shown.messages)))]
     return {one: body_of(await get_message(visit.runtime, visit.caller, one)) for one in ids}
 

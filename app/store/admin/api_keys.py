@@ -11,8 +11,11 @@ HIGHEST = 2**31 - 1
 # How long processes keep an expired or revoked key in memory, so that they can answer with the reason.
 KNOWN_AFTER_END = timedelta(days=30)
 
-COLUMNS = """key_id, name, prefix, digest, role, producer_groups, topics, subscriptions, rate_per_s, created_at,
-  created_by, rotated_from, expires_at, revoked_at, last_used_at"""
+# To a version that does not know viewers, a viewer's key is one for metrics, which a viewer may read too (decision 0048).
+COLUMNS = """key_id, name, prefix, digest, case when is_viewer and role = 'metrics' then 'viewer' else role end as role,
+  producer_groups, topics, subscriptions, rate_per_s, bodies, created_at, created_by, rotated_from, expires_at,
+  revoked_at, last_used_at"""
+_STORED_ROLE = "case when {role}::text = 'viewer' then 'metrics' else {role}::text end"
 
 # The lock on the row puts changes in order: a reader of the new value also sees every earlier change.
 NOTE_CHANGE = """
@@ -23,9 +26,9 @@ set value = (service_switch.value::bigint + 1)::text, changed_at = excluded.chan
 VERSION = "select value from service_switch where name = $1"
 
 ADD = f"""
-insert into api_key (name, prefix, digest, role, producer_groups, topics, subscriptions, rate_per_s, created_at,
-  created_by, rotated_from, expires_at)
-values ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12)
+insert into api_key (name, prefix, digest, role, is_viewer, producer_groups, topics, subscriptions, rate_per_s,
+  created_at, created_by, rotated_from, expires_at, bodies)
+values ($1, $2, $3, {_STORED_ROLE.format(role="$4")}, $4::text = 'viewer', $5, $6, $7, $8, $9, $10, $11, $12, $13)
 on conflict (digest) do nothing
 returning {COLUMNS}
 """  # noqa: S608 -- names of columns
@@ -49,8 +52,8 @@ EXPIRE = f"""
 update api_key set expires_at = least(expires_at, $2) where key_id = $1 returning {COLUMNS}
 """  # noqa: S608
 CHANGE = f"""
-update api_key set name = $2, role = $3, producer_groups = $4, topics = $5, subscriptions = $6, rate_per_s = $7,
-  expires_at = $8
+update api_key set name = $2, role = {_STORED_ROLE.format(role="$3")}, is_viewer = $3::text = 'viewer',
+  producer_groups = $4, topics = $5, subscriptions = $6, rate_per_s = $7, bodies = $8, expires_at = $9
 where key_id = $1 returning {COLUMNS}
 """  # noqa: S608
 
@@ -73,6 +76,7 @@ class NewApiKey:
     topics: list[str]
     subscriptions: list[str]
     rate_per_s: float | None = None
+    bodies: bool | None = None
     created_by: str | None = None
     rotated_from: int | None = None
     expires_at: datetime | None = None
@@ -88,6 +92,7 @@ class KeyRights:
     topics: list[str]
     subscriptions: list[str]
     rate_per_s: float | None
+    bodies: bool | None
     expires_at: datetime | None
 
 
@@ -104,6 +109,7 @@ class ApiKey:
     topics: list[str]
     subscriptions: list[str]
     rate_per_s: float | None
+    bodies: bool | None
     created_at: datetime
     created_by: str | None
     rotated_from: int | None
@@ -139,6 +145,7 @@ async def add(connection: Connection, key: NewApiKey, now: datetime) -> ApiKey |
         key.created_by,
         key.rotated_from,
         key.expires_at,
+        key.bodies,
     )
     return ApiKey(**row) if row else None
 
