@@ -502,8 +502,8 @@ class TooManyRequests(Problem):
 
 
 class Overloaded(Problem):
-    """More requests wait than HALFNOTE_QUEUE_MAX, more are in flight than HALFNOTE_IN_FLIGHT_MAX, their bodies have more
-    than HALFNOTE_BODIES_MAX_BYTES together, or more event streams are open than HALFNOTE_EVENT_STREAMS_MAX.
+    """More requests wait than HALFNOTE_QUEUE_MAX, more are in flight than HALFNOTE_IN_FLIGHT_MAX, their bodies have
+    more than HALFNOTE_BODIES_MAX_BYTES together, or more event streams are open than HALFNOTE_EVENT_STREAMS_MAX.
 
     Nothing was stored. Repeat after `Retry-After` seconds.
     """

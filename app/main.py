@@ -31,6 +31,7 @@ from app.routers import (
     operator_verdicts,
     problems,
     producer_groups,
+    recent_deliveries,
     reconciliation,
     reissues,
     replays,
@@ -118,6 +119,7 @@ def create_app() -> tuple[ASGIApp, FastAPI]:
     api.include_router(claimed_checks.router)
     api.include_router(subscriptions.router)
     api.include_router(subscription_actions.router)
+    api.include_router(recent_deliveries.router)
     api.include_router(claims.router)
     api.include_router(replays.router)
     api.include_router(dead_letters.router)

@@ -384,6 +384,9 @@ lease = Table(
     Column("owner", Text, nullable=False),
     Column("epoch", BigInteger, nullable=False),
     Column("expires_at", Time, nullable=False),
+    # When the owner claimed it, in which epoch. Null: claimed by an older version.
+    Column("since", Time),
+    Column("since_epoch", BigInteger),
     **_MUTABLE,
 )
 

@@ -77,7 +77,8 @@ ALL, NONE = KeyScope(["*"]), KeyScope([])
 class Caller:
     """The caller of a request. `role` None: auth is off, or the route is open and has no key (`known` False).
 
-    `expires_at` is a Unix time. `gone` says why a key that once was valid no longer is. `reads_bodies`: answers have the bodies of messages.
+    `expires_at` is a Unix time. `gone` says why a key that once was valid no longer is.
+    `reads_bodies`: answers have the bodies of messages.
     """
 
     role: Role | None

@@ -75,6 +75,8 @@ RULES: dict[tuple[str, str], Roles] = {
     ("POST", "/subscriptions/{name}/test"): OWN_SUBSCRIPTIONS,
     ("POST", "/subscriptions/{name}/pause"): OWN_SUBSCRIPTIONS,
     ("POST", "/subscriptions/{name}/resume"): OWN_SUBSCRIPTIONS,
+    ("POST", "/subscriptions/{name}/reset-breaker"): OWN_SUBSCRIPTIONS,
+    ("GET", "/subscriptions/{name}/recent"): READERS_AND_SUBSCRIBERS,
     ("POST", "/subscriptions/{name}/rotate-secret"): SUBSCRIBERS,
     ("POST", "/subscriptions/{name}/claim"): SUBSCRIBERS,
     ("POST", "/subscriptions/{name}/ack"): SUBSCRIBERS,

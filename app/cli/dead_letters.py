@@ -146,6 +146,7 @@ def redeliver(
     key: Key = None,
     because: Because = None,
     error: OfError = None,
+    since: Since = None,
     died_after: DiedAfter = None,
     died_before: DiedBefore = None,
     replay: Replay = None,
@@ -157,7 +158,8 @@ def redeliver(
     as_json: AsJson = False,
 ) -> None:
     """Redeliver dead letters: MESSAGE_IDs of a --subscription, or all that match a filter."""
-    filters = _filter(subscription, topic, key, because, error, died_after, died_before)
+    after = time_of(since, died_after, "--died-after")
+    filters = _filter(subscription, topic, key, because, error, after, died_before)
     wanted = _selection(message_ids, filters, replay) | _given(reason=reason, actor=actor)
 
     def act(content: dict[str, Any]) -> Any:
@@ -175,6 +177,7 @@ def drop(
     key: Key = None,
     because: Because = None,
     error: OfError = None,
+    since: Since = None,
     died_after: DiedAfter = None,
     died_before: DiedBefore = None,
     replay: Replay = None,
@@ -186,7 +189,8 @@ def drop(
     as_json: AsJson = False,
 ) -> None:
     """Drop dead letters for good: MESSAGE_IDs of a --subscription, or all that match a filter."""
-    filters = _filter(subscription, topic, key, because, error, died_after, died_before)
+    after = time_of(since, died_after, "--died-after")
+    filters = _filter(subscription, topic, key, because, error, after, died_before)
     wanted = _selection(message_ids, filters, replay) | _given(reason=reason, actor=actor)
 
     def act(content: dict[str, Any]) -> Any:

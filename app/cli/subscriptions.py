@@ -1,5 +1,6 @@
 """`halfnote subscriptions`: make, show, pause and delete subscriptions."""
 
+import json
 from typing import Annotated, Any
 
 import typer
@@ -7,9 +8,10 @@ import typer
 from app.cli import replays
 from app.cli.api_client import DEFAULT_URL, AsJson, FromFile, Url, all_pages, call, path_of, print_json, request_of
 from app.cli.confirmation import Yes, must_agree
+from app.cli.errors import WRONG_USAGE, Refusal
 from app.cli.sorted_commands import SortedCommands
 from app.cli.subscription_options import address_text, destination_from, print_subscription
-from app.cli.tables import print_fields, print_new_secret, print_table, text
+from app.cli.tables import moment, print_fields, print_new_secret, print_table, text
 
 app = typer.Typer(
     help="Subscriptions: the destinations of committed messages.", no_args_is_help=True, cls=SortedCommands
@@ -107,6 +109,56 @@ def delete(name: SubscriptionName, yes: Yes = False, url: Url = DEFAULT_URL, as_
     call(url, "DELETE", path_of("subscriptions", name), as_json=as_json)
 
 
+@app.command("patch")
+def patch(
+    name: SubscriptionName,
+    changes: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="FIELD=VALUE...",
+            help="fields to change, with values as JSON or plain text, such as rate_per_s=20, rate_per_s=null or "
+            "destination.url=https://...",
+        ),
+    ],
+    reason: Annotated[str | None, typer.Option(help="why, for the audit")] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="check, and show what would change")] = False,
+    url: Url = DEFAULT_URL,
+    as_json: AsJson = False,
+) -> None:
+    """Change some fields of a subscription; the others stay as they are. null is a field's default."""
+    query = {"reason": reason, "dry_run": "true" if dry_run else None}
+    answer = call(url, "PATCH", path_of("subscriptions", name), query=query, content=_changes(changes), as_json=as_json)
+    _show(answer, as_json)
+
+
+@app.command("recent")
+def recent(name: SubscriptionName, url: Url = DEFAULT_URL, as_json: AsJson = False) -> None:
+    """Show how long the receiver took recently, and the errors of what is not delivered."""
+    found = call(url, "GET", path_of("subscriptions", name, "recent"), as_json=as_json)
+    if as_json:
+        print_json(found)
+        return
+    took = found["took"]
+    none = "no delivery yet"
+    print_fields(
+        {
+            "median": none if took["p50_ms"] is None else f"{took['p50_ms']} ms",
+            "p99": None if took["p99_ms"] is None else f"{took['p99_ms']} ms",
+            "of": None if took["since"] is None else f"{took['count']} since {moment(took['since'])} UTC",
+        }
+    )
+    if found["errors"]:
+        print()
+        rows = [(str(one["retrying"]), str(one["dead"]), one["error"]) for one in found["errors"]]
+        print_table(("in retry", "dead in 1 h", "error"), rows)
+
+
+@app.command("reset-breaker")
+def reset_breaker(name: SubscriptionName, url: Url = DEFAULT_URL, as_json: AsJson = False) -> None:
+    """Close the circuit breaker of a destination that is repaired, and send at full speed."""
+    _show(call(url, "POST", path_of("subscriptions", name, "reset-breaker"), as_json=as_json), as_json)
+
+
 @app.command("pause")
 def pause(name: SubscriptionName, url: Url = DEFAULT_URL, as_json: AsJson = False) -> None:
     """Stop deliveries until the subscription is resumed; nothing is lost."""
@@ -141,3 +193,22 @@ def rotate_secret(name: SubscriptionName, url: Url = DEFAULT_URL, as_json: AsJso
 
 def _show(subscription: dict[str, Any], as_json: bool) -> None:
     print_json(subscription) if as_json else print_subscription(subscription)
+
+
+def _changes(given: list[str]) -> dict[str, Any]:
+    """Return a JSON Merge Patch of arguments such as `destination.url=...`. Raises Refusal."""
+    patch: dict[str, Any] = {}
+    for one in given:
+        path, is_given, written = one.partition("=")
+        if not is_given or not path:
+            raise Refusal(f"`{one}` is not FIELD=VALUE.", code=WRONG_USAGE)
+        try:
+            value = json.loads(written)
+        except ValueError:
+            value = written
+        *parents, name = path.split(".")
+        at = patch
+        for parent in parents:
+            at = at.setdefault(parent, {})
+        at[name] = value
+    return patch

@@ -26,6 +26,10 @@ BornBefore = Annotated[str | None, typer.Option(help="born before this time (RFC
 def list_transactions(
     group: Group = None,
     state: StateName = None,
+    source: Annotated[str | None, typer.Option(help="decided by: producer, check, policy or operator")] = None,
+    refused_end: Annotated[
+        bool | None, typer.Option(help="only those with (without) an end that was refused after another verdict")
+    ] = None,
     topic: Annotated[str | None, typer.Option(help="with a message on this topic")] = None,
     key: Annotated[str | None, typer.Option(help="with a message with this key")] = None,
     since: Since = None,
@@ -40,6 +44,8 @@ def list_transactions(
     query = {
         "producer_group": group,
         "state": state,
+        "source": source,
+        "refused_end": refused_end,
         "topic": topic,
         "key": key,
         "born_after": time_of(since, born_after, "--born-after"),

@@ -21,4 +21,5 @@ def workers(url: Url = DEFAULT_URL, as_json: AsJson = False) -> None:
 
 def _place(place: dict[str, object]) -> str:
     many = f" {place['shard']}/{place['shards']}" if place["shards"] != 1 else ""
-    return f"{place['subscription']}{many}"
+    since = f" (since {moment(str(place['held_since']))})" if place.get("held_since") else ""
+    return f"{place['subscription']}{many}{since}"

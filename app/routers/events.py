@@ -46,7 +46,7 @@ _UNANNOUNCED = {
     response_class=StreamingResponse,
     responses={
         200: {
-            "description": "server-sent events: `stats` with the answer of `GET /stats`, or `unavailable` with a problem",
+            "description": "server-sent events: `stats` with what `GET /stats` answers, or `unavailable` and a problem",
             "content": {"text/event-stream": {"schema": {"type": "string"}}},
         },
         **problems(Overloaded),

@@ -3,8 +3,10 @@
 from datetime import datetime
 from typing import Annotated
 
+import structlog
 from fastapi import APIRouter, Query, Response
 
+from app.announcements import breaker_closed
 from app.delivery import Delivered, Delivery
 from app.destinations.registry import NotInstalled, destination_of
 from app.errors import ClientNotInstalled, NothingSent, NotSigned, SecretsUnreadable, SubscriptionUnknown
@@ -21,11 +23,14 @@ from app.secrets.signatures import dump, new_secret, rotated
 from app.secrets.vault import SUBSCRIPTION_SECRETS
 from app.secrets.writer import Seal
 from app.store.admin.audit import record
+from app.store.relay.announcements import announce
+from app.store.relay.checkpoints import close_breakers
 from app.store.subscriptions import subscriptions as store
 from app.store.subscriptions.subscriptions import Subscription
 from app.verdicts import SubscriptionState
 
 router = APIRouter(prefix="/subscriptions", tags=["subscriptions"])
+log = structlog.get_logger(__name__)
 
 # The audit action that leads to each state.
 WORDS = {SubscriptionState.PAUSED: "pause", SubscriptionState.ACTIVE: "resume"}
@@ -86,6 +91,37 @@ async def post_resume(
 ) -> SubscriptionAnswer:
     """Continue from the checkpoint, after a pause or after the destination answered 410."""
     return await _set_state(runtime, caller, name, SubscriptionState.ACTIVE, note)
+
+
+@router.post(
+    "/{name}/reset-breaker",
+    summary="Close a subscription's circuit breaker",
+    responses=problems(SubscriptionUnknown),
+)
+async def post_reset_breaker(
+    name: NamePath, runtime: RuntimeDep, caller: CallerDep, note: Annotated[ActNote, Query()]
+) -> SubscriptionAnswer:
+    """Send at full speed again, for a destination that is repaired. Without an open breaker nothing changes.
+
+    The worker opens the subscription anew, within seconds, after the deliveries in flight. If the destination still
+    fails, the breaker opens again, after five different messages or three attempts to connect; these use up tries.
+    """
+    caller.must_have_subscription(name)
+    now = runtime.clock.now()
+    async with runtime.request_pool.transaction() as connection:
+        subscription = await known(connection, name)
+        # Checkpoints are locked before subscriptions, as by a settle.
+        opened = await close_breakers(connection, subscription.subscription_id)
+        if opened:
+            await store.touch(connection, subscription.subscription_id, now)
+            told = breaker_closed(name, subscription.topics, opened_at=min(opened), at=now)
+            await announce(connection, [told] if told else [], now)
+            await record(connection, audit_entry(caller, "subscription.reset_breaker", name, **dict(note)), now)
+        [answer] = await answers(runtime, connection, [await known(connection, name)])
+    if opened:
+        log.warning("breaker_reset", subscription=name, open_since=min(opened).isoformat())
+        runtime.wake_ups.published()
+    return answer
 
 
 @router.post(

@@ -1,6 +1,6 @@
 """Subscriptions: where committed messages go. A repeated PUT changes nothing. A secret is shown at most once."""
 
-from dataclasses import replace
+from dataclasses import asdict, replace
 from datetime import datetime
 from typing import Annotated, Any
 
@@ -38,7 +38,7 @@ from app.routers.subscription_upsert import (
 )
 from app.runtime.standing import LAG_LOOKS_AT
 from app.runtime.state import Runtime
-from app.schemas.fields import DryRun, NamePath, PageQuery, SubscriptionNamePath
+from app.schemas.fields import DryRun, NamePath, PageQuery, Reason, SubscriptionNamePath
 from app.schemas.subscription_patch import SubscriptionPatch
 from app.schemas.subscription_put import StartOffset, StartTime, SubscriptionPut
 from app.schemas.subscriptions import (
@@ -111,7 +111,12 @@ async def put_subscription(
     },
 )
 async def patch_subscription(
-    name: NamePath, wanted: SubscriptionPatch, runtime: RuntimeDep, caller: CallerDep, dry_run: DryRun = False
+    name: NamePath,
+    wanted: SubscriptionPatch,
+    runtime: RuntimeDep,
+    caller: CallerDep,
+    dry_run: DryRun = False,
+    reason: Annotated[Reason | None, Query(description="why, for the audit")] = None,
 ) -> SubscriptionChanged | JSONResponse:
     """Change the fields that the request has, by JSON Merge Patch (RFC 7396); the others stay as they are.
 
@@ -123,7 +128,7 @@ async def patch_subscription(
         base = await known(connection, name)
     patch = wanted.model_dump(mode="json", exclude_unset=True)
     whole = patched(SubscriptionPut, put_of(base), patch)
-    return await _store(runtime, caller, name, whole, base=base, dry_run=dry_run)
+    return await _store(runtime, caller, name, whole, base=base, dry_run=dry_run, reason=reason)
 
 
 async def _store(
@@ -134,6 +139,7 @@ async def _store(
     *,
     base: Subscription | None = None,
     dry_run: bool,
+    reason: str | None = None,
 ) -> SubscriptionChanged | JSONResponse:
     """Create or change a subscription. `base`: what a patch was applied to; it must be stored unchanged."""
     caller.must_have_subscription(name)
@@ -159,7 +165,7 @@ async def _store(
         caller.must_cover_topics(stored.topics)
         answer, made = await _change(runtime, connection, wanted, shape, granted, stored, now)
         if answer.changed:
-            await record(connection, _put_act(caller, name, wanted, new=False), now)
+            await record(connection, _put_act(caller, name, wanted, new=False, reason=reason), now)
         if base is not None:
             # A patch leaves out what is to stay.
             answer = answer.model_copy(update={"reset": []})
@@ -192,10 +198,7 @@ async def get_subscription(name: NamePath, runtime: RuntimeDep, caller: CallerDe
     return SubscriptionShown(
         **answer_of(runtime.vault, subscription, because).model_dump(mode="json"),
         **_standing(place, now),
-        places=[
-            PlaceShown(shard=one.shard, offset=one.offset, holder=one.holder, held_until=one.held_until)
-            for one in holders
-        ],
+        places=[PlaceShown(**asdict(one)) for one in holders],
     )
 
 
@@ -211,13 +214,14 @@ async def delete_subscription(name: NamePath, runtime: RuntimeDep, caller: Calle
             await known(connection, name)
 
 
-def _put_act(caller: Caller, name: str, wanted: SubscriptionPut, *, new: bool) -> Act:
+def _put_act(caller: Caller, name: str, wanted: SubscriptionPut, *, new: bool, reason: str | None = None) -> Act:
     """Return the audit detail of a PUT. Of a destination only the address, because a destination may hold secrets."""
     asked = wanted.model_dump(mode="json", exclude={"destination"}, exclude_unset=True)
     to = wanted.destination.model_dump(mode="json", include={"type", "url", "bootstrap"})
     if "url" in to:
         to["url"] = without_query(to["url"])
-    return audit_entry(caller, "subscription.put", name, new=new, asked=asked, destination=to)
+    why = {} if reason is None else {"reason": reason}
+    return audit_entry(caller, "subscription.put", name, new=new, asked=asked, destination=to, **why)
 
 
 async def _start(connection: Connection, wanted: SubscriptionPut) -> int:

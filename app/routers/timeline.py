@@ -45,7 +45,9 @@ def transaction_shown(history: History, caller: Caller) -> TransactionShown:
     state = state_of(record.verdict, record.check_back)
     published = {row.position: row for row in history.published}
     next_check_at = {State.HALF: first.first_check_at, State.IN_DOUBT: record.next_check_at}.get(state)
-    context = {} if first.context is None or not caller.reads_bodies else {"context": msgspec.json.decode(first.context)}
+    context = (
+        {} if first.context is None or not caller.reads_bodies else {"context": msgspec.json.decode(first.context)}
+    )
     return TransactionShown(
         transaction_id=history.transaction_id,
         producer_group=first.producer_group,

@@ -15,7 +15,7 @@ from app.routers.end import unknown_transaction
 from app.routers.timeline import attempt_entry, known, transaction_shown
 from app.runtime.state import Runtime
 from app.schemas.fields import Id, Name, Strict, Time
-from app.schemas.transactions import ID, AttemptPage, TransactionPage, TransactionRow, TransactionShown
+from app.schemas.transactions import ID, AttemptPage, SourceWord, TransactionPage, TransactionRow, TransactionShown
 from app.store.coordinator.attempts import HIGHEST_ID, earlier_attempts
 from app.store.coordinator.history import read_history, read_owner
 from app.store.coordinator.transactions import HIGHEST, LOWEST, TransactionFilter, TransactionSummary, list_transactions
@@ -35,6 +35,10 @@ class TransactionQuery(Strict):
 
     producer_group: Name | None = Field(None, description="of this producer group", examples=["shop"])
     state: State | None = Field(None, description="standing here now")
+    source: SourceWord | None = Field(None, description="decided by the producer, a check, policy or a person")
+    refused_end: bool | None = Field(
+        None, description="true: an end that came after another verdict was refused; false: none was"
+    )
     topic: Name | None = Field(None, description="with a message on this topic", examples=["order"])
     key: Name | None = Field(None, description="with a message of this key", examples=["order-1030"])
     born_after: Time | None = Field(None, description="born at this time or later")
@@ -74,6 +78,8 @@ async def list_of_transactions(
         born_after=query.born_after,
         born_before=query.born_before,
         cursor=query.cursor,
+        source=query.source,
+        refused_end=query.refused_end,
     )
     async with runtime.request_pool.connection() as connection:
         rows, cursor = await list_transactions(connection, wanted, query.limit)
@@ -150,6 +156,8 @@ def filter_of(
     born_after: datetime | None,
     born_before: datetime | None,
     cursor: UUID | None = None,
+    source: str | None = None,
+    refused_end: bool | None = None,
 ) -> TransactionFilter:
     """Return the filter of a list. A range of birth times also bounds the ids, and so the days to read."""
     margin_s = runtime.settings.id_skew_s + QUEUE_S
@@ -164,6 +172,8 @@ def filter_of(
         state=state,
         born_after=born_after,
         born_before=born_before,
+        decided_by=None if source is None else Source[source.upper()],
+        has_refused_end=refused_end,
     )
 
 

@@ -94,8 +94,8 @@ class ApiKeyNew(Strict):
     bodies: bool | None = Field(
         None,
         strict=True,
-        description="of a viewer or an operator: whether answers have the bodies of messages and the contexts of halves; "
-        "null: of an operator they have, of a viewer not",
+        description="of a viewer or an operator: whether answers have the bodies of messages and the contexts of "
+        "halves; null: of an operator they have, of a viewer not",
     )
     expires_at: Time | None = Field(None, description="when it expires; null: valid until revoked")
 

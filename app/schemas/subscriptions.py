@@ -118,6 +118,9 @@ class PlaceShown(BaseModel):
     shard: int
     offset: int
     holder: str | None = Field(description="the worker with the lease; null: none now")
+    held_since: datetime | None = Field(
+        None, description="when the worker took it; null: none has it, or a worker of an earlier version"
+    )
     held_until: datetime | None = Field(description="when its lease ends, unless it is renewed")
 
 

@@ -18,6 +18,9 @@ class ShardPlace(Shown):
 class ShardHeld(ShardPlace):
     """A shard that a worker delivers."""
 
+    held_since: datetime | None = Field(
+        description="when the worker took it; null: by a worker of an earlier version", examples=[AT]
+    )
     held_until: datetime = Field(description="when its lease ends, unless the worker renews it", examples=[AT])
 
 

@@ -61,7 +61,18 @@ class PipelineRoute:
 class PipelineRequest:
     """One request on its way through the steps."""
 
-    __slots__ = ("_held", "_is_admitted", "_is_counted", "_route", "_runtime", "_scope", "_started", "_usage", "trace", "traced")
+    __slots__ = (
+        "_held",
+        "_is_admitted",
+        "_is_counted",
+        "_route",
+        "_runtime",
+        "_scope",
+        "_started",
+        "_usage",
+        "trace",
+        "traced",
+    )
 
     def __init__(self, route: PipelineRoute, runtime: Runtime, scope: Scope) -> None:
         self._started = perf_counter()

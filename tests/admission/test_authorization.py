@@ -72,6 +72,8 @@ MAY = {
     ("POST", "/subscriptions/{name}/test"): "n o y y n n",
     ("POST", "/subscriptions/{name}/pause"): "n o y y n n",
     ("POST", "/subscriptions/{name}/resume"): "n o y y n n",
+    ("POST", "/subscriptions/{name}/reset-breaker"): "n o y y n n",
+    ("GET", "/subscriptions/{name}/recent"): "n o y y n y",
     ("POST", "/subscriptions/{name}/rotate-secret"): "n o n y n n",
     ("POST", "/subscriptions/{name}/claim"): "n o n y n n",
     ("POST", "/subscriptions/{name}/ack"): "n o n y n n",
@@ -123,6 +125,8 @@ MIXED = {
     ("POST", "/subscriptions/{name}/test"): "y",
     ("POST", "/subscriptions/{name}/pause"): "y",
     ("POST", "/subscriptions/{name}/resume"): "y",
+    ("POST", "/subscriptions/{name}/reset-breaker"): "y",
+    ("GET", "/subscriptions/{name}/recent"): "y",
     ("POST", "/subscriptions/{name}/rotate-secret"): "n",
     ("POST", "/subscriptions/{name}/claim"): "n",
     ("POST", "/subscriptions/{name}/ack"): "y",
@@ -174,7 +178,7 @@ SENT |= {("POST", f"/producer-groups/{{name}}/checks/{act}") for act in ("claim"
 # Of consumers: what they do is in the receipts and attempts.
 CONSUMED = {("POST", f"/subscriptions/{{name}}/{action}") for action in ("claim", "ack", "nack", "extend", "reject")}
 # The resource has this state already, so nothing changes and nothing is audited.
-UNCHANGED = {("POST", "/subscriptions/{name}/resume")}
+UNCHANGED = {("POST", f"/subscriptions/{{name}}/{act}") for act in ("resume", "reset-breaker")}
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")

@@ -2,7 +2,7 @@
 
 import csv
 import re
-from html import unescape
+from html import escape, unescape
 from io import StringIO
 
 import httpx
@@ -300,6 +300,85 @@ async def test_a_group_of_dead_letters_is_redelivered_with_its_filter(
     assert ("dead_letter.redeliver", "the route is back") in await audited(db)
     [one] = {one for one in re.findall(r'href="(/console/dead-letters\?[^"]*)"', text) if "no+route" in one}
     assert "No dead letter matches" in (await client.get(one, headers=FORM)).text
+
+
+async def test_a_change_of_one_field_is_shown_before_it_is_made(
+    client: httpx.AsyncClient, db: Connection, group: str
+) -> None:
+    await subscription(client, "mailer", rate_per_s=5, retry=[10, 30])
+    path = "/console/subscriptions/mailer/do/edit"
+    form = dict(re.findall(r'<input(?: type="hidden")? name="([^"]+)" value="([^"]*)"', (await client.get(path)).text))
+    assert (form["rate_per_s"], form["was_rate_per_s"], form["retry"]) == ("5", "5", "10, 30")
+    fields = {**form, "rate_per_s": "20", "reason": "the receiver is larger"}
+    # Another person changes another field meanwhile.
+    assert (await client.patch("/subscriptions/mailer", json={"max_in_flight": 7})).status_code == 200
+    asked = await client.post(path, data=fields, headers={"origin": "http://localhost"})
+    assert asked.status_code == 200
+    assert "5 → 20" in unescape(asked.text)
+    assert (await client.get("/subscriptions/mailer")).json()["rate_per_s"] == 5.0
+    hidden = dict(re.findall(r'<input type="hidden" name="([^"]+)" value="([^"]*)"', asked.text))
+    assert hidden["confirmed"] == "yes"
+    confirmed = {**{name: unescape(value) for name, value in hidden.items()}, "reason": "the receiver is larger"}
+    done = await client.post(path, data=confirmed, headers={"origin": "http://localhost"})
+    assert done.status_code == 303
+    shown = (await client.get("/subscriptions/mailer")).json()
+    assert (shown["rate_per_s"], shown["retry"], shown["max_in_flight"]) == (20.0, [10.0, 30.0], 7)
+    assert shown["destination"]["url"] == "http://127.0.0.1:9/in"
+    [detail] = await db.fetch("select detail from audit where what = 'subscription.put' order by audit_id desc limit 1")
+    assert "the receiver is larger" in str(detail["detail"])
+
+
+@pytest.mark.parametrize(
+    ("changed", "fault"),
+    [
+        ({}, "No field is changed"),
+        ({"rate_per_s": "fast"}, "`rate_per_s`"),
+        ({"filters": "{"}, "`filters`"),
+        ({"shards": "1000"}, "`shards`"),
+        ({"topics": ""}, "`topics`"),
+        ({"on_dead": "hold"}, "`on_dead`"),
+    ],
+)
+async def test_a_change_that_cannot_be_made_shows_the_form_with_its_fault(
+    client: httpx.AsyncClient, group: str, changed: dict[str, str], fault: str
+) -> None:
+    await subscription(client, "mailer")
+    path = "/console/subscriptions/mailer/do/edit"
+    page = (await client.get(path)).text
+    form = dict(re.findall(r'<input(?: type="hidden")? name="([^"]+)" value="([^"]*)"', page))
+    form |= {"ordered": "none", "on_dead": "release", "reason": "a test"}
+    refused = await client.post(path, data={**form, **changed}, headers={"origin": "http://localhost"})
+    assert refused.status_code == 422, refused.text
+    assert fault in unescape(refused.text)
+    for name, value in changed.items():
+        assert f'value="{escape(value)}"' in refused.text, name
+
+
+async def test_an_open_breaker_is_reset(client: httpx.AsyncClient, db: Connection, group: str) -> None:
+    await subscription(client, "mailer")
+    path = "/console/subscriptions/mailer/do/reset-breaker"
+    assert "not possible in this state" in (await client.get(path, headers=FORM)).text
+    await db.execute("update checkpoint set opened_at = now(), opened_because = 'answered 503'")
+    assert path in (await client.get("/console/subscriptions/mailer", headers=FORM)).text
+    done = await submit(client, path, reason="the receiver is repaired")
+    assert done.status_code == 303
+    assert await db.fetchval("select opened_at from checkpoint") is None
+    assert ("subscription.reset_breaker", "the receiver is repaired") in await audited(db)
+
+
+async def test_saved_filters_are_of_who_decided(client: httpx.AsyncClient, group: str) -> None:
+    transaction_id = await half(client, key="order-1030")
+    verdict = {"verdict": "rollback", "reason": "asked the bank", "force": True}
+    assert (await client.post(f"/transactions/{transaction_id}/verdict", json=verdict)).status_code == 200
+    for query, name, said, found in (
+        ("source=operator", "By a person", "--source operator", True),
+        ("source=policy", "By policy", "--source policy", False),
+        ("refused_end=true", "Late end refused", "--refused-end", False),
+    ):
+        page = unescape((await client.get(f"/console/transactions?{query}", headers=FORM)).text)
+        assert f'?{query}" aria-current="true">{name}</a>' in page
+        assert f"halfnote transactions list {said}" in page
+        assert (transaction_id in page) == found
 
 
 async def test_a_secret_is_shown_once_and_never_in_the_url(client: httpx.AsyncClient, group: str) -> None:

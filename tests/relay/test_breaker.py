@@ -115,6 +115,44 @@ async def test_probes_find_the_message_that_succeeds(
         assert offsets(receiver).count(good) == 1
 
 
+async def test_a_person_closes_a_breaker_and_all_goes_out_at_once(
+    client: httpx.AsyncClient, runtime: Runtime, relay: Relay, db: Connection
+) -> None:
+    async with Responder(status=500) as receiver:
+        await subscribe(client, receiver, retry=[3600])
+        # Without an open breaker nothing changes.
+        assert (await client.post("/subscriptions/mailer/reset-breaker")).status_code == 200
+        await publish(client, *(order(number) for number in range(20)))
+        await turn_until(relay, runtime, lambda: db.fetchval(OPEN))
+        versions = await db.fetchval("select count(*) from subscription_version")
+        receiver.status = 200
+        reset = await client.post("/subscriptions/mailer/reset-breaker", params={"reason": "the disk is replaced"})
+        assert (reset.status_code, reset.json()["state"]) == (200, "active")
+        # The clock stands still: no probe is due, so only the reset lets the messages go.
+        runtime.clock.fixed = runtime.clock.now()
+        await turn_until(relay, runtime, lambda: db.fetchval("select count(*) >= 20 - $1 from receipt", MESSAGES))
+    assert not await db.fetchval(OPEN)
+    assert (await client.get("/subscriptions/mailer")).json()["breaker"]["state"] == "closed"
+    [closed] = await announced(db, "subscription.breaker_closed")
+    assert closed["subscription"] == "mailer"
+    [act] = (await client.get("/audit", params={"what": "subscription.reset_breaker"})).json()["items"]
+    assert (act["target"], act["detail"]) == ("mailer", {"reason": "the disk is replaced"})
+    # No setting changed.
+    assert await db.fetchval("select count(*) from subscription_version") == versions
+
+
+async def test_a_breaker_that_was_reset_opens_again_at_a_destination_that_fails(
+    client: httpx.AsyncClient, runtime: Runtime, relay: Relay, db: Connection
+) -> None:
+    async with Responder(status=500) as receiver:
+        await subscribe(client, receiver, retry=[3600], max_in_flight=2)
+        await publish(client, *(order(number) for number in range(20)))
+        await turn_until(relay, runtime, lambda: db.fetchval(OPEN))
+        assert (await client.post("/subscriptions/mailer/reset-breaker")).status_code == 200
+        assert not await db.fetchval(OPEN)
+        await turn_until(relay, runtime, lambda: db.fetchval(OPEN))
+
+
 async def test_a_new_holder_continues_with_an_open_breaker(
     client: httpx.AsyncClient, runtime: Runtime, relay: Relay, db: Connection
 ) -> None:

@@ -2,7 +2,7 @@
 
 import asyncio
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -94,12 +94,11 @@ async def test_a_database_that_cannot_be_read_is_an_event(client: httpx.AsyncCli
 
 
 @pytest.fixture
-def quick(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """Short pauses between looks and heartbeats."""
     monkeypatch.setattr(state_feed, "SHORTEST_PAUSE_S", 0.01)
     monkeypatch.setattr(state_feed, "PAUSE_FACTOR", 0)
     monkeypatch.setattr(events, "HEARTBEAT_S", 0.05)
-    yield
 
 
 async def until(holds: Callable[[], bool]) -> None:

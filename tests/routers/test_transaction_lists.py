@@ -13,6 +13,7 @@ from app.database.connection import Connection
 from app.ids import lowest_id
 from app.runtime.state import Runtime
 from app.store.coordinator.transactions import FLOORS, HIGHEST, LOWEST, NEXT, PAGES
+from app.verdicts import Source
 from tests.conftest import register_group, shares
 from tests.coordinator.test_half_end import ORDER, post_end, post_half
 from tests.coordinator.test_statement_plans import full
@@ -54,6 +55,33 @@ async def test_lists_filter(client: httpx.AsyncClient, db: Connection, group: st
     assert await ids(born_after=born, born_before=born) == []
     assert set(await ids(born_after=born)) | set(await ids(born_before=born)) == set(everything)
     assert other in await ids(born_after=born)
+
+
+async def test_lists_filter_by_who_decided_and_by_refused_ends(
+    client: httpx.AsyncClient, db: Connection, group: str
+) -> None:
+    by_producer, by_person, late, undecided = [await half_of(client) for _ in range(4)]
+    await post_end(client, by_producer, "commit")
+    verdict = {"verdict": "rollback", "reason": "asked the bank", "force": True}
+    for one in (by_person, late):
+        assert (await client.post(f"/transactions/{one}/verdict", json=verdict)).status_code == 200
+    await post_end(client, late, "commit")
+
+    async def ids(**params: str) -> set[str]:
+        page = (await client.get("/transactions", params=params)).json()
+        return {row["transaction_id"] for row in page["items"]}
+
+    assert await ids(source="producer") == {by_producer}
+    assert await ids(source="operator") == {by_person, late}
+    assert await ids(source="policy") == set()
+    assert await ids(refused_end="true") == {late}
+    assert await ids(refused_end="false") == {by_producer, by_person, undecided}
+    assert await ids(refused_end="true", source="producer") == set()
+    assert await ids(key="order-1030", source="operator", refused_end="false") == {by_person}
+    assert await ids(source="operator", state="committed") == set()
+    for query in ({"source": "nobody"}, {"refused_end": "maybe"}):
+        refused = await client.get("/transactions", params=query)
+        assert (refused.status_code, refused.json()["field"]) == (422, next(iter(query)))
 
 
 async def test_a_row_of_a_list(client: httpx.AsyncClient, group: str) -> None:
@@ -122,7 +150,7 @@ async def test_bad_filters_are_named(shared_client: httpx.AsyncClient, query: st
     assert answer.json()["field"] == query.partition("=")[0]
 
 
-TYPES = ("uuid", "uuid", "text", "text", "text", "timestamptz", "timestamptz", "bigint", "text")
+TYPES = ("uuid", "uuid", "text", "text", "text", "timestamptz", "timestamptz", "bigint", "smallint", "boolean", "text")
 
 
 @pytest.mark.parametrize(
@@ -145,8 +173,11 @@ async def test_lists_never_read_a_whole_day(
     found += big(await scans(full, NEXT[source], floor_types, floor_values, generic=False))
     page_types = TYPES if key else TYPES[:-1]
     floor = await full.fetchval(FLOORS[source], *floor_values)
-    values = (floor or LOWEST, HIGHEST, group, None, state, None, None, 101, *keys)
-    found += big(await scans(full, PAGES[source], page_types, values, generic=False))
+    for more in ((None, None), (Source.POLICY, None), (None, True)):
+        values = (floor or LOWEST, HIGHEST, group, None, state, None, None, 101, *more, *keys)
+        page = big(await scans(full, PAGES[source], page_types, values, generic=False))
+        assert not [scan for scan in page if scan.node == "Seq Scan" and scan.rows]
+        assert sum(scan.rows for scan in page) <= 4 * lists.WINDOW_ROWS
     # An empty day is rightly read without its index.
     assert not [scan for scan in found if scan.node == "Seq Scan" and scan.rows]
     assert sum(scan.rows for scan in found) <= 4 * lists.WINDOW_ROWS
@@ -155,6 +186,6 @@ async def test_lists_never_read_a_whole_day(
 async def test_a_range_of_birth_times_prunes_days(full: Connection, runtime: Runtime) -> None:
     low = lowest_id(runtime.clock.now() - timedelta(days=1, hours=1), -360)
     high = lowest_id(runtime.clock.now() - timedelta(days=1), 360)
-    values = (low, high, None, None, None, None, None, 101)
+    values = (low, high, None, None, None, None, None, 101, None, None)
     found = big(await scans(full, PAGES["id"], TYPES[:-1], values, generic=True))
     assert len({scan.table for scan in found if scan.table.startswith("half")}) <= 2

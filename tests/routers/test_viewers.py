@@ -18,7 +18,7 @@ from tests.support.keyed_services import start
 
 __all__ = ["start"]
 
-SECRET_TEXT = "a diagnosis"  # noqa: S105 -- what a body holds
+SECRET_TEXT = "a diagnosis"
 # A role, its permission, and whether it reads bodies.
 READING = [
     (Role.VIEWER, None, False),

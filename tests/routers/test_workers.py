@@ -4,6 +4,7 @@ from datetime import timedelta
 
 import httpx
 
+from app.database.connection import Connection
 from app.relay.loop import Relay
 from app.runtime.state import Runtime
 from tests.support.check_responder import Responder
@@ -11,7 +12,7 @@ from tests.support.relay_stepping import step, subscribe
 
 
 async def test_what_a_worker_holds_and_what_no_worker_holds(
-    client: httpx.AsyncClient, runtime: Runtime, group: str
+    client: httpx.AsyncClient, runtime: Runtime, db: Connection, group: str
 ) -> None:
     relay = Relay(runtime)
     async with Responder(status=204) as receiver:
@@ -32,6 +33,19 @@ async def test_what_a_worker_holds_and_what_no_worker_holds(
         assert [
             {key: one[key] for key in both[0]} for one in worker["shards"] if one["subscription"] == "mailer"
         ] == both
+        # Renewing does not change since when a worker has a lease; another holder does.
+        [first] = {one["held_since"] for one in worker["shards"] if one["subscription"] == "mailer"}
+        assert first is not None
+        runtime.clock.offset_s += 10
+        await step(relay, runtime)
+        [again] = (await client.get("/workers")).json()["items"]
+        assert {one["held_since"] for one in again["shards"]} == {first}
+        places = (await client.get("/subscriptions/mailer")).json()["places"]
+        assert {one["held_since"] for one in places} == {first}
+        # A version that does not know the columns claims the lease: since when is not known.
+        await db.execute("update lease set epoch = epoch + 1 where name like 'relay:%'")
+        assert {one["held_since"] for one in (await client.get("/subscriptions/mailer")).json()["places"]} == {None}
+        await db.execute("update lease set epoch = epoch - 1 where name like 'relay:%'")
         await relay.drain(runtime)
         assert (await client.get("/workers")).json()["unheld"] == both
         # A worker that was killed counts as gone when its leases end.

@@ -50,7 +50,7 @@ async def bury(db: Connection, message_id: str, name: str, **columns: Any) -> No
     await db.execute(
         'insert into dead_letter (subscription_id, transaction_id, position, "offset", topic, key, attempts, first_at, '
         "error, response, replay, reason, died_at, status) "
-        "select s.subscription_id, o.transaction_id, o.position, o.\"offset\", o.topic, o.key, 17, $3, $8, "
+        'select s.subscription_id, o.transaction_id, o.position, o."offset", o.topic, o.key, 17, $3, $8, '
         "'no', $4, $5, $6, $7 from outbox o, subscription s "
         "where o.transaction_id = $1 and o.position = 0 and s.name = $2",
         UUID(message_id[:36]),

@@ -354,6 +354,8 @@ REQUESTS: dict[tuple[str, str], Builder] = {
     ("POST", "/subscriptions/{name}/test"): of_subscription("/subscriptions/{name}/test"),
     ("POST", "/subscriptions/{name}/pause"): of_subscription("/subscriptions/{name}/pause"),
     ("POST", "/subscriptions/{name}/resume"): of_subscription("/subscriptions/{name}/resume"),
+    ("POST", "/subscriptions/{name}/reset-breaker"): of_subscription("/subscriptions/{name}/reset-breaker"),
+    ("GET", "/subscriptions/{name}/recent"): of_subscription("/subscriptions/{name}/recent"),
     ("POST", "/subscriptions/{name}/rotate-secret"): of_subscription("/subscriptions/{name}/rotate-secret"),
     ("POST", "/subscriptions/{name}/claim"): of_claims("claim", {"max": 1}),
     ("POST", "/subscriptions/{name}/ack"): of_claims("ack", {"handles": ["none"]}),

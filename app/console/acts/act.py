@@ -1,7 +1,7 @@
 """What an act is, and the two pages that each has: the preview with the form, and the POST that acts."""
 
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from starlette.responses import Response
@@ -11,6 +11,9 @@ from app.console.visit import Visit
 from app.errors import Problem
 from app.schemas.fields import ActNote, Reason, Strict
 from app.schemas.validation import checked
+
+# The field of a form that comes back confirmed.
+CONFIRMED = "confirmed"
 
 
 class _WithReason(Strict):
@@ -55,6 +58,13 @@ class Done:
 
 
 @dataclass(frozen=True, slots=True)
+class Confirm:
+    """What an act would change, found by a dry run of what the form says. The form comes again, to be confirmed."""
+
+    facts: list[tuple[str, Any]]
+
+
+@dataclass(frozen=True, slots=True)
 class ConsoleAct:
     """A person's act. `path` ends with its name; `needs` is the API's route whose function `run` calls."""
 
@@ -62,7 +72,7 @@ class ConsoleAct:
     label: str
     needs: tuple[str, str]
     preview: Callable[[Visit], Awaitable[Preview]]
-    run: Callable[[Visit, str], Awaitable[Done]]
+    run: Callable[[Visit, str], Awaitable[Done | Confirm]]
     tone: str = "plain"
 
     def pages(self) -> list[Page]:
@@ -81,6 +91,12 @@ class ConsoleAct:
         except Problem as problem:
             preview = await self.preview(visit)
             return visit.page("act.html", problem.status, act=self, preview=preview, problem=problem, reason=reason)
+        if isinstance(done, Confirm):
+            preview = await self.preview(visit)
+            given = {name: value for name, value in visit.form.items() if name not in ("csrf", "reason")}
+            hidden = tuple(FormField(name, "", "hidden", value) for name, value in {**given, CONFIRMED: "yes"}.items())
+            preview = replace(preview, facts=preview.facts + done.facts, fields=hidden)
+            return visit.page("act.html", act=self, preview=preview, problem=None, reason=reason)
         if done.secret is None and not done.results:
             preview_back = done.back or (await self.preview(visit)).back
             return visit.redirect(preview_back, done=done.said)

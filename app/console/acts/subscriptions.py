@@ -1,14 +1,16 @@
-"""Acts on a subscription: pause, resume, test, rotate the secret, replay."""
+"""Acts on a subscription: edit, reset the breaker, pause, resume, test, rotate the secret, replay."""
 
+from dataclasses import replace
 from typing import Any
 
 from starlette.responses import Response
 
 from app.console.acts.act import ConsoleAct, Done, FormField, Preview, note_of
+from app.console.acts.subscription_edit import EDIT
 from app.console.rendering import command, duration, link, number, state
 from app.console.visit import Visit
 from app.routers.replays import post_replay
-from app.routers.subscription_actions import post_pause, post_resume, post_rotate_secret, post_test
+from app.routers.subscription_actions import post_pause, post_reset_breaker, post_resume, post_rotate_secret, post_test
 from app.routers.subscriptions import get_subscription
 from app.schemas.replays import ReplayRequest
 from app.schemas.validation import checked
@@ -103,7 +105,33 @@ def _place(text: str) -> dict[str, Any] | None:
     return {"offset": int(text)} if text.isdigit() else {"time": text}
 
 
+async def _reset_preview(visit: Visit) -> Preview:
+    effect = (
+        "The circuit breaker closes, and messages go out at full speed. If the destination still fails, it opens "
+        "again; until then each failure uses up a try."
+    )
+    shown = await get_subscription(visit.path["name"], visit.runtime, visit.caller)
+    found = await _preview(visit, effect, "reset-breaker")
+    if shown.breaker.opened_at is None:
+        return replace(found, is_possible=False)
+    return replace(found, facts=[*found.facts, ("open because", shown.breaker.because)])
+
+
+async def _reset(visit: Visit, reason: str) -> Done:
+    await post_reset_breaker(visit.path["name"], visit.runtime, visit.caller, note_of(reason))
+    return Done("The circuit breaker is closed.")
+
+
 ACTS = [
+    EDIT,
+    ConsoleAct(
+        f"{_PATH}/reset-breaker",
+        "Reset breaker",
+        ("POST", "/subscriptions/{name}/reset-breaker"),
+        _reset_preview,
+        _reset,
+        "good",
+    ),
     ConsoleAct(f"{_PATH}/pause", "Pause", ("POST", "/subscriptions/{name}/pause"), _pause_preview, _pause),
     ConsoleAct(f"{_PATH}/resume", "Resume", ("POST", "/subscriptions/{name}/resume"), _resume_preview, _resume, "good"),
     ConsoleAct(f"{_PATH}/test", "Test", ("POST", "/subscriptions/{name}/test"), _test_preview, _test),

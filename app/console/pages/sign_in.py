@@ -45,7 +45,9 @@ def _holder(visit: Visit) -> Caller:
         raise Unauthenticated("This key is not known.")
     holder = authenticator.caller(f"Bearer {key}".encode())
     if holder.role not in READERS:
-        raise Forbidden(f"This key is for the role {holder.role}. The console is for people: operators, admins and viewers.")
+        raise Forbidden(
+            f"This key is for the role {holder.role}. The console is for people: operators, admins and viewers."
+        )
     return holder
 
 

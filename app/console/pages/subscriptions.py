@@ -7,6 +7,7 @@ from starlette.responses import Response
 from app.console.page import Page
 from app.console.rendering import command
 from app.console.visit import Visit
+from app.routers.recent_deliveries import get_recent
 from app.routers.replays import list_replays
 from app.routers.subscriptions import get_subscription, list_subscriptions
 from app.schemas.fields import PageQuery
@@ -41,12 +42,14 @@ async def show_one(visit: Visit) -> Response:
     """Show a subscription and its state."""
     name = visit.path["name"]
     shown = await get_subscription(name, visit.runtime, visit.caller)
+    recent = await get_recent(name, visit.runtime, visit.caller)
     replays = await list_replays(name, visit.runtime, visit.caller, ReplayPage(limit=10))
     return visit.page(
         "subscription.html",
         shown=shown,
         address=address_of(shown),
         destination=shown.destination.model_dump(mode="json", exclude_none=True),
+        recent=recent,
         replays=replays.items,
         is_live=True,
         command_shown=command("subscriptions", "get", name),

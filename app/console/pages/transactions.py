@@ -35,6 +35,10 @@ SAVED: tuple[tuple[str, dict[str, str]], ...] = (
     ("Half", {"state": State.HALF.value}),
     ("Committed", {"state": State.COMMITTED.value}),
     ("Rolled back", {"state": State.ROLLED_BACK.value}),
+    ("By policy", {"source": "policy"}),
+    ("By check", {"source": "check"}),
+    ("By a person", {"source": "operator"}),
+    ("Late end refused", {"refused_end": "true"}),
 )
 _COLUMNS = (
     "transaction_id",
@@ -61,15 +65,18 @@ async def show_list(visit: Visit) -> Response:
     rows = [row for row in found.items if internal or row.producer_group != GROUP]
     if visit.wants_csv:
         return visit.csv_of("transactions", _COLUMNS, rows)
-    asked = query.model_dump(exclude={"limit", "cursor", "producer_group"}, exclude_none=True)
+    shown = {name: visit.asked[name] for name in ("state", "source", "refused_end") if name in visit.asked}
+    asked = query.model_dump(exclude={"limit", "cursor", "producer_group", "refused_end"}, exclude_none=True)
     said = command("transactions", "list", group=query.producer_group, **asked)
+    if query.refused_end is not None:
+        said += " --refused-end" if query.refused_end else " --no-refused-end"
     return visit.page(
         "transactions.html",
         query=query,
         rows=rows,
         hidden=len(found.items) - len(rows),
         next_cursor=found.next_cursor,
-        saved=SAVED,
+        saved=[(name, wanted, wanted == shown) for name, wanted in SAVED],
         states=list(State),
         is_live=True,
         command_shown=said,

@@ -7,7 +7,7 @@ from app.console.rendering import command
 from app.console.visit import Visit
 from app.routers.workers import get_workers
 
-_COLUMNS = ("worker", "present_until", "subscription", "shard", "shards", "held_until")
+_COLUMNS = ("worker", "present_until", "subscription", "shard", "shards", "held_since", "held_until")
 
 
 async def show_list(visit: Visit) -> Response:
@@ -15,7 +15,15 @@ async def show_list(visit: Visit) -> Response:
     found = await get_workers(visit.runtime, visit.caller)
     if visit.wants_csv:
         rows = (
-            (one.worker, one.present_until, held.subscription, held.shard, held.shards, held.held_until)
+            (
+                one.worker,
+                one.present_until,
+                held.subscription,
+                held.shard,
+                held.shards,
+                held.held_since,
+                held.held_until,
+            )
             for one in found.items
             for held in one.shards
         )

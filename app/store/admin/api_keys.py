@@ -11,7 +11,7 @@ HIGHEST = 2**31 - 1
 # How long processes keep an expired or revoked key in memory, so that they can answer with the reason.
 KNOWN_AFTER_END = timedelta(days=30)
 
-# To a version that does not know viewers, a viewer's key is one for metrics, which a viewer may read too (decision 0048).
+# To a version that knows no viewers, a viewer's key is one for metrics, which a viewer may read too (decision 0048).
 COLUMNS = """key_id, name, prefix, digest, case when is_viewer and role = 'metrics' then 'viewer' else role end as role,
   producer_groups, topics, subscriptions, rate_per_s, bodies, created_at, created_by, rotated_from, expires_at,
   revoked_at, last_used_at"""

@@ -75,6 +75,10 @@ where ($3::text is null or h.producer_group = $3)
     when c.state = 1 then 'in_doubt' when c.state = 2 then 'parked' else 'half' end)
   and ($6::timestamptz is null or h.born_at >= $6)
   and ($7::timestamptz is null or h.born_at < $7)
+  and ($9::smallint is null or o.source = $9)
+  and ($10::boolean is null or $10 = exists (
+    select from attempt a where a.transaction_id = s.transaction_id and a.kind = 'refused' offset 0
+  ))
 order by s.transaction_id desc
 limit $8
 """
@@ -82,7 +86,7 @@ limit $8
 # A generic plan assumes a small range, reads all of it and sorts it. So each list gets a plan of its own.
 OWN_PLANS = "set local plan_cache_mode = force_custom_plan"
 
-PAGES = {name: PAGE.format(source=source.format(key="$9")) for name, source in SOURCES.items()}
+PAGES = {name: PAGE.format(source=source.format(key="$11")) for name, source in SOURCES.items()}
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,6 +110,8 @@ class TransactionFilter:
     state: State | None = None
     born_after: datetime | None = None
     born_before: datetime | None = None
+    decided_by: Source | None = None
+    has_refused_end: bool | None = None
 
     @property
     def source(self) -> str:
@@ -220,6 +226,8 @@ async def read_page(connection: Connection, wanted: TransactionFilter, limit: in
         wanted.born_after,
         wanted.born_before,
         limit,
+        wanted.decided_by,
+        wanted.has_refused_end,
         *key,
     )
     return [_summary(row) for row in rows]

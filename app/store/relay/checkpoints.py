@@ -74,6 +74,17 @@ select
   (select array_agg(array[replay_id, until] order by replay_id) from replay where state = 'running') as replays
 """
 
+# Served by the first column of the primary key. Rows are locked in the order of the shards.
+CLOSE_BREAKERS = """
+with opened as (
+  select shards, shard, opened_at from checkpoint
+  where subscription_id = $1 and opened_at is not null order by shards, shard for update
+)
+update checkpoint c set opened_at = null, opened_because = null from opened o
+where c.subscription_id = $1 and c.shards = o.shards and c.shard = o.shard
+returning o.opened_at
+"""
+
 # `resize` runs LEASES_OF, OLD_SHARDS, END_LEASES and RESIZE. LEASES_OF locks the leases of the old shards, which must
 # have expired. OLD_SHARDS finds nothing if another worker has resized meanwhile: ending the leases of the new shards
 # would deliver again what their holders have in flight. Leases are locked before checkpoints, as a settle does.
@@ -233,6 +244,15 @@ async def set_breaker(
         because,
     )
     return row is not None
+
+
+async def close_breakers(connection: Connection, subscription_id: int) -> list[datetime]:
+    """Close the breakers of a subscription's shards; return since when each was open. Changes nothing if none is.
+
+    The holders of the shards notice it when the row of the subscription changes.
+    """
+    rows = await connection.fetch(CLOSE_BREAKERS, subscription_id)
+    return [row["opened_at"] for row in rows]
 
 
 async def set_rates(connection: Connection, rates: dict[Shard, tuple[float, float]], now: datetime) -> None:

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 
 from app.database.connection import Connection
-from app.store.relay.leases import LeaseKind
+from app.store.relay.leases import HELD_SINCE, LeaseKind
 from app.store.relay.log import HASH
 from app.store.subscriptions.subscriptions import Subscription
 from app.topic_patterns import match_sql
@@ -102,7 +102,7 @@ from slowest m cross join retry r cross join rate t left join breaker b on true
 
 # Served by the primary keys of checkpoint and lease; a few rows.
 HOLDERS = f"""
-select c.shard, c."offset", l.owner as holder, l.expires_at as held_until
+select c.shard, c."offset", l.owner as holder, l.expires_at as held_until, {HELD_SINCE} as held_since
 from checkpoint c left join lease l
   on l.name = '{LeaseKind.SHARD}:' || c.subscription_id || ':' || c.shards || ':' || c.shard
   and l.expires_at > $2 and l.owner <> ''
@@ -147,6 +147,7 @@ class ShardHolder:
     offset: int
     holder: str | None
     held_until: datetime | None
+    held_since: datetime | None
 
 
 async def latest(connection: Connection) -> int:

@@ -25,6 +25,9 @@ class LeaseKind(StrEnum):
     FIGURES = "figures"
 
 
+# A claim by a version that does not write `since` leaves that of an earlier epoch, so it counts only with its epoch.
+HELD_SINCE = "case when l.since_epoch = l.epoch then l.since end"
+
 # Served by the primary key. Of two concurrent claims, the second waits for the row and then finds it taken, because the
 # WHERE of DO UPDATE is evaluated on the newest row. `free` leaves out held rows, so a claim does not lock them.
 CLAIM = """
@@ -33,8 +36,10 @@ with free as (
   where l.name is null or l.expires_at <= $5
   order by n.name limit $4
 )
-insert into lease as l (name, owner, epoch, expires_at) select name, $2, 1, $3 from free order by name
-on conflict (name) do update set owner = excluded.owner, epoch = l.epoch + 1, expires_at = excluded.expires_at
+insert into lease as l (name, owner, epoch, expires_at, since, since_epoch)
+select name, $2, 1, $3, $5, 1 from free order by name
+on conflict (name) do update set owner = excluded.owner, epoch = l.epoch + 1, expires_at = excluded.expires_at,
+  since = excluded.since, since_epoch = l.epoch + 1
 where l.expires_at <= $5
 returning name, epoch
 """

@@ -4,13 +4,16 @@ from dataclasses import dataclass
 from datetime import datetime
 
 from app.database.connection import Connection
-from app.store.relay.leases import LeaseKind
+from app.store.relay.leases import HELD_SINCE, LeaseKind
 from app.store.subscriptions.subscriptions import PULL
 
 UNHELD_MOST = 1000
 
 # The table is small: a row for each shard and worker.
-HELD = "select owner, name, expires_at from lease where expires_at > $1 and owner <> '' order by owner, name"
+HELD = f"""
+select l.owner, l.name, l.expires_at, {HELD_SINCE} as since from lease l where l.expires_at > $1 and l.owner <> ''
+order by l.owner, l.name
+"""  # noqa: S608 -- a constant
 NAMES = "select subscription_id, name from subscription where subscription_id = any($1::int[])"
 
 # Shards of active subscriptions that no worker delivers, without those that consumers claim. Served by the primary
@@ -36,6 +39,7 @@ class HeldShard:
     shard: int
     shards: int
     held_until: datetime
+    held_since: datetime | None
 
 
 @dataclass(slots=True)
@@ -73,7 +77,7 @@ async def read_workers(connection: Connection, now: datetime) -> list[WorkerLeas
         if _is(row, shard):
             subscription_id, shards, number = places[row["name"]]
             name = names.get(subscription_id, str(subscription_id))
-            worker.shards.append(HeldShard(name, number, shards, row["expires_at"]))
+            worker.shards.append(HeldShard(name, number, shards, row["expires_at"], row["since"]))
         elif _is(row, presence):
             worker.present_until = row["expires_at"]
         else:

@@ -197,8 +197,8 @@ HIGHEST = DeadLetterCursor(datetime(9999, 12, 31, tzinfo=UTC))
 class DeadLetterSearch:
     """Which dead letters a list holds: died at `died_after` or later, and below the place `below`. None: no filter.
 
-    `kind`: only errors of this kind (`kind_sql`). `topics`: only topics that these patterns match. It needs a subscription
-    and applies to pages and groups only.
+    `kind`: only errors of this kind (`kind_sql`). `topics`: only topics that these patterns match. It needs a
+    subscription and applies to pages and groups only.
     """
 
     subscription_id: int | None = None

@@ -74,6 +74,9 @@ where name = $1 and deleted_at is null and state <> $2
 returning {COLUMNS}
 """  # noqa: S608
 
+# Primary key. Workers open the streams of a subscription anew when its row has changed.
+TOUCH = "update subscription set updated_at = $2 where subscription_id = $1"
+
 # Primary key. A subscription that a person paused meanwhile stays paused.
 DISABLE = """
 update subscription set state = 'disabled', state_reason = $2, updated_at = $3
@@ -284,6 +287,11 @@ async def set_state(connection: Connection, name: str, state: SubscriptionState,
 async def disable(connection: Connection, subscription_id: int, reason: str, now: datetime) -> bool:
     """Disable a subscription because its destination refuses all further messages; False if it was not active."""
     return await connection.fetchval(DISABLE, subscription_id, reason, now) is not None
+
+
+async def touch(connection: Connection, subscription_id: int, now: datetime) -> None:
+    """Have the workers open the streams of a subscription anew, without a change of its settings."""
+    await connection.execute(TOUCH, subscription_id, now)
 
 
 async def set_secrets(connection: Connection, name: str, secrets: Any, now: datetime) -> None:
