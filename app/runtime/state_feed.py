@@ -17,7 +17,7 @@ SHORTEST_PAUSE_S, LONGEST_PAUSE_S = 5.0, 60.0
 
 @dataclass(frozen=True, slots=True)
 class StateEvent:
-    """A state to send. Equal states have equal ids in all processes. `data`: JSON, one line. `state` None: not known."""
+    """A state to send. Equal states have equal ids in all processes. `data`: JSON, one line. `state` None: unknown."""
 
     name: str
     id: str

@@ -10,7 +10,7 @@ from typing import Any
 
 import httpx
 import pytest
-from playwright.sync_api import Browser, Page, expect, sync_playwright
+from playwright.sync_api import Browser, Page, Request, expect, sync_playwright
 
 from app.console.site import PAGES
 from tests.conftest import migrated_template
@@ -63,7 +63,12 @@ class Watched:
         self.faults: list[str] = []
         self.page.on("console", lambda said: self.faults.append(said.text) if said.type == "error" else None)
         self.page.on("pageerror", lambda error: self.faults.append(str(error)))
-        self.page.on("requestfailed", lambda request: self.faults.append(f"{request.url}: {request.failure}"))
+        self.page.on("requestfailed", self._failed)
+
+    def _failed(self, request: Request) -> None:
+        # A page that is left ends its stream.
+        if not (request.url.endswith("/console/events") and request.failure == "net::ERR_ABORTED"):
+            self.faults.append(f"{request.url}: {request.failure}")
 
     def close(self) -> None:
         self.page.context.close()
@@ -141,6 +146,36 @@ def test_a_person_finds_and_acts_by_keyboard_alone(world: tuple[str, World], bro
     assert made.state("order-1033") == "rolled_back"
     audited = made.get("/audit", what="transaction.verdict")["items"]
     assert json.dumps(audited).count("the order was cancelled") == 1
+
+
+def test_a_page_is_live_while_no_one_types(world: tuple[str, World], browser: Browser) -> None:
+    url, made = world
+    watched = Watched(browser, "desktop", "light")
+    page = watched.page
+    try:
+        page.goto(f"{url}/console/subscriptions")
+        expect(page.locator("#live")).to_have_text("Live", timeout=30_000)
+        page.evaluate("window.wasLoadedOnce = true")
+        row = page.locator("tr", has_text="photos").first
+        expect(row).to_contain_text("active")
+        made.call("POST", "/subscriptions/photos/pause")
+        expect(row).to_contain_text("paused", timeout=30_000)
+        # An open act is left alone until it is closed.
+        page.goto(f"{url}/console/subscriptions/photos")
+        expect(page.locator("#live")).to_have_text("Live", timeout=30_000)
+        page.evaluate("window.wasLoadedOnce = true")
+        page.get_by_role("link", name="Resume").click()
+        page.keyboard.type("half a reason")
+        made.call("POST", "/subscriptions/photos/resume")
+        page.wait_for_timeout(8000)
+        expect(page.locator("dialog input[name=reason]")).to_have_value("half a reason")
+        expect(page.locator("main")).to_contain_text("paused")
+        page.keyboard.press("Escape")
+        expect(page.get_by_role("link", name="Pause")).to_be_visible(timeout=30_000)
+        assert page.evaluate("window.wasLoadedOnce")
+        assert watched.faults == []
+    finally:
+        watched.close()
 
 
 # The pages of docs/console.md, by the names of their pictures.

@@ -1,6 +1,5 @@
 """`GET /subscriptions/{name}/recent`: times of answers, and the errors that stand."""
 
-from collections.abc import AsyncIterator
 from datetime import timedelta
 
 import httpx
@@ -17,9 +16,9 @@ __all__ = ["dead", "mailer"]
 
 
 @pytest.fixture
-async def failing(client: httpx.AsyncClient, db: Connection, group: str, mailer: str) -> AsyncIterator[list[str]]:
+async def failing(client: httpx.AsyncClient, db: Connection, group: str, mailer: str) -> list[str]:
     """The ids of eight messages that `mailer` takes."""
-    yield [await committed(client, {"topic": "order", "body": number}) for number in range(8)]
+    return [await committed(client, {"topic": "order", "body": number}) for number in range(8)]
 
 
 async def received(db: Connection, message_id: str, duration_ms: int, **columns: object) -> None:
@@ -81,8 +80,8 @@ async def test_both_read_short_ranges_of_indexes(dead: Connection) -> None:
     assert sum(scan.rows for scan in found if scan.table == "dead_letter") <= EACH < FAILED_MOST
     await dead.execute(
         'insert into receipt (transaction_id, "position", subscription_id, "offset", outcome, attempts, first_at, '
-        "duration_ms, settled_at) select o.transaction_id, o.position, s, o.\"offset\", 'delivered', 1, now(), 1, now() "
-        "from outbox o, generate_series(1, 3) s"
+        "duration_ms, settled_at) "
+        "select o.transaction_id, o.position, s, o.\"offset\", 'delivered', 1, now(), 1, now() from outbox o, generate_series(1, 3) s"
     )
     await dead.execute("analyze receipt")
     found = await scans(dead, TOOK, ["int"], (2,), generic=True)
