@@ -69,17 +69,24 @@ class StateFeed:
 
         `first_within_s`: the time for the first look, if there was none.
         """
-        loop = asyncio.get_running_loop()
-        until = loop.time() + (first_within_s if self._found is None else within_s)
-        while not self._closed:
-            if self._found is not None and self._found.id != seen:
-                return self._found
-            try:
-                async with asyncio.timeout_at(until):
-                    await self._changed.wait()
-            except TimeoutError:
-                return None
-        return None
+        if self._found is None:
+            await self._wait(first_within_s)
+        if self._is_news(seen):
+            return self._found
+        await self._wait(within_s)
+        return self._found if self._is_news(seen) else None
+
+    def _is_news(self, seen: str | None) -> bool:
+        return not self._closed and self._found is not None and self._found.id != seen
+
+    async def _wait(self, within_s: float) -> None:
+        if self._closed:
+            return
+        try:
+            async with asyncio.timeout(within_s):
+                await self._changed.wait()
+        except TimeoutError:
+            pass
 
     def close(self) -> None:
         """End all streams, before the process stops."""

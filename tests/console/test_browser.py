@@ -160,6 +160,7 @@ def test_a_page_is_live_while_no_one_types(world: tuple[str, World], browser: Br
         expect(row).to_contain_text("active")
         made.call("POST", "/subscriptions/photos/pause")
         expect(row).to_contain_text("paused", timeout=30_000)
+        assert page.evaluate("window.wasLoadedOnce")
         # An open act is left alone until it is closed.
         page.goto(f"{url}/console/subscriptions/photos")
         expect(page.locator("#live")).to_have_text("Live", timeout=30_000)

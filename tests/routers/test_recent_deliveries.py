@@ -55,8 +55,9 @@ async def test_errors_are_of_what_is_in_retry_or_died_lately(
     now = runtime.clock.now()
     for message_id, error in zip(failing, ("no route to 10.0.0.1", "no route to 10.0.0.2", None), strict=False):
         await db.execute(
-            'insert into delivery_retry (subscription_id, transaction_id, "position", "offset", topic, attempts, first_at, '
-            'due_at, last_error) select s.subscription_id, o.transaction_id, 0, o."offset", o.topic, 1, now(), now(), $2 '
+            'insert into delivery_retry (subscription_id, transaction_id, "position", "offset", topic, attempts, '
+            "first_at, due_at, last_error) "
+            'select s.subscription_id, o.transaction_id, 0, o."offset", o.topic, 1, now(), now(), $2 '
             "from outbox o, subscription s where o.transaction_id = $1::uuid and s.name = 'mailer'",
             message_id[:36],
             error,
@@ -81,7 +82,8 @@ async def test_both_read_short_ranges_of_indexes(dead: Connection) -> None:
     await dead.execute(
         'insert into receipt (transaction_id, "position", subscription_id, "offset", outcome, attempts, first_at, '
         "duration_ms, settled_at) "
-        "select o.transaction_id, o.position, s, o.\"offset\", 'delivered', 1, now(), 1, now() from outbox o, generate_series(1, 3) s"
+        "select o.transaction_id, o.position, s, o.\"offset\", 'delivered', 1, now(), 1, now() "
+        "from outbox o, generate_series(1, 3) s"
     )
     await dead.execute("analyze receipt")
     found = await scans(dead, TOOK, ["int"], (2,), generic=True)
