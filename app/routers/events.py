@@ -111,7 +111,7 @@ async def _events(
         while True:
             within_s = min(HEARTBEAT_S, max(0.0, until - loop.time()))
             found = await runtime.state_feed.newer(seen, within_s, HEARTBEAT_S)
-            if runtime.stopping or not is_allowed():
+            if runtime.state_feed.closed or not is_allowed():
                 return
             if found is None:
                 yield ": nothing new\n\n"

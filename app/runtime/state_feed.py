@@ -39,7 +39,7 @@ class StateFeed:
         self._changed = asyncio.Event()
         self._hurry = asyncio.Event()
         self._looking: asyncio.Task[None] | None = None
-        self._closed = False
+        self.closed = False
 
     @property
     def state(self) -> Any:
@@ -55,7 +55,7 @@ class StateFeed:
     def stream(self, look: Look) -> Iterator[None]:
         """Count a stream as open. `look` must not raise."""
         self.streams += 1
-        if self._looking is None and not self._closed:
+        if self._looking is None and not self.closed:
             self._looking = asyncio.create_task(self._look(look))
         try:
             yield
@@ -77,10 +77,10 @@ class StateFeed:
         return self._found if self._is_news(seen) else None
 
     def _is_news(self, seen: str | None) -> bool:
-        return not self._closed and self._found is not None and self._found.id != seen
+        return not self.closed and self._found is not None and self._found.id != seen
 
     async def _wait(self, within_s: float) -> None:
-        if self._closed:
+        if self.closed:
             return
         try:
             async with asyncio.timeout(within_s):
@@ -90,7 +90,7 @@ class StateFeed:
 
     def close(self) -> None:
         """End all streams, before the process stops."""
-        self._closed = True
+        self.closed = True
         self._hurry.set()
         self._changed.set()
 
@@ -101,20 +101,22 @@ class StateFeed:
             await asyncio.gather(self._looking, return_exceptions=True)
 
     async def _look(self, look: Look) -> None:
-        while self.streams and not self._closed:
-            self._hurry.clear()
-            began = monotonic()
-            found = await look()
-            pause_s = PAUSE_FACTOR * (monotonic() - began)
-            is_new = self._found is None or self._found.id != found.id
-            # Also if the id is the same: what changes without being announced is fresh for `state`.
-            self._found = found
-            if is_new:
-                self._changed.set()
-                self._changed = asyncio.Event()
-            try:
-                async with asyncio.timeout(min(LONGEST_PAUSE_S, max(SHORTEST_PAUSE_S, pause_s))):
-                    await self._hurry.wait()
-            except TimeoutError:
-                pass
-        self._looking, self._found = None, None
+        try:
+            while self.streams and not self.closed:
+                self._hurry.clear()
+                began = monotonic()
+                found = await look()
+                pause_s = PAUSE_FACTOR * (monotonic() - began)
+                is_new = self._found is None or self._found.id != found.id
+                # Also if the id is the same: what changes without being announced is fresh for `state`.
+                self._found = found
+                if is_new:
+                    self._changed.set()
+                    self._changed = asyncio.Event()
+                try:
+                    async with asyncio.timeout(min(LONGEST_PAUSE_S, max(SHORTEST_PAUSE_S, pause_s))):
+                        await self._hurry.wait()
+                except TimeoutError:
+                    pass
+        finally:
+            self._looking, self._found = None, None
