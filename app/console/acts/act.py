@@ -14,6 +14,7 @@ from app.schemas.validation import checked
 
 # The field of a form that comes back confirmed.
 CONFIRMED = "confirmed"
+_UNCONFIRMED = "Nothing is changed yet. This is what changes:"
 
 
 class _WithReason(Strict):
@@ -95,7 +96,7 @@ class ConsoleAct:
             preview = await self.preview(visit)
             given = {name: value for name, value in visit.form.items() if name not in ("csrf", "reason")}
             hidden = tuple(FormField(name, "", "hidden", value) for name, value in {**given, CONFIRMED: "yes"}.items())
-            preview = replace(preview, facts=preview.facts + done.facts, fields=hidden)
+            preview = replace(preview, effect=_UNCONFIRMED, facts=preview.facts + done.facts, fields=hidden)
             return visit.page("act.html", act=self, preview=preview, problem=None, reason=reason)
         if done.secret is None and not done.results:
             preview_back = done.back or (await self.preview(visit)).back
