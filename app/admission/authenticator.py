@@ -55,7 +55,7 @@ class Authenticator:
     def learn(self, keys: Iterable[ApiKey], version: str | None) -> None:
         """Replace the keys of this process by these."""
         # A later version may have made keys of roles that this one does not know.
-        known = {key.digest: _caller(key) for key in keys if key.role in Role}
+        known = {key.digest: _caller(key) for key in keys if key.role in OPEN}
         if self._configured is not None:
             known[self._configured.digest] = self._configured
         self._keys, self.version = known, version

@@ -49,6 +49,9 @@ async def test_every_page_answers_with_the_policy(client: httpx.AsyncClient, db:
             path = path.replace("/mailer", "/shop")
         if page.method != "GET" or page.path == "/console/sign-in" or "finding_id" in path:
             continue
+        if page.path == "/console/events":
+            # It has no end.
+            continue
         query = {
             "/console/dead-letters/do": f"?subscription=mailer&message_id={message_id}",
             "/console/transactions/do": "?producer_group=shop&state=in_doubt",

@@ -77,7 +77,7 @@ async def test_errors_are_of_what_is_in_retry_or_died_lately(
 async def test_both_read_short_ranges_of_indexes(dead: Connection) -> None:
     await dead.execute("reset all")
     found = await scans(dead, ERRORS, ["int", "timestamptz"], (1, AT), generic=True)
-    assert {scan.index for scan in found if scan.table == "dead_letter"} == {"dead_letter_of"}
+    assert not [scan for scan in found if scan.node == "Seq Scan" and scan.rows]
     assert sum(scan.rows for scan in found if scan.table == "dead_letter") <= EACH < FAILED_MOST
     await dead.execute(
         'insert into receipt (transaction_id, "position", subscription_id, "offset", outcome, attempts, first_at, '

@@ -114,8 +114,9 @@ async def test_the_permission_is_of_viewers_and_operators(start: Callable[..., A
     assert (changed["bodies"], changed["changed"], changed["reset"]) == (None, ["bodies"], ["bodies"])
     again = (await admin.post(f"{path}/rotate", json={})).json()
     assert (again["role"], again["bodies"]) == ("viewer", None)
-    promoted = (await admin.put(path, json={"name": "support", "role": "metrics"})).json()
-    assert (promoted["role"], promoted["changed"]) == ("metrics", ["role"])
+    path = f"/api-keys/{again['key_id']}"
+    other = (await admin.put(path, json={"name": "support", "role": "metrics"})).json()
+    assert (other["role"], other["changed"]) == ("metrics", ["role"])
     assert (await admin.get(path)).json()["role"] == "metrics"
 
 
