@@ -103,7 +103,7 @@ async def post_reset_breaker(
 ) -> SubscriptionAnswer:
     """Send at full speed again, for a destination that is repaired. Without an open breaker nothing changes.
 
-    The worker opens the subscription anew, within seconds, after the deliveries in flight. If the destination still
+    The worker opens the subscription again, within seconds, after the deliveries in flight. If the destination still
     fails, the breaker opens again, after five different messages or three attempts to connect; these use up tries.
     """
     caller.must_have_subscription(name)

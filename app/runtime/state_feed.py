@@ -35,7 +35,7 @@ class StateFeed:
         self.streams = 0
         self._most = most
         self._found: StateEvent | None = None
-        # Replaced at each change, so that whoever waits is woken once.
+        # Replaced at each change, so that each waiting stream is woken once.
         self._changed = asyncio.Event()
         self._hurry = asyncio.Event()
         self._looking: asyncio.Task[None] | None = None

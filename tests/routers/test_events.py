@@ -212,7 +212,7 @@ async def test_nothing_is_looked_at_without_a_stream(quick: None) -> None:
     times = look.times
     assert await feed.newer(None, 0, 0.1) is None
     assert look.times == times
-    # The next stream looks anew.
+    # The next stream looks again.
     look.now = "second"
     with feed.stream(look):
         found = await feed.newer("first", 30, 30)

@@ -74,7 +74,7 @@ where name = $1 and deleted_at is null and state <> $2
 returning {COLUMNS}
 """  # noqa: S608
 
-# Primary key. Workers open the streams of a subscription anew when its row has changed.
+# Primary key. Workers close and open the streams of a subscription when its row has changed.
 TOUCH = "update subscription set updated_at = $2 where subscription_id = $1"
 
 # Primary key. A subscription that a person paused meanwhile stays paused.
@@ -290,7 +290,7 @@ async def disable(connection: Connection, subscription_id: int, reason: str, now
 
 
 async def touch(connection: Connection, subscription_id: int, now: datetime) -> None:
-    """Have the workers open the streams of a subscription anew, without a change of its settings."""
+    """Have the workers close and open the streams of a subscription, without a change of its settings."""
     await connection.execute(TOUCH, subscription_id, now)
 
 
