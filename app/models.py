@@ -620,10 +620,6 @@ api_key = Table(
     Column("topics", ARRAY(Text), nullable=False),
     Column("subscriptions", ARRAY(Text), nullable=False),
     Column("rate_per_s", Double),
-    # With the role `metrics`: the role is `viewer`.
-    Column("is_viewer", Boolean, nullable=False, server_default=text("false")),
-    # Whether answers have the bodies of messages; null: all roles but `viewer` read them.
-    Column("bodies", Boolean),
     Column("created_at", Time, nullable=False),
     Column("created_by", Text),
     # The key that this one replaces.
@@ -632,6 +628,10 @@ api_key = Table(
     Column("revoked_at", Time),
     # To the minute.
     Column("last_used_at", Time),
+    # With the role `metrics`: the role is `viewer`.
+    Column("is_viewer", Boolean, nullable=False, server_default=text("false")),
+    # Whether answers have the bodies of messages; null: all roles but `viewer` read them.
+    Column("bodies", Boolean),
     CheckConstraint("role IN ('producer', 'subscriber', 'operator', 'admin', 'metrics')", name="api_key_role"),
     Index("api_key_digest", "digest", unique=True),
     **_MUTABLE,
