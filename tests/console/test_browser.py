@@ -82,7 +82,11 @@ def paths_of(world: World) -> list[str]:
     }
     found = [f"/console/transactions/{world.ids[key]}" for key in ("order-1030", "order-1031", "order-1033", "photo-1")]
     for page in PAGES:
-        if page.method != "GET" or "/do/" in page.path or page.path in ("/console/find", "/console/sign-in", "/console/events"):
+        if (
+            page.method != "GET"
+            or "/do/" in page.path
+            or page.path in ("/console/find", "/console/sign-in", "/console/events")
+        ):
             continue
         filled = [page.path.replace("{name}", name) for name in names.get(page.path, [])]
         found += filled or ([] if "{" in page.path else [page.path])
