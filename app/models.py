@@ -475,6 +475,8 @@ pull_claim = Table(
     Column("sweep_at", Time, nullable=False),
     Column("transaction_ids", ARRAY(Uuid), nullable=False),
     Column("positions", ARRAY(SmallInteger), nullable=False),
+    # Of an ordered subscription. Null: the subscription was not ordered.
+    Column("keys", ARRAY(Text)),
     PrimaryKeyConstraint("subscription_id", "claim_id"),
     Index("pull_claim_lowest", "subscription_id", "lowest"),
     Index("pull_claim_sweep", "sweep_at"),

@@ -9,11 +9,12 @@ from uuid import UUID
 from app.clock import Clock
 from app.database.connection import Connection
 from app.pull.handles import handle_of
-from app.store.pull.claims import HeldMessage, claim_new, look
-from app.store.pull.held_retries import claim_stored
+from app.store.pull import ordered_claims
+from app.store.pull.claims import HeldMessage, NewClaim, claim_new, look
+from app.store.pull.held_retries import StoredClaim, claim_stored
 from app.store.relay.log import SPAN, Outgoing
 from app.store.subscriptions.subscriptions import Subscription
-from app.verdicts import SubscriptionState
+from app.verdicts import OnDead, Ordered, SubscriptionState
 
 # A claim reads this many log entries for each message that it has room for, and at least SPAN_LEAST. While it finds
 # none that the subscription takes, it reads SPAN entries at a time, this many times.
@@ -45,25 +46,20 @@ async def claim(
 
     Not both, so that one statement claims all and none is claimed for an answer that fails.
     """
-    now = clock.now()
-    until = now + invisible
-    nothing = ClaimedBatch([], False, until)
+    nothing = ClaimedBatch([], False, clock.now() + invisible)
     if subscription.state is not SubscriptionState.ACTIVE:
         return nothing
-    found = await look(connection, subscription.subscription_id, now)
+    found = await look(connection, subscription.subscription_id, clock.now())
     if found is None:
         return nothing
     if found.stored:
-        stored = await claim_stored(
-            connection, subscription.subscription_id, at_most, until, now, ordered=False, hold=False
-        )
+        stored, now = await _claim_stored(connection, clock, subscription, at_most, invisible)
         if stored:
             messages = [_handed_out(one.message, one.replay, 0, found.handle_key, subscription, now) for one in stored]
-            return ClaimedBatch(messages, True, until)
+            return ClaimedBatch(messages, True, now + invisible)
     span = max(SPAN_LEAST, SPAN_TIMES * at_most)
     for _ in range(SPANS_AT_ONCE if found.logged else 0):
-        now = clock.now()
-        new = await claim_new(connection, subscription, at_most, span, now + invisible, now)
+        new, now = await _claim_new(connection, clock, subscription, at_most, span, invisible)
         if new.claim_id is not None:
             key = found.handle_key
             messages = [
@@ -74,7 +70,40 @@ async def claim(
         if not new.more:
             return nothing
         span = max(span, SPAN)
-    return ClaimedBatch([], found.logged, until)
+    return ClaimedBatch([], found.logged, clock.now() + invisible)
+
+
+async def _claim_stored(
+    connection: Connection, clock: Clock, subscription: Subscription, at_most: int, invisible: timedelta
+) -> tuple[list[StoredClaim], datetime]:
+    """Claim rows of delivery_retry; return them with the time of the claim."""
+    subscription_id = subscription.subscription_id
+    if subscription.ordered is Ordered.NONE:
+        now = clock.now()
+        return await claim_stored(connection, subscription_id, at_most, now + invisible, now), now
+    async with connection.transaction():
+        await ordered_claims.lock(connection, subscription_id)
+        # After the lock, so that no message is claimed before the receipt of the one before it.
+        now = clock.now()
+        hold = subscription.on_dead is OnDead.HOLD
+        stored = await ordered_claims.claim_stored_in_order(
+            connection, subscription_id, at_most, now + invisible, now, hold=hold
+        )
+    return stored, now
+
+
+async def _claim_new(
+    connection: Connection, clock: Clock, subscription: Subscription, at_most: int, span: int, invisible: timedelta
+) -> tuple[NewClaim, datetime]:
+    """Claim messages of the log; return them with the time of the claim."""
+    if subscription.ordered is Ordered.NONE:
+        now = clock.now()
+        return await claim_new(connection, subscription, at_most, span, now + invisible, now), now
+    async with connection.transaction():
+        await ordered_claims.lock(connection, subscription.subscription_id)
+        now = clock.now()
+        new = await ordered_claims.claim_new_in_order(connection, subscription, at_most, span, now + invisible, now)
+    return new, now
 
 
 def _handed_out(

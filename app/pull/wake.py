@@ -2,9 +2,12 @@
 
 from datetime import datetime
 
+from app.database.connection import Connection
 from app.runtime.loop_runner import StepResult
 from app.runtime.state import Runtime
-from app.store.pull.waiting import claimable
+from app.store.pull.ordered_claims import count_in_order
+from app.store.pull.waiting import Claimable, claimable
+from app.verdicts import OnDead, Ordered
 
 # The longest time until a waiting consumer sees what woke no one: a retry that was given back, a resumed subscription.
 EVERY_S = 0.5
@@ -24,10 +27,20 @@ async def wake_consumers(runtime: Runtime, now: datetime) -> StepResult:
         return StepResult()
     async with runtime.database.keyed() as connection:
         found = await claimable(connection, limits, now)
-    for one in found:
-        waiting.wake(str(one.subscription_id), one.claimable)
+        counts = [await _count(connection, one, limits[one.subscription_id], now) for one in found]
+    for one, count in zip(found, counts, strict=True):
+        waiting.wake(str(one.subscription_id), count)
     next_at = min((one.next_at for one in found if one.next_at is not None), default=None)
     return StepResult(len(found), within_s=None if next_at is None else max(0.0, (next_at - now).total_seconds()))
+
+
+async def _count(connection: Connection, found: Claimable, most: int, now: datetime) -> int:
+    """Return how many messages can be claimed."""
+    due = found.due
+    if due and found.ordered is Ordered.KEY:
+        hold = found.on_dead is OnDead.HOLD
+        due = await count_in_order(connection, found.subscription_id, most, now, hold=hold)
+    return due + found.logged
 
 
 class ConsumerListener:

@@ -38,6 +38,7 @@ from app.schemas.fields import NamePath
 from app.store.pull.claims import HeldMessage, look
 from app.store.relay.results import DELIVERED
 from app.store.subscriptions.subscriptions import Subscription
+from app.verdicts import Ordered
 
 router = APIRouter(prefix="/subscriptions", tags=["claims"])
 
@@ -61,8 +62,9 @@ async def post_claim(
     Retries and delayed messages that are due come first, then new messages in the order of their offsets. Any number
     of consumers may claim at the same time; no message is out to two of them. Acknowledge each message, give it back,
     or reject it. What is not settled in time comes again. With `wait_s` the request waits until there is a message.
-    Messages of a paused subscription cannot be claimed. A
-    subscriber's key needs all topics of the subscription in its scope.
+    Messages of a paused subscription cannot be claimed. With `ordered: key` a claim may have several messages of a
+    key, in their order; no other claim gets later ones before these are settled. A subscriber's key needs all topics
+    of the subscription in its scope.
     """
     caller.must_have_subscription(name)
     _refuse_over(wanted.max, runtime.settings.claim_max, "max", "HALFNOTE_CLAIM_MAX")
@@ -106,6 +108,7 @@ async def post_ack(name: NamePath, wanted: AcknowledgeRequest, runtime: RuntimeD
     handles, place_of = distinct(opening.valid(wanted.handles))
     async with runtime.claim_connections.connection() as connection:
         found = await settling.acknowledge(connection, opening.subscription, handles, runtime.clock.now())
+    _wake_next(runtime, opening.subscription)
     fresh = sum(one is not None and not one.repeated for one in found)
     runtime.metrics.relay.deliveries.labels(name, DELIVERED).inc(fresh)
     return opening.answer(
@@ -171,6 +174,7 @@ async def _give_back(
         found, published = await settling.give_back(
             connection, opening.subscription, handles, outcome, runtime.clock.now(), retry_after_s=retry_after_s
         )
+    _wake_next(runtime, opening.subscription)
     if published:
         runtime.wake_ups.published()
     what = "refused" if isinstance(outcome, Refused) else "failed"
@@ -180,6 +184,12 @@ async def _give_back(
         lambda handle: found[place_of(handle)],
         lambda one: {"result": "dead" if one.due_at is None else "retry", "due_at": one.due_at},
     )
+
+
+def _wake_next(runtime: Runtime, subscription: Subscription) -> None:
+    """Let consumers that wait here have the next messages of the keys that were settled."""
+    if subscription.ordered is Ordered.KEY:
+        runtime.waiting_consumers.may_be_due()
 
 
 class _Opening:

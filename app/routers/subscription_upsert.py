@@ -59,7 +59,6 @@ def checked(name: str, wanted: SubscriptionPut, runtime: Runtime) -> Subscriptio
 def _refuse_unpullable(wanted: SubscriptionPut) -> None:
     """Raise Invalid for what a subscription cannot have whose messages consumers claim."""
     for field, usual, instead in (
-        ("ordered", "none", "Take a webhook or a broker for a subscription that keeps the order of keys."),
         ("shards", 1, "Any number of consumers share the subscription without shards."),
         ("rate_per_s", None, "Consumers set their own rate by how much they claim."),
         ("expire_after_s", None, "Messages wait until they are claimed or their day is removed."),

@@ -80,14 +80,13 @@ _EXAMPLES: list[Any] = [
         {"topics": ["order"], "destination": one, "ordered": "key", "on_dead": "hold", "shards": 4}
         for one in PUT_EXAMPLES[1:]
     ),
-    {"topics": ["order"], "destination": PULL_EXAMPLE},
+    {"topics": ["order"], "destination": PULL_EXAMPLE, "ordered": "key"},
 ]
 
 
 _IS_PULL: dict[str, Any] = {"properties": {"type": {"const": "pull"}}}
 # What a subscription may have whose messages consumers claim, as JSON Schema.
 PULL_ONLY: dict[str, Any] = {
-    "ordered": {"const": "none"},
     "shards": {"const": 1},
     "rate_per_s": {"type": "null"},
     "expire_after_s": {"type": "null"},

@@ -20,6 +20,9 @@ ANY_ORDERED = "select exists (select from subscription_version where ordered = '
 # Not judged, because the order does not hold for them: messages without a key, delayed ones, and dead letters that a
 # person redelivered or dropped. Nor is what was first tried while the subscription was not ordered. `ordered` has the
 # times in which it was.
+#
+# Consumers that claim may hold several messages of a key together, and settle them in any order. What one claim had
+# has the same `first_at`. Which claim had the later attempts is not known, so only first attempts are judged.
 OUT_OF_ORDER = f"""
 with changed as (
   select *, lead(at) over (partition by subscription_id order by version_id) as until from (
@@ -33,12 +36,15 @@ with changed as (
     at + case when before is null then interval '0' else interval '{CHANGE_SETTLES_S} seconds' end as since,
     coalesce(until, 'infinity') - interval '{CLOCKS_DIFFER_S} seconds' as until
   from changed where ordered = 'key'
+), claimed as materialized (
+  select subscription_id from subscription where destination ->> 'type' = 'pull'
 )
 select transaction_id::text, position, subscription_id, replay, "offset", before_offset,
   to_char(first_at at time zone 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS.US"Z"') as first_at,
   to_char(before_at at time zone 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS.US"Z"') as before_at
 from (
   select r.transaction_id, r.position, r.subscription_id, r.replay, r."offset", r.first_at, r.settled_at,
+    r.attempts, lag(r.attempts) over earlier as before_attempts, lag(r.first_at) over earlier as before_first_at,
     age(r.xmin) as age, lag(r."offset") over earlier as before_offset, lag(r.settled_at) over earlier as before_at,
     lag(age(r.xmin)) over earlier as before_age
   from ordered s
@@ -52,8 +58,13 @@ from (
     )
   window earlier as (partition by r.subscription_id, r.replay, s.since, o.key order by r."offset")
 ) compared
-where first_at < before_at - interval '{CLOCKS_DIFFER_S} seconds' or settled_at = before_at
-  or first_at < before_at and age > before_age
+where (
+    first_at < before_at - interval '{CLOCKS_DIFFER_S} seconds' or settled_at = before_at
+    or first_at < before_at and age > before_age
+  ) and (
+    subscription_id not in (select subscription_id from claimed)
+    or attempts = 1 and before_attempts = 1 and first_at <> before_first_at
+  )
 """  # noqa: S608 -- numbers of ours
 
 

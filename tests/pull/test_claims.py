@@ -418,7 +418,6 @@ async def test_a_claim_out_of_bounds_is_refused(
 @pytest.mark.parametrize(
     "fields",
     [
-        {"ordered": "key"},
         {"shards": 2},
         {"rate_per_s": 5.0},
         {"expire_after_s": 3600.0},

@@ -141,3 +141,23 @@ def test_only_what_was_sent_in_the_time_of_an_order_is_judged(
             assert db.execute(changed, [offset - KEYS]).rowcount == 1
     wanted = {offset: offset - KEYS for offset, judged in SWITCHED.items() if judged}
     assert found(spark, ordered, tmp_path / "out") == wanted
+
+
+def test_what_one_claim_had_may_be_settled_in_any_order(spark: SparkSession, ordered: str, tmp_path: Path) -> None:
+    """Consumers claim: a claim may have several of a key, and which claim had a later attempt is not known."""
+    pulled = 'update subscription set destination = \'{"type": "pull"}\' returning 1'
+    together = """update receipt b set first_at = a.first_at, settled_at = a.settled_at
+        from receipt a where a."offset" = %(a)s and b."offset" = %(b)s"""
+    early = """update receipt set first_at = first_at - interval '1 minute' where "offset" = %(b)s"""
+    again = """update receipt set attempts = 2 where "offset" = %(one)s"""
+    cases = ((together,), (early,), (early, again, "a"), (early, again, "b"))
+    with psycopg.connect(ordered, autocommit=True) as db:
+        for key, (change, *rest) in enumerate(cases, 1):
+            offsets = {"a": 20 * KEYS + key, "b": 21 * KEYS + key}
+            assert db.execute(change, offsets).rowcount == 1
+            if rest:
+                assert db.execute(again, {"one": offsets[rest[1]]}).rowcount == 1
+    late = {21 * KEYS + key: 20 * KEYS + key for key in range(1, 5)}
+    assert found(spark, ordered, tmp_path / "sent") == late
+    rows(ordered, pulled)
+    assert found(spark, ordered, tmp_path / "claimed") == {21 * KEYS + 2: 20 * KEYS + 2}

@@ -1,9 +1,12 @@
 """SQL that claims messages from the log for consumers, one row a claim, and settles them."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
+from typing import Any
 from uuid import UUID
+
+from asyncpg import Record
 
 from app.database.columns import Column, Parameters, RowArrays, insert, same
 from app.database.connection import Connection
@@ -32,32 +35,32 @@ select k.handle_key,
 from pull_cursor k where k.subscription_id = $1
 """
 
-CLAIMER = Parameters(
+# What a claim from the log is asked for, and its reader.
+OF_CLAIM = (
     Column("room", "int", given=True),
     Column("span", "int", given=True),
     Column("held_until", "timestamptz", given=True),
     Column("sweep_at", "timestamptz", given=True),
     Column("now", "timestamptz", given=True),
-    *OF_READER,
 )
+CLAIMER = Parameters(*OF_CLAIM, *OF_READER)
 
-# One statement, so one snapshot, and the lock on the cursor lasts as long as the statement and its commit. A claim that
-# waited for the lock reads the newest cursor and its own, older snapshot of the log: it finds less, and skips nothing,
-# because offsets become visible in order (see RECORD_ENDS).
-# 1. `span` reads the next offsets, as WINDOW does, but only as many as the room asks for.
-# 2. `bodies` and `taken` are bounded by the bytes of bodies. `reach` is the offset that the cursor moves to.
-# 3. Delayed messages that are not due go to delivery_retry (`later`), where the next claims find them.
-# 4. `made` is the row of the claim.
-CLAIM_NEW = f"""
-with cursor as materialized (
-  select k."offset" from pull_cursor k where k.subscription_id = {CLAIMER["subscription_id"]} for update
+
+def log_read(claimer: Parameters, span: str) -> str:
+    """Return the parts of a claim that read the log; `span`: how many entries.
+
+    `span` reads the next offsets, as WINDOW does, but only as many as the room asks for. `bodies` is bounded by the
+    bytes of bodies. `reach` is the offset that the cursor moves to.
+    """
+    return f"""cursor as materialized (
+  select k."offset" from pull_cursor k where k.subscription_id = {claimer["subscription_id"]} for update
 ), span as materialized (
   select n.* from cursor k cross join lateral (
     select o."offset", o.transaction_id, o.position, o.topic, o.key, o.tag, o.due_at, o.committed_at
-    from outbox o where o."offset" > k."offset" order by o."offset" limit {CLAIMER["span"]}
+    from outbox o where o."offset" > k."offset" order by o."offset" limit {span}
   ) n
 ), matched as materialized (
-  select s.* from span s where {matches(CLAIMER)} order by s."offset" limit {CLAIMER["room"]}
+  select s.* from span s where {matches(claimer)} order by s."offset" limit {claimer["room"]}
 ), bodies as materialized (
   select m.*, h.producer_group, h.headers, h.content_type, h.body, h.traceparent,
     sum(octet_length(h.body)) over (order by m."offset") - octet_length(h.body) as before
@@ -66,14 +69,55 @@ with cursor as materialized (
     where h.transaction_id = m.transaction_id and h.position = m.position offset 0
   ) h
 ), reach as materialized (
-  select b."offset", coalesce(b."offset" < s.last or s.count >= {CLAIMER["span"]}, false) as more from (
+  select b."offset", coalesce(b."offset" < s.last or s.count >= {claimer["span"]}, false) as more from (
     select coalesce(
       (select min("offset") - 1 from bodies where before >= {WINDOW_BYTES}),
-      (select max("offset") from matched having count(*) >= {CLAIMER["room"]}),
+      (select max("offset") from matched having count(*) >= {claimer["room"]}),
       (select max("offset") from span)
     ) as "offset"
   ) b, (select max("offset") as last, count(*) from span) s
-), taken as materialized (
+)"""  # noqa: S608 -- constants
+
+
+# The columns of a claim's row, from `taken`.
+MADE = {
+    "lowest": 'min("offset")',
+    "size": "count(*)",
+    "transaction_ids": 'array_agg(transaction_id order by "offset")',
+    "positions": 'array_agg(position order by "offset")',
+}
+
+
+def claimed(claimer: Parameters, made: Mapping[str, str]) -> str:
+    """Return the last parts of a claim from the log: the row of the claim, the cursor's move, and the messages."""
+    row = {
+        "subscription_id": claimer["subscription_id"],
+        "claimed_at": claimer["now"],
+        "held_until": claimer["held_until"],
+        "sweep_at": claimer["sweep_at"],
+        **made,
+    }
+    return f"""made as (
+  {insert("pull_claim", row, "from taken having count(*) > 0")}
+  returning claim_id
+), moved as (
+  update pull_cursor k set "offset" = r."offset" from reach r
+  where k.subscription_id = {claimer["subscription_id"]} and k."offset" < r."offset"
+)
+select {", ".join(f't."{name}"' for name in LOGGED)}, m.claim_id, null::boolean as more
+from made m cross join taken t
+union all
+select {", ".join(["null"] * len(LOGGED))}, null, r.more from reach r
+order by "offset" nulls last
+"""  # noqa: S608 -- constants
+
+
+# One statement, so one snapshot, and the lock on the cursor lasts as long as the statement and its commit. A claim that
+# waited for the lock reads the newest cursor and its own, older snapshot of the log: it finds less, and skips nothing,
+# because offsets become visible in order (see RECORD_ENDS).
+# Delayed messages that are not due go to delivery_retry (`later`), where the next claims find them.
+CLAIM_NEW = f"""
+with {log_read(CLAIMER, CLAIMER["span"])}, taken as materialized (
   select b.* from bodies b, reach r
   where b."offset" <= r."offset" and (b.due_at is null or b.due_at <= {CLAIMER["now"]})
 ), later as (
@@ -82,22 +126,7 @@ with cursor as materialized (
   select {CLAIMER["subscription_id"]}, b.transaction_id, b.position, b."offset", b.topic, b.key, 0, b.due_at, b.due_at
   from bodies b, reach r where b."offset" <= r."offset" and b.due_at > {CLAIMER["now"]}
   on conflict do nothing
-), made as (
-  insert into pull_claim (subscription_id, lowest, size, claimed_at, held_until, sweep_at, transaction_ids, positions)
-  select {CLAIMER["subscription_id"]}, min("offset"), count(*), {CLAIMER["now"]}, {CLAIMER["held_until"]},
-    {CLAIMER["sweep_at"]}, array_agg(transaction_id order by "offset"), array_agg(position order by "offset")
-  from taken having count(*) > 0
-  returning claim_id
-), moved as (
-  update pull_cursor k set "offset" = r."offset" from reach r
-  where k.subscription_id = {CLAIMER["subscription_id"]} and k."offset" < r."offset"
-)
-select {", ".join(f't."{name}"' for name in LOGGED)}, m.claim_id, null::boolean as more
-from made m cross join taken t
-union all
-select {", ".join(["null"] * len(LOGGED))}, null, r.more from reach r
-order by "offset" nulls last
-"""  # noqa: S608 -- constants
+), {claimed(CLAIMER, MADE)}"""  # noqa: S608 -- constants
 
 # $1 is the subscription, $2 the time. `place` is the number of a message in its claim, from 1.
 SETTLED = RowArrays(
@@ -222,11 +251,24 @@ async def claim_new(
     connection: Connection, subscription: Subscription, room: int, span: int, until: datetime, now: datetime
 ) -> NewClaim:
     """Claim up to `room` messages of the next `span` log entries until a time."""
-    reader = Reader(subscription.subscription_id, 0, subscription.route, 1, 0, 0, NEWEST)
-    arguments = CLAIMER.arguments(
-        reader, room=room, span=span, held_until=until, sweep_at=min(until, now + CLAIM_LASTS), now=now
-    )
-    *rows, last = await connection.fetch(CLAIM_NEW, *arguments)
+    arguments = CLAIMER.arguments(reader_of(subscription), **asked(room, span, until, now))
+    return new_claim(await connection.fetch(CLAIM_NEW, *arguments))
+
+
+def reader_of(subscription: Subscription) -> Reader:
+    """Return the reader of a subscription's claims."""
+    return Reader(subscription.subscription_id, 0, subscription.route, 1, 0, 0, NEWEST)
+
+
+def asked(room: int, span: int, until: datetime, now: datetime) -> dict[str, Any]:
+    """Return the values of OF_CLAIM."""
+    sweep_at = min(until, now + CLAIM_LASTS)
+    return {"room": room, "span": span, "held_until": until, "sweep_at": sweep_at, "now": now}
+
+
+def new_claim(found: Sequence[Record]) -> NewClaim:
+    """Return what a claim from the log returned."""
+    *rows, last = found
     logged = len(LOGGED)
     return NewClaim(
         rows[0]["claim_id"] if rows else None, [Outgoing(*row[:logged]) for row in rows], bool(last["more"])

@@ -16,43 +16,13 @@ from app.store.pull.claims import HeldMessage
 from app.store.relay.log import WINDOW_BYTES, Outgoing
 from app.store.relay.retries import MESSAGE, OPEN
 
-# 1. `due` locks the rows that are due, of the live delivery and of each running replay, by delivery_retry_due. With
-#    `ordered` ($5) a row is claimable only if no other of its key is held, and no lower offset of its key was tried or
-#    is due (delivery_retry_key); with `hold` ($6), only if no lower offset of its key is dead (dead_letter_key).
-# 2. `sized` and `fitting` bound the bytes of bodies.
-# 3. `claimed` updates by ctid, which the row locks keep valid. Its epochs are of the sequence that numbers the claims,
-#    so no two handles of a message are equal, even after a redelivery.
-# A row whose time is over is not claimable: a worker counts the attempt first.
-CLAIM_STORED = f"""
-with due as materialized (
-  select d.* from (
-    select 0 as replay union all
-    select p.replay_id from replay p where p.subscription_id = $1 and p.state = 'running'
-  ) r cross join lateral (
-    select d.ctid as at, d.transaction_id, d.position, d.due_at, d."offset", d.replay, octet_length(d.body) as size
-    from delivery_retry d
-    where d.subscription_id = $1 and d.replay = r.replay and d.due_at <= $4 and d.leased_until is null
-      and {OPEN.format("d")}
-      and (not $5::bool or d.key is null or not exists (
-        select from delivery_retry b
-        where b.subscription_id = $1 and b.replay = d.replay and b.key = d.key and (
-          b.leased_until is not null or b."offset" < d."offset" and (b.first_at is not null or b.due_at <= $4)
-        )
-      ))
-      and (not $6::bool or d.key is null or not exists (
-        select from dead_letter x where x.subscription_id = $1 and x.replay = d.replay and x.key = d.key
-          and x."offset" < d."offset"
-      ))
-    order by d.due_at, d."offset" limit $2 for update skip locked
-  ) d
-), sized as materialized (
-  select d.at, sum(d.size) over (order by d.due_at, d."offset", d.replay) - d.size as before
-  from (
-    select d.at, d.due_at, d."offset", d.replay, coalesce(d.size, (
-      select octet_length(h.body) from half h where h.transaction_id = d.transaction_id and h.position = d.position
-    ), 0) as size from due d
-  ) d order by d.due_at, d."offset", d.replay limit $2
-), claimed as (
+# The replays of a subscription ($1) whose rows are claimable; 0 is the live delivery.
+REPLAYS = """select 0 as replay union all
+    select p.replay_id from replay p where p.subscription_id = $1 and p.state = 'running'"""
+# Hold the rows `at` of `sized` until $3, and return their messages: as many as the bytes of bodies allow. It updates by
+# ctid, which row locks, or the snapshot of the statement, keep valid. The epochs are of the sequence that numbers the
+# claims, so no two handles of a message are equal, even after a redelivery.
+TAKE = f"""claimed as (
   update delivery_retry r set leased_until = $3, due_at = $3, first_at = coalesce(r.first_at, $4),
     lease_epoch = nextval('pull_claim_id')
   where r.ctid = any(array(select at from sized where before < {WINDOW_BYTES})) and r.leased_until is null
@@ -69,6 +39,30 @@ left join lateral (
 ) h on true
 order by c."offset", c.replay
 """  # noqa: S608 -- constants
+# The size of a body that the row `d` has no copy of.
+SIZE = """coalesce(d.size, (
+      select octet_length(h.body) from half h where h.transaction_id = d.transaction_id and h.position = d.position
+    ), 0)"""
+
+# 1. `due` locks the rows that are due, of the live delivery and of each running replay, by delivery_retry_due.
+# 2. `sized` adds up the bytes of bodies.
+# A row whose time is over is not claimable: a worker counts the attempt first.
+CLAIM_STORED = f"""
+with due as materialized (
+  select d.* from (
+    {REPLAYS}
+  ) r cross join lateral (
+    select d.ctid as at, d.transaction_id, d.position, d.due_at, d."offset", d.replay, octet_length(d.body) as size
+    from delivery_retry d
+    where d.subscription_id = $1 and d.replay = r.replay and d.due_at <= $4 and d.leased_until is null
+      and {OPEN.format("d")}
+    order by d.due_at, d."offset" limit $2 for update skip locked
+  ) d
+), sized as materialized (
+  select d.at, sum(d.size) over (order by d.due_at, d."offset", d.replay) - d.size as before
+  from (select d.at, d.due_at, d."offset", d.replay, {SIZE} as size from due d) d
+  order by d.due_at, d."offset", d.replay limit $2
+), {TAKE}"""  # noqa: S608 -- constants
 
 # $1 is the subscription, $2 the time.
 HELD = RowArrays(
@@ -190,17 +184,10 @@ class ToHold:
 
 
 async def claim_stored(
-    connection: Connection,
-    subscription_id: int,
-    room: int,
-    until: datetime,
-    now: datetime,
-    *,
-    ordered: bool,
-    hold: bool,
+    connection: Connection, subscription_id: int, room: int, until: datetime, now: datetime
 ) -> list[StoredClaim]:
-    """Claim up to `room` rows that are due until a time. `ordered`: one of a key. `hold`: none behind a dead letter."""
-    rows = await connection.fetch(CLAIM_STORED, subscription_id, room, until, now, ordered, hold)
+    """Claim up to `room` rows that are due until a time."""
+    rows = await connection.fetch(CLAIM_STORED, subscription_id, room, until, now)
     return [StoredClaim(Outgoing(*message), replay) for *message, replay in rows]
 
 

@@ -5,16 +5,20 @@ from dataclasses import dataclass
 from datetime import datetime
 
 from app.database.connection import Connection
+from app.store.pull.ordered_claims import FULL
 from app.topic_patterns import match_sql
+from app.verdicts import OnDead, Ordered
 
 # How many log entries after the cursor are looked at.
 SPAN = 200
 
-# One row for each subscription ($1) that is active, with how many messages its consumers would take ($2). Of the log
-# only topics are compared; a claim applies the other filters. If a whole span has none of its topics, one claim moves
-# the cursor on. Served by delivery_retry_due, outbox_by_offset and primary keys.
+# One row for each subscription ($1) that is active. `due`: rows of delivery_retry, as many as its consumers would take
+# ($2). Of the log only topics are compared; a claim applies the other filters. If a whole span has none of its topics,
+# one claim moves the cursor on. Served by delivery_retry_due, outbox_by_offset and primary keys.
 CLAIMABLE = f"""
-select a.subscription_id, least(a.most, d.due + l.taken + (l.taken = 0 and l.read >= {SPAN})::int)::int as claimable,
+select a.subscription_id, d.due, s.ordered, s.on_dead,
+  case when s.ordered = '{Ordered.KEY}' and {FULL.format("a.subscription_id")} then 0
+    else l.taken + (l.taken = 0 and l.read >= {SPAN})::int end as logged,
   (
     select min(w.due_at) from (
       select 0 as replay union all
@@ -48,14 +52,20 @@ cross join lateral (
 
 @dataclass(frozen=True, slots=True)
 class Claimable:
-    """How many messages of a subscription may be claimed now, and when the next retry is due, if any."""
+    """What a subscription has to claim now: `due` rows of delivery_retry, and `logged` messages of the log.
+
+    Rows of an ordered subscription may wait for their key. `next_at`: when the next row is due, if any.
+    """
 
     subscription_id: int
-    claimable: int
+    due: int
+    ordered: Ordered
+    on_dead: OnDead
+    logged: int
     next_at: datetime | None
 
 
 async def claimable(connection: Connection, limits: Mapping[int, int], now: datetime) -> list[Claimable]:
     """Return what may be claimed of these subscriptions; `limits`: how much their consumers would take."""
     rows = await connection.fetch(CLAIMABLE, list(limits), list(limits.values()), now)
-    return [Claimable(**row) for row in rows]
+    return [Claimable(**{**row, "ordered": Ordered(row["ordered"]), "on_dead": OnDead(row["on_dead"])}) for row in rows]

@@ -1,0 +1,155 @@
+"""SQL that claims messages in the order of their keys: what one consumer holds of a key keeps the others of it back.
+
+The caller locks the cursor first, in a statement of its own, so the next statement sees all claims before it. A settle
+moves a message out of its claim and into delivery_retry in one database transaction, so each snapshot has it once.
+"""
+
+from datetime import datetime
+
+from app.database.columns import Column, Parameters
+from app.database.connection import Connection
+from app.store.pull.claims import MADE, OF_CLAIM, NewClaim, asked, claimed, log_read, new_claim, reader_of
+from app.store.pull.held_retries import REPLAYS, SIZE, TAKE, StoredClaim
+from app.store.relay.log import OF_READER, Outgoing
+from app.store.relay.retries import OPEN, RUN
+from app.store.subscriptions.subscriptions import Subscription
+from app.verdicts import OnDead
+
+# While so many rows of a subscription wait in delivery_retry, its consumers get nothing new from the log.
+WAITING_MOST = 10_000
+
+LOCK = "select from pull_cursor where subscription_id = $1 for update"
+
+# Whether a row {0} of delivery_retry keeps later ones of its key back at the time {1}: all do but those that their
+# producer has delayed. `due_at` alone does not tell them, because clocks differ.
+BLOCKS = """({0}.first_at is not null or {0}.due_at <= {1} or not exists (
+      select from outbox w where w.transaction_id = {0}.transaction_id and w.position = {0}.position
+        and w.due_at > {1} offset 0
+    ))"""
+
+# The keys of the subscription {0} that claims hold, also those whose time is over until a worker finds them. Claims are
+# few, each with up to a thousand messages. A claim from a time when the subscription was not ordered has no keys: they
+# are read from the log.
+KEYS_OUT = """select coalesce(m.key, o.key) as key
+  from pull_claim c
+  cross join lateral unnest(c.transaction_ids, c.positions, c.keys) with ordinality
+    as m(transaction_id, position, key, n)
+  left join lateral (
+    select o.key from outbox o
+    where c.keys is null and o.transaction_id = m.transaction_id and o.position = m.position offset 0
+  ) o on true
+  where c.subscription_id = {0} and m.n <> all(c.settled) and coalesce(m.key, o.key) is not null"""
+
+# Whether the subscription {0} has so many rows that nothing more of the log is read. Served by delivery_retry_due.
+FULL = f"""((
+    select count(*) from (
+      select from delivery_retry f where f.subscription_id = {{0}} and f.replay = 0 limit {WAITING_MOST}
+    ) f
+  ) >= {WAITING_MOST})"""  # noqa: S608 -- a number of ours
+
+CLAIMER = Parameters(*OF_CLAIM, Column("hold", "bool", given=True), *OF_READER)
+_SUBSCRIPTION, _NOW = CLAIMER["subscription_id"], CLAIMER["now"]
+
+# As CLAIM_NEW. Besides:
+# 1. `busy` has the keys of which a consumer or delivery_retry has a message, by delivery_retry_key, and with `hold`
+#    those of dead letters, by dead_letter_key.
+# 2. Messages of busy keys go to delivery_retry (`later`). So the cursor passes them, and other keys go on. All messages
+#    of another key are in this claim, in their order.
+CLAIM_NEW_IN_ORDER = f"""
+with {log_read(CLAIMER, f"case when {FULL.format(_SUBSCRIPTION)} then 0 else {CLAIMER['span']} end")},
+out as materialized (
+  {KEYS_OUT.format(_SUBSCRIPTION)}
+), busy as materialized (
+  select m.key from (
+    select key, max("offset") as "offset" from matched where key is not null group by key
+  ) m
+  where m.key in (select key from out) or exists (
+    select from delivery_retry d where d.subscription_id = {_SUBSCRIPTION} and d.replay = 0 and d.key = m.key
+      and {BLOCKS.format("d", _NOW)} offset 0
+  ) or {CLAIMER["hold"]} and exists (
+    select from dead_letter x where x.subscription_id = {_SUBSCRIPTION} and x.replay = 0 and x.key = m.key
+      and x."offset" < m."offset" offset 0
+  )
+), judged as materialized (
+  select b.*, coalesce(b.due_at > {_NOW}, false) as delayed, coalesce(b.key in (select key from busy), false) as waits
+  from bodies b, reach r where b."offset" <= r."offset"
+), taken as materialized (
+  select * from judged where not delayed and not waits
+), later as (
+  insert into delivery_retry (subscription_id, transaction_id, position, "offset", topic, key, attempts, due_at,
+    waiting_since)
+  select {_SUBSCRIPTION}, b.transaction_id, b.position, b."offset", b.topic, b.key, 0,
+    case when b.delayed then b.due_at else least(b.committed_at, {_NOW}) end, coalesce(b.due_at, b.committed_at)
+  from judged b where b.delayed or b.waits
+  on conflict do nothing
+), {claimed(CLAIMER, {**MADE, "keys": 'array_agg(key order by "offset")'})}"""  # noqa: S608 -- constants
+
+# 1. `rows` has all rows of the subscription but delayed ones that are not due: WAITING_MOST, and what consumers hold.
+# 2. `placed` puts those of a key in their order. A row is claimable if all before it are, and nothing of its key is
+#    held. So a claim takes the first ones of a key together, up to RUN.
+# 3. `chosen` takes the keys by the due time and the offset of their first row, and leaves out those that claims hold.
+_CHOSEN = f"""
+with out as materialized (
+  {KEYS_OUT.format("$1")}
+), rows as materialized (
+  select d.ctid as at, d.transaction_id, d.position, d.replay, d.key, d."offset", d.due_at,
+    octet_length(d.body) as size, d.leased_until is not null as held,
+    d.due_at <= $4 and d.leased_until is null and {OPEN.format("d")} as claimable
+  from (
+    {REPLAYS}
+  ) r join delivery_retry d on d.subscription_id = $1 and d.replay = r.replay and {BLOCKS.format("d", "$4")}
+), placed as materialized (
+  select r.*, r.due_at as first_due, r."offset" as first, 1 as place, r.claimable as unbroken, false as held_key
+  from rows r
+  where r.key is null
+  union all
+  select r.*, first_value(r.due_at) over run, first_value(r."offset") over run, row_number() over run,
+    bool_and(r.claimable) over run, bool_or(r.held) over (partition by r.replay, r.key)
+  from rows r where r.key is not null
+  window run as (partition by r.replay, r.key order by r."offset")
+), chosen as materialized (
+  select p.* from placed p
+  where p.unbroken and not p.held_key and p.place <= {RUN}
+    and not (p.replay = 0 and coalesce(p.key in (select key from out), false))
+    and (not $5::bool or p.key is null or not exists (
+      select from dead_letter x where x.subscription_id = $1 and x.replay = p.replay and x.key = p.key
+        and x."offset" < p."offset" offset 0
+    ))
+  order by p.first_due, p.first, p.replay, p."offset" limit $2
+)"""  # noqa: S608 -- constants
+
+CLAIM_STORED_IN_ORDER = f"""{_CHOSEN}, sized as materialized (
+  select d.at, sum(d.size) over (order by d.first_due, d.first, d.replay, d."offset") - d.size as before
+  from (select d.at, d.first_due, d.first, d.replay, d."offset", {SIZE} as size from chosen d) d
+), {TAKE}"""  # noqa: S608 -- constants
+
+# How many rows can be claimed. $3 only gives it the parameters of the claim.
+COUNT_IN_ORDER = f"{_CHOSEN} select count(*) from chosen where $3::timestamptz is null"  # noqa: S608 -- constants
+
+
+async def lock(connection: Connection, subscription_id: int) -> None:
+    """Let one claim of the subscription at a time go on, until the database transaction ends."""
+    await connection.execute(LOCK, subscription_id)
+
+
+async def claim_new_in_order(
+    connection: Connection, subscription: Subscription, room: int, span: int, until: datetime, now: datetime
+) -> NewClaim:
+    """Claim up to `room` messages of the next `span` log entries, as claim_new does. Needs the lock."""
+    hold = subscription.on_dead is OnDead.HOLD
+    arguments = CLAIMER.arguments(reader_of(subscription), **asked(room, span, until, now), hold=hold)
+    return new_claim(await connection.fetch(CLAIM_NEW_IN_ORDER, *arguments))
+
+
+async def claim_stored_in_order(
+    connection: Connection, subscription_id: int, room: int, until: datetime, now: datetime, *, hold: bool
+) -> list[StoredClaim]:
+    """Claim up to `room` rows that are due until a time. Needs the lock. `hold`: none behind a dead letter."""
+    rows = await connection.fetch(CLAIM_STORED_IN_ORDER, subscription_id, room, until, now, hold)
+    return [StoredClaim(Outgoing(*message), replay) for *message, replay in rows]
+
+
+async def count_in_order(connection: Connection, subscription_id: int, most: int, now: datetime, *, hold: bool) -> int:
+    """Return how many rows `claim_stored_in_order` would claim, up to `most`."""
+    count: int = await connection.fetchval(COUNT_IN_ORDER, subscription_id, most, None, now, hold)
+    return count
