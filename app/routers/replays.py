@@ -43,12 +43,6 @@ async def post_replay(name: NamePath, wanted: ReplayRequest, runtime: RuntimeDep
     now = runtime.clock.now()
     async with runtime.request_pool.transaction() as connection:
         subscription = await known(connection, name, lock=True)
-        if subscription.is_pulled:
-            raise Invalid(
-                f"Consumers claim the messages of `{name}`, and replays are for subscriptions that workers deliver. "
-                "Create another subscription with the destination `pull` and its `start` where to begin.",
-                field="name",
-            )
         caller.must_cover_topics(subscription.topics)
         after, last = await _part(connection, wanted)
         filters = wanted.filters.model_dump(mode="json", exclude_none=True) if wanted.filters else None

@@ -63,12 +63,6 @@ async def replay_transaction(
     now = runtime.clock.now()
     async with runtime.request_pool.transaction() as connection:
         subscription = await known(connection, wanted.subscription, lock=True)
-        if subscription.is_pulled:
-            raise Invalid(
-                f"`subscription`: consumers claim the messages of `{subscription.name}`, and replays are for "
-                "subscriptions that workers deliver.",
-                field="subscription",
-            )
         standing = await transaction_state(connection, transaction_id)
         facts = await read_facts(connection, transaction_id, wanted.position, subscription.name, 1, now)
         offsets = _offsets(facts, wanted) if standing is not None else []

@@ -81,8 +81,6 @@ async def test_a_subscription_that_begins_later_gets_it(
 async def test_what_cannot_be_sent_is_refused(client: httpx.AsyncClient, db: Connection, group: str) -> None:
     await subscription(client, "mailer")
     await subscription(client, "photos", topics=["photo"], filters={"tags": ["raw"]})
-    pulled = {"topics": ["order"], "destination": {"type": "pull"}}
-    assert (await client.put("/subscriptions/pulled", json=pulled)).status_code == 201
     transaction_id, _ = await committed(client)
     half = await client.post("/half", json={"producer_group": "shop", "messages": [MESSAGES[0]]})
     rolled_back = (await client.post("/half", json={"producer_group": "shop", "messages": [MESSAGES[0]]})).json()
@@ -95,7 +93,6 @@ async def test_what_cannot_be_sent_is_refused(client: httpx.AsyncClient, db: Con
         (rolled_back["transaction_id"], {}, 409, "not-committed"),
         (transaction_id, {"subscription": "nothing"}, 404, "subscription-unknown"),
         (transaction_id, {"subscription": "photos"}, 422, "invalid"),
-        (transaction_id, {"subscription": "pulled"}, 422, "invalid"),
         (transaction_id, {"position": 1}, 422, "invalid"),
         (transaction_id, {"position": 3}, 422, "invalid"),
         (transaction_id, {"reason": ""}, 422, "invalid"),

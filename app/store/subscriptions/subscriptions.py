@@ -1,5 +1,6 @@
 """Store subscriptions, with the checkpoint at which each one starts."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from datetime import datetime
 from typing import Any, TypeAlias
@@ -58,6 +59,12 @@ PAGE = f"""
 select {COLUMNS} from subscription where deleted_at is null and name > $1
   and ($3::text[] is null or name = any($3) or name ^@ any($4::text[]))
 order by name limit $2
+"""  # noqa: S608
+
+# Primary keys.
+ACTIVE = f"""
+select {COLUMNS} from subscription
+where subscription_id = any($1::int[]) and deleted_at is null and state = 'active'
 """  # noqa: S608
 
 # Each worker reads all subscriptions after a change of one; there are few. Every change of a row gives it another xmin.
@@ -259,6 +266,12 @@ async def one(connection: Connection, name: str, *, lock: bool = False) -> Subsc
 async def page(connection: Connection, after: str, limit: int, within: Within = EVERYTHING) -> list[Subscription]:
     """Return the subscriptions within a scope whose names come after a given one, by name."""
     return [_subscription(row) for row in await connection.fetch(PAGE, after, limit, *within)]
+
+
+async def active(connection: Connection, subscription_ids: Sequence[int]) -> dict[int, Subscription]:
+    """Return those of these subscriptions that are active, by id."""
+    found = [_subscription(row) for row in await connection.fetch(ACTIVE, subscription_ids)]
+    return {one.subscription_id: one for one in found}
 
 
 Known: TypeAlias = dict[tuple[int, str], Subscription]
