@@ -2,6 +2,7 @@
 
 from halfnote.check import CheckEndpoint
 from halfnote.check_answering import CheckAnswering, SyncCheckAnswering
+from halfnote.consumer import Consumer
 from halfnote.errors import (
     BarrierRefused,
     HalfFailed,
@@ -19,6 +20,7 @@ from halfnote.listener import CheckedMessage, CheckedTransaction, CheckListener,
 from halfnote.outgoing import Outgoing
 from halfnote.producer import TransactionProducer
 from halfnote.signatures import SignatureError, Verifier
+from halfnote.sync_consumer import SyncConsumer
 from halfnote.sync_producer import SyncTransactionProducer
 from halfnote.tracing import traceparent
 from halfnote.transaction import PlainResult, Registration, Transaction, TransactionResult
@@ -36,6 +38,7 @@ __all__ = [
     "CheckListener",
     "CheckedMessage",
     "CheckedTransaction",
+    "Consumer",
     "HalfFailed",
     "HalfnoteError",
     "ListenerError",
@@ -49,6 +52,7 @@ __all__ = [
     "Registration",
     "SignatureError",
     "SyncCheckAnswering",
+    "SyncConsumer",
     "SyncTransactionProducer",
     "Transaction",
     "TransactionListener",

@@ -1,7 +1,7 @@
 """A coordinator in memory, with the semantics of the service: for unit tests, without a server, a database or waiting.
 
-The same contract test runs against it and against the service. It does not have subscriptions, policy that decides by
-itself, people's decisions, reissues and replays.
+The same contract test runs against it and against the service. Of subscriptions it has those whose consumers claim. It
+does not have policy that decides by itself, people's decisions, reissues and replays.
 """
 
 import json
@@ -20,6 +20,7 @@ from halfnote.hosting import answered_async, answered_sync
 from halfnote.ids import new_id
 from halfnote.message import Message
 from halfnote.testing.problems import Refusal, invalid
+from halfnote.testing.pulled import Pulled
 from halfnote.testing.requests import HALF, PLAIN, check_end, check_half, check_skew, identity, read
 from halfnote.testing.signed import SECRET, Signed, signed_check, signed_delivery
 from halfnote.testing.stored import Source, Stored, difference, without_defaults
@@ -37,6 +38,8 @@ class Coordinator:
         self.secret = secret
         self.groups: dict[str, dict[str, Any]] = {group: {} for group in groups}
         self.transactions: dict[UUID, Stored] = {}
+        # Subscriptions with the destination `pull`, by name: made by their PUT.
+        self.subscriptions: dict[str, Pulled] = {}
         self._log: list[Message] = []
         self._delivered = 0
         # The lock is for producers on other threads and in the background.
@@ -133,6 +136,10 @@ class Coordinator:
                         return self._end(read(request.content))
                     case ("PUT", "producer-groups", name):
                         return self._group(name, read(request.content))
+                    case ("PUT", "subscriptions", name):
+                        return self._subscription(name, read(request.content))
+                    case ("POST", "subscriptions", name, act):
+                        return self._consumed(name, act, read(request.content))
                     case ("GET", "transactions", found):
                         return httpx.Response(200, json=self._known(identity(found)).shown())
                     case ("POST", "transactions", found, "check"):
@@ -220,6 +227,26 @@ class Coordinator:
         self.groups[name] = shape
         secret = {"secret": None if "secret" in request else self.secret} if created else {}
         return httpx.Response(201 if created else 200, json={"name": name, **shape, **secret})
+
+    def _subscription(self, name: str, request: Mapping[str, Any]) -> httpx.Response:
+        if request.get("destination") != {"type": "pull"}:
+            raise invalid("destination", "only `pull` is here; deliver() calls an endpoint")
+        if not request.get("topics"):
+            raise invalid("topics", "at least one topic is expected")
+        created = name not in self.subscriptions
+        if created:
+            self.subscriptions[name] = Pulled(request["topics"], request.get("ordered") == "key")
+        return httpx.Response(201 if created else 200, json={"name": name, **request})
+
+    def _consumed(self, name: str, act: str, request: Mapping[str, Any]) -> httpx.Response:
+        pulled = self.subscriptions.get(name)
+        if pulled is None:
+            raise Refusal(404, "subscription-unknown", f"There is no subscription `{name}`.")
+        if act == "claim":
+            return pulled.claim(self._log, request)
+        if act in ("ack", "nack", "reject", "extend"):
+            return pulled.settle(act, request)
+        raise Refusal(404, "not-found", "No such path.")
 
     def _ask(self, stored: Stored) -> httpx.Response:
         if stored.verdict is not None:

@@ -1,0 +1,217 @@
+"""The asynchronous consumer: claims the messages of a subscription, for services without an endpoint."""
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import suppress
+from functools import partial
+from types import TracebackType
+from typing import Any
+
+import httpx
+
+from halfnote.async_driver import AsyncDriver
+from halfnote.claiming import paused_s
+from halfnote.consuming import (
+    EARLIER_FAILED,
+    EXTENDED_AFTER,
+    FAILED,
+    LEFT,
+    Consuming,
+    HeldMessage,
+    error_of,
+    lanes_of,
+    said,
+)
+from halfnote.errors import HalfnoteError, Unconfirmed
+from halfnote.http import headers_of
+from halfnote.inbox import AsyncInbox, Reject
+from halfnote.message import Message
+
+log = logging.getLogger("halfnote")
+
+WAIT_S = 20.0
+
+
+class Consumer:
+    """Claims messages of a subscription with the destination `pull`, up to `at_most` at once.
+
+    They are this consumer's for `invisible_s` seconds, which is extended while the work goes on; after a crash they
+    come again. Any number of consumers may share a subscription. `wait_s`: how long a claim waits for a message.
+    `attempt_s`: for one request. Use `async with`, or `close` it.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        subscription: str,
+        *,
+        at_most: int = 10,
+        invisible_s: float = 60.0,
+        wait_s: float = WAIT_S,
+        attempt_s: float = 5.0,
+        api_key: str | None = None,
+        transport: httpx.AsyncBaseTransport | None = None,
+    ) -> None:
+        self._consuming = Consuming(subscription, at_most, invisible_s, attempt_s)
+        self._driver = AsyncDriver(url, headers_of(api_key), transport)
+        self._wait_s = wait_s
+        self._stopping = asyncio.Event()
+        self._held: dict[str, HeldMessage] = {}
+        self._keeper: asyncio.Task[None] | None = None
+
+    async def messages(self) -> AsyncIterator[Message]:
+        """Yield messages, until `stop`; each is acknowledged after the body of the loop.
+
+        If the body raises, or leaves the loop, its message is given back as a failed attempt, and so are those that
+        were claimed with it. Raises Refused, for example if the subscription is not there.
+        """
+        await self._give_back(None)
+        try:
+            while held := await self._claim():
+                for one in held:
+                    if self._stopping.is_set():
+                        return
+                    if one.handle in self._held:
+                        yield one.message
+                        await self._settle("ack", [one])
+        finally:
+            await self._give_back(None)
+
+    async def run(
+        self,
+        handler: Callable[..., Awaitable[Any]],
+        *,
+        inbox: AsyncInbox | None = None,
+        at_once: int = 1,
+    ) -> None:
+        """Run `handler(message)`, or with an inbox `handler(message, connection)`, for each message, until `stop`.
+
+        With an inbox each message has its effect once, in one database transaction with the message's row. An
+        exception gives the message back, and the later ones of its key; Reject makes it a dead letter. `at_once`: how
+        many handlers run at once; messages of a key are handled one after the other. Raises Refused.
+        """
+        take = handler if inbox is None else partial(_received, inbox, handler)
+        await self._give_back(None)
+        free = asyncio.Semaphore(at_once)
+        while held := await self._claim():
+            await asyncio.gather(*(self._lane(lane, take, free) for lane in lanes_of(held)))
+        await self._give_back(None)
+
+    def stop(self) -> None:
+        """Claim no more. What is being worked on is finished and settled; the rest is given back."""
+        self._stopping.set()
+
+    async def close(self, error: BaseException | None = None) -> None:
+        """Stop, and give back what is held; `error`: why."""
+        self.stop()
+        await self._give_back(error)
+        if self._keeper is not None:
+            self._keeper.cancel()
+            await asyncio.gather(self._keeper, return_exceptions=True)
+            self._keeper = None
+        await self._driver.close(0)
+
+    async def _lane(
+        self, lane: Sequence[HeldMessage], take: Callable[[Message], Awaitable[Any]], free: asyncio.Semaphore
+    ) -> None:
+        """Handle messages one after the other; after one that failed, give the others back."""
+        async with free:
+            for n, one in enumerate(lane):
+                if self._stopping.is_set():
+                    return
+                if one.handle not in self._held:
+                    continue
+                try:
+                    await take(one.message)
+                except Reject as rejected:
+                    log.error("message %s was rejected: %s", one.message.message_id, rejected.reason)
+                    await self._settle("reject", [one], reason=said(rejected.reason))
+                except Exception as error:
+                    log.error("message %s failed", one.message.message_id, exc_info=error)
+                    await self._settle("nack", [one], error=error_of(error))
+                    rest = [later for later in lane[n + 1 :] if later.handle in self._held]
+                    if rest:
+                        await self._settle("nack", rest, retry_after_s=0.0, error=EARLIER_FAILED)
+                    return
+                else:
+                    await self._settle("ack", [one])
+
+    async def _claim(self) -> list[HeldMessage]:
+        """Return claimed messages; none if the consumer stops. Raises Refused."""
+        failed = 0
+        while not self._stopping.is_set():
+            try:
+                found = await self._unless_stopped()
+            except Unconfirmed as error:
+                failed += 1
+                log.warning(FAILED, self._consuming.subscription, paused_s(failed), error)
+                with suppress(asyncio.TimeoutError):
+                    await asyncio.wait_for(self._stopping.wait(), paused_s(failed))
+                continue
+            failed = 0
+            if found:
+                self._held.update({one.handle: one for one in found})
+                if self._keeper is None:
+                    self._keeper = asyncio.get_running_loop().create_task(self._keep())
+                return found
+        return []
+
+    async def _unless_stopped(self) -> list[HeldMessage]:
+        claiming = asyncio.ensure_future(self._driver.run(self._consuming.claimed(self._wait_s)))
+        stopping = asyncio.ensure_future(self._stopping.wait())
+        try:
+            await asyncio.wait([claiming, stopping], return_when=asyncio.FIRST_COMPLETED)
+            return claiming.result() if claiming.done() else []
+        finally:
+            # A claim that still waits is given up: the service notices, and hands out nothing.
+            for task in (claiming, stopping):
+                task.cancel()
+            await asyncio.gather(claiming, stopping, return_exceptions=True)
+
+    async def _keep(self) -> None:
+        """Extend the lease of what is held; forget what is not held any more."""
+        invisible_s = self._consuming.invisible_s
+        while True:
+            await asyncio.sleep(invisible_s * EXTENDED_AFTER)
+            held = list(self._held.values())
+            if not held:
+                continue
+            try:
+                lost = await self._driver.run(self._consuming.settled("extend", held, invisible_s=invisible_s))
+            except HalfnoteError as error:
+                log.warning("%s", error)
+                continue
+            for one in lost:
+                self._held.pop(one.handle, None)
+
+    async def _settle(self, act: str, held: Sequence[HeldMessage], **fields: Any) -> None:
+        """Settle messages. What fails is logged: they come again."""
+        for one in held:
+            self._held.pop(one.handle, None)
+        try:
+            lost = await self._driver.run(self._consuming.settled(act, held, **fields))
+        except HalfnoteError as error:
+            lost, why = list(held), str(error)
+        else:
+            why = "their time was over"
+        if lost:
+            log.warning(LEFT, len(lost), why, ", ".join(one.message.message_id for one in lost))
+
+    async def _give_back(self, error: BaseException | None) -> None:
+        held = list(self._held.values())
+        if held:
+            why = "the consumer stopped" if error is None else error_of(error)
+            await self._settle("nack", held, retry_after_s=0.0, error=why)
+
+    async def __aenter__(self) -> "Consumer":
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None
+    ) -> None:
+        await self.close(error)
+
+
+async def _received(inbox: AsyncInbox, handler: Callable[..., Awaitable[Any]], message: Message) -> None:
+    await inbox.receive(message, handler)

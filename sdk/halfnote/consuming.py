@@ -1,0 +1,111 @@
+"""Messages that a consumer claims instead of receiving them: what is claimed, held and settled. No input or output."""
+
+import base64
+import json
+import logging
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+from urllib.parse import quote
+
+from halfnote.exchange import Exchange, Request, asked
+from halfnote.message import Message
+from halfnote.times import instant
+
+log = logging.getLogger("halfnote")
+
+# The part of the lease after which it is extended.
+EXTENDED_AFTER = 1 / 3
+# How many characters of an error the service keeps.
+ERROR_MAX = 500
+EARLIER_FAILED = "an earlier message of its key failed"
+LEFT = "%d messages were not settled (%s), and come again: %s"
+FAILED = "messages of %s could not be claimed, which is tried again in %g s: %s"
+
+
+@dataclass(frozen=True)
+class HeldMessage:
+    """A claimed message with its handle."""
+
+    message: Message
+    handle: str
+
+
+@dataclass(frozen=True)
+class Consuming:
+    """The requests of one consumer. Durations in seconds; `at_most` messages a claim."""
+
+    subscription: str
+    at_most: int
+    invisible_s: float
+    attempt_s: float
+    clock: Callable[[], float] = time.monotonic
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.at_most <= 1000:
+            raise ValueError(f"at_most is 1 to 1000, not {self.at_most}")
+
+    def claimed(self, wait_s: float) -> Exchange[list[HeldMessage]]:
+        """Claim messages; wait up to `wait_s` if there is none. Raises Refused or Unconfirmed."""
+        content = {"max": self.at_most, "invisible_s": self.invisible_s, "wait_s": wait_s}
+        timeout_s = wait_s + self.attempt_s
+        request = self._post("claim", content, timeout_s)
+        answer = yield from asked("a claim of messages", request, within_s=timeout_s, clock=self.clock, attempts=1)
+        return [HeldMessage(self._message(found), found["handle"]) for found in answer.content["messages"]]
+
+    def settled(self, act: str, held: Sequence[HeldMessage], **fields: Any) -> Exchange[list[HeldMessage]]:
+        """Acknowledge, give back, reject or extend; return those that were not held any more.
+
+        Halfnote sends them again, to this consumer or another one. Raises Refused or Unconfirmed.
+        """
+        request = self._post(act, {"handles": [one.handle for one in held], **fields}, self.attempt_s)
+        answer = yield from asked(f"`{act}` of messages", request, within_s=self.invisible_s, clock=self.clock)
+        outcomes = answer.content["outcomes"]
+        return [one for one, outcome in zip(held, outcomes, strict=True) if outcome["status"] >= 300]
+
+    def _post(self, act: str, content: Mapping[str, Any], timeout_s: float) -> Request:
+        path = f"/subscriptions/{quote(self.subscription, safe='')}/{act}"
+        return Request("POST", path, json.dumps(content).encode(), timeout_s)
+
+    def _message(self, found: Mapping[str, Any]) -> Message:
+        if "body_base64" in found:
+            body = base64.b64decode(found["body_base64"])
+        else:
+            body = json.dumps(found["body"], ensure_ascii=False, separators=(",", ":")).encode()
+        replay = found.get("replay")
+        return Message(
+            message_id=found["message_id"],
+            topic=found["topic"],
+            body=body,
+            content_type=found["content_type"],
+            key=found.get("key"),
+            tag=found.get("tag"),
+            headers=found.get("headers") or {},
+            group=found.get("producer_group"),
+            transaction_id=found["message_id"].rpartition("-")[0],
+            offset=found.get("offset"),
+            attempt=found["attempt"],
+            subscription=self.subscription,
+            replay=None if replay is None else str(replay),
+            committed_at=instant(found["committed_at"]),
+        )
+
+
+def lanes_of(held: Sequence[HeldMessage]) -> list[list[HeldMessage]]:
+    """Return the messages of each key in their order, and each message without a key alone."""
+    lanes: dict[Any, list[HeldMessage]] = {}
+    for number, one in enumerate(held):
+        key = number if one.message.key is None else one.message.key
+        lanes.setdefault(key, []).append(one)
+    return list(lanes.values())
+
+
+def error_of(error: BaseException) -> str:
+    """Return what a consumer says of an exception."""
+    return said(f"{type(error).__name__}: {error}")
+
+
+def said(text: str) -> str:
+    """Return a text as the service takes it."""
+    return text.replace("\0", "")[:ERROR_MAX] or "no reason was given"

@@ -1,0 +1,201 @@
+"""The consumer for threads: claims the messages of a subscription, for services without an endpoint."""
+
+import logging
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from types import TracebackType
+from typing import Any
+
+import httpx
+
+from halfnote.claiming import paused_s
+from halfnote.consuming import (
+    EARLIER_FAILED,
+    EXTENDED_AFTER,
+    FAILED,
+    LEFT,
+    Consuming,
+    HeldMessage,
+    error_of,
+    lanes_of,
+    said,
+)
+from halfnote.errors import HalfnoteError, Unconfirmed
+from halfnote.hosting import not_awaitable
+from halfnote.http import headers_of
+from halfnote.inbox import Inbox, Reject
+from halfnote.message import Message
+from halfnote.sync_driver import SyncDriver
+
+log = logging.getLogger("halfnote")
+
+# A thread cannot end its request, so `stop` waits for it.
+WAIT_S = 4.0
+
+
+class SyncConsumer:
+    """Claims messages of a subscription with the destination `pull`, up to `at_most` at once.
+
+    They are this consumer's for `invisible_s` seconds, which is extended while the work goes on; after a crash they
+    come again. Any number of consumers may share a subscription. `wait_s`: how long a claim waits for a message.
+    `attempt_s`: for one request. Use `with`, or `close` it.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        subscription: str,
+        *,
+        at_most: int = 10,
+        invisible_s: float = 60.0,
+        wait_s: float = WAIT_S,
+        attempt_s: float = 5.0,
+        api_key: str | None = None,
+        transport: httpx.BaseTransport | None = None,
+    ) -> None:
+        self._consuming = Consuming(subscription, at_most, invisible_s, attempt_s)
+        self._driver = SyncDriver(url, headers_of(api_key), transport)
+        self._wait_s = wait_s
+        self._stopping = threading.Event()
+        self._closing = threading.Event()
+        self._held: dict[str, HeldMessage] = {}
+        self._keeper: threading.Thread | None = None
+
+    def messages(self) -> Iterator[Message]:
+        """Yield messages, until `stop`; each is acknowledged after the body of the loop.
+
+        If the body raises, or leaves the loop, its message is given back as a failed attempt, and so are those that
+        were claimed with it. Raises Refused, for example if the subscription is not there.
+        """
+        self._give_back(None)
+        try:
+            while held := self._claim():
+                for one in held:
+                    if self._stopping.is_set():
+                        return
+                    if one.handle in self._held:
+                        yield one.message
+                        self._settle("ack", [one])
+        finally:
+            self._give_back(None)
+
+    def run(
+        self,
+        handler: Callable[..., Any],
+        *,
+        inbox: Inbox | None = None,
+        at_once: int = 1,
+    ) -> None:
+        """Run `handler(message)`, or with an inbox `handler(message, connection)`, for each message, until `stop`.
+
+        With an inbox each message has its effect once, in one database transaction with the message's row. An
+        exception gives the message back, and the later ones of its key; Reject makes it a dead letter. `at_once`: how
+        many handlers run at once; messages of a key are handled one after the other. Raises Refused.
+        """
+        take = handler if inbox is None else partial(_received, inbox, handler)
+        self._give_back(None)
+        with ThreadPoolExecutor(at_once, "halfnote-consumer") as threads:
+            while held := self._claim():
+                list(threads.map(lambda lane: self._lane(lane, take), lanes_of(held)))
+        self._give_back(None)
+
+    def stop(self) -> None:
+        """Claim no more. What is being worked on is finished and settled; the rest is given back."""
+        self._stopping.set()
+
+    def close(self, error: BaseException | None = None) -> None:
+        """Stop, and give back what is held; `error`: why."""
+        self.stop()
+        self._give_back(error)
+        self._closing.set()
+        if self._keeper is not None:
+            self._keeper.join(self._consuming.attempt_s)
+        self._driver.close(0)
+
+    def _lane(self, lane: Sequence[HeldMessage], take: Callable[[Message], Any]) -> None:
+        """Handle messages one after the other; after one that failed, give the others back."""
+        for n, one in enumerate(lane):
+            if self._stopping.is_set():
+                return
+            if one.handle not in self._held:
+                continue
+            try:
+                not_awaitable(take(one.message))
+            except Reject as rejected:
+                log.error("message %s was rejected: %s", one.message.message_id, rejected.reason)
+                self._settle("reject", [one], reason=said(rejected.reason))
+            except Exception as error:
+                log.error("message %s failed", one.message.message_id, exc_info=error)
+                self._settle("nack", [one], error=error_of(error))
+                rest = [later for later in lane[n + 1 :] if later.handle in self._held]
+                if rest:
+                    self._settle("nack", rest, retry_after_s=0.0, error=EARLIER_FAILED)
+                return
+            else:
+                self._settle("ack", [one])
+
+    def _claim(self) -> list[HeldMessage]:
+        """Return claimed messages; none if the consumer stops. Raises Refused."""
+        failed = 0
+        while not self._stopping.is_set():
+            try:
+                found = self._driver.run(self._consuming.claimed(self._wait_s))
+            except Unconfirmed as error:
+                failed += 1
+                log.warning(FAILED, self._consuming.subscription, paused_s(failed), error)
+                self._stopping.wait(paused_s(failed))
+                continue
+            failed = 0
+            if found:
+                self._held.update({one.handle: one for one in found})
+                if self._keeper is None:
+                    self._keeper = threading.Thread(target=self._keep, name="halfnote-leases", daemon=True)
+                    self._keeper.start()
+                return found
+        return []
+
+    def _keep(self) -> None:
+        """Extend the lease of what is held; forget what is not held any more."""
+        invisible_s = self._consuming.invisible_s
+        while not self._closing.wait(invisible_s * EXTENDED_AFTER):
+            held = list(self._held.values())
+            if not held:
+                continue
+            try:
+                lost = self._driver.run(self._consuming.settled("extend", held, invisible_s=invisible_s))
+            except HalfnoteError as error:
+                log.warning("%s", error)
+                continue
+            for one in lost:
+                self._held.pop(one.handle, None)
+
+    def _settle(self, act: str, held: Sequence[HeldMessage], **fields: Any) -> None:
+        """Settle messages. What fails is logged: they come again."""
+        for one in held:
+            self._held.pop(one.handle, None)
+        try:
+            lost = self._driver.run(self._consuming.settled(act, held, **fields))
+        except HalfnoteError as error:
+            lost, why = list(held), str(error)
+        else:
+            why = "their time was over"
+        if lost:
+            log.warning(LEFT, len(lost), why, ", ".join(one.message.message_id for one in lost))
+
+    def _give_back(self, error: BaseException | None) -> None:
+        held = list(self._held.values())
+        if held:
+            why = "the consumer stopped" if error is None else error_of(error)
+            self._settle("nack", held, retry_after_s=0.0, error=why)
+
+    def __enter__(self) -> "SyncConsumer":
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self.close(error)
+
+
+def _received(inbox: Inbox, handler: Callable[..., Any], message: Message) -> None:
+    inbox.receive(message, handler)

@@ -1,0 +1,413 @@
+"""Consumers that claim: acknowledge after the work, give back what failed, hold for longer, and stop cleanly."""
+
+import asyncio
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any
+
+import httpx
+import pytest
+from halfnote import Consumer, Outgoing, Refused, SyncConsumer, TransactionProducer
+from halfnote.databases.asyncpg import Asyncpg
+from halfnote.inbox import AsyncInbox, Reject
+from halfnote.message import Message
+from halfnote.testing import Coordinator
+
+from app.database.connection import Connection
+from app.pull.wake import wake_consumers
+from app.runtime.state import Runtime
+from tests.sdk.coordinators import Scripted, answer, problem
+from tests.sdk.crashes import Connections
+from tests.sdk.in_process import FromThreads, service
+from tests.support.consumers import lapse, put_pulled
+from tests.support.relay_stepping import order, publish
+
+URL = "http://localhost"
+CLAIM, ACK, NACK, EXTEND = (f"/subscriptions/worker/{act}" for act in ("claim", "ack", "nack", "extend"))
+
+
+def claimed(*numbers: int, key: str | None = None) -> httpx.Response:
+    messages = [
+        {
+            "handle": f"h{number}",
+            "message_id": f"019a9f1c-1030-7b1e-8f00-1030a1030a10-{number}",
+            "offset": number,
+            "producer_group": "shop",
+            "topic": "order",
+            "key": key,
+            "tag": None,
+            "headers": {},
+            "content_type": "application/json",
+            "committed_at": "2026-11-21T08:00:00Z",
+            "attempt": 1,
+            "replay": None,
+            "body": number,
+        }
+        for number in numbers
+    ]
+    return answer(200, {"messages": messages, "held_until": "2026-11-21T08:01:00Z", "more": False})
+
+
+def outcomes(request: httpx.Request) -> httpx.Response:
+    handles = httpx.Response(200, content=request.content).json()["handles"]
+    return answer(200, {"outcomes": [{"status": 200} for _ in handles]})
+
+
+def scripted(*claims: httpx.Response | Exception | Callable[[httpx.Request], httpx.Response]) -> Scripted:
+    return Scripted(
+        {
+            CLAIM: list(claims),
+            **{f"/subscriptions/worker/{act}": [outcomes] for act in ("ack", "nack", "extend", "reject")},
+        }
+    )
+
+
+@pytest.fixture
+async def worker(client: httpx.AsyncClient, group: str) -> str:
+    """The subscription `worker`, whose messages are claimed in the order of keys."""
+    await put_pulled(client, ordered="key")
+    return "worker"
+
+
+async def until(condition: Callable[[], Any], runtime: Runtime | None = None) -> None:
+    async with asyncio.timeout(60):
+        while not condition():
+            if runtime is not None:
+                await wake_consumers(runtime, runtime.clock.now())
+            await asyncio.sleep(0.01)
+
+
+async def taken(consumer: Consumer, count: int, *, fails: Callable[[Message], bool] = lambda _: False) -> list[Any]:
+    """Return the bodies of so many messages; the body of the loop raises for those that fail."""
+    found: list[Any] = []
+    async for message in consumer.messages():
+        if fails(message):
+            raise ValueError("no paper")
+        found.append(message.json())
+        if len(found) == count:
+            consumer.stop()
+    return found
+
+
+async def test_a_loop_acknowledges_each_message_after_its_body(
+    client: httpx.AsyncClient, runtime: Runtime, db: Connection, worker: str
+) -> None:
+    await publish(client, *(order(n) for n in range(5)))
+    receipts: list[int] = []
+    async with Consumer(URL, worker, at_most=2, transport=service(runtime)) as consumer:
+        async for message in consumer.messages():
+            receipts.append(await db.fetchval("select count(*) from receipt"))
+            assert (message.topic, message.group, message.subscription, message.attempt) == (
+                "order",
+                "shop",
+                "worker",
+                1,
+            )
+            if len(receipts) == 5:
+                consumer.stop()
+    assert receipts == [0, 1, 2, 3, 4]
+    assert await db.fetchval("select count(*) from receipt where outcome = 'delivered'") == 5
+    assert await db.fetchval("select count(*) from delivery_retry") == 0
+
+
+async def test_an_exception_of_the_body_gives_its_message_back_and_what_was_claimed_with_it(
+    client: httpx.AsyncClient, runtime: Runtime, db: Connection, worker: str
+) -> None:
+    await publish(client, *(order(n) for n in range(3)))
+    with pytest.raises(ValueError, match="no paper"):
+        async with Consumer(URL, worker, transport=service(runtime)) as consumer:
+            await taken(consumer, 3, fails=lambda message: message.json() == {"order": 1})
+    rows = await db.fetch('select "offset", attempts, last_error, leased_until from delivery_retry order by "offset"')
+    assert [(row["attempts"], row["leased_until"]) for row in rows] == [(1, None)] * len(rows)
+    assert {row["last_error"] for row in rows} == {"ValueError: no paper"}
+    async with Consumer(URL, worker, transport=service(runtime)) as consumer:
+        assert len(await taken(consumer, len(rows))) == len(rows)
+    assert await db.fetchval("select count(*) from receipt") == 3
+
+
+async def test_a_message_that_comes_twice_has_its_effect_once(
+    client: httpx.AsyncClient, runtime: Runtime, db: Connection, dsn: str, worker: str
+) -> None:
+    connections = Connections(dsn)
+    inbox = AsyncInbox(Asyncpg(connections), "points")
+    await inbox.create_table()
+    await db.execute("create table points (n int)")
+    await publish(client, *(order(n) for n in range(4)))
+    lapsed = asyncio.Event()
+
+    async def give_points(message: Message, connection: Any) -> None:
+        await connection.execute("insert into points values ($1)", message.offset)
+
+    class Lapsing(AsyncInbox):
+        """After the work on the first message, its time is over."""
+
+        async def receive(self, message: Message, handler: Any) -> Any:
+            found = await super().receive(message, handler)
+            if not lapsed.is_set():
+                lapsed.set()
+                async with runtime.database.connection() as other:
+                    await lapse(other, runtime)
+            return found
+
+    async with Consumer(URL, worker, transport=service(runtime), at_most=1) as consumer:
+        work = asyncio.create_task(consumer.run(give_points, inbox=Lapsing(Asyncpg(connections), "points")))
+        async with asyncio.timeout(60):
+            while await db.fetchval("select count(*) from receipt") < 4:
+                await wake_consumers(runtime, runtime.clock.now())
+                await asyncio.sleep(0.01)
+        consumer.stop()
+        await work
+    assert await db.fetchval('select array_agg(attempts order by "offset") from receipt') == [2, 1, 1, 1]
+    points = await db.fetchval("select array_agg(n order by n) from points")
+    assert points == await db.fetchval('select array_agg("offset" order by "offset") from receipt')
+    await connections.close()
+
+
+async def test_a_handler_that_fails_gives_the_later_ones_of_its_key_back(
+    client: httpx.AsyncClient, runtime: Runtime, db: Connection, worker: str
+) -> None:
+    keys = "aabab"
+    sent = await publish(client, *({**order(n), "key": key} for n, key in enumerate(keys)))
+    handled: list[tuple[int | None, int]] = []
+
+    async def handler(message: Message) -> None:
+        handled.append((message.offset, message.attempt))
+        if message.offset == sent[1] and message.attempt == 1:
+            raise ValueError("no paper")
+        if message.offset == sent[2]:
+            raise Reject("no address")
+
+    async with Consumer(URL, worker, transport=service(runtime)) as consumer:
+        work = asyncio.create_task(consumer.run(handler, at_once=3))
+        async with asyncio.timeout(60):
+            while await db.fetchval("select count(*) from receipt") < 4:
+                await db.execute("update delivery_retry set due_at = now() where leased_until is null")
+                await wake_consumers(runtime, runtime.clock.now())
+                await asyncio.sleep(0.01)
+        consumer.stop()
+        await work
+    assert [(offset, n) for offset, n in handled if offset in (sent[0], sent[1], sent[3])] == [
+        (sent[0], 1),
+        (sent[1], 1),
+        (sent[1], 2),
+        (sent[3], 2),
+    ]
+    assert await db.fetchval("select reason from dead_letter") == "no address"
+
+
+async def test_a_lease_is_extended_while_the_work_goes_on(
+    client: httpx.AsyncClient, runtime: Runtime, db: Connection, worker: str
+) -> None:
+    await publish(client, order(1), order(2))
+    consumer = Consumer(URL, worker, invisible_s=1.0, transport=service(runtime))
+    until_then = []
+    async with consumer:
+        async for _ in consumer.messages():
+            until_then.append(await db.fetchval("select max(leased_until) from delivery_retry"))
+            async with asyncio.timeout(60):
+                while (now := await db.fetchval("select max(leased_until) from delivery_retry")) == until_then[-1]:
+                    await asyncio.sleep(0.01)
+            until_then.append(now)
+            if len(until_then) == 4:
+                consumer.stop()
+    assert await db.fetchval("select array_agg(attempts) from receipt") == [1, 1]
+
+
+async def test_what_is_no_longer_held_is_not_worked_on() -> None:
+    lost = answer(200, {"outcomes": [{"status": 200}, {"status": 409}]})
+    coordinator = scripted(claimed(1, 2), claimed(3))
+    coordinator.answers[EXTEND] = [lost, outcomes]  # type: ignore[index]
+    found: list[Any] = []
+    async with Consumer(URL, "worker", invisible_s=1.0, transport=coordinator.transport()) as consumer:
+        async for message in consumer.messages():
+            found.append(message.json())
+            if message.json() == 1:
+                await until(lambda: len(consumer._held) == 1)
+            else:
+                consumer.stop()
+    assert found == [1, 3]
+    assert [one["handles"] for one in coordinator.asked(ACK)] == [["h1"], ["h3"]]
+
+
+async def test_a_stop_gives_back_what_was_not_begun() -> None:
+    coordinator = scripted(claimed(1, 2, 3))
+    async with Consumer(URL, "worker", transport=coordinator.transport()) as consumer:
+        assert await taken(consumer, 1) == [1]
+        assert await taken(consumer, 1) == []
+    assert [one["handles"] for one in coordinator.asked(ACK)] == [["h1"]]
+    [back] = coordinator.asked(NACK)
+    assert (back["handles"], back["retry_after_s"]) == (["h2", "h3"], 0.0)
+
+
+async def test_a_stop_while_a_claim_is_answered_gives_its_messages_back() -> None:
+    consumer: Consumer
+
+    def answers(_: httpx.Request) -> httpx.Response:
+        consumer.stop()
+        return claimed(1, 2)
+
+    coordinator = scripted(answers)
+    consumer = Consumer(URL, "worker", transport=coordinator.transport())
+    worked: list[Message] = []
+
+    async def handler(message: Message) -> None:
+        worked.append(message)
+
+    await consumer.run(handler)
+    assert worked == []
+    assert [one["handles"] for one in coordinator.asked(NACK)] == [["h1", "h2"]]
+    assert coordinator.asked(ACK) == []
+    await consumer.close()
+
+
+async def test_a_stop_ends_a_claim_that_waits(runtime: Runtime, worker: str) -> None:
+    async with Consumer(URL, worker, transport=service(runtime)) as consumer:
+        work = asyncio.create_task(taken(consumer, 1))
+        await until(lambda: runtime.waiting_consumers.any_waiting)
+        consumer.stop()
+        assert await work == []
+    await until(lambda: not runtime.waiting_consumers.any_waiting)
+
+
+async def test_a_claim_that_is_refused_is_raised_and_others_are_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("halfnote.consumer.paused_s", lambda failed: 0.01)
+    coordinator = scripted(problem(404, "subscription-unknown"))
+    consumer = Consumer(URL, "worker", transport=coordinator.transport())
+    with pytest.raises(Refused, match="subscription-unknown"):
+        await taken(consumer, 1)
+    await consumer.close()
+    coordinator = scripted(httpx.ConnectError("down"), problem(503, "overloaded"), claimed(1))
+    async with Consumer(URL, "worker", transport=coordinator.transport()) as consumer:
+        assert await taken(consumer, 1) == [1]
+
+
+async def test_an_acknowledgement_that_came_too_late_is_logged(caplog: pytest.LogCaptureFixture) -> None:
+    coordinator = scripted(claimed(1))
+    coordinator.answers[ACK] = [answer(200, {"outcomes": [{"status": 409}]})]  # type: ignore[index]
+    async with Consumer(URL, "worker", transport=coordinator.transport()) as consumer:
+        assert await taken(consumer, 1) == [1]
+    assert "1 messages were not settled (their time was over), and come again" in caplog.text
+
+
+async def test_a_consumer_of_threads_does_the_same(
+    client: httpx.AsyncClient, runtime: Runtime, db: Connection, worker: str
+) -> None:
+    await publish(client, *({**order(n), "key": f"k{n % 3}"} for n in range(9)))
+    threads: set[str] = set()
+    handled: list[int | None] = []
+    transport = FromThreads(service(runtime))
+    consumer = SyncConsumer(URL, worker, transport=transport, at_most=4, wait_s=0.2)
+
+    def handler(message: Message) -> None:
+        threads.add(threading.current_thread().name)
+        handled.append(message.offset)
+        if len(handled) == 9:
+            consumer.stop()
+
+    await asyncio.to_thread(consumer.run, handler, at_once=2)
+    await asyncio.to_thread(consumer.close)
+    assert sorted(handled, key=lambda offset: offset or 0) == await db.fetchval(
+        'select array_agg("offset" order by "offset") from receipt'
+    )
+    assert all(name.startswith("halfnote-consumer") for name in threads)
+
+    await publish(client, *(order(n) for n in range(2)))
+
+    def loop() -> list[Any]:
+        with SyncConsumer(URL, worker, transport=transport, wait_s=0.2) as second, suppress(ValueError):
+            for _ in second.messages():
+                raise ValueError("no paper")
+        with SyncConsumer(URL, worker, transport=transport, wait_s=0.2, at_most=1) as third:
+            found = []
+            for message in third.messages():
+                found.append(message.attempt)
+                if len(found) == 2:
+                    third.stop()
+            return found
+
+    assert await asyncio.to_thread(loop) == [2, 2]
+
+
+async def test_a_sync_lease_is_extended_and_a_sync_stop_gives_back() -> None:
+    coordinator = scripted(claimed(1, 2))
+    consumer = SyncConsumer(URL, "worker", invisible_s=1.0, transport=coordinator.transport())
+
+    def loop() -> list[Any]:
+        found = []
+        with consumer:
+            for message in consumer.messages():
+                found.append(message.json())
+                while not coordinator.asked(EXTEND):
+                    threading.Event().wait(0.01)
+                consumer.stop()
+        return found
+
+    assert await asyncio.wait_for(asyncio.to_thread(loop), 60) == [1]
+    assert set(coordinator.asked(EXTEND)[0]["handles"]) == {"h1", "h2"}
+    assert [one["handles"] for one in coordinator.asked(NACK)] == [["h2"]]
+
+
+async def test_an_inbox_needs_an_own_handler_and_plain_functions_are_not_awaited() -> None:
+    coordinator = scripted(claimed(1))
+    with SyncConsumer(URL, "worker", transport=coordinator.transport()) as consumer:
+
+        async def handler(_: Message) -> None:
+            raise AssertionError("it is not awaited")
+
+        def work() -> None:
+            timer = threading.Timer(0.5, consumer.stop)
+            timer.start()
+            consumer.run(handler)
+
+        coordinator.answers[CLAIM] = [claimed(1), claimed()]  # type: ignore[index]
+        await asyncio.to_thread(work)
+    assert "awaitable" in coordinator.asked(NACK)[0]["error"]
+    assert coordinator.asked(ACK) == []
+
+
+@pytest.fixture
+async def coordinator() -> Coordinator:
+    made = Coordinator("shop")
+    async with httpx.AsyncClient(base_url=URL, transport=made.transport()) as client:
+        put = {"topics": ["order"], "destination": {"type": "pull"}, "ordered": "key"}
+        assert (await client.put("/subscriptions/worker", json=put)).status_code == 201
+    return made
+
+
+async def test_the_coordinator_in_memory_hands_out_messages(coordinator: Coordinator) -> None:
+    async with TransactionProducer(URL, group="shop", transport=coordinator.transport()) as producer:
+        await producer.send_plain([Outgoing("order", n, key="a") for n in range(3)])
+        await producer.send_plain(Outgoing("other", 1))
+        await producer.send_plain(Outgoing("order", b"\xff", content_type="text/plain", key="b"))
+    pulled = coordinator.subscriptions["worker"]
+    attempts: list[tuple[bytes, int]] = []
+
+    async def handler(message: Message) -> None:
+        attempts.append((message.body, message.attempt))
+        if message.body == b"1" and message.attempt == 1:
+            raise ValueError("no paper")
+        if message.body == b"\xff":
+            raise Reject("no text")
+        if message.body == b"2":
+            consumer.stop()
+
+    async with Consumer(URL, "worker", transport=coordinator.transport()) as consumer:
+        await consumer.run(handler)
+    assert attempts == [(b"0", 1), (b"1", 1), (b"\xff", 1), (b"1", 2), (b"2", 2)]
+    assert [message.json() for message in pulled.acknowledged] == [0, 1, 2]
+    assert [message.body for message in pulled.dead] == [b"\xff"]
+
+
+async def test_the_coordinator_in_memory_lets_a_lease_lapse(coordinator: Coordinator) -> None:
+    async with TransactionProducer(URL, group="shop", transport=coordinator.transport()) as producer:
+        await producer.send_plain([Outgoing("order", 1, key="a"), Outgoing("order", 2, key="a")])
+    async with httpx.AsyncClient(base_url=URL, transport=coordinator.transport()) as client:
+        [first] = (await client.post("/subscriptions/worker/claim", json={"max": 1})).json()["messages"]
+        assert (await client.post("/subscriptions/worker/claim", json={})).json()["messages"] == []
+        coordinator.subscriptions["worker"].lapse()
+        settle = {"handles": [first["handle"]]}
+        assert (await client.post("/subscriptions/worker/ack", json=settle)).json()["outcomes"][0]["status"] == 409
+        again = (await client.post("/subscriptions/worker/claim", json={})).json()["messages"]
+        assert [(one["body"], one["attempt"]) for one in again] == [(1, 2), (2, 1)]
+        assert (await client.post("/subscriptions/none/claim", json={})).status_code == 404
