@@ -1,8 +1,8 @@
 """`python -m bench [name…]`: run benchmarks, print a table for each and write bench/out/<name>.json.
 
-Without names, all benchmarks run except `relay`, `spark` and `peers`, which take a quarter of an hour each, and
-`scale`, which is for a machine with many cores. `relay:<row>` is one row of `relay`. With QUICK=1 a benchmark takes
-seconds. `--help` prints the names.
+Without names, all benchmarks run except `relay`, `spark` and `peers`, which take a quarter of an hour each, `pull`,
+which takes four minutes, and `scale`, which is for a machine with many cores. `relay:<row>` is one row of `relay`.
+With QUICK=1 a benchmark takes seconds. `--help` prints the names.
 """
 
 import os
@@ -24,6 +24,7 @@ from bench import (
     latency,
     memory,
     processes,
+    pull,
     relay,
     scale,
     shedding,
@@ -62,8 +63,9 @@ SPARK: dict[str, Callable[[Stage], Awaitable[Report]]] = {
     "spark": spark.bench,
     **{f"spark:{row}": partial(spark.bench, names=[row]) for row in spark.ROWS},
 }
+PULL: dict[str, Callable[[Stage], Awaitable[Report]]] = {"pull": pull.bench}
 PEERS: dict[str, Callable[[Stage], Awaitable[Report]]] = {"peers": peers.bench}
-ALL = BENCHMARKS | SCALE | RELAY | SPARK | PEERS
+ALL = BENCHMARKS | SCALE | RELAY | SPARK | PULL | PEERS
 
 
 async def run(names: Sequence[str], *, quick: bool) -> list[Report]:
