@@ -18,6 +18,7 @@ from app.cli import (
     messages,
     proof,
     reconcile,
+    rocketmq,
     search,
     secrets,
     serve,
@@ -64,6 +65,7 @@ app.command("status")(status.status)
 app.command("watch")(watch.watch)
 app.add_typer(audit.app, name="audit")
 app.command("consume")(consume.consume)
+app.command("rocketmq")(rocketmq.rocketmq)
 app.command("why")(why.why)
 app.command("workers")(workers.workers)
 

@@ -59,6 +59,7 @@ VENDORED = (
     "app/console/static/htmx",
     "app/console/static/licenses/",
     "app/console/static/swagger-ui",
+    "app/rocketmq/protocol/",
     "tests/console/axe/",
 )
 # Not prose: names of other APIs, stored words of the API (a replay's state), and the Unix account.

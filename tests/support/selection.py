@@ -47,6 +47,8 @@ MARKS: dict[str, tuple[str, ...]] = {
         "relay/test_plans.py",
         "relay/test_shards.py",
         "retention/test_archive_check.py",
+        "rocketmq/test_clients.py",
+        "rocketmq/test_server.py",
         "routers/test_dead_letter_plans.py",
         "sdk/",
         "secrets/test_vault.py",

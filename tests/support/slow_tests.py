@@ -43,6 +43,7 @@ FILES = (
     # Connections, databases and steps that are awaited in real time.
     "relay/test_faults.py",
     "relay/test_kills.py",
+    "rocketmq/test_two_gateways.py",
     "server/test_connection_limits.py",
     "server/test_example_clients.py",
     "sdk/test_model_service.py",

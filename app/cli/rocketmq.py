@@ -1,0 +1,80 @@
+"""`halfnote rocketmq`: the gateway for RocketMQ 5 clients."""
+
+import asyncio
+import os
+import ssl
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from app.cli.api_client import DEFAULT_URL, Url, trusted
+from app.cli.errors import WRONG_USAGE, Refusal
+from app.observability.logs import set_up_logs
+
+PORT = 8081
+# In base64 it fits into HALFNOTE_BODY_LIMIT_BYTES (4 MiB), with room for its headers.
+BODY_BYTES = 3_000_000
+
+Host = Annotated[str, typer.Option(help="the address to listen on")]
+Port = Annotated[int, typer.Option(help="the port to listen on", min=0, max=65_535)]
+CredentialsFile = Annotated[
+    Path | None,
+    typer.Option(help="YAML with access keys, their secrets and their API keys; without it every client may call"),
+]
+Certificate = Annotated[Path | None, typer.Option(help="PEM file of a certificate chain; without it there is no TLS")]
+CertificateKey = Annotated[Path | None, typer.Option(help="PEM file of the certificate's key")]
+BodyBytes = Annotated[
+    int,
+    typer.Option(help="the largest body of a message; about 0.7 of the service's HALFNOTE_BODY_LIMIT_BYTES", min=1),
+]
+
+
+def rocketmq(
+    url: Url = DEFAULT_URL,
+    host: Host = "127.0.0.1",
+    port: Port = PORT,
+    credentials: CredentialsFile = None,
+    tls_cert: Certificate = None,
+    tls_key: CertificateKey = None,
+    max_body_bytes: BodyBytes = BODY_BYTES,
+) -> None:
+    """Serve RocketMQ 5 clients over gRPC, on the HTTP API of a running Halfnote. Ends at SIGTERM."""
+    if (tls_cert is None) != (tls_key is None):
+        raise Refusal("--tls-cert and --tls-key go together.", code=WRONG_USAGE)
+    try:
+        from app.rocketmq.credentials import ApiKeys, Credentials, CredentialsFault, read_credentials
+        from app.rocketmq.server import CannotListen, GatewayOptions, serve_gateway
+    except ModuleNotFoundError as error:
+        if (error.name or "").partition(".")[0] not in ("grpc", "google"):
+            raise
+        raise Refusal("RocketMQ clients need gRPC: pip install 'halfnote-server[rocketmq]'", code=WRONG_USAGE) from None
+    key = os.environ.get("HALFNOTE_API_KEY", "").strip() or None
+    try:
+        known = None if credentials is None else read_credentials(credentials)
+    except CredentialsFault as fault:
+        raise Refusal(str(fault), code=WRONG_USAGE) from None
+    certificate = None if tls_cert is None or tls_key is None else (_usable(tls_cert, tls_key))
+    set_up_logs()
+    options = GatewayOptions(
+        url=url,
+        verify=trusted(url),
+        host=host,
+        port=port,
+        credentials=Credentials(known, ApiKeys(key, key)),
+        body_limit=max_body_bytes,
+        certificate=certificate,
+    )
+    try:
+        asyncio.run(serve_gateway(options))
+    except CannotListen as error:
+        raise Refusal(str(error)) from None
+
+
+def _usable(certificate: Path, key: Path) -> tuple[Path, Path]:
+    # gRPC says of an unusable certificate only that it cannot listen.
+    try:
+        ssl.create_default_context(ssl.Purpose.CLIENT_AUTH).load_cert_chain(certificate, key)
+    except (OSError, ssl.SSLError) as error:
+        raise Refusal(f"{certificate} and {key} cannot be used for TLS: {error}", code=WRONG_USAGE) from None
+    return certificate, key

@@ -1,0 +1,93 @@
+"""The clients that are connected to this process, by the streams that they hold open."""
+
+import asyncio
+from collections.abc import Callable
+
+from app.rocketmq.credentials import ApiKeys
+from app.rocketmq.protocol.definition_pb2 import ClientType, Resource, Settings
+from app.rocketmq.protocol.service_pb2 import TelemetryCommand
+
+# Commands that wait for a client which does not read. More are not sent to it.
+WAITING_MAX = 200
+
+
+class ConnectedClient:
+    """A client with an open stream. `topics`: what it publishes to, by name in Halfnote."""
+
+    def __init__(self, client_id: str, keys: ApiKeys) -> None:
+        self.client_id, self.keys = client_id, keys
+        self.settings = Settings()
+        self.topics: dict[str, Resource] = {}
+        # The filter expression that this client last gave, by subscription.
+        self.expressions: dict[str, str] = {}
+        self.sends_transactions = False
+        self._commands: asyncio.Queue[TelemetryCommand | None] = asyncio.Queue(WAITING_MAX)
+
+    @property
+    def pushes(self) -> bool:
+        """Whether it is a push consumer: one whose handler is called for each message."""
+        return self.settings.client_type == ClientType.PUSH_CONSUMER
+
+    def send(self, command: TelemetryCommand) -> bool:
+        """Send a command; return False if the client does not read."""
+        try:
+            self._commands.put_nowait(command)
+        except asyncio.QueueFull:
+            return False
+        return True
+
+    async def next_command(self) -> TelemetryCommand | None:
+        """Return the next command for the client; None: the stream is to end."""
+        return await self._commands.get()
+
+    def end(self) -> None:
+        """End the stream after what waits."""
+        if self._commands.full():
+            self._commands.get_nowait()
+        self._commands.put_nowait(None)
+
+
+class ConnectedClients:
+    """All of this process. `on_change` is called when a topic gets its first producer or loses its last."""
+
+    def __init__(self) -> None:
+        # By keys as well: a client cannot take the place of one that has other rights.
+        self._by_id: dict[tuple[str, ApiKeys], ConnectedClient] = {}
+        self._turn: dict[str, int] = {}
+        self.on_change: Callable[[], None] = lambda: None
+
+    def get(self, client_id: str, keys: ApiKeys) -> ConnectedClient | None:
+        """Return the client with this id and these rights."""
+        return self._by_id.get((client_id, keys))
+
+    def add(self, client: ConnectedClient) -> None:
+        """Add a client, or replace its former stream."""
+        self._by_id[client.client_id, client.keys] = client
+        self.on_change()
+
+    def remove(self, client: ConnectedClient) -> None:
+        """Remove a client whose stream ended, unless a new one replaced it."""
+        if self.get(client.client_id, client.keys) is client:
+            del self._by_id[client.client_id, client.keys]
+            self.on_change()
+
+    def close(self) -> None:
+        """End all streams, so that the clients connect elsewhere."""
+        for client in self._by_id.values():
+            client.end()
+
+    def producers_of(self, topic: str, keys: ApiKeys) -> list[ConnectedClient]:
+        """Return whom to ask about a transaction, the next in turn first.
+
+        Clients that sent a transaction come before those that never did, which may have no checker.
+        """
+        found = [one for one in self._by_id.values() if topic in one.topics and one.keys == keys]
+        if not found:
+            return []
+        turn = self._turn[topic] = self._turn.get(topic, -1) + 1
+        ahead = turn % len(found)
+        return sorted(found[ahead:] + found[:ahead], key=lambda one: not one.sends_transactions)
+
+    def published(self) -> set[tuple[str, ApiKeys]]:
+        """Return the topics that have a producer here, with the keys under which their checks are claimed."""
+        return {(topic, one.keys) for one in self._by_id.values() for topic in one.topics}

@@ -1,0 +1,196 @@
+"""Calls of consumers: receive, acknowledge, give back, and dead letters."""
+
+import asyncio
+import json
+from collections.abc import AsyncGenerator, Sequence
+from typing import Any
+
+from app.rocketmq.calls import ClientCall
+from app.rocketmq.clients import ConnectedClients
+from app.rocketmq.filters import filters_of
+from app.rocketmq.halfnote_api import HalfnoteApi
+from app.rocketmq.names import subscription_of, topic_of
+from app.rocketmq.paths import path_of
+from app.rocketmq.producing import overall
+from app.rocketmq.protocol.definition_pb2 import Code, Status
+from app.rocketmq.protocol.service_pb2 import (
+    AckMessageRequest,
+    AckMessageResponse,
+    AckMessageResultEntry,
+    ChangeInvisibleDurationRequest,
+    ChangeInvisibleDurationResponse,
+    ForwardMessageToDeadLetterQueueRequest,
+    ForwardMessageToDeadLetterQueueResponse,
+    ReceiveMessageRequest,
+    ReceiveMessageResponse,
+)
+from app.rocketmq.receiving import ClaimedDelivery, delivered, read_messages
+from app.rocketmq.refusals import OK_STATUS, Refused, refusal_of
+from app.rocketmq.renewals import HELD_S, Renewals
+from app.rocketmq.subscriptions import Subscriptions
+
+BATCH_MAX = 32
+# RocketMQ's limits of the time for which a consumer holds a message.
+INVISIBLE_LEAST_S, INVISIBLE_MOST_S = 10.0, 43_200.0
+POLL_MOST_S = 20.0
+# Left of the caller's deadline for the answer to arrive.
+MARGIN_S = 0.5
+HANDLE_MAX = 500
+
+
+class Consuming:
+    """Claims messages of subscriptions for clients, and settles them."""
+
+    def __init__(
+        self, api: HalfnoteApi, clients: ConnectedClients, subscriptions: Subscriptions, renewals: Renewals
+    ) -> None:
+        self._api, self._clients, self._subscriptions, self._renewals = api, clients, subscriptions, renewals
+        self._give_backs: set[asyncio.Task[None]] = set()
+
+    async def receive(
+        self, request: ReceiveMessageRequest, call: ClientCall
+    ) -> AsyncGenerator[ReceiveMessageResponse, None]:
+        """Yield a status, then the messages. Raises Refused before the first."""
+        resource = request.message_queue.topic
+        topic = topic_of(resource)
+        name = subscription_of(request.group, topic)
+        held_s = _held_s(request)
+        await self._ready(request, call, name, topic)
+        content = {
+            "max": min(max(request.batch_size, 1), BATCH_MAX),
+            "invisible_s": held_s,
+            "wait_s": _poll_s(request, call.left_s),
+        }
+        claimed = await self._claim(name, call, content)
+        if not claimed:
+            yield ReceiveMessageResponse(status=Status(code=Code.MESSAGE_NOT_FOUND, message="There is no new message."))
+            return
+        left = list(claimed)
+        try:
+            if request.auto_renew:
+                self._renewals.hold([one.handle for one in claimed], call.client_id, name, call.keys)
+            yield ReceiveMessageResponse(status=OK_STATUS)
+            for one in claimed:
+                yield ReceiveMessageResponse(message=delivered(one, resource, held_s))
+                left.pop(0)
+            end = ReceiveMessageResponse()
+            end.delivery_timestamp.GetCurrentTime()
+            yield end
+        finally:
+            if left:
+                self._give_back(name, call, left)
+
+    async def acknowledge(self, request: AckMessageRequest, call: ClientCall) -> AckMessageResponse:
+        """Acknowledge messages. Raises Refused."""
+        name = subscription_of(request.group, topic_of(request.topic))
+        if not request.entries:
+            raise Refused(Code.BAD_REQUEST, "The request has no entry.")
+        handles = [entry.receipt_handle for entry in request.entries]
+        self._renewals.settled(handles)
+        statuses = await self._settle(name, call, "ack", handles, {})
+        entries = [
+            AckMessageResultEntry(message_id=entry.message_id, receipt_handle=entry.receipt_handle, status=status)
+            for entry, status in zip(request.entries, statuses, strict=True)
+        ]
+        return AckMessageResponse(status=overall(statuses), entries=entries)
+
+    async def change_invisible(
+        self, request: ChangeInvisibleDurationRequest, call: ClientCall
+    ) -> ChangeInvisibleDurationResponse:
+        """Let a message come again after a time, or hold it until then. Raises Refused.
+
+        A push consumer says by this that its handler failed, so it is a failed attempt at once. A simple consumer may
+        still acknowledge in that time.
+        """
+        name = subscription_of(request.group, topic_of(request.topic))
+        seconds = request.invisible_duration.ToMilliseconds() / 1000
+        if not 0 <= seconds <= INVISIBLE_MOST_S:
+            raise Refused(Code.ILLEGAL_INVISIBLE_TIME, f"The time is from 0 to {INVISIBLE_MOST_S:.0f} s.")
+        client = self._clients.get(call.client_id, call.keys)
+        handle = request.receipt_handle
+        if seconds < 1 or (client is not None and client.pushes):
+            self._renewals.settled([handle])
+            more: dict[str, Any] = {"retry_after_s": seconds, "error": "the consumer asked for it again"}
+            (status,) = await self._settle(name, call, "nack", [handle], more)
+        else:
+            (status,) = await self._settle(name, call, "extend", [handle], {"invisible_s": seconds})
+        return ChangeInvisibleDurationResponse(status=status, receipt_handle=handle)
+
+    async def forward_to_dead_letters(
+        self, request: ForwardMessageToDeadLetterQueueRequest, call: ClientCall
+    ) -> ForwardMessageToDeadLetterQueueResponse:
+        """Make a message a dead letter of its subscription. Raises Refused."""
+        name = subscription_of(request.group, topic_of(request.topic))
+        self._renewals.settled([request.receipt_handle])
+        reason = f"the consumer gave up at attempt {request.delivery_attempt} of {request.max_delivery_attempts}"
+        (status,) = await self._settle(name, call, "reject", [request.receipt_handle], {"reason": reason})
+        return ForwardMessageToDeadLetterQueueResponse(status=status)
+
+    async def _ready(self, request: ReceiveMessageRequest, call: ClientCall, name: str, topic: str) -> None:
+        """Make the subscription exist and filter as the client says, if the client says something new."""
+        filters = filters_of(request.filter_expression)
+        client = self._clients.get(call.client_id, call.keys)
+        said = request.filter_expression.SerializeToString(deterministic=True).hex()
+        if client is None or client.expressions.get(name) == said:
+            await self._subscriptions.of(name, topic, call.keys, filters)
+            return
+        await self._subscriptions.filter_by(name, topic, call.keys, filters)
+        client.expressions[name] = said
+
+    async def _claim(self, name: str, call: ClientCall, content: dict[str, Any]) -> Sequence[ClaimedDelivery]:
+        path = path_of("subscriptions", name, "claim")
+        try:
+            answer = await self._api.post(path, call.keys.subscriber, content, wait_s=content["wait_s"])
+        except Refused as refused:
+            if refused.slug in ("subscription-unknown", "not-pulled"):
+                self._subscriptions.forget(name, call.keys)
+            raise
+        return read_messages(answer).messages
+
+    async def _settle(
+        self, name: str, call: ClientCall, how: str, handles: Sequence[str], more: dict[str, Any]
+    ) -> list[Status]:
+        if not all(0 < len(handle) <= HANDLE_MAX for handle in handles):
+            raise Refused(Code.INVALID_RECEIPT_HANDLE, "A receipt handle is missing, or is not one of Halfnote.")
+        content = {"handles": list(handles), **more}
+        answer = await self._api.post(path_of("subscriptions", name, how), call.keys.subscriber, content)
+        outcomes = json.loads(answer)["outcomes"]
+        return [OK_STATUS if one["status"] == 200 else refusal_of(one["status"], one).status for one in outcomes]
+
+    def _give_back(self, name: str, call: ClientCall, left: Sequence[ClaimedDelivery]) -> None:
+        """Let messages come again that were claimed for a client which no longer reads."""
+        handles = [one.handle for one in left]
+        self._renewals.settled(handles)
+        more = {"retry_after_s": 0, "error": "the consumer left before it got the message"}
+
+        async def settle() -> None:
+            try:
+                await self._settle(name, call, "nack", handles, more)
+            except Refused:
+                # They come again when their time is over.
+                return
+
+        task = asyncio.create_task(settle())
+        self._give_backs.add(task)
+        task.add_done_callback(self._give_backs.discard)
+
+
+def _held_s(request: ReceiveMessageRequest) -> float:
+    if request.auto_renew:
+        return HELD_S
+    seconds = request.invisible_duration.ToMilliseconds() / 1000
+    if not INVISIBLE_LEAST_S <= seconds <= INVISIBLE_MOST_S:
+        raise Refused(
+            Code.ILLEGAL_INVISIBLE_TIME,
+            f"A message is held for {INVISIBLE_LEAST_S:.0f} to {INVISIBLE_MOST_S:.0f} s, not for {seconds} s.",
+        )
+    return seconds
+
+
+def _poll_s(request: ReceiveMessageRequest, left_s: float | None) -> float:
+    wanted = POLL_MOST_S
+    if request.HasField("long_polling_timeout"):
+        wanted = min(wanted, request.long_polling_timeout.ToMilliseconds() / 1000)
+    if left_s is not None:
+        wanted = min(wanted, left_s - MARGIN_S)
+    return max(0.0, wanted)

@@ -1,0 +1,69 @@
+"""User properties and system properties of RocketMQ's messages as headers of Halfnote's, and back.
+
+A property becomes the header of its name, so that subscriptions can filter by it and webhooks show it. What HTTP
+does not allow as a header goes into the header `rocketmq-properties`, as JSON.
+"""
+
+import json
+import re
+from collections.abc import Mapping
+
+PREFIX = "rocketmq-"
+MESSAGE_ID = "rocketmq-message-id"
+KEYS = "rocketmq-keys"
+GROUP = "rocketmq-message-group"
+TYPE = "rocketmq-message-type"
+DELIVERY = "rocketmq-delivery-timestamp"
+TRACE = "rocketmq-trace-context"
+BORN_HOST = "rocketmq-born-host"
+PROPERTIES = "rocketmq-properties"
+
+TRANSACTION_WORD = "transaction"
+
+_header_name = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}").fullmatch
+
+
+def is_header(name: str) -> bool:
+    """Return whether a property of this name is stored as a header of its own."""
+    return _header_name(name) is not None and not name.lower().startswith(PREFIX)
+
+
+def of_properties(properties: Mapping[str, str]) -> dict[str, str]:
+    """Return the headers of user properties."""
+    headers: dict[str, str] = {}
+    others: dict[str, str] = {}
+    taken: set[str] = set()
+    for name, value in sorted(properties.items()):
+        # Header names that differ only by case are one header in HTTP.
+        if is_header(name) and name.lower() not in taken:
+            taken.add(name.lower())
+            headers[name] = value
+        else:
+            others[name] = value
+    if others:
+        headers[PROPERTIES] = json.dumps(others, sort_keys=True)
+    return headers
+
+
+def to_properties(headers: Mapping[str, str]) -> dict[str, str]:
+    """Return the user properties in headers, of a message that any producer sent."""
+    properties = {name: value for name, value in headers.items() if not name.lower().startswith(PREFIX)}
+    try:
+        others = json.loads(headers.get(PROPERTIES, "{}"))
+    except ValueError:
+        return properties
+    if isinstance(others, dict):
+        properties.update({str(name): str(value) for name, value in others.items()})
+    return properties
+
+
+def to_keys(headers: Mapping[str, str], key: str | None) -> list[str]:
+    """Return the keys of a message."""
+    try:
+        keys = json.loads(headers.get(KEYS, ""))
+    except ValueError:
+        keys = None
+    if isinstance(keys, list):
+        return [str(one) for one in keys]
+    # The key of a message with a message group is the group.
+    return [] if key is None or GROUP in headers else [key]

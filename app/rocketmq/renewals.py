@@ -1,0 +1,88 @@
+"""Keep messages of push consumers out to them while their handlers run, as RocketMQ's proxy does."""
+
+import asyncio
+import time
+from collections import defaultdict
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import structlog
+
+from app.rocketmq.clients import ConnectedClients
+from app.rocketmq.credentials import ApiKeys
+from app.rocketmq.halfnote_api import HalfnoteApi
+from app.rocketmq.paths import path_of
+from app.rocketmq.refusals import Refused
+
+log = structlog.get_logger(__name__)
+
+# RocketMQ's proxy has the same times: how long a message is held at once, how long before the end that is renewed,
+# how often it looks, and when it gives up.
+HELD_S = 60.0
+AHEAD_S = 20.0
+LOOK_S = 5.0
+RENEWED_MOST_S = 3 * 3600.0
+
+
+@dataclass(slots=True)
+class HeldReceipt:
+    """A message that a push consumer works on."""
+
+    client_id: str
+    subscription: str
+    keys: ApiKeys
+    since: float
+    until: float
+
+
+class Renewals:
+    """The receipt handles that are renewed for connected push consumers."""
+
+    def __init__(self, api: HalfnoteApi, clients: ConnectedClients) -> None:
+        self._api, self._clients = api, clients
+        self._held: dict[str, HeldReceipt] = {}
+
+    def hold(self, handles: Iterable[str], client_id: str, subscription: str, keys: ApiKeys) -> None:
+        """Renew these handles until they are settled or the client is gone."""
+        now = time.monotonic()
+        for handle in handles:
+            self._held[handle] = HeldReceipt(client_id, subscription, keys, now, now + HELD_S)
+
+    def settled(self, handles: Iterable[str]) -> None:
+        """Renew these handles no more."""
+        for handle in handles:
+            self._held.pop(handle, None)
+
+    async def run(self) -> None:
+        """Renew without end."""
+        while True:
+            await asyncio.sleep(LOOK_S)
+            try:
+                await self.renew(time.monotonic())
+            except Exception:
+                log.exception("rocketmq_renewal_failed")
+
+    async def renew(self, now: float) -> None:
+        """Renew what is due at `now` (monotonic seconds). Forget what is over or whose client has left."""
+        due: dict[tuple[str, ApiKeys], list[str]] = defaultdict(list)
+        for handle, one in list(self._held.items()):
+            gone = self._clients.get(one.client_id, one.keys) is None
+            if gone or now > one.until or now - one.since > RENEWED_MOST_S:
+                del self._held[handle]
+            elif one.until - now <= AHEAD_S:
+                due[one.subscription, one.keys].append(handle)
+        for (subscription, keys), handles in due.items():
+            for start in range(0, len(handles), 1000):
+                await self._extend(subscription, keys, handles[start : start + 1000], now)
+
+    async def _extend(self, subscription: str, keys: ApiKeys, handles: list[str], now: float) -> None:
+        content = {"handles": handles, "invisible_s": HELD_S}
+        try:
+            await self._api.post(path_of("subscriptions", subscription, "extend"), keys.subscriber, content)
+        except Refused as refused:
+            log.warning("rocketmq_messages_not_renewed", subscription=subscription, error=refused.text)
+            return
+        for handle in handles:
+            one = self._held.get(handle)
+            if one is not None:
+                one.until = now + HELD_S

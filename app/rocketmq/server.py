@@ -1,0 +1,147 @@
+"""The gateway's process: a gRPC server, the claims of checks, and renewals."""
+
+import asyncio
+import contextlib
+import signal
+import ssl
+from dataclasses import dataclass
+from pathlib import Path
+
+import grpc
+import grpc.aio
+import structlog
+
+from app.rocketmq.checks import CheckClaims
+from app.rocketmq.clients import ConnectedClients
+from app.rocketmq.consuming import Consuming
+from app.rocketmq.credentials import Credentials
+from app.rocketmq.halfnote_api import HalfnoteApi
+from app.rocketmq.producing import Producing
+from app.rocketmq.renewals import Renewals
+from app.rocketmq.service import MessagingService
+from app.rocketmq.sessions import ClientSessions
+from app.rocketmq.subscriptions import Subscriptions
+
+log = structlog.get_logger(__name__)
+
+# A larger request ends with an error of gRPC's; a body above the limit, but below this, gets a status.
+REQUEST_ROOM_BYTES = 12 * 1024 * 1024
+CALLS_MAX = 10_000
+# Calls may end in this time after a signal.
+GRACE_S = 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class GatewayOptions:
+    """Where the gateway listens, and what it calls. `body_limit`: bytes of one message."""
+
+    url: str
+    verify: ssl.SSLContext | bool
+    host: str
+    port: int
+    credentials: Credentials
+    body_limit: int
+    certificate: tuple[Path, Path] | None
+
+
+class CannotListen(Exception):
+    """The address is taken or not of this machine, or the certificate is unusable."""
+
+
+async def serve_gateway(options: GatewayOptions) -> None:
+    """Serve until SIGTERM or SIGINT. Raises CannotListen."""
+    api = HalfnoteApi(options.url, options.verify)
+    clients = ConnectedClients()
+    checks = CheckClaims(api, clients)
+    clients.on_change = checks.adjust
+    subscriptions, renewals = Subscriptions(api), Renewals(api, clients)
+    service = MessagingService(
+        options.credentials,
+        ClientSessions(clients, subscriptions, options.body_limit),
+        Producing(api, clients, checks, options.body_limit),
+        Consuming(api, clients, subscriptions, renewals),
+    )
+    server = grpc.aio.server(options=_channel_options(options), maximum_concurrent_rpcs=CALLS_MAX)
+    server.add_generic_rpc_handlers((service.handler(),))
+    port = _listen(server, options)
+    ended = asyncio.Event()
+    for one in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(one, ended.set)
+    renewing = asyncio.create_task(renewals.run())
+    await server.start()
+    log.info(
+        "rocketmq_gateway_started", host=options.host, port=port, tls=options.certificate is not None, url=options.url
+    )
+    try:
+        await ended.wait()
+    finally:
+        await checks.stop()
+        renewing.cancel()
+        clients.close()
+        await server.stop(GRACE_S)
+        with contextlib.suppress(asyncio.CancelledError):
+            await renewing
+        await api.aclose()
+
+
+def _channel_options(options: GatewayOptions) -> list[tuple[str, int]]:
+    return [
+        ("grpc.max_receive_message_length", options.body_limit + REQUEST_ROOM_BYTES),
+        ("grpc.max_send_message_length", -1),
+        # Two processes on one port would hide that the first still runs.
+        ("grpc.so_reuseport", 0),
+        # Clients ping streams on which nothing is said.
+        ("grpc.keepalive_permit_without_calls", 1),
+        ("grpc.http2.min_ping_interval_without_data_ms", 5_000),
+        # A client that disappears without a word is noticed.
+        ("grpc.keepalive_time_ms", 60_000),
+        ("grpc.keepalive_timeout_ms", 20_000),
+    ]
+
+
+def _listen(server: grpc.aio.Server, options: GatewayOptions) -> int:
+    address = f"[{options.host}]:{options.port}" if ":" in options.host else f"{options.host}:{options.port}"
+    try:
+        if options.certificate is None:
+            return server.add_insecure_port(address)
+        return server.add_secure_port(address, _tls(*options.certificate))
+    except (RuntimeError, OSError, ValueError) as error:
+        raise CannotListen(f"The gateway cannot listen on {address}: {error}") from None
+
+
+def _tls(certificate: Path, key: Path) -> grpc.ServerCredentials:
+    """Return credentials that are read again when a file changes, so that a renewed certificate needs no restart."""
+    read = _CertificateFiles(certificate, key)
+    # None means that nothing changed; the stubs do not know it.
+    return grpc.dynamic_ssl_server_credentials(read.configuration(), read.if_changed)  # type: ignore[arg-type]
+
+
+class _CertificateFiles:
+    """A certificate chain and its key, in PEM files."""
+
+    def __init__(self, certificate: Path, key: Path) -> None:
+        self._files = (certificate, key)
+        self._changed_at = self._stamp()
+
+    def configuration(self) -> grpc.ServerCertificateConfiguration:
+        """Read the files. Raises OSError, of which SSLError is one."""
+        # Files that are not of one pair yet would fail every handshake.
+        ssl.create_default_context(ssl.Purpose.CLIENT_AUTH).load_cert_chain(*self._files)
+        certificate, key = (file.read_bytes() for file in self._files)
+        return grpc.ssl_server_certificate_configuration([(key, certificate)])
+
+    def if_changed(self) -> grpc.ServerCertificateConfiguration | None:
+        """Read the files if they changed; None: what is known is still right, or the files cannot be read now."""
+        try:
+            stamp = self._stamp()
+            if stamp == self._changed_at:
+                return None
+            read = self.configuration()
+        except OSError as error:
+            log.warning("rocketmq_certificate_not_read", error=str(error))
+            return None
+        self._changed_at = stamp
+        return read
+
+    def _stamp(self) -> tuple[int, ...]:
+        return tuple(file.stat().st_mtime_ns for file in self._files)

@@ -1,0 +1,147 @@
+"""Calls by which clients connect, say what they do, and leave."""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncGenerator, AsyncIterator
+
+import structlog
+
+from app.rocketmq.calls import ClientCall
+from app.rocketmq.client_settings import consumer_settings, producer_settings
+from app.rocketmq.clients import ConnectedClient, ConnectedClients
+from app.rocketmq.filters import filters_of
+from app.rocketmq.names import subscription_of, topic_of
+from app.rocketmq.protocol.definition_pb2 import (
+    Assignment,
+    Broker,
+    Code,
+    Endpoints,
+    MessageQueue,
+    MessageType,
+    Permission,
+    Resource,
+    Settings,
+)
+from app.rocketmq.protocol.service_pb2 import (
+    HeartbeatRequest,
+    HeartbeatResponse,
+    NotifyClientTerminationRequest,
+    NotifyClientTerminationResponse,
+    QueryAssignmentRequest,
+    QueryAssignmentResponse,
+    QueryRouteRequest,
+    QueryRouteResponse,
+    TelemetryCommand,
+)
+from app.rocketmq.refusals import OK_STATUS, Refused
+from app.rocketmq.subscriptions import Shape, Subscriptions
+
+log = structlog.get_logger(__name__)
+
+BROKER = "halfnote"
+# What a consumer gets that subscribes to nothing yet.
+_NO_SUBSCRIPTION: Shape = {"retry": [10.0], "ordered": "none"}
+
+
+class ClientSessions:
+    """Routes, and the streams of connected clients."""
+
+    def __init__(self, clients: ConnectedClients, subscriptions: Subscriptions, body_limit: int) -> None:
+        self._clients, self._subscriptions, self._body_limit = clients, subscriptions, body_limit
+
+    async def route(self, request: QueryRouteRequest, call: ClientCall) -> QueryRouteResponse:
+        """Return one queue, at the address by which the client came. Raises Refused."""
+        topic_of(request.topic)
+        return QueryRouteResponse(status=OK_STATUS, message_queues=[_queue(request.topic, request.endpoints, 0)])
+
+    async def assignment(self, request: QueryAssignmentRequest, call: ClientCall) -> QueryAssignmentResponse:
+        """Assign the queue to every consumer: Halfnote gives each message to one of them. Raises Refused."""
+        subscription_of(request.group, topic_of(request.topic))
+        queue = _queue(request.topic, request.endpoints, -1)
+        return QueryAssignmentResponse(status=OK_STATUS, assignments=[Assignment(message_queue=queue)])
+
+    async def heartbeat(self, request: HeartbeatRequest, call: ClientCall) -> HeartbeatResponse:
+        """Answer a client that is connected here. Raises Refused for another."""
+        self._connected(call)
+        return HeartbeatResponse(status=OK_STATUS)
+
+    async def leave(self, request: NotifyClientTerminationRequest, call: ClientCall) -> NotifyClientTerminationResponse:
+        """Forget a client. Raises Refused if it is not connected here."""
+        client = self._connected(call)
+        self._clients.remove(client)
+        client.end()
+        return NotifyClientTerminationResponse(status=OK_STATUS)
+
+    async def telemetry(
+        self, commands: AsyncIterator[TelemetryCommand], call: ClientCall
+    ) -> AsyncGenerator[TelemetryCommand, None]:
+        """Answer settings, and send checks, until the client leaves. Raises Refused."""
+        client = ConnectedClient(call.client_id, call.keys)
+        reader = asyncio.create_task(self._read(commands, client))
+        reader.add_done_callback(lambda _: client.end())
+        try:
+            while (command := await client.next_command()) is not None:
+                yield command
+            if reader.done() and not reader.cancelled() and (error := reader.exception()) is not None:
+                raise error
+        finally:
+            self._clients.remove(client)
+            reader.cancel()
+            with contextlib.suppress(asyncio.CancelledError, Exception):
+                await reader
+
+    async def _read(self, commands: AsyncIterator[TelemetryCommand], client: ConnectedClient) -> None:
+        async for command in commands:
+            if command.WhichOneof("command") == "settings":
+                answer = await self._settled(command.settings, client)
+                client.send(TelemetryCommand(status=OK_STATUS, settings=answer))
+
+    async def _settled(self, settings: Settings, client: ConnectedClient) -> Settings:
+        """Connect a client as its settings say, or change them; return the settings that it gets."""
+        which = settings.WhichOneof("pub_sub")
+        if which == "publishing":
+            topics = {topic_of(resource): resource for resource in settings.publishing.topics}
+            answer = producer_settings(settings, self._body_limit)
+        elif which == "subscription":
+            topics = {}
+            answer = consumer_settings(settings, await self._subscribed(settings, client))
+        else:
+            raise Refused(Code.UNRECOGNIZED_CLIENT_TYPE, "The settings are neither of a producer nor of a consumer.")
+        client.settings, client.topics = settings, topics
+        self._clients.add(client)
+        return answer
+
+    async def _subscribed(self, settings: Settings, client: ConnectedClient) -> Shape:
+        shape = _NO_SUBSCRIPTION
+        for entry in settings.subscription.subscriptions:
+            topic = topic_of(entry.topic)
+            name = subscription_of(settings.subscription.group, topic)
+            filters = filters_of(entry.expression)
+            said = entry.expression.SerializeToString(deterministic=True).hex()
+            try:
+                if client.expressions.get(name) != said:
+                    await self._subscriptions.filter_by(name, topic, client.keys, filters)
+                    client.expressions[name] = said
+                shape = await self._subscriptions.of(name, topic, client.keys, filters)
+            except Refused as refused:
+                # A client whose settings are not answered does not start. The answers to its claims say what is wrong.
+                log.warning("rocketmq_subscription_not_ready", subscription=name, error=refused.text)
+        return shape
+
+    def _connected(self, call: ClientCall) -> ConnectedClient:
+        client = self._clients.get(call.client_id, call.keys)
+        if client is None:
+            raise Refused(Code.UNRECOGNIZED_CLIENT_TYPE, "This client has no open stream with its settings here.")
+        return client
+
+
+def _queue(topic: Resource, endpoints: Endpoints, number: int) -> MessageQueue:
+    if not endpoints.addresses:
+        raise Refused(Code.ILLEGAL_ACCESS_POINT, "The request does not say by which address the client came.")
+    return MessageQueue(
+        topic=topic,
+        id=number,
+        permission=Permission.READ_WRITE,
+        broker=Broker(name=BROKER, id=0, endpoints=endpoints),
+        accept_message_types=[MessageType.NORMAL, MessageType.FIFO, MessageType.DELAY, MessageType.TRANSACTION],
+    )

@@ -1,0 +1,102 @@
+"""The subscription of each consumer group and topic: found, or declared with the rights of the client's own key."""
+
+import json
+import time
+from collections.abc import Mapping
+from typing import Any
+
+import structlog
+
+from app.rocketmq.credentials import ApiKeys
+from app.rocketmq.filters import Filters
+from app.rocketmq.halfnote_api import HalfnoteApi
+from app.rocketmq.paths import path_of
+from app.rocketmq.protocol.definition_pb2 import Code
+from app.rocketmq.refusals import Refused
+
+log = structlog.get_logger(__name__)
+
+# How long a subscription is taken to exist after it was seen.
+SEEN_S = 30.0
+
+Shape = Mapping[str, Any]
+
+
+class Subscriptions:
+    """Subscriptions that were seen lately, by name and key."""
+
+    def __init__(self, api: HalfnoteApi) -> None:
+        self._api = api
+        self._seen: dict[tuple[str, ApiKeys], tuple[float, Shape]] = {}
+
+    async def of(self, name: str, topic: str, keys: ApiKeys, filters: Filters) -> Shape:
+        """Return the subscription; declare it, with these filters, if there is none. Raises Refused.
+
+        A new one begins with the messages that come from now on, as a new consumer group does in RocketMQ.
+        """
+        at, seen = self._seen.get((name, keys), (0.0, {}))
+        if seen and time.monotonic() - at < SEEN_S:
+            return seen
+        shape = await self._found(name, keys) or await self._declared(name, topic, keys, filters)
+        if shape["destination"]["type"] != "pull":
+            raise Refused(
+                Code.CONSUMER_GROUP_NOT_FOUND,
+                f"The subscription `{name}` delivers to its destination ({shape['destination']['type']}), so no "
+                "consumer can claim from it. Delete it, or name the consumer group differently.",
+            )
+        self._keep(name, keys, shape)
+        return shape
+
+    async def filter_by(self, name: str, topic: str, keys: ApiKeys, filters: Filters) -> None:
+        """Give the subscription these filters, as the last consumer that says how to filter decides in RocketMQ."""
+        shape = await self.of(name, topic, keys, filters)
+        if _compared(shape["filters"]) == _compared(filters):
+            return
+        content = {"filters": _patch(shape["filters"], filters)}
+        changed = json.loads(await self._api.call("PATCH", path_of("subscriptions", name), keys.subscriber, content))
+        log.info("rocketmq_filters_changed", subscription=name, filters=filters, former=shape["filters"])
+        self._keep(name, keys, changed)
+
+    def forget(self, name: str, keys: ApiKeys) -> None:
+        """Look again at the next call: the subscription was deleted or changed."""
+        self._seen.pop((name, keys), None)
+
+    def _keep(self, name: str, keys: ApiKeys, shape: Shape) -> None:
+        now = time.monotonic()
+        self._seen = {one: seen for one, seen in self._seen.items() if now - seen[0] < SEEN_S}
+        self._seen[name, keys] = (now, shape)
+
+    async def _found(self, name: str, keys: ApiKeys) -> Shape | None:
+        try:
+            answer = await self._api.call("GET", path_of("subscriptions", name), keys.subscriber)
+        except Refused as refused:
+            if refused.slug == "subscription-unknown":
+                return None
+            raise
+        found: Shape = json.loads(answer)
+        return found
+
+    async def _declared(self, name: str, topic: str, keys: ApiKeys, filters: Filters) -> Shape:
+        content: dict[str, Any] = {"topics": [topic], "destination": {"type": "pull"}}
+        if filters is not None:
+            content["filters"] = filters
+        answer = await self._api.call("PUT", path_of("subscriptions", name), keys.subscriber, content)
+        log.info("rocketmq_subscription_declared", subscription=name, topic=topic, filters=filters)
+        declared: Shape = json.loads(answer)
+        return declared
+
+
+def _compared(filters: Filters) -> Any:
+    """Filters in the form in which equal ones are equal."""
+    given = {name: value for name, value in (filters or {}).items() if value}
+    return {name: sorted(value) if isinstance(value, list) else value for name, value in given.items()}
+
+
+def _patch(former: Filters, wanted: Filters) -> Filters:
+    """Return the JSON Merge Patch from one to the other: a name that it leaves out would stay."""
+    if wanted is None:
+        return None
+    headers = wanted.get("headers")
+    if headers is not None:
+        headers = {**dict.fromkeys((former or {}).get("headers") or (), None), **headers}
+    return {"tags": wanted.get("tags"), "headers": headers}

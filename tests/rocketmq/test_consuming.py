@@ -1,0 +1,326 @@
+"""Claims, acknowledgements and dead letters by RocketMQ's protocol, over the service in process."""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator
+from typing import Any
+
+import grpc
+import grpc.aio
+import httpx
+import pytest
+
+from app.database.connection import Connection
+from app.rocketmq import consuming, renewals
+from app.rocketmq.credentials import ApiKeys, Credentials
+from app.rocketmq.protocol.definition_pb2 import DELAY, FIFO, PUSH_CONSUMER, SQL, Message, Resource, Settings
+from app.rocketmq.protocol.service_pb2 import (
+    AckMessageEntry,
+    AckMessageRequest,
+    ChangeInvisibleDurationRequest,
+    ForwardMessageToDeadLetterQueueRequest,
+    SendMessageRequest,
+    TelemetryCommand,
+)
+from app.runtime.state import Runtime
+from tests.support.consumers import lapse, sweep_after
+from tests.support.gateway import (
+    GatewayInProcess,
+    RocketClient,
+    codes_of,
+    consumer_of,
+    gateway_over,
+    message_of,
+    receive_of,
+)
+from tests.support.keyed_services import made, start
+
+__all__ = ["start"]
+
+NAME = "points@order"
+OK, MESSAGE_NOT_FOUND = 20000, 40401
+
+
+@pytest.fixture
+async def gateway(client: httpx.AsyncClient) -> AsyncIterator[tuple[GatewayInProcess, grpc.aio.Channel]]:
+    async with gateway_over(client._transport) as both:
+        yield both
+
+
+@pytest.fixture
+async def rocket(gateway: tuple[GatewayInProcess, grpc.aio.Channel]) -> AsyncIterator[RocketClient]:
+    """A connected simple consumer of the group `points` and the topic `order`."""
+    rocket = RocketClient(gateway[1])
+    stream, _ = await rocket.connect(consumer_of("points", "order"))
+    yield rocket
+    stream.cancel()
+
+
+async def sent(rocket: RocketClient, *messages: Message) -> None:
+    answer = await rocket.call("SendMessage", SendMessageRequest(messages=messages))
+    assert codes_of([answer]) == ["OK"], answer
+
+
+async def received(rocket: RocketClient, **fields: Any) -> list[Message]:
+    code, messages = await rocket.receive(receive_of("points", "order", **fields))
+    assert code == (OK if messages else MESSAGE_NOT_FOUND)
+    return messages
+
+
+async def acked(rocket: RocketClient, *handles: str, group: str = "points") -> list[str]:
+    request = AckMessageRequest(
+        group=Resource(name=group),
+        topic=Resource(name="order"),
+        entries=[AckMessageEntry(message_id="m", receipt_handle=handle) for handle in handles],
+    )
+    answer = await rocket.call("AckMessage", request)
+    return codes_of([answer, *answer.entries])
+
+
+def handle_of(message: Message) -> str:
+    return message.system_properties.receipt_handle
+
+
+async def changed(rocket: RocketClient, handle: str, seconds: float) -> Any:
+    request = ChangeInvisibleDurationRequest(
+        group=Resource(name="points"), topic=Resource(name="order"), receipt_handle=handle
+    )
+    request.invisible_duration.FromMilliseconds(round(seconds * 1000))
+    return await rocket.call("ChangeInvisibleDuration", request)
+
+
+async def test_a_message_is_received_and_acknowledged(rocket: RocketClient, db: Connection) -> None:
+    assert await received(rocket) == []
+    given = message_of("order", b"order 1030", tag="created", keys=["a", "b"], user_properties={"shop": "s1"})
+    await sent(rocket, given)
+    [message] = await received(rocket)
+    system = message.system_properties
+    assert (message.body, system.message_id) == (b"order 1030", given.system_properties.message_id)
+    assert (system.tag, list(system.keys), dict(message.user_properties)) == ("created", ["a", "b"], {"shop": "s1"})
+    assert (system.delivery_attempt, system.invisible_duration.seconds) == (1, 30)
+    assert await received(rocket) == []
+    assert await acked(rocket, handle_of(message)) == ["OK", "OK"]
+    assert await acked(rocket, handle_of(message)) == ["OK", "OK"]
+    assert await db.fetchval("select count(*) from receipt") == 1
+
+
+async def test_what_is_not_acknowledged_in_time_comes_again(
+    rocket: RocketClient, db: Connection, runtime: Runtime
+) -> None:
+    await sent(rocket, message_of("order", b"x"))
+    [first] = await received(rocket)
+    await lapse(db, runtime)
+    assert await acked(rocket, handle_of(first)) == ["INVALID_RECEIPT_HANDLE"] * 2
+    await db.execute("update delivery_retry set due_at = now()")
+    [again] = await received(rocket)
+    assert again.system_properties.delivery_attempt == 2
+    assert again.system_properties.message_id == first.system_properties.message_id
+    assert await acked(rocket, handle_of(first), handle_of(again)) == [
+        "MULTIPLE_RESULTS",
+        "INVALID_RECEIPT_HANDLE",
+        "OK",
+    ]
+
+
+@pytest.mark.parametrize("handle", ["", "x", "AQAAAAcAAAAA" + "A" * 128, "h" * 600])
+async def test_a_handle_of_no_message_is_refused(rocket: RocketClient, handle: str) -> None:
+    assert set(await acked(rocket, handle)) == {"INVALID_RECEIPT_HANDLE"}
+    assert codes_of([await changed(rocket, handle, 20)]) == ["INVALID_RECEIPT_HANDLE"]
+
+
+async def test_a_handle_of_another_group_is_refused(rocket: RocketClient) -> None:
+    other = RocketClient(rocket._channel)
+    stream, _ = await other.connect(consumer_of("mailer", "order"))
+    await sent(rocket, message_of("order", b"x"))
+    [message] = await received(rocket)
+    assert await acked(other, handle_of(message), group="mailer") == ["INVALID_RECEIPT_HANDLE"] * 2
+    assert await acked(rocket, handle_of(message)) == ["OK", "OK"]
+    stream.cancel()
+
+
+async def test_the_group_is_a_subscription_that_filters_as_the_last_client_says(
+    rocket: RocketClient, client: httpx.AsyncClient
+) -> None:
+    shape = (await client.get(f"/subscriptions/{NAME}")).json()
+    assert (shape["topics"], shape["filters"], shape["destination"]) == (["order"], None, {"type": "pull"})
+    await received(rocket, expression="paid || created")
+    assert (await client.get(f"/subscriptions/{NAME}")).json()["filters"] == {
+        "tags": ["created", "paid"],
+        "headers": None,
+    }
+    await sent(rocket, message_of("order", b"no", tag="shipped"), message_of("order", b"yes", tag="paid"))
+    assert [one.body for one in await received(rocket, expression="paid || created")] == [b"yes"]
+    other = RocketClient(rocket._channel)
+    settings = consumer_of("points", "order", "region = 'eu'")
+    settings.subscription.subscriptions[0].expression.type = SQL
+    stream, _ = await other.connect(settings)
+    assert (await client.get(f"/subscriptions/{NAME}")).json()["filters"] == {"tags": None, "headers": {"region": "eu"}}
+    await sent(rocket, message_of("order", b"us", user_properties={"region": "us"}))
+    await sent(rocket, message_of("order", b"eu", user_properties={"region": "eu"}))
+    assert [one.body for one in await received(rocket, expression="paid || created")] == [b"eu"]
+    stream.cancel()
+
+
+async def test_a_filter_that_halfnote_cannot_do_is_refused(rocket: RocketClient) -> None:
+    request = receive_of("points", "order", expression="amount > 3")
+    request.filter_expression.type = SQL
+    code, _ = await rocket.receive(request)
+    assert code == 40010
+    settings = consumer_of("points", "order", "amount > 3")
+    settings.subscription.subscriptions[0].expression.type = SQL
+    await refused_stream(rocket, settings)
+
+
+async def refused_stream(rocket: RocketClient, settings: Settings) -> None:
+    stream = RocketClient(rocket._channel).telemetry()
+    await stream.write(TelemetryCommand(settings=settings))
+    with pytest.raises(grpc.aio.AioRpcError):
+        await stream.read()
+    assert await stream.code() == grpc.StatusCode.INVALID_ARGUMENT
+
+
+async def test_settings_of_neither_kind_end_the_stream(rocket: RocketClient) -> None:
+    await refused_stream(rocket, Settings())
+    await refused_stream(rocket, consumer_of("a b", "order"))
+
+
+@pytest.mark.parametrize(("seconds", "code"), [(9.9, 40011), (43_201, 40011), (10, MESSAGE_NOT_FOUND)])
+async def test_the_time_of_a_message_has_rocketmqs_limits(rocket: RocketClient, seconds: float, code: int) -> None:
+    assert (await rocket.receive(receive_of("points", "order", invisible_s=seconds)))[0] == code
+
+
+async def test_a_simple_consumer_holds_a_message_for_longer(
+    rocket: RocketClient, db: Connection, runtime: Runtime
+) -> None:
+    await sent(rocket, message_of("order", b"x"))
+    [message] = await received(rocket)
+    answer = await changed(rocket, handle_of(message), 300)
+    assert (codes_of([answer]), answer.receipt_handle) == (["OK"], handle_of(message))
+    await sweep_after(runtime, 60)
+    assert await acked(rocket, handle_of(message)) == ["OK", "OK"]
+    assert codes_of([await changed(rocket, handle_of(message), 300)]) == ["INVALID_RECEIPT_HANDLE"]
+    assert codes_of([await changed(rocket, handle_of(message), 43_201)]) == ["ILLEGAL_INVISIBLE_TIME"]
+
+
+async def test_a_push_consumer_gives_a_message_back_as_a_failed_attempt(
+    gateway: tuple[GatewayInProcess, grpc.aio.Channel], db: Connection
+) -> None:
+    rocket = RocketClient(gateway[1])
+    stream, settings = await rocket.connect(consumer_of("points", "order", client_type=PUSH_CONSUMER))
+    assert settings.backoff_policy.max_attempts == 17
+    assert [one.seconds for one in settings.backoff_policy.customized_backoff.next][:3] == [10, 30, 60]
+    assert settings.subscription.receive_batch_size == 32
+    assert not settings.subscription.fifo
+    await sent(rocket, message_of("order", b"x"))
+    [message] = await received(rocket, auto_renew=True)
+    assert message.system_properties.invisible_duration.seconds == 60
+    assert codes_of([await changed(rocket, handle_of(message), 10)]) == ["OK"]
+    # A failed attempt at once, and not a message that is held for ten more seconds.
+    assert await db.fetchval("select count(*) from attempt where kind = 'delivery'") == 1
+    assert await acked(rocket, handle_of(message)) == ["INVALID_RECEIPT_HANDLE"] * 2
+    stream.cancel()
+
+
+async def test_messages_of_a_push_consumer_are_renewed_while_it_is_connected(
+    gateway: tuple[GatewayInProcess, grpc.aio.Channel], runtime: Runtime
+) -> None:
+    parts, channel = gateway
+    rocket = RocketClient(channel)
+    stream, _ = await rocket.connect(consumer_of("points", "order", client_type=PUSH_CONSUMER))
+    await sent(rocket, message_of("order", b"x"), message_of("order", b"y"))
+    first, second = await received(rocket, auto_renew=True)
+    assert await acked(rocket, handle_of(first)) == ["OK", "OK"]
+    assert list(parts.renewals._held) == [handle_of(second)]
+    due_at = time.monotonic() + renewals.HELD_S - renewals.AHEAD_S + 1
+    await parts.renewals.renew(due_at)
+    held = parts.renewals._held[handle_of(second)]
+    assert held.until == due_at + renewals.HELD_S
+    stream.cancel()
+    async with asyncio.timeout(30):
+        while parts.clients.get(rocket.client_id, ApiKeys(None, None)) is not None:
+            await asyncio.sleep(0.01)
+    await parts.renewals.renew(due_at + 50)
+    assert parts.renewals._held == {}
+
+
+async def test_a_client_gives_up_and_the_message_is_a_dead_letter(
+    rocket: RocketClient, client: httpx.AsyncClient
+) -> None:
+    await sent(rocket, message_of("order", b"x"))
+    [message] = await received(rocket)
+    request = ForwardMessageToDeadLetterQueueRequest(
+        group=Resource(name="points"),
+        topic=Resource(name="order"),
+        receipt_handle=handle_of(message),
+        delivery_attempt=17,
+        max_delivery_attempts=17,
+    )
+    assert codes_of([await rocket.call("ForwardMessageToDeadLetterQueue", request)]) == ["OK"]
+    [dead] = (await client.get("/dead-letters", params={"subscription": NAME})).json()["items"]
+    assert "attempt 17 of 17" in str(dead)
+    assert codes_of([await rocket.call("ForwardMessageToDeadLetterQueue", request)]) == ["INVALID_RECEIPT_HANDLE"]
+
+
+async def test_messages_of_other_producers_are_received(rocket: RocketClient, client: httpx.AsyncClient) -> None:
+    assert (await client.put("/producer-groups/shop", json={"checks": "claim"})).status_code == 201
+    message = {"topic": "order", "key": "order-1030", "headers": {"region": "eu"}, "body": {"order": 1030}}
+    answer = await client.post("/messages", json={"producer_group": "shop", "messages": [message]})
+    [one] = await received(rocket)
+    assert (one.body, list(one.system_properties.keys)) == (b'{"order":1030}', ["order-1030"])
+    assert one.system_properties.message_id == answer.json()["messages"][0]["message_id"]
+    assert dict(one.user_properties) == {"region": "eu"}
+
+
+async def test_delay_and_message_group_come_back(rocket: RocketClient, db: Connection) -> None:
+    delayed = message_of("order", b"later", message_type=DELAY)
+    delayed.system_properties.delivery_timestamp.FromSeconds(round(time.time()) + 3600)
+    await sent(rocket, delayed, message_of("order", b"grouped", message_type=FIFO, message_group="g1", keys=["k"]))
+    [grouped] = await received(rocket)
+    assert (grouped.system_properties.message_group, list(grouped.system_properties.keys)) == ("g1", ["k"])
+    assert grouped.system_properties.message_type == FIFO
+    assert await db.fetchval("select count(*) from half where key = 'g1'") == 1
+    await db.execute("update outbox set due_at = now() where due_at is not null")
+    await db.execute("update delivery_retry set due_at = now()")
+    [later] = await received(rocket)
+    assert later.system_properties.delivery_timestamp == delayed.system_properties.delivery_timestamp
+
+
+async def test_a_subscription_with_another_destination_is_not_taken_over(
+    gateway: tuple[GatewayInProcess, grpc.aio.Channel], client: httpx.AsyncClient
+) -> None:
+    put = {"topics": ["order"], "destination": {"type": "webhook", "url": "http://127.0.0.1:9/"}}
+    assert (await client.put(f"/subscriptions/{NAME}", json=put)).status_code == 201
+    rocket = RocketClient(gateway[1])
+    stream, _ = await rocket.connect(consumer_of("points", "order"))
+    assert (await rocket.receive(receive_of("points", "order")))[0] == 40403
+    stream.cancel()
+
+
+async def test_a_subscribers_key_declares_what_is_in_its_scope(start: Any) -> None:
+    _, admin = await start()
+    key = (await made(admin, "subscriber", subscriptions=["points@*"], topics=["order"]))["key"]
+    async with gateway_over(admin._transport, Credentials(None, ApiKeys(None, key))) as (_, channel):
+        rocket = RocketClient(channel)
+        stream, _ = await rocket.connect(consumer_of("points", "order"))
+        assert (await rocket.receive(receive_of("points", "order")))[0] == MESSAGE_NOT_FOUND
+        assert (await rocket.receive(receive_of("mailer", "order")))[0] == 40300
+        assert (await rocket.receive(receive_of("points", "billing")))[0] == 40300
+        stream.cancel()
+
+
+async def test_messages_that_a_client_does_not_read_come_again_at_once(
+    rocket: RocketClient, db: Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await sent(rocket, message_of("order", b"x" * 1000))
+
+    def broken(*_: Any) -> Message:
+        raise RuntimeError("the client is gone")
+
+    monkeypatch.setattr(consuming, "delivered", broken)
+    _, messages = await rocket.receive(receive_of("points", "order"))
+    assert messages == []
+    monkeypatch.undo()
+    async with asyncio.timeout(30):
+        while not (again := await received(rocket)):
+            await asyncio.sleep(0.05)
+    assert again[0].system_properties.delivery_attempt == 2

@@ -1,0 +1,124 @@
+"""`halfnote rocketmq`: its options, TLS, large and malformed requests, signals."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import grpc
+import grpc.aio
+import pytest
+
+from app.rocketmq.protocol.definition_pb2 import Resource
+from app.rocketmq.protocol.service_pb2 import QueryRouteRequest, SendMessageRequest, SendMessageResponse
+from app.rocketmq.service import SERVICE
+from tests.support.certificates import Authority
+from tests.support.gateway import GatewayProcess, RocketClient, codes_of, message_of
+from tests.support.ports import free_port
+from tests.support.processes import ROOT
+
+
+def refused(*arguments: str, code: int = 2) -> str:
+    ran = subprocess.run(
+        [sys.executable, "-m", "app.cli", "rocketmq", *arguments], cwd=ROOT, capture_output=True, text=True, timeout=60
+    )
+    assert ran.returncode == code, ran.stderr
+    assert "Traceback" not in ran.stderr
+    return ran.stderr
+
+
+def test_without_the_extra_the_command_says_what_to_install(tmp_path: Path) -> None:
+    (tmp_path / "grpc.py").write_text("raise ModuleNotFoundError(\"No module named 'grpc'\", name='grpc')\n")
+    ran = subprocess.run(
+        [sys.executable, "-m", "app.cli", "rocketmq"],
+        cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert (ran.returncode, ran.stdout) == (2, "")
+    assert "pip install 'halfnote-server[rocketmq]'" in ran.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--tls-cert", "x.pem"], "--tls-cert and --tls-key go together"),
+        (["--tls-cert", "x.pem", "--tls-key", "x.pem"], "cannot be used for TLS"),
+        (["--credentials", "missing.yaml"], "missing.yaml cannot be read"),
+    ],
+)
+def test_options_that_cannot_be_used_are_refused(arguments: list[str], said: str) -> None:
+    assert said in refused(*arguments)
+
+
+async def test_a_port_that_is_taken_is_said(tmp_path: Path) -> None:
+    gateway = GatewayProcess(tmp_path, "http://127.0.0.1:9")
+    await gateway.start()
+    try:
+        assert "cannot listen" in refused("--port", str(gateway.port), code=1)
+    finally:
+        assert gateway.stop() == 0
+
+
+async def test_it_starts_without_the_service_and_answers_that_it_is_away(tmp_path: Path) -> None:
+    gateway = GatewayProcess(tmp_path, f"http://127.0.0.1:{free_port()}")
+    await gateway.start()
+    try:
+        async with grpc.aio.insecure_channel(gateway.endpoint) as channel:
+            rocket = RocketClient(channel)
+            request = SendMessageRequest(messages=[message_of("order", b"x")])
+            answer = await rocket.call("SendMessage", request)
+            assert codes_of([answer]) == ["PROXY_TIMEOUT"]
+            # Above the limit of a body, but below that of a request: the client reads a status.
+            giant = SendMessageRequest(messages=[message_of("order", b"x" * 4_000_000)])
+            assert codes_of([await rocket.call("SendMessage", giant)]) == ["MESSAGE_BODY_TOO_LARGE"]
+            beyond = SendMessageRequest(messages=[message_of("order", b"x" * 20_000_000)])
+            with pytest.raises(grpc.aio.AioRpcError) as error:
+                await rocket.call("SendMessage", beyond)
+            assert error.value.code() == grpc.StatusCode.RESOURCE_EXHAUSTED
+            garbage = channel.unary_unary(f"/{SERVICE}/SendMessage", None, SendMessageResponse.FromString)
+            answer = await garbage(b"\xff\xff\xff no message", metadata=rocket.metadata, timeout=30)
+            assert codes_of([answer]) == ["BAD_REQUEST"]
+            stream = channel.stream_stream(f"/{SERVICE}/Telemetry")(metadata=rocket.metadata)
+            await stream.write(b"\xff\xff\xff no message")
+            assert await stream.code() == grpc.StatusCode.INVALID_ARGUMENT
+            assert codes_of([await rocket.call("SendMessage", request)]) == ["PROXY_TIMEOUT"]
+    finally:
+        assert gateway.stop() == 0
+    assert "Traceback" not in gateway.log.read_text()
+
+
+async def routed(channel: grpc.aio.Channel) -> str:
+    request = QueryRouteRequest(topic=Resource(name="order"))
+    request.endpoints.addresses.add(host="127.0.0.1", port=1)
+    return codes_of([await RocketClient(channel).call("QueryRoute", request)])[0]
+
+
+async def routed_by(gateway: GatewayProcess, authority: Authority) -> str:
+    trusted = grpc.ssl_channel_credentials(authority.file.read_bytes())
+    async with grpc.aio.secure_channel(gateway.endpoint, trusted) as channel:
+        return await routed(channel)
+
+
+async def test_tls_and_a_certificate_that_is_renewed(tmp_path: Path) -> None:
+    first, second = Authority(tmp_path / "first"), Authority(tmp_path / "second")
+    certificate, key = first.issue("127.0.0.1").write(tmp_path / "secret")
+    gateway = GatewayProcess(tmp_path, "http://127.0.0.1:9", "--tls-cert", str(certificate), "--tls-key", str(key))
+    await gateway.start()
+    try:
+        assert await routed_by(gateway, first) == "OK"
+        renewed = second.issue("127.0.0.1")
+        certificate.write_bytes(renewed.certificate)
+        # Between the two files the former pair serves.
+        assert await routed_by(gateway, first) == "OK"
+        key.write_bytes(renewed.key)
+        assert await routed_by(gateway, second) == "OK"
+        with pytest.raises(grpc.aio.AioRpcError):
+            await routed_by(gateway, first)
+        async with grpc.aio.insecure_channel(gateway.endpoint) as plain:
+            with pytest.raises(grpc.aio.AioRpcError):
+                await routed(plain)
+    finally:
+        assert gateway.stop() == 0

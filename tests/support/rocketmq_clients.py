@@ -1,0 +1,86 @@
+"""Apache's own clients for RocketMQ 5, from their registries, each run by its driver in tests/rocketmq/drivers."""
+
+import asyncio
+import json
+import os
+import shutil
+import subprocess
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tests.support.processes import ROOT
+from tests.support.requirements import absent
+
+CACHE = Path.home() / ".cache" / "halfnote"
+DRIVERS = ROOT / "tests" / "rocketmq" / "drivers"
+# As scripts/test-deps installs them.
+PYTHON = CACHE / "rocketmq-client-python-5.1.2"
+JAVA = CACHE / "rocketmq-client-java-5.2.0"
+NODE = CACHE / "rocketmq-client-nodejs-1.0.8"
+WITHIN_S = 150.0
+
+
+@dataclass(frozen=True)
+class DriverCommand:
+    """How to run a driver."""
+
+    arguments: tuple[str, ...]
+    env: dict[str, str]
+
+
+def driver(language: str, place: Path) -> DriverCommand:
+    """Return the command of a language's driver, compiled into `place` if needed. Skips without the client."""
+    if language == "python":
+        python = PYTHON / "bin" / "python"
+        if not (PYTHON / "installed").exists():
+            absent("needs Apache's client for Python: make test-deps", "DEPS")
+        return DriverCommand((str(python), str(DRIVERS / "python" / "driver.py")), {})
+    if language == "java":
+        if not list(JAVA.glob("rocketmq-client-java-*.jar")) or shutil.which("javac") is None:
+            absent("needs Apache's client for Java: a JDK, and make test-deps", "DEPS")
+        compiled = ["javac", "-cp", f"{JAVA}/*", "-d", str(place), str(DRIVERS / "java" / "Driver.java")]
+        subprocess.run(compiled, check=True, timeout=WITHIN_S)
+        options = ("-Xmx256m", f"-Drocketmq.log.root={place}", f"-Duser.home={place}")
+        return DriverCommand(("java", *options, "-cp", f"{place}:{JAVA}/*", "Driver"), {})
+    if language == "go":
+        if shutil.which("go") is None:
+            absent("needs Go, and Apache's client for it: make test-deps", "DEPS")
+        env = {**os.environ, "GOFLAGS": "-mod=readonly", "GOPROXY": "off"}
+        built = subprocess.run(
+            ["go", "build", "-o", str(place / "driver"), "."],
+            cwd=DRIVERS / "go",
+            env=env,
+            capture_output=True,
+            text=True,
+            timeout=WITHIN_S,
+        )
+        if "module lookup disabled" in built.stderr:
+            absent("needs Apache's client for Go: make test-deps", "DEPS")
+        assert built.returncode == 0, built.stderr
+        return DriverCommand((str(place / "driver"),), {"rocketmq.client.enableSsl": "false", "HOME": str(place)})
+    if not (NODE / "node_modules" / "rocketmq-client-nodejs").exists() or shutil.which("node") is None:
+        absent("needs Apache's client for Node: Node, and make test-deps", "DEPS")
+    return DriverCommand(
+        ("node", str(DRIVERS / "node" / "driver.cjs")), {"NODE_PATH": str(NODE / "node_modules"), "HOME": str(place)}
+    )
+
+
+async def ran(command: DriverCommand, *arguments: str) -> list[dict[str, Any]]:
+    """Run a driver to its end; return what it printed."""
+    process = await asyncio.create_subprocess_exec(
+        *command.arguments,
+        *arguments,
+        env={**os.environ, **command.env},
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+    )
+    try:
+        async with asyncio.timeout(WITHIN_S):
+            out, err = await process.communicate()
+    finally:
+        if process.returncode is None:
+            process.kill()
+    said = [json.loads(line) for line in out.decode().splitlines() if line.startswith("{")]
+    assert [one["what"] for one in said[-1:]] == ["done"], f"{out.decode()[-3000:]}\n{err.decode()[-3000:]}"
+    return said
