@@ -125,11 +125,32 @@ PROCESSES = (
     Limit("app.cli.dead_letters.MOVED_MAX", "dead letters that one command acts on"),
 )
 
+ROCKETMQ = (
+    Limit("app.rocketmq.names.TOPIC_MAX", "characters of a RocketMQ client's topic"),
+    Limit("app.rocketmq.names.GROUP_MAX", "characters of its consumer group"),
+    Limit("app.rocketmq.producing.MESSAGES_MAX", "messages of one request of a RocketMQ client"),
+    Limit("app.rocketmq.sending.PROPERTIES_MAX", "properties of its message"),
+    Limit("app.rocketmq.sending.PROPERTY_BYTES_MAX", "bytes of properties, tag and keys of its message"),
+    Limit("app.rocketmq.sending.MESSAGE_GROUP_BYTES_MAX", "bytes of a message group; it must have fewer"),
+    Limit("app.rocketmq.sending.RECOVERY_MAX_S", "seconds of a transaction's recovery duration"),
+    Limit("app.rocketmq.consuming.BATCH_MAX", "messages that one receive brings"),
+    Limit("app.rocketmq.consuming.INVISIBLE_LEAST_S", "seconds for which a consumer holds a message at least"),
+    Limit("app.rocketmq.consuming.INVISIBLE_MOST_S", "seconds for which it holds a message at most"),
+    Limit("app.rocketmq.consuming.POLL_MOST_S", "seconds for which a receive waits"),
+    Limit("app.rocketmq.consuming.HANDLE_MAX", "characters of a receipt handle"),
+    Limit("app.rocketmq.checks.CHECKS_MAX", "checks that a gateway claims for a topic at once"),
+    Limit("app.rocketmq.checks.ANSWER_S", "seconds that a checker has for its answer, before the check comes again"),
+    Limit("app.rocketmq.renewals.RENEWED_MOST_S", "seconds for which a push consumer's message is renewed"),
+    Limit("app.rocketmq.clients.WAITING_MAX", "commands that wait for a client which does not read its stream"),
+    Limit("app.rocketmq.server.CALLS_MAX", "calls of clients that a gateway has at once"),
+)
+
 SECTIONS = {
     "Requests": REQUESTS,
     "Producer groups and subscriptions": GROUPS,
     "Checks and deliveries": DELIVERY,
     "Processes and commands": PROCESSES,
+    "RocketMQ clients": ROCKETMQ,
 }
 
 

@@ -4,14 +4,14 @@ import hashlib
 import zlib
 
 from app.rocketmq.protocol.definition_pb2 import Code, Digest, DigestType, Encoding, Message
-from app.rocketmq.refusals import Refused
+from app.rocketmq.refusals import CallRefused
 
 
 def body_of(message: Message, limit: int) -> bytes:
-    """Return a sent message's body, checked and uncompressed. `limit`: bytes, of both forms. Raises Refused."""
+    """Return a sent message's body, checked and uncompressed. `limit`: bytes, of both forms. Raises CallRefused."""
     body = message.body
     if not body:
-        raise Refused(Code.MESSAGE_BODY_EMPTY, "The message's body is empty.")
+        raise CallRefused(Code.MESSAGE_BODY_EMPTY, "The message's body is empty.")
     if len(body) > limit:
         raise _too_large(limit)
     _check_digest(message.system_properties.body_digest, body)
@@ -31,16 +31,16 @@ def _uncompressed(body: bytes, limit: int) -> bytes:
     try:
         plain = stream.decompress(body, limit + 1)
     except zlib.error as error:
-        raise Refused(Code.MESSAGE_CORRUPTED, f"The body is not the gzip that it is said to be: {error}.") from None
+        raise CallRefused(Code.MESSAGE_CORRUPTED, f"The body is not the gzip that it is said to be: {error}.") from None
     if len(plain) > limit:
         raise _too_large(limit)
     if not stream.eof:
-        raise Refused(Code.MESSAGE_CORRUPTED, "The body's gzip ends early.")
+        raise CallRefused(Code.MESSAGE_CORRUPTED, "The body's gzip ends early.")
     return plain
 
 
-def _too_large(limit: int) -> Refused:
-    return Refused(Code.MESSAGE_BODY_TOO_LARGE, f"A message's body has at most {limit} bytes (--max-body-bytes).")
+def _too_large(limit: int) -> CallRefused:
+    return CallRefused(Code.MESSAGE_BODY_TOO_LARGE, f"A message's body has at most {limit} bytes (--max-body-bytes).")
 
 
 def _check_digest(digest: Digest, body: bytes) -> None:
@@ -56,7 +56,7 @@ def _check_digest(digest: Digest, body: bytes) -> None:
     else:
         fits = checksum == _hex(hashlib.sha1(body, usedforsecurity=False))
     if not fits:
-        raise Refused(Code.MESSAGE_CORRUPTED, "The body's digest is another one than the message says.")
+        raise CallRefused(Code.MESSAGE_CORRUPTED, "The body's digest is another one than the message says.")
 
 
 def _hex(digest: "hashlib._Hash") -> str:

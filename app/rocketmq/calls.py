@@ -6,7 +6,7 @@ from typing import Protocol
 
 from app.rocketmq.credentials import ApiKeys, Credentials
 from app.rocketmq.protocol.definition_pb2 import Code
-from app.rocketmq.refusals import Refused
+from app.rocketmq.refusals import CallRefused
 
 
 class CallContext(Protocol):
@@ -29,10 +29,10 @@ class ClientCall:
 
 
 def client_call(context: CallContext, credentials: Credentials) -> ClientCall:
-    """Return who calls. Raises Refused."""
+    """Return who calls. Raises CallRefused."""
     metadata = {name.lower(): value for name, value in context.invocation_metadata() or () if isinstance(value, str)}
     keys = credentials.keys_of(metadata)
     client_id = metadata.get("x-mq-client-id", "").strip()
     if not client_id:
-        raise Refused(Code.CLIENT_ID_REQUIRED, "The header x-mq-client-id is missing.")
+        raise CallRefused(Code.CLIENT_ID_REQUIRED, "The header x-mq-client-id is missing.")
     return ClientCall(client_id, keys, context.time_remaining())

@@ -17,7 +17,7 @@ from app.rocketmq.paths import path_of
 from app.rocketmq.protocol.definition_pb2 import Code
 from app.rocketmq.protocol.service_pb2 import RecoverOrphanedTransactionCommand, TelemetryCommand
 from app.rocketmq.receiving import ClaimedOrphan, orphaned, read_checks
-from app.rocketmq.refusals import Refused
+from app.rocketmq.refusals import CallRefused
 
 log = structlog.get_logger(__name__)
 
@@ -107,7 +107,7 @@ class CheckClaims:
         log.info("rocketmq_check_without_a_producer", topic=topic, transaction_id=str(check.transaction_id))
 
     def _note(self, topic: str, refused: Exception) -> None:
-        if not isinstance(refused, Refused):
+        if not isinstance(refused, CallRefused):
             log.error("rocketmq_checks_failed", topic=topic, exc_info=refused)
             return
         if refused.slug == "group-unknown":

@@ -25,7 +25,7 @@ from app.rocketmq.protocol.service_pb2 import (
     ReceiveMessageResponse,
 )
 from app.rocketmq.receiving import ClaimedDelivery, delivered, read_messages
-from app.rocketmq.refusals import OK_STATUS, Refused, refusal_of
+from app.rocketmq.refusals import OK_STATUS, CallRefused, refusal_of
 from app.rocketmq.renewals import HELD_S, Renewals
 from app.rocketmq.subscriptions import Subscriptions
 
@@ -50,7 +50,7 @@ class Consuming:
     async def receive(
         self, request: ReceiveMessageRequest, call: ClientCall
     ) -> AsyncGenerator[ReceiveMessageResponse, None]:
-        """Yield a status, then the messages. Raises Refused before the first."""
+        """Yield a status, then the messages. Raises CallRefused before the first."""
         resource = request.message_queue.topic
         topic = topic_of(resource)
         name = subscription_of(request.group, topic)
@@ -81,10 +81,10 @@ class Consuming:
                 self._give_back(name, call, left)
 
     async def acknowledge(self, request: AckMessageRequest, call: ClientCall) -> AckMessageResponse:
-        """Acknowledge messages. Raises Refused."""
+        """Acknowledge messages. Raises CallRefused."""
         name = subscription_of(request.group, topic_of(request.topic))
         if not request.entries:
-            raise Refused(Code.BAD_REQUEST, "The request has no entry.")
+            raise CallRefused(Code.BAD_REQUEST, "The request has no entry.")
         handles = [entry.receipt_handle for entry in request.entries]
         self._renewals.settled(handles)
         statuses = await self._settle(name, call, "ack", handles, {})
@@ -97,7 +97,7 @@ class Consuming:
     async def change_invisible(
         self, request: ChangeInvisibleDurationRequest, call: ClientCall
     ) -> ChangeInvisibleDurationResponse:
-        """Let a message come again after a time, or hold it until then. Raises Refused.
+        """Let a message come again after a time, or hold it until then. Raises CallRefused.
 
         A push consumer says by this that its handler failed, so it is a failed attempt at once. A simple consumer may
         still acknowledge in that time.
@@ -105,7 +105,7 @@ class Consuming:
         name = subscription_of(request.group, topic_of(request.topic))
         seconds = request.invisible_duration.ToMilliseconds() / 1000
         if not 0 <= seconds <= INVISIBLE_MOST_S:
-            raise Refused(Code.ILLEGAL_INVISIBLE_TIME, f"The time is from 0 to {INVISIBLE_MOST_S:.0f} s.")
+            raise CallRefused(Code.ILLEGAL_INVISIBLE_TIME, f"The time is from 0 to {INVISIBLE_MOST_S:.0f} s.")
         client = self._clients.get(call.client_id, call.keys)
         handle = request.receipt_handle
         if seconds < 1 or (client is not None and client.pushes):
@@ -119,7 +119,7 @@ class Consuming:
     async def forward_to_dead_letters(
         self, request: ForwardMessageToDeadLetterQueueRequest, call: ClientCall
     ) -> ForwardMessageToDeadLetterQueueResponse:
-        """Make a message a dead letter of its subscription. Raises Refused."""
+        """Make a message a dead letter of its subscription. Raises CallRefused."""
         name = subscription_of(request.group, topic_of(request.topic))
         self._renewals.settled([request.receipt_handle])
         reason = f"the consumer gave up at attempt {request.delivery_attempt} of {request.max_delivery_attempts}"
@@ -141,7 +141,7 @@ class Consuming:
         path = path_of("subscriptions", name, "claim")
         try:
             answer = await self._api.post(path, call.keys.subscriber, content, wait_s=content["wait_s"])
-        except Refused as refused:
+        except CallRefused as refused:
             if refused.slug in ("subscription-unknown", "not-pulled"):
                 self._subscriptions.forget(name, call.keys)
             raise
@@ -151,7 +151,7 @@ class Consuming:
         self, name: str, call: ClientCall, how: str, handles: Sequence[str], more: dict[str, Any]
     ) -> list[Status]:
         if not all(0 < len(handle) <= HANDLE_MAX for handle in handles):
-            raise Refused(Code.INVALID_RECEIPT_HANDLE, "A receipt handle is missing, or is not one of Halfnote.")
+            raise CallRefused(Code.INVALID_RECEIPT_HANDLE, "A receipt handle is missing, or is not one of Halfnote.")
         content = {"handles": list(handles), **more}
         answer = await self._api.post(path_of("subscriptions", name, how), call.keys.subscriber, content)
         outcomes = json.loads(answer)["outcomes"]
@@ -166,7 +166,7 @@ class Consuming:
         async def settle() -> None:
             try:
                 await self._settle(name, call, "nack", handles, more)
-            except Refused:
+            except CallRefused:
                 # They come again when their time is over.
                 return
 
@@ -180,7 +180,7 @@ def _held_s(request: ReceiveMessageRequest) -> float:
         return HELD_S
     seconds = request.invisible_duration.ToMilliseconds() / 1000
     if not INVISIBLE_LEAST_S <= seconds <= INVISIBLE_MOST_S:
-        raise Refused(
+        raise CallRefused(
             Code.ILLEGAL_INVISIBLE_TIME,
             f"A message is held for {INVISIBLE_LEAST_S:.0f} to {INVISIBLE_MOST_S:.0f} s, not for {seconds} s.",
         )

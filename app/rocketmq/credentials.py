@@ -16,7 +16,7 @@ import yaml
 
 from app.permissions import is_key
 from app.rocketmq.protocol.definition_pb2 import Code
-from app.rocketmq.refusals import Refused
+from app.rocketmq.refusals import CallRefused
 
 SECRET_LEAST = 8
 _FIELDS = frozenset({"access_key", "secret_key", "api_key", "producer_key", "subscriber_key"})
@@ -52,12 +52,12 @@ class Credentials:
         self._known, self._own = known, own
 
     def keys_of(self, metadata: Mapping[str, str]) -> ApiKeys:
-        """Return the API keys of a call. Raises Refused (UNAUTHORIZED)."""
+        """Return the API keys of a call. Raises CallRefused (UNAUTHORIZED)."""
         if self._known is None:
             return self._own
         named = _authorization(metadata.get("authorization", "").strip())
         if named is None:
-            raise Refused(
+            raise CallRefused(
                 Code.UNAUTHORIZED,
                 "The call is not signed (MQv2-HMAC-SHA1). Give the client an access key and its secret.",
             )
@@ -66,7 +66,7 @@ class Credentials:
         # Only this header is signed. The time in it is not checked: some clients send local time and call it UTC.
         signed = hmac.new(secret, metadata.get("x-mq-date-time", "").encode(), "sha1").hexdigest()
         if not hmac.compare_digest(signed, named[2].lower()) or found is None:
-            raise Refused(Code.UNAUTHORIZED, "The access key is unknown, or the signature is not of its secret.")
+            raise CallRefused(Code.UNAUTHORIZED, "The access key is unknown, or the signature is not of its secret.")
         return found.keys
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from app.rocketmq.headers import is_header
 from app.rocketmq.protocol.definition_pb2 import Code, FilterExpression, FilterType
-from app.rocketmq.refusals import Refused
+from app.rocketmq.refusals import CallRefused
 
 _TEXT = r"'(?:[^']|'')*'"
 _and = re.compile(r"\s+and\s+(?=(?:[^']*'[^']*')*[^']*$)", re.IGNORECASE)
@@ -20,7 +20,7 @@ Filters = dict[str, Any] | None
 
 
 def filters_of(expression: FilterExpression) -> Filters:
-    """Return the `filters` of a subscription; None: every message. Raises Refused (ILLEGAL_FILTER_EXPRESSION)."""
+    """Return the `filters` of a subscription; None: every message. Raises CallRefused (ILLEGAL_FILTER_EXPRESSION)."""
     text = expression.expression.strip()
     if expression.type == FilterType.SQL:
         return _of_sql(text)
@@ -28,7 +28,7 @@ def filters_of(expression: FilterExpression) -> Filters:
         return None
     tags = [tag.strip() for tag in text.split("||")]
     if not all(tags) or any("|" in tag for tag in tags):
-        raise Refused(Code.ILLEGAL_FILTER_EXPRESSION, f"`{text}` is not a list of tags like `created || paid`.")
+        raise CallRefused(Code.ILLEGAL_FILTER_EXPRESSION, f"`{text}` is not a list of tags like `created || paid`.")
     return {"tags": sorted(set(tags))}
 
 
@@ -59,8 +59,8 @@ def _plain(quoted: str) -> str:
     return quoted[1:-1].replace("''", "'")
 
 
-def _unsupported(part: str) -> Refused:
-    return Refused(
+def _unsupported(part: str) -> CallRefused:
+    return CallRefused(
         Code.ILLEGAL_FILTER_EXPRESSION,
         f"Halfnote cannot filter by `{part.strip()}`. It can compare: `name = 'text'`, `TAGS = 'a'`, "
         "`TAGS in ('a', 'b')`, joined by `and`.",

@@ -7,7 +7,7 @@ from typing import Any
 import httpx
 
 from app.rocketmq.protocol.definition_pb2 import Code
-from app.rocketmq.refusals import Refused, refusal_of
+from app.rocketmq.refusals import CallRefused, refusal_of
 
 CONNECT_S = 3.0
 # How long an answer may take, beside the time that a claim waits.
@@ -15,7 +15,7 @@ ANSWER_S = 10.0
 
 
 class HalfnoteApi:
-    """Halfnote at one URL. Raises Refused for a problem, and if there is no answer."""
+    """Halfnote at one URL. Raises CallRefused for a problem, and if there is no answer."""
 
     def __init__(
         self, url: str, verify: ssl.SSLContext | bool, *, transport: httpx.AsyncBaseTransport | None = None
@@ -55,7 +55,7 @@ class HalfnoteApi:
                 timeout=httpx.Timeout(ANSWER_S + wait_s, connect=CONNECT_S),
             )
         except httpx.HTTPError as error:
-            raise Refused(
+            raise CallRefused(
                 Code.PROXY_TIMEOUT, f"Halfnote does not answer at {self.url}: {error or type(error).__name__}."
             ) from None
         if not answer.is_success:

@@ -2,7 +2,7 @@
 
 from app.field_rules import NAME_MAX, is_subscription_name
 from app.rocketmq.protocol.definition_pb2 import Code, Resource
-from app.rocketmq.refusals import Refused
+from app.rocketmq.refusals import CallRefused
 from app.topic_patterns import is_reserved
 
 # RocketMQ's own limits. A dot is added: Halfnote's topics often have one, and a namespace ends with one.
@@ -12,24 +12,24 @@ _ALLOWED = frozenset("%|_-.0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopq
 
 
 def topic_of(resource: Resource) -> str:
-    """Return the topic's name in Halfnote: `namespace.name`, or the name. Raises Refused."""
+    """Return the topic's name in Halfnote: `namespace.name`, or the name. Raises CallRefused."""
     name = _joined(resource)
     fault = _fault(resource.name, TOPIC_MAX) or _fault(name, NAME_MAX)
     if fault:
-        raise Refused(Code.ILLEGAL_TOPIC, f"The topic {fault}.")
+        raise CallRefused(Code.ILLEGAL_TOPIC, f"The topic {fault}.")
     if is_reserved(name):
-        raise Refused(Code.ILLEGAL_TOPIC, f"The topic `{name}` is Halfnote's own.")
+        raise CallRefused(Code.ILLEGAL_TOPIC, f"The topic `{name}` is Halfnote's own.")
     return name
 
 
 def subscription_of(group: Resource, topic: str) -> str:
-    """Return the subscription of a consumer group and a topic: `group@topic`. Raises Refused."""
+    """Return the subscription of a consumer group and a topic: `group@topic`. Raises CallRefused."""
     fault = _fault(group.name, GROUP_MAX)
     if fault:
-        raise Refused(Code.ILLEGAL_CONSUMER_GROUP, f"The consumer group {fault}.")
+        raise CallRefused(Code.ILLEGAL_CONSUMER_GROUP, f"The consumer group {fault}.")
     name = f"{_joined(group)}@{topic}"
     if not is_subscription_name(name):
-        raise Refused(
+        raise CallRefused(
             Code.ILLEGAL_CONSUMER_GROUP,
             f"`{name}` is no name of a subscription: `%` and `|` are not allowed, and it has at most {NAME_MAX} "
             "characters.",

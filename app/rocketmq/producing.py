@@ -22,7 +22,7 @@ from app.rocketmq.protocol.service_pb2 import (
     SendMessageResponse,
     SendResultEntry,
 )
-from app.rocketmq.refusals import OK_STATUS, Refused
+from app.rocketmq.refusals import OK_STATUS, CallRefused
 from app.rocketmq.sending import SentMessage, read_message
 
 log = structlog.get_logger(__name__)
@@ -39,13 +39,13 @@ class Producing:
         self._body_limit = body_limit
 
     async def send(self, request: SendMessageRequest, call: ClientCall) -> SendMessageResponse:
-        """Store each message, or refuse it. Raises Refused if all messages are refused for one reason."""
+        """Store each message, or refuse it. Raises CallRefused if all messages are refused for one reason."""
         if not request.messages:
-            raise Refused(Code.MESSAGE_CORRUPTED, "The request has no message.")
+            raise CallRefused(Code.MESSAGE_CORRUPTED, "The request has no message.")
         if len(request.messages) > MESSAGES_MAX:
-            raise Refused(Code.PAYLOAD_TOO_LARGE, f"A request has at most {MESSAGES_MAX} messages.")
+            raise CallRefused(Code.PAYLOAD_TOO_LARGE, f"A request has at most {MESSAGES_MAX} messages.")
         if any(one.topic != request.messages[0].topic for one in request.messages):
-            raise Refused(Code.MESSAGE_CORRUPTED, "The messages of a request have one topic.")
+            raise CallRefused(Code.MESSAGE_CORRUPTED, "The messages of a request have one topic.")
         topic = topic_of(request.messages[0].topic)
         read = [read_message(one, topic, self._body_limit) for one in request.messages]
         entries = await asyncio.gather(*(self._entry(topic, one, call) for one in read))
@@ -54,12 +54,12 @@ class Producing:
         return SendMessageResponse(status=overall([one.status for one in entries]), entries=entries)
 
     async def end(self, request: EndTransactionRequest, call: ClientCall) -> EndTransactionResponse:
-        """Record a verdict. An unknown one changes nothing. Raises Refused."""
+        """Record a verdict. An unknown one changes nothing. Raises CallRefused."""
         topic = topic_of(request.topic)
         try:
             transaction = UUID(request.transaction_id)
         except ValueError:
-            raise Refused(Code.INVALID_TRANSACTION_ID, "The transaction id is not one of Halfnote.") from None
+            raise CallRefused(Code.INVALID_TRANSACTION_ID, "The transaction id is not one of Halfnote.") from None
         checked = self._checks.answered(transaction) or request.source == TransactionSource.SOURCE_SERVER_CHECK
         verdict = _VERDICTS.get(request.resolution, "unknown")
         if verdict == "unknown" and not checked:
@@ -76,7 +76,7 @@ class Producing:
     async def _entry(self, topic: str, message: SentMessage, call: ClientCall) -> SendResultEntry:
         try:
             return await self._stored(topic, message, call)
-        except Refused as refused:
+        except CallRefused as refused:
             return SendResultEntry(status=refused.status, message_id=message.message_id)
 
     async def _stored(self, topic: str, message: SentMessage, call: ClientCall) -> SendResultEntry:
@@ -89,7 +89,7 @@ class Producing:
         for last in (False, False, True):
             try:
                 return await self._store(topic, message, call, at, now)
-            except Refused as refused:
+            except CallRefused as refused:
                 if not last and refused.slug == "group-unregistered":
                     await self._declare(topic, call)
                 elif not last and refused.slug == "id-time-skew":
@@ -108,7 +108,7 @@ class Producing:
         try:
             answer = json.loads(await self._api.post(path, call.keys.producer, message.request(topic, named, now)))
             offset = answer["messages"][0].get("offset", 0)
-        except Refused as refused:
+        except CallRefused as refused:
             # A delay ends at a time, so a repeat of the same message has a shorter one.
             if refused.slug != "content-differs" or refused.field != "messages[0].deliver_after_s":
                 raise
@@ -122,10 +122,10 @@ class Producing:
     async def _declare(self, topic: str, call: ClientCall) -> None:
         try:
             await self._api.call("PUT", path_of("producer-groups", topic), call.keys.producer, {"checks": "claim"})
-        except Refused as refused:
+        except CallRefused as refused:
             if refused.code not in (Code.FORBIDDEN, Code.UNAUTHORIZED):
                 raise
-            raise Refused(
+            raise CallRefused(
                 Code.TOPIC_NOT_FOUND,
                 f"The topic `{topic}` has no producer group in Halfnote, and this client may not register one. An "
                 f"admin runs `halfnote groups put {topic} --checks claim`.",

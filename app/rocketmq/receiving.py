@@ -15,7 +15,7 @@ from app.rocketmq.protocol.definition_pb2 import Encoding, Message, MessageType,
 STORE_HOST = "halfnote"
 
 
-class StoredMessage(msgspec.Struct):
+class MessageFields(msgspec.Struct):
     """The fields that a claimed message and the message of a check share."""
 
     message_id: str
@@ -34,7 +34,7 @@ class StoredMessage(msgspec.Struct):
         return bytes(self.body)
 
 
-class ClaimedDelivery(StoredMessage, kw_only=True):
+class ClaimedDelivery(MessageFields, kw_only=True):
     """A message that is out to this consumer."""
 
     handle: str
@@ -55,7 +55,7 @@ class ClaimedOrphan(msgspec.Struct):
 
     transaction_id: UUID
     born_at: datetime
-    messages: list[StoredMessage]
+    messages: list[MessageFields]
     handle: str
 
 
@@ -85,7 +85,7 @@ def orphaned(check: ClaimedOrphan, topic: Resource) -> Message:
     return _message(check.messages[0], topic, check.born_at)
 
 
-def _message(one: StoredMessage, topic: Resource, stored_at: datetime) -> Message:
+def _message(one: MessageFields, topic: Resource, stored_at: datetime) -> Message:
     headers, body = one.headers, one.content
     message_id = headers.get(names.MESSAGE_ID) or one.message_id
     system = SystemProperties(

@@ -6,7 +6,7 @@ from typing import Any
 from app.rocketmq.protocol.definition_pb2 import Code, Status
 
 
-class Refused(Exception):
+class CallRefused(Exception):
     """A call is refused. `code` is the protocol's; `slug` and `field` are of Halfnote's problem, if there was one."""
 
     def __init__(self, code: Code, text: str, *, slug: str = "", field: str = "") -> None:
@@ -57,7 +57,7 @@ _BY_FIELD: dict[str, Code] = {
 }
 
 
-def refusal_of(status: int, problem: Mapping[str, Any]) -> Refused:
+def refusal_of(status: int, problem: Mapping[str, Any]) -> CallRefused:
     """Return Halfnote's problem as a refusal. The text is the problem's own, which says what to do."""
     slug = str(problem.get("type", "")).rpartition("/")[2]
     field = str(problem.get("field") or "")
@@ -68,4 +68,4 @@ def refusal_of(status: int, problem: Mapping[str, Any]) -> Refused:
         code = _BY_STATUS.get(status, Code.INTERNAL_SERVER_ERROR)
     title = str(problem.get("title") or f"Halfnote answered {status}")
     detail = problem.get("detail")
-    return Refused(code, f"{title}: {detail}" if detail else title, slug=slug, field=field)
+    return CallRefused(code, f"{title}: {detail}" if detail else title, slug=slug, field=field)

@@ -12,7 +12,7 @@ from app.rocketmq.clients import ConnectedClients
 from app.rocketmq.credentials import ApiKeys
 from app.rocketmq.halfnote_api import HalfnoteApi
 from app.rocketmq.paths import path_of
-from app.rocketmq.refusals import Refused
+from app.rocketmq.refusals import CallRefused
 
 log = structlog.get_logger(__name__)
 
@@ -79,7 +79,7 @@ class Renewals:
         content = {"handles": handles, "invisible_s": HELD_S}
         try:
             await self._api.post(path_of("subscriptions", subscription, "extend"), keys.subscriber, content)
-        except Refused as refused:
+        except CallRefused as refused:
             log.warning("rocketmq_messages_not_renewed", subscription=subscription, error=refused.text)
             return
         for handle in handles:

@@ -11,7 +11,7 @@ from app.field_rules import NAME_MAX
 from app.rocketmq import headers as names
 from app.rocketmq.bodies import body_of
 from app.rocketmq.protocol.definition_pb2 import Code, Message, MessageType, SystemProperties
-from app.rocketmq.refusals import Refused
+from app.rocketmq.refusals import CallRefused
 
 PROPERTIES_MAX = 128
 PROPERTY_BYTES_MAX = 16 * 1024
@@ -106,17 +106,17 @@ class SentMessage:
 
 
 def read_message(message: Message, topic: str, limit: int) -> SentMessage:
-    """Return a sent message. `limit`: bytes of a body. Raises Refused."""
+    """Return a sent message. `limit`: bytes of a body. Raises CallRefused."""
     system = message.system_properties
     if system.message_type not in _TYPES:
         word = MessageType.Name(system.message_type) if system.message_type in MessageType.values() else "unknown"
-        raise Refused(Code.UNSUPPORTED, f"Messages of the type {word} are not supported.")
+        raise CallRefused(Code.UNSUPPORTED, f"Messages of the type {word} are not supported.")
     body = body_of(message, limit)
     _check_properties(message)
     if not system.message_id.strip():
-        raise Refused(Code.ILLEGAL_MESSAGE_ID, "The message has no id.")
+        raise CallRefused(Code.ILLEGAL_MESSAGE_ID, "The message has no id.")
     if _has_control(system.message_id) or len(system.message_id) > NAME_MAX:
-        raise Refused(Code.ILLEGAL_MESSAGE_ID, "The message's id is too long or has a control character.")
+        raise CallRefused(Code.ILLEGAL_MESSAGE_ID, "The message's id is too long or has a control character.")
     keys = [key for key in system.keys if key]
     key = system.message_group or (keys[0] if keys and len(keys[0]) <= NAME_MAX else None)
     transactional = system.message_type == MessageType.TRANSACTION
@@ -160,31 +160,31 @@ def _headers(message: Message, keys: list[str], key: str | None) -> dict[str, st
 def _check_properties(message: Message) -> None:
     system = message.system_properties
     if len(message.user_properties) > PROPERTIES_MAX:
-        raise Refused(Code.MESSAGE_PROPERTIES_TOO_LARGE, f"A message has at most {PROPERTIES_MAX} properties.")
+        raise CallRefused(Code.MESSAGE_PROPERTIES_TOO_LARGE, f"A message has at most {PROPERTIES_MAX} properties.")
     for name, value in message.user_properties.items():
         if name in RESERVED:
-            raise Refused(Code.ILLEGAL_MESSAGE_PROPERTY_KEY, f"The property `{name}` is RocketMQ's own.")
+            raise CallRefused(Code.ILLEGAL_MESSAGE_PROPERTY_KEY, f"The property `{name}` is RocketMQ's own.")
         if not name or _has_control(name) or _has_control(value):
-            raise Refused(
+            raise CallRefused(
                 Code.ILLEGAL_MESSAGE_PROPERTY_KEY,
                 "A property has no name, or a control character in its name or value.",
             )
     if system.tag and (not system.tag.strip() or "|" in system.tag or _has_control(system.tag)):
-        raise Refused(Code.ILLEGAL_MESSAGE_TAG, "A tag is not blank and has no `|` and no control character.")
+        raise CallRefused(Code.ILLEGAL_MESSAGE_TAG, "A tag is not blank and has no `|` and no control character.")
     if len(system.tag) > NAME_MAX:
-        raise Refused(Code.ILLEGAL_MESSAGE_TAG, f"A tag has at most {NAME_MAX} characters.")
+        raise CallRefused(Code.ILLEGAL_MESSAGE_TAG, f"A tag has at most {NAME_MAX} characters.")
     for key in system.keys:
         if key and (not key.strip() or _has_control(key)):
-            raise Refused(Code.ILLEGAL_MESSAGE_KEY, "A key is not blank and has no control character.")
+            raise CallRefused(Code.ILLEGAL_MESSAGE_KEY, "A key is not blank and has no control character.")
     group = system.message_group
     if group and (not group.strip() or len(group.encode()) >= MESSAGE_GROUP_BYTES_MAX or _has_control(group)):
-        raise Refused(
+        raise CallRefused(
             Code.ILLEGAL_MESSAGE_GROUP,
             f"A message group is not blank, has less than {MESSAGE_GROUP_BYTES_MAX} bytes and no control character.",
         )
     texts = [*message.user_properties.keys(), *message.user_properties.values(), system.tag, *system.keys]
     if sum(len(text.encode()) for text in texts) > PROPERTY_BYTES_MAX:
-        raise Refused(
+        raise CallRefused(
             Code.MESSAGE_PROPERTIES_TOO_LARGE, f"Properties, tag and keys have at most {PROPERTY_BYTES_MAX} bytes."
         )
 
@@ -194,7 +194,7 @@ def _immunity_s(system: SystemProperties) -> int | None:
         return None
     seconds = system.orphaned_transaction_recovery_duration.seconds
     if seconds > RECOVERY_MAX_S:
-        raise Refused(Code.BAD_REQUEST, f"The recovery duration of a transaction is at most {RECOVERY_MAX_S} s.")
+        raise CallRefused(Code.BAD_REQUEST, f"The recovery duration of a transaction is at most {RECOVERY_MAX_S} s.")
     return max(1, seconds)
 
 

@@ -15,7 +15,7 @@ from app.rocketmq.credentials import Credentials
 from app.rocketmq.producing import Producing
 from app.rocketmq.protocol import service_pb2 as protocol
 from app.rocketmq.protocol.definition_pb2 import Code, Status
-from app.rocketmq.refusals import Refused
+from app.rocketmq.refusals import CallRefused
 from app.rocketmq.sessions import ClientSessions
 
 log = structlog.get_logger(__name__)
@@ -32,7 +32,7 @@ def _parsed(request_type: type[Request], content: bytes) -> Request:
     try:
         return request_type.FromString(content)
     except DecodeError:
-        raise Refused(Code.BAD_REQUEST, "The request is no message of the protocol.") from None
+        raise CallRefused(Code.BAD_REQUEST, "The request is no message of the protocol.") from None
 
 
 class AbortableContext(CallContext, Protocol):
@@ -88,14 +88,16 @@ class MessagingService:
 
     def _not_implemented(self) -> "dict[str, grpc.RpcMethodHandler[Any, Any]]":
         async def refuse(request: ProtocolMessage, call: ClientCall) -> Any:
-            raise Refused(Code.NOT_IMPLEMENTED, "Halfnote has no such function.")
+            raise CallRefused(Code.NOT_IMPLEMENTED, "Halfnote has no such function.")
 
         async def refuse_pull(content: bytes, context: AbortableContext) -> AsyncIterator[ProtocolMessage]:
             yield protocol.PullMessageResponse(
                 status=Status(code=Code.NOT_IMPLEMENTED, message="Halfnote has no such function.")
             )
 
-        pull = grpc.unary_stream_rpc_method_handler(refuse_pull, None, protocol.PullMessageResponse.SerializeToString)
+        pull: grpc.RpcMethodHandler[Any, Any] = grpc.unary_stream_rpc_method_handler(
+            refuse_pull, None, protocol.PullMessageResponse.SerializeToString
+        )
         unary = {
             name: self._unary(refuse, getattr(protocol, f"{name}Request"), getattr(protocol, f"{name}Response"))
             for name in (
@@ -120,7 +122,7 @@ class MessagingService:
             try:
                 call = client_call(context, self._credentials)
                 return await method(_parsed(request_type, content), call)
-            except Refused as refused:
+            except CallRefused as refused:
                 return refused_with(status=refused.status)
             except Exception:
                 log.exception("rocketmq_call_failed", method=method.__name__)
@@ -137,7 +139,7 @@ class MessagingService:
             async with aclosing(self._consuming.receive(request, call)) as answers:
                 async for answer in answers:
                     yield answer
-        except Refused as refused:
+        except CallRefused as refused:
             yield protocol.ReceiveMessageResponse(status=refused.status)
         except Exception:
             log.exception("rocketmq_call_failed", method="receive")
@@ -152,7 +154,7 @@ class MessagingService:
             async with aclosing(self._sessions.telemetry(commands, call)) as answers:
                 async for answer in answers:
                     yield answer
-        except Refused as refused:
+        except CallRefused as refused:
             # A stream has no status in an answer, so RocketMQ's proxy ends it with an error of gRPC's.
             unauthorized = refused.code == Code.UNAUTHORIZED
             code = grpc.StatusCode.UNAUTHENTICATED if unauthorized else grpc.StatusCode.INVALID_ARGUMENT

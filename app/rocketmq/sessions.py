@@ -33,7 +33,7 @@ from app.rocketmq.protocol.service_pb2 import (
     QueryRouteResponse,
     TelemetryCommand,
 )
-from app.rocketmq.refusals import OK_STATUS, Refused
+from app.rocketmq.refusals import OK_STATUS, CallRefused
 from app.rocketmq.subscriptions import Shape, Subscriptions
 
 log = structlog.get_logger(__name__)
@@ -50,23 +50,23 @@ class ClientSessions:
         self._clients, self._subscriptions, self._body_limit = clients, subscriptions, body_limit
 
     async def route(self, request: QueryRouteRequest, call: ClientCall) -> QueryRouteResponse:
-        """Return one queue, at the address by which the client came. Raises Refused."""
+        """Return one queue, at the address by which the client came. Raises CallRefused."""
         topic_of(request.topic)
         return QueryRouteResponse(status=OK_STATUS, message_queues=[_queue(request.topic, request.endpoints, 0)])
 
     async def assignment(self, request: QueryAssignmentRequest, call: ClientCall) -> QueryAssignmentResponse:
-        """Assign the queue to every consumer: Halfnote gives each message to one of them. Raises Refused."""
+        """Assign the queue to every consumer: Halfnote gives each message to one of them. Raises CallRefused."""
         subscription_of(request.group, topic_of(request.topic))
         queue = _queue(request.topic, request.endpoints, -1)
         return QueryAssignmentResponse(status=OK_STATUS, assignments=[Assignment(message_queue=queue)])
 
     async def heartbeat(self, request: HeartbeatRequest, call: ClientCall) -> HeartbeatResponse:
-        """Answer a client that is connected here. Raises Refused for another."""
+        """Answer a client that is connected here. Raises CallRefused for another."""
         self._connected(call)
         return HeartbeatResponse(status=OK_STATUS)
 
     async def leave(self, request: NotifyClientTerminationRequest, call: ClientCall) -> NotifyClientTerminationResponse:
-        """Forget a client. Raises Refused if it is not connected here."""
+        """Forget a client. Raises CallRefused if it is not connected here."""
         client = self._connected(call)
         self._clients.remove(client)
         client.end()
@@ -75,7 +75,7 @@ class ClientSessions:
     async def telemetry(
         self, commands: AsyncIterator[TelemetryCommand], call: ClientCall
     ) -> AsyncGenerator[TelemetryCommand, None]:
-        """Answer settings, and send checks, until the client leaves. Raises Refused."""
+        """Answer settings, and send checks, until the client leaves. Raises CallRefused."""
         client = ConnectedClient(call.client_id, call.keys)
         reader = asyncio.create_task(self._read(commands, client))
         reader.add_done_callback(lambda _: client.end())
@@ -106,7 +106,7 @@ class ClientSessions:
             topics = {}
             answer = consumer_settings(settings, await self._subscribed(settings, client))
         else:
-            raise Refused(Code.UNRECOGNIZED_CLIENT_TYPE, "The settings are neither of a producer nor of a consumer.")
+            raise CallRefused(Code.UNRECOGNIZED_CLIENT_TYPE, "These settings are of no producer and no consumer.")
         client.settings, client.topics = settings, topics
         self._clients.add(client)
         return answer
@@ -123,7 +123,7 @@ class ClientSessions:
                     await self._subscriptions.filter_by(name, topic, client.keys, filters)
                     client.expressions[name] = said
                 shape = await self._subscriptions.of(name, topic, client.keys, filters)
-            except Refused as refused:
+            except CallRefused as refused:
                 # A client whose settings are not answered does not start. The answers to its claims say what is wrong.
                 log.warning("rocketmq_subscription_not_ready", subscription=name, error=refused.text)
         return shape
@@ -131,13 +131,13 @@ class ClientSessions:
     def _connected(self, call: ClientCall) -> ConnectedClient:
         client = self._clients.get(call.client_id, call.keys)
         if client is None:
-            raise Refused(Code.UNRECOGNIZED_CLIENT_TYPE, "This client has no open stream with its settings here.")
+            raise CallRefused(Code.UNRECOGNIZED_CLIENT_TYPE, "This client has no open stream with its settings here.")
         return client
 
 
 def _queue(topic: Resource, endpoints: Endpoints, number: int) -> MessageQueue:
     if not endpoints.addresses:
-        raise Refused(Code.ILLEGAL_ACCESS_POINT, "The request does not say by which address the client came.")
+        raise CallRefused(Code.ILLEGAL_ACCESS_POINT, "The request does not say by which address the client came.")
     return MessageQueue(
         topic=topic,
         id=number,

@@ -12,7 +12,7 @@ from app.rocketmq.filters import Filters
 from app.rocketmq.halfnote_api import HalfnoteApi
 from app.rocketmq.paths import path_of
 from app.rocketmq.protocol.definition_pb2 import Code
-from app.rocketmq.refusals import Refused
+from app.rocketmq.refusals import CallRefused
 
 log = structlog.get_logger(__name__)
 
@@ -30,7 +30,7 @@ class Subscriptions:
         self._seen: dict[tuple[str, ApiKeys], tuple[float, Shape]] = {}
 
     async def of(self, name: str, topic: str, keys: ApiKeys, filters: Filters) -> Shape:
-        """Return the subscription; declare it, with these filters, if there is none. Raises Refused.
+        """Return the subscription; declare it, with these filters, if there is none. Raises CallRefused.
 
         A new one begins with the messages that come from now on, as a new consumer group does in RocketMQ.
         """
@@ -39,7 +39,7 @@ class Subscriptions:
             return seen
         shape = await self._found(name, keys) or await self._declared(name, topic, keys, filters)
         if shape["destination"]["type"] != "pull":
-            raise Refused(
+            raise CallRefused(
                 Code.CONSUMER_GROUP_NOT_FOUND,
                 f"The subscription `{name}` delivers to its destination ({shape['destination']['type']}), so no "
                 "consumer can claim from it. Delete it, or name the consumer group differently.",
@@ -69,7 +69,7 @@ class Subscriptions:
     async def _found(self, name: str, keys: ApiKeys) -> Shape | None:
         try:
             answer = await self._api.call("GET", path_of("subscriptions", name), keys.subscriber)
-        except Refused as refused:
+        except CallRefused as refused:
             if refused.slug == "subscription-unknown":
                 return None
             raise

@@ -270,7 +270,9 @@ def test_every_private_name_of_a_library_is_named_here() -> None:
     files = [
         path for folder in ("app", "spark", "sdk/halfnote", "migrations") for path in (ROOT / folder).rglob("*.py")
     ]
-    assert {name for path in files for name in _foreign_names(path)} == set(PRIVATE)
+    # Generated code uses protobuf's own names and checks the version of protobuf itself.
+    written = [path for path in files if not path.name.endswith("_pb2.py")]
+    assert {name for path in written for name in _foreign_names(path)} == set(PRIVATE)
 
 
 def test_libraries_whose_internals_are_overridden_have_an_upper_bound() -> None:

@@ -7,7 +7,7 @@ import pytest
 
 from app.rocketmq.credentials import ApiKeys, Credentials, CredentialsFault, read_credentials
 from app.rocketmq.protocol.definition_pb2 import Code
-from app.rocketmq.refusals import Refused
+from app.rocketmq.refusals import CallRefused
 
 PRODUCER, SUBSCRIBER = "hn_" + "p" * 43, "hn_" + "s" * 43
 FILE = f"""
@@ -58,7 +58,7 @@ def test_a_signature_leads_to_the_api_keys(file: Path) -> None:
 )
 def test_everything_else_is_unauthorized(file: Path, metadata: dict[str, str]) -> None:
     credentials = Credentials(read_credentials(file), ApiKeys("own", "own"))
-    with pytest.raises(Refused) as refused:
+    with pytest.raises(CallRefused) as refused:
         credentials.keys_of(metadata)
     assert refused.value.code == Code.UNAUTHORIZED
 

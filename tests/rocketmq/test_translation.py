@@ -34,7 +34,7 @@ from app.rocketmq.protocol.definition_pb2 import (
     Resource,
 )
 from app.rocketmq.receiving import ClaimedDelivery, delivered
-from app.rocketmq.refusals import Refused, refusal_of
+from app.rocketmq.refusals import CallRefused, refusal_of
 from app.rocketmq.sending import RESERVED, read_message
 from tests.support.gateway import BODY_LIMIT, message_of
 
@@ -43,8 +43,8 @@ TIMES = st.integers(1_609_459_200_000, 4_102_444_800_000).map(lambda ms: datetim
 PRINTED = st.text(st.characters(exclude_categories=["Cs", "Cc"]), min_size=1, max_size=40).filter(str.strip)
 
 
-def refused(code: Code) -> "pytest.RaisesExc[Refused]":
-    return pytest.RaisesExc(Refused, check=lambda error: error.code == code)
+def refused(code: Code) -> "pytest.RaisesExc[CallRefused]":
+    return pytest.RaisesExc(CallRefused, check=lambda error: error.code == code)
 
 
 def test_the_generated_code_is_of_the_proto_files_beside_it() -> None:
