@@ -20,9 +20,9 @@ from bench.stage import Stage, connected, halfnote, put
 from bench.wrk import load
 
 CONSUMERS, AT_MOST = 4, 100
-BACKLOG, BACKLOG_QUICK = 200_000, 10_000
+BACKLOG, BACKLOG_QUICK = 120_000, 10_000
 ROUNDS = 3
-LOAD_S = 15
+LOAD_S = 10
 WAITING, WAITING_QUICK, WAIT_S, LOOKED_S = 1000, 100, 30, 20
 # The most seconds until the last message of a run is acknowledged.
 LAST_S = 60.0

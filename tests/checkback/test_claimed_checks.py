@@ -229,6 +229,26 @@ async def test_a_waiting_claim_gets_the_first_check_that_is_due(
     assert await claim(client, wait_s=30) == []
 
 
+async def test_no_more_claims_are_woken_than_there_are_checks(
+    client: httpx.AsyncClient, runtime: Runtime, shop: str
+) -> None:
+    tasks = [asyncio.create_task(claim(client, wait_s=30, max=1)) for _ in range(4)]
+    async with asyncio.timeout(60):
+        while runtime.waiting_claims.limits != {"shop": 4}:
+            await asyncio.sleep(0.01)
+    due = {str(await in_doubt(client, runtime)) for _ in range(2)}
+    await wake_claims(runtime, runtime.clock.now())
+    # Those that are woken have not run yet.
+    assert runtime.waiting_claims.limits == {"shop": 2}
+    async with asyncio.timeout(60):
+        while sum(task.done() for task in tasks) < 2:
+            await asyncio.sleep(0.01)
+    runtime.waiting_claims.close()
+    answers = sorted(await asyncio.gather(*tasks), key=len)
+    assert [len(checks) for checks in answers] == [0, 0, 1, 1]
+    assert {checks[0]["transaction_id"] for checks in answers[2:]} == due
+
+
 async def test_waiting_claims_wake_when_the_next_check_is_due(
     client: httpx.AsyncClient, runtime: Runtime, db: Connection, shop: str
 ) -> None:

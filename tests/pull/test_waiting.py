@@ -67,6 +67,20 @@ async def test_a_publication_asks_for_a_look_and_wakes_one_claim_for_one_message
         assert sorted(one["offset"] for claim in rest for one in claim) == sent
 
 
+async def test_no_more_claims_are_woken_than_there_are_messages(
+    client: httpx.AsyncClient, consumer: Consumer, runtime: Runtime
+) -> None:
+    async with waiting(runtime, consumer, 4, max=1) as tasks:
+        sent = await publish(client, order(1), order(2))
+        await look(runtime)
+        # Those that are woken have not run yet.
+        assert sum(map(len, runtime.waiting_consumers._by_group.values())) == 2
+        async with asyncio.timeout(60):
+            while sum(task.done() for task in tasks) < 2:
+                await asyncio.sleep(0.01)
+        assert sorted(one["offset"] for task in tasks if task.done() for one in task.result()) == sent
+
+
 async def test_what_is_given_back_or_lapses_wakes_a_claim(
     client: httpx.AsyncClient, consumer: Consumer, runtime: Runtime, db: Connection
 ) -> None:

@@ -214,6 +214,25 @@ async def test_a_stop_waits_for_the_answers_under_way() -> None:
     await producer.close()
 
 
+async def test_a_claim_that_is_answered_while_it_stops_is_answered() -> None:
+    stopped: list[asyncio.Task[None]] = []
+
+    def answers(_: httpx.Request) -> httpx.Response:
+        stopped.append(asyncio.create_task(answering.stop(grace_s=60)))
+        answering._stopping.set()
+        return TAKEN
+
+    halfnote = Scripted({CLAIM: [answers]})
+    producer = TransactionProducer(URL, group="shop", transport=halfnote.transport())
+    answering = producer.answer_checks(AsyncSays())
+    await until(lambda: bool(stopped))
+    await stopped[0]
+    # Otherwise the transaction would wait until the claim lapses.
+    assert [one["answers"][0]["verdict"] for one in halfnote.asked(ANSWERS)] == ["commit"]
+    assert len(halfnote.asked(CLAIM)) == 1
+    await producer.close()
+
+
 @pytest.mark.parametrize("wrong", ["commit", None, ValueError("no")])
 async def test_a_listener_that_breaks_its_contract_leaves_the_check(wrong: Any) -> None:
     scripted = Scripted({CLAIM: [TAKEN, NOTHING]})

@@ -1,0 +1,107 @@
+"""Days that are closed and removed while consumers hold their messages: nothing is lost, and late answers change
+nothing.
+"""
+
+from datetime import timedelta
+from typing import Any
+
+import httpx
+import pytest
+
+from app.database.connection import Connection
+from app.retention import loop as retention_loop
+from app.runtime.state import Runtime
+from tests.support.consumers import Consumer, put_pulled, sweep_after
+from tests.support.days import go_to, long_ago
+from tests.support.relay_stepping import order, publish
+
+OLD_TIME = long_ago(10)
+DAY = OLD_TIME.date()
+# Past retention (7 days), and past the longest one (45 days).
+NOW, MUCH_LATER = OLD_TIME + timedelta(days=9), OLD_TIME + timedelta(days=46)
+DAY_STATE = "select state from day where day = $1"
+
+
+@pytest.fixture(params=["none", "key"])
+async def consumer(
+    client: httpx.AsyncClient, runtime: Runtime, db: Connection, group: str, request: pytest.FixtureRequest
+) -> Consumer:
+    """A consumer of `worker`; the service's clock is in a day that is to be removed."""
+    await go_to(runtime, db, OLD_TIME)
+    await db.execute("update day set state = 'gone' where day = $1", DAY - timedelta(days=1))
+    await put_pulled(client, ordered=request.param)
+    return Consumer(client)
+
+
+async def dead(db: Connection) -> list[int]:
+    return [row["offset"] for row in await db.fetch('select "offset" from dead_letter order by "offset"')]
+
+
+async def held_again(consumer: Consumer, claimed: list[dict[str, Any]]) -> list[int]:
+    outcomes = await consumer.settle("extend", *(one["handle"] for one in claimed), invisible_s=3600)
+    return [one["status"] for one in outcomes]
+
+
+async def test_what_consumers_hold_keeps_its_day_until_it_is_acknowledged(
+    client: httpx.AsyncClient, consumer: Consumer, runtime: Runtime, db: Connection
+) -> None:
+    await publish(client, *(order(n) for n in range(3)))
+    claimed = await consumer.claim(max=2)
+    # A claim, a row of delivery_retry, and a message that was not claimed.
+    await consumer.settle("extend", claimed[0]["handle"], invisible_s=3600)
+    await retention_loop.step(runtime, NOW)
+    assert await db.fetchval(DAY_STATE, DAY) == "open"
+    assert await consumer.ack(*claimed) == [200, 200]
+    await retention_loop.step(runtime, NOW)
+    assert await db.fetchval(DAY_STATE, DAY) == "open"
+    assert await consumer.ack(*await consumer.claim()) == [200]
+    await sweep_after(runtime)
+    await retention_loop.step(runtime, NOW)
+    assert await db.fetchval(DAY_STATE, DAY) == "gone"
+    assert await dead(db) == []
+
+
+async def test_what_consumers_hold_at_the_longest_retention_is_dead_and_can_be_redelivered(
+    client: httpx.AsyncClient, consumer: Consumer, runtime: Runtime, db: Connection
+) -> None:
+    sent = await publish(client, *(order(n) for n in range(4)))
+    claimed = await consumer.claim(max=3, invisible_s=3600)
+    await consumer.settle("extend", claimed[0]["handle"], invisible_s=3600)
+    assert await consumer.ack(claimed[1]) == [200]
+    await retention_loop.step(runtime, MUCH_LATER)
+    assert await db.fetchval(DAY_STATE, DAY) == "gone"
+    assert await dead(db) == [sent[0], sent[2], sent[3]]
+    # What they hold is settled no more, and nothing of it comes again by itself.
+    assert await consumer.ack(claimed[0], claimed[2]) == [409, 409]
+    assert await held_again(consumer, claimed) == [409, 409, 409]
+    for action in ("nack", "reject"):
+        assert {one["status"] for one in await consumer.settle(action, *(one["handle"] for one in claimed))} == {409}
+    await sweep_after(runtime, 3700)
+    assert await db.fetchval("select count(*) from pull_claim") == 0
+    assert await consumer.claim() == []
+    assert await dead(db) == [sent[0], sent[2], sent[3]]
+    ids = [{"subscription": "worker", "message_id": claimed[2]["message_id"]}]
+    assert (await client.post("/dead-letters/redeliver", json={"ids": ids})).status_code == 200
+    [again] = await consumer.claim()
+    assert (again["offset"], again["body"]) == (sent[2], {"order": 2})
+    assert await consumer.ack(again) == [200]
+    assert await db.fetchval("select count(*) from delivery_retry") == 0
+
+
+async def test_a_day_that_is_being_removed_is_neither_claimed_nor_settled_and_opens_again(
+    client: httpx.AsyncClient, consumer: Consumer, runtime: Runtime, db: Connection
+) -> None:
+    sent = await publish(client, *(order(n) for n in range(2)))
+    [held] = await consumer.claim(max=1, invisible_s=1)
+    await db.execute("update day set state = 'archiving' where day = $1", DAY)
+    assert await consumer.claim() == []
+    assert await consumer.ack(held) == [409]
+    await sweep_after(runtime, 10)
+    # Upkeep owns its messages meanwhile, so no attempt is counted.
+    assert await db.fetchval("select count(*) from pull_claim") == 1
+    await db.execute("update day set state = 'open' where day = $1", DAY)
+    await sweep_after(runtime, 10)
+    runtime.clock.fixed = OLD_TIME + timedelta(seconds=20)
+    [again] = await consumer.claim()
+    assert (again["offset"], again["attempt"]) == (sent[0], 2)
+    assert await consumer.ack(again) == [200]
