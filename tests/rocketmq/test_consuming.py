@@ -285,6 +285,25 @@ async def test_delay_and_message_group_come_back(rocket: RocketClient, db: Conne
     assert later.system_properties.delivery_timestamp == delayed.system_properties.delivery_timestamp
 
 
+async def test_message_groups_are_received_in_order_from_an_ordered_subscription(
+    gateway: tuple[GatewayInProcess, grpc.aio.Channel], client: httpx.AsyncClient
+) -> None:
+    put = {"topics": ["order"], "destination": {"type": "pull"}, "ordered": "key"}
+    assert (await client.put(f"/subscriptions/{NAME}", json=put)).status_code == 201
+    rocket = RocketClient(gateway[1])
+    stream, settings = await rocket.connect(consumer_of("points", "order", client_type=PUSH_CONSUMER))
+    assert settings.subscription.fifo
+    for group, body in (("g1", b"1"), ("g1", b"2"), ("g2", b"3"), ("g1", b"4")):
+        await sent(rocket, message_of("order", body, message_type=FIFO, message_group=group))
+    [first] = await received(rocket, batch_size=1)
+    assert first.body == b"1"
+    # What follows in the group of a message that is out stays until that is settled.
+    assert [one.body for one in await received(rocket)] == [b"3"]
+    assert await acked(rocket, handle_of(first)) == ["OK", "OK"]
+    assert [one.body for one in await received(rocket)] == [b"2", b"4"]
+    stream.cancel()
+
+
 async def test_a_subscription_with_another_destination_is_not_taken_over(
     gateway: tuple[GatewayInProcess, grpc.aio.Channel], client: httpx.AsyncClient
 ) -> None:
