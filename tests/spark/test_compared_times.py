@@ -226,6 +226,7 @@ def test_a_webhook_has_answered_with_a_status(spark: SparkSession, day: str, tmp
 
     # Not if there is no audit, or it began later, or is of a later change, or the destination is a broker.
     rows(day, 'update subscription set destination = \'{"type": "webhook"}\' returning 1')
+    rows(day, "delete from audit returning 1")
     assert wrong("no audit") == []
     rows(day, put, days_ago(2), "other")
     assert wrong("later audit") == []
