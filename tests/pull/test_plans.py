@@ -6,6 +6,8 @@ from hashlib import sha256
 from app.database.connection import Connection
 from app.store.pull.claims import ACKNOWLEDGE, CLAIM_NEW, CLAIMER, SETTLED, HeldMessage
 from app.store.pull.held_retries import HELD, LOCK_HELD
+from app.store.pull.ordered_claims import CLAIM_NEW_IN_ORDER, CLAIM_STORED_IN_ORDER
+from app.store.pull.ordered_claims import CLAIMER as ORDERED
 from app.store.pull.waiting import CLAIMABLE, SPAN
 from app.store.relay.log import NEWEST, Reader
 from app.store.subscriptions.subscriptions import Route
@@ -37,6 +39,37 @@ async def test_a_claim_reads_a_short_range_of_the_log(full: Connection, generic:
     assert all("offset" in (scan.index or "offset") for scan in scans_of(found, "outbox"))
     assert sum(scan.rows for scan in scans_of(found, "half")) == ROOM
     assert all("pkey" in (scan.index or "") for scan in scans_of(found, "half"))
+
+
+@BOTH_PLANS
+async def test_a_claim_in_the_order_of_keys_reads_a_short_range_of_the_log(full: Connection, generic: bool) -> None:
+    low, high = await ends(full)
+    await full.execute(CURSOR, (low + high) // 2)
+    # As on the connections of these statements; a scan of one page costs less than an index.
+    await full.execute("set enable_seqscan = off")
+    reader = Reader(1, 0, Route(TopicPatterns(["ord*"]), None, None), 1, 0, 0, NEWEST)
+    arguments = ORDERED.arguments(reader, room=ROOM, span=READ, held_until=UNTIL, sweep_at=UNTIL, now=NOW, hold=True)
+    found = big(await scans(full, CLAIM_NEW_IN_ORDER, ORDERED.types, arguments, generic=generic))
+    assert sequential_scans(found) == []
+    assert sum(scan.rows for scan in scans_of(found, "outbox")) <= READ + DAYS
+    assert sum(scan.rows for scan in scans_of(found, "half")) == ROOM
+    assert all("pkey" in (scan.index or "") for scan in scans_of(found, "half"))
+
+
+@BOTH_PLANS
+async def test_a_claim_of_stored_messages_in_order_reads_each_row_once(full: Connection, generic: bool) -> None:
+    rows = await full.fetch('select transaction_id, position, "offset" from outbox order by "offset" limit 500')
+    await full.executemany(
+        'insert into delivery_retry (subscription_id, transaction_id, position, "offset", topic, key, attempts, '
+        "due_at) values (1, $1, $2, $3, 'order', 'k' || $3::bigint % 7, 0, $4)",
+        [(*row, NOW - timedelta(minutes=1)) for row in rows],
+    )
+    await full.execute("analyze delivery_retry; set enable_seqscan = off")
+    types = ["int", "int", "timestamptz", "timestamptz", "bool"]
+    found = await scans(full, CLAIM_STORED_IN_ORDER, types, [1, ROOM, UNTIL, NOW, True], generic=generic)
+    assert sequential_scans(big(found)) == []
+    # Once to find the order, and once for each row that is taken.
+    assert sum(scan.rows for scan in found if scan.table == "delivery_retry") <= 500 + ROOM
 
 
 @BOTH_PLANS
