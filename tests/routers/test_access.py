@@ -62,7 +62,7 @@ async def test_health_shows_no_details_without_a_key(start: Callable[..., Any]) 
     assert "Postgres" in checks["database"]
     for headers in ({"authorization": ""}, bearer(new_key())):
         shown = (await client.get("/readyz", headers=headers)).json()["checks"]
-        assert {one["detail"] for one in shown} == {"details are shown to an operator's or admin's key"}
+        assert {one["detail"] for one in shown} == {"details are shown to the keys of people"}
 
 
 async def test_limits_of_a_key(start: Callable[..., Any]) -> None:

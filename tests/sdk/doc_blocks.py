@@ -43,10 +43,12 @@ def runner(page: str) -> Callable[[str, dict[str, Any]], Awaitable[None]]:
     """Return a function that runs a block as the body of an async function, with its addresses and secrets replaced."""
 
     async def run(block: str, names: dict[str, Any]) -> None:
-        written = block.replace("whsec_…", SECRET).replace(
+        written = block.replace("whsec_…", SECRET)
+        for made in (
             'TransactionProducer("http://127.0.0.1:8080", group="shop"',
-            'TransactionProducer("http://127.0.0.1:8080", group="shop", transport=memory.transport()',
-        )
+            'Consumer("http://127.0.0.1:8080", "points"',
+        ):
+            written = written.replace(made, f"{made}, transport=memory.transport()")
         code = compile(written, page, "exec", flags=ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)
         answer = eval(code, names)
         if inspect.iscoroutine(answer):

@@ -41,7 +41,7 @@ from tests.support.webhooks import message
 
 BLOCKS = blocks_of("sdk/README.md")
 run = runner("sdk/README.md")
-PRODUCER, CHECK, CLAIMED, BARRIER, BOUND, ASYNCPG, DJANGO, CONSUMER, BROKER, TESTING = BLOCKS
+PRODUCER, CHECK, CLAIMED, BARRIER, BOUND, ASYNCPG, DJANGO, CONSUMER, CLAIMING, LOOP, BROKER, TESTING = BLOCKS
 
 
 @pytest.fixture
@@ -108,6 +108,28 @@ async def test_checks_barrier_consumer_and_tests(names: dict[str, Any]) -> None:
     await run(TESTING, names)
     async with AsyncSession(names["engine"]) as session:
         assert set((await session.scalars(select(Points.order))).all()) == {7, 1030}
+
+
+async def test_consumers_that_claim(names: dict[str, Any], capsys: pytest.CaptureFixture[str]) -> None:
+    memory = names["memory"]
+    async with httpx.AsyncClient(transport=memory.transport(), base_url="http://halfnote") as client:
+        put = {"topics": ["order"], "destination": {"type": "pull"}}
+        assert (await client.put("/subscriptions/points", json=put)).status_code == 201
+    await run(PRODUCER, names)
+    await run(CONSUMER, names)
+    await names["inbox"].create_table()
+    for number, block in enumerate((CLAIMING, LOOP), 1):
+        await names["place"](1030 + number)
+        consuming = asyncio.create_task(run(block, names))
+        async with asyncio.timeout(60):
+            while len(memory.subscriptions["points"].acknowledged) < number:
+                assert not consuming.done()
+                await asyncio.sleep(0.01)
+        consuming.cancel()
+        await asyncio.wait((consuming,))
+    async with AsyncSession(names["engine"]) as session:
+        assert (await session.scalars(select(Points.order))).all() == [1031]
+    assert capsys.readouterr().out == "order {'order': 1032}\n"
 
 
 async def test_blocks_with_asyncpg(names: dict[str, Any]) -> None:
