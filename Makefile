@@ -113,7 +113,7 @@ bench-scale: $(DEV) ## measure what more cores give, on a machine that has them;
 bench-spark: $(DEV) ## measure the proof's figures; QUICK=1 takes a few minutes
 	$(BIN)/python -m bench spark
 
-bench-pull: $(DEV) ## measure consumers that claim, about eight minutes; QUICK=1 takes under a minute
+bench-pull: $(DEV) ## measure consumers that claim, several minutes; QUICK=1 takes under a minute
 	$(BIN)/python -m bench pull
 
 bench-peers: $(DEV) ## measure Halfnote beside RocketMQ and DTM; QUICK=1 takes a few minutes

@@ -1,7 +1,7 @@
 """`python -m bench [name…]`: run benchmarks, print a table for each and write bench/out/<name>.json.
 
 Without names, all benchmarks run except `relay`, `spark` and `peers`, which take a quarter of an hour each, `pull`,
-which takes eight minutes, and `scale`, which is for a machine with many cores. `relay:<row>` is one row of `relay`.
+which takes several minutes, and `scale`, which is for a machine with many cores. `relay:<row>` is one row of `relay`.
 With QUICK=1 a benchmark takes seconds. `--help` prints the names.
 """
 
