@@ -60,7 +60,7 @@ class Renewals:
             try:
                 await self.renew(time.monotonic())
             except Exception:
-                # A defect, or a service that is away: what is held stays, and the next look renews it.
+                # A defect with one of them: the others stay held, and the next look renews them.
                 log.exception("rocketmq_renewal_failed")
 
     async def renew(self, now: float) -> None:
