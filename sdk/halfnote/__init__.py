@@ -17,6 +17,7 @@ from halfnote.errors import (
     VerdictConflict,
 )
 from halfnote.listener import CheckedMessage, CheckedTransaction, CheckListener, TransactionListener
+from halfnote.many import Half
 from halfnote.outgoing import Outgoing
 from halfnote.producer import TransactionProducer
 from halfnote.signatures import SignatureError, Verifier
@@ -39,6 +40,7 @@ __all__ = [
     "CheckedMessage",
     "CheckedTransaction",
     "Consumer",
+    "Half",
     "HalfFailed",
     "HalfnoteError",
     "ListenerError",

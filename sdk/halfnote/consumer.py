@@ -58,10 +58,14 @@ class Consumer:
         self._wait_s = wait_s
         self._stopping = asyncio.Event()
         self._held: dict[str, HeldMessage] = {}
+        # Worked on, until the answer to their acknowledgement: they are held for longer as well.
+        self._done: dict[str, HeldMessage] = {}
+        self._to_acknowledge: list[HeldMessage] = []
+        self._acknowledging: asyncio.Task[None] | None = None
         self._keeper: asyncio.Task[None] | None = None
 
     async def messages(self) -> AsyncIterator[Message]:
-        """Yield messages, until `stop`; each is acknowledged after the body of the loop.
+        """Yield messages, until `stop`; each is acknowledged after the body of the loop, while the next one is yielded.
 
         If the body raises, or leaves the loop, its message is given back as a failed attempt, and so are those that
         were claimed with it. Raises Refused, for example if the subscription is not there.
@@ -74,7 +78,8 @@ class Consumer:
                         return
                     if one.handle in self._held:
                         yield one.message
-                        await self._settle("ack", [one])
+                        await self._acknowledge(one)
+                await self._acknowledged()
         finally:
             await self._give_back(None)
 
@@ -96,6 +101,7 @@ class Consumer:
         free = asyncio.Semaphore(at_once)
         while held := await self._claim():
             await asyncio.gather(*(self._lane(lane, take, free) for lane in lanes_of(held)))
+            await self._acknowledged()
         await self._give_back(None)
 
     def stop(self) -> None:
@@ -135,7 +141,30 @@ class Consumer:
                         await self._settle("nack", rest, retry_after_s=0.0, error=EARLIER_FAILED)
                     return
                 else:
-                    await self._settle("ack", [one])
+                    await self._acknowledge(one)
+
+    async def _acknowledge(self, one: HeldMessage) -> None:
+        """Begin to acknowledge a message: at once, or with others that wait for the answer to the request before."""
+        self._held.pop(one.handle, None)
+        self._done[one.handle] = one
+        self._to_acknowledge.append(one)
+        if self._acknowledging is None or self._acknowledging.done():
+            self._acknowledging = asyncio.get_running_loop().create_task(self._acknowledge_waiting())
+        # The request begins, also if the work on the next message never waits.
+        await asyncio.sleep(0)
+
+    async def _acknowledge_waiting(self) -> None:
+        while self._to_acknowledge:
+            waiting, self._to_acknowledge = self._to_acknowledge, []
+            await self._settle("ack", waiting)
+
+    async def _acknowledged(self) -> None:
+        """Wait until nothing is left to acknowledge."""
+        if self._acknowledging is not None:
+            # Unlike an await of the task, it goes on if this one is cancelled.
+            await asyncio.wait([self._acknowledging])
+            over, self._acknowledging = self._acknowledging, None
+            over.result()
 
     async def _claim(self) -> list[HeldMessage]:
         """Return claimed messages; none if the consumer stops. Raises Refused."""
@@ -174,7 +203,7 @@ class Consumer:
         invisible_s = self._consuming.invisible_s
         while True:
             await asyncio.sleep(invisible_s * EXTENDED_AFTER)
-            held = list(self._held.values())
+            held = [*self._done.values(), *self._held.values()]
             if not held:
                 continue
             try:
@@ -195,10 +224,14 @@ class Consumer:
             lost, why = list(held), str(error)
         else:
             why = "their time was over"
+        finally:
+            for one in held:
+                self._done.pop(one.handle, None)
         if lost:
             log.warning(LEFT, len(lost), why, ", ".join(one.message.message_id for one in lost))
 
     async def _give_back(self, error: BaseException | None) -> None:
+        await self._acknowledged()
         held = list(self._held.values())
         if held:
             why = "the consumer stopped" if error is None else error_of(error)

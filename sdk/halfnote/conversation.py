@@ -19,7 +19,7 @@ from halfnote.errors import (
     Unconfirmed,
     VerdictConflict,
 )
-from halfnote.exchange import REFUSED_WITHIN_S, Answer, Call, Exchange, Later, Raised, Request, asked
+from halfnote.exchange import REFUSED_WITHIN_S, Answer, Call, Exchange, Later, Outcome, Raised, Request, asked
 from halfnote.ids import new_id
 from halfnote.outcomes import Outcomes, judged
 from halfnote.outgoing import Outgoing, as_list, encoded, serializable
@@ -31,6 +31,7 @@ log = logging.getLogger("halfnote")
 REASON_MAX = 1000
 # The shortest `immunity_s` that Halfnote accepts.
 LEAST_IMMUNITY_S = 1.0
+NOTHING_DONE = "the half message was not confirmed in time, so nothing was done"
 
 
 @dataclass(frozen=True)
@@ -87,15 +88,17 @@ class Conversation:
         began = self.clock()
         posted, replayed = yield from self._half(new_id(), listed, options, self.half_within_s)
         took_s = self.clock() - began
-        if took_s < LEAST_IMMUNITY_S or not self._late(posted, took_s, replayed):
+        if not self.late(posted, took_s, replayed):
             return posted
         log.warning("transaction %s was answered after %.1f s: sent as another one", posted.transaction_id, took_s)
         yield Later(self._withdraw(posted.transaction_id))
         posted, _ = yield from self._half(new_id(), listed, options, self.half_within_s - took_s)
         return posted
 
-    def _late(self, posted: Transaction, took_s: float, replayed: bool) -> bool:
+    def late(self, posted: Transaction, took_s: float, replayed: bool) -> bool:
         """Return whether a check may have been sent; a half that was not replayed was stored by the last attempt."""
+        if took_s < LEAST_IMMUNITY_S:
+            return False
         return took_s >= posted.immunity_s and (replayed or self.attempt_s >= posted.immunity_s)
 
     def _half(
@@ -107,15 +110,17 @@ class Conversation:
         chosen: bool = False,
     ) -> Exchange[tuple[Transaction, bool]]:
         """Post one half; also return whether it was stored already."""
-        content = self._content(transaction_id, messages)
-        content.update({name: value for name, value in options.items() if value is not None})
-        request = self._post("/half", content)
+        request = self.post("/half", self.half_content(transaction_id, messages, options))
         try:
             answer = yield from self._asked("the half message", request, within_s)
         except (Refused, Unconfirmed) as cause:
             if cause.perhaps_done and not chosen:
                 yield Later(self._withdraw(transaction_id))
             raise HalfFailed(transaction_id, cause) from cause
+        return self.begun(transaction_id, messages, answer)
+
+    def begun(self, transaction_id: UUID, messages: list[Outgoing], answer: Answer) -> tuple[Transaction, bool]:
+        """Return the transaction of a half that was answered, and whether it was stored already."""
         born_at, first_check_at = answer.content.get("born_at"), answer.content.get("first_check_at")
         transaction = Transaction(transaction_id, self.group, messages, born_at=born_at, first_check_at=first_check_at)
         return transaction, bool(answer.content.get("replayed"))
@@ -195,14 +200,7 @@ class Conversation:
 
         Without `wait_for_end`, the first attempt is in the background too, unless too many ends are there already.
         """
-        content = {
-            "transaction_id": str(transaction.transaction_id),
-            "producer_group": self.group,
-            "verdict": verdict.value,
-        }
-        if reason:
-            content["reason"] = reason[:REASON_MAX].replace("\x00", "\ufffd").encode("utf-8", "replace").decode()
-        request = self._post("/end", content)
+        request = self.post("/end", self.end_content(transaction.transaction_id, verdict, reason))
         if (
             not self.wait_for_end
             and verdict is not Verdict.UNKNOWN
@@ -222,7 +220,7 @@ class Conversation:
         """Post `unknown` and ask Halfnote to check at once, because the outcome is not known here."""
         log.warning("transaction %s is left to check-back: %s", transaction.transaction_id, why)
         result = yield from self.end(transaction, Verdict.UNKNOWN, reason=why, error=error)
-        request = self._post(f"/transactions/{transaction.transaction_id}/check", None)
+        request = self.post(f"/transactions/{transaction.transaction_id}/check", None)
         try:
             yield from asked("a check", request, within_s=self.attempt_s, clock=self.clock, attempts=1)
         except (Refused, Unconfirmed) as fault:
@@ -236,18 +234,12 @@ class Conversation:
         """Post plain messages, without a half and an end. Raises PlainFailed."""
         listed = as_list(messages)
         transaction_id = transaction_id or new_id()
-        request = self._post("/messages", self._content(transaction_id, listed))
+        request = self.post("/messages", self.half_content(transaction_id, listed, {}))
         try:
             answer = yield from self._asked("the messages", request, self.half_within_s)
         except (Refused, Unconfirmed) as cause:
             raise PlainFailed(transaction_id, cause) from cause
-        sent = answer.content.get("messages", [])
-        return PlainResult(
-            transaction_id,
-            [message["message_id"] for message in sent],
-            [message["offset"] for message in sent],
-            bool(answer.content.get("replayed")),
-        )
+        return PlainResult.of(transaction_id, answer.content)
 
     def register(
         self, check_urls: Sequence[str], policy: Mapping[str, Any], secret: str | None = None
@@ -269,17 +261,9 @@ class Conversation:
         what = f"the end of transaction {transaction.transaction_id}"
         try:
             answer = yield from asked(what, request, within_s=self.end_within_s, clock=self.clock, attempts=attempts)
-        except Unconfirmed as fault:
-            log.warning("%s", fault)
-            return "left_to_check", fault
-        except Refused as fault:
-            if fault.problem.type != "verdict-conflict":
-                log.error("%s", fault)
-                return "left_to_check", fault
-            conflict = VerdictConflict(transaction.transaction_id, fault.problem)
-            log.error("%s", conflict)
-            return "conflict", conflict
-        return ("left_to_check" if answer.status == 202 else "recorded"), None
+        except (Refused, Unconfirmed) as fault:
+            return end_of(transaction, fault)
+        return end_of(transaction, answer)
 
     def _asked(self, what: str, request: Request, within_s: float) -> Exchange[Answer]:
         """Send a request whose caller waits for it: it fails soon where connects are refused."""
@@ -288,30 +272,55 @@ class Conversation:
 
     def _withdraw(self, transaction_id: UUID) -> Exchange[None]:
         """Post a rollback of a half that may have been stored; 404 says that it was not."""
-        content = {
-            "transaction_id": str(transaction_id),
-            "producer_group": self.group,
-            "verdict": "rollback",
-            "reason": "the half message was not confirmed in time, so nothing was done",
-        }
-        request = self._post("/end", content)
+        request = self.post("/end", self.withdrawal(transaction_id))
         try:
             yield from asked("a withdrawal", request, within_s=self.end_within_s, clock=self.clock)
         except (Refused, Unconfirmed) as fault:
             log.info("transaction %s: %s", transaction_id, fault)
 
-    def _content(self, transaction_id: UUID, messages: Sequence[Outgoing]) -> dict[str, Any]:
+    def half_content(
+        self, transaction_id: UUID, messages: Sequence[Outgoing], options: Mapping[str, Any]
+    ) -> dict[str, Any]:
+        """Return the content of a half or of plain messages; options that are None are left out."""
         shown = [message.as_json() for message in messages]
-        return {"producer_group": self.group, "transaction_id": str(transaction_id), "messages": shown}
+        given = {name: value for name, value in options.items() if value is not None}
+        return {"producer_group": self.group, "transaction_id": str(transaction_id), "messages": shown, **given}
+
+    def end_content(self, transaction_id: UUID, verdict: Verdict, reason: str | None = None) -> dict[str, Any]:
+        """Return the content of an end."""
+        content = {"transaction_id": str(transaction_id), "producer_group": self.group, "verdict": verdict.value}
+        if reason:
+            content["reason"] = reason[:REASON_MAX].replace("\x00", "\ufffd").encode("utf-8", "replace").decode()
+        return content
+
+    def withdrawal(self, transaction_id: UUID) -> dict[str, Any]:
+        """Return the content of the end of a half whose local work did not begin."""
+        return self.end_content(transaction_id, Verdict.ROLLBACK, NOTHING_DONE)
 
     def _encoded(self, content: Mapping[str, Any]) -> bytes:
         return encoded(content, self.serialize)
 
-    def _post(self, path: str, content: Mapping[str, Any] | None) -> Request:
+    def post(self, path: str, content: Mapping[str, Any] | None) -> Request:
+        """Return a request. Raises ValueError or TypeError for what is no JSON."""
         # The trace context is a header and not content, because repeated work must have the same content.
         trace = self.traceparent()
         headers = {"traceparent": trace} if trace is not None else {}
         return Request("POST", path, b"" if content is None else self._encoded(content), self.attempt_s, headers)
+
+
+def end_of(transaction: Transaction, outcome: Outcome) -> tuple[End, Exception | None]:
+    """Return what became of an end, and log what went wrong."""
+    if isinstance(outcome, Answer):
+        return ("left_to_check" if outcome.status == 202 else "recorded"), None
+    if isinstance(outcome, Unconfirmed):
+        log.warning("%s", outcome)
+        return "left_to_check", outcome
+    if outcome.problem.type != "verdict-conflict":
+        log.error("%s", outcome)
+        return "left_to_check", outcome
+    conflict = VerdictConflict(transaction.transaction_id, outcome.problem)
+    log.error("%s", conflict)
+    return "conflict", conflict
 
 
 def reason_of(error: BaseException) -> str:

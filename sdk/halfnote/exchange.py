@@ -7,7 +7,7 @@ producers share every decision, and tests need neither sockets nor time.
 import json
 import random
 import time
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
 from email.utils import parsedate_to_datetime
@@ -100,6 +100,17 @@ class Answer:
     content: Mapping[str, Any]
 
 
+class Temporary(Unconfirmed):
+    """The outcome of one transaction of a request that may have another one later. `retry_after_s`: 0 if not said."""
+
+    def __init__(self, what: str, error: str, *, perhaps_done: bool, after_s: float) -> None:
+        super().__init__(what, error, perhaps_done=perhaps_done)
+        self.retry_after_s = after_s
+
+
+Outcome: TypeAlias = Answer | Refused | Unconfirmed
+
+
 def asked(
     what: str,
     request: Request,
@@ -144,6 +155,76 @@ def asked(
         yield Wait(wait_s)
 
 
+def asked_each(
+    what: str,
+    request_of: Callable[[Sequence[int]], Request],
+    count: int,
+    *,
+    within_s: float,
+    clock: Callable[[], float] = time.monotonic,
+    attempts: int | None = None,
+    refused_within_s: float | None = None,
+) -> Exchange[list[Outcome]]:
+    """Send a request of `count` transactions until each is answered for good; return the outcome of each.
+
+    `request_of` returns the request of the transactions of these numbers: only what is not answered for good is sent
+    again. Time limits and attempts are those of `asked`.
+    """
+    until, tried, pause_s = clock() + within_s, 0, FIRST_PAUSE_S
+    found: dict[int, Outcome] = {}
+    waiting, doubtful = list(range(count)), set[int]()
+    while True:
+        try:
+            answer = yield from asked(
+                what,
+                request_of(waiting),
+                within_s=max(until - clock(), SHORTEST_TIMEOUT_S),
+                clock=clock,
+                attempts=attempts,
+                refused_within_s=None if tried else refused_within_s,
+            )
+            read = _outcomes(what, answer, len(waiting))
+        except (Refused, Unconfirmed) as fault:
+            fault.perhaps_done = fault.perhaps_done or bool(doubtful)
+            found.update(dict.fromkeys(waiting, fault))
+            break
+        tried += 1
+        found.update(zip(waiting, read, strict=True))
+        later = [(n, one) for n, one in zip(waiting, read, strict=True) if isinstance(one, Temporary)]
+        doubtful |= {n for n, one in later if one.perhaps_done}
+        for n, one in zip(waiting, read, strict=True):
+            if n in doubtful and not isinstance(one, Answer):
+                one.perhaps_done = True
+        waiting = [n for n, _ in later]
+        wait_s = max((one.retry_after_s for _, one in later), default=0.0)
+        wait_s = wait_s or pause_s * random.uniform(0.5, 1)  # noqa: S311 - no secret
+        pause_s = min(pause_s * 2, LONGEST_PAUSE_S)
+        if not later or tried == attempts or clock() + wait_s >= until:
+            break
+        yield Wait(wait_s)
+    return [found[n] for n in range(count)]
+
+
+def _outcomes(what: str, answer: Answer, count: int) -> "list[Outcome]":
+    outcomes = answer.content.get("outcomes")
+    if not isinstance(outcomes, list) or len(outcomes) != count:
+        raise Unconfirmed(what, f"answered without {count} outcomes", perhaps_done=True)
+    return [_outcome(what, one) for one in outcomes]
+
+
+def _outcome(what: str, content: Mapping[str, Any]) -> Outcome:
+    status = content["status"]
+    if status < 300:
+        return Answer(status, content)
+    problem = _problem_of(status, content)
+    if not _temporary(status):
+        return Refused(what, problem)
+    perhaps_done = not _surely_nothing(status, problem.type)
+    return Temporary(
+        what, f"answered {problem}", perhaps_done=perhaps_done, after_s=content.get("retry_after_s") or 0.0
+    )
+
+
 def _read(response: Response) -> Answer | Problem | str:
     """Return an answer, a final refusal, or the reason for another attempt."""
     content = _object(response.content)
@@ -154,18 +235,24 @@ def _read(response: Response) -> Answer | Problem | str:
     if 300 <= response.status < 400:
         return Problem(response.status, "redirect", "redirects are not followed: name the final URL")
     problem = _problem(response, content)
-    if response.status in (408, 425, 429) or response.status >= 500:
-        return f"answered {problem}"
-    return problem
+    return f"answered {problem}" if _temporary(response.status) else problem
+
+
+def _temporary(status: int) -> bool:
+    return status in (408, 425, 429) or status >= 500
 
 
 def _problem(response: Response, content: Mapping[str, Any] | None) -> Problem:
     if content is None or not isinstance(content.get("type"), str):
         text = response.content[:200].decode("utf-8", "replace").strip() or "no text"
         return Problem(response.status, "not-halfnote", f"another program than Halfnote answered: {text}")
+    return _problem_of(response.status, content)
+
+
+def _problem_of(status: int, content: Mapping[str, Any]) -> Problem:
     extra = {name: value for name, value in content.items() if name not in ("type", "title", "status", "detail")}
-    kind = content["type"].rpartition("/")[2]
-    return Problem(response.status, kind, str(content.get("detail") or content.get("title") or kind), extra)
+    kind = str(content.get("type")).rpartition("/")[2]
+    return Problem(status, kind, str(content.get("detail") or content.get("title") or kind), extra)
 
 
 def _object(content: bytes) -> Mapping[str, Any] | None:
@@ -179,8 +266,11 @@ def _object(content: bytes) -> Mapping[str, Any] | None:
 def _surely_not_done(response: Response) -> bool:
     """Return whether a failure's type means that nothing was stored (docs/errors.md)."""
     content = _object(response.content) or {}
-    kind = str(content.get("type")).rpartition("/")[2]
-    return response.status == 429 or kind in (
+    return _surely_nothing(response.status, str(content.get("type")).rpartition("/")[2])
+
+
+def _surely_nothing(status: int, kind: str) -> bool:
+    return status == 429 or kind in (
         "overloaded",
         "draining",
         "not-ready",

@@ -13,13 +13,16 @@ from halfnote.block import Binding, Block, OpenTransaction
 from halfnote.check_answering import CheckAnswering
 from halfnote.claiming import Claiming
 from halfnote.conversation import Conversation
+from halfnote.errors import HalfFailed, PlainFailed
 from halfnote.exchange import REFUSED_WITHIN_S
 from halfnote.hosting import require_barrier, require_listener
 from halfnote.http import headers_of
 from halfnote.listener import CheckListener, TransactionListener
+from halfnote.many import Many, ToPost
 from halfnote.outgoing import Outgoing, serializable
 from halfnote.tracing import current_traceparent
-from halfnote.transaction import PlainResult, Registration, TransactionResult
+from halfnote.transaction import PlainResult, Registration, Transaction, TransactionResult
+from halfnote.verdicts import Verdict
 
 if TYPE_CHECKING:
     from sqlalchemy.ext.asyncio import AsyncSession
@@ -73,6 +76,7 @@ class TransactionProducer:
             serialize=serialize,
             wait_for_end=wait_for_end,
         )
+        self._many = Many(self._conversation)
         self._driver = AsyncDriver(url, headers_of(api_key), transport)
         self._answering: list[CheckAnswering] = []
 
@@ -163,6 +167,29 @@ class TransactionProducer:
     async def send_plain(self, messages: Messages, *, transaction_id: UUID | None = None) -> PlainResult:
         """Send plain messages, without a half and an end. Raises PlainFailed, which has the id for a repetition."""
         return await self._driver.run(self._conversation.plain(messages, transaction_id=transaction_id))
+
+    async def post_halves(self, halves: Sequence[ToPost]) -> list[Transaction | HalfFailed]:
+        """Post up to 500 halves in one request; return each transaction, or why it did not begin.
+
+        Do the local work of those that began, enter the barrier for each, commit, then `post_ends`. What does not come
+        to that is left to check-back. Raises ValueError or TypeError.
+        """
+        return await self._driver.run(self._many.halves(halves))
+
+    async def post_ends(self, ends: Sequence[tuple[Transaction, Verdict]]) -> list[TransactionResult]:
+        """Post the verdicts of up to 500 transactions in one request, after their database transaction is over.
+
+        The verdicts are the caller's: the barrier is not read. An end that fails is repeated in the background, and
+        after that left to check-back. Raises ValueError.
+        """
+        return await self._driver.run(self._many.ends(ends))
+
+    async def send_plain_many(self, sent: Sequence[ToPost]) -> list[PlainResult | PlainFailed]:
+        """Send plain messages of up to 500 transactions in one request; return the result of each.
+
+        Raises ValueError or TypeError.
+        """
+        return await self._driver.run(self._many.plain(sent))
 
     async def register(self, check_urls: Sequence[str], *, secret: str | None = None, **policy: Any) -> Registration:
         """Register the group: its check-back URL and its policy (`immunity_s`, `max_checks`, …; see the API).

@@ -3,7 +3,7 @@
 import logging
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from types import TracebackType
 from typing import Any
@@ -61,10 +61,16 @@ class SyncConsumer:
         self._stopping = threading.Event()
         self._closing = threading.Event()
         self._held: dict[str, HeldMessage] = {}
+        # Worked on, until the answer to their acknowledgement: they are held for longer as well.
+        self._done: dict[str, HeldMessage] = {}
+        self._to_acknowledge: list[HeldMessage] = []
+        self._lock, self._posting = threading.Lock(), False
+        self._poster = ThreadPoolExecutor(1, "halfnote-acknowledgements")
+        self._acknowledging: Future[None] | None = None
         self._keeper: threading.Thread | None = None
 
     def messages(self) -> Iterator[Message]:
-        """Yield messages, until `stop`; each is acknowledged after the body of the loop.
+        """Yield messages, until `stop`; each is acknowledged after the body of the loop, while the next one is yielded.
 
         If the body raises, or leaves the loop, its message is given back as a failed attempt, and so are those that
         were claimed with it. Raises Refused, for example if the subscription is not there.
@@ -77,7 +83,8 @@ class SyncConsumer:
                         return
                     if one.handle in self._held:
                         yield one.message
-                        self._settle("ack", [one])
+                        self._acknowledge(one)
+                self._acknowledged()
         finally:
             self._give_back(None)
 
@@ -99,6 +106,7 @@ class SyncConsumer:
         with ThreadPoolExecutor(at_once, "halfnote-consumer") as threads:
             while held := self._claim():
                 list(threads.map(lambda lane: self._lane(lane, take), lanes_of(held)))
+                self._acknowledged()
         self._give_back(None)
 
     def stop(self) -> None:
@@ -112,6 +120,7 @@ class SyncConsumer:
         self._closing.set()
         if self._keeper is not None:
             self._keeper.join(self._consuming.attempt_s)
+        self._poster.shutdown()
         self._driver.close(0)
 
     def _lane(self, lane: Sequence[HeldMessage], take: Callable[[Message], Any]) -> None:
@@ -134,7 +143,37 @@ class SyncConsumer:
                     self._settle("nack", rest, retry_after_s=0.0, error=EARLIER_FAILED)
                 return
             else:
-                self._settle("ack", [one])
+                self._acknowledge(one)
+
+    def _acknowledge(self, one: HeldMessage) -> None:
+        """Begin to acknowledge a message: at once, or with others that wait for the answer to the request before."""
+        with self._lock:
+            self._held.pop(one.handle, None)
+            self._done[one.handle] = one
+            self._to_acknowledge.append(one)
+            if not self._posting:
+                self._posting = True
+                self._acknowledging = self._poster.submit(self._acknowledge_waiting)
+
+    def _acknowledge_waiting(self) -> None:
+        while True:
+            with self._lock:
+                waiting, self._to_acknowledge = self._to_acknowledge, []
+                self._posting = bool(waiting)
+            if not waiting:
+                return
+            try:
+                self._settle("ack", waiting)
+            except BaseException:
+                with self._lock:
+                    self._posting = False
+                raise
+
+    def _acknowledged(self) -> None:
+        """Wait until nothing is left to acknowledge."""
+        if self._acknowledging is not None:
+            over, self._acknowledging = self._acknowledging, None
+            over.result()
 
     def _claim(self) -> list[HeldMessage]:
         """Return claimed messages; none if the consumer stops. Raises Refused."""
@@ -160,7 +199,7 @@ class SyncConsumer:
         """Extend the lease of what is held; forget what is not held any more."""
         invisible_s = self._consuming.invisible_s
         while not self._closing.wait(invisible_s * EXTENDED_AFTER):
-            held = list(self._held.values())
+            held = [*self._done.values(), *self._held.values()]
             if not held:
                 continue
             try:
@@ -181,10 +220,14 @@ class SyncConsumer:
             lost, why = list(held), str(error)
         else:
             why = "their time was over"
+        finally:
+            for one in held:
+                self._done.pop(one.handle, None)
         if lost:
             log.warning(LEFT, len(lost), why, ", ".join(one.message.message_id for one in lost))
 
     def _give_back(self, error: BaseException | None) -> None:
+        self._acknowledged()
         held = list(self._held.values())
         if held:
             why = "the consumer stopped" if error is None else error_of(error)

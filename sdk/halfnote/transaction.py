@@ -1,6 +1,6 @@
 """The transaction of a producer, and its result."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeAlias
 from uuid import UUID
@@ -73,6 +73,13 @@ class PlainResult:
     message_ids: list[str]
     offsets: list[int]
     replayed: bool
+
+    @classmethod
+    def of(cls, transaction_id: UUID, content: Mapping[str, Any]) -> "PlainResult":
+        """Return the result that an answer has."""
+        sent = content.get("messages", [])
+        ids, offsets = [message["message_id"] for message in sent], [message["offset"] for message in sent]
+        return cls(transaction_id, ids, offsets, bool(content.get("replayed")))
 
 
 @dataclass(frozen=True)

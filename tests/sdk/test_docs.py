@@ -41,7 +41,7 @@ from tests.support.webhooks import message
 
 BLOCKS = blocks_of("sdk/README.md")
 run = runner("sdk/README.md")
-PRODUCER, CHECK, CLAIMED, BARRIER, BOUND, ASYNCPG, DJANGO, CONSUMER, CLAIMING, LOOP, BROKER, TESTING = BLOCKS
+PRODUCER, MANY, CHECK, CLAIMED, BARRIER, BOUND, ASYNCPG, DJANGO, CONSUMER, CLAIMING, LOOP, BROKER, TESTING = BLOCKS
 
 
 @pytest.fixture
@@ -76,6 +76,13 @@ async def test_the_ten_lines(names: dict[str, Any]) -> None:
     assert await orders(names) == [1030]
     assert [message.key for message in names["memory"].published] == ["order-1030"]
     assert len([line for line in PRODUCER.splitlines() if line]) <= 10
+
+
+async def test_many_at_once(names: dict[str, Any]) -> None:
+    await run(PRODUCER, names)
+    await run(MANY, names)
+    assert await orders(names) == [1, 2, 3]
+    assert [message.json()["order"] for message in names["memory"].published] == [1, 2, 3]
 
 
 async def test_checks_barrier_consumer_and_tests(names: dict[str, Any]) -> None:

@@ -21,7 +21,7 @@ from halfnote.ids import new_id
 from halfnote.message import Message
 from halfnote.testing.problems import Refusal, invalid
 from halfnote.testing.pulled import Pulled
-from halfnote.testing.requests import HALF, PLAIN, check_end, check_half, check_skew, identity, read
+from halfnote.testing.requests import HALF, PLAIN, TRANSACTIONS_MAX, check_end, check_half, check_skew, identity, read
 from halfnote.testing.signed import SECRET, Signed, signed_check, signed_delivery
 from halfnote.testing.stored import Source, Stored, difference, without_defaults
 
@@ -125,15 +125,21 @@ class Coordinator:
 
     def _answer(self, request: httpx.Request) -> httpx.Response:
         parts = [unquote(part) for part in request.url.path.strip("/").split("/")]
+        trace = request.headers.get("traceparent")
         with self._lock:
             try:
                 match (request.method, *parts):
                     case ("POST", "half"):
-                        return self._half(read(request.content), request.headers.get("traceparent"))
+                        return self._half(read(request.content), trace)
                     case ("POST", "messages"):
-                        return self._plain(read(request.content), request.headers.get("traceparent"))
+                        content = read(request.content)
+                        if "transactions" in content:
+                            return self._many("transactions", content, trace)
+                        return self._plain(content, trace)
                     case ("POST", "end"):
                         return self._end(read(request.content))
+                    case ("POST", "halves" | "ends" as many):
+                        return self._many(many, read(request.content), trace)
                     case ("PUT", "producer-groups", name):
                         return self._group(name, read(request.content))
                     case ("PUT", "subscriptions", name):
@@ -147,6 +153,26 @@ class Coordinator:
                 raise Refusal(404, "not-found", "No such path.")
             except Refusal as refusal:
                 return refusal.response()
+
+    def _many(self, field: str, request: Mapping[str, Any], trace: str | None) -> httpx.Response:
+        """Answer each transaction of a request as a request of its own."""
+        given = request.get(field)
+        if request.keys() != {field} or not isinstance(given, list) or not 1 <= len(given) <= TRANSACTIONS_MAX:
+            raise invalid(field, f"a list of 1 to {TRANSACTIONS_MAX} transactions alone is expected")
+        outcomes = []
+        for one in given:
+            try:
+                if not isinstance(one, dict):
+                    raise invalid("(body)", "an object is expected")
+                answer = (
+                    self._end(one)
+                    if field == "ends"
+                    else (self._half if field == "halves" else self._plain)(one, trace)
+                )
+            except Refusal as refusal:
+                answer = refusal.response()
+            outcomes.append({"status": answer.status_code, **answer.json()})
+        return httpx.Response(200, json={"outcomes": outcomes})
 
     def _half(self, request: Mapping[str, Any], trace: str | None) -> httpx.Response:
         stored, replayed = self._store(request, trace, plain=False)

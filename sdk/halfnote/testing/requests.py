@@ -15,7 +15,7 @@ MESSAGE = {"topic", "key", "tag", "headers", "body", "body_base64", "content_typ
 HALF = {"producer_group", "messages", "transaction_id", "context", "check"}
 PLAIN = {"producer_group", "messages", "transaction_id"}
 END = {"transaction_id", "producer_group", "verdict", "from_check", "reason"}
-MESSAGES_MAX, NAME_MAX, CONTEXT_MAX_BYTES, ID_SKEW_S = 100, 255, 4096, 300
+MESSAGES_MAX, TRANSACTIONS_MAX, NAME_MAX, CONTEXT_MAX_BYTES, ID_SKEW_S = 100, 500, 255, 4096, 300
 
 _control = re.compile(r"[\x00-\x1f\x7f]").search
 
