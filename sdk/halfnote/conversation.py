@@ -309,7 +309,7 @@ class Conversation:
 
 
 def end_of(transaction: Transaction, outcome: Outcome) -> tuple[End, Exception | None]:
-    """Return what became of an end, and log what went wrong."""
+    """Return the result of an end, and log what went wrong."""
     if isinstance(outcome, Answer):
         return ("left_to_check" if outcome.status == 202 else "recorded"), None
     if isinstance(outcome, Unconfirmed):
