@@ -1,6 +1,7 @@
 """The settings of the service: every option with its unit and default."""
 
 import ipaddress
+import json
 import re
 from collections.abc import Mapping
 from difflib import get_close_matches
@@ -12,7 +13,7 @@ from pydantic import Field, FilePath, SecretStr, ValidationInfo, field_validator
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
 from app.database.url_file import FILE, FORM, checked_url
-from app.permissions import is_key
+from app.permissions import Role, is_key
 
 # Ports that checks and webhooks must not reach even at allowed addresses: logins, mail, files, databases, clusters.
 DENIED_PORTS = (
@@ -27,6 +28,8 @@ Accept = Literal["all", "ends"]
 Auth = Literal["off", "keys"]
 Topics = Literal["open", "declared"]
 MOST_WORKERS = 64
+# The roles of people.
+PersonRole = Literal[Role.VIEWER, Role.OPERATOR, Role.ADMIN]
 
 
 # Variables of the commands, the nightly programs and the client, which may have the same environment.
@@ -56,6 +59,10 @@ KEY_FORM = (
 
 class BadAdminKeyFile(Exception):
     """The file of the admin key is unusable; the message says why."""
+
+
+class BadOidcSecretFile(Exception):
+    """The file of the client secret of OpenID Connect is unusable; the message says why."""
 
 
 class Settings(BaseSettings):
@@ -98,6 +105,48 @@ class Settings(BaseSettings):
         description="the first admin key, which the database does not store: `hn_` and 43 to 128 letters or digits",
     )
     admin_key_file: Path | None = Field(None, description="file that contains such a key, for example a mounted Secret")
+    public_url: str | None = Field(
+        None,
+        description="address at which people open the console, such as https://halfnote.example.com; with OpenID "
+        "Connect the issuer sends people back to `/console/sign-in/openid/callback` of it",
+    )
+    oidc_issuer: str | None = Field(
+        None,
+        description="URL of the issuer of OpenID Connect whose people may sign in to the console (docs/sign-in.md); "
+        "empty: only API keys. Needs halfnote-server[oidc] and `HALFNOTE_AUTH=keys`",
+    )
+    oidc_client_id: str | None = Field(None, description="id of the client that the issuer has for this service")
+    oidc_client_secret: SecretStr | None = Field(
+        None, description="secret of that client; not set: a public client, with PKCE alone"
+    )
+    oidc_client_secret_file: Path | None = Field(
+        None, description="file that contains this secret, for example a mounted Secret; it is read at each sign-in"
+    )
+    oidc_scopes: Annotated[tuple[str, ...], NoDecode] = Field(
+        ("openid", "profile", "email"), description="scopes that the service asks for, comma-separated"
+    )
+    oidc_role_claim: str = Field(
+        "groups",
+        min_length=1,
+        description="claim whose values give a person's role; a name, or a path with dots such as `realm_access.roles`",
+    )
+    oidc_roles: Annotated[dict[str, PersonRole], NoDecode] = Field(
+        {},
+        description="role of each value of that claim: `oncall=operator,staff=viewer`, or a JSON object; the roles are "
+        "`viewer`, `operator` and `admin`, and of several a person gets the one that may do most",
+    )
+    oidc_bodies: Annotated[tuple[str, ...] | None, NoDecode] = Field(
+        None,
+        description="values of that claim whose operators and viewers see bodies, comma-separated or a JSON array; not "
+        "set: all operators and no viewers. Admins always see bodies",
+    )
+    oidc_name_claim: str = Field(
+        "email", min_length=1, description="claim that names a person in the console and in the audit; without it `sub`"
+    )
+    oidc_label: str | None = Field(
+        None, max_length=60, description="name of the issuer on the button **Sign in with …**; empty: its host"
+    )
+    oidc_timeout_s: float = Field(10.0, gt=0, le=60, description="time limit of each call to the issuer")
     topics: Topics = Field(
         "open",
         description="`open`: messages may name any topic; `declared`: only topics declared by `PUT /topics/{name}`",
@@ -327,14 +376,37 @@ class Settings(BaseSettings):
             raise ValueError(f"must be `auto`, or a number from 1 to {MOST_WORKERS}")
         return int(str(value))
 
-    @field_validator("allow_networks", "deny_networks", "deny_ports", "allowed_hosts", mode="before")
+    @field_validator(
+        "allow_networks", "deny_networks", "deny_ports", "allowed_hosts", "oidc_scopes", "oidc_bodies", mode="before"
+    )
     @classmethod
-    def _split(cls, value: object) -> object:
+    def _split(cls, value: object, info: ValidationInfo) -> object:
+        if info.field_name == "oidc_bodies" and isinstance(value, str) and value.lstrip().startswith("["):
+            return _json(value)
         return tuple(part.strip() for part in value.split(",") if part.strip()) if isinstance(value, str) else value
+
+    @field_validator("oidc_roles", mode="before")
+    @classmethod
+    def _pairs(cls, value: object) -> object:
+        if not isinstance(value, str):
+            return value
+        if value.lstrip().startswith("{"):
+            return _json(value)
+        pairs = [part.strip().rpartition("=") for part in value.split(",") if part.strip()]
+        if not all(name and role for name, _, role in pairs):
+            raise ValueError("must be `value=role,value=role` or a JSON object")
+        return {name.strip(): role.strip() for name, _, role in pairs}
 
     @field_validator(
         "archive",
         "archive_keep_s",
+        "public_url",
+        "oidc_issuer",
+        "oidc_client_id",
+        "oidc_client_secret",
+        "oidc_client_secret_file",
+        "oidc_bodies",
+        "oidc_label",
         "otlp_endpoint",
         "tls_ca_file",
         "tls_cert",
@@ -422,6 +494,56 @@ class Settings(BaseSettings):
             raise BadAdminKeyFile(f"The key in HALFNOTE_ADMIN_KEY_FILE {KEY_FORM}")
         return text
 
+    @field_validator("public_url", "oidc_issuer")
+    @classmethod
+    def _address_of_people(cls, value: str | None, info: ValidationInfo) -> str | None:
+        if value is None:
+            return None
+        parts = urlsplit(value)
+        is_plain = parts.scheme == "http" and (parts.hostname == "localhost" or _is_loopback(parts.hostname or ""))
+        if not parts.hostname or parts.username or parts.query or parts.fragment:
+            raise ValueError("must be a URL like https://people.example.com, without user, query and fragment")
+        if parts.scheme != "https" and not is_plain:
+            raise ValueError("must begin with https://; http:// is only for this machine")
+        if info.field_name == "public_url":
+            if parts.path not in ("", "/"):
+                raise ValueError("must have no path: the console is at /console")
+            return value.rstrip("/")
+        return value
+
+    @model_validator(mode="after")
+    def _sign_in(self) -> Self:
+        if self.oidc_issuer is None:
+            return self
+        missing = [
+            f"HALFNOTE_{name.upper()}"
+            for name in ("oidc_client_id", "oidc_roles", "public_url")
+            if not getattr(self, name)
+        ]
+        if missing:
+            raise ValueError(f"HALFNOTE_OIDC_ISSUER needs {', '.join(missing)}")
+        if self.auth == "off":
+            raise ValueError("HALFNOTE_OIDC_ISSUER needs HALFNOTE_AUTH=keys: with auth off no one signs in")
+        if "openid" not in self.oidc_scopes:
+            raise ValueError("HALFNOTE_OIDC_SCOPES must have `openid`")
+        if self.oidc_client_secret is not None and self.oidc_client_secret_file is not None:
+            raise ValueError("set HALFNOTE_OIDC_CLIENT_SECRET or HALFNOTE_OIDC_CLIENT_SECRET_FILE, not both")
+        return self
+
+    def given_oidc_secret(self) -> str | None:
+        """Return the client secret of OpenID Connect, or None for a public client. Raises BadOidcSecretFile."""
+        if self.oidc_client_secret is not None:
+            return self.oidc_client_secret.get_secret_value()
+        if self.oidc_client_secret_file is None:
+            return None
+        try:
+            text = self.oidc_client_secret_file.read_text().strip()
+        except (OSError, UnicodeDecodeError) as error:
+            raise BadOidcSecretFile(f"HALFNOTE_OIDC_CLIENT_SECRET_FILE cannot be read: {error}") from None
+        if not text:
+            raise BadOidcSecretFile("HALFNOTE_OIDC_CLIENT_SECRET_FILE is empty")
+        return text
+
     @field_validator("allow_networks", "deny_networks")
     @classmethod
     def _networks(cls, value: tuple[str, ...] | None) -> tuple[str, ...] | None:
@@ -488,6 +610,13 @@ def unknown_variables(environment: Mapping[str, str]) -> dict[str, str | None]:
     # Compared without the prefix, which alone would make any two names similar.
     nearest = {name: get_close_matches(name, settings, n=1) for name in unknown}
     return {prefix + name: prefix + found[0] if found else None for name, found in nearest.items()}
+
+
+def _json(text: str) -> object:
+    try:
+        return json.loads(text)
+    except ValueError:
+        raise ValueError("is not valid JSON") from None
 
 
 def _is_loopback(host: str) -> bool:

@@ -86,6 +86,16 @@ class Forbidden(Problem):
     status, slug, title = 403, "forbidden", "The key does not permit this"
 
 
+class SignInRefused(Problem):
+    """The sign-in by OpenID Connect did not end in a session: the issuer refused, its answer is not the one of this
+    browser's sign-in, its ID token is not valid, or the person has no role here.
+
+    The detail says which. Begin again. `HALFNOTE_OIDC_ROLES` gives roles.
+    """
+
+    status, slug, title = 403, "sign-in-refused", "Not signed in"
+
+
 class NotThisMachine(Problem):
     """Auth is off, and the request comes from another machine.
 
@@ -528,6 +538,17 @@ class OutcomeUnknown(Problem):
     """
 
     status, slug, title = 503, "outcome-unknown", "Outcome unknown"
+
+
+class IssuerFailed(Problem):
+    """The issuer of OpenID Connect does not answer, is at an address that this service may not dial, or answers what
+    cannot be right.
+
+    The detail says which. Try again, or sign in with an API key. If it stays so, compare HALFNOTE_OIDC_ISSUER, the
+    client's id and secret, and HALFNOTE_ALLOW_NETWORKS with the issuer.
+    """
+
+    status, slug, title = 502, "issuer-failed", "The issuer cannot be used"
 
 
 class DatabaseUnavailable(Problem):

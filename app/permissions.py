@@ -78,7 +78,8 @@ class Caller:
     """The caller of a request. `role` None: auth is off, or the route is open and has no key (`known` False).
 
     `expires_at` is a Unix time. `gone` says why a key that once was valid no longer is.
-    `reads_bodies`: answers have the bodies of messages.
+    `reads_bodies`: answers have the bodies of messages. `subject`: the issuer's id of a person who signed in by OpenID
+    Connect and has no key.
     """
 
     role: Role | None
@@ -93,12 +94,14 @@ class Caller:
     gone: str | None = None
     rate_per_s: float | None = None
     reads_bodies: bool = True
+    subject: str | None = None
 
     def must_be(self, roles: frozenset[Role]) -> None:
         """Raise Forbidden unless the key has one of these roles."""
         if self.role not in roles and not (self.role is None and self.known):
+            whose = f"This key is {_one(self.role)}'s" if self.subject is None else f"You are {_one(self.role)}"
             raise Forbidden(
-                f"This key is {_one(self.role)}'s; this call is for {_either(roles)}.",
+                f"{whose}; this call is for {_either(roles)}.",
                 role=self.role,
                 missing={"role": sorted(roles)},
             )

@@ -37,6 +37,8 @@ REQUESTS = (
     Limit("app.schemas.dead_letters.AT_MOST", "dead letters of one redelivery or drop by filter"),
     Limit("app.schemas.api_keys.SCOPE_MAX", "names in each scope of an API key"),
     Limit("app.schemas.api_keys.OVERLAP_MAX_S", "seconds for which a rotated key stays valid"),
+    Limit("app.lifecycle.startup.ISSUER_LIMIT_BYTES", "bytes of an answer of the issuer of OpenID Connect"),
+    Limit("app.console.openid.sign_in.LASTS_S", "seconds that a sign-in at the issuer may take"),
     Limit("app.observability.trace_context.MEMBERS_MAX", "members of a `tracestate`; longer ones are dropped"),
 )
 

@@ -16,6 +16,8 @@ from app.permissions import Caller
 RETRY_AFTER_S = 1
 # The id under which the configured admin key counts. Stored keys have ids from 1.
 CONFIGURED_ID = 0
+# The name in metrics of all people without a key, who signed in by OpenID Connect; they count one by one.
+PEOPLE = "OpenID Connect"
 
 
 @dataclass(slots=True)
@@ -42,7 +44,7 @@ class LoadLimits:
         self._rate = settings.key_rate_per_s
         self._most_of_key = settings.key_in_flight_max or inf
         self._by_key = settings.key_rate_per_s is not None or settings.key_in_flight_max is not None
-        self._usages: dict[int, KeyUsage] = {}
+        self._usages: dict[int | str, KeyUsage] = {}
 
     def take(self, caller: Caller) -> KeyUsage | None:
         """Count a request that begins. Pass the returned usage to `give` when the request ends.
@@ -56,7 +58,7 @@ class LoadLimits:
         usage = None
         # A caller with a role has a key. Without a role, auth is off.
         if (self._by_key or caller.rate_per_s is not None) and caller.role is not None:
-            usage = self._take_of_key(caller, caller.key_id or CONFIGURED_ID, monotonic())
+            usage = self._take_of_key(caller, _id_of(caller), monotonic())
         self.in_flight += 1
         return usage
 
@@ -65,7 +67,7 @@ class LoadLimits:
 
         The request is not refused for them: the key's next requests wait until the rate has made up for them.
         """
-        usage = self._usages.get(caller.key_id or CONFIGURED_ID) if caller.role is not None else None
+        usage = self._usages.get(_id_of(caller)) if caller.role is not None else None
         if usage is not None and (caller.rate_per_s or self._rate) is not None:
             usage.tokens -= transactions
 
@@ -89,15 +91,15 @@ class LoadLimits:
         if usage is not None:
             usage.in_flight -= 1
 
-    def _take_of_key(self, caller: Caller, key_id: int, now: float) -> KeyUsage:
+    def _take_of_key(self, caller: Caller, key_id: int | str, now: float) -> KeyUsage:
         rate = caller.rate_per_s or self._rate
         burst = max(1.0, rate or 1.0)
         usage = self._usages.get(key_id)
         if usage is None:
-            # Bounded by the number of keys, which only admins create.
+            # Bounded by the number of keys, which only admins create, and of people with a role.
             usage = self._usages[key_id] = KeyUsage(0, burst, now)
         if usage.in_flight >= self._most_of_key:
-            self._refused(str(caller.name), key_id, "in_flight")
+            self._count_refusal(caller, "in_flight")
             raise TooManyRequests(
                 f"{usage.in_flight} requests of this key are in flight; repeat later.", retry_after_s=RETRY_AFTER_S
             )
@@ -105,7 +107,7 @@ class LoadLimits:
             usage.tokens = min(burst, usage.tokens + (now - usage.filled_at) * rate)
             usage.filled_at = now
             if usage.tokens < 1:
-                self._refused(str(caller.name), key_id, "rate")
+                self._count_refusal(caller, "rate")
                 wait_s = max(1, ceil((1 - usage.tokens) / rate))
                 raise TooManyRequests(
                     f"This key may send {rate:g} requests per second; repeat later.", retry_after_s=wait_s
@@ -113,3 +115,11 @@ class LoadLimits:
             usage.tokens -= 1
         usage.in_flight += 1
         return usage
+
+    def _count_refusal(self, caller: Caller, limit: str) -> None:
+        name = str(caller.name) if caller.subject is None else PEOPLE
+        self._refused(name, caller.key_id or CONFIGURED_ID, limit)
+
+
+def _id_of(caller: Caller) -> int | str:
+    return caller.key_id or caller.subject or CONFIGURED_ID

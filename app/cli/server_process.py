@@ -22,7 +22,7 @@ from app.cli.errors import WRONG_USAGE, Refusal
 from app.cli.os_user import person
 from app.cli.supervisor import Server, Supervisor
 from app.cli.usable_cores import usable_cores
-from app.config import BadAdminKeyFile, ProcessRole, Settings
+from app.config import BadAdminKeyFile, BadOidcSecretFile, ProcessRole, Settings
 from app.database.connection import UnusableDatabase, refuse_unusable
 from app.embedded_postgres import EmbeddedPostgres, EmbeddedPostgresError
 from app.lifecycle.database import database_url, migrate_embedded
@@ -44,6 +44,7 @@ def serve(settings: Settings) -> None:
     """Serve until SIGTERM or Ctrl-C. Raises Refusal."""
     set_up_logs()
     refuse_without_exporter(settings)
+    refuse_without_openid(settings)
     log_open_networks(settings)
     with refusals():
         settings.given_admin_key()
@@ -68,14 +69,31 @@ def refuse_without_exporter(settings: Settings) -> None:
     """
     if settings.otlp_endpoint is None:
         return
-    try:
-        missing = find_spec(EXPORTER) is None
-    except ModuleNotFoundError:
-        missing = True
-    if missing:
+    if not _is_installed(EXPORTER):
         raise Refusal(
             "HALFNOTE_OTLP_ENDPOINT: traces need OpenTelemetry: pip install 'halfnote-server[otel]'", code=WRONG_USAGE
         )
+
+
+def refuse_without_openid(settings: Settings) -> None:
+    """Raise Refusal if people may sign in by OpenID Connect, and Authlib or the client's secret is missing."""
+    if settings.oidc_issuer is None:
+        return
+    if not _is_installed("authlib") or not _is_installed("joserfc"):
+        raise Refusal(
+            "HALFNOTE_OIDC_ISSUER: OpenID Connect needs Authlib: pip install 'halfnote-server[oidc]'", code=WRONG_USAGE
+        )
+    try:
+        settings.given_oidc_secret()
+    except BadOidcSecretFile as error:
+        raise Refusal(f"{error}.") from None
+
+
+def _is_installed(module: str) -> bool:
+    try:
+        return find_spec(module) is not None
+    except ModuleNotFoundError:
+        return False
 
 
 def migrate_database(settings: Settings) -> None:

@@ -1,6 +1,7 @@
 """The console as ASGI: sends its paths through the request pipeline, and everything else to the framework."""
 
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 from urllib.parse import parse_qsl
 
 import structlog
@@ -12,6 +13,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from app.admission.route_roles import OPEN, RULES
 from app.console import sessions, static_files
+from app.console.openid.sign_in import BEGIN, CALLBACK
 from app.console.page import Page
 from app.console.site import PAGES
 from app.console.visit import Visit
@@ -20,6 +22,9 @@ from app.errors import Invalid, MethodNotAllowed, NotFound, Problem
 from app.permissions import Caller
 from app.runtime.state import Runtime
 from app.server.request_pipeline import PipelineRoute, RequestPipeline
+
+if TYPE_CHECKING:  # it imports Authlib, an optional dependency
+    from app.console.openid.issuer import Issuer
 
 log = structlog.get_logger(__name__)
 
@@ -34,6 +39,7 @@ class Console:
     def __init__(self, app: ASGIApp, state: State) -> None:
         self._app = app
         self._pipeline = RequestPipeline(state)
+        self._issuer: Issuer | None = None
         self._pages = [(page, *compile_path(page.path)) for page in PAGES]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -60,6 +66,10 @@ class Console:
             return static_files.answer(request)
         session = sessions.session_of(runtime, request.scope)
         visit = Visit(request, runtime, caller, session or sessions.begin(runtime), session is None)
+        visit.issuer = self._issuer_of(runtime)
+        if session is None and _is_led_from_another_site(request):
+            visit.is_new = False
+            return visit.page("again.html")
         try:
             return await self._page(visit, body)
         except Exception as error:
@@ -67,6 +77,16 @@ class Console:
             if problem.status >= 500 and not isinstance(error, Problem):
                 log.error("console_failed", path=path, exc_info=error)
             return visit.page("problem.html", problem.status, problem=problem)
+
+    def _issuer_of(self, runtime: Runtime) -> "Issuer | None":
+        """Return the issuer of OpenID Connect, as this process knows it. Authlib is imported only if one is set."""
+        if runtime.settings.oidc_issuer is None:
+            return None
+        if self._issuer is None or self._issuer.runtime is not runtime:
+            from app.console.openid.issuer import Issuer
+
+            self._issuer = Issuer(runtime)
+        return self._issuer
 
     async def _page(self, visit: Visit, body: bytes) -> Response:
         page = self._found(visit)
@@ -122,6 +142,17 @@ def _fields(body: bytes) -> dict[str, str]:
         )
     except ValueError:
         raise Invalid("The form is not a valid one.", field="(body)") from None
+
+
+def _is_led_from_another_site(request: Request) -> bool:
+    """Return whether a link of another site led here: the browser then keeps back the session's cookie, if it has one.
+
+    A page that loads itself again gets the cookie. Otherwise the answer would begin a session in place of that one.
+    """
+    is_led = (
+        request.headers.get("sec-fetch-site") == "cross-site" and request.headers.get("sec-fetch-mode") == "navigate"
+    )
+    return is_led and request.method == "GET" and request.scope["path"] not in (BEGIN, CALLBACK)
 
 
 def _is_browser_at_root(scope: Scope) -> bool:

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Sequence
 from csv import writer
 from dataclasses import dataclass, field
 from io import StringIO
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from urllib.parse import quote, urlencode
 
 from starlette.requests import Request
@@ -16,6 +16,9 @@ from app.console.sessions import Session, cookie_of
 from app.permissions import Caller
 from app.runtime.state import Runtime
 from app.schemas.validation import Model, checked
+
+if TYPE_CHECKING:  # it imports Authlib, an optional dependency
+    from app.console.openid.issuer import Issuer
 
 # Parameters that are the console's own, beside those of the API.
 OWN = frozenset({"format", "internal", "done"})
@@ -46,6 +49,8 @@ class Visit:
     caller: Caller
     session: Session
     is_new: bool
+    # None: no one signs in by OpenID Connect.
+    issuer: "Issuer | None" = None
     form: dict[str, str] = field(default_factory=dict)
 
     @property

@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 from app.egress.http_connection import Answer, ConnectionLost, HttpConnection, InvalidAnswer
 from app.egress.http_connector import Connector, NotConnected, Origin
 from app.egress.network_policy import AddressRefused, NetworkPolicy
-from app.egress.reply import Reply
+from app.egress.reply import REPLY_LIMIT_BYTES, Reply
 from app.egress.urls import PORTS, url_fault
 
 try:
@@ -48,8 +48,9 @@ class Target(NamedTuple):
 class EgressClient:
     """Makes calls to check URLs and webhooks. Without a limit of its own: each group and each subscription has one."""
 
-    def __init__(self, network_policy: NetworkPolicy) -> None:
+    def __init__(self, network_policy: NetworkPolicy, reply_limit: int = REPLY_LIMIT_BYTES) -> None:
         self._network_policy = network_policy
+        self._reply_limit = reply_limit
         self._connector = Connector(network_policy)
         self._targets: dict[tuple[str, str], Target] = {}
         self._idle: dict[Origin, list[HttpConnection]] = {}
@@ -59,9 +60,9 @@ class EgressClient:
     async def call(
         self, url: str, body: bytes, headers: Mapping[str, str], *, timeout_s: float, method: str = "POST"
     ) -> Reply:
-        """Send a request and read at most 16 KiB of the answer, within `timeout_s`. Redirects are not followed.
+        """Send a request and read at most `reply_limit` bytes (16 KiB) of the answer, within `timeout_s`.
 
-        The names of `headers` are in lower case. Failures are outcomes, not exceptions.
+        Redirects are not followed. The names of `headers` are in lower case. Failures are outcomes, not exceptions.
         """
         started = perf_counter()
         try:
@@ -125,7 +126,7 @@ class EgressClient:
         return connection
 
     def _new_connection(self) -> HttpConnection:
-        return HttpConnection(self._keep_idle, self._forget)
+        return HttpConnection(self._keep_idle, self._forget, self._reply_limit)
 
     def _target(self, method: str, url: str) -> Target:
         """Return the parts of a URL, and remember them. Raises Unreachable if the policy refuses it."""
@@ -184,10 +185,12 @@ class EgressClient:
 
 
 @asynccontextmanager
-async def callback_client(network_policy: NetworkPolicy) -> AsyncIterator[EgressClient]:
+async def callback_client(
+    network_policy: NetworkPolicy, reply_limit: int = REPLY_LIMIT_BYTES
+) -> AsyncIterator[EgressClient]:
     """Yield a client that connects to allowed addresses only, without redirects and the environment's proxies."""
     allow_many_sockets()
-    client = EgressClient(network_policy)
+    client = EgressClient(network_policy, reply_limit)
     try:
         yield client
     finally:

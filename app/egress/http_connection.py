@@ -38,7 +38,7 @@ class InvalidAnswer(ValueError):
 
 
 class Answer(NamedTuple):
-    """One answer. `headers` have names in lower case; `truncated`: `body` is only the first 16 KiB."""
+    """One answer. `headers` have names in lower case; `truncated`: `body` is only the first 16 KiB, or the limit."""
 
     status: int
     headers: dict[str, str]
@@ -47,11 +47,18 @@ class Answer(NamedTuple):
 
 
 class HttpConnection(asyncio.Protocol):
-    """A client's end of one connection. `on_idle` gets it when it can take a request, `on_closed` at its end."""
+    """A client's end of one connection. `on_idle` gets it when it can take a request, `on_closed` at its end.
+
+    `limit`: the most bytes of an answer's body that are kept.
+    """
 
     def __init__(
-        self, on_idle: Callable[["HttpConnection"], None], on_closed: Callable[["HttpConnection"], None]
+        self,
+        on_idle: Callable[["HttpConnection"], None],
+        on_closed: Callable[["HttpConnection"], None],
+        limit: int = REPLY_LIMIT_BYTES,
     ) -> None:
+        self._limit = limit
         self._on_idle, self._on_closed = on_idle, on_closed
         self._transport: asyncio.Transport | None = None
         self._waiter: asyncio.Future[Answer] | None = None
@@ -148,7 +155,7 @@ class HttpConnection(asyncio.Protocol):
                 return
         if self._complete:
             self._finish()
-        elif self._size > REPLY_LIMIT_BYTES or self._received > ANSWER_BYTES:
+        elif self._size > self._limit or self._received > ANSWER_BYTES:
             self._cut()
 
     def eof_received(self) -> None:
@@ -192,7 +199,7 @@ class HttpConnection(asyncio.Protocol):
 
     def on_body(self, body: bytes) -> None:
         """Collect a part of the body."""
-        if self._size <= REPLY_LIMIT_BYTES:
+        if self._size <= self._limit:
             self._body.append(body)
             self._size += len(body)
 
@@ -216,13 +223,13 @@ class HttpConnection(asyncio.Protocol):
             # Of a repeated header the first counts.
             headers.setdefault(name.decode("latin-1").lower(), value.decode("utf-8", "replace"))
         body = b"".join(self._body) if self._body else b""
-        return Answer(self._status, headers, body[:REPLY_LIMIT_BYTES], truncated)
+        return Answer(self._status, headers, body[: self._limit], truncated)
 
     def _finish(self) -> None:
         """Give the caller the answer, and the connection to the next request if it can serve one."""
         waiter, self._waiter = self._waiter, None
         assert waiter is not None
-        truncated = self._size > REPLY_LIMIT_BYTES
+        truncated = self._size > self._limit
         if not waiter.done():
             waiter.set_result(self._answer(truncated))
         if self._keep and not self.closed and self._is_sent():

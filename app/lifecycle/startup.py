@@ -49,6 +49,8 @@ GIVES_UP_AFTER = 0.8
 # Drain time of the loops even if the last requests used up the rest.
 LEAST_DRAIN_S = 0.5
 COLLECT_AFTER = 10_000
+# The most bytes of an answer of the issuer of OpenID Connect: its metadata, its keys with their certificates, a token.
+ISSUER_LIMIT_BYTES = 256 * 1024
 LONGEST_ID_SKEW = "longest_id_skew_s"
 
 
@@ -160,6 +162,7 @@ async def assemble(settings: Settings, dsn: str, stack: AsyncExitStack) -> Runti
     network_policy = NetworkPolicy.of(settings)
     checks_http = await stack.enter_async_context(callback_client(network_policy))
     deliveries_http = await stack.enter_async_context(callback_client(network_policy))
+    issuer_http = await stack.enter_async_context(callback_client(network_policy, ISSUER_LIMIT_BYTES))
     runtime = Runtime(
         settings=settings,
         database=database,
@@ -175,6 +178,7 @@ async def assemble(settings: Settings, dsn: str, stack: AsyncExitStack) -> Runti
         load_limits=LoadLimits(settings, metrics.traffic.refused),
         checks_http=checks_http,
         deliveries_http=deliveries_http,
+        issuer_http=issuer_http,
         wake_ups=wake_ups,
         publications=publications,
         state_feed=StateFeed(settings.event_streams_max),

@@ -74,7 +74,8 @@ async def get_events(
     once for all streams of a process. A comment comes every 15 seconds. A stream ends when its key does, and after
     `for_s` seconds; then connect again.
     """
-    return stream_of(request, runtime, caller, last_event_id or after, for_s, lambda: still_may(runtime, caller))
+    off, holder = runtime.authenticator.off, lambda: runtime.authenticator.holder(caller.digest)
+    return stream_of(request, runtime, caller, last_event_id or after, for_s, lambda: still_may(caller, off, holder))
 
 
 def stream_of(
@@ -93,11 +94,11 @@ def stream_of(
     return StreamingResponse(events, media_type="text/event-stream", headers=HEADERS)
 
 
-def still_may(runtime: Runtime, caller: Caller) -> bool:
-    """Return whether the caller's key is still valid for this route."""
+def still_may(caller: Caller, is_off: bool, holder_now: Callable[[], Caller | None]) -> bool:
+    """Return whether the caller's key, or the person's session, is still valid for this route."""
     if caller.role is None:
-        return runtime.authenticator.off
-    holder = runtime.authenticator.holder(caller.digest)
+        return is_off
+    holder = holder_now()
     return holder is not None and holder.role in RULES["GET", "/events"]
 
 

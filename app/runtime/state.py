@@ -50,6 +50,8 @@ class Runtime:
     # Two clients, so that check-back never waits for a connection of a slow subscriber.
     checks_http: EgressClient
     deliveries_http: EgressClient
+    # For the issuer of OpenID Connect, whose answers may be longer.
+    issuer_http: EgressClient
     wake_ups: WakeUps
     publications: Publications
     # For the open streams of `GET /events`.

@@ -23,14 +23,15 @@ from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 from app.errors import SecretsUnreadable
 from app.secrets.signatures import Secret, load
 
-# What a sealed value is for. A session is in a cookie of the console, the others are in columns.
+# What a sealed value is for. A session and a sign-in are in cookies of the console, the others are in columns.
 Column: TypeAlias = Literal[
-    "producer_group.secrets", "subscription.secrets", "subscription.credentials", "console.session"
+    "producer_group.secrets", "subscription.secrets", "subscription.credentials", "console.session", "console.sign_in"
 ]
 GROUP_SECRETS: Column = "producer_group.secrets"
 SUBSCRIPTION_SECRETS: Column = "subscription.secrets"
 CREDENTIALS: Column = "subscription.credentials"
 SESSION: Column = "console.session"
+SIGN_IN: Column = "console.sign_in"
 
 KEY_BYTES, NONCE_BYTES = 32, 12
 # Opened secrets that a process caches, so that no check or delivery waits for a decryption.

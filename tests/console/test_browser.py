@@ -85,7 +85,8 @@ def paths_of(world: World) -> list[str]:
         if (
             page.method != "GET"
             or "/do/" in page.path
-            or page.path in ("/console/find", "/console/sign-in", "/console/events")
+            or page.path.startswith("/console/sign-in")
+            or page.path in ("/console/find", "/console/events")
         ):
             continue
         filled = [page.path.replace("{name}", name) for name in names.get(page.path, [])]

@@ -1,4 +1,4 @@
-"""Clients of brokers, OpenTelemetry and gRPC are extras: without them every other module can be imported."""
+"""Clients of brokers, OpenTelemetry, gRPC and Authlib are extras: without them every other module can be imported."""
 
 import os
 import re
@@ -10,8 +10,10 @@ ROOT = Path(__file__).parents[2]
 CLIENTS = {
     "aio_pika": "aio-pika",
     "aiokafka": "aiokafka",
+    "authlib": "authlib",
     "google.protobuf": "protobuf",
     "grpc": "grpcio",
+    "joserfc": "joserfc",
     "nats": "nats-py",
     # FastAPI depends on its bare API.
     "opentelemetry.sdk": "opentelemetry-sdk",
@@ -65,6 +67,18 @@ except Refusal as refusal:
 """
 
 
+SIGN_IN = """
+from app.cli.errors import Refusal
+from app.cli.server_process import refuse_without_openid
+from app.config import Settings
+
+try:
+    refuse_without_openid(Settings())
+except Refusal as refusal:
+    print(refusal)
+"""
+
+
 def output_of(program: str, **env: str) -> str:
     """Return what a program prints where no client is installed."""
     completed = subprocess.run(
@@ -87,7 +101,7 @@ def names(lock: str) -> set[str]:
 def test_every_other_module_is_imported_without_a_client() -> None:
     absent = output_of(IMPORT_ALL).split()
     own = re.compile(
-        r"app\.(observability\.tracing|rocketmq\.[a-z_.0-9]+|destinations\.(rabbitmq|nats|kafka|redis)(_[a-z]+)?)"
+        r"app\.(observability\.tracing|console\.openid\.(issuer|id_token)|rocketmq\.[a-z_.0-9]+|destinations\.(rabbitmq|nats|kafka|redis)(_[a-z]+)?)"
     ).fullmatch
     assert absent
     assert [name for name in absent if not own(name)] == []
@@ -97,6 +111,18 @@ def test_only_programs_that_export_traces_require_the_exporter() -> None:
     """The nightly programs read the same settings and have no exporter."""
     assert "halfnote-server[otel]" in output_of(EXPORT, HALFNOTE_OTLP_ENDPOINT="http://127.0.0.1:4318")
     assert output_of(EXPORT) == ""
+
+
+def test_sign_in_of_people_requires_authlib() -> None:
+    people = {
+        "HALFNOTE_AUTH": "keys",
+        "HALFNOTE_PUBLIC_URL": "https://halfnote.example.com",
+        "HALFNOTE_OIDC_ISSUER": "https://sso.example.com",
+        "HALFNOTE_OIDC_CLIENT_ID": "halfnote",
+        "HALFNOTE_OIDC_ROLES": "staff=viewer",
+    }
+    assert "halfnote-server[oidc]" in output_of(SIGN_IN, **people)
+    assert output_of(SIGN_IN) == ""
 
 
 def test_make_run_installs_no_client_and_make_test_all() -> None:

@@ -32,9 +32,9 @@ class Service:
     With `arguments` it is `halfnote` with these; `root` is the directory of its code.
     """
 
-    def __init__(self, data_dir: Path, *arguments: str, root: Path = ROOT, **env: str) -> None:
+    def __init__(self, data_dir: Path, *arguments: str, root: Path = ROOT, port: int | None = None, **env: str) -> None:
         self._root = root
-        self.port = free_port()
+        self.port = port or free_port()
         self.url = f"{'https' if 'HALFNOTE_TLS_CERT' in env else 'http'}://127.0.0.1:{self.port}"
         self.log = data_dir.parent / "service.log"
         program = ("app.cli", *arguments) if arguments else ("uvicorn", "app.main:app", "--no-access-log")

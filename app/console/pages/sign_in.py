@@ -1,8 +1,13 @@
 """Sign in with an API key, once for 12 hours, and sign out."""
 
+from dataclasses import dataclass
+from urllib.parse import urlsplit
+
 from starlette.responses import Response
 
 from app.admission.route_roles import READERS
+from app.config import Settings
+from app.console.openid.sign_in import BEGIN
 from app.console.page import Page
 from app.console.sessions import begin, ended_cookie
 from app.console.visit import HEADERS, Visit
@@ -13,11 +18,19 @@ HOME = "/console"
 PATH = "/console/sign-in"
 
 
+@dataclass(frozen=True, slots=True)
+class IssuerButton:
+    """The button that leads to the issuer of OpenID Connect."""
+
+    label: str
+    begin: str
+
+
 async def show(visit: Visit) -> Response:
     """Show the form, or lead home where no key is needed."""
     if visit.caller.known:
         return visit.redirect(HOME)
-    return visit.page("sign_in.html", problem=None)
+    return visit.page("sign_in.html", problem=None, issuer=_button(visit.runtime.settings))
 
 
 async def take(visit: Visit) -> Response:
@@ -25,7 +38,7 @@ async def take(visit: Visit) -> Response:
     try:
         holder = _holder(visit)
     except Problem as problem:
-        return visit.page("sign_in.html", problem.status, problem=problem)
+        return visit.page("sign_in.html", problem.status, problem=problem, issuer=_button(visit.runtime.settings))
     visit.session, visit.is_new = begin(visit.runtime, holder.digest), True
     return visit.redirect(HOME)
 
@@ -34,6 +47,14 @@ async def sign_out(visit: Visit) -> Response:
     """End the session in this browser."""
     headers = {**HEADERS, "location": PATH, "set-cookie": ended_cookie(visit.runtime, is_secure=visit.is_secure)}
     return Response(status_code=303, headers=headers)
+
+
+def _button(settings: Settings) -> IssuerButton | None:
+    if settings.oidc_issuer is None:
+        return None
+    label = settings.oidc_label or urlsplit(settings.oidc_issuer).netloc
+    # By the address to which the issuer sends people back: a cookie of another address would not come back.
+    return IssuerButton(label, f"{settings.public_url}{BEGIN}")
 
 
 def _holder(visit: Visit) -> Caller:

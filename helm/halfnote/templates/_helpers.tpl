@@ -162,7 +162,7 @@ helm.sh/hook-delete-policy: before-hook-creation,hook-succeeded
 {{- define "halfnote.settingsEnv" -}}
 {{- $settings := dict -}}
 {{- range $name, $value := .Values.settings -}}
-{{- $_ := set $settings (printf "HALFNOTE_%s" (upper $name)) (kindIs "slice" $value | ternary (join "," $value) (include "halfnote.scalar" $value)) -}}
+{{- $_ := set $settings (printf "HALFNOTE_%s" (upper $name)) (include "halfnote.setting" $value) -}}
 {{- end -}}
 {{- with .Values.settings.allowed_hosts -}}
 {{/* Probes name localhost, Prometheus the pod's address, and the Job of `apply` the host of its URL. */}}
@@ -182,6 +182,13 @@ helm.sh/hook-delete-policy: before-hook-creation,hook-succeeded
 - name: {{ $name }}
   value: {{ get $settings $name | quote }}
 {{- end }}
+{{- end -}}
+
+{{/* A list with commas, an object as JSON, everything else as it is. */}}
+{{- define "halfnote.setting" -}}
+{{- if kindIs "slice" . -}}{{ join "," . }}
+{{- else if kindIs "map" . -}}{{ toJson . }}
+{{- else -}}{{ include "halfnote.scalar" . }}{{- end -}}
 {{- end -}}
 
 {{/* A number without an exponent: Helm reads every number as a float. */}}
