@@ -3,6 +3,7 @@
 import os
 import platform
 import sys
+import sysconfig
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -34,12 +35,26 @@ async def describe(dsn: str, data: Path) -> dict[str, Any]:
         "system": f"{platform.system()} {platform.release()}",
         "filesystem": filesystem(data),
         "python": platform.python_version(),
+        "python_build": python_build(),
         "uvicorn": version("uvicorn"),
         "postgres": settings["server_version"],
         "shared_buffers": settings["shared_buffers"],
         "durability": {name: settings[name] for name in DURABILITY},
         "load_before": round(os.getloadavg()[0], 2),
     }
+
+
+def python_build() -> str:
+    """Return how the interpreter was built: `optimized`, `distribution`, or `plain`.
+
+    A build from source is plain unless it was configured with `--enable-optimizations`. A plain one takes some 15 %
+    more CPU time (decision 0053). The interpreters of distributions are optimized, and do not say so in their
+    configuration.
+    """
+    configured = str(sysconfig.get_config_var("CONFIG_ARGS") or "")
+    if "--enable-optimizations" in configured:
+        return "optimized"
+    return "distribution" if sysconfig.get_config_var("prefix") == "/usr" else "plain"
 
 
 def cpu_model() -> str:
@@ -62,11 +77,17 @@ def as_text(machine: dict[str, Any]) -> str:
     settings = ", ".join(f"{name} = {value}" for name, value in machine["durability"].items())
     lines = [
         f"{machine['cpu']}, {machine['cores']} cores, {machine['memory_gb']} GB, {machine['system']}, "
-        f"Python {machine['python']}, uvicorn {machine['uvicorn']}, Postgres {machine['postgres']}",
+        f"Python {machine['python']} ({machine['python_build']} build), uvicorn {machine['uvicorn']}, "
+        f"Postgres {machine['postgres']}",
         f"Postgres, the service and the load share them. {settings}, data on {machine['filesystem']}",
     ]
     if machine["filesystem"] in IN_MEMORY:
         lines.append("Warning: the data is in memory, where fsync costs nothing. Set TMPDIR to a directory on a disk.")
+    if machine["python_build"] == "plain":
+        lines.append(
+            "Warning: this Python was built without --enable-optimizations and takes some 15 % more CPU time. "
+            "Measure with another: make clean, then make bench PYTHON=/usr/bin/python3"
+        )
     if machine["load_before"] > 0.3 * machine["cores"]:
         lines.append(f"Warning: other programs run on this machine (load {machine['load_before']}).")
     return "\n".join(lines)
