@@ -454,6 +454,13 @@ pull_cursor = Table(
     Column("offset", BigInteger, nullable=False),
     # Signs the handles of its messages.
     Column("handle_key", Uuid, nullable=False, server_default=text("gen_random_uuid()")),
+    # Of a subscription with a rate: when its next message may be claimed.
+    Column("paced_until", Time),
+    # Of one whose messages can expire: when what waits was counted last, how many were too many, and what share of a
+    # limit they used.
+    Column("counted_at", Time),
+    Column("excess", Integer, nullable=False, server_default=text("0")),
+    Column("limit_used", Double),
     **_MUTABLE,
 )
 

@@ -3,16 +3,21 @@
 import asyncio
 import time
 from collections.abc import Awaitable, Callable
-from contextlib import suppress
+from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass
 from functools import partial
 from statistics import median
 
 import msgspec
 
+from bench.arrivals import compiled
 from bench.filling import fill_committed, fill_ours
 from bench.idle import postgres_cpu_s
 from bench.payload import TOPIC, request
+from bench.peers.claims import CLAIMS, claiming
+from bench.peers.parts import MissingPartError
+from bench.peers.rocketmq import rocketmq
+from bench.peers.slices import Slice
 from bench.receiver import END_OF_HEAD, length_of
 from bench.report import Report
 from bench.services import Service, receiving
@@ -27,6 +32,9 @@ WAITING, WAITING_QUICK, WAIT_S, LOOKED_S = 1000, 100, 30, 20
 # The most seconds until the last message of a run is acknowledged.
 LAST_S = 60.0
 FOR_BACKLOG = "bench.pull"
+# Beside RocketMQ: rounds, their length, and how long the last messages may take.
+ROCKETMQ, PRODUCERS = "RocketMQ 5.5.0, SYNC_FLUSH", 64
+PEER_ROUNDS, PEER_S, PEER_QUICK_S, WITHIN_S = 5, 10, 2, 60
 
 
 class Claimed(msgspec.Struct):
@@ -85,6 +93,7 @@ async def bench(stage: Stage) -> Report:
         await _backlog(stage, report, receiver)
         await _as_committed(stage, report, receiver)
         await _waiting(stage, report, receiver)
+        await _beside_rocketmq(stage, report, receiver)
     return report
 
 
@@ -148,6 +157,59 @@ async def _consumed_while_loaded(stage: Stage, service: Service, dsn: str, name:
 
     await _with_consumers(service, name, consumed, work)
     return consumed.messages / (consumed.last_at - began)
+
+
+async def _beside_rocketmq(stage: Stage, report: Report, receiver: Service) -> None:
+    """Post halves and ends over 64 connections, claim and acknowledge; RocketMQ with its own client in turn."""
+    seconds = stage.seconds(PEER_S, PEER_QUICK_S)
+    dsn, program = await stage.database("pull_peers"), await compiled("callers", stage.place)
+    rates: dict[str, list[float]] = {}
+    async with AsyncExitStack() as stack:
+        service = await stack.enter_async_context(halfnote(stage, dsn, receiver))
+        await _subscribe(service, "peers", TOPIC)
+        consume = partial(_consumed_of, service, "peers")
+        peers = [await stack.enter_async_context(claiming(stage, str(program), service, consume))]
+        peers[0].halt()
+        try:
+            theirs = rocketmq(ROCKETMQ, stage.place / "rocketmq-pull", {}, consumers=CONSUMERS)
+            peers.append(await stack.enter_async_context(theirs))
+            peers[1].halt()
+        except MissingPartError as error:
+            report.notes.append(f"{ROCKETMQ}: skipped. {error}")
+        for number in range(1 + stage.seconds(PEER_ROUNDS)):
+            for peer in peers if number % 2 else peers[::-1]:
+                peer.resume()
+                try:
+                    measured = await peer.measure(Slice("run", PRODUCERS, seconds, WITHIN_S))
+                finally:
+                    peer.halt()
+                # The first round warms up.
+                if number:
+                    rates.setdefault(peer.name, []).append(measured.sent.rate)
+                if not measured.sent.whole():
+                    report.notes.append(f"{peer.name}: {measured.sent.delivered:,} of {measured.sent.sent:,} came")
+        for peer in peers:
+            peer.resume()
+    await stage.drop("pull_peers")
+    for name, found in rates.items():
+        what = f"{name}: half, end, claim and acknowledge"
+        report.add(what, median(found), "transactions/s", between=(min(found), max(found)))
+    if ROCKETMQ in rates:
+        ratios = [ours / theirs for ours, theirs in zip(rates[CLAIMS], rates[ROCKETMQ], strict=True)]
+        report.hold(f"against RocketMQ's client ({min(ratios):.2f} to {max(ratios):.2f} x)", median(ratios), at_least=1)
+
+
+async def _consumed_of(service: Service, name: str, committed: Callable[[], Awaitable[int]]) -> tuple[int, int, float]:
+    """Let consumers claim and acknowledge what is committed meanwhile."""
+    consumed, began, sent = Consumed(), time.perf_counter(), 0
+
+    async def work() -> None:
+        nonlocal sent
+        sent = await committed()
+        await _until(consumed, sent)
+
+    await _with_consumers(service, name, consumed, work)
+    return sent, consumed.messages, consumed.last_at - began
 
 
 async def _waiting(stage: Stage, report: Report, receiver: Service) -> None:

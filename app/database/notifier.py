@@ -20,6 +20,8 @@ NOTIFY_EVERY_S = 0.02
 # Postgres takes payloads of less than 8000 bytes; an empty one stands for any topic.
 PAYLOAD_MAX_BYTES = 7_000
 NOTIFY = "select pg_notify($1, $2)"
+# Sent as a topic, which no message has: consumers may claim more than before, such as the next message of a key.
+CLAIMABLE = "halfnote.claimable"
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +88,15 @@ class WakeUps:
             self.worker.published(topics, messages, complete)
         elif self.elsewhere is None or self._taken_elsewhere(self.elsewhere, topics):
             self.notify_soon(topics)
+
+    def claimable(self) -> None:
+        """Let the consumers that wait here or at other processes look again: a key is free, or a message came back."""
+        if self.on_wake is not None:
+            self.on_wake()
+        if self.worker is not None:
+            self.worker.published([CLAIMABLE])
+        elif self.elsewhere is None or self._taken_elsewhere(self.elsewhere, [CLAIMABLE]):
+            self.notify_soon([CLAIMABLE])
 
     def notify_soon(self, topics: Collection[str] | None) -> None:
         """Have other processes notified soon that the topics (None: any) were published."""

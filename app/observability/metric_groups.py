@@ -113,7 +113,7 @@ class RelayMetrics:
         self.dead_letters = gauge(
             "dead_letters", "Dead letters now, counted up to 100,000 for each subscription", "subscription"
         )
-        self._with_limits: set[str] = set()
+        self._with_limits: dict[str, set[str]] = {}
         self._with_breakers: set[str] = set()
         self._with_dead_letters: set[str] = set()
         self._with_retries: set[str] = set()
@@ -134,13 +134,13 @@ class RelayMetrics:
             withdraw(self.breaker_open, name)
         self._with_breakers = set(open_now)
 
-    def show_limits_used(self, used: Mapping[str, float]) -> None:
-        """Set `waiting_limit_used` of the subscriptions with limits that this process holds; withdraw the others."""
+    def show_limits_used(self, loop: str, used: Mapping[str, float]) -> None:
+        """Set `waiting_limit_used` of the subscriptions with limits that `loop` counts; withdraw the others."""
         for name, share in used.items():
             self.waiting_limit_used.labels(name).set(share)
-        for name in self._with_limits - used.keys():
+        for name in self._with_limits.get(loop, set()) - used.keys():
             withdraw(self.waiting_limit_used, name)
-        self._with_limits = set(used)
+        self._with_limits[loop] = set(used)
 
     def count_from_zero(self, subscriptions: Iterable[str]) -> None:
         """Show 0 before the first count: a rise from nothing to 1 is not visible in Prometheus."""

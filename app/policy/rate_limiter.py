@@ -8,12 +8,17 @@ class Pacer:
     """Spreads messages evenly at `rate_per_s` (GCRA: each message has a theoretical send time).
 
     Times are seconds of a clock that never steps. Over any span of t seconds at most `rate * (t + CATCH_UP_S) + 1`
-    messages are allowed.
+    messages are allowed. `next_at`: when the next message may go, if an earlier limiter has said so.
     """
 
-    def __init__(self, rate_per_s: float) -> None:
+    def __init__(self, rate_per_s: float, next_at: float = float("-inf")) -> None:
         self._apart_s = 1.0 / rate_per_s
-        self._next = float("-inf")
+        self._next = next_at
+
+    @property
+    def next_at(self) -> float:
+        """When the next message may go."""
+        return self._next
 
     def wait_s(self, at: float) -> float:
         """Return the seconds that the next message must still wait; 0: it may go now."""

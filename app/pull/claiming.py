@@ -9,8 +9,9 @@ from uuid import UUID
 from app.clock import Clock
 from app.database.connection import Connection
 from app.pull.handles import handle_of
+from app.pull.pacing import CLAIMED_AT, paced_until_of, pacer_of
 from app.store.pull import ordered_claims
-from app.store.pull.claims import HeldMessage, NewClaim, claim_new, look
+from app.store.pull.claims import HeldMessage, NewClaim, claim_new, look, pace, paced_until
 from app.store.pull.held_retries import StoredClaim, claim_stored
 from app.store.relay.log import SPAN, Outgoing
 from app.store.subscriptions.subscriptions import Subscription
@@ -21,9 +22,9 @@ from app.verdicts import OnDead, Ordered, SubscriptionState
 SPAN_TIMES, SPAN_LEAST, SPANS_AT_ONCE = 2, 64, 25
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class HandedOut:
-    """A message for a consumer, with its receipt handle. `replay` 0: the live delivery."""
+    """A message for a consumer, with its receipt handle. `replay` 0: the live delivery. Not changed once it is made."""
 
     message: Outgoing
     replay: int
@@ -44,11 +45,31 @@ async def claim(
 ) -> ClaimedBatch:
     """Claim up to `at_most` messages: retries and delayed messages that are due, or else new ones from the log.
 
-    Not both, so that one statement claims all and none is claimed for an answer that fails.
+    Not both, so that one statement claims all and none is claimed for an answer that fails. With a rate, only as many
+    as it allows now.
     """
-    nothing = ClaimedBatch([], False, clock.now() + invisible)
     if subscription.state is not SubscriptionState.ACTIVE:
-        return nothing
+        return ClaimedBatch([], False, clock.now() + invisible)
+    if subscription.rate_per_s is None:
+        return await _claim(connection, clock, subscription, at_most, invisible)
+    async with connection.transaction():
+        until = await paced_until(connection, subscription.subscription_id)
+        now = clock.now()
+        pacer = pacer_of(subscription.rate_per_s, until, now)
+        room = pacer.room(CLAIMED_AT, at_most)
+        if room == 0:
+            return ClaimedBatch([], False, now + invisible)
+        claimed = await _claim(connection, clock, subscription, room, invisible)
+        if claimed.messages:
+            pacer.sent(CLAIMED_AT, len(claimed.messages))
+            await pace(connection, subscription.subscription_id, paced_until_of(pacer, now))
+    return claimed
+
+
+async def _claim(
+    connection: Connection, clock: Clock, subscription: Subscription, at_most: int, invisible: timedelta
+) -> ClaimedBatch:
+    nothing = ClaimedBatch([], False, clock.now() + invisible)
     found = await look(connection, subscription.subscription_id, clock.now())
     if found is None:
         return nothing

@@ -5,13 +5,15 @@ handed out. It is signed by the key of its subscription, so a consumer cannot ma
 """
 
 import struct
-from base64 import urlsafe_b64decode, urlsafe_b64encode
-from binascii import Error
+from binascii import Error, a2b_base64, b2a_base64
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from hashlib import blake2b
 from hmac import compare_digest
 from uuid import UUID
+
+# Made from bytes ten times as fast as the standard library's; the rows that asyncpg returns have it as well.
+from asyncpg.pgproto.pgproto import UUID as FastUUID
 
 from app.store.pull.claims import HeldMessage
 
@@ -25,6 +27,8 @@ LENGTH = -(-_BYTES // 3) * 4
 _PADDING = b"\0" * (-_BYTES % 3)
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _MICROSECOND = timedelta(microseconds=1)
+# The alphabet of base64 that needs no escape in addresses: base64's own functions for it take twice as long.
+_TO_URL, _FROM_URL = bytes.maketrans(b"+/", b"-_"), bytes.maketrans(b"-_", b"+/")
 
 
 def handle_of(message: HeldMessage, key: UUID) -> str:
@@ -42,7 +46,7 @@ def handle_of(message: HeldMessage, key: UUID) -> str:
         message.transaction_id.bytes,
         message.digest,
     )
-    return urlsafe_b64encode(packed + _signature(packed, key) + _PADDING).decode()
+    return b2a_base64(packed + _signature(packed, key) + _PADDING, newline=False).translate(_TO_URL).decode()
 
 
 def opened(handle: str, key_of: Callable[[int], UUID | None]) -> HeldMessage | None:
@@ -53,7 +57,7 @@ def opened(handle: str, key_of: Callable[[int], UUID | None]) -> HeldMessage | N
     if len(handle) != LENGTH:
         return None
     try:
-        whole = urlsafe_b64decode(handle)
+        whole = a2b_base64(handle.encode("ascii").translate(_FROM_URL))
     except (ValueError, Error):
         return None
     if whole[_BYTES:] != _PADDING:
@@ -64,18 +68,9 @@ def opened(handle: str, key_of: Callable[[int], UUID | None]) -> HeldMessage | N
     key = key_of(subscription_id)
     if version != VERSION or key is None or not compare_digest(signature, _signature(packed, key)):
         return None
-    return HeldMessage(
-        subscription_id=subscription_id,
-        replay=replay,
-        epoch=epoch,
-        place=place,
-        attempt=attempt,
-        transaction_id=UUID(bytes=transaction_id),
-        position=position,
-        offset=offset,
-        at=_EPOCH + at * _MICROSECOND,
-        digest=digest,
-    )
+    transaction_id = FastUUID(transaction_id)
+    at = _EPOCH + at * _MICROSECOND
+    return HeldMessage(subscription_id, replay, epoch, place, attempt, transaction_id, position, offset, at, digest)
 
 
 def _signature(packed: bytes, key: UUID) -> bytes:

@@ -138,17 +138,21 @@ async def extend(
 
 
 async def record(
-    connection: Connection, settled: Sequence[HeldSettlement], names: Mapping[int, str], now: datetime
+    connection: Connection,
+    settled: Sequence[HeldSettlement],
+    names: Mapping[int, str],
+    now: datetime,
+    *,
+    also: Sequence[Announcement | None] = (),
 ) -> bool:
-    """Settle messages and announce dead letters; return whether any was announced. `names`: of subscriptions, by id.
+    """Settle messages and announce dead letters, and `also` others; return whether any was announced.
 
-    Needs a database transaction, and is its last statement.
+    `names`: of subscriptions, by id. Needs a database transaction, and is its last statement.
     """
-    if not settled:
-        return False
-    await settle_held(connection, settled, now)
+    if settled:
+        await settle_held(connection, settled, now)
     dead = [_dead_letter(names[one.subscription_id], one, now) for one in settled if one.result is DEAD]
-    return bool(await announce(connection, [one for one in dead if one is not None], now))
+    return bool(await announce(connection, [one for one in (*dead, *also) if one is not None], now))
 
 
 def _log(name: str, settlement: HeldSettlement) -> None:

@@ -6,6 +6,7 @@ from datetime import datetime
 
 import structlog
 
+from app.pull.expiry import expire
 from app.pull.replaying import feed_replays
 from app.pull.settlements import NOT_IN_TIME, Held, failed, refused
 from app.pull.settling import record
@@ -24,7 +25,7 @@ EVERY_S = 0.5
 
 async def step(runtime: Runtime, now: datetime) -> StepResult:
     """Take over claims that are over or last long, count an attempt for each message that was not settled in time."""
-    replayed = False
+    follows = False
     async with runtime.database.keyed() as connection:
         subscriptions = await sweeps.pulled(connection)
         async with connection.transaction():
@@ -37,13 +38,16 @@ async def step(runtime: Runtime, now: datetime) -> StepResult:
             published = await record(connection, settled, names, now)
         if subscriptions:
             await sweeps.move_checkpoints(connection, now)
-            replayed = await feed_replays(connection, list(subscriptions), now)
+            follows = await feed_replays(connection, list(subscriptions), now)
+            follows = await expire(runtime, connection, now) or follows
     if published:
         runtime.wake_ups.published()
+    if settled:
+        runtime.wake_ups.claimable()
     for name, times in Counter(names[one.subscription_id] for one in settled).items():
         log.info("claims_lapsed", subscription=name, messages=times)
         runtime.metrics.relay.deliveries.labels(name, "failed").inc(times)
-    return StepResult(len(settled), bool(taken) or len(lapsed) >= sweeps.ROWS_AT_ONCE or replayed)
+    return StepResult(len(settled), bool(taken) or len(lapsed) >= sweeps.ROWS_AT_ONCE or follows)
 
 
 def _still_held(

@@ -3,13 +3,14 @@
 from datetime import datetime
 
 from app.database.connection import Connection
+from app.pull.pacing import CLAIMED_AT, paced_until_of, pacer_of
 from app.runtime.loop_runner import StepResult
 from app.runtime.state import Runtime
 from app.store.pull.ordered_claims import count_in_order
 from app.store.pull.waiting import Claimable, claimable
 from app.verdicts import OnDead, Ordered
 
-# The longest time until a waiting consumer sees what woke no one: a retry that was given back, a resumed subscription.
+# The longest time until a waiting consumer sees what woke no one, such as a resumed subscription.
 EVERY_S = 0.5
 # Looks follow each other no sooner, however often something is published.
 INTERVAL_S = 0.02
@@ -28,9 +29,12 @@ async def wake_consumers(runtime: Runtime, now: datetime) -> StepResult:
     async with runtime.database.keyed() as connection:
         found = await claimable(connection, limits, now)
         counts = [await _count(connection, one, limits[one.subscription_id], now) for one in found]
+    times = [one.next_at for one in found]
     for one, count in zip(found, counts, strict=True):
-        waiting.wake(str(one.subscription_id), count)
-    next_at = min((one.next_at for one in found if one.next_at is not None), default=None)
+        room, paced_until = _room(one, count, now)
+        waiting.wake(str(one.subscription_id), room)
+        times.append(paced_until)
+    next_at = min((at for at in times if at is not None), default=None)
     return StepResult(len(found), within_s=None if next_at is None else max(0.0, (next_at - now).total_seconds()))
 
 
@@ -41,6 +45,15 @@ async def _count(connection: Connection, found: Claimable, most: int, now: datet
         hold = found.on_dead is OnDead.HOLD
         due = await count_in_order(connection, found.subscription_id, most, now, hold=hold)
     return due + found.logged
+
+
+def _room(found: Claimable, count: int, now: datetime) -> tuple[int, datetime | None]:
+    """Return how many of `count` messages the rate allows now; if none, also when it allows the next one."""
+    if found.rate_per_s is None or not count:
+        return count, None
+    pacer = pacer_of(found.rate_per_s, found.paced_until, now)
+    room = pacer.room(CLAIMED_AT, count)
+    return room, None if room else paced_until_of(pacer, now)
 
 
 class ConsumerListener:

@@ -8,6 +8,7 @@ from math import ceil
 import structlog
 
 from app.database.connection import Connection
+from app.database.notifier import CLAIMABLE
 from app.destinations.base import Destination
 from app.destinations.registry import NotInstalled, destination_of, installed
 from app.policy.rate_limiter import Pacer
@@ -321,7 +322,7 @@ async def _desired(connection: Connection, known: Known) -> DesiredAssignments:
         shards,
         running,
         [s for s in subscriptions if shard_counts.get(s.subscription_id, s.shards) != s.shards],
-        [topic for s in found if s.is_pulled for topic in s.topics],
+        [topic for s in found if s.is_pulled for topic in (*s.topics, CLAIMABLE)],
     )
 
 

@@ -279,7 +279,7 @@ class Relay:
                 shard_age_s, more = stream.window.lag(self._head, now)
                 lags[stream.subscription.name] = max(age_s, shard_age_s), messages + more
         runtime.metrics.relay.show_lags("relay", lags)
-        runtime.metrics.relay.show_limits_used(used)
+        runtime.metrics.relay.show_limits_used("relay", used)
 
 
 def _reads_for(stream: Stream, messages: Sequence[Outgoing]) -> bool:

@@ -10,7 +10,8 @@ from app.permissions import Caller
 from app.runtime.state import Runtime
 
 
-def get_runtime(request: Request) -> Runtime:
+# `async`, although they await nothing: FastAPI runs plain functions in threads, which takes longer than most requests.
+async def get_runtime(request: Request) -> Runtime:
     """Return the process's runtime."""
     runtime: Runtime = request.app.state.runtime
     return runtime
@@ -19,7 +20,7 @@ def get_runtime(request: Request) -> Runtime:
 RuntimeDep = Annotated[Runtime, Depends(get_runtime)]
 
 
-def get_caller(request: Request) -> Caller:
+async def get_caller(request: Request) -> Caller:
     """Return the authenticated caller of the request."""
     caller: Caller = request.scope["caller"]
     return caller

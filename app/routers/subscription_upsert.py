@@ -58,14 +58,12 @@ def checked(name: str, wanted: SubscriptionPut, runtime: Runtime) -> Subscriptio
 
 def _refuse_unpullable(wanted: SubscriptionPut) -> None:
     """Raise Invalid for what a subscription cannot have whose messages consumers claim."""
-    for field, usual, instead in (
-        ("shards", 1, "Any number of consumers share the subscription without shards."),
-        ("rate_per_s", None, "Consumers set their own rate by how much they claim."),
-        ("expire_after_s", None, "Messages wait until they are claimed or their day is removed."),
-        ("max_backlog", None, "Messages wait until they are claimed or their day is removed."),
-    ):
-        if getattr(wanted, field) != usual:
-            raise Invalid(f"`{field}` cannot be set with a destination of the type pull. {instead}", field=field)
+    if wanted.shards != 1:
+        raise Invalid(
+            "`shards` cannot be set with a destination of the type pull. Any number of consumers share the "
+            "subscription without shards.",
+            field="shards",
+        )
 
 
 def refuse_other_way(stored: Subscription, shape: SubscriptionSpec) -> None:

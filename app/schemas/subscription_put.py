@@ -88,9 +88,6 @@ _IS_PULL: dict[str, Any] = {"properties": {"type": {"const": "pull"}}}
 # What a subscription may have whose messages consumers claim, as JSON Schema.
 PULL_ONLY: dict[str, Any] = {
     "shards": {"const": 1},
-    "rate_per_s": {"type": "null"},
-    "expire_after_s": {"type": "null"},
-    "max_backlog": {"type": "null"},
 }
 
 

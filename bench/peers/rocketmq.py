@@ -23,7 +23,7 @@ TUNED = {"endTransactionThreadPoolNums": "64"}
 
 
 @asynccontextmanager
-async def rocketmq(name: str, place: Path, settings: Mapping[str, str]) -> AsyncIterator[Peer]:
+async def rocketmq(name: str, place: Path, settings: Mapping[str, str], *, consumers: int = 1) -> AsyncIterator[Peer]:
     """Run RocketMQ with its files in the directory `place`. `settings` are added to the broker's."""
     programs = await parts.rocketmq()
     classes = f"{programs}/classes:{programs}/lib/*"
@@ -46,7 +46,7 @@ async def rocketmq(name: str, place: Path, settings: Mapping[str, str]) -> Async
         command = java(*BROKER_MEMORY, *OPENED, "-cp", classes, "org.apache.rocketmq.broker.BrokerStartup")
         broker = await stack.enter_async_context(server(log, *command, "-c", str(place / "broker.conf")))
         await listening(broker_port, broker, log)
-        command = java(*DRIVER_MEMORY, "-cp", classes, "Driver", f"127.0.0.1:{names_port}", str(body))
+        command = java(*DRIVER_MEMORY, "-cp", classes, "Driver", f"127.0.0.1:{names_port}", str(body), str(consumers))
         driver = await stack.enter_async_context(driving(name, place / "driver.log", *command))
         servers = [names, broker]
         yield Peer(

@@ -414,6 +414,23 @@ async def test_a_group_may_change_between_claims_and_calls(
     assert await db.fetchval("select held_until from producer_group") is None
 
 
+async def test_a_group_is_deleted_only_after_its_claimed_checks_are_answered(
+    client: httpx.AsyncClient, runtime: Runtime, db: Connection, shop: str
+) -> None:
+    transaction_id = await in_doubt(client, runtime)
+    [check] = await claim(client)
+    refused = await client.delete(SHOP)
+    assert (refused.status_code, refused.json()["type"]) == (409, "/problems/group-in-use")
+    [outcome] = await reply(client, to(check, "commit"))
+    assert outcome["status"] == 200
+    assert (await client.delete(SHOP)).status_code == 204
+    assert (await client.post(f"{SHOP}/checks/claim", json={})).status_code == 404
+    # Its answer comes again, after the group.
+    answers = {"answers": [to(check, "commit")]}
+    assert (await client.post(f"{SHOP}/checks/answers", json=answers)).status_code < 500
+    assert await verdict(db, transaction_id) == (1, 1)
+
+
 async def test_two_producers_and_a_lapse_race(
     client: httpx.AsyncClient, runtime: Runtime, db: Connection, shop: str
 ) -> None:

@@ -9,7 +9,9 @@ import httpx
 import pytest
 
 from app.database.connection import Connection
+from app.database.notifier import CLAIMABLE, WakeUps
 from app.pull.wake import ConsumerListener, wake_consumers
+from app.relay.loop import Relay
 from app.runtime.state import Runtime
 from tests.support.consumers import Consumer, lapse, put_pulled
 from tests.support.relay_stepping import order, publish
@@ -172,6 +174,67 @@ async def test_an_api_process_listens_once_a_consumer_has_waited(consumer: Consu
         async with asyncio.timeout(20):
             await runtime.waiting_consumers.look.wait()
     assert (await listener.step(runtime, runtime.clock.now())).done == 1
+
+
+class Beside:
+    """The worker process beside an API process: what it was sent."""
+
+    def __init__(self) -> None:
+        self.topics: list[Any] = []
+
+    def published(self, topics: Any, messages: Any = (), complete: bool = False) -> None:
+        self.topics.append(topics)
+
+
+@pytest.mark.parametrize("act", ["ack", "nack", "reject"])
+async def test_a_consumer_that_waits_at_another_process_looks_again_when_a_key_is_free(
+    client: httpx.AsyncClient, runtime: Runtime, group: str, act: str
+) -> None:
+    await put_pulled(client, ordered="key")
+    consumer, elsewhere, heard = Consumer(client), WakeUps(runtime.database), asyncio.Event()
+    await publish(client, {**order(1), "key": "a"})
+    [first] = await consumer.claim()
+    elsewhere.on_wake = heard.set
+    await elsewhere.listen()
+    await runtime.wake_ups.notify()
+    await asyncio.sleep(0)
+    heard.clear()
+    await consumer.settle(act, first["handle"])
+    assert await runtime.wake_ups.notify()
+    async with asyncio.timeout(20):
+        await heard.wait()
+    await elsewhere.close()
+
+
+async def test_a_worker_beside_passes_on_that_a_key_is_free(
+    client: httpx.AsyncClient, runtime: Runtime, group: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await put_pulled(client, ordered="key")
+    consumer, beside = Consumer(client), Beside()
+    await publish(client, {**order(1), "key": "a"})
+    [first] = await consumer.claim()
+    monkeypatch.setattr(runtime.wake_ups, "worker", beside)
+    assert await consumer.ack(first) == [200]
+    assert beside.topics == [[CLAIMABLE]]
+    # The worker: other processes may have consumers of this subscription.
+    monkeypatch.setattr(runtime.wake_ups, "worker", None)
+    relay = Relay(runtime)
+    await relay.step(runtime, runtime.clock.now())
+    assert runtime.wake_ups.elsewhere is not None
+    await runtime.wake_ups.notify()
+    runtime.publications.received([CLAIMABLE], (), False)
+    assert await runtime.wake_ups.notify()
+
+
+async def test_an_acknowledgement_without_an_order_of_keys_wakes_no_one(
+    client: httpx.AsyncClient, runtime: Runtime, consumer: Consumer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    beside = Beside()
+    await publish(client, order(1))
+    [first] = await consumer.claim()
+    monkeypatch.setattr(runtime.wake_ups, "worker", beside)
+    assert await consumer.ack(first) == [200]
+    assert beside.topics == []
 
 
 @pytest.mark.parametrize("wait_s", [-1, 31, "5"])

@@ -18,9 +18,14 @@ from tests.spark.test_real_day import SLA_S, read
 from tests.support.consumers import Consumer, lapse, put_pulled, sweep_after
 from tests.support.relay_stepping import order, publish
 
+NAMED = "returning transaction_id::text || '-' || position || ':' || subscription_id as id"
+
 
 async def make_pulled_day(dsn: str) -> None:
-    """Make yesterday: acknowledged in parts, given back, rejected, redelivered, lapsed, held for long, and delayed."""
+    """Make yesterday: acknowledged in parts, given back, rejected, redelivered, lapsed, held for long, and delayed.
+
+    Another subscription claims three messages, and the others expire.
+    """
     async with AsyncExitStack() as stack:
         runtime = await assemble(settings_of(dsn), dsn, stack)
         noon = datetime.now(UTC).replace(hour=12, minute=0, second=0, microsecond=0) - timedelta(days=1)
@@ -30,12 +35,18 @@ async def make_pulled_day(dsn: str) -> None:
             await register_group(connection, "shop")
             await connection.execute("update producer_group set created_at = created_at - interval '2 days'")
         await put_pulled(client)
+        await put_pulled(client, "late", expire_after_s=60)
         await publish(client, *(order(n) for n in range(30)), order(30, deliver_after_s=0.5))
         # The ids are of yesterday; the log has its times from the database.
         runtime.clock.fixed = None
         consumer = Consumer(client)
         await _parts(consumer)
         await _again(runtime, client, consumer)
+        late = Consumer(client, "late")
+        first = await late.claim(max=3)
+        assert await late.ack(*first[:2]) == [200, 200]
+        await late.settle("nack", first[2]["handle"], retry_after_s=3600)
+        await sweep_after(runtime, 120)
         # Days are made ahead, so a day is open before it begins.
         async with runtime.database.connection() as connection:
             await connection.execute("update day set changed_at = changed_at - interval '3 days'")
@@ -89,11 +100,10 @@ def found(spark: SparkSession, dsn: str, path: Path) -> list[tuple[str, str]]:
 
 
 def test_a_day_of_consumers_has_no_finding(spark: SparkSession, pulled: str, tmp_path: Path) -> None:
-    assert rows(pulled, "select count(*) as n from receipt") == [{"n": 31}]
+    assert rows(pulled, "select count(*) as n from receipt") == [{"n": 33}]
+    expired = "select count(*) as n, sum(attempts) as tries from dead_letter where reason = 'expired'"
+    assert rows(pulled, expired) == [{"n": 29, "tries": 1}]
     assert found(spark, pulled, tmp_path / "whole") == []
-    [lost] = rows(
-        pulled,
-        "delete from receipt where \"offset\" = 2 returning transaction_id::text || '-' || position || ':' || "
-        "subscription_id as id",
-    )
-    assert found(spark, pulled, tmp_path / "lost") == [("undelivered", lost["id"])]
+    [lost] = rows(pulled, f'delete from receipt where subscription_id = 1 and "offset" = 2 {NAMED}')
+    [gone] = rows(pulled, f'delete from dead_letter where "offset" = 9 {NAMED}')
+    assert found(spark, pulled, tmp_path / "lost") == sorted([("undelivered", lost["id"]), ("undelivered", gone["id"])])

@@ -193,6 +193,11 @@ from held h join lateral (
 """  # noqa: S608 -- constants
 
 
+# Primary key.
+PACED_UNTIL = "select paced_until from pull_cursor where subscription_id = $1 for update"
+PACE = "update pull_cursor set paced_until = $2 where subscription_id = $1"
+
+
 @dataclass(frozen=True, slots=True)
 class ClaimLook:
     """Whether delivery_retry (`stored`) or the log has something to claim. `handle_key` signs handles."""
@@ -214,9 +219,12 @@ class NewClaim:
     more: bool
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class HeldMessage:
-    """A message that a consumer holds, as its handle says. `epoch` is the number of its claim, `place` that in it."""
+    """A message that a consumer holds, as its handle says. `epoch` is the number of its claim, `place` that in it.
+
+    It is not changed after it is created; a frozen class takes several times as long to make.
+    """
 
     subscription_id: int
     replay: int
@@ -245,6 +253,17 @@ async def look(connection: Connection, subscription_id: int, now: datetime) -> C
     """Return whether there is something to claim; None if the subscription is of another type, or is gone."""
     row = await connection.fetchrow(LOOK, subscription_id, now)
     return None if row is None else ClaimLook(**row)
+
+
+async def paced_until(connection: Connection, subscription_id: int) -> datetime | None:
+    """Lock the cursor; return when the next message may be claimed. Needs a database transaction."""
+    until: datetime | None = await connection.fetchval(PACED_UNTIL, subscription_id)
+    return until
+
+
+async def pace(connection: Connection, subscription_id: int, until: datetime) -> None:
+    """Note when the next message may be claimed."""
+    await connection.execute(PACE, subscription_id, until)
 
 
 async def claim_new(

@@ -97,8 +97,9 @@ with asked as materialized (
 class HeldSettlement:
     """What is recorded of a message that a consumer held. `at`: the ctid of its locked row; None: a claim had it.
 
-    `attempts`: tries used up. `what`: the outcome in the attempt's record, None if it was acknowledged. `digest`: of
-    the body that was handed out. `waits_from`: when the message began to wait.
+    `attempts`: tries used up. `first_at`: None if there was none, of a dead letter that waited too long. `what`: the
+    outcome in the attempt's record, None if it was acknowledged. `digest`: of the body that was handed out.
+    `waits_from`: when the message began to wait.
     """
 
     at: Ctid | None
@@ -112,7 +113,7 @@ class HeldSettlement:
     waits_from: datetime
     result: SettlementResult
     attempts: int
-    first_at: datetime
+    first_at: datetime | None
     due_at: datetime | None = None
     what: DeliveryOutcome | None = None
     duration_ms: int = 0

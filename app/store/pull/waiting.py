@@ -16,7 +16,7 @@ SPAN = 200
 # ($2). Of the log only topics are compared; a claim applies the other filters. If a whole span has none of its topics,
 # one claim moves the cursor on. Served by delivery_retry_due, outbox_by_offset and primary keys.
 CLAIMABLE = f"""
-select a.subscription_id, d.due, s.ordered, s.on_dead,
+select a.subscription_id, d.due, s.ordered, s.on_dead, s.rate_per_s, k.paced_until,
   case when s.ordered = '{Ordered.KEY}' and {FULL.format("a.subscription_id")} then 0
     else l.taken + (l.taken = 0 and l.read >= {SPAN})::int end as logged,
   (
@@ -54,13 +54,16 @@ cross join lateral (
 class Claimable:
     """What a subscription has to claim now: `due` rows of delivery_retry, and `logged` messages of the log.
 
-    Rows of an ordered subscription may wait for their key. `next_at`: when the next row is due, if any.
+    Rows of an ordered subscription may wait for their key. `next_at`: when the next row is due, if any. With a rate no
+    message is claimed before `paced_until`.
     """
 
     subscription_id: int
     due: int
     ordered: Ordered
     on_dead: OnDead
+    rate_per_s: float | None
+    paced_until: datetime | None
     logged: int
     next_at: datetime | None
 

@@ -74,6 +74,14 @@ where deleted_at is null and (state = 'active' or expire_after_s is not null or 
 order by subscription_id
 """  # noqa: S608
 
+# There are few subscriptions.
+LIMITED_PULLED = f"""
+select {COLUMNS} from subscription
+where deleted_at is null and destination ->> 'type' = '{PULL}'
+  and (expire_after_s is not null or max_backlog is not null)
+order by subscription_id
+"""  # noqa: S608
+
 # Served by subscription_name. Only the state `disabled` keeps a reason.
 SET_STATE = f"""
 update subscription set state = $2, state_reason = null, updated_at = $3
@@ -272,6 +280,11 @@ async def active(connection: Connection, subscription_ids: Sequence[int]) -> dic
     """Return those of these subscriptions that are active, by id."""
     found = [_subscription(row) for row in await connection.fetch(ACTIVE, subscription_ids)]
     return {one.subscription_id: one for one in found}
+
+
+async def limited_pulled(connection: Connection) -> list[Subscription]:
+    """Return the subscriptions whose messages consumers claim and can expire, in any state."""
+    return [_subscription(row) for row in await connection.fetch(LIMITED_PULLED)]
 
 
 Known: TypeAlias = dict[tuple[int, str], Subscription]

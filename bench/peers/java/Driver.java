@@ -2,6 +2,7 @@ import java.io.BufferedReader;
 import java.io.InputStreamReader;
 import java.io.PrintStream;
 import java.nio.charset.StandardCharsets;
+import java.util.ArrayList;
 import java.util.List;
 import java.util.StringJoiner;
 import java.util.concurrent.ExecutorService;
@@ -21,7 +22,7 @@ import org.apache.rocketmq.common.message.Message;
 import org.apache.rocketmq.common.message.MessageExt;
 
 /**
- * Sends transactions to RocketMQ and receives their messages: `java Driver NAME_SERVER BODY_FILE`.
+ * Sends transactions to RocketMQ and receives their messages: `java Driver NAME_SERVER BODY_FILE CONSUMERS`.
  *
  * Prints `ready`. Each line `run AT_ONCE SECONDS WITHIN` or `pace RATE SECONDS WITHIN` on stdin is one slice, and its
  * answer is a line of JSON. WITHIN is how many seconds the last messages may take after the last send.
@@ -66,7 +67,8 @@ public final class Driver {
     System.setOut(System.err);
     byte[] body = java.nio.file.Files.readAllBytes(java.nio.file.Path.of(arguments[1]));
     TransactionMQProducer producer = producer(arguments[0]);
-    DefaultMQPushConsumer consumer = consumer(arguments[0], producer);
+    List<DefaultMQPushConsumer> consumers = new ArrayList<>();
+    for (int n = 0; n < Integer.parseInt(arguments[2]); n++) consumers.add(consumer(arguments[0], n));
     answers.println("ready");
     BufferedReader lines = new BufferedReader(new InputStreamReader(System.in, StandardCharsets.UTF_8));
     for (String line; (line = lines.readLine()) != null; ) {
@@ -80,7 +82,7 @@ public final class Driver {
       waitForAll(Double.parseDouble(words[3]));
       answers.println(asJson(slice, startedNs, words[0].equals("pace")));
     }
-    consumer.shutdown();
+    for (DefaultMQPushConsumer consumer : consumers) consumer.shutdown();
     producer.shutdown();
   }
 
@@ -114,8 +116,10 @@ public final class Driver {
     }
   }
 
-  private static DefaultMQPushConsumer consumer(String nameServer, TransactionMQProducer producer) throws Exception {
+  /** Start one consumer of the group; each has its own connection and its share of the topic's queues. */
+  private static DefaultMQPushConsumer consumer(String nameServer, int number) throws Exception {
     DefaultMQPushConsumer consumer = new DefaultMQPushConsumer("bench-consumer");
+    consumer.setInstanceName("bench-" + number);
     consumer.setNamesrvAddr(nameServer);
     consumer.setConsumeFromWhere(ConsumeFromWhere.CONSUME_FROM_FIRST_OFFSET);
     consumer.subscribe(TOPIC, "*");

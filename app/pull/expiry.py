@@ -1,0 +1,190 @@
+"""Make dead letters of messages that have waited too long for consumers, or that are too many.
+
+A worker counts each subscription that has limits, as the relay counts its streams (`app.relay.expiry`). What a
+consumer holds does not wait. Messages of the log that must go are moved to delivery_retry first, where one statement
+settles them.
+"""
+
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+
+import structlog
+
+from app import announcements
+from app.database.connection import Connection
+from app.ids import message_id
+from app.policy.expiry import ANNOUNCED_FROM, WaitingLimits
+from app.pull.settling import record
+from app.runtime.state import Runtime
+from app.store.pull import ordered_claims, waiting_limits
+from app.store.pull.claims import reader_of
+from app.store.pull.settles import HeldSettlement
+from app.store.pull.waiting_limits import CountingTurn, WaitingRow
+from app.store.relay.announcements import Announcement
+from app.store.relay.expiry import matching_ahead
+from app.store.relay.results import DEAD
+from app.store.subscriptions.subscriptions import Subscription, limited_pulled
+from app.verdicts import DeadLetterReason
+
+log = structlog.get_logger(__name__)
+
+# As the relay has them (app/relay/expiry.py): how often what waits is counted, how many messages one turn expires, and
+# how many beyond `max_backlog` one count finds.
+COUNT_EVERY = timedelta(seconds=5)
+AT_ONCE = 500
+EXCESS_AT_ONCE = 10_000
+# A count reads at most so many parts of the log, and one turn passes over at most so many.
+SPANS_COUNTED, SPANS_PASSED = 50, 10
+
+
+@dataclass(frozen=True, slots=True)
+class Waiting:
+    """What waits for the consumers of a subscription: since when the oldest message does, and how many."""
+
+    oldest_at: datetime | None
+    backlog: int
+
+
+async def expire(runtime: Runtime, connection: Connection, now: datetime) -> bool:
+    """Make dead letters of what must not wait any longer; return whether more must go at once."""
+    more = False
+    limited = await limited_pulled(connection)
+    for subscription in limited:
+        turn = await waiting_limits.take_turn(connection, subscription.subscription_id, COUNT_EVERY, now)
+        if turn is None:
+            continue
+        waiting = await _count(connection, subscription, turn, now)
+        gone, published = await _expire(connection, subscription, turn, waiting, now)
+        if published:
+            runtime.wake_ups.published()
+        for one in gone:
+            _log(subscription.name, one)
+            runtime.metrics.relay.deliveries.labels(subscription.name, DEAD).inc()
+            runtime.metrics.relay.expired.labels(subscription.name, one.reason).inc()
+        more = more or len(gone) >= AT_ONCE
+    used = await waiting_limits.limits_used(connection, [one.subscription_id for one in limited]) if limited else {}
+    shown = {one.name: used[one.subscription_id] for one in limited if one.subscription_id in used}
+    runtime.metrics.relay.show_limits_used("pull", shown)
+    return more
+
+
+async def _count(connection: Connection, subscription: Subscription, turn: CountingTurn, now: datetime) -> Waiting:
+    """Count what waits: rows that no consumer holds, and the messages of the log after the cursor."""
+    most, reader = subscription.max_backlog, reader_of(subscription)
+    rows_most = 1 if most is None else most + EXCESS_AT_ONCE
+    oldest_at, backlog = await waiting_limits.waiting_rows(connection, subscription.subscription_id, rows_most, now)
+    ahead_at = await waiting_limits.oldest_ahead(connection, reader, turn.offset)
+    after = turn.offset
+    for _ in range(SPANS_COUNTED if most is not None else 0):
+        taken, reached, more = await matching_ahead(connection, reader, after)
+        backlog += taken
+        if not more or reached is None or backlog >= rows_most:
+            break
+        after = reached
+    return Waiting(min((at for at in (oldest_at, ahead_at) if at is not None), default=None), backlog)
+
+
+async def _expire(
+    connection: Connection, subscription: Subscription, turn: CountingTurn, waiting: Waiting, now: datetime
+) -> tuple[list[HeldSettlement], bool]:
+    """Settle what must go, in one database transaction; return it, and whether anything was announced."""
+    limits = _limits(subscription)
+    excess, used = limits.excess(waiting.backlog), limits.used(waiting.oldest_at, waiting.backlog, now)
+    async with connection.transaction():
+        # No claim takes what is being passed over.
+        await ordered_claims.lock(connection, subscription.subscription_id)
+        gone = []
+        if limits.expire_after is not None:
+            gone = await _old(connection, subscription, now - limits.expire_after, now)
+        live = sum(not one.replay for one in gone)
+        surplus = min(turn.excess, excess, AT_ONCE)
+        if surplus > live:
+            # The oldest, so those that are too old are among them.
+            known = {one.at for one in gone}
+            gone += [one for one in await _oldest(connection, subscription, surplus, now) if one.at not in known]
+        left = max(0, excess - sum(not one.replay for one in gone))
+        await waiting_limits.note(connection, subscription.subscription_id, left, used, again=len(gone) >= AT_ONCE)
+        approaching = used >= ANNOUNCED_FROM > turn.used
+        also = [_approaching(subscription, waiting, now)] if approaching else []
+        published = await record(connection, gone, {subscription.subscription_id: subscription.name}, now, also=also)
+    return gone, published
+
+
+async def _old(
+    connection: Connection, subscription: Subscription, before: datetime, now: datetime
+) -> list[HeldSettlement]:
+    """Return the dead letters of messages that wait since `before` or longer, up to AT_ONCE."""
+    passed, more = 0, True
+    for _ in range(SPANS_PASSED):
+        if not more or passed >= AT_ONCE:
+            break
+        count, more = await waiting_limits.pass_over(connection, reader_of(subscription), AT_ONCE - passed, before, now)
+        passed += count
+    subscription_id = subscription.subscription_id
+    rows = await waiting_limits.lock_waiting(connection, subscription_id, before, AT_ONCE, replays=True)
+    return [_dead(subscription_id, one, DeadLetterReason.EXPIRED) for one in rows]
+
+
+async def _oldest(
+    connection: Connection, subscription: Subscription, count: int, now: datetime
+) -> list[HeldSettlement]:
+    """Return the dead letters of the `count` oldest messages that wait: rows first, then those of the log."""
+    subscription_id, reader = subscription.subscription_id, reader_of(subscription)
+    rows = await waiting_limits.lock_waiting(connection, subscription_id, now, count, replays=False)
+    missing, more, spans = count - len(rows), True, 0
+    while missing > 0 and more and spans < SPANS_PASSED:
+        passed, more = await waiting_limits.pass_over(connection, reader, missing, now, now)
+        missing, spans = missing - passed, spans + 1
+    if missing < count - len(rows):
+        rows = await waiting_limits.lock_waiting(connection, subscription_id, now, count, replays=False)
+    return [_dead(subscription_id, one, DeadLetterReason.BACKLOG) for one in rows]
+
+
+def _limits(subscription: Subscription) -> WaitingLimits:
+    after_s = subscription.expire_after_s
+    return WaitingLimits(None if after_s is None else timedelta(seconds=after_s), subscription.max_backlog)
+
+
+def _dead(subscription_id: int, row: WaitingRow, reason: DeadLetterReason) -> HeldSettlement:
+    return HeldSettlement(
+        at=row.at,
+        subscription_id=subscription_id,
+        replay=row.replay,
+        transaction_id=row.transaction_id,
+        position=row.position,
+        offset=row.offset,
+        topic=row.topic,
+        key=row.key,
+        waits_from=row.since,
+        result=DEAD,
+        attempts=row.attempts,
+        first_at=row.first_at,
+        error=row.last_error,
+        reason=reason,
+    )
+
+
+def _approaching(subscription: Subscription, waiting: Waiting, now: datetime) -> Announcement | None:
+    oldest_s = 0.0 if waiting.oldest_at is None else (now - waiting.oldest_at).total_seconds()
+    return announcements.expiring(
+        subscription.name,
+        subscription.topics,
+        state=subscription.state,
+        oldest_s=oldest_s,
+        backlog=waiting.backlog,
+        expire_after_s=subscription.expire_after_s,
+        max_backlog=subscription.max_backlog,
+        at=now,
+    )
+
+
+def _log(name: str, gone: HeldSettlement) -> None:
+    log.info(
+        "delivery_dead",
+        subscription=name,
+        message_id=message_id(gone.transaction_id, gone.position),
+        offset=gone.offset,
+        reason=gone.reason,
+        attempt=gone.attempts,
+        error=gone.error,
+    )

@@ -1,0 +1,197 @@
+"""SQL that counts what waits for consumers, and takes out what must not wait any longer."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from uuid import UUID
+
+from app.database.columns import Column, Parameters
+from app.database.connection import Connection
+from app.store.pull.held_retries import REPLAYS, Ctid
+from app.store.relay.expiry import SINCE
+from app.store.relay.log import OF_READER, Reader, matches
+from app.store.relay.retries import OPEN
+
+# How many log entries one statement reads.
+SPAN = 5_000
+
+# One worker counts a subscription at a time, and no sooner again than after an interval. A time in the future is from
+# before a clock step. Primary key.
+TAKE_TURN = """
+update pull_cursor set counted_at = $2
+where subscription_id = $1 and (counted_at is null or counted_at <= $3 or counted_at > $2)
+returning "offset", excess, coalesce(limit_used, 0) as used
+"""
+
+NOTE = """
+update pull_cursor set excess = $2, limit_used = $3, counted_at = case when $4::bool then null else counted_at end
+where subscription_id = $1
+"""
+
+USED = """
+select subscription_id, limit_used from pull_cursor
+where subscription_id = any($1::int[]) and limit_used is not null
+"""
+
+# What no consumer holds; delayed messages that are not due have a later time. Served by delivery_retry_waiting.
+WAITING_ROWS = f"""
+select min(w.since) as oldest_at, count(*)::int as waiting from (
+  select {SINCE} as since from delivery_retry d
+  where d.subscription_id = $1 and d.replay = 0 and {SINCE} <= $2 and d.leased_until is null
+  order by {SINCE} limit $3
+) w
+"""  # noqa: S608 -- constants
+
+PASSER = Parameters(
+    Column("room", "int", given=True),
+    Column("before", "timestamptz", given=True),
+    Column("now", "timestamptz", given=True),
+    *OF_READER,
+)
+_SUBSCRIPTION, _NOW = PASSER["subscription_id"], PASSER["now"]
+
+# Move up to `room` messages of the log to delivery_retry, and the cursor over them and what the subscription does not
+# take: no entry that was committed after `before`. Offsets are in the order of commits, up to the difference of clocks.
+PASS_OVER = f"""
+with cursor as materialized (
+  select k."offset" from pull_cursor k where k.subscription_id = {_SUBSCRIPTION} for update
+), span as materialized (
+  select n.* from cursor k cross join lateral (
+    select o."offset", o.transaction_id, o.position, o.topic, o.key, o.tag, o.due_at, o.committed_at
+    from outbox o where o."offset" > k."offset" order by o."offset" limit {SPAN}
+  ) n
+), old as materialized (
+  select s.* from span s where s."offset" < coalesce(
+    (select min("offset") from span where committed_at > {PASSER["before"]}), {2**63 - 1}
+  )
+), matched as materialized (
+  select s.* from old s where {matches(PASSER)} order by s."offset" limit {PASSER["room"]}
+), added as (
+  insert into delivery_retry (subscription_id, transaction_id, position, "offset", topic, key, attempts, due_at,
+    waiting_since)
+  select {_SUBSCRIPTION}, m.transaction_id, m.position, m."offset", m.topic, m.key, 0,
+    case when m.due_at > {_NOW} then m.due_at else least(m.committed_at, {_NOW}) end,
+    coalesce(m.due_at, m.committed_at)
+  from matched m
+  on conflict do nothing
+), moved as (
+  update pull_cursor k set "offset" = r."offset" from (
+    select coalesce(
+      (select max("offset") from matched having count(*) >= {PASSER["room"]}), (select max("offset") from old)
+    ) as "offset"
+  ) r
+  where k.subscription_id = {_SUBSCRIPTION} and k."offset" < r."offset"
+)
+select count(*)::int as passed, (select count(*) from old) >= {SPAN} and count(*) < {PASSER["room"]} as more
+from matched
+"""  # noqa: S608 -- constants
+
+# Lock the rows that wait since $2 or longer, oldest first, of the live delivery and, with $4, of each running replay.
+# Served by delivery_retry_waiting, one range for each.
+LOCK_WAITING = f"""
+select d.* from (
+  select r.replay from (
+    {REPLAYS}
+  ) r where r.replay = 0 or $4::bool
+) r cross join lateral (
+  select d.ctid as at, d.replay, d.transaction_id, d.position, d."offset", d.topic, d.key, d.attempts, d.first_at,
+    d.last_error, {SINCE} as since
+  from delivery_retry d
+  where d.subscription_id = $1 and d.replay = r.replay and {SINCE} <= $2 and d.leased_until is null
+    and {OPEN.format("d")}
+  order by {SINCE} limit $3 for update skip locked
+) d
+order by d.since, d."offset" limit $3
+"""  # noqa: S608 -- constants
+
+OLDEST = Parameters(Column("after", "bigint", given=True), *OF_READER)
+# Since when the first message after an offset waits, if the next entries have one. Served by outbox_by_offset.
+OLDEST_AHEAD = f"""
+with span as materialized (
+  select o."offset", o.transaction_id, o.position, o.topic, o.key, o.tag, coalesce(o.due_at, o.committed_at) as since
+  from outbox o where o."offset" > {OLDEST["after"]} order by o."offset" limit {SPAN}
+)
+select s.since from span s where {matches(OLDEST)} order by s."offset" limit 1
+"""  # noqa: S608 -- constants
+
+
+@dataclass(frozen=True, slots=True)
+class CountingTurn:
+    """The turn to count a subscription: where its cursor is, and what the last count found.
+
+    `excess`: how many messages were too many. `used`: the share of a limit that was used.
+    """
+
+    offset: int
+    excess: int
+    used: float
+
+
+@dataclass(frozen=True, slots=True)
+class WaitingRow:
+    """A locked row of delivery_retry that no consumer holds. `at`: its ctid."""
+
+    at: Ctid
+    replay: int
+    transaction_id: UUID
+    position: int
+    offset: int
+    topic: str
+    key: str | None
+    attempts: int
+    first_at: datetime | None
+    last_error: str | None
+    since: datetime
+
+
+async def take_turn(
+    connection: Connection, subscription_id: int, every: timedelta, now: datetime
+) -> CountingTurn | None:
+    """Take the turn to count a subscription; None if another worker has counted it within `every`."""
+    row = await connection.fetchrow(TAKE_TURN, subscription_id, now, now - every)
+    return None if row is None else CountingTurn(*row)
+
+
+async def waiting_rows(
+    connection: Connection, subscription_id: int, at_most: int, now: datetime
+) -> tuple[datetime | None, int]:
+    """Return since when the oldest row waits, and how many do, up to `at_most`."""
+    row = await connection.fetchrow(WAITING_ROWS, subscription_id, now, at_most)
+    assert row is not None
+    return row["oldest_at"], row["waiting"]
+
+
+async def oldest_ahead(connection: Connection, reader: Reader, after: int) -> datetime | None:
+    """Return since when the first message of the log after an offset waits; None if the next entries have none."""
+    since: datetime | None = await connection.fetchval(OLDEST_AHEAD, *OLDEST.arguments(reader, after=after))
+    return since
+
+
+async def pass_over(
+    connection: Connection, reader: Reader, room: int, before: datetime, now: datetime
+) -> tuple[int, bool]:
+    """Move up to `room` messages of the log that were committed until `before` to delivery_retry.
+
+    Return how many, and whether more of the log may be as old.
+    """
+    row = await connection.fetchrow(PASS_OVER, *PASSER.arguments(reader, room=room, before=before, now=now))
+    assert row is not None
+    return row["passed"], row["more"]
+
+
+async def lock_waiting(
+    connection: Connection, subscription_id: int, before: datetime, at_most: int, *, replays: bool
+) -> list[WaitingRow]:
+    """Lock up to `at_most` rows that wait since `before` or longer. Needs a database transaction."""
+    rows = await connection.fetch(LOCK_WAITING, subscription_id, before, at_most, replays)
+    return [WaitingRow(**row) for row in rows]
+
+
+async def note(connection: Connection, subscription_id: int, excess: int, used: float, *, again: bool) -> None:
+    """Note what a count found; `again`: the next one may follow at once."""
+    await connection.execute(NOTE, subscription_id, excess, used, again)
+
+
+async def limits_used(connection: Connection, subscription_ids: Sequence[int]) -> dict[int, float]:
+    """Return the share of a limit that the last count found, of the subscriptions that were counted."""
+    return {row[0]: row[1] for row in await connection.fetch(USED, subscription_ids)}
