@@ -143,15 +143,15 @@ def _handed_out(
     epoch = message.claim if epoch is None else epoch
     assert epoch is not None
     claimed = HeldMessage(
-        subscription_id=subscription.subscription_id,
-        replay=replay,
-        epoch=epoch,
-        place=place,
-        attempt=message.used + 1,
-        transaction_id=message.transaction_id,
-        position=message.position,
-        offset=message.offset,
-        at=now,
-        digest=sha256(message.body).digest(),
+        subscription.subscription_id,
+        replay,
+        epoch,
+        place,
+        message.used + 1,
+        message.transaction_id,
+        message.position,
+        message.offset,
+        now,
+        sha256(message.body).digest(),
     )
     return HandedOut(message, replay, handle_of(claimed, key))

@@ -28,7 +28,8 @@ _PADDING = b"\0" * (-_BYTES % 3)
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _MICROSECOND = timedelta(microseconds=1)
 # The alphabet of base64 that needs no escape in addresses: base64's own functions for it take twice as long.
-_TO_URL, _FROM_URL = bytes.maketrans(b"+/", b"-_"), bytes.maketrans(b"-_", b"+/")
+# Each handle has one form: the other characters of base64 become one that it does not have.
+_TO_URL, _FROM_URL = bytes.maketrans(b"+/", b"-_"), bytes.maketrans(b"-_+/", b"+/!!")
 
 
 def handle_of(message: HeldMessage, key: UUID) -> str:

@@ -4,10 +4,9 @@ Each function takes opened handles without duplicates and returns an outcome for
 message is not held by it any more gets None, and nothing is changed for it.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from uuid import UUID
 
 import structlog
 
@@ -225,18 +224,3 @@ def _of_row(handle: HeldMessage, row: held_retries.HeldRetry) -> Held:
         used=row.attempts,
         first_at=row.first_at,
     )
-
-
-def distinct(handles: Sequence[HeldMessage]) -> tuple[list[HeldMessage], Callable[[HeldMessage], int]]:
-    """Return each handle once, and what finds the index of a handle in them."""
-    places: dict[tuple[int, int, UUID, int], int] = {}
-    for one in handles:
-        places.setdefault(_identity(one), len(places))
-    kept: dict[int, HeldMessage] = {}
-    for one in handles:
-        kept.setdefault(places[_identity(one)], one)
-    return list(kept.values()), lambda one: places[_identity(one)]
-
-
-def _identity(one: HeldMessage) -> tuple[int, int, UUID, int]:
-    return one.replay, one.epoch, one.transaction_id, one.position

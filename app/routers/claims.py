@@ -2,9 +2,9 @@
 
 import asyncio
 from base64 import b64encode
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from datetime import datetime, timedelta
-from typing import Any, TypeVar
+from typing import TypeVar
 from uuid import UUID
 
 import msgspec
@@ -21,7 +21,7 @@ from app.pull import settling
 from app.pull.claiming import HandedOut, claim
 from app.pull.handles import opened
 from app.pull.settlements import Refusal, failed
-from app.pull.settling import Acknowledged, Extended, GivenBack, distinct
+from app.pull.settling import Acknowledged, Extended, GivenBack
 from app.routers.dependencies import CallerDep, RuntimeDep, problems
 from app.routers.subscription_lookup import known
 from app.runtime.state import Runtime
@@ -45,6 +45,17 @@ router = APIRouter(prefix="/subscriptions", tags=["claims"])
 T = TypeVar("T", bound=Acknowledged | GivenBack | Extended)
 _JSON = "application/json"
 _encode = msgspec.json.Encoder().encode
+
+
+class _Settled(msgspec.Struct):
+    """The outcome of a handle, as SettledMessage describes it."""
+
+    status: int
+    message_id: str
+    replayed: bool | msgspec.UnsetType = msgspec.UNSET
+    result: str | msgspec.UnsetType = msgspec.UNSET
+    due_at: datetime | msgspec.UnsetType | None = msgspec.UNSET
+    held_until: datetime | msgspec.UnsetType = msgspec.UNSET
 
 
 class _Message(msgspec.Struct):
@@ -123,7 +134,7 @@ async def post_ack(name: NamePath, wanted: AcknowledgeRequest, runtime: RuntimeD
     `not-held`, and changes nothing.
     """
     opening = await _Opening.of(runtime, caller, name)
-    handles, place_of = distinct(opening.valid(wanted.handles))
+    handles = opening.valid(wanted.handles)
     async with runtime.claim_connections.connection() as connection:
         found = await settling.acknowledge(connection, opening.subscription, handles, runtime.clock.now())
     # The next messages of the keys can be claimed, or those that did not fit beside what waits for its key.
@@ -131,9 +142,7 @@ async def post_ack(name: NamePath, wanted: AcknowledgeRequest, runtime: RuntimeD
         runtime.wake_ups.claimable()
     fresh = sum(one is not None and not one.repeated for one in found)
     runtime.metrics.relay.deliveries.labels(name, DELIVERED).inc(fresh)
-    return opening.answer(
-        wanted.handles, lambda handle: found[place_of(handle)], lambda one: {"replayed": one.repeated}
-    )
+    return opening.answer(wanted.handles, found, lambda named, one: _Settled(200, named, replayed=one.repeated))
 
 
 @router.post(
@@ -172,12 +181,12 @@ async def post_extend(name: NamePath, wanted: ExtendRequest, runtime: RuntimeDep
     """Hold the messages for `invisible_s` seconds from now on. Their handles stay the same."""
     _refuse_over(wanted.invisible_s, runtime.settings.claim_held_max_s, "invisible_s", "HALFNOTE_CLAIM_HELD_MAX_S")
     opening = await _Opening.of(runtime, caller, name)
-    handles, place_of = distinct(opening.valid(wanted.handles))
+    handles = opening.valid(wanted.handles)
     now = runtime.clock.now()
     until = now + timedelta(seconds=wanted.invisible_s)
     async with runtime.claim_connections.connection() as connection:
         found = await settling.extend(connection, opening.subscription, handles, until, now)
-    return opening.answer(wanted.handles, lambda handle: found[place_of(handle)], lambda one: {"held_until": one.until})
+    return opening.answer(wanted.handles, found, lambda named, one: _Settled(200, named, held_until=one.until))
 
 
 async def _give_back(
@@ -189,7 +198,7 @@ async def _give_back(
     retry_after_s: float | None,
 ) -> Response:
     opening = await _Opening.of(runtime, caller, name)
-    handles, place_of = distinct(opening.valid(given))
+    handles = opening.valid(given)
     async with runtime.claim_connections.connection() as connection:
         found, published = await settling.give_back(
             connection, opening.subscription, handles, outcome, runtime.clock.now(), retry_after_s=retry_after_s
@@ -199,11 +208,11 @@ async def _give_back(
         runtime.wake_ups.published()
     what = "refused" if isinstance(outcome, Refused) else "failed"
     runtime.metrics.relay.deliveries.labels(name, what).inc(sum(one is not None for one in found))
-    return opening.answer(
-        given,
-        lambda handle: found[place_of(handle)],
-        lambda one: {"result": "dead" if one.due_at is None else "retry", "due_at": one.due_at},
-    )
+
+    def shown(named: str, one: GivenBack) -> _Settled:
+        return _Settled(200, named, result="dead" if one.due_at is None else "retry", due_at=one.due_at)
+
+    return opening.answer(given, found, shown)
 
 
 class _Opening:
@@ -229,30 +238,22 @@ class _Opening:
         return cls(subscription, key)
 
     def valid(self, handles: Sequence[str]) -> list[HeldMessage]:
-        """Return what the handles say that Halfnote made for this subscription."""
+        """Return what the handles say that Halfnote made for this subscription, each once."""
         self._opened = {handle: opened(handle, self._key_of) for handle in handles}
-        return [one for one in self._opened.values() if one is not None]
+        return [message for _, message in self._held()]
 
     def answer(
-        self,
-        handles: Sequence[str],
-        found: Callable[[HeldMessage], T | None],
-        shown: Callable[[T], Mapping[str, Any]],
+        self, handles: Sequence[str], found: Sequence[T | None], shown: Callable[[str, T], _Settled]
     ) -> Response:
-        """Return an outcome for each handle, in the order of the request."""
-        outcomes: list[msgspec.Raw | dict[str, Any]] = []
-        for handle in handles:
-            message = self._opened[handle]
-            if message is None:
-                outcomes.append(msgspec.Raw(_INVALID))
-                continue
+        """Return an outcome for each handle, in the order of the request. `found`: of the valid ones."""
+        outcomes: dict[str, msgspec.Raw | _Settled] = dict.fromkeys(self._opened, msgspec.Raw(_INVALID))
+        for (handle, message), outcome in zip(self._held(), found, strict=True):
             named = message_id(message.transaction_id, message.position)
-            outcome = found(message)
-            if outcome is None:
-                outcomes.append(_not_held(named))
-            else:
-                outcomes.append({"status": 200, "message_id": named, **shown(outcome)})
-        return Response(_encode({"outcomes": outcomes}), media_type=_JSON)
+            outcomes[handle] = _not_held(named) if outcome is None else shown(named, outcome)
+        return Response(_encode({"outcomes": [outcomes[handle] for handle in handles]}), media_type=_JSON)
+
+    def _held(self) -> Iterator[tuple[str, HeldMessage]]:
+        return ((handle, message) for handle, message in self._opened.items() if message is not None)
 
     def _key_of(self, subscription_id: int) -> UUID | None:
         return self._key if subscription_id == self.subscription.subscription_id else None
