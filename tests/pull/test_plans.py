@@ -9,6 +9,8 @@ from app.store.pull.held_retries import HELD, LOCK_HELD
 from app.store.pull.ordered_claims import CLAIM_NEW_IN_ORDER, CLAIM_STORED_IN_ORDER
 from app.store.pull.ordered_claims import CLAIMER as ORDERED
 from app.store.pull.waiting import CLAIMABLE, SPAN
+from app.store.pull.waiting_limits import LOCK_WAITING, OLDEST, OLDEST_AHEAD, PASS_OVER, PASSER, WAITING_ROWS
+from app.store.pull.waiting_limits import SPAN as SPAN_PASSED
 from app.store.relay.log import NEWEST, Reader
 from app.store.subscriptions.subscriptions import Route
 from app.topic_patterns import TopicPatterns
@@ -80,6 +82,42 @@ async def test_a_look_for_waiting_claims_reads_a_short_range(full: Connection, g
     found = big(await scans(full, CLAIMABLE, types, [[1], [10], NOW], generic=generic))
     assert sequential_scans(found) == []
     assert sum(scan.rows for scan in scans_of(found, "outbox")) <= SPAN + DAYS
+
+
+@BOTH_PLANS
+async def test_what_is_passed_over_is_a_short_range_of_the_log(full: Connection, generic: bool) -> None:
+    low, high = await ends(full)
+    await full.execute(CURSOR, (low + high) // 2)
+    await full.execute("set enable_seqscan = off")
+    reader = Reader(1, 0, Route(TopicPatterns(["ord*"]), None, None), 1, 0, 0, NEWEST)
+    for statement, parameters, given in (
+        (PASS_OVER, PASSER, {"room": ROOM, "before": NOW, "now": NOW}),
+        (OLDEST_AHEAD, OLDEST, {"after": (low + high) // 2}),
+    ):
+        arguments = parameters.arguments(reader, **given)
+        found = big(await scans(full, statement, parameters.types, arguments, generic=generic))
+        assert sequential_scans(found) == []
+        assert sum(scan.rows for scan in scans_of(found, "outbox")) <= SPAN_PASSED + DAYS
+        assert scans_of(found, "half") == []
+
+
+@BOTH_PLANS
+async def test_what_waits_is_found_by_its_time(full: Connection, generic: bool) -> None:
+    rows = await full.fetch('select transaction_id, position, "offset" from outbox order by "offset" limit 500')
+    await full.executemany(
+        'insert into delivery_retry (subscription_id, transaction_id, position, "offset", topic, attempts, due_at, '
+        "waiting_since) values (1, $1, $2, $3, 'order', 0, $4, $4)",
+        [(*row, NOW - timedelta(seconds=n)) for n, row in enumerate(rows)],
+    )
+    await full.execute("analyze delivery_retry; set enable_seqscan = off")
+    for statement, types, arguments in (
+        (LOCK_WAITING, ["int", "timestamptz", "int", "bool"], [1, NOW, ROOM, True]),
+        (WAITING_ROWS, ["int", "timestamptz", "int"], [1, NOW, ROOM]),
+    ):
+        found = await scans(full, statement, types, arguments, generic=generic)
+        of_rows = [scan for scan in found if scan.table == "delivery_retry" and scan.rows]
+        assert {scan.index for scan in of_rows} == {"delivery_retry_waiting"}
+        assert sum(scan.rows for scan in of_rows) <= ROOM
 
 
 @BOTH_PLANS
