@@ -39,10 +39,14 @@ SPANS_COUNTED, SPANS_PASSED = 50, 10
 
 @dataclass(frozen=True, slots=True)
 class Waiting:
-    """What waits for the consumers of a subscription: since when the oldest message does, and how many."""
+    """What waits for the consumers of a subscription: since when the oldest message does, and how many do.
+
+    `committed_at`: when the first one of the log was committed.
+    """
 
     oldest_at: datetime | None
     backlog: int
+    committed_at: datetime | None
 
 
 async def expire(runtime: Runtime, connection: Connection, now: datetime) -> bool:
@@ -73,7 +77,8 @@ async def _count(connection: Connection, subscription: Subscription, turn: Count
     most, reader = subscription.max_backlog, reader_of(subscription)
     rows_most = 1 if most is None else most + EXCESS_AT_ONCE
     oldest_at, backlog = await waiting_limits.waiting_rows(connection, subscription.subscription_id, rows_most, now)
-    ahead_at = await waiting_limits.oldest_ahead(connection, reader, turn.offset)
+    ahead = await waiting_limits.oldest_ahead(connection, reader, turn.offset)
+    committed_at, ahead_at = ahead or (None, None)
     after = turn.offset
     for _ in range(SPANS_COUNTED if most is not None else 0):
         taken, reached, more = await matching_ahead(connection, reader, after)
@@ -81,7 +86,7 @@ async def _count(connection: Connection, subscription: Subscription, turn: Count
         if not more or reached is None or backlog >= rows_most:
             break
         after = reached
-    return Waiting(min((at for at in (oldest_at, ahead_at) if at is not None), default=None), backlog)
+    return Waiting(min((at for at in (oldest_at, ahead_at) if at is not None), default=None), backlog, committed_at)
 
 
 async def _expire(
@@ -95,7 +100,7 @@ async def _expire(
         await ordered_claims.lock(connection, subscription.subscription_id)
         gone = []
         if limits.expire_after is not None:
-            gone = await _old(connection, subscription, now - limits.expire_after, now)
+            gone = await _old(connection, subscription, waiting, now - limits.expire_after, now)
         live = sum(not one.replay for one in gone)
         surplus = min(turn.excess, excess, AT_ONCE)
         if surplus > live:
@@ -111,10 +116,10 @@ async def _expire(
 
 
 async def _old(
-    connection: Connection, subscription: Subscription, before: datetime, now: datetime
+    connection: Connection, subscription: Subscription, waiting: Waiting, before: datetime, now: datetime
 ) -> list[HeldSettlement]:
     """Return the dead letters of messages that wait since `before` or longer, up to AT_ONCE."""
-    passed, more = 0, True
+    passed, more = 0, waiting.committed_at is not None and waiting.committed_at <= before
     for _ in range(SPANS_PASSED):
         if not more or passed >= AT_ONCE:
             break

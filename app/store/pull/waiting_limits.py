@@ -105,13 +105,15 @@ order by d.since, d."offset" limit $3
 """  # noqa: S608 -- constants
 
 OLDEST = Parameters(Column("after", "bigint", given=True), *OF_READER)
-# Since when the first message after an offset waits, if the next entries have one. Served by outbox_by_offset.
+# When the first message after an offset was committed, and since when it waits, if the next entries have one. Served by
+# outbox_by_offset.
 OLDEST_AHEAD = f"""
 with span as materialized (
-  select o."offset", o.transaction_id, o.position, o.topic, o.key, o.tag, coalesce(o.due_at, o.committed_at) as since
+  select o."offset", o.transaction_id, o.position, o.topic, o.key, o.tag, o.due_at, o.committed_at
   from outbox o where o."offset" > {OLDEST["after"]} order by o."offset" limit {SPAN}
 )
-select s.since from span s where {matches(OLDEST)} order by s."offset" limit 1
+select s.committed_at, coalesce(s.due_at, s.committed_at) as since from span s
+where {matches(OLDEST)} order by s."offset" limit 1
 """  # noqa: S608 -- constants
 
 
@@ -161,10 +163,13 @@ async def waiting_rows(
     return row["oldest_at"], row["waiting"]
 
 
-async def oldest_ahead(connection: Connection, reader: Reader, after: int) -> datetime | None:
-    """Return since when the first message of the log after an offset waits; None if the next entries have none."""
-    since: datetime | None = await connection.fetchval(OLDEST_AHEAD, *OLDEST.arguments(reader, after=after))
-    return since
+async def oldest_ahead(connection: Connection, reader: Reader, after: int) -> tuple[datetime, datetime] | None:
+    """Return when the first message of the log after an offset was committed, and since when it waits.
+
+    None if the next entries have none.
+    """
+    row = await connection.fetchrow(OLDEST_AHEAD, *OLDEST.arguments(reader, after=after))
+    return None if row is None else (row["committed_at"], row["since"])
 
 
 async def pass_over(
