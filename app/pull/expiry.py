@@ -119,7 +119,8 @@ async def _old(
     connection: Connection, subscription: Subscription, waiting: Waiting, before: datetime, now: datetime
 ) -> list[HeldSettlement]:
     """Return the dead letters of messages that wait since `before` or longer, up to AT_ONCE."""
-    passed, more = 0, waiting.committed_at is not None and waiting.committed_at <= before
+    # Entries that the subscription does not take are passed over as well, so that the next count looks behind them.
+    passed, more = 0, waiting.committed_at is None or waiting.committed_at <= before
     for _ in range(SPANS_PASSED):
         if not more or passed >= AT_ONCE:
             break

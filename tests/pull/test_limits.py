@@ -13,6 +13,7 @@ from app.pull.claiming import claim
 from app.pull.pacing import CLAIMED_AT, paced_until_of, pacer_of
 from app.pull.wake import wake_consumers
 from app.runtime.state import Runtime
+from app.store.pull import waiting_limits
 from app.store.subscriptions.subscriptions import one
 from tests.pull.test_waiting import waiting
 from tests.relay.test_expiry import shown
@@ -79,6 +80,19 @@ async def test_a_paused_subscription_expires_and_a_delayed_message_waits_from_it
     assert len(await dead(db)) == 1
     await sweep_after(runtime, 165)
     assert len(await dead(db)) == 2
+
+
+async def test_what_is_far_behind_other_messages_expires(
+    client: httpx.AsyncClient, runtime: Runtime, db: Connection, group: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for statement in ("PASS_OVER", "OLDEST_AHEAD"):
+        short = getattr(waiting_limits, statement).replace(f"limit {waiting_limits.SPAN}", "limit 3")
+        monkeypatch.setattr(waiting_limits, statement, short.replace(f">= {waiting_limits.SPAN}", ">= 3"))
+    await subscribed(client, expire_after_s=60)
+    assert (await client.post("/subscriptions/worker/pause")).status_code == 200
+    await publish(client, *(order(n, topic="other") for n in range(20)), order(1))
+    await sweep_after(runtime, 61)
+    assert await dead(db) == [("expired", 0)]
 
 
 async def test_a_message_of_a_replay_waits_from_its_start(
