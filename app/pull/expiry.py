@@ -38,7 +38,7 @@ SPANS_COUNTED, SPANS_PASSED = 50, 10
 
 
 @dataclass(frozen=True, slots=True)
-class Waiting:
+class WaitingCount:
     """What waits for the consumers of a subscription: since when the oldest message does, and how many do.
 
     `committed_at`: when the first one of the log was committed.
@@ -72,7 +72,7 @@ async def expire(runtime: Runtime, connection: Connection, now: datetime) -> boo
     return more
 
 
-async def _count(connection: Connection, subscription: Subscription, turn: CountingTurn, now: datetime) -> Waiting:
+async def _count(connection: Connection, subscription: Subscription, turn: CountingTurn, now: datetime) -> WaitingCount:
     """Count what waits: rows that no consumer holds, and the messages of the log after the cursor."""
     most, reader = subscription.max_backlog, reader_of(subscription)
     rows_most = 1 if most is None else most + EXCESS_AT_ONCE
@@ -86,11 +86,13 @@ async def _count(connection: Connection, subscription: Subscription, turn: Count
         if not more or reached is None or backlog >= rows_most:
             break
         after = reached
-    return Waiting(min((at for at in (oldest_at, ahead_at) if at is not None), default=None), backlog, committed_at)
+    return WaitingCount(
+        min((at for at in (oldest_at, ahead_at) if at is not None), default=None), backlog, committed_at
+    )
 
 
 async def _expire(
-    connection: Connection, subscription: Subscription, turn: CountingTurn, waiting: Waiting, now: datetime
+    connection: Connection, subscription: Subscription, turn: CountingTurn, waiting: WaitingCount, now: datetime
 ) -> tuple[list[HeldSettlement], bool]:
     """Settle what must go, in one database transaction; return it, and whether anything was announced."""
     limits = _limits(subscription)
@@ -116,7 +118,7 @@ async def _expire(
 
 
 async def _old(
-    connection: Connection, subscription: Subscription, waiting: Waiting, before: datetime, now: datetime
+    connection: Connection, subscription: Subscription, waiting: WaitingCount, before: datetime, now: datetime
 ) -> list[HeldSettlement]:
     """Return the dead letters of messages that wait since `before` or longer, up to AT_ONCE."""
     # Entries that the subscription does not take are passed over as well, so that the next count looks behind them.
@@ -170,7 +172,7 @@ def _dead(subscription_id: int, row: WaitingRow, reason: DeadLetterReason) -> He
     )
 
 
-def _approaching(subscription: Subscription, waiting: Waiting, now: datetime) -> Announcement | None:
+def _approaching(subscription: Subscription, waiting: WaitingCount, now: datetime) -> Announcement | None:
     oldest_s = 0.0 if waiting.oldest_at is None else (now - waiting.oldest_at).total_seconds()
     return announcements.expiring(
         subscription.name,
