@@ -100,7 +100,7 @@ async def _expire(
     async with connection.transaction():
         # No claim takes what is being passed over.
         await ordered_claims.lock(connection, subscription.subscription_id)
-        gone = []
+        gone: list[HeldSettlement] = []
         if limits.expire_after is not None:
             gone = await _old(connection, subscription, waiting, now - limits.expire_after, now)
         live = sum(not one.replay for one in gone)
