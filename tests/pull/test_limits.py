@@ -252,7 +252,7 @@ async def test_a_waiting_claim_is_woken_when_the_rate_allows_it(
         assert runtime.waiting_consumers.any_waiting
         assert result.within_s is not None
         assert 80 < result.within_s <= 100
-        await db.execute("update pull_cursor set paced_until = now()")
+        await db.execute("update pull_cursor set paced_until = now() - interval '1 second'")
         await wake_consumers(runtime, runtime.clock.now())
         assert len(await task) == 1
 
