@@ -23,7 +23,7 @@ test-all: export HALFNOTE_TEST_EXAMPLES := all
 
 .DEFAULT_GOAL := help
 .PHONY: help screenshots run install demo demo-compare reconcile test test-all test-fast test-deps test-helm test-image helm-deps sbom audit
-.PHONY: check bucket-deps test-bucket format bench bench-relay bench-scale bench-spark bench-pull bench-peers docs lock clean
+.PHONY: check bucket-deps test-bucket format bench bench-relay bench-scale bench-spark bench-console bench-pull bench-peers docs lock clean
 
 help: ## list these commands
 	@grep -E '^[a-z-]+:.*##' Makefile | sed -E 's/:[^#]*##/\t/' | expand -t 14
@@ -112,6 +112,9 @@ bench-scale: $(DEV) ## measure what more cores give, on a machine that has them;
 
 bench-spark: $(DEV) ## measure the proof's figures; QUICK=1 takes a few minutes
 	$(BIN)/python -m bench spark
+
+bench-console: $(DEV) ## measure the pages of the console over 5,000,000 transactions; QUICK=1 takes under a minute
+	$(BIN)/python -m bench console
 
 bench-pull: $(DEV) ## measure consumers that claim, several minutes; QUICK=1 takes under a minute
 	$(BIN)/python -m bench pull

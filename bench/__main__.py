@@ -1,8 +1,8 @@
 """`python -m bench [name…]`: run benchmarks, print a table for each and write bench/out/<name>.json.
 
-Without names, all benchmarks run except `relay`, `spark` and `peers`, which take a quarter of an hour each, `pull`,
-which takes several minutes, and `scale`, which is for a machine with many cores. `relay:<row>` is one row of `relay`.
-With QUICK=1 a benchmark takes seconds. `--help` prints the names.
+Without names, all benchmarks run except `relay`, `spark` and `peers`, which take a quarter of an hour each, `pull` and
+`console`, which take several minutes, and `scale`, which is for a machine with many cores. `relay:<row>` is one row of
+`relay`. With QUICK=1 a benchmark takes seconds. `--help` prints the names.
 """
 
 import os
@@ -17,6 +17,7 @@ from bench import (
     batches,
     checkback,
     client,
+    console,
     disk,
     http,
     idle,
@@ -63,9 +64,10 @@ SPARK: dict[str, Callable[[Stage], Awaitable[Report]]] = {
     "spark": spark.bench,
     **{f"spark:{row}": partial(spark.bench, names=[row]) for row in spark.ROWS},
 }
+CONSOLE: dict[str, Callable[[Stage], Awaitable[Report]]] = {"console": console.bench}
 PULL: dict[str, Callable[[Stage], Awaitable[Report]]] = {"pull": pull.bench}
 PEERS: dict[str, Callable[[Stage], Awaitable[Report]]] = {"peers": peers.bench}
-ALL = BENCHMARKS | SCALE | RELAY | SPARK | PULL | PEERS
+ALL = BENCHMARKS | SCALE | RELAY | SPARK | CONSOLE | PULL | PEERS
 
 
 async def run(names: Sequence[str], *, quick: bool) -> list[Report]:

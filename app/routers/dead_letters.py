@@ -48,7 +48,6 @@ from app.schemas.fields import Name, NamePath, Strict, Time
 from app.schemas.transactions import ID
 from app.store.admin.audit import Act, record
 from app.store.subscriptions.dead_letters import (
-    GROUPED_MOST,
     HIGHEST,
     LOWEST,
     DeadLetter,
@@ -161,7 +160,8 @@ async def dead_letter_groups(
 
     Errors that differ only in addresses, ids and numbers of four digits or more are one group. A group's
     `subscription`, `reason` and `error` are its filter in `GET /dead-letters`, in redeliver and in drop. The newest
-    100,000 dead letters are looked at, or those of the subscription and of the time that the filter names. A
+    dead letters are looked at, of the subscription and of the time that the filter names: at most 100,000, and fewer
+    where the time to answer would be long. `looked_at` says how many, and `complete` whether they are all. A
     subscriber's key must name one of its subscriptions and sees only the dead letters of its topics.
     """
     _must_reach(caller, query)
@@ -171,7 +171,7 @@ async def dead_letter_groups(
         items=[DeadLetterGroupShown(error=one.kind, newest=one.error, **_plain(one)) for one in found.rows],
         groups=found.count,
         looked_at=found.looked_at,
-        complete=found.looked_at < GROUPED_MOST,
+        complete=found.complete,
     )
 
 

@@ -76,13 +76,17 @@ async def open_now(connection: Connection, now: datetime) -> OpenNow:
 
 async def oldest_lag(connection: Connection, now: datetime) -> OldestLag | None:
     """Return the lag of the subscription with the oldest waiting message; None if none waits."""
-    found: list[OldestLag] = []
-    for name in await laggards(connection):
-        subscription = await subscriptions.one(connection, name)
+    oldest, oldest_at = None, now
+    for one in await laggards(connection):
+        # A lag takes longer than everything else here, so those that cannot be the oldest are not measured.
+        if oldest is not None and one.waits_since >= oldest_at:
+            break
+        subscription = await subscriptions.one(connection, one.name)
         if subscription is None:
             continue
         lag = await subscription_lag(connection, subscription, LAG_LOOKS_AT, now)
-        if lag.oldest_at is not None:
-            age_s = max(0.0, (now - lag.oldest_at).total_seconds())
-            found.append(OldestLag(name, lag.waiting, lag.looked_at < LAG_LOOKS_AT, age_s))
-    return max(found, key=lambda one: one.seconds, default=None)
+        if lag.oldest_at is not None and (oldest is None or lag.oldest_at < oldest_at):
+            oldest_at = lag.oldest_at
+            age_s = max(0.0, (now - oldest_at).total_seconds())
+            oldest = OldestLag(one.name, lag.waiting, lag.looked_at < LAG_LOOKS_AT, age_s)
+    return oldest

@@ -9,6 +9,7 @@ import subprocess
 import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import cast, get_args
 from uuid import UUID
@@ -19,8 +20,9 @@ import pytest
 
 from app.coordinator.wire import EndRequest, HalfRequest
 from app.ids import id_ms, is_uuid7
-from bench import client, idle, scale
+from bench import client, console, idle, scale
 from bench.client import answering_at_once, sending_to
+from bench.console_filling import Known
 from bench.payload import BODY_BYTES, end_body, half_body, message_of, transaction_ids
 from bench.receiver import END_OF_HEAD, length_of
 from bench.report import Bar, Report
@@ -244,6 +246,28 @@ async def test_the_idle_row_from_end_to_end() -> None:
         assert idle.postgres_cpu_s(stage.server) > before_s
     assert len(report.bars) == 3
     assert all(figure.value > 0 for name, figure in report.figures.items() if "transactions" in name)
+
+
+def test_the_console_row_asks_for_every_page(monkeypatch: pytest.MonkeyPatch) -> None:
+    one = UUID(int=1)
+    known = Known(order=one, stored=one, doubted=one, rolled_back=one, dead=("mailer", f"{one}-0"), finding=1)
+    asked = console.pages(known)
+    assert all(paths for paths in asked.values())
+    # A page that is added to the site is missing here until the row asks for it.
+    monkeypatch.setattr(console, "PAGES", [*console.PAGES, replace(console.PAGES[0], path="/console/new")])
+    with pytest.raises(RuntimeError, match="/console/new"):
+        console.pages(known)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+async def test_the_console_row_from_end_to_end() -> None:
+    async with open_stage(quick=True) as stage:
+        report = await console.bench(stage)
+    assert len(report.bars) == 3
+    assert report.figures["/console/dead-letters/groups"].value > 0
+    assert report.figures["GET /stats"].value > 0
+    assert any("loaded itself" in note for note in report.notes)
 
 
 @pytest.mark.slow

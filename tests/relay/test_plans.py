@@ -266,6 +266,43 @@ async def test_lag_and_start_positions_read_their_own_ranges(full: Connection, g
 
 
 @BOTH_PLANS
+async def test_a_lag_reads_what_was_settled_of_the_same_offsets(full: Connection, generic: bool) -> None:
+    """A subscription may have received millions of messages, and have many dead letters."""
+    low, high = await ends(full)
+    middle, at = (low + high) // 2, datetime.now(UTC)
+    await full.execute(
+        'insert into checkpoint (subscription_id, shards, shard, "offset", moved_at) values (1, 1, 0, $1, now())',
+        middle,
+    )
+    await full.execute(
+        'insert into receipt (transaction_id, position, subscription_id, "offset", outcome, attempts, first_at, '
+        "duration_ms, settled_at) select transaction_id, position, 1, \"offset\", 'delivered', 1, now(), 1, now() "
+        'from outbox where "offset" % 2 = 0 on conflict do nothing'
+    )
+    await full.execute(
+        'insert into dead_letter (subscription_id, transaction_id, position, "offset", topic, attempts, reason, '
+        "died_at) select 1, transaction_id, position, \"offset\", topic, 17, 'x', now() from outbox "
+        'where "offset" % 4 = 1'
+    )
+    await full.execute("analyze receipt, dead_letter, checkpoint")
+    arguments: list[Any] = [1, ["order"], None, 100, False, at]
+    kinds = ["int", "text[]", "text[]", "int", "bool", "timestamptz"]
+    found = await scans(full, LAG, kinds, arguments, generic=generic)
+    assert sequential_scans(big(found)) == []
+    assert sum(scan.rows for scan in scans_of(found, "receipt")) <= 50 + DAYS
+    settled = [scan for scan in scans_of(found, "dead_letter") if "offset" in (scan.index or "")]
+    assert sum(scan.rows for scan in settled) <= 27
+    row = await full.fetchrow(LAG, *arguments)
+    assert row is not None
+    matching = await full.fetchval(
+        'select count(*) from (select * from outbox where "offset" > $1 order by "offset" limit 100) o '
+        'where topic = \'order\' and "offset" % 2 = 1 and "offset" % 4 <> 1',
+        middle,
+    )
+    assert row["waiting"] == matching
+
+
+@BOTH_PLANS
 async def test_topics_and_inactive_subscriptions_are_short_ranges(full: Connection, generic: bool) -> None:
     low, high = await ends(full)
     found = big(await scans(full, TOPICS_AFTER, ["bigint", "int"], [(low + high) // 2, 500], generic=generic))

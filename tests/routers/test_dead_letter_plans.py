@@ -12,8 +12,11 @@ from app.database.connection import Connection, connect
 from app.store.subscriptions.dead_letters import (
     COUNTED_MOST,
     COUNTS,
+    COUNTS_OF_KIND,
     FLOORS,
+    GROUP_FLOORS,
     GROUPED_MOST,
+    GROUPED_ROWS,
     GROUPS,
     HIGHEST,
     LOWEST,
@@ -179,24 +182,36 @@ async def test_a_count_goes_no_further_than_it_says(dead: Connection, source: st
     found = await asked(dead, COUNTS[source], types, bounds(wanted(source), LOWEST, 500))
     assert sum(scan.rows for scan in of(found, "dead_letter")) <= 501
     assert COUNTED_MOST > SUBSCRIPTIONS * EACH
+    # A count of a kind of error makes the kind once for each text, and not for each dead letter.
+    filters = DeadLetterSearch(wanted(source).subscription_id, kind="none")
+    found = await scans(dead, COUNTS_OF_KIND[source], types, bounds(filters, LOWEST, 500), generic=False, parts=True)
+    assert sum(scan.rows for scan in of(found, "dead_letter")) <= SUBSCRIPTIONS * EACH
+    assert await dead.fetchval(COUNTS_OF_KIND[source], *bounds(filters, LOWEST, 500)) == 500
+    filters = DeadLetterSearch(wanted(source).subscription_id, kind="other")
+    assert await dead.fetchval(COUNTS_OF_KIND[source], *bounds(filters, LOWEST, 500)) == 0
 
 
 @SOURCES
 async def test_groups_read_a_range_of_the_index_once(dead: Connection, source: str) -> None:
-    types = [*types_of(source, WINDOW), "bigint"]
-    found = await asked(dead, GROUPS[source], types, (*bounds(wanted(source), LOWEST, 500), 100))
+    types = types_of(source, WINDOW)
+    found = await asked(dead, GROUPS[source], types, bounds(wanted(source), LOWEST, 500))
     assert sum(scan.rows for scan in of(found, "dead_letter")) <= 501
     assert {scan.index for scan in of(found, "dead_letter")} == {f"dead_letter_{'died' if source == 'all' else 'of'}"}
     # A filter that nothing meets reads no more.
-    nothing = (*bounds(wanted(source, topic="nobody"), LOWEST, 500), 100)
+    nothing = bounds(wanted(source, topic="nobody"), LOWEST, 500)
     found = await asked(dead, GROUPS[source], types, nothing)
     assert sum(scan.rows for scan in of(found, "dead_letter")) <= 501
+    filters = wanted(source)
+    found = await asked(
+        dead, GROUP_FLOORS[source], types_of(source, ["timestamptz", *PLACE]), (*filters.range_to(), *filters.own)
+    )
+    assert sum(scan.rows for scan in of(found, "dead_letter")) <= GROUPED_ROWS + 1
     assert GROUPED_MOST > SUBSCRIPTIONS * EACH
 
 
 async def test_groups_of_a_keys_topics_read_a_range_of_the_index_once(dead: Connection) -> None:
-    types = [*types_of("subscription", WINDOW), "bigint", "text[]"]
-    arguments = (*bounds(wanted("subscription"), LOWEST, 500), 100, ["order.*"])
+    types = [*types_of("subscription", WINDOW), "text[]"]
+    arguments = (*bounds(wanted("subscription"), LOWEST, 500), ["order.*"])
     found = await asked(dead, SCOPED_GROUPS, types, arguments)
     assert sum(scan.rows for scan in of(found, "dead_letter")) <= 501
     assert {scan.index for scan in of(found, "dead_letter")} == {"dead_letter_of"}

@@ -236,7 +236,7 @@ async def test_scope_and_unknown_ids(client: httpx.AsyncClient, group: str, db: 
 async def test_no_large_table_is_read_as_a_whole(
     client: httpx.AsyncClient, runtime: Runtime, relay: Relay, db: Connection
 ) -> None:
-    from app.store.coordinator.delivery_facts import BLOCKER, FACTS
+    from app.store.coordinator.delivery_facts import BLOCKERS, FACTS
 
     large = ("half", "outbox", "receipt", "delivery_retry", "dead_letter", "attempt", "op")
     async with Responder(status=204) as receiver:
@@ -248,8 +248,8 @@ async def test_no_large_table_is_read_as_a_whole(
     now = runtime.clock.now()
     for scan in await scans(db, FACTS, kinds, [ids[0], None, now, None, 20], generic=True):
         assert not (scan.table.startswith(large) and "Seq" in scan.node), scan
-    kinds = ["int", "text", "bigint", "bigint", "timestamptz", "bool"]
-    for scan in await scans(db, BLOCKER, kinds, [1, "order-3", 50, 10, now, True], generic=True):
+    kinds = ["int[]", "text", "bigint", "bigint[]", "timestamptz", "bool[]"]
+    for scan in await scans(db, BLOCKERS, kinds, [[1], "order-3", 50, [10], now, [True]], generic=True):
         assert not (scan.table.startswith(large) and "Seq" in scan.node), scan
 
 

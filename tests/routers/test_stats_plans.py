@@ -23,14 +23,15 @@ PLANS = pytest.mark.parametrize("generic", [False, True])
 @pytest.fixture
 async def busy() -> AsyncIterator[Connection]:
     """A connection to full days with transactions in doubt, dead letters, lagging subscriptions and minutes."""
-    url = await asyncio.to_thread(lambda: postgres.create_database(_busy_days()))
+    url = await asyncio.to_thread(lambda: postgres.create_database(busy_days()))
     connection = await connect(url)
     yield connection
     await connection.close()
     await asyncio.to_thread(postgres.drop_database, url)
 
 
-def _busy_days() -> str:
+def busy_days() -> str:
+    """Make the database with full days and much that stands open, once a run; return its name."""
     days = full_days()
     return postgres.ensure_template("halfnote_stats", lambda url: asyncio.run(_seed(url)), template=days)
 

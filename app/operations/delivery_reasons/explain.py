@@ -11,7 +11,7 @@ from app.database.connection import Connection
 from app.ids import message_id
 from app.operations.delivery_reasons.reasons import NOT_TAKEN, may_wait_for_key, reason_of, state_reason
 from app.operations.delivery_reasons.sentences import Circumstances, sentence_of, undecided_sentence
-from app.store.coordinator.delivery_facts import Blocker, DeliveryFacts, read_blocker, read_facts, states_since
+from app.store.coordinator.delivery_facts import Blocker, DeliveryFacts, read_blockers, read_facts, states_since
 from app.store.coordinator.history import Record, StoredMessage, read_messages, read_record
 from app.store.coordinator.transactions import state_of
 from app.verdicts import DeliveryReason, State, SubscriptionState
@@ -86,7 +86,7 @@ async def explain(
         state = state_of(record.verdict, record.check_back)
         told = await _circumstances(connection, transaction_id, position, subscription, record, stored[0], now)
         by_position = {
-            number: [await _explained(connection, one, state, now) for one in found]
+            number: await _explained(connection, list(found), state, now)
             for number, found in groupby(told, key=lambda one: one.facts.position)
         }
         facts_of = {one.facts.position: one.facts for one in told}
@@ -117,12 +117,23 @@ async def _circumstances(
     return [Circumstances(one, record, first, since.get(one.subscription_id)) for one in facts]
 
 
-async def _explained(connection: Connection, told: Circumstances, state: State, now: datetime) -> Explained:
-    facts, reason = told.facts, reason_of(told.facts, state, now)
-    if may_wait_for_key(facts, reason):
-        blocker = await read_blocker(connection, facts, now)
-        if blocker is not None:
-            told, reason = replace(told, blocker=blocker), DeliveryReason.BEHIND_KEY
+async def _explained(
+    connection: Connection, told: Sequence[Circumstances], state: State, now: datetime
+) -> list[Explained]:
+    """Explain the deliveries of one message."""
+    reasons = [reason_of(one.facts, state, now) for one in told]
+    waiting = [one.facts for one, reason in zip(told, reasons, strict=True) if may_wait_for_key(one.facts, reason)]
+    blockers = await read_blockers(connection, waiting, now)
+    return [
+        _delivery(one, reason, now)
+        if (blocker := blockers.get(one.facts.subscription_id)) is None
+        else _delivery(replace(one, blocker=blocker), DeliveryReason.BEHIND_KEY, now)
+        for one, reason in zip(told, reasons, strict=True)
+    ]
+
+
+def _delivery(told: Circumstances, reason: DeliveryReason, now: datetime) -> Explained:
+    facts = told.facts
     times = {
         DeliveryReason.BREAKER_OPEN: facts.opened_at,
         DeliveryReason.PAUSED: told.state_since,

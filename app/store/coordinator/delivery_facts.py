@@ -76,45 +76,52 @@ where p.concerned or p.place <= $5
 order by p.position, s.name, s.subscription_id
 """  # noqa: S608 -- constants
 
-# The earliest message of the same key that is before this one: a retry that was tried or is due (delivery_retry_key), a
-# dead letter if the subscription holds its keys for those (dead_letter_key), or a log entry after the checkpoint that
-# is not settled: the last BLOCKER_SPAN ones before the message, by outbox_by_offset.
-BLOCKER = f"""
-with span as materialized (
-  select o.transaction_id, o.position, o."offset", o.topic, o.tag, o.key from outbox o
-  where o."offset" > $4 and o."offset" < $3 order by o."offset" desc limit {BLOCKER_SPAN}
+# For each of several subscriptions, the earliest message of the same key that is before this one: a retry that was
+# tried or is due (delivery_retry_key), a dead letter if the subscription holds its keys for those (dead_letter_key), or
+# a log entry after the checkpoint that is not settled: the last BLOCKER_SPAN ones before the message, which are read
+# once, by outbox_by_offset. $1, $4, $6: the subscriptions, their checkpoints, and whether they hold their keys.
+BLOCKERS = f"""
+with earlier as materialized (
+  select * from (
+    select o.transaction_id, o.position, o."offset", o.topic, o.tag, o.key from outbox o
+    where o."offset" > (select min(c.least) from unnest($4::bigint[]) c(least)) and o."offset" < $3
+    order by o."offset" desc limit {BLOCKER_SPAN}
+  ) s where s.key = $2
 )
-select * from (
-  (select b.transaction_id, b.position, b."offset",
-     case when b.attempts = 0 then 'waiting' else 'in_retry' end as state, b.due_at, b.last_error as error
-   from delivery_retry b where b.subscription_id = $1 and b.replay = 0 and b.key = $2 and b."offset" < $3
-     and (b.first_at is not null or b.due_at <= $5) order by b."offset" limit 1)
-  union all
-  (select b.transaction_id, b.position, b."offset", 'dead', null, coalesce(b.error, b.reason)
-   from dead_letter b where $6 and b.subscription_id = $1 and b.replay = 0 and b.key = $2 and b."offset" < $3
-   order by b."offset" limit 1)
-  union all
-  (select m.transaction_id, m.position, m."offset", 'waiting', null, null
-   from span m join subscription s on s.subscription_id = $1
-   where m.key = $2 and {match_sql("m.topic", "s.topics")} and {_TAKES_TAG}
-     and (coalesce(s.filters -> 'headers', 'null') = 'null' or exists (
-       select from half h where h.transaction_id = m.transaction_id and h.position = m.position
-         and h.headers @> (s.filters -> 'headers') offset 0
-     ))
-     and not exists (
-       select from receipt r where r.transaction_id = m.transaction_id and r.position = m.position
-         and r.subscription_id = $1 and r.replay = 0 offset 0
-     )
-     and not exists (
-       select from delivery_retry r where r.subscription_id = $1 and r.replay = 0
-         and r.transaction_id = m.transaction_id and r.position = m.position offset 0
-     )
-     and not exists (
-       select from dead_letter r where r.subscription_id = $1 and r.replay = 0
-         and r.transaction_id = m.transaction_id and r.position = m.position offset 0
-     )
-   order by m."offset" limit 1)
-) found order by "offset" limit 1
+select w.subscription_id, b.* from unnest($1::int[], $4::bigint[], $6::bool[]) as w(subscription_id, checkpoint, holds)
+cross join lateral (
+  select * from (
+    (select b.transaction_id, b.position, b."offset",
+       case when b.attempts = 0 then 'waiting' else 'in_retry' end as state, b.due_at, b.last_error as error
+     from delivery_retry b where b.subscription_id = w.subscription_id and b.replay = 0 and b.key = $2
+       and b."offset" < $3 and (b.first_at is not null or b.due_at <= $5) order by b."offset" limit 1)
+    union all
+    (select b.transaction_id, b.position, b."offset", 'dead', null, coalesce(b.error, b.reason)
+     from dead_letter b where w.holds and b.subscription_id = w.subscription_id and b.replay = 0 and b.key = $2
+       and b."offset" < $3 order by b."offset" limit 1)
+    union all
+    (select m.transaction_id, m.position, m."offset", 'waiting', null, null
+     from earlier m join subscription s on s.subscription_id = w.subscription_id
+     where m."offset" > w.checkpoint and {match_sql("m.topic", "s.topics")} and {_TAKES_TAG}
+       and (coalesce(s.filters -> 'headers', 'null') = 'null' or exists (
+         select from half h where h.transaction_id = m.transaction_id and h.position = m.position
+           and h.headers @> (s.filters -> 'headers') offset 0
+       ))
+       and not exists (
+         select from receipt r where r.transaction_id = m.transaction_id and r.position = m.position
+           and r.subscription_id = w.subscription_id and r.replay = 0 offset 0
+       )
+       and not exists (
+         select from delivery_retry r where r.subscription_id = w.subscription_id and r.replay = 0
+           and r.transaction_id = m.transaction_id and r.position = m.position offset 0
+       )
+       and not exists (
+         select from dead_letter r where r.subscription_id = w.subscription_id and r.replay = 0
+           and r.transaction_id = m.transaction_id and r.position = m.position offset 0
+       )
+     order by m."offset" limit 1)
+  ) found order by "offset" limit 1
+) b
 """  # noqa: S608 -- constants
 
 # The whole table is read. It has a row for each change of a subscription.
@@ -207,18 +214,26 @@ async def read_facts(
     return [_facts(row) for row in rows]
 
 
-async def read_blocker(connection: Connection, facts: DeliveryFacts, now: datetime) -> Blocker | None:
-    """Return the earliest message of the same key that the subscription delivers before this one."""
-    row = await connection.fetchrow(
-        BLOCKER,
-        facts.subscription_id,
-        facts.key,
-        facts.offset,
-        facts.checkpoint,
+async def read_blockers(connection: Connection, waiting: Sequence[DeliveryFacts], now: datetime) -> dict[int, Blocker]:
+    """Return by subscription the earliest message of the same key that it delivers before this one.
+
+    `waiting`: what is stored about one message, with a key, and several subscriptions.
+    """
+    if not waiting:
+        return {}
+    rows = await connection.fetch(
+        BLOCKERS,
+        [one.subscription_id for one in waiting],
+        waiting[0].key,
+        waiting[0].offset,
+        [one.checkpoint for one in waiting],
         now,
-        facts.on_dead is OnDead.HOLD,
+        [one.on_dead is OnDead.HOLD for one in waiting],
     )
-    return None if row is None else Blocker(**{**row, "state": DeliveryState(row["state"])})
+    return {
+        subscription_id: Blocker(transaction_id, position, offset, DeliveryState(state), due_at, error)
+        for subscription_id, transaction_id, position, offset, state, due_at, error in rows
+    }
 
 
 async def states_since(connection: Connection, subscription_ids: Sequence[int]) -> dict[int, datetime]:

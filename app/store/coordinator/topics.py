@@ -5,20 +5,31 @@ from dataclasses import dataclass
 from datetime import datetime
 
 from app.database.connection import Connection
-from app.topic_patterns import TopicPatterns, match_sql
+from app.topic_patterns import TopicPatterns, match_sql, reserved_sql
 
 # The switch whose change notifies every process that the set of declared topics changed.
 CHANGED = "topics"
 
-# Served by topic's primary key; there are few subscriptions.
+# Served by topic's primary key; there are few subscriptions. Those of a page's topics are found by a hash of their
+# patterns, and only the patterns that end in `*` are compared with each topic (`match_sql` says the same of one row).
 PAGE = f"""
-select t.name as topic, t.first_seen_at, t.declared_at, array(
-  select s.name from subscription s
-  where s.deleted_at is null and {match_sql("t.name", "s.topics")} order by s.name
-) as subscriptions
-from topic t where t.name > $1 and ($3::text[] is null or {match_sql("t.name", "$3::text[]")})
-order by t.name limit $2
-"""  # noqa: S608 -- a condition of ours
+with shown as materialized (
+  select t.name, t.first_seen_at, t.declared_at from topic t
+  where t.name > $1 and ($3::text[] is null or {match_sql("t.name", "$3::text[]")}) order by t.name limit $2
+), wanted as materialized (
+  select s.name as subscription, p.pattern, right(p.pattern, 1) = '*' as is_beginning
+  from subscription s cross join lateral unnest(s.topics) as p(pattern) where s.deleted_at is null
+), taken as (
+  select t.name, w.subscription from shown t join wanted w on w.pattern = t.name
+  union
+  select t.name, w.subscription from shown t join wanted w on w.is_beginning and t.name ^@ left(w.pattern, -1)
+    and (not {reserved_sql("t.name")} or {reserved_sql("w.pattern")})
+), listed as (
+  select k.name, array_agg(k.subscription order by k.subscription) as subscriptions from taken k group by k.name
+)
+select t.name as topic, t.first_seen_at, t.declared_at, coalesce(l.subscriptions, '{{}}') as subscriptions
+from shown t left join listed l on l.name = t.name order by t.name
+"""  # noqa: S608 -- conditions of ours
 
 DECLARED = "select name from topic where declared_at is not null"
 # A scan of the table, once when a process starts.

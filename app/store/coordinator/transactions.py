@@ -12,7 +12,7 @@ from app.verdicts import CHECK_BACK_STATE_OF, SOURCE_OF, VERDICT_OF, CheckBackSt
 # A list reads this many rows at a time, until its page is full or SCAN_S is over. A filter that matches few rows must
 # not read a whole day in one request.
 WINDOW_ROWS = 5000
-SCAN_S = 0.5
+SCAN_S = 0.15
 
 LOWEST = UUID(int=0)
 HIGHEST = UUID(int=(1 << 128) - 1)

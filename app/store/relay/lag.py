@@ -43,8 +43,8 @@ select low - 1 from bisect where low = high
 # `waiting` counts, of the next offsets after the slowest shard's checkpoint, the messages that match the subscription,
 # are after the checkpoint of their own shard, and are not settled (a shard may settle messages after its checkpoint).
 # `held` counts messages of an ordered subscription that are due and were never tried, because they wait for their key.
-# Served by outbox_by_offset, by receipt's primary key for each match, and by the indexes of delivery_retry and
-# dead_letter on the subscription.
+# Served by outbox_by_offset, and by receipt_by_offset, delivery_retry_offset and dead_letter_offset over the same
+# offsets, and joined by offset in memory: no more rows, whatever a subscription has received.
 LAG = f"""
 with checkpoints as materialized (
   select * from checkpoint c where c.subscription_id = $1
@@ -53,6 +53,17 @@ with checkpoints as materialized (
 ), span as materialized (
   select o."offset", o.transaction_id, o.position, o.topic, o.key, o.tag, o.committed_at
   from outbox o where o."offset" > (select p."offset" from slowest p) order by o."offset" limit $4
+), reach as materialized (
+  select max(s."offset") as last from span s
+), settled as materialized (
+  select r."offset" from receipt r where r.subscription_id = $1 and r.replay = 0
+    and r."offset" > (select p."offset" from slowest p) and r."offset" <= (select p.last from reach p)
+  union all
+  select d."offset" from delivery_retry d where d.subscription_id = $1 and d.replay = 0
+    and d."offset" > (select p."offset" from slowest p) and d."offset" <= (select p.last from reach p)
+  union all
+  select d."offset" from dead_letter d where d.subscription_id = $1 and d.replay = 0
+    and d."offset" > (select p."offset" from slowest p) and d."offset" <= (select p.last from reach p)
 ), waiting as (
   select s."offset", s.committed_at from span s cross join slowest m
   where {match_sql("s.topic", "$2::text[]")}
@@ -60,18 +71,7 @@ with checkpoints as materialized (
     and (m.shards = 1 or s."offset" > (
       select p."offset" from checkpoints p where p.shard = {HASH.format("s")} % m.shards
     ))
-    and not exists (
-      select from receipt r
-      where r.transaction_id = s.transaction_id and r.position = s.position and r.subscription_id = $1 and r.replay = 0
-    )
-    and not exists (
-      select from delivery_retry d
-      where d.subscription_id = $1 and d.replay = 0 and d.transaction_id = s.transaction_id and d.position = s.position
-    )
-    and not exists (
-      select from dead_letter d
-      where d.subscription_id = $1 and d.replay = 0 and d.transaction_id = s.transaction_id and d.position = s.position
-    )
+    and not exists (select from settled e where e."offset" = s."offset")
 ), retry as (
   select count(*) filter (where not d.held) as retrying, count(*) filter (where d.held) as held from (
     select $5 and d.key is not null and d.first_at is null and d.due_at <= $6 as held

@@ -1,5 +1,8 @@
 """SQL that finds the subscriptions whose messages wait longest, without the lag of every subscription."""
 
+from dataclasses import dataclass
+from datetime import datetime
+
 from app.database.connection import Connection
 from app.topic_patterns import match_sql
 
@@ -19,7 +22,7 @@ with slowest as materialized (
   group by s.subscription_id having min(c."offset") < (select max(o."offset") from outbox o)
   order by min(c."offset") limit {SUBSCRIPTIONS_MOST}
 )
-select s.name from slowest s
+select s.name, e.committed_at as waits_since from slowest s
 cross join lateral (
   select e.committed_at from (
     select o."offset", o.transaction_id, o.position, o.topic, o.tag, o.committed_at from outbox o
@@ -45,6 +48,14 @@ order by e.committed_at limit {NAMED_MOST}
 """  # noqa: S608 -- constants
 
 
-async def laggards(connection: Connection) -> list[str]:
-    """Return the names of the active subscriptions with the oldest waiting messages, the oldest first."""
-    return [row["name"] for row in await connection.fetch(LAGGARDS)]
+@dataclass(frozen=True, slots=True)
+class Laggard:
+    """A subscription, and a time before which none of its messages waits."""
+
+    name: str
+    waits_since: datetime
+
+
+async def laggards(connection: Connection) -> list[Laggard]:
+    """Return the active subscriptions with the oldest waiting messages, the oldest first."""
+    return [Laggard(**row) for row in await connection.fetch(LAGGARDS)]

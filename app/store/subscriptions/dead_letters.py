@@ -1,6 +1,6 @@
 """Read dead letters: deliveries of one subscription that failed for good, until a person redelivers or drops them."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from uuid import UUID
@@ -14,7 +14,7 @@ from app.verdicts import SubscriptionState
 # A list reads this many rows at a time, until its page is full or the time is over: one request with a filter that few
 # rows match must not read a million dead letters.
 WINDOW_ROWS = 2000
-SCAN_S = 0.5
+SCAN_S = 0.15
 # Counting stops at this number.
 COUNTED_MOST = 100_000
 
@@ -48,6 +48,8 @@ def kind_sql(error: str) -> str:
 MEETS = f"""($12::text is null or d.topic = $12) and ($13::text is null or d.key = $13)
   and ($14::text is null or d.reason = $14) and ($15::text is null or {kind_sql("d.error")} = $15)"""
 
+_OF_MESSAGE, _, _OF_ERROR = MEETS.partition("\n  and ")
+
 # Upkeep removes the dead letters of a deleted subscription, so no statement here shows them. Primary key.
 LIVE = """exists (
   select from subscription s where s.subscription_id = d.subscription_id and s.deleted_at is null offset 0
@@ -72,6 +74,17 @@ order by {NEWEST_FIRST} limit $16
 """  # noqa: S608
     for name, bounds in RANGE.items()
 }
+# A kind is made once for each error text (OFFSET 0 keeps the condition out of the scan). Every dead letter of the range
+# is read, as with each filter that few meet.
+COUNTS_OF_KIND = {
+    name: f"""
+select least(coalesce(sum(d.n), 0), $16)::bigint from (
+  select d.reason, d.error, count(*) as n from dead_letter d
+  where {bounds.format(n=17)} and {ABOVE} and {_OF_MESSAGE} and {LIVE} group by d.reason, d.error offset 0
+) d where {_OF_ERROR}
+"""  # noqa: S608
+    for name, bounds in RANGE.items()
+}
 # A subscriber's key reads only dead letters of topics in its scope ($18).
 SCOPED_PAGE = PAGES["subscription"].replace(
     f"and {MEETS}",
@@ -89,14 +102,19 @@ select count(*) from (
     for name, bounds in RANGE.items()
 }
 
-# Rows that one answer with groups reads at most, the newest.
+# Rows that one answer with groups reads at most, the newest; in windows of so many, until the time is over.
 GROUPED_MOST = 100_000
-_OF_MESSAGE, _, _OF_ERROR = MEETS.partition("\n  and ")
-# Where the most groups are among the arguments.
-_MOST_GROUPS = {"all": 17, "subscription": 18}
+GROUPED_ROWS = 10_000
+GROUPED_S = 0.15
 
-# One pass over the range counts by error text, and the kind is made once for each text. Subscriptions are joined to the
-# groups and not to the rows. A group has a `looked_at` of all rows read, those included that the filter leaves out.
+# The lowest place of the next window of groups; no row if fewer rows than one window are left.
+GROUP_FLOORS = {
+    name: floor.replace(f"offset {WINDOW_ROWS - 1}", f"offset {GROUPED_ROWS - 1}") for name, floor in FLOORS.items()
+}
+
+# One pass over a window counts by error text, and the kind is made once for each text. Texts and subscriptions are
+# joined to the groups and not to the rows, in memory (GROUP_PLANS). `looked_at`: all rows read, those included that the
+# filter leaves out.
 GROUPS = {
     name: f"""
 with texts as (
@@ -107,23 +125,24 @@ with texts as (
     select d.subscription_id, d.reason, d.error, d.status, d.died_at, {_OF_MESSAGE} as meets
     from dead_letter d where {bounds.format(n=17)} and {ABOVE} order by {NEWEST_FIRST} limit $16
   ) r group by r.subscription_id, r.reason, r.error
+), named as materialized (
+  select e.error, {kind_sql("e.error")} as kind
+  from (select distinct coalesce(d.error, '{NO_ERROR}') as error from texts d where d.n > 0) e
 ), kinds as (
-  select d.subscription_id, d.reason, {kind_sql("d.error")} as kind, (array_agg(d.error order by d.last_at desc))[1] as
-    error, max(d.status) as status, sum(d.n)::bigint as n, min(d.first_at) as first_at, max(d.last_at) as last_at
-  from texts d where d.n > 0 and {_OF_ERROR} group by 1, 2, 3
+  select d.subscription_id, d.reason, k.kind, (array_agg(d.error order by d.last_at desc))[1] as error,
+    max(d.status) as status, sum(d.n)::bigint as n, min(d.first_at) as first_at, max(d.last_at) as last_at
+  from texts d join named k on k.error = coalesce(d.error, '{NO_ERROR}')
+  where d.n > 0 and ($14::text is null or d.reason = $14) and ($15::text is null or k.kind = $15) group by 1, 2, 3
 )
 select l.looked_at, g.* from (select coalesce(sum(looked_at), 0)::bigint as looked_at from texts) l left join (
-  select count(*) over () as groups, s.name as subscription, k.reason, k.kind, k.error, k.status, k.n, k.first_at,
-    k.last_at
+  select s.name as subscription, k.reason, k.kind, k.error, k.status, k.n, k.first_at, k.last_at
   from kinds k join subscription s on s.subscription_id = k.subscription_id and s.deleted_at is null
-  order by k.n desc, k.last_at desc, s.name, k.reason, k.kind limit ${_MOST_GROUPS[name]}
 ) g on true
-order by g.n desc, g.last_at desc, g.subscription, g.reason, g.kind
 """  # noqa: S608
     for name, bounds in RANGE.items()
 }
 SCOPED_GROUPS = GROUPS["subscription"].replace(
-    f"{_OF_MESSAGE} as meets", f"""{_OF_MESSAGE} and {match_sql("d.topic", "$19::text[]")} as meets"""
+    f"{_OF_MESSAGE} as meets", f"""{_OF_MESSAGE} and {match_sql("d.topic", "$18::text[]")} as meets"""
 )
 
 # A generic plan assumes that the range is small, so it would read and sort all of it; and a plan that assumes a large
@@ -137,6 +156,7 @@ PROBES = "; ".join(
     )
 )
 OWN_PLANS = f"{PROBES}; set local enable_sort = off"
+GROUP_PLANS = f"{OWN_PLANS}; set local enable_hashjoin = on"
 
 # Primary keys. The message comes from the tables of its day, unless the dead letter has its own copy.
 ONE = """
@@ -259,11 +279,12 @@ class DeadLetterGroup:
 
 @dataclass(frozen=True, slots=True)
 class DeadLetterGroups:
-    """The largest groups, and how many there are. `looked_at`: the rows read, at most GROUPED_MOST, the newest."""
+    """The largest groups, and how many there are. `looked_at`: the rows read, the newest. `complete`: they are all."""
 
     rows: list[DeadLetterGroup]
     count: int
     looked_at: int
+    complete: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -342,23 +363,67 @@ async def read_page(
     return [DeadLetterSummary(DeadLetterCursor(*row[:5]), *row[5:]) for row in rows]
 
 
-async def group_dead_letters(connection: Connection, wanted: DeadLetterSearch, limit: int) -> DeadLetterGroups:
-    """Return the `limit` largest groups of the newest GROUPED_MOST dead letters in the range that match a filter."""
-    arguments = (*bounds(wanted, LOWEST, GROUPED_MOST), limit)
+async def group_dead_letters(
+    connection: Connection, wanted: DeadLetterSearch, limit: int, *, scan_s: float = GROUPED_S
+) -> DeadLetterGroups:
+    """Return the `limit` largest groups of the newest dead letters in the range that match a filter.
+
+    GROUPED_MOST are read, or fewer if `scan_s` is over before.
+    """
+
+    async def read_window(below: DeadLetterCursor, _: int) -> ListWindow[_WindowGroups, DeadLetterCursor]:
+        window = replace(wanted, below=below)
+        row = await connection.fetchrow(GROUP_FLOORS[wanted.source], *window.range_to(), *window.own)
+        floor = DeadLetterCursor(*row) if row else None
+        return ListWindow([await _read_groups(connection, window, floor or LOWEST)], floor)
+
     async with connection.transaction(readonly=True):
-        await connection.execute(OWN_PLANS)
-        if wanted.topics is None:
-            rows = await connection.fetch(GROUPS[wanted.source], *arguments)
-        else:
-            rows = await connection.fetch(SCOPED_GROUPS, *arguments, wanted.topics.patterns)
-    found = [DeadLetterGroup(*row[2:]) for row in rows if row["groups"] is not None]
-    return DeadLetterGroups(found, rows[0]["groups"] or 0, rows[0]["looked_at"])
+        await connection.execute(GROUP_PLANS)
+        found = await read_windows(read_window, wanted.below, -(-GROUPED_MOST // GROUPED_ROWS) - 1, scan_s)
+    groups = _merged(group for window in found.rows for group in window.groups)
+    groups.sort(key=lambda one: (-one.count, -one.last_at.timestamp(), one.subscription, one.reason, one.kind))
+    looked_at = sum(window.looked_at for window in found.rows)
+    return DeadLetterGroups(groups[:limit], len(groups), looked_at, found.below is None)
+
+
+@dataclass(frozen=True, slots=True)
+class _WindowGroups:
+    """The groups of one window, and the rows read."""
+
+    looked_at: int
+    groups: list[DeadLetterGroup]
+
+
+async def _read_groups(connection: Connection, wanted: DeadLetterSearch, floor: DeadLetterCursor) -> _WindowGroups:
+    arguments = bounds(wanted, floor, GROUPED_ROWS)
+    if wanted.topics is None:
+        rows = await connection.fetch(GROUPS[wanted.source], *arguments)
+    else:
+        rows = await connection.fetch(SCOPED_GROUPS, *arguments, wanted.topics.patterns)
+    return _WindowGroups(
+        rows[0]["looked_at"], [DeadLetterGroup(*row[1:]) for row in rows if row["subscription"] is not None]
+    )
+
+
+def _merged(groups: Iterable[DeadLetterGroup]) -> list[DeadLetterGroup]:
+    """Return each group once. Of the windows that have it the first is the newest."""
+    found: dict[tuple[str, str, str], DeadLetterGroup] = {}
+    for one in groups:
+        name = (one.subscription, one.reason, one.kind)
+        newer = found.get(name)
+        found[name] = (
+            one
+            if newer is None
+            else replace(newer, count=newer.count + one.count, first_at=min(newer.first_at, one.first_at))
+        )
+    return list(found.values())
 
 
 async def count_dead_letters(connection: Connection, wanted: DeadLetterSearch) -> int:
     """Return how many dead letters match a filter, up to COUNTED_MOST. Needs a database transaction."""
     await connection.execute(OWN_PLANS)
-    count: int = await connection.fetchval(COUNTS[wanted.source], *bounds(wanted, LOWEST, COUNTED_MOST))
+    statements = COUNTS if wanted.kind is None else COUNTS_OF_KIND
+    count: int = await connection.fetchval(statements[wanted.source], *bounds(wanted, LOWEST, COUNTED_MOST))
     return count
 
 
