@@ -3,6 +3,7 @@
 Order 1030 has not arrived at some subscriptions, each for a cause of its own.
 """
 
+import base64
 import json
 import threading
 import time
@@ -10,16 +11,30 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
+from urllib.parse import quote, urlencode
 
 import httpx
 
 ORDER = 1030
 # What `/picky` does not take. It takes enough others that its circuit breaker stays closed.
 FAILING = (b"order-1030", b"order-1005")
+# The element that marked text would make.
+MARK = "user-mark"
+NAMES = ("group", "other group", "topic", "declared topic")
+
+
+def marked(field: str) -> str:
+    """Return text that would make elements and run a script, if a page took it as HTML. A name has no slash."""
+    code = f"window.ran='{field}'"
+    closed = "" if field in NAMES else f"</script></{MARK}>"
+    return f'"><{MARK}>{field}<img src=none onerror={code}><script>{code}{closed}'
 
 
 class _Answers(BaseHTTPRequestHandler):
-    """`/ok` takes every message, `/picky` fails for some, `/check` answers by the transaction's context."""
+    """`/ok` takes every message, `/picky` fails for some, `/check` answers by the transaction's context.
+
+    `/marked` fails with marked text, and `/marked-check` has it in its reason.
+    """
 
     protocol_version = "HTTP/1.1"
 
@@ -29,11 +44,17 @@ class _Answers(BaseHTTPRequestHandler):
         status, answer = 204, b""
         if self.path.startswith("/picky") and any(key in body for key in FAILING):
             status, answer = 500, b'{"error": "the warehouse database is read-only"}'
+        elif self.path.startswith("/marked-check"):
+            status, answer = 200, json.dumps({"verdict": "rollback", "reason": marked("check answer")}).encode()
+        elif self.path.startswith("/wrong-check"):
+            status, answer = 200, json.dumps({"verdict": marked("wrong answer")}).encode()
+        elif self.path.startswith("/marked"):
+            status, answer = 500, marked("receiver").encode()
         elif self.path.startswith("/check"):
             asked = json.loads(body)
             word = (asked.get("context") or {}).get("answer", "unknown") if isinstance(asked, dict) else "unknown"
             status, answer = 200, json.dumps({"verdict": word}).encode()
-        self.send_response(status)
+        self.send_response(status, marked("phrase") if self.path.startswith("/marked?") else None)
         self.send_header("content-type", "application/json")
         if status != 204:
             self.send_header("content-length", str(len(answer)))
@@ -63,7 +84,7 @@ class World:
     """What a console shows, made over HTTP."""
 
     def __init__(self, client: httpx.Client, other: str) -> None:
-        self._client, self._other = client, other
+        self._client, self.other = client, other
         self.ids: dict[str, str] = {}
 
     def build(self) -> None:
@@ -134,7 +155,7 @@ class World:
         return response.json() if response.content else None
 
     def _groups(self) -> None:
-        shape = {"check_urls": [f"{self._other}/check"], "immunity_s": 1, "interval_s": 1, "max_checks": 2}
+        shape = {"check_urls": [f"{self.other}/check"], "immunity_s": 1, "interval_s": 1, "max_checks": 2}
         self.call("PUT", "/producer-groups/shop", {**shape, "on_exhausted": "park"})
         self.call("PUT", "/producer-groups/slow-shop", {**shape, "interval_s": 60, "max_checks": 1000})
         self.call("PUT", "/producer-groups/gone-shop", {**shape, "check_urls": ["http://127.0.0.1:9/check"]})
@@ -151,6 +172,47 @@ class World:
         self.call("POST", "/subscriptions/accounting/pause")
 
     def _subscribe(self, name: str, path: str | None, **more: Any) -> None:
-        url = "http://127.0.0.1:9/hook" if path is None else f"{self._other}{path}"
+        url = "http://127.0.0.1:9/hook" if path is None else f"{self.other}{path}"
         destination = {"type": "webhook", "url": url}
         self.call("PUT", f"/subscriptions/{name}", {"topics": ["order"], "destination": destination, **more})
+
+
+def add_marked_text(world: World, other: str) -> list[str]:
+    """Store marked text in every field that a person, a producer or a receiver fills; return the names of the fields.
+
+    Ids of transactions are in `world.ids` as `marked`, `checked`, `wrongly checked` and `reissued`.
+    """
+    group, topic = marked("group"), marked("topic")
+    shape = {"immunity_s": 1, "interval_s": 1, "max_checks": 2, "on_exhausted": "park"}
+    for name, path in ((group, "marked-check"), (marked("other group"), "wrong-check")):
+        urls = [f"{other}/{path}?{quote(marked('check URL'), safe='<>=')}"]
+        world.call("PUT", f"/producer-groups/{quote(name, safe='')}", {"check_urls": urls, **shape})
+    destination = {"type": "webhook", "url": f"{other}/marked?{quote(marked('URL'), safe='<>=')}"}
+    filters = {"tags": [marked("filter tag")], "headers": {"region": marked("filter header")}}
+    world.call("PUT", "/subscriptions/marked", {"topics": [topic], "destination": destination, "retry": [0.1]})
+    world.call("PUT", "/subscriptions/picked", {"topics": [topic], "destination": destination, "filters": filters})
+    world.call(
+        "POST", f"/subscriptions/picked/pause?{urlencode({'reason': marked('pause'), 'actor': marked('actor')})}"
+    )
+    world.call("POST", "/api-keys", {"name": marked("key name"), "role": "metrics"})
+    world.call("PUT", f"/topics/{quote(marked('declared topic'), safe='')}")
+    text = {"topic": topic, "key": marked("key"), "tag": marked("tag"), "headers": {"x-marked": marked("value")}}
+    bodies: list[dict[str, Any]] = [{"body": {marked("body name"): marked("body")}}]
+    for content_type, body in (("text/html", "HTML body"), ("text/plain", "text body")):
+        bodies.append({"content_type": content_type, "body_base64": base64.b64encode(marked(body).encode()).decode()})
+    made = {}
+    for name, of in (("marked", group), ("checked", group), ("wrongly checked", marked("other group"))):
+        half = {"producer_group": of, "messages": [{**text, **body} for body in bodies]}
+        made[name] = world.call("POST", "/half", half)["transaction_id"]
+    end = {"transaction_id": made["marked"], "producer_group": group, "verdict": "commit", "reason": marked("end")}
+    world.call("POST", "/end", end)
+    world.ids |= made
+    world.until("a check's reason", lambda: world.state("checked") == "rolled_back")
+    world.until("a dead letter", lambda: bool(world.get("/dead-letters", subscription="marked")["items"]))
+    reissued = world.call("POST", f"/transactions/{made['checked']}/reissue", {"reason": marked("reissue")})
+    world.ids["reissued"] = reissued["transaction_id"]
+    return [
+        "group", "other group", "topic", "declared topic", "key", "tag", "value", "body name", "body",
+        "HTML body", "text body", "end", "check answer", "wrong answer", "receiver", "pause", "actor",
+        "reissue", "key name", "filter tag", "filter header",
+    ]  # fmt: skip

@@ -8,6 +8,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import httpx
 
@@ -101,9 +102,10 @@ class Service:
 
 
 @contextmanager
-def serving(directory: Path, dsn: str) -> Iterator[str]:
+def serving(directory: Path, dsn: str, **env: str) -> Iterator[str]:
     """Run `halfnote serve` over a database until the block ends; yield its URL."""
-    service = Service(directory / "data", "serve", HALFNOTE_DATABASE_URL=dsn)
+    options: dict[str, Any] = {"HALFNOTE_DATABASE_URL": dsn, **env}
+    service = Service(directory / "data", "serve", **options)
     try:
         asyncio.run(service.start())
         yield service.url

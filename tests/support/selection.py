@@ -38,6 +38,8 @@ MARKS: dict[str, tuple[str, ...]] = {
     "full": (
         "checkback/test_announcements.py",
         "cli/",
+        "console/test_plans.py",
+        "console/test_screens.py",
         "coordinator/test_new_day_plans.py",
         "coordinator/test_statement_plans.py",
         "helm/",

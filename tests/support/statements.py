@@ -1,6 +1,6 @@
 """Records the statements that a service runs on its pool."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -14,10 +14,14 @@ from app.database.connection import Database
 def recorded(database: Database) -> Iterator[list[str]]:
     """Record each statement that the pool's connections run, in order, until the block ends."""
     statements: list[str] = []
-    watched = set()
+    with recorded_queries(database, lambda query: statements.append(query.query)):
+        yield statements
 
-    def note(query: LoggedQuery) -> None:
-        statements.append(query.query)
+
+@contextmanager
+def recorded_queries(database: Database, note: Callable[[LoggedQuery], None]) -> Iterator[None]:
+    """Note each statement that the pool's connections run, with its arguments, until the block ends."""
+    watched = set()
 
     def watch(connection: Any, *_: Any) -> None:
         raw = connection.driver_connection
@@ -26,7 +30,7 @@ def recorded(database: Database) -> Iterator[list[str]]:
 
     event.listen(database.engine.sync_engine, "checkout", watch)
     try:
-        yield statements
+        yield
     finally:
         event.remove(database.engine.sync_engine, "checkout", watch)
         for raw in watched:

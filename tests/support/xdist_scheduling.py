@@ -13,6 +13,10 @@ GROUPS = {
     "tests/helm/test_cluster.py": "kube",
     "tests/helm/test_examples.py": "kube",
     "tests/helm/test_executors.py": "kube",
+    # One service and one browser.
+    "tests/console/test_screens.py": "screens",
+    "tests/console/test_browser.py": "browser",
+    "tests/console/test_browser_acts.py": "browser acts",
 }
 
 
