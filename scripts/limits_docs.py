@@ -145,6 +145,17 @@ ROCKETMQ = (
     Limit("app.rocketmq.renewals.RENEWED_MOST_S", "seconds for which a push consumer's message is renewed"),
     Limit("app.rocketmq.clients.WAITING_MAX", "commands that wait for a client which does not read its stream"),
     Limit("app.rocketmq.server.CALLS_MAX", "calls of clients that a gateway has at once"),
+    Limit("app.rocketmq.claiming.HANDLES_MAX", "messages that a gateway settles with one request"),
+    Limit("app.rocketmq.remoting.connections.REQUESTS_MAX", "requests of a remoting connection without an answer"),
+    Limit("app.rocketmq.remoting.connections.UNREAD_MAX_BYTES", "bytes that wait for a remoting client"),
+    Limit("app.rocketmq.remoting.remoting_server.CONNECTIONS_MAX", "remoting connections of a gateway"),
+    Limit("app.rocketmq.remoting.sent_messages.MESSAGES_MAX", "messages of a remoting client's batch"),
+    Limit("app.rocketmq.remoting.pulling.BATCH_MAX", "messages that one pull brings"),
+    Limit("app.rocketmq.remoting.pulling.HELD_MAX", "messages of a queue that a remoting client holds"),
+    Limit("app.rocketmq.remoting.pulling.POLL_MOST_S", "seconds for which a pull waits"),
+    Limit("app.rocketmq.remoting.store_format.PROPERTIES_MOST_BYTES", "bytes of a message's properties for it"),
+    Limit("app.rocketmq.remoting.membership.CLIENT_ID_MAX", "characters of a remoting client's id"),
+    Limit("app.rocketmq.remoting.membership.GROUPS_MAX", "groups, topics or queues that it names at once"),
 )
 
 SECTIONS = {

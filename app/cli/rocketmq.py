@@ -1,7 +1,8 @@
-"""`halfnote rocketmq`: the gateway for RocketMQ 5 clients."""
+"""`halfnote rocketmq`: the gateway for RocketMQ's clients."""
 
 import asyncio
 import os
+import re
 import ssl
 from pathlib import Path
 from typing import Annotated
@@ -24,6 +25,19 @@ CredentialsFile = Annotated[
 ]
 Certificate = Annotated[Path | None, typer.Option(help="PEM file of a certificate chain; without it there is no TLS")]
 CertificateKey = Annotated[Path | None, typer.Option(help="PEM file of the certificate's key")]
+RemotingPort = Annotated[
+    int | None,
+    typer.Option(
+        help="the port for RocketMQ 4 clients, usually 9876; without it they are not served", min=0, max=65_535
+    ),
+]
+RemotingAddress = Annotated[
+    list[str] | None,
+    typer.Option(
+        help="host:port by which RocketMQ 4 clients reach this gateway, once for each gateway; without it the address "
+        "to which they connect"
+    ),
+]
 BodyBytes = Annotated[
     int,
     typer.Option(help="the largest body of a message; about 0.7 of the service's HALFNOTE_BODY_LIMIT_BYTES", min=1),
@@ -38,8 +52,13 @@ def rocketmq(
     tls_cert: Certificate = None,
     tls_key: CertificateKey = None,
     max_body_bytes: BodyBytes = BODY_BYTES,
+    remoting_port: RemotingPort = None,
+    remoting_address: RemotingAddress = None,
 ) -> None:
-    """Serve RocketMQ 5 clients over gRPC, on the HTTP API of a running Halfnote. Ends at SIGTERM."""
+    """Serve RocketMQ clients, on the HTTP API of a running Halfnote. Ends at SIGTERM.
+
+    RocketMQ 5 clients use gRPC, RocketMQ 4 clients and those of 5 for remoting use --remoting-port.
+    """
     if (tls_cert is None) != (tls_key is None):
         raise Refusal("--tls-cert and --tls-key go together.", code=WRONG_USAGE)
     try:
@@ -54,6 +73,8 @@ def rocketmq(
         known = None if credentials is None else read_credentials(credentials)
     except CredentialsFault as fault:
         raise Refusal(str(fault), code=WRONG_USAGE) from None
+    if any(not re.fullmatch(r"[^\s:;]+:\d{1,5}", address) for address in remoting_address or ()):
+        raise Refusal("--remoting-address is host:port, with a name or an IPv4 address.", code=WRONG_USAGE)
     certificate = None if tls_cert is None or tls_key is None else (_usable(tls_cert, tls_key))
     set_up_logs()
     options = GatewayOptions(
@@ -64,6 +85,8 @@ def rocketmq(
         credentials=Credentials(known, ApiKeys(key, key)),
         body_limit=max_body_bytes,
         certificate=certificate,
+        remoting_port=remoting_port,
+        remoting_addresses=tuple(remoting_address or ()),
     )
     try:
         asyncio.run(serve_gateway(options))

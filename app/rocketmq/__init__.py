@@ -1,4 +1,6 @@
-"""The gateway for RocketMQ 5 clients: `apache.rocketmq.v2.MessagingService` over gRPC, on Halfnote's HTTP API.
+"""The gateway for RocketMQ's clients, on Halfnote's HTTP API.
+
+RocketMQ 5: `apache.rocketmq.v2.MessagingService` over gRPC. RocketMQ 4: remoting, in the folder of that name.
 
 It is a process of its own (`halfnote rocketmq`) and uses only what every client of the HTTP API may use.
 """

@@ -1,22 +1,21 @@
-"""Claim the checks of connected producers, and ask over their streams.
+"""Claim the checks of connected producers, and ask over their connections.
 
-RocketMQ's protocol has no producer group; its proxy takes the topic for it, and so does this gateway. Each process
-claims checks only for topics that a producer is connected to here, so a check reaches a process that can ask.
+RocketMQ's gRPC protocol has no producer group; its proxy takes the topic for it, and so does this gateway. Each process
+claims checks only for groups of which a producer is connected here, so a check reaches a process that can ask.
 """
 
 import asyncio
 import time
+from typing import Protocol
 from uuid import UUID
 
 import structlog
 
-from app.rocketmq.clients import ConnectedClients
 from app.rocketmq.credentials import ApiKeys
 from app.rocketmq.halfnote_api import HalfnoteApi
 from app.rocketmq.paths import path_of
 from app.rocketmq.protocol.definition_pb2 import Code
-from app.rocketmq.protocol.service_pb2 import RecoverOrphanedTransactionCommand, TelemetryCommand
-from app.rocketmq.receiving import ClaimedOrphan, orphaned, read_checks
+from app.rocketmq.receiving import ClaimedOrphan, read_checks
 from app.rocketmq.refusals import CallRefused
 
 log = structlog.get_logger(__name__)
@@ -31,25 +30,35 @@ FAILED_S, FAILED_MOST_S = 1.0, 30.0
 Published = tuple[str, ApiKeys]
 
 
-class CheckClaims:
-    """A claim for each topic that has a producer here, and the checks that are out to a client."""
+class ConnectedProducers(Protocol):
+    """The producers that are connected to this process."""
 
-    def __init__(self, api: HalfnoteApi, clients: ConnectedClients) -> None:
-        self._api, self._clients = api, clients
+    def published(self) -> set[Published]:
+        """Return the producer groups that have a producer here, with the keys under which their checks are claimed."""
+
+    def ask(self, group: str, keys: ApiKeys, check: ClaimedOrphan) -> str | None:
+        """Send a check to one of the group's producers; return its id, or None if none takes it."""
+
+
+class CheckClaims:
+    """A claim for each producer group that has a producer here, and the checks that are out to a client."""
+
+    def __init__(self, api: HalfnoteApi, producers: ConnectedProducers) -> None:
+        self._api, self._producers = api, producers
         self._claims: dict[Published, asyncio.Task[None]] = {}
         self._out: dict[UUID, float] = {}
 
     def adjust(self) -> None:
-        """Begin claims for topics that have got a producer, and end those of topics without one."""
-        published = self._clients.published()
+        """Begin claims for groups that have got a producer, and end those of groups without one."""
+        published = self._producers.published()
         for one in self._claims.keys() - published:
             self._claims.pop(one).cancel()
         for one in published - self._claims.keys():
             self._claims[one] = asyncio.create_task(self._claim(*one))
 
-    def declared(self, topic: str) -> None:
-        """Claim at once for a topic whose producer group was just declared."""
-        for one in [one for one in self._claims if one[0] == topic]:
+    def declared(self, group: str) -> None:
+        """Claim at once for a producer group that was just declared."""
+        for one in [one for one in self._claims if one[0] == group]:
             self._claims.pop(one).cancel()
         self.adjust()
 
@@ -69,55 +78,48 @@ class CheckClaims:
         until = self._out.pop(transaction_id, None)
         return until is not None and until > time.monotonic()
 
-    async def _claim(self, topic: str, keys: ApiKeys) -> None:
+    async def _claim(self, group: str, keys: ApiKeys) -> None:
         started, pause_s = True, FAILED_S
         while True:
             try:
-                for check in await self._claimed(topic, keys, started=started):
-                    self._ask(topic, keys, check)
+                for check in await self._claimed(group, keys, started=started):
+                    self._ask(group, keys, check)
             except Exception as error:
-                self._note(topic, error)
+                self._note(group, error)
                 await asyncio.sleep(pause_s)
                 pause_s = min(2 * pause_s, FAILED_MOST_S)
             else:
                 started, pause_s = False, FAILED_S
 
-    async def _claimed(self, topic: str, keys: ApiKeys, *, started: bool) -> list[ClaimedOrphan]:
+    async def _claimed(self, group: str, keys: ApiKeys, *, started: bool) -> list[ClaimedOrphan]:
         wanted = {"max": CHECKS_MAX, "invisible_s": ANSWER_S, "wait_s": WAIT_S, "started": started}
-        path = path_of("producer-groups", topic, "checks", "claim")
+        path = path_of("producer-groups", group, "checks", "claim")
         return read_checks(await self._api.post(path, keys.producer, wanted, wait_s=WAIT_S)).checks
 
-    def _ask(self, topic: str, keys: ApiKeys, check: ClaimedOrphan) -> None:
+    def _ask(self, group: str, keys: ApiKeys, check: ClaimedOrphan) -> None:
         now = time.monotonic()
         self._out = {one: until for one, until in self._out.items() if until > now}
-        for client in self._clients.producers_of(topic, keys):
-            command = RecoverOrphanedTransactionCommand(
-                message=orphaned(check, client.topics[topic]), transaction_id=str(check.transaction_id)
-            )
-            if client.send(TelemetryCommand(recover_orphaned_transaction_command=command)):
-                self._out[check.transaction_id] = now + ANSWER_S
-                log.info(
-                    "rocketmq_check_sent",
-                    topic=topic,
-                    transaction_id=str(check.transaction_id),
-                    client=client.client_id,
-                )
-                return
-        # The producer left after the claim: the check comes again when the claim is over.
-        log.info("rocketmq_check_without_a_producer", topic=topic, transaction_id=str(check.transaction_id))
+        transaction_id = str(check.transaction_id)
+        client = self._producers.ask(group, keys, check)
+        if client is None:
+            # The producer left after the claim: the check comes again when the claim is over.
+            log.info("rocketmq_check_without_a_producer", group=group, transaction_id=transaction_id)
+            return
+        self._out[check.transaction_id] = now + ANSWER_S
+        log.info("rocketmq_check_sent", group=group, transaction_id=transaction_id, client=client)
 
-    def _note(self, topic: str, refused: Exception) -> None:
+    def _note(self, group: str, refused: Exception) -> None:
         if not isinstance(refused, CallRefused):
-            log.error("rocketmq_checks_failed", topic=topic, exc_info=refused)
+            log.error("rocketmq_checks_failed", group=group, exc_info=refused)
             return
         if refused.slug == "group-unknown":
             # No transaction was sent yet. The first one declares the group, or says who has to.
             return
         if refused.slug == "checks-not-claimed":
             log.warning(
-                "rocketmq_checks_are_not_claimed", topic=topic, hint=f"run `halfnote groups put {topic} --checks claim`"
+                "rocketmq_checks_are_not_claimed", group=group, hint=f"run `halfnote groups put {group} --checks claim`"
             )
         elif refused.code != Code.PROXY_TIMEOUT:
-            log.warning("rocketmq_checks_cannot_be_claimed", topic=topic, error=refused.text)
+            log.warning("rocketmq_checks_cannot_be_claimed", group=group, error=refused.text)
         else:
-            log.info("rocketmq_halfnote_does_not_answer", topic=topic, error=refused.text)
+            log.info("rocketmq_halfnote_does_not_answer", group=group, error=refused.text)

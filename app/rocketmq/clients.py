@@ -5,7 +5,8 @@ from collections.abc import Callable
 
 from app.rocketmq.credentials import ApiKeys
 from app.rocketmq.protocol.definition_pb2 import ClientType, Resource, Settings
-from app.rocketmq.protocol.service_pb2 import TelemetryCommand
+from app.rocketmq.protocol.service_pb2 import RecoverOrphanedTransactionCommand, TelemetryCommand
+from app.rocketmq.receiving import ClaimedOrphan, orphaned
 
 # Commands that wait for a client which does not read. More are not sent to it.
 WAITING_MAX = 200
@@ -87,6 +88,16 @@ class ConnectedClients:
         turn = self._turn[topic] = self._turn.get(topic, -1) + 1
         ahead = turn % len(found)
         return sorted(found[ahead:] + found[:ahead], key=lambda one: not one.sends_transactions)
+
+    def ask(self, topic: str, keys: ApiKeys, check: ClaimedOrphan) -> str | None:
+        """Send a check to one of the topic's producers; return its id, or None if none takes it."""
+        for client in self.producers_of(topic, keys):
+            command = RecoverOrphanedTransactionCommand(
+                message=orphaned(check, client.topics[topic]), transaction_id=str(check.transaction_id)
+            )
+            if client.send(TelemetryCommand(recover_orphaned_transaction_command=command)):
+                return client.client_id
+        return None
 
     def published(self) -> set[tuple[str, ApiKeys]]:
         """Return the topics that have a producer here, with the keys under which their checks are claimed."""

@@ -1,16 +1,13 @@
 """Calls of consumers: receive, acknowledge, give back, and dead letters."""
 
-import asyncio
-import json
 from collections.abc import AsyncGenerator, Sequence
 from typing import Any
 
 from app.rocketmq.calls import ClientCall
+from app.rocketmq.claiming import Claiming
 from app.rocketmq.clients import ConnectedClients
 from app.rocketmq.filters import filters_of
-from app.rocketmq.halfnote_api import HalfnoteApi
 from app.rocketmq.names import subscription_of, topic_of
-from app.rocketmq.paths import path_of
 from app.rocketmq.producing import overall
 from app.rocketmq.protocol.definition_pb2 import Code, Status
 from app.rocketmq.protocol.service_pb2 import (
@@ -24,8 +21,8 @@ from app.rocketmq.protocol.service_pb2 import (
     ReceiveMessageRequest,
     ReceiveMessageResponse,
 )
-from app.rocketmq.receiving import ClaimedDelivery, delivered, read_messages
-from app.rocketmq.refusals import OK_STATUS, CallRefused, refusal_of
+from app.rocketmq.receiving import ClaimedDelivery, delivered
+from app.rocketmq.refusals import OK_STATUS, CallRefused
 from app.rocketmq.renewals import HELD_S, Renewals
 from app.rocketmq.subscriptions import Subscriptions
 
@@ -42,10 +39,9 @@ class Consuming:
     """Claims messages of subscriptions for clients, and settles them."""
 
     def __init__(
-        self, api: HalfnoteApi, clients: ConnectedClients, subscriptions: Subscriptions, renewals: Renewals
+        self, claiming: Claiming, clients: ConnectedClients, subscriptions: Subscriptions, renewals: Renewals
     ) -> None:
-        self._api, self._clients, self._subscriptions, self._renewals = api, clients, subscriptions, renewals
-        self._give_backs: set[asyncio.Task[None]] = set()
+        self._claiming, self._clients, self._subscriptions, self._renewals = claiming, clients, subscriptions, renewals
 
     async def receive(
         self, request: ReceiveMessageRequest, call: ClientCall
@@ -56,12 +52,13 @@ class Consuming:
         name = subscription_of(request.group, topic)
         held_s = _held_s(request)
         await self._ready(request, call, name, topic)
-        content = {
-            "max": min(max(request.batch_size, 1), BATCH_MAX),
-            "invisible_s": held_s,
-            "wait_s": _poll_s(request, call.left_s),
-        }
-        claimed = await self._claim(name, call, content)
+        claimed = await self._claiming.claim(
+            name,
+            call.keys,
+            most=min(max(request.batch_size, 1), BATCH_MAX),
+            held_s=held_s,
+            wait_s=_poll_s(request, call.left_s),
+        )
         if not claimed:
             yield ReceiveMessageResponse(status=Status(code=Code.MESSAGE_NOT_FOUND, message="There is no new message."))
             return
@@ -137,42 +134,19 @@ class Consuming:
         await self._subscriptions.filter_by(name, topic, call.keys, filters)
         client.expressions[name] = said
 
-    async def _claim(self, name: str, call: ClientCall, content: dict[str, Any]) -> Sequence[ClaimedDelivery]:
-        path = path_of("subscriptions", name, "claim")
-        try:
-            answer = await self._api.post(path, call.keys.subscriber, content, wait_s=content["wait_s"])
-        except CallRefused as refused:
-            if refused.slug in ("subscription-unknown", "not-pulled"):
-                self._subscriptions.forget(name, call.keys)
-            raise
-        return read_messages(answer).messages
-
     async def _settle(
         self, name: str, call: ClientCall, how: str, handles: Sequence[str], more: dict[str, Any]
     ) -> list[Status]:
         if not all(0 < len(handle) <= HANDLE_MAX for handle in handles):
             raise CallRefused(Code.INVALID_RECEIPT_HANDLE, "A receipt handle is missing, or is not one of Halfnote.")
-        content = {"handles": list(handles), **more}
-        answer = await self._api.post(path_of("subscriptions", name, how), call.keys.subscriber, content)
-        outcomes = json.loads(answer)["outcomes"]
-        return [OK_STATUS if one["status"] == 200 else refusal_of(one["status"], one).status for one in outcomes]
+        refusals = await self._claiming.settle(name, call.keys, how, handles, **more)
+        return [OK_STATUS if refused is None else refused.status for refused in refusals]
 
     def _give_back(self, name: str, call: ClientCall, left: Sequence[ClaimedDelivery]) -> None:
         """Let messages come again that were claimed for a client which no longer reads."""
         handles = [one.handle for one in left]
         self._renewals.settled(handles)
-        more = {"retry_after_s": 0, "error": "the consumer left before it got the message"}
-
-        async def settle() -> None:
-            try:
-                await self._settle(name, call, "nack", handles, more)
-            except CallRefused:
-                # They come again when their time is over.
-                return
-
-        task = asyncio.create_task(settle())
-        self._give_backs.add(task)
-        task.add_done_callback(self._give_backs.discard)
+        self._claiming.give_back(name, call.keys, handles, "the consumer left before it got the message")
 
 
 def _held_s(request: ReceiveMessageRequest) -> float:

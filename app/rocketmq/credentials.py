@@ -61,11 +61,21 @@ class Credentials:
                 Code.UNAUTHORIZED,
                 "The call is not signed (MQv2-HMAC-SHA1). Give the client an access key and its secret.",
             )
-        found = self._known.get(named[1])
-        secret = b"\0" if found is None else found.secret
         # Only this header is signed. The time in it is not checked: some clients send local time and call it UTC.
-        signed = hmac.new(secret, metadata.get("x-mq-date-time", "").encode(), "sha1").hexdigest()
-        if not hmac.compare_digest(signed, named[2].lower()) or found is None:
+        return self.keys_of_signed(named[1], metadata.get("x-mq-date-time", "").encode(), bytes.fromhex(named[2]))
+
+    def keys_of_signed(self, access_key: str | None, content: bytes, signature: bytes) -> ApiKeys:
+        """Return the API keys of a call whose content is signed (HMAC-SHA1). Raises CallRefused (UNAUTHORIZED)."""
+        if self._known is None:
+            return self._own
+        if not access_key:
+            raise CallRefused(
+                Code.UNAUTHORIZED, "The call is not signed. Give the client an access key and its secret."
+            )
+        found = self._known.get(access_key)
+        secret = b"\0" if found is None else found.secret
+        signed = hmac.new(secret, content, "sha1").digest()
+        if not hmac.compare_digest(signed, signature) or found is None:
             raise CallRefused(Code.UNAUTHORIZED, "The access key is unknown, or the signature is not of its secret.")
         return found.keys
 

@@ -12,6 +12,8 @@ PREFIX = "rocketmq-"
 MESSAGE_ID = "rocketmq-message-id"
 KEYS = "rocketmq-keys"
 GROUP = "rocketmq-message-group"
+# The key is that of the queue to which a remoting client sent the message.
+QUEUE = "rocketmq-queue"
 TYPE = "rocketmq-message-type"
 DELIVERY = "rocketmq-delivery-timestamp"
 TRACE = "rocketmq-trace-context"
@@ -65,5 +67,5 @@ def to_keys(headers: Mapping[str, str], key: str | None) -> list[str]:
         keys = None
     if isinstance(keys, list):
         return [str(one) for one in keys]
-    # The key of a message with a message group is the group.
-    return [] if key is None or GROUP in headers else [key]
+    # The key of a message with a message group is the group, and that of a message without keys may be its queue.
+    return [] if key is None or GROUP in headers or QUEUE in headers else [key]

@@ -37,6 +37,14 @@ def subscription_of(group: Resource, topic: str) -> str:
     return name
 
 
+def producer_group_of(resource: Resource) -> str:
+    """Return the name in Halfnote of a producer group, which only the remoting protocol has. Raises CallRefused."""
+    fault = _fault(resource.name, NAME_MAX)
+    if fault:
+        raise CallRefused(Code.BAD_REQUEST, f"The producer group {fault}.")
+    return _joined(resource)
+
+
 def _joined(resource: Resource) -> str:
     return f"{resource.resource_namespace}.{resource.name}" if resource.resource_namespace else resource.name
 

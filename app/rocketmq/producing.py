@@ -1,19 +1,12 @@
 """Calls of producers: messages, halves and ends."""
 
 import asyncio
-import json
-from datetime import UTC, datetime
 from uuid import UUID
-
-import structlog
 
 from app.rocketmq.calls import ClientCall
 from app.rocketmq.checks import CheckClaims
 from app.rocketmq.clients import ConnectedClients
-from app.rocketmq.halfnote_api import HalfnoteApi
-from app.rocketmq.message_ids import made_at, step_of, transaction_id
 from app.rocketmq.names import topic_of
-from app.rocketmq.paths import path_of
 from app.rocketmq.protocol.definition_pb2 import Code, Status, TransactionResolution, TransactionSource
 from app.rocketmq.protocol.service_pb2 import (
     EndTransactionRequest,
@@ -24,8 +17,7 @@ from app.rocketmq.protocol.service_pb2 import (
 )
 from app.rocketmq.refusals import OK_STATUS, CallRefused
 from app.rocketmq.sending import SentMessage, read_message
-
-log = structlog.get_logger(__name__)
+from app.rocketmq.storing import Storing
 
 MESSAGES_MAX = 100
 _VERDICTS = {TransactionResolution.COMMIT: "commit", TransactionResolution.ROLLBACK: "rollback"}
@@ -34,8 +26,8 @@ _VERDICTS = {TransactionResolution.COMMIT: "commit", TransactionResolution.ROLLB
 class Producing:
     """Sends messages to Halfnote. `body_limit`: bytes of one message."""
 
-    def __init__(self, api: HalfnoteApi, clients: ConnectedClients, checks: CheckClaims, body_limit: int) -> None:
-        self._api, self._clients, self._checks = api, clients, checks
+    def __init__(self, storing: Storing, clients: ConnectedClients, checks: CheckClaims, body_limit: int) -> None:
+        self._storing, self._clients, self._checks = storing, clients, checks
         self._body_limit = body_limit
 
     async def send(self, request: SendMessageRequest, call: ClientCall) -> SendMessageResponse:
@@ -64,74 +56,25 @@ class Producing:
         verdict = _VERDICTS.get(request.resolution, "unknown")
         if verdict == "unknown" and not checked:
             return EndTransactionResponse(status=OK_STATUS)
-        content = {
-            "producer_group": topic,
-            "transaction_id": str(transaction),
-            "verdict": verdict,
-            "from_check": checked,
-        }
-        await self._api.post("/end", call.keys.producer, content)
+        await self._storing.end(topic, str(transaction), verdict, call.keys, checked=checked)
         return EndTransactionResponse(status=OK_STATUS)
 
     async def _entry(self, topic: str, message: SentMessage, call: ClientCall) -> SendResultEntry:
-        try:
-            return await self._stored(topic, message, call)
-        except CallRefused as refused:
-            return SendResultEntry(status=refused.status, message_id=message.message_id)
-
-    async def _stored(self, topic: str, message: SentMessage, call: ClientCall) -> SendResultEntry:
         if message.transactional:
             client = self._clients.get(call.client_id, call.keys)
             if client is not None:
                 client.sends_transactions = True
-        now = datetime.now(UTC)
-        at = made_at(message.message_id) or step_of(now)
-        for last in (False, False, True):
-            try:
-                return await self._store(topic, message, call, at, now)
-            except CallRefused as refused:
-                if not last and refused.slug == "group-unregistered":
-                    await self._declare(topic, call)
-                elif not last and refused.slug == "id-time-skew":
-                    # The client's clock is wrong.
-                    at = step_of(now)
-                else:
-                    raise
-        raise AssertionError("the last turn returns or raises")
-
-    async def _store(
-        self, topic: str, message: SentMessage, call: ClientCall, at: datetime, now: datetime
-    ) -> SendResultEntry:
-        named = str(transaction_id(at, topic.encode() + b"\0" + message.content))
-        path = "/half" if message.transactional else "/messages"
-        offset = 0
         try:
-            answer = json.loads(await self._api.post(path, call.keys.producer, message.request(topic, named, now)))
-            offset = answer["messages"][0].get("offset", 0)
+            # The protocol has no producer group.
+            stored = await self._storing.store(topic, topic, message, call.keys)
         except CallRefused as refused:
-            # A delay ends at a time, so a repeat of the same message has a shorter one.
-            if refused.slug != "content-differs" or refused.field != "messages[0].deliver_after_s":
-                raise
+            return SendResultEntry(status=refused.status, message_id=message.message_id)
         return SendResultEntry(
             status=OK_STATUS,
             message_id=message.message_id,
-            transaction_id=named if message.transactional else "",
-            offset=offset,
+            transaction_id=stored.transaction_id if message.transactional else "",
+            offset=stored.offset,
         )
-
-    async def _declare(self, topic: str, call: ClientCall) -> None:
-        try:
-            await self._api.call("PUT", path_of("producer-groups", topic), call.keys.producer, {"checks": "claim"})
-        except CallRefused as refused:
-            if refused.code not in (Code.FORBIDDEN, Code.UNAUTHORIZED):
-                raise
-            raise CallRefused(
-                Code.TOPIC_NOT_FOUND,
-                f"The topic `{topic}` has no producer group in Halfnote, and this client may not register one. An "
-                f"admin runs `halfnote groups put {topic} --checks claim`.",
-            ) from None
-        log.info("rocketmq_producer_group_declared", group=topic)
-        self._checks.declared(topic)
 
 
 def overall(statuses: list[Status]) -> Status:

@@ -5,10 +5,10 @@ import time
 from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Protocol
 
 import structlog
 
-from app.rocketmq.clients import ConnectedClients
 from app.rocketmq.credentials import ApiKeys
 from app.rocketmq.halfnote_api import HalfnoteApi
 from app.rocketmq.paths import path_of
@@ -22,6 +22,13 @@ HELD_S = 60.0
 AHEAD_S = 20.0
 LOOK_S = 5.0
 RENEWED_MOST_S = 3 * 3600.0
+
+
+class ConnectedConsumers(Protocol):
+    """The consumers that are connected to this process."""
+
+    def get(self, client_id: str, keys: ApiKeys) -> object | None:
+        """Return the client with this id and these rights; None: it is not connected."""
 
 
 @dataclass(slots=True)
@@ -38,7 +45,7 @@ class HeldReceipt:
 class Renewals:
     """The receipt handles that are renewed for connected push consumers."""
 
-    def __init__(self, api: HalfnoteApi, clients: ConnectedClients) -> None:
+    def __init__(self, api: HalfnoteApi, clients: ConnectedConsumers) -> None:
         self._api, self._clients = api, clients
         self._held: dict[str, HeldReceipt] = {}
 

@@ -10,6 +10,7 @@ from typing import Any
 from app.field_rules import NAME_MAX
 from app.rocketmq import headers as names
 from app.rocketmq.bodies import body_of
+from app.rocketmq.message_ids import made_at
 from app.rocketmq.protocol.definition_pb2 import Code, Message, MessageType, SystemProperties
 from app.rocketmq.refusals import CallRefused
 
@@ -18,6 +19,7 @@ PROPERTY_BYTES_MAX = 16 * 1024
 MESSAGE_GROUP_BYTES_MAX = 64
 RECOVERY_MAX_S = 3600
 _TYPES = frozenset({MessageType.NORMAL, MessageType.FIFO, MessageType.DELAY, MessageType.TRANSACTION})
+_DELAY_FIELD, _KEY_FIELD = "messages[0].deliver_after_s", "messages[0].key"
 # Names that RocketMQ uses in a message itself.
 RESERVED = frozenset(
     [
@@ -78,13 +80,24 @@ RESERVED = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class SentMessage:
-    """A message as Halfnote takes it. `content` is the same at each repeat, so it names the transaction."""
+    """A message as Halfnote takes it. `content` is the same at each repeat, so it names the transaction.
+
+    `made_at` is the time in the message's id; None: it has none. `queue` is that of a message without keys, which gives
+    the order: a repeat may have another one.
+    """
 
     message_id: str
     transactional: bool
     fields: Mapping[str, Any]
     deliver_at: datetime | None
     immunity_s: int | None
+    made_at: datetime | None
+    queue: int | None = None
+
+    @property
+    def may_differ(self) -> frozenset[str]:
+        """In which fields a repeat may differ: a delay ends at a time, so a repeat has a shorter one."""
+        return frozenset((_DELAY_FIELD,) if self.queue is None else (_DELAY_FIELD, _KEY_FIELD))
 
     @property
     def content(self) -> bytes:
@@ -94,6 +107,9 @@ class SentMessage:
     def request(self, group: str, transaction_id: str, now: datetime) -> dict[str, Any]:
         """Return the body of `POST /half` or `POST /messages`."""
         message = dict(self.fields)
+        if self.queue is not None:
+            message["key"] = f"queue-{self.queue}"
+            message["headers"] = {**message["headers"], names.QUEUE: str(self.queue)}
         if self.deliver_at is not None:
             message["deliver_after_s"] = round(max(0.0, (self.deliver_at - now).total_seconds()), 3)
         request: dict[str, Any] = {"producer_group": group, "transaction_id": transaction_id, "messages": [message]}
@@ -136,6 +152,7 @@ def read_message(message: Message, topic: str, limit: int) -> SentMessage:
         fields,
         system.delivery_timestamp.ToDatetime(UTC) if system.HasField("delivery_timestamp") else None,
         _immunity_s(system) if transactional else None,
+        made_at(system.message_id),
     )
 
 

@@ -12,14 +12,17 @@ import grpc.aio
 import structlog
 
 from app.rocketmq.checks import CheckClaims
+from app.rocketmq.claiming import Claiming
 from app.rocketmq.clients import ConnectedClients
 from app.rocketmq.consuming import Consuming
 from app.rocketmq.credentials import Credentials
 from app.rocketmq.halfnote_api import HalfnoteApi
 from app.rocketmq.producing import Producing
+from app.rocketmq.remoting.remoting_gateway import RemotingGateway
 from app.rocketmq.renewals import Renewals
 from app.rocketmq.service import MessagingService
 from app.rocketmq.sessions import ClientSessions
+from app.rocketmq.storing import Storing
 from app.rocketmq.subscriptions import Subscriptions
 
 log = structlog.get_logger(__name__)
@@ -33,7 +36,10 @@ GRACE_S = 5.0
 
 @dataclass(frozen=True, slots=True)
 class GatewayOptions:
-    """Where the gateway listens, and what it calls. `body_limit`: bytes of one message."""
+    """Where the gateway listens, and what it calls. `body_limit`: bytes of one message.
+
+    `remoting_port`: None serves no remoting clients. `remoting_addresses`: of all gateways.
+    """
 
     url: str
     verify: ssl.SSLContext | bool
@@ -42,6 +48,8 @@ class GatewayOptions:
     credentials: Credentials
     body_limit: int
     certificate: tuple[Path, Path] | None
+    remoting_port: int | None = None
+    remoting_addresses: tuple[str, ...] = ()
 
 
 class CannotListen(Exception):
@@ -58,24 +66,32 @@ async def serve_gateway(options: GatewayOptions) -> None:
     service = MessagingService(
         options.credentials,
         ClientSessions(clients, subscriptions, options.body_limit),
-        Producing(api, clients, checks, options.body_limit),
-        Consuming(api, clients, subscriptions, renewals),
+        Producing(Storing(api, checks), clients, checks, options.body_limit),
+        Consuming(Claiming(api, subscriptions), clients, subscriptions, renewals),
     )
     server = grpc.aio.server(options=_channel_options(options), maximum_concurrent_rpcs=CALLS_MAX)
     server.add_generic_rpc_handlers((service.handler(),))
     port = _listen(server, options)
+    remoting = RemotingGateway(api, subscriptions, options.credentials, options.body_limit, options.remoting_addresses)
+    remoting_port = await _listen_for_remoting(remoting, options)
     ended = asyncio.Event()
     for one in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(one, ended.set)
     renewing = asyncio.create_task(renewals.run())
     await server.start()
     log.info(
-        "rocketmq_gateway_started", host=options.host, port=port, tls=options.certificate is not None, url=options.url
+        "rocketmq_gateway_started",
+        host=options.host,
+        port=port,
+        remoting_port=remoting_port,
+        tls=options.certificate is not None,
+        url=options.url,
     )
     try:
         await ended.wait()
     finally:
         await checks.stop()
+        await remoting.stop()
         renewing.cancel()
         clients.close()
         await server.stop(GRACE_S)
@@ -107,6 +123,20 @@ def _listen(server: grpc.aio.Server, options: GatewayOptions) -> int:
         return server.add_secure_port(address, _tls(*options.certificate))
     except (RuntimeError, OSError, ValueError) as error:
         raise CannotListen(f"The gateway cannot listen on {address}: {error}") from None
+
+
+async def _listen_for_remoting(remoting: RemotingGateway, options: GatewayOptions) -> int | None:
+    if options.remoting_port is None:
+        return None
+    context = None
+    if options.certificate is not None:
+        context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+        context.load_cert_chain(*options.certificate)
+    try:
+        return await remoting.start(options.host, options.remoting_port, context)
+    except OSError as error:
+        address = f"{options.host}:{options.remoting_port}"
+        raise CannotListen(f"The gateway cannot listen on {address} for remoting clients: {error}") from None
 
 
 def _tls(certificate: Path, key: Path) -> grpc.ServerCredentials:

@@ -29,15 +29,16 @@ class Subscriptions:
         self._api = api
         self._seen: dict[tuple[str, ApiKeys], tuple[float, Shape]] = {}
 
-    async def of(self, name: str, topic: str, keys: ApiKeys, filters: Filters) -> Shape:
+    async def of(self, name: str, topic: str, keys: ApiKeys, filters: Filters, start: str = "latest") -> Shape:
         """Return the subscription; declare it, with these filters, if there is none. Raises CallRefused.
 
-        A new one begins with the messages that come from now on, as a new consumer group does in RocketMQ.
+        A new one begins with the messages that come from now on, as a new consumer group does in RocketMQ, unless
+        `start` is `earliest`.
         """
         at, seen = self._seen.get((name, keys), (0.0, {}))
         if seen and time.monotonic() - at < SEEN_S:
             return seen
-        shape = await self._found(name, keys) or await self._declared(name, topic, keys, filters)
+        shape = await self._found(name, keys) or await self._declared(name, topic, keys, filters, start)
         if shape["destination"]["type"] != "pull":
             raise CallRefused(
                 Code.CONSUMER_GROUP_NOT_FOUND,
@@ -55,6 +56,16 @@ class Subscriptions:
         content = {"filters": _patch(shape["filters"], filters)}
         changed = json.loads(await self._api.call("PATCH", path_of("subscriptions", name), keys.subscriber, content))
         log.info("rocketmq_filters_changed", subscription=name, filters=filters, former=shape["filters"])
+        self._keep(name, keys, changed)
+
+    async def order_by_key(self, name: str, topic: str, keys: ApiKeys, filters: Filters) -> None:
+        """Let the messages of a key come in their order, as an orderly consumer asks. Raises CallRefused."""
+        shape = await self.of(name, topic, keys, filters)
+        if shape["ordered"] == "key":
+            return
+        content = {"ordered": "key"}
+        changed = json.loads(await self._api.call("PATCH", path_of("subscriptions", name), keys.subscriber, content))
+        log.info("rocketmq_subscription_ordered", subscription=name)
         self._keep(name, keys, changed)
 
     def forget(self, name: str, keys: ApiKeys) -> None:
@@ -76,8 +87,8 @@ class Subscriptions:
         found: Shape = json.loads(answer)
         return found
 
-    async def _declared(self, name: str, topic: str, keys: ApiKeys, filters: Filters) -> Shape:
-        content: dict[str, Any] = {"topics": [topic], "destination": {"type": "pull"}}
+    async def _declared(self, name: str, topic: str, keys: ApiKeys, filters: Filters, start: str) -> Shape:
+        content: dict[str, Any] = {"topics": [topic], "destination": {"type": "pull"}, "start": start}
         if filters is not None:
             content["filters"] = filters
         answer = await self._api.call("PUT", path_of("subscriptions", name), keys.subscriber, content)

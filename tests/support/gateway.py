@@ -18,6 +18,7 @@ import httpx
 from google.protobuf.message import Message as ProtocolMessage
 
 from app.rocketmq.checks import CheckClaims
+from app.rocketmq.claiming import Claiming
 from app.rocketmq.clients import ConnectedClients
 from app.rocketmq.consuming import Consuming
 from app.rocketmq.credentials import ApiKeys, Credentials
@@ -28,6 +29,7 @@ from app.rocketmq.protocol import service_pb2 as protocol
 from app.rocketmq.renewals import Renewals
 from app.rocketmq.service import SERVICE, MessagingService
 from app.rocketmq.sessions import ClientSessions
+from app.rocketmq.storing import Storing
 from app.rocketmq.subscriptions import Subscriptions
 from tests.support.processes import ROOT
 
@@ -48,6 +50,7 @@ class GatewayProcess:
         }
         self.log = directory / f"gateway-{uuid4().hex[:8]}.log"
         self.port = 0
+        self.remoting_port = 0
         self.process: subprocess.Popen[bytes] | None = None
 
     @property
@@ -67,6 +70,8 @@ class GatewayProcess:
                     raise RuntimeError(self.log.read_text())
                 await asyncio.sleep(0.05)
         self.port = int(found[1])
+        if remoting := re.search(r'"remoting_port": (\d+)', self.log.read_text()):
+            self.remoting_port = int(remoting[1])
 
     def kill(self) -> None:
         """kill -9."""
@@ -200,8 +205,8 @@ class GatewayInProcess:
         service = MessagingService(
             credentials,
             ClientSessions(self.clients, subscriptions, BODY_LIMIT),
-            Producing(self.api, self.clients, self.checks, BODY_LIMIT),
-            Consuming(self.api, self.clients, subscriptions, self.renewals),
+            Producing(Storing(self.api, self.checks), self.clients, self.checks, BODY_LIMIT),
+            Consuming(Claiming(self.api, subscriptions), self.clients, subscriptions, self.renewals),
         )
         self._server = grpc.aio.server()
         self._server.add_generic_rpc_handlers((service.handler(),))

@@ -17,6 +17,7 @@ DRIVERS = ROOT / "tests" / "rocketmq" / "drivers"
 # As scripts/test-deps installs them.
 PYTHON = CACHE / "rocketmq-client-python-5.1.2"
 JAVA = CACHE / "rocketmq-client-java-5.2.0"
+REMOTING_VERSIONS = ("4.9.8", "5.5.0")
 NODE = CACHE / "rocketmq-client-nodejs-1.0.8"
 WITHIN_S = 150.0
 
@@ -64,6 +65,23 @@ def driver(language: str, place: Path) -> DriverCommand:
     return DriverCommand(
         ("node", str(DRIVERS / "node" / "driver.cjs")), {"NODE_PATH": str(NODE / "node_modules"), "HOME": str(place)}
     )
+
+
+def remoting_driver(version: str, place: Path, what: str, *more: str) -> DriverCommand:
+    """Return the command of the driver for remoting with a version of the client. Skips without the client.
+
+    `more`: options of Java.
+    """
+    jars = CACHE / f"rocketmq-client-{version}"
+    if not list(jars.glob("rocketmq-client-*.jar")) or shutil.which("javac") is None:
+        absent("needs Apache's client for remoting: a JDK, and make test-deps", "DEPS")
+    if not (place / "RemotingDriver.class").exists():
+        source = DRIVERS / "remoting" / "RemotingDriver.java"
+        compiled = ["javac", "-nowarn", "-cp", f"{jars}/*", "-d", str(place), str(source)]
+        subprocess.run(compiled, check=True, timeout=WITHIN_S)
+    logs = f"-Drocketmq.client.logRoot={place}"
+    options = ("-Xmx256m", logs, f"-Drocketmq.log.root={place}", f"-Duser.home={place}", *more)
+    return DriverCommand(("java", *options, "-cp", f"{place}:{jars}/*", "RemotingDriver", what), {})
 
 
 async def ran(command: DriverCommand, *arguments: str) -> list[dict[str, Any]]:

@@ -1,0 +1,66 @@
+"""The messages that one client holds in one queue, under the offsets by which the client knows them.
+
+The client's own numbers go on: the first message of an answer has the offset for which the client asked. So an offset
+that the client commits is never above a message that it has not got, whichever process numbered the ones below.
+"""
+
+import asyncio
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class HeldDelivery:
+    """A message that a client holds. `position`: its place in the commit log, as the client was told."""
+
+    offset: int
+    position: int
+    message_id: str
+    handle: str
+    attempt: int
+
+
+class ClaimQueue:
+    """One queue of one client: its messages, and where it goes on. `pulling` is held by the pull that is under way."""
+
+    def __init__(self, subscription: str) -> None:
+        self.subscription = subscription
+        self.next_offset = 0
+        self.pulling = asyncio.Lock()
+        self._held: dict[int, HeldDelivery] = {}
+
+    def __len__(self) -> int:
+        return len(self._held)
+
+    def hold(self, deliveries: Iterable[HeldDelivery]) -> None:
+        """Note what the client holds."""
+        self._held.update((one.offset, one) for one in deliveries)
+
+    def take_below(self, offset: int) -> list[HeldDelivery]:
+        """Forget and return what is below an offset."""
+        return self._take([one for one in self._held.values() if one.offset < offset])
+
+    def take_from(self, offset: int) -> list[HeldDelivery]:
+        """Forget and return what is at an offset and above."""
+        return self._take([one for one in self._held.values() if one.offset >= offset])
+
+    def take_at(self, position: int, message_id: str) -> HeldDelivery | None:
+        """Forget and return the message at a place in the commit log, if it has this id."""
+        return self._first(
+            one for one in self._held.values() if (one.position, one.message_id) == (position, message_id)
+        )
+
+    def take_handle(self, handle: str) -> HeldDelivery | None:
+        """Forget and return the message with a handle."""
+        return self._first(one for one in self._held.values() if one.handle == handle)
+
+    def _first(self, found: Iterable[HeldDelivery]) -> HeldDelivery | None:
+        taken = next(iter(found), None)
+        if taken is not None:
+            del self._held[taken.offset]
+        return taken
+
+    def _take(self, taken: list[HeldDelivery]) -> list[HeldDelivery]:
+        for one in taken:
+            del self._held[one.offset]
+        return taken

@@ -1,0 +1,105 @@
+"""Connections of remoting clients: frames in, answers out, and an end for clients that send or read too slowly."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+
+import structlog
+
+from app.rocketmq.remoting.codes import RequestCode
+from app.rocketmq.remoting.frames import FrameFault, RemotingFrame, decode, encode
+from app.rocketmq.remoting.remoting_clients import RemotingClient
+from app.rocketmq.remoting.store_format import Host
+
+log = structlog.get_logger(__name__)
+
+# A client sends a heartbeat every 30 s, RocketMQ's servers end a connection after 120 s without a word.
+IDLE_S = 120.0
+# A frame that has begun is there after this time, and so is the first one.
+FRAME_S = 20.0
+# Requests of a connection that are not answered yet; more are read when one is answered.
+REQUESTS_MAX = 256
+# Bytes that wait for a client which does not read.
+UNREAD_MAX_BYTES = 32 * 1024 * 1024
+
+Answer = Callable[[RemotingFrame, "RemotingConnection"], Awaitable[RemotingFrame | None]]
+
+
+class RemotingConnection:
+    """One connection. `client` is known from its heartbeat on."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, frame_limit: int) -> None:
+        self._reader, self._writer, self._frame_limit = reader, writer, frame_limit
+        self.client: RemotingClient | None = None
+        named = writer.get_extra_info("sockname") or ("", 0)
+        self._host: Host = (str(named[0]), int(named[1]))
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._pulls: set[asyncio.Task[None]] = set()
+        self._free = asyncio.Semaphore(REQUESTS_MAX)
+
+    @property
+    def host(self) -> Host:
+        """The address of this server on the connection."""
+        return self._host
+
+    def send(self, frame: RemotingFrame) -> bool:
+        """Send a frame; return False if the client is gone or does not read."""
+        if self._writer.is_closing():
+            return False
+        if self._writer.transport.get_write_buffer_size() > UNREAD_MAX_BYTES:
+            log.warning("rocketmq_client_does_not_read", client=self._name())
+            self.abort()
+            return False
+        self._writer.write(encode(frame))
+        return True
+
+    def abort(self) -> None:
+        """End the connection at once."""
+        self._writer.transport.abort()
+
+    async def serve(self, answer: Answer) -> None:
+        """Answer requests until the connection ends."""
+        within_s = FRAME_S
+        try:
+            while True:
+                frame = await self._read(within_s)
+                within_s = IDLE_S
+                if frame.is_answer:
+                    continue
+                await self._free.acquire()
+                task = asyncio.create_task(self._answer(frame, answer))
+                self._tasks.add(task)
+                if frame.code == RequestCode.PULL_MESSAGE:
+                    self._pulls.add(task)
+                task.add_done_callback(self._done)
+        except (asyncio.IncompleteReadError, ConnectionError, TimeoutError):
+            # The client left, or sends nothing, or too slowly.
+            pass
+        except FrameFault as fault:
+            log.info("rocketmq_frame_refused", error=str(fault), client=self._name())
+        finally:
+            self.abort()
+            # An end or an offset that the client sent before it left counts. Only what waits for messages is over.
+            for pull in self._pulls:
+                pull.cancel()
+            await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    async def _read(self, within_s: float) -> RemotingFrame:
+        async with asyncio.timeout(within_s):
+            length = int.from_bytes(await self._reader.readexactly(4), "big")
+        if not 4 <= length <= self._frame_limit:
+            raise FrameFault(f"a frame of {length} bytes; {self._frame_limit} are the most")
+        async with asyncio.timeout(FRAME_S):
+            return decode(await self._reader.readexactly(length))
+
+    async def _answer(self, frame: RemotingFrame, answer: Answer) -> None:
+        answered = await answer(frame, self)
+        if answered is not None and not frame.wants_no_answer:
+            self.send(answered)
+
+    def _done(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        self._pulls.discard(task)
+        self._free.release()
+
+    def _name(self) -> str:
+        return self.client.client_id if self.client is not None else "unknown"

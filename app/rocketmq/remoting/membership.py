@@ -1,0 +1,166 @@
+"""Heartbeats: which groups a client has. And which consumers divide the queues of a group among them.
+
+Halfnote gives each message to one consumer, so no queue is divided: each client learns only of itself, and has all
+queues for its own. The messages in them are those that the gateway claims for it.
+"""
+
+import asyncio
+import json
+from collections.abc import Mapping
+from itertools import count
+from typing import Any
+
+import structlog
+
+from app.rocketmq.claiming import Claiming
+from app.rocketmq.filters import Filters, filters_of
+from app.rocketmq.protocol.definition_pb2 import FilterExpression, FilterType
+from app.rocketmq.refusals import CallRefused
+from app.rocketmq.remoting.codes import RemotingRefused, RequestCode, ResultCode
+from app.rocketmq.remoting.frames import RemotingFrame, oneway
+from app.rocketmq.remoting.names import RETRY, subscription_of, topic_of
+from app.rocketmq.remoting.remoting_clients import GroupMember, RemotingClient, RemotingClients, named_producers
+from app.rocketmq.remoting.requests import RemotingCall
+from app.rocketmq.renewals import Renewals
+from app.rocketmq.subscriptions import Subscriptions
+
+log = structlog.get_logger(__name__)
+
+CLIENT_ID_MAX, GROUPS_MAX = 500, 1000
+# The client of 5.x may send the last offsets after it has left.
+LEAVE_S = 1.0
+_FROM_FIRST = "CONSUME_FROM_FIRST_OFFSET"
+_numbers = count(1)
+
+
+class Membership:
+    """Answers heartbeats, lists of consumers, locks, and clients that leave."""
+
+    def __init__(
+        self, clients: RemotingClients, subscriptions: Subscriptions, claiming: Claiming, renewals: Renewals
+    ) -> None:
+        self._clients, self._subscriptions, self._claiming, self._renewals = clients, subscriptions, claiming, renewals
+        self._leaving: set[asyncio.Task[None]] = set()
+
+    async def heartbeat(self, call: RemotingCall) -> RemotingFrame:
+        """Connect the client with the groups that it has. Raises CallRefused, RemotingRefused."""
+        content = call.body()
+        client_id = str(content.get("clientID") or "")
+        if not 0 < len(client_id) <= CLIENT_ID_MAX:
+            raise RemotingRefused(ResultCode.SYSTEM_ERROR, "The heartbeat has no id of its client.")
+        producers = named_producers([str(one["groupName"]) for one in _objects(content, "producerDataSet")])
+        consumers = {str(one["groupName"]): _member(one) for one in _objects(content, "consumerDataSet")}
+        client = self._clients.connect(client_id, call.keys, call.connection)
+        call.connection.client = client
+        former, client.consumers = client.consumers, {**client.consumers, **consumers}
+        client.producers = producers
+        self._clients.on_change()
+        for group, member in consumers.items():
+            if not member.broadcasting and (former.get(group) != member or group in client.unready):
+                await self._subscribe(group, member, client)
+            if group not in former:
+                # The client asks for its queues at once, and not at its next turn.
+                call.connection.send(
+                    oneway(RequestCode.NOTIFY_CONSUMER_IDS_CHANGED, next(_numbers), {"consumerGroup": group})
+                )
+        return call.frame.answered(ResultCode.SUCCESS)
+
+    async def consumers(self, call: RemotingCall) -> RemotingFrame:
+        """Name the client itself. Raises RemotingRefused if it has no such group."""
+        client = call.client()
+        group = call.text("consumerGroup")
+        if group not in client.consumers:
+            raise RemotingRefused(ResultCode.SYSTEM_ERROR, f"This client has no consumer of the group `{group}`.")
+        body = json.dumps({"consumerIdList": [client.client_id]}).encode()
+        return call.frame.answered(ResultCode.SUCCESS, body=body)
+
+    async def lock(self, call: RemotingCall) -> RemotingFrame:
+        """Lock the client's own queues, and give the messages of a key in their order. Raises RemotingRefused."""
+        client, content = call.client(), call.body()
+        group = str(content.get("consumerGroup") or "")
+        member = client.consumers.get(group)
+        if member is None:
+            raise RemotingRefused(ResultCode.SUBSCRIPTION_NOT_EXIST, f"This client has no group `{group}`.")
+        queues = _objects(content, "mqSet")
+        for topic in {str(one.get("topic")) for one in queues}:
+            if topic in member.filters and not topic.startswith(RETRY):
+                name = subscription_of(group, topic_of(topic))
+                await self._subscriptions.order_by_key(name, topic_of(topic), call.keys, member.filters[topic])
+        return call.frame.answered(ResultCode.SUCCESS, body=json.dumps({"lockOKMQSet": queues}).encode())
+
+    async def unlock(self, call: RemotingCall) -> RemotingFrame:
+        """Answer a client that needs its queues no longer."""
+        return call.frame.answered(ResultCode.SUCCESS)
+
+    async def check_configuration(self, call: RemotingCall) -> RemotingFrame:
+        """Say before a consumer starts whether its filter can be used. Raises CallRefused."""
+        given = call.body().get("subscriptionData")
+        if isinstance(given, dict):
+            filters_of(_expression(given))
+        return call.frame.answered(ResultCode.SUCCESS)
+
+    async def leave(self, call: RemotingCall) -> RemotingFrame:
+        """Forget a group of a client, and let come again what it holds. Raises RemotingRefused."""
+        client = call.client()
+        producer, consumer = call.frame.fields.get("producerGroup"), call.frame.fields.get("consumerGroup")
+        if producer:
+            client.producers = {name: group for name, group in client.producers.items() if group != producer}
+            self._clients.on_change()
+        if consumer and client.consumers.pop(consumer, None) is not None:
+            leaving = asyncio.create_task(self._give_back(consumer, client))
+            self._leaving.add(leaving)
+            leaving.add_done_callback(self._leaving.discard)
+        return call.frame.answered(ResultCode.SUCCESS)
+
+    async def _give_back(self, group: str, client: RemotingClient) -> None:
+        """Let come again what a client holds that left a group."""
+        await asyncio.sleep(LEAVE_S)
+        if group in client.consumers:
+            # It came back, and has said where it begins.
+            return
+        for queue in client.queues_of(group):
+            handles = [one.handle for one in queue.take_from(0)]
+            self._renewals.settled(handles)
+            self._claiming.give_back(queue.subscription, client.keys, handles, "the consumer left")
+        client.forget(group)
+
+    async def _subscribe(self, group: str, member: GroupMember, client: RemotingClient) -> None:
+        client.unready.discard(group)
+        for topic, filters in member.filters.items():
+            if topic.startswith(RETRY):
+                continue
+            try:
+                name = subscription_of(group, topic_of(topic))
+                await self._subscriptions.of(name, topic_of(topic), client.keys, filters, member.start)
+                await self._subscriptions.filter_by(name, topic_of(topic), client.keys, filters)
+            except CallRefused as refused:
+                # A heartbeat that is refused says nothing to the client's owner. The answers to its pulls do.
+                client.unready.add(group)
+                log.warning("rocketmq_subscription_not_ready", group=group, topic=topic, error=refused.text)
+
+
+def _objects(content: Mapping[str, Any], name: str) -> list[dict[str, Any]]:
+    given = content.get(name) or []
+    if not isinstance(given, list) or len(given) > GROUPS_MAX or not all(isinstance(one, dict) for one in given):
+        raise RemotingRefused(ResultCode.SYSTEM_ERROR, f"`{name}` is no list of objects, or a long one.")
+    return given
+
+
+def _member(given: Mapping[str, Any]) -> GroupMember:
+    filters: dict[str, Filters] = {}
+    for one in _objects(given, "subscriptionDataSet"):
+        topic = str(one.get("topic"))
+        try:
+            filters[topic] = filters_of(_expression(one))
+        except CallRefused as refused:
+            log.warning("rocketmq_filter_not_possible", topic=topic, error=refused.text)
+    return GroupMember(
+        given.get("messageModel") == "BROADCASTING",
+        "earliest" if given.get("consumeFromWhere") == _FROM_FIRST else "latest",
+        filters,
+    )
+
+
+def _expression(given: Mapping[str, Any]) -> FilterExpression:
+    kind = FilterType.SQL if given.get("expressionType") == "SQL92" else FilterType.TAG
+    return FilterExpression(expression=str(given.get("subString") or "*"), type=kind)

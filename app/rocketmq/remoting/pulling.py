@@ -1,0 +1,184 @@
+"""Pulls of push consumers, as claims; and the offsets that they commit, as acknowledgements."""
+
+import asyncio
+import time
+from collections.abc import Sequence
+from itertools import count
+
+from app.rocketmq.claiming import Claiming
+from app.rocketmq.receiving import ClaimedDelivery
+from app.rocketmq.refusals import CallRefused
+from app.rocketmq.remoting.claim_queues import ClaimQueue, HeldDelivery
+from app.rocketmq.remoting.codes import RemotingRefused, ResultCode
+from app.rocketmq.remoting.frames import RemotingFrame
+from app.rocketmq.remoting.names import RETRY, subscription_of, topic_of
+from app.rocketmq.remoting.read_messages import claimed_message, message_id_of
+from app.rocketmq.remoting.remoting_clients import GroupMember, RemotingClient
+from app.rocketmq.remoting.requests import RemotingCall
+from app.rocketmq.remoting.routes import QUEUES
+from app.rocketmq.remoting.store_format import encode_message
+from app.rocketmq.renewals import HELD_S, Renewals
+from app.rocketmq.subscriptions import Subscriptions
+
+BATCH_MAX = 32
+# A client works on what it has before it gets more, so that another one can take the rest.
+HELD_MAX = 64
+POLL_MOST_S = 20.0
+# A client says with its next pull what it has done. While it holds messages, it is asked to pull soon.
+POLL_HOLDING_S = 0.5
+_COMMITS, _WAITS = 0x1, 0x2
+# Places in the commit log: never the same twice, in this process and in those before it.
+_positions = count(int(time.time() * 1000) << 20)
+
+
+class Pulling:
+    """Answers pulls, and offsets."""
+
+    def __init__(self, claiming: Claiming, subscriptions: Subscriptions, renewals: Renewals) -> None:
+        self._claiming, self._subscriptions, self._renewals = claiming, subscriptions, renewals
+
+    async def pull(self, call: RemotingCall) -> RemotingFrame:
+        """Return messages for a queue; wait for one if the client does. Raises CallRefused, RemotingRefused."""
+        client, group, topic = call.client(), call.text("consumerGroup"), call.text("topic")
+        queue_id, offset = call.number("queueId"), call.number("queueOffset")
+        flag = call.number("sysFlag", 0)
+        wait_s = min(max(call.number("suspendTimeoutMillis", 0) / 1000, 0.0), POLL_MOST_S) if flag & _WAITS else 0.0
+        if not 0 <= queue_id < QUEUES or not 0 <= offset < 2**62:
+            raise RemotingRefused(ResultCode.SYSTEM_ERROR, f"There is no offset {offset} of a queue {queue_id}.")
+        if topic.startswith(RETRY):
+            await asyncio.sleep(wait_s)
+            return _nothing(call, offset)
+        member = _member(client, group, topic)
+        ordered = await self._ordered(call, client, group, topic, member)
+        queue = client.queue(group, topic, queue_id)
+        if queue is None:
+            if ordered and offset > 0:
+                # Another process numbered what the client holds, and its claims may be over. The client drops that
+                # and begins again. So it works on no message that another consumer has.
+                return call.frame.answered(ResultCode.PULL_OFFSET_MOVED, "begin again", _offsets(offset, 0))
+            queue = client.begin(group, topic, queue_id, subscription_of(group, topic_of(topic)))
+        async with queue.pulling:
+            if flag & _COMMITS:
+                await self._commit(queue, call.number("commitOffset", 0), client)
+            return await self._claimed(call, client, queue, topic, queue_id, offset, wait_s)
+
+    async def committed(self, call: RemotingCall) -> RemotingFrame:
+        """Return where a queue goes on; the client has none of its messages. Raises CallRefused, RemotingRefused."""
+        client, group, topic = call.client(), call.text("consumerGroup"), call.text("topic")
+        if topic.startswith(RETRY):
+            return call.frame.answered(ResultCode.SUCCESS, fields={"offset": 0})
+        name = subscription_of(group, topic_of(topic))
+        queue = client.begin(group, topic, call.number("queueId"), name)
+        self._give_back(queue, client, queue.take_from(0), "the consumer began again")
+        return call.frame.answered(ResultCode.SUCCESS, fields={"offset": queue.next_offset})
+
+    async def commit(self, call: RemotingCall) -> RemotingFrame:
+        """Acknowledge what is below an offset. Raises CallRefused, RemotingRefused."""
+        client = call.client()
+        queue = client.queue(call.text("consumerGroup"), call.text("topic"), call.number("queueId"))
+        if queue is not None:
+            await self._commit(queue, call.number("commitOffset"), client)
+        return call.frame.answered(ResultCode.SUCCESS)
+
+    async def edge(self, call: RemotingCall) -> RemotingFrame:
+        """Return the first or last offset of a queue: clients have offsets of their own, so there is none yet."""
+        return call.frame.answered(ResultCode.SUCCESS, fields={"offset": 0})
+
+    async def _ordered(
+        self, call: RemotingCall, client: RemotingClient, group: str, topic: str, member: GroupMember
+    ) -> bool:
+        halfnote_topic = topic_of(topic)
+        name = subscription_of(group, halfnote_topic)
+        shape = await self._subscriptions.of(name, halfnote_topic, call.keys, member.filters[topic], member.start)
+        return bool(shape["ordered"] == "key")
+
+    async def _claimed(
+        self,
+        call: RemotingCall,
+        client: RemotingClient,
+        queue: ClaimQueue,
+        topic: str,
+        queue_id: int,
+        offset: int,
+        wait_s: float,
+    ) -> RemotingFrame:
+        # An answer that did not arrive: the client asks for the same offset again.
+        self._give_back(queue, client, queue.take_from(offset), "the consumer did not get the answer")
+        queue.next_offset = offset
+        if len(queue) >= HELD_MAX:
+            await asyncio.sleep(min(wait_s, POLL_HOLDING_S))
+            return _nothing(call, offset)
+        claimed = await self._claiming.claim(
+            queue.subscription,
+            client.keys,
+            most=min(max(call.number("maxMsgNums", BATCH_MAX), 1), BATCH_MAX, HELD_MAX - len(queue)),
+            held_s=HELD_S,
+            wait_s=min(wait_s, POLL_HOLDING_S) if len(queue) else wait_s,
+        )
+        if not claimed:
+            return _nothing(call, offset)
+        return self._found(call, client, queue, topic, queue_id, claimed)
+
+    def _found(
+        self,
+        call: RemotingCall,
+        client: RemotingClient,
+        queue: ClaimQueue,
+        topic: str,
+        queue_id: int,
+        claimed: Sequence[ClaimedDelivery],
+    ) -> RemotingFrame:
+        offset = queue.next_offset
+        held, parts = [], []
+        for number, (one, position) in enumerate(zip(claimed, _positions, strict=False)):
+            held.append(HeldDelivery(offset + number, position, message_id_of(one), one.handle, one.attempt))
+            message = claimed_message(one, topic, queue_id, offset + number, position)
+            parts.append(encode_message(message, call.connection.host))
+        queue.hold(held)
+        queue.next_offset = offset + len(held)
+        self._renewals.hold([one.handle for one in held], client.client_id, queue.subscription, client.keys)
+        fields = _offsets(queue.next_offset, queue.next_offset)
+        return call.frame.answered(ResultCode.SUCCESS, "FOUND", fields, b"".join(parts))
+
+    async def _commit(self, queue: ClaimQueue, offset: int, client: RemotingClient) -> None:
+        done = queue.take_below(offset)
+        if not done:
+            return
+        handles = [one.handle for one in done]
+        try:
+            await self._claiming.settle(queue.subscription, client.keys, "ack", handles)
+        except (CallRefused, asyncio.CancelledError):
+            # The client commits this offset again.
+            queue.hold(done)
+            raise
+        self._renewals.settled(handles)
+
+    def _give_back(self, queue: ClaimQueue, client: RemotingClient, taken: Sequence[HeldDelivery], why: str) -> None:
+        handles = [one.handle for one in taken]
+        self._renewals.settled(handles)
+        self._claiming.give_back(queue.subscription, client.keys, handles, why)
+
+
+def _member(client: RemotingClient, group: str, topic: str) -> GroupMember:
+    member = client.consumers.get(group)
+    if member is None:
+        raise RemotingRefused(ResultCode.SUBSCRIPTION_NOT_EXIST, f"This client has no consumer of the group `{group}`.")
+    if member.broadcasting:
+        raise RemotingRefused(
+            ResultCode.NO_PERMISSION,
+            "Halfnote has no broadcasting: give each of these consumers a group of its own, with clustering.",
+        )
+    if topic not in member.filters:
+        raise RemotingRefused(
+            ResultCode.SUBSCRIPTION_PARSE_FAILED,
+            f"The group `{group}` does not subscribe to `{topic}`, or by a filter that Halfnote does not have.",
+        )
+    return member
+
+
+def _nothing(call: RemotingCall, offset: int) -> RemotingFrame:
+    return call.frame.answered(ResultCode.PULL_NOT_FOUND, "OFFSET_OVERFLOW_ONE", _offsets(offset, offset))
+
+
+def _offsets(following: int, most: int) -> dict[str, object]:
+    return {"suggestWhichBrokerId": 0, "nextBeginOffset": following, "minOffset": 0, "maxOffset": most}

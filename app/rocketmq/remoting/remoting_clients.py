@@ -1,0 +1,146 @@
+"""The clients that are connected by remoting, known by their heartbeats."""
+
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from itertools import count
+from typing import Protocol
+
+from app.rocketmq.credentials import ApiKeys
+from app.rocketmq.filters import Filters
+from app.rocketmq.receiving import ClaimedOrphan
+from app.rocketmq.remoting.claim_queues import ClaimQueue
+from app.rocketmq.remoting.codes import RequestCode
+from app.rocketmq.remoting.frames import RemotingFrame, oneway
+from app.rocketmq.remoting.names import INNER_PRODUCER, producer_group_of
+from app.rocketmq.remoting.read_messages import message_id_of, orphaned_message
+from app.rocketmq.remoting.store_format import Host, encode_message, message_id
+
+# What a client held is remembered for so long after its connection ended. Its claims are over by then.
+LINGER_S = 60.0
+_numbers = count(1)
+
+
+class ClientConnection(Protocol):
+    """A connection to which frames can be sent."""
+
+    @property
+    def host(self) -> Host:
+        """The address of this server on the connection."""
+
+    def send(self, frame: RemotingFrame) -> bool:
+        """Send a frame; return False if the client is gone or does not read."""
+
+
+@dataclass(frozen=True, slots=True)
+class GroupMember:
+    """What a client says of a consumer group: how it filters each topic, and from where a new group begins."""
+
+    broadcasting: bool
+    start: str
+    filters: Mapping[str, Filters]
+
+
+class RemotingClient:
+    """A client. `producers` are its producer groups by name in Halfnote, with the names that the client uses."""
+
+    def __init__(self, client_id: str, keys: ApiKeys) -> None:
+        self.client_id, self.keys = client_id, keys
+        self.connection: ClientConnection | None = None
+        self.left_at = 0.0
+        self.producers: dict[str, str] = {}
+        self.consumers: dict[str, GroupMember] = {}
+        self.sends_transactions: set[str] = set()
+        # Consumer groups whose subscriptions could not be set up; each heartbeat tries again.
+        self.unready: set[str] = set()
+        self._queues: dict[tuple[str, str, int], ClaimQueue] = {}
+
+    def queue(self, group: str, topic: str, queue_id: int) -> ClaimQueue | None:
+        """Return a queue that this client began; None: it began none here."""
+        return self._queues.get((group, topic, queue_id))
+
+    def begin(self, group: str, topic: str, queue_id: int, subscription: str) -> ClaimQueue:
+        """Return a queue, begun if this client began none."""
+        return self._queues.setdefault((group, topic, queue_id), ClaimQueue(subscription))
+
+    def queues_of(self, group: str) -> list[ClaimQueue]:
+        """Return the queues of a consumer group."""
+        return [queue for (of, _, _), queue in self._queues.items() if of == group]
+
+    def forget(self, group: str) -> None:
+        """Forget the queues of a consumer group."""
+        self._queues = {key: queue for key, queue in self._queues.items() if key[0] != group}
+
+
+class RemotingClients:
+    """All of this process. `on_change` is called when a producer group may have got or lost a producer."""
+
+    def __init__(self) -> None:
+        # By keys as well: a client cannot take the place of one that has other rights.
+        self._by_id: dict[tuple[str, ApiKeys], RemotingClient] = {}
+        self._turn: dict[str, int] = {}
+        self.on_change: Callable[[], None] = lambda: None
+
+    def get(self, client_id: str, keys: ApiKeys) -> RemotingClient | None:
+        """Return the connected client with this id and these rights."""
+        found = self._by_id.get((client_id, keys))
+        return found if found is not None and found.connection is not None else None
+
+    def connect(self, client_id: str, keys: ApiKeys, connection: ClientConnection) -> RemotingClient:
+        """Return the client of a connection; one that comes back has the queues that it had."""
+        client = self._by_id.setdefault((client_id, keys), RemotingClient(client_id, keys))
+        client.connection = connection
+        return client
+
+    def disconnect(self, connection: ClientConnection) -> None:
+        """Note that a connection has ended, and forget clients that ended theirs long ago."""
+        now = time.monotonic()
+        for client in self._by_id.values():
+            if client.connection is connection:
+                client.connection, client.left_at = None, now
+        self._by_id = {
+            key: client
+            for key, client in self._by_id.items()
+            if client.connection is not None or now - client.left_at < LINGER_S
+        }
+        self.on_change()
+
+    def published(self) -> set[tuple[str, ApiKeys]]:
+        """Return the producer groups that have a producer here, with the keys under which their checks are claimed."""
+        return {(group, client.keys) for client in self._connected() for group in client.producers}
+
+    def ask(self, group: str, keys: ApiKeys, check: ClaimedOrphan) -> str | None:
+        """Send a check to one of the group's producers; return its id, or None if none takes it."""
+        found = [one for one in self._connected() if group in one.producers and one.keys == keys]
+        turn = self._turn[group] = self._turn.get(group, -1) + 1
+        ahead = turn % max(1, len(found))
+        # Clients that sent a transaction come before those that never did, which may have no listener.
+        for client in sorted(found[ahead:] + found[:ahead], key=lambda one: group not in one.sends_transactions):
+            connection = client.connection
+            if connection is not None and connection.send(
+                _check_frame(check, client.producers[group], connection.host)
+            ):
+                return client.client_id
+        return None
+
+    def _connected(self) -> Iterator[RemotingClient]:
+        return (client for client in self._by_id.values() if client.connection is not None)
+
+
+def named_producers(groups: list[str]) -> dict[str, str]:
+    """Return producer groups by their names in Halfnote. Raises CallRefused."""
+    return {producer_group_of(group): group for group in groups if group != INNER_PRODUCER}
+
+
+def _check_frame(check: ClaimedOrphan, group: str, host: Host) -> RemotingFrame:
+    message = orphaned_message(check, group)
+    unique_key = message_id_of(check.messages[0])
+    fields = {
+        "topic": message.topic,
+        "tranStateTableOffset": message.queue_offset,
+        "commitLogOffset": message.position,
+        "msgId": unique_key,
+        "transactionId": unique_key,
+        "offsetMsgId": message_id(host, message.position),
+    }
+    return oneway(RequestCode.CHECK_TRANSACTION_STATE, next(_numbers), fields, encode_message(message, host))

@@ -1,0 +1,64 @@
+"""The part of the gateway that serves remoting clients: its server, the claims of checks, and renewals."""
+
+import asyncio
+import contextlib
+import ssl
+from collections.abc import Sequence
+
+from app.rocketmq.checks import CheckClaims
+from app.rocketmq.claiming import Claiming
+from app.rocketmq.credentials import Credentials
+from app.rocketmq.halfnote_api import HalfnoteApi
+from app.rocketmq.remoting.membership import Membership
+from app.rocketmq.remoting.pulling import Pulling
+from app.rocketmq.remoting.remoting_clients import RemotingClients
+from app.rocketmq.remoting.remoting_producing import RemotingProducing
+from app.rocketmq.remoting.remoting_server import RemotingParts, RemotingServer
+from app.rocketmq.remoting.routes import Routes
+from app.rocketmq.remoting.sending_back import SendingBack
+from app.rocketmq.renewals import Renewals
+from app.rocketmq.storing import Storing
+from app.rocketmq.subscriptions import Subscriptions
+
+
+class RemotingGateway:
+    """Serves remoting clients. `addresses`: of all gateways, for their clients; none: that of each connection."""
+
+    def __init__(
+        self,
+        api: HalfnoteApi,
+        subscriptions: Subscriptions,
+        credentials: Credentials,
+        body_limit: int,
+        addresses: Sequence[str] = (),
+    ) -> None:
+        self.clients = RemotingClients()
+        self.checks = CheckClaims(api, self.clients)
+        self.clients.on_change = self.checks.adjust
+        self.renewals = Renewals(api, self.clients)
+        claiming = Claiming(api, subscriptions)
+        sending_back = SendingBack(claiming, self.renewals)
+        parts = RemotingParts(
+            Routes(addresses),
+            Membership(self.clients, subscriptions, claiming, self.renewals),
+            Pulling(claiming, subscriptions, self.renewals),
+            sending_back,
+            RemotingProducing(Storing(api, self.checks), sending_back, body_limit),
+        )
+        self._server = RemotingServer(credentials, self.clients, parts, body_limit)
+        self._renewing: asyncio.Task[None] | None = None
+
+    async def start(self, host: str, port: int, tls: ssl.SSLContext | None = None) -> int:
+        """Listen; return the port. Raises OSError."""
+        listening = await self._server.start(host, port, tls)
+        self._renewing = asyncio.create_task(self.renewals.run())
+        return listening
+
+    async def stop(self) -> None:
+        """End all connections. What clients hold comes again when its time is over."""
+        await self.checks.stop()
+        await self._server.stop()
+        if self._renewing is not None:
+            self._renewing.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await self._renewing

@@ -1,0 +1,130 @@
+"""The server of the remoting protocol: which part answers which request."""
+
+import asyncio
+import ssl
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+
+import structlog
+
+from app.rocketmq.credentials import Credentials
+from app.rocketmq.refusals import CallRefused
+from app.rocketmq.remoting.codes import RemotingRefused, RequestCode, ResultCode, remoting_refusal
+from app.rocketmq.remoting.connections import RemotingConnection
+from app.rocketmq.remoting.frames import RemotingFrame
+from app.rocketmq.remoting.membership import Membership
+from app.rocketmq.remoting.pulling import Pulling
+from app.rocketmq.remoting.remoting_clients import RemotingClients
+from app.rocketmq.remoting.remoting_producing import RemotingProducing
+from app.rocketmq.remoting.requests import RemotingCall
+from app.rocketmq.remoting.routes import Routes
+from app.rocketmq.remoting.sending_back import SendingBack
+from app.rocketmq.remoting.signatures import keys_of_request
+
+log = structlog.get_logger(__name__)
+
+CONNECTIONS_MAX = 4096
+# Room for a body above the limit, which then gets an answer, and for a batch and its properties.
+FRAME_ROOM_BYTES = 2 * 1024 * 1024
+
+Handler = Callable[[RemotingCall], Awaitable[RemotingFrame]]
+
+
+@dataclass(frozen=True, slots=True)
+class RemotingParts:
+    """The parts that answer requests."""
+
+    routes: Routes
+    membership: Membership
+    pulling: Pulling
+    sending_back: SendingBack
+    producing: RemotingProducing
+
+
+class RemotingServer:
+    """Listens, and answers requests. `body_limit`: bytes of one message."""
+
+    def __init__(
+        self, credentials: Credentials, clients: RemotingClients, parts: RemotingParts, body_limit: int
+    ) -> None:
+        self._credentials, self._clients = credentials, clients
+        self._frame_limit = body_limit + FRAME_ROOM_BYTES
+        self._connections: set[RemotingConnection] = set()
+        self._serving: set[asyncio.Task[None]] = set()
+        self._server: asyncio.Server | None = None
+        edge, send = parts.pulling.edge, parts.producing.send
+        self._handlers: dict[int, Handler] = {
+            RequestCode.GET_ROUTE: parts.routes.route,
+            RequestCode.SEND_MESSAGE: send,
+            RequestCode.SEND_MESSAGE_V2: send,
+            RequestCode.SEND_BATCH_MESSAGE: send,
+            RequestCode.END_TRANSACTION: parts.producing.end,
+            RequestCode.HEART_BEAT: parts.membership.heartbeat,
+            RequestCode.UNREGISTER_CLIENT: parts.membership.leave,
+            RequestCode.GET_CONSUMER_LIST_BY_GROUP: parts.membership.consumers,
+            RequestCode.LOCK_BATCH_MQ: parts.membership.lock,
+            RequestCode.UNLOCK_BATCH_MQ: parts.membership.unlock,
+            RequestCode.CHECK_CLIENT_CONFIG: parts.membership.check_configuration,
+            RequestCode.PULL_MESSAGE: parts.pulling.pull,
+            RequestCode.QUERY_CONSUMER_OFFSET: parts.pulling.committed,
+            RequestCode.UPDATE_CONSUMER_OFFSET: parts.pulling.commit,
+            RequestCode.GET_MAX_OFFSET: edge,
+            RequestCode.GET_MIN_OFFSET: edge,
+            RequestCode.SEARCH_OFFSET: edge,
+            RequestCode.CONSUMER_SEND_MSG_BACK: parts.sending_back.by_place,
+        }
+
+    async def start(self, host: str, port: int, tls: ssl.SSLContext | None) -> int:
+        """Listen; return the port. Raises OSError."""
+        self._server = await asyncio.start_server(self._connected, host, port, ssl=tls)
+        return int(self._server.sockets[0].getsockname()[1])
+
+    async def stop(self) -> None:
+        """End all connections."""
+        if self._server is None:
+            return
+        self._server.close()
+        for connection in list(self._connections):
+            connection.abort()
+        await asyncio.gather(*self._serving, return_exceptions=True)
+
+    async def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        if len(self._connections) >= CONNECTIONS_MAX:
+            log.warning("rocketmq_too_many_connections", connections=CONNECTIONS_MAX)
+            writer.transport.abort()
+            return
+        connection = RemotingConnection(reader, writer, self._frame_limit)
+        self._connections.add(connection)
+        if (serving := asyncio.current_task()) is not None:
+            self._serving.add(serving)
+            serving.add_done_callback(self._serving.discard)
+        try:
+            await connection.serve(self._answer)
+        finally:
+            self._connections.discard(connection)
+            self._clients.disconnect(connection)
+
+    async def _answer(self, frame: RemotingFrame, connection: RemotingConnection) -> RemotingFrame | None:
+        handler = self._handlers.get(frame.code)
+        if handler is None:
+            return frame.answered(
+                ResultCode.REQUEST_CODE_NOT_SUPPORTED, f"Halfnote does not serve requests of the code {frame.code}."
+            )
+        try:
+            keys = keys_of_request(frame, self._credentials)
+            return await handler(RemotingCall(frame, connection, keys))
+        except CallRefused as refused:
+            answer = _refused(frame, remoting_refusal(refused))
+        except RemotingRefused as refused:
+            answer = _refused(frame, refused)
+        except Exception:
+            log.exception("rocketmq_request_failed", code=frame.code)
+            return frame.answered(ResultCode.SYSTEM_ERROR, "The gateway failed; its log has the error.")
+        if frame.wants_no_answer:
+            # The client does not learn it. A check asks again for an end that was lost.
+            log.info("rocketmq_request_refused", code=frame.code, error=answer.remark)
+        return answer
+
+
+def _refused(frame: RemotingFrame, refused: RemotingRefused) -> RemotingFrame:
+    return frame.answered(refused.code, refused.text)

@@ -1,0 +1,84 @@
+"""Messages that consumers give back: to come again later, or as dead letters."""
+
+from typing import Any
+
+from app.rocketmq.claiming import Claiming
+from app.rocketmq.refusals import CallRefused
+from app.rocketmq.remoting.claim_queues import ClaimQueue, HeldDelivery
+from app.rocketmq.remoting.codes import RemotingRefused, ResultCode
+from app.rocketmq.remoting.frames import RemotingFrame
+from app.rocketmq.remoting.names import RETRY, subscription_of, topic_of
+from app.rocketmq.remoting.remoting_clients import RemotingClient
+from app.rocketmq.remoting.requests import RemotingCall
+from app.rocketmq.remoting.sent_messages import HANDLE, SendFields, delay_s
+from app.rocketmq.remoting.store_format import message_id, read_properties
+from app.rocketmq.renewals import Renewals
+
+# A delay level below 0 asks for a dead letter; 0 leaves the time to the server.
+_SAID_AGAIN = {"error": "the consumer asked for it again"}
+_SAID_DEAD = {"reason": "the consumer gave up"}
+
+
+class SendingBack:
+    """Settles what a consumer could not do."""
+
+    def __init__(self, claiming: Claiming, renewals: Renewals) -> None:
+        self._claiming, self._renewals = claiming, renewals
+
+    async def by_place(self, call: RemotingCall) -> RemotingFrame:
+        """Give back the message at a place in the commit log. Raises CallRefused, RemotingRefused."""
+        client, group = call.client(), call.text("group")
+        position, unique_key = call.number("offset"), call.frame.fields.get("originMsgId", "")
+        for queue in client.queues_of(group):
+            taken = queue.take_at(position, unique_key)
+            if taken is not None:
+                level, most = call.number("delayLevel", 0), call.number("maxReconsumeTimes", -1)
+                dead = level < 0 or 0 <= most < taken.attempt
+                await self._settle(queue, taken, client, dead=dead, level=level)
+                return call.frame.answered(ResultCode.SUCCESS)
+        # The client then sends the message with its properties, and so with its handle.
+        raise RemotingRefused(ResultCode.SYSTEM_ERROR, "This client does not hold the message here.")
+
+    async def by_handle(self, call: RemotingCall, fields: SendFields) -> RemotingFrame:
+        """Give back a message that is sent to its group's topic of retries. Raises CallRefused, RemotingRefused."""
+        properties = read_properties(fields.properties)
+        handle, topic = properties.get(HANDLE), properties.get("RETRY_TOPIC")
+        if not handle or not topic:
+            raise RemotingRefused(ResultCode.MESSAGE_ILLEGAL, "The message is none that Halfnote gave to a consumer.")
+        group = fields.topic.removeprefix(RETRY)
+        # The client has counted this attempt already.
+        dead = 0 <= fields.max_reconsume_times < fields.reconsume_times
+        client = call.connection.client
+        for queue in client.queues_of(group) if client is not None and client.keys == call.keys else ():
+            if client is not None and (taken := queue.take_handle(handle)) is not None:
+                await self._settle(queue, taken, client, dead=dead, level=0)
+                break
+        else:
+            name = subscription_of(group, topic_of(topic))
+            await self._settle_handle(name, handle, call, dead=dead)
+        place = {"msgId": message_id(call.connection.host, 0), "queueId": fields.queue_id, "queueOffset": 0}
+        return call.frame.answered(ResultCode.SUCCESS, fields=place)
+
+    async def _settle(
+        self, queue: ClaimQueue, taken: HeldDelivery, client: RemotingClient, *, dead: bool, level: int
+    ) -> None:
+        how, more = _how(dead=dead, level=level)
+        try:
+            await self._claiming.settle(queue.subscription, client.keys, how, [taken.handle], **more)
+        except CallRefused:
+            queue.hold([taken])
+            raise
+        # One that was not held any longer comes again by itself.
+        self._renewals.settled([taken.handle])
+
+    async def _settle_handle(self, name: str, handle: str, call: RemotingCall, *, dead: bool) -> None:
+        how, more = _how(dead=dead, level=0)
+        (refused,) = await self._claiming.settle(name, call.keys, how, [handle], **more)
+        if refused is not None and refused.slug == "handle-invalid":
+            raise refused
+
+
+def _how(*, dead: bool, level: int) -> tuple[str, dict[str, Any]]:
+    if dead:
+        return "reject", _SAID_DEAD
+    return "nack", {**_SAID_AGAIN, **({"retry_after_s": delay_s(level)} if level > 0 else {})}

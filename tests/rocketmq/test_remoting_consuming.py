@@ -1,0 +1,320 @@
+"""Pulls, offsets and messages that are given back by the remoting protocol, over the service in process."""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from typing import Any
+
+import httpx
+import pytest
+
+from app.database.connection import Connection
+from app.rocketmq.remoting import pulling
+from app.rocketmq.remoting.codes import RequestCode, ResultCode
+from app.rocketmq.remoting.remoting_gateway import RemotingGateway
+from app.runtime.state import Runtime
+from tests.support.consumers import lapse
+from tests.support.remoting import ONEWAY, ReadMessage, RemotingPeer, read_messages, remoting_over
+
+NAME = "points@order"
+
+
+@pytest.fixture
+async def gateway(client: httpx.AsyncClient) -> AsyncIterator[tuple[RemotingGateway, int]]:
+    async with remoting_over(client._transport) as both:
+        yield both
+
+
+@pytest.fixture
+async def peer(gateway: tuple[RemotingGateway, int]) -> AsyncIterator[RemotingPeer]:
+    """A connected consumer of the group `points`, which has asked where it begins."""
+    peer = await RemotingPeer.connect(gateway[1])
+    await joined(peer)
+    yield peer
+    await peer.close()
+
+
+async def joined(peer: RemotingPeer, **fields: Any) -> None:
+    answer = await peer.heartbeat(consumers={"points": "*"}, **fields)
+    assert answer.code == ResultCode.SUCCESS, answer.remark
+    assert await began(peer) == 0
+
+
+async def began(peer: RemotingPeer) -> int:
+    asked = {"consumerGroup": "points", "topic": "order", "queueId": 0}
+    return int((await peer.call(RequestCode.QUERY_CONSUMER_OFFSET, asked)).fields["offset"])
+
+
+async def sent(peer: RemotingPeer, *bodies: bytes, **properties: str) -> None:
+    for body in bodies:
+        answer = await peer.send(body, properties=properties)
+        assert answer.code == ResultCode.SUCCESS, answer.remark
+
+
+async def pulled(peer: RemotingPeer, offset: int, **fields: Any) -> list[ReadMessage]:
+    answer = await peer.pull(offset, **fields)
+    messages = read_messages(answer.body)
+    assert answer.code == (ResultCode.SUCCESS if messages else ResultCode.PULL_NOT_FOUND), answer.remark
+    assert int(answer.fields["nextBeginOffset"]) == offset + len(messages)
+    assert [one.queue_offset for one in messages] == list(range(offset, offset + len(messages)))
+    return messages
+
+
+async def sent_back(peer: RemotingPeer, message: ReadMessage, **fields: Any) -> int:
+    asked = {"offset": message.position, "group": "points", "delayLevel": 0, "originMsgId": message.unique_key}
+    return (await peer.call(RequestCode.CONSUMER_SEND_MSG_BACK, {**asked, "maxReconsumeTimes": 16, **fields})).code
+
+
+async def receipts(db: Connection) -> int:
+    return int(await db.fetchval("select count(*) from receipt"))
+
+
+async def test_what_is_below_a_committed_offset_is_acknowledged(peer: RemotingPeer, db: Connection) -> None:
+    await sent(peer, b"a", b"b", b"c", TAGS="created", KEYS="k1 k2", shop="s1")
+    messages = await pulled(peer, 0)
+    assert [one.body for one in messages] == [b"a", b"b", b"c"]
+    first = messages[0]
+    assert {name: first.properties[name] for name in ("TAGS", "KEYS", "shop")} == {
+        "TAGS": "created",
+        "KEYS": "k1 k2",
+        "shop": "s1",
+    }
+    assert (first.topic, first.reconsume_times, len({one.position for one in messages})) == ("order", 0, 3)
+    await peer.commit(2)
+    assert await receipts(db) == 2
+    # The next pull says the same with its own fields.
+    assert await pulled(peer, 3, commitOffset=3) == []
+    assert await receipts(db) == 3
+    await peer.commit(3)
+    assert await receipts(db) == 3
+
+
+@pytest.mark.parametrize("first", ["offset", "leave"])
+async def test_an_offset_that_a_client_commits_as_it_leaves_counts(
+    peer: RemotingPeer, db: Connection, first: str
+) -> None:
+    await sent(peer, b"a")
+    assert len(await pulled(peer, 0)) == 1
+    left = {"clientID": peer.client_id, "consumerGroup": "points"}
+    if first == "leave":
+        assert (await peer.call(RequestCode.UNREGISTER_CLIENT, left)).code == ResultCode.SUCCESS
+    fields = {"consumerGroup": "points", "topic": "order", "queueId": 0, "commitOffset": 1}
+    peer.write(RequestCode.UPDATE_CONSUMER_OFFSET, fields, flag=ONEWAY)
+    if first == "offset":
+        peer.write(RequestCode.UNREGISTER_CLIENT, left)
+    await peer.writer.drain()
+    peer.writer.close()
+    async with asyncio.timeout(30):
+        while await receipts(db) == 0:
+            await asyncio.sleep(0.05)
+
+
+async def test_an_answer_that_was_lost_comes_again(peer: RemotingPeer, db: Connection) -> None:
+    await sent(peer, b"a", b"b")
+    assert len(await pulled(peer, 0)) == 2
+    async with asyncio.timeout(30):
+        while len(again := await pulled(peer, 0)) != 2:
+            await asyncio.sleep(0.05)
+    assert [(one.body, one.reconsume_times) for one in again] == [(b"a", 1), (b"b", 1)]
+    await peer.commit(2)
+    assert await receipts(db) == 2
+
+
+async def test_a_client_that_begins_again_has_nothing(peer: RemotingPeer, db: Connection) -> None:
+    await sent(peer, b"a")
+    assert len(await pulled(peer, 0)) == 1
+    assert await began(peer) == 1
+    # A commit of the former turn acknowledges nothing.
+    await peer.commit(1)
+    assert await receipts(db) == 0
+    async with asyncio.timeout(30):
+        while not (again := await pulled(peer, 1)):
+            await asyncio.sleep(0.05)
+    assert [one.body for one in again] == [b"a"]
+
+
+async def test_another_process_goes_on_with_the_clients_own_offsets(
+    peer: RemotingPeer, client: httpx.AsyncClient, db: Connection, runtime: Runtime
+) -> None:
+    await sent(peer, b"a", b"b")
+    assert len(await pulled(peer, 0)) == 2
+    async with remoting_over(client._transport) as (_, port):
+        other = await RemotingPeer.connect(port)
+        other.client_id = peer.client_id
+        await other.heartbeat(consumers={"points": "*"})
+        await sent(peer, b"c")
+        assert [one.body for one in await pulled(other, 2, commitOffset=2)] == [b"c"]
+        # The offsets below were given by the first process. This one acknowledges what it gave out.
+        assert await receipts(db) == 0
+        await other.commit(3)
+        assert await receipts(db) == 1
+        await lapse(db, runtime)
+        await db.execute("update delivery_retry set due_at = now()")
+        again = await pulled(other, 3)
+        assert sorted((one.body, one.reconsume_times) for one in again) == [(b"a", 1), (b"b", 1)]
+        await other.close()
+
+
+async def test_an_orderly_client_from_another_process_begins_again(
+    peer: RemotingPeer, client: httpx.AsyncClient
+) -> None:
+    assert (await locked(peer))[0] == ResultCode.SUCCESS
+    assert (await client.get(f"/subscriptions/{NAME}")).json()["ordered"] == "key"
+    async with remoting_over(client._transport) as (_, port):
+        other = await RemotingPeer.connect(port)
+        await other.heartbeat(consumers={"points": "*"})
+        answer = await other.pull(7)
+        assert (answer.code, answer.fields["nextBeginOffset"]) == (ResultCode.PULL_OFFSET_MOVED, "7")
+        assert await began(other) == 0
+        assert await pulled(other, 0) == []
+        await other.close()
+
+
+async def locked(peer: RemotingPeer) -> tuple[int, Any]:
+    queues = [{"topic": "order", "brokerName": "halfnote", "queueId": 0}]
+    body = {"consumerGroup": "points", "clientId": peer.client_id, "mqSet": queues}
+    answer = await peer.call(RequestCode.LOCK_BATCH_MQ, body=json.dumps(body).encode())
+    return answer.code, json.loads(answer.body or b"{}").get("lockOKMQSet")
+
+
+async def test_an_orderly_client_gets_each_key_in_order(
+    peer: RemotingPeer, gateway: tuple[RemotingGateway, int]
+) -> None:
+    code, queues = await locked(peer)
+    assert (code, len(queues)) == (ResultCode.SUCCESS, 1)
+    other = await RemotingPeer.connect(gateway[1])
+    await joined(other)
+    assert (await locked(other))[0] == ResultCode.SUCCESS
+    await sent(peer, b"1", b"2", KEYS="order-1030")
+    assert [one.body for one in await pulled(peer, 0, maxMsgNums=1)] == [b"1"]
+    assert await pulled(other, 0) == []
+    await peer.commit(1)
+    assert [one.body for one in await pulled(other, 0)] == [b"2"]
+    await other.close()
+
+
+@pytest.mark.parametrize("level", [0, 1, -1])
+async def test_a_message_is_given_back(
+    peer: RemotingPeer, db: Connection, client: httpx.AsyncClient, level: int
+) -> None:
+    await sent(peer, b"a")
+    [message] = await pulled(peer, 0)
+    assert await sent_back(peer, message, delayLevel=level) == ResultCode.SUCCESS
+    # The client commits what it gave back as done.
+    await peer.commit(1)
+    assert await receipts(db) == 0
+    dead = (await client.get("/dead-letters")).json()["items"]
+    assert len(dead) == (1 if level < 0 else 0)
+    if level >= 0:
+        due = await db.fetchval("select extract(epoch from due_at - now()) from delivery_retry")
+        assert (float(due) < 2) == (level == 1)
+        await db.execute("update delivery_retry set due_at = now()")
+        assert [one.reconsume_times for one in await pulled(peer, 1)] == [1]
+    assert await sent_back(peer, message) == ResultCode.SYSTEM_ERROR
+
+
+async def test_the_last_attempt_of_a_client_is_a_dead_letter(
+    peer: RemotingPeer, db: Connection, client: httpx.AsyncClient
+) -> None:
+    await sent(peer, b"a")
+    [message] = await pulled(peer, 0)
+    assert await sent_back(peer, message, maxReconsumeTimes=1) == ResultCode.SUCCESS
+    await db.execute("update delivery_retry set due_at = now()")
+    [message] = await pulled(peer, 1)
+    assert await sent_back(peer, message, maxReconsumeTimes=1) == ResultCode.SUCCESS
+    assert len((await client.get("/dead-letters")).json()["items"]) == 1
+
+
+@pytest.mark.parametrize(("counted", "dead"), [(1, 0), (2, 1)])
+async def test_a_message_is_given_back_by_its_properties(
+    peer: RemotingPeer, gateway: tuple[RemotingGateway, int], client: httpx.AsyncClient, counted: int, dead: int
+) -> None:
+    await sent(peer, b"a")
+    [message] = await pulled(peer, 0)
+    # By another connection, as after a reconnect: the handle is enough.
+    other = await RemotingPeer.connect(gateway[1])
+    properties = {**message.properties, "RETRY_TOPIC": "order"}
+    answer = await other.send(b"a", topic="%RETRY%points", properties=properties, j=counted, l=1)
+    assert answer.code == ResultCode.SUCCESS
+    assert len((await client.get("/dead-letters")).json()["items"]) == dead
+    await other.close()
+
+
+async def test_a_client_that_leaves_gives_back_what_it_holds(
+    peer: RemotingPeer, gateway: tuple[RemotingGateway, int]
+) -> None:
+    await sent(peer, b"a")
+    assert len(await pulled(peer, 0)) == 1
+    left = {"clientID": peer.client_id, "consumerGroup": "points"}
+    assert (await peer.call(RequestCode.UNREGISTER_CLIENT, left)).code == ResultCode.SUCCESS
+    assert (await peer.pull(1)).code == ResultCode.SUBSCRIPTION_NOT_EXIST
+    other = await RemotingPeer.connect(gateway[1])
+    await joined(other)
+    async with asyncio.timeout(30):
+        while not (messages := await pulled(other, 0)):
+            await asyncio.sleep(0.05)
+    assert [one.body for one in messages] == [b"a"]
+    await other.close()
+
+
+async def test_a_client_that_comes_back_has_what_it_held(
+    peer: RemotingPeer, gateway: tuple[RemotingGateway, int], db: Connection
+) -> None:
+    await sent(peer, b"a")
+    assert len(await pulled(peer, 0)) == 1
+    other = await RemotingPeer.connect(gateway[1])
+    other.client_id = peer.client_id
+    await peer.close()
+    # No request is answered before the client says who it is.
+    assert (await other.pull(1)).code == ResultCode.SUBSCRIPTION_NOT_EXIST
+    await other.heartbeat(consumers={"points": "*"})
+    await other.commit(1)
+    assert await receipts(db) == 1
+    await other.close()
+
+
+async def test_a_client_takes_no_more_than_it_works_on(peer: RemotingPeer, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pulling, "HELD_MAX", 2)
+    await sent(peer, b"a", b"b", b"c")
+    assert len(await pulled(peer, 0)) == 2
+    assert await pulled(peer, 2) == []
+    assert [one.body for one in await pulled(peer, 2, commitOffset=1)] == [b"c"]
+
+
+async def test_each_client_learns_of_itself_only(peer: RemotingPeer, gateway: tuple[RemotingGateway, int]) -> None:
+    assert (await peer.asked.get()).fields == {"consumerGroup": "points"}
+    other = await RemotingPeer.connect(gateway[1])
+    listed = {"consumerGroup": "points"}
+    assert (await other.call(RequestCode.GET_CONSUMER_LIST_BY_GROUP, listed)).code == ResultCode.SUBSCRIPTION_NOT_EXIST
+    await joined(other)
+    for one in (peer, other):
+        answer = await one.call(RequestCode.GET_CONSUMER_LIST_BY_GROUP, listed)
+        assert json.loads(answer.body) == {"consumerIdList": [one.client_id]}
+    await other.close()
+
+
+async def test_the_subscription_filters_and_begins_as_the_client_says(
+    gateway: tuple[RemotingGateway, int], client: httpx.AsyncClient
+) -> None:
+    peer = await RemotingPeer.connect(gateway[1])
+    await sent(peer, b"before")
+    await peer.heartbeat(consumers={"points": "created || paid"}, consumeFromWhere="CONSUME_FROM_FIRST_OFFSET")
+    shape = (await client.get(f"/subscriptions/{NAME}")).json()
+    assert shape["filters"] == {"tags": ["created", "paid"], "headers": None}
+    await peer.heartbeat(consumers={"points": "*"})
+    assert (await client.get(f"/subscriptions/{NAME}")).json()["filters"] is None
+    assert [one.body for one in await pulled(peer, 0)] == [b"before"]
+    check = {"subscriptionData": {"topic": "order", "subString": "amount > 3", "expressionType": "SQL92"}}
+    answer = await peer.call(RequestCode.CHECK_CLIENT_CONFIG, body=json.dumps(check).encode())
+    assert answer.code == ResultCode.SUBSCRIPTION_PARSE_FAILED
+    await peer.close()
+
+
+async def test_what_halfnote_does_not_have_is_refused(peer: RemotingPeer) -> None:
+    assert (await peer.pull(0, queueId=4)).code == ResultCode.SYSTEM_ERROR
+    assert (await peer.pull(-1)).code == ResultCode.SYSTEM_ERROR
+    assert (await peer.pull(0, topic="billing")).code == ResultCode.SUBSCRIPTION_PARSE_FAILED
+    assert (await peer.pull(0, group="mailer")).code == ResultCode.SUBSCRIPTION_NOT_EXIST
+    await peer.heartbeat(consumers={"news": "*"}, messageModel="BROADCASTING")
+    assert (await peer.pull(0, group="news")).code == ResultCode.NO_PERMISSION
+    assert await pulled(peer, 0, topic="%RETRY%points") == []

@@ -1,0 +1,136 @@
+"""Malformed and slow connections of remoting clients, limits, and a gateway without its service."""
+
+import asyncio
+import contextlib
+import subprocess
+import sys
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import httpx
+import pytest
+
+from app.rocketmq.remoting import connections, remoting_server
+from app.rocketmq.remoting.codes import RequestCode, ResultCode
+from app.rocketmq.remoting.frames import RemotingFrame, encode
+from tests.support.gateway import BODY_LIMIT, GatewayProcess
+from tests.support.ports import free_port
+from tests.support.processes import ROOT
+from tests.support.remoting import RemotingPeer, remoting_over
+
+ROUTE = encode(RemotingFrame(RequestCode.GET_ROUTE, 1, fields={"topic": "order"}))
+
+
+@pytest.fixture
+async def port(client: httpx.AsyncClient) -> AsyncIterator[int]:
+    async with remoting_over(client._transport) as (_, port):
+        yield port
+
+
+async def serves(port: int) -> None:
+    peer = await RemotingPeer.connect(port)
+    assert (await peer.call(RequestCode.GET_ROUTE, {"topic": "order"})).code == ResultCode.SUCCESS
+    await peer.close()
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"GET / HTTP/1.1\r\n\r\n",
+        b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc",
+        (0).to_bytes(4, "big"),
+        (3).to_bytes(4, "big") + b"abc",
+        (BODY_LIMIT + 3 * 1024 * 1024).to_bytes(4, "big"),
+        (2**32 - 1).to_bytes(4, "big"),
+        (8).to_bytes(4, "big") + (9).to_bytes(4, "big") + b"abcd",
+        (8).to_bytes(4, "big") + (4).to_bytes(4, "big") + b"abcd",
+        (6).to_bytes(4, "big") + (2).to_bytes(4, "big") + b"{}",
+        (6).to_bytes(4, "big") + (2).to_bytes(4, "big") + b"[]",
+        (8).to_bytes(4, "big") + (7 << 24 | 4).to_bytes(4, "big") + b"abcd",
+        (8).to_bytes(4, "big") + (1 << 24 | 4).to_bytes(4, "big") + b"abcd",
+        (100_004).to_bytes(4, "big") + (100_000).to_bytes(4, "big") + b'{"code":' + b"[" * 99_992,
+    ],
+)
+async def test_bytes_that_are_no_frame_end_the_connection(port: int, content: bytes) -> None:
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    writer.write(content)
+    async with asyncio.timeout(30):
+        # Closed with what was not read, the connection is reset.
+        with contextlib.suppress(ConnectionResetError):
+            assert await reader.read() == b""
+    writer.close()
+    await serves(port)
+
+
+@pytest.mark.parametrize("content", [b"", b"\x00\x00", ROUTE[:-1]], ids=["nothing", "half a length", "half a frame"])
+async def test_a_slow_frame_ends_the_connection(port: int, content: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connections, "FRAME_S", 0.2)
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    writer.write(content)
+    async with asyncio.timeout(30):
+        assert await reader.read() == b""
+    writer.close()
+    await serves(port)
+
+
+async def test_an_idle_connection_is_ended(port: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connections, "IDLE_S", 0.2)
+    peer = await RemotingPeer.connect(port)
+    assert (await peer.call(RequestCode.GET_ROUTE, {"topic": "order"})).code == ResultCode.SUCCESS
+    await peer.ended()
+    await peer.close()
+
+
+async def test_connections_are_limited(port: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(remoting_server, "CONNECTIONS_MAX", 1)
+    peer = await RemotingPeer.connect(port)
+    assert (await peer.call(RequestCode.GET_ROUTE, {"topic": "order"})).code == ResultCode.SUCCESS
+    refused = await RemotingPeer.connect(port)
+    await refused.ended()
+    await refused.close()
+    assert (await peer.call(RequestCode.GET_ROUTE, {"topic": "order"})).code == ResultCode.SUCCESS
+    await peer.close()
+
+
+async def test_many_requests_of_one_connection_are_answered(port: int) -> None:
+    peer = await RemotingPeer.connect(port)
+    answers = await asyncio.gather(*(peer.call(RequestCode.GET_ROUTE, {"topic": f"t{n}"}) for n in range(1000)))
+    assert {one.code for one in answers} == {ResultCode.SUCCESS}
+    await peer.close()
+
+
+async def test_without_its_service_requests_are_refused(port: int) -> None:
+    async with remoting_over(None, url=f"http://127.0.0.1:{free_port()}") as (_, alone):
+        peer = await RemotingPeer.connect(alone)
+        assert (await peer.send(b"x")).code == ResultCode.SERVICE_NOT_AVAILABLE
+        # A consumer starts, and its pulls are refused until the service is there.
+        assert (await peer.heartbeat(producers=("shop",), consumers={"points": "*"})).code == ResultCode.SUCCESS
+        assert (await peer.pull(0)).code == ResultCode.SERVICE_NOT_AVAILABLE
+        await peer.close()
+
+
+async def test_the_port_is_an_option(tmp_path: Path) -> None:
+    gateway = GatewayProcess(tmp_path, "http://127.0.0.1:9", "--remoting-port", "0")
+    await gateway.start()
+    try:
+        await serves(gateway.remoting_port)
+        taken = ["--port", "0", "--remoting-port", str(gateway.remoting_port)]
+        ran = subprocess.run(
+            [sys.executable, "-m", "app.cli", "rocketmq", *taken], cwd=ROOT, capture_output=True, text=True, timeout=60
+        )
+        assert (ran.returncode, "for remoting clients" in ran.stderr) == (1, True)
+    finally:
+        assert gateway.stop() == 0
+    assert "Traceback" not in gateway.log.read_text()
+
+
+@pytest.mark.parametrize("address", ["localhost", "localhost:x", "a:1;b:2", "[::1]:1"])
+def test_an_address_that_clients_cannot_use_is_refused(address: str) -> None:
+    ran = subprocess.run(
+        [sys.executable, "-m", "app.cli", "rocketmq", "--remoting-port", "0", "--remoting-address", address],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert (ran.returncode, "--remoting-address is host:port" in ran.stderr) == (2, True)
