@@ -4,6 +4,7 @@ import json
 import os
 import ssl
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any
 from urllib.parse import quote
@@ -50,22 +51,13 @@ def call(
         ) as client:
             answer = client.request(method, path, params=parameters, json=content)
     except (httpx.ConnectError, httpx.UnsupportedProtocol, httpx.InvalidURL) as error:
-        if "CERTIFICATE_VERIFY_FAILED" in str(error):
-            raise Refusal(
-                f"The certificate of {url} is not trusted ({error}).\n"
-                "  Name the PEM file of your CA by HALFNOTE_CA_FILE, and a host of the certificate in the URL."
-            ) from None
-        raise Refusal(
-            f"No Halfnote answers on {url} ({error}).\n"
-            "  Start it with `make run` or `halfnote serve`, or set its address with --url or HALFNOTE_URL."
-        ) from None
+        raise _no_answer(url, error) from None
     except httpx.HTTPError as error:
         raise Refusal(f"{url} did not answer {method} {path}: {error or type(error).__name__}.") from None
     if answer.is_error:
         if as_json:
             print(answer.text)
-        hint = NO_KEY if answer.status_code == 401 else ""
-        raise Refusal(problem_text(url, answer) + hint, problem=_problem(answer))
+        raise _refusal(url, answer)
     if not answer.is_success:
         there = answer.headers.get("location", "another address")
         raise Refusal(f"{url} answered {answer.status_code} and redirects to {there}. Set that address as the URL.")
@@ -73,6 +65,40 @@ def call(
         return answer.json() if answer.content else None
     except ValueError:
         raise Refusal(problem_text(url, answer)) from None
+
+
+def stream_lines(url: str, path: str, headers: dict[str, str]) -> Iterator[str]:
+    """Yield the lines of an answer that has no end. Raises Refusal; httpx.HTTPError if it breaks off."""
+    try:
+        with (
+            httpx.Client(
+                base_url=url, timeout=TIMEOUT_S, trust_env=False, headers={**_key(), **headers}, verify=trusted(url)
+            ) as client,
+            client.stream("GET", path) as answer,
+        ):
+            if not answer.is_success:
+                answer.read()
+                raise _refusal(url, answer)
+            yield from answer.iter_lines()
+    except (httpx.ConnectError, httpx.UnsupportedProtocol, httpx.InvalidURL) as error:
+        raise _no_answer(url, error) from None
+
+
+def _no_answer(url: str, error: Exception) -> Refusal:
+    if "CERTIFICATE_VERIFY_FAILED" in str(error):
+        return Refusal(
+            f"The certificate of {url} is not trusted ({error}).\n"
+            "  Name the PEM file of your CA by HALFNOTE_CA_FILE, and a host of the certificate in the URL."
+        )
+    return Refusal(
+        f"No Halfnote answers on {url} ({error}).\n"
+        "  Start it with `make run` or `halfnote serve`, or set its address with --url or HALFNOTE_URL."
+    )
+
+
+def _refusal(url: str, answer: httpx.Response) -> Refusal:
+    hint = NO_KEY if answer.status_code == 401 else ""
+    return Refusal(problem_text(url, answer) + hint, problem=_problem(answer))
 
 
 def _problem(answer: httpx.Response) -> dict[str, Any]:
@@ -147,11 +173,11 @@ def request_of(file: Path | None, **options: Any) -> dict[str, Any]:
     return content | {name: value for name, value in options.items() if value is not None and value != []}
 
 
-def all_pages(url: str, path: str, *, as_json: bool, cursor: str | None = None) -> list[dict[str, Any]]:
+def all_pages(url: str, path: str, *, as_json: bool, cursor: str | None = None, **query: Any) -> list[dict[str, Any]]:
     """Return the items of all pages of a list from `cursor` on. Raises Refusal."""
     found: list[dict[str, Any]] = []
     while True:
-        page = call(url, "GET", path, query={"cursor": cursor, "limit": PAGE_MAX}, as_json=as_json)
+        page = call(url, "GET", path, query={**query, "cursor": cursor, "limit": PAGE_MAX}, as_json=as_json)
         found += page["items"]
         cursor = page["next_cursor"]
         if cursor is None:

@@ -1,5 +1,6 @@
 """`halfnote groups`: register, show, test and delete producer groups."""
 
+from datetime import UTC, datetime
 from typing import Annotated, Any
 
 import typer
@@ -7,7 +8,7 @@ import typer
 from app.cli.api_client import DEFAULT_URL, AsJson, FromFile, Url, all_pages, call, path_of, print_json, request_of
 from app.cli.confirmation import Yes, must_agree
 from app.cli.sorted_commands import SortedCommands
-from app.cli.tables import moment, print_fields, print_new_secret, print_table, reset_line, span, text
+from app.cli.tables import age, moment, print_fields, print_new_secret, print_table, reset_line, span, text
 
 app = typer.Typer(
     help="Producer groups: their check URLs and check-back policy.", no_args_is_help=True, cls=SortedCommands
@@ -74,21 +75,25 @@ def get(name: GroupName, url: Url = DEFAULT_URL, as_json: AsJson = False) -> Non
 
 @app.command("list")
 def list_groups(url: Url = DEFAULT_URL, as_json: AsJson = False) -> None:
-    """List the groups."""
-    groups = all_pages(url, "/producer-groups", as_json=as_json)
+    """List the groups with their transactions in doubt and parked, and the last error of their check URLs."""
+    groups = all_pages(url, "/producer-groups", as_json=as_json, standing=True)
     if as_json:
         print_json(groups)
         return
+    now = datetime.now(UTC)
     rows = [
         (
             group["name"],
+            *_standing(group["standing"]),
+            _failing(group["urls"], now),
             "\n".join([*group["check_urls"], *(["claimed"] if group["checks"] == "claim" else [])]),
             f"{span(group['immunity_s'])}, then every {span(group['interval_s'])}",
             f"{group['max_checks']}, then {group['on_exhausted']}",
         )
         for group in groups
     ]
-    print_table(("group", "check urls", "asked after", "checks"), rows)
+    columns = ("group", "in doubt", "parked", "last error", "check urls", "asked after", "checks")
+    print_table(columns, rows, whole=("in doubt", "parked"))
 
 
 @app.command("test")
@@ -130,6 +135,16 @@ def delete(name: GroupName, yes: Yes = False, url: Url = DEFAULT_URL, as_json: A
     call(url, "DELETE", path_of("producer-groups", name), as_json=as_json)
 
 
+def _standing(found: dict[str, Any]) -> tuple[str, str]:
+    more = "" if found["exact"] else "+"
+    return f"{found['in_doubt']}{more}", f"{found['parked']}{more}"
+
+
+def _failing(urls: list[dict[str, Any]], now: datetime) -> str:
+    failing = [one for one in urls if one["last_error"]]
+    return f"{failing[0]['last_error']}, {age(failing[0]['last_error_at'], now)}" if failing else ""
+
+
 def _show(group: dict[str, Any], as_json: bool) -> None:
     if as_json:
         print_json(group)
@@ -142,6 +157,7 @@ def _show(group: dict[str, Any], as_json: bool) -> None:
             "at most": f"{group['max_checks']} answered unknown, then {group['on_exhausted']}",
             "one call": f"{span(group['check_timeout_s'])} at most, {group['check_max_in_flight']} at once",
             "unanswered": f"parked after {span(group['unanswered_park_s'])}",
+            **_open(group),
             "pinged": f"every {span(group['ping_interval_s'])}",
             "registered": moment(group["created_at"]),
             "changed": moment(group["updated_at"]),
@@ -154,6 +170,15 @@ def _show(group: dict[str, Any], as_json: bool) -> None:
     print()
     rows = [(one["url"], moment(one["last_ok"]) or "never", _last_error(one)) for one in group["urls"]]
     print_table(("check url", "last answered", "last error"), rows)
+
+
+def _open(group: dict[str, Any]) -> dict[str, str]:
+    """Return the lines that only GET has."""
+    if "standing" not in group:
+        return {}
+    in_doubt, parked = _standing(group["standing"])
+    answers = ", ".join(f"{one['checks']} {one['outcome']}" for one in group["answers"])
+    return {"in doubt": in_doubt, "parked": parked, "answers": answers or "none of undecided transactions"}
 
 
 def _checks(group: dict[str, Any]) -> str:

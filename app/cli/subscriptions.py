@@ -1,6 +1,8 @@
 """`halfnote subscriptions`: make, show, pause and delete subscriptions."""
 
 import json
+from collections.abc import Callable
+from enum import StrEnum
 from typing import Annotated, Any
 
 import typer
@@ -11,7 +13,7 @@ from app.cli.confirmation import Yes, must_agree
 from app.cli.errors import WRONG_USAGE, Refusal
 from app.cli.sorted_commands import SortedCommands
 from app.cli.subscription_options import address_text, destination_from, print_subscription
-from app.cli.tables import moment, print_fields, print_new_secret, print_table, text
+from app.cli.tables import duration, moment, print_fields, print_new_secret, print_table, text
 
 app = typer.Typer(
     help="Subscriptions: the destinations of committed messages.", no_args_is_help=True, cls=SortedCommands
@@ -35,6 +37,24 @@ Fields = Annotated[
         help="a field of the destination, such as mode, exchange, subject, stream, username or password; repeatable",
     ),
 ]
+
+
+class SortBy(StrEnum):
+    """The order of a list."""
+
+    NAME = "name"
+    LAG = "lag"
+    DEAD = "dead"
+    STATE = "state"
+
+
+SORTED_BY: dict[SortBy, Callable[[dict[str, Any]], Any]] = {
+    SortBy.NAME: lambda one: one["name"],
+    SortBy.LAG: lambda one: (-one["standing"]["seconds"], one["name"]),
+    SortBy.DEAD: lambda one: (-one["standing"]["dead_letters"], one["name"]),
+    SortBy.STATE: lambda one: (one["state"] == "active", one["state"], one["name"]),
+}
+Sort = Annotated[SortBy, typer.Option(help="name; lag: the oldest first; dead: the most first; state: others first")]
 Tags = Annotated[list[str] | None, typer.Option("--tag", help="only messages with one of these tags; repeatable")]
 
 
@@ -88,14 +108,31 @@ def get(name: SubscriptionName, url: Url = DEFAULT_URL, as_json: AsJson = False)
 
 
 @app.command("list")
-def list_subscriptions(url: Url = DEFAULT_URL, as_json: AsJson = False) -> None:
-    """List the subscriptions."""
-    found = all_pages(url, "/subscriptions", as_json=as_json)
+def list_subscriptions(sort: Sort = SortBy.NAME, url: Url = DEFAULT_URL, as_json: AsJson = False) -> None:
+    """List the subscriptions with their lag, the age of the oldest message that waits, dead letters and last error."""
+    found = all_pages(url, "/subscriptions", as_json=as_json, standing=True)
+    found.sort(key=SORTED_BY[sort])
     if as_json:
         print_json(found)
         return
-    rows = [(one["name"], one["state"], ", ".join(one["topics"]), address_text(one["destination"])) for one in found]
-    print_table(("subscription", "state", "topics", "to"), rows, whole=("state",))
+    rows = [
+        (
+            one["name"],
+            one["state"],
+            *_standing(one["standing"]),
+            ", ".join(one["topics"]),
+            address_text(one["destination"]),
+        )
+        for one in found
+    ]
+    columns = ("subscription", "state", "lag", "oldest", "dead", "last error", "topics", "to")
+    print_table(columns, rows, whole=("state", "lag", "oldest", "dead"))
+
+
+def _standing(found: dict[str, Any]) -> tuple[str, str, str, str]:
+    more = "" if found["exact"] else "+"
+    oldest = duration(found["seconds"]) if found["messages"] else ""
+    return f"{found['messages']}{more}", oldest, str(found["dead_letters"]), found["last_error"] or ""
 
 
 @app.command("delete")

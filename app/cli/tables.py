@@ -1,6 +1,7 @@
-"""Print tables and lists of fields for people: 80 columns wide, wrapped and never cut."""
+"""Print tables and lists of fields: as wide as the terminal, wrapped and never cut; in a pipe one line for each row."""
 
 import json
+import os
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
@@ -11,6 +12,8 @@ from rich.markup import escape
 from rich.table import Table
 
 NARROWEST = 80
+# Wider than any row.
+_UNWRAPPED = 1_000_000
 
 
 def print_table(columns: Sequence[str], rows: Iterable[Sequence[str]], *, whole: Sequence[str] = ()) -> None:
@@ -19,7 +22,7 @@ def print_table(columns: Sequence[str], rows: Iterable[Sequence[str]], *, whole:
     for name in columns:
         table.add_column(name.upper(), overflow="fold", no_wrap=name in whole)
     for row in rows:
-        table.add_row(*map(escape, row))
+        table.add_row(*(escape(cell if _is_for_people() else ", ".join(cell.splitlines())) for cell in row))
     _print(table)
 
 
@@ -45,12 +48,18 @@ def reset_line(answer: dict[str, Any]) -> dict[str, str | None]:
 
 
 def _print(table: Table) -> None:
-    """Print as wide as the terminal, at least 80 columns; no line ends in blanks."""
+    """Print as wide as the terminal, at least 80 columns, or unwrapped in a pipe; no line ends in blanks."""
     screen = Console(file=sys.stdout, highlight=False)
-    page = Console(file=sys.stdout, highlight=False, width=max(NARROWEST, screen.width))
+    width = max(NARROWEST, screen.width) if _is_for_people() else _UNWRAPPED
+    page = Console(file=sys.stdout, highlight=False, width=width)
     with page.capture() as printed:
         page.print(table)
     print("\n".join(line.rstrip() for line in printed.get().splitlines()))
+
+
+def _is_for_people() -> bool:
+    """Return whether a width counts: there is a terminal, or COLUMNS names one. Programs read whole lines."""
+    return sys.stdout.isatty() or bool(os.environ.get("COLUMNS"))
 
 
 def moment(value: str | None) -> str | None:

@@ -1,12 +1,13 @@
 """`halfnote topics`: list, declare and undeclare topics."""
 
-from typing import Annotated
+from datetime import UTC, datetime
+from typing import Annotated, Any
 
 import typer
 
 from app.cli.api_client import DEFAULT_URL, AsJson, Url, all_pages, call, path_of, print_json
 from app.cli.sorted_commands import SortedCommands
-from app.cli.tables import moment, print_table
+from app.cli.tables import age, moment, print_table
 
 app = typer.Typer(help="Topics: their subscriptions, and which are declared.", no_args_is_help=True, cls=SortedCommands)
 
@@ -15,15 +16,27 @@ Names = Annotated[list[str], typer.Argument(metavar="NAME...", help="topics")]
 
 @app.command("list")
 def list_topics(url: Url = DEFAULT_URL, as_json: AsJson = False) -> None:
-    """List the topics that were used or declared."""
-    topics = all_pages(url, "/topics", as_json=as_json)
+    """List the topics that were used or declared, with their share of the last 10,000 messages."""
+    topics = all_pages(url, "/topics", as_json=as_json, traffic=True)
     if as_json:
         print_json(topics)
         return
+    now = datetime.now(UTC)
     rows = [
-        (one["topic"], moment(one["declared_at"]) or "no", ", ".join(one["subscriptions"]) or "none") for one in topics
+        (
+            one["topic"],
+            *_traffic(one["traffic"], now),
+            moment(one["declared_at"]) or "no",
+            ", ".join(one["subscriptions"]) or "none",
+        )
+        for one in topics
     ]
-    print_table(("topic", "declared", "taken by"), rows)
+    columns = ("topic", "per s", "last message", "unrouted", "declared", "taken by")
+    print_table(columns, rows, whole=("per s", "last message", "unrouted"))
+
+
+def _traffic(found: dict[str, Any], now: datetime) -> tuple[str, str, str]:
+    return f"{found['per_s']:.3g}", age(found["last_at"], now) if found["last_at"] else "", str(found["unrouted"])
 
 
 @app.command("declare")

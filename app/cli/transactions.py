@@ -57,10 +57,20 @@ def list_transactions(
         print_json(page)
         return
     now = datetime.now(UTC)
-    rows = [(one["transaction_id"], one["state"], age(one["born_at"], now), about(one)) for one in page["items"]]
-    print_table(("transaction", "state", "born", "group: topic"), rows, whole=("transaction", "state", "born"))
+    rows = [
+        (one["transaction_id"], one["state"], age(one["born_at"], now), _last_check(one, now), about(one))
+        for one in page["items"]
+    ]
+    print_table(
+        ("transaction", "state", "born", "last check", "group: topic"), rows, whole=("transaction", "state", "born")
+    )
     if page["next_cursor"]:
         print(f"\nThere may be more: --cursor {page['next_cursor']}")
+
+
+def _last_check(one: dict[str, Any], now: datetime) -> str:
+    last = one.get("last_check")
+    return f"{last['outcome']} {age(last['at'], now)}" if last else ""
 
 
 def about(one: dict[str, Any]) -> str:

@@ -34,7 +34,8 @@ KINDS: dict[Metric, ChartKind] = {
 class Chart:
     """A chart to render. `lines` and `areas`: SVG paths, one for each run of steps without a gap."""
 
-    metric: Metric
+    # The metric, or another name.
+    metric: str
     title: str
     lines: list[str]
     areas: list[str]
@@ -50,20 +51,25 @@ def chart_of(series: SeriesShown) -> Chart:
     kind = KINDS[series.metric]
     points = series.points[:-1] if len(series.points) > 1 else series.points
     values = [_shown(point, kind, series.step_s) for point in points]
+    return drawn(series.metric, kind, values, points[0].at)
+
+
+def drawn(name: str, kind: ChartKind, values: Sequence[float | None], begins: datetime) -> Chart:
+    """Return the chart of values at equal distances; None: a gap."""
     known = [value for value in values if value is not None]
     highest = max(known, default=0.0)
     runs = _runs(_places(values, highest))
     last = kind.written(known[-1]) if known else "no figure"
     most = kind.written(highest)
     return Chart(
-        metric=series.metric,
+        metric=name,
         title=kind.title,
         lines=["M" + " L".join(f"{x:g},{y:g}" for x, y in run) for run in runs if len(run) > 1],
         areas=[_area(run) for run in runs if len(run) > 1],
         dots=[run[0] for run in runs if len(run) == 1],
         last=last,
         most=most,
-        begins=points[0].at,
+        begins=begins,
         described=f"{kind.title}: last {last}, at most {most}",
     )
 

@@ -21,7 +21,7 @@ if TYPE_CHECKING:  # it imports Authlib, an optional dependency
     from app.console.openid.issuer import Issuer
 
 # Parameters that are the console's own, beside those of the API.
-OWN = frozenset({"format", "internal", "done"})
+OWN = frozenset({"format", "internal", "done", "sort"})
 # The rows of a list on a page, and in a CSV file.
 ROWS, CSV_ROWS = 50, 1000
 # The beginnings of a cell that spreadsheets run as a formula.
@@ -79,9 +79,9 @@ class Visit:
         asked = {name: value for name, value in self.asked.items() if name not in OWN}
         return checked(model, {**asked, **fixed})
 
-    def list_query(self, model: type[Model]) -> Model:
+    def list_query(self, model: type[Model], **fixed: Any) -> Model:
         """Return the query of a list, with as many rows as a page or a CSV file has. Raises Invalid."""
-        return self.query(model, limit=CSV_ROWS if self.wants_csv else ROWS)
+        return self.query(model, limit=CSV_ROWS if self.wants_csv else ROWS, **fixed)
 
     def may(self, method: str, route: str) -> bool:
         """Return whether the caller's role may call a route of the API."""

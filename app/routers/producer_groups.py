@@ -26,15 +26,19 @@ from app.operations.merge_patch import patched
 from app.permissions import Caller
 from app.routers.dependencies import CallerDep, RuntimeDep, problems
 from app.runtime.state import Runtime
-from app.schemas.fields import ActNote, DryRun, NamePath, PageQuery
+from app.schemas.fields import ActNote, DryRun, NamePath, StandingQuery
 from app.schemas.producer_groups import (
     EXAMPLE,
+    CheckAnswersShown,
     GroupAnswer,
     GroupChanged,
     GroupCreated,
     GroupList,
+    GroupListed,
     GroupPatch,
     GroupPut,
+    GroupShown,
+    GroupStandingShown,
     NewSecret,
     PingAnswer,
     PingResult,
@@ -46,6 +50,7 @@ from app.secrets.writer import Seal
 from app.store.admin.audit import record
 from app.store.checkback import producer_groups as store
 from app.store.checkback.check_urls import CheckUrl, forget_urls, note_urls, urls_of
+from app.store.checkback.group_standing import GroupStanding, check_answers, group_standings
 from app.store.checkback.producer_groups import GroupShape, ProducerGroup
 from app.store.checkback.requests import ask_unanswered
 from app.store.relay.announcements import GROUP
@@ -145,23 +150,39 @@ async def _store(
 async def list_groups(
     runtime: RuntimeDep,
     caller: CallerDep,
-    query: Annotated[PageQuery, Query()],
+    query: Annotated[StandingQuery, Query()],
 ) -> GroupList:
-    """List registered groups by name, one page at a time. A producer's key sees only its own groups."""
+    """List registered groups by name, one page at a time. A producer's key sees only its own groups.
+
+    With `standing` each has the numbers of its transactions in doubt and parked.
+    """
     async with runtime.request_pool.connection() as connection:
         groups = await store.read_groups(connection, query.cursor or "", query.limit + 1, caller.groups.within)
         page = groups[: query.limit]
-        items = await _answers(connection, page)
+        standing = await group_standings(connection, [group.name for group in page]) if query.standing else {}
+        items = [
+            GroupListed(**answer.model_dump(), standing=_standing(standing.get(answer.name)))
+            for answer in await _answers(connection, page)
+        ]
     return GroupList(items=items, next_cursor=page[-1].name if len(groups) > query.limit else None)
 
 
 @router.get("/{name}", summary="Show a producer group", responses=problems(GroupUnknown))
-async def get_group(name: NamePath, runtime: RuntimeDep, caller: CallerDep) -> GroupAnswer:
-    """Show a group and the last result of each check URL. Secrets are not shown."""
+async def get_group(name: NamePath, runtime: RuntimeDep, caller: CallerDep) -> GroupShown:
+    """Show a group, the last result of each check URL, what stands open, and what checks answered.
+
+    Secrets are not shown.
+    """
     caller.must_have_group(name)
     async with runtime.request_pool.connection() as connection:
         [answer] = await _answers(connection, [await _known(connection, name)])
-    return answer
+        standing = (await group_standings(connection, [name]))[name]
+        answered = await check_answers(connection, name)
+    return GroupShown(
+        **answer.model_dump(),
+        standing=GroupStandingShown(**asdict(standing)),
+        answers=[CheckAnswersShown(**asdict(one)) for one in answered],
+    )
 
 
 @router.delete(
@@ -305,6 +326,10 @@ def _url_state(known: CheckUrl | None, url: str) -> UrlState:
     if known is None:
         return UrlState(url=url, last_ok=None, last_error=None, last_error_at=None)
     return UrlState(url=url, last_ok=known.last_ok_at, last_error=known.last_error, last_error_at=known.last_error_at)
+
+
+def _standing(found: GroupStanding | None) -> GroupStandingShown | None:
+    return None if found is None else GroupStandingShown(**asdict(found))
 
 
 async def _known(connection: Connection, name: str) -> ProducerGroup:

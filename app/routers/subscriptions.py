@@ -38,7 +38,7 @@ from app.routers.subscription_upsert import (
 )
 from app.runtime.standing import LAG_LOOKS_AT
 from app.runtime.state import Runtime
-from app.schemas.fields import DryRun, NamePath, PageQuery, Reason, SubscriptionNamePath
+from app.schemas.fields import DryRun, NamePath, Reason, StandingQuery, SubscriptionNamePath
 from app.schemas.subscription_patch import SubscriptionPatch
 from app.schemas.subscription_put import StartOffset, StartTime, SubscriptionPut
 from app.schemas.subscriptions import (
@@ -52,12 +52,15 @@ from app.schemas.subscriptions import (
     SubscriptionChanged,
     SubscriptionCreated,
     SubscriptionList,
+    SubscriptionListed,
     SubscriptionShown,
+    SubscriptionStanding,
 )
 from app.secrets.writer import Seal
 from app.store.admin.audit import Act, record
 from app.store.relay import lag as places
 from app.store.relay.lag import SubscriptionLag
+from app.store.relay.page_standing import PageStanding, page_standing
 from app.store.subscriptions import subscriptions as store
 from app.store.subscriptions.subscriptions import Private, Subscription, SubscriptionSpec
 from app.verdicts import BreakerState
@@ -176,12 +179,23 @@ async def _store(
 async def list_subscriptions(
     runtime: RuntimeDep,
     caller: CallerDep,
-    query: Annotated[PageQuery, Query()],
+    query: Annotated[StandingQuery, Query()],
 ) -> SubscriptionList:
-    """List subscriptions by name, one page at a time. A subscriber's key sees only its own subscriptions."""
+    """List subscriptions by name, one page at a time. A subscriber's key sees only its own subscriptions.
+
+    With `standing` each has its lag, its dead letters and its last error.
+    """
+    now = runtime.clock.now()
     async with runtime.request_pool.connection() as connection:
         found = await store.page(connection, query.cursor or "", query.limit + 1, caller.subscriptions.within)
-        items = await answers(runtime, connection, found[: query.limit])
+        page = found[: query.limit]
+        standing = await page_standing(connection, [one.subscription_id for one in page]) if query.standing else {}
+        items = [
+            SubscriptionListed(
+                **answer.model_dump(mode="json"), standing=_brief(standing.get(one.subscription_id), now)
+            )
+            for one, answer in zip(page, await answers(runtime, connection, page), strict=True)
+        ]
     return SubscriptionList(items=items, next_cursor=items[-1].name if len(found) > query.limit else None)
 
 
@@ -309,6 +323,18 @@ def _settings_of(answer: SubscriptionAnswer) -> dict[str, Any]:
 def _created(answer: SubscriptionChanged, secret: str | None, status: int) -> JSONResponse:
     shown = SubscriptionCreated(**answer.model_dump(mode="json"), secret=secret)
     return JSONResponse(shown.model_dump(mode="json"), status, headers={"cache-control": "no-store"})
+
+
+def _brief(found: PageStanding | None, now: datetime) -> SubscriptionStanding | None:
+    if found is None:
+        return None
+    return SubscriptionStanding(
+        messages=found.waiting,
+        seconds=max(0.0, (now - found.oldest_at).total_seconds()) if found.oldest_at else 0.0,
+        dead_letters=found.dead_letters,
+        exact=found.exact,
+        last_error=found.last_error,
+    )
 
 
 def _standing(place: SubscriptionLag, now: datetime) -> dict[str, Any]:

@@ -1,5 +1,6 @@
 """Topics and their subscriptions; declaring topics for HALFNOTE_TOPICS=declared."""
 
+from collections.abc import Mapping
 from datetime import datetime
 from typing import Annotated
 
@@ -14,6 +15,7 @@ from app.schemas.fields import Name, NamePath, Strict
 from app.store.admin.api_keys import note_change
 from app.store.admin.audit import record
 from app.store.coordinator import topics
+from app.store.coordinator.topic_traffic import TopicTraffic, traffic_of
 from app.topic_patterns import RESERVED, TopicPatterns, is_reserved
 
 router = APIRouter(tags=["topics"])
@@ -37,10 +39,25 @@ class TopicShown(Strict):
     )
 
 
+class TopicTrafficShown(Strict):
+    """The messages of a topic among the last 10,000 of the log."""
+
+    messages: int = Field(description="committed messages")
+    per_s: float = Field(description="per second, since the first of the 10,000")
+    last_at: datetime | None = Field(description="when the last was committed; null: it is not among the 10,000")
+    unrouted: int = Field(description="those that no subscription's topics take; tags and headers are ignored")
+
+
+class TopicListed(TopicShown):
+    """A topic in a list."""
+
+    traffic: TopicTrafficShown | None = Field(None, description="null unless it was asked for")
+
+
 class TopicPage(Strict):
     """A page of topics, by name."""
 
-    items: list[TopicShown]
+    items: list[TopicListed]
     next_cursor: str | None = Field(
         description="send it as `cursor` for the next page; null: this was the last", examples=[None]
     )
@@ -51,6 +68,7 @@ class TopicQuery(Strict):
 
     cursor: Name | None = Field(None, description="`next_cursor` of the previous page")
     limit: int = Field(100, ge=1, le=PAGE_MAX, description="topics on a page")
+    traffic: bool = Field(False, description="true: each topic has `traffic`, its last messages; this costs more")
 
 
 @router.get("/topics", summary="List topics and their subscriptions", responses=problems(Invalid))
@@ -58,11 +76,16 @@ async def get_topics(runtime: RuntimeDep, caller: CallerDep, query: Annotated[To
     """List topics by name.
 
     A producer's or subscriber's key sees the topics in its scope. A subscriber's key sees only its own subscriptions. A
-    topic exists once a half has used it, or once it is declared.
+    topic exists once a half has used it, or once it is declared. With `traffic` each has its last messages.
     """
+    now = runtime.clock.now()
     async with runtime.request_pool.connection() as connection:
         found = await topics.page(connection, query.cursor or "", query.limit + 1, _within(caller))
-    items = [_shown(row, caller) for row in found[: query.limit]]
+        page = found[: query.limit]
+        traffic, since = await traffic_of(connection, [row.topic for row in page]) if query.traffic else (None, None)
+    items = [
+        TopicListed(**_shown(row, caller).model_dump(), traffic=_traffic(row, traffic, since, now)) for row in page
+    ]
     return TopicPage(items=items, next_cursor=items[-1].topic if len(found) > query.limit else None)
 
 
@@ -108,4 +131,20 @@ def _shown(row: topics.Topic, caller: Caller) -> TopicShown:
         takers = [name for name in takers if caller.subscriptions.takes(name)]
     return TopicShown(
         topic=row.topic, first_seen_at=row.first_seen_at, declared_at=row.declared_at, subscriptions=takers
+    )
+
+
+def _traffic(
+    row: topics.Topic, traffic: Mapping[str, TopicTraffic] | None, since: datetime | None, now: datetime
+) -> TopicTrafficShown | None:
+    if traffic is None:
+        return None
+    found = traffic.get(row.topic)
+    if found is None or since is None:
+        return TopicTrafficShown(messages=0, per_s=0.0, last_at=None, unrouted=0)
+    # In the first second no rate is known.
+    over_s = max(1.0, (now - since).total_seconds())
+    unrouted = 0 if row.subscriptions or is_reserved(row.topic) else found.messages
+    return TopicTrafficShown(
+        messages=found.messages, per_s=found.messages / over_s, last_at=found.last_at, unrouted=unrouted
     )

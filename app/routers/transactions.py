@@ -15,11 +15,19 @@ from app.routers.end import unknown_transaction
 from app.routers.timeline import attempt_entry, known, transaction_shown
 from app.runtime.state import Runtime
 from app.schemas.fields import Id, Name, Strict, Time
-from app.schemas.transactions import ID, AttemptPage, SourceWord, TransactionPage, TransactionRow, TransactionShown
-from app.store.coordinator.attempts import HIGHEST_ID, earlier_attempts
+from app.schemas.transactions import (
+    ID,
+    AttemptPage,
+    LastCheck,
+    SourceWord,
+    TransactionPage,
+    TransactionRow,
+    TransactionShown,
+)
+from app.store.coordinator.attempts import HIGHEST_ID, earlier_attempts, last_checks
 from app.store.coordinator.history import read_history, read_owner
 from app.store.coordinator.transactions import HIGHEST, LOWEST, TransactionFilter, TransactionSummary, list_transactions
-from app.verdicts import Source, State
+from app.verdicts import CheckOutcome, Source, State
 
 router = APIRouter(prefix="/transactions", tags=["transactions"])
 
@@ -83,7 +91,10 @@ async def list_of_transactions(
     )
     async with runtime.request_pool.connection() as connection:
         rows, cursor = await list_transactions(connection, wanted, query.limit)
-    return TransactionPage(items=[_row(row) for row in rows], next_cursor=cursor)
+        asked = [row.transaction_id for row in rows if row.check_back is not None and row.verdict is None]
+        checks = await last_checks(connection, asked) if asked else {}
+    items = [_row(row, checks.get(row.transaction_id)) for row in rows]
+    return TransactionPage(items=items, next_cursor=cursor)
 
 
 class AttemptQuery(Strict):
@@ -177,7 +188,7 @@ def filter_of(
     )
 
 
-def _row(row: TransactionSummary) -> TransactionRow:
+def _row(row: TransactionSummary, last_check: tuple[datetime, CheckOutcome] | None) -> TransactionRow:
     return TransactionRow(
         transaction_id=row.transaction_id,
         producer_group=row.producer_group,
@@ -192,5 +203,6 @@ def _row(row: TransactionSummary) -> TransactionRow:
             decided_at=row.decided_at,
             next_check_at=row.next_check_at,
             parked_reason=row.parked_reason if row.state is State.PARKED else None,
+            last_check=None if last_check is None else LastCheck(at=last_check[0], outcome=last_check[1]),
         ),
     )

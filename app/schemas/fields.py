@@ -123,6 +123,12 @@ class PageQuery(Strict):
     limit: int = Field(100, ge=1, le=1000, description="how many on a page")
 
 
+class StandingQuery(PageQuery):
+    """A page of a list whose items can have their state now."""
+
+    standing: bool = Field(False, description="true: each item has `standing`, its state now; this costs more")
+
+
 def _storable(value: str) -> str:
     if "\x00" in value:
         raise ValueError("NUL cannot be stored")

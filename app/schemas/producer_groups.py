@@ -9,6 +9,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, SecretStr, Wi
 from app.schemas.addresses import HOST, PORT
 from app.schemas.fields import WHOLE, PutChanges, Strict
 from app.secrets.signatures import secret_fault
+from app.verdicts import CheckOutcome
 
 URLS_MAX = 16
 _URL = rf"https?://{HOST}({PORT})?([/?][!-\"$-~]*)?"
@@ -187,10 +188,51 @@ class GroupCreated(GroupChanged):
     secret: str | None = Field(description="shown only in this answer; null if the request gave it, or in a dry run")
 
 
+class GroupStandingShown(BaseModel):
+    """The undecided transactions of a group."""
+
+    in_doubt: int
+    parked: int
+    exact: bool = Field(description="false: there are at least so many; 1,000 transactions are looked at")
+
+
+class CheckAnswersShown(BaseModel):
+    """What checks of the group's undecided transactions answered."""
+
+    outcome: CheckOutcome
+    checks: int = Field(description="checks with this outcome; of 200 transactions, the last 50 checks of each")
+    last_at: datetime
+
+
+class GroupShown(GroupAnswer):
+    """A producer group and its state."""
+
+    model_config = ConfigDict(
+        json_schema_extra={
+            "examples": [
+                {
+                    **EXAMPLE,
+                    "standing": {"in_doubt": 2, "parked": 0, "exact": True},
+                    "answers": [{"outcome": "unknown", "checks": 3, "last_at": "2026-11-21T08:01:00Z"}],
+                }
+            ]
+        }
+    )
+
+    standing: GroupStandingShown
+    answers: list[CheckAnswersShown] = Field(description="by outcome, the most frequent first")
+
+
+class GroupListed(GroupAnswer):
+    """A producer group in a list."""
+
+    standing: GroupStandingShown | None = Field(None, description="null unless it was asked for")
+
+
 class GroupList(BaseModel):
     """A page of producer groups, by name."""
 
-    items: list[GroupAnswer]
+    items: list[GroupListed]
     next_cursor: str | None = Field(description="send it as `cursor` for the next page; null: this was the last")
 
 

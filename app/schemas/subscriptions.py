@@ -141,10 +141,26 @@ class SubscriptionShown(SubscriptionAnswer):
     replays: list[int] = Field(description="ids of those that are running")
 
 
+class SubscriptionStanding(BaseModel):
+    """The state of a subscription in a list."""
+
+    messages: int = Field(description="that wait, of the next 100 log entries after the checkpoint")
+    seconds: float = Field(description="age of the oldest that waits; 0: none waits")
+    dead_letters: int = Field(description="counted up to 1,000")
+    exact: bool = Field(description="false: at least so many messages wait, or are dead letters")
+    last_error: str | None = Field(description="of the newest message that is in retry or dead")
+
+
+class SubscriptionListed(SubscriptionAnswer):
+    """A subscription in a list."""
+
+    standing: SubscriptionStanding | None = Field(None, description="null unless it was asked for")
+
+
 class SubscriptionList(BaseModel):
     """A page of subscriptions, by name."""
 
-    items: list[SubscriptionAnswer]
+    items: list[SubscriptionListed]
     next_cursor: str | None = Field(description="send it as `cursor` for the next page; null: this was the last")
 
 

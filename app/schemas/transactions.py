@@ -6,7 +6,7 @@ from uuid import UUID
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from app.verdicts import State
+from app.verdicts import CheckOutcome, State
 
 VerdictWord = Literal["commit", "rollback"]
 SourceWord = Literal["producer", "check", "policy", "operator"]
@@ -146,6 +146,13 @@ class AttemptPage(Shown):
     next_cursor: str | None = Field(description="send it as `cursor` for the next page; null: this was the last")
 
 
+class LastCheck(Shown):
+    """The last check of a transaction."""
+
+    at: datetime
+    outcome: CheckOutcome = Field(description="`unanswered`: the detail is in the transaction's timeline")
+
+
 class TransactionRow(Shown):
     """A transaction in a list."""
 
@@ -161,6 +168,7 @@ class TransactionRow(Shown):
     decided_at: datetime | None = None
     next_check_at: datetime | None = None
     parked_reason: str | None = None
+    last_check: LastCheck | None = Field(None, description="of an undecided transaction that was asked")
 
 
 class TransactionPage(Shown):

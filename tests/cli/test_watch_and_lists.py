@@ -1,6 +1,10 @@
 """`halfnote watch`, `messages show`, `proof list`, `--since`, confirmation, and sorted help."""
 
+import os
+import subprocess
+import sys
 from datetime import UTC, datetime
+from threading import Event, Thread
 
 import pytest
 
@@ -22,22 +26,50 @@ def committed(url: str, group: str) -> str:
     return transaction_id
 
 
-def test_a_watch_shows_the_screen_again_and_again(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    waited: list[float] = []
-    monkeypatch.setattr("app.cli.watch.time.sleep", waited.append)
-    shown = run("watch", "--every-s", "3", "--times", "3")
+def test_a_watch_shows_the_screen_whenever_the_state_changes(run: Run, url: str, group: str) -> None:
+    stopped = Event()
+
+    def change() -> None:
+        while not stopped.wait(0.5):
+            post_half(url, group, "watched")
+
+    changing = Thread(target=change)
+    changing.start()
+    try:
+        shown = run("watch", "--times", "2")
+    finally:
+        stopped.set()
+        changing.join()
     assert shown.code == 0
-    assert shown.out.count("transactions list --state parked") == 3
-    assert waited == [3.0, 3.0]
+    assert shown.out.count("transactions list --state parked") == 2
     # Without a terminal it writes no control characters.
     assert "\x1b" not in shown.out
 
 
+def test_a_table_in_a_pipe_has_a_line_for_each_row(run: Run, url: str) -> None:
+    urls = [f"http://127.0.0.1:9/{number}/{'x' * 90}" for number in range(2)]
+    assert run("groups", "put", "wide", "--check-url", urls[0], "--check-url", urls[1]).code == 0
+    env = {name: text for name, text in os.environ.items() if name != "COLUMNS"}
+    for command, in_a_row in ((("groups", "list"), True), (("groups", "get", "wide"), False)):
+        program = [sys.executable, "-m", "app.cli", *command]
+        printed = subprocess.run(program, env={**env, "HALFNOTE_URL": url}, capture_output=True, text=True, timeout=60)
+        assert printed.returncode == 0, printed.stderr
+        [line] = [line for line in printed.stdout.splitlines() if urls[0] in line]
+        assert (urls[1] in line) == in_a_row
+
+
 def test_a_watch_goes_on_while_no_service_answers(run_alone: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     waited: list[float] = []
-    monkeypatch.setattr("app.cli.watch.time.sleep", waited.append)
-    shown = run_alone("watch", "--times", "2")
-    assert (shown.code, len(waited)) == (0, 1)
+
+    def wait(seconds: float) -> None:
+        waited.append(seconds)
+        if len(waited) == 2:
+            # Ctrl-C.
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr("app.cli.watch.time.sleep", wait)
+    shown = run_alone("watch")
+    assert shown.code == 0
     assert shown.err.count("No Halfnote answers") == 2
 
 
@@ -58,6 +90,24 @@ def test_the_days_of_the_proof(run: Run) -> None:
     assert "last run" in shown.out
     assert "DAY" in shown.out
     assert run("proof", "list", "--json").json.keys() >= {"verdict", "days", "runs"}
+
+
+def test_lists_have_states(run: Run, url: str, group: str, committed: str) -> None:
+    assert run("subscriptions", "put", "lister", "--topic", "listed", "--to", "pull").code == 0
+    post_end(url, group, post_half(url, group, "listed"), "commit")
+    shown = run("subscriptions", "list", "--sort", "lag")
+    assert shown.code == 0
+    for words in ("LAG", "OLDEST", "DEAD", "LAST ERROR", "lister"):
+        assert words in shown.out
+    found = run("subscriptions", "list", "--sort", "lag", "--json").json
+    assert next(one for one in found if one["name"] == "lister")["standing"]["messages"] == 1
+    seconds = [one["standing"]["seconds"] for one in found]
+    assert seconds == sorted(seconds, reverse=True)
+    topics = run("topics", "list")
+    for words in ("PER S", "LAST MESSAGE", "UNROUTED", "ago"):
+        assert words in topics.out
+    assert "IN DOUBT" in run("groups", "list").out
+    assert "in doubt" in run("groups", "get", group).out
 
 
 def test_since_is_a_distance_from_now(run: Run, group: str, committed: str) -> None:

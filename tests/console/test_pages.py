@@ -12,6 +12,7 @@ from app.console.site import PAGES
 from app.database.connection import Connection
 from tests.support.console_forms import FORM, submit, token_of
 from tests.support.dead_letters import bury, committed, subscription
+from tests.support.proof_runs import DAY, reconciled
 
 EVIL = "<script>alert('x')</script>\"><img src=x onerror=alert(1)>"
 POLICY = (
@@ -40,7 +41,8 @@ async def test_every_page_answers_with_the_policy(client: httpx.AsyncClient, db:
     await subscription(client, "mailer")
     message_id = await committed(client, {"topic": "order", "key": "order-1030", "body": {"order": 1030}})
     await bury(db, message_id, "mailer")
-    values = {"{name}": "mailer", "{transaction_id:uuid}": message_id[:36]}
+    await reconciled(db, "findings", DAY)
+    values = {"{name}": "mailer", "{transaction_id:uuid}": message_id[:36], "{day}": str(DAY)}
     for page in PAGES:
         path = page.path
         for name, value in values.items():

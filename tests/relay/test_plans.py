@@ -9,11 +9,14 @@ import pytest
 
 from app.database.connection import Connection
 from app.ids import day_bounds, id_day
+from app.store.checkback.group_standing import ANSWERS, STANDING
+from app.store.coordinator.topic_traffic import LOG_LOOKS_AT, TRAFFIC, TRAFFIC_SPAN
 from app.store.relay.checkpoints import START_POSITIONS
 from app.store.relay.expiry import CLAIM_WAITING, COUNTER, MATCHING_AHEAD, WAITING
 from app.store.relay.lag import EARLIEST, LAG, LATEST, SINCE
 from app.store.relay.leases import Lease
 from app.store.relay.log import LOG_HEAD, NEWEST, READER, SPAN, WINDOW, Reader
+from app.store.relay.page_standing import ENTRIES_MOST, PAGE_STANDING
 from app.store.relay.results import FIRST_TRIES, OUTCOMES, SETTLE, SETTLE_FIRST_TRIES, STREAMS, Batch
 from app.store.relay.retries import CLAIM_RETRIES
 from app.store.relay.unrouted import INACTIVE, TOPICS_AFTER
@@ -321,6 +324,43 @@ async def test_topics_and_inactive_subscriptions_are_short_ranges(full: Connecti
     found = big(await scans(full, INACTIVE, ["int"], [0], generic=generic))
     assert sequential_scans(found) == []
     assert sum(scan.rows for scan in scans_of(found, "outbox")) <= 2 * (DAYS + 1)
+
+
+@BOTH_PLANS
+async def test_the_states_of_lists_are_short_ranges(full: Connection, generic: bool) -> None:
+    low, high = await ends(full)
+    await full.execute(
+        """insert into subscription (name, topics, destination, secrets, start, max_in_flight, timeout_s, retry, state,
+             created_at, updated_at, started_after, matches_since)
+           select 's' || n, '{order}', '{}', '[]', '{}', 1, 1, '{}', 'active', now(), now(), 0, now()
+           from generate_series(1, 5) n"""
+    )
+    await full.execute(
+        'insert into checkpoint (subscription_id, shards, shard, "offset", moved_at) '
+        "select subscription_id, 1, 0, $1, now() from subscription",
+        (low + high) // 2,
+    )
+    ids = [row[0] for row in await full.fetch("select subscription_id from subscription")]
+    found = big(await scans(full, PAGE_STANDING, ["int[]"], [ids], generic=generic))
+    assert sequential_scans(found) == []
+    assert sum(scan.rows for scan in scans_of(found, "outbox")) <= 5 * (ENTRIES_MOST + DAYS)
+    # Half of the waiting transactions are in check_back; none of the rest is read.
+    now = datetime.now(UTC)
+    await full.execute(
+        "insert into check_back (transaction_id, producer_group, state, swept_at) "
+        "select transaction_id, 'shop', 1, $1 from half where position = 0 limit 5000",
+        now,
+    )
+    await full.execute("analyze check_back")
+    found = big(await scans(full, STANDING, ["text[]", "int", "int", "int"], [["shop"], 100, 1, 2], generic=generic))
+    assert sequential_scans(found) == []
+    assert sum(scan.rows for scan in scans_of(found, "op")) <= 100 + DAYS
+    found = big(await scans(full, ANSWERS, ["text"], ["shop"], generic=generic))
+    assert sequential_scans(found) == []
+    for statement, kinds, arguments in ((TRAFFIC, ["text[]"], [["order"]]), (TRAFFIC_SPAN, [], [])):
+        found = big(await scans(full, statement, kinds, arguments, generic=generic))
+        assert sequential_scans(found) == []
+        assert sum(scan.rows for scan in scans_of(found, "outbox")) <= LOG_LOOKS_AT + DAYS
 
 
 @BOTH_PLANS

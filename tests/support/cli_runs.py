@@ -25,7 +25,7 @@ class Outcome:
 
 @pytest.fixture
 def run(url: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
-    """Run `halfnote` with arguments against the service; every line it prints for people fits 80 columns."""
+    """Run `halfnote` with arguments against the service; every line that it prints for people fits 80 columns."""
     return runner(url, monkeypatch, capsys)
 
 
@@ -39,6 +39,7 @@ def runner(url: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixt
     """Return a function that runs `halfnote` in this process."""
     monkeypatch.setenv("HALFNOTE_URL", url)
     monkeypatch.setenv("USER", "dana")
+    monkeypatch.setenv("COLUMNS", "80")
 
     def run(*arguments: str) -> Outcome:
         monkeypatch.setattr("sys.argv", ["halfnote", *arguments])

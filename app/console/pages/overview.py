@@ -42,6 +42,9 @@ async def show(visit: Visit) -> Response:
     chosen = visit.asked.get("range", _RANGE)
     _, back, step_s = _RANGES.get(chosen, _RANGES[_RANGE])
     series = await several_series(runtime, list(KINDS), stats.at - back, None, step_s)
+    if visit.wants_csv:
+        steps = zip(*(one.points for one in series), strict=True)
+        return visit.csv("overview", ("at", *KINDS), ((step[0].at, *(one.value for one in step)) for step in steps))
     return visit.page(
         "overview.html",
         stats=stats,

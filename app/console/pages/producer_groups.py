@@ -7,7 +7,7 @@ from app.console.rendering import command
 from app.console.visit import Visit
 from app.routers.producer_groups import get_group, list_groups
 from app.routers.transactions import TransactionQuery, list_of_transactions
-from app.schemas.fields import PageQuery
+from app.schemas.fields import StandingQuery
 from app.verdicts import State
 
 _UNDECIDED = 10
@@ -16,6 +16,9 @@ _COLUMNS = (
     "check_urls",
     "checks",
     "claimed_at",
+    "in_doubt",
+    "parked",
+    "last_error",
     "immunity_s",
     "interval_s",
     "max_checks",
@@ -26,10 +29,18 @@ _COLUMNS = (
 
 async def show_list(visit: Visit) -> Response:
     """Show a page of producer groups by name."""
-    query = visit.list_query(PageQuery)
+    query = visit.list_query(StandingQuery, standing=True)
     found = await list_groups(visit.runtime, visit.caller, query)
     if visit.wants_csv:
-        return visit.csv_of("producer-groups", _COLUMNS, found.items, check_urls=lambda one: " ".join(one.check_urls))
+        return visit.csv_of(
+            "producer-groups",
+            _COLUMNS,
+            found.items,
+            check_urls=lambda one: " ".join(one.check_urls),
+            in_doubt=lambda one: one.standing.in_doubt,
+            parked=lambda one: one.standing.parked,
+            last_error=lambda one: next((url.last_error for url in one.urls if url.last_error), None),
+        )
     return visit.page(
         "producer_groups.html",
         rows=found.items,
@@ -44,6 +55,8 @@ async def show_one(visit: Visit) -> Response:
     """Show a producer group."""
     name = visit.path["name"]
     shown = await get_group(name, visit.runtime, visit.caller)
+    if visit.wants_csv:
+        return visit.csv_of("producer-group", ("url", "last_ok", "last_error", "last_error_at"), shown.urls)
     undecided = {
         state: await list_of_transactions(
             visit.runtime, visit.caller, TransactionQuery(producer_group=name, state=state, limit=_UNDECIDED)

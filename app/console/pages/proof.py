@@ -1,19 +1,29 @@
 """The nightly proof: its last run, its days, and its findings."""
 
+from collections.abc import Sequence
+from datetime import UTC, date, datetime, time
+from functools import partial
+
 from starlette.responses import Response
 
 from app.console.page import Page
-from app.console.rendering import command
+from app.console.rendering import command, number
+from app.console.series_picture import Chart, ChartKind, drawn
 from app.console.visit import Visit
+from app.errors import NotFound
 from app.finding_kinds import MEANINGS, Kind
 from app.routers.reconciliation import (
     FindingQuery,
     ReconciliationQuery,
     get_finding,
+    get_reconciled_day,
     get_reconciliation,
     list_of_findings,
 )
+from app.schemas.reconciliation import DayShown
 
+_DAY_COLUMNS = ("day", "state", "counts", "found", "reconciled_at", "run_id")
+_SCORES = ("complete", "agreed", "timely", "orderly")
 _COLUMNS = ("finding_id", "day", "kind", "state", "subject", "transaction_id", "subscription", "producer_group")
 
 
@@ -21,15 +31,56 @@ async def show_proof(visit: Visit) -> Response:
     """Show the last run, the days and the open findings by kind."""
     query = visit.query(ReconciliationQuery, limit=30)
     shown = await get_reconciliation(visit.runtime, query)
+    if visit.wants_csv:
+        found = {"counts": lambda day: day.counts.get("half", 0), "found": lambda day: sum(day.found.values())}
+        scores = {part: partial(lambda day, part: day.score.get(part), part=part) for part in _SCORES}
+        return visit.csv_of("proof", (*_DAY_COLUMNS, *_SCORES), shown.days.items, **found, **scores)
     return visit.page(
         "proof.html",
         shown=shown,
+        trend=_trend(shown.days.items),
         days=shown.days.items,
         runs=shown.runs.items,
         meanings=MEANINGS,
-        command_shown=command("findings"),
+        command_shown=command("proof", "list"),
         now=visit.runtime.clock.now(),
     )
+
+
+async def show_day(visit: Visit) -> Response:
+    """Show what the proof says of one day: its rows, its findings, its figures, and the runs that read it."""
+    day = visit.path["day"]
+    shown = await get_reconciled_day(visit.runtime, _day_of(day))
+    if visit.wants_csv:
+        return visit.csv("proof-day", ("kind", "findings"), sorted(shown.found.items()))
+    return visit.page(
+        "proof_day.html",
+        shown=shown,
+        meanings=MEANINGS,
+        command_shown=command("findings", "list", day=shown.day, state="all"),
+        now=visit.runtime.clock.now(),
+    )
+
+
+def _day_of(text: str) -> date:
+    try:
+        return date.fromisoformat(text)
+    except ValueError:
+        raise NotFound(f"`{text[:40]}` is not a day like 2026-11-21.") from None
+
+
+def _trend(days: Sequence[DayShown]) -> list[Chart]:
+    """Return the charts of the days, oldest first; none for a single day."""
+    if len(days) < 2:
+        return []
+    ordered = sorted(days, key=lambda one: one.day)
+    begins = datetime.combine(ordered[0].day, time(), UTC)
+    findings = [float(sum(one.found.values())) for one in ordered]
+    halves = [float(one.counts.get("half", 0)) for one in ordered]
+    return [
+        drawn("findings", ChartKind("Findings by day", number), findings, begins),
+        drawn("halves", ChartKind("Halves by day", number), halves, begins),
+    ]
 
 
 async def show_findings(visit: Visit) -> Response:
@@ -64,6 +115,7 @@ async def show_finding(visit: Visit) -> Response:
 
 PAGES = [
     Page("GET", "/console/proof", show_proof, ("GET", "/reconciliation")),
+    Page("GET", "/console/proof/{day}", show_day, ("GET", "/reconciliation/{day}")),
     Page("GET", "/console/findings", show_findings, ("GET", "/findings")),
     Page("GET", "/console/findings/{finding_id:int}", show_finding, ("GET", "/findings/{finding_id}")),
 ]

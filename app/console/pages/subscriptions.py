@@ -1,5 +1,6 @@
 """The list of subscriptions, and one with its lag, its breaker, its shards and its replays."""
 
+from collections.abc import Callable
 from typing import Any
 
 from starlette.responses import Response
@@ -10,16 +11,40 @@ from app.console.visit import Visit
 from app.routers.recent_deliveries import get_recent
 from app.routers.replays import list_replays
 from app.routers.subscriptions import get_subscription, list_subscriptions
-from app.schemas.fields import PageQuery
+from app.schemas.fields import StandingQuery
 from app.schemas.replays import ReplayPage
+from app.schemas.subscriptions import SubscriptionListed, SubscriptionStanding
 
-_COLUMNS = ("name", "state", "state_reason", "topics", "destination", "ordered", "shards", "rate_per_s", "updated_at")
+_COLUMNS = (
+    "name",
+    "state",
+    "state_reason",
+    "waiting",
+    "oldest_s",
+    "dead_letters",
+    "last_error",
+    "topics",
+    "destination",
+    "ordered",
+    "shards",
+    "rate_per_s",
+    "updated_at",
+)
+# The order of the rows of a page; pages follow each other by name.
+_SORTS: dict[str, Callable[[SubscriptionListed], Any]] = {
+    "name": lambda one: one.name,
+    "state": lambda one: (one.state == "active", one.state, one.name),
+    "lag": lambda one: (-standing_of(one).seconds, one.name),
+    "dead": lambda one: (-standing_of(one).dead_letters, one.name),
+}
 
 
 async def show_list(visit: Visit) -> Response:
     """Show a page of subscriptions by name."""
-    query = visit.list_query(PageQuery)
+    query = visit.list_query(StandingQuery, standing=True)
     found = await list_subscriptions(visit.runtime, visit.caller, query)
+    sort = visit.asked.get("sort", "name")
+    found.items.sort(key=_SORTS.get(sort, _SORTS["name"]))
     if visit.wants_csv:
         return visit.csv_of(
             "subscriptions",
@@ -27,13 +52,18 @@ async def show_list(visit: Visit) -> Response:
             found.items,
             topics=lambda one: " ".join(one.topics),
             destination=address_of,
+            waiting=lambda one: standing_of(one).messages,
+            oldest_s=lambda one: standing_of(one).seconds,
+            dead_letters=lambda one: standing_of(one).dead_letters,
+            last_error=lambda one: standing_of(one).last_error,
         )
     return visit.page(
         "subscriptions.html",
         rows=[(one, address_of(one)) for one in found.items],
         next_cursor=found.next_cursor,
         is_live=True,
-        command_shown=command("subscriptions", "list"),
+        sort=sort,
+        command_shown=command("subscriptions", "list", sort=sort if sort in _SORTS and sort != "name" else None),
         now=visit.runtime.clock.now(),
     )
 
@@ -42,6 +72,8 @@ async def show_one(visit: Visit) -> Response:
     """Show a subscription and its state."""
     name = visit.path["name"]
     shown = await get_subscription(name, visit.runtime, visit.caller)
+    if visit.wants_csv:
+        return visit.csv_of("subscription", ("shard", "offset", "holder", "held_since", "held_until"), shown.places)
     recent = await get_recent(name, visit.runtime, visit.caller)
     replays = await list_replays(name, visit.runtime, visit.caller, ReplayPage(limit=10))
     return visit.page(
@@ -55,6 +87,12 @@ async def show_one(visit: Visit) -> Response:
         command_shown=command("subscriptions", "get", name),
         now=visit.runtime.clock.now(),
     )
+
+
+def standing_of(shown: SubscriptionListed) -> SubscriptionStanding:
+    """Return the state of a subscription of a list that was asked for states."""
+    assert shown.standing is not None
+    return shown.standing
 
 
 def address_of(shown: Any) -> str:

@@ -1,5 +1,7 @@
 """The list of topics and the subscriptions that take them."""
 
+from functools import partial
+
 from starlette.responses import Response
 
 from app.console.page import Page
@@ -7,19 +9,25 @@ from app.console.rendering import command
 from app.console.visit import Visit
 from app.routers.topics import TopicQuery, get_topics
 
-_COLUMNS = ("topic", "first_seen_at", "declared_at", "subscriptions")
+_COLUMNS = ("topic", "messages", "per_s", "last_at", "unrouted", "first_seen_at", "declared_at", "subscriptions")
 
 
 async def show_list(visit: Visit) -> Response:
     """Show a page of topics by name."""
-    query = visit.list_query(TopicQuery)
+    query = visit.list_query(TopicQuery, traffic=True)
     found = await get_topics(visit.runtime, visit.caller, query)
     if visit.wants_csv:
-        return visit.csv_of("topics", _COLUMNS, found.items, subscriptions=lambda one: " ".join(one.subscriptions))
+        traffic = {
+            name: partial(lambda one, name: getattr(one.traffic, name), name=name)
+            for name in ("messages", "per_s", "last_at", "unrouted")
+        }
+        takers = {"subscriptions": lambda one: " ".join(one.subscriptions)}
+        return visit.csv_of("topics", _COLUMNS, found.items, **takers, **traffic)
     return visit.page(
         "topics.html",
         rows=found.items,
         next_cursor=found.next_cursor,
+        is_live=True,
         command_shown=command("topics", "list"),
         now=visit.runtime.clock.now(),
     )

@@ -53,6 +53,27 @@ _COLUMNS = (
     "decided_at",
     "next_check_at",
     "parked_reason",
+    "last_check",
+    "last_answer",
+)
+
+
+_ENTRY_COLUMNS = (
+    "at",
+    "what",
+    "verdict",
+    "source",
+    "actor",
+    "reason",
+    "check",
+    "url",
+    "outcome",
+    "status",
+    "duration_ms",
+    "error",
+    "message_id",
+    "subscription",
+    "attempt",
 )
 
 
@@ -64,7 +85,11 @@ async def show_list(visit: Visit) -> Response:
     internal = visit.asked.get("internal") == "1" or query.producer_group == GROUP
     rows = [row for row in found.items if internal or row.producer_group != GROUP]
     if visit.wants_csv:
-        return visit.csv_of("transactions", _COLUMNS, rows)
+        last = {
+            "last_check": lambda row: row.last_check and row.last_check.at,
+            "last_answer": lambda row: row.last_check and row.last_check.outcome.value,
+        }
+        return visit.csv_of("transactions", _COLUMNS, rows, **last)
     shown = {name: visit.asked[name] for name in ("state", "source", "refused_end") if name in visit.asked}
     asked = query.model_dump(exclude={"limit", "cursor", "producer_group", "refused_end"}, exclude_none=True)
     said = command("transactions", "list", group=query.producer_group, **asked)
@@ -88,6 +113,8 @@ async def show_one(visit: Visit) -> Response:
     """Show a transaction."""
     transaction_id = visit.path["transaction_id"]
     shown = await get_transaction(visit.runtime, visit.caller, transaction_id)
+    if visit.wants_csv:
+        return visit.csv_of("transaction", _ENTRY_COLUMNS, shown.timeline)
     why = await get_delivery(visit.runtime, visit.caller, transaction_id, WhyQuery())
     return visit.page(
         "transaction.html",

@@ -1,12 +1,13 @@
 """SQL that reads the attempts of a transaction in pages: checks, failed deliveries and refused ends."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 from uuid import UUID
 
 from app.database.connection import Connection
-from app.verdicts import SOURCE_OF, VERDICT_OF, AttemptKind, Source, Verdict
+from app.verdicts import SOURCE_OF, VERDICT_OF, AttemptKind, CheckOutcome, Source, Verdict
 
 # The largest attempt_id, which is a bigint.
 HIGHEST_ID = 2**63 - 1
@@ -30,6 +31,16 @@ EARLIER_ATTEMPTS = _SHOWN.format(rows=_PAGE)
 LATEST_ATTEMPTS = _SHOWN.format(
     rows=f"(select * from attempt where transaction_id = $1 and kind in ('swept', 'parked')) union all ({_PAGE})"  # noqa: S608
 )
+
+
+# The primary key of attempt, in the partition of each transaction.
+LAST_CHECKS = """
+select c.transaction_id, a.at, a.outcome from unnest($1::uuid[]) as c(transaction_id)
+cross join lateral (
+  select t.at, t.outcome from attempt t where t.transaction_id = c.transaction_id and t.kind = 'check'
+  order by t.attempt_id desc limit 1
+) a
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +83,14 @@ async def earlier_attempts(
 ) -> tuple[list[Attempt], int | None]:
     """Return the attempts with ids below `below`, latest first, and the id below which earlier ones are."""
     return _page(await connection.fetch(EARLIER_ATTEMPTS, transaction_id, below, limit + 1), limit)
+
+
+async def last_checks(
+    connection: Connection, transaction_ids: Sequence[UUID]
+) -> dict[UUID, tuple[datetime, CheckOutcome]]:
+    """Return when each transaction was last asked about, and the outcome; transactions without a check are left out."""
+    rows = await connection.fetch(LAST_CHECKS, list(transaction_ids))
+    return {row["transaction_id"]: (row["at"], CheckOutcome(row["outcome"])) for row in rows}
 
 
 def verdict_of(row: Any) -> dict[str, Any]:
