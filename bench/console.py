@@ -125,6 +125,7 @@ def _lists(known: Known) -> dict[str, list[str]]:
             [{}, {"target": "receiver-007"}, {"actor": "dana"}, {"what": _NONE}, {"after": hour}, {"format": "csv"}],
         ),
         "/console/proof": ["/console/proof"],
+        "/console/proof/{day}": [f"/console/proof/{now.date() - timedelta(days=1)}"],
         "/console/findings": _with(
             "/console/findings", [{}, {"state": "open"}, {"kind": "parked", "state": "resolved"}, {"format": "csv"}]
         ),
