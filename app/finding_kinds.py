@@ -47,6 +47,7 @@ class Kind(StrEnum):
     LEDGER_DISAGREES = "ledger_disagrees"
     LEDGER_NOT_SENT = "ledger_not_sent"
     NEVER_CONSUMED = "never_consumed"
+    ANSWER_DIFFERS = "answer_differs"
     CONSUMED_TWICE = "consumed_twice"
     CONSUMED_NOT_SENT = "consumed_not_sent"
 
@@ -196,7 +197,7 @@ MEANINGS: dict[Kind, Meaning] = {
         "Find out which installation is right, decide the other transaction, and notify subscribers of both.",
     ),
     Kind.LEDGER_DISAGREES: Meaning(
-        "The producer's ledger has another verdict than the one recorded here, or lacks a commit.",
+        "The producer's ledger has another verdict, time or reason than recorded here, or lacks a commit.",
         "Find out which is true. Send a commit recorded as a rollback with `halfnote transactions reissue`.",
     ),
     Kind.LEDGER_NOT_SENT: Meaning(
@@ -206,6 +207,10 @@ MEANINGS: dict[Kind, Meaning] = {
     Kind.NEVER_CONSUMED: Meaning(
         "A message has a receipt and is not in the consumer's ledger.",
         "Find out whether the consumer answered 2xx before it stored the message. A replay sends it again.",
+    ),
+    Kind.ANSWER_DIFFERS: Meaning(
+        "A receipt has another HTTP status than the consumer's ledger says it answered.",
+        "Compare the receipt with the consumer's own log, and find out what changed one of them.",
     ),
     Kind.CONSUMED_TWICE: Meaning(
         "The consumer's ledger has this message more than once.",

@@ -30,6 +30,7 @@ _TYPES: dict[str, DataType] = {
     "time": TimestampType(),
     "date": DateType(),
     "strings": ArrayType(StringType()),
+    "ints": ArrayType(IntegerType()),
 }
 
 
@@ -79,6 +80,7 @@ long offset!
 string outcome!
 int attempts!
 time first_at!
+int duration_ms!, status
 binary digest
 time settled_at!
 int replay!
@@ -173,16 +175,21 @@ int subscription_id
 string producer_group, detail!
 """)
 
-# The verdict in a producer's own database: commit or rollback.
+# The verdict in a producer's own database: commit or rollback. `end_decided_at`: as the answer to its end said, null if
+# the producer has not kept it; `end_reason`: what its end said, empty for no reason, null if the ledger does not say.
 PRODUCER_LEDGER = _schema("""
 string transaction_id!, verdict!
+time end_decided_at
+string end_reason
 """)
 
-# A message that a consumer received, and how often; `subscription` is a name, or null for any.
+# A message that a consumer received, and how often; `subscription` is a name, or null for any. `answered`: the HTTP
+# statuses that the consumer answered with, empty if the ledger does not say.
 CONSUMER_LEDGER = _schema("""
 string message_id!
 long times_seen!
 string subscription
+ints answered
 """)
 
 # The messages in a day's archive.

@@ -46,6 +46,7 @@ PART_OF: Mapping[str, str] = MappingProxyType(
         "ledger_disagrees": "agreed",
         "ledger_not_sent": "complete",
         "never_consumed": "complete",
+        "answer_differs": "agreed",
         "consumed_twice": "orderly",
         "consumed_not_sent": "agreed",
     }

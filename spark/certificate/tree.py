@@ -45,6 +45,12 @@ COLUMNS_OF: dict[int, dict[str, Columns]] = {
         ),
     },
 }
+COLUMNS_OF[3] = COLUMNS_OF[2] | {
+    "receipt": _columns(
+        "transaction_id:text position:int subscription_id:int offset:int outcome:text attempts:int first_at:time "
+        "duration_ms:int status:int digest:bytes settled_at:time replay:int"
+    ),
+}
 FORMAT = max(COLUMNS_OF)
 COLUMNS = COLUMNS_OF[FORMAT]
 FINDINGS: Columns = _columns(

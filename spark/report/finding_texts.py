@@ -142,7 +142,7 @@ MEANINGS: dict[str, tuple[str, str]] = {
         "Find out which installation is right, decide the other transaction, and notify subscribers of both.",
     ),
     "ledger_disagrees": (
-        "The producer's ledger has another verdict than the one recorded here, or lacks a commit.",
+        "The producer's ledger has another verdict, time or reason than recorded here, or lacks a commit.",
         "Find out which is true. Send a commit recorded as a rollback with `halfnote transactions reissue`.",
     ),
     "ledger_not_sent": (
@@ -152,6 +152,10 @@ MEANINGS: dict[str, tuple[str, str]] = {
     "never_consumed": (
         "A message has a receipt and is not in the consumer's ledger.",
         "Find out whether the consumer answered 2xx before it stored the message. A replay sends it again.",
+    ),
+    "answer_differs": (
+        "A receipt has another HTTP status than the consumer's ledger says it answered.",
+        "Compare the receipt with the consumer's own log, and find out what changed one of them.",
     ),
     "consumed_twice": (
         "The consumer's ledger has this message more than once.",
@@ -192,9 +196,10 @@ NAMES: dict[str, str] = {
     "audit_broken": "audit changed",
     "fewer_than_usual": "fewer messages than usual",
     "in_two_installations": "one transaction, two installations",
-    "ledger_disagrees": "producer's ledger has another verdict",
+    "ledger_disagrees": "producer's ledger disagrees",
     "ledger_not_sent": "in the producer's ledger, not committed",
     "never_consumed": "delivered, not consumed",
+    "answer_differs": "receipt has another answer than the consumer gave",
     "consumed_not_sent": "consumed, not sent",
 }
 

@@ -4,6 +4,7 @@ A row that cannot be read is counted by reason and set aside, never dropped sile
 a staging directory, so that all rows show the same state of a database.
 """
 
+from functools import reduce
 from typing import Any, NamedTuple
 
 from py4j.protocol import Py4JJavaError
@@ -21,11 +22,19 @@ _TRANSACTION_ID = f"^{_UUID}$"
 _MESSAGE_ID = f"^{_UUID}-(0|[1-9][0-9]{{0,4}})$"
 COMMITS = ("commit", "committed", "true", "t")
 ROLLBACKS = ("rollback", "rolled_back", "rolled back", "false", "f")
-PRODUCER = {"transaction_id": Wanted(("string", "binary")), "verdict": Wanted(("string", "boolean"))}
+# What a missing column has, where an empty value says something. No text of Postgres or of an end has this character.
+UNSAID = "\0"
+PRODUCER = {
+    "transaction_id": Wanted(("string", "binary")),
+    "verdict": Wanted(("string", "boolean")),
+    "end_decided_at": Wanted(("string", "timestamp", "timestamp_ntz"), optional=True),
+    "end_reason": Wanted(("string",), optional=True, default=UNSAID),
+}
 CONSUMER = {
     "message_id": Wanted(("string",)),
     "times_seen": Wanted(("string", "byte", "short", "integer", "long"), optional=True, default="1"),
     "subscription": Wanted(("string",), optional=True),
+    "answered_status": Wanted(("string", "byte", "short", "integer", "long"), optional=True),
 }
 
 
@@ -44,25 +53,38 @@ def producer_ledger(spark: SparkSession, spec: str, staging_dir: str, *, complet
 
     `complete`: the ledger may have no rows.
 
-    Reasons: malformed_line, bad_transaction_id, unknown_verdict, contradictory. Raises LedgerError (wrong usage) and
-    RunFailedError.
+    Reasons: malformed_line, bad_transaction_id, unknown_verdict, bad_end_decided_at, contradictory. Raises LedgerError
+    (wrong usage) and RunFailedError.
     """
     found = _read(spark, spec, PRODUCER, staging_dir)
     transaction_id = _canonical("transaction_id", _TRANSACTION_ID, "$1-$2-$3-$4-$5")
     said = F.lower(F.trim("verdict"))
     verdict = F.when(said.isin(*COMMITS), "commit").when(said.isin(*ROLLBACKS), "rollback")
+    decided_at = F.trim("end_decided_at").try_cast("timestamp")
     reason = (
         F.when(F.col("line").isNotNull(), "malformed_line")
         .when(transaction_id.isNull(), "bad_transaction_id")
         .when(verdict.isNull(), "unknown_verdict")
+        .when(_unreadable("end_decided_at", decided_at), "bad_end_decided_at")
     )
     read_rows = found.select(
-        "source", reason.alias("reason"), _given(PRODUCER), transaction_id, verdict.alias("verdict")
+        "source",
+        reason.alias("reason"),
+        _given(PRODUCER),
+        transaction_id,
+        verdict.alias("verdict"),
+        decided_at.alias("end_decided_at"),
+        F.nullif(F.coalesce("end_reason", F.lit("")), F.lit(UNSAID)).alias("end_reason"),
     )
     staged = _first_staged(read_rows, f"{staging_dir}/read", spec)
     by_id = staged.where("reason is null").groupBy("transaction_id")
+    values = ("verdict", "end_decided_at", "end_reason")
+    differ = [F.coalesce(F.min(name) != F.max(name), F.lit(False)) for name in values]
     merged = _staged(
-        by_id.agg(F.min("verdict").alias("verdict"), (F.min("verdict") != F.max("verdict")).alias("contradictory")),
+        by_id.agg(
+            *(F.min(name).alias(name) for name in values),
+            reduce(Column.__or__, differ).alias("contradictory"),
+        ),
         f"{staging_dir}/merged",
     )
     contradictory = staged.where("reason is null").join(
@@ -78,23 +100,35 @@ def consumer_ledger(spark: SparkSession, spec: str, staging_dir: str, *, complet
 
     `complete`: the ledger may have no rows.
 
-    Reasons: malformed_line, bad_message_id, bad_times_seen. Raises LedgerError (wrong usage) and RunFailedError.
+    Reasons: malformed_line, bad_message_id, bad_times_seen, bad_answered_status. Raises LedgerError (wrong usage) and
+    RunFailedError.
     """
     found = _read(spark, spec, CONSUMER, staging_dir)
     message_id = _canonical("message_id", _MESSAGE_ID, "$1-$2-$3-$4-$5-$6")
     times = F.trim("times_seen").try_cast("bigint")
+    status = F.trim("answered_status").try_cast("int")
     subscription = F.when(F.trim("subscription") != "", F.trim("subscription")).alias("subscription")
     reason = (
         F.when(F.col("line").isNotNull(), "malformed_line")
         .when(message_id.isNull(), "bad_message_id")
         .when(times.isNull() | (times < 0), "bad_times_seen")
+        .when(_unreadable("answered_status", status) | ~status.between(100, 599), "bad_answered_status")
     )
     read_rows = found.select(
-        "source", reason.alias("reason"), _given(CONSUMER), message_id, times.alias("times_seen"), subscription
+        "source",
+        reason.alias("reason"),
+        _given(CONSUMER),
+        message_id,
+        times.alias("times_seen"),
+        subscription,
+        status.alias("status"),
     )
     staged = _first_staged(read_rows, f"{staging_dir}/read", spec)
     by_id = staged.where("reason is null").groupBy("message_id", "subscription")
-    merged = _staged(by_id.agg(F.sum("times_seen").alias("times_seen")), f"{staging_dir}/merged")
+    merged = _staged(
+        by_id.agg(F.sum("times_seen").alias("times_seen"), F.array_sort(F.collect_set("status")).alias("answered")),
+        f"{staging_dir}/merged",
+    )
     rows, aside = merged.select(*schemas.CONSUMER_LEDGER.names), staged.where("reason is not null")
     return _ledger(spec, staged, rows, aside, "--consumer-ledger-complete" if not complete else None)
 
@@ -117,9 +151,14 @@ def _canonical(name: str, pattern: str, form: str) -> Column:
     return F.when(text.rlike(pattern), F.regexp_replace(text, pattern, form)).alias(name)
 
 
+def _unreadable(name: str, read: Column) -> Column:
+    return read.isNull() & (F.trim(name) != "")
+
+
 def _given(columns: dict[str, Wanted]) -> Column:
     """Return the unchanged row, so that a person can correct it."""
-    return F.coalesce("line", F.to_json(F.struct(*columns))).alias("given")
+    values = (F.nullif(F.col(name), F.lit(UNSAID)).alias(name) for name in columns)
+    return F.coalesce("line", F.to_json(F.struct(*values))).alias("given")
 
 
 def _staged(frame: DataFrame, place: str) -> DataFrame:

@@ -12,7 +12,7 @@ from spark.transforms.joined import Joined
 
 KIND = "in_two_installations"
 # Findings about rows of a ledger that an installation does not have. Another one may have them.
-OF_LEDGERS = ("ledger_not_sent", "consumed_twice", "consumed_not_sent")
+OF_LEDGERS = ("ledger_disagrees", "ledger_not_sent", "consumed_twice", "consumed_not_sent")
 # Kinds whose search is complete only if every installation was read.
 OF_ALL = frozenset({KIND, *OF_LEDGERS})
 

@@ -61,10 +61,10 @@ def transactions(f: Frames) -> DataFrame:
     """Return one row for each transaction that has a row in any table.
 
     From its half (null without one): `producer_group`, `born_at`, `first_check_at`, `positions`. `verdict`, `source`,
-    `decided_at`: from its op, the first of them; `verdicts`: how many it has. `published`: positions in the outbox,
-    null if there are none. From check_back: `state`, `answered`, `unanswered_since`, `next_check_at`, `parked_at`,
-    `parked_reason`. `answers`: checks answered `unknown`, by the attempts on record, without those that came
-    after it was parked. Its policy, from itself, its group or the defaults: `interval_s`, `max_checks`,
+    `decided_at`, `reason`: from its op, the first of them; `verdicts`: how many it has. `published`: positions in the
+    outbox, null if there are none. From check_back: `state`, `answered`, `unanswered_since`, `next_check_at`,
+    `parked_at`, `parked_reason`. `answers`: checks answered `unknown`, by the attempts on record, without those that
+    came after it was parked. Its policy, from itself, its group or the defaults: `interval_s`, `max_checks`,
     `unanswered_park_s`.
     """
     parts = [_halves(f), _ops(f), _published(f), _check_backs(f), _answers(f)]
@@ -144,9 +144,9 @@ def _halves(f: Frames) -> DataFrame:
 
 def _ops(f: Frames) -> DataFrame:
     """Return each transaction's first verdict, which stands; a second one is a fault."""
-    first = F.min(F.struct("decided_at", "verdict", "source")).alias("first")
+    first = F.min(F.struct("decided_at", "verdict", "source", "reason")).alias("first")
     ops = f.op.groupBy("transaction_id").agg(first, F.count("*").alias("verdicts"))
-    return ops.select("transaction_id", "first.verdict", "first.source", "first.decided_at", "verdicts")
+    return ops.select("transaction_id", "first.verdict", "first.source", "first.decided_at", "first.reason", "verdicts")
 
 
 def _published(f: Frames) -> DataFrame:

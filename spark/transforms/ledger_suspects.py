@@ -1,16 +1,26 @@
 """Find the transactions that are suspect by a producer's or consumer's ledger: one more shuffle for each ledger."""
 
+from collections.abc import Mapping
 from functools import reduce
 
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
 from spark.frames import Frames
-from spark.transforms.ledgers import committed_of, covered
+from spark.transforms.ledgers import MOST_MICROS, committed_of, covered
 from spark.transforms.packed_counts import flag
 
 # Rows of one transaction: of the ledger, by verdict, of ops, and whether its producer's ledger is complete.
-_SAID = ("said_commit", "said_rollback", "commits", "spoken_of")
+_COUNTS = ("said_commit", "said_rollback", "ops", "commits", "spoken_of")
+# Of the ledger, and of the op: the time in microseconds, and the hash of the reason.
+_VALUES = ("end_decided_at", "decided_at", "end_reason", "reason")
+_DIFFERS = f"""
+commits = 0 and said_commit > 0
+or commits > 0 and (said_rollback > 0 or spoken_of > 0 and said_commit = 0)
+or ops = 0 and said_rollback > 0 and end_decided_at is not null
+or abs(end_decided_at - decided_at) >= {MOST_MICROS}
+or end_reason <> reason
+"""
 
 
 def by_ledgers(f: Frames, suspect: Column) -> list[DataFrame]:
@@ -21,6 +31,9 @@ def by_ledgers(f: Frames, suspect: Column) -> list[DataFrame]:
         by_ledgers.append(_by_producers(f, f.producer_ledger, suspect))
     if f.consumer_ledger is not None:
         by_ledgers.append(_by_consumers(f, f.consumer_ledger, suspect))
+        said = f.consumer_ledger.where("size(answered) > 0")
+        if not said.isEmpty():
+            by_ledgers.append(_by_answers(f, said, suspect))
     return by_ledgers
 
 
@@ -28,22 +41,42 @@ def _by_producers(f: Frames, ledger: DataFrame, suspect: Column) -> DataFrame:
     """Transactions whose ledger and op differ; also committed ones that a complete ledger lacks."""
     rows = [
         ledger.select(
-            *_said(suspect, **{f"said_{verdict}": f"verdict = '{verdict}'" for verdict in ("commit", "rollback")})
+            *_said(
+                suspect,
+                {f"said_{verdict}": f"verdict = '{verdict}'" for verdict in ("commit", "rollback")},
+                end_decided_at=F.unix_micros("end_decided_at"),
+                end_reason=F.when(F.col("end_reason").isNotNull(), F.xxhash64("end_reason")),
+            )
         ),
-        f.op.select(*_said(suspect, commits="verdict = 1")),
+        f.op.select(
+            *_said(
+                suspect,
+                {"ops": "true", "commits": "verdict = 1"},
+                decided_at=F.unix_micros("decided_at"),
+                reason=F.when(F.col("source") == 0, F.xxhash64(F.coalesce("reason", F.lit("")))),
+            )
+        ),
     ]
     if f.ledger_groups:
-        rows.append(committed_of(f).select(*_said(suspect, spoken_of="true")))
-    sums = (F.sum(name).alias(name) for name in _SAID)
-    summed = reduce(DataFrame.unionByName, rows).groupBy("suspect").agg(*sums)
-    return summed.where(
-        "commits = 0 and said_commit > 0 or commits > 0 and (said_rollback > 0 or spoken_of > 0 and said_commit = 0)"
-    ).select("suspect")
+        rows.append(committed_of(f).select(*_said(suspect, {"spoken_of": "true"})))
+    sums = (F.sum(name).alias(name) for name in _COUNTS)
+    values = (F.max(name).alias(name) for name in _VALUES)
+    summed = reduce(DataFrame.unionByName, rows).groupBy("suspect").agg(*sums, *values)
+    return summed.where(_DIFFERS).select("suspect")
 
 
-def _said(suspect: Column, **conditions: str) -> list[Column]:
-    counts = (flag(conditions.get(name, "false")).alias(name) for name in _SAID)
-    return [suspect.alias("suspect"), *counts]
+def _said(suspect: Column, conditions: Mapping[str, str], **values: Column) -> list[Column]:
+    counts = (flag(conditions.get(name, "false")).alias(name) for name in _COUNTS)
+    given = (values.get(name, F.lit(None)).cast("long").alias(name) for name in _VALUES)
+    return [suspect.alias("suspect"), *counts, *given]
+
+
+def _by_answers(f: Frames, said: DataFrame, suspect: Column) -> DataFrame:
+    """Transactions with a receipt whose status a consumer did not answer, by any row of the ledger."""
+    answers = said.select("transaction_id", "position", "answered")
+    received = f.receipt.where("outcome = 'delivered' and status is not null")
+    both = received.join(answers, ["transaction_id", "position"])
+    return both.where(~F.array_contains("answered", F.col("status"))).select(suspect.alias("suspect"))
 
 
 def _by_consumers(f: Frames, ledger: DataFrame, suspect: Column) -> DataFrame:

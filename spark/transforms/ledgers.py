@@ -7,11 +7,15 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
 from spark.frames import Frames
-from spark.transforms.finding import findings, message_id
-from spark.transforms.joined import MESSAGE, Joined
+from spark.transforms.finding import delivery_id, findings, message_id
+from spark.transforms.joined import DELIVERY, MESSAGE, Joined
 from spark.transforms.routes import is_reserved
 
 _ID = 36
+# A producer's database may round times, and a time of the ledger may be one of seconds.
+MOST_MICROS = 1_000_000
+# A rollback whose end was answered, so it must be recorded. Commits are judged by ledger_not_sent.
+KEPT_ROLLBACK = "ledger = 'rollback' and end_decided_at is not null"
 _MESSAGE_ID = r"^[0-9a-f-]{36}-[0-9]{1,4}$"
 
 
@@ -26,7 +30,8 @@ def of_day(f: Frames) -> Frames:
     of_the_day = (F.col("transaction_id") >= low) & (F.col("transaction_id") < high)
     if producers is not None:
         ids = F.lower("transaction_id").alias("transaction_id")
-        producers = producers.select(ids, F.lower("verdict").alias("verdict")).where(of_the_day)
+        said = ("end_decided_at", "end_reason")
+        producers = producers.select(ids, F.lower("verdict").alias("verdict"), *said).where(of_the_day)
     if consumers is not None:
         known = consumers.withColumn("message_id", F.lower("message_id")).where(
             F.rlike("message_id", F.lit(_MESSAGE_ID))
@@ -64,7 +69,11 @@ def covered(subscription: DataFrame, ledger: DataFrame) -> DataFrame:
 
 
 def ledger_disagrees(j: Joined) -> DataFrame:
-    """The producer's ledger and the op have different verdicts, or a complete ledger lacks the transaction.
+    """The producer's ledger and the op differ, or a complete ledger lacks the transaction.
+
+    They differ in the verdict; in the time or the reason, where the ledger has what was said and answered at its end;
+    or a rollback whose end was answered is not there. A reason is compared only with that of a producer's own verdict,
+    because a check, policy or person gives another one.
 
     A missing row counts only for groups with any row of the day, and only when the SLA is over since the commit:
     a ledger is read before the tables. A reissue is made by a person, so no producer has it.
@@ -74,11 +83,23 @@ def ledger_disagrees(j: Joined) -> DataFrame:
     own = F.expr("verdict = 1 and not (source = 3 and decided_at = born_at)")
     unsaid = F.col("producer_group").isin(*sorted(j.whole.ledger_groups)) & own & late
     ops = j.transactions.where("verdict is not null").select(
-        "transaction_id", "producer_group", recorded.alias("recorded"), "source", "decided_at", unsaid.alias("unsaid")
+        "transaction_id",
+        "producer_group",
+        recorded.alias("recorded"),
+        "source",
+        "decided_at",
+        "reason",
+        unsaid.alias("unsaid"),
     )
-    said = _producers(j).select("transaction_id", F.col("verdict").alias("ledger")).distinct()
-    found = said.join(ops, "transaction_id", "right").where("ledger <> recorded or ledger is null and unsaid")
-    detail = ("ledger", "recorded", "source", "decided_at")
+    said = _producers(j).withColumnRenamed("verdict", "ledger").distinct()
+    differs = {
+        "verdict": f"ledger <> recorded or ledger is null and unsaid or recorded is null and {KEPT_ROLLBACK}",
+        "decided_at": f"abs(unix_micros(end_decided_at) - unix_micros(decided_at)) >= {MOST_MICROS}",
+        "reason": "source = 0 and end_reason <> coalesce(reason, '')",
+    }
+    which = F.concat_ws(", ", *(F.when(F.expr(when), name) for name, when in differs.items()))
+    found = said.join(ops, "transaction_id", "full").withColumn("differs", which).where("differs <> ''")
+    detail = ("differs", "ledger", "recorded", "source", "decided_at", "end_decided_at")
     return findings(found, j.day, "ledger_disagrees", "transaction_id", *detail)
 
 
@@ -111,6 +132,24 @@ def never_consumed(j: Joined) -> DataFrame:
     missing = received.join(seen, same, "left_anti")
     found = missing.groupBy(*MESSAGE).agg(F.array_sort(F.collect_set("name")).alias("subscriptions"))
     return findings(found, j.day, "never_consumed", message_id(), "subscriptions")
+
+
+def answer_differs(j: Joined) -> DataFrame:
+    """A receipt has another HTTP status than the consumer answered with, by a ledger that has these."""
+    names = F.broadcast(j.whole.subscription.select("subscription_id", "name"))
+    answered = F.expr("outcome = 'delivered' and status is not null")
+    received = j.frames.receipt.where(answered).join(names, "subscription_id")
+    said = _consumers(j).where("size(answered) > 0").select(*MESSAGE, F.col("subscription").alias("of"), "answered")
+    same = [received[name] == said[name] for name in MESSAGE]
+    same.append(F.col("of").isNull() | (F.col("of") == F.col("name")))
+    both = received.join(said, same).select(
+        received["transaction_id"], received["position"], "subscription_id", "name", "status", "answered"
+    )
+    by_status = both.groupBy(*DELIVERY, "name", "status")
+    every = by_status.agg(F.array_sort(F.array_distinct(F.flatten(F.collect_list("answered")))).alias("answered"))
+    others = every.where(~F.array_contains("answered", F.col("status")))
+    found = others.groupBy(*DELIVERY, "name", "answered").agg(F.array_sort(F.collect_set("status")).alias("statuses"))
+    return findings(found, j.day, "answer_differs", delivery_id(), "name", "statuses", "answered")
 
 
 def consumed_twice(j: Joined) -> DataFrame:

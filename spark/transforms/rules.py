@@ -132,6 +132,7 @@ RULES: tuple[Rule, ...] = (
     Rule("ledger_disagrees", ledgers.ledger_disagrees, "producer_ledger"),
     Rule("ledger_not_sent", ledgers.ledger_not_sent, "producer_ledger"),
     Rule("never_consumed", ledgers.never_consumed, "consumer_ledger"),
+    Rule("answer_differs", ledgers.answer_differs, "consumer_ledger"),
     Rule("consumed_twice", ledgers.consumed_twice, "consumer_ledger"),
     Rule("consumed_not_sent", ledgers.consumed_not_sent, "consumer_ledger"),
 )

@@ -121,6 +121,14 @@ def another_reason(rows: Rows) -> None:
     rows["op"][4]["reason"] = ""
 
 
+def another_status(rows: Rows) -> None:
+    rows["receipt"][4]["status"] = 204
+
+
+def another_duration(rows: Rows) -> None:
+    rows["receipt"][4]["duration_ms"] = None
+
+
 def doubled(rows: Rows) -> None:
     rows["op"].append(rows["op"][4])
 
@@ -136,6 +144,8 @@ def doubled(rows: Rows) -> None:
         (another_key, "outbox", "1 certified, 1 found"),
         (another_actor, "op", "1 certified, 1 found"),
         (another_reason, "op", "1 certified, 1 found"),
+        (another_status, "receipt", "1 certified, 1 found"),
+        (another_duration, "receipt", "1 certified, 1 found"),
     ],
 )
 def test_a_changed_row_is_found(
@@ -155,17 +165,17 @@ def test_certificates_of_the_first_format_are_verified_by_its_columns(
 ) -> None:
     file, rows = certify(tmp_path, keys[0], format=1), day_rows()
     assert verify(file, "--public-key", keys[1], "--parquet", tmp_path / "rows") == 0
-    for change in (another_key, another_actor, another_reason):
+    for change in (another_key, another_actor, another_reason, another_status, another_duration):
         change(rows)
     assert verify(file, "--parquet", write_rows(tmp_path / "beyond", rows)) == 0
     another_verdict(rows)
     assert verify(file, "--parquet", write_rows(tmp_path / "changed", rows)) == 3
     # The text of a leaf of the first format never changes.
     assert [name for name, _ in COLUMNS_OF[1]["op"]] == ["transaction_id", "verdict", "source", "decided_at"]
-    file.write_text(altered(file.read_text(), lambda it: it["certificate"].update(format=3)))
+    file.write_text(altered(file.read_text(), lambda it: it["certificate"].update(format=4)))
     capsys.readouterr()
     assert verify(file) == 3
-    assert "It is no certificate of format 1 or 2." in capsys.readouterr().out
+    assert "It is no certificate of format 1 or 2 or 3." in capsys.readouterr().out
 
 
 def test_an_altered_finding_is_found(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -141,8 +141,8 @@ OF_OTHERS = {
 }
 # After the day was archived; of rows, and of a column, that no other rule judges.
 AFTER_ARCHIVE = "update op set reason = 'changed by hand' where transaction_id = %(id)s"
-# The day has no certificate, there are no days before it, and there is one installation.
-WITHOUT_FAULT = {"certificate_differs", "fewer_than_usual", "in_two_installations"}
+# The day has no certificate, there are no days before it, and there is one installation; the ledgers have no statuses.
+WITHOUT_FAULT = {"certificate_differs", "fewer_than_usual", "in_two_installations", "answer_differs"}
 IN_LEDGERS = ("ledger_disagrees", "never_consumed", "consumed_twice")
 
 

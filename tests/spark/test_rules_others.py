@@ -61,6 +61,59 @@ def _consumed_by_another(day: Day) -> Found:
     return {("consumed_not_sent", message_id(170))}
 
 
+def _answered_otherwise(day: Day) -> Found:
+    """A receipt has a status that its consumer never answered; a try before it, or another one, may have others."""
+    name = "answering"
+    day.subscribe(32, "answered", name=name)
+    for number, status, answered, by in (
+        (200, 204, [200], name),
+        (201, 200, [200, 503], name),
+        (202, 202, [200], None),
+        (203, 204, [200], "points"),
+        (204, None, [200], name),
+        (205, 204, [], name),
+    ):
+        day.op(number)
+        day.half(number, topic="answered")
+        day.sent(number, topic="answered")
+        day.received(number, subscription=32, status=status)
+        seen = {"message_id": message_id(number), "times_seen": 1, "subscription": by, "answered": answered}
+        day.ledger("consumer_ledger", seen)
+    # For 203, so that only the answer is judged.
+    day.delivery("delivery_retry", 203, subscription=30, replay=7)
+    day.ledger("consumer_ledger", {"message_id": message_id(203), "times_seen": 1, "subscription": name})
+    return {("answer_differs", f"{message_id(number)}:32") for number in (200, 202)}
+
+
+def _ended_otherwise(day: Day) -> Found:
+    """The time or the reason of a verdict is not what its producer was answered and had said; or a rollback is gone."""
+    at = born(210)
+    for number, verdict, said in (
+        (210, 2, {"end_decided_at": at + timedelta(seconds=1)}),
+        (211, 2, {"end_decided_at": at + timedelta(milliseconds=999)}),
+        (212, 1, {"end_reason": "sold out"}),
+        (213, 2, {"end_reason": ""}),
+        (214, 2, {"end_reason": None, "end_decided_at": None}),
+        (215, 1, {"end_decided_at": at, "end_reason": ""}),
+        (218, 2, {"end_reason": "sold out"}),
+    ):
+        if verdict == 1:
+            day.committed(number)
+        else:
+            day.rolled_back(number)
+        day.rows["op"][-1] |= {"decided_at": at, "reason": "late" if number in (213, 214) else None}
+        words = {1: "commit", 2: "rollback"}
+        day.ledger("producer_ledger", {"transaction_id": id_of(number), "verdict": words[verdict]} | said)
+    # The reason of another one's verdict is not the producer's.
+    day.rows["op"][-1] |= {"source": 2, "reason": "15 checks were answered `unknown`"}
+    for number, answered in ((216, at), (217, None)):
+        day.ledger(
+            "producer_ledger",
+            {"transaction_id": id_of(number), "verdict": "rollback", "end_decided_at": answered},
+        )
+    return {("ledger_disagrees", id_of(number)) for number in (210, 212, 213, 216)}
+
+
 def _offset_of_an_earlier_day(day: Day) -> Found:
     """A run over the day finds a message of an earlier day at the same offset."""
     day.committed(180)
@@ -72,7 +125,8 @@ def _offset_of_an_earlier_day(day: Day) -> Found:
 def _said_by_nobody(day: Day) -> Found:
     """Committed here, and the producer's complete ledger does not have it; by a person too, but for a reissue."""
     day.extra["producer_ledger_complete"] = True
-    committed = sorted({row["transaction_id"] for row in day.rows["op"] if row["verdict"] == 1})
+    said = {row["transaction_id"] for row in day.extra["producer_ledger"]}
+    committed = sorted({row["transaction_id"] for row in day.rows["op"] if row["verdict"] == 1} - said)
     day.ledger("producer_ledger", *({"transaction_id": one, "verdict": "commit"} for one in committed))
     for number in (120, 121, 122, 124):
         day.committed(number)
@@ -137,6 +191,8 @@ PLANTED: tuple[Callable[[Day], Found], ...] = (
     _consumed_by_another,
     _offset_of_an_earlier_day,
     _waiting_for_longer_than_policy,
+    _answered_otherwise,
+    _ended_otherwise,
     # The last one: its ledger holds what the others commit.
     _said_by_nobody,
 )

@@ -26,7 +26,7 @@ offset_of_two_messages message_with_two_offsets offsets_contradict_time unrouted
 retry_overdue retry_never_due replay_incomplete checkpoint_differs subscription_differs
 receipt_without_message receipt_not_matched receipt_wrong delivery_wrong order_broken content_differs
 parked checks_beyond_max verdict_refused audit_broken archive_differs ledger_disagrees ledger_not_sent never_consumed
-consumed_twice consumed_not_sent certificate_differs fewer_than_usual in_two_installations
+answer_differs consumed_twice consumed_not_sent certificate_differs fewer_than_usual in_two_installations
 """.split()  # noqa: SIM905 -- a list of names reads better so
 )
 
@@ -219,7 +219,7 @@ def _plant_deliveries(day: Day) -> Planted:
 
 
 def _plant_ledgers(day: Day) -> Planted:
-    for number in (140, 142, 143):
+    for number in (140, 142, 143, 145):
         day.committed(number)
     day.ledger(
         "producer_ledger",
@@ -232,7 +232,10 @@ def _plant_ledgers(day: Day) -> Planted:
     sent = {(row["transaction_id"], row["position"]) for row in day.rows["outbox"]}
     day.ledger(
         "consumer_ledger",
-        *({"message_id": f"{one}-{position}", "times_seen": 1} for one, position in sorted(consumed & sent)),
+        *(
+            {"message_id": f"{one}-{position}", "times_seen": 1, "answered": [204 if one == id_of(145) else 200]}
+            for one, position in sorted(consumed & sent)
+        ),
         {"message_id": message_id(143), "times_seen": 1},
         {"message_id": message_id(144), "times_seen": 1},
     )
@@ -240,6 +243,7 @@ def _plant_ledgers(day: Day) -> Planted:
         "ledger_disagrees": _about("ledger_disagrees", 140, producer_group="shop"),
         "ledger_not_sent": _about("ledger_not_sent", 141),
         "never_consumed": of_message("never_consumed", 142),
+        "answer_differs": of_message("answer_differs", 145, subscription_id=1) | {"subject": f"{message_id(145)}:1"},
         "consumed_twice": of_message("consumed_twice", 143),
         "consumed_not_sent": of_message("consumed_not_sent", 144),
     }

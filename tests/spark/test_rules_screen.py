@@ -50,11 +50,24 @@ def random_day(chance: random.Random, transactions: int, *, damaged: bool = True
         _asked(day, chance, number)
         day.attempt(number + 1, "refused")
     spoken = chance.sample(range(100, 100 + transactions), transactions // 2)
-    verdicts = ({"transaction_id": id_of(n), "verdict": chance.choice(("commit", "rollback"))} for n in spoken)
+    verdicts = (
+        {
+            "transaction_id": id_of(n),
+            "verdict": chance.choice(("commit", "rollback")),
+            "end_decided_at": chance.choice((None, born(n + 1), born(n + 1), born(n + 3600))),
+            "end_reason": chance.choice((None, "", "", "late")),
+        }
+        for n in spoken
+    )
     day.ledger("producer_ledger", *verdicts)
     names = (None, "mailer-1", "mailer-3")
     seen = (
-        {"message_id": message_id(n, chance.randrange(2)), "times_seen": 1, "subscription": chance.choice(names)}
+        {
+            "message_id": message_id(n, chance.randrange(2)),
+            "times_seen": 1,
+            "subscription": chance.choice(names),
+            "answered": chance.choice(([], [200], [204], [200, 503])),
+        }
         for n in chance.choices(spoken, k=transactions // 2)
     )
     day.ledger("consumer_ledger", *seen)

@@ -3,7 +3,7 @@
 from tests.spark.planted.planting import FAULTS
 from tests.spark.planted.wholes import WHOLES
 
-SHOWN_BY = {"ledgers": "ledgers", "certificate": "the day's certificate", "nothing": "nothing"}
+SHOWN_BY = {"ledgers": "ledgers", "certificate": "the day's certificate"}
 HEAD = "| planted fault | shown by | why the tables do not show it |\n|---|---|---|\n"
 
 

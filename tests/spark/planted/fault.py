@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-Evidence = Literal["tables", "ledgers", "certificate", "nothing"]
+Evidence = Literal["tables", "ledgers", "certificate"]
 Found = tuple[str, str]
 
 # The subjects of findings that are not about one delivery, as templates.
@@ -26,6 +26,7 @@ _OF_DELIVERIES = [
     "receipt_wrong",
     "order_broken",
     "delivery_wrong",
+    "answer_differs",
 ]
 _OF_OFFSETS = ("offset_of_two_messages", "offsets_contradict_time")
 _OF_SUBSCRIPTIONS = ["delivery_late", "retry_overdue", "retry_never_due", "checkpoint_differs", "subscription_differs"]

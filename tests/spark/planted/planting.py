@@ -14,11 +14,15 @@ FAULTS: tuple[Fault, ...] = tuple(fault for module in MODULES for fault in modul
 
 # What the producers and consumers know, of the day as it is before any fault.
 PRODUCERS = """
-select transaction_id::text, case verdict when 1 then 'commit' else 'rollback' end as verdict from op
+select transaction_id::text, case verdict when 1 then 'commit' else 'rollback' end as verdict,
+  case source when 0 then decided_at end as end_decided_at,
+  case source when 0 then coalesce(reason, '') end as end_reason
+from op
 """
 CONSUMERS = """
-select distinct r.transaction_id || '-' || r.position as message_id, 1 as times_seen
-from receipt r join outbox o using (transaction_id, position) where r.outcome = 'delivered'
+select r.transaction_id || '-' || r.position as message_id, 1 as times_seen,
+  array_agg(distinct r.status) filter (where r.status is not null) as answered
+from receipt r join outbox o using (transaction_id, position) where r.outcome = 'delivered' group by 1
 """
 
 ACT = """

@@ -65,5 +65,5 @@ FAULTS = [
         "ledgers",
         GONE,
     ),
-    Fault("transaction: gone, rolled back", "back", _all_but(), (), (), "certificate", GONE),
+    Fault("transaction: gone, rolled back", "back", _all_but(), (), ("ledger_disagrees",), "ledgers", GONE),
 ]

@@ -10,6 +10,7 @@ def _set(name: str, change: str, *finds: str, of: str, ledgers: tuple[str, ...] 
 
 
 OWN = "A producer's own end leaves no evidence besides `op`"
+DISAGREES = ("ledger_disagrees",)
 FAULTS = [
     _set(
         "commit becomes a rollback",
@@ -17,18 +18,16 @@ FAULTS = [
         "published_after_rollback",
         "published_after_rollback={id}-1",
         of="sale",
-        ledgers=("ledger_disagrees",),
+        ledgers=DISAGREES,
     ),
-    _set(
-        "rollback becomes a commit", "verdict = 1", "committed_not_published", of="back", ledgers=("ledger_disagrees",)
-    ),
+    _set("rollback becomes a commit", "verdict = 1", "committed_not_published", of="back", ledgers=DISAGREES),
     _set(
         "commit of a check becomes a rollback",
         "verdict = 2",
         "published_after_rollback",
         "verdict_unproven",
         of="checked",
-        ledgers=("ledger_disagrees",),
+        ledgers=DISAGREES,
     ),
     _set(
         "rollback of policy becomes a commit",
@@ -36,7 +35,7 @@ FAULTS = [
         "committed_not_published",
         "verdict_unproven",
         of="exhausted",
-        ledgers=("ledger_disagrees",),
+        ledgers=DISAGREES,
     ),
     _set("source: a producer's becomes a check's", "source = 1", "verdict_unproven", of="sale"),
     _set("source: a producer's becomes policy's", "source = 2", "verdict_unproven", of="back"),
@@ -61,29 +60,40 @@ FAULTS = [
         "sale",
         f"update op set reason = 'forged' {_AT}",
         (),
-        (),
-        "certificate",
+        DISAGREES,
+        "ledgers",
         OWN,
     ),
-    _set("decided a day before its birth", "decided_at = decided_at - interval '1 day'", "times_disagree", of="sale"),
     _set(
-        "decided an hour before its birth", "decided_at = decided_at - interval '1 hour'", "times_disagree", of="back"
+        "decided a day before its birth",
+        "decided_at = decided_at - interval '1 day'",
+        "times_disagree",
+        of="sale",
+        ledgers=DISAGREES,
     ),
-    _set("decided in 2099", "decided_at = '2099-01-01'", "times_disagree", of="back"),
+    _set(
+        "decided an hour before its birth",
+        "decided_at = decided_at - interval '1 hour'",
+        "times_disagree",
+        of="back",
+        ledgers=DISAGREES,
+    ),
+    _set("decided in 2099", "decided_at = '2099-01-01'", "times_disagree", of="back", ledgers=DISAGREES),
     _set(
         "decided after its commit",
         "decided_at = now() + interval '2 s'",
         "times_disagree",
         "times_disagree={id}-1",
         of="sale",
+        ledgers=DISAGREES,
     ),
     Fault(
         "op: a rollback decided an hour later",
         "back",
         f"update op set decided_at = decided_at + interval '1 hour' {_AT}",
         (),
-        (),
-        "certificate",
+        DISAGREES,
+        "ledgers",
         "An end may come at any time after the half",
     ),
     Fault(
@@ -93,12 +103,13 @@ FAULTS = [
         ("half_stuck", "published_without_commit", "published_without_commit={id}-1"),
         ("ledger_not_sent",),
     ),
-    Fault("op: the row of a rolled-back one is gone", "back", f"delete from op {_AT}", ("half_stuck",)),
+    Fault("op: the row of a rolled-back one is gone", "back", f"delete from op {_AT}", ("half_stuck",), DISAGREES),
     Fault(
         "op: the verdict moved to another transaction",
         "back",
         f"update op set transaction_id = overlay(transaction_id::text placing 'ffff' from 15 for 4)::uuid {_AT}",
         ("half_stuck", "op_without_half={moved}"),
+        DISAGREES,
     ),
     Fault(
         "attempt: the check that decided is gone",
@@ -186,6 +197,7 @@ FAULTS = [
         f"with gone as (delete from op {_AT}) insert into check_back (transaction_id, producer_group, state, swept_at, "
         "parked_at) values (%(id)s, 'seller', 2, now(), now())",
         ("parked",),
+        DISAGREES,
     ),
     Fault(
         "check_back: the next check in 2099",
@@ -193,6 +205,7 @@ FAULTS = [
         f"with gone as (delete from op {_AT}) insert into check_back (transaction_id, producer_group, state, swept_at, "
         "next_check_at) values (%(id)s, 'seller', 1, now(), '2099-01-01')",
         ("half_stuck",),
+        DISAGREES,
     ),
     Fault(
         "check_back: the next check a day ago",
@@ -200,5 +213,6 @@ FAULTS = [
         f"with gone as (delete from op {_AT}) insert into check_back (transaction_id, producer_group, state, swept_at, "
         "next_check_at) values (%(id)s, 'seller', 1, now(), now() - interval '1 day')",
         ("half_stuck",),
+        DISAGREES,
     ),
 ]
