@@ -3,7 +3,7 @@
 import time
 from collections.abc import Awaitable, Callable, Sequence
 
-from bench import spark_day, spark_growth, spark_ledgers, spark_snapshot, spark_standby
+from bench import spark_day, spark_growth, spark_ledgers, spark_snapshot, spark_standby, spark_suspects
 from bench.report import Report
 from bench.stage import Stage
 
@@ -11,6 +11,7 @@ ROWS: dict[str, Callable[[Stage, Report], Awaitable[None]]] = {
     "day": spark_day.bench,
     "ledgers": spark_ledgers.bench,
     "growth": spark_growth.bench,
+    "suspects": spark_suspects.bench,
     "standby": spark_standby.bench,
     "snapshot": spark_snapshot.bench,
 }

@@ -17,7 +17,7 @@ from spark.jobs.generate import planted_beside
 
 TRANSACTIONS, TRANSACTIONS_QUICK = 3_000_000, 100_000
 FAULTS, FAULTS_QUICK = 1000, 160
-WHOLE_S, ROWS_A_SECOND, DUCKDB_TIMES = 60, 150_000, 3
+WHOLE_S, ROWS_A_SECOND, DUCKDB_TIMES = 30, 150_000, 1.5
 
 
 def day_before_yesterday() -> date:

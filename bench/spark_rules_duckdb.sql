@@ -1,14 +1,35 @@
 -- spark_rules.sql in DuckDB's words, over the day's Parquet: half … producer_group are views of it, `rule` has the
--- shared rules and `moment` one row: seen_at and sla_s.
+-- shared rules and `moment` one row: seen_at, on_time and receipts_since.
 
 create temp table route as
-select s.subscription_id, s.name, s.topics, s.started_after, s.deleted_at,
-  s.matches_since, s.matches_since + interval 60 seconds as judged_from,
-  s.deleted_at + interval 60 seconds as matches_until,
-  coalesce((select min(c."offset") from checkpoint c where c.subscription_id = s.subscription_id), 0) as lowest,
-  case when json_array_length(s.filters, '$.tags') > 0 then (s.filters->'$.tags')::varchar[] end as tags,
-  nullif((s.filters->'$.headers')::varchar, '{}') as headers
-from subscription s;
+with marked as (
+  select *,
+    case when topics is distinct from lag(topics) over w or filters is distinct from lag(filters) over w
+      then "at" end as matches,
+    case when state is distinct from lag(state) over w then "at" end as entered
+  from subscription_version window w as (partition by subscription_id order by "at", version_id)
+), known as (
+  select distinct on (subscription_id) subscription_id, name, topics, filters, ordered, started_after, deleted_at,
+    min("at") over s as created_at, max(matches) over s as matches_since,
+    case when state = 'active' and deleted_at is null then max(entered) over s end as works_since,
+    max(coalesce(shards, 2)) over s = 1 as one_shard
+  from marked window s as (partition by subscription_id) order by subscription_id, "at" desc, version_id desc
+), lowest as (
+  select subscription_id, min("offset") as lowest, count(*) = max(shards) and min(shards) = max(shards) as whole_layout
+  from checkpoint group by subscription_id
+), received as (
+  select subscription_id, max("offset") as read_to from receipt, moment
+  where replay = 0 and settled_at <= on_time group by subscription_id
+)
+select k.subscription_id, k.name, k.topics, k.ordered, k.started_after, k.created_at, k.deleted_at, k.works_since,
+  k.matches_since, k.matches_since + interval 60 seconds as judged_from,
+  k.deleted_at + interval 60 seconds as matches_until,
+  coalesce(c.whole_layout, false) as whole_layout, coalesce(c.lowest, 0) as lowest,
+  greatest(coalesce(c.lowest, 0), case when k.one_shard and k.works_since <= m.on_time then r.read_to end) as passed,
+  case when json_array_length(k.filters, '$.tags') > 0 then (k.filters->'$.tags')::varchar[] end as tags,
+  nullif((k.filters->'$.headers')::varchar, '{}') as headers
+from known k cross join moment m left join lowest c using (subscription_id)
+left join received r using (subscription_id);
 
 create temp table taker as
 select t.topic, r.* from (select distinct topic from outbox) t join (
@@ -21,7 +42,7 @@ select t.topic, r.* from (select distinct topic from outbox) t join (
 ) m on m.topic = t.topic join route r on r.subscription_id = m.subscription_id;
 
 create temp table sent as
-select o.transaction_id, o.position, o."offset", o.committed_at,
+select o.transaction_id, o.position, o."offset", o.committed_at, coalesce(o.due_at, o.committed_at) as due_from,
   t.subscription_id,
   case when t.tags is not null and not coalesce(list_contains(t.tags, o.tag), false) then false
     when t.headers is null then true
@@ -38,19 +59,24 @@ from (
     replay = 0 as traced, true as received from receipt
   union all select transaction_id, position, subscription_id, null, true, false from delivery_retry where replay = 0
   union all select transaction_id, position, subscription_id, null, true, false from dead_letter where replay = 0
-  union all select transaction_id, position, subscription_id, null, true, false from redelivery where replay = 0 and what = 'dropped'
+  union all select transaction_id, position, subscription_id, null, true, false from redelivery, moment
+    where replay = 0 and (receipts_since is null or what = 'dropped' or "at" < receipts_since)
 ) t
 group by transaction_id, position, subscription_id;
 
 create temp table policy as
-select h.transaction_id, h.producer_group, h.first_check_at,
+select h.transaction_id, h.producer_group, h.born_at, h.first_check_at,
   coalesce((h.policy->>'$.interval_s')::double, g.interval_s, (select value from rule where name = 'interval_s'))
     as interval_s,
   coalesce((h.policy->>'$.max_checks')::double, g.max_checks, (select value from rule where name = 'max_checks'))
     as max_checks,
   coalesce(g.unanswered_park_s, (select value from rule where name = 'unanswered_park_s')) as unanswered_park_s
-from half h left join producer_group g on g.name = h.producer_group
-where h.position = 0;
+from (
+  select * from half where position = 0
+  union all select * from half where position > 0 and (transaction_id, position) in (
+    select (transaction_id, min(position)) from half group by transaction_id having min(position) > 0
+  )
+) h left join producer_group g on g.name = h.producer_group;
 
 create temp table found (kind varchar not null, subject varchar not null);
 
@@ -58,15 +84,28 @@ insert into found
 select 'op_without_half', p.transaction_id from op p
 where not exists (select 1 from half h where h.transaction_id = p.transaction_id);
 
+-- Of several messages, one is nowhere.
+insert into found
+select 'op_without_half', h.transaction_id
+from (select transaction_id, max(position) as last from half group by transaction_id having max(position) > 0) h
+where exists (select 1 from op p where p.transaction_id = h.transaction_id) and h.last + 1 > (
+  select count(*) from (
+    select position from half r where r.transaction_id = h.transaction_id
+    union select position from outbox o where o.transaction_id = h.transaction_id and o.position <= h.last
+  ) there
+);
+
 insert into found
 select 'half_stuck', h.transaction_id
-from policy h left join check_back c on c.transaction_id = h.transaction_id
+from policy h cross join moment m left join check_back c on c.transaction_id = h.transaction_id
 where not exists (select 1 from op p where p.transaction_id = h.transaction_id) and c.state is distinct from 2
-  and case when c.state is null then h.first_check_at + interval 7200 seconds
+  and (case when c.state is null then h.first_check_at + interval 7200 seconds
     else least(
       c.next_check_at + to_seconds((select sum(value) + 7200 from rule where name in ('longest_hold_s', 'longest_backoff_s'))),
       c.unanswered_since + to_seconds(h.unanswered_park_s + h.interval_s + (select sum(value) + 7200 from rule where name in ('longest_hold_s', 'longest_backoff_s')))
-    ) end < (select seen_at from moment);
+    ) end < m.seen_at
+    or case when c.state is null then h.first_check_at > h.born_at + interval 93600 seconds
+      else c.next_check_at > m.seen_at + interval 93600 seconds end);
 
 insert into found
 select distinct 'committed_not_published', h.transaction_id
@@ -106,17 +145,42 @@ where not starts_with(o.topic, 'halfnote.') and not exists (
   where s.transaction_id = o.transaction_id and s.position = o.position and coalesce(s.matched, true)
     and s."offset" > r.started_after and (r.deleted_at is null or s.committed_at < r.deleted_at)
     and (s.committed_at >= r.matches_since or s."offset" > r.lowest)
-) and not exists (select 1 from trace t where t.transaction_id = o.transaction_id and t.position = o.position);
+) and not exists (
+  select 1 from trace t where t.transaction_id = o.transaction_id and t.position = o.position and (t.traced or t.received)
+);
 
 insert into found
 select distinct 'undelivered', s.transaction_id || '-' || s.position || ':' || s.subscription_id
 from sent s join route r on r.subscription_id = s.subscription_id, moment m
-where s.matched and r.deleted_at is null and s."offset" > r.started_after and s."offset" <= r.lowest
-  and s.committed_at >= r.judged_from and s.committed_at + to_seconds(m.sla_s) <= m.seen_at
+where s.matched and r.deleted_at is null and s."offset" > r.started_after and s."offset" <= r.passed
+  and s.committed_at >= r.judged_from and s.committed_at <= m.on_time
   and not exists (
     select 1 from trace t where t.transaction_id = s.transaction_id and t.position = s.position
       and t.subscription_id = s.subscription_id and t.traced
   );
+
+insert into found
+select distinct 'delivery_late', r.name
+from sent s join route r on r.subscription_id = s.subscription_id, moment m
+where s.matched and r.works_since <= m.on_time and s."offset" > r.passed and s."offset" > r.started_after
+  and s.committed_at >= r.judged_from and s.due_from <= m.on_time
+  and not exists (
+    select 1 from trace t where t.transaction_id = s.transaction_id and t.position = s.position
+      and t.subscription_id = s.subscription_id and t.traced
+  ) and not exists (
+    select 1 from redelivery d where d.transaction_id = s.transaction_id and d.position = s.position
+      and d.subscription_id = s.subscription_id and d.replay = 0
+  );
+
+insert into found
+select distinct 'retry_overdue', r.name
+from delivery_retry d join route r on r.subscription_id = d.subscription_id, moment m
+where d.due_at <= m.on_time and r.works_since <= m.on_time
+  and not coalesce(r.ordered = 'key' and d.key is not null and d.attempts = 0, false);
+
+insert into found
+select 'checkpoint_differs', r.name from route r, moment m
+where r.deleted_at is null and not r.whole_layout and r.created_at <= m.on_time;
 
 insert into found
 select distinct 'receipt_without_message', t.transaction_id || '-' || t.position || ':' || t.subscription_id
@@ -144,20 +208,21 @@ group by transaction_id, position having min(digest) <> max(digest);
 
 insert into found
 select 'parked', c.transaction_id from check_back c
-where c.state = 2 and not exists (select 1 from op p where p.transaction_id = c.transaction_id);
+where c.state = 2
+  and not exists (select 1 from op p where p.transaction_id = c.transaction_id);
 
 insert into found
-select 'checks_beyond_max', h.transaction_id
-from policy h
-left join (
+select distinct 'checks_beyond_max', asked.transaction_id
+from (
   select a.transaction_id, count(distinct a.number) as answers from attempt a
   where a.kind = 'check' and a.outcome = 'unknown' and not exists (
     select 1 from attempt b where b.transaction_id = a.transaction_id and b.kind = 'parked' and b.at <= a.at
   )
   group by a.transaction_id
-) a on a.transaction_id = h.transaction_id
-left join check_back c on c.transaction_id = h.transaction_id and c.state = 1
-where greatest(c.answered, a.answers) > h.max_checks;
+  union all select transaction_id, answered from check_back
+    where state = 1
+) asked left join policy h on h.transaction_id = asked.transaction_id
+where asked.answers > coalesce(h.max_checks, (select value from rule where name = 'max_checks'));
 
 insert into found
 select distinct 'verdict_refused', coalesce(h.producer_group, 'unknown')

@@ -4,7 +4,7 @@ import json
 import time
 from contextlib import closing
 from dataclasses import dataclass
-from datetime import date
+from datetime import UTC, date, datetime
 from pathlib import Path
 from string import Template
 
@@ -23,11 +23,14 @@ FOUND = "select kind, subject from found"
 # The same as Spark: two threads, 2 GB.
 DUCKDB = {"threads": "2", "memory_limit": "2GB"}
 FRAMES = (*DAY_TABLES, "check_back", "delivery_retry", "dead_letter", "redelivery")
-FRAMES += ("subscription", "checkpoint", "producer_group")
+FRAMES += ("subscription_version", "checkpoint", "producer_group")
 # The files of small tables may be missing.
 EMPTY = {
-    "delivery_retry": "transaction_id varchar, position smallint, subscription_id integer, replay integer",
+    "delivery_retry": "transaction_id varchar, position smallint, subscription_id integer, replay integer, "
+    "key varchar, attempts integer, due_at timestamptz",
 }
+# A time before all days: each redelivery has left a receipt.
+ALWAYS = datetime(2000, 1, 1, tzinfo=UTC)
 POSTGRES = {"work_mem": "256MB", "maintenance_work_mem": "256MB", "max_parallel_workers_per_gather": "1", "jit": "off"}
 
 
@@ -39,11 +42,16 @@ class Answer:
     seconds: float
 
 
-async def by_postgres(dsn: str, day: date) -> Answer:
-    """Run the script in Postgres, over one connection."""
+async def by_postgres(
+    dsn: str, day: date, seen_at: datetime | None = None, receipts_since: datetime | None = ALWAYS
+) -> Answer:
+    """Run the script in Postgres, over one connection. `seen_at`: now by default; `receipts_since`: since when a
+    redelivery leaves a receipt, None for never."""
     low, high = day_bounds(day)
+    times = {"seen_at": seen_at or datetime.now(UTC), "receipts_since": receipts_since or "infinity"}
     names = {table: partition_name(table, day) for table in DAY_TABLES}
-    script = Template((HERE / "spark_rules.sql").read_text()).substitute(names, low=low, high=high, sla_s=SLA_S)
+    text = (HERE / "spark_rules.sql").read_text()
+    script = Template(text).substitute(names, low=low, high=high, sla_s=SLA_S, **times)
     async with connected(dsn) as connection:
         for name, value in POSTGRES.items():
             await connection.execute(f"set {name} = '{value}'")
@@ -69,8 +77,9 @@ def by_duckdb(directory: Path, spill: Path) -> Answer:
         connection.execute("create table rule (name varchar, value double)")
         connection.executemany("insert into rule values (?, ?)", list(description["rules"].items()))
         connection.execute(
-            "create table moment as select ?::timestamptz as seen_at, ?::double as sla_s",
-            [description["seen_at"], SLA_S],
+            "create table moment as select ?::timestamptz as seen_at, ?::timestamptz - to_seconds(?) as on_time, "
+            "?::timestamptz as receipts_since",
+            [description["seen_at"], description["seen_at"], SLA_S, description.get("receipts_since")],
         )
         connection.execute((HERE / "spark_rules_duckdb.sql").read_text())
         seconds = time.monotonic() - began

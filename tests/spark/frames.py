@@ -195,7 +195,8 @@ class Day:
         ]
         return [*given, *made]
 
-    def _of_day(self) -> dict[str, list[Row]]:
+    def of_day(self) -> dict[str, list[Row]]:
+        """Return the rows by frame, with the history of the subscriptions."""
         return {**self.rows, "subscription_version": self._history()}
 
     def in_files(self, spark: SparkSession, directory: Path, *, counted: bool = False) -> Frames:
@@ -206,7 +207,7 @@ class Day:
         """
         f = self.frames(spark, counted=counted)
         files: dict[str, list[str]] = {}
-        for name, rows in [*self._of_day().items(), ("archive", self.extra.get("archive", []))]:
+        for name, rows in [*self.of_day().items(), ("archive", self.extra.get("archive", []))]:
             ordered = sorted(rows, key=lambda row: row["transaction_id"]) if name == "half" else rows
             schema = schemas.ARCHIVE if name == "archive" else schemas.FRAMES[name]
             cut = [{column: row.get(column) for column in schema.names} for row in ordered]
@@ -228,7 +229,7 @@ class Day:
         extra = {
             name: frame(spark, schema[name], value) if name in schema else value for name, value in self.extra.items()
         }
-        of_day = self._of_day()
+        of_day = self.of_day()
         made = {name: frame(spark, schemas.FRAMES[name], rows) for name, rows in of_day.items()}
         rows = {name: len(rows) for name, rows in of_day.items()} if counted else {}
         if "across" in extra:
