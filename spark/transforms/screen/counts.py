@@ -9,6 +9,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from spark.transforms.day_counts import MOST_ATTEMPTS, MOST_CHECKS, DayCounts
+from spark.transforms.joined import PARKED
 from spark.transforms.outcomes import FROM_MS, QUARTERS
 from spark.transforms.routes import RESERVED
 from spark.transforms.screen.numbered import Flags, Ints, Numbered, codes, equal, ints
@@ -18,12 +19,12 @@ _QUARTER_US = 900_000_000
 _COMMITTED, _ROLLED_BACK = 1, 2
 
 
-def counts_of(n: Numbered, day: date, parked: np.ndarray) -> DayCounts:
-    """Return the counts of a range. `parked`: the ids of parked transactions, sorted."""
+def counts_of(n: Numbered, day: date) -> DayCounts:
+    """Return the counts of a range."""
     settled, latencies = _deliveries(n)
     sent, first = n.rows["outbox"], n.rows["half"].filter(pa.array(ints(n.rows["half"]["position"]) == 0))
     return DayCounts(
-        outcomes=_outcomes(n, day, parked),
+        outcomes=_outcomes(n, day),
         settled=settled,
         latencies=latencies,
         checks=_checks(n),
@@ -32,7 +33,7 @@ def counts_of(n: Numbered, day: date, parked: np.ndarray) -> DayCounts:
     )
 
 
-def _outcomes(n: Numbered, day: date, parked: np.ndarray) -> Counter[tuple[int, str, int | None, int | None]]:
+def _outcomes(n: Numbered, day: date) -> Counter[tuple[int, str, int | None, int | None]]:
     """Sum the values of a transaction's rows as spark/transforms/outcomes.py does."""
     transactions, half, op = len(n.ids), n.rows["half"], n.rows["op"]
     first = ints(half["position"]) == 0
@@ -44,9 +45,9 @@ def _outcomes(n: Numbered, day: date, parked: np.ndarray) -> Counter[tuple[int, 
     np.bitwise_or.at(source, n.of["op"], ints(op["source"]))
     np.add.at(micros, n.of["op"], ints(op["decided_at"]))
     np.subtract.at(micros, of, born_at)
-    born = np.zeros(transactions, np.bool_)
+    born, waits = (np.zeros(transactions, np.bool_) for _ in range(2))
     born[of] = True
-    waits = np.asarray(pc.is_in(n.ids, value_set=pa.array(parked.astype(str), pa.string())))
+    waits[n.of["check_back"][ints(n.rows["check_back"]["state"]) == PARKED]] = True
     names = ("committed", "rolled_back", "parked", "undecided")
     outcome = np.select([verdict == _COMMITTED, verdict == _ROLLED_BACK, waits], [0, 1, 2], 3)
     decided = verdict > 0

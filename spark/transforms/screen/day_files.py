@@ -22,9 +22,7 @@ from spark.transforms.screen.numbered import numbered
 from spark.transforms.screen.row_groups import RowGroup, ranges_of, read_range, row_groups
 from spark.transforms.screen.suspects import Known, suspects
 
-# What is searched. Deliveries that wait or are dead are evidence, as receipts are; other small tables name suspects.
-EVIDENCE = ("delivery_retry", "dead_letter")
-SCHEMAS = BIG | {name: OF_DAY[name] for name in EVIDENCE} | {"archive": ARCHIVE}
+SCHEMAS = BIG | OF_DAY | {"archive": ARCHIVE}
 # Besides the tables' names, the directories below a search's place: the suspects' ids, and the log's disorder.
 SUSPECT, DISORDER = "suspect", "disorder"
 
@@ -82,17 +80,17 @@ def _search_range(
     groups: Mapping[str, Sequence[RowGroup]], known: Known, place: Path, number: int, low: str, high: str
 ) -> Searched:
     rows = {name: read_range(of_table, low, high, SCHEMAS[name]) for name, of_table in groups.items()}
-    here = replace(known, named=_within(known.named, low, high), parked=_within(known.parked, low, high))
+    here = replace(known, named=_within(known.named, low, high))
     n = numbered(rows)
     suspect = suspects(n, here)
     write_spans(rows["outbox"], place / "spans", number)
     for name, table in rows.items():
         _write(place / name, number, table.filter(pa.array(suspect[n.of[name]])))
-    # A small table's transaction may have no other row.
+    # A ledger's transaction may have no other row.
     ids = np.union1d(np.asarray(n.ids.filter(pa.array(suspect))).astype("S"), here.named)
     _write(place / SUSPECT, number, pa.table({"transaction_id": pa.array(ids.astype(str), pa.string())}))
     last = pc.max(rows["outbox"]["offset"]).as_py()
-    return Searched(place, len(ids), counts_of(n, known.day, here.parked), last)
+    return Searched(place, len(ids), counts_of(n, known.day), last)
 
 
 def _within(ids: np.ndarray, low: str, high: str) -> np.ndarray:
@@ -123,12 +121,7 @@ def read_to(files: Sequence[str], on_time: int) -> dict[int, int]:
     return highest
 
 
-def ids_in(files: Sequence[str], state: int | None = None) -> np.ndarray:
-    """Return the transactions' ids in files of a small table, with a `state` if one is given."""
-    found = []
-    for file in files:
-        rows = pq.read_table(file, columns=["transaction_id"] if state is None else ["transaction_id", "state"])
-        if state is not None:
-            rows = rows.filter(pc.equal(rows["state"], state))
-        found.append(np.asarray(rows["transaction_id"].combine_chunks()).astype("S"))
-    return np.unique(np.concatenate([np.zeros(0, "S36"), *found]))
+def ids_in(files: Sequence[str]) -> np.ndarray:
+    """Return the transactions' ids in files, sorted."""
+    ids = [pq.read_table(file, columns=["transaction_id"])["transaction_id"].combine_chunks() for file in files]
+    return np.unique(np.concatenate([np.zeros(0, "S36"), *(np.asarray(one).astype("S") for one in ids)]))

@@ -11,7 +11,7 @@ import pyarrow as pa
 Ints: TypeAlias = npt.NDArray[np.int64]
 Flags: TypeAlias = npt.NDArray[np.bool_]
 # Tables with a row for each message or more; the others have rows of transactions.
-OF_MESSAGES = ("half", "outbox", "receipt", "archive", "delivery_retry", "dead_letter")
+OF_MESSAGES = ("half", "outbox", "receipt", "archive", "delivery_retry", "dead_letter", "redelivery")
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
-from functools import partial, reduce
+from functools import reduce
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -15,13 +15,10 @@ from pyspark.sql.types import LongType, StringType, StructField, StructType, Tim
 
 from spark.errors import RunFailedError
 from spark.frames import Frames, empty
-from spark.schemas import OF_DAY
 from spark.transforms.day_counts import DayCounts
-from spark.transforms.joined import PARKED
 from spark.transforms.ledger_suspects import by_ledgers
 from spark.transforms.screen.day_files import (
     DISORDER,
-    EVIDENCE,
     SCHEMAS,
     SUSPECT,
     Searched,
@@ -82,8 +79,8 @@ def search(f: Frames, sla_s: float, place: Path) -> SearchedDay:
         takers=Takers(subscribers),
         due_by=_due_by(f, sla_s),
         fewest_checks=_fewest_checks(f),
+        receipts_since=None if f.receipts_since is None else _micros(f.receipts_since),
         named=_named(f, place),
-        parked=_reading(lambda: ids_in(files.get("check_back", ()), PARKED)),
     )
     abreast = f.op.sparkSession.sparkContext.defaultParallelism
     found = _reading(lambda: search_files(files, known, place / "search", abreast))
@@ -93,8 +90,11 @@ def search(f: Frames, sla_s: float, place: Path) -> SearchedDay:
 
 
 def _due_by(f: Frames, sla_s: float) -> int:
-    since = f.seen_at - datetime(1970, 1, 1, tzinfo=UTC) - timedelta(seconds=sla_s)
-    return since // timedelta(microseconds=1)
+    return _micros(f.seen_at - timedelta(seconds=sla_s))
+
+
+def _micros(at: datetime) -> int:
+    return (at - datetime(1970, 1, 1, tzinfo=UTC)) // timedelta(microseconds=1)
 
 
 def _fewest_checks(f: Frames) -> float:
@@ -103,18 +103,15 @@ def _fewest_checks(f: Frames) -> float:
 
 
 def _named(f: Frames, place: Path) -> np.ndarray:
-    """Return the ids, sorted, of transactions that small tables name, and of those on which a ledger may disagree."""
-    files = f.files or {}
-    found = [_reading(partial(ids_in, files.get(name, ()))) for name in OF_DAY if name not in EVIDENCE]
+    """Return the ids, sorted, of transactions on which a ledger may disagree."""
     if disputed := by_ledgers(f, F.col("transaction_id")):
         ids = reduce(DataFrame.unionByName, disputed).distinct().withColumnRenamed("suspect", "transaction_id")
         ids.write.parquet(str(place / "disputed"))
-        found.append(_reading(lambda: ids_in([str(file) for file in (place / "disputed").glob("*.parquet")])))
-    return np.unique(np.concatenate(found))
+    return _reading(lambda: ids_in([str(file) for file in (place / "disputed").glob("*.parquet")]))
 
 
 def _few(f: Frames, found: Searched) -> Frames:
-    """Return the suspects' rows. All transactions of the small tables that are not searched are suspect."""
+    """Return the suspects' rows."""
     names = [name for name in SCHEMAS if getattr(f, name) is not None]
     theirs: dict[str, Any] = {name: _read(f, found, name, SCHEMAS[name]) for name in names}
     suspect = _read(f, found, SUSPECT, _ID)

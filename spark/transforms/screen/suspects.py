@@ -22,16 +22,17 @@ _NEVER = np.iinfo(np.int64).max
 @dataclass(frozen=True)
 class Known:
     """What is known of a day besides its own tables. `due_by`: deliveries due by then are not in flight any more,
-    microseconds. `fewest_checks`: the lowest `max_checks` of a group or of the defaults. `named`: the ids, sorted, of
-    transactions that are suspect by small tables or ledgers; `parked`: of those parked."""
+    microseconds. `fewest_checks`: the lowest `max_checks` of a group or of the defaults. `receipts_since`: redeliveries
+    since then have left a receipt, microseconds; None: never. `named`: the ids, sorted, of transactions that are
+    suspect by ledgers."""
 
     day: date
     subscribers: Sequence[Subscriber]
     takers: Takers
     due_by: int
     fewest_checks: float
+    receipts_since: int | None
     named: np.ndarray
-    parked: np.ndarray
 
 
 def suspects(n: Numbered, known: Known) -> Flags:
@@ -101,7 +102,7 @@ def _by_code(code: Ints, values: int) -> list[Ints]:
 
 class _Deliveries:
     """The receipts and messages of a range, for one subscription after the other. `traced`: the messages of which any
-    delivery waits for a retry or is a dead letter."""
+    delivery waits for a retry, is a dead letter or was one that a person dropped, or is over for another reason."""
 
     def __init__(self, n: Numbered, known: Known) -> None:
         self._n, self._due_by = n, known.due_by
@@ -116,7 +117,7 @@ class _Deliveries:
         self._message = n.message["receipt"][live]
         self._numbers = {one.subscription_id: place for place, one in enumerate(known.subscribers)}
         self._receipts = self._by_place(ints(receipts["subscription_id"])[live])
-        self._traces, self.traced = self._evidence()
+        self._traces, self.traced = self._evidence(known.receipts_since)
         self._got, self._may = (np.zeros(n.messages, np.bool_) for _ in range(2))
         self._headers: tuple[Ints, list[str | None]] | None = None
 
@@ -126,13 +127,17 @@ class _Deliveries:
         place = np.array([self._numbers.get(int(one), len(self._numbers)) for one in ids], np.int64)
         return _by_code(place[inverse] if len(ids) else np.zeros(0, np.int64), len(self._numbers) + 1)
 
-    def _evidence(self) -> tuple[list[Ints], Flags]:
-        """Return the messages that wait for a retry of each subscription or are dead letters, and all of these."""
+    def _evidence(self, receipts_since: int | None) -> tuple[list[Ints], Flags]:
+        """Return the messages of each subscription of which one of these rows says why there may be no receipt, and all
+        of these."""
         message, subscription = [np.zeros(0, np.int64)], [np.zeros(0, np.int64)]
-        for name in ("delivery_retry", "dead_letter"):
-            live = ints(self._n.rows[name]["replay"]) == 0
-            message.append(self._n.message[name][live])
-            subscription.append(ints(self._n.rows[name]["subscription_id"])[live])
+        for name in ("delivery_retry", "dead_letter", "redelivery"):
+            rows = self._n.rows[name]
+            says = ints(rows["replay"]) == 0
+            if name == "redelivery" and receipts_since is not None:
+                says &= equal(rows["what"], "dropped") | (ints(rows["at"]) < receipts_since)
+            message.append(self._n.message[name][says])
+            subscription.append(ints(rows["subscription_id"])[says])
         messages = np.concatenate(message)
         traced = np.zeros(self._n.messages, np.bool_)
         traced[messages] = True
@@ -202,10 +207,12 @@ def _by_attempts(n: Numbered, known: Known) -> Flags:
     found = np.zeros(len(n.ids), np.bool_)
     found[of[equal(attempts["kind"], "refused")]] = True
     answered = equal(attempts["kind"], "check") & equal(attempts["outcome"], "unknown")
+    checks, asked = n.rows["check_back"], n.of["check_back"]
     most = np.full(len(n.ids), known.fewest_checks)
     for transaction, own in _own_limits(n):
         most[transaction] = own
     found[of[answered & (ints(attempts["number"]) > most[of])]] = True
+    found[asked[ints(checks["answered"]) > most[asked]]] = True
     return found
 
 
