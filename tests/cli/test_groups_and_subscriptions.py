@@ -137,7 +137,8 @@ def test_subscriptions_go_to_brokers_by_their_addresses(run: Run, tmp_path: Path
         assert address in printed
         assert all(str(fields[name]) in printed for name in fields)
         assert "98765432109" not in printed
-        assert address in run("subscriptions", "list").out
+        # With 80 columns the list folds a long address in its last column.
+        assert address in "".join(run("subscriptions", "list").out.split())
     assert run("subscriptions", "get", "to-kafka", "--json").json["destination"]["tls"] is True
     refused = run("subscriptions", "put", "to-ftp", "--topic", "none", "--to", "ftp://127.0.0.1/")
     assert (refused.code, "kafka+tls://" in refused.err) == (2, True)

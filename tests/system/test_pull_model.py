@@ -174,8 +174,8 @@ async def found(url: str) -> dict[str, int]:
 
 async def until_acknowledged(url: str) -> None:
     while True:
-        # Postgres may be down.
-        with suppress(OSError, asyncpg.PostgresError, asyncpg.InterfaceError):
+        # Postgres may be down, or be killed while the connection is closed.
+        with suppress(OSError, asyncpg.PostgresError, asyncpg.InterfaceError, asyncpg.InternalClientError):
             if (await found(url))["receipts"] >= MESSAGES:
                 return
         await asyncio.sleep(0.2)
