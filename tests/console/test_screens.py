@@ -19,7 +19,7 @@ from playwright.sync_api import APIResponse, Browser, Page, expect
 from tests.conftest import migrated_template
 from tests.support import postgres
 from tests.support.api_keys import bearer
-from tests.support.browser import SIZES, Watched, chromium, paths_of
+from tests.support.browser import SIZES, Watched, paths_of
 from tests.support.console_world import MARK, World, add_marked_text, answering, marked
 from tests.support.keyed_services import CONFIGURED
 from tests.support.processes import serving
@@ -84,13 +84,6 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
         viewer = world.call("POST", "/api-keys", {"name": "night shift", "role": "viewer"})["key"]
         world.settle()
         yield Site(url, world, viewer, fields)
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
-    """A Chromium."""
-    with chromium() as started:
-        yield started
 
 
 def paths_of_marked(site: Site) -> list[str]:

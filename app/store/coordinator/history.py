@@ -8,6 +8,7 @@ from uuid import UUID
 from app.database.connection import Connection
 from app.store.coordinator.attempts import Attempt, latest_attempts, verdict_of
 from app.store.relay.log import HASH
+from app.store.relay.unsettled import unsettled_sql
 from app.topic_patterns import match_sql
 from app.verdicts import (
     CHECK_BACK_STATE_OF,
@@ -89,18 +90,7 @@ join subscription s on s.deleted_at is null
 join checkpoint c on c.subscription_id = s.subscription_id and c."offset" < o."offset"
   and (c.shards = 1 or {HASH.format("o")} % c.shards = c.shard)
 where o.transaction_id = $1
-  and not exists (
-    select from receipt r where r.transaction_id = o.transaction_id and r.position = o.position
-      and r.subscription_id = s.subscription_id and r.replay = 0
-  )
-  and not exists (
-    select from delivery_retry d where d.subscription_id = s.subscription_id and d.replay = 0
-      and d.transaction_id = o.transaction_id and d.position = o.position
-  )
-  and not exists (
-    select from dead_letter d where d.subscription_id = s.subscription_id and d.replay = 0
-      and d.transaction_id = o.transaction_id and d.position = o.position
-  )
+  and {unsettled_sql("o")}
 order by 1, 2, 3 nulls first
 """  # noqa: S608 -- an expression of ours
 

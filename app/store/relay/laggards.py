@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from datetime import datetime
 
 from app.database.connection import Connection
+from app.store.relay.unsettled import unsettled_sql
 from app.topic_patterns import match_sql
 
 # The subscriptions that are looked at, furthest behind first, and the log entries after the checkpoint of each.
@@ -30,18 +31,7 @@ cross join lateral (
   ) e
   where {match_sql("e.topic", "s.topics")}
     and (s.tags is null or s.tags = 'null' or s.tags = '[]' or s.tags ? e.tag)
-    and not exists (
-      select from receipt r where r.transaction_id = e.transaction_id and r.position = e.position
-        and r.subscription_id = s.subscription_id and r.replay = 0
-    )
-    and not exists (
-      select from delivery_retry d where d.subscription_id = s.subscription_id and d.replay = 0
-        and d.transaction_id = e.transaction_id and d.position = e.position
-    )
-    and not exists (
-      select from dead_letter d where d.subscription_id = s.subscription_id and d.replay = 0
-        and d.transaction_id = e.transaction_id and d.position = e.position
-    )
+    and {unsettled_sql("e")}
   order by e."offset" limit 1
 ) e
 order by e.committed_at limit {NAMED_MOST}

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from datetime import datetime
 
 from app.database.connection import Connection
+from app.store.relay.unsettled import unsettled_sql
 from app.topic_patterns import match_sql
 
 # The log entries after the checkpoint of each subscription, and its dead letters, that are looked at.
@@ -36,18 +37,7 @@ cross join lateral (
   from (
     select o.committed_at, {match_sql("o.topic", "s.topics")}
       and (s.filters -> 'tags' is null or s.filters -> 'tags' in ('null', '[]') or s.filters -> 'tags' ? o.tag)
-      and not exists (
-        select from receipt r where r.transaction_id = o.transaction_id and r.position = o.position
-          and r.subscription_id = s.subscription_id and r.replay = 0
-      )
-      and not exists (
-        select from delivery_retry d where d.subscription_id = s.subscription_id and d.replay = 0
-          and d.transaction_id = o.transaction_id and d.position = o.position
-      )
-      and not exists (
-        select from dead_letter d where d.subscription_id = s.subscription_id and d.replay = 0
-          and d.transaction_id = o.transaction_id and d.position = o.position
-      ) as waits
+      and {unsettled_sql("o")} as waits
     from (
       select o."offset", o.transaction_id, o.position, o.topic, o.tag, o.committed_at from outbox o
       where o."offset" > m."offset" order by o."offset" limit {ENTRIES_MOST}
