@@ -5,6 +5,12 @@ from datetime import datetime, timedelta
 
 # The share of a limit from which its approach is announced.
 ANNOUNCED_FROM = 0.5
+# How often what waits is counted. Of a backlog that is too long, as many messages go as two counts in a row find too
+# many: a burst that is delivered meanwhile expires nothing.
+COUNT_EVERY = timedelta(seconds=5)
+# How many messages one turn expires, and how many beyond `max_backlog` one count finds.
+AT_ONCE = 500
+EXCESS_AT_ONCE = 10_000
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,7 @@ import structlog
 from app import announcements
 from app.database.connection import Connection
 from app.ids import message_id
-from app.policy.expiry import ANNOUNCED_FROM, WaitingLimits
+from app.policy.expiry import ANNOUNCED_FROM, AT_ONCE, COUNT_EVERY, EXCESS_AT_ONCE, WaitingLimits
 from app.pull.settling import record
 from app.runtime.state import Runtime
 from app.store.pull import ordered_claims, waiting_limits
@@ -28,11 +28,6 @@ from app.verdicts import DeadLetterReason
 
 log = structlog.get_logger(__name__)
 
-# As the relay has them (app/relay/expiry.py): how often what waits is counted, how many messages one turn expires, and
-# how many beyond `max_backlog` one count finds.
-COUNT_EVERY = timedelta(seconds=5)
-AT_ONCE = 500
-EXCESS_AT_ONCE = 10_000
 # A count reads at most so many parts of the log, and one turn passes over at most so many.
 SPANS_COUNTED, SPANS_PASSED = 50, 10
 

@@ -9,7 +9,7 @@ from datetime import datetime, timedelta
 
 from app import announcements
 from app.database.connection import Connection
-from app.policy.expiry import ANNOUNCED_FROM, WaitingLimits
+from app.policy.expiry import ANNOUNCED_FROM, AT_ONCE, COUNT_EVERY, EXCESS_AT_ONCE, WaitingLimits
 from app.relay.stream_source import StreamSource
 from app.relay.window import Window
 from app.store.relay.announcements import Announcement
@@ -17,13 +17,7 @@ from app.store.relay.expiry import claim_waiting, matching_ahead, waiting_retrie
 from app.store.relay.log import Outgoing
 from app.verdicts import DeadLetterReason
 
-# How often what waits is counted. Of a backlog that is too long, as many messages go as two counts in a row find too
-# many: a burst that is delivered meanwhile expires nothing.
-COUNT_EVERY = timedelta(seconds=5)
-# How many retries one turn expires, how many beyond `max_backlog` one count finds, and how many parts of the log it
-# reads.
-AT_ONCE = 500
-EXCESS_AT_ONCE = 10_000
+# How many parts of the log one turn reads.
 SPANS_AT_ONCE = 5
 # A claimed retry that is not settled may be claimed again after this. A new holder of the shard frees it at once.
 CLAIM_FOR = timedelta(minutes=15)
