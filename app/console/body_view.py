@@ -1,10 +1,10 @@
 """How a page shows a message's body: JSON indented, other text as it is, and binary bytes in hex."""
 
-import base64
 from dataclasses import dataclass
 
 import msgspec
-from starlette.responses import Response
+
+from app.field_rules import json_of
 
 # A longer body is cut in the page; the API has all of it.
 SHOWN_BYTES = 64 * 1024
@@ -21,23 +21,12 @@ class BodyView:
     is_cut: bool
 
 
-class _Stored(msgspec.Struct):
-    body: msgspec.Raw = msgspec.Raw()
-    body_base64: str | None = None
-
-
-def body_of(response: Response) -> BodyView | None:
-    """Return the body in an answer of the API; None if the answer has none. JSON keeps its numbers as they were."""
-    stored = msgspec.json.decode(bytes(response.body), type=_Stored)
-    if stored.body_base64 is not None:
-        raw = base64.b64decode(stored.body_base64)
-        return _text(raw) or _hex(raw)
-    if not bytes(stored.body):
-        return None
-    pretty = msgspec.json.format(bytes(stored.body), indent=2)
-    return BodyView(
-        "JSON", pretty[:SHOWN_BYTES].decode(errors="replace"), len(bytes(stored.body)), len(pretty) > SHOWN_BYTES
-    )
+def body_of(body: bytes, content_type: str) -> BodyView:
+    """Return a message's body. JSON keeps its numbers as they were."""
+    if json_of(body, content_type) is None:
+        return _text(body) or _hex(body)
+    pretty = msgspec.json.format(body, indent=2)
+    return BodyView("JSON", pretty[:SHOWN_BYTES].decode(errors="replace"), len(body), len(pretty) > SHOWN_BYTES)
 
 
 def _text(raw: bytes) -> BodyView | None:

@@ -97,7 +97,8 @@ def when(at: datetime | None, now: datetime) -> Markup:
         return Markup('<span class="none">&ndash;</span>')
     apart_s = (now - at).total_seconds()
     text = f"{duration(apart_s)} ago" if apart_s >= 0 else f"in {duration(-apart_s)}"
-    return Markup('<time datetime="{0}" title="{1}">{2}</time>').format(at.isoformat(), exact(at), text)
+    # A page has up to a thousand of them. Nothing here needs an escape, and Markup.format takes several times as long.
+    return Markup(f'<time datetime="{at.isoformat()}" title="{exact(at)}">{text}</time>')  # noqa: S704
 
 
 def exact(at: datetime) -> str:
@@ -128,7 +129,7 @@ def size(count: int) -> str:
 def state(value: str) -> Markup:
     """Return a state with its color."""
     text = WORDS.get(value, value)
-    return Markup('<span class="state {0}">{1}</span>').format(TONES.get(value, "mute"), text)
+    return Markup(f'<span class="state {TONES.get(value, "mute")}">{escape(text)}</span>')  # noqa: S704
 
 
 def command(*words: str, **options: Any) -> str:

@@ -14,8 +14,8 @@ from app.schemas.transactions import TimelineEntry, TransactionShown
 
 WIDTH, LEFT, RIGHT, TOP, LANE = 960, 170, 24, 30, 30
 TICK_APART = 84
-# Marks of the latest entries: a picture of thousands is no picture.
-MARKS_MOST = 400
+# Marks of the latest entries, and lanes: a picture of thousands is no picture.
+MARKS_MOST, LANES_MOST = 400, 40
 
 PRODUCER, CHECKS = "producer", "check-back"
 _OF_PRODUCER = ("born", "refused", "reissued", "published")
@@ -33,6 +33,9 @@ _TONES = {
     "swept": "warn",
     "reissued": "wait",
 }
+# The lanes that stand above the deliveries, and the tones of deliveries that a crowded picture leaves out first.
+_FIRST = {PRODUCER: 0, CHECKS: 1}
+_DONE = ("good", "mute")
 _OUTCOMES = {"commit": "good", "rollback": "mute", "unknown": "warn", "unanswered": "bad", "lost": "warn"}
 
 
@@ -59,7 +62,7 @@ class Lane:
 
 @dataclass(frozen=True, slots=True)
 class Picture:
-    """The lanes, and the times on the axis."""
+    """The lanes, and the times on the axis. `left_out`: earlier events; `lanes_left_out`: deliveries."""
 
     width: int
     height: int
@@ -67,6 +70,7 @@ class Picture:
     lanes: list[Lane]
     ticks: list[tuple[float, str]]
     left_out: int
+    lanes_left_out: int
 
 
 def picture_of(shown: TransactionShown) -> Picture:
@@ -78,13 +82,20 @@ def picture_of(shown: TransactionShown) -> Picture:
         name = _lane_of(entry, many=len(shown.messages) > 1)
         lane = lanes.setdefault(name, Lane(name, 0.0))
         lane.marks.append(Mark(places[entry.at], _tone(entry), f"{_title(entry)} · {exact(entry.at)}"))
-    ordered = sorted(lanes.values(), key=lambda lane: {PRODUCER: 0, CHECKS: 1}.get(lane.name, 2))
+    is_crowded = len(lanes) > LANES_MOST
+    found = sorted(lanes.values(), key=lambda lane: (_FIRST.get(lane.name, 2), is_crowded and _tone_of(lane) in _DONE))
+    ordered = found[:LANES_MOST]
     for index, lane in enumerate(ordered):
         lane.y = TOP + LANE * index + LANE / 2
         lane.start, lane.end = lane.marks[0].x, lane.marks[-1].x
-        lane.tone = lane.marks[-1].tone
+        lane.tone = _tone_of(lane)
     height = TOP + LANE * len(ordered) + 8
-    return Picture(WIDTH, height, LEFT, ordered, _ticks(places), len(shown.timeline) - len(entries))
+    left_out = len(shown.timeline) - len(entries), len(found) - len(ordered)
+    return Picture(WIDTH, height, LEFT, ordered, _ticks(places), *left_out)
+
+
+def _tone_of(lane: Lane) -> str:
+    return lane.marks[-1].tone
 
 
 def _places(times: Sequence[datetime]) -> dict[datetime, float]:

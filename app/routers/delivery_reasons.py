@@ -1,6 +1,5 @@
 """`GET /transactions/{id}/delivery`: why each subscription has got its messages, or has not."""
 
-from dataclasses import asdict
 from typing import Annotated
 
 from fastapi import APIRouter, Query
@@ -54,4 +53,4 @@ async def get_delivery(
         )
     if found is None:
         raise await unknown_transaction(runtime, transaction_id)
-    return TransactionWhy.model_validate(asdict(found))
+    return TransactionWhy.model_validate(found, from_attributes=True)

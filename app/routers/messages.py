@@ -5,6 +5,7 @@ from collections.abc import Coroutine
 from dataclasses import replace
 from functools import partial
 from typing import Annotated, Any
+from uuid import UUID
 
 import msgspec
 from fastapi import APIRouter, Path
@@ -124,6 +125,19 @@ async def get_message(runtime: RuntimeDep, caller: CallerDep, message_id: Messag
         **known(committed_at=sent.committed_at if sent else None),
     )
     return with_body(shown, caller, body, message.content_type)
+
+
+async def read_bodies(runtime: Runtime, caller: Caller, transaction_id: UUID, at_most: int) -> list[bytes]:
+    """Return the bodies of the first messages of a transaction: those that the caller may read."""
+    bodies: list[bytes] = []
+    async with runtime.request_pool.connection() as connection:
+        while caller.reads_bodies and len(bodies) < at_most:
+            may_read = _may_read(caller, await read_owner(connection, transaction_id, len(bodies)))
+            body = await message_body(connection, transaction_id, len(bodies)) if may_read else None
+            if body is None:
+                break
+            bodies.append(body)
+    return bodies
 
 
 def _may_read(caller: Caller, owner: Owner | None) -> bool:

@@ -191,9 +191,8 @@ async def list_subscriptions(
         page = found[: query.limit]
         standing = await page_standing(connection, [one.subscription_id for one in page]) if query.standing else {}
         items = [
-            SubscriptionListed(
-                **answer.model_dump(mode="json"), standing=_brief(standing.get(one.subscription_id), now)
-            )
+            # The fields were validated for the answer; a page of a thousand would spend half its time on it again.
+            SubscriptionListed.model_construct(**dict(answer), standing=_brief(standing.get(one.subscription_id), now))
             for one, answer in zip(page, await answers(runtime, connection, page), strict=True)
         ]
     return SubscriptionList(items=items, next_cursor=items[-1].name if len(found) > query.limit else None)

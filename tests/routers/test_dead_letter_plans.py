@@ -182,6 +182,10 @@ async def test_a_count_goes_no_further_than_it_says(dead: Connection, source: st
     found = await asked(dead, COUNTS[source], types, bounds(wanted(source), LOWEST, 500))
     assert sum(scan.rows for scan in of(found, "dead_letter")) <= 501
     assert COUNTED_MOST > SUBSCRIPTIONS * EACH
+    # Whether their subscriptions are deleted is read once, and not for each dead letter.
+    found = await asked(dead, COUNTS[source], types, bounds(wanted(source, topic="none-such"), LOWEST, 500))
+    assert sum(scan.rows for scan in of(found, "dead_letter")) == EACH * (SUBSCRIPTIONS if source == "all" else 1)
+    assert sum(scan.rows for scan in of(found, "subscription")) <= SUBSCRIPTIONS
     # A count of a kind of error makes the kind once for each text, and not for each dead letter.
     filters = DeadLetterSearch(wanted(source).subscription_id, kind="none")
     found = await scans(dead, COUNTS_OF_KIND[source], types, bounds(filters, LOWEST, 500), generic=False, parts=True)

@@ -2,16 +2,14 @@
 
 from starlette.responses import Response
 
-from app.console.body_view import BodyView, body_of
+from app.console.body_view import body_of
 from app.console.page import Page
 from app.console.rendering import command
 from app.console.timeline_picture import picture_of
 from app.console.visit import Visit
-from app.ids import message_id
 from app.routers.delivery_reasons import WhyQuery, get_delivery
-from app.routers.messages import get_message
+from app.routers.messages import read_bodies
 from app.routers.transactions import TransactionQuery, get_transaction, list_of_transactions
-from app.schemas.transactions import TransactionShown
 from app.store.relay.announcements import GROUP
 from app.verdicts import DeliveryReason, State
 
@@ -116,24 +114,20 @@ async def show_one(visit: Visit) -> Response:
     if visit.wants_csv:
         return visit.csv_of("transaction", _ENTRY_COLUMNS, shown.timeline)
     why = await get_delivery(visit.runtime, visit.caller, transaction_id, WhyQuery())
+    bodies = await read_bodies(visit.runtime, visit.caller, shown.transaction_id, min(_BODIES, len(shown.messages)))
     return visit.page(
         "transaction.html",
         shown=shown,
         why={one.message_id: one for one in why.messages},
         sendable=_SENDABLE,
         picture=picture_of(shown),
-        bodies=await _bodies(visit, shown),
+        bodies={
+            message.message_id: body_of(body, message.content_type)
+            for message, body in zip(shown.messages, bodies, strict=False)
+        },
         command_shown=command("transactions", "show", str(transaction_id)),
         now=visit.runtime.clock.now(),
     )
-
-
-async def _bodies(visit: Visit, shown: TransactionShown) -> dict[str, BodyView | None]:
-    """Return the bodies of the first messages by message id."""
-    if not visit.caller.reads_bodies:
-        return {}
-    ids = [message_id(shown.transaction_id, position) for position in range(min(_BODIES, len(shown.messages)))]
-    return {one: body_of(await get_message(visit.runtime, visit.caller, one)) for one in ids}
 
 
 PAGES = [

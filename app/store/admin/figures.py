@@ -40,9 +40,7 @@ from looked_at l group by l.state
 """  # noqa: S608 -- constants
 
 # Served by dead_letter_died. Upkeep removes the dead letters of a deleted subscription, so they do not count.
-LIVE = """exists (
-  select from subscription s where s.subscription_id = d.subscription_id and s.deleted_at is null offset 0
-)"""
+LIVE = "d.subscription_id not in (select s.subscription_id from subscription s where s.deleted_at is not null)"
 DEAD = f"""
 select (select count(*) from (select from dead_letter d where {LIVE} limit $1) d) as live,
   (select count(*) from (select from dead_letter d limit $2) d) as rows,
