@@ -350,6 +350,11 @@ class Settings(BaseSettings):
         description="most producer groups, topics, keys and subscriptions, each, that the metrics count by; all "
         "further ones count as `other` (docs/metrics.md)",
     )
+    report_dir: Path | None = Field(
+        None,
+        description="directory that `halfnote reconcile --out` writes to, so that the console can show its report; "
+        "empty: `reconciliation` in HALFNOTE_DATA_DIR",
+    )
     audit_keep_s: int = Field(400 * 86_400, ge=86_400, description="how long audit rows are kept")
     database_disk_bytes: int | None = Field(
         None,

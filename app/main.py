@@ -31,6 +31,7 @@ from app.routers import (
     operator_verdicts,
     problems,
     producer_groups,
+    proof_report,
     recent_deliveries,
     reconciliation,
     reissues,
@@ -125,6 +126,7 @@ def create_app() -> tuple[ASGIApp, FastAPI]:
     api.include_router(dead_letters.router)
     # Before the route of a day, which has the same form.
     api.include_router(certificates.router)
+    api.include_router(proof_report.router)
     api.include_router(reconciliation.router)
     api.include_router(api_keys.router)
     api.include_router(audit.router)

@@ -34,7 +34,7 @@ LIMIT_MS = 300
 OPEN_LIMIT = 1.0
 _ID = "{transaction_id:uuid}"
 # Pages that show nothing, and the stream, which has no end.
-_OTHER = {"/console/events", "/console/find"}
+_OTHER = {"/console/events", "/console/find", "/console/proof/report"}
 # What a filter that no row meets is asked for.
 _NONE = "none-such"
 
@@ -99,7 +99,9 @@ def _lists(known: Known) -> dict[str, list[str]]:
         {"refused_end": "true"}, {"key": KEY}, {"key": "customer-77"}, {"key": _NONE}, {"topic": TOPIC},
         {"topic": _NONE}, {"producer_group": GROUP}, {"producer_group": _NONE}, {"born_after": hour},
         {"born_before": day}, {"state": "half", "born_before": day}, {"source": "operator", "born_before": day},
-        {"format": "csv"}, {"cursor": str(known.rolled_back)},
+        {"format": "csv"}, {"cursor": str(known.rolled_back)}, {"sort": "oldest"},
+        {"state": "in_doubt", "sort": "oldest"}, {"producer_group": _NONE, "sort": "oldest"},
+        {"producer_group": GROUP, "state": "rolled_back", "reissued": "false"},
     ]  # fmt: skip
     letters = [
         {}, {"subscription": subscription}, {"topic": TOPIC}, {"topic": _NONE}, {"key": "customer-77"},
@@ -112,13 +114,18 @@ def _lists(known: Known) -> dict[str, list[str]]:
         "/console/search": _with("/console/search", [{"q": "receiver"}, {"q": "o"}, {"q": KEY}, {"q": _NONE}]),
         "/console/transactions": _with("/console/transactions", transactions),
         f"/console/transactions/{_ID}": [f"/console/transactions/{one}" for one in ids],
-        "/console/subscriptions": _with("/console/subscriptions", [{}, {"cursor": "receiver-5"}, {"format": "csv"}]),
+        "/console/subscriptions": _with(
+            "/console/subscriptions",
+            [{}, {"cursor": "receiver-5"}, {"format": "csv"}, *({"sort": one} for one in ("lag", "dead", "state"))],
+        ),
         "/console/subscriptions/{name}": [f"/console/subscriptions/receiver-{n:03}" for n in (0, 1, 2, 24, 99, 110)],
         "/console/dead-letters": _with("/console/dead-letters", [*letters, {"format": "csv"}]),
         "/console/dead-letters/groups": _with("/console/dead-letters/groups", [*letters, {"format": "csv"}]),
-        "/console/producer-groups": _with("/console/producer-groups", [{}, {"format": "csv"}]),
+        "/console/producer-groups": _with("/console/producer-groups", [{}, {"format": "csv"}, {"sort": "undecided"}]),
         "/console/producer-groups/{name}": [f"/console/producer-groups/{one}" for one in (GROUP, "shop-007")],
-        "/console/topics": _with("/console/topics", [{}, {"cursor": "order.5"}, {"format": "csv"}]),
+        "/console/topics": _with(
+            "/console/topics", [{}, {"cursor": "order.5"}, {"format": "csv"}, {"sort": "messages"}]
+        ),
         "/console/keys": _with("/console/keys", [{}, {"format": "csv"}]),
         "/console/audit": _with(
             "/console/audit",
@@ -143,6 +150,7 @@ def _previews(known: Known) -> dict[str, list[str]]:
     transaction |= {"reissue": known.rolled_back, "replay": known.order}
     of_subscription = ("edit", "reset-breaker", "pause", "resume", "test", "replay", "rotate-secret")
     many = {f"/console/transactions/do/{act}": [all_of] for act in ("check", "commit", "rollback")}
+    many["/console/transactions/do/reissue"] = [{"producer_group": GROUP, "state": "rolled_back"}]
     letters = [one, {"subscription": subscription}, {"topic": TOPIC}, {"topic": _NONE}, {"error": "answered 503"}]
     many |= {f"/console/dead-letters/do/{act}": letters for act in ("redeliver", "drop")}
     return {
@@ -177,9 +185,14 @@ def calls(known: Known) -> dict[str, list[str]]:
         "/stats/series": _with("/stats/series", series),
         "/search": _with("/search", [{"q": "receiver"}, {"q": KEY}, {"q": _NONE}, {"q": str(known.order)}]),
         "/dead-letters/groups": _with("/dead-letters/groups", [{}, {"subscription": subscription}, {"topic": _NONE}]),
-        "/dead-letters": _with("/dead-letters", [{}, {"subscription": subscription}, {"limit": "1000"}]),
+        "/dead-letters": _with(
+            "/dead-letters", [{}, {"subscription": subscription}, {"limit": "1000"}, {"count": "true"}]
+        ),
         "/dead-letters/{subscription}/{message_id}": [f"/dead-letters/{subscription}/{message_id}"],
-        "/transactions": _with("/transactions", [{}, {"state": "in_doubt"}, {"source": "operator"}, {"key": KEY}]),
+        "/transactions": _with(
+            "/transactions",
+            [{}, {"state": "in_doubt"}, {"source": "operator"}, {"key": KEY}, {"count": "true"}],
+        ),
         "/transactions/{transaction_id}": [f"/transactions/{known.order}", f"/transactions/{known.doubted}"],
         "/transactions/{transaction_id}/delivery": [
             f"/transactions/{one}/delivery" for one in (known.order, known.stored, known.doubted)
@@ -187,7 +200,7 @@ def calls(known: Known) -> dict[str, list[str]]:
         "/subscriptions": _with("/subscriptions", [{}, {"limit": "1000"}]),
         "/subscriptions/{name}": [f"/subscriptions/receiver-{n:03}" for n in (0, 1, 99)],
         "/subscriptions/{name}/recent": [f"/subscriptions/receiver-{n:03}/recent" for n in (0, 1)],
-        "/producer-groups": ["/producer-groups"],
+        "/producer-groups": _with("/producer-groups", [{}, {"sort": "oldest", "count": "true"}]),
         "/topics": _with("/topics", [{}, {"limit": "1000"}]),
         "/workers": ["/workers"],
         "/audit": ["/audit"],

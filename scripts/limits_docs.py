@@ -32,13 +32,17 @@ REQUESTS = (
     Limit("app.egress.urls.LONGEST_URL", "characters of a URL"),
     Limit("app.routers.transactions.PAGE_MAX", "rows on a page of a list"),
     Limit("app.routers.stats.POINTS_MAX", "points of a series of `/stats/series`"),
-    Limit("app.routers.operator_verdicts.MANY_MAX", "transactions of one verdict or check by filter"),
+    Limit("app.routers.transaction_selection.MANY_MAX", "transactions of one verdict, check or reissue by filter"),
+    Limit("app.schemas.totals.COUNTED_MOST", "rows that the `total` of a list counts"),
     Limit("app.schemas.dead_letters.IDS_MAX", "dead letters named in one redelivery or drop"),
     Limit("app.schemas.dead_letters.AT_MOST", "dead letters of one redelivery or drop by filter"),
     Limit("app.schemas.api_keys.SCOPE_MAX", "names in each scope of an API key"),
     Limit("app.schemas.api_keys.OVERLAP_MAX_S", "seconds for which a rotated key stays valid"),
     Limit("app.lifecycle.startup.ISSUER_LIMIT_BYTES", "bytes of an answer of the issuer of OpenID Connect"),
     Limit("app.console.openid.sign_in.LASTS_S", "seconds that a sign-in at the issuer may take"),
+    Limit(
+        "app.operations.proof_report.BYTES_MAX", "bytes of the report of the nightly proof; a larger one is not shown"
+    ),
     Limit("app.observability.trace_context.MEMBERS_MAX", "members of a `tracestate`; longer ones are dropped"),
 )
 

@@ -185,17 +185,24 @@ def all_pages(url: str, path: str, *, as_json: bool, cursor: str | None = None, 
 
 
 def list_items(url: str, path: str, query: dict[str, Any], limit: int, *, as_json: bool) -> dict[str, Any]:
-    """Return up to `limit` items of a list and where it continues, from as many pages as needed."""
+    """Return up to `limit` items of a list and where it continues, from as many pages as needed.
+
+    With `count` in the query also `total`, how many the whole list has.
+    """
     found: list[dict[str, Any]] = []
     cursor = query.get("cursor")
+    total: dict[str, Any] = {}
     # A page of the API may hold fewer than it was asked for.
     while True:
         asked = {**query, "limit": min(limit - len(found), PAGE_MAX), "cursor": cursor}
         page = call(url, "GET", path, query=asked, as_json=as_json)
         found += page["items"]
         cursor = page["next_cursor"]
+        if query.get("count"):
+            # Once is enough.
+            total, query = {"total": page["total"]}, {**query, "count": None}
         if cursor is None or len(found) >= limit:
-            return {"items": found, "next_cursor": cursor}
+            return {"items": found, "next_cursor": cursor, **total}
 
 
 def print_json(answer: Any) -> None:

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from datetime import UTC, datetime
+from enum import StrEnum
 from typing import Annotated, Any
 
 import typer
@@ -10,7 +11,7 @@ from app.cli.api_client import DEFAULT_URL, PAGE_MAX, AsJson, Url, call, list_it
 from app.cli.errors import Refusal
 from app.cli.since import Since, time_of
 from app.cli.sorted_commands import SortedCommands
-from app.cli.tables import age, amount, moment, print_fields, print_table, text
+from app.cli.tables import age, amount, moment, print_fields, print_table, share, text
 
 app = typer.Typer(
     help="Dead letters: messages that delivery gave up. Redeliver or drop them.",
@@ -38,6 +39,15 @@ DryRun = Annotated[bool, typer.Option("--dry-run", help="with a filter: only lis
 Yes = Annotated[bool, typer.Option("--yes", help="with a filter: do not ask for confirmation")]
 
 
+class DeadLetterOrder(StrEnum):
+    """The order of the groups."""
+
+    COUNT = "count"
+    LAST = "last"
+    FIRST = "first"
+    SUBSCRIPTION = "subscription"
+
+
 @app.command("list")
 def list_dead_letters(
     subscription: Of = None,
@@ -53,9 +63,9 @@ def list_dead_letters(
     url: Url = DEFAULT_URL,
     as_json: AsJson = False,
 ) -> None:
-    """List dead letters, newest first."""
+    """List dead letters, newest first, and how many there are."""
     after = time_of(since, died_after, "--died-after")
-    query = {**_filter(subscription, topic, key, because, error, after, died_before), "cursor": cursor}
+    query = {**_filter(subscription, topic, key, because, error, after, died_before), "count": True, "cursor": cursor}
     found = list_items(url, "/dead-letters", query, limit, as_json=as_json)
     if as_json:
         print_json(found)
@@ -64,7 +74,7 @@ def list_dead_letters(
     rows = [(one["message_id"], age(one["died_at"], now), _about(one)) for one in found["items"]]
     print_table(("message", "died", "subscription: why"), rows, whole=("message", "died"))
     if found["next_cursor"]:
-        print(f"\nThere may be more:\n--cursor {found['next_cursor']}")
+        print(f"\n{share(found)} There may be more:\n--cursor {found['next_cursor']}")
 
 
 @app.command("groups")
@@ -77,13 +87,20 @@ def groups(
     since: Since = None,
     died_after: DiedAfter = None,
     died_before: DiedBefore = None,
+    sort: Annotated[
+        DeadLetterOrder, typer.Option(help="count: the largest first; last, first: by death; subscription")
+    ] = (DeadLetterOrder.COUNT),
     limit: Annotated[int, typer.Option(min=1, max=PAGE_MAX, help="the most groups")] = 50,
     url: Url = DEFAULT_URL,
     as_json: AsJson = False,
 ) -> None:
     """Count dead letters by subscription, reason and error, the most frequent first."""
     after = time_of(since, died_after, "--died-after")
-    query = {**_filter(subscription, topic, key, because, error, after, died_before), "limit": limit}
+    query = {
+        **_filter(subscription, topic, key, because, error, after, died_before),
+        "sort": sort.value,
+        "limit": limit,
+    }
     found = call(url, "GET", "/dead-letters/groups", query=query, as_json=as_json)
     if as_json:
         print_json(found)
@@ -95,7 +112,7 @@ def groups(
     ]
     print_table(("count", "first", "last", "subscription", "why"), rows, whole=("count", "first", "last"))
     if found["groups"] > len(rows):
-        print(f"\n{amount(found['groups'] - len(rows))} smaller groups are left out: --limit shows more.")
+        print(f"\n{amount(found['groups'] - len(rows))} groups are left out: --limit shows more.")
     if not found["complete"]:
         print(f"\nOnly the newest {amount(found['looked_at'])} were counted: name a --subscription or --since.")
 

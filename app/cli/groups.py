@@ -1,12 +1,14 @@
 """`halfnote groups`: register, show, test and delete producer groups."""
 
 from datetime import UTC, datetime
+from enum import StrEnum
 from typing import Annotated, Any
 
 import typer
 
 from app.cli.api_client import DEFAULT_URL, AsJson, FromFile, Url, all_pages, call, path_of, print_json, request_of
 from app.cli.confirmation import Yes, must_agree
+from app.cli.field_changes import changes_of
 from app.cli.sorted_commands import SortedCommands
 from app.cli.tables import age, moment, print_fields, print_new_secret, print_table, reset_line, span, text
 
@@ -73,10 +75,24 @@ def get(name: GroupName, url: Url = DEFAULT_URL, as_json: AsJson = False) -> Non
     _show(call(url, "GET", path_of("producer-groups", name), as_json=as_json), as_json)
 
 
+class GroupOrder(StrEnum):
+    """The order of the list."""
+
+    NAME = "name"
+    UNDECIDED = "undecided"
+    OLDEST = "oldest"
+
+
 @app.command("list")
-def list_groups(url: Url = DEFAULT_URL, as_json: AsJson = False) -> None:
+def list_groups(
+    sort: Annotated[
+        GroupOrder, typer.Option(help="name; undecided: the most first; oldest: in doubt longest first")
+    ] = (GroupOrder.NAME),
+    url: Url = DEFAULT_URL,
+    as_json: AsJson = False,
+) -> None:
     """List the groups with their transactions in doubt and parked, and the last error of their check URLs."""
-    groups = all_pages(url, "/producer-groups", as_json=as_json, standing=True)
+    groups = all_pages(url, "/producer-groups", as_json=as_json, standing=True, sort=sort.value)
     if as_json:
         print_json(groups)
         return
@@ -122,6 +138,26 @@ def rotate_secret(name: GroupName, url: Url = DEFAULT_URL, as_json: AsJson = Fal
     """Make a new secret, shown once; the old one signs as well for a day."""
     answer = call(url, "POST", path_of("producer-groups", name, "rotate-secret"), as_json=as_json)
     print_json(answer) if as_json else print_new_secret(answer)
+
+
+@app.command("patch")
+def patch(
+    name: GroupName,
+    changes: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="FIELD=VALUE...",
+            help="fields to change, with values as JSON or plain text, such as interval_s=60 or max_checks=null",
+        ),
+    ],
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="check, and show what would change")] = False,
+    url: Url = DEFAULT_URL,
+    as_json: AsJson = False,
+) -> None:
+    """Change some fields of a group; the others stay as they are. null is a field's default."""
+    query = {"dry_run": "true" if dry_run else None}
+    path = path_of("producer-groups", name)
+    _show(call(url, "PATCH", path, query=query, content=changes_of(changes), as_json=as_json), as_json)
 
 
 @app.command("delete")

@@ -7,7 +7,7 @@ import typer
 
 from app.cli.api_client import DEFAULT_URL, AsJson, FromFile, Url, all_pages, call, path_of, print_json, request_of
 from app.cli.errors import Refusal
-from app.cli.tables import moment, print_fields, print_table, short_moment, text
+from app.cli.tables import amount, moment, print_fields, print_table, short_moment, text
 
 SubscriptionName = Annotated[str, typer.Argument(metavar="NAME", help="the subscription")]
 ReplayId = Annotated[int, typer.Argument(metavar="REPLAY_ID")]
@@ -36,6 +36,7 @@ def replay(
     tag: Tags = None,
     reason: Reason = None,
     actor: Actor = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="only count what would be sent")] = False,
     file: FromFile = None,
     url: Url = DEFAULT_URL,
     as_json: AsJson = False,
@@ -49,9 +50,15 @@ def replay(
     wanted = {name: given for name, given in (("topics", topic), ("keys", key), ("tags", tag)) if given}
     if wanted:
         content["filters"] = {**(content.get("filters") or {}), **wanted}
+    if dry_run:
+        content["dry_run"] = True
     answer = call(url, "POST", path_of("subscriptions", name, "replay"), content=content, as_json=as_json)
     if as_json:
         print_json(answer)
+        return
+    if dry_run:
+        count = f"{'' if answer['exact'] else 'at least '}{amount(answer['messages'])} messages"
+        print(f"The offsets {answer['after'] + 1} to {answer['until']} have {count} for {name}. Nothing was sent.")
         return
     number, first, last = answer["replay_id"], answer["after"] + 1, answer["until"]
     print(f"Replay {number} of offsets {first} to {last} has begun. Its progress: halfnote subscriptions")

@@ -1,7 +1,7 @@
 """`halfnote subscriptions`: make, show, pause and delete subscriptions."""
 
-import json
 from collections.abc import Callable
+from datetime import datetime
 from enum import StrEnum
 from typing import Annotated, Any
 
@@ -10,7 +10,7 @@ import typer
 from app.cli import replays
 from app.cli.api_client import DEFAULT_URL, AsJson, FromFile, Url, all_pages, call, path_of, print_json, request_of
 from app.cli.confirmation import Yes, must_agree
-from app.cli.errors import WRONG_USAGE, Refusal
+from app.cli.field_changes import changes_of
 from app.cli.sorted_commands import SortedCommands
 from app.cli.subscription_options import address_text, destination_from, print_subscription
 from app.cli.tables import duration, moment, print_fields, print_new_secret, print_table, text
@@ -46,15 +46,20 @@ class SortBy(StrEnum):
     LAG = "lag"
     DEAD = "dead"
     STATE = "state"
+    CHANGED = "changed"
 
 
 SORTED_BY: dict[SortBy, Callable[[dict[str, Any]], Any]] = {
     SortBy.NAME: lambda one: one["name"],
     SortBy.LAG: lambda one: (-one["standing"]["seconds"], one["name"]),
     SortBy.DEAD: lambda one: (-one["standing"]["dead_letters"], one["name"]),
+    SortBy.CHANGED: lambda one: (-datetime.fromisoformat(one["updated_at"]).timestamp(), one["name"]),
     SortBy.STATE: lambda one: (one["state"] == "active", one["state"], one["name"]),
 }
-Sort = Annotated[SortBy, typer.Option(help="name; lag: the oldest first; dead: the most first; state: others first")]
+Sort = Annotated[
+    SortBy,
+    typer.Option(help="name; lag: the oldest first; dead: the most first; state: others first; changed: last first"),
+]
 Tags = Annotated[list[str] | None, typer.Option("--tag", help="only messages with one of these tags; repeatable")]
 
 
@@ -164,7 +169,9 @@ def patch(
 ) -> None:
     """Change some fields of a subscription; the others stay as they are. null is a field's default."""
     query = {"reason": reason, "dry_run": "true" if dry_run else None}
-    answer = call(url, "PATCH", path_of("subscriptions", name), query=query, content=_changes(changes), as_json=as_json)
+    answer = call(
+        url, "PATCH", path_of("subscriptions", name), query=query, content=changes_of(changes), as_json=as_json
+    )
     _show(answer, as_json)
 
 
@@ -230,22 +237,3 @@ def rotate_secret(name: SubscriptionName, url: Url = DEFAULT_URL, as_json: AsJso
 
 def _show(subscription: dict[str, Any], as_json: bool) -> None:
     print_json(subscription) if as_json else print_subscription(subscription)
-
-
-def _changes(given: list[str]) -> dict[str, Any]:
-    """Return a JSON Merge Patch of arguments such as `destination.url=...`. Raises Refusal."""
-    patch: dict[str, Any] = {}
-    for one in given:
-        path, is_given, written = one.partition("=")
-        if not is_given or not path:
-            raise Refusal(f"`{one}` is not FIELD=VALUE.", code=WRONG_USAGE)
-        try:
-            value = json.loads(written)
-        except ValueError:
-            value = written
-        *parents, name = path.split(".")
-        at = patch
-        for parent in parents:
-            at = at.setdefault(parent, {})
-        at[name] = value
-    return patch

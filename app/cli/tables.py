@@ -108,6 +108,12 @@ def amount(count: int) -> str:
     return f"{count:,}"
 
 
+def share(page: dict[str, Any]) -> str:
+    """Return how many of a counted list's items a page has."""
+    total = page["total"]
+    return f"{amount(len(page['items']))} of {'' if total['exact'] else 'at least '}{amount(total['count'])}."
+
+
 def bytes_text(count: int) -> str:
     """Return a number of bytes with its unit."""
     size = float(count)

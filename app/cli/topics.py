@@ -1,6 +1,7 @@
 """`halfnote topics`: list, declare and undeclare topics."""
 
 from datetime import UTC, datetime
+from enum import StrEnum
 from typing import Annotated, Any
 
 import typer
@@ -14,10 +15,24 @@ app = typer.Typer(help="Topics: their subscriptions, and which are declared.", n
 Names = Annotated[list[str], typer.Argument(metavar="NAME...", help="topics")]
 
 
+class TopicOrder(StrEnum):
+    """The order of the list."""
+
+    NAME = "name"
+    MESSAGES = "messages"
+    FIRST_SEEN = "first_seen"
+
+
 @app.command("list")
-def list_topics(url: Url = DEFAULT_URL, as_json: AsJson = False) -> None:
+def list_topics(
+    sort: Annotated[TopicOrder, typer.Option(help="name; messages: the most first; first_seen: the newest first")] = (
+        TopicOrder.NAME
+    ),
+    url: Url = DEFAULT_URL,
+    as_json: AsJson = False,
+) -> None:
     """List the topics that were used or declared, with their share of the last 10,000 messages."""
-    topics = all_pages(url, "/topics", as_json=as_json, traffic=True)
+    topics = all_pages(url, "/topics", as_json=as_json, traffic=True, sort=sort.value)
     if as_json:
         print_json(topics)
         return

@@ -81,15 +81,31 @@ def verdict(
 
 
 def reissue(
-    transaction_id: TransactionId,
     reason: Reason,
+    transaction_id: Annotated[str | None, typer.Argument(metavar="TRANSACTION_ID", help="or --group")] = None,
     actor: Actor = None,
+    group: Annotated[str | None, typer.Option(help="all rolled-back ones of this producer group")] = None,
+    born_after: BornAfter = None,
+    born_before: BornBefore = None,
+    limit: Limit = 100,
+    dry_run: DryRun = True,
     url: Url = DEFAULT_URL,
     as_json: AsJson = False,
 ) -> None:
-    """Send a rolled-back transaction's messages as a new, committed transaction; the old verdict stays."""
+    """Send the messages of a rolled-back transaction, or of all that match a filter, as new, committed transactions.
+
+    The old verdict stays. Transactions that were reissued before are left out of a filter.
+    """
+    why = {"reason": reason, **_given(actor=actor)}
+    if transaction_id is None:
+        if group is None:
+            raise Refusal("Name a TRANSACTION_ID, or a filter by --group.", code=2)
+        times = _given(born_after=born_after, born_before=born_before)
+        many = {"producer_group": group, "limit": limit, "dry_run": dry_run, **times, **why}
+        _print_answer(call(url, "POST", "/transactions/reissue", content=many, as_json=as_json), "reissued", as_json)
+        return
     path = path_of("transactions", transaction_id, "reissue")
-    answer = call(url, "POST", path, content={"reason": reason, **_given(actor=actor)}, as_json=as_json)
+    answer = call(url, "POST", path, content=why, as_json=as_json)
     if as_json:
         print_json(answer)
         return

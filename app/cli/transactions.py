@@ -1,6 +1,7 @@
 """`halfnote transactions`: list and show transactions."""
 
 from datetime import UTC, datetime
+from enum import StrEnum
 from typing import Annotated, Any
 
 import typer
@@ -8,7 +9,7 @@ import typer
 from app.cli.api_client import DEFAULT_URL, AsJson, Url, all_pages, call, list_items, path_of, print_json
 from app.cli.since import Since, time_of
 from app.cli.sorted_commands import SortedCommands
-from app.cli.tables import age, print_table
+from app.cli.tables import age, print_table, share
 from app.cli.transaction_view import print_transaction, with_attempts
 
 app = typer.Typer(
@@ -22,6 +23,13 @@ BornAfter = Annotated[str | None, typer.Option(help="born at this time or later 
 BornBefore = Annotated[str | None, typer.Option(help="born before this time (RFC 3339)")]
 
 
+class TransactionOrder(StrEnum):
+    """The order of the list."""
+
+    NEWEST = "newest"
+    OLDEST = "oldest"
+
+
 @app.command("list")
 def list_transactions(
     group: Group = None,
@@ -30,26 +38,33 @@ def list_transactions(
     refused_end: Annotated[
         bool | None, typer.Option(help="only those with (without) an end that was refused after another verdict")
     ] = None,
+    reissued: Annotated[
+        bool | None, typer.Option(help="only those that were (were not) reissued as another transaction")
+    ] = None,
     topic: Annotated[str | None, typer.Option(help="with a message on this topic")] = None,
     key: Annotated[str | None, typer.Option(help="with a message with this key")] = None,
     since: Since = None,
     born_after: BornAfter = None,
     born_before: BornBefore = None,
+    sort: Annotated[TransactionOrder, typer.Option(help="newest or oldest first")] = TransactionOrder.NEWEST,
     limit: Annotated[int, typer.Option(help="the most to list")] = 50,
     cursor: Annotated[str | None, typer.Option(help="the cursor that the previous list ended with")] = None,
     url: Url = DEFAULT_URL,
     as_json: AsJson = False,
 ) -> None:
-    """List transactions, newest first."""
+    """List transactions, newest first, and how many there are."""
     query = {
         "producer_group": group,
         "state": state,
         "source": source,
         "refused_end": refused_end,
+        "reissued": reissued,
         "topic": topic,
         "key": key,
         "born_after": time_of(since, born_after, "--born-after"),
         "born_before": born_before,
+        "sort": sort.value,
+        "count": True,
         "cursor": cursor,
     }
     page = list_items(url, "/transactions", query, limit, as_json=as_json)
@@ -65,7 +80,7 @@ def list_transactions(
         ("transaction", "state", "born", "last check", "group: topic"), rows, whole=("transaction", "state", "born")
     )
     if page["next_cursor"]:
-        print(f"\nThere may be more: --cursor {page['next_cursor']}")
+        print(f"\n{share(page)} There may be more: --cursor {page['next_cursor']}")
 
 
 def _last_check(one: dict[str, Any], now: datetime) -> str:

@@ -13,6 +13,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from app.admission.route_roles import OPEN, RULES
 from app.console import sessions, static_files
+from app.console.asked_page import HOME, sign_in_of
 from app.console.openid.sign_in import BEGIN, CALLBACK
 from app.console.page import Page
 from app.console.site import PAGES
@@ -28,8 +29,6 @@ if TYPE_CHECKING:  # it imports Authlib, an optional dependency
 
 log = structlog.get_logger(__name__)
 
-HOME = "/console"
-SIGN_IN = "/console/sign-in"
 _FIELDS_MAX = 100
 
 
@@ -92,7 +91,7 @@ class Console:
         page = self._found(visit)
         if page.needs is not None:
             if not visit.caller.known:
-                return visit.redirect(SIGN_IN)
+                return visit.redirect(sign_in_of(visit.here() if page.method == "GET" else HOME))
             visit.caller.must_be(RULES[page.needs])
         if page.method == "POST":
             visit.form = _fields(body)

@@ -21,7 +21,7 @@ if TYPE_CHECKING:  # it imports Authlib, an optional dependency
     from app.console.openid.issuer import Issuer
 
 # Parameters that are the console's own, beside those of the API.
-OWN = frozenset({"format", "internal", "done", "sort"})
+OWN = frozenset({"format", "internal", "done"})
 # The rows of a list on a page, and in a CSV file.
 ROWS, CSV_ROWS = 50, 1000
 # The beginnings of a cell that spreadsheets run as a formula.

@@ -33,3 +33,20 @@ async def read_windows(
         rows += window.rows
         below = window.below
     return ListWindow(rows, below)
+
+
+async def count_windows(
+    count_window: Callable[[Place, int], Awaitable[tuple[int, Place | None]]], highest: Place, most: int, scan_s: float
+) -> tuple[int, bool]:
+    """Return how many rows match below `highest`, up to `most`, and whether these are all.
+
+    `count_window(below, at_most)` returns how many match in the window below a place, up to `at_most`, and the place
+    below which the next window begins (None: no rows are left). At least one window is counted; after `scan_s` seconds
+    no other window is begun.
+    """
+    count, until = 0, monotonic() + scan_s
+    below: Place | None = highest
+    while below is not None and count <= most and (below == highest or monotonic() < until):
+        found, below = await count_window(below, most + 1 - count)
+        count += found
+    return min(count, most), below is None and count <= most

@@ -53,10 +53,15 @@ class Breaker:
         if len(self._failed) < MESSAGES and self._unreachable < UNREACHABLE:
             return False
         self.opened_at, self._probed_at = now, now
-        many = f"{len(self._failed)} different messages failed in a row"
-        self.because = f"{'no connection' if self._unreachable >= UNREACHABLE else many}: {error}"
+        self.because = self._cause(error)
         self._failed.clear()
         return True
+
+    def _cause(self, error: str) -> str:
+        if self._unreachable < UNREACHABLE:
+            return f"{len(self._failed)} different messages failed in a row: {error}"
+        # Most such errors say it themselves.
+        return error if error.startswith("no connection") else f"no connection: {error}"
 
     def wait(self, now: datetime) -> timedelta:
         """Return the time until an open breaker's next probe may be sent; zero: now."""

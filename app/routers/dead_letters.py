@@ -44,7 +44,8 @@ from app.schemas.dead_letters import (
     Selection,
     Waiting,
 )
-from app.schemas.fields import Name, NamePath, Strict, Time
+from app.schemas.fields import COUNT, Name, NamePath, Strict, Time
+from app.schemas.totals import COUNTED_MOST, TotalShown
 from app.schemas.transactions import ID
 from app.store.admin.audit import Act, record
 from app.store.subscriptions.dead_letters import (
@@ -53,9 +54,11 @@ from app.store.subscriptions.dead_letters import (
     DeadLetter,
     DeadLetterCursor,
     DeadLetterGroup,
+    DeadLetterOrder,
     DeadLetterSearch,
     DeadLetterSummary,
     Named,
+    count_matching,
     group_dead_letters,
     list_dead_letters,
     named,
@@ -108,6 +111,7 @@ class _Filters(Strict):
 class DeadLetterQuery(_Filters):
     """Filters of the list. A dead letter must match all of them."""
 
+    count: bool = Field(False, description=COUNT)
     cursor: Cursor | None = Field(None, description="`next_cursor` of the previous page")
     limit: int = Field(100, ge=1, le=PAGE_MAX, description="dead letters on a page")
 
@@ -115,7 +119,12 @@ class DeadLetterQuery(_Filters):
 class GroupQuery(_Filters):
     """Filters of the groups. A dead letter must match all of them."""
 
-    limit: int = Field(100, ge=1, le=PAGE_MAX, description="groups in the answer, the largest")
+    sort: DeadLetterOrder = Field(
+        "count",
+        description="`count`: the largest group first; `last`: the group whose last dead letter died last first; "
+        "`first`: the group that began first; `subscription`: by name",
+    )
+    limit: int = Field(100, ge=1, le=PAGE_MAX, description="groups in the answer")
 
 
 class ReplayQuery(Strict):
@@ -135,17 +144,22 @@ async def list_of_dead_letters(
 ) -> DeadLetterPage:
     """Return a page of dead letters by time of death, newest first.
 
-    The time to answer is bounded. If few dead letters match the filter, a page may hold fewer than `limit` or none and
-    still have a `next_cursor`. The list ends when `next_cursor` is null. A subscriber's key must name one of its
-    subscriptions and sees only the dead letters of its topics.
+    The time to answer is bounded, also that of `count`. If few dead letters match the filter, a page may hold fewer
+    than `limit` or none and still have a `next_cursor`. The list ends when `next_cursor` is null. A subscriber's
+    key must name one of its subscriptions and sees only the dead letters of its topics.
     """
     _must_reach(caller, query)
     async with runtime.request_pool.connection() as connection:
-        wanted = await _readable(connection, caller, query)
+        whole = wanted = await _readable(connection, caller, query)
         if query.cursor is not None:
             wanted = _below(wanted, query.cursor)
         rows, below = await list_dead_letters(connection, wanted, query.limit)
-    return DeadLetterPage(items=[_row(row) for row in rows], next_cursor=None if below is None else _cursor_of(below))
+        counted = await count_matching(connection, whole, COUNTED_MOST) if query.count else None
+    # An answer without a count leaves the field out.
+    total = {} if counted is None else {"total": TotalShown(count=counted[0], exact=counted[1])}
+    return DeadLetterPage(
+        items=[_row(row) for row in rows], next_cursor=None if below is None else _cursor_of(below), **total
+    )
 
 
 @router.get(
@@ -156,7 +170,7 @@ async def list_of_dead_letters(
 async def dead_letter_groups(
     runtime: RuntimeDep, caller: CallerDep, query: Annotated[GroupQuery, Query()]
 ) -> DeadLetterGroupPage:
-    """Return the largest groups of dead letters, with the first and the last time of death of each.
+    """Return groups of dead letters, with the first and the last time of death of each.
 
     Errors that differ only in addresses, ids and numbers of four digits or more are one group. A group's
     `subscription`, `reason` and `error` are its filter in `GET /dead-letters`, in redeliver and in drop. The newest
@@ -166,7 +180,8 @@ async def dead_letter_groups(
     """
     _must_reach(caller, query)
     async with runtime.request_pool.connection() as connection:
-        found = await group_dead_letters(connection, await _readable(connection, caller, query), query.limit)
+        wanted = await _readable(connection, caller, query)
+        found = await group_dead_letters(connection, wanted, query.limit, query.sort)
     return DeadLetterGroupPage(
         items=[DeadLetterGroupShown(error=one.kind, newest=one.error, **_plain(one)) for one in found.rows],
         groups=found.count,

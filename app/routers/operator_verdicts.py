@@ -26,24 +26,19 @@ from app.operations.audit import acting_person, audit_entry
 from app.permissions import Caller
 from app.routers.dependencies import CallerDep, RuntimeDep, problems
 from app.routers.end import end_answer, refusal, unknown_transaction
-from app.routers.transactions import TransactionId, filter_of
+from app.routers.transaction_selection import Many, matched, matching
+from app.routers.transactions import TransactionId
 from app.runtime.state import Runtime
-from app.schemas.fields import ActNote, Actor, Name, Reason, Strict, Time, Whole
+from app.schemas.fields import ActNote, Actor, Reason, Strict
 from app.schemas.transactions import CheckAsked, Matched
 from app.store.admin.audit import record
 from app.store.checkback.requests import ask_now
 from app.store.coordinator.ops import End
-from app.store.coordinator.transactions import (
-    TransactionFilter,
-    TransactionSummary,
-    list_transactions,
-    transaction_state,
-)
+from app.store.coordinator.transactions import transaction_state
 from app.verdicts import Source, State, Verdict
 
 router = APIRouter(prefix="/transactions", tags=["transactions"])
 
-MANY_MAX = 1000
 VERDICTS = {"commit": Verdict.COMMIT, "rollback": Verdict.ROLLBACK}
 
 _encode = msgspec.json.Encoder().encode
@@ -56,16 +51,6 @@ class VerdictRequest(Strict):
     reason: Reason
     actor: Actor = None
     force: bool = Field(False, strict=True, description="decide it even while its producer may still be working")
-
-
-class Many(Strict):
-    """A filter. A transaction must match all of it."""
-
-    producer_group: Name = Field(examples=["shop"])
-    born_after: Time | None = Field(None, description="born at this time or later")
-    born_before: Time | None = Field(None, description="born before this time")
-    limit: Whole = Field(100, ge=1, le=MANY_MAX, description="the maximum number, newest first")
-    dry_run: bool = Field(True, strict=True, description="report what would change; send false to change it")
 
 
 class CheckMany(Many):
@@ -158,7 +143,7 @@ async def check_transactions(
 
     `dry_run` defaults to true, so that the first call shows which transactions would be checked.
     """
-    rows, more = await _matching(runtime, wanted, wanted.state)
+    rows, more = await matching(runtime, wanted, wanted.state)
     changed = 0
     if not wanted.dry_run:
         now = runtime.clock.now()
@@ -171,7 +156,7 @@ async def check_transactions(
                         caller, "transaction.check", transaction_id, actor=note.actor, reason=note.reason
                     )
                     await record(connection, said, now)
-    return _matched(rows, wanted, changed, more)
+    return matched(rows, wanted, changed, more)
 
 
 @router.post("/verdict", summary="Decide many transactions", responses=problems(Invalid, OutcomeUnknown, Overloaded))
@@ -181,7 +166,7 @@ async def decide_transactions(runtime: RuntimeDep, caller: CallerDep, wanted: De
     `dry_run` defaults to true, because a verdict is final: the first call shows which transactions it would decide.
     After a 503 some may have been decided. Repeating the call decides the rest.
     """
-    rows, more = await _matching(runtime, wanted, wanted.state)
+    rows, more = await matching(runtime, wanted, wanted.state)
     changed = 0
     if not wanted.dry_run:
         verdict, actor = VERDICTS[wanted.verdict], acting_person(caller, wanted.actor)
@@ -190,7 +175,7 @@ async def decide_transactions(runtime: RuntimeDep, caller: CallerDep, wanted: De
             End(row.transaction_id, None, verdict, Source.OPERATOR, actor=actor, reason=wanted.reason) for row in rows
         ]
         changed = await _decide(runtime, ends)
-    return _matched(rows, wanted, changed, more)
+    return matched(rows, wanted, changed, more)
 
 
 async def _note(
@@ -214,19 +199,6 @@ async def _note(
             await record(connection, said, now)
 
 
-async def _matching(runtime: Runtime, wanted: Many, state: State) -> tuple[list[TransactionSummary], bool]:
-    chosen: TransactionFilter = filter_of(
-        runtime,
-        producer_group=wanted.producer_group,
-        state=state,
-        born_after=wanted.born_after,
-        born_before=wanted.born_before,
-    )
-    async with runtime.request_pool.connection() as connection:
-        rows, cursor = await list_transactions(connection, chosen, wanted.limit)
-    return rows, cursor is not None
-
-
 async def _decide(runtime: Runtime, ends: list[End]) -> int:
     """Record all Ends and return how many this call decided. Raises the first refusal after all were tried."""
 
@@ -238,13 +210,3 @@ async def _decide(runtime: Runtime, ends: list[End]) -> int:
         if isinstance(outcome, BaseException):
             raise outcome
     return sum(outcome is True for outcome in outcomes)
-
-
-def _matched(rows: list[TransactionSummary], wanted: Many, changed: int, more: bool) -> Matched:
-    return Matched(
-        dry_run=wanted.dry_run,
-        matched=len(rows),
-        changed=changed,
-        transaction_ids=[row.transaction_id for row in rows],
-        more=more,
-    )

@@ -3,10 +3,11 @@
 import asyncio
 from dataclasses import asdict
 from datetime import datetime
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Query, Response
 from fastapi.responses import JSONResponse
+from pydantic import Field
 
 from app.checkback.check_requests import ping
 from app.database.connection import Connection
@@ -23,8 +24,9 @@ from app.errors import (
 from app.operations.audit import audit_entry
 from app.operations.field_changes import changed_fields, reset_fields
 from app.operations.merge_patch import patched
-from app.permissions import Caller
+from app.permissions import Caller, Within
 from app.routers.dependencies import CallerDep, RuntimeDep, problems
+from app.routers.list_order import next_rank, rank_of
 from app.runtime.state import Runtime
 from app.schemas.fields import ActNote, DryRun, NamePath, StandingQuery
 from app.schemas.producer_groups import (
@@ -44,12 +46,14 @@ from app.schemas.producer_groups import (
     PingResult,
     UrlState,
 )
+from app.schemas.totals import COUNTED_MOST, total_of
 from app.secrets.signatures import Secret, dump, new_secret, rotated
 from app.secrets.vault import GROUP_SECRETS
 from app.secrets.writer import Seal
 from app.store.admin.audit import record
 from app.store.checkback import producer_groups as store
 from app.store.checkback.check_urls import CheckUrl, forget_urls, note_urls, urls_of
+from app.store.checkback.group_rankings import GroupOrder, count_groups, ranked_groups
 from app.store.checkback.group_standing import GroupStanding, check_answers, group_standings
 from app.store.checkback.producer_groups import GroupShape, ProducerGroup
 from app.store.checkback.requests import ask_unanswered
@@ -146,25 +150,50 @@ async def _store(
     return JSONResponse(created.model_dump(mode="json"), 201, headers={"cache-control": "no-store"})
 
 
+class ProducerGroupQuery(StandingQuery):
+    """A page of producer groups."""
+
+    sort: Literal["name", GroupOrder] = Field(
+        "name",
+        description="`undecided`: the most transactions in doubt and parked first; `oldest`: the one in doubt longest "
+        "first. Only `name` is stable over pages while these change",
+    )
+
+
 @router.get("", summary="List producer groups", responses=problems(Invalid))
 async def list_groups(
     runtime: RuntimeDep,
     caller: CallerDep,
-    query: Annotated[StandingQuery, Query()],
+    query: Annotated[ProducerGroupQuery, Query()],
 ) -> GroupList:
-    """List registered groups by name, one page at a time. A producer's key sees only its own groups.
+    """List registered groups, one page at a time. A producer's key sees only its own groups.
 
-    With `standing` each has the numbers of its transactions in doubt and parked.
+    With `standing` each has the numbers of its transactions in doubt and parked. With `count` the answer has their
+    number.
     """
+    within = caller.groups.within
     async with runtime.request_pool.connection() as connection:
-        groups = await store.read_groups(connection, query.cursor or "", query.limit + 1, caller.groups.within)
-        page = groups[: query.limit]
+        page, cursor = await _page(connection, query, within)
+        total = await count_groups(connection, COUNTED_MOST + 1, within) if query.count else None
         standing = await group_standings(connection, [group.name for group in page]) if query.standing else {}
         items = [
             GroupListed(**answer.model_dump(), standing=_standing(standing.get(answer.name)))
             for answer in await _answers(connection, page)
         ]
-    return GroupList(items=items, next_cursor=page[-1].name if len(groups) > query.limit else None)
+    return GroupList(items=items, next_cursor=cursor, total=None if total is None else total_of(total))
+
+
+async def _page(
+    connection: Connection, query: ProducerGroupQuery, within: Within
+) -> tuple[list[ProducerGroup], str | None]:
+    """Return the groups of a page, and the cursor of the next one."""
+    if query.sort == "name":
+        groups = await store.read_groups(connection, query.cursor or "", query.limit + 1, within)
+        page = groups[: query.limit]
+        return page, page[-1].name if len(groups) > query.limit else None
+    rank = rank_of(query.cursor)
+    names = await ranked_groups(connection, query.sort, rank, query.limit + 1, within)
+    return await store.groups_of(connection, names[: query.limit]), next_rank(rank, names, query.limit)
 
 
 @router.get("/{name}", summary="Show a producer group", responses=problems(GroupUnknown))

@@ -1,4 +1,4 @@
-"""`POST /transactions/{id}/reissue`: sends the messages of a rolled-back transaction as a new committed transaction."""
+"""Reissues: the messages of rolled-back transactions are sent as new committed ones; one by one or by a filter."""
 
 from collections.abc import Sequence
 from uuid import UUID
@@ -6,15 +6,17 @@ from uuid import UUID
 from fastapi import APIRouter
 
 from app.database.connection import Connection
-from app.errors import DayGone, Draining, GroupUnregistered, NotRolledBack, TransactionUnknown
+from app.errors import DayGone, Draining, GroupUnregistered, Invalid, NotRolledBack, TransactionUnknown
 from app.ids import message_id, uuid7
 from app.operations.audit import acting_person, audit_entry
+from app.permissions import Caller
 from app.routers.dependencies import CallerDep, RuntimeDep, problems
 from app.routers.end import unknown_transaction
+from app.routers.transaction_selection import Many, matched, matching
 from app.routers.transactions import TransactionId
 from app.runtime.state import Runtime
 from app.schemas.fields import Actor, Reason, Strict
-from app.schemas.transactions import PublishedShown, ReissueAnswer
+from app.schemas.transactions import Matched, PublishedShown, ReissueAnswer
 from app.store.admin.audit import record
 from app.store.coordinator.halves import Half, HalfMessage, HalfRow, half_rows, insert_halves
 from app.store.coordinator.ops import End, Recorded, record_ends
@@ -27,6 +29,13 @@ router = APIRouter(prefix="/transactions", tags=["transactions"])
 
 class ReissueRequest(Strict):
     """A person's decision to send the messages of a rolled-back transaction."""
+
+    reason: Reason
+    actor: Actor = None
+
+
+class ReissueMany(Many):
+    """Selects the rolled-back transactions to reissue. Those that were reissued before are left out."""
 
     reason: Reason
     actor: Actor = None
@@ -46,18 +55,50 @@ async def reissue_transaction(
     A transaction is reissued at most once: a second call is refused with `reissued_as`. Delays (`deliver_after_s`)
     count from the new commit.
     """
+    return await _reissued(runtime, caller, transaction_id, wanted.reason, wanted.actor)
+
+
+@router.post(
+    "/reissue",
+    summary="Send the messages of many rolled-back transactions",
+    responses=problems(Invalid, GroupUnregistered, Draining),
+)
+async def reissue_transactions(runtime: RuntimeDep, caller: CallerDep, wanted: ReissueMany) -> Matched:
+    """Reissue every rolled-back transaction that matches a filter and was not reissued, in the order of their ids.
+
+    `dry_run` defaults to true: the first call shows which transactions it would reissue. Each is a commit of its own.
+    Transactions that another call reissues meanwhile do not change. After an error some may have been reissued:
+    repeating the call reissues the rest.
+    """
+    rows, more = await matching(runtime, wanted, State.ROLLED_BACK, reissued=False)
+    changed = 0
+    if not wanted.dry_run:
+        # The offsets then follow the order in which the transactions were born.
+        for transaction_id in sorted(row.transaction_id for row in rows):
+            try:
+                await _reissued(runtime, caller, transaction_id, wanted.reason, wanted.actor)
+            except (NotRolledBack, DayGone):
+                continue
+            changed += 1
+    return matched(rows, wanted, changed, more)
+
+
+async def _reissued(
+    runtime: Runtime, caller: Caller, transaction_id: UUID, reason: str, actor: str | None
+) -> ReissueAnswer:
+    """Reissue a transaction with its audit row. Raises what the routes name."""
     if runtime.refusing_halves:
         raise Draining(
             "This service drains: it accepts ends, but no new halves. Repeat the request later.", retry_after_s=5
         )
     rows = await _rolled_back(runtime, transaction_id)
-    made = Reissue(transaction_id, uuid7(runtime.clock.now()), acting_person(caller, wanted.actor), wanted.reason)
+    made = Reissue(transaction_id, uuid7(runtime.clock.now()), acting_person(caller, actor), reason)
     said = audit_entry(
         caller,
         "transaction.reissue",
         transaction_id,
-        actor=wanted.actor,
-        reason=wanted.reason,
+        actor=actor,
+        reason=reason,
         reissued_as=made.reissued_as,
     )
     async with runtime.request_pool.transaction() as connection:

@@ -3,6 +3,7 @@
 from typing import Annotated
 
 from fastapi import APIRouter, Path, Query
+from fastapi.responses import JSONResponse
 
 from app.database.connection import Connection
 from app.errors import Invalid, LogGone, ReplayOver, ReplayUnknown, SubscriptionUnknown, TooManyReplays
@@ -10,8 +11,18 @@ from app.operations.audit import acting_person, audit_entry
 from app.permissions import Caller
 from app.routers.dependencies import CallerDep, RuntimeDep, problems
 from app.routers.subscription_lookup import known
+from app.runtime.state import Runtime
 from app.schemas.fields import NamePath
-from app.schemas.replays import LogOffset, LogTime, ReplayAnswer, ReplayList, ReplayPage, ReplayRequest, ReplayShown
+from app.schemas.replays import (
+    LogOffset,
+    LogTime,
+    ReplayAnswer,
+    ReplayList,
+    ReplayPage,
+    ReplayPreview,
+    ReplayRequest,
+    ReplayShown,
+)
 from app.store.admin.audit import Act, record
 from app.store.relay.lag import latest, since, until
 from app.store.subscriptions import replays as store
@@ -29,16 +40,42 @@ ReplayId = Annotated[int, Path(ge=1, le=ID_MAX, description="the id in the answe
 @router.post(
     "/{name}/replay",
     status_code=202,
+    response_model=ReplayAnswer,
     summary="Send a part of the log again",
-    responses=problems(SubscriptionUnknown, Invalid, LogGone, TooManyReplays),
+    responses={
+        200: {"model": ReplayPreview, "description": "`dry_run`: what the replay would send"},
+        **problems(SubscriptionUnknown, Invalid, LogGone, TooManyReplays),
+    },
 )
-async def post_replay(name: NamePath, wanted: ReplayRequest, runtime: RuntimeDep, caller: CallerDep) -> ReplayAnswer:
+async def post_replay(
+    name: NamePath, wanted: ReplayRequest, runtime: RuntimeDep, caller: CallerDep
+) -> ReplayAnswer | JSONResponse:
     """Send the matching messages of a part of the log to this subscription again, beside its live delivery.
 
     Messages keep their ids, and `halfnote-replay` names the replay. A replay has its own retries and dead letters,
     keeps the order by key within itself, and shares the subscription's rate. At most 10 replays run at once. The scope
-    of a subscriber's key must include every topic of the subscription.
+    of a subscriber's key must include every topic of the subscription. With `dry_run` nothing is sent: the answer has
+    the part and how many messages match.
     """
+    if wanted.dry_run:
+        return JSONResponse((await preview_replay(name, wanted, runtime, caller)).model_dump(mode="json"))
+    return await start_replay(name, wanted, runtime, caller)
+
+
+async def preview_replay(name: str, wanted: ReplayRequest, runtime: Runtime, caller: Caller) -> ReplayPreview:
+    """Count what a replay would send. Raises what the route names."""
+    caller.must_have_subscription(name)
+    async with runtime.request_pool.connection() as connection:
+        subscription = await known(connection, name)
+        caller.must_cover_topics(subscription.topics)
+        after, last = await _part(connection, wanted)
+        filters = wanted.filters.model_dump(mode="json", exclude_none=True) if wanted.filters else {}
+        messages, exact = await store.count_messages(connection, subscription, after, last, filters)
+    return ReplayPreview(subscription=name, after=after, until=last, messages=messages, exact=exact)
+
+
+async def start_replay(name: str, wanted: ReplayRequest, runtime: Runtime, caller: Caller) -> ReplayAnswer:
+    """Begin a replay. Raises what the route names."""
     caller.must_have_subscription(name)
     now = runtime.clock.now()
     async with runtime.request_pool.transaction() as connection:

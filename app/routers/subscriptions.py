@@ -2,10 +2,11 @@
 
 from dataclasses import asdict, replace
 from datetime import datetime
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Query
 from fastapi.responses import JSONResponse
+from pydantic import Field
 
 from app.database.connection import Connection
 from app.egress.urls import without_query
@@ -21,8 +22,9 @@ from app.errors import (
 from app.operations.audit import audit_entry
 from app.operations.field_changes import changed_fields, reset_fields
 from app.operations.merge_patch import patched
-from app.permissions import Caller
+from app.permissions import Caller, Within
 from app.routers.dependencies import CallerDep, RuntimeDep, problems
+from app.routers.list_order import next_rank, rank_of
 from app.routers.subscription_headers import with_headers
 from app.routers.subscription_lookup import answer_of, answers, known
 from app.routers.subscription_upsert import (
@@ -56,12 +58,14 @@ from app.schemas.subscriptions import (
     SubscriptionShown,
     SubscriptionStanding,
 )
+from app.schemas.totals import COUNTED_MOST, total_of
 from app.secrets.writer import Seal
 from app.store.admin.audit import Act, record
 from app.store.relay import lag as places
 from app.store.relay.lag import SubscriptionLag
 from app.store.relay.page_standing import PageStanding, page_standing
 from app.store.subscriptions import subscriptions as store
+from app.store.subscriptions.rankings import SubscriptionOrder, count_subscriptions, ranked_subscriptions
 from app.store.subscriptions.subscriptions import Private, Subscription, SubscriptionSpec
 from app.verdicts import BreakerState
 
@@ -175,27 +179,54 @@ async def _store(
         return answer if made is None or dry_run else _created(answer, made, 200)
 
 
+class SubscriptionQuery(StandingQuery):
+    """A page of subscriptions."""
+
+    sort: Literal["name", SubscriptionOrder] = Field(
+        "name",
+        description="`lag`: furthest behind in the log first; `dead`: the most dead letters first; `state`: those that "
+        "are not active and those with an open breaker first; `changed`: the last change first. Only `name` is stable "
+        "over pages while these change",
+    )
+
+
 @router.get("", summary="List subscriptions", responses=problems(Invalid))
 async def list_subscriptions(
     runtime: RuntimeDep,
     caller: CallerDep,
-    query: Annotated[StandingQuery, Query()],
+    query: Annotated[SubscriptionQuery, Query()],
 ) -> SubscriptionList:
-    """List subscriptions by name, one page at a time. A subscriber's key sees only its own subscriptions.
+    """List subscriptions, one page at a time. A subscriber's key sees only its own subscriptions.
 
-    With `standing` each has its lag, its dead letters and its last error.
+    With `standing` each has its lag, its dead letters and its last error. With `count` the answer has their number.
     """
-    now = runtime.clock.now()
+    now, within = runtime.clock.now(), caller.subscriptions.within
     async with runtime.request_pool.connection() as connection:
-        found = await store.page(connection, query.cursor or "", query.limit + 1, caller.subscriptions.within)
-        page = found[: query.limit]
+        page, cursor = await _page(connection, query, within)
+        total = await count_subscriptions(connection, COUNTED_MOST + 1, within) if query.count else None
         standing = await page_standing(connection, [one.subscription_id for one in page]) if query.standing else {}
         items = [
             # The fields were validated for the answer; a page of a thousand would spend half its time on it again.
             SubscriptionListed.model_construct(**dict(answer), standing=_brief(standing.get(one.subscription_id), now))
             for one, answer in zip(page, await answers(runtime, connection, page), strict=True)
         ]
-    return SubscriptionList(items=items, next_cursor=items[-1].name if len(found) > query.limit else None)
+    if query.sort == "lag" and query.standing:
+        # By the age of what waits: a checkpoint far behind may have nothing that matches after it.
+        items.sort(key=lambda one: -(one.standing.seconds if one.standing else 0.0))
+    return SubscriptionList(items=items, next_cursor=cursor, total=None if total is None else total_of(total))
+
+
+async def _page(
+    connection: Connection, query: SubscriptionQuery, within: Within
+) -> tuple[list[Subscription], str | None]:
+    """Return the subscriptions of a page, and the cursor of the next one."""
+    if query.sort == "name":
+        found = await store.page(connection, query.cursor or "", query.limit + 1, within)
+        page = found[: query.limit]
+        return page, page[-1].name if len(found) > query.limit else None
+    rank = rank_of(query.cursor)
+    names = await ranked_subscriptions(connection, query.sort, rank, query.limit + 1, within)
+    return await store.of_names(connection, names[: query.limit]), next_rank(rank, names, query.limit)
 
 
 @router.get("/{name}", summary="Show a subscription and its state", responses=problems(SubscriptionUnknown))

@@ -2,19 +2,23 @@
 
 from collections.abc import Mapping
 from datetime import datetime
-from typing import Annotated
+from typing import Annotated, Literal
 
 from fastapi import APIRouter, Query
 from pydantic import Field
 
+from app.database.connection import Connection
 from app.errors import Invalid, TopicReserved, TopicUnknown
 from app.operations.audit import audit_entry
 from app.permissions import ALL, Caller, Role
 from app.routers.dependencies import CallerDep, RuntimeDep, problems
-from app.schemas.fields import Name, NamePath, Strict
+from app.routers.list_order import next_rank, rank_of
+from app.schemas.fields import COUNT, Name, NamePath, Strict
+from app.schemas.totals import COUNTED_MOST, TOTAL, TotalShown, total_of
 from app.store.admin.api_keys import note_change
 from app.store.admin.audit import record
 from app.store.coordinator import topics
+from app.store.coordinator.topic_rankings import TopicOrder, count_topics, ranked_topics
 from app.store.coordinator.topic_traffic import TopicTraffic, traffic_of
 from app.topic_patterns import RESERVED, TopicPatterns, is_reserved
 
@@ -55,38 +59,59 @@ class TopicListed(TopicShown):
 
 
 class TopicPage(Strict):
-    """A page of topics, by name."""
+    """A page of topics."""
 
     items: list[TopicListed]
     next_cursor: str | None = Field(
         description="send it as `cursor` for the next page; null: this was the last", examples=[None]
     )
+    total: TotalShown | None = Field(None, description=TOTAL)
 
 
 class TopicQuery(Strict):
     """A page of topics."""
 
-    cursor: Name | None = Field(None, description="`next_cursor` of the previous page")
+    cursor: Name | None = Field(None, description="`next_cursor` of the previous page, with the same order")
     limit: int = Field(100, ge=1, le=PAGE_MAX, description="topics on a page")
+    sort: Literal["name", TopicOrder] = Field(
+        "name",
+        description="`messages`: the most among the last 10,000 messages first; `first_seen`: the newest topic first. "
+        "Only `name` is stable over pages while these change",
+    )
+    count: bool = Field(False, description=COUNT)
     traffic: bool = Field(False, description="true: each topic has `traffic`, its last messages; this costs more")
 
 
 @router.get("/topics", summary="List topics and their subscriptions", responses=problems(Invalid))
 async def get_topics(runtime: RuntimeDep, caller: CallerDep, query: Annotated[TopicQuery, Query()]) -> TopicPage:
-    """List topics by name.
+    """List topics, one page at a time.
 
     A producer's or subscriber's key sees the topics in its scope. A subscriber's key sees only its own subscriptions. A
     topic exists once a half has used it, or once it is declared. With `traffic` each has its last messages.
+    With `count` the answer has their number.
     """
-    now = runtime.clock.now()
+    now, within = runtime.clock.now(), _within(caller)
     async with runtime.request_pool.connection() as connection:
-        found = await topics.page(connection, query.cursor or "", query.limit + 1, _within(caller))
-        page = found[: query.limit]
+        page, cursor = await _page(connection, query, within)
+        total = await count_topics(connection, COUNTED_MOST + 1, within) if query.count else None
         traffic, since = await traffic_of(connection, [row.topic for row in page]) if query.traffic else (None, None)
     items = [
         TopicListed(**_shown(row, caller).model_dump(), traffic=_traffic(row, traffic, since, now)) for row in page
     ]
-    return TopicPage(items=items, next_cursor=items[-1].topic if len(found) > query.limit else None)
+    return TopicPage(items=items, next_cursor=cursor, total=None if total is None else total_of(total))
+
+
+async def _page(
+    connection: Connection, query: TopicQuery, within: TopicPatterns | None
+) -> tuple[list[topics.Topic], str | None]:
+    """Return the topics of a page, and the cursor of the next one."""
+    if query.sort == "name":
+        found = await topics.page(connection, query.cursor or "", query.limit + 1, within)
+        page = found[: query.limit]
+        return page, page[-1].topic if len(found) > query.limit else None
+    rank = rank_of(query.cursor)
+    names = await ranked_topics(connection, query.sort, rank, query.limit + 1, within)
+    return await topics.of_names(connection, names[: query.limit]), next_rank(rank, names, query.limit)
 
 
 @router.put("/topics/{name}", status_code=204, summary="Declare a topic", responses=problems(Invalid, TopicReserved))

@@ -1,7 +1,7 @@
 """`GET /transactions` and `GET /transactions/{id}`: states and timelines of transactions."""
 
 from datetime import datetime
-from typing import Annotated
+from typing import Annotated, Literal
 from uuid import UUID
 
 from fastapi import APIRouter, Path, Query
@@ -14,7 +14,8 @@ from app.routers.dependencies import CallerDep, RuntimeDep, problems
 from app.routers.end import unknown_transaction
 from app.routers.timeline import attempt_entry, known, transaction_shown
 from app.runtime.state import Runtime
-from app.schemas.fields import Id, Name, Strict, Time
+from app.schemas.fields import COUNT, Id, Name, Strict, Time
+from app.schemas.totals import COUNTED_MOST, TotalShown
 from app.schemas.transactions import (
     ID,
     AttemptPage,
@@ -26,7 +27,14 @@ from app.schemas.transactions import (
 )
 from app.store.coordinator.attempts import HIGHEST_ID, earlier_attempts, last_checks
 from app.store.coordinator.history import read_history, read_owner
-from app.store.coordinator.transactions import HIGHEST, LOWEST, TransactionFilter, TransactionSummary, list_transactions
+from app.store.coordinator.transactions import (
+    HIGHEST,
+    LOWEST,
+    TransactionFilter,
+    TransactionSummary,
+    count_transactions,
+    list_transactions,
+)
 from app.verdicts import CheckOutcome, Source, State
 
 router = APIRouter(prefix="/transactions", tags=["transactions"])
@@ -47,27 +55,31 @@ class TransactionQuery(Strict):
     refused_end: bool | None = Field(
         None, description="true: an end that came after another verdict was refused; false: none was"
     )
+    reissued: bool | None = Field(None, description="true: reissued as another transaction; false: not reissued")
     topic: Name | None = Field(None, description="with a message on this topic", examples=["order"])
     key: Name | None = Field(None, description="with a message of this key", examples=["order-1030"])
     born_after: Time | None = Field(None, description="born at this time or later")
     born_before: Time | None = Field(None, description="born before this time")
-    cursor: Id | None = Field(None, description="`next_cursor` of the previous page")
+    sort: Literal["newest", "oldest"] = Field("newest", description="by the time of the ids; `oldest`: oldest first")
+    count: bool = Field(False, description=COUNT)
+    cursor: Id | None = Field(None, description="`next_cursor` of the previous page, with the same order")
     limit: int = Field(100, ge=1, le=PAGE_MAX, description="transactions on a page")
 
 
 @router.get(
     "",
-    summary="List transactions, newest first",
+    summary="List transactions",
     response_model_exclude_unset=True,
     responses=problems(Invalid),
 )
 async def list_of_transactions(
     runtime: RuntimeDep, caller: CallerDep, query: Annotated[TransactionQuery, Query()]
 ) -> TransactionPage:
-    """Return a page of transactions by id, newest first.
+    """Return a page of transactions by id, newest first or oldest first.
 
-    The time to answer is bounded. If few transactions match the filter, a page may hold fewer than `limit` or none and
-    still have a `next_cursor`. The list ends when `next_cursor` is null. A producer's key must name one of its groups.
+    The time to answer is bounded, also that of `count`. If few transactions match the filter, a page may hold fewer
+    than `limit` or none and still have a `next_cursor`. The list ends when `next_cursor` is null. A producer's key
+    must name one of its groups.
     """
     if caller.role is Role.PRODUCER:
         if query.producer_group is None:
@@ -77,7 +89,8 @@ async def list_of_transactions(
                 missing={"groups": "*"},
             )
         caller.must_have_group(query.producer_group)
-    wanted = filter_of(
+    oldest_first = query.sort == "oldest"
+    whole = filter_of(
         runtime,
         producer_group=query.producer_group,
         state=query.state,
@@ -85,16 +98,20 @@ async def list_of_transactions(
         key=query.key,
         born_after=query.born_after,
         born_before=query.born_before,
-        cursor=query.cursor,
         source=query.source,
         refused_end=query.refused_end,
+        reissued=query.reissued,
     )
+    wanted = whole if query.cursor is None else whole.beyond(query.cursor, oldest_first=oldest_first)
     async with runtime.request_pool.connection() as connection:
-        rows, cursor = await list_transactions(connection, wanted, query.limit)
+        rows, cursor = await list_transactions(connection, wanted, query.limit, oldest_first=oldest_first)
+        counted = await count_transactions(connection, whole, COUNTED_MOST) if query.count else None
         asked = [row.transaction_id for row in rows if row.check_back is not None and row.verdict is None]
         checks = await last_checks(connection, asked) if asked else {}
     items = [_row(row, checks.get(row.transaction_id)) for row in rows]
-    return TransactionPage(items=items, next_cursor=cursor)
+    # An answer without a count leaves the field out.
+    total = {} if counted is None else {"total": TotalShown(count=counted[0], exact=counted[1])}
+    return TransactionPage(items=items, next_cursor=cursor, **total)
 
 
 class AttemptQuery(Strict):
@@ -166,9 +183,9 @@ def filter_of(
     key: str | None = None,
     born_after: datetime | None,
     born_before: datetime | None,
-    cursor: UUID | None = None,
     source: str | None = None,
     refused_end: bool | None = None,
+    reissued: bool | None = None,
 ) -> TransactionFilter:
     """Return the filter of a list. A range of birth times also bounds the ids, and so the days to read."""
     margin_s = runtime.settings.id_skew_s + QUEUE_S
@@ -176,7 +193,7 @@ def filter_of(
     high = HIGHEST if born_before is None else lowest_id(born_before, margin_s)
     return TransactionFilter(
         low=low,
-        high=high if cursor is None else min(high, cursor),
+        high=high,
         producer_group=producer_group,
         topic=topic,
         key=key,
@@ -185,6 +202,7 @@ def filter_of(
         born_before=born_before,
         decided_by=None if source is None else Source[source.upper()],
         has_refused_end=refused_end,
+        is_reissued=reissued,
     )
 
 

@@ -19,6 +19,7 @@ from pydantic.json_schema import SkipJsonSchema
 from app.field_rules import ERROR_KIND_MAX, has_control_character
 from app.ids import parse_message_id
 from app.schemas.fields import Actor, Name, Reason, Strict, Time, Whole
+from app.schemas.totals import TOTAL, TotalShown
 from app.schemas.transactions import ID, Shown
 
 IDS_MAX = 1000
@@ -174,6 +175,7 @@ class DeadLetterPage(Shown):
 
     items: list[DeadLetterRow]
     next_cursor: str | None = Field(description="send it as `cursor` for the next page; null: this was the last")
+    total: TotalShown | None = Field(None, description=TOTAL)
 
 
 class DeadLetterGroupShown(Shown):
@@ -194,7 +196,7 @@ class DeadLetterGroupShown(Shown):
 
 
 class DeadLetterGroupPage(Shown):
-    """Groups of dead letters, the largest first."""
+    """Groups of dead letters."""
 
     items: list[DeadLetterGroupShown]
     groups: int = Field(description="the number of groups, those that `limit` left out included", examples=[1])

@@ -116,10 +116,13 @@ DryRun = Annotated[
 ]
 
 
-class PageQuery(Strict):
-    """A page of a list that is ordered by name."""
+COUNT = "true: the answer has `total`, how many match; this costs more"
 
-    cursor: Name | None = Field(None, description="`next_cursor` of the page before")
+
+class PageQuery(Strict):
+    """A page of a list."""
+
+    cursor: Name | None = Field(None, description="`next_cursor` of the page before, with the same order")
     limit: int = Field(100, ge=1, le=1000, description="how many on a page")
 
 
@@ -127,6 +130,7 @@ class StandingQuery(PageQuery):
     """A page of a list whose items can have their state now."""
 
     standing: bool = Field(False, description="true: each item has `standing`, its state now; this costs more")
+    count: bool = Field(False, description=COUNT)
 
 
 def _storable(value: str) -> str:

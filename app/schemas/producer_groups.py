@@ -8,6 +8,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, SecretStr, Wi
 
 from app.schemas.addresses import HOST, PORT
 from app.schemas.fields import WHOLE, PutChanges, Strict
+from app.schemas.totals import TOTAL, TotalShown
 from app.secrets.signatures import secret_fault
 from app.verdicts import CheckOutcome
 
@@ -230,10 +231,11 @@ class GroupListed(GroupAnswer):
 
 
 class GroupList(BaseModel):
-    """A page of producer groups, by name."""
+    """A page of producer groups."""
 
     items: list[GroupListed]
     next_cursor: str | None = Field(description="send it as `cursor` for the next page; null: this was the last")
+    total: TotalShown | None = Field(None, description=TOTAL)
 
 
 class PingResult(BaseModel):

@@ -66,6 +66,20 @@ class ReplayRequest(Strict):
     filters: ReplayFilters | None = None
     reason: Reason | None = None
     actor: Actor = None
+    dry_run: bool = Field(False, strict=True, description="true: count what would be sent, and send nothing")
+
+
+class ReplayPreview(BaseModel):
+    """What a replay would send."""
+
+    dry_run: Literal[True] = True
+    subscription: str = Field(examples=["mailer"])
+    after: int = Field(description="it would begin after this offset", examples=[811])
+    until: int = Field(description="the last offset", examples=[1030])
+    messages: int = Field(
+        description="those that match, whatever their headers, of the first 20,000 entries of the log", examples=[140]
+    )
+    exact: bool = Field(description="false: the part has more entries, which were not counted", examples=[True])
 
 
 class ReplayAnswer(BaseModel):

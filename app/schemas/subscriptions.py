@@ -8,6 +8,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from app.schemas.destinations import WEBHOOK_SHOWN_EXAMPLE, DestinationShown
 from app.schemas.fields import PutChanges
 from app.schemas.subscription_put import SHAPE_EXAMPLE, Filters, Start
+from app.schemas.totals import TOTAL, TotalShown
 
 EXAMPLE: dict[str, Any] = {
     "name": "mailer",
@@ -158,10 +159,11 @@ class SubscriptionListed(SubscriptionAnswer):
 
 
 class SubscriptionList(BaseModel):
-    """A page of subscriptions, by name."""
+    """A page of subscriptions."""
 
     items: list[SubscriptionListed]
     next_cursor: str | None = Field(description="send it as `cursor` for the next page; null: this was the last")
+    total: TotalShown | None = Field(None, description=TOTAL)
 
 
 class TestAnswer(BaseModel):

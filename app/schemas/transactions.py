@@ -6,6 +6,7 @@ from uuid import UUID
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from app.schemas.totals import TOTAL, TotalShown
 from app.verdicts import CheckOutcome, State
 
 VerdictWord = Literal["commit", "rollback"]
@@ -172,10 +173,11 @@ class TransactionRow(Shown):
 
 
 class TransactionPage(Shown):
-    """A page of transactions, newest first."""
+    """A page of transactions."""
 
     items: list[TransactionRow]
     next_cursor: UUID | None = Field(description="send it as `cursor` for the next page; null: this was the last")
+    total: TotalShown | None = Field(None, description=TOTAL)
 
 
 class StoredMessageShown(MessageShown):

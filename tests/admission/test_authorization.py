@@ -45,6 +45,7 @@ MAY = {
     ("POST", "/transactions/{transaction_id:uuid}/replay"): "n n y y n n",
     ("POST", "/transactions/check"): "n n y y n n",
     ("POST", "/transactions/verdict"): "n n y y n n",
+    ("POST", "/transactions/reissue"): "n n y y n n",
     ("GET", "/topics"): "y y y y n y",
     ("PUT", "/topics/{name}"): "n n n y n n",
     ("DELETE", "/topics/{name}"): "n n n y n n",
@@ -91,6 +92,7 @@ MAY = {
     ("DELETE", "/dead-letters"): "n n y y n n",
     ("GET", "/reconciliation"): "n n y y n y",
     ("GET", "/reconciliation/certificates"): "n n y y n y",
+    ("GET", "/reconciliation/report"): "n n y y n y",
     ("GET", "/reconciliation/{day}"): "n n y y n y",
     ("GET", "/reconciliation/{day}/certificate"): "n n y y n y",
     ("GET", "/findings"): "n n y y n y",
@@ -182,9 +184,11 @@ UNCHANGED = {("POST", f"/subscriptions/{{name}}/{act}") for act in ("resume", "r
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def guarded(shared_dsn: str) -> AsyncIterator[Runtime]:
+async def guarded(shared_dsn: str, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Runtime]:
     """The parts of one process that asks for keys, over the module's database."""
-    async with assembled(settings_of(shared_dsn, auth="keys"), shared_dsn) as runtime:
+    reports = tmp_path_factory.mktemp("reports")
+    (reports / "report.html").write_text("<!doctype html><title>Proved</title>")
+    async with assembled(settings_of(shared_dsn, auth="keys", report_dir=reports), shared_dsn) as runtime:
         yield runtime
 
 

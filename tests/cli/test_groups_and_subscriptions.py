@@ -51,6 +51,14 @@ def test_groups_are_put_shown_listed_and_deleted(run: Run) -> None:
     listed = run("groups", "list")
     assert "blue shop" in listed.out
     assert "blue shop" in [one["name"] for one in run("groups", "list", "--json").json]
+    dry = run("groups", "patch", "blue shop", "interval_s=45", "--dry-run", "--json")
+    assert (dry.code, dry.json["interval_s"], dry.json["changed"]) == (0, 45, ["interval_s"])
+    assert run("groups", "get", "blue shop", "--json").json["interval_s"] == 30
+    patched = run("groups", "patch", "blue shop", "interval_s=45", "on_exhausted=park")
+    assert (patched.code, "then every 45 s" in patched.out) == (0, True)
+    kept = run("groups", "get", "blue shop", "--json").json
+    assert (kept["check_urls"], kept["on_exhausted"]) == (["http://127.0.0.1:9/a", "http://127.0.0.1:9/b"], "park")
+    assert run("groups", "patch", "blue shop", "interval_s").code == 2
     rotated = run("groups", "rotate-secret", "blue shop")
     assert "whsec_" in rotated.out
     assert run("groups", "delete", "blue shop", "--yes").code == 0
@@ -182,6 +190,8 @@ def test_replays_are_begun_shown_and_cancelled(run: Run, url: str, group: str, t
         message = {"topic": name, "key": f"k{number}", "body": number}
         answer = httpx.post(f"{url}/messages", json={"producer_group": group, "messages": [message]})
         offsets.append(answer.raise_for_status().json()["messages"][0]["offset"])
+    counted = run("subscriptions", "replay", name, "--from", str(offsets[0]), "--key", "k1", "--dry-run")
+    assert (counted.code, f"have 1 messages for {name}. Nothing was sent." in counted.out) == (0, True)
     begun = run("subscriptions", "replay", name, "--from", str(offsets[0]), "--key", "k1", "--reason", "it was down")
     assert begun.code == 0, begun.err
     [number] = [one["replay_id"] for one in run("subscriptions", "replays", name, "--json").json]

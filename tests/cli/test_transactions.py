@@ -97,4 +97,16 @@ def test_a_filter_decides_only_without_dry_run(run: Run, url: str, group: str) -
     assert ids == set(preview.out.split()[:3])
     done = run("transactions", "verdict", "rollback", *chosen, "--no-dry-run")
     assert "3 of 3 were decided" in done.out
-    assert run("transactions", "list", "--group", group, "--state", "rolled_back", "--json").json["items"]
+    rolled_back = ("transactions", "list", "--group", group, "--state", "rolled_back", "--json")
+    assert {one["transaction_id"] for one in run(*rolled_back).json["items"]} >= ids
+    nothing = run("transactions", "reissue", "--reason", "it was paid")
+    assert (nothing.code, "--group" in nothing.err) == (2, True)
+    born = min(one["born_at"] for one in run(*rolled_back).json["items"] if one["transaction_id"] in ids)
+    these = ("transactions", "reissue", "--group", group, "--born-after", born, "--reason", "it was paid")
+    preview = run(*these)
+    assert "3 would be reissued" in preview.out
+    assert ids == set(preview.out.split()[:3])
+    assert "3 of 3 were reissued" in run(*these, "--no-dry-run").out
+    assert "0 would be reissued" in run(*these).out
+    assert ids <= {one["transaction_id"] for one in run(*rolled_back, "--reissued").json["items"]}
+    assert not ids & {one["transaction_id"] for one in run(*rolled_back, "--no-reissued").json["items"]}

@@ -103,11 +103,32 @@ def test_lists_have_states(run: Run, url: str, group: str, committed: str) -> No
     assert next(one for one in found if one["name"] == "lister")["standing"]["messages"] == 1
     seconds = [one["standing"]["seconds"] for one in found]
     assert seconds == sorted(seconds, reverse=True)
+    for order in ("name", "state", "dead", "changed"):
+        assert "lister" in run("subscriptions", "list", "--sort", order).out
+    for order in ("name", "messages", "first_seen"):
+        assert "listed" in run("topics", "list", "--sort", order).out
+    for order in ("name", "undecided", "oldest"):
+        assert run("groups", "list", "--sort", order).code == 0
+        assert group in [one["name"] for one in run("groups", "list", "--sort", order, "--json").json]
     topics = run("topics", "list")
     for words in ("PER S", "LAST MESSAGE", "UNROUTED", "ago"):
         assert words in topics.out
     assert "IN DOUBT" in run("groups", "list").out
     assert "in doubt" in run("groups", "get", group).out
+
+
+def test_lists_say_how_many_there_are(run: Run, url: str, group: str, committed: str) -> None:
+    post_half(url, group, "listed")
+    shown = run("transactions", "list", "--group", group, "--limit", "1")
+    assert "1 of 2. There may be more: --cursor" in shown.out
+    assert committed not in shown.out
+    oldest = run("transactions", "list", "--group", group, "--limit", "1", "--sort", "oldest")
+    assert committed in oldest.out
+    assert "of 2" not in run("transactions", "list", "--group", group).out
+    page = run("transactions", "list", "--group", group, "--limit", "1", "--json").json
+    assert page["total"] == {"count": 2, "exact": True}
+    assert run("dead-letters", "list", "--json").json["total"]["exact"]
+    assert run("dead-letters", "groups", "--sort", "last").code == 0
 
 
 def test_since_is_a_distance_from_now(run: Run, group: str, committed: str) -> None:

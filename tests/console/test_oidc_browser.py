@@ -17,8 +17,6 @@ from tests.support.ports import free_port
 from tests.support.processes import Service
 from tests.support.requirements import absent
 
-pytestmark = pytest.mark.slow
-
 CHROMIUM = shutil.which("chromium")
 PEOPLE = {"dana": {"email": "dana@example.com", "groups": ["oncall"]}, "erin": {"groups": ["cooks"]}}
 

@@ -125,6 +125,26 @@ async def test_a_person_signs_in_and_the_audit_names_the_person(
     assert act["detail"] == {"reason": "the mailer is moved", "subject": "1030"}
 
 
+async def test_a_person_lands_on_the_page_that_was_asked_for(start: Callable[..., Any], issuer: HandMadeIssuer) -> None:
+    issuer.claims = {"groups": ["oncall"]}
+    runtime, _ = await start(**issuer.settings())
+    for asked, wanted in (
+        ("/console/transactions?state=parked&key=a+b", "/console/transactions?state=parked&key=a+b"),
+        ("//evil.example/console", "/console"),
+    ):
+        async with client_of(runtime) as client:
+            page = await client.get("/console/sign-in", params={"next": asked}, headers=FORM)
+            [button] = re.findall(rf'href="http://localhost({BEGIN}[^"]*)"', page.text)
+            leading = await client.get(html.unescape(button), headers=FORM)
+            query = dict(parse_qsl(urlsplit(leading.headers["location"]).query))
+            issuer.nonce = query["nonce"]
+            answer = await client.get(CALLBACK, params={"code": "once", "state": query["state"]}, headers=FORM)
+            assert f'<meta http-equiv="refresh" content="0; url={html.escape(wanted)}">' in answer.text
+            # The page is that of the request that began the sign-in.
+            other = await signed_in(client, issuer, next="/console/transactions")
+            assert '<meta http-equiv="refresh" content="0; url=/console">' in other.text
+
+
 def by_another_key(issuer: HandMadeIssuer, claims: dict[str, Any]) -> str:
     return jwt.encode({"alg": "RS256", "kid": "one"}, claims, RSAKey.generate_key(2048))
 

@@ -2,8 +2,10 @@
 
 import csv
 import re
+from datetime import timedelta
 from html import escape, unescape
 from io import StringIO
+from urllib.parse import urlencode
 
 import httpx
 import pytest
@@ -11,7 +13,7 @@ import pytest
 from app.console.site import PAGES
 from app.database.connection import Connection
 from tests.support.console_forms import FORM, submit, token_of
-from tests.support.dead_letters import bury, committed, subscription
+from tests.support.dead_letters import AT, bury, committed, subscription
 from tests.support.proof_runs import DAY, reconciled
 
 EVIL = "<script>alert('x')</script>\"><img src=x onerror=alert(1)>"
@@ -51,8 +53,8 @@ async def test_every_page_answers_with_the_policy(client: httpx.AsyncClient, db:
             path = path.replace("/mailer", "/shop")
         if page.method != "GET" or page.path.startswith("/console/sign-in") or "finding_id" in path:
             continue
-        if page.path == "/console/events":
-            # It has no end.
+        if page.path in ("/console/events", "/console/proof/report"):
+            # It has no end; it is no page of the console (test_proof_report.py).
             continue
         query = {
             "/console/dead-letters/do": f"?subscription=mailer&message_id={message_id}",
@@ -132,8 +134,8 @@ async def test_each_figure_of_the_overview_leads_to_its_list(
         ("In doubt", "1", "/console/transactions?state=in_doubt"),
         ("Parked", "0", "/console/transactions?state=parked"),
         ("Dead letters", "1", "/console/dead-letters/groups"),
-        ("Open breakers", "2", "/console/subscriptions"),
-        ("Not active", "0", "/console/subscriptions"),
+        ("Open breakers", "2", "/console/subscriptions?sort=state"),
+        ("Not active", "0", "/console/subscriptions?sort=state"),
         ("Held days", "1", "/console/proof"),
         ("Workers", "0", "/console/workers"),
     ):
@@ -265,6 +267,34 @@ async def test_acts_on_transactions(client: httpx.AsyncClient, db: Connection, g
     assert "not possible in this state" in over.text
 
 
+async def test_rolled_back_transactions_are_reissued_by_a_filter(
+    client: httpx.AsyncClient, db: Connection, group: str
+) -> None:
+    ids = [await half(client, key=f"order-{number}") for number in range(3)]
+    for one in ids:
+        await submit(client, f"/console/transactions/{one}/do/rollback", reason="it was never paid", force="on")
+    born = (await client.get(f"/transactions/{ids[1]}")).json()["born_at"]
+    path = f"/console/transactions?{urlencode({'producer_group': 'shop', 'state': 'rolled_back', 'born_after': born})}"
+    page = unescape((await client.get(path, headers=FORM)).text)
+    [act] = set(re.findall(r'href="(/console/transactions/do/[^"]*)"', page))
+    assert act.startswith("/console/transactions/do/reissue?")
+    preview = unescape((await client.get(act, headers=FORM)).text)
+    assert "<dd>2</dd>" in preview
+    assert [one in preview for one in ids] == [False, True, True]
+    said = f"halfnote transactions reissue --group shop --born-after {born} --reason … --no-dry-run"
+    assert said in preview.replace("'", "")
+    for of in ("topic=order", "source=operator", "reissued=true"):
+        assert "/do/reissue" not in (await client.get(f"{path}&{of}", headers=FORM)).text
+    no_reason = await submit(client, act, reason=" ")
+    assert no_reason.status_code == 422
+    assert await db.fetchval("select count(*) from reissue") == 0
+    done = await submit(client, act, reason="they were paid after all")
+    assert (done.status_code, "2+transactions+are+reissued" in done.headers["location"]) == (303, True)
+    assert await db.fetchval("select count(*) from reissue") == 2
+    assert ("transaction.reissue", "they were paid after all") in await audited(db)
+    assert "not possible in this state" in (await client.get(act, headers=FORM)).text
+
+
 async def test_acts_on_dead_letters(client: httpx.AsyncClient, db: Connection, group: str) -> None:
     await subscription(client, "mailer")
     ids = [await committed(client, {"topic": "order", "body": number}) for number in range(3)]
@@ -359,6 +389,36 @@ async def test_a_change_that_cannot_be_made_shows_the_form_with_its_fault(
         assert f'value="{escape(value)}"' in refused.text, name
 
 
+async def test_a_replay_is_counted_before_it_begins(client: httpx.AsyncClient, db: Connection, group: str) -> None:
+    await subscription(client, "mailer")
+    for number in range(3):
+        await committed(client, {"topic": "order", "body": number})
+    await committed(client, {"topic": "refund", "body": 1})
+    first, last = await db.fetchrow('select min("offset"), max("offset") from outbox') or (0, 0)
+    path = "/console/subscriptions/mailer/do/replay"
+    asked = await submit(client, path, since=str(first + 1), until="", reason="the mailer lost them")
+    assert asked.status_code == 200
+    page = unescape(asked.text)
+    assert "Nothing is done yet" in page
+    assert f"<dt>offsets</dt><dd>{first + 1} to {last}</dd>" in page
+    assert "<dt>messages</dt><dd>2</dd>" in page
+    assert await db.fetchval("select count(*) from replay") == 0
+    # What comes between the count and the act is not sent.
+    await committed(client, {"topic": "order", "body": 4})
+    hidden = dict(re.findall(r'<input type="hidden" name="([^"]+)" value="([^"]*)"', page))
+    assert (hidden["since"], hidden["until"], hidden["confirmed"]) == (str(first + 1), str(last), "yes")
+    origin = {"origin": "http://localhost"}
+    done = await client.post(path, data={**hidden, "reason": "the mailer lost them"}, headers=origin)
+    assert done.status_code == 303, done.text
+    row = await db.fetchrow("select after, until, reason from replay")
+    assert row is not None
+    assert tuple(row) == (first, last, "the mailer lost them")
+    assert ("subscription.replay", "the mailer lost them") in await audited(db)
+    for since in (str(last + 9), "yesterday", "²"):
+        refused = await submit(client, path, since=since, reason="x")
+        assert (refused.status_code, "from" in refused.text) == (422, True), since
+
+
 async def test_an_open_breaker_is_reset(client: httpx.AsyncClient, db: Connection, group: str) -> None:
     await subscription(client, "mailer")
     path = "/console/subscriptions/mailer/do/reset-breaker"
@@ -384,6 +444,51 @@ async def test_saved_filters_are_of_who_decided(client: httpx.AsyncClient, group
         assert f'?{query}" aria-current="true">{name}</a>' in page
         assert f"halfnote transactions list {said}" in page
         assert (transaction_id in page) == found
+
+
+async def test_lists_are_sorted_and_say_how_many_they_have(
+    client: httpx.AsyncClient, db: Connection, group: str
+) -> None:
+    for name in ("mailer", "crm", "audit"):
+        await subscription(client, name)
+    message_id = await committed(client, {"topic": "order", "key": "order-1030", "body": 1})
+    await bury(db, message_id, "mailer")
+    await bury(db, message_id, "crm", error="no route", died_at=AT - timedelta(hours=1))
+    ids = [await half(client, key=f"order-{number}") for number in range(3)]
+
+    async def shown(path: str, pattern: str) -> tuple[list[str], str | None, str]:
+        answer = await client.get(f"/console/{path}", headers=FORM)
+        assert answer.status_code == 200, answer.text
+        said = re.search(r"<h1>[^<]*<small>([^<]*)</small></h1>", answer.text)
+        page = unescape(answer.text)
+        return list(dict.fromkeys(re.findall(pattern, page))), said and said[1], page
+
+    names = r'<td><a href="/console/subscriptions/([a-z]+)">'
+    for sort, wanted in (("", ["audit", "crm", "mailer"]), ("?sort=dead", ["crm", "mailer", "audit"])):
+        found, total, page = await shown(f"subscriptions{sort}", names)
+        assert (found, total) == (wanted, "3")
+        assert f"halfnote subscriptions list{' --sort dead' if sort else ''}" in page
+    assert '<th class="n" aria-sort="descending"><a href="/console/subscriptions?sort=dead">' in page
+    transactions = r'href="/console/transactions/([0-9a-f-]{36})"'
+    found, total, page = await shown("transactions?state=half", transactions)
+    assert (found, total) == (ids[::-1], "3")
+    assert 'href="/console/transactions?state=half&sort=oldest"' in page
+    found, total, page = await shown("transactions?state=half&sort=oldest", transactions)
+    assert (found, total) == (ids, "3")
+    assert "halfnote transactions list --state half --sort oldest" in page
+    # Halfnote's own messages would be in the number.
+    assert (await shown("transactions", transactions))[1] is None
+    assert (await shown("producer-groups?sort=undecided", "shop"))[1] == "1"
+    assert (await shown("topics?sort=messages", "order"))[1] == "1"
+    assert (await shown("dead-letters", "order-1030"))[1] == "2"
+    assert (await shown("dead-letters?error=no+route", "order-1030"))[1] == "1"
+    errors = r'<td class="error">([^<]*)</td>'
+    assert (await shown("dead-letters/groups?sort=first", errors))[0] == ["no route", "answered 500"]
+    found, _, page = await shown("dead-letters/groups?sort=last", errors)
+    assert found == ["answered 500", "no route"]
+    assert "halfnote dead-letters groups --sort last" in page
+    refused = await client.get("/console/subscriptions?sort=nothing", headers=FORM)
+    assert (refused.status_code, "`sort`" in refused.text) == (422, True)
 
 
 async def test_a_secret_is_shown_once_and_never_in_the_url(client: httpx.AsyncClient, group: str) -> None:

@@ -36,6 +36,15 @@ FILTERS = (
     "?producer_group=shop&state=in_doubt",
     "?actor=dana",
     "?range=30d",
+    "?sort=lag",
+    "?sort=dead",
+    "?sort=state",
+    "?sort=undecided",
+    "?sort=messages",
+    "?sort=first_seen",
+    "?sort=oldest",
+    "?state=in_doubt&sort=oldest",
+    "?producer_group=shop&state=rolled_back&reissued=false",
 )
 
 

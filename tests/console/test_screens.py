@@ -1,6 +1,7 @@
-"""Each screen once in Debian's Chromium, with API keys: faults, accessibility, text of users, roles, acts by keyboard.
+"""Each screen once in Debian's Chromium, with API keys: faults, accessibility, text of users, roles, kinds of acts.
 
-test_browser.py has the other sizes, colors and all acts.
+One service and one browser, so that it runs in `make test`. test_browser.py has the other sizes and colors, and
+test_browser_acts.py all acts.
 """
 
 import csv
@@ -20,6 +21,7 @@ from tests.conftest import migrated_template
 from tests.support import postgres
 from tests.support.api_keys import bearer
 from tests.support.browser import SIZES, Watched, paths_of
+from tests.support.console_acts import EFFECTS, ONE_OF_EACH, Person
 from tests.support.console_world import MARK, World, add_marked_text, answering, marked
 from tests.support.keyed_services import CONFIGURED
 from tests.support.processes import serving
@@ -109,7 +111,7 @@ def visited(site: Site, browser: Browser) -> Iterator[Visited]:
     """Every page, visited once by an admin."""
     watched, found = Watched(browser), Visited()
     watched.sign_in(site.url, CONFIGURED)
-    usual = paths_of(site.world)
+    usual = paths_of(site.world, once=True)
     for path in [*usual, *paths_of_marked(site)]:
         status = watched.open(site.url + path).status
         wider = {}
@@ -118,7 +120,7 @@ def visited(site: Site, browser: Browser) -> Iterator[Visited]:
             watched.page.set_viewport_size({"width": width, "height": height})
             wider[name] = watched.wider_by()
         seen = watched.page.evaluate(MADE)
-        # One page of each kind is enough for axe, which takes longer than all else.
+        # Axe takes longer than all else. Pages with marked text are of the same kinds.
         violations = watched.violations() if path in usual else []
         found.screens.append(Screen(path, status, violations, wider, **seen))
     for name in LISTS:
@@ -186,6 +188,17 @@ def test_an_act_needs_the_token_of_its_session(site: Site, browser: Browser) -> 
     finally:
         watched.close()
     assert site.world.get("/subscriptions/photos")["state"] == "active"
+
+
+@pytest.mark.parametrize("act", ONE_OF_EACH)
+def test_an_act_has_its_effect(site: Site, browser: Browser, act: str) -> None:
+    watched = Watched(browser)
+    try:
+        watched.sign_in(site.url, CONFIGURED)
+        EFFECTS[act](Person(site.url, site.world, watched))
+        assert watched.faults == []
+    finally:
+        watched.close()
 
 
 def test_a_person_finds_and_acts_by_keyboard_alone(site: Site, browser: Browser) -> None:

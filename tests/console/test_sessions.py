@@ -1,7 +1,9 @@
 """Sign-in with a key: the session's cookie, its end, and refusals by role."""
 
+import re
 from collections.abc import Callable
 from dataclasses import replace
+from html import unescape
 from typing import Any
 
 from app.console import sessions
@@ -20,7 +22,7 @@ async def test_a_key_is_taken_once(start: Callable[..., Any]) -> None:
     del client.headers["authorization"]
     for path in ("/console", "/console/transactions", "/console/subscriptions/mailer"):
         led = await client.get(path, headers=FORM)
-        assert (led.status_code, led.headers["location"]) == (303, "/console/sign-in")
+        assert (led.status_code, led.headers["location"].partition("?")[0]) == (303, "/console/sign-in")
     wrong = await sign_in(client, "hn_" + "0" * 43)
     assert (wrong.status_code, "not known" in wrong.text) == (401, True)
     before = client.cookies.get("halfnote_8080")
@@ -39,6 +41,83 @@ async def test_a_key_is_taken_once(start: Callable[..., Any]) -> None:
     left = await client.post("/console/sign-out", data={"csrf": token})
     assert (left.status_code, "Max-Age=0" in left.headers["set-cookie"]) == (303, True)
     assert (await client.get("/console", headers=FORM)).status_code == 303
+
+
+async def test_a_person_lands_on_the_page_that_was_asked_for(start: Callable[..., Any]) -> None:
+    _, client = await start()
+    del client.headers["authorization"]
+    for asked in (
+        "/console/transactions?state=parked&key=a+%26+b%3D%2F%2Fc",
+        "/console/producer-groups/%22%3E%3Cb%3E",
+        "/console/subscriptions/mailer/do/pause",
+        "/console/find?q=order-1030",
+    ):
+        client.cookies.clear()
+        led = await client.get(asked, headers=FORM)
+        assert led.status_code == 303
+        form = await client.get(led.headers["location"], headers=FORM)
+        [page] = re.findall(r'name="next" value="([^"]*)"', form.text)
+        # A wrong key loses nothing.
+        fields = {"csrf": token_of(form), "key": "hn_" + "0" * 43, "next": unescape(page)}
+        again = await client.post("/console/sign-in", data=fields)
+        assert (again.status_code, f'name="next" value="{page}"' in again.text) == (401, True)
+        taken = await client.post("/console/sign-in", data={**fields, "key": CONFIGURED})
+        assert (taken.status_code, taken.headers["location"]) == (303, asked)
+        # Who has a session is led on.
+        led = await client.get(led.headers["location"], headers=FORM)
+        assert (led.status_code, led.headers["location"]) == (303, asked)
+    # An act is not repeated by signing in.
+    client.cookies.clear()
+    sent = await client.post("/console/subscriptions/mailer/do/pause", data={"reason": "x"})
+    assert (sent.status_code, sent.headers["location"]) == (303, "/console/sign-in")
+
+
+HOSTILE = (
+    "https://evil.example/console",
+    "//evil.example/console",
+    "/\\evil.example",
+    "\\\\evil.example",
+    "/console//evil.example",
+    "/console/..//evil.example",
+    "/console/%2e%2E/transactions",
+    "/console/./transactions",
+    "/console\\@evil.example",
+    "/console@evil.example",
+    "/console.evil.example/",
+    "console/transactions",
+    "javascript:alert(1)",
+    "/transactions",
+    "/docs",
+    "/console/transactions\r\nset-cookie: a=b",
+    "/console/transactions\n",
+    "/console/transactions\x00",
+    "/console/transactions?a='\"><script>",
+    "/console/transactions#fragment",
+    "/console/transactions\u2028",
+    "/console/sign-in",
+    "/console/sign-in?next=/console/sign-in",
+    "/console/sign-in/openid/callback?code=x",
+    "/console/sign-out",
+    "/console/static/console.css",
+    "/console/events",
+    "/console/transactions?key=" + "k" * 1000,
+    " /console/transactions",
+    "",
+)
+
+
+async def test_a_page_of_another_place_is_not_followed(start: Callable[..., Any]) -> None:
+    _, client = await start()
+    del client.headers["authorization"]
+    for asked in HOSTILE:
+        client.cookies.clear()
+        form = await client.get("/console/sign-in", params={"next": asked}, headers=FORM)
+        assert 'name="next" value="/console"' in form.text, asked
+        fields = {"csrf": token_of(form), "key": CONFIGURED, "next": asked}
+        taken = await client.post("/console/sign-in", data=fields)
+        assert (taken.status_code, taken.headers["location"]) == (303, "/console"), asked
+        led = await client.get("/console/sign-in", params={"next": asked}, headers=FORM)
+        assert (led.status_code, led.headers["location"]) == (303, "/console"), asked
 
 
 async def test_a_cookie_is_for_tls_behind_tls(start: Callable[..., Any]) -> None:

@@ -46,6 +46,13 @@ def test_connections_that_fail_in_a_row_open_it_whatever_the_message() -> None:
     assert breaker.because == "no connection: answered 500"
 
 
+def test_the_cause_says_once_that_there_is_no_connection() -> None:
+    breaker, error = Breaker(), "no connection to shop.example:443: Connection refused"
+    for _ in range(UNREACHABLE):
+        breaker.failed(1, error, NOW, unreachable=True)
+    assert breaker.because == error
+
+
 def test_probes_go_out_less_and_less_often_and_a_success_closes_it() -> None:
     breaker = Breaker(NOW, "down")
     at, rests = NOW, []

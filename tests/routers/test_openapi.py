@@ -50,6 +50,7 @@ def test_every_path_is_there() -> None:
         "/transactions/{transaction_id}/reissue",
         "/transactions/check",
         "/transactions/verdict",
+        "/transactions/reissue",
         "/messages/{message_id}",
         "/producer-groups",
         "/producer-groups/{name}",

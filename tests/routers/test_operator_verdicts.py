@@ -9,7 +9,7 @@ import pytest
 from app.database.connection import Connection
 from app.ids import uuid7
 from app.runtime.state import Runtime
-from tests.conftest import shares
+from tests.conftest import register_group, shares
 from tests.coordinator.test_half_end import ORDER, post_end, post_half
 from tests.routers.test_transactions import half_of, in_doubt
 
@@ -208,6 +208,77 @@ async def test_reissue_that_cannot_be_stored_leaves_nothing(
     assert await db.fetchval("select count(*) from reissue") == 0
     await db.execute("update producer_group set deleted_at = null")
     assert (await act(client, transaction_id, "reissue", reason="x")).status_code == 201
+
+
+async def test_many_are_reissued_by_a_filter(client: httpx.AsyncClient, db: Connection, group: str) -> None:
+    await register_group(db, "bank")
+    other = (await post_half(client, ORDER, producer_group="bank")).json()["transaction_id"]
+    await post_end(client, other, "rollback", producer_group="bank")
+    ones = sorted([await half_of(client) for _ in range(4)], reverse=True)
+    committed, in_half = await half_of(client), await half_of(client)
+    for one in ones:
+        await post_end(client, one, "rollback")
+    await post_end(client, committed, "commit")
+    before = (await act(client, ones[0], "reissue", reason="one by one")).json()["transaction_id"]
+    chosen = {"producer_group": "shop", "reason": "the bank was wrong", "actor": "dana"}
+    dry = (await client.post("/transactions/reissue", json=chosen)).json()
+    assert dry == {"dry_run": True, "matched": 3, "changed": 0, "transaction_ids": ones[1:], "more": False}
+    assert await db.fetchval("select count(*) from reissue") == 1
+    for reissued, wanted in (("false", ones[1:]), ("true", ones[:1])):
+        query = {"producer_group": "shop", "state": "rolled_back", "reissued": reissued}
+        page = await client.get("/transactions", params=query)
+        assert [row["transaction_id"] for row in page.json()["items"]] == wanted
+    some = (await client.post("/transactions/reissue", json={**chosen, "dry_run": False, "limit": 2})).json()
+    assert some == {"dry_run": False, "matched": 2, "changed": 2, "transaction_ids": ones[1:3], "more": True}
+    rest = (await client.post("/transactions/reissue", json={**chosen, "dry_run": False})).json()
+    assert (rest["transaction_ids"], rest["changed"], rest["more"]) == (ones[3:], 1, False)
+    assert (await client.post("/transactions/reissue", json=chosen)).json()["matched"] == 0
+    # Each is what a reissue of one is: rows, links, audit, and offsets in the order of birth.
+    rows = await db.fetch("select transaction_id::text, reissued_as::text, reason, actor from reissue")
+    made = {row["transaction_id"]: row["reissued_as"] for row in rows}
+    assert (made.keys(), made[ones[0]]) == (set(ones), before)
+    assert {(row["reason"], row["actor"]) for row in rows} == {
+        ("one by one", None),
+        ("the bank was wrong", "dana"),
+    }
+    sent = await db.fetch('select transaction_id::text from outbox order by "offset"')
+    assert [row["transaction_id"] for row in sent][1:] == [before, made[ones[2]], made[ones[1]], made[ones[3]]]
+    for old, new in made.items():
+        shown = (await client.get(f"/transactions/{new}")).json()
+        assert (shown["state"], shown["reissued_from"]) == ("committed", old)
+    rows = await db.fetch("select target, detail ->> 'reason' as reason from audit where what = 'transaction.reissue'")
+    assert {row["target"]: row["reason"] for row in rows} == {
+        ones[0]: "one by one",
+        **dict.fromkeys(ones[1:], "the bank was wrong"),
+    }
+    assert (await client.get(f"/transactions/{in_half}")).json()["state"] == "half"
+    assert (await client.get(f"/transactions/{other}")).json().get("reissued_as") is None
+
+
+async def test_two_persons_reissue_the_same_ones_once(client: httpx.AsyncClient, db: Connection, group: str) -> None:
+    for _ in range(10):
+        await post_end(client, await half_of(client), "rollback")
+    wanted = {"producer_group": "shop", "reason": "x", "dry_run": False}
+    answers = await asyncio.gather(*(client.post("/transactions/reissue", json=wanted) for _ in range(3)))
+    assert [answer.status_code for answer in answers] == [200, 200, 200]
+    assert sum(answer.json()["changed"] for answer in answers) == 10
+    assert await db.fetchval("select count(*) from outbox") == 10
+    assert await db.fetchval("select count(*) from audit where what = 'transaction.reissue'") == 10
+
+
+async def test_a_reissue_of_many_that_is_refused_can_be_repeated(
+    client: httpx.AsyncClient, db: Connection, runtime: Runtime, group: str
+) -> None:
+    await post_end(client, await half_of(client), "rollback")
+    wanted = {"producer_group": "shop", "reason": "x", "dry_run": False}
+    for field, value in (("limit", 1001), ("dry_run", "no"), ("reason", None), ("state", "committed")):
+        answer = await client.post("/transactions/reissue", json={**wanted, field: value})
+        assert (answer.status_code, answer.json()["field"]) == (422, field)
+    runtime.refusing_halves = True
+    refused = await client.post("/transactions/reissue", json=wanted)
+    assert (refused.status_code, refused.json()["type"]) == (503, "/problems/draining")
+    runtime.refusing_halves = False
+    assert (await client.post("/transactions/reissue", json=wanted)).json()["changed"] == 1
 
 
 async def test_gone_days_take_nothing(client: httpx.AsyncClient, db: Connection, runtime: Runtime, group: str) -> None:

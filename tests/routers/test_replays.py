@@ -10,9 +10,14 @@ import pytest
 from app.database.connection import Connection
 from app.relay.loop import Relay
 from app.runtime.state import Runtime
-from app.store.subscriptions.replays import oldest, running
+from app.store.subscriptions.replays import COUNT, oldest, running
+from tests.coordinator.test_statement_plans import full
+from tests.relay.test_plans import ends
 from tests.support.check_responder import Responder
+from tests.support.explain import big, scans
 from tests.support.relay_stepping import order, publish, subscribe, turn_until
+
+__all__ = ["full"]
 
 SHAPE: dict[str, Any] = {"topics": ["order"], "destination": {"type": "webhook", "url": "http://127.0.0.1:9/"}}
 
@@ -100,6 +105,47 @@ async def test_what_is_refused_says_why(client: httpx.AsyncClient, sent: list[in
     answer = await client.post("/subscriptions/none/replay", json={"from": "earliest"})
     assert (answer.status_code, answer.json()["type"]) == (404, "/problems/subscription-unknown")
     assert await running(db) == []
+
+
+async def test_a_dry_run_counts_and_begins_nothing(client: httpx.AsyncClient, sent: list[int], db: Connection) -> None:
+    await publish(client, {"topic": "refund", "body": 1}, {**order(7), "tag": "paid", "key": "k"})
+    put = {**SHAPE, "filters": {"tags": ["created", "paid"]}}
+    shape = SHAPE
+    last = await db.fetchval('select max("offset") from outbox')
+    for subscribed, fields, messages in (
+        (shape, {"from_": "earliest"}, 11),
+        (shape, {"from_": {"offset": sent[3]}, "until": {"offset": sent[5]}}, 3),
+        (shape, {"from_": "earliest", "filters": {"tags": ["paid"]}}, 1),
+        (shape, {"from_": "earliest", "filters": {"keys": ["k"]}}, 1),
+        (shape, {"from_": "earliest", "filters": {"topics": ["refund"]}}, 0),
+        (put, {"from_": "earliest"}, await db.fetchval("select count(*) from outbox where tag in ('created', 'paid')")),
+    ):
+        assert (await client.put("/subscriptions/mailer", json=subscribed)).status_code == 200
+        answer = await ask(client, dry_run=True, **fields)
+        assert answer.status_code == 200, answer.text
+        found = answer.json()
+        assert (found["dry_run"], found["subscription"], found["exact"]) == (True, "mailer", True)
+        assert found["messages"] == messages, fields
+        assert found["until"] == (sent[5] if "until" in fields else last)
+    for refused in ({"from_": {"offset": last + 1}}, {"from_": "latest"}, {"from_": "earliest", "dry_run": "yes"}):
+        assert (await ask(client, **{"dry_run": True, **refused})).status_code == 422
+    assert (await ask(client, from_="earliest", dry_run=False)).status_code == 202
+    assert len(await running(db)) == 1
+    assert await db.fetchval("select count(*) from audit where what = 'subscription.replay'") == 1
+
+
+async def test_a_long_part_is_counted_up_to_a_limit(full: Connection) -> None:
+    low, high = await ends(full)
+    most = 500
+    assert high - low > most
+    values = (low, high, ["order"], None, None, None, None, most + 1)
+    found = big(await scans(full, COUNT, ("bigint", "bigint", *["text[]"] * 5, "bigint"), values, generic=False))
+    assert not [scan for scan in found if scan.node == "Seq Scan" and scan.rows]
+    assert {scan.table.partition("_2")[0] for scan in found if scan.rows} == {"outbox"}
+    assert sum(scan.rows for scan in found) <= most + 100
+    row = await full.fetchrow(COUNT, *values)
+    assert row is not None
+    assert row["looked_at"] == most + 1
 
 
 async def test_a_part_that_left_the_database_is_refused_with_the_oldest_that_is_there(

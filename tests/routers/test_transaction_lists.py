@@ -150,7 +150,10 @@ async def test_bad_filters_are_named(shared_client: httpx.AsyncClient, query: st
     assert answer.json()["field"] == query.partition("=")[0]
 
 
-TYPES = ("uuid", "uuid", "text", "text", "text", "timestamptz", "timestamptz", "bigint", "smallint", "boolean", "text")
+TYPES = (
+    *("uuid", "uuid", "text", "text", "text", "timestamptz", "timestamptz", "bigint", "smallint", "boolean", "boolean"),
+    "text",
+)
 
 
 @pytest.mark.parametrize(
@@ -173,7 +176,7 @@ async def test_lists_never_read_a_whole_day(
     found += big(await scans(full, NEXT[source], floor_types, floor_values, generic=False))
     page_types = TYPES if key else TYPES[:-1]
     floor = await full.fetchval(FLOORS[source], *floor_values)
-    for more in ((None, None), (Source.POLICY, None), (None, True)):
+    for more in ((None, None, None), (Source.POLICY, None, None), (None, True, None), (None, None, False)):
         values = (floor or LOWEST, HIGHEST, group, None, state, None, None, 101, *more, *keys)
         page = big(await scans(full, PAGES[source], page_types, values, generic=False))
         assert not [scan for scan in page if scan.node == "Seq Scan" and scan.rows]
@@ -186,6 +189,6 @@ async def test_lists_never_read_a_whole_day(
 async def test_a_range_of_birth_times_prunes_days(full: Connection, runtime: Runtime) -> None:
     low = lowest_id(runtime.clock.now() - timedelta(days=1, hours=1), -360)
     high = lowest_id(runtime.clock.now() - timedelta(days=1), 360)
-    values = (low, high, None, None, None, None, None, 101, None, None)
+    values = (low, high, None, None, None, None, None, 101, None, None, None)
     found = big(await scans(full, PAGES["id"], TYPES[:-1], values, generic=True))
     assert len({scan.table for scan in found if scan.table.startswith("half")}) <= 2

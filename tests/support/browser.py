@@ -16,7 +16,7 @@ AXE = (Path(__file__).parents[1] / "console" / "axe" / "axe.min.js").read_text()
 # A desktop, the same at 200 % zoom, and a phone.
 SIZES = {"desktop": (1280, 800), "zoomed": (640, 400), "phone": (390, 844)}
 # Pages that show nothing of their own.
-_OTHER = ("/console/find", "/console/events")
+_OTHER = ("/console/find", "/console/events", "/console/proof/report")
 
 
 @contextmanager
@@ -46,8 +46,9 @@ class Watched:
         self.page.on("requestfailed", self._failed)
 
     def _failed(self, request: Request) -> None:
-        # A page that is left ends its stream, and the load of itself that it may have begun.
-        is_left = request.failure == "net::ERR_ABORTED" and request.resource_type in ("fetch", "eventsource")
+        # A page that is left ends its stream, the load of itself that it may have begun, and that of its icon.
+        is_ended = request.resource_type in ("fetch", "eventsource") or "/icon.svg?" in request.url
+        is_left = request.failure == "net::ERR_ABORTED" and is_ended
         if not is_left:
             self.faults.append(f"{request.url}: {request.failure}")
 
@@ -68,7 +69,7 @@ class Watched:
         """Return the rule and the element of each violation that axe finds on the page."""
         # Through the debugging protocol, which the policy of the page does not concern.
         self.page.evaluate(AXE)
-        found = self.page.evaluate("async () => (await axe.run()).violations")
+        found = self.page.evaluate('async () => (await axe.run({resultTypes: ["violations"]})).violations')
         return [(one["id"], node["html"]) for one in found for node in one["nodes"]]
 
     def wider_by(self) -> int:
@@ -80,17 +81,21 @@ class Watched:
         self.context.close()
 
 
-def paths_of(world: World) -> list[str]:
-    """Return the path of each page that shows something, without the pages of acts and of findings."""
+def paths_of(world: World, *, once: bool = False) -> list[str]:
+    """Return the path of each page that shows something, without the pages of acts and of findings.
+
+    `once`: a page that shows one thing comes with one thing only.
+    """
     names = {
         "/console/subscriptions/{name}": ["warehouse", "crm", "accounting"],
         "/console/producer-groups/{name}": ["shop", "gone-shop"],
     }
-    found = [f"/console/transactions/{world.ids[key]}" for key in ("order-1030", "order-1031", "order-1033", "photo-1")]
+    keys = ("order-1030", "order-1031", "order-1033", "photo-1")
+    found = [f"/console/transactions/{world.ids[key]}" for key in keys[: 1 if once else None]]
     for page in PAGES:
         is_act = "/do/" in page.path or page.path.startswith("/console/sign-in")
         if page.method != "GET" or is_act or page.path in _OTHER:
             continue
-        filled = [page.path.replace("{name}", name) for name in names.get(page.path, [])]
+        filled = [page.path.replace("{name}", name) for name in names.get(page.path, [])[: 1 if once else None]]
         found += filled or ([] if "{" in page.path else [page.path])
     return found

@@ -244,6 +244,12 @@ async def reissue(world: World) -> Asked:
     return Asked(f"/transactions/{await world.ended('rollback')}/reissue", {"reason": "it was paid"})
 
 
+async def reissue_many(world: World) -> Asked:
+    shown = await world.admin.get(f"/transactions/{await world.ended('rollback')}")
+    wanted = {"producer_group": shown.json()["producer_group"], "reason": "they were paid", "dry_run": False}
+    return Asked("/transactions/reissue", wanted)
+
+
 async def put_subscription(world: World) -> Asked:
     put = {"topics": [f"{world.side}.order"], "destination": {"type": "webhook", "url": "http://127.0.0.1:9/"}}
     return Asked(f"/subscriptions/{world.name()}", put)
@@ -333,6 +339,7 @@ REQUESTS: dict[tuple[str, str], Builder] = {
     ("POST", "/transactions/{transaction_id:uuid}/replay"): replay_to_one,
     ("POST", "/transactions/check"): many("/transactions/check"),
     ("POST", "/transactions/verdict"): many("/transactions/verdict", verdict="commit", reason="asked the bank"),
+    ("POST", "/transactions/reissue"): reissue_many,
     ("GET", "/search"): search,
     ("GET", "/events"): events,
     ("GET", "/stats/series"): series,

@@ -37,10 +37,11 @@ FILES = (
     "system/test_scale_out.py",
     "system/test_upgrade.py",
     "system/test_faults.py",
-    # Each page in each size, light and dark, and each act, in a browser.
+    # In a browser: each page in each size, light and dark, each act, and sign-in by an issuer. `make test` has each
+    # page once and one act of each kind (test_screens.py).
     "console/test_browser.py",
     "console/test_browser_acts.py",
-    "console/test_screens.py",
+    "console/test_oidc_browser.py",
     # A service that starts several times, or gives the whole OpenAPI document.
     "lifecycle/test_missing_key_file.py",
     "server/test_documented_answers.py",

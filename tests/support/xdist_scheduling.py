@@ -17,6 +17,7 @@ GROUPS = {
     "tests/console/test_screens.py": "screens",
     "tests/console/test_browser.py": "browser",
     "tests/console/test_browser_acts.py": "browser acts",
+    "tests/console/test_oidc_browser.py": "browser of an issuer",
 }
 
 

@@ -14,7 +14,7 @@ from app.schemas.validation import checked
 
 # The field of a form that comes back confirmed.
 CONFIRMED = "confirmed"
-_UNCONFIRMED = "Nothing is changed yet. This is what changes:"
+_UNCONFIRMED = "Nothing is done yet. This is what the act does:"
 
 
 class _WithReason(Strict):

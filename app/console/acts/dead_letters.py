@@ -24,7 +24,8 @@ def _selection(visit: Visit, reason: str, *, dry_run: bool) -> ByIds | ByFilter:
     if "message_id" in asked:
         one: dict[str, object] = {"subscription": asked.get("subscription"), "message_id": asked["message_id"]}
         if "replay" in asked:
-            one["replay"] = int(asked["replay"]) if asked["replay"].isdigit() else asked["replay"]
+            is_number = asked["replay"].isascii() and asked["replay"].isdigit()
+            one["replay"] = int(asked["replay"]) if is_number else asked["replay"]
         return checked(ByIds, {"ids": [one], "reason": reason})
     return checked(ByFilter, {"filter": _filter(visit), "dry_run": dry_run, "reason": reason})
 

@@ -5,11 +5,11 @@ from typing import Any
 
 from starlette.responses import Response
 
-from app.console.acts.act import ConsoleAct, Done, FormField, Preview, note_of
+from app.console.acts.act import CONFIRMED, Confirm, ConsoleAct, Done, FormField, Preview, note_of
 from app.console.acts.subscription_edit import EDIT
 from app.console.rendering import command, duration, link, number, state
 from app.console.visit import Visit
-from app.routers.replays import post_replay
+from app.routers.replays import preview_replay, start_replay
 from app.routers.subscription_actions import post_pause, post_reset_breaker, post_resume, post_rotate_secret, post_test
 from app.routers.subscriptions import get_subscription
 from app.schemas.replays import ReplayRequest
@@ -89,11 +89,18 @@ async def _replay_preview(visit: Visit) -> Preview:
 _SINCE = "2026-11-21T08:00:00Z, or an offset, or empty for the oldest"
 
 
-async def _replay(visit: Visit, reason: str) -> Done:
+async def _replay(visit: Visit, reason: str) -> Done | Confirm:
     asked: dict[str, Any] = {"reason": reason, "from": _place(visit.form.get("since", "")) or "earliest"}
     if until := _place(visit.form.get("until", "")):
         asked["until"] = until
-    made = await post_replay(visit.path["name"], checked(ReplayRequest, asked), visit.runtime, visit.caller)
+    name, wanted = visit.path["name"], checked(ReplayRequest, asked)
+    if visit.form.get(CONFIRMED) != "yes":
+        found = await preview_replay(name, wanted, visit.runtime, visit.caller)
+        # What is committed after this count is not sent.
+        visit.form["until"] = str(found.until)
+        count = f"{'' if found.exact else 'at least '}{number(found.messages)}"
+        return Confirm([("offsets", f"{number(found.after + 1)} to {number(found.until)}"), ("messages", count)])
+    made = await start_replay(name, wanted, visit.runtime, visit.caller)
     said = f"Replay {made.replay_id} sends the offsets {number(made.after + 1)} to {number(made.until)}."
     return Done(said)
 
@@ -102,7 +109,7 @@ def _place(text: str) -> dict[str, Any] | None:
     text = text.strip()
     if not text:
         return None
-    return {"offset": int(text)} if text.isdigit() else {"time": text}
+    return {"offset": int(text)} if text.isascii() and text.isdigit() else {"time": text}
 
 
 async def _reset_preview(visit: Visit) -> Preview:

@@ -14,7 +14,7 @@ from app.routers.operator_verdicts import (
     decide_transaction,
     decide_transactions,
 )
-from app.routers.reissues import ReissueRequest, reissue_transaction
+from app.routers.reissues import ReissueMany, ReissueRequest, reissue_transaction, reissue_transactions
 from app.routers.transaction_replays import TransactionReplay, replay_transaction
 from app.routers.transactions import get_transaction
 from app.schemas.fields import ActNote
@@ -42,6 +42,10 @@ _ROLLS_BACK = (
 _REISSUES = (
     "The same messages are committed as a new transaction and delivered. The old verdict stands. A transaction is "
     "reissued at most once."
+)
+_REISSUES_ALL = (
+    "The messages of each are committed as a new transaction and delivered. The old verdicts stand. Those that were "
+    "reissued before are left out."
 )
 _REPLAYS = (
     "The subscription gets the messages that it takes once more, with the same ids, beside its live delivery. One that "
@@ -136,12 +140,15 @@ def _filter(visit: Visit) -> dict[str, Any]:
     return {name: visit.asked[name] for name in _FILTER if name in visit.asked}
 
 
+def _options(asked: dict[str, Any]) -> dict[str, Any]:
+    """Return a filter as the options of the command line."""
+    return {"group" if name == "producer_group" else name: value for name, value in asked.items()}
+
+
 def _many_preview(visit: Visit, matched: Matched, effect: str, said: str) -> Preview:
     asked = _filter(visit)
     facts: list[tuple[str, Any]] = [(name.replace("_", " "), value) for name, value in asked.items()]
-    facts.append(
-        ("transactions", f"{matched.matched}{' or more: repeat the act for the rest' if matched.more else ''}")
-    )
+    facts.append(("transactions", _count_of(matched)))
     items = [(str(one), link("transactions", one)) for one in matched.transaction_ids[:50]]
     more = f"and {matched.matched - 50} more" if matched.matched > 50 else ""
     return Preview(
@@ -156,10 +163,18 @@ def _many_preview(visit: Visit, matched: Matched, effect: str, said: str) -> Pre
     )
 
 
+def _count_of(matched: Matched) -> str:
+    if not matched.more:
+        return str(matched.matched)
+    if matched.matched:
+        return f"{matched.matched} or more: repeat the act for the rest"
+    return "none among the newest: filter by times of birth to look at older ones"
+
+
 async def _check_many_preview(visit: Visit) -> Preview:
     asked = _filter(visit)
     matched = await check_transactions(visit.runtime, visit.caller, checked(CheckMany, asked), ActNote())
-    said = command("transactions", "check", group=asked.get("producer_group"), state=asked.get("state"))
+    said = command("transactions", "check", **_options(asked))
     return _many_preview(visit, matched, "Their checks become due at once.", f"{said} --no-dry-run")
 
 
@@ -173,8 +188,7 @@ def _verdict_many(word: str, tone: str) -> ConsoleAct:
     async def preview(visit: Visit) -> Preview:
         asked = {**_filter(visit), "verdict": word, "reason": "preview"}
         matched = await decide_transactions(visit.runtime, visit.caller, checked(DecideMany, asked))
-        group, standing = asked.get("producer_group"), asked.get("state")
-        said = command("transactions", "verdict", word, group=group, state=standing, reason="…")
+        said = command("transactions", "verdict", word, **_options(_filter(visit)), reason="…")
         effect = f"Each gets the verdict {word}, which is final. Transactions that are decided meanwhile do not change."
         return _many_preview(visit, matched, effect, f"{said} --no-dry-run")
 
@@ -187,10 +201,35 @@ def _verdict_many(word: str, tone: str) -> ConsoleAct:
     return ConsoleAct(f"{_MANY}/{word}", label, ("POST", "/transactions/verdict"), preview, run, tone)
 
 
+def _reissued_filter(visit: Visit) -> dict[str, Any]:
+    return {name: value for name, value in _filter(visit).items() if name != "state"}
+
+
+async def _reissue_many_preview(visit: Visit) -> Preview:
+    asked = _reissued_filter(visit)
+    wanted = checked(ReissueMany, {**asked, "reason": "preview"})
+    matched = await reissue_transactions(visit.runtime, visit.caller, wanted)
+    said = command("transactions", "reissue", **_options(asked), reason="…")
+    return _many_preview(visit, matched, _REISSUES_ALL, f"{said} --no-dry-run")
+
+
+async def _reissue_many(visit: Visit, reason: str) -> Done:
+    wanted = checked(ReissueMany, {**_reissued_filter(visit), "reason": reason, "dry_run": False})
+    done = await reissue_transactions(visit.runtime, visit.caller, wanted)
+    return Done(f"{done.changed} transactions are reissued.", back=link("transactions", **_filter(visit)))
+
+
 ACTS = [
     ConsoleAct(f"{_MANY}/check", "Check all now", ("POST", "/transactions/check"), _check_many_preview, _check_many),
     _verdict_many("commit", "good"),
     _verdict_many("rollback", "bad"),
+    ConsoleAct(
+        f"{_MANY}/reissue",
+        "Reissue all",
+        ("POST", "/transactions/reissue"),
+        _reissue_many_preview,
+        _reissue_many,
+    ),
     ConsoleAct(f"{_ONE}/check", "Check now", ("POST", f"/transactions/{_ID}/check"), _check_preview, _check),
     _verdict("commit", _COMMITS, "good"),
     _verdict("rollback", _ROLLS_BACK, "bad"),

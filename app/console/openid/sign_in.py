@@ -10,6 +10,7 @@ from secrets import token_urlsafe
 from starlette.types import Scope
 
 from app.console import cookies
+from app.console.asked_page import HOME
 from app.runtime.state import Runtime
 from app.secrets.vault import SIGN_IN
 
@@ -20,17 +21,18 @@ LASTS_S = 600
 
 @dataclass(frozen=True, slots=True)
 class SignIn:
-    """The secrets of one sign-in. `began_at` is a Unix time."""
+    """The secrets of one sign-in. `began_at` is a Unix time; `page` is the one that was asked for."""
 
     state: str
     nonce: str
     verifier: str
     began_at: float
+    page: str = HOME
 
 
-def begin(runtime: Runtime) -> SignIn:
+def begin(runtime: Runtime, page: str = HOME) -> SignIn:
     """Return a new sign-in. The verifier has 256 random bits in 43 characters (RFC 7636 §4.1)."""
-    return SignIn(token_urlsafe(24), token_urlsafe(24), token_urlsafe(32), runtime.clock.time())
+    return SignIn(token_urlsafe(24), token_urlsafe(24), token_urlsafe(32), runtime.clock.time(), page)
 
 
 def sign_in_of(runtime: Runtime, scope: Scope) -> SignIn | None:

@@ -31,7 +31,9 @@ async def show_groups(visit: Visit) -> Response:
     found = await dead_letter_groups(visit.runtime, visit.caller, query)
     if visit.wants_csv:
         return visit.csv_of("dead-letter-groups", _GROUP_COLUMNS, found.items)
-    asked = query.model_dump(exclude={"limit", "reason"}, exclude_none=True)
+    asked = query.model_dump(
+        exclude={"limit", "reason"} | ({"sort"} if query.sort == "count" else set()), exclude_none=True
+    )
     return visit.page(
         "dead_letter_groups.html",
         query=query,
@@ -44,15 +46,16 @@ async def show_groups(visit: Visit) -> Response:
 
 async def show_list(visit: Visit) -> Response:
     """Show a page of dead letters, newest first."""
-    query = visit.list_query(DeadLetterQuery)
+    query = visit.list_query(DeadLetterQuery, count="cursor" not in visit.asked)
     found = await list_of_dead_letters(visit.runtime, visit.caller, query)
     if visit.wants_csv:
         return visit.csv_of("dead-letters", _COLUMNS, found.items)
-    asked = query.model_dump(exclude={"limit", "cursor", "reason"}, exclude_none=True)
+    asked = query.model_dump(exclude={"limit", "cursor", "count", "reason"}, exclude_none=True)
     return visit.page(
         "dead_letters.html",
         query=query,
         rows=found.items,
+        total=found.total,
         is_filtered=bool(asked or query.reason),
         next_cursor=found.next_cursor,
         is_live=True,

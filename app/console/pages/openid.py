@@ -2,9 +2,10 @@
 
 from starlette.responses import Response
 
+from app.console.asked_page import NEXT, asked_page
 from app.console.openid import people
 from app.console.openid.people import Person
-from app.console.openid.sign_in import BEGIN, CALLBACK, begin, cookie_of, sign_in_of
+from app.console.openid.sign_in import BEGIN, CALLBACK, SignIn, begin, cookie_of, sign_in_of
 from app.console.page import Page
 from app.console.sessions import begin as begin_session
 from app.console.visit import HEADERS, Visit
@@ -15,7 +16,7 @@ async def lead(visit: Visit) -> Response:
     """Lead the browser to the issuer."""
     if visit.issuer is None:
         raise NotFound("No issuer of OpenID Connect is set (HALFNOTE_OIDC_ISSUER).")
-    sign_in = begin(visit.runtime)
+    sign_in = begin(visit.runtime, asked_page(visit.asked.get(NEXT)))
     try:
         url = await visit.issuer.begin(sign_in)
     except Problem as problem:
@@ -27,23 +28,26 @@ async def lead(visit: Visit) -> Response:
 async def take(visit: Visit) -> Response:
     """Take the issuer's answer, and begin a session if the person has a role."""
     try:
-        response = _entered(visit, await _person(visit))
+        sign_in = _sign_in(visit)
+        assert visit.issuer is not None  # it began the sign-in
+        person = await visit.issuer.finish(sign_in, visit.request.query_params)
+        response = _entered(visit, person, sign_in.page)
     except Problem as problem:
         response = _refused(visit, problem)
     response.headers.append("set-cookie", cookie_of(visit.runtime, None))
     return response
 
 
-async def _person(visit: Visit) -> Person:
+def _sign_in(visit: Visit) -> SignIn:
     if visit.issuer is None:
         raise NotFound("No issuer of OpenID Connect is set (HALFNOTE_OIDC_ISSUER).")
     sign_in = sign_in_of(visit.runtime, visit.request.scope)
     if sign_in is None:
         raise SignInRefused("This sign-in is over, or began in another browser. Begin again.")
-    return await visit.issuer.finish(sign_in, visit.request.query_params)
+    return sign_in
 
 
-def _entered(visit: Visit, person: Person) -> Response:
+def _entered(visit: Visit, person: Person, page: str) -> Response:
     if people.caller_of(visit.runtime.settings, person) is None:
         claim = visit.runtime.settings.oidc_role_claim
         raise SignInRefused(
@@ -52,7 +56,7 @@ def _entered(visit: Visit, person: Person) -> Response:
         )
     visit.session, visit.is_new = begin_session(visit.runtime, person=person), True
     # A redirect would still count as coming from the issuer's site, and the browser would not send the new cookie.
-    return visit.page("signed_in.html", person=person)
+    return visit.page("signed_in.html", person=person, page=page)
 
 
 def _refused(visit: Visit, problem: Problem) -> Response:

@@ -5,9 +5,8 @@ from starlette.responses import Response
 from app.console.page import Page
 from app.console.rendering import command
 from app.console.visit import Visit
-from app.routers.producer_groups import get_group, list_groups
+from app.routers.producer_groups import ProducerGroupQuery, get_group, list_groups
 from app.routers.transactions import TransactionQuery, list_of_transactions
-from app.schemas.fields import StandingQuery
 from app.verdicts import State
 
 _UNDECIDED = 10
@@ -28,8 +27,8 @@ _COLUMNS = (
 
 
 async def show_list(visit: Visit) -> Response:
-    """Show a page of producer groups by name."""
-    query = visit.list_query(StandingQuery, standing=True)
+    """Show a page of producer groups."""
+    query = visit.list_query(ProducerGroupQuery, standing=True, count=True)
     found = await list_groups(visit.runtime, visit.caller, query)
     if visit.wants_csv:
         return visit.csv_of(
@@ -46,7 +45,9 @@ async def show_list(visit: Visit) -> Response:
         rows=found.items,
         next_cursor=found.next_cursor,
         is_live=True,
-        command_shown=command("groups", "list"),
+        sort=query.sort,
+        total=found.total,
+        command_shown=command("groups", "list", sort=None if query.sort == "name" else query.sort),
         now=visit.runtime.clock.now(),
     )
 

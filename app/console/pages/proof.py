@@ -12,6 +12,8 @@ from app.console.series_picture import Chart, ChartKind, drawn
 from app.console.visit import Visit
 from app.errors import NotFound
 from app.finding_kinds import MEANINGS, Kind
+from app.operations.proof_report import last_report
+from app.routers.proof_report import get_report
 from app.routers.reconciliation import (
     FindingQuery,
     ReconciliationQuery,
@@ -39,6 +41,7 @@ async def show_proof(visit: Visit) -> Response:
         "proof.html",
         shown=shown,
         trend=_trend(shown.days.items),
+        report=await last_report(visit.runtime.settings),
         days=shown.days.items,
         runs=shown.runs.items,
         meanings=MEANINGS,
@@ -47,15 +50,22 @@ async def show_proof(visit: Visit) -> Response:
     )
 
 
+async def show_report(visit: Visit) -> Response:
+    """Show the report as the proof wrote it, with the policy that its own styles need."""
+    return await get_report(visit.runtime)
+
+
 async def show_day(visit: Visit) -> Response:
     """Show what the proof says of one day: its rows, its findings, its figures, and the runs that read it."""
     day = visit.path["day"]
     shown = await get_reconciled_day(visit.runtime, _day_of(day))
     if visit.wants_csv:
         return visit.csv("proof-day", ("kind", "findings"), sorted(shown.found.items()))
+    report = await last_report(visit.runtime.settings)
     return visit.page(
         "proof_day.html",
         shown=shown,
+        report=report if report is not None and shown.day in report.days else None,
         meanings=MEANINGS,
         command_shown=command("findings", "list", day=shown.day, state="all"),
         now=visit.runtime.clock.now(),
@@ -115,6 +125,7 @@ async def show_finding(visit: Visit) -> Response:
 
 PAGES = [
     Page("GET", "/console/proof", show_proof, ("GET", "/reconciliation")),
+    Page("GET", "/console/proof/report", show_report, ("GET", "/reconciliation/report")),
     Page("GET", "/console/proof/{day}", show_day, ("GET", "/reconciliation/{day}")),
     Page("GET", "/console/findings", show_findings, ("GET", "/findings")),
     Page("GET", "/console/findings/{finding_id:int}", show_finding, ("GET", "/findings/{finding_id}")),

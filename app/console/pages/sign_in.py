@@ -7,15 +7,13 @@ from starlette.responses import Response
 
 from app.admission.route_roles import READERS
 from app.config import Settings
+from app.console.asked_page import NEXT, SIGN_IN, asked_page, sign_in_of
 from app.console.openid.sign_in import BEGIN
 from app.console.page import Page
 from app.console.sessions import begin, ended_cookie
 from app.console.visit import HEADERS, Visit
 from app.errors import Forbidden, Problem, Unauthenticated
 from app.permissions import Caller
-
-HOME = "/console"
-PATH = "/console/sign-in"
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,33 +26,36 @@ class IssuerButton:
 
 async def show(visit: Visit) -> Response:
     """Show the form, or lead home where no key is needed."""
+    page = asked_page(visit.asked.get(NEXT))
     if visit.caller.known:
-        return visit.redirect(HOME)
-    return visit.page("sign_in.html", problem=None, issuer=_button(visit.runtime.settings))
+        return visit.redirect(page)
+    return visit.page("sign_in.html", problem=None, issuer=_button(visit.runtime.settings, page), page=page)
 
 
 async def take(visit: Visit) -> Response:
-    """Take a key and begin a session with a new token."""
+    """Take a key and begin a session with a new token; lead to the page that was asked for."""
+    page = asked_page(visit.form.get(NEXT))
     try:
         holder = _holder(visit)
     except Problem as problem:
-        return visit.page("sign_in.html", problem.status, problem=problem, issuer=_button(visit.runtime.settings))
+        issuer = _button(visit.runtime.settings, page)
+        return visit.page("sign_in.html", problem.status, problem=problem, issuer=issuer, page=page)
     visit.session, visit.is_new = begin(visit.runtime, holder.digest), True
-    return visit.redirect(HOME)
+    return visit.redirect(page)
 
 
 async def sign_out(visit: Visit) -> Response:
     """End the session in this browser."""
-    headers = {**HEADERS, "location": PATH, "set-cookie": ended_cookie(visit.runtime, is_secure=visit.is_secure)}
+    headers = {**HEADERS, "location": SIGN_IN, "set-cookie": ended_cookie(visit.runtime, is_secure=visit.is_secure)}
     return Response(status_code=303, headers=headers)
 
 
-def _button(settings: Settings) -> IssuerButton | None:
+def _button(settings: Settings, page: str) -> IssuerButton | None:
     if settings.oidc_issuer is None:
         return None
     label = settings.oidc_label or urlsplit(settings.oidc_issuer).netloc
     # By the address to which the issuer sends people back: a cookie of another address would not come back.
-    return IssuerButton(label, f"{settings.public_url}{BEGIN}")
+    return IssuerButton(label, sign_in_of(page, f"{settings.public_url}{BEGIN}"))
 
 
 def _holder(visit: Visit) -> Caller:
@@ -73,7 +74,7 @@ def _holder(visit: Visit) -> Caller:
 
 
 PAGES = [
-    Page("GET", PATH, show, None),
-    Page("POST", PATH, take, None),
+    Page("GET", SIGN_IN, show, None),
+    Page("POST", SIGN_IN, take, None),
     Page("POST", "/console/sign-out", sign_out, None),
 ]

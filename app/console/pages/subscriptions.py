@@ -1,6 +1,5 @@
 """The list of subscriptions, and one with its lag, its breaker, its shards and its replays."""
 
-from collections.abc import Callable
 from typing import Any
 
 from starlette.responses import Response
@@ -10,8 +9,7 @@ from app.console.rendering import command
 from app.console.visit import Visit
 from app.routers.recent_deliveries import get_recent
 from app.routers.replays import list_replays
-from app.routers.subscriptions import get_subscription, list_subscriptions
-from app.schemas.fields import StandingQuery
+from app.routers.subscriptions import SubscriptionQuery, get_subscription, list_subscriptions
 from app.schemas.replays import ReplayPage
 from app.schemas.subscriptions import SubscriptionListed, SubscriptionStanding
 
@@ -30,21 +28,12 @@ _COLUMNS = (
     "rate_per_s",
     "updated_at",
 )
-# The order of the rows of a page; pages follow each other by name.
-_SORTS: dict[str, Callable[[SubscriptionListed], Any]] = {
-    "name": lambda one: one.name,
-    "state": lambda one: (one.state == "active", one.state, one.name),
-    "lag": lambda one: (-standing_of(one).seconds, one.name),
-    "dead": lambda one: (-standing_of(one).dead_letters, one.name),
-}
 
 
 async def show_list(visit: Visit) -> Response:
-    """Show a page of subscriptions by name."""
-    query = visit.list_query(StandingQuery, standing=True)
+    """Show a page of subscriptions."""
+    query = visit.list_query(SubscriptionQuery, standing=True, count=True)
     found = await list_subscriptions(visit.runtime, visit.caller, query)
-    sort = visit.asked.get("sort", "name")
-    found.items.sort(key=_SORTS.get(sort, _SORTS["name"]))
     if visit.wants_csv:
         return visit.csv_of(
             "subscriptions",
@@ -62,8 +51,9 @@ async def show_list(visit: Visit) -> Response:
         rows=[(one, address_of(one)) for one in found.items],
         next_cursor=found.next_cursor,
         is_live=True,
-        sort=sort,
-        command_shown=command("subscriptions", "list", sort=sort if sort in _SORTS and sort != "name" else None),
+        sort=query.sort,
+        total=found.total,
+        command_shown=command("subscriptions", "list", sort=None if query.sort == "name" else query.sort),
         now=visit.runtime.clock.now(),
     )
 

@@ -13,8 +13,8 @@ _COLUMNS = ("topic", "messages", "per_s", "last_at", "unrouted", "first_seen_at"
 
 
 async def show_list(visit: Visit) -> Response:
-    """Show a page of topics by name."""
-    query = visit.list_query(TopicQuery, traffic=True)
+    """Show a page of topics."""
+    query = visit.list_query(TopicQuery, traffic=True, count=True)
     found = await get_topics(visit.runtime, visit.caller, query)
     if visit.wants_csv:
         traffic = {
@@ -28,7 +28,9 @@ async def show_list(visit: Visit) -> Response:
         rows=found.items,
         next_cursor=found.next_cursor,
         is_live=True,
-        command_shown=command("topics", "list"),
+        sort=query.sort,
+        total=found.total,
+        command_shown=command("topics", "list", sort=None if query.sort == "name" else query.sort),
         now=visit.runtime.clock.now(),
     )
 

@@ -38,6 +38,8 @@ SAVED: tuple[tuple[str, dict[str, str]], ...] = (
     ("By a person", {"source": "operator"}),
     ("Late end refused", {"refused_end": "true"}),
 )
+# Filters that are options without a value on the command line.
+_YES_OR_NO = ("refused_end", "reissued")
 _COLUMNS = (
     "transaction_id",
     "producer_group",
@@ -76,11 +78,14 @@ _ENTRY_COLUMNS = (
 
 
 async def show_list(visit: Visit) -> Response:
-    """Show a page of transactions, newest first."""
+    """Show a page of transactions."""
     query = visit.list_query(TransactionQuery)
-    found = await list_of_transactions(visit.runtime, visit.caller, query)
-    # Operational messages of Halfnote itself are left out unless asked.
+    # Operational messages of Halfnote itself are left out unless asked. They are committed when they are born, so they
+    # are in no count of another state or group.
     internal = visit.asked.get("internal") == "1" or query.producer_group == GROUP
+    is_counted = internal or query.producer_group is not None or query.state not in (None, State.COMMITTED)
+    query = query.model_copy(update={"count": is_counted and query.cursor is None})
+    found = await list_of_transactions(visit.runtime, visit.caller, query)
     rows = [row for row in found.items if internal or row.producer_group != GROUP]
     if visit.wants_csv:
         last = {
@@ -88,15 +93,20 @@ async def show_list(visit: Visit) -> Response:
             "last_answer": lambda row: row.last_check and row.last_check.outcome.value,
         }
         return visit.csv_of("transactions", _COLUMNS, rows, **last)
-    shown = {name: visit.asked[name] for name in ("state", "source", "refused_end") if name in visit.asked}
-    asked = query.model_dump(exclude={"limit", "cursor", "producer_group", "refused_end"}, exclude_none=True)
-    said = command("transactions", "list", group=query.producer_group, **asked)
-    if query.refused_end is not None:
-        said += " --refused-end" if query.refused_end else " --no-refused-end"
+    shown = {name: visit.asked[name] for name in ("state", "source", *_YES_OR_NO) if name in visit.asked}
+    asked = query.model_dump(
+        exclude={"limit", "cursor", "count", "sort", "producer_group", *_YES_OR_NO}, exclude_none=True
+    )
+    sort = None if query.sort == "newest" else query.sort
+    said = command("transactions", "list", group=query.producer_group, **asked, sort=sort)
+    for name in _YES_OR_NO:
+        if (wanted := getattr(query, name)) is not None:
+            said += f" --{'' if wanted else 'no-'}{name.replace('_', '-')}"
     return visit.page(
         "transactions.html",
         query=query,
         rows=rows,
+        total=found.total,
         hidden=len(found.items) - len(rows),
         next_cursor=found.next_cursor,
         saved=[(name, wanted, wanted == shown) for name, wanted in SAVED],

@@ -6,6 +6,9 @@
 
   document.addEventListener("htmx:afterSwap", (event) => {
     if (event.detail.target !== dialog()) return;
+    const link = event.detail.requestConfig.elt.closest("a[href]");
+    // The session is over: the answer is the sign-in, which leads to the act's own page.
+    if (link && !dialog().firstElementChild) { window.location.assign(link.href); return; }
     dialog().showModal();
     const field = dialog().querySelector("[autofocus]");
     if (field) field.focus();

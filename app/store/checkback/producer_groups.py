@@ -1,5 +1,6 @@
 """SQL of producer groups. A deleted group stays as a tombstone, for halves that raced its deletion."""
 
+from collections.abc import Sequence
 from dataclasses import astuple, dataclass
 from datetime import datetime
 from typing import Any
@@ -33,6 +34,12 @@ GROUPS = f"""
 select name, {_SHAPE}, secrets, created_at, updated_at, deleted_at, claimed_at from producer_group
 where name > $1 and deleted_at is null and ($3::text[] is null or name = any($3) or name ^@ any($4::text[]))
 order by name limit $2
+"""  # noqa: S608
+
+# Primary key.
+NAMED = f"""
+select name, {_SHAPE}, secrets, created_at, updated_at, deleted_at, claimed_at from producer_group
+where name = any($1::text[]) and deleted_at is null
 """  # noqa: S608
 
 # A scan of the table, once when a process starts.
@@ -131,6 +138,12 @@ async def read_groups(
 ) -> list[ProducerGroup]:
     """Return up to `limit` registered groups within a scope whose names come after `after`, by name."""
     return [_group(row) for row in await connection.fetch(GROUPS, after, limit, *within)]
+
+
+async def groups_of(connection: Connection, names: Sequence[str]) -> list[ProducerGroup]:
+    """Return the registered groups of these names, in this order; those that do not exist are left out."""
+    found = {row["name"]: _group(row) for row in await connection.fetch(NAMED, names)}
+    return [found[name] for name in names if name in found]
 
 
 async def oldest(connection: Connection, at_most: int) -> list[str]:

@@ -1,6 +1,6 @@
 """SQL of topics. A topic is stored when a half first uses it, or when it is declared."""
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 
@@ -12,10 +12,9 @@ CHANGED = "topics"
 
 # Served by topic's primary key; there are few subscriptions. Those of a page's topics are found by a hash of their
 # patterns, and only the patterns that end in `*` are compared with each topic (`match_sql` says the same of one row).
-PAGE = f"""
+_SHOWN = """
 with shown as materialized (
-  select t.name, t.first_seen_at, t.declared_at from topic t
-  where t.name > $1 and ($3::text[] is null or {match_sql("t.name", "$3::text[]")}) order by t.name limit $2
+  select t.name, t.first_seen_at, t.declared_at from topic t {chosen}
 ), wanted as materialized (
   select s.name as subscription, p.pattern, right(p.pattern, 1) = '*' as is_beginning
   from subscription s cross join lateral unnest(s.topics) as p(pattern) where s.deleted_at is null
@@ -23,13 +22,20 @@ with shown as materialized (
   select t.name, w.subscription from shown t join wanted w on w.pattern = t.name
   union
   select t.name, w.subscription from shown t join wanted w on w.is_beginning and t.name ^@ left(w.pattern, -1)
-    and (not {reserved_sql("t.name")} or {reserved_sql("w.pattern")})
+    and (not {reserved_topic} or {reserved_pattern})
 ), listed as (
   select k.name, array_agg(k.subscription order by k.subscription) as subscriptions from taken k group by k.name
 )
 select t.name as topic, t.first_seen_at, t.declared_at, coalesce(l.subscriptions, '{{}}') as subscriptions
 from shown t left join listed l on l.name = t.name order by t.name
-"""  # noqa: S608 -- conditions of ours
+"""
+_RESERVED = {"reserved_topic": reserved_sql("t.name"), "reserved_pattern": reserved_sql("w.pattern")}
+PAGE = _SHOWN.format(
+    chosen=f"""
+  where t.name > $1 and ($3::text[] is null or {match_sql("t.name", "$3::text[]")}) order by t.name limit $2""",
+    **_RESERVED,
+)
+NAMED = _SHOWN.format(chosen="where t.name = any($1::text[])", **_RESERVED)
 
 DECLARED = "select name from topic where declared_at is not null"
 # A scan of the table, once when a process starts.
@@ -62,6 +68,12 @@ async def page(connection: Connection, after: str, limit: int, within: TopicPatt
     """Return up to `limit` topics in order of name: those after the name `after` that `within` matches (None: all)."""
     patterns = None if within is None else within.patterns
     return [Topic(**row) for row in await connection.fetch(PAGE, after, limit, patterns)]
+
+
+async def of_names(connection: Connection, names: Sequence[str]) -> list[Topic]:
+    """Return the topics of these names, in this order; those that do not exist are left out."""
+    found = {row["topic"]: Topic(**row) for row in await connection.fetch(NAMED, names)}
+    return [found[name] for name in names if name in found]
 
 
 async def declared(connection: Connection) -> frozenset[str]:

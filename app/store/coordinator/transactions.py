@@ -6,13 +6,15 @@ from typing import Any
 from uuid import UUID
 
 from app.database.connection import Connection
-from app.database.windowed_read import ListWindow, read_windows
+from app.database.windowed_read import ListWindow, count_windows, read_windows
 from app.verdicts import CHECK_BACK_STATE_OF, SOURCE_OF, VERDICT_OF, CheckBackState, Source, State, Verdict
 
 # A list reads this many rows at a time, until its page is full or SCAN_S is over. A filter that matches few rows must
 # not read a whole day in one request.
 WINDOW_ROWS = 5000
 SCAN_S = 0.15
+# A list is counted for this long; it costs as much as the page.
+COUNT_S = 0.05
 
 LOWEST = UUID(int=0)
 HIGHEST = UUID(int=(1 << 128) - 1)
@@ -45,17 +47,17 @@ FLOORS = {
 }
 # The highest id of the next window: one probe of the same index.
 NEXT = {name: f"{source.format(key='$3')} order by transaction_id desc limit 1" for name, source in SOURCES.items()}
+# The same in lists that begin with the oldest.
+CEILINGS = {
+    name: f"{source.format(key='$3')} order by transaction_id offset {WINDOW_ROWS - 1} limit 1"
+    for name, source in SOURCES.items()
+}
+NEXT_OLDEST = {name: f"{source.format(key='$3')} order by transaction_id limit 1" for name, source in SOURCES.items()}
 
-# One page of a window. Each lookup is a LATERAL … OFFSET 0, so it is a probe of a primary key in one partition and
-# never a join that reads a whole partition. A null filter does not filter. For `state` the op decides before
-# check_back.
-PAGE = """
-select h.transaction_id, h.producer_group, h.topic, h.key, h.born_at,
-  (select count(*) from half m where m.transaction_id = h.transaction_id) as message_count,
-  o.verdict, o.source, o.decided_at, c.state as check_back,
-  case when o.verdict is null and c.state is distinct from 2 then coalesce(c.next_check_at, h.first_check_at) end
-    as next_check_at,
-  c.parked_reason
+# The rows of a window that match a filter. Each lookup is a LATERAL … OFFSET 0, so it is a probe of a primary key in
+# one partition and never a join that reads a whole partition. A null filter does not filter. For `state` the op decides
+# before check_back.
+_MATCHING = """
 from ({source}) s
 cross join lateral (
   select * from half h where h.transaction_id = s.transaction_id and h.position < 1 offset 0
@@ -79,14 +81,32 @@ where ($3::text is null or h.producer_group = $3)
   and ($10::boolean is null or $10 = exists (
     select from attempt a where a.transaction_id = s.transaction_id and a.kind = 'refused' offset 0
   ))
-order by s.transaction_id desc
+  and ($11::boolean is null or $11 = exists (
+    select from reissue r where r.transaction_id = s.transaction_id offset 0
+  ))
+"""
+# One page of a window, and how many match in a window.
+PAGE = """
+select h.transaction_id, h.producer_group, h.topic, h.key, h.born_at,
+  (select count(*) from half m where m.transaction_id = h.transaction_id) as message_count,
+  o.verdict, o.source, o.decided_at, c.state as check_back,
+  case when o.verdict is null and c.state is distinct from 2 then coalesce(c.next_check_at, h.first_check_at) end
+    as next_check_at,
+  c.parked_reason
+{matching}
+order by s.transaction_id {direction}
 limit $8
 """
+# Without an order the planner could read a partition from its start.
+COUNT = "select count(*) from (select {matching} order by s.transaction_id desc limit $8) m"
 
 # A generic plan assumes a small range, reads all of it and sorts it. So each list gets a plan of its own.
 OWN_PLANS = "set local plan_cache_mode = force_custom_plan"
 
-PAGES = {name: PAGE.format(source=source.format(key="$11")) for name, source in SOURCES.items()}
+_MATCHING_OF = {name: _MATCHING.format(source=source.format(key="$12")) for name, source in SOURCES.items()}
+PAGES = {name: PAGE.format(matching=matching, direction="desc") for name, matching in _MATCHING_OF.items()}
+OLDEST_PAGES = {name: PAGE.format(matching=matching, direction="asc") for name, matching in _MATCHING_OF.items()}
+COUNTS = {name: COUNT.format(matching=matching) for name, matching in _MATCHING_OF.items()}
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,6 +132,13 @@ class TransactionFilter:
     born_before: datetime | None = None
     decided_by: Source | None = None
     has_refused_end: bool | None = None
+    is_reissued: bool | None = None
+
+    def beyond(self, cursor: UUID, *, oldest_first: bool) -> "TransactionFilter":
+        """Return the filter of the page that a cursor begins."""
+        if oldest_first:
+            return replace(self, low=max(self.low, cursor))
+        return replace(self, high=min(self.high, cursor))
 
     @property
     def source(self) -> str:
@@ -163,28 +190,65 @@ async def transaction_state(connection: Connection, transaction_id: UUID) -> Tra
 
 
 async def list_transactions(
-    connection: Connection, wanted: TransactionFilter, limit: int, *, scan_s: float = SCAN_S
+    connection: Connection, wanted: TransactionFilter, limit: int, *, oldest_first: bool = False, scan_s: float = SCAN_S
 ) -> tuple[list[TransactionSummary], UUID | None]:
     """Return up to `limit` transactions, newest first, and the `high` of the next page (None: there is none).
 
-    The scan stops after `scan_s` seconds, so a short or empty page may still have a next page.
+    With `oldest_first` it is the `low` of the next page. The scan stops after `scan_s` seconds, so a short or empty
+    page may still have a next page.
     """
 
-    async def read_window(high: UUID, at_most: int) -> ListWindow[TransactionSummary, UUID]:
-        window = replace(wanted, high=high)
-        floor = await window_floor(connection, window)
-        if floor is not None:
-            window = replace(window, low=floor)
-        return ListWindow(await read_page(connection, window, at_most), floor)
+    async def read_window(place: UUID, at_most: int) -> ListWindow[TransactionSummary, UUID]:
+        if oldest_first:
+            window, end = await _window_above(connection, replace(wanted, low=place))
+        else:
+            window, end = await _window_below(connection, replace(wanted, high=place))
+        return ListWindow(await read_page(connection, window, at_most, oldest_first=oldest_first), end)
 
     async with connection.transaction(readonly=True):
         await connection.execute(OWN_PLANS)
-        found = await read_windows(read_window, wanted.high, limit, scan_s)
+        found = await read_windows(read_window, wanted.low if oldest_first else wanted.high, limit, scan_s)
         if len(found.rows) > limit:
-            return found.rows[:limit], found.rows[limit - 1].transaction_id
+            last = found.rows[limit - 1].transaction_id
+            return found.rows[:limit], _after(last) if oldest_first else last
         if found.below is None:
             return found.rows, None
+        if oldest_first:
+            return found.rows, await _next_oldest_page(connection, replace(wanted, low=found.below))
         return found.rows, await _next_page(connection, replace(wanted, high=found.below))
+
+
+async def count_transactions(
+    connection: Connection, wanted: TransactionFilter, most: int, *, scan_s: float = COUNT_S
+) -> tuple[int, bool]:
+    """Return how many transactions match, up to `most`, and whether these are all.
+
+    No window is begun after `scan_s` seconds.
+    """
+
+    async def count_window(place: UUID, at_most: int) -> tuple[int, UUID | None]:
+        window, end = await _window_below(connection, replace(wanted, high=place))
+        return await connection.fetchval(COUNTS[wanted.source], *_arguments(window, at_most)), end
+
+    async with connection.transaction(readonly=True):
+        await connection.execute(OWN_PLANS)
+        return await count_windows(count_window, wanted.high, most, scan_s)
+
+
+async def _window_below(connection: Connection, wanted: TransactionFilter) -> tuple[TransactionFilter, UUID | None]:
+    """Return the window of WINDOW_ROWS below `high`, and where the next one begins (None: no id is left)."""
+    floor = await window_floor(connection, wanted)
+    return (wanted, None) if floor is None else (replace(wanted, low=floor), floor)
+
+
+async def _window_above(connection: Connection, wanted: TransactionFilter) -> tuple[TransactionFilter, UUID | None]:
+    """Return the window of WINDOW_ROWS from `low` on, and where the next one begins (None: no id is left)."""
+    ceiling = await connection.fetchval(CEILINGS[wanted.source], wanted.low, wanted.high, *_key(wanted))
+    return (wanted, None) if ceiling is None else (replace(wanted, high=_after(ceiling)), _after(ceiling))
+
+
+def _after(transaction_id: UUID) -> UUID:
+    return UUID(int=transaction_id.int + 1)
 
 
 async def _next_page(connection: Connection, rest: TransactionFilter) -> UUID | None:
@@ -192,9 +256,14 @@ async def _next_page(connection: Connection, rest: TransactionFilter) -> UUID | 
 
     The scan may have stopped at another group's transaction, so the answer must not contain its id.
     """
-    key = () if rest.key is None else (rest.key,)
-    below: UUID | None = await connection.fetchval(NEXT[rest.source], rest.low, rest.high, *key)
+    below: UUID | None = await connection.fetchval(NEXT[rest.source], rest.low, rest.high, *_key(rest))
     return None if below is None else between(below, rest.high)
+
+
+async def _next_oldest_page(connection: Connection, rest: TransactionFilter) -> UUID | None:
+    """Return the `low` of the page that continues at `rest.low`; None if no id is there or above."""
+    above: UUID | None = await connection.fetchval(NEXT_OLDEST[rest.source], rest.low, rest.high, *_key(rest))
+    return None if above is None else between(UUID(int=rest.low.int - 1), above)
 
 
 def between(below: UUID, above: UUID) -> UUID:
@@ -208,16 +277,20 @@ def between(below: UUID, above: UUID) -> UUID:
 
 async def window_floor(connection: Connection, wanted: TransactionFilter) -> UUID | None:
     """Return the lowest id of the first WINDOW_ROWS below `wanted.high`; None if there are fewer."""
-    key = () if wanted.key is None else (wanted.key,)
-    floor: UUID | None = await connection.fetchval(FLOORS[wanted.source], wanted.low, wanted.high, *key)
+    floor: UUID | None = await connection.fetchval(FLOORS[wanted.source], wanted.low, wanted.high, *_key(wanted))
     return floor
 
 
-async def read_page(connection: Connection, wanted: TransactionFilter, limit: int) -> list[TransactionSummary]:
-    """Return the first `limit` transactions of a window, newest first."""
-    key = () if wanted.key is None else (wanted.key,)
-    rows = await connection.fetch(
-        PAGES[wanted.source],
+async def read_page(
+    connection: Connection, wanted: TransactionFilter, limit: int, *, oldest_first: bool = False
+) -> list[TransactionSummary]:
+    """Return the first `limit` transactions of a window, newest first or oldest first."""
+    pages = OLDEST_PAGES if oldest_first else PAGES
+    return [_summary(row) for row in await connection.fetch(pages[wanted.source], *_arguments(wanted, limit))]
+
+
+def _arguments(wanted: TransactionFilter, limit: int) -> tuple[object, ...]:
+    return (
         wanted.low,
         wanted.high,
         wanted.producer_group,
@@ -228,9 +301,13 @@ async def read_page(connection: Connection, wanted: TransactionFilter, limit: in
         limit,
         wanted.decided_by,
         wanted.has_refused_end,
-        *key,
+        wanted.is_reissued,
+        *_key(wanted),
     )
-    return [_summary(row) for row in rows]
+
+
+def _key(wanted: TransactionFilter) -> tuple[str, ...]:
+    return () if wanted.key is None else (wanted.key,)
 
 
 def _summary(row: Any) -> TransactionSummary:

@@ -1,12 +1,13 @@
 """Read dead letters: deliveries of one subscription that failed for good, until a person redelivers or drops them."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
+from typing import Any, Literal
 from uuid import UUID
 
 from app.database.connection import Connection
-from app.database.windowed_read import ListWindow, read_windows
+from app.database.windowed_read import ListWindow, count_windows, read_windows
 from app.field_rules import ERROR_KIND_MAX
 from app.topic_patterns import TopicPatterns, match_sql
 from app.verdicts import SubscriptionState
@@ -15,6 +16,8 @@ from app.verdicts import SubscriptionState
 # rows match must not read a million dead letters.
 WINDOW_ROWS = 2000
 SCAN_S = 0.15
+# A list is counted for this long; it costs as much as the page.
+COUNT_S = 0.05
 # Counting stops at this number.
 COUNTED_MOST = 100_000
 
@@ -100,6 +103,12 @@ select count(*) from (
 """  # noqa: S608
     for name, bounds in RANGE.items()
 }
+
+SCOPED_COUNT = COUNTS["subscription"].replace(
+    f"and {MEETS}",
+    f"""and {MEETS}
+    and {match_sql("d.topic", "$18::text[]")}""",
+)
 
 # Rows that one answer with groups reads at most, the newest; in windows of so many, until the time is over.
 GROUPED_MOST = 100_000
@@ -276,9 +285,18 @@ class DeadLetterGroup:
     last_at: datetime
 
 
+DeadLetterOrder = Literal["count", "last", "first", "subscription"]
+_ORDERS: dict[DeadLetterOrder, Callable[[DeadLetterGroup], Any]] = {
+    "count": lambda one: (-one.count, -one.last_at.timestamp(), one.subscription, one.reason, one.kind),
+    "last": lambda one: (-one.last_at.timestamp(), one.subscription, one.reason, one.kind),
+    "first": lambda one: (one.first_at, one.subscription, one.reason, one.kind),
+    "subscription": lambda one: (one.subscription, -one.count, one.reason, one.kind),
+}
+
+
 @dataclass(frozen=True, slots=True)
 class DeadLetterGroups:
-    """The largest groups, and how many there are. `looked_at`: the rows read, the newest. `complete`: they are all."""
+    """The first groups, and how many there are. `looked_at`: the rows read, the newest. `complete`: they are all."""
 
     rows: list[DeadLetterGroup]
     count: int
@@ -362,10 +380,36 @@ async def read_page(
     return [DeadLetterSummary(DeadLetterCursor(*row[:5]), *row[5:]) for row in rows]
 
 
+async def count_matching(
+    connection: Connection, wanted: DeadLetterSearch, most: int, *, scan_s: float = COUNT_S
+) -> tuple[int, bool]:
+    """Return how many dead letters match a filter, up to `most`, and whether these are all.
+
+    No window is begun after `scan_s` seconds.
+    """
+
+    async def count_window(below: DeadLetterCursor, at_most: int) -> tuple[int, DeadLetterCursor | None]:
+        window = replace(wanted, below=below)
+        floor = await window_floor(connection, window)
+        arguments = bounds(window, floor or LOWEST, at_most)
+        if wanted.topics is None:
+            return await connection.fetchval(COUNTS[wanted.source], *arguments), floor
+        return await connection.fetchval(SCOPED_COUNT, *arguments, wanted.topics.patterns), floor
+
+    async with connection.transaction(readonly=True):
+        await connection.execute(OWN_PLANS)
+        return await count_windows(count_window, wanted.below, most, scan_s)
+
+
 async def group_dead_letters(
-    connection: Connection, wanted: DeadLetterSearch, limit: int, *, scan_s: float = GROUPED_S
+    connection: Connection,
+    wanted: DeadLetterSearch,
+    limit: int,
+    order: DeadLetterOrder = "count",
+    *,
+    scan_s: float = GROUPED_S,
 ) -> DeadLetterGroups:
-    """Return the `limit` largest groups of the newest dead letters in the range that match a filter.
+    """Return the first `limit` groups of the newest dead letters in the range that match a filter.
 
     GROUPED_MOST are read, or fewer if `scan_s` is over before.
     """
@@ -380,7 +424,7 @@ async def group_dead_letters(
         await connection.execute(GROUP_PLANS)
         found = await read_windows(read_window, wanted.below, -(-GROUPED_MOST // GROUPED_ROWS) - 1, scan_s)
     groups = _merged(group for window in found.rows for group in window.groups)
-    groups.sort(key=lambda one: (-one.count, -one.last_at.timestamp(), one.subscription, one.reason, one.kind))
+    groups.sort(key=_ORDERS[order])
     looked_at = sum(window.looked_at for window in found.rows)
     return DeadLetterGroups(groups[:limit], len(groups), looked_at, found.below is None)
 

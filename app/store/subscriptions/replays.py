@@ -7,6 +7,8 @@ from typing import Any
 import msgspec
 
 from app.database.connection import Connection
+from app.store.subscriptions.subscriptions import Subscription
+from app.topic_patterns import match_sql
 from app.verdicts import ReplayState
 
 # Served by replay_running; few replays run at a time.
@@ -56,6 +58,22 @@ with ended as (
 )
 select 1 from ended
 """
+
+# The log entries of a replay that are counted before it begins.
+COUNTED_MOST = 20_000
+
+# A bounded range of outbox_by_offset. Headers are not compared, as in LAG.
+COUNT = f"""
+select count(*) as looked_at, count(*) filter (
+  where {match_sql("o.topic", "$3::text[]")} and ($4::text[] is null or o.tag = any($4))
+    and ($5::text[] is null or o.topic = any($5)) and ($6::text[] is null or o.key = any($6))
+    and ($7::text[] is null or o.tag = any($7))
+) as messages
+from (
+  select o.topic, o.key, o.tag from outbox o where o."offset" > $1 and o."offset" <= $2
+  order by o."offset" limit $8
+) o
+"""  # noqa: S608 -- a condition of ours
 
 # Only open days: upkeep may remove the others at any time. One probe of outbox_by_offset in the partition of each day.
 OLDEST = """
@@ -112,6 +130,33 @@ class Outcomes:
     delivered: int
     retrying: int
     dead: int
+
+
+async def count_messages(
+    connection: Connection,
+    subscription: Subscription,
+    after: int,
+    until: int,
+    filters: dict[str, Any],
+    *,
+    most: int = COUNTED_MOST,
+) -> tuple[int, bool]:
+    """Return how many messages a replay of this part of the log would send, and whether all of it was counted.
+
+    At most `most` entries of the log are counted.
+    """
+    route = subscription.route
+    row = await connection.fetchrow(
+        COUNT,
+        after,
+        until,
+        route.topics.patterns,
+        route.tags,
+        *(filters.get(name) for name in ("topics", "keys", "tags")),
+        most + 1,
+    )
+    assert row is not None
+    return row["messages"], row["looked_at"] <= most
 
 
 async def running(connection: Connection) -> list[Replay]:

@@ -61,6 +61,9 @@ select {COLUMNS} from subscription where deleted_at is null and name > $1
 order by name limit $2
 """  # noqa: S608
 
+# Served by subscription_name.
+NAMED = f"select {COLUMNS} from subscription where deleted_at is null and name = any($1::text[])"  # noqa: S608
+
 # Primary keys.
 ACTIVE = f"""
 select {COLUMNS} from subscription
@@ -274,6 +277,12 @@ async def one(connection: Connection, name: str, *, lock: bool = False) -> Subsc
 async def page(connection: Connection, after: str, limit: int, within: Within = EVERYTHING) -> list[Subscription]:
     """Return the subscriptions within a scope whose names come after a given one, by name."""
     return [_subscription(row) for row in await connection.fetch(PAGE, after, limit, *within)]
+
+
+async def of_names(connection: Connection, names: Sequence[str]) -> list[Subscription]:
+    """Return the subscriptions of these names, in this order; those that do not exist are left out."""
+    found = {row["name"]: _subscription(row) for row in await connection.fetch(NAMED, names)}
+    return [found[name] for name in names if name in found]
 
 
 async def active(connection: Connection, subscription_ids: Sequence[int]) -> dict[int, Subscription]:
