@@ -15,7 +15,7 @@ import typer
 
 from app.cli.errors import WRONG_USAGE, Refusal
 from app.cli.serve import settings_with
-from app.cli.spark_program import follow, refuse_without_java, refuse_without_spark
+from app.cli.spark_program import follow, refuse_without_java, refuse_without_spark, runs_elsewhere
 from app.config import Settings
 
 # The program parses all options itself, --help included.
@@ -53,7 +53,8 @@ def run(program: str, arguments: Sequence[str], *, several: bool = False) -> Non
     if any(argument in HELP for argument in arguments):
         describe(program, arguments)
     refuse_without_spark()
-    refuse_without_java()
+    if not runs_elsewhere(arguments, os.environ):
+        refuse_without_java()
     command = [*PYTHON, f"spark.jobs.{program}"]
     if any(_names(argument, FROM_PARQUET) for argument in arguments):
         raise SystemExit(follow([*command, *arguments], os.environ))

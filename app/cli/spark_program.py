@@ -36,6 +36,11 @@ def refuse_without_spark() -> None:
         )
 
 
+def runs_elsewhere(arguments: Sequence[str], environment: Mapping[str, str]) -> bool:
+    """Return whether a Spark Connect server, whose address begins with `sc:`, runs the program's Java."""
+    return bool(environment.get("SPARK_REMOTE")) or any(one.rpartition("=")[2].startswith("sc:") for one in arguments)
+
+
 def refuse_without_java() -> None:
     """Raise Refusal unless there is a Java that Spark runs on."""
     home = os.environ.get("JAVA_HOME")

@@ -5,9 +5,10 @@ from datetime import date, datetime
 from uuid import UUID
 
 from spark.archive import records
-from spark.archive.files import ArchiveFiles, name_of
+from spark.archive.files import sync
 from spark.archive.layout import MANIFEST
 from spark.archive.records import ArchivedDay
+from spark.engine.filesystem import Files, name_of
 from spark.engine.progress import Progress
 from spark.postgres import audit
 from spark.postgres.connections import Connection
@@ -15,25 +16,25 @@ from spark.postgres.connections import Connection
 DAY = "day="
 
 
-def finish_redactions(connection: Connection, files: ArchiveFiles) -> None:
+def finish_redactions(connection: Connection, files: Files) -> None:
     """Finish interrupted redactions: the pointer moved, but replaced files may still exist."""
     for day in records.days(connection):
         if day.archive_manifest is not None and "rubbish" in day.archive_manifest:
             finish_redaction(connection, files, day)
 
 
-def finish_redaction(connection: Connection, files: ArchiveFiles, day: ArchivedDay) -> None:
+def finish_redaction(connection: Connection, files: Files, day: ArchivedDay) -> None:
     """Remove the files that a day's redaction replaced, and write its manifest beside the others."""
     assert day.archive_manifest is not None
     described = {name: value for name, value in day.archive_manifest.items() if name != "rubbish"}
     for path in day.archive_manifest["rubbish"]:
         files.remove(f"{day.archive}/{path}")
     files.write_text(f"{day.archive}/{MANIFEST}", json.dumps(described, indent=1))
-    files.sync([f"{day.archive}/{MANIFEST}"])
+    sync([f"{day.archive}/{MANIFEST}"])
     records.redescribe(connection, day, described)
 
 
-def remove_rubbish(connection: Connection, files: ArchiveFiles, root: str, progress: Progress) -> None:
+def remove_rubbish(connection: Connection, files: Files, root: str, progress: Progress) -> None:
     """Remove incomplete and replaced attempts.
 
     A complete attempt of a gone day stays even if no row points to it, because the database may be an older copy.
@@ -51,9 +52,7 @@ def remove_rubbish(connection: Connection, files: ArchiveFiles, root: str, progr
                 progress.say("rubbish_removed", f"{place} is not the archive of a day and is removed", place=place)
 
 
-def remove_expired(
-    connection: Connection, files: ArchiveFiles, root: str, before: datetime, progress: Progress
-) -> None:
+def remove_expired(connection: Connection, files: Files, root: str, before: datetime, progress: Progress) -> None:
     """Remove the archives of the days that are gone from Postgres and ended before `before`."""
     here = {day.day: day for day in records.days(connection)}
     for day in archived_days(files, root):
@@ -69,7 +68,7 @@ def remove_expired(
         progress.say("archive_expired", f"The archive of {day} is past its retention and removed", day=day)
 
 
-def archived_days(files: ArchiveFiles, root: str) -> list[date]:
+def archived_days(files: Files, root: str) -> list[date]:
     """Return the days that have directories in an archive, oldest first."""
     found = []
     for name in files.names(root):
@@ -80,7 +79,7 @@ def archived_days(files: ArchiveFiles, root: str) -> list[date]:
     return found
 
 
-def attempts(files: ArchiveFiles, root: str, day: date) -> list[str]:
+def attempts(files: Files, root: str, day: date) -> list[str]:
     """Return the attempts of a day, as `<root>/day=…/<uuid>`; files with other names are not ours."""
     directory = f"{root}/{DAY}{day}"
     return [f"{directory}/{name}" for name in map(name_of, files.children(directory)) if _is_uuid(name)]

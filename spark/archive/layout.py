@@ -14,13 +14,11 @@ from contextlib import contextmanager
 from dataclasses import asdict, replace
 from typing import Any
 
-from py4j.protocol import Py4JError
-from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from spark import manifest, schemas
-from spark.archive.files import ArchiveFiles
+from spark.engine.filesystem import FAILURES, Files, files_for
 from spark.errors import RunFailedError
 from spark.frames import Frames, empty
 from spark.manifest import TABLES, TableManifest
@@ -33,8 +31,6 @@ NAMED_AT_MOST = 5
 # The bytes of bodies in memory at once, in each of Spark's tasks.
 BODIES_AT_ONCE = 64 * 1024 * 1024
 ROWS_AT_ONCE = 4096
-
-JAVA_FAILED = (PySparkException, Py4JError)
 
 
 def rows_at_once(largest_body: int) -> int:
@@ -63,27 +59,25 @@ def small_batches(spark: SparkSession, largest_body: int) -> Iterator[None]:
         spark.conf.set(name, str(before))
 
 
-def manifest_of(files: ArchiveFiles, place: str) -> dict[str, Any]:
+def manifest_of(files: Files, place: str) -> dict[str, Any]:
     """Return the content of manifest.json. Raises RunFailedError if it cannot be read."""
     try:
         found: dict[str, Any] = json.loads(files.read_text(f"{place}/{MANIFEST}"))
         manifest.tables(found)
         if found["version"] > 1:
             found["beside"]
-    except (*JAVA_FAILED, ValueError, KeyError, TypeError) as error:
+    except (*FAILURES, ValueError, KeyError, TypeError) as error:
         raise RunFailedError(f"{place}/{MANIFEST} cannot be read: {root_cause(str(error))}") from error
     return found
 
 
-def files_of(spark: SparkSession, files: ArchiveFiles, place: str, table: str) -> list[dict[str, Any]]:
+def files_of(spark: SparkSession, files: Files, place: str, table: str) -> list[dict[str, Any]]:
     """Read back each file in a table's directory and return the manifest's `files`."""
     paths = [f"{table}/{name}" for name in files.names(f"{place}/{table}") if name.endswith(".parquet")]
     return entries(spark, files, place, table, paths)
 
 
-def entries(
-    spark: SparkSession, files: ArchiveFiles, place: str, table: str, paths: Sequence[str]
-) -> list[dict[str, Any]]:
+def entries(spark: SparkSession, files: Files, place: str, table: str, paths: Sequence[str]) -> list[dict[str, Any]]:
     """Read back some files of a table and return the manifest's `files`."""
     listed = {"tables": {table: {"files": [{"path": path} for path in paths]}}}
     found = _by_path(read(spark, place, listed, table), table)
@@ -95,7 +89,7 @@ def entries(
     ]
 
 
-def beside_of(files: ArchiveFiles, place: str) -> list[dict[str, Any]]:
+def beside_of(files: Files, place: str) -> list[dict[str, Any]]:
     """Read the files of an archived day that belong to no table, and return the manifest's `beside`."""
     paths = [path for path in _present(files, place) if path.partition("/")[0] not in TABLES]
     return [
@@ -104,7 +98,7 @@ def beside_of(files: ArchiveFiles, place: str) -> list[dict[str, Any]]:
     ]
 
 
-def unlisted(files: ArchiveFiles, place: str, described: Mapping[str, Any]) -> list[str]:
+def unlisted(files: Files, place: str, described: Mapping[str, Any]) -> list[str]:
     """Return the files that a manifest does not name, as texts. A redaction's `rubbish` is named."""
     listed = {file["path"] for held in described["tables"].values() for file in held["files"]}
     listed |= {file["path"] for file in described["beside"]} | set(described.get("rubbish", ()))
@@ -115,7 +109,7 @@ def unlisted(files: ArchiveFiles, place: str, described: Mapping[str, Any]) -> l
     ]
 
 
-def _present(files: ArchiveFiles, place: str, above: str = "") -> list[str]:
+def _present(files: Files, place: str, above: str = "") -> list[str]:
     """Return the paths of the files below a place, except the manifest, and those that Spark and Hadoop hide."""
     found: list[str] = []
     for name in files.names(f"{place}/{above}".rstrip("/")):
@@ -130,20 +124,20 @@ def _by_path(frame: DataFrame, table: str) -> dict[str, TableManifest]:
     return {"/".join(url.split("/")[-2:]): held for url, held in manifest.by_file(frame, table).items()}
 
 
-def problems(spark: SparkSession, files: ArchiveFiles, place: str, described: Mapping[str, Any]) -> list[str]:
+def problems(spark: SparkSession, files: Files, place: str, described: Mapping[str, Any]) -> list[str]:
     """Read a whole archived day and return its differences from the manifest as texts; none if it is intact."""
     found = [word for words in damage(files, place, described, [BESIDE]).values() for word in words]
     for table in TABLES:
         try:
             damaged = damaged_files(files, place, described["tables"][table]["files"])
             found += damaged or _wrong_rows(spark, place, described, table)
-        except JAVA_FAILED as error:
+        except FAILURES as error:
             found.append(f"{table} cannot be read: {root_cause(str(error))}")
     return found or body_problems(spark, place, described)
 
 
 def damage(
-    files: ArchiveFiles, place: str, described: Mapping[str, Any], parts: Sequence[str] = (*TABLES, BESIDE)
+    files: Files, place: str, described: Mapping[str, Any], parts: Sequence[str] = (*TABLES, BESIDE)
 ) -> dict[str, list[str]]:
     """Return the files that are missing, have other bytes, or are not in the manifest, as texts by part: a table, or
     BESIDE for all other files. Reads the files completely, but no rows."""
@@ -158,12 +152,12 @@ def damage(
                 found[part] += unlisted(files, place, described)
             elif manifest.total(map(TableManifest.of, listed)) != TableManifest.of(described["tables"][part]):
                 found[part].append(f"{MANIFEST} contradicts itself about {part}")
-        except JAVA_FAILED as error:
+        except FAILURES as error:
             found[part] = [f"{part} cannot be read: {root_cause(str(error))}"]
     return {part: words for part, words in found.items() if words}
 
 
-def damaged_files(files: ArchiveFiles, place: str, listed: Sequence[Mapping[str, Any]]) -> list[str]:
+def damaged_files(files: Files, place: str, listed: Sequence[Mapping[str, Any]]) -> list[str]:
     """Return which of a manifest's `files` are missing or have other bytes, as texts; reads them completely."""
     found = []
     for file in listed:
@@ -202,7 +196,7 @@ def body_problems(spark: SparkSession, place: str, described: Mapping[str, Any])
             wrong = half.where(missing | differs).select(message_id.alias("id"), F.col("body").isNull().alias("gone"))
             # One row more than the text names shows that there are more.
             rows = wrong.orderBy("id").limit(NAMED_AT_MOST + 1).collect()
-    except JAVA_FAILED as error:
+    except FAILURES as error:
         return [f"bodies cannot be read: {root_cause(str(error))}"]
     words = [f"the body of {row['id']} {'is missing' if row['gone'] else 'is not of its digest'}" for row in rows]
     return words[:NAMED_AT_MOST] + ["and more"] * (len(words) > NAMED_AT_MOST)
@@ -218,7 +212,7 @@ def frames_from_archive(spark: SparkSession, place: str) -> Frames:
 
     The present content of the files is compared with the manifest. Raises RunFailedError.
     """
-    files = ArchiveFiles(spark)
+    files = files_for(spark)
     described = manifest_of(files, place)
     frames = frames_from_parquet(spark, place)
     beside: dict[str, Any] = {"archive": digests(spark, place, described), "archive_manifest": described}
@@ -227,7 +221,7 @@ def frames_from_archive(spark: SparkSession, place: str) -> Frames:
     }
     try:
         found = {table: asdict(manifest.of_frame(read(spark, place, described, table), table)) for table in TABLES}
-    except JAVA_FAILED as error:
+    except FAILURES as error:
         raise RunFailedError(f"{place} cannot be read: {root_cause(str(error))}") from error
     if frames.files is not None:
         beside["files"] = {**frames.files, "archive": frames.files["half"]}

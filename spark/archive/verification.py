@@ -7,9 +7,8 @@ from typing import Any
 from pyspark.sql import SparkSession
 
 from spark import schemas
-from spark.archive.files import ArchiveFiles
-from spark.archive.layout import JAVA_FAILED, MANIFEST, damage, digests, manifest_of
-from spark.engine.filesystem import Files
+from spark.archive.layout import MANIFEST, damage, digests, manifest_of
+from spark.engine.filesystem import FAILURES, Files, files_for
 from spark.errors import RunFailedError
 from spark.frames import Frames, staged
 from spark.sources.frames import root_cause
@@ -23,19 +22,19 @@ def beside(frames: Frames, spark: SparkSession, place: str, staging_dir: str) ->
     """
     assert frames.archive_manifest is not None
     stored = frames.archive_manifest
-    problems = _problems(ArchiveFiles(spark), place, stored)
+    problems = _problems(files_for(spark), place, stored)
     archive, here = None, frames.files
     if "half" not in problems:
         try:
             archive = staged(digests(spark, place, stored), f"{staging_dir}/archive", schemas.ARCHIVE)
-            written = Files(spark).local_files(f"{staging_dir}/archive")
+            written = files_for(spark).local_files(f"{staging_dir}/archive")
             here = None if here is None or written is None else {**here, "archive": written}
-        except JAVA_FAILED as error:
+        except FAILURES as error:
             problems["half"] = [f"half cannot be read: {root_cause(str(error))}"]
     return replace(frames, archive=archive, files=here, archive_problems=problems)
 
 
-def _problems(files: ArchiveFiles, place: str, stored: Mapping[str, Any]) -> dict[str, list[str]]:
+def _problems(files: Files, place: str, stored: Mapping[str, Any]) -> dict[str, list[str]]:
     """Return the faults of the archive's files by table, those of its other files, and those of manifest.json."""
     found = damage(files, place, stored)
     try:

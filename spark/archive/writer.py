@@ -11,8 +11,8 @@ from pyspark.sql import functions as F
 from pyspark.sql.types import StructField, StructType
 
 from spark import manifest, schemas
-from spark.archive.files import ArchiveFiles
-from spark.archive.layout import JAVA_FAILED, beside_of, body_problems, files_of, rows_at_once
+from spark.archive.layout import beside_of, body_problems, files_of, rows_at_once
+from spark.engine.filesystem import FAILURES, Files, files_for
 from spark.engine.progress import Progress
 from spark.errors import RunFailedError
 from spark.frames import empty
@@ -77,7 +77,7 @@ def write_day(
 
 
 def read_back(
-    spark: SparkSession, files: ArchiveFiles, place: str, written: Mapping[str, Any], day: date, progress: Progress
+    spark: SparkSession, files: Files, place: str, written: Mapping[str, Any], day: date, progress: Progress
 ) -> dict[str, Any]:
     """Read the written files and return the manifest with its files.
 
@@ -88,7 +88,7 @@ def read_back(
         with progress.stage(f"read back {table}", day) as stage:
             try:
                 listed = files_of(spark, files, place, table)
-            except JAVA_FAILED as error:
+            except FAILURES as error:
                 raise NotAsReadError(f"{table} cannot be read back: {frames.root_cause(str(error))}") from error
             found = manifest.total(TableManifest.of(file) for file in listed)
             expected = TableManifest.of(written["tables"][table])
@@ -121,7 +121,7 @@ def _write(
     try:
         frame = _read(spark, snapshot, partition_name(table, day), kinds, rows_at_once(biggest))
         frame.sortWithinPartitions(*SORTED[table]).write.options(**parquet_options(kinds, biggest)).parquet(place)
-    except JAVA_FAILED as error:
+    except FAILURES as error:
         raise RunFailedError(f"{table} could not be archived: {frames.root_cause(str(error))}") from error
 
 
@@ -184,4 +184,4 @@ def _write_beside(spark: SparkSession, snapshot: Snapshot, day: Day, place: str,
             source = frames.source_of(snapshot, day, name)
             rows[name] = frames.write_source(spark, snapshot, source, name, f"{place}/{name}")
     described = {**frames.described(snapshot, day, rows), "archived": True}
-    ArchiveFiles(spark).write_text(f"{place}/frames.json", json.dumps(described))
+    files_for(spark).write_text(f"{place}/frames.json", json.dumps(described))

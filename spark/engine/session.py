@@ -8,9 +8,11 @@ from typing import Any
 
 import psutil
 from pyspark import SparkConf, SparkContext
-from pyspark.sql import SparkSession
+from pyspark.sql import SparkSession, is_remote
 
+from spark.engine import connect
 from spark.engine.jdbc_driver import COORDINATE, LISTS, OPTION, NoJarError, configured_settings, jar_settings
+from spark.engine.kept_steps import keep_in_files
 from spark.engine.signals import PATIENCE_S, apart
 
 # Set by spark-submit, whose JVM starts before this program.
@@ -62,8 +64,11 @@ def session(master: str | None = None, *, jdbc: bool = True, **conf: str) -> Spa
     `jdbc`: whether a program on this machine alone reads with JDBC; otherwise it does not wait for Maven.
 
     `conf` overrides the settings of spark-submit and HALFNOTE_SPARK_CONF, which override the defaults here. An existing
-    session keeps its settings, except those in `conf`. Raises NoJarError.
+    session keeps its settings, except those in `conf`. Raises NoJarError, and RunFailedError if a Connect server does
+    not answer.
     """
+    if server := connect.server(master):
+        return connect.session(server, DEFAULTS | configured_settings(fetch=False) | conf)
     given = _submitted()
     jar = _jar(given) if _SUBMITTED in os.environ else configured(master, jdbc=jdbc)
     chosen = {name: value for name, value in (DEFAULTS | jar).items() if name not in given} | conf
@@ -101,10 +106,33 @@ def running(
     }
     with _java_ended_with_us():
         made = session(master, jdbc=jdbc, **here)
+        if not is_local(made):
+            keep_in_files(made, str(place / "steps"))
         try:
             yield made
         finally:
             apart(made.stop)
+
+
+def is_local(spark: SparkSession) -> bool:
+    """Return whether Spark runs in this machine's JVM alone, so that this process and Spark have the same files."""
+    return not is_remote() and _master(spark).startswith("local")
+
+
+def engine_of(spark: SparkSession, master: str | None) -> str:
+    """Return where Spark runs: its master, or the address of the Connect server. `master`: as in `session`."""
+    server = connect.server(master) if is_remote() else None
+    return _master(spark) if server is None else connect.public(server)
+
+
+def cores(spark: SparkSession) -> int:
+    """Return how many threads of this process may work at once: as many as Spark's on this machine."""
+    # Only a classic session has a SparkContext. Java knows the limits of a container.
+    return spark.sparkContext.defaultParallelism if is_local(spark) else os.cpu_count() or 1
+
+
+def _master(spark: SparkSession) -> str:
+    return str(spark.conf.get("spark.master"))
 
 
 @contextmanager

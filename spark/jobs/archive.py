@@ -20,10 +20,11 @@ from pyspark.sql import SparkSession
 
 from spark.archive import records
 from spark.archive.cleanup import finish_redactions, remove_expired, remove_rubbish
-from spark.archive.files import ArchiveFiles
-from spark.archive.layout import JAVA_FAILED, MANIFEST, manifest_of, problems
+from spark.archive.files import sync
+from spark.archive.layout import MANIFEST, manifest_of, problems
 from spark.archive.records import ArchivedDay
 from spark.archive.writer import read_back, write_day
+from spark.engine.filesystem import FAILURES, Files, files_for
 from spark.engine.niceness import stand_behind
 from spark.engine.progress import Progress
 from spark.engine.session import session
@@ -56,19 +57,19 @@ def main(argv: Sequence[str] | None = None) -> int:
             spark = session(given.master, jdbc=True, **CONF)
             if given.verify:
                 return verify(spark, connection, given, progress)
-            return archive(spark, connection, ArchiveFiles(spark).qualified(str(place)), given, progress)
+            return archive(spark, connection, files_for(spark).qualified(str(place)), given, progress)
     except RunFailedError as error:
         print(f"The archive failed: {error}", file=sys.stderr)
-    except JAVA_FAILED as error:
+    except FAILURES as error:
         print(f"The archive failed: {root_cause(str(error))}", file=sys.stderr)
-    except (psycopg.Error, OSError) as error:
+    except psycopg.Error as error:
         print(f"The archive failed: {connections.first_line(error)}", file=sys.stderr)
     return FAILED
 
 
 def archive(spark: SparkSession, connection: Connection, root: str, given: Namespace, progress: Progress) -> int:
     """Archive the due days below `root`; a day that fails does not stop the others."""
-    files = ArchiveFiles(spark)
+    files = files_for(spark)
     keep_s = given.keep_s if given.keep_s is not None else from_environment(KEEP_S, int)
     bodies = given.bodies
     if bodies is None:
@@ -89,7 +90,7 @@ def archive(spark: SparkSession, connection: Connection, root: str, given: Names
     return FAILED if failed else DONE
 
 
-def _own(connection: Connection, files: ArchiveFiles, root: str, *, adopt: bool) -> None:
+def _own(connection: Connection, files: Files, root: str, *, adopt: bool) -> None:
     """Record the database that owns the archive, because files of another database would be removed as garbage.
 
     Raises RunFailedError if another database owns it.
@@ -107,10 +108,10 @@ def _own(connection: Connection, files: ArchiveFiles, root: str, *, adopt: bool)
         audit.record(connection, "archive.adopt", root, former=owner)
     files.make(root)
     files.write_text(place, json.dumps({"database": identity}))
-    files.sync([place])
+    sync([place])
 
 
-def _owner(files: ArchiveFiles, place: str) -> str | None:
+def _owner(files: Files, place: str) -> str | None:
     """Return the database that owns an archive; None for a new one. Raises RunFailedError if the file is damaged."""
     try:
         return str(json.loads(files.read_text(place))["database"]) if files.exists(place) else None
@@ -142,7 +143,7 @@ def _is_archived(connection: Connection, day: ArchivedDay) -> bool:
 def _archive_day(
     spark: SparkSession,
     connection: Connection,
-    files: ArchiveFiles,
+    files: Files,
     root: str,
     day: ArchivedDay,
     bodies: bool,
@@ -158,7 +159,7 @@ def _archive_day(
                 rows = sum(held["rows"] for held in described["tables"].values())
                 progress.say("archived", f"{day.day} is archived at {place}", day=day.day, archive=place, rows=rows)
                 return
-        except JAVA_FAILED as error:
+        except FAILURES as error:
             raise RunFailedError(root_cause(str(error))) from error
         finally:
             # The attempt is unreferenced; if its removal fails too, the next run removes it.
@@ -176,7 +177,7 @@ def _pointed_at(connection: Connection, day: ArchivedDay, place: str, described:
 
 def _written(
     spark: SparkSession,
-    files: ArchiveFiles,
+    files: Files,
     place: str,
     day: ArchivedDay,
     bodies: bool,
@@ -191,21 +192,21 @@ def _written(
     with progress.stage("have it on the disk", day.day):
         listed = [file for held in described["tables"].values() for file in held["files"]]
         paths = [file["path"] for file in [*listed, *described["beside"]]]
-        files.sync([f"{place}/{path}" for path in [*paths, MANIFEST]])
+        sync([f"{place}/{path}" for path in [*paths, MANIFEST]])
     return described
 
 
-def _remove_unless_pointed_at(connection: Connection, files: ArchiveFiles, place: str, day: ArchivedDay) -> None:
+def _remove_unless_pointed_at(connection: Connection, files: Files, place: str, day: ArchivedDay) -> None:
     try:
         if not connection.closed and records.day_of(connection, day.day).archive != place:
             files.remove(place)
-    except (RunFailedError, *JAVA_FAILED):
+    except (RunFailedError, *FAILURES):
         return
 
 
 def verify(spark: SparkSession, connection: Connection, given: Namespace, progress: Progress) -> int:
     """Read every archived day, or the requested days, and report differences from the written files."""
-    files = ArchiveFiles(spark)
+    files = files_for(spark)
     archived = [day for day in records.days(connection) if day.archive is not None]
     wrong = _wrong_owners(connection, files, archived, progress)
     for day in [day for day in archived if not given.day or day.day in given.day]:
@@ -220,9 +221,7 @@ def verify(spark: SparkSession, connection: Connection, given: Namespace, progre
     return DIFFERS if wrong else DONE
 
 
-def _wrong_owners(
-    connection: Connection, files: ArchiveFiles, archived: Sequence[ArchivedDay], progress: Progress
-) -> int:
+def _wrong_owners(connection: Connection, files: Files, archived: Sequence[ArchivedDay], progress: Progress) -> int:
     """Report the archives whose file of the owner does not name this database; return their number."""
     wrong = 0
     for root in sorted({day.archive.rsplit("/", 2)[0] for day in archived if day.archive is not None}):
@@ -233,7 +232,7 @@ def _wrong_owners(
                 found = f"{place} {'is missing' if owner is None else f'names another database, {owner}'}"
         except RunFailedError as error:
             found = str(error)
-        except JAVA_FAILED as error:
+        except FAILURES as error:
             found = f"{place} cannot be read: {root_cause(str(error))}"
         if found is not None:
             wrong += 1
@@ -241,7 +240,7 @@ def _wrong_owners(
     return wrong
 
 
-def _verified(spark: SparkSession, files: ArchiveFiles, day: ArchivedDay) -> list[str]:
+def _verified(spark: SparkSession, files: Files, day: ArchivedDay) -> list[str]:
     assert day.archive is not None
     assert day.archive_manifest is not None
     stored = {name: value for name, value in day.archive_manifest.items() if name != "rubbish"}

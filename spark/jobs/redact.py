@@ -18,10 +18,11 @@ from pyspark.sql import functions as F
 
 from spark.archive import records
 from spark.archive.cleanup import finish_redaction, finish_redactions
-from spark.archive.files import ArchiveFiles, name_of
-from spark.archive.layout import JAVA_FAILED, NAMED_AT_MOST, body_problems, entries, read, small_batches
+from spark.archive.files import sync
+from spark.archive.layout import NAMED_AT_MOST, body_problems, entries, read, small_batches
 from spark.archive.records import ArchivedDay, manifest_in
 from spark.archive.writer import parquet_options
+from spark.engine.filesystem import FAILURES, Files, files_for, name_of
 from spark.engine.niceness import stand_behind
 from spark.engine.session import session
 from spark.errors import RunFailedError
@@ -60,9 +61,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         with records.archive_lock(connection):
             day = _day_of(connection, *wanted)
             spark = session(given.master, jdbc=True, **CONF)
-            finish_redactions(connection, ArchiveFiles(spark))
+            finish_redactions(connection, files_for(spark))
             done = redact(spark, connection, records.day_of(connection, day), *wanted, record)
-    except (RunFailedError, *JAVA_FAILED, psycopg.Error, OSError) as error:
+    except (RunFailedError, *FAILURES, psycopg.Error) as error:
         print(f"Nothing was redacted: {frames.root_cause(str(error))}", file=sys.stderr)
         return FAILED
     print(f"{given.message_id} is redacted." if done else f"{given.message_id} was redacted before.")
@@ -92,7 +93,7 @@ def redact(
 
     Raises RunFailedError; the archive is then unchanged, and the next archive or redact removes the partial files.
     """
-    files, message_id = ArchiveFiles(spark), f"{transaction_id}-{position}"
+    files, message_id = files_for(spark), f"{transaction_id}-{position}"
     if any(one["message_id"] == message_id for one in manifest_in(day)["redacted"]):
         return False
     old = _file_of(spark, day, transaction_id, position)
@@ -108,7 +109,7 @@ def redact(
     wrong = body_problems(spark, str(day.archive), {**described, "tables": {"half": {"files": [new]}}})
     if wrong:
         raise RunFailedError(f"The rewritten file is wrong: {'; '.join(wrong)}. The archive still has the body.")
-    files.sync([f"{day.archive}/{name}"])
+    sync([f"{day.archive}/{name}"])
     with connection.transaction():
         day = records.redescribe(connection, day, described)
         audit.record(connection, "archive.redact", message_id, **record)
@@ -161,7 +162,7 @@ def _file_of(spark: SparkSession, day: ArchivedDay, transaction_id: UUID, positi
 
 def _write_without(
     spark: SparkSession,
-    files: ArchiveFiles,
+    files: Files,
     day: ArchivedDay,
     old: Mapping[str, Any],
     aside: str,

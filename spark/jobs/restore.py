@@ -14,9 +14,9 @@ from pyspark.sql import SparkSession
 
 from spark import manifest
 from spark.archive import records
-from spark.archive.files import ArchiveFiles
-from spark.archive.layout import JAVA_FAILED, problems, read, rows_at_once, small_batches
+from spark.archive.layout import problems, read, rows_at_once, small_batches
 from spark.archive.records import ArchivedDay
+from spark.engine.filesystem import FAILURES, files_for
 from spark.engine.niceness import stand_behind
 from spark.engine.progress import Progress
 from spark.engine.session import session
@@ -51,7 +51,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             if _there(connection, schema_of(day.day)):
                 raise RunFailedError(f"{schema_of(day.day)} exists already. Drop it first, with --drop.")
             restore(session(given.master), connection, day, Progress())
-    except (RunFailedError, *JAVA_FAILED, psycopg.Error, OSError) as error:
+    except (RunFailedError, *FAILURES, psycopg.Error) as error:
         print(f"Nothing was restored: {frames.root_cause(str(error))}", file=sys.stderr)
         return FAILED
     print(f"Restored: {schema_of(given.day)}. Query it with SQL, for example:")
@@ -79,7 +79,7 @@ def restore(spark: SparkSession, connection: Connection, day: ArchivedDay, progr
     if day.archive is None or day.archive_manifest is None:
         raise RunFailedError(f"{day.day} is not archived.")
     with progress.stage("check the archive", day.day):
-        wrong = problems(spark, ArchiveFiles(spark), day.archive, day.archive_manifest)
+        wrong = problems(spark, files_for(spark), day.archive, day.archive_manifest)
     if wrong:
         raise RunFailedError(f"{day.archive} differs from the written archive: {'; '.join(wrong)}.")
     aside = aside_of(day.day)

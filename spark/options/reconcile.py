@@ -81,7 +81,10 @@ def parser() -> argparse.ArgumentParser:
     )
     _add_usual(made)
     add("--margin-s", type=float, default=3600.0, help="a day is final 72 h plus this time after its end; default 3600")
-    add("--master", help="Spark's master; default: that of spark-submit, else all cores of this machine")
+    add(
+        "--master",
+        help="Spark's master or Connect server (sc://…); default: SPARK_REMOTE, spark-submit's, else all cores here",
+    )
     add("--staging", type=Path, metavar="DIR", help="directory for rows during the run; every executor must reach it")
     add("--keep-staging", action="store_true", help="keep the staged rows, for inspection or for --from-parquet")
     return made

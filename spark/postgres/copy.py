@@ -18,7 +18,6 @@ from adbc_driver_manager import Error as AdbcError
 from adbc_driver_postgresql import dbapi
 from psycopg.conninfo import make_conninfo
 from pyarrow import ArrowException
-from pyspark.sql import SparkSession
 
 from spark.postgres.connections import Connection, Snapshot
 
@@ -44,11 +43,6 @@ OTHERS_AT_WORK = """select exists (select from pg_stat_activity where datname = 
   and (state = 'active' or state_change > clock_timestamp() - interval '20 ms'))"""
 # Rows are selected by these columns only, so a file needs no other statistics.
 ASKED_BY = ["offset", "transaction_id"]
-
-
-def writes_for(spark: SparkSession) -> bool:
-    """Return whether the session's executors can read a directory that this process writes."""
-    return str(spark.sparkContext.master).startswith("local")
 
 
 def write_copied(

@@ -13,13 +13,11 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-from py4j.protocol import Py4JError
-from pyspark.errors import PySparkException
-
 import spark.transforms
 from spark.certificate.document import Certificate, NotACertificateError, digest_of, written
 from spark.certificate.signing import Signer, SigningError
 from spark.certificate.tree import COLUMNS, FINDING, FORMAT, differences, root_of, table_of
+from spark.engine.filesystem import FAILURES
 from spark.engine.progress import Progress
 from spark.errors import RunFailedError
 from spark.postgres.connections import Connection
@@ -73,7 +71,7 @@ def _tables(read: ReadDay, before: datetime, format_: int) -> dict[str, dict[str
         return {table: table_of({}) for table in COLUMNS}
     try:
         return tables_of(read.frames, before, format_)
-    except (PySparkException, Py4JError) as error:
+    except FAILURES as error:
         raise RunFailedError(f"The day {read.frames.day} cannot be certified: {root_cause(str(error))}") from error
 
 

@@ -9,11 +9,9 @@ from datetime import date, datetime
 from pathlib import Path
 from typing import Self
 
-from py4j.protocol import Py4JError
-from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame
 
-from spark.engine.filesystem import Files
+from spark.engine.filesystem import FAILURES, Files
 from spark.errors import RunFailedError
 from spark.sources.frames import root_cause
 
@@ -68,7 +66,7 @@ class Output:
             for left in self._files.children(self._directory):
                 if _name(left).startswith(ASIDE):
                     self._take_up(left, committed)
-        except (Py4JError, OSError) as error:
+        except FAILURES as error:
             raise self._failure(error) from error
 
     def _take_up(self, left: str, committed: Callable[[Mark], bool] | None) -> None:
@@ -85,28 +83,28 @@ class Output:
         try:
             ordered = findings.drop("day").coalesce(1).sortWithinPartitions("kind", "subject")
             ordered.write.option("compression", "zstd").parquet(f"{self._aside}/findings/day={day}")
-        except (PySparkException, Py4JError) as error:
+        except FAILURES as error:
             raise self._failure(error) from error
 
     def write_certificate(self, day: date, document: str) -> None:
         """Write a day's certificate, unpublished."""
         try:
             self._files.write_text(f"{self._aside}/certificates/{day}.json", document)
-        except Py4JError as error:
+        except FAILURES as error:
             raise self._failure(error) from error
 
     def write_report(self, html: str) -> None:
         """Write the report, unpublished."""
         try:
             self._files.write_text(f"{self._aside}/{REPORT}", html)
-        except Py4JError as error:
+        except FAILURES as error:
             raise self._failure(error) from error
 
     def mark(self, mark: Mark) -> None:
         """Mark the files as complete, with their run. This is the last step before the commit of the run."""
         try:
             self._files.write_text(f"{self._aside}/{MARK}", mark.text())
-        except Py4JError as error:
+        except FAILURES as error:
             raise self._failure(error) from error
         self._marked = True
 
@@ -115,7 +113,7 @@ class Output:
         try:
             self._put_in_place(self._aside)
             self._files.remove(self._aside)
-        except (Py4JError, OSError) as error:
+        except FAILURES as error:
             raise self._failure(error) from error
 
     def _put_in_place(self, aside: str) -> None:
@@ -132,7 +130,7 @@ class Output:
     def discard(self) -> None:
         """Remove the unpublished files if they are not marked; ignore failures."""
         if not self._marked:
-            with suppress(Py4JError):
+            with suppress(*FAILURES):
                 self._files.remove(self._aside)
 
     def _failure(self, error: Exception) -> RunFailedError:

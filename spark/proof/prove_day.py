@@ -6,14 +6,13 @@ from pathlib import Path
 from typing import Any
 from uuid import UUID
 
-from py4j.protocol import Py4JError
-from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.window import Window
 
 from spark import schemas
 from spark.day_selection import state_after
+from spark.engine.filesystem import FAILURES
 from spark.engine.progress import Progress
 from spark.engine.small_plans import as_they_are
 from spark.errors import RunFailedError
@@ -77,7 +76,7 @@ def prove(
                 stage.rows = sum(found.values())
             with progress.stage("waiting", f.day) as stage:
                 stage.rows = 0 if j is None else waiting(j.whole).count()
-    except (PySparkException, Py4JError) as error:
+    except FAILURES as error:
         raise RunFailedError(f"The day {f.day} cannot be proved: {root_cause(str(error))}") from error
     outcomes = {name: sum(counts) for name, counts in drawn["outcomes"].items()}
     undecided = outcomes["undecided"] + outcomes["parked"]

@@ -7,16 +7,13 @@ from dataclasses import dataclass, replace
 from datetime import date, datetime
 from typing import Any, TypeVar
 
-from py4j.protocol import Py4JError
-from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 
 from spark import manifest, schemas
 from spark.archive import layout
-from spark.archive.files import ArchiveFiles
 from spark.archive.verification import beside
 from spark.day_selection import Candidate, Seen, days_to_run
-from spark.engine.filesystem import Files
+from spark.engine.filesystem import FAILURES, Files, files_for
 from spark.engine.kept_files import LIST
 from spark.engine.progress import Progress
 from spark.errors import DamagedError, RunFailedError, SnapshotLostError
@@ -64,7 +61,7 @@ def read_days(
     progress: Progress,
 ) -> Read:
     """Read the days in one snapshot, or in a new one if the server ended the first. Raises RunFailedError."""
-    files = Files(spark)
+    files = files_for(spark)
 
     def in_one() -> Read:
         with progress.stage("snapshot"), open_snapshot(url) as snapshot:
@@ -194,7 +191,7 @@ def _intact_frames(spark: SparkSession, place: str) -> Frames:
     Frames without a manifest must have as many rows as frames.json says, and the files that LIST names, if there is
     one.
     """
-    files = ArchiveFiles(spark)
+    files = files_for(spark)
     if files.exists(f"{place}/{layout.MANIFEST}"):
         described = layout.manifest_of(files, place)
         _refuse(place, [word for words in layout.damage(files, place, described).values() for word in words])
@@ -204,7 +201,7 @@ def _intact_frames(spark: SparkSession, place: str) -> Frames:
     frames = frames_from_parquet(spark, place)
     try:
         found = {name: getattr(frames, name).count() for name in schemas.FRAMES if name in frames.rows}
-    except (PySparkException, Py4JError) as error:
+    except FAILURES as error:
         raise DamagedError(f"{place} is damaged, so nothing was proved: {root_cause(str(error))}") from error
     wrong = [
         f"{name} has {count} rows instead of {frames.rows[name]}"
@@ -215,10 +212,10 @@ def _intact_frames(spark: SparkSession, place: str) -> Frames:
     return frames
 
 
-def _damaged_of_list(files: ArchiveFiles, place: str) -> list[str]:
+def _damaged_of_list(files: Files, place: str) -> list[str]:
     try:
         return layout.damaged_files(files, place, json.loads(files.read_text(f"{place}/{LIST}")))
-    except (*layout.JAVA_FAILED, ValueError, KeyError, TypeError) as error:
+    except (*FAILURES, ValueError, KeyError, TypeError) as error:
         return [f"{LIST} cannot be read: {root_cause(str(error))}"]
 
 

@@ -12,8 +12,9 @@ from pyspark.sql import SparkSession
 
 from spark.certificate.document import digest_of
 from spark.certificate.signing import Signer
-from spark.engine.filesystem import Files
+from spark.engine.filesystem import files_for
 from spark.engine.progress import Progress
+from spark.engine.session import engine_of
 from spark.engine.signals import Interrupts
 from spark.errors import RunFailedError
 from spark.installations import Installation
@@ -70,10 +71,10 @@ class Run:
 
     def begin(self, spark: SparkSession, token: str) -> None:
         """Prepare the output directory; publish what an earlier run has committed and not published."""
-        self._facts = replace(self._facts, engine=spark.sparkContext.master or self._facts.engine)
+        self._facts = replace(self._facts, engine=engine_of(spark, self._options.master))
         if self._out is None:
             return
-        self.output = Output(Files(spark), self._out, token)
+        self.output = Output(files_for(spark), self._out, token)
         database = self.connection
         self.output.begin(
             None

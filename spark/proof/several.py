@@ -14,7 +14,7 @@ from pyspark.sql import DataFrame, SparkSession
 
 from spark import schemas
 from spark.certificate.signing import SigningError
-from spark.engine.filesystem import Files
+from spark.engine.filesystem import files_for
 from spark.engine.jdbc_driver import NoJarError
 from spark.engine.progress import Progress
 from spark.engine.signals import InterruptedRunError
@@ -152,7 +152,7 @@ class Several:
             )
             for one in self.all
         ]
-        files = Files(spark)
+        files = files_for(spark)
         files.make(self._out)
         files.write_text(f"{self._out}/.{REPORT}", render_all(parts))
         files.replace(f"{self._out}/{REPORT}", f"{self._out}/.{REPORT}")

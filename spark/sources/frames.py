@@ -15,16 +15,15 @@ from datetime import date, datetime
 from typing import Any, TypeAlias
 
 import pyarrow.parquet as pq
-from py4j.protocol import Py4JError
-from pyspark.errors import PySparkException
 from pyspark.sql import Column, DataFrame, Observation, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.types import StringType, StructField, StructType, TimestampType
 
 from spark import schemas
-from spark.engine.filesystem import Files
+from spark.engine.filesystem import FAILURES, Files, files_for
 from spark.engine.parallel import ABREAST
 from spark.engine.progress import Progress
+from spark.engine.session import cores, is_local
 from spark.errors import RunFailedError, SnapshotLostError
 from spark.frames import Frames, empty
 from spark.postgres import copy
@@ -101,10 +100,10 @@ def frames_from_postgres(
     read failed otherwise; then the files below `staging_dir` are useless.
     """
     found = snapshot.day(day)
-    files = Files(spark)
+    files = files_for(spark)
     counts = snapshot.small_counts(found)
     rows: dict[str, int] = {}
-    ids = id_ranges(snapshot, found) if copy.writes_for(spark) else None
+    ids = id_ranges(snapshot, found) if is_local(spark) else None
     for name in schemas.FRAMES:
         with progress.stage(f"read {name}", day) as stage:
             rows[name] = 0
@@ -128,9 +127,7 @@ def _write_frame(
         return write_source(spark, snapshot, source_of(snapshot, day, name), name, directory)
     schema, queries = schemas.FRAMES[name], copy_queries(snapshot, day, name, ids)
     try:
-        return copy.write_copied(
-            snapshot, queries, directory, unlike=_unlike(schema), abreast=spark.sparkContext.defaultParallelism
-        )
+        return copy.write_copied(snapshot, queries, directory, unlike=_unlike(schema), abreast=cores(spark))
     except copy.FAILURES as error:
         raise read_failure(error, standby=snapshot.standby) from error
 
@@ -149,7 +146,7 @@ def _compare(
             stage.rows = _written(write, spark, snapshot, day, f"{staging_dir}/{name}")
         return stage.rows
 
-    with ThreadPoolExecutor(min(ABREAST, spark.sparkContext.defaultParallelism)) as pool:
+    with ThreadPoolExecutor(min(ABREAST, cores(spark))) as pool:
         running = {name: pool.submit(compare, name) for name in names}
         try:
             return {name: one.result() for name, one in running.items()}
@@ -245,7 +242,7 @@ def write_source(spark: SparkSession, snapshot: Snapshot, source: Source, name: 
         frame = read.select([_column(field) for field in schema.fields]).observe(counted, F.count("*").alias("rows"))
         frame.write.options(**_parquet_options(schema)).parquet(directory)
         rows: int = counted.get["rows"]
-    except (PySparkException, Py4JError) as error:
+    except FAILURES as error:
         raise read_failure(error, standby=snapshot.standby) from error
     return rows
 
@@ -311,7 +308,7 @@ def frames_from_parquet(spark: SparkSession, directory: str, day: date | None = 
     A frame without rows in frames.json, and any small frame, may be missing; it is empty. Raises RunFailedError if the
     directory has no frames, or frames of another day.
     """
-    files = Files(spark)
+    files = files_for(spark)
     description = _described(files, directory, day)
     rows: dict[str, int] = dict(description.get("rows", {}))
     since = description.get("receipts_since")
@@ -349,7 +346,7 @@ def frames_from_parquet(spark: SparkSession, directory: str, day: date | None = 
 
 def _files_here(spark: SparkSession, files: Files, directory: str) -> dict[str, list[str]] | None:
     """Return the files of each frame; None unless both this process and Spark have them on this machine."""
-    if not copy.writes_for(spark):
+    if not is_local(spark):
         return None
     found = {name: files.local_files(f"{directory}/{name}") for name in schemas.FRAMES}
     here = {name: paths for name, paths in found.items() if paths is not None}
@@ -400,7 +397,7 @@ def _versions_of(subscription: DataFrame) -> DataFrame:
 
 def days_of_parquet(spark: SparkSession, directory: str) -> Iterator[str]:
     """Return the directories of frames: the given one, or those in it, by name."""
-    files = Files(spark)
+    files = files_for(spark)
 
     def is_day(place: str) -> bool:
         return any(files.exists(f"{place}/{name}") for name in ("frames.json", "manifest.json"))

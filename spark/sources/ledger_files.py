@@ -18,7 +18,7 @@ from pyspark.sql import Column, DataFrame, DataFrameReader, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.types import DataType, StringType, StructField, StructType
 
-from spark.engine.filesystem import Files
+from spark.engine.filesystem import FAILURES, files_for
 from spark.errors import RunFailedError
 
 PASSWORD = "HALFNOTE_LEDGER_PASSWORD"  # noqa: S105 -- a variable's name
@@ -77,7 +77,7 @@ def _from_files(spark: SparkSession, place: str, columns: Mapping[str, Wanted]) 
 
 def _paths(spark: SparkSession, place: str) -> list[str]:
     """Return the ledger's files, also in subdirectories. Files whose names begin with `_` or `.` are skipped."""
-    files = Files(spark)
+    files = files_for(spark)
 
     def below(directory: str) -> Iterator[str]:
         for child in files.children(directory):
@@ -91,7 +91,7 @@ def _paths(spark: SparkSession, place: str) -> list[str]:
 
     try:
         found = sorted(below(place))
-    except (Py4JJavaError, PySparkException) as error:
+    except FAILURES as error:
         raise LedgerError(f"{place} cannot be read: {_reason(error)}") from error
     if not found:
         missing = "has no .parquet, .csv or .csv.gz" if files.exists(place) else "does not exist"
@@ -103,7 +103,7 @@ def _schema(spark: SparkSession, path: str) -> StructType:
     """Return the columns of a Parquet file, or those in the first line of a CSV file."""
     try:
         return _csv(spark).csv(path).schema if path.endswith(CSV) else spark.read.parquet(path).schema
-    except (Py4JJavaError, PySparkException) as error:
+    except FAILURES as error:
         raise LedgerError(f"{_short(path)} cannot be read: {_reason(error)}") from error
 
 
@@ -130,7 +130,7 @@ def _from_jdbc(spark: SparkSession, spec: str, columns: Mapping[str, Wanted]) ->
         options["password"] = os.environ[PASSWORD]
     try:
         frame = spark.read.format("jdbc").options(**options).load()
-    except (Py4JJavaError, PySparkException) as error:
+    except FAILURES as error:
         raise _of_database(name, error) from error
     source = f"{name}#{what}"
     _check(source, frame.schema, columns)

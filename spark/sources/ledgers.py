@@ -7,12 +7,11 @@ a staging directory, so that all rows show the same state of a database.
 from functools import reduce
 from typing import Any, NamedTuple
 
-from py4j.protocol import Py4JJavaError
-from pyspark.errors import PySparkException
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from spark import schemas
+from spark.engine.filesystem import FAILURES
 from spark.sources import ledger_topics
 from spark.sources.ledger_files import LedgerError, Wanted, failure_of_read, read
 
@@ -171,7 +170,7 @@ def _first_staged(frame: DataFrame, place: str, spec: str) -> DataFrame:
     """Write a frame of the source itself, and return the written frame. Raises LedgerError and RunFailedError."""
     try:
         return _staged(frame, place)
-    except (Py4JJavaError, PySparkException) as error:
+    except FAILURES as error:
         raise failure_of_read(error, spec) from error
 
 

@@ -8,11 +8,11 @@ midnight may be committed after it. That is correct; an equal offset is not.
 from collections.abc import Iterable
 
 import psycopg
-from py4j.protocol import Py4JError
-from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 
 from spark import schemas
+from spark.engine.filesystem import FAILURES
+from spark.engine.session import is_local
 from spark.errors import SnapshotLostError
 from spark.postgres import copy
 from spark.postgres.connections import Day, Snapshot, first_line, partition_name
@@ -43,11 +43,11 @@ def earlier_with_same(spark: SparkSession, snapshot: Snapshot, day: Day, staging
         raise SnapshotLostError(f"A day was removed while offsets were compared: {first_line(error)}") from None
     place = f"{staging_dir}/same_offset"
     try:
-        if copy.writes_for(spark):
+        if is_local(spark):
             copy.write_copied(snapshot, [query], place, unlike=schemas.SAME_OFFSET.names, abreast=1)
         else:
             spark.read.jdbc(**jdbc_in(snapshot), table=f"({query}) source").write.parquet(place)
-    except (PySparkException, Py4JError, *copy.FAILURES) as error:
+    except (*FAILURES, *copy.FAILURES) as error:
         raise read_failure(error, standby=snapshot.standby) from error
     return spark.read.schema(schemas.SAME_OFFSET).parquet(place)
 

@@ -9,7 +9,7 @@ from uuid import UUID
 
 from pyspark.sql import SparkSession
 
-from spark.engine.filesystem import Files
+from spark.engine.filesystem import files_for
 from spark.postgres import copy
 from spark.postgres.connections import Day, Snapshot, partition_name
 
@@ -66,7 +66,7 @@ def write_found(
     before which the day was surely open; `{since}`, from which on it is; and what `receipts_since` returns. `whole`: it
     runs once, over the whole day. Without findings, there is no directory. Raises copy.FAILURES.
     """
-    files, number_of = Files(spark), 0
+    files, number_of = files_for(spark), 0
     given = {table: partition_name(table, day.day) for table in ("half", "op", "outbox", "receipt", "attempt")}
     # Upkeep closes a day an hour after its end at the earliest, and may open it again.
     closes = datetime(day.day.year, day.day.month, day.day.day, tzinfo=UTC) + timedelta(hours=25)

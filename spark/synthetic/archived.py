@@ -10,9 +10,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from pyspark.sql import SparkSession
 
-from spark.archive.files import ArchiveFiles
 from spark.archive.layout import MANIFEST, beside_of, files_of
 from spark.archive.writer import VERSION
+from spark.engine.filesystem import files_for
 from spark.manifest import TABLES, TableManifest, total
 from spark.synthetic.parquet import write
 from spark.synthetic.plan import Plan
@@ -25,7 +25,7 @@ DAMAGED = {"op": "decided_at", "receipt": "settled_at", "attempt": "at"}
 
 def finish(spark: SparkSession, directory: Path, plan: Plan) -> None:
     """Write manifest.json for the existing files, without bodies. Raises OSError and Spark's errors."""
-    files = ArchiveFiles(spark)
+    files = files_for(spark)
     place = files.qualified(str(directory.resolve()))
     tables = {}
     for table in TABLES:

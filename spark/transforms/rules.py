@@ -9,6 +9,7 @@ from typing import Any, Literal, TypeAlias
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
+from spark.engine.kept_steps import kept
 from spark.engine.parallel import ABREAST, at_once
 from spark.engine.small_plans import as_they_are
 from spark.frames import Frames, empty
@@ -290,15 +291,14 @@ def _computed(frame: DataFrame) -> DataFrame:
 
     A cached frame would keep its plan and the plans of its inputs; the rules' plans would grow with each step until
     Spark spends minutes and its memory on them. Joins within one partition need no shuffle, so a dozen rules over a few
-    rows are one stage instead of a hundred. If an executor loses rows, the run fails and is repeated. The rows are
-    freed when no reference to them is left.
+    rows are one stage instead of a hundred.
     """
     if frame.sparkSession.conf.get("spark.sql.adaptive.enabled") == "false":
-        return frame.coalesce(1).localCheckpoint(eager=True)
-    made = frame.hint("rebalance").localCheckpoint(eager=True)
+        return kept(frame.coalesce(1))
+    made = kept(frame.hint("rebalance"))
     return made.coalesce(1) if made.count() <= FEW else made
 
 
 def _few(frame: DataFrame) -> DataFrame:
     """Do the same as `_computed` for a frame that is known to have few rows."""
-    return frame.localCheckpoint(eager=True).coalesce(1)
+    return kept(frame).coalesce(1)

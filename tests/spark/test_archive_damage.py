@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 from pyspark.sql import SparkSession
 
-from spark.archive.files import ArchiveFiles
 from spark.archive.layout import damage, manifest_of
+from spark.engine.filesystem import files_for
 from spark.jobs import archive, reconcile
 from tests.spark.archives import MadeDay, path_of, row_of
 from tests.spark.days import days_ago, fill_day, prove
@@ -34,7 +34,7 @@ def flipped(content: bytes) -> bytes:
 
 @pytest.mark.slow
 def test_damage_of_each_file_is_named(place: Path, spark: SparkSession) -> None:
-    files, described = ArchiveFiles(spark), manifest_of(ArchiveFiles(spark), str(place))
+    files, described = files_for(spark), manifest_of(files_for(spark), str(place))
     assert damage(files, str(place), described) == {}
     # Spark's own _SUCCESS is empty and no reader sees it.
     shown = [path for path in sorted(place.rglob("*")) if path.is_file() and path.name[0] not in "._"]

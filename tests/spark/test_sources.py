@@ -58,7 +58,7 @@ def test_rows_arrive_as_they_are(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Read here, or by executors that are elsewhere."""
-    monkeypatch.setattr(copy, "writes_for", lambda session: way == "copy")
+    monkeypatch.setattr("spark.sources.frames.is_local", lambda session: way == "copy")
     add_day(dsn, day)
     [low] = other.execute("select low from day where day = %s", [day]).fetchone() or []
     at = datetime(day.year, day.month, day.day, 23, 59, 59, 999_999, tzinfo=UTC)

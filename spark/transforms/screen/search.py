@@ -13,6 +13,7 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 from pyspark.sql.types import LongType, StringType, StructField, StructType, TimestampType
 
+from spark.engine.session import cores
 from spark.errors import RunFailedError
 from spark.frames import Frames, empty
 from spark.transforms.day_counts import DayCounts
@@ -82,7 +83,7 @@ def search(f: Frames, sla_s: float, place: Path) -> SearchedDay:
         receipts_since=None if f.receipts_since is None else _micros(f.receipts_since),
         named=_named(f, place),
     )
-    abreast = f.op.sparkSession.sparkContext.defaultParallelism
+    abreast = cores(f.op.sparkSession)
     found = _reading(lambda: search_files(files, known, place / "search", abreast))
     order = _read(f, found, DISORDER, _PLACE)
     order = order.coalesce(1) if found.disordered <= FEW_PLACES else order
