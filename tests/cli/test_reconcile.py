@@ -326,6 +326,13 @@ def test_without_java_it_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch, tmp
         spark_program.refuse_without_java()
 
 
+def test_behind_a_connect_server_no_java_is_needed() -> None:
+    assert spark_program.runs_elsewhere([], {"SPARK_REMOTE": "sc://spark:15002"})
+    assert spark_program.runs_elsewhere(["--master", "sc://spark:15002"], {})
+    assert spark_program.runs_elsewhere(["--master=sc://spark"], {})
+    assert not spark_program.runs_elsewhere(["--master", "spark://spark:7077", "--out", "sc"], {"SPARK_REMOTE": ""})
+
+
 @pytest.fixture
 def found(database: str) -> Iterator[dict[str, int]]:
     """Finding ids by subject; the findings are deleted after the test."""
