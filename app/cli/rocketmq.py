@@ -38,6 +38,10 @@ RemotingAddress = Annotated[
         "to which they connect"
     ),
 ]
+OperationsPort = Annotated[
+    int | None,
+    typer.Option(help="the port for probes and metrics over HTTP; without it there are none", min=0, max=65_535),
+]
 BodyBytes = Annotated[
     int,
     typer.Option(help="the largest body of a message; about 0.7 of the service's HALFNOTE_BODY_LIMIT_BYTES", min=1),
@@ -54,6 +58,7 @@ def rocketmq(
     max_body_bytes: BodyBytes = BODY_BYTES,
     remoting_port: RemotingPort = None,
     remoting_address: RemotingAddress = None,
+    operations_port: OperationsPort = None,
 ) -> None:
     """Serve RocketMQ clients, on the HTTP API of a running Halfnote. Ends at SIGTERM.
 
@@ -87,6 +92,7 @@ def rocketmq(
         certificate=certificate,
         remoting_port=remoting_port,
         remoting_addresses=tuple(remoting_address or ()),
+        operations_port=operations_port,
     )
     try:
         asyncio.run(serve_gateway(options))

@@ -21,11 +21,12 @@ class CallContext(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class ClientCall:
-    """Who calls, with which rights, and for how many seconds the caller waits (None: without end)."""
+    """Who calls, with which rights, for how many seconds the caller waits (None: without end), and its language."""
 
     client_id: str
     keys: ApiKeys
     left_s: float | None
+    language: str = ""
 
 
 def client_call(context: CallContext, credentials: Credentials) -> ClientCall:
@@ -35,4 +36,4 @@ def client_call(context: CallContext, credentials: Credentials) -> ClientCall:
     client_id = metadata.get("x-mq-client-id", "").strip()
     if not client_id:
         raise CallRefused(Code.CLIENT_ID_REQUIRED, "The header x-mq-client-id is missing.")
-    return ClientCall(client_id, keys, context.time_remaining())
+    return ClientCall(client_id, keys, context.time_remaining(), metadata.get("x-mq-language", "").upper())

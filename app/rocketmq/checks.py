@@ -12,6 +12,7 @@ from uuid import UUID
 import structlog
 
 from app.rocketmq.credentials import ApiKeys
+from app.rocketmq.gateway_metrics import GatewayMetrics, Transport
 from app.rocketmq.halfnote_api import HalfnoteApi
 from app.rocketmq.paths import path_of
 from app.rocketmq.protocol.definition_pb2 import Code
@@ -43,10 +44,17 @@ class ConnectedProducers(Protocol):
 class CheckClaims:
     """A claim for each producer group that has a producer here, and the checks that are out to a client."""
 
-    def __init__(self, api: HalfnoteApi, producers: ConnectedProducers) -> None:
+    def __init__(
+        self, api: HalfnoteApi, producers: ConnectedProducers, metrics: GatewayMetrics, protocol: Transport
+    ) -> None:
         self._api, self._producers = api, producers
+        self._metrics, self._protocol = metrics, protocol
         self._claims: dict[Published, asyncio.Task[None]] = {}
         self._out: dict[UUID, float] = {}
+
+    def __len__(self) -> int:
+        now = time.monotonic()
+        return sum(until > now for until in list(self._out.values()))
 
     def adjust(self) -> None:
         """Begin claims for groups that have got a producer, and end those of groups without one."""
@@ -75,8 +83,11 @@ class CheckClaims:
 
         Clients in Go do not say whether an end is the answer to a check.
         """
-        until = self._out.pop(transaction_id, None)
-        return until is not None and until > time.monotonic()
+        until, now = self._out.pop(transaction_id, None), time.monotonic()
+        if until is None or until <= now:
+            return False
+        self._metrics.check_answered(self._protocol, now - until + ANSWER_S)
+        return True
 
     async def _claim(self, group: str, keys: ApiKeys) -> None:
         started, pause_s = True, FAILED_S
@@ -103,9 +114,11 @@ class CheckClaims:
         client = self._producers.ask(group, keys, check)
         if client is None:
             # The producer left after the claim: the check comes again when the claim is over.
+            self._metrics.check(self._protocol, "no_producer")
             log.info("rocketmq_check_without_a_producer", group=group, transaction_id=transaction_id)
             return
         self._out[check.transaction_id] = now + ANSWER_S
+        self._metrics.check(self._protocol, "sent")
         log.info("rocketmq_check_sent", group=group, transaction_id=transaction_id, client=client)
 
     def _note(self, group: str, refused: Exception) -> None:

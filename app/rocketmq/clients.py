@@ -57,6 +57,9 @@ class ConnectedClients:
         self._turn: dict[str, int] = {}
         self.on_change: Callable[[], None] = lambda: None
 
+    def __len__(self) -> int:
+        return len(self._by_id)
+
     def get(self, client_id: str, keys: ApiKeys) -> ConnectedClient | None:
         """Return the client with this id and these rights."""
         return self._by_id.get((client_id, keys))

@@ -24,7 +24,7 @@ from app.rocketmq.protocol.service_pb2 import (
 from app.rocketmq.receiving import ClaimedDelivery, delivered
 from app.rocketmq.refusals import OK_STATUS, CallRefused
 from app.rocketmq.renewals import HELD_S, Renewals
-from app.rocketmq.subscriptions import Subscriptions
+from app.rocketmq.subscriptions import Shape, Subscriptions
 
 BATCH_MAX = 32
 # RocketMQ's limits of the time for which a consumer holds a message.
@@ -51,11 +51,13 @@ class Consuming:
         topic = topic_of(resource)
         name = subscription_of(request.group, topic)
         held_s = _held_s(request)
-        await self._ready(request, call, name, topic)
+        shape = await self._ready(request, call, name, topic)
+        # Apache's client for Go goes on with the next message of a batch while one that failed waits for its retry.
+        one_by_one = shape["ordered"] == "key" and call.language == "GO"
         claimed = await self._claiming.claim(
             name,
             call.keys,
-            most=min(max(request.batch_size, 1), BATCH_MAX),
+            most=1 if one_by_one else min(max(request.batch_size, 1), BATCH_MAX),
             held_s=held_s,
             wait_s=_poll_s(request, call.left_s),
         )
@@ -123,16 +125,16 @@ class Consuming:
         (status,) = await self._settle(name, call, "reject", [request.receipt_handle], {"reason": reason})
         return ForwardMessageToDeadLetterQueueResponse(status=status)
 
-    async def _ready(self, request: ReceiveMessageRequest, call: ClientCall, name: str, topic: str) -> None:
-        """Make the subscription exist and filter as the client says, if the client says something new."""
+    async def _ready(self, request: ReceiveMessageRequest, call: ClientCall, name: str, topic: str) -> Shape:
+        """Make the subscription exist and filter as the client says, if the client says something new; return it."""
         filters = filters_of(request.filter_expression)
         client = self._clients.get(call.client_id, call.keys)
         said = request.filter_expression.SerializeToString(deterministic=True).hex()
         if client is None or client.expressions.get(name) == said:
-            await self._subscriptions.of(name, topic, call.keys, filters)
-            return
+            return await self._subscriptions.of(name, topic, call.keys, filters)
         await self._subscriptions.filter_by(name, topic, call.keys, filters)
         client.expressions[name] = said
+        return await self._subscriptions.of(name, topic, call.keys, filters)
 
     async def _settle(
         self, name: str, call: ClientCall, how: str, handles: Sequence[str], more: dict[str, Any]

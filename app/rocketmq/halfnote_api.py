@@ -2,10 +2,12 @@
 
 import json
 import ssl
+import time
 from typing import Any
 
 import httpx
 
+from app.rocketmq.gateway_metrics import GatewayMetrics
 from app.rocketmq.protocol.definition_pb2 import Code
 from app.rocketmq.refusals import CallRefused, refusal_of
 
@@ -18,9 +20,14 @@ class HalfnoteApi:
     """Halfnote at one URL. Raises CallRefused for a problem, and if there is no answer."""
 
     def __init__(
-        self, url: str, verify: ssl.SSLContext | bool, *, transport: httpx.AsyncBaseTransport | None = None
+        self,
+        url: str,
+        verify: ssl.SSLContext | bool,
+        metrics: GatewayMetrics,
+        *,
+        transport: httpx.AsyncBaseTransport | None = None,
     ) -> None:
-        self.url = url
+        self.url, self._metrics = url, metrics
         # A waiting claim holds its connection, so their number is not limited here. No proxy from the environment: the
         # service is in this network.
         self._http = httpx.AsyncClient(
@@ -43,6 +50,7 @@ class HalfnoteApi:
         self, method: str, path: str, key: str | None, content: dict[str, Any] | None = None, *, wait_s: float = 0
     ) -> bytes:
         """Return the answer's body."""
+        begun = time.monotonic()
         try:
             answer = await self._http.request(
                 method,
@@ -55,9 +63,11 @@ class HalfnoteApi:
                 timeout=httpx.Timeout(ANSWER_S + wait_s, connect=CONNECT_S),
             )
         except httpx.HTTPError as error:
+            self._metrics.api("none", None)
             raise CallRefused(
                 Code.PROXY_TIMEOUT, f"Halfnote does not answer at {self.url}: {error or type(error).__name__}."
             ) from None
+        self._metrics.api(str(answer.status_code), None if wait_s else time.monotonic() - begun)
         if not answer.is_success:
             raise refusal_of(answer.status_code, _problem(answer))
         return answer.content

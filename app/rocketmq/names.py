@@ -8,6 +8,8 @@ from app.topic_patterns import is_reserved
 # RocketMQ's own limits. A dot is added: Halfnote's topics often have one, and a namespace ends with one.
 TOPIC_MAX = 127
 GROUP_MAX = 120
+# The beginning of RocketMQ's own topics, in any case.
+_SYSTEM = "rmq_sys_"
 _ALLOWED = frozenset("%|_-.0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz")
 
 
@@ -17,6 +19,8 @@ def topic_of(resource: Resource) -> str:
     fault = _fault(resource.name, TOPIC_MAX) or _fault(name, NAME_MAX)
     if fault:
         raise CallRefused(Code.ILLEGAL_TOPIC, f"The topic {fault}.")
+    if resource.name.lower().startswith(_SYSTEM):
+        raise CallRefused(Code.ILLEGAL_TOPIC, f"The topic `{name}` is RocketMQ's own.")
     if is_reserved(name):
         raise CallRefused(Code.ILLEGAL_TOPIC, f"The topic `{name}` is Halfnote's own.")
     return name

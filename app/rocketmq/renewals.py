@@ -49,6 +49,9 @@ class Renewals:
         self._api, self._clients = api, clients
         self._held: dict[str, HeldReceipt] = {}
 
+    def __len__(self) -> int:
+        return len(self._held)
+
     def hold(self, handles: Iterable[str], client_id: str, subscription: str, keys: ApiKeys) -> None:
         """Renew these handles until they are settled or the client is gone."""
         now = time.monotonic()

@@ -16,7 +16,9 @@ from app.rocketmq.claiming import Claiming
 from app.rocketmq.clients import ConnectedClients
 from app.rocketmq.consuming import Consuming
 from app.rocketmq.credentials import Credentials
+from app.rocketmq.gateway_metrics import GatewayMetrics
 from app.rocketmq.halfnote_api import HalfnoteApi
+from app.rocketmq.operations_server import OperationsServer
 from app.rocketmq.producing import Producing
 from app.rocketmq.remoting.remoting_gateway import RemotingGateway
 from app.rocketmq.renewals import Renewals
@@ -30,6 +32,9 @@ log = structlog.get_logger(__name__)
 # A larger request ends with an error of gRPC's; a body above the limit, but below this, gets a status.
 REQUEST_ROOM_BYTES = 12 * 1024 * 1024
 CALLS_MAX = 10_000
+# A connection that has not begun to speak the protocol ends after this time.
+HANDSHAKE_MS = 20_000
+STREAMS_MAX = 1000
 # Calls may end in this time after a signal.
 GRACE_S = 5.0
 
@@ -38,7 +43,8 @@ GRACE_S = 5.0
 class GatewayOptions:
     """Where the gateway listens, and what it calls. `body_limit`: bytes of one message.
 
-    `remoting_port`: None serves no remoting clients. `remoting_addresses`: of all gateways.
+    `remoting_port`: None serves no remoting clients. `remoting_addresses`: of all gateways. `operations_port`: for
+    probes and metrics; None: without them.
     """
 
     url: str
@@ -50,6 +56,7 @@ class GatewayOptions:
     certificate: tuple[Path, Path] | None
     remoting_port: int | None = None
     remoting_addresses: tuple[str, ...] = ()
+    operations_port: int | None = None
 
 
 class CannotListen(Exception):
@@ -58,38 +65,48 @@ class CannotListen(Exception):
 
 async def serve_gateway(options: GatewayOptions) -> None:
     """Serve until SIGTERM or SIGINT. Raises CannotListen."""
-    api = HalfnoteApi(options.url, options.verify)
+    metrics = GatewayMetrics()
+    operations = OperationsServer(metrics)
+    api = HalfnoteApi(options.url, options.verify, metrics)
     clients = ConnectedClients()
-    checks = CheckClaims(api, clients)
+    checks = CheckClaims(api, clients, metrics, "grpc")
     clients.on_change = checks.adjust
     subscriptions, renewals = Subscriptions(api), Renewals(api, clients)
     service = MessagingService(
         options.credentials,
+        metrics,
         ClientSessions(clients, subscriptions, options.body_limit),
         Producing(Storing(api, checks), clients, checks, options.body_limit),
         Consuming(Claiming(api, subscriptions), clients, subscriptions, renewals),
     )
+    metrics.watch("grpc", clients=lambda: len(clients), checks=lambda: len(checks), held=lambda: len(renewals))
     server = grpc.aio.server(options=_channel_options(options), maximum_concurrent_rpcs=CALLS_MAX)
     server.add_generic_rpc_handlers((service.handler(),))
     port = _listen(server, options)
-    remoting = RemotingGateway(api, subscriptions, options.credentials, options.body_limit, options.remoting_addresses)
+    remoting = RemotingGateway(
+        api, subscriptions, options.credentials, options.body_limit, metrics, options.remoting_addresses
+    )
     remoting_port = await _listen_for_remoting(remoting, options)
+    operations_port = await _listen_for_operations(operations, options)
     ended = asyncio.Event()
     for one in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(one, ended.set)
     renewing = asyncio.create_task(renewals.run())
     await server.start()
+    operations.ready = True
     log.info(
         "rocketmq_gateway_started",
         host=options.host,
         port=port,
         remoting_port=remoting_port,
+        operations_port=operations_port,
         tls=options.certificate is not None,
         url=options.url,
     )
     try:
         await ended.wait()
     finally:
+        operations.ready = False
         await checks.stop()
         await remoting.stop()
         renewing.cancel()
@@ -97,6 +114,7 @@ async def serve_gateway(options: GatewayOptions) -> None:
         await server.stop(GRACE_S)
         with contextlib.suppress(asyncio.CancelledError):
             await renewing
+        await operations.stop()
         await api.aclose()
 
 
@@ -104,6 +122,9 @@ def _channel_options(options: GatewayOptions) -> list[tuple[str, int]]:
     return [
         ("grpc.max_receive_message_length", options.body_limit + REQUEST_ROOM_BYTES),
         ("grpc.max_send_message_length", -1),
+        ("grpc.server_handshake_timeout_ms", HANDSHAKE_MS),
+        # Of one connection. A client that has more calls waits, and takes none from others.
+        ("grpc.max_concurrent_streams", STREAMS_MAX),
         # Two processes on one port would hide that the first still runs.
         ("grpc.so_reuseport", 0),
         # Clients ping streams on which nothing is said.
@@ -137,6 +158,16 @@ async def _listen_for_remoting(remoting: RemotingGateway, options: GatewayOption
     except OSError as error:
         address = f"{options.host}:{options.remoting_port}"
         raise CannotListen(f"The gateway cannot listen on {address} for remoting clients: {error}") from None
+
+
+async def _listen_for_operations(operations: OperationsServer, options: GatewayOptions) -> int | None:
+    if options.operations_port is None:
+        return None
+    try:
+        return await operations.start(options.host, options.operations_port)
+    except OSError as error:
+        address = f"{options.host}:{options.operations_port}"
+        raise CannotListen(f"The gateway cannot listen on {address} for probes and metrics: {error}") from None
 
 
 def _tls(certificate: Path, key: Path) -> grpc.ServerCredentials:

@@ -1,8 +1,9 @@
 """`apache.rocketmq.v2.MessagingService`: its methods, and how refusals become answers."""
 
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import aclosing
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol, TypeVar, cast
 
 import grpc
 import structlog
@@ -12,6 +13,7 @@ from google.protobuf.message import Message as ProtocolMessage
 from app.rocketmq.calls import CallContext, ClientCall, client_call
 from app.rocketmq.consuming import Consuming
 from app.rocketmq.credentials import Credentials
+from app.rocketmq.gateway_metrics import GatewayMetrics
 from app.rocketmq.producing import Producing
 from app.rocketmq.protocol import service_pb2 as protocol
 from app.rocketmq.protocol.definition_pb2 import Code, Status
@@ -46,9 +48,15 @@ class MessagingService:
     """The methods of RocketMQ's service, each with the check of who calls."""
 
     def __init__(
-        self, credentials: Credentials, sessions: ClientSessions, producing: Producing, consuming: Consuming
+        self,
+        credentials: Credentials,
+        metrics: GatewayMetrics,
+        sessions: ClientSessions,
+        producing: Producing,
+        consuming: Consuming,
     ) -> None:
-        self._credentials, self._sessions, self._consuming = credentials, sessions, consuming
+        self._credentials, self._metrics = credentials, metrics
+        self._sessions, self._consuming = sessions, consuming
         self._methods: dict[str, grpc.RpcMethodHandler[Any, Any]] = {
             "QueryRoute": self._unary(sessions.route, protocol.QueryRouteRequest, protocol.QueryRouteResponse),
             "QueryAssignment": self._unary(
@@ -117,8 +125,9 @@ class MessagingService:
         answer_type: type[Answer],
     ) -> "grpc.RpcMethodHandler[Any, Any]":
         refused_with: Callable[..., Answer] = answer_type
+        name = request_type.DESCRIPTOR.name.removesuffix("Request")
 
-        async def handle(content: bytes, context: AbortableContext) -> Answer:
+        async def answer(content: bytes, context: AbortableContext) -> Answer:
             try:
                 call = client_call(context, self._credentials)
                 return await method(_parsed(request_type, content), call)
@@ -127,6 +136,12 @@ class MessagingService:
             except Exception:
                 log.exception("rocketmq_call_failed", method=method.__name__)
                 return refused_with(status=_UNEXPECTED)
+
+        async def handle(content: bytes, context: AbortableContext) -> Answer:
+            begun = time.monotonic()
+            answered = await answer(content, context)
+            self._count(name, cast(Any, answered).status.code, time.monotonic() - begun)
+            return answered
 
         return grpc.unary_unary_rpc_method_handler(handle, None, answer_type.SerializeToString)
 
@@ -138,12 +153,19 @@ class MessagingService:
             request = _parsed(protocol.ReceiveMessageRequest, content)
             async with aclosing(self._consuming.receive(request, call)) as answers:
                 async for answer in answers:
+                    if answer.HasField("status"):
+                        self._count("ReceiveMessage", answer.status.code, None)
                     yield answer
         except CallRefused as refused:
+            self._count("ReceiveMessage", refused.code, None)
             yield protocol.ReceiveMessageResponse(status=refused.status)
         except Exception:
             log.exception("rocketmq_call_failed", method="receive")
+            self._count("ReceiveMessage", _UNEXPECTED.code, None)
             yield protocol.ReceiveMessageResponse(status=_UNEXPECTED)
+
+    def _count(self, method: str, code: Code, seconds: float | None) -> None:
+        self._metrics.answered("grpc", method, Code.Name(code), seconds)
 
     async def _telemetry(
         self, contents: AsyncIterator[bytes], context: AbortableContext

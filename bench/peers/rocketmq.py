@@ -2,9 +2,12 @@
 
 import random
 import socket
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
 from pathlib import Path
+
+import psutil
 
 from bench.payload import half_body, message_of
 from bench.peers import parts
@@ -22,6 +25,15 @@ PORTS = range(20_000, 32_000)
 TUNED = {"endTransactionThreadPoolNums": "64"}
 
 
+@dataclass(frozen=True, slots=True)
+class RocketServers:
+    """A name server and a broker that run."""
+
+    names_port: int
+    broker_port: int
+    processes: list[psutil.Process]
+
+
 @asynccontextmanager
 async def rocketmq(name: str, place: Path, settings: Mapping[str, str], *, consumers: int = 1) -> AsyncIterator[Peer]:
     """Run RocketMQ with its files in the directory `place`. `settings` are added to the broker's."""
@@ -31,32 +43,44 @@ async def rocketmq(name: str, place: Path, settings: Mapping[str, str], *, consu
     body = place / "body"
     body.write_bytes(message_of(half_body()))
     async with AsyncExitStack() as stack:
+        servers = await stack.enter_async_context(rocketmq_servers(place, classes, settings))
+        command = java(place, *DRIVER_MEMORY, "-cp", classes, "Driver", f"127.0.0.1:{servers.names_port}")
+        driver = await stack.enter_async_context(
+            driving(name, place / "driver.log", *command, str(body), str(consumers))
+        )
+        yield Peer(
+            name,
+            driver,
+            service_cpu_s=lambda: cpu_of(servers.processes),
+            database_cpu_s=lambda: 0.0,
+            client_cpu_s=lambda: cpu_of([driver.process]),
+            halted=lambda: [*servers.processes, driver.process],
+        )
 
-        def java(*options: str) -> list[str]:
-            return ["java", f"-Drocketmq.home.dir={place}", f"-Duser.home={place}", *options]
 
+@asynccontextmanager
+async def rocketmq_servers(
+    place: Path, classes: str, settings: Mapping[str, str], memory: Sequence[str] = BROKER_MEMORY
+) -> AsyncIterator[RocketServers]:
+    """Run a name server and a broker until the block ends. `classes`: Java's class path; `memory`: of the broker."""
+    async with AsyncExitStack() as stack:
         names_port, broker_port = quiet_port(), quiet_port()
         (place / "names.conf").write_text(f"listenPort={names_port}\nbindAddress=127.0.0.1\n")
         log = place / "names.log"
-        command = java("-Xmx256m", "-cp", classes, "org.apache.rocketmq.namesrv.NamesrvStartup")
+        command = java(place, "-Xmx256m", "-cp", classes, "org.apache.rocketmq.namesrv.NamesrvStartup")
         names = await stack.enter_async_context(server(log, *command, "-c", str(place / "names.conf")))
         await listening(names_port, names, log)
         (place / "broker.conf").write_text(broker_conf(place, names_port, broker_port, settings))
         log = place / "broker.log"
-        command = java(*BROKER_MEMORY, *OPENED, "-cp", classes, "org.apache.rocketmq.broker.BrokerStartup")
+        command = java(place, *memory, *OPENED, "-cp", classes, "org.apache.rocketmq.broker.BrokerStartup")
         broker = await stack.enter_async_context(server(log, *command, "-c", str(place / "broker.conf")))
         await listening(broker_port, broker, log)
-        command = java(*DRIVER_MEMORY, "-cp", classes, "Driver", f"127.0.0.1:{names_port}", str(body), str(consumers))
-        driver = await stack.enter_async_context(driving(name, place / "driver.log", *command))
-        servers = [names, broker]
-        yield Peer(
-            name,
-            driver,
-            service_cpu_s=lambda: cpu_of(servers),
-            database_cpu_s=lambda: 0.0,
-            client_cpu_s=lambda: cpu_of([driver.process]),
-            halted=lambda: [*servers, driver.process],
-        )
+        yield RocketServers(names_port, broker_port, [names, broker])
+
+
+def java(place: Path, *options: str) -> list[str]:
+    """Return a command that runs Java with RocketMQ's files in the directory `place`."""
+    return ["java", f"-Drocketmq.home.dir={place}", f"-Duser.home={place}", *options]
 
 
 def broker_conf(place: Path, names_port: int, port: int, settings: Mapping[str, str]) -> str:

@@ -167,6 +167,12 @@ def test_unknown_values_are_refused_everywhere(path: tuple[str, ...]) -> None:
         ("worker/podLabels", {"app.kubernetes.io/name": "shop"}),
         ("worker/podLabels", {"halfnote/spark": "true"}),
         ("networkPolicy/monitoring", []),
+        ("rocketmq/replicas", 0),
+        ("rocketmq/credentials/existingSecret", "Not A Name"),
+        ("rocketmq/remoting/addresses", ["mq1.example"]),
+        ("rocketmq/maxBodyBytes", 0),
+        ("rocketmq/service/remotingPort", 70000),
+        ("rocketmq/podLabels", {"app.kubernetes.io/component": "web"}),
         ("prometheusRule/disabled", ["Other"]),
     ],
 )
@@ -181,7 +187,7 @@ def test_no_label_of_ones_own_is_one_that_pods_are_found_by() -> None:
     templates = "".join(file.read_text() for file in (CHART / "templates").iterdir() if file.is_file())
     ours = set(re.findall(r"^ *((?:app\.kubernetes\.io|halfnote)/[\w-]+|helm\.sh/chart):", templates, re.MULTILINE))
     assert "app.kubernetes.io/component" in ours
-    for path in (("commonLabels",), ("api", "podLabels"), ("worker", "podLabels")):
+    for path in (("commonLabels",), *((of, "podLabels") for of in ("api", "worker", "rocketmq"))):
         for name in ours:
             assert refused(merged(DEFAULTS | DATABASE, at(path, {name: "x"}))) == ["/".join(path)], name
         assert refused(merged(DEFAULTS | DATABASE, at(path, {"team": "x", "app.kubernetes.io/created-by": "y"}))) == []

@@ -33,6 +33,7 @@ def project(directory: Path, *profiles: str, **env: str) -> dict[str, Any]:
         (["demo"], {"demo"}),
         (["brokers"], BROKERS),
         (["kafka"], {"kafka"}),
+        (["rocketmq"], {"rocketmq"}),
         (["nightly", "demo", "brokers"], {"reconcile", "demo", *BROKERS}),
     ],
     ids=lambda value: "-".join(sorted(value)) or "none",
@@ -67,6 +68,15 @@ def test_the_service_waits_for_its_schema_and_is_reached_from_this_machine_alone
     assert [name for name, service in services.items() if service.get("ports")] == ["api"]
 
 
+def test_rocketmq_clients_of_this_machine_alone_reach_the_gateway_and_its_route_leads_back(tmp_path: Path) -> None:
+    gateway = project(tmp_path, "rocketmq", ROCKETMQ_KEY="hn_shop")["services"]["rocketmq"]
+    ports = {port["target"]: f"{port['host_ip']}:{port['published']}" for port in gateway["ports"]}
+    assert ports == {8081: "127.0.0.1:8081", 9876: "127.0.0.1:9876"}
+    assert f"--remoting-address={ports[9876]}" in gateway["command"]
+    assert gateway["environment"]["HALFNOTE_API_KEY"] == "hn_shop"
+    assert gateway["depends_on"]["api"]["condition"] == "service_healthy"
+
+
 def test_only_what_makes_the_sealing_key_may_write_it(tmp_path: Path) -> None:
     services = project(tmp_path)["services"]
     laid = {name: volume for name in ("keys", "migrate", "api", "worker") for volume in services[name]["volumes"]}
@@ -96,8 +106,8 @@ def test_callbacks_reach_the_network_of_the_containers(tmp_path: Path) -> None:
 
 
 def test_our_containers_may_no_more_than_they_need(tmp_path: Path) -> None:
-    services = project(tmp_path, "nightly", "demo")["services"]
-    for name in ("keys", "migrate", "api", "worker", "reconcile", "demo"):
+    services = project(tmp_path, "nightly", "demo", "rocketmq")["services"]
+    for name in ("keys", "migrate", "api", "worker", "rocketmq", "reconcile", "demo"):
         assert services[name]["read_only"] is True
         assert services[name]["cap_drop"] == ["ALL"]
         assert services[name]["security_opt"] == ["no-new-privileges:true"]

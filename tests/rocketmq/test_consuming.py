@@ -304,6 +304,21 @@ async def test_message_groups_are_received_in_order_from_an_ordered_subscription
     stream.cancel()
 
 
+async def test_a_client_for_go_gets_the_messages_of_an_ordered_subscription_one_by_one(
+    gateway: tuple[GatewayInProcess, grpc.aio.Channel], client: httpx.AsyncClient
+) -> None:
+    put = {"topics": ["order"], "destination": {"type": "pull"}, "ordered": "key"}
+    assert (await client.put(f"/subscriptions/{NAME}", json=put)).status_code == 201
+    rocket = RocketClient(gateway[1], **{"x-mq-language": "GO"})
+    for group, body in (("g1", b"1"), ("g1", b"2"), ("g2", b"3")):
+        await sent(rocket, message_of("order", body, message_type=FIFO, message_group=group))
+    [first] = await received(rocket)
+    assert [first.body, *(one.body for one in await received(rocket))] == [b"1", b"3"]
+    assert await received(rocket) == []
+    assert await acked(rocket, handle_of(first)) == ["OK", "OK"]
+    assert [one.body for one in await received(rocket)] == [b"2"]
+
+
 async def test_a_subscription_with_another_destination_is_not_taken_over(
     gateway: tuple[GatewayInProcess, grpc.aio.Channel], client: httpx.AsyncClient
 ) -> None:

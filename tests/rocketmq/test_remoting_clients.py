@@ -1,8 +1,6 @@
 """Apache's own remoting clients, unchanged, against the gateway and the service as processes."""
 
 import asyncio
-import json
-import os
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -16,7 +14,7 @@ from tests.support.certificates import Authority
 from tests.support.gateway import GatewayProcess
 from tests.support.ports import free_port
 from tests.support.processes import Service
-from tests.support.rocketmq_clients import REMOTING_VERSIONS, DriverCommand, ran, remoting_driver
+from tests.support.rocketmq_clients import REMOTING_VERSIONS, DriverCommand, ran, remoting_driver, running
 
 ADMIN = "hn_" + "a1B2c3D4" * 8
 COMMITTED = {
@@ -155,24 +153,36 @@ async def test_a_consumer_goes_on_by_another_gateway(
         gateway_of(admin, tmp_path, "--remoting-port", str(ports[0]), *named) as first,
         gateway_of(admin, tmp_path, "--remoting-port", str(ports[1]), *named),
     ):
-        consuming = driver(version, tmp_path, "consume")
-        process = await asyncio.create_subprocess_exec(
-            *consuming.arguments, *arguments_of(*ports), env={**os.environ}, stdout=asyncio.subprocess.PIPE
-        )
-        assert process.stdout is not None
-        seen: set[str] = set()
-        try:
-            async with asyncio.timeout(WITHIN_S):
-                await heard(process.stdout, seen, set())
-                await ran(driver(version, tmp_path, "send"), *arguments_of(*ports), "a", "b", "c", "d")
-                await heard(process.stdout, seen, {"a", "b", "c", "d"})
-                first.kill()
-                sender = driver(version, tmp_path, "send")
-                await ran(sender, *arguments_of(ports[1]), "e", "f", "g", "h")
-                await heard(process.stdout, seen, {"e", "f", "g", "h"})
-        finally:
-            process.kill()
-            await process.wait()
+        sender = driver(version, tmp_path, "send")
+        async with running(driver(version, tmp_path, "consume"), *arguments_of(*ports)) as consumer:
+            await consumer.next("started")
+            await ran(sender, *arguments_of(*ports), "a", "b", "c", "d")
+            await consumer.until("consumed", "a", "b", "c", "d")
+            first.kill()
+            await ran(sender, *arguments_of(ports[1]), "e", "f", "g", "h")
+            await consumer.until("consumed", "e", "f", "g", "h")
+
+
+async def test_a_namespace_is_the_beginning_of_each_name(
+    version: str, admin: httpx.AsyncClient, tmp_path: Path, db: Connection
+) -> None:
+    gateway = GatewayProcess(tmp_path, str(admin.base_url), "--remoting-port", "0", HALFNOTE_API_KEY=ADMIN)
+    await gateway.start()
+    arguments = [f"127.0.0.1:{gateway.remoting_port}", "order", "shop", "points", "", ""]
+    try:
+        namespace = "-Dnamespace=eu"
+        async with running(driver(version, tmp_path, "consume", namespace), *arguments) as consumer:
+            await consumer.next("started")
+            await ran(driver(version, tmp_path, "send", namespace), *arguments, "a")
+            # A client of another namespace sends to a topic of its own.
+            await ran(driver(version, tmp_path, "send"), *arguments, "b")
+            consumed = await consumer.next("consumed")
+    finally:
+        gateway.stop()
+    assert (consumed["body"], consumed["topic"]) == ("a", "order")
+    assert {row[0] for row in await db.fetch("select topic from outbox")} == {"eu.order", "order"}
+    names = [one["name"] for one in (await admin.get("/subscriptions")).json()["items"]]
+    assert "eu.points@eu.order" in names
 
 
 async def test_a_client_uses_tls(version: str, admin: httpx.AsyncClient, tmp_path: Path, db: Connection) -> None:
@@ -185,13 +195,3 @@ async def test_a_client_uses_tls(version: str, admin: httpx.AsyncClient, tmp_pat
         )
     assert bodies(said, "sent") == ["a"]
     assert await db.fetchval("select count(*) from outbox") == 1
-
-
-async def heard(stream: asyncio.StreamReader, seen: set[str], wanted: set[str]) -> None:
-    """Read what the consumer says until it started and has seen all that is wanted."""
-    while True:
-        one = json.loads(await stream.readline())
-        if one["what"] == "consumed":
-            seen.add(one["body"])
-        if wanted <= seen and (wanted or one["what"] == "started"):
-            return

@@ -1,5 +1,7 @@
 """`halfnote rocketmq`: its options, TLS, large and malformed requests, signals."""
 
+import asyncio
+import contextlib
 import os
 import subprocess
 import sys
@@ -9,6 +11,8 @@ import grpc
 import grpc.aio
 import pytest
 
+from app.rocketmq import server
+from app.rocketmq.credentials import ApiKeys, Credentials
 from app.rocketmq.protocol.definition_pb2 import Resource
 from app.rocketmq.protocol.service_pb2 import QueryRouteRequest, SendMessageRequest, SendMessageResponse
 from app.rocketmq.service import SERVICE
@@ -16,6 +20,10 @@ from tests.support.certificates import Authority
 from tests.support.gateway import GatewayProcess, RocketClient, codes_of, message_of
 from tests.support.ports import free_port
 from tests.support.processes import ROOT
+
+# The beginning of an HTTP/2 connection, and its first frame without settings.
+PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
+SETTINGS = b"\x00\x00\x00\x04\x00\x00\x00\x00\x00"
 
 
 def refused(*arguments: str, code: int = 2) -> str:
@@ -88,6 +96,68 @@ async def test_it_starts_without_the_service_and_answers_that_it_is_away(tmp_pat
     finally:
         assert gateway.stop() == 0
     assert "Traceback" not in gateway.log.read_text()
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"GET / HTTP/1.1\r\n\r\n",
+        b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc",
+        b"\x00" * 4096,
+        PREFACE + b"\xff" * 4096,
+        # A frame of 16 MiB, and headers that never end.
+        PREFACE + b"\xff\xff\xff\x00\x00\x00\x00\x00\x01",
+        PREFACE + SETTINGS + (b"\x00\x40\x00\x09\x00\x00\x00\x00\x01" + b"\x00" * 16_384) * 8,
+    ],
+    ids=["http 1", "tls", "zeros", "no frame", "giant frame", "continuation"],
+)
+async def test_bytes_that_are_no_protocol_end_the_connection(content: bytes, tmp_path: Path) -> None:
+    gateway = GatewayProcess(tmp_path, "http://127.0.0.1:9")
+    await gateway.start()
+    try:
+        reader, writer = await asyncio.open_connection("127.0.0.1", gateway.port)
+        writer.write(content)
+        async with asyncio.timeout(60):
+            with contextlib.suppress(ConnectionResetError):
+                await reader.read()
+        writer.close()
+        async with grpc.aio.insecure_channel(gateway.endpoint) as channel:
+            assert await routed(channel) == "OK"
+    finally:
+        assert gateway.stop() == 0
+    assert "Traceback" not in gateway.log.read_text()
+
+
+@pytest.mark.parametrize("content", [b"", PREFACE[:10], PREFACE], ids=["nothing", "half a preface", "a preface"])
+async def test_a_connection_that_does_not_speak_is_ended(content: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(server, "HANDSHAKE_MS", 500)
+    options = server.GatewayOptions("", True, "127.0.0.1", 0, Credentials(None, ApiKeys(None, None)), 3_000_000, None)
+    listening = grpc.aio.server(options=server._channel_options(options))
+    port = listening.add_insecure_port("127.0.0.1:0")
+    await listening.start()
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    writer.write(content)
+    async with asyncio.timeout(60):
+        with contextlib.suppress(ConnectionResetError):
+            await reader.read()
+    writer.close()
+    await listening.stop(0)
+
+
+async def test_a_small_request_that_is_giant_uncompressed_is_refused(tmp_path: Path) -> None:
+    gateway = GatewayProcess(tmp_path, "http://127.0.0.1:9")
+    await gateway.start()
+    try:
+        async with grpc.aio.insecure_channel(gateway.endpoint) as channel:
+            rocket = RocketClient(channel)
+            send = channel.unary_unary(f"/{SERVICE}/SendMessage", SendMessageRequest.SerializeToString)
+            request = SendMessageRequest(messages=[message_of("order", bytes(40_000_000))])
+            with pytest.raises(grpc.aio.AioRpcError) as error:
+                await send(request, metadata=rocket.metadata, compression=grpc.Compression.Gzip, timeout=60)
+            assert error.value.code() == grpc.StatusCode.RESOURCE_EXHAUSTED
+            assert await routed(channel) == "OK"
+    finally:
+        assert gateway.stop() == 0
 
 
 async def routed(channel: grpc.aio.Channel) -> str:

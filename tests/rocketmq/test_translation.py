@@ -62,7 +62,9 @@ def test_a_namespace_is_the_beginning_of_the_name() -> None:
     assert subscription_of(group, "shop.order") == "shop.points@shop.order"
 
 
-@pytest.mark.parametrize("name", ["", " ", ".", "..", "a/b", "a b", "ä", "a" * 128, "halfnote.x", "a\n"])
+@pytest.mark.parametrize(
+    "name", ["", " ", ".", "..", "a/b", "a b", "ä", "a" * 128, "halfnote.x", "a\n", "RMQ_SYS_TRACE_TOPIC"]
+)
 def test_a_topic_that_rocketmq_or_halfnote_would_refuse_is_refused(name: str) -> None:
     with refused(Code.ILLEGAL_TOPIC):
         topic_of(Resource(name=name))

@@ -22,6 +22,7 @@ from app.rocketmq.claiming import Claiming
 from app.rocketmq.clients import ConnectedClients
 from app.rocketmq.consuming import Consuming
 from app.rocketmq.credentials import ApiKeys, Credentials
+from app.rocketmq.gateway_metrics import GatewayMetrics
 from app.rocketmq.halfnote_api import HalfnoteApi
 from app.rocketmq.producing import Producing
 from app.rocketmq.protocol import definition_pb2 as definition
@@ -51,6 +52,7 @@ class GatewayProcess:
         self.log = directory / f"gateway-{uuid4().hex[:8]}.log"
         self.port = 0
         self.remoting_port = 0
+        self.operations_port = 0
         self.process: subprocess.Popen[bytes] | None = None
 
     @property
@@ -72,6 +74,8 @@ class GatewayProcess:
         self.port = int(found[1])
         if remoting := re.search(r'"remoting_port": (\d+)', self.log.read_text()):
             self.remoting_port = int(remoting[1])
+        if operations := re.search(r'"operations_port": (\d+)', self.log.read_text()):
+            self.operations_port = int(operations[1])
 
     def kill(self) -> None:
         """kill -9."""
@@ -196,14 +200,22 @@ class GatewayInProcess:
     """The gateway's parts over a transport to Halfnote, with a gRPC server on a free port."""
 
     def __init__(self, transport: httpx.AsyncBaseTransport | None, credentials: Credentials, url: str) -> None:
-        self.api = HalfnoteApi(url, True, transport=transport)
+        self.metrics = GatewayMetrics()
+        self.api = HalfnoteApi(url, True, self.metrics, transport=transport)
         self.clients = ConnectedClients()
-        self.checks = CheckClaims(self.api, self.clients)
+        self.checks = CheckClaims(self.api, self.clients, self.metrics, "grpc")
         self.clients.on_change = self.checks.adjust
         self.renewals = Renewals(self.api, self.clients)
         subscriptions = Subscriptions(self.api)
+        self.metrics.watch(
+            "grpc",
+            clients=lambda: len(self.clients),
+            checks=lambda: len(self.checks),
+            held=lambda: len(self.renewals),
+        )
         service = MessagingService(
             credentials,
+            self.metrics,
             ClientSessions(self.clients, subscriptions, BODY_LIMIT),
             Producing(Storing(self.api, self.checks), self.clients, self.checks, BODY_LIMIT),
             Consuming(Claiming(self.api, subscriptions), self.clients, subscriptions, self.renewals),

@@ -16,6 +16,7 @@ from uuid import uuid4
 import httpx
 
 from app.rocketmq.credentials import ApiKeys, Credentials
+from app.rocketmq.gateway_metrics import GatewayMetrics
 from app.rocketmq.halfnote_api import HalfnoteApi
 from app.rocketmq.remoting.codes import RequestCode
 from app.rocketmq.remoting.frames import JSON_HEADER, RemotingFrame, decode, encode
@@ -195,9 +196,10 @@ async def remoting_over(
     url: str = "http://localhost",
 ) -> AsyncIterator[tuple[RemotingGateway, int]]:
     """Run the gateway's remoting part in this loop; yield it, and its port."""
-    api = HalfnoteApi(url, True, transport=transport)
+    metrics = GatewayMetrics()
+    api = HalfnoteApi(url, True, metrics, transport=transport)
     own = credentials or Credentials(None, ApiKeys(None, None))
-    gateway = RemotingGateway(api, Subscriptions(api), own, BODY_LIMIT)
+    gateway = RemotingGateway(api, Subscriptions(api), own, BODY_LIMIT, metrics)
     port = await gateway.start("127.0.0.1", 0)
     try:
         yield gateway, port

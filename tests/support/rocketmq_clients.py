@@ -5,6 +5,8 @@ import json
 import os
 import shutil
 import subprocess
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -38,12 +40,7 @@ def driver(language: str, place: Path) -> DriverCommand:
             absent("needs Apache's client for Python: make test-deps", "DEPS")
         return DriverCommand((str(python), str(DRIVERS / "python" / "driver.py")), {})
     if language == "java":
-        if not list(JAVA.glob("rocketmq-client-java-*.jar")) or shutil.which("javac") is None:
-            absent("needs Apache's client for Java: a JDK, and make test-deps", "DEPS")
-        compiled = ["javac", "-cp", f"{JAVA}/*", "-d", str(place), str(DRIVERS / "java" / "Driver.java")]
-        subprocess.run(compiled, check=True, timeout=WITHIN_S)
-        options = ("-Xmx256m", f"-Drocketmq.log.root={place}", f"-Duser.home={place}")
-        return DriverCommand(("java", *options, "-cp", f"{place}:{JAVA}/*", "Driver"), {})
+        return java_driver("Driver", place)
     if language == "go":
         if shutil.which("go") is None:
             absent("needs Go, and Apache's client for it: make test-deps", "DEPS")
@@ -65,6 +62,16 @@ def driver(language: str, place: Path) -> DriverCommand:
     return DriverCommand(
         ("node", str(DRIVERS / "node" / "driver.cjs")), {"NODE_PATH": str(NODE / "node_modules"), "HOME": str(place)}
     )
+
+
+def java_driver(name: str, place: Path) -> DriverCommand:
+    """Return the command of a driver of the client for Java, compiled into `place`. Skips without the client."""
+    if not list(JAVA.glob("rocketmq-client-java-*.jar")) or shutil.which("javac") is None:
+        absent("needs Apache's client for Java: a JDK, and make test-deps", "DEPS")
+    compiled = ["javac", "-cp", f"{JAVA}/*", "-d", str(place), str(DRIVERS / "java" / f"{name}.java")]
+    subprocess.run(compiled, check=True, timeout=WITHIN_S)
+    options = ("-Xmx256m", f"-Drocketmq.log.root={place}", f"-Duser.home={place}")
+    return DriverCommand(("java", *options, "-cp", f"{place}:{JAVA}/*", name), {})
 
 
 def remoting_driver(version: str, place: Path, what: str, *more: str) -> DriverCommand:
@@ -102,3 +109,57 @@ async def ran(command: DriverCommand, *arguments: str) -> list[dict[str, Any]]:
     said = [json.loads(line) for line in out.decode().splitlines() if line.startswith("{")]
     assert [one["what"] for one in said[-1:]] == ["done"], f"{out.decode()[-3000:]}\n{err.decode()[-3000:]}"
     return said
+
+
+class RunningDriver:
+    """A driver that runs, and what it has said so far."""
+
+    def __init__(self, process: asyncio.subprocess.Process) -> None:
+        self._process = process
+        self.said: list[dict[str, Any]] = []
+
+    async def next(self, *what: str) -> dict[str, Any]:
+        """Read on until it says one of these; return that."""
+        assert self._process.stdout is not None
+        async with asyncio.timeout(WITHIN_S):
+            while True:
+                line = await self._process.stdout.readline()
+                assert line, f"the driver ended after {self.said[-5:]}"
+                if line.startswith(b"{"):
+                    self.said.append(json.loads(line))
+                    if self.said[-1]["what"] in what:
+                        return self.said[-1]
+
+    async def until(self, what: str, *bodies: str) -> None:
+        """Read on until it has said this of each body."""
+        while not set(bodies) <= {one["body"] for one in self.said if one["what"] == what}:
+            await self.next(what)
+
+    def answer(self) -> None:
+        """Send it a line."""
+        assert self._process.stdin is not None
+        self._process.stdin.write(b"go on\n")
+
+    async def kill(self) -> None:
+        """kill -9."""
+        if self._process.returncode is None:
+            self._process.kill()
+        await self._process.wait()
+
+
+@asynccontextmanager
+async def running(command: DriverCommand, *arguments: str) -> AsyncIterator[RunningDriver]:
+    """Run a driver until the block ends."""
+    process = await asyncio.create_subprocess_exec(
+        *command.arguments,
+        *arguments,
+        env={**os.environ, **command.env},
+        stdin=asyncio.subprocess.PIPE,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.DEVNULL,
+    )
+    driver = RunningDriver(process)
+    try:
+        yield driver
+    finally:
+        await driver.kill()

@@ -48,6 +48,9 @@ FILES = (
     # Connections, databases and steps that are awaited in real time.
     "relay/test_faults.py",
     "relay/test_kills.py",
+    # RocketMQ itself, and Apache's clients in several Java processes.
+    "rocketmq/test_comparison.py",
+    "rocketmq/test_compared_answers.py",
     "rocketmq/test_two_gateways.py",
     "server/test_connection_limits.py",
     "server/test_example_clients.py",

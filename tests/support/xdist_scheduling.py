@@ -13,6 +13,9 @@ GROUPS = {
     "tests/helm/test_cluster.py": "kube",
     "tests/helm/test_examples.py": "kube",
     "tests/helm/test_executors.py": "kube",
+    # One RocketMQ.
+    "tests/rocketmq/test_comparison.py": "rocketmq",
+    "tests/rocketmq/test_compared_answers.py": "rocketmq",
     # One service and one browser.
     "tests/console/test_screens.py": "screens",
     "tests/console/test_browser.py": "browser",

@@ -5,6 +5,7 @@ from collections.abc import Awaitable, Callable
 
 import structlog
 
+from app.rocketmq.gateway_metrics import GatewayMetrics
 from app.rocketmq.remoting.codes import RequestCode
 from app.rocketmq.remoting.frames import FrameFault, RemotingFrame, decode, encode
 from app.rocketmq.remoting.remoting_clients import RemotingClient
@@ -21,14 +22,16 @@ REQUESTS_MAX = 256
 # Bytes that wait for a client which does not read.
 UNREAD_MAX_BYTES = 32 * 1024 * 1024
 
-Answer = Callable[[RemotingFrame, "RemotingConnection"], Awaitable[RemotingFrame | None]]
+Answer = Callable[[RemotingFrame, "RemotingConnection"], Awaitable[RemotingFrame]]
 
 
 class RemotingConnection:
     """One connection. `client` is known from its heartbeat on."""
 
-    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, frame_limit: int) -> None:
-        self._reader, self._writer, self._frame_limit = reader, writer, frame_limit
+    def __init__(
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, frame_limit: int, metrics: GatewayMetrics
+    ) -> None:
+        self._reader, self._writer, self._frame_limit, self._metrics = reader, writer, frame_limit, metrics
         self.client: RemotingClient | None = None
         named = writer.get_extra_info("sockname") or ("", 0)
         self._host: Host = (str(named[0]), int(named[1]))
@@ -47,6 +50,7 @@ class RemotingConnection:
             return False
         if self._writer.transport.get_write_buffer_size() > UNREAD_MAX_BYTES:
             log.warning("rocketmq_client_does_not_read", client=self._name())
+            self._metrics.connection_refused("unread")
             self.abort()
             return False
         self._writer.write(encode(frame))
@@ -71,10 +75,13 @@ class RemotingConnection:
                 if frame.code == RequestCode.PULL_MESSAGE:
                     self._pulls.add(task)
                 task.add_done_callback(self._done)
-        except (asyncio.IncompleteReadError, ConnectionError, TimeoutError):
-            # The client left, or sends nothing, or too slowly.
+        except (asyncio.IncompleteReadError, ConnectionError):
+            # The client left.
             pass
+        except TimeoutError:
+            self._metrics.connection_refused("slow")
         except FrameFault as fault:
+            self._metrics.connection_refused("frame")
             log.info("rocketmq_frame_refused", error=str(fault), client=self._name())
         finally:
             self.abort()
@@ -93,7 +100,7 @@ class RemotingConnection:
 
     async def _answer(self, frame: RemotingFrame, answer: Answer) -> None:
         answered = await answer(frame, self)
-        if answered is not None and not frame.wants_no_answer:
+        if not frame.wants_no_answer:
             self.send(answered)
 
     def _done(self, task: asyncio.Task[None]) -> None:

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from app.rocketmq.checks import CheckClaims
 from app.rocketmq.claiming import Claiming
 from app.rocketmq.credentials import Credentials
+from app.rocketmq.gateway_metrics import GatewayMetrics
 from app.rocketmq.halfnote_api import HalfnoteApi
 from app.rocketmq.remoting.membership import Membership
 from app.rocketmq.remoting.pulling import Pulling
@@ -30,10 +31,12 @@ class RemotingGateway:
         subscriptions: Subscriptions,
         credentials: Credentials,
         body_limit: int,
+        metrics: GatewayMetrics,
         addresses: Sequence[str] = (),
     ) -> None:
+        self.metrics = metrics
         self.clients = RemotingClients()
-        self.checks = CheckClaims(api, self.clients)
+        self.checks = CheckClaims(api, self.clients, metrics, "remoting")
         self.clients.on_change = self.checks.adjust
         self.renewals = Renewals(api, self.clients)
         claiming = Claiming(api, subscriptions)
@@ -43,9 +46,15 @@ class RemotingGateway:
             Membership(self.clients, subscriptions, claiming, self.renewals),
             Pulling(claiming, subscriptions, self.renewals),
             sending_back,
-            RemotingProducing(Storing(api, self.checks), sending_back, body_limit),
+            RemotingProducing(Storing(api, self.checks), sending_back, self.checks, body_limit),
         )
-        self._server = RemotingServer(credentials, self.clients, parts, body_limit)
+        self._server = server = RemotingServer(credentials, metrics, self.clients, parts, body_limit)
+        metrics.watch(
+            "remoting",
+            clients=lambda: len(server),
+            checks=lambda: len(self.checks),
+            held=lambda: len(self.renewals),
+        )
         self._renewing: asyncio.Task[None] | None = None
 
     async def start(self, host: str, port: int, tls: ssl.SSLContext | None = None) -> int:

@@ -2,12 +2,14 @@
 
 import asyncio
 import ssl
+import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
 import structlog
 
 from app.rocketmq.credentials import Credentials
+from app.rocketmq.gateway_metrics import GatewayMetrics
 from app.rocketmq.refusals import CallRefused
 from app.rocketmq.remoting.codes import RemotingRefused, RequestCode, ResultCode, remoting_refusal
 from app.rocketmq.remoting.connections import RemotingConnection
@@ -45,9 +47,14 @@ class RemotingServer:
     """Listens, and answers requests. `body_limit`: bytes of one message."""
 
     def __init__(
-        self, credentials: Credentials, clients: RemotingClients, parts: RemotingParts, body_limit: int
+        self,
+        credentials: Credentials,
+        metrics: GatewayMetrics,
+        clients: RemotingClients,
+        parts: RemotingParts,
+        body_limit: int,
     ) -> None:
-        self._credentials, self._clients = credentials, clients
+        self._credentials, self._metrics, self._clients = credentials, metrics, clients
         self._frame_limit = body_limit + FRAME_ROOM_BYTES
         self._connections: set[RemotingConnection] = set()
         self._serving: set[asyncio.Task[None]] = set()
@@ -74,6 +81,9 @@ class RemotingServer:
             RequestCode.CONSUMER_SEND_MSG_BACK: parts.sending_back.by_place,
         }
 
+    def __len__(self) -> int:
+        return len(self._connections)
+
     async def start(self, host: str, port: int, tls: ssl.SSLContext | None) -> int:
         """Listen; return the port. Raises OSError."""
         self._server = await asyncio.start_server(self._connected, host, port, ssl=tls)
@@ -91,9 +101,10 @@ class RemotingServer:
     async def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         if len(self._connections) >= CONNECTIONS_MAX:
             log.warning("rocketmq_too_many_connections", connections=CONNECTIONS_MAX)
+            self._metrics.connection_refused("too_many")
             writer.transport.abort()
             return
-        connection = RemotingConnection(reader, writer, self._frame_limit)
+        connection = RemotingConnection(reader, writer, self._frame_limit, self._metrics)
         self._connections.add(connection)
         if (serving := asyncio.current_task()) is not None:
             self._serving.add(serving)
@@ -104,7 +115,17 @@ class RemotingServer:
             self._connections.discard(connection)
             self._clients.disconnect(connection)
 
-    async def _answer(self, frame: RemotingFrame, connection: RemotingConnection) -> RemotingFrame | None:
+    async def _answer(self, frame: RemotingFrame, connection: RemotingConnection) -> RemotingFrame:
+        begun = time.monotonic()
+        answer = await self._answered(frame, connection)
+        # Codes that clients invent count as one.
+        method = RequestCode(frame.code).name if frame.code in self._handlers else "OTHER"
+        waits = frame.code == RequestCode.PULL_MESSAGE
+        code = ResultCode(answer.code).name
+        self._metrics.answered("remoting", method, code, None if waits else time.monotonic() - begun)
+        return answer
+
+    async def _answered(self, frame: RemotingFrame, connection: RemotingConnection) -> RemotingFrame:
         handler = self._handlers.get(frame.code)
         if handler is None:
             return frame.answered(

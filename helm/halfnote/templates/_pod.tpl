@@ -47,24 +47,8 @@ spec:
       terminationGracePeriodSeconds: {{ include "halfnote.grace" $root }}
       securityContext:
         {{- include "halfnote.securityContext" $root.Values.podSecurityContext | nindent 8 }}
-      {{- if kindIs "slice" $own.topologySpreadConstraints }}
-      {{- with $own.topologySpreadConstraints }}
-      topologySpreadConstraints:
-        {{- toYaml . | nindent 8 }}
-      {{- end }}
-      {{- else }}
-      topologySpreadConstraints:
-        {{- range list "kubernetes.io/hostname" "topology.kubernetes.io/zone" }}
-        - maxSkew: 1
-          topologyKey: {{ . }}
-          whenUnsatisfiable: ScheduleAnyway
-          # Old and new pods of a rollout are spread separately.
-          matchLabelKeys: [pod-template-hash]
-          labelSelector:
-            matchLabels:
-              {{- include "halfnote.selector" $root | nindent 14 }}
-              app.kubernetes.io/component: {{ $.component }}
-        {{- end }}
+      {{- with include "halfnote.spread" (list $root $own .component) | trim }}
+      {{- . | nindent 6 }}
       {{- end }}
       {{- if $root.Values.postgresql.enabled }}
       initContainers:
@@ -202,6 +186,30 @@ spec:
         {{- with $root.Values.extraVolumes }}
         {{- toYaml . | nindent 8 }}
         {{- end }}
+{{- end -}}
+
+{{/* How pods are spread over nodes and zones; takes a list of the root, the component's values and its name. */}}
+{{- define "halfnote.spread" -}}
+{{- $root := index . 0 -}}{{- $own := index . 1 -}}{{- $component := index . 2 -}}
+{{- if kindIs "slice" $own.topologySpreadConstraints }}
+{{- with $own.topologySpreadConstraints }}
+topologySpreadConstraints:
+  {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- else }}
+topologySpreadConstraints:
+  {{- range list "kubernetes.io/hostname" "topology.kubernetes.io/zone" }}
+  - maxSkew: 1
+    topologyKey: {{ . }}
+    whenUnsatisfiable: ScheduleAnyway
+    # Old and new pods of a rollout are spread separately.
+    matchLabelKeys: [pod-template-hash]
+    labelSelector:
+      matchLabels:
+        {{- include "halfnote.selector" $root | nindent 8 }}
+        app.kubernetes.io/component: {{ $component }}
+  {{- end }}
+{{- end }}
 {{- end -}}
 
 {{/* Takes a list of the root and the path. */}}

@@ -1,13 +1,16 @@
-// Apache's client for Go: producer, transactions with a checker, a simple and a push consumer.
+// Apache's client for Go: producer, transactions with a checker, a simple consumer, and two push consumers.
 //
-// Arguments: endpoint, topic, consumer group, access key, secret. It prints what happens as lines of JSON, and ends when
-// the consumers have everything that is to come.
+// Arguments: endpoint, topic, consumer group, access key, secret, and the seconds for which it stays. The group `…-fifo`
+// is ordered. It prints what happens as lines of JSON, and ends that many seconds after the consumers have everything
+// that is to come.
 package main
 
 import (
 	"context"
 	"encoding/json"
 	"os"
+	"strconv"
+	"strings"
 	"sync"
 	"time"
 
@@ -18,9 +21,14 @@ import (
 var (
 	lock     sync.Mutex
 	pushed   = map[string]bool{}
+	ordered  = map[string]bool{}
 	asked    = map[string]bool{}
-	expected = []string{"commit", "orphan-commit", "orphan-unknown", "plain", "fifo", "delay"}
+	failed   = map[string]int{}
+	inOrder  = []string{"fifo-0", "fifo-1", "fifo-2"}
+	done     = []string{"commit", "orphan-commit", "orphan-unknown", "plain", "delay", "fifo-0", "fifo-1", "fifo-2"}
 )
+
+const poisonAttempts = 2
 
 func say(what string, fields map[string]any) {
 	lock.Lock()
@@ -38,15 +46,20 @@ func must[T any](value T, err error) T {
 	return value
 }
 
-func has(found map[string]bool) bool {
-	lock.Lock()
-	defer lock.Unlock()
+func has(found map[string]bool, expected ...string) bool {
 	for _, body := range expected {
 		if !found[body] {
 			return false
 		}
 	}
 	return true
+}
+
+func hasAll(seen map[string]bool) bool {
+	lock.Lock()
+	defer lock.Unlock()
+	return has(seen, done...) && seen["poison"] && has(pushed, done...) && has(ordered, inOrder...) &&
+		min(failed["pushed"], failed["ordered"]) >= poisonAttempts
 }
 
 func check(message *client.MessageView) client.TransactionResolution {
@@ -58,7 +71,7 @@ func check(message *client.MessageView) client.TransactionResolution {
 		asked[body] = true
 		return client.UNKNOWN
 	}
-	if body == "orphan-rollback" {
+	if strings.HasSuffix(body, "rollback") {
 		return client.ROLLBACK
 	}
 	return client.COMMIT
@@ -72,7 +85,28 @@ func consume(message *client.MessageView) client.ConsumerResult {
 	}
 	lock.Lock()
 	defer lock.Unlock()
+	if body == "poison" {
+		failed["pushed"]++
+		return client.FAILURE
+	}
 	pushed[body] = true
+	return client.SUCCESS
+}
+
+func consumeInOrder(message *client.MessageView) client.ConsumerResult {
+	body := string(message.GetBody())
+	say("ordered", map[string]any{"body": body})
+	lock.Lock()
+	defer lock.Unlock()
+	if body == "poison" {
+		failed["ordered"]++
+		return client.FAILURE
+	}
+	if body == "fifo-1" && !asked[body] {
+		asked[body] = true
+		return client.FAILURE
+	}
+	ordered[body] = true
 	return client.SUCCESS
 }
 
@@ -86,11 +120,15 @@ func main() {
 	simple := must(client.NewSimpleConsumer(config(group),
 		client.WithSimpleAwaitDuration(5*time.Second), client.WithSimpleSubscriptionExpressions(all)))
 	must(0, simple.Start())
-	push := must(client.NewPushConsumer(config(group+"-push"),
-		client.WithPushAwaitDuration(5*time.Second), client.WithPushSubscriptionExpressions(all),
-		client.WithPushMessageListener(&client.FuncMessageListener{Consume: consume}),
-		client.WithPushConsumptionThreadCount(4), client.WithPushMaxCacheMessageCount(1024)))
-	must(0, push.Start())
+	for name, listener := range map[string]func(*client.MessageView) client.ConsumerResult{
+		"-push": consume, "-fifo": consumeInOrder,
+	} {
+		push := must(client.NewPushConsumer(config(group+name),
+			client.WithPushAwaitDuration(5*time.Second), client.WithPushSubscriptionExpressions(all),
+			client.WithPushMessageListener(&client.FuncMessageListener{Consume: listener}),
+			client.WithPushConsumptionThreadCount(4), client.WithPushMaxCacheMessageCount(1024)))
+		must(0, push.Start())
+	}
 	producer := must(client.NewProducer(config(""), client.WithTopics(topic),
 		client.WithTransactionChecker(&client.TransactionChecker{Check: check})))
 	must(0, producer.Start())
@@ -119,16 +157,18 @@ func main() {
 	plain.SetKeys("k1", "k2")
 	plain.AddProperty("shop", "s1")
 	send(plain)
-	fifo := &client.Message{Topic: topic, Body: []byte("fifo")}
-	fifo.SetMessageGroup("g1")
-	send(fifo)
+	for _, one := range [][2]string{{"fifo-0", "g1"}, {"fifo-1", "g1"}, {"fifo-2", "g1"}, {"poison", "g2"}} {
+		grouped := &client.Message{Topic: topic, Body: []byte(one[0])}
+		grouped.SetMessageGroup(one[1])
+		send(grouped)
+	}
 	delay := &client.Message{Topic: topic, Body: []byte("delay")}
 	delay.SetDelayTimestamp(time.Now().Add(2 * time.Second))
 	send(delay)
 
 	seen := map[string]bool{}
 	end := time.Now().Add(90 * time.Second)
-	for time.Now().Before(end) && !(has(seen) && has(pushed)) {
+	for time.Now().Before(end) && !hasAll(seen) {
 		found, _ := simple.Receive(context.Background(), 16, 30*time.Second)
 		for _, one := range found {
 			fields := map[string]any{"body": string(one.GetBody()), "keys": one.GetKeys(), "properties": one.GetProperties(),
@@ -141,6 +181,7 @@ func main() {
 			lock.Unlock()
 		}
 	}
+	time.Sleep(time.Duration(must(strconv.Atoi(os.Args[6]))) * time.Second)
 	say("done", map[string]any{})
 	os.Exit(0)
 }

@@ -1,19 +1,25 @@
-// Apache's client for Node: producer, transactions with a checker, a simple and a push consumer.
+// Apache's client for Node: producer, transactions with a checker, a simple consumer, and two push consumers.
 //
-// Arguments: endpoint, topic, consumer group, access key, secret. It prints what happens as lines of JSON, and ends when
-// the consumers have everything that is to come. NODE_PATH names the folder of the client.
+// Arguments: endpoint, topic, consumer group, access key, secret, and the seconds for which it stays. The group `…-fifo`
+// is ordered. It prints what happens as lines of JSON, and ends that many seconds after the consumers have everything
+// that is to come. NODE_PATH names the folder of the client.
 const { Producer, PushConsumer, SimpleConsumer, ConsumeResult } = require('rocketmq-client-nodejs');
 const { TransactionResolution } = require('rocketmq-client-nodejs/proto/apache/rocketmq/v2/definition_pb.js');
 
-const [ endpoints, topic, group, accessKey, accessSecret ] = process.argv.slice(2);
+const [ endpoints, topic, group, accessKey, accessSecret, staysS ] = process.argv.slice(2);
 const sessionCredentials = accessKey ? { accessKey, accessSecret } : undefined;
-const EXPECTED = [ 'commit', 'orphan-commit', 'orphan-unknown', 'plain', 'fifo', 'delay' ];
+const IN_ORDER = [ 'fifo-0', 'fifo-1', 'fifo-2' ];
+const DONE = [ 'commit', 'orphan-commit', 'orphan-unknown', 'plain', 'delay', ...IN_ORDER ];
+const POISON_ATTEMPTS = 2;
+const failed = { pushed: 0, ordered: 0 };
 const pushed = new Set();
+const ordered = new Set();
 const asked = new Set();
 const seen = new Set();
 
 const say = (what, fields = {}) => process.stdout.write(`${JSON.stringify({ what, ...fields })}\n`);
-const all = found => EXPECTED.every(body => found.has(body));
+const hasAll = () => [ ...DONE, 'poison' ].every(body => seen.has(body)) && DONE.every(body => pushed.has(body))
+  && IN_ORDER.every(body => ordered.has(body)) && Math.min(failed.pushed, failed.ordered) >= POISON_ATTEMPTS;
 const logger = { info() {}, debug() {}, warn() {}, error(...said) { process.stderr.write(`${said.join(' ')}\n`); }, child() { return logger; } };
 const common = { endpoints, namespace: '', sessionCredentials, sslEnabled: false, logger };
 
@@ -24,14 +30,33 @@ async function check(view) {
     asked.add(body);
     return TransactionResolution.TRANSACTION_RESOLUTION_UNSPECIFIED;
   }
-  return body === 'orphan-rollback' ? TransactionResolution.ROLLBACK : TransactionResolution.COMMIT;
+  return body.endsWith('rollback') ? TransactionResolution.ROLLBACK : TransactionResolution.COMMIT;
 }
 
 async function consume(view) {
   const body = view.body.toString();
   say('pushed', { body, attempt: view.deliveryAttempt });
+  if (body === 'poison') {
+    failed.pushed++;
+    return ConsumeResult.FAILURE;
+  }
   if (body === 'plain' && view.deliveryAttempt === 1) return ConsumeResult.FAILURE;
   pushed.add(body);
+  return ConsumeResult.SUCCESS;
+}
+
+async function consumeInOrder(view) {
+  const body = view.body.toString();
+  say('ordered', { body });
+  if (body === 'poison') {
+    failed.ordered++;
+    return ConsumeResult.FAILURE;
+  }
+  if (body === 'fifo-1' && !asked.has(body)) {
+    asked.add(body);
+    return ConsumeResult.FAILURE;
+  }
+  ordered.add(body);
   return ConsumeResult.SUCCESS;
 }
 
@@ -40,10 +65,13 @@ async function consume(view) {
     ...common, consumerGroup: group, subscriptions: new Map([[ topic, '*' ]]), awaitDuration: 5000,
   });
   await simple.startup();
-  const push = new PushConsumer({
-    ...common, consumerGroup: `${group}-push`, subscriptions: new Map([[ topic, '*' ]]), messageListener: { consume },
-  });
-  await push.startup();
+  for (const [ name, listener ] of [[ '-push', consume ], [ '-fifo', consumeInOrder ]]) {
+    const push = new PushConsumer({
+      ...common, consumerGroup: `${group}${name}`, subscriptions: new Map([[ topic, '*' ]]),
+      messageListener: { consume: listener },
+    });
+    await push.startup();
+  }
   const producer = new Producer({ ...common, topic, topics: [ topic ], checker: { check } });
   await producer.startup();
   say('started');
@@ -62,11 +90,12 @@ async function consume(view) {
   await (await transaction('rollback')).rollback();
   for (const orphan of [ 'orphan-commit', 'orphan-rollback', 'orphan-unknown' ]) await transaction(orphan);
   await send({ body: Buffer.from('plain'), tag: 'created', keys: [ 'k1', 'k2' ], properties: new Map([[ 'shop', 's1' ]]) });
-  await send({ body: Buffer.from('fifo'), messageGroup: 'g1' });
+  for (const body of IN_ORDER) await send({ body: Buffer.from(body), messageGroup: 'g1' });
+  await send({ body: Buffer.from('poison'), messageGroup: 'g2' });
   await send({ body: Buffer.from('delay'), deliveryTimestamp: new Date(Date.now() + 2000) });
 
   const end = Date.now() + 90000;
-  while (Date.now() < end && !(all(seen) && all(pushed))) {
+  while (Date.now() < end && !hasAll()) {
     for (const one of await simple.receive(16, 30000)) {
       const body = one.body.toString();
       say('received', {
@@ -77,6 +106,7 @@ async function consume(view) {
       seen.add(body);
     }
   }
+  await new Promise(stayed => setTimeout(stayed, 1000 * staysS));
   say('done');
   process.exit(0);
 })().catch(error => {

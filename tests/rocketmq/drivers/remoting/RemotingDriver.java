@@ -4,6 +4,7 @@ import java.util.Arrays;
 import java.util.HashMap;
 import java.util.List;
 import java.util.Map;
+import java.util.Scanner;
 import java.util.Set;
 import java.util.concurrent.ConcurrentHashMap;
 import org.apache.rocketmq.acl.common.AclClientRPCHook;
@@ -30,8 +31,10 @@ import org.apache.rocketmq.remoting.RPCHook;
  *
  * <p>Arguments: what to do, address, topic, producer group, consumer group, access key, secret. `scenario` sends
  * everything and ends when the consumers have what is to come. `orphan` sends a transaction, says nothing of its end,
- * and dies. `answer` answers checks until one came. `consume` consumes until it is killed. `send` sends the bodies that
- * follow. It prints what happens as lines of JSON.
+ * and dies. `answer` answers checks until one came. `hold` sends a transaction, says nothing of its end, and answers a
+ * check when it reads a line. `consume` and `order` consume until they are killed, `order` in order. `send` sends the
+ * bodies that follow; a body `key:number` has that key. The Java property `namespace` is that of all names. It prints
+ * what happens as lines of JSON.
  */
 public class RemotingDriver {
     private static final List<String> EXPECTED = Arrays.asList("commit", "unknown-commit", "unknown-twice", "plain",
@@ -41,9 +44,11 @@ public class RemotingDriver {
     private static final Set<String> ASKED = ConcurrentHashMap.newKeySet();
     private static final Map<String, Integer> FAILED = new ConcurrentHashMap<>();
     private static final char[] LARGE = new char[20_000];
+    private static final String NAMESPACE = System.getProperty("namespace");
 
     private static String topic;
     private static RPCHook hook;
+    private static boolean holds;
 
     public static void main(String[] arguments) throws Exception {
         Arrays.fill(LARGE, 'x');
@@ -72,11 +77,28 @@ public class RemotingDriver {
                 // The end is sent by another thread after the listener has returned.
                 Thread.sleep(1000);
                 break;
+            case "hold":
+                holds = true;
+                transaction(producer(address, arguments[3]), "unknown-commit");
+                Thread.sleep(600_000);
+                break;
             case "send":
                 TransactionMQProducer sender = producer(address, arguments[3]);
                 for (int number = 7; number < arguments.length; number++) {
-                    sent(arguments[number], sender.send(message(arguments[number])));
+                    String body = arguments[number];
+                    Message one = message(body);
+                    String key = body.split(":")[0];
+                    if (body.contains(":")) {
+                        one.setKeys(key);
+                    }
+                    sent(body, sender.send(one, (queues, message, of) ->
+                        queues.get(Math.floorMod(of.hashCode(), queues.size())), key));
                 }
+                break;
+            case "order":
+                orderly(address, arguments[4]);
+                say("started", new HashMap<>());
+                Thread.sleep(600_000);
                 break;
             case "consume":
                 concurrent(address, arguments[4], -1);
@@ -129,6 +151,9 @@ public class RemotingDriver {
     private static TransactionMQProducer producer(String address, String group) throws Exception {
         TransactionMQProducer producer = new TransactionMQProducer(group, hook);
         producer.setNamesrvAddr(address);
+        if (NAMESPACE != null) {
+            producer.setNamespace(NAMESPACE);
+        }
         // On a busy machine a first request takes longer than the client's 3 s.
         producer.setMqClientApiTimeout(30_000);
         producer.setSendMsgTimeout(30_000);
@@ -147,10 +172,13 @@ public class RemotingDriver {
                 Map<String, Object> fields = described(message);
                 fields.put("transaction_id", message.getTransactionId());
                 say("checked", fields);
+                if (holds) {
+                    new Scanner(System.in).nextLine();
+                }
                 if (body.equals("unknown-twice") && first) {
                     return LocalTransactionState.UNKNOW;
                 }
-                return body.equals("unknown-rollback") ? LocalTransactionState.ROLLBACK_MESSAGE
+                return body.endsWith("rollback") ? LocalTransactionState.ROLLBACK_MESSAGE
                     : LocalTransactionState.COMMIT_MESSAGE;
             }
         });
@@ -190,7 +218,10 @@ public class RemotingDriver {
             public ConsumeOrderlyStatus consumeMessage(List<MessageExt> messages, ConsumeOrderlyContext context) {
                 for (MessageExt message : messages) {
                     String body = bodyOf(message);
-                    say("ordered", described(message));
+                    Map<String, Object> fields = described(message);
+                    // The same clock for all processes of the machine.
+                    fields.put("at", System.nanoTime());
+                    say("ordered", fields);
                     if (body.equals("order-2") && FAILED.merge(body, 1, Integer::sum) == 1) {
                         context.setSuspendCurrentQueueTimeMillis(200);
                         return ConsumeOrderlyStatus.SUSPEND_CURRENT_QUEUE_A_MOMENT;
@@ -207,6 +238,9 @@ public class RemotingDriver {
     private static DefaultMQPushConsumer consumer(String address, String group) throws Exception {
         DefaultMQPushConsumer consumer = new DefaultMQPushConsumer(group, hook, new AllocateMessageQueueAveragely());
         consumer.setNamesrvAddr(address);
+        if (NAMESPACE != null) {
+            consumer.setNamespace(NAMESPACE);
+        }
         consumer.setMqClientApiTimeout(30_000);
         consumer.subscribe(topic, "*");
         return consumer;
