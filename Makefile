@@ -66,7 +66,7 @@ helm-deps: ## build what the chart's tests need, with Go: Helm, a Kubernetes API
 	@scripts/helm-deps
 
 screenshots: $(DEV) ## write the pictures of docs/console.md; needs Debian's chromium
-	HALFNOTE_TEST_DEPS=required HALFNOTE_SCREENSHOTS=docs/console $(PYTEST) tests/console/test_browser.py -k pictures
+	HALFNOTE_TEST_DEPS=required HALFNOTE_SCREENSHOTS=docs/console $(PYTEST) tests/console -k pictures
 
 # A missing program is an error in these three commands. In other commands it skips tests (tests/support/requirements.py).
 test-helm: $(DEV) ## test the chart and the compose file on a real Kubernetes API; needs `make helm-deps`, root and podman

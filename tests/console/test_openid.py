@@ -109,7 +109,7 @@ async def test_a_person_signs_in_and_the_audit_names_the_person(
         assert exchange.form["redirect_uri"] == f"http://localhost{CALLBACK}"
         assert len(exchange.form["code_verifier"]) >= 43
         home = await client.get("/console", headers=FORM)
-        assert "dana@example.com <small>operator</small>" in home.text
+        assert "dana@example.com</span> <small>operator</small>" in home.text
         assert "SameSite" not in home.headers.get("set-cookie", "")
         done = await submit(client, "/console/subscriptions/mailer/do/pause", reason="the mailer is moved")
         assert done.status_code == 303, done.text
@@ -505,7 +505,7 @@ async def test_claims_may_come_from_the_user_info(start: Callable[..., Any], iss
     async with client_of(runtime) as client:
         assert (await signed_in(client, issuer)).status_code == 200
         # What is signed counts first.
-        assert "dana@example.com <small>operator</small>" in (await client.get("/console", headers=FORM)).text
+        assert "dana@example.com</span> <small>operator</small>" in (await client.get("/console", headers=FORM)).text
         assert issuer.asked[-1].headers["authorization"] == "Bearer opaque"
         issuer.user_info["sub"] = "another"
         refused = await signed_in(client, issuer)
@@ -660,5 +660,5 @@ async def entered(runtime: Any, name: str) -> int:
         # A code is for one use.
         if answer.status_code == 200:
             home = await client.get("/console", headers=FORM)
-            assert "dana@example.com <small>operator</small>" in home.text
+            assert "dana@example.com</span> <small>operator</small>" in home.text
         return answer.status_code

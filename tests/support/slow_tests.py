@@ -42,6 +42,8 @@ FILES = (
     "console/test_browser.py",
     "console/test_browser_acts.py",
     "console/test_oidc_browser.py",
+    # A service's day, and the proof of it.
+    "console/test_proof_pages.py",
     # A service that starts several times, or gives the whole OpenAPI document.
     "lifecycle/test_missing_key_file.py",
     "server/test_documented_answers.py",

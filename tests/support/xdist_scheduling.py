@@ -21,6 +21,7 @@ GROUPS = {
     "tests/console/test_browser.py": "browser",
     "tests/console/test_browser_acts.py": "browser acts",
     "tests/console/test_oidc_browser.py": "browser of an issuer",
+    "tests/console/test_proof_pages.py": "browser of a proof",
 }
 
 
