@@ -158,6 +158,10 @@ def _fit(case: Case[Any]) -> None:
             one.pop("transaction_id", None)
 
 
+# A host whose last label is a number, which has to be a canonical IPv4 address.
+_NUMERIC_HOST = re.compile(r'(?:(?<=//)|(?<="))([A-Za-z0-9._-]*\.)?(0[xX][0-9A-Fa-f]*|[0-9]+)(?=[:/"])')
+
+
 def _fit_destination(destination: dict[str, Any]) -> None:
     """No receiver gives consent, no password was stored before, and a schema can't say which addresses are allowed.
 
@@ -165,7 +169,8 @@ def _fit_destination(destination: dict[str, Any]) -> None:
     """
     for name in ("url", "bootstrap"):
         if name in destination:
-            destination[name] = json.loads(re.sub(r"\[[0-9A-Fa-f:.]+\]", "[::1]", json.dumps(destination[name])))
+            text = re.sub(r"\[[0-9A-Fa-f:.]+\]", "[::1]", json.dumps(destination[name]))
+            destination[name] = json.loads(_NUMERIC_HOST.sub("127.0.0.1", text))
     destination.pop("consent", None)
     if destination.get("username") is not None and destination.get("password") is None:
         destination["password"] = "a-password"
