@@ -1,6 +1,6 @@
 """The console in Debian's Chromium: a real service with orders in every state, each size, light and dark, and live.
 
-test_screens.py has each screen once, and test_browser_acts.py each act.
+test_screens.py has each screen once, and each act.
 """
 
 from pathlib import Path

@@ -1,7 +1,7 @@
-"""Each screen once in Debian's Chromium, with API keys: faults, accessibility, text of users, roles, kinds of acts.
+"""Each screen once in Debian's Chromium, with API keys: faults, accessibility, text of users, roles, and each act.
 
-One service and one browser, so that it runs in `make test`. test_browser.py has the other sizes and colors, and
-test_browser_acts.py all acts.
+One service and one browser, so that it runs in `make test`. test_browser.py has the other sizes and colors. An act is
+done to its effect: what the API answers afterwards, and the audit.
 """
 
 import csv
@@ -17,11 +17,12 @@ import httpx
 import pytest
 from playwright.sync_api import APIResponse, Browser, Page, expect
 
+from app.console.site import ACTS
 from tests.conftest import migrated_template
 from tests.support import postgres
 from tests.support.api_keys import bearer
 from tests.support.browser import SIZES, Watched, paths_of
-from tests.support.console_acts import EFFECTS, ONE_OF_EACH, Person
+from tests.support.console_acts import EFFECTS, Person, new_subscription
 from tests.support.console_world import MARK, World, add_marked_text, answering, marked
 from tests.support.keyed_services import CONFIGURED
 from tests.support.processes import serving
@@ -190,7 +191,7 @@ def test_an_act_needs_the_token_of_its_session(site: Site, browser: Browser) -> 
     assert site.world.get("/subscriptions/photos")["state"] == "active"
 
 
-@pytest.mark.parametrize("act", ONE_OF_EACH)
+@pytest.mark.parametrize("act", [act.path for act in ACTS])
 def test_an_act_has_its_effect(site: Site, browser: Browser, act: str) -> None:
     watched = Watched(browser)
     try:
@@ -199,6 +200,21 @@ def test_an_act_has_its_effect(site: Site, browser: Browser, act: str) -> None:
         assert watched.faults == []
     finally:
         watched.close()
+
+
+def test_a_dialog_that_is_closed_does_nothing(site: Site, browser: Browser) -> None:
+    watched = Watched(browser)
+    try:
+        watched.sign_in(site.url, CONFIGURED)
+        person, name = Person(site.url, site.world, watched), new_subscription(site.world)
+        person.at(f"/subscriptions/{name}")
+        dialog = person.open("Pause")
+        person.page.keyboard.press("Escape")
+        expect(dialog).not_to_be_visible()
+        assert watched.faults == []
+    finally:
+        watched.close()
+    assert site.world.get(f"/subscriptions/{name}")["state"] == "active"
 
 
 def test_a_person_finds_and_acts_by_keyboard_alone(site: Site, browser: Browser) -> None:

@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import Any
+from typing import Any, ClassVar
 from urllib.parse import quote, urlencode
 
 import httpx
@@ -33,10 +33,12 @@ def marked(field: str) -> str:
 class _Answers(BaseHTTPRequestHandler):
     """`/ok` takes every message, `/picky` fails for some, `/check` answers by the transaction's context.
 
-    `/marked` fails with marked text, and `/marked-check` has it in its reason.
+    `/marked` fails with marked text, and `/marked-check` has it in its reason. `/broken/NAME` fails until
+    `/repair/NAME` was called.
     """
 
     protocol_version = "HTTP/1.1"
+    repaired: ClassVar[set[str]] = set()
 
     def do_POST(self) -> None:
         """Answer by the path."""
@@ -44,6 +46,10 @@ class _Answers(BaseHTTPRequestHandler):
         status, answer = 204, b""
         if self.path.startswith("/picky") and any(key in body for key in FAILING):
             status, answer = 500, b'{"error": "the warehouse database is read-only"}'
+        elif self.path.startswith("/repair/"):
+            self.repaired.add(self.path.removeprefix("/repair/"))
+        elif self.path.startswith("/broken/") and self.path.removeprefix("/broken/") not in self.repaired:
+            status, answer = 500, b'{"error": "broken"}'
         elif self.path.startswith("/marked-check"):
             status, answer = 200, json.dumps({"verdict": "rollback", "reason": marked("check answer")}).encode()
         elif self.path.startswith("/wrong-check"):

@@ -37,10 +37,9 @@ FILES = (
     "system/test_scale_out.py",
     "system/test_upgrade.py",
     "system/test_faults.py",
-    # In a browser: each page in each size, light and dark, each act, and sign-in by an issuer. `make test` has each
-    # page once and one act of each kind (test_screens.py).
+    # In a browser: each page in each size, light and dark, and sign-in by an issuer. `make test` has each page once and
+    # each act (test_screens.py).
     "console/test_browser.py",
-    "console/test_browser_acts.py",
     "console/test_oidc_browser.py",
     # A service's day, and the proof of it.
     "console/test_proof_pages.py",

@@ -19,7 +19,6 @@ GROUPS = {
     # One service and one browser.
     "tests/console/test_screens.py": "screens",
     "tests/console/test_browser.py": "browser",
-    "tests/console/test_browser_acts.py": "browser acts",
     "tests/console/test_oidc_browser.py": "browser of an issuer",
     "tests/console/test_proof_pages.py": "browser of a proof",
 }
