@@ -63,8 +63,10 @@ async def would_act_on(
     connection: Connection, wanted: DeadLetterSearch, at_most: int
 ) -> tuple[list[DeadLetterSummary], int]:
     """Return the newest `at_most` dead letters that match a filter, and how many match it."""
-    found, _ = await list_dead_letters(connection, wanted, at_most, scan_s=LOOK_S)
-    return found, await _left(connection, wanted)
+    count = await _left(connection, wanted)
+    # To look for none would read the whole range a second time.
+    found = (await list_dead_letters(connection, wanted, at_most, scan_s=LOOK_S))[0] if count else []
+    return found, count
 
 
 async def _left(connection: Connection, wanted: DeadLetterSearch) -> int:
