@@ -50,7 +50,17 @@ public class RemotingDriver {
     private static RPCHook hook;
     private static boolean holds;
 
-    public static void main(String[] arguments) throws Exception {
+    public static void main(String[] arguments) {
+        try {
+            run(arguments);
+        } catch (Exception error) {
+            // The client's threads would keep the process alive.
+            error.printStackTrace();
+            Runtime.getRuntime().halt(1);
+        }
+    }
+
+    private static void run(String[] arguments) throws Exception {
         Arrays.fill(LARGE, 'x');
         String address = arguments[1];
         topic = arguments[2];
@@ -87,10 +97,13 @@ public class RemotingDriver {
                 for (int number = 7; number < arguments.length; number++) {
                     String body = arguments[number];
                     Message one = message(body);
-                    String key = body.split(":")[0];
-                    if (body.contains(":")) {
-                        one.setKeys(key);
+                    // Only a message without a chosen queue is sent again by another broker.
+                    if (!body.contains(":")) {
+                        sent(body, sender.send(one));
+                        continue;
                     }
+                    String key = body.split(":")[0];
+                    one.setKeys(key);
                     sent(body, sender.send(one, (queues, message, of) ->
                         queues.get(Math.floorMod(of.hashCode(), queues.size())), key));
                 }
