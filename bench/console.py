@@ -126,10 +126,13 @@ def _lists(known: Known) -> dict[str, list[str]]:
         "/console/topics": _with(
             "/console/topics", [{}, {"cursor": "order.5"}, {"format": "csv"}, {"sort": "messages"}]
         ),
-        "/console/keys": _with("/console/keys", [{}, {"format": "csv"}]),
+        "/console/keys": _with("/console/keys", [{}, {"format": "csv"}, {"sort": "name"}, {"sort": "used"}]),
         "/console/audit": _with(
             "/console/audit",
-            [{}, {"target": "receiver-007"}, {"actor": "dana"}, {"what": _NONE}, {"after": hour}, {"format": "csv"}],
+            [
+                *({}, {"target": "receiver-007"}, {"actor": "dana"}, {"what": _NONE}, {"after": hour}),
+                *({"format": "csv"}, {"sort": "oldest"}, {"sort": "oldest", "what": _NONE}),
+            ],
         ),
         "/console/proof": ["/console/proof"],
         "/console/proof/{day}": [f"/console/proof/{now.date() - timedelta(days=1)}"],
@@ -203,10 +206,10 @@ def calls(known: Known) -> dict[str, list[str]]:
         "/producer-groups": _with("/producer-groups", [{}, {"sort": "oldest", "count": "true"}]),
         "/topics": _with("/topics", [{}, {"limit": "1000"}]),
         "/workers": ["/workers"],
-        "/audit": ["/audit"],
-        "/api-keys": ["/api-keys"],
+        "/audit": _with("/audit", [{}, {"sort": "oldest", "count": "true"}]),
+        "/api-keys": _with("/api-keys", [{}, {"sort": "used", "count": "true"}]),
         "/reconciliation": ["/reconciliation"],
-        "/findings": ["/findings"],
+        "/findings": _with("/findings", [{}, {"count": "true"}]),
     }
 
 

@@ -1,6 +1,7 @@
 """`halfnote audit`: list the actions of people, and verify that none was changed, removed or inserted later."""
 
 import json
+from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -16,7 +17,14 @@ What = Annotated[str | None, typer.Option(help="of this kind, such as transactio
 Target = Annotated[str | None, typer.Option(help="on this target: a name or an id")]
 After = Annotated[str | None, typer.Option(help="at this time or later (RFC 3339)")]
 Before = Annotated[str | None, typer.Option(help="before this time (RFC 3339)")]
-Limit = Annotated[int, typer.Option(help="the most to list, newest first")]
+Limit = Annotated[int, typer.Option(help="the most to list")]
+
+
+class AuditOrder(StrEnum):
+    """The order of the list."""
+
+    NEWEST = "newest"
+    OLDEST = "oldest"
 
 
 app = typer.Typer(help="The actions of people: list them (without a command), and verify their chain.")
@@ -38,6 +46,7 @@ def audit(
     since: Since = None,
     after: After = None,
     before: Before = None,
+    sort: Annotated[AuditOrder, typer.Option(help="newest or oldest first")] = AuditOrder.NEWEST,
     limit: Limit = 100,
     url: Url = DEFAULT_URL,
     as_json: AsJson = False,
@@ -46,7 +55,15 @@ def audit(
     if context.invoked_subcommand is not None:
         return
     at_or_later = time_of(since, after, "--after")
-    query = {"actor": actor, "what": what, "target": target, "after": at_or_later, "before": before, "limit": limit}
+    query = {
+        "actor": actor,
+        "what": what,
+        "target": target,
+        "after": at_or_later,
+        "before": before,
+        "sort": sort.value,
+        "limit": limit,
+    }
     answer = call(url, "GET", "/audit", query=query, as_json=as_json)
     if as_json:
         print_json(answer)

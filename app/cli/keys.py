@@ -7,6 +7,7 @@ import asyncio
 import os
 from collections.abc import Awaitable, Callable
 from datetime import datetime
+from enum import StrEnum
 from typing import Annotated, Any, TypeAlias
 
 import typer
@@ -74,10 +75,26 @@ def create(
     _show_new(made, as_json)
 
 
+class ApiKeySort(StrEnum):
+    """The order of the list."""
+
+    NEWEST = "newest"
+    NAME = "name"
+    USED = "used"
+
+
 @app.command("list")
-def list_keys(url: Url = DEFAULT_URL, as_json: AsJson = False) -> None:
+def list_keys(
+    sort: Annotated[ApiKeySort, typer.Option(help="used: the last used first")] = ApiKeySort.NEWEST,
+    url: Url = DEFAULT_URL,
+    as_json: AsJson = False,
+) -> None:
     """List keys, newest first, with expired and revoked ones."""
     found = all_pages(url, "/api-keys", as_json=as_json) if _over_http(url) else _in_database(_list)
+    if sort is ApiKeySort.NAME:
+        found.sort(key=lambda one: one["name"])
+    elif sort is ApiKeySort.USED:
+        found.sort(key=lambda one: one["last_used_at"] or "", reverse=True)
     if as_json:
         print_json(found)
         return

@@ -1,6 +1,6 @@
 """API keys: admins create, rotate and revoke them. A key is shown once, when it is created."""
 
-from typing import Annotated
+from typing import Annotated, Literal
 
 from fastapi import APIRouter, Path, Query
 from fastapi.responses import JSONResponse
@@ -10,6 +10,7 @@ from app.errors import ApiKeyOver, ApiKeyTaken, ApiKeyUnknown, Invalid
 from app.operations.api_keys import change_key, make_key, revoke_key, rotate_key, shown, unknown
 from app.operations.field_changes import reset_fields
 from app.routers.dependencies import CallerDep, RuntimeDep, problems
+from app.routers.list_order import next_rank, rank_of
 from app.runtime.live_settings import follow
 from app.runtime.state import Runtime
 from app.schemas.api_keys import (
@@ -21,9 +22,10 @@ from app.schemas.api_keys import (
     ApiKeyShown,
     RotateRequest,
 )
-from app.schemas.fields import Strict
+from app.schemas.fields import COUNT, Strict
+from app.schemas.totals import COUNTED_MOST, total_of
 from app.store.admin import api_keys as store
-from app.store.admin.api_keys import ApiKey
+from app.store.admin.api_keys import ApiKey, ApiKeyOrder
 
 router = APIRouter(prefix="/api-keys", tags=["keys and audit"])
 
@@ -41,6 +43,8 @@ class ApiKeyQuery(Strict):
         None, description="`next_cursor` of the page before"
     )
     limit: int = Field(100, ge=1, le=PAGE_MAX, description="keys on a page")
+    sort: Literal["newest", ApiKeyOrder] = Field("newest", description="`used`: the key that was used last first")
+    count: bool = Field(False, description=COUNT)
 
 
 @router.post(
@@ -61,14 +65,24 @@ async def post_api_key(runtime: RuntimeDep, caller: CallerDep, wanted: ApiKeyPos
     return await _made(runtime, None if chosen else key, made)
 
 
-@router.get("", summary="List API keys, newest first", responses=problems(Invalid))
+@router.get("", summary="List API keys", responses=problems(Invalid))
 async def list_api_keys(runtime: RuntimeDep, query: Annotated[ApiKeyQuery, Query()]) -> ApiKeyPage:
-    """List keys, expired and revoked ones included. The keys themselves are not shown."""
-    below = store.HIGHEST if query.cursor is None else int(query.cursor)
+    """List keys, expired and revoked ones included. The keys themselves are not shown.
+
+    With `count` the answer has their number.
+    """
     async with runtime.request_pool.connection() as connection:
-        found = await store.page(connection, below, query.limit + 1)
+        if query.sort == "newest":
+            below = store.HIGHEST if query.cursor is None else int(query.cursor)
+            found = await store.page(connection, below, query.limit + 1)
+            cursor = str(found[query.limit - 1].key_id) if len(found) > query.limit else None
+        else:
+            rank = rank_of(query.cursor)
+            found = await store.ranked(connection, query.sort, rank, query.limit + 1)
+            cursor = next_rank(rank, found, query.limit)
+        total = await store.count_keys(connection, COUNTED_MOST + 1) if query.count else None
     items = [shown(key) for key in found[: query.limit]]
-    return ApiKeyPage(items=items, next_cursor=str(items[-1].key_id) if len(found) > query.limit else None)
+    return ApiKeyPage(items=items, next_cursor=cursor, total=None if total is None else total_of(total))
 
 
 @router.get("/{key_id}", summary="Show an API key", responses=problems(ApiKeyUnknown))

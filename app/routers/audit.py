@@ -1,7 +1,8 @@
 """`GET /audit` and `GET /audit/chain`: the changes that people made, and the digests that chain them."""
 
+from dataclasses import replace
 from datetime import datetime
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import msgspec
 from fastapi import APIRouter, Query
@@ -9,7 +10,8 @@ from pydantic import BaseModel, Field
 
 from app.errors import Invalid
 from app.routers.dependencies import RuntimeDep, problems
-from app.schemas.fields import Name, Strict, Time
+from app.schemas.fields import COUNT, Name, Strict, Time
+from app.schemas.totals import COUNTED_MOST, TOTAL, TotalShown, total_of
 from app.store.admin import audit
 from app.store.admin.audit import AuditFilter, StoredAct
 
@@ -32,6 +34,8 @@ class AuditQuery(Strict):
         None, description="`next_cursor` of the page before"
     )
     limit: int = Field(100, ge=1, le=PAGE_MAX, description="acts on a page")
+    sort: Literal["newest", "oldest"] = Field("newest", description="newest or oldest first")
+    count: bool = Field(False, description=COUNT)
 
 
 class ActShown(BaseModel):
@@ -53,10 +57,11 @@ class ActShown(BaseModel):
 
 
 class AuditPage(BaseModel):
-    """A page of the audit, newest first."""
+    """A page of the audit."""
 
     items: list[ActShown]
     next_cursor: str | None = Field(description="send it as `cursor` for the next page; null: this was the last")
+    total: TotalShown | None = Field(None, description=TOTAL)
 
 
 class ChainQuery(Strict):
@@ -101,16 +106,15 @@ class ChainPage(BaseModel):
     unchained: int = Field(description="rows without a place that are later than the first with one: a fault", ge=0)
 
 
-@router.get("/audit", summary="List the changes that people made, newest first", responses=problems(Invalid))
+@router.get("/audit", summary="List the changes that people made", responses=problems(Invalid))
 async def get_audit(runtime: RuntimeDep, query: Annotated[AuditQuery, Query()]) -> AuditPage:
     """List every change that a person made by an operator's, admin's or subscriber's key, or by the command line.
 
     The audit row is written in the database transaction of the change. Some changes take several database transactions
     or share one with other requests: verdicts, dead letters by a filter, messages sent with an admin's key. Their audit
-    row is written first, so every change has a row.
+    row is written first, so every change has a row. With `count` the answer has the number of all that match.
     """
-    wanted = AuditFilter(
-        below=audit.HIGHEST if query.cursor is None else int(query.cursor),
+    whole = AuditFilter(
         target=query.target,
         actor=query.actor,
         key_id=query.key_id,
@@ -118,10 +122,19 @@ async def get_audit(runtime: RuntimeDep, query: Annotated[AuditQuery, Query()]) 
         after=query.after,
         before=query.before,
     )
+    oldest_first, wanted = query.sort == "oldest", whole
+    if query.cursor is not None:
+        place = int(query.cursor)
+        wanted = replace(whole, above=place) if oldest_first else replace(whole, below=place)
     async with runtime.request_pool.connection() as connection:
-        found = await audit.page(connection, wanted, query.limit + 1)
+        found = await audit.page(connection, wanted, query.limit + 1, oldest_first=oldest_first)
+        total = await audit.count_acts(connection, whole, COUNTED_MOST + 1) if query.count else None
     items = [_shown(row) for row in found[: query.limit]]
-    return AuditPage(items=items, next_cursor=str(items[-1].audit_id) if len(found) > query.limit else None)
+    return AuditPage(
+        items=items,
+        next_cursor=str(items[-1].audit_id) if len(found) > query.limit else None,
+        total=None if total is None else total_of(total),
+    )
 
 
 @router.get("/audit/chain", summary="List the digests of the audit, oldest first", responses=problems(Invalid))

@@ -1,6 +1,7 @@
 """The results of the nightly proof: its state, its days and its findings. Only the proof writes them."""
 
 import re
+from dataclasses import replace
 from datetime import date
 from typing import Annotated, Literal
 from urllib.parse import quote, unquote
@@ -15,7 +16,7 @@ from app.finding_kinds import MEANINGS, Kind, docs_of
 from app.ids import message_id
 from app.routers.dependencies import RuntimeDep, problems
 from app.routers.timeline import known
-from app.schemas.fields import Strict
+from app.schemas.fields import COUNT, Strict
 from app.schemas.reconciliation import (
     DAY,
     DayPage,
@@ -27,7 +28,15 @@ from app.schemas.reconciliation import (
     RunPage,
     RunShown,
 )
-from app.store.proof.findings import HIGHEST, Finding, FindingCursor, FindingFilter, list_findings, one_finding
+from app.schemas.totals import COUNTED_MOST, TotalShown
+from app.store.proof.findings import (
+    Finding,
+    FindingCursor,
+    FindingFilter,
+    count_findings,
+    list_findings,
+    one_finding,
+)
 from app.store.proof.runs import (
     FIRST_RUN,
     ReconciledDay,
@@ -89,6 +98,7 @@ class FindingQuery(Strict):
     )
     cursor: Cursor | None = Field(None, description="`next_cursor` of the previous page")
     limit: int = Field(100, ge=1, le=PAGE_MAX, description="findings on a page")
+    count: bool = Field(False, description=COUNT)
 
 
 @router.get(
@@ -154,17 +164,22 @@ async def list_of_findings(runtime: RuntimeDep, query: Annotated[FindingQuery, Q
     """Return a page of the findings of the nightly proof.
 
     The time to answer is bounded. If few findings match the filter, a page may hold fewer than `limit` or none and
-    still have a `next_cursor`. The list ends when `next_cursor` is null.
+    still have a `next_cursor`. The list ends when `next_cursor` is null. With `count` the answer has the number of all
+    that match.
     """
-    wanted = FindingFilter(
+    whole = FindingFilter(
         day=query.day,
         kind=query.kind,
         resolved=None if query.state is None else query.state == "resolved",
-        below=HIGHEST if query.cursor is None else _place(query.cursor),
     )
+    wanted = whole if query.cursor is None else replace(whole, below=_place(query.cursor))
     async with runtime.request_pool.connection() as connection:
         rows, below = await list_findings(connection, wanted, query.limit)
-    return FindingPage(items=[_finding(row) for row in rows], next_cursor=None if below is None else _cursor_of(below))
+        counted = await count_findings(connection, whole, COUNTED_MOST) if query.count else None
+    # An answer without a count leaves the field out.
+    total = {} if counted is None else {"total": TotalShown(count=counted[0], exact=counted[1])}
+    cursor = None if below is None else _cursor_of(below)
+    return FindingPage(items=[_finding(row) for row in rows], next_cursor=cursor, **total)
 
 
 @router.get(

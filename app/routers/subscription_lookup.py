@@ -1,5 +1,7 @@
 """Finds a subscription and builds its answer, for all subscription routes."""
 
+from typing import Any
+
 from app.database.connection import Connection
 from app.errors import SubscriptionUnknown
 from app.runtime.state import Runtime
@@ -31,27 +33,32 @@ async def answers(
 
 def answer_of(vault: Vault, subscription: Subscription, opened_because: str | None) -> SubscriptionAnswer:
     """Return the answer of a subscription. `opened_because` is set if one of its circuit breakers is open."""
+    return SubscriptionAnswer(**fields_of(vault, subscription, opened_because))
+
+
+def fields_of(vault: Vault, subscription: Subscription, opened_because: str | None) -> dict[str, Any]:
+    """Return the fields of the answer of a subscription."""
     is_open = subscription.state is SubscriptionState.ACTIVE and opened_because is not None
-    return SubscriptionAnswer(
-        name=subscription.name,
-        topics=subscription.topics,
-        filters=subscription.filters,
-        destination=_destination(vault, subscription),
-        start=subscription.start,
-        ordered=subscription.ordered,
-        on_dead=subscription.on_dead,
-        shards=subscription.shards,
-        max_in_flight=subscription.max_in_flight,
-        rate_per_s=subscription.asked_rate_per_s,
-        timeout_s=subscription.timeout_s,
-        retry=subscription.retry,
-        expire_after_s=subscription.expire_after_s,
-        max_backlog=subscription.max_backlog,
-        state=BreakerState.OPEN.value if is_open else subscription.state.value,
-        state_reason=opened_because if is_open else subscription.state_reason,
-        created_at=subscription.created_at,
-        updated_at=subscription.updated_at,
-    )
+    return {
+        "name": subscription.name,
+        "topics": subscription.topics,
+        "filters": subscription.filters,
+        "destination": _destination(vault, subscription),
+        "start": subscription.start,
+        "ordered": subscription.ordered,
+        "on_dead": subscription.on_dead,
+        "shards": subscription.shards,
+        "max_in_flight": subscription.max_in_flight,
+        "rate_per_s": subscription.asked_rate_per_s,
+        "timeout_s": subscription.timeout_s,
+        "retry": subscription.retry,
+        "expire_after_s": subscription.expire_after_s,
+        "max_backlog": subscription.max_backlog,
+        "state": BreakerState.OPEN.value if is_open else subscription.state.value,
+        "state_reason": opened_because if is_open else subscription.state_reason,
+        "created_at": subscription.created_at,
+        "updated_at": subscription.updated_at,
+    }
 
 
 def _destination(vault: Vault, subscription: Subscription) -> dict[str, object]:

@@ -26,7 +26,7 @@ from app.permissions import Caller, Within
 from app.routers.dependencies import CallerDep, RuntimeDep, problems
 from app.routers.list_order import next_rank, rank_of
 from app.routers.subscription_headers import with_headers
-from app.routers.subscription_lookup import answer_of, answers, known
+from app.routers.subscription_lookup import answer_of, answers, fields_of, known
 from app.routers.subscription_upsert import (
     Granted,
     ask_consent,
@@ -62,7 +62,7 @@ from app.schemas.totals import COUNTED_MOST, total_of
 from app.secrets.writer import Seal
 from app.store.admin.audit import Act, record
 from app.store.relay import lag as places
-from app.store.relay.lag import SubscriptionLag
+from app.store.relay.lag import SubscriptionLag, opened
 from app.store.relay.page_standing import PageStanding, page_standing
 from app.store.subscriptions import subscriptions as store
 from app.store.subscriptions.rankings import SubscriptionOrder, count_subscriptions, ranked_subscriptions
@@ -205,11 +205,15 @@ async def list_subscriptions(
         page, cursor = await _page(connection, query, within)
         total = await count_subscriptions(connection, COUNTED_MOST + 1, within) if query.count else None
         standing = await page_standing(connection, [one.subscription_id for one in page]) if query.standing else {}
-        items = [
-            # The fields were validated for the answer; a page of a thousand would spend half its time on it again.
-            SubscriptionListed.model_construct(**dict(answer), standing=_brief(standing.get(one.subscription_id), now))
-            for one, answer in zip(page, await answers(runtime, connection, page), strict=True)
-        ]
+        opened_because = await opened(connection, [one.subscription_id for one in page])
+    # Each is validated once: validation is most of the time of a page of a thousand.
+    items = [
+        SubscriptionListed(
+            **fields_of(runtime.vault, one, opened_because.get(one.subscription_id)),
+            standing=_brief(standing.get(one.subscription_id), now),
+        )
+        for one in page
+    ]
     if query.sort == "lag" and query.standing:
         # By the age of what waits: a checkpoint far behind may have nothing that matches after it.
         items.sort(key=lambda one: -(one.standing.seconds if one.standing else 0.0))

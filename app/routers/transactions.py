@@ -105,7 +105,12 @@ async def list_of_transactions(
     wanted = whole if query.cursor is None else whole.beyond(query.cursor, oldest_first=oldest_first)
     async with runtime.request_pool.connection() as connection:
         rows, cursor = await list_transactions(connection, wanted, query.limit, oldest_first=oldest_first)
-        counted = await count_transactions(connection, whole, COUNTED_MOST) if query.count else None
+        counted = None
+        if query.count and len(rows) < query.limit and (cursor is not None or query.cursor is None):
+            # The only page; or one that ended early, since the filter matches too rarely to be counted in time.
+            counted = len(rows), cursor is None
+        elif query.count:
+            counted = await count_transactions(connection, whole, COUNTED_MOST)
         asked = [row.transaction_id for row in rows if row.check_back is not None and row.verdict is None]
         checks = await last_checks(connection, asked) if asked else {}
     items = [_row(row, checks.get(row.transaction_id)) for row in rows]

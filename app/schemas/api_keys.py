@@ -9,6 +9,7 @@ from app.field_rules import NAME_MAX, has_control_character
 from app.permissions import KEY_CHARACTERS, PREFIX, Role, is_key
 from app.schemas.fields import Name, PutChanges, Strict, Time, Whole
 from app.schemas.subscription_put import TopicPattern
+from app.schemas.totals import TOTAL, TotalShown
 
 SCOPE_MAX = 100
 OVERLAP_S = 86_400
@@ -184,7 +185,8 @@ class ApiKeyMade(ApiKeyShown):
 
 
 class ApiKeyPage(BaseModel):
-    """A page of keys, the newest first."""
+    """A page of keys."""
 
     items: list[ApiKeyShown]
     next_cursor: str | None = Field(description="send it as `cursor` for the next page; null: this was the last")
+    total: TotalShown | None = Field(None, description=TOTAL)

@@ -6,6 +6,7 @@ from uuid import UUID
 
 from pydantic import Field
 
+from app.schemas.totals import TOTAL, TotalShown
 from app.schemas.transactions import AT, ID, Shown
 
 RunState = Literal["proved", "findings", "failed"]
@@ -133,3 +134,4 @@ class FindingPage(Shown):
 
     items: list[FindingShown]
     next_cursor: str | None = Field(description="send it as `cursor` for the next page; null: this was the last")
+    total: TotalShown | None = Field(None, description=TOTAL)

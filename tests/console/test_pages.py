@@ -14,7 +14,7 @@ from app.console.site import PAGES
 from app.database.connection import Connection
 from tests.support.console_forms import FORM, submit, token_of
 from tests.support.dead_letters import AT, bury, committed, subscription
-from tests.support.proof_runs import DAY, reconciled
+from tests.support.proof_runs import DAY, find, reconciled
 
 EVIL = "<script>alert('x')</script>\"><img src=x onerror=alert(1)>"
 POLICY = (
@@ -487,6 +487,22 @@ async def test_lists_are_sorted_and_say_how_many_they_have(
     found, _, page = await shown("dead-letters/groups?sort=last", errors)
     assert found == ["answered 500", "no route"]
     assert "halfnote dead-letters groups --sort last" in page
+    for name in ("prometheus", "grafana"):
+        assert (await client.post("/api-keys", json={"name": name, "role": "metrics"})).status_code == 201
+    keys = r'<a href="/console/audit\?key_id=\d+">([a-z]+)</a>'
+    assert (await shown("keys", keys))[:2] == (["grafana", "prometheus"], "2")
+    await db.execute("update api_key set last_used_at = now() where name = 'prometheus'")
+    found, _, page = await shown("keys?sort=used", keys)
+    assert (found, "halfnote keys list --sort used" in page) == (["prometheus", "grafana"], True)
+    acts = r'<a href="/console/audit\?[^"]*what=[^"]*">([a-z_.]+)</a>'
+    await client.put("/topics/refund")
+    found, total, page = await shown("audit?what=api_key.create", acts)
+    assert (found, total) == (["api_key.create"], "2")
+    assert 'href="/console/audit?what=api_key.create&sort=oldest"' in page
+    newest, oldest = [re.findall(acts, (await shown(f"audit{sort}", acts))[2]) for sort in ("", "?sort=oldest")]
+    assert (newest, newest[0]) == (oldest[::-1], "topic.declare")
+    await find(db, "parked", "a")
+    assert "<small>findings</small> <small>1</small></h1>" in (await shown("findings", "parked"))[2]
     refused = await client.get("/console/subscriptions?sort=nothing", headers=FORM)
     assert (refused.status_code, "`sort`" in refused.text) == (422, True)
 

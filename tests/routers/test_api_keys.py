@@ -289,6 +289,11 @@ async def test_the_first_key_is_made_beside_the_database(dsn: str, tmp_path: Pat
         assert run("audit", **asking).returncode == 0
         audited = json.loads(run("audit", "--what", "api_key.revoke", "--json", **asking).stdout)
         assert [one["target"] for one in audited["items"]] == ["3"]
+        for order, key_ids in (("newest", [3, 2, 1]), ("name", [1, 3, 2]), ("used", [1, 3, 2])):
+            found = json.loads(run("keys", "list", "--sort", order, "--json", **asking).stdout)
+            assert [one["key_id"] for one in found] == key_ids, order
+        oldest = json.loads(run("audit", "--sort", "oldest", "--limit", "1", "--json", **asking).stdout)
+        assert [one["target"] for one in oldest["items"]] == ["1"]
         refused = run("topics", "list", HALFNOTE_URL=service.url)
         assert refused.returncode == 1
         assert "HALFNOTE_API_KEY" in refused.stderr

@@ -128,7 +128,18 @@ async def test_the_audit_in_pages_and_by_filters(start: Callable[..., Any]) -> N
         cursor = page["next_cursor"]
         if cursor is None:
             break
+    assert page.get("total") is None
     assert seen == [("topic.undeclare", "a"), *(("topic.declare", name) for name in "edcba")]
+    oldest, query = [], {"sort": "oldest", "limit": "4", "count": "true"}
+    while True:
+        page = (await client.get("/audit", params=query)).json()
+        oldest += [(one["what"], one["target"]) for one in page["items"]]
+        # The total is that of all pages.
+        assert page["total"] == {"count": 6, "exact": True}
+        if page["next_cursor"] is None:
+            break
+        query["cursor"] = page["next_cursor"]
+    assert oldest == seen[::-1]
     for query, count in (
         ({"target": "a"}, 2),
         ({"what": "topic.declare"}, 5),
@@ -138,7 +149,9 @@ async def test_the_audit_in_pages_and_by_filters(start: Callable[..., Any]) -> N
         ({"after": before.isoformat()}, 6),
         ({"before": before.isoformat()}, 0),
     ):
-        assert len((await client.get("/audit", params=query)).json()["items"]) == count, query
+        for order in ("newest", "oldest"):
+            page = (await client.get("/audit", params={**query, "sort": order, "count": "true"})).json()
+            assert (len(page["items"]), page["total"]["count"]) == (count, count), query
 
 
 async def test_the_audit_is_kept_for_a_time(start: Callable[..., Any], db: Connection) -> None:

@@ -9,6 +9,7 @@ import pytest
 import app.store.coordinator.transactions as lists
 from app.database.connection import Connection
 from app.permissions import Role
+from app.routers import transactions as router
 from app.schemas.totals import COUNTED_MOST
 from app.store.checkback import group_rankings
 from app.store.coordinator import topic_rankings
@@ -139,6 +140,19 @@ async def test_a_key_gets_its_own_in_each_order(start: Any, db: Connection) -> N
                 assert page["total"] == {"count": len(wanted), "exact": True}
 
 
+async def test_keys_are_sorted_over_all_pages(start: Any, db: Connection) -> None:
+    runtime, admin = await start()
+    for name in ("c", "a", "d", "b"):
+        await make(runtime, Role.METRICS, name=name)
+    for name, minutes in (("a", 3), ("b", 1), ("c", 2)):
+        await db.execute("update api_key set last_used_at = $2 where name = $1", name, AT - timedelta(minutes=minutes))
+    for order, wanted in (("newest", "bdac"), ("name", "abcd"), ("used", "bcad")):
+        assert "".join(await names(admin, "/api-keys", sort=order)) == wanted
+        page = (await admin.get("/api-keys", params={"sort": order, "count": "true", "limit": 1})).json()
+        assert page["total"] == {"count": 4, "exact": True}
+    assert (await admin.get("/api-keys")).json().get("total") is None
+
+
 @shares
 @pytest.mark.parametrize(
     ("path", "query"),
@@ -153,6 +167,8 @@ async def test_a_key_gets_its_own_in_each_order(start: Any, db: Connection) -> N
         ("/topics", "cursor=%D9%A1&sort=messages"),
         ("/topics", "cursor=1234567890&sort=messages"),
         ("/transactions", "count=x"),
+        ("/api-keys", "sort=role"),
+        ("/audit", "sort=actor"),
     ],
 )
 async def test_what_is_no_order_is_named(shared_client: httpx.AsyncClient, path: str, query: str) -> None:
@@ -242,6 +258,30 @@ async def test_a_page_of_the_oldest_that_ran_out_of_time_has_a_next_page(full: C
     oldest, _ = await lists.list_transactions(full, TransactionFilter(), stored, oldest_first=True, scan_s=60)
     assert len(oldest) == stored
     assert [one.transaction_id for one in oldest] == [one.transaction_id for one in reversed(newest)]
+
+
+async def test_a_page_that_ran_out_of_time_is_not_counted_again(
+    client: httpx.AsyncClient, group: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for _ in range(3):
+        await half_of(client, ORDER)
+    counted = []
+
+    async def out_of_time(connection: Connection, wanted: TransactionFilter, limit: int, **order: bool) -> Any:
+        return await lists.list_transactions(connection, wanted, min(limit, 2), **order)
+
+    async def count(*arguments: Any) -> tuple[int, bool]:
+        counted.append(arguments)
+        return await count_transactions(*arguments)
+
+    monkeypatch.setattr(router, "list_transactions", out_of_time)
+    monkeypatch.setattr(router, "count_transactions", count)
+    page = (await client.get("/transactions", params={"count": "true"})).json()
+    assert (len(page["items"]), page["total"], counted) == (2, {"count": 2, "exact": False}, [])
+    # The last page is short too, but does not have the rows of the others.
+    query = {"count": "true", "cursor": page["next_cursor"]}
+    page = (await client.get("/transactions", params=query)).json()
+    assert (len(page["items"]), page["total"], len(counted)) == (1, {"count": 3, "exact": True}, 1)
 
 
 async def test_counting_ends_with_its_time_or_its_limit(full: Connection) -> None:

@@ -14,6 +14,7 @@ from app.finding_kinds import MEANINGS, Kind
 from app.loops import gauges
 from app.runtime.state import Runtime
 from app.store.proof.findings import (
+    COUNT,
     FLOOR,
     HIGHEST,
     LOWEST,
@@ -23,6 +24,7 @@ from app.store.proof.findings import (
     PAGE,
     WINDOW_ROWS,
     FindingFilter,
+    count_findings,
     list_findings,
 )
 from tests.support.days import subscribe
@@ -282,6 +284,13 @@ async def test_findings_by_filter(client: httpx.AsyncClient, db: Connection) -> 
     assert await every(client, state="open") == ["c", "a", "b"]
     assert await every(client, state="resolved") == ["d"]
     assert await every(client, day=str(BEFORE), kind="parked", state="resolved") == []
+    for query, count in (({}, 4), ({"day": str(DAY)}, 3), ({"kind": "parked"}, 2), ({"state": "resolved"}, 1)):
+        page = await get(client, "/findings", limit=1, count="true", **query)
+        assert page["total"] == {"count": count, "exact": True}, query
+        if page["next_cursor"]:
+            rest = await get(client, "/findings", limit=1, count="true", cursor=page["next_cursor"], **query)
+            assert rest["total"] == page["total"]
+    assert "total" not in await get(client, "/findings")
     for query in ({"kind": "lost"}, {"state": "old"}, {"day": "today"}, {"cursor": "x"}, {"limit": 0}):
         assert (await client.get("/findings", params=query)).status_code == 422, query
 
@@ -315,6 +324,11 @@ async def test_a_page_ends_when_its_time_is_over(db: Connection) -> None:
     assert (turns, found) == (3, ["the one"])
     rows, below = await list_findings(db, FindingFilter(kind="op_without_half"), 10)
     assert ([row.subject for row in rows], below) == (["the one"], None)
+    stored = WINDOW_ROWS * 2 + 11
+    assert await count_findings(db, FindingFilter(), stored, scan_s=60) == (stored, True)
+    assert await count_findings(db, FindingFilter(), stored - 1, scan_s=60) == (stored - 1, False)
+    assert await count_findings(db, FindingFilter(), stored, scan_s=0) == (WINDOW_ROWS, False)
+    assert await count_findings(db, FindingFilter(kind="op_without_half"), 10, scan_s=60) == (1, True)
 
 
 WINDOW = ["date", "text", "text", "date", "text"]
@@ -338,10 +352,13 @@ async def test_what_is_asked_about_findings_is_a_short_index_range(db: Connectio
         floor = await db.fetchrow(FLOOR, *wanted.range)
         for low in (floor, LOWEST) if wanted.kind is None or wanted.day else (floor,):
             bounds = (*wanted.range, *((low.day, low.kind, low.subject) if low is LOWEST else low), None, 101)
-            found = await scans(db, PAGE, [*WINDOW, "date", "text", "text", "bool", "bigint"], bounds, generic=False)
-            mine = [scan for scan in found if scan.table == "finding"]
-            assert {scan.index for scan in mine} == {"finding_subject"}
-            assert sum(scan.rows for scan in mine) <= (WINDOW_ROWS if wanted.kind else 102)
+            for statement in (PAGE, COUNT):
+                types = [*WINDOW, "date", "text", "text", "bool", "bigint"]
+                mine = [
+                    one for one in await scans(db, statement, types, bounds, generic=False) if one.table == "finding"
+                ]
+                assert {scan.index for scan in mine} == {"finding_subject"}
+                assert sum(scan.rows for scan in mine) <= (WINDOW_ROWS if wanted.kind else 102)
     await db.execute("reset all")
     for generic in (False, True):
         found = await scans(db, ONE, ["bigint"], (7,), generic=generic)

@@ -13,8 +13,8 @@ _AUDIT_COLUMNS = ("audit_id", "at", "actor", "key_id", "role", "what", "target",
 
 
 async def show_keys(visit: Visit) -> Response:
-    """Show a page of API keys, newest first."""
-    query = visit.list_query(ApiKeyQuery)
+    """Show a page of API keys."""
+    query = visit.list_query(ApiKeyQuery, count=True)
     found = await list_api_keys(visit.runtime, query)
     if visit.wants_csv:
         return visit.csv_of("keys", _KEY_COLUMNS, found.items)
@@ -22,22 +22,26 @@ async def show_keys(visit: Visit) -> Response:
         "keys.html",
         rows=found.items,
         next_cursor=found.next_cursor,
-        command_shown=command("keys", "list"),
+        sort=query.sort,
+        total=found.total,
+        command_shown=command("keys", "list", sort=None if query.sort == "newest" else query.sort),
         now=visit.runtime.clock.now(),
     )
 
 
 async def show_audit(visit: Visit) -> Response:
-    """Show a page of the audit, newest first."""
-    query = visit.list_query(AuditQuery)
+    """Show a page of the audit."""
+    query = visit.list_query(AuditQuery, count=True)
     found = await get_audit(visit.runtime, query)
     if visit.wants_csv:
         return visit.csv_of("audit", _AUDIT_COLUMNS, found.items)
-    asked = query.model_dump(exclude={"limit", "cursor", "key_id"}, exclude_none=True)
+    asked = query.model_dump(exclude={"limit", "cursor", "key_id", "count"}, exclude_none=True, exclude_defaults=True)
     return visit.page(
         "audit.html",
         query=query,
         rows=found.items,
+        sort=query.sort,
+        total=found.total,
         next_cursor=found.next_cursor,
         command_shown=command("audit", **asked),
         now=visit.runtime.clock.now(),

@@ -95,7 +95,7 @@ def _trend(days: Sequence[DayShown]) -> list[Chart]:
 
 async def show_findings(visit: Visit) -> Response:
     """Show a page of findings, newest day first."""
-    query = visit.list_query(FindingQuery)
+    query = visit.list_query(FindingQuery, count=True)
     found = await list_of_findings(visit.runtime, query)
     if visit.wants_csv:
         return visit.csv_of("findings", _COLUMNS, found.items)
@@ -105,6 +105,7 @@ async def show_findings(visit: Visit) -> Response:
         rows=found.items,
         kinds=list(Kind),
         next_cursor=found.next_cursor,
+        total=found.total,
         command_shown=command("findings", day=query.day, kind=query.kind, state=query.state or "all"),
         now=visit.runtime.clock.now(),
     )

@@ -3,8 +3,11 @@
 from collections.abc import Collection
 from dataclasses import astuple, dataclass
 from datetime import datetime, timedelta
+from typing import Literal
 
 from app.database.connection import Connection
+
+ApiKeyOrder = Literal["name", "used"]
 
 CHANGED = "api_keys"
 HIGHEST = 2**31 - 1
@@ -43,6 +46,12 @@ where coalesce(revoked_at, 'infinity') > $1 and coalesce(expires_at, 'infinity')
 ONE = f"select {COLUMNS} from api_key where key_id = $1"  # noqa: S608
 ONE_LOCKED = ONE + " for update"
 PAGE = f"select {COLUMNS} from api_key where key_id < $1 order by key_id desc limit $2"  # noqa: S608
+# The whole table is sorted, which is small. $1: how many rows come before the page.
+RANKED: dict[ApiKeyOrder, str] = {
+    "name": f"select {COLUMNS} from api_key order by name, key_id offset $1 limit $2",  # noqa: S608
+    "used": f"select {COLUMNS} from api_key order by last_used_at desc nulls last, key_id desc offset $1 limit $2",  # noqa: S608
+}
+COUNT = "select count(*) from (select from api_key limit $1) k"
 
 # Primary key. A revoked key never becomes valid again, and an overlap never extends a key.
 REVOKE = f"""
@@ -164,6 +173,17 @@ async def one(connection: Connection, key_id: int, *, lock: bool = False) -> Api
 async def page(connection: Connection, below: int, limit: int) -> list[ApiKey]:
     """Return keys with ids below `below`, newest first."""
     return [ApiKey(**row) for row in await connection.fetch(PAGE, below, limit)]
+
+
+async def ranked(connection: Connection, order: ApiKeyOrder, rank: int, limit: int) -> list[ApiKey]:
+    """Return keys in another order, from a rank on."""
+    return [ApiKey(**row) for row in await connection.fetch(RANKED[order], rank, limit)]
+
+
+async def count_keys(connection: Connection, most: int) -> int:
+    """Return how many keys there are, up to `most`."""
+    count: int = await connection.fetchval(COUNT, most)
+    return count
 
 
 async def revoke(connection: Connection, key_id: int, now: datetime) -> ApiKey | None:

@@ -1,6 +1,6 @@
 """Store the audit: one row per action of a person, in the same database transaction as the change, if there is one."""
 
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from datetime import datetime
 from typing import Any
 
@@ -35,13 +35,15 @@ insert into audit (at, actor, key_id, role, what, target, detail) values ($1, $2
 
 # Newest first: served by the primary key, or by audit_target if a target is given. Other filters read the whole table,
 # which is small.
-PAGE = """
-select audit_id, at, actor, key_id, role, what, target, detail from audit
-where audit_id < $1 and ($2::text is null or target = $2) and ($3::text is null or actor = $3)
-  and ($4::int is null or key_id = $4) and ($5::text is null or what = $5)
-  and ($6::timestamptz is null or at >= $6) and ($7::timestamptz is null or at < $7)
-order by audit_id desc limit $8
-"""
+MATCHING = """from audit
+where audit_id < $1 and audit_id > $2 and ($3::text is null or target = $3) and ($4::text is null or actor = $4)
+  and ($5::int is null or key_id = $5) and ($6::text is null or what = $6)
+  and ($7::timestamptz is null or at >= $7) and ($8::timestamptz is null or at < $8)"""
+PAGE, OLDEST_PAGE = (
+    f"select audit_id, at, actor, key_id, role, what, target, detail {MATCHING} order by audit_id {order} limit $9"
+    for order in ("desc", "asc")
+)
+COUNT = f"select count(*) from (select {MATCHING} limit $9) a"  # noqa: S608
 
 # Rows from before there was a chain, and then the first ones of the chain, up to the first that is kept. The last one
 # of them is noted, so that the nightly proof knows where the chain begins. Served by audit_place.
@@ -120,15 +122,21 @@ class ChainEnds:
 
 @dataclass(frozen=True, slots=True)
 class AuditFilter:
-    """A filter of actions; all given fields must match."""
+    """A filter of actions; all given fields must match. Ids are between `above` and `below`."""
 
     below: int = HIGHEST
+    above: int = 0
     target: str | None = None
     actor: str | None = None
     key_id: int | None = None
     what: str | None = None
     after: datetime | None = None
     before: datetime | None = None
+
+    @property
+    def arguments(self) -> tuple[object, ...]:
+        """The arguments $1…$8 of the statements."""
+        return astuple(self)
 
 
 async def record(connection: Connection, act: Act, now: datetime) -> None:
@@ -137,20 +145,18 @@ async def record(connection: Connection, act: Act, now: datetime) -> None:
     await connection.execute(ADD, now, act.actor, act.key_id, act.role, act.what, act.target, detail)
 
 
-async def page(connection: Connection, wanted: AuditFilter, limit: int) -> list[StoredAct]:
-    """Return actions, newest first."""
-    rows = await connection.fetch(
-        PAGE,
-        wanted.below,
-        wanted.target,
-        wanted.actor,
-        wanted.key_id,
-        wanted.what,
-        wanted.after,
-        wanted.before,
-        limit,
-    )
+async def page(
+    connection: Connection, wanted: AuditFilter, limit: int, *, oldest_first: bool = False
+) -> list[StoredAct]:
+    """Return actions, newest first or oldest first."""
+    rows = await connection.fetch(OLDEST_PAGE if oldest_first else PAGE, *wanted.arguments, limit)
     return [StoredAct(**row) for row in rows]
+
+
+async def count_acts(connection: Connection, wanted: AuditFilter, most: int) -> int:
+    """Return how many actions match, up to `most`."""
+    count: int = await connection.fetchval(COUNT, *wanted.arguments, most)
+    return count
 
 
 async def chained(connection: Connection, after: int, limit: int) -> list[ChainedAct]:

@@ -9,12 +9,14 @@ from datetime import date, datetime
 from uuid import UUID
 
 from app.database.connection import Connection
-from app.database.windowed_read import ListWindow, read_windows
+from app.database.windowed_read import ListWindow, count_windows, read_windows
 from app.topic_patterns import reserved_sql
 
 # As for lists of dead letters: a filter that few rows match reads this many rows at a time, and stops after this time.
 WINDOW_ROWS = 2000
-SCAN_S = 0.5
+SCAN_S = 0.15
+# A list is counted for this long; it costs as much as the page.
+COUNT_S = 0.05
 # How many findings one message about a day and kind names.
 EXAMPLES = 10
 # The most findings that one step announces: writing and committing them takes well under a second.
@@ -46,6 +48,15 @@ select {SHOWN} from finding f {NAMED}
 where {RANGE} and ({PLACE}) >= ($6::date, $7::text, $8::text) and ($5 is null or f.kind = $5)
   and ($9::boolean is null or (f.resolved_at is not null) = $9)
 order by {NEWEST_FIRST} limit $10
+"""  # noqa: S608
+
+COUNT = f"""
+select count(*) from (
+  select from finding f
+  where {RANGE} and ({PLACE}) >= ($6::date, $7::text, $8::text) and ($5 is null or f.kind = $5)
+    and ($9::boolean is null or (f.resolved_at is not null) = $9)
+  order by {NEWEST_FIRST} limit $10
+) m
 """  # noqa: S608
 
 # A generic plan assumes that the range is small, so it would read and sort all of the range.
@@ -170,6 +181,24 @@ async def list_findings(
     return found.rows, found.below
 
 
+async def count_findings(
+    connection: Connection, wanted: FindingFilter, most: int, *, scan_s: float = COUNT_S
+) -> tuple[int, bool]:
+    """Return how many findings match, up to `most`, and whether these are all.
+
+    No window is begun after `scan_s` seconds.
+    """
+
+    async def count_window(below: FindingCursor, at_most: int) -> tuple[int, FindingCursor | None]:
+        window = replace(wanted, below=below)
+        floor = await window_floor(connection, window)
+        return await connection.fetchval(COUNT, *_bounds(window, floor or LOWEST), wanted.resolved, at_most), floor
+
+    async with connection.transaction(readonly=True):
+        await connection.execute(OWN_PLANS)
+        return await count_windows(count_window, wanted.below, most, scan_s)
+
+
 async def window_floor(connection: Connection, wanted: FindingFilter) -> FindingCursor | None:
     """Return the lowest place of the next WINDOW_ROWS below `wanted.below`; None if there are fewer."""
     row = await connection.fetchrow(FLOOR, *wanted.range)
@@ -178,8 +207,12 @@ async def window_floor(connection: Connection, wanted: FindingFilter) -> Finding
 
 async def read_page(connection: Connection, wanted: FindingFilter, floor: FindingCursor, limit: int) -> list[Finding]:
     """Return the first `limit` findings from `wanted.below` down to `floor`, inclusive."""
-    bounds = (*wanted.range, floor.day, floor.kind, floor.subject)
-    return [Finding(**row) for row in await connection.fetch(PAGE, *bounds, wanted.resolved, limit)]
+    rows = await connection.fetch(PAGE, *_bounds(wanted, floor), wanted.resolved, limit)
+    return [Finding(**row) for row in rows]
+
+
+def _bounds(wanted: FindingFilter, floor: FindingCursor) -> tuple[object, ...]:
+    return (*wanted.range, floor.day, floor.kind, floor.subject)
 
 
 async def one_finding(connection: Connection, finding_id: int) -> Finding | None:

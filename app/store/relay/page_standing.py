@@ -14,7 +14,7 @@ DEAD_MOST = 1000
 
 # For each subscription a bounded range of outbox_by_offset after its slowest shard. Receipt, delivery_retry and
 # dead_letter are probed by primary key for each match, and their indexes on the subscription give the last error.
-# Header filters are ignored, as in LAG.
+# Header filters are ignored, as in LAG. Without OFFSET 0 each use of `waits` would look again.
 PAGE_STANDING = f"""
 select s.subscription_id, w.waiting, w.oldest_at, w.looked_at,
   (select count(*) from (
@@ -41,7 +41,7 @@ cross join lateral (
     from (
       select o."offset", o.transaction_id, o.position, o.topic, o.tag, o.committed_at from outbox o
       where o."offset" > m."offset" order by o."offset" limit {ENTRIES_MOST}
-    ) o
+    ) o offset 0
   ) e
 ) w
 where s.subscription_id = any($1::int[])
