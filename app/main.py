@@ -51,7 +51,7 @@ from app.routers.half import post_half
 from app.routers.messages import post_messages
 from app.server.connection_limits import HttpLimits, most_connections
 from app.server.fast_path import FastPath
-from app.server.middleware import ProblemMiddleware, install_error_handlers
+from app.server.middleware import DirectAnswer, ProblemMiddleware, install_error_handlers
 from app.server.request_pipeline import Begin
 
 # The paths that skip the framework (app/server/fast_path.py).
@@ -61,6 +61,12 @@ ENDPOINTS: dict[str, Begin] = {
     "/messages": post_messages,
     "/halves": post_halves,
     "/ends": post_ends,
+}
+
+# Routes of FastAPI that answer most requests without it (app/server/middleware.py).
+DIRECT: dict[str, DirectAnswer] = {
+    "/subscriptions/{name}/claim": claims.claim_directly,
+    "/subscriptions/{name}/ack": claims.acknowledge_directly,
 }
 
 
@@ -133,7 +139,7 @@ def create_app() -> tuple[ASGIApp, FastAPI]:
     api.include_router(api_docs.router)
     install_error_handlers(api)
     install_document(api)
-    framework = ProblemMiddleware(api, api.state, RouteRules(routes_of(api.router.routes)))
+    framework = ProblemMiddleware(api, api.state, RouteRules(routes_of(api.router.routes)), DIRECT)
     return FastPath(Console(framework, api.state), api.state, ENDPOINTS), api
 
 

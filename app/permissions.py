@@ -123,9 +123,13 @@ class Caller:
     def must_cover_topics(self, patterns: Iterable[str]) -> None:
         """Raise Forbidden unless every topic that these patterns match is in the key's scope."""
         for pattern in patterns:
-            # A key without a scope also has the topics that `*` leaves out.
-            if self.topics is not ALL and not self.topics.covers_topics(pattern):
+            if not self.covers_topics((pattern,)):
                 raise self._lacks("topic", "topics", pattern)
+
+    def covers_topics(self, patterns: Iterable[str]) -> bool:
+        """Return whether every topic that these patterns match is in the key's scope."""
+        # A key without a scope also has the topics that `*` leaves out.
+        return self.topics is ALL or all(self.topics.covers_topics(pattern) for pattern in patterns)
 
     def must_have_subscription(self, name: str) -> None:
         """Raise Forbidden unless the subscription is in the key's scope."""

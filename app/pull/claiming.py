@@ -1,6 +1,6 @@
 """Hand out messages of a subscription to a consumer that asks."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from hashlib import sha256
@@ -8,10 +8,10 @@ from uuid import UUID
 
 from app.clock import Clock
 from app.database.connection import Connection
-from app.pull.handles import handle_of
+from app.pull.handles import at_of, handles_of
 from app.pull.pacing import CLAIMED_AT, paced_until_of, pacer_of
 from app.store.pull import ordered_claims
-from app.store.pull.claims import HeldMessage, NewClaim, claim_new, look, pace, paced_until
+from app.store.pull.claims import NewClaim, PulledSubscription, claim_new, claim_next, look, pace, paced_until
 from app.store.pull.held_retries import StoredClaim, claim_stored
 from app.store.relay.log import SPAN, Outgoing
 from app.store.subscriptions.subscriptions import Subscription
@@ -33,11 +33,15 @@ class HandedOut:
 
 @dataclass(frozen=True, slots=True)
 class ClaimedBatch:
-    """What a claim got. `more`: there may be more to claim now. `until`: the messages are the consumer's until then."""
+    """What a claim got. `more`: there may be more to claim now. `until`: the messages are the consumer's until then.
+
+    `goes_on`: the messages are of the log, and there is more in it.
+    """
 
     messages: Sequence[HandedOut]
     more: bool
     until: datetime
+    goes_on: bool = False
 
 
 async def claim(
@@ -66,6 +70,32 @@ async def claim(
     return claimed
 
 
+async def claim_more(
+    connection: Connection, clock: Clock, pulled: PulledSubscription, at_most: int, invisible: timedelta
+) -> ClaimedBatch | None:
+    """Claim what follows in the log in one statement; None if `claim` must look, as after a change or for a retry.
+
+    For an active subscription without an order or a rate.
+    """
+    subscription = pulled.subscription
+    if (
+        subscription.state is not SubscriptionState.ACTIVE
+        or subscription.ordered is not Ordered.NONE
+        or subscription.rate_per_s is not None
+    ):
+        return None
+    now = clock.now()
+    new = await claim_next(connection, pulled, at_most, _span(at_most), now + invisible, now)
+    if new.claim_id is None:
+        return None
+    messages = _of_claim(new, pulled.handle_key, subscription, now)
+    return ClaimedBatch(messages, new.more, now + invisible, goes_on=new.more)
+
+
+def _span(at_most: int) -> int:
+    return max(SPAN_LEAST, SPAN_TIMES * at_most)
+
+
 async def _claim(
     connection: Connection, clock: Clock, subscription: Subscription, at_most: int, invisible: timedelta
 ) -> ClaimedBatch:
@@ -76,18 +106,14 @@ async def _claim(
     if found.stored:
         stored, now = await _claim_stored(connection, clock, subscription, at_most, invisible)
         if stored:
-            messages = [_handed_out(one.message, one.replay, 0, found.handle_key, subscription, now) for one in stored]
+            messages = _of_rows(stored, found.handle_key, subscription, now)
             return ClaimedBatch(messages, True, now + invisible)
-    span = max(SPAN_LEAST, SPAN_TIMES * at_most)
+    span = _span(at_most)
     for _ in range(SPANS_AT_ONCE if found.logged else 0):
         new, now = await _claim_new(connection, clock, subscription, at_most, span, invisible)
         if new.claim_id is not None:
-            key = found.handle_key
-            messages = [
-                _handed_out(message, 0, place, key, subscription, now, epoch=new.claim_id)
-                for place, message in enumerate(new.messages, 1)
-            ]
-            return ClaimedBatch(messages, new.more, now + invisible)
+            messages = _of_claim(new, found.handle_key, subscription, now)
+            return ClaimedBatch(messages, new.more, now + invisible, goes_on=new.more)
         if not new.more:
             return nothing
         span = max(span, SPAN)
@@ -128,30 +154,33 @@ async def _claim_new(
 
 
 def _handed_out(
-    message: Outgoing,
-    replay: int,
-    place: int,
+    messages: Sequence[Outgoing],
+    claimed: Iterable[tuple[int, int, int]],
     key: UUID,
     subscription: Subscription,
     now: datetime,
-    epoch: int | None = None,
-) -> HandedOut:
-    """Return a message with its handle. `place`: its number in the claim `epoch`; 0: it is a row of delivery_retry.
+) -> list[HandedOut]:
+    """Return messages with their handles. `claimed`: for each its replay, and the number of its claim and its place.
 
     The digest is of the bytes that are handed out, not the half's stored one, because the proof compares both.
     """
-    epoch = message.claim if epoch is None else epoch
-    assert epoch is not None
-    claimed = HeldMessage(
-        subscription.subscription_id,
-        replay,
-        epoch,
-        place,
-        message.used + 1,
-        message.transaction_id,
-        message.position,
-        message.offset,
-        now,
-        sha256(message.body).digest(),
-    )
-    return HandedOut(message, replay, handle_of(claimed, key))
+    at, claimed = at_of(now), list(claimed)
+    packed = [
+        (*of, one.used + 1, one.position, one.offset, at, one.transaction_id.bytes, sha256(one.body).digest())
+        for one, of in zip(messages, claimed, strict=True)
+    ]
+    handles = handles_of(packed, subscription.subscription_id, key)
+    return [HandedOut(one, of[0], handle) for one, of, handle in zip(messages, claimed, handles, strict=True)]
+
+
+def _of_claim(new: NewClaim, key: UUID, subscription: Subscription, now: datetime) -> list[HandedOut]:
+    claim_id = new.claim_id
+    assert claim_id is not None
+    places = range(1, len(new.messages) + 1)
+    return _handed_out(new.messages, [(0, claim_id, place) for place in places], key, subscription, now)
+
+
+def _of_rows(stored: Sequence[StoredClaim], key: UUID, subscription: Subscription, now: datetime) -> list[HandedOut]:
+    """The place is 0: they are rows of delivery_retry, each with an epoch of its own."""
+    claimed = [(one.replay, one.message.claim or 0, 0) for one in stored]
+    return _handed_out([one.message for one in stored], claimed, key, subscription, now)

@@ -6,10 +6,11 @@ handed out. It is signed by the key of its subscription, so a consumer cannot ma
 
 import struct
 from binascii import Error, a2b_base64, b2a_base64
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from datetime import UTC, datetime, timedelta
 from hashlib import blake2b
 from hmac import compare_digest
+from typing import TypeAlias
 from uuid import UUID
 
 # Made from bytes ten times as fast as the standard library's; the rows that asyncpg returns have it as well.
@@ -25,29 +26,59 @@ _layout = struct.Struct(">BIIQHHHQQ16s32s")
 _BYTES = _layout.size + _SIGNATURE_BYTES
 LENGTH = -(-_BYTES // 3) * 4
 _PADDING = b"\0" * (-_BYTES % 3)
+# The same with the signature and the padding.
+_record = struct.Struct(f"{_layout.format}{_SIGNATURE_BYTES}s{len(_PADDING)}s")
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _MICROSECOND = timedelta(microseconds=1)
 # The alphabet of base64 that needs no escape in addresses: base64's own functions for it take twice as long.
 # Each handle has one form: the other characters of base64 become one that it does not have.
 _TO_URL, _FROM_URL = bytes.maketrans(b"+/", b"-_"), bytes.maketrans(b"-_+/", b"+/!!")
 
+# What a handle has of its message: replay, epoch, place, attempt, position, offset, time (see `at_of`), transaction id
+# and digest.
+Packed: TypeAlias = tuple[int, int, int, int, int, int, int, bytes, bytes]
 
-def handle_of(message: HeldMessage, key: UUID) -> str:
-    """Return the handle of a message."""
-    packed = _layout.pack(
-        VERSION,
-        message.subscription_id,
-        message.replay,
-        message.epoch,
-        message.place,
-        message.attempt,
-        message.position,
-        message.offset,
-        (message.at - _EPOCH) // _MICROSECOND,
-        message.transaction_id.bytes,
-        message.digest,
-    )
-    return b2a_base64(packed + _signature(packed, key) + _PADDING, newline=False).translate(_TO_URL).decode()
+
+def handles_of(messages: Iterable[Packed], subscription_id: int, key: UUID) -> list[str]:
+    """Return the handles of messages of one subscription, in their order."""
+    records = []
+    for message in messages:
+        packed = _layout.pack(VERSION, subscription_id, *message)
+        records.append(packed + _signature(packed, key) + _PADDING)
+    text = b2a_base64(b"".join(records), newline=False).translate(_TO_URL).decode()
+    return [text[n : n + LENGTH] for n in range(0, len(text), LENGTH)]
+
+
+def at_of(time: datetime) -> int:
+    """Return the time of a claim as a handle has it."""
+    return (time - _EPOCH) // _MICROSECOND
+
+
+def opened_together(handles: Sequence[str], subscription_id: int, key: UUID) -> list[HeldMessage] | None:
+    """Return what the handles of one subscription say, in a third of the time of `opened` for each.
+
+    None if Halfnote has not made one of them: `opened` says which.
+    """
+    if any(len(handle) != LENGTH for handle in handles):
+        return None
+    try:
+        whole = a2b_base64("".join(handles).encode("ascii").translate(_FROM_URL))
+    except (ValueError, Error):
+        return None
+    # Characters that base64 does not have are left out, and then bytes are missing.
+    if len(whole) != len(handles) * _record.size:
+        return None
+    found, signatures, expected = [], [], []
+    for start, fields in zip(range(0, len(whole), _record.size), _record.iter_unpack(whole), strict=True):
+        version, named, replay, epoch, place, attempt, position, offset, at, transaction_id, digest, *end = fields
+        signature, padding = end
+        if version != VERSION or named != subscription_id or padding != _PADDING:
+            return None
+        signatures.append(signature)
+        expected.append(_signature(whole[start : start + _layout.size], key))
+        transaction_id, at = FastUUID(transaction_id), _EPOCH + at * _MICROSECOND
+        found.append(HeldMessage(named, replay, epoch, place, attempt, transaction_id, position, offset, at, digest))
+    return found if compare_digest(b"".join(signatures), b"".join(expected)) else None
 
 
 def opened(handle: str, key_of: Callable[[int], UUID | None]) -> HeldMessage | None:

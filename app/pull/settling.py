@@ -32,6 +32,9 @@ class Acknowledged:
     repeated: bool
 
 
+ACKNOWLEDGED = Acknowledged(False)
+
+
 @dataclass(frozen=True, slots=True)
 class GivenBack:
     """The message is a retry that is due at `due_at`, or a dead letter (None)."""
@@ -47,15 +50,30 @@ class Extended:
 
 
 async def acknowledge(
-    connection: Connection, subscription: Subscription, handles: Sequence[HeldMessage], now: datetime
-) -> list[Acknowledged | None]:
-    """Write the receipts of messages. To acknowledge one again by the same handle changes nothing."""
+    connection: Connection,
+    subscription: Subscription,
+    handles: Sequence[HeldMessage],
+    now: datetime,
+    *,
+    version: str | None = None,
+) -> list[Acknowledged | None] | None:
+    """Write the receipts of messages. To acknowledge one again by the same handle changes nothing.
+
+    `version`: of the row of the subscription. None is returned, and nothing changed, if the row has another one; also
+    if no message is one of a claim that holds it, because then the subscription must be read.
+    """
     subscription_id = subscription.subscription_id
-    found: list[Acknowledged | None] = [None] * len(handles)
     claimed = [n for n, one in enumerate(handles) if one.place]
+    fresh: set[int] = set()
     if claimed:
-        for index in await claims.acknowledge(connection, subscription_id, [handles[n] for n in claimed], now):
-            found[claimed[index]] = Acknowledged(False)
+        fresh = await claims.acknowledge(connection, subscription_id, [handles[n] for n in claimed], now, version)
+    if version is not None and not fresh:
+        return None
+    if len(fresh) == len(handles):
+        return [ACKNOWLEDGED] * len(handles)
+    found: list[Acknowledged | None] = [None] * len(handles)
+    for index in fresh:
+        found[claimed[index]] = ACKNOWLEDGED
     rest = [n for n, one in enumerate(found) if one is None]
     if rest:
         wanted = [handles[n] for n in rest]
@@ -65,7 +83,7 @@ async def acknowledge(
                 settled = [acknowledged(_of_row(wanted[index], row), wanted[index], now) for index, row in held.items()]
                 await settle_held(connection, settled, now)
         for index in held:
-            found[rest[index]] = Acknowledged(False)
+            found[rest[index]] = ACKNOWLEDGED
     rest = [n for n, one in enumerate(found) if one is None]
     if rest:
         for index in await held_retries.acknowledged(connection, subscription_id, [handles[n] for n in rest]):

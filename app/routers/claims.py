@@ -2,9 +2,9 @@
 
 import asyncio
 from base64 import b64encode
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from datetime import datetime, timedelta
-from typing import TypeVar
+from typing import Annotated, TypeVar
 from uuid import UUID
 
 import msgspec
@@ -18,14 +18,20 @@ from app.field_rules import json_of
 from app.ids import message_id
 from app.permissions import Caller
 from app.pull import settling
-from app.pull.claiming import HandedOut, claim
-from app.pull.handles import opened
+from app.pull.claiming import ClaimedBatch, HandedOut, claim, claim_more
+from app.pull.handles import opened, opened_together
 from app.pull.settlements import Refusal, failed
 from app.pull.settling import Acknowledged, Extended, GivenBack
 from app.routers.dependencies import CallerDep, RuntimeDep, problems
-from app.routers.subscription_lookup import known
+from app.routers.subscription_lookup import unknown
 from app.runtime.state import Runtime
 from app.schemas.claims import (
+    CLAIM_DEFAULT,
+    HANDLE_MAX,
+    HANDLES_MAX,
+    HELD_DEFAULT_S,
+    HELD_MOST_S,
+    WAIT_MOST_S,
     AcknowledgeRequest,
     ClaimedMessages,
     ExtendRequest,
@@ -35,7 +41,7 @@ from app.schemas.claims import (
     SettledMessages,
 )
 from app.schemas.fields import NamePath
-from app.store.pull.claims import HeldMessage, look
+from app.store.pull.claims import HeldMessage, PulledSubscription, pulled
 from app.store.relay.results import DELIVERED
 from app.store.subscriptions.subscriptions import Subscription
 from app.verdicts import Ordered
@@ -77,6 +83,27 @@ class _Message(msgspec.Struct):
     body_base64: str | msgspec.UnsetType
 
 
+class _Claim(msgspec.Struct, forbid_unknown_fields=True):
+    """MessageClaim, as it is nearly always sent."""
+
+    max: Annotated[int, msgspec.Meta(ge=1, le=10_000)] = CLAIM_DEFAULT
+    invisible_s: Annotated[float, msgspec.Meta(ge=1, le=HELD_MOST_S)] = HELD_DEFAULT_S
+    wait_s: Annotated[float, msgspec.Meta(ge=0, le=WAIT_MOST_S)] = 0
+
+
+class _Handles(msgspec.Struct, forbid_unknown_fields=True):
+    """AcknowledgeRequest, as it is nearly always sent."""
+
+    handles: Annotated[
+        list[Annotated[str, msgspec.Meta(min_length=1, max_length=HANDLE_MAX)]],
+        msgspec.Meta(min_length=1, max_length=HANDLES_MAX),
+    ]
+
+
+_claim_of = msgspec.json.Decoder(_Claim).decode
+_handles_of = msgspec.json.Decoder(_Handles).decode
+
+
 @router.post(
     "/{name}/claim",
     summary="Claim messages",
@@ -95,30 +122,7 @@ async def post_claim(
     key, in their order; no other claim gets later ones before these are settled. A subscriber's key needs all topics
     of the subscription in its scope.
     """
-    caller.must_have_subscription(name)
-    _refuse_over(wanted.max, runtime.settings.claim_max, "max", "HALFNOTE_CLAIM_MAX")
-    _refuse_over(wanted.invisible_s, runtime.settings.claim_held_max_s, "invisible_s", "HALFNOTE_CLAIM_HELD_MAX_S")
-    loop = asyncio.get_running_loop()
-    until = loop.time() + wanted.wait_s
-    while True:
-        async with runtime.claim_connections.connection() as connection:
-            subscription = await _pulled(connection, name)
-            caller.must_cover_topics(subscription.topics)
-            found = await claim(
-                connection, runtime.clock, subscription, wanted.max, timedelta(seconds=wanted.invisible_s)
-            )
-        left_s = until - loop.time()
-        if found.messages or left_s <= 0:
-            break
-        waits_for = str(subscription.subscription_id)
-        # A part of the log had nothing for the subscription, and it goes on.
-        if not found.more and not await runtime.waiting_consumers.wait(waits_for, wanted.max, left_s):
-            break
-        # What it claimed would be lost until its time is over.
-        if await request.is_disconnected():
-            break
-    shown = {"messages": [_shown(one) for one in found.messages], "held_until": found.until, "more": found.more}
-    return Response(_encode(shown), media_type=_JSON)
+    return Response(await _claimed(runtime, caller, name, wanted, request.is_disconnected), media_type=_JSON)
 
 
 @router.post(
@@ -133,16 +137,7 @@ async def post_ack(name: NamePath, wanted: AcknowledgeRequest, runtime: RuntimeD
     To acknowledge a message again by the same handle is 200 with `replayed: true`. A handle whose time is over is 409
     `not-held`, and changes nothing.
     """
-    opening = await _Opening.of(runtime, caller, name)
-    handles = opening.valid(wanted.handles)
-    async with runtime.claim_connections.connection() as connection:
-        found = await settling.acknowledge(connection, opening.subscription, handles, runtime.clock.now())
-    # The next messages of the keys can be claimed, or those that did not fit beside what waits for its key.
-    if opening.subscription.ordered is Ordered.KEY:
-        runtime.wake_ups.claimable()
-    fresh = sum(one is not None and not one.repeated for one in found)
-    runtime.metrics.relay.deliveries.labels(name, DELIVERED).inc(fresh)
-    return opening.answer(wanted.handles, found, lambda named, one: _Settled(200, named, replayed=one.repeated))
+    return Response(await _acknowledged(runtime, caller, name, wanted.handles), media_type=_JSON)
 
 
 @router.post(
@@ -186,7 +181,98 @@ async def post_extend(name: NamePath, wanted: ExtendRequest, runtime: RuntimeDep
     until = now + timedelta(seconds=wanted.invisible_s)
     async with runtime.claim_connections.connection() as connection:
         found = await settling.extend(connection, opening.subscription, handles, until, now)
-    return opening.answer(wanted.handles, found, lambda named, one: _Settled(200, named, held_until=one.until))
+    answer = opening.answer(wanted.handles, found, lambda named, one: _Settled(200, named, held_until=one.until))
+    return Response(answer, media_type=_JSON)
+
+
+async def claim_directly(
+    runtime: Runtime, caller: Caller, name: str, body: bytes, is_gone: Callable[[], Awaitable[bool]]
+) -> bytes | None:
+    """Answer what `post_claim` answers, without the framework; None if the request is not as MessageClaim says."""
+    try:
+        wanted = _claim_of(body)
+    except msgspec.DecodeError:
+        return None
+    return await _claimed(runtime, caller, name, wanted, is_gone)
+
+
+async def acknowledge_directly(
+    runtime: Runtime, caller: Caller, name: str, body: bytes, is_gone: Callable[[], Awaitable[bool]]
+) -> bytes | None:
+    """Answer what `post_ack` answers, without the framework; None if the request is not as AcknowledgeRequest says."""
+    try:
+        wanted = _handles_of(body)
+    except msgspec.DecodeError:
+        return None
+    return await _acknowledged(runtime, caller, name, wanted.handles)
+
+
+async def _claimed(
+    runtime: Runtime,
+    caller: Caller,
+    name: str,
+    wanted: MessageClaim | _Claim,
+    is_gone: Callable[[], Awaitable[bool]],
+) -> bytes:
+    caller.must_have_subscription(name)
+    _refuse_over(wanted.max, runtime.settings.claim_max, "max", "HALFNOTE_CLAIM_MAX")
+    _refuse_over(wanted.invisible_s, runtime.settings.claim_held_max_s, "invisible_s", "HALFNOTE_CLAIM_HELD_MAX_S")
+    loop = asyncio.get_running_loop()
+    until = loop.time() + wanted.wait_s
+    while True:
+        async with runtime.claim_connections.connection() as connection:
+            subscription, found = await _claim_once(
+                runtime, connection, caller, name, wanted.max, timedelta(seconds=wanted.invisible_s)
+            )
+        left_s = until - loop.time()
+        if found.messages or left_s <= 0:
+            break
+        waits_for = str(subscription.subscription_id)
+        # A part of the log had nothing for the subscription, and it goes on.
+        if not found.more and not await runtime.waiting_consumers.wait(waits_for, wanted.max, left_s):
+            break
+        # What it claimed would be lost until its time is over.
+        if await is_gone():
+            break
+    return _encode({"messages": [_shown(one) for one in found.messages], "held_until": found.until, "more": found.more})
+
+
+async def _claim_once(
+    runtime: Runtime, connection: Connection, caller: Caller, name: str, at_most: int, invisible: timedelta
+) -> tuple[Subscription, ClaimedBatch]:
+    known = runtime.pulled.get(name)
+    if known is not None and known.goes_on and caller.covers_topics(known.subscription.topics):
+        more = await claim_more(connection, runtime.clock, known, at_most, invisible)
+        known.goes_on = more is not None and more.goes_on
+        if more is not None:
+            return known.subscription, more
+    known = await _pulled(runtime, connection, name)
+    caller.must_cover_topics(known.subscription.topics)
+    found = await claim(connection, runtime.clock, known.subscription, at_most, invisible)
+    known.goes_on = found.goes_on
+    return known.subscription, found
+
+
+async def _acknowledged(runtime: Runtime, caller: Caller, name: str, given: Sequence[str]) -> bytes:
+    caller.must_have_subscription(name)
+    known, found, now = runtime.pulled.get(name), None, runtime.clock.now()
+    async with runtime.claim_connections.connection() as connection:
+        if known is not None:
+            opening = _Opening(known)
+            handles = opening.valid(given)
+            found = await settling.acknowledge(connection, known.subscription, handles, now, version=known.version)
+        if found is None:
+            # This process has not read the subscription, or it was changed since then, or nothing is held.
+            opening = _Opening(await _pulled(runtime, connection, name))
+            handles = opening.valid(given)
+            found = await settling.acknowledge(connection, opening.subscription, handles, now)
+    assert found is not None
+    # The next messages of the keys can be claimed, or those that did not fit beside what waits for its key.
+    if opening.subscription.ordered is Ordered.KEY:
+        runtime.wake_ups.claimable()
+    fresh = sum(one is not None and not one.repeated for one in found)
+    runtime.metrics.relay.deliveries.labels(name, DELIVERED).inc(fresh)
+    return opening.answer(given, found, lambda named, one: _Settled(200, named, replayed=one.repeated))
 
 
 async def _give_back(
@@ -212,15 +298,15 @@ async def _give_back(
     def shown(named: str, one: GivenBack) -> _Settled:
         return _Settled(200, named, result="dead" if one.due_at is None else "retry", due_at=one.due_at)
 
-    return opening.answer(given, found, shown)
+    return Response(opening.answer(given, found, shown), media_type=_JSON)
 
 
 class _Opening:
     """The subscription of a request, and what opens its handles."""
 
-    def __init__(self, subscription: Subscription, key: UUID) -> None:
-        self.subscription = subscription
-        self._key = key
+    def __init__(self, pulled: PulledSubscription) -> None:
+        self.subscription = pulled.subscription
+        self._key = pulled.handle_key
         self._opened: dict[str, HeldMessage | None] = {}
 
     @classmethod
@@ -228,29 +314,25 @@ class _Opening:
         """Raises Forbidden, SubscriptionUnknown and NotPulled."""
         caller.must_have_subscription(name)
         async with runtime.claim_connections.connection() as connection:
-            subscription = await _pulled(connection, name)
-            key = runtime.handle_keys.get(subscription.subscription_id)
-            if key is None:
-                found = await look(connection, subscription.subscription_id, runtime.clock.now())
-                if found is None:
-                    raise SubscriptionUnknown(f"The subscription `{name}` was deleted at this moment.")
-                key = runtime.handle_keys[subscription.subscription_id] = found.handle_key
-        return cls(subscription, key)
+            return cls(await _pulled(runtime, connection, name))
 
     def valid(self, handles: Sequence[str]) -> list[HeldMessage]:
         """Return what the handles say that Halfnote made for this subscription, each once."""
-        self._opened = {handle: opened(handle, self._key_of) for handle in handles}
+        each = list(dict.fromkeys(handles))
+        together = opened_together(each, self.subscription.subscription_id, self._key)
+        if together is not None:
+            self._opened = dict(zip(each, together, strict=True))
+            return together
+        self._opened = {handle: opened(handle, self._key_of) for handle in each}
         return [message for _, message in self._held()]
 
-    def answer(
-        self, handles: Sequence[str], found: Sequence[T | None], shown: Callable[[str, T], _Settled]
-    ) -> Response:
+    def answer(self, handles: Sequence[str], found: Sequence[T | None], shown: Callable[[str, T], _Settled]) -> bytes:
         """Return an outcome for each handle, in the order of the request. `found`: of the valid ones."""
         outcomes: dict[str, msgspec.Raw | _Settled] = dict.fromkeys(self._opened, msgspec.Raw(_INVALID))
         for (handle, message), outcome in zip(self._held(), found, strict=True):
             named = message_id(message.transaction_id, message.position)
             outcomes[handle] = _not_held(named) if outcome is None else shown(named, outcome)
-        return Response(_encode({"outcomes": [outcomes[handle] for handle in handles]}), media_type=_JSON)
+        return _encode({"outcomes": [outcomes[handle] for handle in handles]})
 
     def _held(self) -> Iterator[tuple[str, HeldMessage]]:
         return ((handle, message) for handle, message in self._opened.items() if message is not None)
@@ -276,13 +358,16 @@ def _refuse_over(value: float, most: float, field: str, setting: str) -> None:
         raise Invalid(f"`{field}` must be at most {most} ({setting}).", field=field)
 
 
-async def _pulled(connection: Connection, name: str) -> Subscription:
-    subscription = await known(connection, name)
-    if not subscription.is_pulled:
-        raise NotPulled(
-            f"Workers deliver the messages of `{name}` to its destination ({subscription.destination['type']})."
-        )
-    return subscription
+async def _pulled(runtime: Runtime, connection: Connection, name: str) -> PulledSubscription:
+    """Read a subscription, and remember it for the next request. Raises SubscriptionUnknown and NotPulled."""
+    found = await pulled(connection, name)
+    if isinstance(found, PulledSubscription):
+        runtime.pulled[name] = found
+        return found
+    runtime.pulled.pop(name, None)
+    if found is None:
+        raise unknown(name)
+    raise NotPulled(f"Workers deliver the messages of `{name}` to its destination ({found.destination['type']}).")
 
 
 def _shown(one: HandedOut) -> _Message:

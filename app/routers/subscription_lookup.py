@@ -19,8 +19,13 @@ async def known(connection: Connection, name: str, *, lock: bool = False) -> Sub
     """Return a subscription. Raises SubscriptionUnknown."""
     subscription = await store.one(connection, name, lock=lock)
     if subscription is None:
-        raise SubscriptionUnknown(f"There is no subscription `{name}`. PUT /subscriptions/<name> creates one.")
+        raise unknown(name)
     return subscription
+
+
+def unknown(name: str) -> SubscriptionUnknown:
+    """Return the problem of a name that no subscription has."""
+    return SubscriptionUnknown(f"There is no subscription `{name}`. PUT /subscriptions/<name> creates one.")
 
 
 async def answers(

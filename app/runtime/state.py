@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 from time import monotonic
 from typing import TYPE_CHECKING
-from uuid import UUID, uuid4
+from uuid import uuid4
 
 from app.admission.authenticator import Authenticator
 from app.admission.load_limits import LoadLimits
@@ -23,6 +23,7 @@ from app.runtime.state_feed import StateFeed
 from app.runtime.waiting_claims import WaitingClaims
 from app.runtime.wake_up_socket import WakeUpReceiver, WakeUpSender
 from app.secrets.vault import Vault
+from app.store.pull.claims import PulledSubscription
 
 if TYPE_CHECKING:  # OpenTelemetry is an optional dependency
     from app.observability.tracing import Tracing
@@ -82,8 +83,8 @@ class Runtime:
     found: "SingleFlight[DatabaseFound]" = field(default_factory=SingleFlight)
     versions: "SingleFlight[tuple[str | None, str]]" = field(default_factory=SingleFlight)
 
-    # The keys that sign receipt handles, by subscription; they never change.
-    handle_keys: dict[int, UUID] = field(default_factory=dict)
+    # Subscriptions whose messages consumers claim, by name, as they were read last: see `app.routers.claims`.
+    pulled: dict[str, PulledSubscription] = field(default_factory=dict)
 
     def show_loop_ages(self) -> None:
         """Set the gauge of the time since each loop of this process turned."""

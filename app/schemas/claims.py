@@ -13,7 +13,9 @@ from app.schemas.transactions import ID
 CLAIM_DEFAULT, HELD_DEFAULT_S = 10, 30
 # The longest time for which a claim waits for a message, and for which a message waits that was given back.
 WAIT_MOST_S, RETRY_AFTER_MOST_S = 30, 43_200
-HANDLES_MAX = 1000
+# The longest time for which a consumer may hold messages.
+HELD_MOST_S = 43_200
+HANDLES_MAX, HANDLE_MAX = 1000, 500
 
 HANDLE = "AQAAAAcAAAAA" + "A" * 128
 MESSAGE_EXAMPLE: dict[str, Any] = {
@@ -32,7 +34,7 @@ MESSAGE_EXAMPLE: dict[str, Any] = {
     "body": {"order": 1030},
 }
 
-Handle = Annotated[str, Field(min_length=1, max_length=500)]
+Handle = Annotated[str, Field(min_length=1, max_length=HANDLE_MAX)]
 Handles = Annotated[
     list[Handle], Field(min_length=1, max_length=HANDLES_MAX, description="of messages that this consumer holds")
 ]
@@ -50,7 +52,7 @@ class MessageClaim(Strict):
     invisible_s: float = Field(
         HELD_DEFAULT_S,
         ge=1,
-        le=43_200,
+        le=HELD_MOST_S,
         strict=True,
         description="for how long the messages are this consumer's; what is not settled by then comes again, as the "
         "next attempt. At most HALFNOTE_CLAIM_HELD_MAX_S (12 hours by default)",
@@ -103,7 +105,7 @@ class ExtendRequest(Strict):
     model_config = ConfigDict(json_schema_extra={"examples": [{"handles": [HANDLE], "invisible_s": 300}]})
 
     handles: Handles
-    invisible_s: float = Field(ge=1, le=43_200, strict=True, description="from now on, as in a claim")
+    invisible_s: float = Field(ge=1, le=HELD_MOST_S, strict=True, description="from now on, as in a claim")
 
 
 class RejectRequest(Strict):

@@ -1,7 +1,8 @@
 """The ASGI middleware in front of FastAPI, and FastAPI's error handlers."""
 
-from collections.abc import Awaitable, Callable, Sequence
-from typing import Any
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias
 
 import asyncpg
 import structlog
@@ -15,14 +16,14 @@ from starlette.routing import Match
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from app.admission.request_guard import READING
-from app.admission.route_roles import OPEN, SCRAPERS, RouteRules
+from app.admission.route_roles import OPEN, RULES, SCRAPERS, Roles, RouteRules
 from app.coordinator.decoding import check_json
 from app.database.errors import problem_of
 from app.errors import BadRequest, InternalError, Invalid, MethodNotAllowed, NotFound, Problem
-from app.field_rules import NAME_MAX, SUBSCRIPTION_NAME_FORM
+from app.field_rules import NAME_MAX, SUBSCRIPTION_NAME_FORM, is_subscription_name
 from app.permissions import Caller
 from app.runtime.state import Runtime
-from app.server.request_pipeline import PipelineRoute, RequestPipeline
+from app.server.request_pipeline import PipelineRoute, RequestPipeline, Respond
 
 log = structlog.get_logger(__name__)
 
@@ -36,18 +37,42 @@ _SEGMENT_FORM = f"1 to {NAME_MAX} characters, none of them `/` or a control char
 NAMED = {"subscriptions": SUBSCRIPTION_NAME_FORM, "producer-groups": _SEGMENT_FORM, "topics": _SEGMENT_FORM}
 
 
-class ProblemMiddleware:
-    """ASGI middleware for every path that is not on the fast path: passes requests through `RequestPipeline`."""
+# Answers a POST to a path with one name, without the framework: gets the runtime, the caller, the name, the body, and
+# what tells whether the client has left. Returns the JSON body of a 200, or None: the framework must answer, because
+# the request is not as it is nearly always sent. Raises Problem and what the database raises.
+DirectAnswer: TypeAlias = Callable[
+    [Runtime, Caller, str, bytes, Callable[[], Awaitable[bool]]], Awaitable[bytes | None]
+]
 
-    def __init__(self, app: ASGIApp, state: State, rules: RouteRules) -> None:
+
+class ProblemMiddleware:
+    """ASGI middleware for every path that is not on the fast path: passes requests through `RequestPipeline`.
+
+    `direct` has routes of the framework, by template, that are called so often that most of their time would be its.
+    """
+
+    def __init__(self, app: ASGIApp, state: State, rules: RouteRules, direct: Mapping[str, DirectAnswer]) -> None:
         self._app = app
         self._pipeline = RequestPipeline(state)
         self._rules = rules
+        # The first and the last segment of the path stand for it.
+        self._direct = {
+            (first, last): _DirectRoute(answer, path, RULES["POST", path])
+            for path, answer in direct.items()
+            for _, first, _, last in (path.split("/"),)
+        }
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
+        if scope["method"] == "POST":
+            call = self._direct_call(scope, receive, send)
+            if call is not None:
+                direct, respond = call
+                route = PipelineRoute(respond, direct.roles, template=direct.path, is_framework=True)
+                await self._pipeline.run(route, scope, receive, send)
+                return
         roles = self._rules.of(scope["method"], scope["path"])
         route = PipelineRoute(
             FrameworkCall(self._app, scope, receive, send).respond,
@@ -58,6 +83,33 @@ class ProblemMiddleware:
             is_framework=True,
         )
         await self._pipeline.run(route, scope, receive, send)
+
+    def _direct_call(self, scope: Scope, receive: Receive, send: Send) -> "tuple[_DirectRoute, Respond] | None":
+        parts = scope["path"].split("/")
+        if len(parts) != 4 or not is_subscription_name(parts[2]):
+            return None
+        direct = self._direct.get((parts[1], parts[3]))
+        if direct is None:
+            return None
+        framework = FrameworkCall(self._app, scope, receive, send)
+
+        async def respond(runtime: Runtime, caller: Caller, body: bytes, trace: str | None) -> tuple[int, bytes | None]:
+            try:
+                is_gone = Request(scope, receive).is_disconnected
+                answer = await direct.answer(runtime, caller, parts[2], body, is_gone)
+            except Exception as error:
+                # What is no Problem would count as one that the framework has answered.
+                raise problem_of(error) from None
+            return await framework.respond(runtime, caller, body, trace) if answer is None else (200, answer)
+
+        return direct, respond
+
+
+@dataclass(frozen=True, slots=True)
+class _DirectRoute:
+    answer: DirectAnswer
+    path: str
+    roles: Roles
 
 
 class FrameworkCall:

@@ -212,8 +212,9 @@ async def test_with_many_waiting_messages_the_log_is_not_read_on(
 ) -> None:
     from app.store.pull import ordered_claims, waiting
 
-    for module, name in ((ordered_claims, "CLAIM_NEW_IN_ORDER"), (waiting, "CLAIMABLE")):
-        monkeypatch.setattr(module, name, getattr(module, name).replace("10000", "20"))
+    parameters, sql = ordered_claims.CLAIM_NEW_IN_ORDER.plain
+    monkeypatch.setattr(ordered_claims.CLAIM_NEW_IN_ORDER, "plain", (parameters, sql.replace("10000", "20")))
+    monkeypatch.setattr(waiting, "CLAIMABLE", waiting.CLAIMABLE.replace("10000", "20"))
     [first, *_] = await publish(client, *(keyed("a", n) for n in range(60)))
     [held] = await consumer.claim(max=1)
     assert held["offset"] == first

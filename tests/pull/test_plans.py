@@ -3,11 +3,12 @@
 from datetime import UTC, datetime, timedelta
 from hashlib import sha256
 
+import pytest
+
 from app.database.connection import Connection
-from app.store.pull.claims import ACKNOWLEDGE, CLAIM_NEW, CLAIMER, SETTLED, HeldMessage
+from app.store.pull.claims import ACKNOWLEDGE, CLAIM_NEW, CLAIM_NEXT, SETTLED, ClaimStatement, HeldMessage
 from app.store.pull.held_retries import HELD, LOCK_HELD
 from app.store.pull.ordered_claims import CLAIM_NEW_IN_ORDER, CLAIM_STORED_IN_ORDER
-from app.store.pull.ordered_claims import CLAIMER as ORDERED
 from app.store.pull.waiting import CLAIMABLE, SPAN
 from app.store.pull.waiting_limits import LOCK_WAITING, OLDEST, OLDEST_AHEAD, PASS_OVER, PASSER, WAITING_ROWS
 from app.store.pull.waiting_limits import SPAN as SPAN_PASSED
@@ -23,6 +24,14 @@ __all__ = ["full"]
 ROOM, READ = 50, 100
 NOW = datetime.now(UTC)
 UNTIL = NOW + timedelta(seconds=30)
+SUBSCRIPTION = """
+insert into subscription (subscription_id, name, topics, destination, ordered, on_dead, shards, max_in_flight,
+  timeout_s, retry, start, state, created_at, updated_at, started_after, matches_since, secrets)
+overriding system value
+values (1, 'worker', '{}', '{"type": "pull"}', 'none', 'release', 1, 1,
+  1, '{}', 'null', 'active', now(), now(), 0, now(), '[]')
+returning xmin::text
+"""
 CURSOR = """
 insert into pull_cursor (subscription_id, "offset") values (1, $1)
 on conflict (subscription_id) do update set "offset" = $1
@@ -30,12 +39,17 @@ on conflict (subscription_id) do update set "offset" = $1
 
 
 @BOTH_PLANS
-async def test_a_claim_reads_a_short_range_of_the_log(full: Connection, generic: bool) -> None:
+@pytest.mark.parametrize("statement", [CLAIM_NEW, CLAIM_NEXT])
+async def test_a_claim_reads_a_short_range_of_the_log(
+    full: Connection, generic: bool, statement: ClaimStatement
+) -> None:
     low, high = await ends(full)
+    given = {"version": await full.fetchval(SUBSCRIPTION)} if statement is CLAIM_NEXT else {}
     await full.execute(CURSOR, (low + high) // 2)
     reader = Reader(1, 0, Route(TopicPatterns(["ord*"]), None, None), 1, 0, 0, NEWEST)
-    arguments = CLAIMER.arguments(reader, room=ROOM, span=READ, held_until=UNTIL, sweep_at=UNTIL, now=NOW)
-    found = big(await scans(full, CLAIM_NEW, CLAIMER.types, arguments, generic=generic))
+    parameters, sql = statement.of(reader)
+    arguments = parameters.arguments(reader, room=ROOM, span=READ, held_until=UNTIL, sweep_at=UNTIL, now=NOW, **given)
+    found = big(await scans(full, sql, parameters.types, arguments, generic=generic))
     assert sequential_scans(found) == []
     assert sum(scan.rows for scan in scans_of(found, "outbox")) <= READ + DAYS
     assert all("offset" in (scan.index or "offset") for scan in scans_of(found, "outbox"))
@@ -50,8 +64,9 @@ async def test_a_claim_in_the_order_of_keys_reads_a_short_range_of_the_log(full:
     # As on the connections of these statements; a scan of one page costs less than an index.
     await full.execute("set enable_seqscan = off")
     reader = Reader(1, 0, Route(TopicPatterns(["ord*"]), None, None), 1, 0, 0, NEWEST)
-    arguments = ORDERED.arguments(reader, room=ROOM, span=READ, held_until=UNTIL, sweep_at=UNTIL, now=NOW, hold=True)
-    found = big(await scans(full, CLAIM_NEW_IN_ORDER, ORDERED.types, arguments, generic=generic))
+    parameters, sql = CLAIM_NEW_IN_ORDER.of(reader)
+    asked = {"room": ROOM, "span": READ, "held_until": UNTIL, "sweep_at": UNTIL, "now": NOW, "hold": True}
+    found = big(await scans(full, sql, parameters.types, parameters.arguments(reader, **asked), generic=generic))
     assert sequential_scans(found) == []
     assert sum(scan.rows for scan in scans_of(found, "outbox")) <= READ + DAYS
     assert sum(scan.rows for scan in scans_of(found, "half")) == ROOM
@@ -135,8 +150,8 @@ async def test_an_acknowledgement_reads_no_message(full: Connection, generic: bo
     await full.execute("set enable_seqscan = off")
     digest = sha256(b"x").digest()
     messages = [HeldMessage(1, 0, claim_id, n, 1, *row, NOW, digest) for n, row in enumerate(rows, 1)]
-    types = ["int", "timestamptz", *SETTLED.types]
-    arguments = [1, NOW, *SETTLED.arrays(messages)]
+    types = ["int", "timestamptz", "text", *SETTLED.types]
+    arguments = [1, NOW, None, *SETTLED.arrays(messages)]
     found = await scans(full, ACKNOWLEDGE, types, arguments, generic=generic)
     assert big(found) == []
     # The row is found by its key, in each part that locks, deletes or keeps it.

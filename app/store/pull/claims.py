@@ -1,6 +1,6 @@
 """SQL that claims messages from the log for consumers, one row a claim, and settles them."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any
@@ -10,8 +10,8 @@ from asyncpg import Record
 
 from app.database.columns import Column, Parameters, RowArrays, insert, same
 from app.database.connection import Connection
-from app.store.relay.log import LOGGED, NEWEST, OF_READER, WINDOW_BYTES, Outgoing, Reader, matches
-from app.store.subscriptions.subscriptions import Subscription
+from app.store.relay.log import LOGGED, NEWEST, OF_ROUTE, WINDOW_BYTES, Outgoing, Reader, takes_sql
+from app.store.subscriptions.subscriptions import COLUMNS, Subscription, subscription_of
 
 # A consumer that holds messages longer does so in delivery_retry: a claim keeps the checkpoint back. The nightly proof
 # knows those rows, and no claim.
@@ -19,21 +19,34 @@ CLAIM_LASTS = timedelta(seconds=30)
 # The most milliseconds of a receipt's duration; the nightly proof takes more for an error.
 DURATION_MOST_MS = 3_600_000
 
-# Whether anything can be claimed now. Served by delivery_retry_due, outbox_by_offset and the primary keys.
-LOOK = """
-select k.handle_key,
-  exists (
+# Whether delivery_retry has something of the subscription {0} to claim at the time {1}. Served by delivery_retry_due.
+_STORED = """exists (
     select from (
       select 0 as replay union all
-      select p.replay_id from replay p where p.subscription_id = $1 and p.state = 'running'
+      select p.replay_id from replay p where p.subscription_id = {0} and p.state = 'running'
     ) r cross join lateral (
-      select from delivery_retry d where d.subscription_id = $1 and d.replay = r.replay and d.due_at <= $2
+      select from delivery_retry d where d.subscription_id = {0} and d.replay = r.replay and d.due_at <= {1}
         and d.leased_until is null limit 1
     ) d
-  ) as stored,
+  )"""
+
+# Whether anything can be claimed now. Served by delivery_retry_due, outbox_by_offset and the primary keys.
+LOOK = f"""
+select k.handle_key, {_STORED.format("$1", "$2")} as stored,
   exists (select from outbox o where o."offset" > k."offset") as logged
 from pull_cursor k where k.subscription_id = $1
-"""
+"""  # noqa: S608 -- constants
+
+# A subscription whose messages consumers claim, with the version of its row. Served by subscription_name.
+PULLED = f"""
+select xmin::text as version, (
+    select k.handle_key from pull_cursor k where k.subscription_id = subscription.subscription_id
+  ) as handle_key, {COLUMNS}
+from subscription where name = $1 and deleted_at is null
+"""  # noqa: S608 -- constants
+
+# Whether the row of the subscription {0} still has the version {1}: it was not changed, paused or deleted.
+_UNCHANGED = "exists (select from subscription u where u.subscription_id = {0} and u.xmin::text = {1})"
 
 # What a claim from the log is asked for, and its reader.
 OF_CLAIM = (
@@ -43,24 +56,42 @@ OF_CLAIM = (
     Column("sweep_at", "timestamptz", given=True),
     Column("now", "timestamptz", given=True),
 )
-CLAIMER = Parameters(*OF_CLAIM, *OF_READER)
 
 
-def log_read(claimer: Parameters, span: str) -> str:
-    """Return the parts of a claim that read the log; `span`: how many entries.
+class ClaimStatement:
+    """A claim from the log, with and without a condition on headers; `given`: what else it is asked for."""
 
-    `span` reads the next offsets, as WINDOW does, but only as many as the room asks for. `bodies` is bounded by the
-    bytes of bodies. `reach` is the offset that the cursor moves to.
+    def __init__(self, sql_of: Callable[[Parameters], str], *given: Column) -> None:
+        def of(route: Sequence[Column]) -> tuple[Parameters, str]:
+            parameters = Parameters(*OF_CLAIM, *given, Column("subscription_id", "int"), *route)
+            return parameters, sql_of(parameters)
+
+        self.plain = of([column for column in OF_ROUTE if column.name != "headers"])
+        self.by_headers = of(OF_ROUTE)
+
+    def of(self, reader: Reader) -> tuple[Parameters, str]:
+        """Return the parameters and the statement for a reader."""
+        return self.plain if reader.route.headers is None else self.by_headers
+
+
+def log_read(claimer: Parameters, span: str, only_if: str = "true") -> str:
+    """Return the parts of a claim that read the log; `span`: how many entries; `only_if`: a condition of the claim.
+
+    `matched` stops at the entry that fills the room, and reads at most `span` entries in log order. `bodies` is bounded
+    by the bytes of bodies. `reach` is the offset that the cursor moves to, and whether there may be more. Without a
+    full room it is the end of what was read, which only then is looked up.
     """
+    entries = f"""from outbox o where o."offset" > k."offset" order by o."offset" limit {span}"""
     return f"""cursor as materialized (
-  select k."offset" from pull_cursor k where k.subscription_id = {claimer["subscription_id"]} for update
-), span as materialized (
-  select n.* from cursor k cross join lateral (
-    select o."offset", o.transaction_id, o.position, o.topic, o.key, o.tag, o.due_at, o.committed_at
-    from outbox o where o."offset" > k."offset" order by o."offset" limit {span}
-  ) n
+  select k."offset" from pull_cursor k where k.subscription_id = {claimer["subscription_id"]} and {only_if}
+  for update
 ), matched as materialized (
-  select s.* from span s where {matches(claimer)} order by s."offset" limit {claimer["room"]}
+  select n.* from cursor k cross join lateral (
+    select s.* from (
+      select o."offset", o.transaction_id, o.position, o.topic, o.key, o.tag, o.due_at, o.committed_at
+      {entries}
+    ) s where {takes_sql(claimer)} order by s."offset" limit {claimer["room"]}
+  ) n
 ), bodies as materialized (
   select m.*, h.producer_group, h.headers, h.content_type, h.body, h.traceparent,
     sum(octet_length(h.body)) over (order by m."offset") - octet_length(h.body) as before
@@ -69,13 +100,14 @@ def log_read(claimer: Parameters, span: str) -> str:
     where h.transaction_id = m.transaction_id and h.position = m.position offset 0
   ) h
 ), reach as materialized (
-  select b."offset", coalesce(b."offset" < s.last or s.count >= {claimer["span"]}, false) as more from (
-    select coalesce(
-      (select min("offset") - 1 from bodies where before >= {WINDOW_BYTES}),
-      (select max("offset") from matched having count(*) >= {claimer["room"]}),
-      (select max("offset") from span)
-    ) as "offset"
-  ) b, (select max("offset") as last, count(*) from span) s
+  select coalesce(c."offset", case when m.count >= {claimer["room"]} then m.last else s.last end) as "offset",
+    c."offset" is not null or m.count >= {claimer["room"]} or s.count >= {claimer["span"]} as more
+  from (select count(*), max("offset") as last from matched) m
+  cross join (select min("offset") - 1 as "offset" from bodies where before >= {WINDOW_BYTES}) c
+  cross join lateral (
+    select count(*), max(n."offset") as last
+    from cursor k cross join lateral (select o."offset" {entries}) n where m.count < {claimer["room"]}
+  ) s
 )"""  # noqa: S608 -- constants
 
 
@@ -116,47 +148,64 @@ order by "offset" nulls last
 # waited for the lock reads the newest cursor and its own, older snapshot of the log: it finds less, and skips nothing,
 # because offsets become visible in order (see RECORD_ENDS).
 # Delayed messages that are not due go to delivery_retry (`later`), where the next claims find them.
-CLAIM_NEW = f"""
-with {log_read(CLAIMER, CLAIMER["span"])}, taken as materialized (
+def _claim_new(claimer: Parameters, only_if: str = "true") -> str:
+    return f"""
+with {log_read(claimer, claimer["span"], only_if)}, taken as materialized (
   select b.* from bodies b, reach r
-  where b."offset" <= r."offset" and (b.due_at is null or b.due_at <= {CLAIMER["now"]})
+  where b."offset" <= r."offset" and (b.due_at is null or b.due_at <= {claimer["now"]})
 ), later as (
   insert into delivery_retry (subscription_id, transaction_id, position, "offset", topic, key, attempts, due_at,
     waiting_since)
-  select {CLAIMER["subscription_id"]}, b.transaction_id, b.position, b."offset", b.topic, b.key, 0, b.due_at, b.due_at
-  from bodies b, reach r where b."offset" <= r."offset" and b.due_at > {CLAIMER["now"]}
+  select {claimer["subscription_id"]}, b.transaction_id, b.position, b."offset", b.topic, b.key, 0, b.due_at, b.due_at
+  from bodies b, reach r where b."offset" <= r."offset" and b.due_at > {claimer["now"]}
   on conflict do nothing
-), {claimed(CLAIMER, MADE)}"""  # noqa: S608 -- constants
+), {claimed(claimer, MADE)}"""  # noqa: S608 -- constants
 
-# $1 is the subscription, $2 the time. `place` is the number of a message in its claim, from 1.
+
+CLAIM_NEW = ClaimStatement(_claim_new)
+
+# The same in one statement for a consumer that goes on: it claims nothing if the subscription was changed since it was
+# read, or if something else comes first. Nothing is locked then.
+CLAIM_NEXT = ClaimStatement(
+    lambda claimer: _claim_new(
+        claimer,
+        f"""{_UNCHANGED.format(claimer["subscription_id"], claimer["version"])}
+    and not {_STORED.format(claimer["subscription_id"], claimer["now"])}""",
+    ),
+    Column("version", "text", given=True),
+)
+
+# $1 is the subscription, $2 the time, $3 the version of the subscription's row, or null: any. `place` is the number of
+# a message in its claim, from 1.
 SETTLED = RowArrays(
     Column("claim_id", "bigint", "epoch"),
     Column("place", "smallint"),
     Column("transaction_id", "uuid"),
     Column("position", "smallint"),
     Column("offset", "bigint"),
-    Column("at", "timestamptz"),
     Column("digest", "bytea"),
-    first=3,
+    first=4,
 )
-
-_OPEN = """exists (
-    select from day d where d.low <= a.transaction_id and d.high > a.transaction_id and d.state = 'open'
-  )"""
 
 # What of a request is held: `locked` locks the claims in their order, so two requests never deadlock, and reads them
 # after other requests have changed them. A claim is over at its time, even if no worker has found it yet. Upkeep owns
-# the messages of a day that is not open.
+# the messages of a day that is not open; `days` are the open ones between the first and the last message.
 _HELD = f"""
 with asked as materialized (
   select * from {SETTLED.unnest("a", ordinality="n")}
 ), locked as materialized (
   select c.claim_id, c.size, c.settled, c.claimed_at from pull_claim c
-  where c.subscription_id = $1 and c.claim_id = any(array(select claim_id from asked)) and c.held_until > $2
+  where c.subscription_id = $1 and c.claim_id = any(array(select distinct claim_id from asked)) and c.held_until > $2
+    and ($3::text is null or {_UNCHANGED.format("$1", "$3")})
   order by c.claim_id for update
+), days as materialized (
+  select d.low, d.high from day d where d.state = 'open'
+    and d.high > (select transaction_id from asked order by transaction_id limit 1)
+    and d.low <= (select transaction_id from asked order by transaction_id desc limit 1)
 ), held as materialized (
   select a.*, l.claimed_at from asked a join locked l on l.claim_id = a.claim_id
-  where a.place <= l.size and a.place <> all(l.settled) and {_OPEN}
+  where a.place <= l.size and a.place <> all(l.settled)
+    and exists (select from days d where d.low <= a.transaction_id and d.high > a.transaction_id)
 ), done as materialized (
   select h.claim_id, array_agg(h.place) as places, count(*) + cardinality(l.settled) >= l.size as whole
   from held h join locked l on l.claim_id = h.claim_id group by h.claim_id, l.settled, l.size
@@ -207,6 +256,19 @@ class ClaimLook:
     logged: bool
 
 
+@dataclass(slots=True)
+class PulledSubscription:
+    """A subscription whose messages consumers claim, as it was when its row had this version.
+
+    `goes_on`: the last claim of this process left something in the log.
+    """
+
+    subscription: Subscription
+    version: str
+    handle_key: UUID
+    goes_on: bool = False
+
+
 @dataclass(frozen=True, slots=True)
 class NewClaim:
     """The messages of a claim from the log, in the order of offsets; `claim_id` is None if there are none.
@@ -255,6 +317,17 @@ async def look(connection: Connection, subscription_id: int, now: datetime) -> C
     return None if row is None else ClaimLook(**row)
 
 
+async def pulled(connection: Connection, name: str) -> PulledSubscription | Subscription | None:
+    """Return a subscription by name, without its cursor if it is of another type, or None."""
+    row = await connection.fetchrow(PULLED, name)
+    if row is None:
+        return None
+    fields = dict(row)
+    version, handle_key = fields.pop("version"), fields.pop("handle_key")
+    found = subscription_of(fields)
+    return found if handle_key is None else PulledSubscription(found, version, handle_key)
+
+
 async def paced_until(connection: Connection, subscription_id: int) -> datetime | None:
     """Lock the cursor; return when the next message may be claimed. Needs a database transaction."""
     until: datetime | None = await connection.fetchval(PACED_UNTIL, subscription_id)
@@ -270,8 +343,19 @@ async def claim_new(
     connection: Connection, subscription: Subscription, room: int, span: int, until: datetime, now: datetime
 ) -> NewClaim:
     """Claim up to `room` messages of the next `span` log entries until a time."""
-    arguments = CLAIMER.arguments(reader_of(subscription), **asked(room, span, until, now))
-    return new_claim(await connection.fetch(CLAIM_NEW, *arguments))
+    reader = reader_of(subscription)
+    parameters, sql = CLAIM_NEW.of(reader)
+    return new_claim(await connection.fetch(sql, *parameters.arguments(reader, **asked(room, span, until, now))))
+
+
+async def claim_next(
+    connection: Connection, pulled: PulledSubscription, room: int, span: int, until: datetime, now: datetime
+) -> NewClaim:
+    """Claim as `claim_new`; nothing if the subscription was changed, or if rows of delivery_retry are due."""
+    reader = reader_of(pulled.subscription)
+    parameters, sql = CLAIM_NEXT.of(reader)
+    arguments = parameters.arguments(reader, **asked(room, span, until, now), version=pulled.version)
+    return new_claim(await connection.fetch(sql, *arguments))
 
 
 def reader_of(subscription: Subscription) -> Reader:
@@ -295,10 +379,17 @@ def new_claim(found: Sequence[Record]) -> NewClaim:
 
 
 async def acknowledge(
-    connection: Connection, subscription_id: int, messages: Sequence[HeldMessage], now: datetime
+    connection: Connection,
+    subscription_id: int,
+    messages: Sequence[HeldMessage],
+    now: datetime,
+    version: str | None = None,
 ) -> set[int]:
-    """Settle messages of claims with a receipt each; return the indexes of those that were held."""
-    rows = await connection.fetch(ACKNOWLEDGE, subscription_id, now, *SETTLED.arrays(messages))
+    """Settle messages of claims with a receipt each; return the indexes of those that were held.
+
+    With `version`, none if the row of the subscription has another one.
+    """
+    rows = await connection.fetch(ACKNOWLEDGE, subscription_id, now, version, *SETTLED.arrays(messages))
     return {row["n"] - 1 for row in rows}
 
 
@@ -306,5 +397,5 @@ async def take_back(
     connection: Connection, subscription_id: int, messages: Sequence[HeldMessage], now: datetime
 ) -> dict[int, TakenBack]:
     """Take messages out of their claims; return those that were held, by index. Needs a database transaction."""
-    rows = await connection.fetch(TAKE_BACK, subscription_id, now, *SETTLED.arrays(messages))
+    rows = await connection.fetch(TAKE_BACK, subscription_id, now, None, *SETTLED.arrays(messages))
     return {row["n"] - 1: TakenBack(*row[1:]) for row in rows}

@@ -8,9 +8,9 @@ from datetime import datetime
 
 from app.database.columns import Column, Parameters
 from app.database.connection import Connection
-from app.store.pull.claims import MADE, OF_CLAIM, NewClaim, asked, claimed, log_read, new_claim, reader_of
+from app.store.pull.claims import MADE, ClaimStatement, NewClaim, asked, claimed, log_read, new_claim, reader_of
 from app.store.pull.held_retries import REPLAYS, SIZE, TAKE, StoredClaim
-from app.store.relay.log import OF_READER, Outgoing
+from app.store.relay.log import Outgoing
 from app.store.relay.retries import OPEN, RUN
 from app.store.subscriptions.subscriptions import Subscription
 from app.verdicts import OnDead
@@ -47,42 +47,45 @@ FULL = f"""((
     ) f
   ) >= {WAITING_MOST})"""  # noqa: S608 -- a number of ours
 
-CLAIMER = Parameters(*OF_CLAIM, Column("hold", "bool", given=True), *OF_READER)
-_SUBSCRIPTION, _NOW = CLAIMER["subscription_id"], CLAIMER["now"]
 
 # As CLAIM_NEW. Besides:
 # 1. `busy` has the keys of which a consumer or delivery_retry has a message, by delivery_retry_key, and with `hold`
 #    those of dead letters, by dead_letter_key.
 # 2. Messages of busy keys go to delivery_retry (`later`). So the cursor passes them, and other keys go on. All messages
 #    of another key are in this claim, in their order.
-CLAIM_NEW_IN_ORDER = f"""
-with {log_read(CLAIMER, f"case when {FULL.format(_SUBSCRIPTION)} then 0 else {CLAIMER['span']} end")},
+def _claim_new_in_order(claimer: Parameters) -> str:
+    subscription, now = claimer["subscription_id"], claimer["now"]
+    return f"""
+with {log_read(claimer, f"case when {FULL.format(subscription)} then 0 else {claimer['span']} end")},
 out as materialized (
-  {KEYS_OUT.format(_SUBSCRIPTION)}
+  {KEYS_OUT.format(subscription)}
 ), busy as materialized (
   select m.key from (
     select key, max("offset") as "offset" from matched where key is not null group by key
   ) m
   where m.key in (select key from out) or exists (
-    select from delivery_retry d where d.subscription_id = {_SUBSCRIPTION} and d.replay = 0 and d.key = m.key
-      and {BLOCKS.format("d", _NOW)} offset 0
-  ) or {CLAIMER["hold"]} and exists (
-    select from dead_letter x where x.subscription_id = {_SUBSCRIPTION} and x.replay = 0 and x.key = m.key
+    select from delivery_retry d where d.subscription_id = {subscription} and d.replay = 0 and d.key = m.key
+      and {BLOCKS.format("d", now)} offset 0
+  ) or {claimer["hold"]} and exists (
+    select from dead_letter x where x.subscription_id = {subscription} and x.replay = 0 and x.key = m.key
       and x."offset" < m."offset" offset 0
   )
 ), judged as materialized (
-  select b.*, coalesce(b.due_at > {_NOW}, false) as delayed, coalesce(b.key in (select key from busy), false) as waits
+  select b.*, coalesce(b.due_at > {now}, false) as delayed, coalesce(b.key in (select key from busy), false) as waits
   from bodies b, reach r where b."offset" <= r."offset"
 ), taken as materialized (
   select * from judged where not delayed and not waits
 ), later as (
   insert into delivery_retry (subscription_id, transaction_id, position, "offset", topic, key, attempts, due_at,
     waiting_since)
-  select {_SUBSCRIPTION}, b.transaction_id, b.position, b."offset", b.topic, b.key, 0,
-    case when b.delayed then b.due_at else least(b.committed_at, {_NOW}) end, coalesce(b.due_at, b.committed_at)
+  select {subscription}, b.transaction_id, b.position, b."offset", b.topic, b.key, 0,
+    case when b.delayed then b.due_at else least(b.committed_at, {now}) end, coalesce(b.due_at, b.committed_at)
   from judged b where b.delayed or b.waits
   on conflict do nothing
-), {claimed(CLAIMER, {**MADE, "keys": 'array_agg(key order by "offset")'})}"""  # noqa: S608 -- constants
+), {claimed(claimer, {**MADE, "keys": 'array_agg(key order by "offset")'})}"""  # noqa: S608 -- constants
+
+
+CLAIM_NEW_IN_ORDER = ClaimStatement(_claim_new_in_order, Column("hold", "bool", given=True))
 
 # 1. `rows` has all rows of the subscription but delayed ones that are not due: WAITING_MOST, and what consumers hold.
 # 2. `placed` puts those of a key in their order. A row is claimable if all before it are, and nothing of its key is
@@ -137,8 +140,10 @@ async def claim_new_in_order(
 ) -> NewClaim:
     """Claim up to `room` messages of the next `span` log entries, as claim_new does. Needs the lock."""
     hold = subscription.on_dead is OnDead.HOLD
-    arguments = CLAIMER.arguments(reader_of(subscription), **asked(room, span, until, now), hold=hold)
-    return new_claim(await connection.fetch(CLAIM_NEW_IN_ORDER, *arguments))
+    reader = reader_of(subscription)
+    parameters, sql = CLAIM_NEW_IN_ORDER.of(reader)
+    arguments = parameters.arguments(reader, **asked(room, span, until, now), hold=hold)
+    return new_claim(await connection.fetch(sql, *arguments))
 
 
 async def claim_stored_in_order(

@@ -80,11 +80,14 @@ assert field_names(Outgoing)[: len(LOGGED)] == LOGGED
 # Served by outbox_by_offset: one descent in each partition. Most of the time, no message waits for a retry.
 LOG_HEAD = 'select (select max("offset") from outbox) as head, exists (select from delivery_retry) as retries'
 
-# The parameters of a Reader.
-OF_READER = (
+# The parameters of a Reader, and those of them that a route has.
+OF_ROUTE = (
     Column("topics", "text[]", "route.topics.patterns"),
     Column("tags", "text[]", "route.tags"),
     Column("headers", "jsonb", "route.headers"),
+)
+OF_READER = (
+    *OF_ROUTE,
     Column("shards", "int"),
     Column("shard", "int"),
     Column("settled_to", "bigint"),
@@ -94,6 +97,26 @@ OF_READER = (
 )
 # The parameters of WINDOW: those of a Reader, the offset `after` which it reads, and the most messages that it takes.
 READER = Parameters(Column("after", "bigint", given=True), Column("at_most", "int", given=True), *OF_READER)
+
+
+def takes_sql(reader: Parameters) -> str:
+    """Return the SQL condition that a route takes a log entry `s`, and that its day is not being archived.
+
+    A reader without the parameter `headers` has no condition on them: to prepare its lookup in each day takes time.
+    """
+    headers = ""
+    if "headers" in reader.names:
+        headers = f"""
+    and ({reader["headers"]} is null or exists (
+      select from half h
+      where h.transaction_id = s.transaction_id and h.position = s.position and h.headers @> {reader["headers"]}
+      offset 0
+    ))"""
+    return f"""{match_sql("s.topic", reader["topics"])}
+    and ({reader["tags"]} is null or s.tag = any({reader["tags"]})){headers}
+    and not exists (
+      select from day d where d.low <= s.transaction_id and d.high > s.transaction_id and d.state <> 'open'
+    )"""
 
 
 def matches(reader: Parameters) -> str:
@@ -106,18 +129,9 @@ def matches(reader: Parameters) -> str:
         for table in ("receipt", "delivery_retry", "dead_letter")
     )
     return f"""s."offset" <= {reader["until"]}
-    and {match_sql("s.topic", reader["topics"])}
-    and ({reader["tags"]} is null or s.tag = any({reader["tags"]}))
-    and ({reader["headers"]} is null or exists (
-      select from half h
-      where h.transaction_id = s.transaction_id and h.position = s.position and h.headers @> {reader["headers"]}
-      offset 0
-    ))
+    and {takes_sql(reader)}
     and ({reader["shards"]} = 1 or {HASH.format("s")} % {reader["shards"]} = {reader["shard"]})
-    and not exists (
-      select from day d where d.low <= s.transaction_id and d.high > s.transaction_id and d.state <> 'open'
-    )
-    and (s."offset" > {reader["settled_to"]} or not ({settled}))"""  # noqa: S608 -- constants
+    and (s."offset" > {reader["settled_to"]} or not ({settled}))"""
 
 
 # One statement, so one snapshot: offsets become visible in order (see RECORD_ENDS), so messages outside this snapshot

@@ -220,7 +220,8 @@ def _encode(value: Any) -> str | None:
     return None if value is None else msgspec.json.encode(value).decode()
 
 
-def _subscription(row: Any) -> Subscription:
+def subscription_of(row: Any) -> Subscription:
+    """Return the subscription of a row of COLUMNS."""
     fields = dict(row)
     for name in ("filters", "destination", "secrets", "credentials", "start"):
         fields[name] = None if fields[name] is None else msgspec.json.decode(fields[name])
@@ -235,7 +236,7 @@ async def create(
 ) -> Subscription | None:
     """Store a subscription that begins after an offset; None if the name exists already."""
     row = await connection.fetchrow(CREATE, *_shape(wanted, private), _encode(wanted.start), after, now)
-    return _subscription(row) if row else None
+    return subscription_of(row) if row else None
 
 
 async def change(connection: Connection, wanted: SubscriptionSpec, private: Private, now: datetime) -> Subscription:
@@ -244,7 +245,7 @@ async def change(connection: Connection, wanted: SubscriptionSpec, private: Priv
     A new number of shards takes effect after the leases of the old shards are released.
     """
     row = await connection.fetchrow(CHANGE, *_shape(wanted, private), now)
-    return _subscription(row)
+    return subscription_of(row)
 
 
 def _shape(wanted: SubscriptionSpec, private: Private) -> tuple[Any, ...]:
@@ -271,29 +272,29 @@ def _shape(wanted: SubscriptionSpec, private: Private) -> tuple[Any, ...]:
 async def one(connection: Connection, name: str, *, lock: bool = False) -> Subscription | None:
     """Return a subscription by name; `lock` keeps others from changing it until the database transaction ends."""
     row = await connection.fetchrow(ONE_LOCKED if lock else ONE, name)
-    return _subscription(row) if row else None
+    return subscription_of(row) if row else None
 
 
 async def page(connection: Connection, after: str, limit: int, within: Within = EVERYTHING) -> list[Subscription]:
     """Return the subscriptions within a scope whose names come after a given one, by name."""
-    return [_subscription(row) for row in await connection.fetch(PAGE, after, limit, *within)]
+    return [subscription_of(row) for row in await connection.fetch(PAGE, after, limit, *within)]
 
 
 async def of_names(connection: Connection, names: Sequence[str]) -> list[Subscription]:
     """Return the subscriptions of these names, in this order; those that do not exist are left out."""
-    found = {row["name"]: _subscription(row) for row in await connection.fetch(NAMED, names)}
+    found = {row["name"]: subscription_of(row) for row in await connection.fetch(NAMED, names)}
     return [found[name] for name in names if name in found]
 
 
 async def active(connection: Connection, subscription_ids: Sequence[int]) -> dict[int, Subscription]:
     """Return those of these subscriptions that are active, by id."""
-    found = [_subscription(row) for row in await connection.fetch(ACTIVE, subscription_ids)]
+    found = [subscription_of(row) for row in await connection.fetch(ACTIVE, subscription_ids)]
     return {one.subscription_id: one for one in found}
 
 
 async def limited_pulled(connection: Connection) -> list[Subscription]:
     """Return the subscriptions whose messages consumers claim and can expire, in any state."""
-    return [_subscription(row) for row in await connection.fetch(LIMITED_PULLED)]
+    return [subscription_of(row) for row in await connection.fetch(LIMITED_PULLED)]
 
 
 Known: TypeAlias = dict[tuple[int, str], Subscription]
@@ -307,7 +308,7 @@ async def streamed(connection: Connection, known: Known) -> list[Subscription]:
     fresh: Known = {}
     for row in await connection.fetch(STREAMED):
         key = row["subscription_id"], row["version"]
-        fresh[key] = known.get(key) or _subscription(row)
+        fresh[key] = known.get(key) or subscription_of(row)
     known.clear()
     known.update(fresh)
     return list(fresh.values())
@@ -316,7 +317,7 @@ async def streamed(connection: Connection, known: Known) -> list[Subscription]:
 async def set_state(connection: Connection, name: str, state: SubscriptionState, now: datetime) -> Subscription | None:
     """Set a state; None if the subscription does not exist or is in that state already."""
     row = await connection.fetchrow(SET_STATE, name, state, now)
-    return _subscription(row) if row else None
+    return subscription_of(row) if row else None
 
 
 async def disable(connection: Connection, subscription_id: int, reason: str, now: datetime) -> bool:

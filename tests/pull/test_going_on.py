@@ -1,0 +1,109 @@
+"""A consumer that goes on claims in one statement: what changes meanwhile is seen as if each claim looked first."""
+
+import httpx
+import pytest
+
+from app.database.connection import Connection
+from app.pull import claiming
+from app.runtime.state import Runtime
+from app.store.pull import claims
+from tests.support.consumers import Consumer, put_pulled
+from tests.support.relay_stepping import order, publish
+
+
+@pytest.fixture
+async def consumer(client: httpx.AsyncClient, runtime: Runtime, group: str) -> Consumer:
+    """A consumer of `worker` that has claimed one of six messages, so its next claim goes on."""
+    await put_pulled(client)
+    await publish(client, *(order(n) for n in range(6)))
+    going_on = Consumer(client)
+    assert len(await going_on.claim(max=1)) == 1
+    assert runtime.pulled["worker"].goes_on
+    return going_on
+
+
+async def test_a_claim_that_goes_on_looks_no_more(consumer: Consumer, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr(claiming, "look")
+    first, second = await consumer.claim(max=1), await consumer.claim(max=4)
+    offsets = [one["offset"] for one in first + second]
+    assert (len(offsets), sorted(offsets)) == (5, offsets)
+
+
+async def test_the_end_of_the_log_ends_it(client: httpx.AsyncClient, consumer: Consumer, runtime: Runtime) -> None:
+    assert len(await consumer.claim(max=100)) == 5
+    assert not runtime.pulled["worker"].goes_on
+    assert await consumer.claim(max=100) == []
+    await publish(client, order(7))
+    assert len(await consumer.claim(max=100)) == 1
+
+
+async def test_a_pause_is_seen_by_the_next_claim(client: httpx.AsyncClient, consumer: Consumer) -> None:
+    assert (await client.post("/subscriptions/worker/pause")).status_code == 200
+    assert await consumer.claim(max=1) == []
+    assert (await client.post("/subscriptions/worker/resume")).status_code == 200
+    assert len(await consumer.claim(max=100)) == 5
+
+
+async def test_other_topics_are_seen_by_the_next_claim(client: httpx.AsyncClient, consumer: Consumer) -> None:
+    body = {"topics": ["other"], "destination": {"type": "pull"}}
+    assert (await client.put("/subscriptions/worker", json=body)).status_code == 200
+    assert await consumer.claim(max=100) == []
+
+
+async def test_a_deleted_subscription_is_seen_by_the_next_request(
+    client: httpx.AsyncClient, consumer: Consumer, db: Connection
+) -> None:
+    [message] = await consumer.claim(max=1)
+    assert (await client.delete("/subscriptions/worker")).status_code == 204
+    for action, body in (("ack", {"handles": [message["handle"]]}), ("claim", {})):
+        answer = await client.post(f"/subscriptions/worker/{action}", json=body)
+        assert (answer.status_code, answer.json()["type"]) == (404, "/problems/subscription-unknown")
+    assert await db.fetchval("select count(*) from receipt") == 0
+    # Another subscription of this name has other handles.
+    await put_pulled(client)
+    assert await consumer.ack(message) == [422]
+
+
+async def test_what_was_given_back_comes_first(consumer: Consumer) -> None:
+    [message] = await consumer.claim(max=1)
+    await consumer.settle("nack", message["handle"], retry_after_s=0)
+    [again] = await consumer.claim(max=1)
+    assert (again["message_id"], again["attempt"]) == (message["message_id"], 2)
+
+
+async def test_a_change_between_claim_and_acknowledgement_leaves_the_handle_valid(
+    client: httpx.AsyncClient, consumer: Consumer, db: Connection
+) -> None:
+    first, second = await consumer.claim(max=2)
+    assert await consumer.ack(first) == [200]
+    body = {"topics": ["other"], "destination": {"type": "pull"}}
+    assert (await client.put("/subscriptions/worker", json=body)).status_code == 200
+    assert await consumer.ack(first, second) == [200, 200]
+    assert await db.fetchval("select count(*) from receipt") == 2
+
+
+async def test_nothing_is_acknowledged_for_a_row_of_another_version(consumer: Consumer, db: Connection) -> None:
+    [message] = await consumer.claim(max=1)
+    row = await db.fetchrow("select subscription_id, claim_id from pull_claim order by claim_id desc limit 1")
+    stored = await db.fetchrow(
+        'select transaction_id, position, "offset" from outbox where "offset" = $1', message["offset"]
+    )
+    now = await db.fetchval("select now()")
+    held = claims.HeldMessage(row["subscription_id"], 0, row["claim_id"], 1, 1, *stored, now, b"")
+    assert await claims.acknowledge(db, row["subscription_id"], [held], now, "1") == set()
+    assert await consumer.ack(message) == [200]
+
+
+@pytest.mark.parametrize("action", ["claim", "ack"])
+@pytest.mark.parametrize("body", [b"{}x", b'{"max": 0}', b'{"handles": []}', b'{"more": 1}', b"[]", b"\xff", b""])
+async def test_a_request_at_fault_is_refused_as_by_the_framework(
+    client: httpx.AsyncClient, consumer: Consumer, action: str, body: bytes
+) -> None:
+    answer = await client.post(
+        f"/subscriptions/worker/{action}", content=body, headers={"content-type": "application/json"}
+    )
+    assert (answer.status_code // 100, answer.headers["content-type"]) == (4, "application/problem+json")
+
+
+async def test_a_claim_takes_whole_numbers_as_json_does(consumer: Consumer) -> None:
+    assert len(await consumer.claim(max=2.0, invisible_s=5, wait_s=0)) == 2
