@@ -2,6 +2,7 @@
 
 import shlex
 from datetime import UTC, datetime
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote, urlencode
@@ -13,6 +14,8 @@ from markupsafe import Markup, escape
 from app.console.static_files import url_of
 from app.verdicts import State
 
+# A page names the same things many times.
+_KEPT = 4096
 _UNITS = ((86400.0, "d"), (3600.0, "h"), (60.0, "min"), (1.0, "s"))
 
 # The words of states in pages, and the classes of their colors.
@@ -103,7 +106,7 @@ def when(at: datetime | None, now: datetime) -> Markup:
 
 def exact(at: datetime) -> str:
     """Return a time in UTC to the millisecond."""
-    return f"{at.astimezone(UTC):%Y-%m-%d %H:%M:%S}.{at.microsecond // 1000:03d} UTC"
+    return at.astimezone(UTC).isoformat(" ", "milliseconds").replace("+00:00", " UTC")
 
 
 def number(value: float) -> str:
@@ -126,6 +129,7 @@ def size(count: int) -> str:
     return f"{amount:.1f} TB"
 
 
+@lru_cache(_KEPT)
 def state(value: str) -> Markup:
     """Return a state with its color."""
     text = WORDS.get(value, value)
@@ -138,6 +142,7 @@ def command(*words: str, **options: Any) -> str:
     return " ".join(["halfnote", *map(shlex.quote, words), *given])
 
 
+@lru_cache(_KEPT, typed=True)
 def link(*parts: Any, **query: Any) -> str:
     """Return the URL of a page: its parts as path segments, and a query without empty fields."""
     path = "/".join(["/console", *(quote(str(part), safe="") for part in parts)])
@@ -157,8 +162,9 @@ def said(sentence: str) -> Markup:
     # An odd number of backticks: one is part of a name or of an error, so nothing can be told apart.
     if len(parts) % 2 == 0:
         return escape(sentence)
-    marked = (Markup("<code>{0}</code>").format(part) if at % 2 else escape(part) for at, part in enumerate(parts))
-    return Markup("").join(marked)
+    escaped = [str(escape(part)) for part in parts]
+    escaped[1::2] = [f"<code>{part}</code>" for part in escaped[1::2]]
+    return Markup("".join(escaped))  # noqa: S704
 
 
 def rest(detail: dict[str, Any]) -> dict[str, Any]:
