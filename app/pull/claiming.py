@@ -166,8 +166,18 @@ def _handed_out(
     """
     at, claimed = at_of(now), list(claimed)
     packed = [
-        (*of, one.used + 1, one.position, one.offset, at, one.transaction_id.bytes, sha256(one.body).digest())
-        for one, of in zip(messages, claimed, strict=True)
+        (
+            replay,
+            claim_id,
+            place,
+            one.used + 1,
+            one.position,
+            one.offset,
+            at,
+            one.transaction_id.bytes,
+            sha256(one.body).digest(),
+        )
+        for one, (replay, claim_id, place) in zip(messages, claimed, strict=True)
     ]
     handles = handles_of(packed, subscription.subscription_id, key)
     return [HandedOut(one, of[0], handle) for one, of, handle in zip(messages, claimed, handles, strict=True)]

@@ -41,11 +41,12 @@ Packed: TypeAlias = tuple[int, int, int, int, int, int, int, bytes, bytes]
 
 def handles_of(messages: Iterable[Packed], subscription_id: int, key: UUID) -> list[str]:
     """Return the handles of messages of one subscription, in their order."""
-    records = []
+    secret = key.bytes
+    parts: list[bytes] = []
     for message in messages:
         packed = _layout.pack(VERSION, subscription_id, *message)
-        records.append(packed + _signature(packed, key) + _PADDING)
-    text = b2a_base64(b"".join(records), newline=False).translate(_TO_URL).decode()
+        parts += packed, _signature(packed, secret), _PADDING
+    text = b2a_base64(b"".join(parts), newline=False).translate(_TO_URL).decode()
     return [text[n : n + LENGTH] for n in range(0, len(text), LENGTH)]
 
 
@@ -59,7 +60,7 @@ def opened_together(handles: Sequence[str], subscription_id: int, key: UUID) -> 
 
     None if Halfnote has not made one of them: `opened` says which.
     """
-    if any(len(handle) != LENGTH for handle in handles):
+    if not handles or any(len(handle) != LENGTH for handle in handles):
         return None
     try:
         whole = a2b_base64("".join(handles).encode("ascii").translate(_FROM_URL))
@@ -68,17 +69,33 @@ def opened_together(handles: Sequence[str], subscription_id: int, key: UUID) -> 
     # Characters that base64 does not have are left out, and then bytes are missing.
     if len(whole) != len(handles) * _record.size:
         return None
-    found, signatures, expected = [], [], []
-    for start, fields in zip(range(0, len(whole), _record.size), _record.iter_unpack(whole), strict=True):
-        version, named, replay, epoch, place, attempt, position, offset, at, transaction_id, digest, *end = fields
-        signature, padding = end
-        if version != VERSION or named != subscription_id or padding != _PADDING:
-            return None
-        signatures.append(signature)
-        expected.append(_signature(whole[start : start + _layout.size], key))
-        transaction_id, at = FastUUID(transaction_id), _EPOCH + at * _MICROSECOND
-        found.append(HeldMessage(named, replay, epoch, place, attempt, transaction_id, position, offset, at, digest))
-    return found if compare_digest(b"".join(signatures), b"".join(expected)) else None
+    secret, size = key.bytes, _layout.size
+    expected = [_signature(whole[start : start + size], secret) for start in range(0, len(whole), _record.size)]
+    columns = zip(*_record.iter_unpack(whole), strict=True)
+    versions, named, replays, epochs, places, attempts, positions, offsets, times, ids, digests, *end = columns
+    signatures, paddings = end
+    # Nothing else is done with what is not signed.
+    if not compare_digest(b"".join(signatures), b"".join(expected)):
+        return None
+    if {*versions} != {VERSION} or {*named} != {subscription_id} or {*paddings} != {_PADDING}:
+        return None
+    at = {time: _EPOCH + time * _MICROSECOND for time in set(times)}
+    transactions, claimed_at = map(FastUUID, ids), map(at.__getitem__, times)
+    return list(
+        map(
+            HeldMessage,
+            named,
+            replays,
+            epochs,
+            places,
+            attempts,
+            transactions,
+            positions,
+            offsets,
+            claimed_at,
+            digests,
+        )
+    )
 
 
 def opened(handle: str, key_of: Callable[[int], UUID | None]) -> HeldMessage | None:
@@ -98,12 +115,12 @@ def opened(handle: str, key_of: Callable[[int], UUID | None]) -> HeldMessage | N
     fields = _layout.unpack(packed)
     version, subscription_id, replay, epoch, place, attempt, position, offset, at, transaction_id, digest = fields
     key = key_of(subscription_id)
-    if version != VERSION or key is None or not compare_digest(signature, _signature(packed, key)):
+    if version != VERSION or key is None or not compare_digest(signature, _signature(packed, key.bytes)):
         return None
     transaction_id = FastUUID(transaction_id)
     at = _EPOCH + at * _MICROSECOND
     return HeldMessage(subscription_id, replay, epoch, place, attempt, transaction_id, position, offset, at, digest)
 
 
-def _signature(packed: bytes, key: UUID) -> bytes:
-    return blake2b(packed, digest_size=_SIGNATURE_BYTES, key=key.bytes).digest()
+def _signature(packed: bytes, key: bytes) -> bytes:
+    return blake2b(packed, digest_size=_SIGNATURE_BYTES, key=key).digest()

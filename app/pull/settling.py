@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 
+import asyncpg
 import structlog
 
 from app.announcements import dead_letter
@@ -66,7 +67,11 @@ async def acknowledge(
     claimed = [n for n, one in enumerate(handles) if one.place]
     fresh: set[int] = set()
     if claimed:
-        fresh = await claims.acknowledge(connection, subscription_id, [handles[n] for n in claimed], now, version)
+        wanted = [handles[n] for n in claimed]
+        try:
+            fresh = await claims.acknowledge(connection, subscription_id, wanted, now, version)
+        except asyncpg.UniqueViolationError:
+            fresh = await claims.acknowledge(connection, subscription_id, wanted, now, version, any_receipts=True)
     if version is not None and not fresh:
         return None
     if len(fresh) == len(handles):

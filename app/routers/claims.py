@@ -255,8 +255,10 @@ async def _claim_once(
 
 async def _acknowledged(runtime: Runtime, caller: Caller, name: str, given: Sequence[str]) -> bytes:
     caller.must_have_subscription(name)
-    known, found, now = runtime.pulled.get(name), None, runtime.clock.now()
+    known, found = runtime.pulled.get(name), None
     async with runtime.claim_connections.connection() as connection:
+        # After the wait for a connection, so that no message is acknowledged whose time is over.
+        now = runtime.clock.now()
         if known is not None:
             opening = _Opening(known)
             handles = opening.valid(given)

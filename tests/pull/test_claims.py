@@ -177,12 +177,32 @@ async def test_a_handle_with_any_other_byte_is_refused(client: httpx.AsyncClient
     [message] = await consumer.claim()
     whole = base64.urlsafe_b64decode(message["handle"])
     others = [
-        base64.urlsafe_b64encode(whole[:n] + bytes([whole[n] ^ 1]) + whole[n + 1 :]).decode()
+        base64.urlsafe_b64encode(whole[:n] + bytes([whole[n] ^ bit]) + whole[n + 1 :]).decode()
         for n in range(len(whole) - 1)
+        for bit in (1, 0x80)
     ]
     outcomes = await consumer.settle("ack", *others)
     assert {one["status"] for one in outcomes} == {422}
     assert await consumer.ack(message) == [200]
+
+
+async def test_a_message_that_has_a_receipt_keeps_it(
+    client: httpx.AsyncClient, consumer: Consumer, db: Connection
+) -> None:
+    """No message that is held has one; if it had, its claim would have to end all the same."""
+    await publish(client, order(1), order(2))
+    messages = await consumer.claim()
+    subscription_id = await db.fetchval("select subscription_id from subscription")
+    await db.execute(
+        """insert into receipt (transaction_id, position, subscription_id, "offset", outcome, attempts, first_at,
+             duration_ms, settled_at)
+           select transaction_id, position, $1, "offset", 'delivered', 7, now(), 1, now()
+           from outbox order by "offset" limit 1""",
+        subscription_id,
+    )
+    assert await consumer.ack(*messages) == [200, 200]
+    assert await standing(db) == {"receipts": 2, "retries": 0, "dead": 0, "claims": 0}
+    assert await db.fetchval("select max(attempts) from receipt") == 7
 
 
 async def test_a_handle_has_one_form(client: httpx.AsyncClient, consumer: Consumer, db: Connection) -> None:
