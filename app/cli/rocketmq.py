@@ -16,6 +16,7 @@ from app.observability.logs import set_up_logs
 PORT = 8081
 # In base64 it fits into HALFNOTE_BODY_LIMIT_BYTES (4 MiB), with room for its headers.
 BODY_BYTES = 3_000_000
+REQUEST_S = 20.0
 
 Host = Annotated[str, typer.Option(help="the address to listen on")]
 Port = Annotated[int, typer.Option(help="the port to listen on", min=0, max=65_535)]
@@ -46,6 +47,10 @@ BodyBytes = Annotated[
     int,
     typer.Option(help="the largest body of a message; about 0.7 of the service's HALFNOTE_BODY_LIMIT_BYTES", min=1),
 ]
+RequestTime = Annotated[
+    float,
+    typer.Option(help="seconds in which a request must arrive; a slower one ends, so that it holds no memory", min=0.1),
+]
 
 
 def rocketmq(
@@ -56,6 +61,7 @@ def rocketmq(
     tls_cert: Certificate = None,
     tls_key: CertificateKey = None,
     max_body_bytes: BodyBytes = BODY_BYTES,
+    request_timeout_s: RequestTime = REQUEST_S,
     remoting_port: RemotingPort = None,
     remoting_address: RemotingAddress = None,
     operations_port: OperationsPort = None,
@@ -68,6 +74,7 @@ def rocketmq(
         raise Refusal("--tls-cert and --tls-key go together.", code=WRONG_USAGE)
     try:
         from app.rocketmq.credentials import ApiKeys, Credentials, CredentialsFault, read_credentials
+        from app.rocketmq.request_limits import RequestLimits
         from app.rocketmq.server import CannotListen, GatewayOptions, serve_gateway
     except ModuleNotFoundError as error:
         if (error.name or "").partition(".")[0] not in ("grpc", "google"):
@@ -80,6 +87,11 @@ def rocketmq(
         raise Refusal(str(fault), code=WRONG_USAGE) from None
     if any(not re.fullmatch(r"[^\s:;]+:\d{1,5}", address) for address in remoting_address or ()):
         raise Refusal("--remoting-address is host:port, with a name or an IPv4 address.", code=WRONG_USAGE)
+    if any(address.startswith("0.0.0.0:") for address in remoting_address or ()):
+        raise Refusal(
+            "--remoting-address is where clients connect, not 0.0.0.0: give a name or an address of this machine.",
+            code=WRONG_USAGE,
+        )
     certificate = None if tls_cert is None or tls_key is None else (_usable(tls_cert, tls_key))
     set_up_logs()
     options = GatewayOptions(
@@ -88,7 +100,7 @@ def rocketmq(
         host=host,
         port=port,
         credentials=Credentials(known, ApiKeys(key, key)),
-        body_limit=max_body_bytes,
+        limits=RequestLimits(max_body_bytes, request_timeout_s),
         certificate=certificate,
         remoting_port=remoting_port,
         remoting_addresses=tuple(remoting_address or ()),

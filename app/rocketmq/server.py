@@ -22,6 +22,7 @@ from app.rocketmq.operations_server import OperationsServer
 from app.rocketmq.producing import Producing
 from app.rocketmq.remoting.remoting_gateway import RemotingGateway
 from app.rocketmq.renewals import Renewals
+from app.rocketmq.request_limits import RequestLimits
 from app.rocketmq.service import MessagingService
 from app.rocketmq.sessions import ClientSessions
 from app.rocketmq.storing import Storing
@@ -34,6 +35,8 @@ REQUEST_ROOM_BYTES = 12 * 1024 * 1024
 CALLS_MAX = 10_000
 # A connection that has not begun to speak the protocol ends after this time.
 HANDSHAKE_MS = 20_000
+# A connection without a call ends after this time. A client has a stream of settings, which is a call.
+IDLE_MS = 120_000
 STREAMS_MAX = 1000
 # Calls may end in this time after a signal.
 GRACE_S = 5.0
@@ -41,7 +44,7 @@ GRACE_S = 5.0
 
 @dataclass(frozen=True, slots=True)
 class GatewayOptions:
-    """Where the gateway listens, and what it calls. `body_limit`: bytes of one message.
+    """Where the gateway listens, and what it calls.
 
     `remoting_port`: None serves no remoting clients. `remoting_addresses`: of all gateways. `operations_port`: for
     probes and metrics; None: without them.
@@ -52,7 +55,7 @@ class GatewayOptions:
     host: str
     port: int
     credentials: Credentials
-    body_limit: int
+    limits: RequestLimits
     certificate: tuple[Path, Path] | None
     remoting_port: int | None = None
     remoting_addresses: tuple[str, ...] = ()
@@ -75,16 +78,17 @@ async def serve_gateway(options: GatewayOptions) -> None:
     service = MessagingService(
         options.credentials,
         metrics,
-        ClientSessions(clients, subscriptions, options.body_limit),
-        Producing(Storing(api, checks), clients, checks, options.body_limit),
+        ClientSessions(clients, subscriptions, options.limits.body_bytes),
+        Producing(Storing(api, checks), clients, checks, options.limits.body_bytes),
         Consuming(Claiming(api, subscriptions), clients, subscriptions, renewals),
+        options.limits.arrives_s,
     )
     metrics.watch("grpc", clients=lambda: len(clients), checks=lambda: len(checks), held=lambda: len(renewals))
     server = grpc.aio.server(options=_channel_options(options), maximum_concurrent_rpcs=CALLS_MAX)
     server.add_generic_rpc_handlers((service.handler(),))
     port = _listen(server, options)
     remoting = RemotingGateway(
-        api, subscriptions, options.credentials, options.body_limit, metrics, options.remoting_addresses
+        api, subscriptions, options.credentials, options.limits, metrics, options.remoting_addresses
     )
     remoting_port = await _listen_for_remoting(remoting, options)
     operations_port = await _listen_for_operations(operations, options)
@@ -120,13 +124,14 @@ async def serve_gateway(options: GatewayOptions) -> None:
 
 def _channel_options(options: GatewayOptions) -> list[tuple[str, int]]:
     return [
-        ("grpc.max_receive_message_length", options.body_limit + REQUEST_ROOM_BYTES),
+        ("grpc.max_receive_message_length", options.limits.body_bytes + REQUEST_ROOM_BYTES),
         ("grpc.max_send_message_length", -1),
         ("grpc.server_handshake_timeout_ms", HANDSHAKE_MS),
         # Of one connection. A client that has more calls waits, and takes none from others.
         ("grpc.max_concurrent_streams", STREAMS_MAX),
         # Two processes on one port would hide that the first still runs.
         ("grpc.so_reuseport", 0),
+        ("grpc.max_connection_idle_ms", IDLE_MS),
         # Clients ping streams on which nothing is said.
         ("grpc.keepalive_permit_without_calls", 1),
         ("grpc.http2.min_ping_interval_without_data_ms", 5_000),

@@ -1,5 +1,6 @@
 """`apache.rocketmq.v2.MessagingService`: its methods, and how refusals become answers."""
 
+import asyncio
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import aclosing
@@ -37,8 +38,11 @@ def _parsed(request_type: type[Request], content: bytes) -> Request:
         raise CallRefused(Code.BAD_REQUEST, "The request is no message of the protocol.") from None
 
 
-class AbortableContext(CallContext, Protocol):
-    """A context that can end its call with an error of gRPC's."""
+class RequestContext(CallContext, Protocol):
+    """A context from which requests are read, and which can end its call with an error of gRPC's."""
+
+    async def read(self) -> object:
+        """Return the next request, or gRPC's EOF."""
 
     async def abort(self, code: grpc.StatusCode, details: str) -> None:
         """End the call."""
@@ -54,8 +58,9 @@ class MessagingService:
         sessions: ClientSessions,
         producing: Producing,
         consuming: Consuming,
+        arrives_s: float,
     ) -> None:
-        self._credentials, self._metrics = credentials, metrics
+        self._credentials, self._metrics, self._arrives_s = credentials, metrics, arrives_s
         self._sessions, self._consuming = sessions, consuming
         self._methods: dict[str, grpc.RpcMethodHandler[Any, Any]] = {
             "QueryRoute": self._unary(sessions.route, protocol.QueryRouteRequest, protocol.QueryRouteResponse),
@@ -73,7 +78,7 @@ class MessagingService:
             "EndTransaction": self._unary(
                 producing.end, protocol.EndTransactionRequest, protocol.EndTransactionResponse
             ),
-            "ReceiveMessage": grpc.unary_stream_rpc_method_handler(
+            "ReceiveMessage": grpc.stream_stream_rpc_method_handler(
                 self._receive, None, protocol.ReceiveMessageResponse.SerializeToString
             ),
             "AckMessage": self._unary(consuming.acknowledge, protocol.AckMessageRequest, protocol.AckMessageResponse),
@@ -98,12 +103,12 @@ class MessagingService:
         async def refuse(request: ProtocolMessage, call: ClientCall) -> Any:
             raise CallRefused(Code.NOT_IMPLEMENTED, "Halfnote has no such function.")
 
-        async def refuse_pull(content: bytes, context: AbortableContext) -> AsyncIterator[ProtocolMessage]:
+        async def refuse_pull(contents: object, context: RequestContext) -> AsyncIterator[ProtocolMessage]:
             yield protocol.PullMessageResponse(
                 status=Status(code=Code.NOT_IMPLEMENTED, message="Halfnote has no such function.")
             )
 
-        pull: grpc.RpcMethodHandler[Any, Any] = grpc.unary_stream_rpc_method_handler(
+        pull: grpc.RpcMethodHandler[Any, Any] = grpc.stream_stream_rpc_method_handler(
             refuse_pull, None, protocol.PullMessageResponse.SerializeToString
         )
         unary = {
@@ -127,30 +132,45 @@ class MessagingService:
         refused_with: Callable[..., Answer] = answer_type
         name = request_type.DESCRIPTOR.name.removesuffix("Request")
 
-        async def answer(content: bytes, context: AbortableContext) -> Answer:
+        async def handle(contents: object, context: RequestContext) -> Answer:
+            begun = None
             try:
                 call = client_call(context, self._credentials)
-                return await method(_parsed(request_type, content), call)
+                content = await self._arrived(context)
+                begun = time.monotonic()
+                answered = await method(_parsed(request_type, content), call)
             except CallRefused as refused:
-                return refused_with(status=refused.status)
+                answered = refused_with(status=refused.status)
             except Exception:
                 log.exception("rocketmq_call_failed", method=method.__name__)
-                return refused_with(status=_UNEXPECTED)
-
-        async def handle(content: bytes, context: AbortableContext) -> Answer:
-            begun = time.monotonic()
-            answered = await answer(content, context)
-            self._count(name, cast(Any, answered).status.code, time.monotonic() - begun)
+                answered = refused_with(status=_UNEXPECTED)
+            seconds = None if begun is None else time.monotonic() - begun
+            self._count(name, cast(Any, answered).status.code, seconds)
             return answered
 
-        return grpc.unary_unary_rpc_method_handler(handle, None, answer_type.SerializeToString)
+        # A stream of one request: gRPC calls a handler of a single request only after it has arrived, however long that
+        # takes.
+        return grpc.stream_unary_rpc_method_handler(handle, None, answer_type.SerializeToString)
+
+    async def _arrived(self, context: RequestContext) -> bytes:
+        """Return the next request of a call. Raises CallRefused if it does not arrive in time."""
+        # A read that is canceled would leave gRPC with memory that is freed. This one ends with its call.
+        reading = asyncio.ensure_future(context.read())
+        await asyncio.wait((reading,), timeout=self._arrives_s)
+        if not reading.done():
+            raise CallRefused(
+                Code.REQUEST_TIMEOUT, f"The request did not arrive within {self._arrives_s:g} s (--request-timeout-s)."
+            )
+        if not isinstance(content := reading.result(), bytes):
+            raise CallRefused(Code.BAD_REQUEST, "The call has no request.")
+        return content
 
     async def _receive(
-        self, content: bytes, context: AbortableContext
+        self, contents: object, context: RequestContext
     ) -> AsyncIterator[protocol.ReceiveMessageResponse]:
         try:
             call = client_call(context, self._credentials)
-            request = _parsed(protocol.ReceiveMessageRequest, content)
+            request = _parsed(protocol.ReceiveMessageRequest, await self._arrived(context))
             async with aclosing(self._consuming.receive(request, call)) as answers:
                 async for answer in answers:
                     if answer.HasField("status"):
@@ -167,12 +187,20 @@ class MessagingService:
     def _count(self, method: str, code: Code, seconds: float | None) -> None:
         self._metrics.answered("grpc", method, Code.Name(code), seconds)
 
+    async def _commands(
+        self, contents: AsyncIterator[bytes], context: RequestContext
+    ) -> AsyncIterator[protocol.TelemetryCommand]:
+        # Clients begin with their settings. What follows may come at any time.
+        yield _parsed(protocol.TelemetryCommand, await self._arrived(context))
+        async for content in contents:
+            yield _parsed(protocol.TelemetryCommand, content)
+
     async def _telemetry(
-        self, contents: AsyncIterator[bytes], context: AbortableContext
+        self, contents: AsyncIterator[bytes], context: RequestContext
     ) -> AsyncIterator[protocol.TelemetryCommand]:
         try:
             call = client_call(context, self._credentials)
-            commands = (_parsed(protocol.TelemetryCommand, one) async for one in contents)
+            commands = self._commands(contents, context)
             async with aclosing(self._sessions.telemetry(commands, call)) as answers:
                 async for answer in answers:
                     yield answer

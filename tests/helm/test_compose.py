@@ -77,6 +77,16 @@ def test_rocketmq_clients_of_this_machine_alone_reach_the_gateway_and_its_route_
     assert gateway["depends_on"]["api"]["condition"] == "service_healthy"
 
 
+def test_the_route_of_a_gateway_for_other_machines_does_not_name_the_address_on_which_it_listens(
+    tmp_path: Path,
+) -> None:
+    listen = {"ROCKETMQ_REMOTING_LISTEN": "0.0.0.0:9876", "ROCKETMQ_REMOTING_ADDRESS": "mq.example:9876"}
+    gateway = project(tmp_path, "rocketmq", **listen)["services"]["rocketmq"]
+    assert "--remoting-address=mq.example:9876" in gateway["command"]
+    [published] = [port["host_ip"] for port in gateway["ports"] if port["target"] == 9876]
+    assert published == "0.0.0.0"
+
+
 def test_only_what_makes_the_sealing_key_may_write_it(tmp_path: Path) -> None:
     services = project(tmp_path)["services"]
     laid = {name: volume for name in ("keys", "migrate", "api", "worker") for volume in services[name]["volumes"]}

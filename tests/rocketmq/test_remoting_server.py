@@ -63,14 +63,13 @@ async def test_bytes_that_are_no_frame_end_the_connection(port: int, content: by
 
 
 @pytest.mark.parametrize("content", [b"", b"\x00\x00", ROUTE[:-1]], ids=["nothing", "half a length", "half a frame"])
-async def test_a_slow_frame_ends_the_connection(port: int, content: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(connections, "FRAME_S", 0.2)
-    reader, writer = await asyncio.open_connection("127.0.0.1", port)
-    writer.write(content)
-    async with asyncio.timeout(30):
-        assert await reader.read() == b""
-    writer.close()
-    await serves(port)
+async def test_a_slow_frame_ends_the_connection(client: httpx.AsyncClient, content: bytes) -> None:
+    async with remoting_over(client._transport, arrives_s=0.2) as (_, port):
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(content)
+        async with asyncio.timeout(30):
+            assert await reader.read() == b""
+        writer.close()
 
 
 async def test_an_idle_connection_is_ended(port: int, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -124,7 +123,7 @@ async def test_the_port_is_an_option(tmp_path: Path) -> None:
     assert "Traceback" not in gateway.log.read_text()
 
 
-@pytest.mark.parametrize("address", ["localhost", "localhost:x", "a:1;b:2", "[::1]:1"])
+@pytest.mark.parametrize("address", ["localhost", "localhost:x", "a:1;b:2", "[::1]:1", "0.0.0.0:9876"])
 def test_an_address_that_clients_cannot_use_is_refused(address: str) -> None:
     ran = subprocess.run(
         [sys.executable, "-m", "app.cli", "rocketmq", "--remoting-port", "0", "--remoting-address", address],
@@ -133,4 +132,4 @@ def test_an_address_that_clients_cannot_use_is_refused(address: str) -> None:
         text=True,
         timeout=60,
     )
-    assert (ran.returncode, "--remoting-address is host:port" in ran.stderr) == (2, True)
+    assert (ran.returncode, "--remoting-address is " in ran.stderr) == (2, True)

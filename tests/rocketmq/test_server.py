@@ -15,6 +15,7 @@ from app.rocketmq import server
 from app.rocketmq.credentials import ApiKeys, Credentials
 from app.rocketmq.protocol.definition_pb2 import Resource
 from app.rocketmq.protocol.service_pb2 import QueryRouteRequest, SendMessageRequest, SendMessageResponse
+from app.rocketmq.request_limits import RequestLimits
 from app.rocketmq.service import SERVICE
 from tests.support.certificates import Authority
 from tests.support.gateway import GatewayProcess, RocketClient, codes_of, message_of
@@ -24,6 +25,7 @@ from tests.support.processes import ROOT
 # The beginning of an HTTP/2 connection, and its first frame without settings.
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 SETTINGS = b"\x00\x00\x00\x04\x00\x00\x00\x00\x00"
+LIMITS = RequestLimits(3_000_000, 20)
 
 
 def refused(*arguments: str, code: int = 2) -> str:
@@ -131,7 +133,12 @@ async def test_bytes_that_are_no_protocol_end_the_connection(content: bytes, tmp
 @pytest.mark.parametrize("content", [b"", PREFACE[:10], PREFACE], ids=["nothing", "half a preface", "a preface"])
 async def test_a_connection_that_does_not_speak_is_ended(content: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(server, "HANDSHAKE_MS", 500)
-    options = server.GatewayOptions("", True, "127.0.0.1", 0, Credentials(None, ApiKeys(None, None)), 3_000_000, None)
+    await is_ended(content)
+
+
+async def is_ended(content: bytes) -> None:
+    """Connect to a server with the gateway's options, send this, and wait until the server ends the connection."""
+    options = server.GatewayOptions("", True, "127.0.0.1", 0, Credentials(None, ApiKeys(None, None)), LIMITS, None)
     listening = grpc.aio.server(options=server._channel_options(options))
     port = listening.add_insecure_port("127.0.0.1:0")
     await listening.start()
@@ -142,6 +149,17 @@ async def test_a_connection_that_does_not_speak_is_ended(content: bytes, monkeyp
             await reader.read()
     writer.close()
     await listening.stop(0)
+
+
+@pytest.mark.parametrize(
+    "content",
+    # The length of a frame without the rest of it, and headers of which the last byte is missing.
+    [b"", b"\x00\x10", b"\x00\x00\x04\x01\x04\x00\x00\x00\x01\x00\x01a"],
+    ids=["nothing", "half a frame", "half of the headers"],
+)
+async def test_a_connection_without_a_call_is_ended(content: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(server, "IDLE_MS", 500)
+    await is_ended(PREFACE + SETTINGS + content)
 
 
 async def test_a_small_request_that_is_giant_uncompressed_is_refused(tmp_path: Path) -> None:

@@ -199,7 +199,9 @@ def codes_of(answers: Sequence[Any]) -> list[str]:
 class GatewayInProcess:
     """The gateway's parts over a transport to Halfnote, with a gRPC server on a free port."""
 
-    def __init__(self, transport: httpx.AsyncBaseTransport | None, credentials: Credentials, url: str) -> None:
+    def __init__(
+        self, transport: httpx.AsyncBaseTransport | None, credentials: Credentials, url: str, arrives_s: float
+    ) -> None:
         self.metrics = GatewayMetrics()
         self.api = HalfnoteApi(url, True, self.metrics, transport=transport)
         self.clients = ConnectedClients()
@@ -219,6 +221,7 @@ class GatewayInProcess:
             ClientSessions(self.clients, subscriptions, BODY_LIMIT),
             Producing(Storing(self.api, self.checks), self.clients, self.checks, BODY_LIMIT),
             Consuming(Claiming(self.api, subscriptions), self.clients, subscriptions, self.renewals),
+            arrives_s,
         )
         self._server = grpc.aio.server()
         self._server.add_generic_rpc_handlers((service.handler(),))
@@ -240,9 +243,10 @@ async def gateway_over(
     transport: httpx.AsyncBaseTransport | None,
     credentials: Credentials | None = None,
     url: str = "http://localhost",
+    arrives_s: float = WITHIN_S,
 ) -> AsyncIterator[tuple[GatewayInProcess, grpc.aio.Channel]]:
     """Run the gateway in this loop; yield it, and a channel to it."""
-    gateway = GatewayInProcess(transport, credentials or Credentials(None, ApiKeys(None, None)), url)
+    gateway = GatewayInProcess(transport, credentials or Credentials(None, ApiKeys(None, None)), url, arrives_s)
     await gateway.start()
     try:
         async with grpc.aio.insecure_channel(f"127.0.0.1:{gateway.port}") as channel:

@@ -10,13 +10,14 @@ from app.rocketmq.remoting.codes import RequestCode
 from app.rocketmq.remoting.frames import FrameFault, RemotingFrame, decode, encode
 from app.rocketmq.remoting.remoting_clients import RemotingClient
 from app.rocketmq.remoting.store_format import Host
+from app.rocketmq.request_limits import RequestLimits
 
 log = structlog.get_logger(__name__)
 
 # A client sends a heartbeat every 30 s, RocketMQ's servers end a connection after 120 s without a word.
 IDLE_S = 120.0
-# A frame that has begun is there after this time, and so is the first one.
-FRAME_S = 20.0
+# Room for a body above the limit, which then gets an answer, and for a batch and its properties.
+FRAME_ROOM_BYTES = 2 * 1024 * 1024
 # Requests of a connection that are not answered yet; more are read when one is answered.
 REQUESTS_MAX = 256
 # Bytes that wait for a client which does not read.
@@ -29,9 +30,10 @@ class RemotingConnection:
     """One connection. `client` is known from its heartbeat on."""
 
     def __init__(
-        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, frame_limit: int, metrics: GatewayMetrics
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, limits: RequestLimits, metrics: GatewayMetrics
     ) -> None:
-        self._reader, self._writer, self._frame_limit, self._metrics = reader, writer, frame_limit, metrics
+        self._reader, self._writer, self._metrics = reader, writer, metrics
+        self._frame_limit, self._arrives_s = limits.body_bytes + FRAME_ROOM_BYTES, limits.arrives_s
         self.client: RemotingClient | None = None
         named = writer.get_extra_info("sockname") or ("", 0)
         self._host: Host = (str(named[0]), int(named[1]))
@@ -62,7 +64,8 @@ class RemotingConnection:
 
     async def serve(self, answer: Answer) -> None:
         """Answer requests until the connection ends."""
-        within_s = FRAME_S
+        # A client that connects has something to say.
+        within_s = self._arrives_s
         try:
             while True:
                 frame = await self._read(within_s)
@@ -95,7 +98,7 @@ class RemotingConnection:
             length = int.from_bytes(await self._reader.readexactly(4), "big")
         if not 4 <= length <= self._frame_limit:
             raise FrameFault(f"a frame of {length} bytes; {self._frame_limit} are the most")
-        async with asyncio.timeout(FRAME_S):
+        async with asyncio.timeout(self._arrives_s):
             return decode(await self._reader.readexactly(length))
 
     async def _answer(self, frame: RemotingFrame, answer: Answer) -> None:

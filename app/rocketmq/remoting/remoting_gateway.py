@@ -18,6 +18,7 @@ from app.rocketmq.remoting.remoting_server import RemotingParts, RemotingServer
 from app.rocketmq.remoting.routes import Routes
 from app.rocketmq.remoting.sending_back import SendingBack
 from app.rocketmq.renewals import Renewals
+from app.rocketmq.request_limits import RequestLimits
 from app.rocketmq.storing import Storing
 from app.rocketmq.subscriptions import Subscriptions
 
@@ -30,7 +31,7 @@ class RemotingGateway:
         api: HalfnoteApi,
         subscriptions: Subscriptions,
         credentials: Credentials,
-        body_limit: int,
+        limits: RequestLimits,
         metrics: GatewayMetrics,
         addresses: Sequence[str] = (),
     ) -> None:
@@ -46,9 +47,9 @@ class RemotingGateway:
             Membership(self.clients, subscriptions, claiming, self.renewals),
             Pulling(claiming, subscriptions, self.renewals),
             sending_back,
-            RemotingProducing(Storing(api, self.checks), sending_back, self.checks, body_limit),
+            RemotingProducing(Storing(api, self.checks), sending_back, self.checks, limits.body_bytes),
         )
-        self._server = server = RemotingServer(credentials, metrics, self.clients, parts, body_limit)
+        self._server = server = RemotingServer(credentials, metrics, self.clients, parts, limits)
         metrics.watch(
             "remoting",
             clients=lambda: len(server),

@@ -22,12 +22,11 @@ from app.rocketmq.remoting.requests import RemotingCall
 from app.rocketmq.remoting.routes import Routes
 from app.rocketmq.remoting.sending_back import SendingBack
 from app.rocketmq.remoting.signatures import keys_of_request
+from app.rocketmq.request_limits import RequestLimits
 
 log = structlog.get_logger(__name__)
 
 CONNECTIONS_MAX = 4096
-# Room for a body above the limit, which then gets an answer, and for a batch and its properties.
-FRAME_ROOM_BYTES = 2 * 1024 * 1024
 
 Handler = Callable[[RemotingCall], Awaitable[RemotingFrame]]
 
@@ -44,7 +43,7 @@ class RemotingParts:
 
 
 class RemotingServer:
-    """Listens, and answers requests. `body_limit`: bytes of one message."""
+    """Listens, and answers requests."""
 
     def __init__(
         self,
@@ -52,10 +51,10 @@ class RemotingServer:
         metrics: GatewayMetrics,
         clients: RemotingClients,
         parts: RemotingParts,
-        body_limit: int,
+        limits: RequestLimits,
     ) -> None:
         self._credentials, self._metrics, self._clients = credentials, metrics, clients
-        self._frame_limit = body_limit + FRAME_ROOM_BYTES
+        self._limits = limits
         self._connections: set[RemotingConnection] = set()
         self._serving: set[asyncio.Task[None]] = set()
         self._server: asyncio.Server | None = None
@@ -104,7 +103,7 @@ class RemotingServer:
             self._metrics.connection_refused("too_many")
             writer.transport.abort()
             return
-        connection = RemotingConnection(reader, writer, self._frame_limit, self._metrics)
+        connection = RemotingConnection(reader, writer, self._limits, self._metrics)
         self._connections.add(connection)
         if (serving := asyncio.current_task()) is not None:
             self._serving.add(serving)
