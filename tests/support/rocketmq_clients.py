@@ -126,10 +126,8 @@ class RunningDriver:
             while True:
                 line = await self._process.stdout.readline()
                 assert line, f"the driver ended after {self.said[-5:]}"
-                if line.startswith(b"{"):
-                    self.said.append(json.loads(line))
-                    if self.said[-1]["what"] in what:
-                        return self.said[-1]
+                if self._hear(line) and self.said[-1]["what"] in what:
+                    return self.said[-1]
 
     async def until(self, what: str, *bodies: str) -> None:
         """Read on until it has said this of each body."""
@@ -142,10 +140,20 @@ class RunningDriver:
         self._process.stdin.write(b"go on\n")
 
     async def kill(self) -> None:
-        """kill -9."""
+        """kill -9; what it said before counts."""
+        assert self._process.stdout is not None
         if self._process.returncode is None:
             self._process.kill()
         await self._process.wait()
+        # It may have died within its last line.
+        while (line := await self._process.stdout.readline()).endswith(b"\n"):
+            self._hear(line)
+
+    def _hear(self, line: bytes) -> bool:
+        if not line.startswith(b"{"):
+            return False
+        self.said.append(json.loads(line))
+        return True
 
 
 @asynccontextmanager

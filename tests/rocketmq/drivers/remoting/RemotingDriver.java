@@ -6,6 +6,7 @@ import java.util.List;
 import java.util.Map;
 import java.util.Scanner;
 import java.util.Set;
+import java.util.concurrent.Callable;
 import java.util.concurrent.ConcurrentHashMap;
 import org.apache.rocketmq.acl.common.AclClientRPCHook;
 import org.apache.rocketmq.acl.common.SessionCredentials;
@@ -17,6 +18,7 @@ import org.apache.rocketmq.client.consumer.listener.ConsumeOrderlyStatus;
 import org.apache.rocketmq.client.consumer.listener.MessageListenerConcurrently;
 import org.apache.rocketmq.client.consumer.listener.MessageListenerOrderly;
 import org.apache.rocketmq.client.consumer.rebalance.AllocateMessageQueueAveragely;
+import org.apache.rocketmq.client.exception.MQClientException;
 import org.apache.rocketmq.client.producer.LocalTransactionState;
 import org.apache.rocketmq.client.producer.SendResult;
 import org.apache.rocketmq.client.producer.TransactionListener;
@@ -79,7 +81,7 @@ public class RemotingDriver {
             case "answer":
                 TransactionMQProducer back = producer(address, arguments[3]);
                 // The client of 5.x looks for a broker, and says that it is there, only when it sends.
-                sent("back", back.send(message("back")));
+                sent("back", routed(() -> back.send(message("back"))));
                 long end = System.currentTimeMillis() + 90_000;
                 while (ASKED.isEmpty() && System.currentTimeMillis() < end) {
                     Thread.sleep(50);
@@ -99,13 +101,13 @@ public class RemotingDriver {
                     Message one = message(body);
                     // Only a message without a chosen queue is sent again by another broker.
                     if (!body.contains(":")) {
-                        sent(body, sender.send(one));
+                        sent(body, routed(() -> sender.send(one)));
                         continue;
                     }
                     String key = body.split(":")[0];
                     one.setKeys(key);
-                    sent(body, sender.send(one, (queues, message, of) ->
-                        queues.get(Math.floorMod(of.hashCode(), queues.size())), key));
+                    sent(body, routed(() -> sender.send(one, (queues, message, of) ->
+                        queues.get(Math.floorMod(of.hashCode(), queues.size())), key)));
                 }
                 break;
             case "order":
@@ -267,13 +269,28 @@ public class RemotingDriver {
         Message message = message(body);
         message.setTags("created");
         message.putUserProperty("shop", "s1");
-        TransactionSendResult result = producer.sendMessageInTransaction(message, null);
+        TransactionSendResult result = routed(() -> producer.sendMessageInTransaction(message, null));
         Map<String, Object> fields = new HashMap<>();
         fields.put("body", body);
         fields.put("message_id", result.getMsgId());
         fields.put("transaction_id", result.getTransactionId());
         fields.put("status", result.getSendStatus().name());
         say("sent", fields);
+    }
+
+    /** Send, again while the client knows no route: it waits at most 3 s for another thread that asks for it. */
+    private static <T> T routed(Callable<T> sending) throws Exception {
+        long end = System.currentTimeMillis() + 60_000;
+        while (true) {
+            try {
+                return sending.call();
+            } catch (MQClientException error) {
+                if (!String.valueOf(error.getMessage()).contains("No route info") || System.currentTimeMillis() > end) {
+                    throw error;
+                }
+                Thread.sleep(200);
+            }
+        }
     }
 
     private static void sent(String body, SendResult result) {
