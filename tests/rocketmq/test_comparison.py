@@ -142,10 +142,11 @@ async def test_a_client_over_remoting_sees_the_same(version: str, pair: Pair, tm
     theirs = {feature: of(said) for feature, of in OVER_REMOTING.items()}
     said = await ran(command, f"127.0.0.1:{pair.gateway.remoting_port}", topic, producers, group, "", "")
     ours = {feature: of(said) for feature, of in OVER_REMOTING.items()}
-    theirs["dead letters"] = await pair.rocketmq.dead_letters(group, 1)
-    ours["dead letters"] = await pair.dead_letters(group, topic)
+    # On a busy machine RocketMQ may have two of the one message: its client sends a message back again.
+    theirs["becomes a dead letter"] = await pair.rocketmq.dead_letters(group, 1) > 0
+    ours["becomes a dead letter"] = await pair.dead_letters(group, topic) > 0
     compare(f"remoting {version}", theirs, ours)
-    assert theirs["dead letters"] == 1
+    assert theirs["becomes a dead letter"] is True
     assert theirs["orderly consumer: order, with a suspended message"] == [
         *("order-0", "order-1", "order-2", "order-2", "order-3", "order-4")
     ]
