@@ -2,7 +2,6 @@
 
 import hmac
 from collections.abc import AsyncIterator
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +10,8 @@ import httpx
 import pytest
 
 from app.database.connection import Connection
-from app.rocketmq.protocol.service_pb2 import SendMessageRequest, TelemetryCommand
-from tests.support.gateway import GatewayProcess, RocketClient, codes_of, message_of, producer_of
+from app.rocketmq.protocol.service_pb2 import SendMessageRequest
+from tests.support.gateway import GatewayProcess, RocketClient, codes_of, message_of
 from tests.support.processes import Service
 from tests.support.rocketmq_clients import driver, ran
 
@@ -150,10 +149,7 @@ async def test_a_wrong_secret_is_refused(service: httpx.AsyncClient, tmp_path: P
                 rocket = RocketClient(channel, **{"authorization": said, "x-mq-date-time": "now"})
                 request = SendMessageRequest(messages=[message_of(TOPIC, b"x")])
                 assert codes_of([await rocket.call("SendMessage", request)]) == [code]
-            stream = rocket.telemetry()
-            # The refusal may come first.
-            with suppress(grpc.aio.AioRpcError):
-                await stream.write(TelemetryCommand(settings=producer_of(TOPIC)))
-            assert await stream.code() == grpc.StatusCode.UNAUTHENTICATED
+            # Without a word on the stream: gRPC's client calls a refusal during a write an internal error.
+            assert await rocket.telemetry().code() == grpc.StatusCode.UNAUTHENTICATED
     finally:
         gateway.stop()
