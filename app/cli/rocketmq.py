@@ -17,6 +17,10 @@ PORT = 8081
 # In base64 it fits into HALFNOTE_BODY_LIMIT_BYTES (4 MiB), with room for its headers.
 BODY_BYTES = 3_000_000
 REQUEST_S = 20.0
+CONNECTIONS = 4096
+TOPICS = 1000
+SETTINGS_BYTES = 1024 * 1024
+SETTINGS_PER_MINUTE = 60
 
 Host = Annotated[str, typer.Option(help="the address to listen on")]
 Port = Annotated[int, typer.Option(help="the port to listen on", min=0, max=65_535)]
@@ -51,6 +55,21 @@ RequestTime = Annotated[
     float,
     typer.Option(help="seconds in which a request must arrive; a slower one ends, so that it holds no memory", min=0.1),
 ]
+Connections = Annotated[
+    int, typer.Option(help="the most connections of each port; clients of further ones are refused", min=1)
+]
+Topics = Annotated[
+    int,
+    typer.Option(
+        help="the most topics and producer groups that one client may name; the gateway works for each of them", min=1
+    ),
+]
+SettingsBytes = Annotated[
+    int, typer.Option(help="the largest settings that a RocketMQ 5 client may send of itself", min=1)
+]
+SettingsPerMinute = Annotated[
+    int, typer.Option(help="how often in a minute a RocketMQ 5 client may send its settings", min=1)
+]
 
 
 def rocketmq(
@@ -62,6 +81,10 @@ def rocketmq(
     tls_key: CertificateKey = None,
     max_body_bytes: BodyBytes = BODY_BYTES,
     request_timeout_s: RequestTime = REQUEST_S,
+    max_connections: Connections = CONNECTIONS,
+    max_topics: Topics = TOPICS,
+    max_settings_bytes: SettingsBytes = SETTINGS_BYTES,
+    max_settings_per_minute: SettingsPerMinute = SETTINGS_PER_MINUTE,
     remoting_port: RemotingPort = None,
     remoting_address: RemotingAddress = None,
     operations_port: OperationsPort = None,
@@ -100,7 +123,14 @@ def rocketmq(
         host=host,
         port=port,
         credentials=Credentials(known, ApiKeys(key, key)),
-        limits=RequestLimits(max_body_bytes, request_timeout_s),
+        limits=RequestLimits(
+            max_body_bytes,
+            request_timeout_s,
+            max_connections,
+            max_topics,
+            max_settings_bytes,
+            max_settings_per_minute,
+        ),
         certificate=certificate,
         remoting_port=remoting_port,
         remoting_addresses=tuple(remoting_address or ()),

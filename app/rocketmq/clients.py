@@ -41,6 +41,14 @@ class ConnectedClient:
         """Return the next command for the client; None: the stream is to end."""
         return await self._commands.get()
 
+    def taken(self) -> None:
+        """Note that the client has taken a command."""
+        self._commands.task_done()
+
+    async def all_taken(self) -> None:
+        """Wait until the client has taken every command."""
+        await self._commands.join()
+
     def end(self) -> None:
         """End the stream after what waits."""
         if self._commands.full():

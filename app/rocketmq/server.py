@@ -14,6 +14,7 @@ import structlog
 from app.rocketmq.checks import CheckClaims
 from app.rocketmq.claiming import Claiming
 from app.rocketmq.clients import ConnectedClients
+from app.rocketmq.connection_limit import SPARE
 from app.rocketmq.consuming import Consuming
 from app.rocketmq.credentials import Credentials
 from app.rocketmq.gateway_metrics import GatewayMetrics
@@ -78,10 +79,10 @@ async def serve_gateway(options: GatewayOptions) -> None:
     service = MessagingService(
         options.credentials,
         metrics,
-        ClientSessions(clients, subscriptions, options.limits.body_bytes),
+        ClientSessions(clients, subscriptions, options.limits),
         Producing(Storing(api, checks), clients, checks, options.limits.body_bytes),
         Consuming(Claiming(api, subscriptions), clients, subscriptions, renewals),
-        options.limits.arrives_s,
+        options.limits,
     )
     metrics.watch("grpc", clients=lambda: len(clients), checks=lambda: len(checks), held=lambda: len(renewals))
     server = grpc.aio.server(options=_channel_options(options), maximum_concurrent_rpcs=CALLS_MAX)
@@ -126,6 +127,8 @@ def _channel_options(options: GatewayOptions) -> list[tuple[str, int]]:
     return [
         ("grpc.max_receive_message_length", options.limits.body_bytes + REQUEST_ROOM_BYTES),
         ("grpc.max_send_message_length", -1),
+        # Even more are ended as soon as they connect. Calls of those above the limit get a status.
+        ("grpc.max_allowed_incoming_connections", options.limits.connections + SPARE),
         ("grpc.server_handshake_timeout_ms", HANDSHAKE_MS),
         # Of one connection. A client that has more calls waits, and takes none from others.
         ("grpc.max_concurrent_streams", STREAMS_MAX),

@@ -2,8 +2,8 @@
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import aclosing
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import aclosing, contextmanager
 from typing import Any, Protocol, TypeVar, cast
 
 import grpc
@@ -12,6 +12,7 @@ from google.protobuf.message import DecodeError
 from google.protobuf.message import Message as ProtocolMessage
 
 from app.rocketmq.calls import CallContext, ClientCall, client_call
+from app.rocketmq.connection_limit import ConnectionLimit
 from app.rocketmq.consuming import Consuming
 from app.rocketmq.credentials import Credentials
 from app.rocketmq.gateway_metrics import GatewayMetrics
@@ -19,12 +20,19 @@ from app.rocketmq.producing import Producing
 from app.rocketmq.protocol import service_pb2 as protocol
 from app.rocketmq.protocol.definition_pb2 import Code, Status
 from app.rocketmq.refusals import CallRefused
+from app.rocketmq.request_limits import RequestLimits
 from app.rocketmq.sessions import ClientSessions
+from app.rocketmq.settings_stream import SettingsStream
 
 log = structlog.get_logger(__name__)
 
 SERVICE = "apache.rocketmq.v2.MessagingService"
 _UNEXPECTED = Status(code=Code.INTERNAL_SERVER_ERROR, message="The gateway failed; its log has the error.")
+# A stream has no status in an answer. RocketMQ's proxy ends it with an error of gRPC's.
+_ENDED_WITH = {
+    Code.UNAUTHORIZED: grpc.StatusCode.UNAUTHENTICATED,
+    Code.TOO_MANY_REQUESTS: grpc.StatusCode.RESOURCE_EXHAUSTED,
+}
 
 Request = TypeVar("Request", bound=ProtocolMessage)
 Answer = TypeVar("Answer", bound=ProtocolMessage)
@@ -40,6 +48,9 @@ def _parsed(request_type: type[Request], content: bytes) -> Request:
 
 class RequestContext(CallContext, Protocol):
     """A context from which requests are read, and which can end its call with an error of gRPC's."""
+
+    def peer(self) -> str:
+        """Return the address of the client, which is another for each connection."""
 
     async def read(self) -> object:
         """Return the next request, or gRPC's EOF."""
@@ -58,10 +69,11 @@ class MessagingService:
         sessions: ClientSessions,
         producing: Producing,
         consuming: Consuming,
-        arrives_s: float,
+        limits: RequestLimits,
     ) -> None:
-        self._credentials, self._metrics, self._arrives_s = credentials, metrics, arrives_s
+        self._credentials, self._metrics, self._limits = credentials, metrics, limits
         self._sessions, self._consuming = sessions, consuming
+        self.connections = ConnectionLimit(limits.connections)
         self._methods: dict[str, grpc.RpcMethodHandler[Any, Any]] = {
             "QueryRoute": self._unary(sessions.route, protocol.QueryRouteRequest, protocol.QueryRouteResponse),
             "QueryAssignment": self._unary(
@@ -135,10 +147,10 @@ class MessagingService:
         async def handle(contents: object, context: RequestContext) -> Answer:
             begun = None
             try:
-                call = client_call(context, self._credentials)
-                content = await self._arrived(context)
-                begun = time.monotonic()
-                answered = await method(_parsed(request_type, content), call)
+                with self._admitted(context) as call:
+                    content = await self._arrived(context)
+                    begun = time.monotonic()
+                    answered = await method(_parsed(request_type, content), call)
             except CallRefused as refused:
                 answered = refused_with(status=refused.status)
             except Exception:
@@ -152,14 +164,21 @@ class MessagingService:
         # takes.
         return grpc.stream_unary_rpc_method_handler(handle, None, answer_type.SerializeToString)
 
+    @contextmanager
+    def _admitted(self, context: RequestContext) -> Iterator[ClientCall]:
+        """Yield who calls, and count the connection meanwhile. Raises CallRefused."""
+        with self.connections.call(context.peer()):
+            yield client_call(context, self._credentials)
+
     async def _arrived(self, context: RequestContext) -> bytes:
         """Return the next request of a call. Raises CallRefused if it does not arrive in time."""
         # A read that is canceled would leave gRPC with memory that is freed. This one ends with its call.
         reading = asyncio.ensure_future(context.read())
-        await asyncio.wait((reading,), timeout=self._arrives_s)
+        within_s = self._limits.arrives_s
+        await asyncio.wait((reading,), timeout=within_s)
         if not reading.done():
             raise CallRefused(
-                Code.REQUEST_TIMEOUT, f"The request did not arrive within {self._arrives_s:g} s (--request-timeout-s)."
+                Code.REQUEST_TIMEOUT, f"The request did not arrive within {within_s:g} s (--request-timeout-s)."
             )
         if not isinstance(content := reading.result(), bytes):
             raise CallRefused(Code.BAD_REQUEST, "The call has no request.")
@@ -169,13 +188,13 @@ class MessagingService:
         self, contents: object, context: RequestContext
     ) -> AsyncIterator[protocol.ReceiveMessageResponse]:
         try:
-            call = client_call(context, self._credentials)
-            request = _parsed(protocol.ReceiveMessageRequest, await self._arrived(context))
-            async with aclosing(self._consuming.receive(request, call)) as answers:
-                async for answer in answers:
-                    if answer.HasField("status"):
-                        self._count("ReceiveMessage", answer.status.code, None)
-                    yield answer
+            with self._admitted(context) as call:
+                request = _parsed(protocol.ReceiveMessageRequest, await self._arrived(context))
+                async with aclosing(self._consuming.receive(request, call)) as answers:
+                    async for answer in answers:
+                        if answer.HasField("status"):
+                            self._count("ReceiveMessage", answer.status.code, None)
+                        yield answer
         except CallRefused as refused:
             self._count("ReceiveMessage", refused.code, None)
             yield protocol.ReceiveMessageResponse(status=refused.status)
@@ -191,21 +210,25 @@ class MessagingService:
         self, contents: AsyncIterator[bytes], context: RequestContext
     ) -> AsyncIterator[protocol.TelemetryCommand]:
         # Clients begin with their settings. What follows may come at any time.
-        yield _parsed(protocol.TelemetryCommand, await self._arrived(context))
+        stream = SettingsStream(self._limits)
+        yield _command(stream, await self._arrived(context))
         async for content in contents:
-            yield _parsed(protocol.TelemetryCommand, content)
+            yield _command(stream, content)
 
     async def _telemetry(
         self, contents: AsyncIterator[bytes], context: RequestContext
     ) -> AsyncIterator[protocol.TelemetryCommand]:
         try:
-            call = client_call(context, self._credentials)
-            commands = self._commands(contents, context)
-            async with aclosing(self._sessions.telemetry(commands, call)) as answers:
-                async for answer in answers:
-                    yield answer
+            with self._admitted(context) as call:
+                commands = self._commands(contents, context)
+                async with aclosing(self._sessions.telemetry(commands, call)) as answers:
+                    async for answer in answers:
+                        yield answer
         except CallRefused as refused:
-            # A stream has no status in an answer, so RocketMQ's proxy ends it with an error of gRPC's.
-            unauthorized = refused.code == Code.UNAUTHORIZED
-            code = grpc.StatusCode.UNAUTHENTICATED if unauthorized else grpc.StatusCode.INVALID_ARGUMENT
-            await context.abort(code, refused.text)
+            self._count("Telemetry", refused.code, None)
+            await context.abort(_ENDED_WITH.get(refused.code, grpc.StatusCode.INVALID_ARGUMENT), refused.text)
+
+
+def _command(stream: SettingsStream, content: bytes) -> protocol.TelemetryCommand:
+    stream.take(content, time.monotonic())
+    return _parsed(protocol.TelemetryCommand, content)

@@ -34,6 +34,7 @@ from app.rocketmq.protocol.service_pb2 import (
     TelemetryCommand,
 )
 from app.rocketmq.refusals import OK_STATUS, CallRefused
+from app.rocketmq.request_limits import RequestLimits
 from app.rocketmq.subscriptions import Shape, Subscriptions
 
 log = structlog.get_logger(__name__)
@@ -46,8 +47,8 @@ _NO_SUBSCRIPTION: Shape = {"retry": [10.0], "ordered": "none"}
 class ClientSessions:
     """Routes, and the streams of connected clients."""
 
-    def __init__(self, clients: ConnectedClients, subscriptions: Subscriptions, body_limit: int) -> None:
-        self._clients, self._subscriptions, self._body_limit = clients, subscriptions, body_limit
+    def __init__(self, clients: ConnectedClients, subscriptions: Subscriptions, limits: RequestLimits) -> None:
+        self._clients, self._subscriptions, self._limits = clients, subscriptions, limits
 
     async def route(self, request: QueryRouteRequest, call: ClientCall) -> QueryRouteResponse:
         """Return one queue, at the address by which the client came. Raises CallRefused."""
@@ -82,6 +83,7 @@ class ClientSessions:
         try:
             while (command := await client.next_command()) is not None:
                 yield command
+                client.taken()
             if reader.done() and not reader.cancelled() and (error := reader.exception()) is not None:
                 raise error
         finally:
@@ -95,13 +97,22 @@ class ClientSessions:
             if command.WhichOneof("command") == "settings":
                 answer = await self._settled(command.settings, client)
                 client.send(TelemetryCommand(status=OK_STATUS, settings=answer))
+                # A client that does not read gets no further answers, which would wait in memory.
+                await client.all_taken()
 
     async def _settled(self, settings: Settings, client: ConnectedClient) -> Settings:
         """Connect a client as its settings say, or change them; return the settings that it gets."""
+        named = len(settings.publishing.topics) + len(settings.subscription.subscriptions)
+        if named > self._limits.topics:
+            raise CallRefused(
+                Code.BAD_REQUEST,
+                f"The settings name {named:,} topics; {self._limits.topics:,} are the most (--max-topics). Use several "
+                "clients.",
+            )
         which = settings.WhichOneof("pub_sub")
         if which == "publishing":
             topics = {topic_of(resource): resource for resource in settings.publishing.topics}
-            answer = producer_settings(settings, self._body_limit)
+            answer = producer_settings(settings, self._limits.body_bytes)
         elif which == "subscription":
             topics = {}
             answer = consumer_settings(settings, await self._subscribed(settings, client))
@@ -113,15 +124,17 @@ class ClientSessions:
 
     async def _subscribed(self, settings: Settings, client: ConnectedClient) -> Shape:
         shape = _NO_SUBSCRIPTION
+        # Only of the topics that the client names now.
+        former, client.expressions = client.expressions, {}
         for entry in settings.subscription.subscriptions:
             topic = topic_of(entry.topic)
             name = subscription_of(settings.subscription.group, topic)
             filters = filters_of(entry.expression)
             said = entry.expression.SerializeToString(deterministic=True).hex()
             try:
-                if client.expressions.get(name) != said:
+                if former.get(name) != said:
                     await self._subscriptions.filter_by(name, topic, client.keys, filters)
-                    client.expressions[name] = said
+                client.expressions[name] = said
                 shape = await self._subscriptions.of(name, topic, client.keys, filters)
             except CallRefused as refused:
                 # A client whose settings are not answered does not start. The answers to its claims say what is wrong.

@@ -10,7 +10,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from app.rocketmq.remoting import connections, remoting_server
+from app.rocketmq.remoting import connections
 from app.rocketmq.remoting.codes import RequestCode, ResultCode
 from app.rocketmq.remoting.frames import RemotingFrame, encode
 from tests.support.gateway import BODY_LIMIT, GatewayProcess
@@ -80,15 +80,31 @@ async def test_an_idle_connection_is_ended(port: int, monkeypatch: pytest.Monkey
     await peer.close()
 
 
-async def test_connections_are_limited(port: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(remoting_server, "CONNECTIONS_MAX", 1)
-    peer = await RemotingPeer.connect(port)
-    assert (await peer.call(RequestCode.GET_ROUTE, {"topic": "order"})).code == ResultCode.SUCCESS
-    refused = await RemotingPeer.connect(port)
-    await refused.ended()
-    await refused.close()
-    assert (await peer.call(RequestCode.GET_ROUTE, {"topic": "order"})).code == ResultCode.SUCCESS
-    await peer.close()
+async def test_connections_are_limited(client: httpx.AsyncClient) -> None:
+    async with remoting_over(client._transport, connections=1) as (_, port):
+        peer = await RemotingPeer.connect(port)
+        assert (await peer.call(RequestCode.GET_ROUTE, {"topic": "order"})).code == ResultCode.SUCCESS
+        refused = await RemotingPeer.connect(port)
+        await refused.ended()
+        await refused.close()
+        assert (await peer.call(RequestCode.GET_ROUTE, {"topic": "order"})).code == ResultCode.SUCCESS
+        await peer.close()
+
+
+async def test_what_a_client_names_is_limited(client: httpx.AsyncClient) -> None:
+    async with remoting_over(client._transport, topics=2) as (_, port):
+        peer = await RemotingPeer.connect(port)
+        # A consumer names the topic of its retries too, for which the gateway does nothing.
+        named = [{"topic": topic, "subString": "*", "expressionType": "TAG"} for topic in ("order", "%RETRY%points")]
+        points = await peer.heartbeat(producers=("shop",), consumers={"points": "*"}, subscriptionDataSet=named)
+        assert points.code == ResultCode.SUCCESS
+        refused = await peer.heartbeat(producers=("shop",), consumers={"mail": "*"})
+        assert refused.code == ResultCode.SYSTEM_ERROR
+        assert "--max-topics" in (refused.remark or "")
+        # What it had stays.
+        assert (await peer.heartbeat(producers=("shop",), consumers={"points": "*"})).code == ResultCode.SUCCESS
+        await peer.close()
+    assert [one["name"] for one in (await client.get("/subscriptions")).json()["items"]] == ["points@order"]
 
 
 async def test_many_requests_of_one_connection_are_answered(port: int) -> None:

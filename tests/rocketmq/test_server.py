@@ -15,17 +15,15 @@ from app.rocketmq import server
 from app.rocketmq.credentials import ApiKeys, Credentials
 from app.rocketmq.protocol.definition_pb2 import Resource
 from app.rocketmq.protocol.service_pb2 import QueryRouteRequest, SendMessageRequest, SendMessageResponse
-from app.rocketmq.request_limits import RequestLimits
 from app.rocketmq.service import SERVICE
 from tests.support.certificates import Authority
-from tests.support.gateway import GatewayProcess, RocketClient, codes_of, message_of
+from tests.support.gateway import LIMITS, GatewayProcess, RocketClient, codes_of, message_of
 from tests.support.ports import free_port
 from tests.support.processes import ROOT
 
 # The beginning of an HTTP/2 connection, and its first frame without settings.
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 SETTINGS = b"\x00\x00\x00\x04\x00\x00\x00\x00\x00"
-LIMITS = RequestLimits(3_000_000, 20)
 
 
 def refused(*arguments: str, code: int = 2) -> str:

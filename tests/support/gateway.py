@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 from uuid import uuid4
@@ -28,6 +29,7 @@ from app.rocketmq.producing import Producing
 from app.rocketmq.protocol import definition_pb2 as definition
 from app.rocketmq.protocol import service_pb2 as protocol
 from app.rocketmq.renewals import Renewals
+from app.rocketmq.request_limits import RequestLimits
 from app.rocketmq.service import SERVICE, MessagingService
 from app.rocketmq.sessions import ClientSessions
 from app.rocketmq.storing import Storing
@@ -38,6 +40,14 @@ Answer = TypeVar("Answer", bound=ProtocolMessage)
 
 BODY_LIMIT = 3_000_000
 WITHIN_S = 60.0
+LIMITS = RequestLimits(
+    body_bytes=BODY_LIMIT,
+    arrives_s=WITHIN_S,
+    connections=4096,
+    topics=1000,
+    settings_bytes=1024 * 1024,
+    settings_per_minute=60,
+)
 
 
 class GatewayProcess:
@@ -200,7 +210,7 @@ class GatewayInProcess:
     """The gateway's parts over a transport to Halfnote, with a gRPC server on a free port."""
 
     def __init__(
-        self, transport: httpx.AsyncBaseTransport | None, credentials: Credentials, url: str, arrives_s: float
+        self, transport: httpx.AsyncBaseTransport | None, credentials: Credentials, url: str, limits: RequestLimits
     ) -> None:
         self.metrics = GatewayMetrics()
         self.api = HalfnoteApi(url, True, self.metrics, transport=transport)
@@ -218,11 +228,12 @@ class GatewayInProcess:
         service = MessagingService(
             credentials,
             self.metrics,
-            ClientSessions(self.clients, subscriptions, BODY_LIMIT),
-            Producing(Storing(self.api, self.checks), self.clients, self.checks, BODY_LIMIT),
+            ClientSessions(self.clients, subscriptions, limits),
+            Producing(Storing(self.api, self.checks), self.clients, self.checks, limits.body_bytes),
             Consuming(Claiming(self.api, subscriptions), self.clients, subscriptions, self.renewals),
-            arrives_s,
+            limits,
         )
+        self.connections = service.connections
         self._server = grpc.aio.server()
         self._server.add_generic_rpc_handlers((service.handler(),))
         self.port = self._server.add_insecure_port("127.0.0.1:0")
@@ -243,10 +254,11 @@ async def gateway_over(
     transport: httpx.AsyncBaseTransport | None,
     credentials: Credentials | None = None,
     url: str = "http://localhost",
-    arrives_s: float = WITHIN_S,
+    **limits: Any,
 ) -> AsyncIterator[tuple[GatewayInProcess, grpc.aio.Channel]]:
-    """Run the gateway in this loop; yield it, and a channel to it."""
-    gateway = GatewayInProcess(transport, credentials or Credentials(None, ApiKeys(None, None)), url, arrives_s)
+    """Run the gateway in this loop; yield it, and a channel to it. `limits`: other than LIMITS."""
+    known = credentials or Credentials(None, ApiKeys(None, None))
+    gateway = GatewayInProcess(transport, known, url, replace(LIMITS, **limits))
     await gateway.start()
     try:
         async with grpc.aio.insecure_channel(f"127.0.0.1:{gateway.port}") as channel:

@@ -22,9 +22,8 @@ from app.rocketmq.remoting.codes import RequestCode
 from app.rocketmq.remoting.frames import JSON_HEADER, RemotingFrame, decode, encode
 from app.rocketmq.remoting.remoting_gateway import RemotingGateway
 from app.rocketmq.remoting.store_format import properties_text, read_properties
-from app.rocketmq.request_limits import RequestLimits
 from app.rocketmq.subscriptions import Subscriptions
-from tests.support.gateway import BODY_LIMIT
+from tests.support.gateway import LIMITS
 
 ONEWAY = 2
 WITHIN_S = 30.0
@@ -195,13 +194,13 @@ async def remoting_over(
     transport: httpx.AsyncBaseTransport | None,
     credentials: Credentials | None = None,
     url: str = "http://localhost",
-    arrives_s: float = WITHIN_S,
+    **limits: Any,
 ) -> AsyncIterator[tuple[RemotingGateway, int]]:
-    """Run the gateway's remoting part in this loop; yield it, and its port."""
+    """Run the gateway's remoting part in this loop; yield it, and its port. `limits`: other than LIMITS."""
     metrics = GatewayMetrics()
     api = HalfnoteApi(url, True, metrics, transport=transport)
     own = credentials or Credentials(None, ApiKeys(None, None))
-    gateway = RemotingGateway(api, Subscriptions(api), own, RequestLimits(BODY_LIMIT, arrives_s), metrics)
+    gateway = RemotingGateway(api, Subscriptions(api), own, replace(LIMITS, **limits), metrics)
     port = await gateway.start("127.0.0.1", 0)
     try:
         yield gateway, port

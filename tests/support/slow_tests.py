@@ -52,6 +52,7 @@ FILES = (
     # RocketMQ itself, and Apache's clients in several Java processes.
     "rocketmq/test_comparison.py",
     "rocketmq/test_compared_answers.py",
+    "rocketmq/test_compose_profile.py",
     "rocketmq/test_kills_with_clients.py",
     "rocketmq/test_two_gateways.py",
     "server/test_connection_limits.py",

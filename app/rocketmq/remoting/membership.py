@@ -37,9 +37,15 @@ class Membership:
     """Answers heartbeats, lists of consumers, locks, and clients that leave."""
 
     def __init__(
-        self, clients: RemotingClients, subscriptions: Subscriptions, claiming: Claiming, renewals: Renewals
+        self,
+        clients: RemotingClients,
+        subscriptions: Subscriptions,
+        claiming: Claiming,
+        renewals: Renewals,
+        topics_max: int,
     ) -> None:
         self._clients, self._subscriptions, self._claiming, self._renewals = clients, subscriptions, claiming, renewals
+        self._topics_max = topics_max
         self._leaving: set[asyncio.Task[None]] = set()
 
     async def heartbeat(self, call: RemotingCall) -> RemotingFrame:
@@ -52,7 +58,9 @@ class Membership:
         consumers = {str(one["groupName"]): _member(one) for one in _objects(content, "consumerDataSet")}
         client = self._clients.connect(client_id, call.keys, call.connection)
         call.connection.client = client
-        former, client.consumers = client.consumers, {**client.consumers, **consumers}
+        former, now = client.consumers, {**client.consumers, **consumers}
+        self._count(producers, now)
+        client.consumers = now
         client.producers = producers
         self._clients.on_change()
         for group, member in consumers.items():
@@ -64,6 +72,15 @@ class Membership:
                     oneway(RequestCode.NOTIFY_CONSUMER_IDS_CHANGED, next(_numbers), {"consumerGroup": group})
                 )
         return call.frame.answered(ResultCode.SUCCESS)
+
+    def _count(self, producers: Mapping[str, str], consumers: Mapping[str, GroupMember]) -> None:
+        topics = sum(not topic.startswith(RETRY) for one in consumers.values() for topic in one.filters)
+        if (named := len(producers) + topics) > self._topics_max:
+            raise RemotingRefused(
+                ResultCode.SYSTEM_ERROR,
+                f"This client names {named:,} producer groups and topics; {self._topics_max:,} are the most "
+                "(--max-topics). Use several clients.",
+            )
 
     async def consumers(self, call: RemotingCall) -> RemotingFrame:
         """Name the client itself. Raises RemotingRefused if it has no such group."""

@@ -44,7 +44,7 @@ class RemotingGateway:
         sending_back = SendingBack(claiming, self.renewals)
         parts = RemotingParts(
             Routes(addresses),
-            Membership(self.clients, subscriptions, claiming, self.renewals),
+            Membership(self.clients, subscriptions, claiming, self.renewals, limits.topics),
             Pulling(claiming, subscriptions, self.renewals),
             sending_back,
             RemotingProducing(Storing(api, self.checks), sending_back, self.checks, limits.body_bytes),

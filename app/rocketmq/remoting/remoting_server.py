@@ -26,8 +26,6 @@ from app.rocketmq.request_limits import RequestLimits
 
 log = structlog.get_logger(__name__)
 
-CONNECTIONS_MAX = 4096
-
 Handler = Callable[[RemotingCall], Awaitable[RemotingFrame]]
 
 
@@ -98,8 +96,8 @@ class RemotingServer:
         await asyncio.gather(*self._serving, return_exceptions=True)
 
     async def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        if len(self._connections) >= CONNECTIONS_MAX:
-            log.warning("rocketmq_too_many_connections", connections=CONNECTIONS_MAX)
+        if len(self._connections) >= self._limits.connections:
+            log.warning("rocketmq_too_many_connections", connections=self._limits.connections)
             self._metrics.connection_refused("too_many")
             writer.transport.abort()
             return
