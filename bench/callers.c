@@ -2,9 +2,10 @@
 
    HALF and END are files with one whole HTTP request each, in which the transaction_id is PLACEHOLDER. Prints `ready`.
    A line on stdin is one slice: `run CALLERS SECONDS`, each caller with its next transaction as soon as the end is
-   answered; `ahead CALLERS SECONDS`, each with its next one as soon as the end is sent; or `pace RATE SECONDS`, on
-   schedule, whether or not earlier ones are answered. The answer is a line `COMMITTED FAILED BEGAN_NS` and COMMITTED
-   times `struct sent`. FAILED: answers other than 2xx, lost connections, and answers that took ANSWER_S.
+   answered; `ahead CALLERS SECONDS`, each with its next one as soon as the end is sent; `batch CALLERS SECONDS`, as
+   `run`, but callers that wait at the same time share a request, as with `batching=True` of the Python client; or `pace
+   RATE SECONDS`, on schedule, whether or not earlier ones are answered. The answer is a line `COMMITTED FAILED BEGAN_NS`
+   and COMMITTED times `struct sent`. FAILED: answers other than 2xx, lost connections, and answers that took ANSWER_S.
    One thread. Times are CLOCK_MONOTONIC. */
 
 #define _GNU_SOURCE
@@ -26,7 +27,10 @@
 #define PLACEHOLDER "00000000-0000-7000-8000-000000000000"
 /* The most connections. */
 #define MOST 512
-#define ROOM 16384
+#define ROOM 65536
+/* With `batch`: the requests of each kind that are under way at most, and the transactions of a request. */
+#define UNDER_WAY 2
+#define TOGETHER 128
 #define ANSWER_S 60
 #define S INT64_C(1000000000)
 
@@ -49,6 +53,8 @@ struct connection {
   char id[ID];
   char answer[ROOM];
   size_t used;
+  int count; /* with `batch`: so many transactions */
+  char ids[TOGETHER][ID];
 };
 
 static struct request half, end_;
@@ -108,7 +114,7 @@ static void send_one(struct connection *c, struct request *request, enum waits w
 }
 
 static struct connection *connected(int own) {
-  int on = 1;
+  int on = 1, room = 1 << 20;
   struct connection *c = &connections[opened++];
   struct sockaddr_in there = {.sin_family = AF_INET, .sin_port = htons((uint16_t)port)};
   there.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
@@ -117,6 +123,7 @@ static struct connection *connected(int own) {
   c->fd = socket(AF_INET, SOCK_STREAM, 0);
   if (c->fd < 0 || c->fd >= FD_SETSIZE || connect(c->fd, (struct sockaddr *)&there, sizeof there)) stop("connect");
   setsockopt(c->fd, IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);
+  setsockopt(c->fd, SOL_SOCKET, SO_SNDBUF, &room, sizeof room);
   fcntl(c->fd, F_SETFL, O_NONBLOCK);
   return c;
 }
@@ -133,15 +140,20 @@ static void begin(struct connection *c) {
   send_one(c, &half, HALF);
 }
 
-static void commit(struct connection *c) {
+/* Note that the end of a transaction is sent. */
+static void note(const char *id) {
   if (committed == commits_room) {
     commits_room = commits_room ? 2 * commits_room : 65536;
     if (!(commits = realloc(commits, commits_room * sizeof *commits))) stop("memory");
   }
   struct sent *new = &commits[committed++];
   memset(new, 0, sizeof *new);
-  memcpy(new->transaction, c->id, ID);
+  memcpy(new->transaction, id, ID);
   new->ns = now_ns(CLOCK_MONOTONIC);
+}
+
+static void commit(struct connection *c) {
+  note(c->id);
   send_one(c, &end_, END);
 }
 
@@ -174,6 +186,8 @@ static void answered(struct connection *c, int ahead, int more) {
   }
 }
 
+static void (*on_answer)(struct connection *, int, int) = answered;
+
 static void read_some(struct connection *c, int ahead, int more) {
   ssize_t got = read(c->fd, c->answer + c->used, ROOM - 1 - c->used);
   if (got < 0 && (errno == EAGAIN || errno == EINTR)) return;
@@ -187,7 +201,7 @@ static void read_some(struct connection *c, int ahead, int more) {
   char *body = strstr(c->answer, "\r\n\r\n"), *length = strcasestr(c->answer, "\ncontent-length:");
   if (!body) return;
   size_t size = length && length < body ? strtoul(length + 16, NULL, 10) : 0;
-  if (c->used >= (size_t)(body - c->answer) + 4 + size) answered(c, ahead, more);
+  if (c->used >= (size_t)(body - c->answer) + 4 + size) on_answer(c, ahead, more);
 }
 
 /* Waits until a time, or until an answer, and reads what is there. */
@@ -221,6 +235,107 @@ static void run(int callers, double seconds, int ahead) {
   drain(ahead, stop_ns);
 }
 
+/* Transactions that wait for a request, by kind. */
+static char waiting[END + 1][MOST][ID];
+static int waiting_count[END + 1];
+
+/* Sends what waits of one kind in one request. */
+static void send_batch(struct connection *c, enum waits kind) {
+  static char bytes[TOGETHER * 1024];
+  struct request *one = kind == HALF ? &half : &end_;
+  const char *body = strstr(one->bytes, "\r\n\r\n") + 4, *list = kind == HALF ? "halves" : "ends";
+  size_t size = one->size - (size_t)(body - one->bytes), id_at = one->id_at - (size_t)(body - one->bytes);
+  int count = waiting_count[kind] < TOGETHER ? waiting_count[kind] : TOGETHER;
+  if (size > 1000) stop("a request is too long for a batch");
+  if (count == 1) {
+    c->count = 0;
+    memcpy(c->id, waiting[kind][0], ID);
+    waiting_count[kind] = 0;
+    if (kind == HALF) send_one(c, &half, HALF);
+    else commit(c);
+    return;
+  }
+  size_t used = (size_t)sprintf(bytes,
+    "POST /%s HTTP/1.1\r\nHost: 127.0.0.1:%d\r\nContent-Type: application/json\r\nContent-Length: %zu\r\n\r\n{\"%s\":[",
+    list, port, (size + 1) * (size_t)count - 1 + strlen(list) + 7, list);
+  for (int n = 0; n < count; n++) {
+    if (n) bytes[used++] = ',';
+    memcpy(bytes + used, body, size);
+    memcpy(bytes + used + id_at, waiting[kind][n], ID);
+    memcpy(c->ids[n], waiting[kind][n], ID);
+    used += size;
+    if (kind == END) note(c->ids[n]);
+  }
+  used += (size_t)sprintf(bytes + used, "]}");
+  waiting_count[kind] -= count;
+  memmove(waiting[kind], waiting[kind][count], (size_t)waiting_count[kind] * ID);
+  c->count = count;
+  c->waits = kind;
+  c->used = 0;
+  c->since_ns = now_ns(CLOCK_MONOTONIC);
+  if (write(c->fd, bytes, used) != (ssize_t)used) stop("a request was not sent whole");
+  in_flight++;
+}
+
+static void waits_for(enum waits kind, const char *id) {
+  memcpy(waiting[kind][waiting_count[kind]++], id, ID);
+}
+
+static void batch_answered(struct connection *c, int ahead, int more) {
+  (void)ahead;
+  int good = 0;
+  enum waits was = c->waits;
+  char id[ID];
+  in_flight--;
+  c->waits = FREE;
+  if (c->count == 0) {
+    /* A single request. */
+    memcpy(c->ids[0], c->id, ID);
+    c->count = 1;
+    good = c->answer[9] == '2';
+  } else {
+    for (char *at = c->answer; (at = strstr(at, "{\"status\":2")); at++) good++;
+  }
+  if (good != c->count) {
+    lost(c, "refused");
+    return;
+  }
+  for (int n = 0; n < c->count; n++) {
+    if (was == HALF) {
+      waits_for(END, c->ids[n]);
+    } else if (more) {
+      new_id(id);
+      waits_for(HALF, id);
+    }
+  }
+}
+
+static void batch_turn(int64_t until_ns, int64_t stop_ns) {
+  for (enum waits kind = HALF; kind <= END; kind++)
+    for (int n = 0; n < UNDER_WAY && waiting_count[kind]; n++) {
+      struct connection *c = &connections[(kind - HALF) * UNDER_WAY + n];
+      if (c->fd >= 0 && c->waits == FREE) send_batch(c, kind);
+    }
+  turn(until_ns, 0, stop_ns);
+}
+
+static void batch(int callers, double seconds) {
+  int64_t stop_ns = now_ns(CLOCK_MONOTONIC) + (int64_t)(seconds * 1e9), until_ns = stop_ns + ANSWER_S * S;
+  char id[ID];
+  for (int n = 0; n < 2 * UNDER_WAY; n++) connected(0);
+  waiting_count[HALF] = waiting_count[END] = 0;
+  for (int n = 0; n < callers; n++) {
+    new_id(id);
+    waits_for(HALF, id);
+  }
+  on_answer = batch_answered;
+  while (now_ns(CLOCK_MONOTONIC) < stop_ns) batch_turn(stop_ns, stop_ns);
+  while ((in_flight || waiting_count[END] || waiting_count[HALF]) && now_ns(CLOCK_MONOTONIC) < until_ns && !failed)
+    batch_turn(until_ns, stop_ns);
+  failed += in_flight;
+  on_answer = answered;
+}
+
 static void pace(double rate, double seconds) {
   int64_t first_ns = now_ns(CLOCK_MONOTONIC);
   for (long n = 0; n < (long)(rate * seconds); n++) {
@@ -251,6 +366,7 @@ int main(int count, char **words) {
     committed = failed = in_flight = 0;
     int64_t began_ns = now_ns(CLOCK_MONOTONIC);
     if (!strcmp(kind, "pace")) pace(size, seconds);
+    else if (!strcmp(kind, "batch")) batch((int)size, seconds);
     else run((int)size, seconds, !strcmp(kind, "ahead"));
     for (int n = 0; n < opened; n++)
       if (connections[n].fd >= 0) close(connections[n].fd);

@@ -146,22 +146,38 @@ class EndRequest(Struct, forbid_unknown_fields=True):
             raise ValueError("`reason`: NUL cannot be stored")
 
 
+# A request has one `traceparent` header, and clients put the requests of many callers into one.
+TraceParents = (
+    Annotated[
+        list[str | None],
+        Meta(
+            max_length=TRANSACTIONS_MAX,
+            description="the W3C trace context of each transaction, in place of the request's header",
+        ),
+    ]
+    | UnsetType
+)
+
+
 class HalvesRequest(Struct, forbid_unknown_fields=True):
     """Many half messages in one request. Each is stored or refused on its own, as by a request of its own."""
 
     halves: Annotated[list[HalfRequest], Meta(min_length=1, max_length=TRANSACTIONS_MAX)]
+    traceparents: TraceParents = UNSET
 
 
 class EndsRequest(Struct, forbid_unknown_fields=True):
     """Many verdicts in one request. Each is recorded or refused on its own, as by a request of its own."""
 
     ends: Annotated[list[EndRequest], Meta(min_length=1, max_length=TRANSACTIONS_MAX)]
+    traceparents: TraceParents = UNSET
 
 
 class PlainsRequest(Struct, forbid_unknown_fields=True):
     """Many transactions of plain messages in one request. Each is committed or refused on its own."""
 
     transactions: Annotated[list[PlainRequest], Meta(min_length=1, max_length=TRANSACTIONS_MAX)]
+    traceparents: TraceParents = UNSET
 
 
 class HalfMessageAnswer(Struct):

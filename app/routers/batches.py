@@ -13,9 +13,17 @@ import msgspec
 
 from app.coordinator.decoding import decode
 from app.coordinator.lane_call import Begun, JsonAnswer, LaneCall
-from app.coordinator.wire import TRANSACTIONS_MAX, EndRequest, EndsRequest, HalfRequest, HalvesRequest
+from app.coordinator.wire import (
+    TRANSACTIONS_MAX,
+    EndRequest,
+    EndsRequest,
+    HalfRequest,
+    HalvesRequest,
+    TraceParents,
+)
 from app.database.errors import problem_of
 from app.errors import Invalid, Problem
+from app.observability.trace_context import context_of
 from app.permissions import Caller
 from app.routers.end import end_begun
 from app.routers.half import half_begun
@@ -34,7 +42,7 @@ Item: TypeAlias = "_Queued | asyncio.Task[JsonAnswer] | Exception"
 class ManyRoute(Generic[T]):
     """How one route takes many transactions.
 
-    `field` is the only field of `many`, a list of `one`. `begin` takes a decoded transaction.
+    `field` is the field of `many` that is a list of `one`. `begin` takes a decoded transaction.
     """
 
     def __init__(
@@ -47,26 +55,32 @@ class ManyRoute(Generic[T]):
         self._field, self._begin = field, begin
         self._many: msgspec.json.Decoder[Any] = msgspec.json.Decoder(many)
         self._one: msgspec.json.Decoder[T] = msgspec.json.Decoder(one)
-        listed = msgspec.defstruct("Listed", [(field, list[msgspec.Raw])], forbid_unknown_fields=True)
+        listed = msgspec.defstruct(
+            "Listed",
+            [(field, list[msgspec.Raw]), ("traceparents", TraceParents, msgspec.UNSET)],
+            forbid_unknown_fields=True,
+        )
         self._raw: msgspec.json.Decoder[Any] = msgspec.json.Decoder(listed)
 
     def begun(self, runtime: Runtime, caller: Caller, body: bytes, trace: str | None) -> Begun:
         """Return the coroutine that answers. Raises Problem if the body is no list of 1 to TRANSACTIONS_MAX."""
-        requests = self._requests(body)
+        requests, given = self._requests(body)
         runtime.load_limits.take_more(caller, len(requests) - 1)
-        return self._answer(runtime, caller, requests, trace)
+        return self._answer(runtime, caller, requests, _traces(given, len(requests), trace))
 
-    def _requests(self, body: bytes) -> list[T | Problem]:
+    def _requests(self, body: bytes) -> tuple[list[T | Problem], TraceParents]:
         try:
-            found: list[T | Problem] = getattr(decode(self._many, body), self._field)
+            many = decode(self._many, body)
+            found: list[T | Problem] = getattr(many, self._field)
         except Invalid:
             # A transaction that does not fit must not refuse the others.
-            found = [self._decoded(raw) for raw in getattr(decode(self._raw, body), self._field)]
+            many = decode(self._raw, body)
+            found = [self._decoded(raw) for raw in getattr(many, self._field)]
             if not 1 <= len(found) <= TRANSACTIONS_MAX:
                 raise Invalid(
                     f"A request has 1 to {TRANSACTIONS_MAX} transactions, not {len(found)}.", field=self._field
                 ) from None
-        return found
+        return found, many.traceparents
 
     def _decoded(self, raw: msgspec.Raw) -> T | Problem:
         try:
@@ -75,7 +89,7 @@ class ManyRoute(Generic[T]):
             return problem
 
     async def _answer(
-        self, runtime: Runtime, caller: Caller, requests: Sequence[T | Problem], trace: str | None
+        self, runtime: Runtime, caller: Caller, requests: Sequence[T | Problem], traces: Sequence[str | None]
     ) -> JsonAnswer:
         limit = asyncio.Semaphore(AT_ONCE)
         # All are queued before the first await, so that they share a flush.
@@ -83,9 +97,21 @@ class ManyRoute(Generic[T]):
             request
             if isinstance(request, Problem)
             else begun_item(partial(self._begin, runtime, caller, request, trace), limit)
-            for request in requests
+            for request, trace in zip(requests, traces, strict=True)
         ]
         return 200, b'{"outcomes":[%b]}' % b",".join(await outcomes_of(items))
+
+
+def _traces(given: TraceParents, count: int, of_request: str | None) -> Sequence[str | None]:
+    """Return the trace context of each transaction. Raises Invalid for a list of another length."""
+    if given is msgspec.UNSET:
+        return [of_request] * count
+    if len(given) != count:
+        raise Invalid(
+            f"`traceparents` has one entry for each of the {count} transactions, or null, not {len(given)}.",
+            field="traceparents",
+        )
+    return [of_request if parent is None else context_of(parent) for parent in given]
 
 
 def begun_item(begin: Callable[[], Begun], limit: asyncio.Semaphore) -> Item:

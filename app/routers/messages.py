@@ -40,7 +40,7 @@ MessageId = Annotated[
 
 _decoder = msgspec.json.Decoder(PlainRequest)
 _encode = msgspec.json.Encoder().encode
-# The whole body of PlainsRequest is one field.
+# The first field of PlainsRequest, which PlainRequest does not have.
 _has_many = re.compile(rb'\s*\{\s*"transactions"\s*:').match
 
 

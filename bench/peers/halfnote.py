@@ -22,6 +22,7 @@ from bench.services import Service, serving
 from bench.stage import IMMUNITY_S, Stage, put
 
 WEBHOOKS, BATCHES, AHEAD = "Halfnote, webhooks", "Halfnote, batches", "Halfnote, ends not awaited"
+BATCHING, BATCHING_BOTH = "Halfnote, batching client", "Halfnote, batching client and webhooks"
 # The format of `struct sent` in callers.c.
 COMMIT, ID_BYTES = struct.Struct("=q40s"), 36
 IN_FLIGHT = 64
@@ -35,7 +36,7 @@ ANSWERS_S = 90
 
 
 @asynccontextmanager
-async def halfnote(stage: Stage) -> AsyncIterator[tuple[Peer, Peer, Peer]]:
+async def halfnote(stage: Stage) -> AsyncIterator[tuple[Peer, ...]]:
     """Run Halfnote; yield it for webhooks one by one, for batches, and for callers that do not await their ends."""
     dsn = await stage.database("peers")
     program = await compiled("callers", stage.place)
@@ -60,18 +61,24 @@ async def halfnote(stage: Stage) -> AsyncIterator[tuple[Peer, Peer, Peer]]:
             log = stage.place / f"callers-{topic}.log"
             callers[topic] = await stack.enter_async_context(driving("Halfnote", log, *command))
 
-        def peer(name: str, topic: str, ahead: bool = False) -> Peer:
+        def peer(name: str, topic: str, kind: str = "run") -> Peer:
             driving_it = callers[topic]
             return Peer(
                 name,
-                CallersDriver(driving_it, receiver, ahead),
+                CallersDriver(driving_it, receiver, kind),
                 service_cpu_s=lambda: service.cpu_s() + worker.cpu_s(),
                 database_cpu_s=partial(postgres_cpu_s, stage.server),
                 client_cpu_s=lambda: cpu_of([driving_it.process, receiver.root]),
                 halted=lambda: [*service.processes(), *worker.processes(), receiver.root],
             )
 
-        yield peer(WEBHOOKS, TOPIC), peer(BATCHES, BATCH_TOPIC), peer(AHEAD, TOPIC, ahead=True)
+        yield (
+            peer(WEBHOOKS, TOPIC),
+            peer(BATCHES, BATCH_TOPIC),
+            peer(AHEAD, TOPIC, "ahead"),
+            peer(BATCHING, TOPIC, "batch"),
+            peer(BATCHING_BOTH, BATCH_TOPIC, "batch"),
+        )
     await stage.drop("peers")
 
 
@@ -90,16 +97,16 @@ def written(files: Mapping[str, bytes], place: Path) -> list[Path]:
 
 @dataclass(frozen=True, slots=True)
 class CallersDriver:
-    """Runs slices with callers.c, and reads the receiver's log. `ahead`: callers do not await their ends."""
+    """Runs slices with callers.c, and reads the receiver's log. `kind`: how callers send a run (see callers.c)."""
 
     callers: ProcessDriver
     receiver: Service
-    ahead: bool
+    kind: str
 
     async def send(self, load: Slice) -> Sent:
         """Run one slice and wait until each message is received. Raises BrokenSliceError and OSError."""
         await take(self.receiver)
-        kind = "ahead" if self.ahead and load.kind == "run" else load.kind
+        kind = self.kind if load.kind == "run" else load.kind
         line = await self.callers.ask(f"{kind} {load.size} {load.seconds}\n", load.seconds + ANSWERS_S)
         committed, failed, began_ns = (int(number) for number in line.split())
         log = await self.callers.read(committed * COMMIT.size)

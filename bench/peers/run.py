@@ -9,7 +9,7 @@ import psutil
 
 from bench.latency import no_collections
 from bench.peers.dtm import dtm
-from bench.peers.halfnote import AHEAD, BATCHES, WEBHOOKS, halfnote
+from bench.peers.halfnote import AHEAD, BATCHES, BATCHING, BATCHING_BOTH, WEBHOOKS, halfnote
 from bench.peers.parts import MissingPartError
 from bench.peers.rocketmq import TUNED, rocketmq
 from bench.peers.slices import BrokenSliceError, Measured, Peer, Slice
@@ -99,8 +99,8 @@ async def _paced(report: Report, found: Found, peers: Sequence[Peer], seconds: f
     for rate in RATES:
         for peer in peers:
             # Batches name no transactions, so the times of their messages are unknown.
-            # On schedule, no caller waits for its end.
-            if peer.name in (BATCHES, AHEAD) or (peer.name, rate) in found.lost:
+            # On schedule, no caller waits for its end, and each sends its own requests.
+            if peer.name in (BATCHES, AHEAD, BATCHING, BATCHING_BOTH) or (peer.name, rate) in found.lost:
                 continue
             if any(name == peer.name and lost < rate for name, lost in found.lost):
                 found.lost.add((peer.name, rate))
@@ -174,6 +174,8 @@ def hold_bars(report: Report, found: Found) -> None:
             (WEBHOOKS, best, "RocketMQ's", 1.0),
             (BATCHES, best, "RocketMQ's", 1.5),
             (AHEAD, best, "RocketMQ's", 1.0),
+            (BATCHING, best, "RocketMQ's", 1.0),
+            (BATCHING_BOTH, best, "RocketMQ's", 1.5),
             (WEBHOOKS, rates.get((DTM, at_once), []), "DTM's", 7.0),
         ):
             _hold_ratio(report, f"{ours}, {at_once} at once, against {name}", rates, (ours, at_once), theirs, at_least)

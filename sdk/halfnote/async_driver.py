@@ -10,6 +10,7 @@ from typing import Any, Protocol, TypeVar
 
 import httpx
 
+from halfnote.async_batching import BatchingWire
 from halfnote.exchange import (
     Call,
     Effect,
@@ -46,8 +47,16 @@ class Wire(Protocol):
 class AsyncDriver:
     """Separate connections for each event loop and process: they survive neither a new loop nor a fork."""
 
-    def __init__(self, url: str, headers: Mapping[str, str], transport: httpx.AsyncBaseTransport | None = None) -> None:
+    def __init__(
+        self,
+        url: str,
+        headers: Mapping[str, str],
+        transport: httpx.AsyncBaseTransport | None = None,
+        *,
+        batching: bool = False,
+    ) -> None:
         self._url, self._headers, self._transport = base_of(url), dict(headers), transport
+        self._batching = batching
         self._connections: Wire | None = None
         self._owner: tuple[int, asyncio.AbstractEventLoop] | None = None
         self._background: set[asyncio.Task[Any]] = set()
@@ -100,7 +109,8 @@ class AsyncDriver:
             if self._owner is not None and self._owner[0] != owner[0]:
                 # Closing what a fork shares would disturb the parent, so it is never collected.
                 _parents.append(self._connections)
-            self._connections = _wire(self._url, self._headers, self._transport)
+            wire = _wire(self._url, self._headers, self._transport)
+            self._connections = BatchingWire(wire) if self._batching else wire
             self._owner = owner
             self._background = set()
         return self._connections

@@ -58,11 +58,12 @@ class Later:
 
 @dataclass(frozen=True)
 class Response:
-    """An answer; header names are in lower case."""
+    """An answer; header names are in lower case. `part`: the JSON object, if it was a part of another answer."""
 
     status: int
     headers: Mapping[str, str]
     content: bytes
+    part: Mapping[str, Any] | None = None
 
 
 @dataclass(frozen=True)
@@ -227,7 +228,7 @@ def _outcome(what: str, content: Mapping[str, Any]) -> Outcome:
 
 def _read(response: Response) -> Answer | Problem | str:
     """Return an answer, a final refusal, or the reason for another attempt."""
-    content = _object(response.content)
+    content = _object(response)
     if 200 <= response.status < 300:
         return (
             f"answered {response.status} without a JSON object" if content is None else Answer(response.status, content)
@@ -255,9 +256,11 @@ def _problem_of(status: int, content: Mapping[str, Any]) -> Problem:
     return Problem(status, kind, str(content.get("detail") or content.get("title") or kind), extra)
 
 
-def _object(content: bytes) -> Mapping[str, Any] | None:
+def _object(response: Response) -> Mapping[str, Any] | None:
+    if response.part is not None:
+        return response.part
     try:
-        found = json.loads(content)
+        found = json.loads(response.content)
     except (ValueError, RecursionError):
         return None
     return found if isinstance(found, dict) else None
@@ -265,7 +268,7 @@ def _object(content: bytes) -> Mapping[str, Any] | None:
 
 def _surely_not_done(response: Response) -> bool:
     """Return whether a failure's type means that nothing was stored (docs/errors.md)."""
-    content = _object(response.content) or {}
+    content = _object(response) or {}
     return _surely_nothing(response.status, str(content.get("type")).rpartition("/")[2])
 
 

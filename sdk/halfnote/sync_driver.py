@@ -14,6 +14,7 @@ import httpx
 
 from halfnote.exchange import Call, Effect, Exchange, Later, NoAnswer, Raised, Request, Response, Returned, Wait
 from halfnote.http import FAILURES, LIMITS, answered, base_of, unanswered
+from halfnote.sync_batching import Batching
 from halfnote.tls import trusted
 
 T = TypeVar("T")
@@ -25,8 +26,17 @@ BACKGROUND_MAX = 10_000
 class SyncDriver:
     """One client and one background thread for each process: neither survives a fork. Safe to share among threads."""
 
-    def __init__(self, url: str, headers: Mapping[str, str], transport: httpx.BaseTransport | None = None) -> None:
+    def __init__(
+        self,
+        url: str,
+        headers: Mapping[str, str],
+        transport: httpx.BaseTransport | None = None,
+        *,
+        batching: bool = False,
+    ) -> None:
         self._url, self._headers, self._transport = base_of(url), dict(headers), transport
+        self._is_batching = batching
+        self._batching: tuple[int, Batching] | None = None
         self._lock = threading.Lock()
         self._process: int | None = None
         self._client: httpx.Client | None = None
@@ -67,12 +77,20 @@ class SyncDriver:
     def do(self, effect: Effect) -> Any:
         """Perform one step and return its outcome."""
         if isinstance(effect, Request):
-            return self._ask(effect)
+            return self._asked(effect)
         if isinstance(effect, Wait):
             return time.sleep(effect.seconds)
         if isinstance(effect, Later):
             return self.later(effect.exchange)
         return _called(effect)
+
+    def _asked(self, request: Request) -> Response | NoAnswer:
+        if not self._is_batching:
+            return self._ask(request)
+        if self._batching is None or self._batching[0] != os.getpid():
+            # Threads that send for others do not exist in a child. Two threads may make one each at first.
+            self._batching = os.getpid(), Batching(self._ask)
+        return self._batching[1].ask(request)
 
     def _ask(self, request: Request) -> Response | NoAnswer:
         try:

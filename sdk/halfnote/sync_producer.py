@@ -51,6 +51,7 @@ class SyncTransactionProducer:
         end_within_s: float = 60.0,
         refused_within_s: float = REFUSED_WITHIN_S,
         wait_for_end: bool = True,
+        batching: bool = False,
         serialize: Callable[[Any], Any] = serializable,
         traceparent: Callable[[], str | None] = current_traceparent,
         transport: httpx.BaseTransport | None = None,
@@ -70,7 +71,7 @@ class SyncTransactionProducer:
             wait_for_end=wait_for_end,
         )
         self._many = Many(self._conversation)
-        self._driver = SyncDriver(url, headers_of(api_key), transport)
+        self._driver = SyncDriver(url, headers_of(api_key), transport, batching=batching)
         self._answering: list[SyncCheckAnswering] = []
 
     def send(

@@ -171,3 +171,37 @@ async def test_a_lost_flush_leaves_each_outcome_unknown(
         assert [UUID(one["transaction_id"]) for one in outcomes[:3]] == [UUID(one["transaction_id"]) for one in halves]
         assert all(one["retry_after_s"] >= 1 for one in outcomes[:3])
         assert {one["status"] for one in await many(client, "/halves", halves)} == {201}
+
+
+@shares
+async def test_each_transaction_may_have_a_trace_context_of_its_own(
+    shared_client: httpx.AsyncClient, shared_runtime: Runtime, shared_db: Connection
+) -> None:
+    of_request, own = (f"00-{digit * 32}-{digit * 16}-01" for digit in "ab")
+    # One that does not fit: then each half is decoded by itself.
+    for more in ([], [{"producer_group": "shop", "messages": []}]):
+        halves = [half(shared_runtime) for _ in range(3)]
+        answer = await shared_client.post(
+            "/halves",
+            json={"halves": halves + more, "traceparents": [own, None, "not one", *[own for _ in more]]},
+            headers={"traceparent": of_request},
+        )
+        assert [one["status"] for one in answer.json()["outcomes"]] == [201] * 3 + [422 for _ in more]
+        ids = [UUID(one["transaction_id"]) for one in halves]
+        stored = dict(
+            await shared_db.fetch("select transaction_id, traceparent from half where transaction_id = any($1)", ids)
+        )
+        assert [stored[one] for one in ids] == [own, of_request, None]
+
+
+@shares
+@pytest.mark.parametrize("given", [[], [None, None], "00-1-2-01", [1], None])
+async def test_trace_contexts_are_as_many_as_the_transactions(
+    shared_client: httpx.AsyncClient, shared_runtime: Runtime, given: Any
+) -> None:
+    for more in ([], [{"producer_group": "shop", "messages": []}]):
+        halves = [half(shared_runtime), *more]
+        contexts = given if not more or not isinstance(given, list) or given == [] else [*given, None]
+        answer = await shared_client.post("/halves", json={"halves": halves, "traceparents": contexts})
+        assert answer.status_code == 422
+        assert "traceparents" in answer.text

@@ -156,18 +156,24 @@ class Coordinator:
 
     def _many(self, field: str, request: Mapping[str, Any], trace: str | None) -> httpx.Response:
         """Answer each transaction of a request as a request of its own."""
-        given = request.get(field)
-        if request.keys() != {field} or not isinstance(given, list) or not 1 <= len(given) <= TRANSACTIONS_MAX:
+        given, traces = request.get(field), request.get("traceparents")
+        if (
+            request.keys() - {"traceparents"} != {field}
+            or not isinstance(given, list)
+            or not 1 <= len(given) <= TRANSACTIONS_MAX
+        ):
             raise invalid(field, f"a list of 1 to {TRANSACTIONS_MAX} transactions alone is expected")
+        if traces is not None and (not isinstance(traces, list) or len(traces) != len(given)):
+            raise invalid("traceparents", f"a list of {len(given)} trace contexts is expected")
         outcomes = []
-        for one in given:
+        for one, of_one in zip(given, traces or [None] * len(given), strict=True):
             try:
                 if not isinstance(one, dict):
                     raise invalid("(body)", "an object is expected")
                 answer = (
                     self._end(one)
                     if field == "ends"
-                    else (self._half if field == "halves" else self._plain)(one, trace)
+                    else (self._half if field == "halves" else self._plain)(one, of_one or trace)
                 )
             except Refusal as refusal:
                 answer = refusal.response()

@@ -1,0 +1,99 @@
+"""Sends requests that wait at the same time as one, on asyncio."""
+
+import asyncio
+import time
+from typing import TYPE_CHECKING, TypeAlias
+
+from halfnote.batching import UNDER_WAY_MOST, Single, combined, fitting, parted
+from halfnote.exchange import NoAnswer, Request, Response
+
+if TYPE_CHECKING:
+    from halfnote.async_driver import Wire
+
+_Waiting: TypeAlias = "tuple[Request, asyncio.Future[Response | NoAnswer]]"
+
+
+class BatchingWire:
+    """A wire that combines requests. It never waits for more of them: only for one of its own that is under way."""
+
+    def __init__(self, wire: "Wire") -> None:
+        self._wire = wire
+        self._single = Single(time.monotonic)
+        self._lanes: dict[str, _Lane] = {}
+
+    async def ask(self, request: Request) -> Response | NoAnswer:
+        """Send a request, perhaps as a part of another one, and return its answer."""
+        if not self._single.takes(request):
+            return await self._wire.ask(request)
+        lane = self._lanes.get(request.path)
+        if lane is None:
+            lane = self._lanes[request.path] = _Lane(self._wire, self._single)
+        return await lane.ask(request)
+
+    async def aclose(self) -> None:
+        """Stop what is under way, and close the connections."""
+        for lane in self._lanes.values():
+            await lane.stop()
+        await self._wire.aclose()
+
+
+class _Lane:
+    """The requests of one path."""
+
+    def __init__(self, wire: "Wire", single: Single) -> None:
+        self._wire, self._single = wire, single
+        self._waiting: list[_Waiting] = []
+        self._is_scheduled = False
+        self._under_way: set[asyncio.Task[None]] = set()
+
+    async def ask(self, request: Request) -> Response | NoAnswer:
+        loop = asyncio.get_running_loop()
+        answer: asyncio.Future[Response | NoAnswer] = loop.create_future()
+        self._waiting.append((request, answer))
+        if not self._is_scheduled and len(self._under_way) < UNDER_WAY_MOST:
+            # After the other callers that go on in this turn of the loop, as all do whose answers came together.
+            self._is_scheduled = True
+            loop.call_soon(self._send_waiting)
+        return await answer
+
+    async def stop(self) -> None:
+        tasks = list(self._under_way)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    def _send_waiting(self) -> None:
+        self._is_scheduled = False
+        # A caller that was canceled has sent nothing.
+        self._waiting = [one for one in self._waiting if not one[1].done()]
+        while self._waiting and len(self._under_way) < UNDER_WAY_MOST:
+            count = fitting([len(request.content) for request, _ in self._waiting])
+            sent, self._waiting = self._waiting[:count], self._waiting[count:]
+            task = asyncio.get_running_loop().create_task(self._send(sent))
+            self._under_way.add(task)
+            task.add_done_callback(self._over)
+
+    def _over(self, task: "asyncio.Task[None]") -> None:
+        self._under_way.discard(task)
+        self._send_waiting()
+
+    async def _send(self, sent: "list[_Waiting]") -> None:
+        requests = [request for request, _ in sent]
+        try:
+            answers = parted(await self._wire.ask(combined(requests)), len(requests))
+            if answers is None:
+                self._single.refused()
+                answers = list(await asyncio.gather(*[self._wire.ask(request) for request in requests]))
+        except BaseException as error:
+            # As if the caller had sent it and got this.
+            for _, answer in sent:
+                if isinstance(error, asyncio.CancelledError):
+                    answer.cancel()
+                elif not answer.done():
+                    answer.set_exception(error)
+            if not isinstance(error, Exception):
+                raise
+            return
+        for (_, answer), came in zip(sent, answers, strict=True):
+            if not answer.done():
+                answer.set_result(came)
