@@ -2,7 +2,8 @@
 
 import io
 import json
-from collections.abc import Iterator
+from base64 import b64encode
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from datetime import date
 from pathlib import Path
@@ -11,6 +12,7 @@ from uuid import UUID
 
 import msgspec
 import psycopg
+import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -23,7 +25,7 @@ from app.coordinator.wire import HalfRequest, PlainRequest
 from app.store.coordinator.halves import Half
 from spark.engine.progress import Progress
 from spark.frames import Frames
-from spark.half_digest import StoredMessage, is_altered
+from spark.half_digest import StoredMessage, confirmed, digest_of, is_altered
 from spark.postgres import copy
 from spark.postgres.connections import open_snapshot
 from spark.sources import scan
@@ -183,6 +185,74 @@ def test_an_operational_message_has_the_digest_of_its_body(db: Connection) -> No
 
 def test_more_ambiguous_numbers_than_are_tried_end(db: Connection) -> None:
     assert is_altered([stored(db, request(MESSAGES[3:], "[0.0]"))[0]._replace(context=json.dumps([0.0] * 5000))])
+
+
+IN_BATCHES = pa.schema(
+    [
+        (name, {"position": pa.int16(), "deliver_after_s": pa.float64(), "digest": pa.binary()}.get(name, pa.string()))
+        for name in StoredMessage._fields
+    ]
+)
+TEXT = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"), max_size=8)
+USUAL = StoredMessage("1", 0, "shop", "order", "k", None, None, "application/json", bytes(32), None, None, None, None)
+
+
+def in_batch(rows: Sequence[StoredMessage]) -> pa.RecordBatch:
+    """Return rows as the proof reads them from Postgres."""
+    return pa.RecordBatch.from_pylist(
+        [{**row._asdict(), "body_digest": b64encode(row.body_digest).decode()} for row in rows], schema=IN_BATCHES
+    )
+
+
+def with_digest(row: StoredMessage, *, plain: bool = False) -> StoredMessage:
+    return row._replace(digest=digest_of([row], plain=plain))
+
+
+@given(TEXT, TEXT, st.none() | TEXT, st.none() | TEXT, TEXT, st.binary(min_size=32, max_size=32), st.booleans())
+def test_a_usual_transaction_is_confirmed_by_the_same_text(
+    group: str, topic: str, key: str | None, tag: str | None, content_type: str, body_digest: bytes, plain: bool
+) -> None:
+    row = with_digest(
+        USUAL._replace(
+            producer_group=group, topic=topic, key=key, tag=tag, content_type=content_type, body_digest=body_digest
+        ),
+        plain=plain,
+    )
+    texts = [text for text in (group, topic, key, tag, content_type) if text is not None]
+    escaped = any(json.dumps(text, ensure_ascii=False) != f'"{text}"' for text in texts)
+    assert confirmed(in_batch([row, USUAL._replace(transaction_id="2")])) == [not escaped, False]
+
+
+def test_any_difference_leaves_a_transaction_unconfirmed() -> None:
+    last = USUAL._replace(transaction_id="2")
+    assert confirmed(in_batch([with_digest(USUAL), last])) == [True, False]
+    for name, value in (
+        ("producer_group", "other"),
+        ("topic", "orders"),
+        ("key", None),
+        ("key", "null"),
+        ("tag", "t"),
+        ("tag", "null"),
+        ("content_type", "text/plain"),
+        ("body_digest", bytes(31) + b"1"),
+        ("digest", None),
+        ("position", 1),
+        # These are judged row by row, also where they are right.
+        ("headers", "{}"),
+        ("deliver_after_s", 0.0),
+        ("context", "null"),
+        ("policy", "{}"),
+    ):
+        assert confirmed(in_batch([with_digest(USUAL)._replace(**{name: value}), last])) == [False, False], name
+
+
+def test_only_whole_transactions_are_confirmed() -> None:
+    row, more = with_digest(USUAL), USUAL._replace(position=1)
+    other = with_digest(USUAL._replace(transaction_id="2"))
+    assert confirmed(in_batch([row, more, other, more._replace(transaction_id="3")])) == [False, False, True, False]
+    # The next batch may have more of it.
+    assert confirmed(in_batch([row])) == [False]
+    assert confirmed(in_batch([])) == []
 
 
 def read(spark: SparkSession, dsn: str, day: date, directory: Path) -> Frames:
