@@ -6,7 +6,6 @@ from datetime import date, datetime
 from typing import Any
 
 from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql import functions as F
 from pyspark.sql.types import StructType
 
 # A change or a deletion of a subscription reaches every worker within this time.
@@ -109,8 +108,12 @@ class Frames:
 
 
 def empty(spark: SparkSession, schema: StructType) -> DataFrame:
-    """Return a frame without rows. A frame from Python rows would need Python on the executors."""
-    return spark.range(0).select(*(F.lit(None).cast(field.dataType).alias(field.name) for field in schema.fields))
+    """Return a frame without rows. A frame from Python rows would need Python on the executors.
+
+    One text of SQL is one call of Java. Spark leaves out of a plan what a frame without rows cannot change.
+    """
+    columns = (f"cast(null as {field.dataType.simpleString()}) as `{field.name}`" for field in schema.fields)
+    return spark.sql(f"select {', '.join(columns)} where false")
 
 
 def staged(frame: DataFrame, place: str, schema: StructType) -> DataFrame:

@@ -103,6 +103,8 @@ class FilesOfSpark(Files):
         jvm = spark._jvm
         assert jvm is not None
         self._jvm: Any = jvm
+        # Java searches all jars for each part of a name that is no class, at each use.
+        self._path: Any = jvm.org.apache.hadoop.fs.Path
         self._configuration: Any = spark._jsc.hadoopConfiguration()
 
     def exists(self, place: str) -> bool:
@@ -160,11 +162,11 @@ class FilesOfSpark(Files):
     def replace(self, place: str, by: str) -> None:
         system, path = self._at(place)
         system.delete(path, True)
-        if not system.rename(self._jvm.org.apache.hadoop.fs.Path(by), path):
+        if not system.rename(self._path(by), path):
             raise OSError(f"{by} could not be renamed to {place}")
 
     def _at(self, place: str) -> tuple[Any, Any]:
-        path = self._jvm.org.apache.hadoop.fs.Path(place)
+        path = self._path(place)
         try:
             system = path.getFileSystem(self._configuration)
         except Py4JJavaError as error:

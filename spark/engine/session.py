@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import psutil
+from py4j.java_gateway import java_import
 from pyspark import SparkConf, SparkContext
 from pyspark.sql import SparkSession, is_remote
 
@@ -34,6 +35,9 @@ JAVA_OPTIONS_SMALL = (
     "-XX:TieredStopAtLevel=1 -XX:ReservedCodeCacheSize=240m -XX:-UsePerfData "
     "-XX:+UnlockDiagnosticVMOptions -XX:-BytecodeVerificationRemote"
 )
+# PySpark uses these classes at almost every call, by their short names. Java searches all jars for the name in each of
+# ten packages, unless it knows the package.
+_OFTEN_USED = ("org.apache.spark.api.python.PythonUtils", "org.apache.spark.sql.api.python.PythonSQLUtils")
 DEFAULTS = {
     # Times are UTC in every time zone of the machine.
     "spark.sql.session.timeZone": "UTC",
@@ -53,6 +57,10 @@ DEFAULTS = {
     "spark.python.authenticate.socketTimeout": "2m",
     "spark.driver.extraJavaOptions": JAVA_OPTIONS,
     "spark.executor.extraJavaOptions": JAVA_OPTIONS,
+    # By default, PySpark and Spark store with each expression the line of Python that made it, for the texts of errors.
+    # That is eight calls of Java for each, and a large part of the CPU time of a small run.
+    "spark.python.sql.dataFrameDebugging.enabled": "false",
+    "spark.sql.dataFrameQueryContext.enabled": "false",
     # The program reports failures with Java's cause; Java's log repeats them in a hundred lines.
     "spark.log.level": "FATAL",
 }
@@ -81,6 +89,8 @@ def session(master: str | None = None, *, jdbc: bool = True, **conf: str) -> Spa
         builder = builder.config(name, value)
     with _java_ended_with_us():
         made = builder.getOrCreate()
+    for name in _OFTEN_USED:
+        java_import(made._jvm, name)
     if _SUBMITTED in os.environ and jar:
         _load(made, jar["spark.jars"])
     return made

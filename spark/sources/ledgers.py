@@ -163,7 +163,7 @@ def _given(columns: dict[str, Wanted]) -> Column:
 def _staged(frame: DataFrame, place: str) -> DataFrame:
     """Write a frame and return the written frame."""
     frame.write.mode("overwrite").parquet(place)
-    return frame.sparkSession.read.parquet(place)
+    return frame.sparkSession.read.schema(frame.schema).parquet(place)
 
 
 def _first_staged(frame: DataFrame, place: str, spec: str) -> DataFrame:

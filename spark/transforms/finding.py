@@ -18,12 +18,19 @@ def findings(found: DataFrame, day: date, kind: str, subject: Column | str, *det
     FINDING's other columns are kept where `found` has them.
     """
     detail_json = F.to_json(F.struct(*detail)) if detail else F.lit("{}")
-    given = {"day": F.lit(day), "kind": F.lit(kind), "detail": detail_json}
-    given["subject"] = F.col(subject) if isinstance(subject, str) else subject
-    for field in FINDING.fields:
-        if field.name not in given:
-            given[field.name] = F.col(field.name) if field.name in found.columns else F.lit(None)
-    return found.select(*(given[field.name].cast(field.dataType).alias(field.name) for field in FINDING.fields))
+    subject = F.col(subject) if isinstance(subject, str) else subject
+    given = {"day": F.lit(day), "kind": F.lit(kind), "subject": subject, "detail": detail_json}
+    # A text is one call of Java, and every rule has these columns.
+    has = set(found.columns)
+    columns = (
+        given[field.name].cast(field.dataType).alias(field.name)
+        if field.name in given
+        else F.expr(
+            f"cast({field.name if field.name in has else 'null'} as {field.dataType.simpleString()}) as {field.name}"
+        )
+        for field in FINDING.fields
+    )
+    return found.select(*columns)
 
 
 def of_rows(spark: SparkSession, rows: Sequence[Mapping[str, Any]]) -> DataFrame:

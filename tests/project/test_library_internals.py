@@ -248,7 +248,12 @@ def test_pyspark_java() -> None:
     pytest.importorskip("pyspark")
     from pyspark import SparkContext
     from pyspark.sql import SparkSession
+    from pyspark.sql.classic import column
+    from pyspark.sql.functions import builtin
 
+    # The classes that session.py imports by their full names.
+    assert "_jvm.PythonUtils.toSeq(" in source_of(column)
+    assert ".PythonSQLUtils.fn(" in source_of(builtin)
     assert callable(SparkContext._ensure_initialized)
     assert "self._jvm" in source_of(SparkSession)
     assert "_jsc" in source_of(SparkContext)

@@ -14,6 +14,7 @@ from pyspark.sql.types import StructType
 
 from spark.engine.session import session
 from tests.spark import archives
+from tests.spark import proved_twice as twice
 
 # Code that runs once is not worth the better compiler's time; also that of processes which tests start.
 os.environ.setdefault("JDK_JAVA_OPTIONS", "-XX:TieredStopAtLevel=1 -XX:ReservedCodeCacheSize=240m")
@@ -86,6 +87,13 @@ def archived_day_made(
 ) -> Iterator[archives.MadeDay]:
     """That day, archived once; tests work on copies."""
     with archives.made_archived(settled_day_made, tmp_path_factory.mktemp("made") / "the archive") as made:
+        yield made
+
+
+@pytest.fixture(scope="session")
+def proved_twice(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Iterator[twice.ProvedTwice]:
+    """The day of tests/spark/proved_twice.py, proved once; tests change nothing of it."""
+    with twice.proved_twice(tmp_path_factory.mktemp("twice")) as made:
         yield made
 
 

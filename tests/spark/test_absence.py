@@ -1,54 +1,39 @@
 """Runs over days with far less than usual: topic, group and subscription are a finding each."""
 
-import json
-from datetime import date, timedelta
+from datetime import timedelta
 from typing import Any
 
 import psycopg
 import pytest
 
 from tests.spark.days import add_day, days_ago, fill_day, prove, rows
+from tests.spark.proved_twice import DAY, SUBJECTS, ProvedTwice, remember
 
 pytestmark = pytest.mark.usefixtures("spark")
-
-DAY = days_ago(4)
-USUAL = {"topic": {"order": 10_000}, "group": {"shop": 10_000}, "subscription": {"billing": 10_000}}
-SUBJECTS = ["group:shop", "subscription:billing", "topic:order"]
-
-
-def remember(dsn: str, day: date, volumes: dict[str, Any] | None = None) -> None:
-    """Write what earlier runs stored of the 28 days before."""
-    with psycopg.connect(dsn) as db:
-        db.execute(
-            "insert into reconciliation_day (day, run_id, state, reconciled_at, counts, found, signature, figures, "
-            "volumes) select %s::date - n, 1, 'final', now(), '{}', '{}', '{}', '{}', %s from generate_series(1, 28) n",
-            [day, json.dumps(USUAL if volumes is None else volumes)],
-        )
 
 
 def absent(dsn: str) -> list[dict[str, Any]]:
     return rows(dsn, "select * from finding where kind = 'fewer_than_usual' and resolved_at is null order by subject")
 
 
-def test_a_day_with_far_less_is_found_and_a_share_resolves_it(dsn: str, capsys: pytest.CaptureFixture[str]) -> None:
-    fill_day(dsn, DAY, 40)
-    remember(dsn, DAY)
-    assert prove(dsn, "--day", DAY) == 3
-    assert "3 findings (fewer_than_usual 3); new: 3" in capsys.readouterr().out
-    found = absent(dsn)
+def test_a_day_with_far_less_is_found(proved_twice: ProvedTwice) -> None:
+    assert proved_twice.first.status == 3
+    assert "3 findings (fewer_than_usual 3); new: 3" in proved_twice.first.said
+    found = proved_twice.first.findings
     assert [row["subject"] for row in found] == SUBJECTS
     assert [row["producer_group"] for row in found] == ["shop", None, None]
     assert [row["subscription_id"] is None for row in found] == [True, False, True]
     detail = {"count": 40, "usual": 10_000, "days": 4, "share": 0.2, "messages": 9960}
     assert [row["detail"] for row in found] == [detail] * 3
-    [stored] = rows(dsn, "select volumes, score from reconciliation_day where day = %s", DAY)
+    stored = proved_twice.first.day
     assert stored["volumes"] == {"topic": {"order": 40}, "group": {"shop": 40}, "subscription": {"billing": 40}}
     # 80 rows, and three findings with 9,960 missing messages each.
     assert stored["score"] == {"complete": 0.26, "agreed": 100.0, "timely": 100.0, "orderly": 100.0}
 
-    off = [option for subject in SUBJECTS for option in ("--usual-share-of", f"{subject}=0")]
-    assert prove(dsn, "--day", DAY, *off) == 0
-    assert absent(dsn) == []
+
+def test_a_share_resolves_it(proved_twice: ProvedTwice) -> None:
+    assert (proved_twice.again.status, proved_twice.again.findings) == (0, [])
+    assert "proved; resolved: 3" in proved_twice.again.said
 
 
 @pytest.mark.slow

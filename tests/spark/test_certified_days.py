@@ -16,6 +16,7 @@ from spark.certificate.signing import new_key
 from spark.jobs import archive
 from spark.jobs.certificate import main as certificate
 from tests.spark.days import days_ago, fill_day, prove, rows
+from tests.spark.proved_twice import BEFORE, DAY, INVENTED, ProvedTwice, change
 
 pytestmark = pytest.mark.usefixtures("spark")
 OLD = days_ago(5)
@@ -29,12 +30,6 @@ FAULTS = {
     "receipt": "delete from receipt where transaction_id = %s",
 }
 TABLES = {fault.split()[0] for fault in FAULTS}
-INVENTED = """
-insert into receipt (transaction_id, position, subscription_id, "offset", outcome, attempts, first_at, duration_ms,
-  settled_at, replay)
-select transaction_id, position, subscription_id, "offset", outcome, attempts, first_at, duration_ms, {at}, {replay}
-from receipt where transaction_id = %s
-"""
 
 
 @pytest.fixture
@@ -52,51 +47,41 @@ def stored(dsn: str) -> list[dict[str, Any]]:
     return rows(dsn, "select * from day_certificate order by sequence")
 
 
-def change(dsn: str, statement: str) -> str:
-    """Change the rows of a transaction; return its id."""
-    with psycopg.connect(dsn) as db:
-        [(found,)] = db.execute("select transaction_id from op order by 1 offset 20 limit 1").fetchall()
-        assert db.execute(statement, [found]).rowcount == 1
-    return str(found)
-
-
 def subjects(dsn: str) -> set[str]:
     statement = "select subject from finding where kind = 'certificate_differs' and resolved_at is null"
     return {row["subject"] for row in rows(dsn, statement)}
 
 
-def test_a_final_day_is_certified_once(dsn: str, proved: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    made = stored(dsn)
-    assert [row["day"] for row in made][-1] == OLD
-    assert [row["sequence"] for row in made] == list(range(1, len(made) + 1))
-    document = proved / f"out/certificates/{OLD}.json"
-    assert document.read_text() == made[-1]["document"]
-    said = Certificate.parsed(made[-1]["document"])
+def test_a_final_day_is_certified_in_the_chain(proved_twice: ProvedTwice) -> None:
+    before, made = proved_twice.first.certificates
+    assert [(one["day"], one["sequence"]) for one in (before, made)] == [(BEFORE, 1), (DAY, 2)]
+    said = Certificate.parsed(made["document"])
     assert {name: table["rows"] for name, table in said.body["tables"].items()} == dict.fromkeys(TABLES, 40)
     assert said.body["previous"] == {
-        "day": str(made[-2]["day"]),
-        "digest": Certificate.parsed(made[-2]["document"]).digest,
+        "day": str(BEFORE),
+        "digest": Certificate.parsed(before["document"]).digest,
     }
     # It names the last row of the audit; the first is that of the day's subscription.
-    [chain] = rows(dsn, "select place, encode(digest, 'hex') as digest from audit_chain")
+    [chain] = rows(proved_twice.dsn, "select place, encode(digest, 'hex') as digest from audit_chain")
     assert said.body["audit"] == chain
     assert chain["place"] == 2
 
-    [frames] = [place.parent for place in proved.glob(f"staging/**/{OLD}/half")]
-    given = [
-        "--public-key",
-        str(proved / "key.pub"),
-        "--previous",
-        str(proved / f"out/certificates/{made[-2]['day']}.json"),
-    ]
-    both = ["--parquet", str(frames), "--parquet", str(proved / "out")]
+
+def test_a_written_certificate_is_verified(proved_twice: ProvedTwice, capsys: pytest.CaptureFixture[str]) -> None:
+    place, out = proved_twice.place, proved_twice.place / "out"
+    document = out / f"certificates/{DAY}.json"
+    assert document.read_text() == proved_twice.first.certificates[-1]["document"]
+    [frames] = [half.parent for half in place.glob(f"staging/**/{DAY}/half")]
+    given = ["--public-key", str(place / "key.pub"), "--previous", str(out / f"certificates/{BEFORE}.json")]
+    both = ["--parquet", str(frames), "--parquet", str(out)]
     assert certificate(["verify", str(document), *given, *both]) == 0, capsys.readouterr().out
 
+
+def test_a_day_is_certified_once_and_later_receipts_are_legal(proved_twice: ProvedTwice) -> None:
     # Redeliveries and replays add receipts.
-    change(dsn, INVENTED.format(at="now() - interval '1 minute'", replay=9))
-    prove(dsn, "--day", OLD)
-    assert subjects(dsn) == set()
-    assert stored(dsn) == made
+    assert rows(proved_twice.dsn, "select count(*) as receipts from receipt") == [{"receipts": 41}]
+    assert (proved_twice.again.status, subjects(proved_twice.dsn)) == (0, set())
+    assert proved_twice.again.certificates == proved_twice.first.certificates
 
 
 @pytest.mark.slow  # Each is two whole runs of the proof.
@@ -154,7 +139,7 @@ def test_a_key_that_cannot_sign(dsn: str, tmp_path: Path, capsys: pytest.Capture
     (tmp_path / "key.pub").write_text(new_key(tmp_path / "key.pem"))
     assert prove(dsn, "--certificate-key", tmp_path / "missing.pem") == 2
     given = ("--certificate-command", "false", "--certificate-public-key", tmp_path / "key.pub")
-    assert prove(dsn, *given) == 1
+    assert prove(dsn, "--day", OLD, *given) == 1
     assert "cannot be signed: false ended with 1" in capsys.readouterr().err
     assert stored(dsn) == []
     assert rows(dsn, "select * from reconciliation_day") == []

@@ -266,12 +266,11 @@ def test_altered_transactions_of_a_day_are_read_in_several_ranges(
     spark: SparkSession, dsn: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, at_work: bool
 ) -> None:
     day = days_ago(3)
-    # 300 transactions are the day's first 30 s, so most ranges are empty.
-    fill_day(dsn, day, 300)
+    # 100 transactions are the day's first 10 s, so most ranges are empty.
+    fill_day(dsn, day, 100)
     monkeypatch.setattr(scan, "PAGES_AT_ONCE", 1)
     monkeypatch.setattr(copy, "others_are_at_work", lambda cursor: at_work)
     monkeypatch.setattr(copy, "RESTS", 0.001)
-    assert read(spark, dsn, day, tmp_path / "intact").altered.collect() == []  # type: ignore[union-attr]
     with psycopg.connect(dsn) as connection:
         # One with a new message, one without its digest, one with another key.
         [first, second, third] = [
@@ -285,7 +284,7 @@ def test_altered_transactions_of_a_day_are_read_in_several_ranges(
         )
         connection.execute("update half set digest = null where transaction_id = %s", [second])
         connection.execute("update half set key = 'another' where transaction_id = %s", [third])
-    f = read(spark, dsn, day, tmp_path / "altered")
+    f = read(spark, dsn, day, tmp_path)
     assert f.altered is not None
     found = {UUID(row.transaction_id): row for row in f.altered.collect()}
     assert set(found) == {first, second, third}

@@ -41,18 +41,15 @@ def read(spark: SparkSession, dsn: str, directory: Path) -> Frames:
 def test_each_changed_column_is_named(
     spark: SparkSession, dsn: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    fill_day(dsn, days_ago(3), 300)
+    fill_day(dsn, days_ago(3), 100)
     # Several ranges, most of them empty.
     monkeypatch.setattr(scan, "PAGES_AT_ONCE", 1)
-    intact = read(spark, dsn, tmp_path / "intact").differing
-    assert intact is not None
-    assert intact.collect() == []
     ids = [str(row["transaction_id"]) for row in rows(dsn, "select transaction_id from outbox order by 1")]
     victims = dict(zip(ids[:: len(ids) // len(CHANGES)], CHANGES.items(), strict=False))
     with psycopg.connect(dsn) as connection:
         for victim, (change, _) in victims.items():
             assert connection.execute(change, [victim]).rowcount == 1
-    found = read(spark, dsn, tmp_path / "changed").differing
+    found = read(spark, dsn, tmp_path).differing
     assert found is not None
     wanted = {victim: differs for victim, (_, differs) in victims.items() if differs is not None}
     assert len(wanted) == len(CHANGES) - 1

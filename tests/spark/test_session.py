@@ -5,7 +5,10 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
+from pyspark.errors import AnalysisException
+from pyspark.errors.utils import is_debugging_enabled
 from pyspark.sql import SparkSession
+from pyspark.sql import functions as F
 
 from spark import schemas
 from spark.engine.jdbc_driver import COORDINATE, NoJarError, configured_settings, jar_settings
@@ -98,6 +101,14 @@ def test_rows_come_to_python_by_a_socket_file_that_no_stranger_meets(spark: Spar
         wire.connect(where)
         assert wire.recv(1)
     assert secret is None
+
+
+def test_expressions_do_not_record_the_line_of_python_that_made_them(spark: SparkSession) -> None:
+    # A name that PySpark no longer reads would cost half of a small run's CPU time, and nothing else would show it.
+    assert not is_debugging_enabled()
+    with pytest.raises(AnalysisException) as wrong:
+        spark.range(1).select(F.col("id") / F.col("missing"))
+    assert wrong.value.getQueryContext() == []
 
 
 def test_a_session_that_is_there_keeps_its_settings(spark: SparkSession) -> None:
