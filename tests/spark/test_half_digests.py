@@ -250,7 +250,8 @@ def test_only_whole_transactions_are_confirmed() -> None:
     row, more = with_digest(USUAL), USUAL._replace(position=1)
     other = with_digest(USUAL._replace(transaction_id="2"))
     assert confirmed(in_batch([row, more, other, more._replace(transaction_id="3")])) == [False, False, True, False]
-    # The next batch may have more of it.
+    # The next batch may have more of the last one.
+    assert confirmed(in_batch([row, other])) == [True, False]
     assert confirmed(in_batch([row])) == [False]
     assert confirmed(in_batch([])) == []
 
