@@ -26,6 +26,11 @@ SETTINGS = {
     "transactionCheckMax": "100",
     # Of the remoting consumers' retries, which begin with the third level.
     "messageDelayLevel": "1s 2s 1s 1s 1s 1s 1s 1s 1s 1s 1s 1s 1s 1s 1s 1s 1s 1s",
+    # A broker of a busy machine refuses requests that waited 0.2 s, writes that took 1 s, and flushes that took 5 s.
+    # The sender of a one-way message does not learn it.
+    "waitTimeMillsInSendQueue": "60000",
+    "osPageCacheBusyTimeOutMills": "60000",
+    "syncFlushTimeout": "60000",
     "mappedFileSizeCommitLog": str(64 * 1024 * 1024),
     "mappedFileSizeConsumeQueue": "600000",
 }

@@ -40,7 +40,7 @@ import org.apache.rocketmq.remoting.RPCHook;
  */
 public class RemotingDriver {
     private static final List<String> EXPECTED = Arrays.asList("commit", "unknown-commit", "unknown-twice", "plain",
-        "delay", "large", "batch-1", "batch-2", "order-0", "order-1", "order-2", "order-3", "order-4");
+        "delay", "large", "batch-1", "batch-2", "oneway", "order-0", "order-1", "order-2", "order-3", "order-4");
     private static final Set<String> CONSUMED = ConcurrentHashMap.newKeySet();
     private static final Set<String> IN_ORDER = ConcurrentHashMap.newKeySet();
     private static final Set<String> ASKED = ConcurrentHashMap.newKeySet();
