@@ -15,7 +15,7 @@ LONGEST_IMMUNITY = "1 day"
 FLUSHED_WITHIN_S = 60
 # The range is given for all tables, because the planner does not carry it over. They are read in the order of their
 # primary keys or hashed; no other row of the day is read. `seen` has the snapshot's time. The times of the verdict are
-# told once, with the first message. The first 48 bits of an id are its time in milliseconds. The service stores the
+# told once, with the first message. `id_time` is the time of the half's id. The service stores the
 # largest difference that it ever permitted to a new id; until it has, the difference is not judged.
 DIFFERING = f"""
 select transaction_id, position, producer_group, "offset", differs, times from (
@@ -32,8 +32,7 @@ select transaction_id, position, producer_group, "offset", differs, times from (
     ) else '' end as differs,
     concat_ws(', ',
       case when h.born_at > late.at then 'born_at in the future' end,
-      case when h.position = 0 and abs(extract(epoch from h.born_at) * 1000
-        - ('x' || translate(left(h.transaction_id::text, 13), '-', ''))::bit(48)::bigint) > skew.of_ids_ms
+      case when h.position = 0 and abs(date_part('epoch', h.born_at - {{id_time}})) > skew.of_ids_s
         then 'born_at far from the time of the id' end,
       case when h.position = 0 and h.first_check_at not between h.born_at and h.born_at + interval '{LONGEST_IMMUNITY}'
         then 'first_check_at beyond every policy' end,
@@ -49,7 +48,7 @@ select transaction_id, position, producer_group, "offset", differs, times from (
     ) as times
   from (
     select interval '{CLOCKS_DIFFER_S} seconds' as most,
-      1000 * (max(value) + {CLOCKS_DIFFER_S} + {FLUSHED_WITHIN_S}) as of_ids_ms
+      max(value) + {CLOCKS_DIFFER_S} + {FLUSHED_WITHIN_S} as of_ids_s
     from shared_rule where name = 'longest_id_skew_s'
   ) skew
   cross join lateral (select '{{seen}}'::timestamptz + skew.most as at) late
