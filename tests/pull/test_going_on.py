@@ -7,7 +7,7 @@ from app.database.connection import Connection
 from app.pull import claiming
 from app.runtime.state import Runtime
 from app.store.pull import claims
-from tests.support.consumers import Consumer, put_pulled
+from tests.support.consumers import Consumer, lapse, put_pulled
 from tests.support.relay_stepping import order, publish
 
 
@@ -69,6 +69,16 @@ async def test_what_was_given_back_comes_first(consumer: Consumer) -> None:
     await consumer.settle("nack", message["handle"], retry_after_s=0)
     [again] = await consumer.claim(max=1)
     assert (again["message_id"], again["attempt"]) == (message["message_id"], 2)
+
+
+async def test_what_another_process_made_due_comes_first(consumer: Consumer, runtime: Runtime, db: Connection) -> None:
+    assert len(await consumer.claim(max=1)) == 1
+    await lapse(db, runtime)
+    await db.execute("update delivery_retry set due_at = now() - interval '1 second'")
+    # This process has not read the subscription since then.
+    assert runtime.pulled["worker"].goes_on
+    assert [one["attempt"] for one in await consumer.claim(max=100)] == [2, 2]
+    assert [one["attempt"] for one in await consumer.claim(max=100)] == [1, 1, 1, 1]
 
 
 async def test_a_change_between_claim_and_acknowledgement_leaves_the_handle_valid(
