@@ -75,6 +75,7 @@ async def bench(stage: Stage) -> Report:
         sending_to(service) as client,
     ):
         await _rates(report, client, "Halfnote", seconds, stage.seconds(RATES, RATES_QUICK))
+        await _batching(report, client, seconds, stage.seconds(RATES, RATES_QUICK))
     await stage.drop("client")
     return report
 
@@ -109,6 +110,32 @@ async def _rates(report: Report, client: Client, whom: str, seconds: float, slic
     low, high, _ = median_interval(able)
     claim = f"transactions to {whom} for a second of one process's CPU"
     report.hold(claim, median(able), at_least=TRANSACTIONS_A_SECOND, interval=(low, high))
+
+
+async def _batching(report: Report, client: Client, seconds: float, pairs: int) -> None:
+    """Compare the client with and without `batching=True` in turn, to Halfnote."""
+    names = ["client", "client-batching"]
+    found: dict[str, list[Sent]] = {who: [] for who in names}
+    await client.send("client-batching", seconds)
+    for number in range(pairs):
+        for who in names if number % 2 == 0 else reversed(names):
+            found[who].append(await client.send(who, seconds))
+    for what, unit, of in (
+        ("transactions", "transactions/s", [[sent.rate for sent in found[who]] for who in names]),
+        ("CPU a transaction", "µs", [[sent.cpu_us for sent in found[who]] for who in names]),
+    ):
+        single, together = of
+        ratios = [one / other for one, other in zip(together, single, strict=True)]
+        base = f"one async process to Halfnote, in turn, {what}"
+        report.add(base, median(single), unit)
+        report.add(
+            f"the same with batching=True, {what}",
+            median(together),
+            unit,
+            ratio_to=base,
+            ratio=median(ratios),
+            between=(min(together), max(together)),
+        )
 
 
 @asynccontextmanager

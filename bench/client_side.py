@@ -1,7 +1,8 @@
 """`python -m bench.client_side URL`: the process whose CPU time `bench.client` measures.
 
 Each line `<sender> <seconds>` on stdin runs one slice. The answer is a line of JSON, `{"transactions", "cpu_s",
-"wall_s"}`. `client` and `bare` are the client and bare httpx calls on one event loop; `client-sync` and `bare-sync`
+"wall_s"}`. `client` and `bare` are the client and bare httpx calls on one event loop; `client-batching` is the
+client with `batching=True`; `client-sync` and `bare-sync`
 send one transaction after the other.
 """
 
@@ -100,12 +101,14 @@ async def main(url: str) -> None:
     """Answer lines until stdin ends."""
     async with AsyncExitStack() as stack:
         producer = await stack.enter_async_context(TransactionProducer(url, group=GROUP))
+        batching = await stack.enter_async_context(TransactionProducer(url, group=GROUP, batching=True))
         client = await stack.enter_async_context(bare_client(AT_ONCE))
         client.base_url = httpx.URL(url)
         sync_producer = stack.enter_context(SyncTransactionProducer(url, group=GROUP))
         sync_client = stack.enter_context(httpx.Client(base_url=url, trust_env=False))
         slices: dict[str, Slice] = {
             "client": partial(at_once, partial(by_client, producer)),
+            "client-batching": partial(at_once, partial(by_client, batching)),
             "bare": partial(at_once, partial(bare, client)),
             "client-sync": partial(in_turn, partial(by_client_in_turn, sync_producer)),
             "bare-sync": partial(in_turn, partial(bare_in_turn, sync_client)),
