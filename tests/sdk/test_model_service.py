@@ -6,13 +6,14 @@ in the consumer's database are the same, each once.
 
 import asyncio
 import itertools
-from collections import deque
+from collections import Counter, deque
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
+from halfnote import TransactionProducer
 from halfnote.testing import SECRET
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -27,6 +28,8 @@ from tests.support.processes import Service
 WITHIN_S = 240.0
 # As many orders are under way at once as services have.
 AT_ONCE = 4
+# Callers of one producer whose requests are shared.
+SHARING = 20
 PUBLISHED = """
 select convert_from(h.body, 'utf8')::int from outbox o join half h using (transaction_id, position)
 where h.producer_group = 'shop' order by 1
@@ -167,6 +170,43 @@ async def test_deaths_at_each_await_and_of_the_service(world: Real) -> None:
             await asyncio.sleep(0.02)
     await world.bounce()
     assert min(await played) > 6
+    await world.ends_well()
+    assert await world.column("orders")
+
+
+class Noted(httpx.AsyncBaseTransport):
+    """Notes the paths of the requests of a line."""
+
+    def __init__(self, line: httpx.AsyncBaseTransport) -> None:
+        self._line, self.paths = line, Counter[str]()
+
+    async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
+        """Send a request."""
+        self.paths[request.url.path] += 1
+        return await self._line.handle_async_request(request)
+
+
+async def test_callers_that_share_requests_lose_and_invent_nothing(world: Real) -> None:
+    """Many orders at once by one producer, whose requests and answers get lost, while the service is killed."""
+    line = Noted(world.network.line(itertools.cycle(["", "", "", "lost", "", "unheard", ""])))
+    producer = TransactionProducer(
+        world.service.url, group="shop", barrier=world.barrier, transport=line, half_within_s=90.0, batching=True
+    )
+    turns = asyncio.Semaphore(SHARING)
+
+    async def one(number: int) -> None:
+        async with turns:
+            await world.order(producer, number, Attempt(unit=bool(number % 2), fails=number % 7 == 0))
+
+    placed = asyncio.gather(*(one(number) for number in range(10 * SHARING)))
+    async with asyncio.timeout(WITHIN_S):
+        while not await world.column("orders"):
+            await asyncio.sleep(0.02)
+    await world.bounce()
+    await placed
+    await producer.close(grace_s=90.0)
+    assert line.paths["/halves"] > 0
+    assert line.paths["/ends"] > 0
     await world.ends_well()
     assert await world.column("orders")
 

@@ -84,7 +84,7 @@ class World:
             half_within_s=self._half_within_s,
             refused_within_s=self._half_within_s,
         )
-        lived = await killed(self._order(producer, number, attempt), attempt.dies)
+        lived = await killed(self._placed(producer, number, attempt), attempt.dies)
         # Its background work died with it.
         for task in list(producer._driver._background):
             task.cancel()
@@ -101,7 +101,13 @@ class World:
         await self.network.rested()
         await self.connections.close()
 
-    async def _order(self, producer: TransactionProducer, number: int, attempt: Attempt) -> None:
+    async def _placed(self, producer: TransactionProducer, number: int, attempt: Attempt) -> None:
+        await self.order(producer, number, attempt)
+        if not attempt.faults:
+            await producer.close()
+
+    async def order(self, producer: TransactionProducer, number: int, attempt: Attempt) -> None:
+        """Take an order."""
         order = Outgoing("order", number)
         try:
             async with self.connections.acquire() as connection:
@@ -118,8 +124,6 @@ class World:
                         await self._work(connection, number, attempt)
         except (OutOfStock, HalfFailed, BarrierRefused):
             pass
-        if not attempt.faults:
-            await producer.close()
 
     async def _work(self, connection: Any, number: int, attempt: Attempt) -> None:
         await connection.execute("insert into orders values ($1)", number)
