@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any, TypeAlias
 from uuid import UUID
 
+from halfnote.batching import TRANSACTIONS_MOST
 from halfnote.conversation import Conversation, end_of
 from halfnote.errors import HalfFailed, PlainFailed, Refused, Unconfirmed
 from halfnote.exchange import Answer, Exchange, Later, Outcome, asked_each
@@ -16,8 +17,6 @@ from halfnote.verdicts import Verdict
 
 log = logging.getLogger("halfnote")
 
-# Transactions of one request, as the service takes them.
-MOST = 500
 LATE = "its answer came after a check may have been sent"
 
 
@@ -157,8 +156,8 @@ def _listed(given: Sequence[ToPost]) -> list[Half]:
 def _bounded(given: Sequence[Any]) -> list[Any]:
     if not isinstance(given, (list, tuple)):
         raise TypeError(f"a list of transactions is expected, not {type(given).__name__}")
-    if not 1 <= len(given) <= MOST:
-        raise ValueError(f"a request has 1 to {MOST} transactions, not {len(given)}")
+    if not 1 <= len(given) <= TRANSACTIONS_MOST:
+        raise ValueError(f"a request has 1 to {TRANSACTIONS_MOST} transactions, not {len(given)}")
     return list(given)
 
 
