@@ -234,8 +234,9 @@ async def test_the_client_s_row_from_end_to_end() -> None:
     async with open_stage(quick=True) as stage:
         report = await client.bench(stage)
     assert len(report.bars) == 4
-    assert len(report.figures) == 8
+    assert len(report.figures) == 12
     assert "one async process to Halfnote" in str(report)
+    assert "the same with batching=True" in str(report)
 
 
 @pytest.mark.slow

@@ -67,7 +67,9 @@ OVER_GRPC: dict[str, Callable[[Said], object]] = {
     "push consumer": lambda said: sorted(bodies(said, "pushed")),
     "push consumer: retry": lambda said: attempts(said, "pushed", "plain"),
     "push consumer: attempts until the dead letter": lambda said: attempts(said, "pushed", "poison"),
-    "FIFO push consumer: order, with a failure": lambda said: in_order(said, "ordered", "fifo-"),
+    # On a busy machine RocketMQ may give Go's client the next message before the one that failed comes again: the order
+    # itself is required of Halfnote alone, below.
+    "FIFO push consumer: what came, with a failure": lambda said: sorted(in_order(said, "ordered", "fifo-")),
     "FIFO push consumer: attempts until the dead letter": lambda said: len(in_order(said, "ordered", "poison")),
 }
 # And what a client over remoting saw.
@@ -119,6 +121,7 @@ async def test_a_client_over_grpc_sees_the_same(language: str, pair: Pair, tmp_p
     theirs = {feature: of(said) for feature, of in OVER_GRPC.items()}
     said = await ran(command, pair.gateway.endpoint, topic, group, "", "", STAYS_S)
     ours = {feature: of(said) for feature, of in OVER_GRPC.items()}
+    order = in_order(said, "ordered", "fifo-")
     for name in (push, fifo):
         theirs[f"dead letters of {name}"] = await pair.rocketmq.dead_letters(name, 1)
         ours[f"dead letters of {name}"] = await pair.dead_letters(name, topic)
@@ -128,7 +131,7 @@ async def test_a_client_over_grpc_sees_the_same(language: str, pair: Pair, tmp_p
     at_once = language == "node"
     assert (theirs[f"dead letters of {push}"], theirs[f"dead letters of {fifo}"]) == (1, 2 if at_once else 1)
     tries = ["fifo-1"] if at_once else ["fifo-1", "fifo-1"]
-    assert theirs["FIFO push consumer: order, with a failure"] == ["fifo-0", *tries, "fifo-2"]
+    assert order == ["fifo-0", *tries, "fifo-2"]
     assert theirs["what the checks decided"] == ["orphan-commit", "orphan-unknown"]
 
 
