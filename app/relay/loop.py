@@ -284,7 +284,7 @@ class Relay:
 
 def _reads_for(stream: Stream, messages: Sequence[Outgoing]) -> bool:
     """Return whether a stream has room and takes any of these messages, as far as topics and tags tell."""
-    route = stream.subscription.route
+    route = stream.window.route
     return stream.wants_messages(NEWEST) and any(takes(route, message) for message in messages)
 
 
@@ -312,7 +312,7 @@ async def _read(connection: Connection, group: list[Stream], now: datetime) -> R
     reader = Reader(
         subscription_id=0,
         replay=0,
-        route=union([stream.subscription.route for stream in group]),
+        route=union([stream.window.route for stream in group]),
         shards=1,
         shard=0,
         settled_to=0,
@@ -320,7 +320,7 @@ async def _read(connection: Connection, group: list[Stream], now: datetime) -> R
     found = await window(connection, reader, position, at_most)
     for stream in group:
         if stream.position >= position:
-            messages = [m for m in _after(stream.position, found.messages) if takes(stream.subscription.route, m)]
+            messages = [m for m in _after(stream.position, found.messages) if takes(stream.window.route, m)]
             stream.accept_window(messages, found.reached, now)
     return found
 

@@ -201,7 +201,7 @@ class Stream:
         position = self.position
         if not (self.window.shares_reads and messages[0].offset <= position + 1 and self.wants_messages(last)):
             return False
-        route = self.subscription.route
+        route = self.window.route
         new = messages if messages[0].offset > position else [m for m in messages if m.offset > position]
         self.accept_window([message for message in new if takes(route, message)], last, now)
         return self.position >= last

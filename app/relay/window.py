@@ -24,6 +24,8 @@ class Window:
         # How many messages a read should return.
         self.capacity = max(WINDOW_LEAST, min(WINDOW_MOST, 4 * messages_at_once))
         self._source = source
+        # Made once: each message is compared with it.
+        self.route = source.subscription.route
         self._progress = Progress(offset)
         # Up to this offset the former holder may have settled messages.
         self._former_settled_to = settled_to
@@ -45,7 +47,7 @@ class Window:
         return Reader(
             subscription_id=shard.subscription_id,
             replay=shard.replay,
-            route=self._source.subscription.route,
+            route=self.route,
             shards=shard.divided_by,
             shard=shard.remainder,
             settled_to=self._former_settled_to,
@@ -55,8 +57,8 @@ class Window:
     @property
     def shares_reads(self) -> bool:
         """Whether a window that is read for other streams at the same position serves this one as well."""
-        shard, route = self._source.shard, self._source.subscription.route
-        plain = shard.shards == 1 and not shard.replay and route.headers is None
+        shard = self._source.shard
+        plain = shard.shards == 1 and not shard.replay and self.route.headers is None
         return plain and self.position >= self._former_settled_to
 
     @property
