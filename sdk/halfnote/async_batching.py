@@ -4,7 +4,7 @@ import asyncio
 import time
 from typing import TYPE_CHECKING, TypeAlias
 
-from halfnote.batching import UNDER_WAY_MOST, Single, combined, fitting, parted
+from halfnote.batching import SLOW_S, UNDER_WAY_MOST, Single, combined, fitting, parted
 from halfnote.exchange import NoAnswer, Request, Response
 
 if TYPE_CHECKING:
@@ -14,10 +14,13 @@ _Waiting: TypeAlias = "tuple[Request, asyncio.Future[Response | NoAnswer]]"
 
 
 class BatchingWire:
-    """A wire that combines requests. It never waits for more of them: only for one of its own that is under way."""
+    """A wire that combines requests. It never waits for more of them: only for one of its own that is under way.
 
-    def __init__(self, wire: "Wire") -> None:
-        self._wire = wire
+    After `slow_s` seconds it no longer waits for that one.
+    """
+
+    def __init__(self, wire: "Wire", slow_s: float = SLOW_S) -> None:
+        self._wire, self._slow_s = wire, slow_s
         self._single = Single(time.monotonic)
         self._lanes: dict[str, _Lane] = {}
 
@@ -27,7 +30,7 @@ class BatchingWire:
             return await self._wire.ask(request)
         lane = self._lanes.get(request.path)
         if lane is None:
-            lane = self._lanes[request.path] = _Lane(self._wire, self._single)
+            lane = self._lanes[request.path] = _Lane(self._wire, self._single, self._slow_s)
         return await lane.ask(request)
 
     async def aclose(self) -> None:
@@ -40,17 +43,19 @@ class BatchingWire:
 class _Lane:
     """The requests of one path."""
 
-    def __init__(self, wire: "Wire", single: Single) -> None:
-        self._wire, self._single = wire, single
+    def __init__(self, wire: "Wire", single: Single, slow_s: float) -> None:
+        self._wire, self._single, self._slow_s = wire, single, slow_s
         self._waiting: list[_Waiting] = []
         self._is_scheduled = False
+        # The requests that are under way, and those of them that others wait for, until the timer of each.
         self._under_way: set[asyncio.Task[None]] = set()
+        self._awaited: dict[asyncio.Task[None], asyncio.TimerHandle] = {}
 
     async def ask(self, request: Request) -> Response | NoAnswer:
         loop = asyncio.get_running_loop()
         answer: asyncio.Future[Response | NoAnswer] = loop.create_future()
         self._waiting.append((request, answer))
-        if not self._is_scheduled and len(self._under_way) < UNDER_WAY_MOST:
+        if not self._is_scheduled and len(self._awaited) < UNDER_WAY_MOST:
             # After the other callers that go on in this turn of the loop, as all do whose answers came together.
             self._is_scheduled = True
             loop.call_soon(self._send_waiting)
@@ -66,15 +71,24 @@ class _Lane:
         self._is_scheduled = False
         # A caller that was canceled has sent nothing.
         self._waiting = [one for one in self._waiting if not one[1].done()]
-        while self._waiting and len(self._under_way) < UNDER_WAY_MOST:
+        loop = asyncio.get_running_loop()
+        while self._waiting and len(self._awaited) < UNDER_WAY_MOST:
             count = fitting([len(request.content) for request, _ in self._waiting])
             sent, self._waiting = self._waiting[:count], self._waiting[count:]
-            task = asyncio.get_running_loop().create_task(self._send(sent))
+            task = loop.create_task(self._send(sent))
             self._under_way.add(task)
+            self._awaited[task] = loop.call_later(self._slow_s, self._go_on_beside, task)
             task.add_done_callback(self._over)
+
+    def _go_on_beside(self, task: "asyncio.Task[None]") -> None:
+        del self._awaited[task]
+        self._send_waiting()
 
     def _over(self, task: "asyncio.Task[None]") -> None:
         self._under_way.discard(task)
+        timer = self._awaited.pop(task, None)
+        if timer is not None:
+            timer.cancel()
         self._send_waiting()
 
     async def _send(self, sent: "list[_Waiting]") -> None:

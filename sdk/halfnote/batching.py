@@ -16,6 +16,9 @@ TRANSACTIONS_MOST = 500
 BYTES_MOST = 256 * 1024
 # So many requests of one kind are under way at once; what comes meanwhile waits for the next one.
 UNDER_WAY_MOST = 2
+# A request that is under way for longer than this no longer keeps others waiting: it may have no answer until its time
+# limit, while others would have one, for example from another replica.
+SLOW_S = 0.25
 # The service refused a request as a whole, as one without these routes does: requests stay single for so long.
 SINGLE_FOR_S = 60.0
 

@@ -5,17 +5,20 @@ import time
 from collections.abc import Callable, Sequence
 from typing import TypeAlias
 
-from halfnote.batching import UNDER_WAY_MOST, Single, combined, fitting, parted
+from halfnote.batching import SLOW_S, UNDER_WAY_MOST, Single, combined, fitting, parted
 from halfnote.exchange import NoAnswer, Request, Response
 
 _Ask: TypeAlias = Callable[[Request], Response | NoAnswer]
 
 
 class Batching:
-    """Combines the requests of all threads. A thread that finds a free place sends for those that wait."""
+    """Combines the requests of all threads. A thread that finds a free place sends for those that wait.
 
-    def __init__(self, ask: _Ask) -> None:
-        self._ask = ask
+    A request has its place for `slow_s` seconds at most.
+    """
+
+    def __init__(self, ask: _Ask, slow_s: float = SLOW_S) -> None:
+        self._ask, self._slow_s = ask, slow_s
         self._single = Single(time.monotonic)
         self._lock = threading.Lock()
         self._lanes: dict[str, _Lane] = {}
@@ -25,7 +28,7 @@ class Batching:
         if not self._single.takes(request):
             return self._ask(request)
         with self._lock:
-            lane = self._lanes.setdefault(request.path, _Lane(self._ask, self._single))
+            lane = self._lanes.setdefault(request.path, _Lane(self._ask, self._single, self._slow_s))
         return lane.ask(request)
 
 
@@ -41,25 +44,34 @@ class _Waiting:
 class _Lane:
     """The requests of one path."""
 
-    def __init__(self, ask: _Ask, single: Single) -> None:
-        self._ask, self._single = ask, single
+    def __init__(self, ask: _Ask, single: Single, slow_s: float) -> None:
+        self._ask, self._single, self._slow_s = ask, single, slow_s
         self._lock = threading.Lock()
         self._waiting: list[_Waiting] = []
-        self._under_way = 0
+        # When each request that is under way began, by the thread's own.
+        self._under_way: dict[_Waiting, float] = {}
 
     def ask(self, request: Request) -> Response | NoAnswer:
         mine = _Waiting(request)
         with self._lock:
-            sends = self._under_way < UNDER_WAY_MOST
-            if sends:
-                self._under_way += 1
-            else:
+            sends = self._takes_place(mine)
+            if not sends:
                 self._waiting.append(mine)
-        if not sends:
-            mine.goes_on.wait()
-            if mine.came is not None:
-                return mine.came
-        return self._send(mine)
+        while not sends and not mine.goes_on.wait(self._slow_s):
+            with self._lock:
+                # Those under way may be slow by now. A request that another thread sends is no longer in the list.
+                sends = mine in self._waiting and self._takes_place(mine)
+                if sends:
+                    self._waiting.remove(mine)
+        return self._send(mine) if mine.came is None else mine.came
+
+    def _takes_place(self, mine: _Waiting) -> bool:
+        """Give a request a place if one is free. Called with the lock."""
+        now = time.monotonic()
+        is_free = sum(now - began < self._slow_s for began in self._under_way.values()) < UNDER_WAY_MOST
+        if is_free:
+            self._under_way[mine] = now
+        return is_free
 
     def _send(self, mine: _Waiting) -> Response | NoAnswer:
         """Send this request and those that wait; then give the place to the next thread that waits."""
@@ -71,10 +83,9 @@ class _Lane:
             answers = self._answers([one.request for one in sent])
         finally:
             with self._lock:
-                if self._waiting:
+                del self._under_way[mine]
+                if self._waiting and self._takes_place(self._waiting[0]):
                     self._waiting.pop(0).goes_on.set()
-                else:
-                    self._under_way -= 1
             for one, came in zip(sent[1:], answers[1:], strict=True):
                 one.came = came
                 one.goes_on.set()

@@ -145,7 +145,7 @@ def test_an_answer_that_does_not_fit_may_have_stored_all(content: bytes) -> None
 
 async def test_callers_of_one_turn_share_a_request_and_later_ones_wait_for_a_place() -> None:
     far = Service()
-    wire = BatchingWire(far)
+    wire = BatchingWire(far, LIMIT_S)
     asking = [asyncio.create_task(wire.ask(half(n))) for n in range(40)]
     await turns()
     assert [numbers(request) for request in far.asked] == [list(range(40))]
@@ -172,7 +172,7 @@ async def test_callers_of_one_turn_share_a_request_and_later_ones_wait_for_a_pla
 
 async def test_more_callers_than_fit_wait_for_a_place() -> None:
     far = Service()
-    wire = BatchingWire(far)
+    wire = BatchingWire(far, LIMIT_S)
     count = UNDER_WAY_MOST * TRANSACTIONS_MOST + 1
     asking = [asyncio.create_task(wire.ask(half(n))) for n in range(count)]
     await turns()
@@ -187,7 +187,7 @@ async def test_more_callers_than_fit_wait_for_a_place() -> None:
 
 async def test_a_caller_that_is_canceled_while_it_waits_sends_nothing() -> None:
     far = Service()
-    wire = BatchingWire(far)
+    wire = BatchingWire(far, LIMIT_S)
     first, second = (asyncio.create_task(wire.ask(half(n))) for n in (1, 2))
     await turns()
     third = asyncio.create_task(wire.ask(half(3)))
@@ -251,12 +251,33 @@ async def test_an_exception_of_the_transport_reaches_each_caller_and_frees_the_p
 
 async def test_closing_ends_what_is_under_way() -> None:
     far = Service()
-    wire = BatchingWire(far)
+    wire = BatchingWire(far, LIMIT_S)
     asking = asyncio.create_task(wire.ask(half(1)))
     await turns()
     await wire.aclose()
     await asyncio.wait([asking], timeout=LIMIT_S)
     assert asking.cancelled()
+
+
+async def test_a_request_without_an_answer_keeps_others_waiting_for_a_short_time_only() -> None:
+    far = Service()
+    wire = BatchingWire(far, slow_s=0.05)
+    held = []
+    for n in range(UNDER_WAY_MOST):
+        held.append(asyncio.create_task(wire.ask(half(n))))
+        await turns()
+    others = [asyncio.create_task(wire.ask(half(n))) for n in (10, 11)]
+    await until(lambda: len(far.asked) == UNDER_WAY_MOST + 1)
+    assert numbers(far.asked[-1]) == [10, 11]
+    far.go(UNDER_WAY_MOST)
+    assert [number_in(one) for one in await asyncio.gather(*others)] == [10, 11]
+    assert not any(one.done() for one in held)
+    for n in range(UNDER_WAY_MOST):
+        far.go(n)
+    assert [number_in(one) for one in await asyncio.gather(*held)] == list(range(UNDER_WAY_MOST))
+    # No place is lost, and no timer is left.
+    await turns()
+    assert [(lane._under_way, lane._awaited) for lane in wire._lanes.values()] == [(set(), {})]
 
 
 class HeldService:
@@ -278,7 +299,7 @@ def waiting_in(batching: Batching) -> int:
 
 async def test_threads_share_requests() -> None:
     far = HeldService()
-    batching = Batching(far.ask)
+    batching = Batching(far.ask, LIMIT_S)
     with ThreadPoolExecutor(20) as pool:
         leaders = [pool.submit(batching.ask, half(n)) for n in range(UNDER_WAY_MOST)]
         await until(lambda: len(far.asked) == UNDER_WAY_MOST)
@@ -296,6 +317,31 @@ async def test_threads_share_requests() -> None:
         assert [number_in(one.result(LIMIT_S)) for one in again] == list(range(UNDER_WAY_MOST))
 
 
+async def test_a_thread_without_an_answer_keeps_others_waiting_for_a_short_time_only() -> None:
+    goes_on, asked = threading.Event(), []
+
+    def ask(request: Request) -> Response | NoAnswer:
+        asked.append(request)
+        if len(asked) <= UNDER_WAY_MOST:
+            assert goes_on.wait(LIMIT_S)
+        return well(request)
+
+    batching = Batching(ask, slow_s=0.05)
+    with ThreadPoolExecutor(20) as pool:
+        held = []
+        for n in range(UNDER_WAY_MOST):
+            held.append(pool.submit(batching.ask, half(n)))
+            await until(lambda: len(asked) == len(held))
+        others = [pool.submit(batching.ask, half(n)) for n in range(10, 25)]
+        try:
+            assert [number_in(one.result(LIMIT_S)) for one in others] == list(range(10, 25))
+            assert not any(one.done() for one in held)
+        finally:
+            goes_on.set()
+        assert [number_in(one.result(LIMIT_S)) for one in held] == list(range(UNDER_WAY_MOST))
+    assert [lane._under_way for lane in batching._lanes.values()] == [{}]
+
+
 async def test_a_thread_whose_request_fails_frees_the_others() -> None:
     held, broken = threading.Semaphore(0), [True]
 
@@ -305,10 +351,10 @@ async def test_a_thread_whose_request_fails_frees_the_others() -> None:
             raise LookupError("no such transport")
         return well(request)
 
-    batching = Batching(ask)
+    batching = Batching(ask, LIMIT_S)
     with ThreadPoolExecutor(20) as pool:
         asking = [pool.submit(batching.ask, half(n)) for n in range(UNDER_WAY_MOST)]
-        await until(lambda: sum(lane._under_way for lane in batching._lanes.values()) == UNDER_WAY_MOST)
+        await until(lambda: sum(len(lane._under_way) for lane in batching._lanes.values()) == UNDER_WAY_MOST)
         late = [pool.submit(batching.ask, half(n)) for n in (10, 11, 12)]
         await until(lambda: waiting_in(batching) == 3)
         # The first place that is free sends for all three.
