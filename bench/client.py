@@ -113,7 +113,7 @@ async def _rates(report: Report, client: Client, whom: str, seconds: float, slic
 
 
 async def _batching(report: Report, client: Client, seconds: float, pairs: int) -> None:
-    """Compare the client with and without `batching=True` in turn, to Halfnote."""
+    """Compare the client with and without shared requests in turn, to Halfnote."""
     names = ["client", "client-batching"]
     found: dict[str, list[Sent]] = {who: [] for who in names}
     await client.send("client-batching", seconds)
@@ -129,7 +129,7 @@ async def _batching(report: Report, client: Client, seconds: float, pairs: int) 
         base = f"one async process to Halfnote, in turn, {what}"
         report.add(base, median(single), unit)
         report.add(
-            f"the same with batching=True, {what}",
+            f"the same with shared requests, {what}",
             median(together),
             unit,
             ratio_to=base,

@@ -1,9 +1,8 @@
 """`python -m bench.client_side URL`: the process whose CPU time `bench.client` measures.
 
 Each line `<sender> <seconds>` on stdin runs one slice. The answer is a line of JSON, `{"transactions", "cpu_s",
-"wall_s"}`. `client` and `bare` are the client and bare httpx calls on one event loop; `client-batching` is the
-client with `batching=True`; `client-sync` and `bare-sync`
-send one transaction after the other.
+"wall_s"}`. `client` and `bare` are the client with `batching=False` and bare httpx calls on one event loop;
+`client-batching` is the client as it is by default; `client-sync` and `bare-sync` send one transaction after the other.
 """
 
 import asyncio
@@ -100,8 +99,8 @@ async def in_turn(one: Callable[[], None], seconds: float) -> int:
 async def main(url: str) -> None:
     """Answer lines until stdin ends."""
     async with AsyncExitStack() as stack:
-        producer = await stack.enter_async_context(TransactionProducer(url, group=GROUP))
-        batching = await stack.enter_async_context(TransactionProducer(url, group=GROUP, batching=True))
+        producer = await stack.enter_async_context(TransactionProducer(url, group=GROUP, batching=False))
+        batching = await stack.enter_async_context(TransactionProducer(url, group=GROUP))
         client = await stack.enter_async_context(bare_client(AT_ONCE))
         client.base_url = httpx.URL(url)
         sync_producer = stack.enter_context(SyncTransactionProducer(url, group=GROUP))

@@ -41,8 +41,9 @@ class TransactionProducer:
     sends a check; `refused_within_s` for a half while connects are refused, because nothing can have been stored then.
     `wait_for_end=False`: a block ends when its end is on its way, as with RocketMQ's client, which saves the wait for
     a second write to disk; check-back decides if the end is lost, and a conflict is only in the log.
-    `batching=True`: halves, ends and plain messages that callers post at the same time share requests, which takes
-    less processor time of the program and of Halfnote. A request waits only while two of its kind are under way.
+    Halves, ends and plain messages that callers post at the same time share requests, which takes less processor time
+    of the program and of Halfnote. One waits only while two requests of its kind are under way, and for a quarter of a
+    second at most. With `batching=False` each has a request of its own.
     `serialize` is called with a value that JSON does not have, and returns one that it has (default: times, `Decimal`
     and `UUID`). Make one and use it everywhere; `close` it, or use `async with`. Raises TypeError or ValueError.
     """
@@ -60,7 +61,7 @@ class TransactionProducer:
         end_within_s: float = 60.0,
         refused_within_s: float = REFUSED_WITHIN_S,
         wait_for_end: bool = True,
-        batching: bool = False,
+        batching: bool = True,
         serialize: Callable[[Any], Any] = serializable,
         traceparent: Callable[[], str | None] = current_traceparent,
         transport: httpx.AsyncBaseTransport | None = None,

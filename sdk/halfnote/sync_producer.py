@@ -51,7 +51,7 @@ class SyncTransactionProducer:
         end_within_s: float = 60.0,
         refused_within_s: float = REFUSED_WITHIN_S,
         wait_for_end: bool = True,
-        batching: bool = False,
+        batching: bool = True,
         serialize: Callable[[Any], Any] = serializable,
         traceparent: Callable[[], str | None] = current_traceparent,
         transport: httpx.BaseTransport | None = None,

@@ -236,7 +236,7 @@ async def test_the_client_s_row_from_end_to_end() -> None:
     assert len(report.bars) == 4
     assert len(report.figures) == 12
     assert "one async process to Halfnote" in str(report)
-    assert "the same with batching=True" in str(report)
+    assert "the same with shared requests" in str(report)
 
 
 @pytest.mark.slow

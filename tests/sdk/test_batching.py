@@ -1,4 +1,4 @@
-"""Producers with `batching=True`: requests that wait at the same time share one, and nothing else changes."""
+"""Requests of a producer that wait at the same time share one, and nothing else changes."""
 
 import asyncio
 import json
@@ -386,9 +386,7 @@ async def test_the_service_decides_transactions_of_many_callers(runtime: Runtime
         task = asyncio.current_task()
         return current.get(task.get_name()) if task is not None else None
 
-    async with TransactionProducer(
-        "http://localhost", group=group, transport=transport, batching=True, traceparent=trace
-    ) as producer:
+    async with TransactionProducer("http://localhost", group=group, transport=transport, traceparent=trace) as producer:
 
         async def one(n: int) -> str:
             if n % 2:
@@ -417,9 +415,7 @@ async def test_the_service_decides_transactions_of_many_callers(runtime: Runtime
 
 
 async def test_threads_decide_transactions_together(runtime: Runtime, db: Connection, group: str) -> None:
-    with SyncTransactionProducer(
-        "http://localhost", group=group, transport=FromThreads(service(runtime)), batching=True
-    ) as producer:
+    with SyncTransactionProducer("http://localhost", group=group, transport=FromThreads(service(runtime))) as producer:
 
         def one(n: int) -> str:
             with producer.transaction(Outgoing("order", n)) as tx:
@@ -437,9 +433,7 @@ async def test_threads_decide_transactions_together(runtime: Runtime, db: Connec
 
 async def test_one_refused_half_refuses_no_other() -> None:
     coordinator = Coordinator("shop")
-    async with TransactionProducer(
-        "http://halfnote", group="shop", transport=coordinator.transport(), batching=True
-    ) as producer:
+    async with TransactionProducer("http://halfnote", group="shop", transport=coordinator.transport()) as producer:
 
         async def one(topic: str) -> str:
             try:
@@ -456,9 +450,7 @@ async def test_a_half_that_may_come_again_is_repeated_alone() -> None:
     good = {"status": 201, "born_at": "2026-11-21T08:00:00Z", "first_check_at": "2026-11-21T08:00:06Z"}
     busy = {"type": "/problems/overloaded", "title": "busy", "status": 503, "detail": "no", "retry_after_s": 0}
     halfnote = Scripted({"/halves": [answer(200, {"outcomes": [good, busy]})], "/ends": [well_ended]})
-    async with TransactionProducer(
-        "http://halfnote", group="shop", transport=halfnote.transport(), batching=True
-    ) as producer:
+    async with TransactionProducer("http://halfnote", group="shop", transport=halfnote.transport()) as producer:
 
         async def one() -> str:
             async with producer.transaction(ORDER) as tx:
@@ -479,9 +471,7 @@ def well_ended(request: httpx.Request) -> httpx.Response:
 
 async def test_a_refusal_of_the_key_is_each_callers() -> None:
     halfnote = Scripted({"/halves": [problem(401, "unauthenticated")]})
-    async with TransactionProducer(
-        "http://halfnote", group="shop", transport=halfnote.transport(), batching=True
-    ) as producer:
+    async with TransactionProducer("http://halfnote", group="shop", transport=halfnote.transport()) as producer:
 
         async def one() -> None:
             async with producer.transaction(ORDER):
@@ -495,9 +485,7 @@ async def test_a_refusal_of_the_key_is_each_callers() -> None:
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork")
 def test_a_child_does_not_wait_for_threads_of_its_parent() -> None:
     coordinator = Coordinator("shop")
-    producer = SyncTransactionProducer(
-        "http://halfnote", group="shop", transport=coordinator.transport(), batching=True
-    )
+    producer = SyncTransactionProducer("http://halfnote", group="shop", transport=coordinator.transport())
 
     def committed() -> bool:
         with producer.transaction(ORDER) as tx:

@@ -190,7 +190,7 @@ async def test_callers_that_share_requests_lose_and_invent_nothing(world: Real) 
     """Many orders at once by one producer, whose requests and answers get lost, while the service is killed."""
     line = Noted(world.network.line(itertools.cycle(["", "", "", "lost", "", "unheard", ""])))
     producer = TransactionProducer(
-        world.service.url, group="shop", barrier=world.barrier, transport=line, half_within_s=90.0, batching=True
+        world.service.url, group="shop", barrier=world.barrier, transport=line, half_within_s=90.0
     )
     turns = asyncio.Semaphore(SHARING)
 
