@@ -4,6 +4,7 @@ import asyncio
 import json
 import os
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -280,6 +281,19 @@ async def test_a_request_without_an_answer_keeps_others_waiting_for_a_short_time
     assert [(lane._under_way, lane._awaited) for lane in wire._lanes.values()] == [(set(), {})]
 
 
+async def test_a_request_with_an_answer_has_no_timer() -> None:
+    errors: list[object] = []
+    asyncio.get_running_loop().set_exception_handler(lambda loop, context: errors.append(context))
+    far = Service()
+    wire = BatchingWire(far, slow_s=0.01)
+    asking = asyncio.create_task(wire.ask(half(1)))
+    await turns()
+    far.go(0)
+    assert number_in(await asking) == 1
+    await asyncio.sleep(0.05)
+    assert errors == []
+
+
 class HeldService:
     """The same for threads."""
 
@@ -324,6 +338,9 @@ async def test_a_thread_without_an_answer_keeps_others_waiting_for_a_short_time_
         asked.append(request)
         if len(asked) <= UNDER_WAY_MOST:
             assert goes_on.wait(LIMIT_S)
+        elif len(asked) == UNDER_WAY_MOST + 1:
+            # The threads whose requests are parts of this one wait for it, however long it takes.
+            time.sleep(0.3)
         return well(request)
 
     batching = Batching(ask, slow_s=0.05)
@@ -339,6 +356,7 @@ async def test_a_thread_without_an_answer_keeps_others_waiting_for_a_short_time_
         finally:
             goes_on.set()
         assert [number_in(one.result(LIMIT_S)) for one in held] == list(range(UNDER_WAY_MOST))
+    assert sorted(n for request in asked for n in numbers(request)) == [*range(UNDER_WAY_MOST), *range(10, 25)]
     assert [lane._under_way for lane in batching._lanes.values()] == [{}]
 
 
