@@ -139,6 +139,24 @@ async def test_the_oldest_of_a_backlog_go_if_two_counts_find_them_too_many(
     assert await consumer.ack(held) == [200]
 
 
+async def test_what_consumers_hold_for_long_is_not_too_many(
+    client: httpx.AsyncClient, runtime: Runtime, db: Connection, group: str
+) -> None:
+    consumer = await subscribed(client, max_backlog=100)
+    await publish(client, *(order(n) for n in range(60)))
+    held = await consumer.claim(max=60, invisible_s=600)
+    await sweep_after(runtime, 31)
+    assert await db.fetchval("select count(*) from delivery_retry where leased_until is not null") == 60
+    await publish(client, *(order(n) for n in range(60)))
+    for seconds in (40, 50):
+        await sweep_after(runtime, seconds)
+    assert await dead(db) == []
+    await consumer.settle("nack", *(one["handle"] for one in held), retry_after_s=0)
+    for seconds in (60, 70):
+        await sweep_after(runtime, seconds)
+    assert len(await dead(db)) == 20
+
+
 async def test_a_burst_that_is_claimed_meanwhile_loses_nothing(
     client: httpx.AsyncClient, runtime: Runtime, db: Connection, group: str
 ) -> None:
