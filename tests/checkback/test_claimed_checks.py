@@ -327,6 +327,19 @@ async def test_without_a_claim_policy_parks_by_age_and_nothing_is_called(
     assert await db.fetchval(parked) == 1
 
 
+async def test_a_check_that_a_worker_asks_is_not_claimed(
+    client: httpx.AsyncClient, runtime: Runtime, db: Connection, shop: str
+) -> None:
+    transaction_id = await in_doubt(client, runtime)
+    runtime.clock.fixed = runtime.clock.now()
+    until = runtime.clock.fixed + timedelta(seconds=5)
+    await db.execute("update check_back set lease_epoch = lease_epoch + 1, leased_until = $1", until)
+    assert await claim(client) == []
+    runtime.clock.fixed = until
+    [check] = await claim(client)
+    assert check["transaction_id"] == str(transaction_id)
+
+
 async def test_claims_come_before_calls_where_a_group_has_both(
     client: httpx.AsyncClient, runtime: Runtime, db: Connection
 ) -> None:
