@@ -7,6 +7,7 @@ import pytest
 
 from app.database.connection import Connection
 from app.runtime.state import Runtime
+from app.store.retention.orphans import clear_cancelled_replays
 from tests.support.consumers import Consumer, lapse, put_pulled, sweep_after
 from tests.support.relay_stepping import order, publish
 
@@ -97,6 +98,22 @@ async def test_a_replay_has_attempts_dead_letters_and_the_order_of_keys_of_its_o
     assert await state(client, number) == {"state": "done", "delivered": 2, "retrying": 0, "dead": 1}
 
 
+async def test_a_receipt_of_a_replay_is_not_that_of_the_live_delivery(
+    client: httpx.AsyncClient, consumer: Consumer, runtime: Runtime, db: Connection
+) -> None:
+    await publish(client, order(1))
+    [first] = await consumer.claim()
+    await replay(client)
+    await lapse(db, runtime)
+    live, again = sorted(await consumer.claim(), key=lambda one: one["replay"] or 0)
+    assert (live["replay"], live["attempt"], again["attempt"]) == (None, 2, 1)
+    assert await consumer.ack(again) == [200]
+    # The same message, body and attempt, but the handle of the live delivery.
+    assert await consumer.ack(first) == [409]
+    assert await consumer.ack(live, again) == [200, 200]
+    assert await db.fetchval("select array_agg(attempts order by replay) from receipt") == [2, 1]
+
+
 async def test_a_long_replay_is_fed_in_parts_and_canceled(
     client: httpx.AsyncClient, consumer: Consumer, runtime: Runtime, db: Connection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -114,11 +131,20 @@ async def test_a_long_replay_is_fed_in_parts_and_canceled(
     await consumer.ack(*first)
     await sweep_after(runtime)
     assert await db.fetchval("select count(*) from delivery_retry") == 22
-    [held, *_] = await consumer.claim(max=2)
+    held, given_back = await consumer.claim(max=2)
     assert (await client.delete(f"/subscriptions/worker/replays/{number}")).status_code == 204
     await sweep_after(runtime)
     assert await consumer.claim() == []
     assert await consumer.ack(held) == [200]
+    # What is given back comes no more, beside a live message that does.
+    await publish(client, order(60))
+    [live] = await consumer.claim()
+    for one in (given_back, live):
+        [outcome] = await consumer.settle("nack", one["handle"], retry_after_s=0)
+        assert outcome["status"] == 200
+    assert [one["message_id"] for one in await consumer.claim()] == [live["message_id"]]
+    assert await clear_cancelled_replays(db, runtime.clock.now()) == 1
+    assert await db.fetchval("select count(*) from delivery_retry where replay <> 0") == 0
     assert (await state(client, number))["state"] == "cancelled"
 
 
