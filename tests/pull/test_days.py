@@ -9,8 +9,11 @@ import httpx
 import pytest
 
 from app.database.connection import Connection
+from app.pull.settlements import Held, acknowledged, failed, refused
 from app.retention import loop as retention_loop
 from app.runtime.state import Runtime
+from app.store.pull.claims import HeldMessage
+from app.store.pull.settles import settle_held
 from tests.support.consumers import Consumer, put_pulled, sweep_after
 from tests.support.days import go_to, long_ago
 from tests.support.relay_stepping import order, publish
@@ -105,3 +108,53 @@ async def test_a_day_that_is_being_removed_is_neither_claimed_nor_settled_and_op
     [again] = await consumer.claim()
     assert (again["offset"], again["attempt"]) == (sent[0], 2)
     assert await consumer.ack(again) == [200]
+
+
+async def test_stored_messages_of_a_day_that_is_being_removed_are_neither_claimed_nor_settled(
+    client: httpx.AsyncClient, consumer: Consumer, runtime: Runtime, db: Connection
+) -> None:
+    sent = await publish(client, *(order(n) for n in range(2)))
+    held, failed_once = await consumer.claim(max=2)
+    await consumer.settle("extend", held["handle"], invisible_s=600)
+    await consumer.settle("nack", failed_once["handle"], retry_after_s=0)
+    rows = await db.fetch('select * from delivery_retry order by "offset"')
+    assert [row["offset"] for row in rows] == sent
+    await db.execute("update day set state = 'archiving' where day = $1", DAY)
+    assert await consumer.claim() == []
+    for action, fields in (("ack", {}), ("nack", {}), ("reject", {}), ("extend", {"invisible_s": 3600})):
+        [outcome] = await consumer.settle(action, held["handle"], **fields)
+        assert outcome["status"] == 409
+    assert await db.fetch('select * from delivery_retry order by "offset"') == rows
+    await db.execute("update day set state = 'open' where day = $1", DAY)
+    [again] = await consumer.claim()
+    assert (again["offset"], again["attempt"]) == (sent[1], 2)
+    assert await consumer.ack(held, again) == [200, 200]
+
+
+@pytest.mark.parametrize("how", ["delivered", "retry", "dead"])
+async def test_what_is_settled_while_its_day_closes_leaves_nothing(
+    client: httpx.AsyncClient, consumer: Consumer, db: Connection, how: str
+) -> None:
+    """Upkeep closed the day after the message was taken out of its claim, in the same database transaction."""
+    await publish(client, order(1))
+    row = await db.fetchrow('select transaction_id, position, "offset", topic, key from outbox')
+    subscription_id = await db.fetchval("select subscription_id from subscription")
+    assert row is not None
+    held = Held(
+        at=None, subscription_id=subscription_id, replay=0, **row, waits_from=OLD_TIME, used=0, first_at=OLD_TIME
+    )
+    handle = HeldMessage(subscription_id, 0, 1, 1, 1, row["transaction_id"], 0, row["offset"], OLD_TIME, b"")
+    settlement = {
+        "delivered": acknowledged(held, handle, OLD_TIME),
+        "retry": refused(held, failed("no paper"), [60.0], OLD_TIME),
+        "dead": refused(held, failed("no paper"), [], OLD_TIME),
+    }[how]
+    tables = {"delivered": {"receipt"}, "retry": {"delivery_retry", "attempt"}, "dead": {"dead_letter", "attempt"}}
+    for day, written in (("archiving", set()), ("open", tables[how])):
+        await db.execute("update day set state = $2 where day = $1", DAY, day)
+        await settle_held(db, [settlement], OLD_TIME)
+        counts = {
+            name: await db.fetchval(f"select count(*) from {name}")
+            for name in ("receipt", "delivery_retry", "dead_letter", "attempt")
+        }
+        assert {name for name, count in counts.items() if count} == written
