@@ -4,9 +4,12 @@ import httpx
 import pytest
 
 from app.database.connection import Connection
+from app.permissions import Role
 from app.pull import claiming
 from app.runtime.state import Runtime
 from app.store.pull import claims
+from tests.conftest import assembled, client_of, settings_of
+from tests.support.api_keys import bearer, make
 from tests.support.consumers import Consumer, lapse, put_pulled
 from tests.support.relay_stepping import order, publish
 
@@ -102,6 +105,25 @@ async def test_nothing_is_acknowledged_for_a_row_of_another_version(consumer: Co
     held = claims.HeldMessage(row["subscription_id"], 0, row["claim_id"], 1, 1, *stored, now, b"")
     assert await claims.acknowledge(db, row["subscription_id"], [held], now, "1") == set()
     assert await consumer.ack(message) == [200]
+
+
+async def test_the_scope_of_each_key_is_seen(dsn: str, group: str) -> None:
+    async with assembled(settings_of(dsn, auth="keys"), dsn) as runtime, client_of(runtime) as client:
+        keys = {
+            name: bearer(await make(runtime, role, **scope))
+            for name, role, scope in (
+                ("admin", Role.ADMIN, {}),
+                ("all", Role.SUBSCRIBER, {"subscriptions": ["worker"], "topics": ["order"]}),
+                ("other", Role.SUBSCRIBER, {"subscriptions": ["worker"], "topics": ["other"]}),
+            )
+        }
+        client.headers.update(keys["admin"])
+        await put_pulled(client)
+        await publish(client, *(order(n) for n in range(3)))
+        for name, status, count in (("all", 200, 1), ("other", 403, 0), ("all", 200, 1), ("other", 403, 0)):
+            assert name == "all" or runtime.pulled["worker"].goes_on
+            answer = await client.post("/subscriptions/worker/claim", json={"max": 1}, headers=keys[name])
+            assert (answer.status_code, len(answer.json().get("messages", ()))) == (status, count)
 
 
 @pytest.mark.parametrize("action", ["claim", "ack"])
