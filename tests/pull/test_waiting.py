@@ -13,6 +13,7 @@ from app.database.notifier import CLAIMABLE, WakeUps
 from app.pull.wake import ConsumerListener, wake_consumers
 from app.relay.loop import Relay
 from app.runtime.state import Runtime
+from tests.conftest import app_of
 from tests.support.consumers import Consumer, lapse, put_pulled
 from tests.support.relay_stepping import order, publish
 
@@ -162,6 +163,46 @@ async def test_the_subscription_is_deleted_while_a_claim_waits(
     [subscription] = runtime.waiting_consumers.limits
     runtime.waiting_consumers.wake(subscription, 1)
     assert (await answer).status_code == 404
+
+
+async def test_nothing_is_claimed_for_a_consumer_that_has_gone(
+    client: httpx.AsyncClient, consumer: Consumer, runtime: Runtime, db: Connection
+) -> None:
+    body, gone = b'{"wait_s": 25}', asyncio.Event()
+    parts = [{"type": "http.request", "body": body}]
+
+    async def receive() -> Any:
+        if parts:
+            return parts.pop()
+        await gone.wait()
+        return {"type": "http.disconnect"}
+
+    async def send(_: Any) -> None:
+        assert gone.is_set()
+
+    headers = [(b"host", b"localhost"), (b"content-type", b"application/json"), (b"content-length", b"%d" % len(body))]
+    scope = {
+        "type": "http",
+        "method": "POST",
+        "path": "/subscriptions/worker/claim",
+        "raw_path": b"/subscriptions/worker/claim",
+        "query_string": b"",
+        "headers": headers,
+        "client": ("127.0.0.1", 1),
+        "state": {},
+    }
+    call = asyncio.create_task(app_of(client)(scope, receive, send))
+    async with asyncio.timeout(20):
+        while not runtime.waiting_consumers.any_waiting:
+            await asyncio.sleep(0.01)
+    gone.set()
+    await publish(client, order(1))
+    await look(runtime)
+    async with asyncio.timeout(20):
+        await call
+    assert await db.fetchval("select count(*) from pull_claim") == 0
+    [message] = await consumer.claim()
+    assert message["attempt"] == 1
 
 
 async def test_an_api_process_listens_once_a_consumer_has_waited(consumer: Consumer, runtime: Runtime) -> None:
