@@ -12,6 +12,7 @@ import pytest
 from app.database.connection import Connection
 from app.pull import sweep
 from app.runtime.state import Runtime
+from tests.conftest import assembled, client_of, settings_of
 from tests.support.consumers import Consumer, lapse, put_pulled, sweep_after
 from tests.support.relay_stepping import order, publish
 
@@ -447,6 +448,28 @@ async def test_a_claim_out_of_bounds_is_refused(
     answer = await client.post("/subscriptions/worker/claim", json={field: value})
     assert (answer.status_code, answer.json()["type"]) == (422, "/problems/invalid")
     assert answer.json()["field"] == field
+
+
+async def test_settings_lower_what_a_claim_may_ask_for(dsn: str, db: Connection, group: str) -> None:
+    limited = settings_of(dsn, claim_max=3, claim_held_max_s=60)
+    async with assembled(limited, dsn) as runtime, client_of(runtime) as client:
+        await put_pulled(client)
+        consumer = Consumer(client)
+        await publish(client, *(order(n) for n in range(4)))
+        claimed = await consumer.claim(max=3, invisible_s=60)
+        assert len(claimed) == 3
+        until = await db.fetchval("select held_until from pull_claim")
+        handles = [one["handle"] for one in claimed]
+        for action, fields, field in (
+            ("claim", {"max": 4}, "max"),
+            ("claim", {"max": 1, "invisible_s": 60.5}, "invisible_s"),
+            ("extend", {"handles": handles, "invisible_s": 60.5}, "invisible_s"),
+        ):
+            answer = await client.post(f"/subscriptions/worker/{action}", json=fields)
+            assert (answer.status_code, answer.json()["field"]) == (422, field)
+        assert await db.fetch("select held_until, size from pull_claim") == [(until, 3)]
+        assert {one["status"] for one in await consumer.settle("extend", *handles, invisible_s=60)} == {200}
+        assert len(await consumer.claim(max=3)) == 1
 
 
 async def test_a_pulled_subscription_has_no_shards(client: httpx.AsyncClient) -> None:
