@@ -159,6 +159,45 @@ async def test_a_retry_whose_time_is_over_is_not_held(
     assert await db.fetchval("select count(*) from attempt where outcome = 'failed'") == 2
 
 
+@pytest.mark.parametrize("extended", [False, True])
+async def test_at_each_time_a_message_is_its_consumers_or_a_workers(
+    client: httpx.AsyncClient, consumer: Consumer, runtime: Runtime, db: Connection, extended: bool
+) -> None:
+    await publish(client, order(1), order(2))
+    [early, late] = await consumer.claim(invisible_s=20)
+    handles = early["handle"], late["handle"]
+    if extended:
+        await consumer.settle("extend", *handles, invisible_s=25)
+    held = "select max(leased_until) from delivery_retry" if extended else "select held_until from pull_claim"
+    until = await db.fetchval(held)
+    runtime.clock.fixed = until - timedelta(microseconds=1)
+    assert (await sweep.step(runtime, runtime.clock.now())).done == 0
+    assert await consumer.ack(early) == [200]
+    runtime.clock.fixed = until
+    for action, fields in (("ack", {}), ("nack", {}), ("extend", {"invisible_s": 60})):
+        [outcome] = await consumer.settle(action, late["handle"], **fields)
+        assert outcome["status"] == 409
+    assert (await sweep.step(runtime, until)).done == 1
+    [again] = await consumer.claim()
+    assert (again["message_id"], again["attempt"]) == (late["message_id"], 2)
+
+
+async def test_the_first_attempt_is_that_of_the_receipt(
+    client: httpx.AsyncClient, consumer: Consumer, runtime: Runtime, db: Connection
+) -> None:
+    await publish(client, order(1))
+    runtime.clock.fixed = began = runtime.clock.now() + timedelta(seconds=1)
+    for _ in range(3):
+        [message] = await consumer.claim()
+        await consumer.settle("nack", message["handle"], retry_after_s=0)
+        runtime.clock.fixed += timedelta(seconds=10)
+    [message] = await consumer.claim()
+    assert await consumer.ack(message) == [200]
+    row = await db.fetchrow("select first_at, settled_at, attempts from receipt")
+    assert row is not None
+    assert tuple(row) == (began, began + timedelta(seconds=30), 4)
+
+
 @pytest.mark.parametrize("handle", ["x", "A" * 128, "é" * 10, "", "A" * 400])
 async def test_a_malformed_handle_is_refused_alone(client: httpx.AsyncClient, consumer: Consumer, handle: str) -> None:
     await publish(client, order(1))
@@ -335,6 +374,22 @@ async def test_a_message_is_held_for_longer_by_the_same_handle(
     row = await db.fetchrow("select r.attempts, r.duration_ms from receipt r")
     assert row is not None
     assert row["attempts"] == 1
+
+
+async def test_a_message_is_held_until_its_last_extension(
+    client: httpx.AsyncClient, consumer: Consumer, runtime: Runtime
+) -> None:
+    await publish(client, order(1), order(2))
+    runtime.clock.fixed = runtime.clock.now()
+    longer, shorter = await consumer.claim(invisible_s=5)
+    for one, seconds in ((longer, 60), (shorter, 10)):
+        for invisible_s in (30, seconds):
+            [outcome] = await consumer.settle("extend", one["handle"], invisible_s=invisible_s)
+            assert outcome["status"] == 200
+    runtime.clock.fixed += timedelta(seconds=11)
+    assert await consumer.ack(shorter) == [409]
+    runtime.clock.fixed += timedelta(seconds=40)
+    assert await consumer.ack(longer) == [200]
 
 
 async def test_a_long_claim_lets_the_checkpoint_go_on_and_its_handles_stay(
