@@ -355,6 +355,26 @@ async def test_a_rejected_message_is_a_dead_letter_until_it_is_redelivered(
     assert await standing(db) == {"receipts": 1, "retries": 0, "dead": 0, "claims": 0}
 
 
+async def test_a_handle_of_one_redelivery_is_not_that_of_the_next(
+    client: httpx.AsyncClient, consumer: Consumer, db: Connection
+) -> None:
+    await publish(client, order(1))
+    [message] = await consumer.claim()
+    ids = [{"subscription": "worker", "message_id": message["message_id"]}]
+    before = []
+    for _ in range(3):
+        await consumer.settle("reject", message["handle"], reason="no address")
+        assert (await client.post("/dead-letters/redeliver", json={"ids": ids})).status_code == 200
+        before.append(message)
+        [message] = await consumer.claim()
+        assert message["attempt"] == 1
+        for action, fields in (("ack", {}), ("nack", {}), ("reject", {}), ("extend", {"invisible_s": 60})):
+            outcomes = await consumer.settle(action, *(one["handle"] for one in before), **fields)
+            assert {one["status"] for one in outcomes} == {409}
+    assert await consumer.ack(message) == [200]
+    assert await standing(db) == {"receipts": 1, "retries": 0, "dead": 0, "claims": 0}
+
+
 async def test_a_message_is_held_for_longer_by_the_same_handle(
     client: httpx.AsyncClient, consumer: Consumer, runtime: Runtime, db: Connection
 ) -> None:
