@@ -127,6 +127,51 @@ async def test_with_on_dead_hold_a_key_waits_until_its_dead_letter_is_gone(
     assert offsets(await consumer.claim()) == [*sent[:2], later[0]]
 
 
+async def test_with_on_dead_hold_a_dead_letter_alone_keeps_its_key(client: httpx.AsyncClient, group: str) -> None:
+    await put_pulled(client, ordered="key", on_dead="hold")
+    consumer = Consumer(client)
+    await publish(client, keyed("a", 1))
+    [first] = await consumer.claim()
+    await consumer.settle("reject", first["handle"], reason="no address")
+    # Nothing of the key waits in delivery_retry before the first claim of each.
+    sent = await publish(client, keyed("a", 2), keyed("b", 3))
+    assert offsets(await consumer.claim()) == sent[1:]
+    assert await consumer.claim() == []
+    ids = [{"subscription": "worker", "message_id": first["message_id"]}]
+    assert (await client.request("DELETE", "/dead-letters", json={"ids": ids})).status_code == 200
+    assert offsets(await consumer.claim()) == sent[:1]
+
+
+async def test_with_on_dead_hold_a_dead_letter_holds_none_before_it(client: httpx.AsyncClient, group: str) -> None:
+    await put_pulled(client, ordered="key", on_dead="hold")
+    consumer = Consumer(client)
+    sent = await publish(client, *(keyed("a", n) for n in range(3)))
+    first, second = await consumer.claim(max=2)
+    await consumer.settle("reject", second["handle"], reason="no address")
+    await consumer.settle("nack", first["handle"], retry_after_s=0)
+    [again] = await consumer.claim()
+    assert (again["offset"], again["attempt"]) == (sent[0], 2)
+    assert await consumer.ack(again) == [200]
+    assert await consumer.claim() == []
+
+
+@pytest.mark.parametrize("stored", [False, True])
+async def test_a_claim_whose_time_is_over_keeps_its_keys_until_its_attempt_is_counted(
+    client: httpx.AsyncClient, consumer: Consumer, runtime: Runtime, db: Connection, stored: bool
+) -> None:
+    sent = await publish(client, *(keyed("a", n) for n in range(2)))
+    [held] = await consumer.claim(max=1)
+    if stored:
+        # The second waits in delivery_retry, and not in the log.
+        assert await consumer.claim() == []
+    await db.execute("update pull_claim set held_until = now() - interval '1 second', sweep_at = now()")
+    assert await consumer.ack(held) == [409]
+    assert await consumer.claim() == []
+    await sweep_after(runtime)
+    again = await consumer.claim()
+    assert [(one["offset"], one["attempt"]) for one in again] == [(sent[0], 2), (sent[1], 1)]
+
+
 async def test_a_delayed_message_is_ordered_from_its_due_time(
     client: httpx.AsyncClient, consumer: Consumer, runtime: Runtime, db: Connection
 ) -> None:
