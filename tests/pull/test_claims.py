@@ -84,6 +84,21 @@ async def test_consumers_share_the_messages_and_each_is_out_once(
     assert await standing(db) == {"receipts": 30, "retries": 0, "dead": 0, "claims": 0}
 
 
+async def test_consumers_share_the_retries_and_each_is_out_once(
+    client: httpx.AsyncClient, consumer: Consumer, db: Connection
+) -> None:
+    sent = await publish(client, *(order(n) for n in range(30)))
+    claimed = await consumer.claim(max=30)
+    await consumer.settle("nack", *(one["handle"] for one in claimed), retry_after_s=0)
+    got: list[dict[str, Any]] = []
+    while claims := [claim for claim in await asyncio.gather(*(consumer.claim(max=6) for _ in range(6))) if claim]:
+        got += [message for claim in claims for message in claim]
+    assert sorted(one["offset"] for one in got) == sent
+    assert {one["attempt"] for one in got} == {2}
+    assert set(await consumer.ack(*got)) == {200}
+    assert await standing(db) == {"receipts": 30, "retries": 0, "dead": 0, "claims": 0}
+
+
 async def test_a_part_of_a_claim_is_settled_alone(
     client: httpx.AsyncClient, consumer: Consumer, runtime: Runtime, db: Connection
 ) -> None:
