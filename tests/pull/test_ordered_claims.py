@@ -206,6 +206,19 @@ async def test_a_clock_that_is_set_back_keeps_the_order(
     assert await consumer.claim() == []
 
 
+async def test_a_delayed_message_that_failed_keeps_its_key_after_a_clock_that_is_set_back(
+    client: httpx.AsyncClient, consumer: Consumer, runtime: Runtime
+) -> None:
+    [late] = await publish(client, keyed("a", 1, deliver_after_s=600))
+    runtime.clock.offset_s += 601
+    [message] = await consumer.claim()
+    assert message["offset"] == late
+    await consumer.settle("nack", message["handle"], retry_after_s=1000)
+    runtime.clock.offset_s -= 601
+    sent = await publish(client, keyed("a", 2), keyed("b", 3))
+    assert offsets(await consumer.claim()) == sent[1:]
+
+
 async def test_a_change_to_ordered_counts_what_is_out(client: httpx.AsyncClient, group: str, db: Connection) -> None:
     await put_pulled(client)
     consumer = Consumer(client)
@@ -342,3 +355,23 @@ async def test_consumers_at_once_get_each_key_in_order(
     async with asyncio.timeout(60):
         await asyncio.gather(*(consume(n) for n in range(6)))
     assert await db.fetchval("select count(*) from receipt") == len(sent)
+
+
+async def test_claims_at_once_of_what_failed_get_each_key_once_and_in_order(
+    client: httpx.AsyncClient, consumer: Consumer
+) -> None:
+    sent = await publish(client, *(keyed(f"k{n % 4}", n) for n in range(40)))
+    claimed = await consumer.claim(max=100)
+    for _ in range(6):
+        assert len(claimed) == len(sent)
+        await consumer.settle("nack", *(one["handle"] for one in claimed), retry_after_s=0)
+        claims = await asyncio.gather(*(consumer.claim(max=most) for most in (1, 3, 40, 2, 40, 7)))
+        keys = [key for messages in claims for key in {one["key"] for one in messages}]
+        assert len(keys) == len(set(keys))
+        for messages in claims:
+            for n in range(4):
+                mine = [one["offset"] for one in messages if one["key"] == f"k{n}"]
+                assert mine == sent[n::4][: len(mine)]
+        claimed = [one for messages in claims for one in messages]
+        await consumer.settle("nack", *(one["handle"] for one in claimed), retry_after_s=0)
+        claimed = await consumer.claim(max=100)
