@@ -6,6 +6,7 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, date, datetime
+from functools import cache
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -128,6 +129,7 @@ def render(
     )
 
 
+@cache
 def _environment() -> Environment:
     made = Environment(
         loader=FileSystemLoader(Path(__file__).parent),
