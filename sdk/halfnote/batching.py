@@ -12,8 +12,10 @@ from halfnote.exchange import NoAnswer, Request, Response
 
 # Transactions of one request, as the service takes them.
 TRANSACTIONS_MOST = 500
-# Bytes of the bodies of one request. A request that is longer on its own is sent on its own.
+# Bytes of the bodies of one request.
 BYTES_MOST = 256 * 1024
+# A request of more bytes is sent by itself, at once: few of these fit into one, so the others would wait for places.
+BYTES_SHARED = 16 * 1024
 # So many requests of one kind are under way at once; what comes meanwhile waits for the next one.
 UNDER_WAY_MOST = 2
 # A request that is under way for longer than this no longer keeps others waiting: it may have no answer until its time
@@ -39,7 +41,7 @@ class Single:
         return (
             request.path in _LISTS
             and request.method == "POST"
-            and len(request.content) <= BYTES_MOST
+            and len(request.content) <= BYTES_SHARED
             and self._clock() >= self._until
             and not (request.path == "/messages" and request.content.startswith(b'{"transactions"'))
         )

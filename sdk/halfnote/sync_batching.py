@@ -28,7 +28,9 @@ class Batching:
         if not self._single.takes(request):
             return self._ask(request)
         with self._lock:
-            lane = self._lanes.setdefault(request.path, _Lane(self._ask, self._single, self._slow_s))
+            lane = self._lanes.get(request.path)
+            if lane is None:
+                lane = self._lanes[request.path] = _Lane(self._ask, self._single, self._slow_s)
         return lane.ask(request)
 
 
@@ -57,12 +59,17 @@ class _Lane:
             sends = self._takes_place(mine)
             if not sends:
                 self._waiting.append(mine)
-        while not sends and not mine.goes_on.wait(self._slow_s):
-            with self._lock:
-                # Those under way may be slow by now. A request that another thread sends is no longer in the list.
-                sends = mine in self._waiting and self._takes_place(mine)
-                if sends:
-                    self._waiting.remove(mine)
+        try:
+            while not sends and not mine.goes_on.wait(self._slow_s):
+                with self._lock:
+                    # Those under way may be slow by now. A request that another thread sends is no longer in the list.
+                    sends = mine in self._waiting and self._takes_place(mine)
+                    if sends:
+                        self._waiting.remove(mine)
+        except BaseException:
+            # Such as KeyboardInterrupt, or the time limit of a task queue: nobody waits for this request any more.
+            self._give_up(mine)
+            raise
         return self._send(mine) if mine.came is None else mine.came
 
     def _takes_place(self, mine: _Waiting) -> bool:
@@ -72,6 +79,19 @@ class _Lane:
         if is_free:
             self._under_way[mine] = now
         return is_free
+
+    def _give_up(self, mine: _Waiting) -> None:
+        """Take back a request that is not under way, and give its place, if it has one, to the next."""
+        with self._lock:
+            if mine in self._waiting:
+                self._waiting.remove(mine)
+            self._leave(mine)
+
+    def _leave(self, mine: _Waiting) -> None:
+        """Give the place of a request to the next thread that waits. Called with the lock."""
+        self._under_way.pop(mine, None)
+        if self._waiting and self._takes_place(self._waiting[0]):
+            self._waiting.pop(0).goes_on.set()
 
     def _send(self, mine: _Waiting) -> Response | NoAnswer:
         """Send this request and those that wait; then give the place to the next thread that waits."""
@@ -83,9 +103,7 @@ class _Lane:
             answers = self._answers([one.request for one in sent])
         finally:
             with self._lock:
-                del self._under_way[mine]
-                if self._waiting and self._takes_place(self._waiting[0]):
-                    self._waiting.pop(0).goes_on.set()
+                self._leave(mine)
             for one, came in zip(sent[1:], answers[1:], strict=True):
                 one.came = came
                 one.goes_on.set()

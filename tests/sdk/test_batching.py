@@ -6,6 +6,8 @@ import os
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from contextvars import ContextVar
+from types import SimpleNamespace
 from typing import Any
 
 import httpx
@@ -13,7 +15,16 @@ import pytest
 from halfnote import COMMIT, HalfFailed, Outgoing, SyncTransactionProducer, TransactionProducer
 from halfnote import batching as rules
 from halfnote.async_batching import BatchingWire
-from halfnote.batching import BYTES_MOST, TRANSACTIONS_MOST, UNDER_WAY_MOST, Single, combined, fitting, parted
+from halfnote.batching import (
+    BYTES_MOST,
+    BYTES_SHARED,
+    TRANSACTIONS_MOST,
+    UNDER_WAY_MOST,
+    Single,
+    combined,
+    fitting,
+    parted,
+)
 from halfnote.exchange import NoAnswer, Request, Response
 from halfnote.sync_batching import Batching
 from halfnote.testing import Coordinator
@@ -88,7 +99,7 @@ def test_a_request_has_500_transactions_and_256_kib_at_most() -> None:
     assert fitting([BYTES_MOST - 1, 1, 1]) == 2
     assert fitting([BYTES_MOST + 1, 1]) == 1
     assert fitting([3]) == 1
-    assert not Single(lambda: 0.0).takes(half(1, size=BYTES_MOST))
+    assert not Single(lambda: 0.0).takes(half(1, size=BYTES_SHARED))
     assert Single(lambda: 0.0).takes(half(1))
 
 
@@ -250,14 +261,61 @@ async def test_an_exception_of_the_transport_reaches_each_caller_and_frees_the_p
         assert [type(one) for one in found] == [LookupError] * 2
 
 
-async def test_closing_ends_what_is_under_way() -> None:
+async def test_closing_answers_what_is_under_way_and_what_waits() -> None:
     far = Service()
     wire = BatchingWire(far, LIMIT_S)
-    asking = asyncio.create_task(wire.ask(half(1)))
+    under_way = []
+    for n in range(UNDER_WAY_MOST):
+        under_way.append(asyncio.create_task(wire.ask(half(n))))
+        await turns()
+    waiting = [asyncio.create_task(wire.ask(half(n))) for n in (10, 11)]
     await turns()
-    await wire.aclose()
-    await asyncio.wait([asking], timeout=LIMIT_S)
-    assert asking.cancelled()
+    # The task of this one is made, and has not begun.
+    ending = asyncio.create_task(wire.ask(Request("POST", "/end", b'{"n": 99}', 5)))
+    while not (lane := wire._lanes.get("/end")) or not lane._under_way:
+        await asyncio.sleep(0)
+    await asyncio.wait_for(wire.aclose(), LIMIT_S)
+    found = await asyncio.wait_for(asyncio.gather(*under_way, *waiting, ending), LIMIT_S)
+    assert [one.sent for one in found if isinstance(one, NoAnswer)] == [True] * UNDER_WAY_MOST + [False] * 2 + [True]
+    assert len(far.asked) <= UNDER_WAY_MOST + 1
+    late = await asyncio.wait_for(wire.ask(half(12)), LIMIT_S)
+    assert isinstance(late, NoAnswer)
+    assert not late.sent
+
+
+async def test_a_request_has_the_context_of_its_caller_and_a_shared_one_has_none() -> None:
+    var: ContextVar[str] = ContextVar("var", default="none")
+    seen: list[tuple[str, str]] = []
+
+    class Seeing(Service):
+        async def ask(self, request: Request) -> Response | NoAnswer:
+            seen.append((request.path, var.get()))
+            return await super().ask(request)
+
+    far = Seeing()
+    wire = BatchingWire(far, LIMIT_S)
+
+    async def caller(n: int) -> Response | NoAnswer:
+        var.set(f"caller {n}")
+        return await wire.ask(half(n))
+
+    asking = []
+    for n in range(UNDER_WAY_MOST):
+        asking.append(asyncio.create_task(caller(n)))
+        await turns()
+    # The end of another caller's request sends this one.
+    asking.append(asyncio.create_task(caller(2)))
+    await turns()
+    far.go(0)
+    await turns()
+    asking += [asyncio.create_task(caller(n)) for n in (3, 4)]
+    await turns()
+    far.go(1)
+    await turns()
+    far.go(2)
+    far.go(3)
+    await asyncio.gather(*asking)
+    assert seen == [("/half", "caller 0"), ("/half", "caller 1"), ("/half", "caller 2"), ("/halves", "none")]
 
 
 async def test_a_request_without_an_answer_keeps_others_waiting_for_a_short_time_only() -> None:
@@ -278,7 +336,7 @@ async def test_a_request_without_an_answer_keeps_others_waiting_for_a_short_time
     assert [number_in(one) for one in await asyncio.gather(*held)] == list(range(UNDER_WAY_MOST))
     # No place is lost, and no timer is left.
     await turns()
-    assert [(lane._under_way, lane._awaited) for lane in wire._lanes.values()] == [(set(), {})]
+    assert [(lane._under_way, lane._awaited) for lane in wire._lanes.values()] == [({}, {})]
 
 
 async def test_a_request_with_an_answer_has_no_timer() -> None:
@@ -332,18 +390,20 @@ async def test_threads_share_requests() -> None:
 
 
 async def test_a_thread_without_an_answer_keeps_others_waiting_for_a_short_time_only() -> None:
-    goes_on, asked = threading.Event(), []
+    goes_on, lock, asked = threading.Event(), threading.Lock(), []
 
     def ask(request: Request) -> Response | NoAnswer:
-        asked.append(request)
-        if len(asked) <= UNDER_WAY_MOST:
+        with lock:
+            asked.append(request)
+            number = len(asked)
+        if number <= UNDER_WAY_MOST:
             assert goes_on.wait(LIMIT_S)
-        elif len(asked) == UNDER_WAY_MOST + 1:
+        elif number == UNDER_WAY_MOST + 1:
             # The threads whose requests are parts of this one wait for it, however long it takes.
-            time.sleep(0.3)
+            time.sleep(1.2)
         return well(request)
 
-    batching = Batching(ask, slow_s=0.05)
+    batching = Batching(ask, slow_s=0.5)
     with ThreadPoolExecutor(20) as pool:
         held = []
         for n in range(UNDER_WAY_MOST):
@@ -358,6 +418,38 @@ async def test_a_thread_without_an_answer_keeps_others_waiting_for_a_short_time_
         assert [number_in(one.result(LIMIT_S)) for one in held] == list(range(UNDER_WAY_MOST))
     assert sorted(n for request in asked for n in numbers(request)) == [*range(UNDER_WAY_MOST), *range(10, 25)]
     assert [lane._under_way for lane in batching._lanes.values()] == [{}]
+
+
+@pytest.mark.parametrize("has_place", [False, True])
+async def test_a_thread_that_is_interrupted_leaves_nothing_behind(
+    monkeypatch: pytest.MonkeyPatch, has_place: bool
+) -> None:
+    class Stopped(BaseException):
+        pass
+
+    class Interrupted(threading.Event):
+        def wait(self, timeout: float | None = None) -> bool:
+            if has_place:
+                assert super().wait(LIMIT_S)
+            raise Stopped
+
+    far = HeldService()
+    batching = Batching(far.ask, LIMIT_S)
+    with ThreadPoolExecutor(20) as pool:
+        leaders = [pool.submit(batching.ask, half(n)) for n in range(UNDER_WAY_MOST)]
+        await until(lambda: len(far.asked) == UNDER_WAY_MOST)
+        monkeypatch.setattr("halfnote.sync_batching.threading", SimpleNamespace(Event=Interrupted, Lock=threading.Lock))
+        interrupted = pool.submit(batching.ask, half(10))
+        if has_place:
+            await until(lambda: waiting_in(batching) == 1)
+        else:
+            assert isinstance(interrupted.exception(LIMIT_S), Stopped)
+        far.goes_on.release(UNDER_WAY_MOST)
+        assert isinstance(interrupted.exception(LIMIT_S), Stopped)
+        assert [number_in(one.result(LIMIT_S)) for one in leaders] == list(range(UNDER_WAY_MOST))
+    assert waiting_in(batching) == 0
+    assert [lane._under_way for lane in batching._lanes.values()] == [{}]
+    assert len(far.asked) == UNDER_WAY_MOST
 
 
 async def test_a_thread_whose_request_fails_frees_the_others() -> None:
