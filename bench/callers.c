@@ -3,8 +3,8 @@
    HALF and END are files with one whole HTTP request each, in which the transaction_id is PLACEHOLDER. Prints `ready`.
    A line on stdin is one slice: `run CALLERS SECONDS`, each caller with its next transaction as soon as the end is
    answered; `ahead CALLERS SECONDS`, each with its next one as soon as the end is sent; `batch CALLERS SECONDS`, as
-   `run`, but callers that wait at the same time share a request, as with the Python client; or `pace RATE
-   SECONDS`, on schedule, whether or not earlier ones are answered. The answer is a line `COMMITTED FAILED BEGAN_NS`
+   `run`, but callers that wait at the same time share a request, as with the Python client; or
+   `pace RATE SECONDS`, on schedule, whether or not earlier ones are answered. The answer is a line `COMMITTED FAILED BEGAN_NS`
    and COMMITTED times `struct sent`. FAILED: answers other than 2xx, lost connections, and answers that took ANSWER_S.
    One thread. Times are CLOCK_MONOTONIC. */
 

@@ -103,7 +103,7 @@ async def main(url: str) -> None:
         batching = await stack.enter_async_context(TransactionProducer(url, group=GROUP))
         client = await stack.enter_async_context(bare_client(AT_ONCE))
         client.base_url = httpx.URL(url)
-        sync_producer = stack.enter_context(SyncTransactionProducer(url, group=GROUP))
+        sync_producer = stack.enter_context(SyncTransactionProducer(url, group=GROUP, batching=False))
         sync_client = stack.enter_context(httpx.Client(base_url=url, trust_env=False))
         slices: dict[str, Slice] = {
             "client": partial(at_once, partial(by_client, producer)),

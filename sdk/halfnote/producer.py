@@ -42,8 +42,9 @@ class TransactionProducer:
     `wait_for_end=False`: a block ends when its end is on its way, as with RocketMQ's client, which saves the wait for
     a second write to disk; check-back decides if the end is lost, and a conflict is only in the log.
     Halves, ends and plain messages that callers post at the same time share requests, which takes less processor time
-    of the program and of Halfnote. One waits only while two requests of its kind are under way, and for a quarter of a
-    second at most. With `batching=False` each has a request of its own.
+    of the program and of Halfnote. One waits only while two requests of its kind are under way; a request that takes
+    longer than a quarter of a second keeps none waiting. Large ones, and all with `batching=False`, have a request of
+    their own.
     `serialize` is called with a value that JSON does not have, and returns one that it has (default: times, `Decimal`
     and `UUID`). Make one and use it everywhere; `close` it, or use `async with`. Raises TypeError or ValueError.
     """

@@ -367,6 +367,7 @@ async def test_claims_at_once_of_what_failed_get_each_key_once_and_in_order(
         await consumer.settle("nack", *(one["handle"] for one in claimed), retry_after_s=0)
         claims = await asyncio.gather(*(consumer.claim(max=most) for most in (1, 3, 40, 2, 40, 7)))
         keys = [key for messages in claims for key in {one["key"] for one in messages}]
+        assert keys
         assert len(keys) == len(set(keys))
         for messages in claims:
             for n in range(4):
@@ -375,3 +376,4 @@ async def test_claims_at_once_of_what_failed_get_each_key_once_and_in_order(
         claimed = [one for messages in claims for one in messages]
         await consumer.settle("nack", *(one["handle"] for one in claimed), retry_after_s=0)
         claimed = await consumer.claim(max=100)
+    assert len(claimed) == len(sent)

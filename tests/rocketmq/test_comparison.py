@@ -67,8 +67,8 @@ OVER_GRPC: dict[str, Callable[[Said], object]] = {
     "push consumer": lambda said: sorted(bodies(said, "pushed")),
     "push consumer: retry": lambda said: attempts(said, "pushed", "plain"),
     "push consumer: attempts until the dead letter": lambda said: attempts(said, "pushed", "poison"),
-    # Go's client goes on with the next message while one waits for its retry, if RocketMQ gave it both at once, which it
-    # does when the machine is busy. So the order itself is required of Halfnote alone, below.
+    # Go's client goes on with the next message while one waits for its retry, if RocketMQ gave it both at once, as on a
+    # busy machine. So the order itself is required of Halfnote alone, below.
     "FIFO push consumer: what came, with a failure": lambda said: sorted(in_order(said, "ordered", "fifo-")),
     "FIFO push consumer: attempts until the dead letter": lambda said: len(in_order(said, "ordered", "poison")),
 }

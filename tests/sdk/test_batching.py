@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import math
 import os
 import threading
 import time
@@ -26,7 +27,7 @@ from halfnote.batching import (
     parted,
 )
 from halfnote.exchange import NoAnswer, Request, Response
-from halfnote.sync_batching import Batching
+from halfnote.sync_batching import Batching, _Waiting
 from halfnote.testing import Coordinator
 
 from app.database.connection import Connection
@@ -541,6 +542,44 @@ async def test_threads_decide_transactions_together(runtime: Runtime, db: Connec
     assert await db.fetchval("select count(*) from op where verdict = 1") == 200
 
 
+async def test_callers_that_do_not_share_have_requests_of_their_own(
+    runtime: Runtime, db: Connection, group: str
+) -> None:
+    paths: list[str] = []
+    transport = service(runtime)
+    asked = transport.handle_async_request
+
+    async def handle(request: httpx.Request) -> httpx.Response:
+        paths.append(request.url.path)
+        return await asked(request)
+
+    transport.handle_async_request = handle  # type: ignore[method-assign]
+    async with TransactionProducer("http://localhost", group=group, transport=transport, batching=False) as producer:
+
+        async def one(n: int) -> None:
+            async with producer.transaction(Outgoing("order", n)):
+                pass
+
+        await asyncio.gather(*[one(n) for n in range(20)])
+    assert sorted(paths) == ["/end"] * 20 + ["/half"] * 20
+    paths.clear()
+    with SyncTransactionProducer(
+        "http://localhost", group=group, transport=FromThreads(transport), batching=False
+    ) as in_threads:
+
+        def in_thread(n: int) -> None:
+            with in_threads.transaction(Outgoing("order", n)):
+                pass
+
+        def work() -> None:
+            with ThreadPoolExecutor(16) as pool:
+                list(pool.map(in_thread, range(100)))
+
+        await asyncio.to_thread(work)
+    assert sorted(paths) == ["/end"] * 100 + ["/half"] * 100
+    assert await db.fetchval("select count(*) from op where verdict = 1") == 120
+
+
 async def test_one_refused_half_refuses_no_other() -> None:
     coordinator = Coordinator("shop")
     async with TransactionProducer("http://halfnote", group="shop", transport=coordinator.transport()) as producer:
@@ -606,7 +645,7 @@ def test_a_child_does_not_wait_for_threads_of_its_parent() -> None:
     assert producer._driver._batching is not None
     for lane in producer._driver._batching[1]._lanes.values():
         # As at a fork while other threads send.
-        lane._under_way = UNDER_WAY_MOST
+        lane._under_way = {_Waiting(half(n)): math.inf for n in range(UNDER_WAY_MOST)}
     child = os.fork()
     if child == 0:
         threading.Timer(LIMIT_S, os._exit, (2,)).start()
