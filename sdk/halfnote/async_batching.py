@@ -78,7 +78,7 @@ class _Lane:
         # A caller that was canceled has sent nothing.
         self._waiting = [one for one in self._waiting if not one[1].done()]
         loop = asyncio.get_running_loop()
-        while self._waiting and not self._is_stopped and len(self._awaited) < UNDER_WAY_MOST:
+        while self._waiting and len(self._awaited) < UNDER_WAY_MOST:
             count = fitting([len(request.content) for request, _, _ in self._waiting])
             sent, self._waiting = self._waiting[:count], self._waiting[count:]
             # Libraries that trace requests read the context of the task. A shared request has no caller's.
