@@ -67,7 +67,7 @@ class _Lane:
                     if sends:
                         self._waiting.remove(mine)
         except BaseException:
-            # Such as KeyboardInterrupt, or the time limit of a task queue: nobody waits for this request any more.
+            # Such as KeyboardInterrupt, or the time limit of a task queue: the answer is no longer of use.
             self._give_up(mine)
             raise
         return self._send(mine) if mine.came is None else mine.came
