@@ -23,6 +23,7 @@ from halfnote.exchange import (
     Returned,
     Wait,
 )
+from halfnote.hosting import called_async, is_async
 from halfnote.http import FAILURES, LIMITS, answered, base_of, unanswered
 from halfnote.tls import trusted
 
@@ -101,6 +102,8 @@ class AsyncDriver:
             return await asyncio.sleep(effect.seconds)
         if isinstance(effect, Later):
             return self.later(effect.exchange)
+        if effect.waits:
+            return await called_async(effect, calls_async=is_async(effect.function))
         return await _called(effect)
 
     def _current(self) -> Wire:

@@ -5,6 +5,7 @@ import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 from urllib.parse import quote
 
@@ -71,7 +72,7 @@ class Claiming:
     def _verdict(self, check: Mapping[str, Any]) -> Exchange[dict[str, Any] | None]:
         """Ask the listener; None if it has no answer now."""
         transaction = checked(check, self.wall())
-        came = yield Call(lambda: self.listener.check_local(transaction))
+        came = yield Call(partial(self.listener.check_local, transaction), waits=True)
         if isinstance(came, Raised):
             log.error("check of transaction %s failed", transaction.transaction_id, exc_info=came.error)
             return None

@@ -4,6 +4,7 @@ import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 from urllib.parse import quote
 from uuid import UUID
@@ -164,7 +165,7 @@ class Conversation:
         if barrier is None:
             return (yield from self.end(transaction, Verdict.COMMIT)), None
         read = barrier.read if transaction.settle is None else barrier.settle
-        found = judged(transaction, (yield Call(lambda: read(transaction.transaction_id))))
+        found = judged(transaction, (yield Call(partial(read, transaction.transaction_id), waits=True)))
         if found.verdict is Verdict.UNKNOWN:
             return (yield from self.leave_to_check(transaction, found.reason or "")), found.wrong
         return (yield from self.end(transaction, found.verdict, reason=found.reason)), found.wrong
@@ -186,7 +187,7 @@ class Conversation:
         """Ask the barrier for the outcome of the local transaction; UNKNOWN without a barrier or an answer now."""
         if transaction.settle is None:
             return Verdict.UNKNOWN
-        came = yield Call(transaction.settle)
+        came = yield Call(transaction.settle, waits=True)
         if isinstance(came, Raised):
             log.warning("the barrier of transaction %s could not be read: %s", transaction.transaction_id, came.error)
             return Verdict.UNKNOWN

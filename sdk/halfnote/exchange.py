@@ -44,9 +44,14 @@ class Wait:
 
 @dataclass(frozen=True)
 class Call:
-    """A call of the user's function, plain or async. Its outcome is Returned or Raised."""
+    """A call of the user's function, plain or async. Its outcome is Returned or Raised.
+
+    `waits`: it may wait for a lock of local work, as a barrier does. A plain function of this kind never runs on an
+    event loop, where that work may have to run to its end.
+    """
 
     function: Callable[[], Any]
+    waits: bool = False
 
 
 @dataclass(frozen=True)

@@ -123,6 +123,31 @@ async def test_local_work_that_stays_open_is_unknown_and_may_still_commit(site: 
     assert await check(site, one) is COMMIT
 
 
+async def test_a_plain_barrier_leaves_the_event_loop_free_while_it_waits(tmp_path: Path) -> None:
+    """The local transaction that it waits for may be a task of the same loop."""
+    halfnote, entered = Scripted(), asyncio.Event()
+    async with SITES["psycopg"](tmp_path) as site:
+        await site.call(site.barrier.create_table)
+
+        async def work(tx: Transaction) -> None:
+            async with site.local() as local:
+                await local.enter(tx)
+                entered.set()
+                await asyncio.sleep(0.1)
+                await local.order(1030)
+
+        async with TransactionProducer("http://halfnote", group="shop", transport=halfnote.transport()) as producer:
+            with pytest.raises(LookupError):
+                async with producer.transaction(ORDER) as tx:
+                    working = asyncio.create_task(work(tx))
+                    await entered.wait()
+                    raise LookupError("no teapots left")
+            await working
+        assert tx.result is not None
+        assert (tx.result.local_verdict, tx.result.end) == (COMMIT, "recorded")
+        assert site.orders() == [1030]
+
+
 async def test_what_may_have_been_purged_is_not_called_rolled_back(site: Site) -> None:
     old_s = timedelta(days=46).total_seconds()
     one, two = new_id(time.time() - old_s), new_id()

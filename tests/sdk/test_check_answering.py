@@ -214,6 +214,18 @@ async def test_a_stop_waits_for_the_answers_under_way() -> None:
     await producer.close()
 
 
+async def test_a_plain_listener_that_waits_leaves_the_event_loop_free() -> None:
+    """The local work that a barrier waits for may be a task of the same loop."""
+    halfnote, over = Scripted({CLAIM: [TAKEN, NOTHING]}), threading.Event()
+    listener = Says(lambda _: COMMIT if over.wait(10) else UNKNOWN)
+    async with TransactionProducer(URL, group="shop", transport=halfnote.transport()) as producer:
+        producer.answer_checks(listener)
+        await until(lambda: bool(listener.asked))
+        over.set()
+        await until(lambda: bool(halfnote.asked(ANSWERS)))
+    assert [one["verdict"] for one in halfnote.asked(ANSWERS)[0]["answers"]] == ["commit"]
+
+
 async def test_a_claim_that_is_answered_while_it_stops_is_answered() -> None:
     stopped: list[asyncio.Task[None]] = []
 
