@@ -6,7 +6,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from playwright.sync_api import Browser, BrowserContext, Page, Request, Response, sync_playwright
+from playwright.sync_api import Browser, BrowserContext, Page, Request, Response, StorageState, sync_playwright
 
 from app.console.site import PAGES
 from tests.support.console_world import World
@@ -32,12 +32,17 @@ def chromium() -> Iterator[Browser]:
 
 
 class Watched:
-    """A page of a new context, and what its console and its requests say went wrong."""
+    """A page of a new context, and what its console and its requests say went wrong.
 
-    def __init__(self, browser: Browser, size: str = "desktop", scheme: Any = "light") -> None:
+    `kept`: what another context kept, such as its sign-in.
+    """
+
+    def __init__(
+        self, browser: Browser, size: str = "desktop", scheme: Any = "light", kept: StorageState | None = None
+    ) -> None:
         width, height = SIZES[size]
         self.context: BrowserContext = browser.new_context(
-            viewport={"width": width, "height": height}, color_scheme=scheme
+            viewport={"width": width, "height": height}, color_scheme=scheme, storage_state=kept
         )
         self.page: Page = self.context.new_page()
         self.faults: list[str] = []
