@@ -11,6 +11,7 @@ import msgspec
 from fastapi import APIRouter, Request
 from fastapi.responses import Response
 
+from app.config import Settings
 from app.database.connection import Connection
 from app.delivery import Refused
 from app.errors import HandleInvalid, Invalid, NotHeld, NotPulled, Problem, SubscriptionUnknown
@@ -84,10 +85,10 @@ class _Message(msgspec.Struct):
 
 
 class _Claim(msgspec.Struct, forbid_unknown_fields=True):
-    """MessageClaim, as it is nearly always sent."""
+    """MessageClaim, as it is nearly always sent. What was not sent is unset: a setting may lower its default."""
 
-    max: Annotated[int, msgspec.Meta(ge=1, le=10_000)] = CLAIM_DEFAULT
-    invisible_s: Annotated[float, msgspec.Meta(ge=1, le=HELD_MOST_S)] = HELD_DEFAULT_S
+    max: Annotated[int, msgspec.Meta(ge=1, le=10_000)] | msgspec.UnsetType = msgspec.UNSET
+    invisible_s: Annotated[float, msgspec.Meta(ge=1, le=HELD_MOST_S)] | msgspec.UnsetType = msgspec.UNSET
     wait_s: Annotated[float, msgspec.Meta(ge=0, le=WAIT_MOST_S)] = 0
 
 
@@ -122,7 +123,8 @@ async def post_claim(
     key, in their order; no other claim gets later ones before these are settled. A subscriber's key needs all topics
     of the subscription in its scope.
     """
-    return Response(await _claimed(runtime, caller, name, wanted, request.is_disconnected), media_type=_JSON)
+    sent = _Claim(**wanted.model_dump(exclude_unset=True))
+    return Response(await _claimed(runtime, caller, name, sent, request.is_disconnected), media_type=_JSON)
 
 
 @router.post(
@@ -211,30 +213,42 @@ async def _claimed(
     runtime: Runtime,
     caller: Caller,
     name: str,
-    wanted: MessageClaim | _Claim,
+    wanted: _Claim,
     is_gone: Callable[[], Awaitable[bool]],
 ) -> bytes:
     caller.must_have_subscription(name)
-    _refuse_over(wanted.max, runtime.settings.claim_max, "max", "HALFNOTE_CLAIM_MAX")
-    _refuse_over(wanted.invisible_s, runtime.settings.claim_held_max_s, "invisible_s", "HALFNOTE_CLAIM_HELD_MAX_S")
+    at_most, invisible = _bounds(runtime.settings, wanted)
     loop = asyncio.get_running_loop()
     until = loop.time() + wanted.wait_s
     while True:
         async with runtime.claim_connections.connection() as connection:
-            subscription, found = await _claim_once(
-                runtime, connection, caller, name, wanted.max, timedelta(seconds=wanted.invisible_s)
-            )
+            subscription, found = await _claim_once(runtime, connection, caller, name, at_most, invisible)
         left_s = until - loop.time()
         if found.messages or left_s <= 0:
             break
         waits_for = str(subscription.subscription_id)
         # A part of the log had nothing for the subscription, and it goes on.
-        if not found.more and not await runtime.waiting_consumers.wait(waits_for, wanted.max, left_s):
+        if not found.more and not await runtime.waiting_consumers.wait(waits_for, at_most, left_s):
             break
         # What it claimed would be lost until its time is over.
         if await is_gone():
             break
     return _encode({"messages": [_shown(one) for one in found.messages], "held_until": found.until, "more": found.more})
+
+
+def _bounds(settings: Settings, wanted: _Claim) -> tuple[int, timedelta]:
+    """Return how many messages a claim takes, and for how long. Raises Invalid for a value above its setting.
+
+    A default above it is lowered, because the client has not sent it.
+    """
+    at_most, held_s = wanted.max, wanted.invisible_s
+    if at_most is msgspec.UNSET:
+        at_most = min(CLAIM_DEFAULT, settings.claim_max)
+    if held_s is msgspec.UNSET:
+        held_s = min(HELD_DEFAULT_S, settings.claim_held_max_s)
+    _refuse_over(at_most, settings.claim_max, "max", "HALFNOTE_CLAIM_MAX")
+    _refuse_over(held_s, settings.claim_held_max_s, "invisible_s", "HALFNOTE_CLAIM_HELD_MAX_S")
+    return at_most, timedelta(seconds=held_s)
 
 
 async def _claim_once(

@@ -9,7 +9,7 @@ from app.field_rules import REASON_MAX
 from app.schemas.fields import Strict, Whole
 from app.schemas.transactions import ID
 
-# A claim that the request does not bound.
+# A claim that the request does not bound; a setting may bound it more.
 CLAIM_DEFAULT, HELD_DEFAULT_S = 10, 30
 # The longest time for which a claim waits for a message, and for which a message waits that was given back.
 WAIT_MOST_S, RETRY_AFTER_MOST_S = 30, 43_200
@@ -47,7 +47,10 @@ class MessageClaim(Strict):
     model_config = ConfigDict(json_schema_extra={"examples": [{"max": 100, "invisible_s": 60, "wait_s": 20}]})
 
     max: Whole = Field(
-        CLAIM_DEFAULT, ge=1, le=10_000, description="the most messages; at most HALFNOTE_CLAIM_MAX (1000 by default)"
+        CLAIM_DEFAULT,
+        ge=1,
+        le=10_000,
+        description="the most messages; at most HALFNOTE_CLAIM_MAX (1000 by default), which also lowers the default",
     )
     invisible_s: float = Field(
         HELD_DEFAULT_S,
@@ -55,7 +58,7 @@ class MessageClaim(Strict):
         le=HELD_MOST_S,
         strict=True,
         description="for how long the messages are this consumer's; what is not settled by then comes again, as the "
-        "next attempt. At most HALFNOTE_CLAIM_HELD_MAX_S (12 hours by default)",
+        "next attempt. At most HALFNOTE_CLAIM_HELD_MAX_S (12 hours by default), which also lowers the default",
     )
     wait_s: float = Field(
         0,

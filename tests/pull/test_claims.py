@@ -562,6 +562,37 @@ async def test_settings_lower_what_a_claim_may_ask_for(dsn: str, db: Connection,
         assert len(await consumer.claim(max=3)) == 1
 
 
+async def test_settings_lower_the_defaults_of_a_claim(dsn: str, db: Connection, group: str) -> None:
+    held_s = "select extract(epoch from held_until - claimed_at)::float from pull_claim where size = $1"
+    limited = settings_of(dsn, claim_max=3, claim_held_max_s=20)
+    async with assembled(limited, dsn) as runtime, client_of(runtime) as client:
+        await put_pulled(client)
+        consumer = Consumer(client)
+        await publish(client, *(order(n) for n in range(6)))
+        assert len(await consumer.claim()) == 3
+        assert await db.fetchval(held_s, 3) == 20
+        # 2.0 is for the framework, and the time is not sent.
+        assert len(await consumer.claim(max=2.0)) == 2
+        assert await db.fetchval(held_s, 2) == 20
+        for fields, field, detail in (
+            ({"max": 10}, "max", "`max` must be at most 3 (HALFNOTE_CLAIM_MAX)."),
+            ({"invisible_s": 30}, "invisible_s", "`invisible_s` must be at most 20 (HALFNOTE_CLAIM_HELD_MAX_S)."),
+            ({"max": 2.0, "invisible_s": 30}, "invisible_s", None),
+        ):
+            answer = await client.post("/subscriptions/worker/claim", json=fields)
+            assert (answer.status_code, answer.json()["field"]) == (422, field)
+            assert detail in (None, answer.json()["detail"])
+        assert len(await consumer.claim()) == 1
+
+
+async def test_settings_do_not_raise_the_defaults_of_a_claim(
+    client: httpx.AsyncClient, consumer: Consumer, db: Connection
+) -> None:
+    await publish(client, *(order(n) for n in range(11)))
+    assert len(await consumer.claim()) == 10
+    assert await db.fetchval("select extract(epoch from held_until - claimed_at)::float from pull_claim") == 30
+
+
 async def test_a_pulled_subscription_has_no_shards(client: httpx.AsyncClient) -> None:
     put = {"topics": ["order"], "destination": {"type": "pull"}, "shards": 2}
     answer = await client.put("/subscriptions/worker", json=put)
