@@ -6,15 +6,18 @@ import typer
 
 from app.cli.api_client import DEFAULT_URL, AsJson, Url, call, path_of, print_json
 from app.cli.tables import moment
+from app.schemas.claims import CLAIM_DEFAULT
 
 # Shorter than the time that a command waits for an answer.
 WAIT_S = 20.0
-INVISIBLE_S = 60.0
 
 
 def consume(
     name: Annotated[str, typer.Argument(metavar="NAME", help="a subscription with the destination pull")],
-    at_once: Annotated[int, typer.Option("--max", help="the most messages of one claim", min=1)] = 10,
+    at_once: Annotated[
+        int | None,
+        typer.Option("--max", help="the most messages of one claim; not given: the service's default", min=1),
+    ] = None,
     count: Annotated[int | None, typer.Option(help="end after this many messages", min=1)] = None,
     once: Annotated[bool, typer.Option("--once", help="end when no message is there")] = False,
     keep: Annotated[bool, typer.Option("--keep", help="do not acknowledge: the messages come again")] = False,
@@ -24,11 +27,8 @@ def consume(
     """Claim messages, print each, and acknowledge what was printed."""
     path, left = path_of("subscriptions", name), count
     while left is None or left > 0:
-        wanted = {
-            "max": at_once if left is None else min(at_once, left),
-            "invisible_s": INVISIBLE_S,
-            "wait_s": 0.0 if once else WAIT_S,
-        }
+        most = _most(at_once, left)
+        wanted = {"wait_s": 0.0 if once else WAIT_S, **({} if most is None else {"max": most})}
         messages: list[dict[str, Any]] = call(url, "POST", f"{path}/claim", content=wanted)["messages"]
         for message in messages:
             if as_json:
@@ -41,6 +41,14 @@ def consume(
             left -= len(messages)
         if once and not messages:
             return
+
+
+def _most(at_once: int | None, left: int | None) -> int | None:
+    """Return the most messages of the next claim; None: the service's default, which its settings may lower."""
+    if at_once is not None:
+        return at_once if left is None else min(at_once, left)
+    # A number of our own could be above the setting.
+    return None if left is None or left >= CLAIM_DEFAULT else 1
 
 
 def _print(message: dict[str, Any]) -> None:

@@ -37,8 +37,9 @@ class Consumer:
     """Claims messages of a subscription with the destination `pull`, up to `at_most` at once.
 
     They are this consumer's for `invisible_s` seconds, which is extended while the work goes on; after a crash they
-    come again. Any number of consumers may share a subscription. `wait_s`: how long a claim waits for a message.
-    `attempt_s`: for one request. Use `async with`, or `close` it.
+    come again. Without `at_most` the service chooses, by default 10. Without `invisible_s` it is 60, or less if the
+    service allows less; a value above what it allows is refused. Any number of consumers may share a subscription.
+    `wait_s`: how long a claim waits for a message. `attempt_s`: for one request. Use `async with`, or `close` it.
     """
 
     def __init__(
@@ -46,8 +47,8 @@ class Consumer:
         url: str,
         subscription: str,
         *,
-        at_most: int = 10,
-        invisible_s: float = 60.0,
+        at_most: int | None = None,
+        invisible_s: float | None = None,
         wait_s: float = WAIT_S,
         attempt_s: float = 5.0,
         api_key: str | None = None,
@@ -200,8 +201,8 @@ class Consumer:
 
     async def _keep(self) -> None:
         """Extend the lease of what is held; forget what is not held any more."""
-        invisible_s = self._consuming.invisible_s
         while True:
+            invisible_s = self._consuming.invisible_s
             await asyncio.sleep(invisible_s * EXTENDED_AFTER)
             held = [*self._done.values(), *self._held.values()]
             if not held:

@@ -9,12 +9,15 @@ from dataclasses import dataclass
 from typing import Any
 from urllib.parse import quote
 
+from halfnote.errors import Refused
 from halfnote.exchange import Exchange, Request, asked
 from halfnote.message import Message
 from halfnote.times import instant
 
 log = logging.getLogger("halfnote")
 
+# How long messages are held, if the caller does not say.
+HELD_S = 60.0
 # The part of the lease after which it is extended.
 EXTENDED_AFTER = 1 / 3
 # How many characters of an error the service keeps.
@@ -32,27 +35,48 @@ class HeldMessage:
     handle: str
 
 
-@dataclass(frozen=True)
 class Consuming:
-    """The requests of one consumer. Durations in seconds; `at_most` messages a claim."""
+    """The requests of one consumer. Durations in seconds; `at_most` messages a claim.
 
-    subscription: str
-    at_most: int
-    invisible_s: float
-    attempt_s: float
-    clock: Callable[[], float] = time.monotonic
+    What is None was not given: the service then chooses the number of messages, and they are held for `HELD_S`, or for
+    less if the service refuses that. `invisible_s` is the time for which they are held.
+    """
 
-    def __post_init__(self) -> None:
-        if not 1 <= self.at_most <= 1000:
-            raise ValueError(f"at_most is 1 to 1000, not {self.at_most}")
+    def __init__(
+        self,
+        subscription: str,
+        at_most: int | None,
+        invisible_s: float | None,
+        attempt_s: float,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        if at_most is not None and not 1 <= at_most <= 1000:
+            raise ValueError(f"at_most is 1 to 1000, not {at_most}")
+        self.subscription = subscription
+        self.invisible_s = HELD_S if invisible_s is None else invisible_s
+        self._is_lowered = invisible_s is None
+        self._at_most = at_most
+        self.attempt_s = attempt_s
+        self._clock = clock
 
     def claimed(self, wait_s: float) -> Exchange[list[HeldMessage]]:
         """Claim messages; wait up to `wait_s` if there is none. Raises Refused or Unconfirmed."""
-        content = {"max": self.at_most, "invisible_s": self.invisible_s, "wait_s": wait_s}
         timeout_s = wait_s + self.attempt_s
-        request = self._post("claim", content, timeout_s)
-        answer = yield from asked("a claim of messages", request, within_s=timeout_s, clock=self.clock, attempts=1)
-        return [HeldMessage(self._message(found), found["handle"]) for found in answer.content["messages"]]
+        most = {} if self._at_most is None else {"max": self._at_most}
+        while True:
+            content = {**most, "invisible_s": self.invisible_s, "wait_s": wait_s}
+            request = self._post("claim", content, timeout_s)
+            try:
+                answer = yield from asked(
+                    "a claim of messages", request, within_s=timeout_s, clock=self._clock, attempts=1
+                )
+            except Refused as refused:
+                if not self._is_lowered or refused.field != "invisible_s" or self.invisible_s <= 1:
+                    raise
+                # The service allows less (HALFNOTE_CLAIM_HELD_MAX_S), and the caller has not asked for so much.
+                self.invisible_s = max(1.0, self.invisible_s / 2)
+                continue
+            return [HeldMessage(self._message(found), found["handle"]) for found in answer.content["messages"]]
 
     def settled(self, act: str, held: Sequence[HeldMessage], **fields: Any) -> Exchange[list[HeldMessage]]:
         """Acknowledge, give back, reject or extend; return those that were not held any more.
@@ -60,7 +84,7 @@ class Consuming:
         Halfnote sends them again, to this consumer or another one. Raises Refused or Unconfirmed.
         """
         request = self._post(act, {"handles": [one.handle for one in held], **fields}, self.attempt_s)
-        answer = yield from asked(f"`{act}` of messages", request, within_s=self.invisible_s, clock=self.clock)
+        answer = yield from asked(f"`{act}` of messages", request, within_s=self.invisible_s, clock=self._clock)
         outcomes = answer.content["outcomes"]
         return [one for one, outcome in zip(held, outcomes, strict=True) if outcome["status"] >= 300]
 

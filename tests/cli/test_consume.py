@@ -1,8 +1,11 @@
 """`halfnote consume`, and subscriptions whose messages consumers claim."""
 
+from pathlib import Path
+
 import httpx
 
 from tests.support.cli_runs import Run, run
+from tests.support.processes import serving
 
 __all__ = ["run"]
 
@@ -39,3 +42,17 @@ def test_a_subscription_that_workers_deliver_is_refused(run: Run) -> None:
     assert run("subscriptions", "put", "sent", "--topic", "sent", "--to", "http://127.0.0.1:9/").code == 0
     refused = run("consume", "sent", "--once")
     assert (refused.code, "pull" in refused.err) == (1, True)
+
+
+def test_what_is_not_given_is_lowered_to_what_the_service_allows(
+    run: Run, url: str, database: str, tmp_path: Path
+) -> None:
+    assert run("subscriptions", "put", "few", "--topic", "few.order", "--to", "pull").code == 0
+    sent = publish(url, "few.order", 8)
+    with serving(tmp_path, database, HALFNOTE_CLAIM_MAX="3", HALFNOTE_CLAIM_HELD_MAX_S="20") as limited:
+        refused = run("consume", "few", "--max", "4", "--once", "--url", limited)
+        assert (refused.code, "HALFNOTE_CLAIM_MAX" in refused.err) == (1, True)
+        printed = run("consume", "few", "--count", "5", "--url", limited)
+        assert (printed.code, [one for one in sent if one in printed.out]) == (0, sent[:5])
+        printed = run("consume", "few", "--once", "--url", limited)
+        assert (printed.code, [one for one in sent if one in printed.out]) == (0, sent[5:])

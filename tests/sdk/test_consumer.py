@@ -17,6 +17,7 @@ from halfnote.testing import Coordinator
 from app.database.connection import Connection
 from app.pull.wake import wake_consumers
 from app.runtime.state import Runtime
+from tests.conftest import assembled, client_of, settings_of
 from tests.sdk.coordinators import Scripted, answer, problem
 from tests.sdk.crashes import Connections
 from tests.sdk.in_process import FromThreads, service
@@ -283,6 +284,47 @@ async def test_a_claim_that_is_refused_is_raised_and_others_are_tried_again(monk
     coordinator = scripted(httpx.ConnectError("down"), problem(503, "overloaded"), claimed(1))
     async with Consumer(URL, "worker", transport=coordinator.transport()) as consumer:
         assert await taken(consumer, 1) == [1]
+
+
+async def test_what_the_caller_does_not_say_is_lowered_to_what_the_service_allows(
+    dsn: str, db: Connection, group: str
+) -> None:
+    held_s = "select extract(epoch from held_until - claimed_at)::float from pull_claim"
+    limited = settings_of(dsn, claim_max=3, claim_held_max_s=20)
+    async with assembled(limited, dsn) as runtime, client_of(runtime) as client:
+        await put_pulled(client)
+        await publish(client, *(order(n) for n in range(4)))
+        async with Consumer(URL, "worker", transport=service(runtime)) as consumer:
+            async for _ in consumer.messages():
+                assert await db.fetchval("select cardinality(transaction_ids) from pull_claim") == 3
+                assert await db.fetchval(held_s) == 15
+                break
+        for given in ({"at_most": 4}, {"invisible_s": 21.0}):
+            async with Consumer(URL, "worker", transport=service(runtime), **given) as consumer:
+                with pytest.raises(Refused, match="must be at most"):
+                    await anext(consumer.messages())
+
+
+def test_a_time_that_is_refused_is_halved_unless_the_caller_gave_it() -> None:
+    refusal = problem(422, "invalid", field="invisible_s")
+    coordinator = scripted(refusal, refusal, claimed(1), claimed(2))
+    with SyncConsumer(URL, "worker", transport=coordinator.transport()) as consumer:
+        for message in consumer.messages():
+            if message.json() == 2:
+                consumer.stop()
+    claims = coordinator.asked(CLAIM)
+    assert [one["invisible_s"] for one in claims] == [60, 30, 15, 15]
+    assert all("max" not in one for one in claims)
+    for given, asked in ({"invisible_s": 60.0}, [60]), ({}, [60, 30, 15, 7.5, 3.75, 1.875, 1]):
+        coordinator = scripted(refusal)
+        with SyncConsumer(URL, "worker", transport=coordinator.transport(), **given) as consumer:
+            with pytest.raises(Refused):
+                next(consumer.messages())
+        assert [one["invisible_s"] for one in coordinator.asked(CLAIM)] == asked
+    coordinator = scripted(problem(422, "invalid", field="max"))
+    with SyncConsumer(URL, "worker", transport=coordinator.transport()) as consumer, pytest.raises(Refused):
+        next(consumer.messages())
+    assert len(coordinator.asked(CLAIM)) == 1
 
 
 async def test_an_acknowledgement_that_came_too_late_is_logged(caplog: pytest.LogCaptureFixture) -> None:
