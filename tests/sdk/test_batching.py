@@ -56,6 +56,20 @@ def outcomes(*each: dict[str, Any]) -> Response:
     return Response(200, {}, json.dumps({"outcomes": each}).encode())
 
 
+def noting_paths(runtime: Runtime) -> tuple[httpx.ASGITransport, list[str]]:
+    """Return the service, and the paths of the requests that come to it."""
+    paths: list[str] = []
+    transport = service(runtime)
+    asked = transport.handle_async_request
+
+    async def handle(request: httpx.Request) -> httpx.Response:
+        paths.append(request.url.path)
+        return await asked(request)
+
+    transport.handle_async_request = handle  # type: ignore[method-assign]
+    return transport, paths
+
+
 class Service:
     """A wire that holds each request until `go`; its answers repeat the numbers of the halves."""
 
@@ -481,16 +495,7 @@ async def test_a_thread_whose_request_fails_frees_the_others() -> None:
 
 
 async def test_the_service_decides_transactions_of_many_callers(runtime: Runtime, db: Connection, group: str) -> None:
-    paths: list[str] = []
-
-    transport = service(runtime)
-    asked = transport.handle_async_request
-
-    async def handle(request: httpx.Request) -> httpx.Response:
-        paths.append(request.url.path)
-        return await asked(request)
-
-    transport.handle_async_request = handle  # type: ignore[method-assign]
+    transport, paths = noting_paths(runtime)
     current: dict[str, str] = {}
 
     def trace() -> str | None:
@@ -545,15 +550,7 @@ async def test_threads_decide_transactions_together(runtime: Runtime, db: Connec
 async def test_callers_that_do_not_share_have_requests_of_their_own(
     runtime: Runtime, db: Connection, group: str
 ) -> None:
-    paths: list[str] = []
-    transport = service(runtime)
-    asked = transport.handle_async_request
-
-    async def handle(request: httpx.Request) -> httpx.Response:
-        paths.append(request.url.path)
-        return await asked(request)
-
-    transport.handle_async_request = handle  # type: ignore[method-assign]
+    transport, paths = noting_paths(runtime)
     async with TransactionProducer("http://localhost", group=group, transport=transport, batching=False) as producer:
 
         async def one(n: int) -> None:
