@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import sys
 from collections.abc import Sequence
 from typing import Any
 
@@ -10,6 +11,7 @@ from app.rocketmq.halfnote_api import HalfnoteApi
 from app.rocketmq.paths import path_of
 from app.rocketmq.receiving import ClaimedDelivery, read_messages
 from app.rocketmq.refusals import CallRefused, refusal_of
+from app.rocketmq.renewals import HELD_S, LOOK_S
 from app.rocketmq.subscriptions import Subscriptions
 
 # A request names at most so many handles.
@@ -17,25 +19,44 @@ HANDLES_MAX = 500
 
 
 class Claiming:
-    """Claims and settles with the API key of the client for which it is done."""
+    """Claims and settles with the API key of the client for which it is done.
+
+    `held_s`: for how long messages are held at once whose time is renewed. It, and how many messages a claim takes, are
+    halved while Halfnote's settings allow less (HALFNOTE_CLAIM_HELD_MAX_S, HALFNOTE_CLAIM_MAX).
+    """
 
     def __init__(self, api: HalfnoteApi, subscriptions: Subscriptions) -> None:
         self._api, self._subscriptions = api, subscriptions
+        self.held_s = HELD_S
+        self._most = sys.maxsize
         self._give_backs: set[asyncio.Task[None]] = set()
 
     async def claim(
-        self, name: str, keys: ApiKeys, *, most: int, held_s: float, wait_s: float
+        self, name: str, keys: ApiKeys, *, most: int, held_s: float | None, wait_s: float
     ) -> Sequence[ClaimedDelivery]:
-        """Claim up to `most` messages for `held_s` seconds; wait for one up to `wait_s`. Raises CallRefused."""
-        content = {"max": most, "invisible_s": held_s, "wait_s": wait_s}
+        """Claim up to `most` messages for `held_s` seconds; wait for one up to `wait_s`. Raises CallRefused.
+
+        Without `held_s` they are to be renewed, and are held for the `held_s` of this object.
+        """
         path = path_of("subscriptions", name, "claim")
-        try:
-            answer = await self._api.post(path, keys.subscriber, content, wait_s=wait_s)
-        except CallRefused as refused:
-            if refused.slug in ("subscription-unknown", "not-pulled"):
-                self._subscriptions.forget(name, keys)
-            raise
-        return read_messages(answer).messages
+        while True:
+            at_most = min(most, self._most)
+            seconds = self.held_s if held_s is None else held_s
+            content = {"max": at_most, "invisible_s": seconds, "wait_s": wait_s}
+            try:
+                answer = await self._api.post(path, keys.subscriber, content, wait_s=wait_s)
+            except CallRefused as refused:
+                if refused.slug in ("subscription-unknown", "not-pulled"):
+                    self._subscriptions.forget(name, keys)
+                if refused.field == "max" and at_most > 1:
+                    self._most = min(self._most, at_most // 2)
+                # Less could not be renewed in time.
+                elif refused.field == "invisible_s" and held_s is None and seconds / 2 > LOOK_S:
+                    self.held_s = min(self.held_s, seconds / 2)
+                else:
+                    raise
+            else:
+                return read_messages(answer).messages
 
     async def settle(
         self, name: str, keys: ApiKeys, how: str, handles: Sequence[str], **more: Any

@@ -23,7 +23,7 @@ from app.rocketmq.protocol.service_pb2 import (
 )
 from app.rocketmq.receiving import ClaimedDelivery, delivered
 from app.rocketmq.refusals import OK_STATUS, CallRefused
-from app.rocketmq.renewals import HELD_S, Renewals
+from app.rocketmq.renewals import Renewals
 from app.rocketmq.subscriptions import Shape, Subscriptions
 
 BATCH_MAX = 32
@@ -50,7 +50,7 @@ class Consuming:
         resource = request.message_queue.topic
         topic = topic_of(resource)
         name = subscription_of(request.group, topic)
-        held_s = _held_s(request)
+        wanted_s = _held_s(request)
         shape = await self._ready(request, call, name, topic)
         # Apache's client for Go goes on with the next message of a batch while one that failed waits for its retry.
         one_by_one = shape["ordered"] == "key" and call.language == "GO"
@@ -58,16 +58,17 @@ class Consuming:
             name,
             call.keys,
             most=1 if one_by_one else min(max(request.batch_size, 1), BATCH_MAX),
-            held_s=held_s,
+            held_s=wanted_s,
             wait_s=_poll_s(request, call.left_s),
         )
         if not claimed:
             yield ReceiveMessageResponse(status=Status(code=Code.MESSAGE_NOT_FOUND, message="There is no new message."))
             return
         left = list(claimed)
+        held_s = self._claiming.held_s if wanted_s is None else wanted_s
         try:
             if request.auto_renew:
-                self._renewals.hold([one.handle for one in claimed], call.client_id, name, call.keys)
+                self._renewals.hold([one.handle for one in claimed], call.client_id, name, call.keys, held_s)
             yield ReceiveMessageResponse(status=OK_STATUS)
             for one in claimed:
                 yield ReceiveMessageResponse(message=delivered(one, resource, held_s))
@@ -151,9 +152,10 @@ class Consuming:
         self._claiming.give_back(name, call.keys, handles, "the consumer left before it got the message")
 
 
-def _held_s(request: ReceiveMessageRequest) -> float:
+def _held_s(request: ReceiveMessageRequest) -> float | None:
+    """Return for how long a client wants to hold messages; None: their time is renewed. Raises CallRefused."""
     if request.auto_renew:
-        return HELD_S
+        return None
     seconds = request.invisible_duration.ToMilliseconds() / 1000
     if not INVISIBLE_LEAST_S <= seconds <= INVISIBLE_MOST_S:
         raise CallRefused(

@@ -40,6 +40,7 @@ class HeldReceipt:
     keys: ApiKeys
     since: float
     until: float
+    held_s: float
 
 
 class Renewals:
@@ -52,11 +53,11 @@ class Renewals:
     def __len__(self) -> int:
         return len(self._held)
 
-    def hold(self, handles: Iterable[str], client_id: str, subscription: str, keys: ApiKeys) -> None:
-        """Renew these handles until they are settled or the client is gone."""
+    def hold(self, handles: Iterable[str], client_id: str, subscription: str, keys: ApiKeys, held_s: float) -> None:
+        """Renew these handles, each time for `held_s` seconds, until they are settled or the client is gone."""
         now = time.monotonic()
         for handle in handles:
-            self._held[handle] = HeldReceipt(client_id, subscription, keys, now, now + HELD_S)
+            self._held[handle] = HeldReceipt(client_id, subscription, keys, now, now + held_s, held_s)
 
     def settled(self, handles: Iterable[str]) -> None:
         """Renew these handles no more."""
@@ -75,19 +76,19 @@ class Renewals:
 
     async def renew(self, now: float) -> None:
         """Renew what is due at `now` (monotonic seconds). Forget what is over or whose client has left."""
-        due: dict[tuple[str, ApiKeys], list[str]] = defaultdict(list)
+        due: dict[tuple[str, ApiKeys, float], list[str]] = defaultdict(list)
         for handle, one in list(self._held.items()):
             gone = self._clients.get(one.client_id, one.keys) is None
             if gone or now > one.until or now - one.since > RENEWED_MOST_S:
                 del self._held[handle]
             elif one.until - now <= AHEAD_S:
-                due[one.subscription, one.keys].append(handle)
-        for (subscription, keys), handles in due.items():
+                due[one.subscription, one.keys, one.held_s].append(handle)
+        for (subscription, keys, held_s), handles in due.items():
             for start in range(0, len(handles), 1000):
-                await self._extend(subscription, keys, handles[start : start + 1000], now)
+                await self._extend(subscription, keys, handles[start : start + 1000], held_s, now)
 
-    async def _extend(self, subscription: str, keys: ApiKeys, handles: list[str], now: float) -> None:
-        content = {"handles": handles, "invisible_s": HELD_S}
+    async def _extend(self, subscription: str, keys: ApiKeys, handles: list[str], held_s: float, now: float) -> None:
+        content = {"handles": handles, "invisible_s": held_s}
         try:
             await self._api.post(path_of("subscriptions", subscription, "extend"), keys.subscriber, content)
         except CallRefused as refused:
@@ -96,4 +97,4 @@ class Renewals:
         for handle in handles:
             one = self._held.get(handle)
             if one is not None:
-                one.until = now + HELD_S
+                one.until = now + held_s

@@ -13,7 +13,7 @@ import pytest
 from app.database.connection import Connection
 from app.rocketmq import consuming, renewals
 from app.rocketmq.credentials import ApiKeys, Credentials
-from app.rocketmq.protocol.definition_pb2 import DELAY, FIFO, PUSH_CONSUMER, SQL, Message, Resource, Settings
+from app.rocketmq.protocol.definition_pb2 import DELAY, FIFO, PUSH_CONSUMER, SQL, Code, Message, Resource, Settings
 from app.rocketmq.protocol.service_pb2 import (
     AckMessageEntry,
     AckMessageRequest,
@@ -23,6 +23,7 @@ from app.rocketmq.protocol.service_pb2 import (
     TelemetryCommand,
 )
 from app.runtime.state import Runtime
+from tests.conftest import assembled, client_of, settings_of
 from tests.support.consumers import lapse, sweep_after
 from tests.support.gateway import (
     GatewayInProcess,
@@ -241,6 +242,46 @@ async def test_messages_of_a_push_consumer_are_renewed_while_it_is_connected(
             await asyncio.sleep(0.01)
     await parts.renewals.renew(due_at + 50)
     assert parts.renewals._held == {}
+
+
+async def test_messages_are_claimed_and_renewed_within_what_halfnote_allows(dsn: str, db: Connection) -> None:
+    held_s = "select extract(epoch from held_until - claimed_at)::float from pull_claim order by claim_id"
+    limited = settings_of(dsn, claim_max=3, claim_held_max_s=20)
+    async with (
+        assembled(limited, dsn) as runtime,
+        client_of(runtime) as client,
+        gateway_over(client._transport) as (parts, channel),
+    ):
+        rocket = RocketClient(channel)
+        stream, _ = await rocket.connect(consumer_of("points", "order", client_type=PUSH_CONSUMER))
+        await sent(rocket, *(message_of("order", b"x") for _ in range(4)))
+        # 60 and 30 s are refused, and so are 32, 16, 8 and 4 messages.
+        messages = await received(rocket, auto_renew=True)
+        assert [one.system_properties.invisible_duration.seconds for one in messages] == [15] * 2
+        messages += await received(rocket, auto_renew=True, batch_size=1)
+        assert [row[0] for row in await db.fetch(held_s)] == [15, 15]
+        now = time.monotonic()
+        await parts.renewals.renew(now)
+        assert {one.until for one in parts.renewals._held.values()} == {now + 15}
+        assert set(await acked(rocket, *map(handle_of, messages))) == {"OK"}
+        # What a client asks for itself is refused.
+        code, _ = await rocket.receive(receive_of("points", "order", invisible_s=21))
+        assert code == Code.ILLEGAL_INVISIBLE_TIME
+        assert len(await received(rocket, invisible_s=20)) == 1
+        stream.cancel()
+
+
+async def test_a_time_that_is_too_short_to_renew_is_refused(dsn: str) -> None:
+    async with (
+        assembled(settings_of(dsn, claim_held_max_s=7), dsn) as runtime,
+        client_of(runtime) as client,
+        gateway_over(client._transport) as (_, channel),
+    ):
+        rocket = RocketClient(channel)
+        stream, _ = await rocket.connect(consumer_of("points", "order", client_type=PUSH_CONSUMER))
+        code, _ = await rocket.receive(receive_of("points", "order", auto_renew=True))
+        assert code == Code.ILLEGAL_INVISIBLE_TIME
+        stream.cancel()
 
 
 async def test_a_client_gives_up_and_the_message_is_a_dead_letter(

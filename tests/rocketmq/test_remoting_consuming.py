@@ -13,6 +13,7 @@ from app.rocketmq.remoting import pulling
 from app.rocketmq.remoting.codes import RequestCode, ResultCode
 from app.rocketmq.remoting.remoting_gateway import RemotingGateway
 from app.runtime.state import Runtime
+from tests.conftest import assembled, client_of, settings_of
 from tests.support.consumers import lapse
 from tests.support.remoting import ONEWAY, ReadMessage, RemotingPeer, read_messages, remoting_over
 
@@ -67,6 +68,27 @@ async def sent_back(peer: RemotingPeer, message: ReadMessage, **fields: Any) -> 
 
 async def receipts(db: Connection) -> int:
     return int(await db.fetchval("select count(*) from receipt"))
+
+
+async def test_messages_are_pulled_within_what_halfnote_allows(dsn: str, db: Connection) -> None:
+    limited = settings_of(dsn, claim_max=3, claim_held_max_s=20)
+    async with (
+        assembled(limited, dsn) as runtime,
+        client_of(runtime) as client,
+        remoting_over(client._transport) as (gateway, port),
+    ):
+        peer = await RemotingPeer.connect(port)
+        await joined(peer)
+        await sent(peer, b"a", b"b", b"c")
+        messages = await pulled(peer, 0)
+        messages += await pulled(peer, 2)
+        assert [one.body for one in messages] == [b"a", b"b", b"c"]
+        assert await db.fetch("select size, extract(epoch from held_until - claimed_at)::float from pull_claim") == [
+            (2, 15),
+            (1, 15),
+        ]
+        assert {one.held_s for one in gateway.renewals._held.values()} == {15}
+        await peer.close()
 
 
 async def test_what_is_below_a_committed_offset_is_acknowledged(peer: RemotingPeer, db: Connection) -> None:

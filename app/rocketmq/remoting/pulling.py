@@ -17,7 +17,7 @@ from app.rocketmq.remoting.remoting_clients import GroupMember, RemotingClient
 from app.rocketmq.remoting.requests import RemotingCall
 from app.rocketmq.remoting.routes import QUEUES
 from app.rocketmq.remoting.store_format import encode_message
-from app.rocketmq.renewals import HELD_S, Renewals
+from app.rocketmq.renewals import Renewals
 from app.rocketmq.subscriptions import Subscriptions
 
 BATCH_MAX = 32
@@ -112,7 +112,7 @@ class Pulling:
             queue.subscription,
             client.keys,
             most=min(max(call.number("maxMsgNums", BATCH_MAX), 1), BATCH_MAX, HELD_MAX - len(queue)),
-            held_s=HELD_S,
+            held_s=None,
             wait_s=min(wait_s, POLL_HOLDING_S) if len(queue) else wait_s,
         )
         if not claimed:
@@ -136,7 +136,8 @@ class Pulling:
             parts.append(encode_message(message, call.connection.host))
         queue.hold(held)
         queue.next_offset = offset + len(held)
-        self._renewals.hold([one.handle for one in held], client.client_id, queue.subscription, client.keys)
+        handles = [one.handle for one in held]
+        self._renewals.hold(handles, client.client_id, queue.subscription, client.keys, self._claiming.held_s)
         fields = _offsets(queue.next_offset, queue.next_offset)
         return call.frame.answered(ResultCode.SUCCESS, "FOUND", fields, b"".join(parts))
 
