@@ -320,9 +320,14 @@ class Settings(BaseSettings):
         None, ge=86_400, description="how long the archive keeps a day after the end of the day; empty: forever"
     )
     days_ahead: int = Field(7, ge=1, le=60, description="for how many days after today partitions are made")
-    claim_max: int = Field(1000, ge=1, le=10_000, description="the most messages of one claim of a consumer")
+    claim_max: int = Field(
+        1000, ge=1, le=10_000, description="the most messages of one claim of a consumer; below 10 also the default"
+    )
     claim_held_max_s: int = Field(
-        12 * 3600, ge=1, le=12 * 3600, description="the longest time for which a consumer may hold a message"
+        12 * 3600,
+        ge=1,
+        le=12 * 3600,
+        description="the longest time for which a consumer may hold a message; below 30 also the default of a claim",
     )
     claim_connections: int = Field(
         8, ge=1, le=100, description="database connections of a process for consumers that claim, opened when needed"
