@@ -340,6 +340,20 @@ async def test_a_check_that_a_worker_asks_is_not_claimed(
     assert check["transaction_id"] == str(transaction_id)
 
 
+async def test_the_lease_of_a_worker_does_not_lapse_as_a_claim(
+    client: httpx.AsyncClient, runtime: Runtime, db: Connection, shop: str
+) -> None:
+    transaction_id = await in_doubt(client, runtime)
+    [check] = await claim(client)
+    assert [one["status"] for one in await reply(client, to(check, "unknown"))] == [202]
+    before = await attempts(db, transaction_id)
+    runtime.clock.fixed = runtime.clock.now()
+    await db.execute("update check_back set lease_epoch = lease_epoch + 1, leased_until = $1", runtime.clock.fixed)
+    runtime.clock.fixed += timedelta(seconds=1)
+    assert (await Lapses().step(runtime, runtime.clock.fixed)).done == 0
+    assert await attempts(db, transaction_id) == before
+
+
 async def test_claims_come_before_calls_where_a_group_has_both(
     client: httpx.AsyncClient, runtime: Runtime, db: Connection
 ) -> None:
