@@ -1,5 +1,6 @@
 """Limits of subscriptions whose messages consumers claim: how long they wait, how many wait, and how many a second."""
 
+import asyncio
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -7,7 +8,7 @@ import httpx
 import pytest
 
 from app.clock import Clock
-from app.database.connection import Connection
+from app.database.connection import Connection, connect
 from app.pull import expiry, sweep
 from app.pull.claiming import claim
 from app.pull.pacing import CLAIMED_AT, paced_until_of, pacer_of
@@ -244,6 +245,28 @@ async def test_claims_follow_the_rate_together(
     clock.fixed -= timedelta(hours=1)
     for expected in (1, 0):
         assert len((await claim(db, clock, subscription, 100, timedelta(seconds=600))).messages) == expected
+
+
+async def test_a_claim_sees_what_one_at_the_same_time_took_of_the_rate(
+    client: httpx.AsyncClient, runtime: Runtime, db: Connection, dsn: str, group: str
+) -> None:
+    consumer = await subscribed(client, rate_per_s=20)
+    await publish(client, *(order(n) for n in range(10)))
+    now = runtime.clock.fixed = runtime.clock.now()
+    waits = (
+        "select exists (select from pg_stat_activity where wait_event_type = 'Lock' and datname = current_database())"
+    )
+    watcher = await connect(dsn)
+    try:
+        async with db.transaction():
+            await db.execute("update pull_cursor set paced_until = $1", now + timedelta(milliseconds=500))
+            claiming = asyncio.create_task(consumer.claim(max=100))
+            async with asyncio.timeout(30):
+                while not await watcher.fetchval(waits):
+                    assert not claiming.done()
+    finally:
+        await watcher.close()
+    assert await claiming == []
 
 
 async def test_retries_count_in_the_rate(client: httpx.AsyncClient, db: Connection, group: str) -> None:
