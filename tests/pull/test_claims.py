@@ -614,11 +614,12 @@ async def test_a_subscription_is_not_changed_to_or_from_pull(client: httpx.Async
     assert (answer.status_code, answer.json()["type"]) == (409, "/problems/nothing-sent")
 
 
+@pytest.mark.parametrize("invisible_s", [30, 600])
 async def test_a_deleted_subscription_leaves_nothing(
-    client: httpx.AsyncClient, consumer: Consumer, runtime: Runtime, db: Connection
+    client: httpx.AsyncClient, consumer: Consumer, runtime: Runtime, db: Connection, invisible_s: int
 ) -> None:
     await publish(client, order(1))
-    [message] = await consumer.claim()
+    [message] = await consumer.claim(invisible_s=invisible_s)
     assert (await client.delete("/subscriptions/worker")).status_code == 204
     answer = await client.post("/subscriptions/worker/ack", json={"handles": [message["handle"]]})
     assert answer.status_code == 404
