@@ -15,7 +15,7 @@ from app.runtime.state import Runtime
 from app.store.pull.claims import HeldMessage
 from app.store.pull.settles import settle_held
 from tests.support.consumers import Consumer, put_pulled, sweep_after
-from tests.support.days import go_to, long_ago
+from tests.support.days import go_to, long_ago, post_end, post_half
 from tests.support.relay_stepping import order, publish
 
 OLD_TIME = long_ago(10)
@@ -89,6 +89,28 @@ async def test_what_consumers_hold_at_the_longest_retention_is_dead_and_can_be_r
     assert (again["offset"], again["body"]) == (sent[2], {"order": 2})
     assert await consumer.ack(again) == [200]
     assert await db.fetchval("select count(*) from delivery_retry") == 0
+
+
+async def test_with_on_dead_hold_a_dead_letter_of_a_removed_day_holds_none_before_it(
+    client: httpx.AsyncClient, runtime: Runtime, db: Connection, group: str
+) -> None:
+    midnight = OLD_TIME.replace(hour=0) + timedelta(days=1)
+    await go_to(runtime, db, midnight - timedelta(minutes=1))
+    await db.execute("update day set state = 'gone' where day = $1", DAY - timedelta(days=1))
+    await put_pulled(client, ordered="key", on_dead="hold")
+    late = await post_half(client, order(0, key="a"))
+    await go_to(runtime, db, midnight + timedelta(minutes=1))
+    [first] = await publish(client, order(1, key="a"))
+    assert (await post_end(client, late)).status_code == 200
+    await retention_loop.step(runtime, MUCH_LATER)
+    assert await db.fetchval(DAY_STATE, DAY) == "gone"
+    assert await dead(db) == [first + 1]
+    consumer = Consumer(client)
+    [message] = await consumer.claim()
+    assert message["offset"] == first
+    assert await consumer.ack(message) == [200]
+    await publish(client, order(2, key="a"))
+    assert await consumer.claim() == []
 
 
 async def test_a_day_that_is_being_removed_is_neither_claimed_nor_settled_and_opens_again(
