@@ -408,6 +408,21 @@ async def test_bad_requests_are_refused(client: httpx.AsyncClient, runtime: Runt
         assert (await client.post(f"{SHOP}/checks/answers", json=body)).status_code == 422
 
 
+async def test_requests_at_a_bound_are_taken(client: httpx.AsyncClient, runtime: Runtime, shop: str) -> None:
+    for fields in ({"max": 1}, {"max": 100}, {"invisible_s": 1}, {"invisible_s": 3600}, {"wait_s": 0}, {"wait_s": 30}):
+        await in_doubt(client, runtime)
+        assert len(await claim(client, **fields)) == 1, fields
+    for fields in ({"invisible_s": 3601}, {"wait_s": -1}):
+        answer = await client.post(f"{SHOP}/checks/claim", json=fields)
+        assert (answer.status_code, answer.json()["field"]) == (422, next(iter(fields)))
+    transaction_id = await in_doubt(client, runtime)
+    [check] = await claim(client)
+    for reason, status in (("x" * 1001, 422), ("x" * 1000, 202)):
+        [outcome] = await reply(client, to(check, "unknown", reason=reason))
+        assert (outcome["status"], outcome.get("transaction_id", str(transaction_id))) == (status, str(transaction_id))
+    assert len(await reply(client, *[{}] * 500)) == 500
+
+
 async def test_large_bodies_are_handed_out_in_parts(
     client: httpx.AsyncClient, runtime: Runtime, db: Connection, shop: str
 ) -> None:
