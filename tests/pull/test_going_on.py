@@ -126,6 +126,25 @@ async def test_the_scope_of_each_key_is_seen(dsn: str, group: str) -> None:
             assert (answer.status_code, len(answer.json().get("messages", ()))) == (status, count)
 
 
+async def test_a_subscription_out_of_scope_is_refused_whatever_its_topics(dsn: str, group: str) -> None:
+    async with assembled(settings_of(dsn, auth="keys"), dsn) as runtime, client_of(runtime) as client:
+        client.headers.update(bearer(await make(runtime, Role.ADMIN)))
+        await put_pulled(client)
+        await publish(client, *(order(n) for n in range(3)))
+        other = bearer(await make(runtime, Role.SUBSCRIBER, subscriptions=["mailer"], topics=["order"]))
+        [message] = await Consumer(client).claim(max=1)
+        requests = {name: {"handles": [message["handle"]]} for name in ("ack", "nack", "reject", "extend")}
+        requests["extend"] |= {"invisible_s": 60}
+        for action, request in {"claim": {"max": 1}, **requests}.items():
+            answer = await client.post(f"/subscriptions/worker/{action}", json=request, headers=other)
+            assert (answer.status_code, answer.json()["missing"]) == (403, {"subscriptions": "worker"}), action
+        # Also after a change, when the subscription is read again.
+        runtime.pulled.clear()
+        answer = await client.post("/subscriptions/worker/claim", json={}, headers=other)
+        assert answer.status_code == 403
+        assert await Consumer(client).ack(message) == [200]
+
+
 @pytest.mark.parametrize("action", ["claim", "ack"])
 @pytest.mark.parametrize("body", [b"{}x", b'{"max": 0}', b'{"handles": []}', b'{"more": 1}', b"[]", b"\xff", b""])
 async def test_a_request_at_fault_is_refused_as_by_the_framework(
