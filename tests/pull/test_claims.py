@@ -458,6 +458,18 @@ async def test_delayed_messages_come_when_they_are_due(
     assert await consumer.ack(message) == [200]
 
 
+@pytest.mark.parametrize("early", [timedelta(0), timedelta(microseconds=1)])
+async def test_a_message_that_is_claimed_at_its_due_time_is_not_passed_over(
+    client: httpx.AsyncClient, consumer: Consumer, runtime: Runtime, db: Connection, early: timedelta
+) -> None:
+    await publish(client, order(1, deliver_after_s=60))
+    due_at = await db.fetchval("select due_at from outbox")
+    runtime.clock.fixed = due_at - early
+    assert len(await consumer.claim()) == (0 if early else 1)
+    runtime.clock.fixed = due_at
+    assert len(await consumer.claim()) == (1 if early else 0)
+
+
 async def test_filters_choose_the_messages(client: httpx.AsyncClient, group: str) -> None:
     await put_pulled(client, topics=["order", "bill*"], filters={"tags": ["new"], "headers": {"region": "eu"}})
     wanted = {"tag": "new", "headers": {"region": "eu", "other": "x"}}
