@@ -162,7 +162,8 @@ async def test_a_retry_whose_time_is_over_is_not_held(
     [message] = await consumer.claim()
     await consumer.settle("nack", message["handle"], retry_after_s=0)
     [second] = await consumer.claim()
-    await db.execute("update delivery_retry set leased_until = now() - interval '1 second', due_at = now()")
+    over = "now() - interval '1 second'"
+    await db.execute(f"update delivery_retry set leased_until = {over}, due_at = {over}")
     # It is not claimed before the attempt was counted.
     assert await consumer.claim() == []
     assert await consumer.ack(second) == [409]
@@ -297,7 +298,7 @@ async def test_a_message_that_is_given_back_follows_the_schedule(
     assert (row["attempts"], row["last_error"], row["leased_until"]) == (1, "no paper", None)
     assert timedelta(seconds=85) < row["due_at"] - runtime.clock.now() < timedelta(seconds=111)
     assert await consumer.claim() == []
-    await db.execute("update delivery_retry set due_at = now()")
+    await db.execute("update delivery_retry set due_at = now() - interval '1 second'")
     [second] = await consumer.claim()
     [outcome] = await consumer.settle("nack", second["handle"], retry_after_s=0)
     [third] = await consumer.claim()
@@ -452,7 +453,7 @@ async def test_delayed_messages_come_when_they_are_due(
     assert [message["offset"]] == now
     assert await consumer.claim() == []
     assert (await standing(db))["retries"] == 1
-    await db.execute("update delivery_retry set due_at = now()")
+    await db.execute("update delivery_retry set due_at = now() - interval '1 second'")
     [message] = await consumer.claim()
     assert ([message["offset"]], message["attempt"]) == (late, 1)
     assert await consumer.ack(message) == [200]

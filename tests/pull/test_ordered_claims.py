@@ -77,7 +77,7 @@ async def test_what_is_not_settled_keeps_its_key_back(
     assert offsets(await consumer.claim()) == sent[2:]
     if how == "nack":
         assert await consumer.claim() == []
-        await db.execute("update delivery_retry set due_at = now() where first_at is not null")
+        await db.execute("update delivery_retry set due_at = now() - interval '1 second' where first_at is not null")
     else:
         assert await consumer.ack(first) == [200]
         sent = sent[1:]

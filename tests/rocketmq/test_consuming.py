@@ -112,7 +112,7 @@ async def test_what_is_not_acknowledged_in_time_comes_again(
     [first] = await received(rocket)
     await lapse(db, runtime)
     assert await acked(rocket, handle_of(first)) == ["INVALID_RECEIPT_HANDLE"] * 2
-    await db.execute("update delivery_retry set due_at = now()")
+    await db.execute("update delivery_retry set due_at = now() - interval '1 second'")
     [again] = await received(rocket)
     assert again.system_properties.delivery_attempt == 2
     assert again.system_properties.message_id == first.system_properties.message_id
@@ -320,8 +320,8 @@ async def test_delay_and_message_group_come_back(rocket: RocketClient, db: Conne
     assert (grouped.system_properties.message_group, list(grouped.system_properties.keys)) == ("g1", ["k"])
     assert grouped.system_properties.message_type == FIFO
     assert await db.fetchval("select count(*) from half where key = 'g1'") == 1
-    await db.execute("update outbox set due_at = now() where due_at is not null")
-    await db.execute("update delivery_retry set due_at = now()")
+    await db.execute("update outbox set due_at = now() - interval '1 second' where due_at is not null")
+    await db.execute("update delivery_retry set due_at = now() - interval '1 second'")
     [later] = await received(rocket)
     assert later.system_properties.delivery_timestamp == delayed.system_properties.delivery_timestamp
 

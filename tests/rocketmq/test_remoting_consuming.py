@@ -171,7 +171,7 @@ async def test_another_process_goes_on_with_the_clients_own_offsets(
         await other.commit(3)
         assert await receipts(db) == 1
         await lapse(db, runtime)
-        await db.execute("update delivery_retry set due_at = now()")
+        await db.execute("update delivery_retry set due_at = now() - interval '1 second'")
         again = await pulled(other, 3)
         assert sorted((one.body, one.reconsume_times) for one in again) == [(b"a", 1), (b"b", 1)]
         await other.close()
@@ -230,7 +230,7 @@ async def test_a_message_is_given_back(
     if level >= 0:
         due = await db.fetchval("select extract(epoch from due_at - now()) from delivery_retry")
         assert (float(due) < 2) == (level == 1)
-        await db.execute("update delivery_retry set due_at = now()")
+        await db.execute("update delivery_retry set due_at = now() - interval '1 second'")
         assert [one.reconsume_times for one in await pulled(peer, 1)] == [1]
     assert await sent_back(peer, message) == ResultCode.SYSTEM_ERROR
 
@@ -241,7 +241,7 @@ async def test_the_last_attempt_of_a_client_is_a_dead_letter(
     await sent(peer, b"a")
     [message] = await pulled(peer, 0)
     assert await sent_back(peer, message, maxReconsumeTimes=1) == ResultCode.SUCCESS
-    await db.execute("update delivery_retry set due_at = now()")
+    await db.execute("update delivery_retry set due_at = now() - interval '1 second'")
     [message] = await pulled(peer, 1)
     assert await sent_back(peer, message, maxReconsumeTimes=1) == ResultCode.SUCCESS
     assert len((await client.get("/dead-letters")).json()["items"]) == 1

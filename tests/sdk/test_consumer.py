@@ -186,7 +186,7 @@ async def test_a_handler_that_fails_gives_the_later_ones_of_its_key_back(
         work = asyncio.create_task(consumer.run(handler, at_once=3))
         async with asyncio.timeout(60):
             while await db.fetchval("select count(*) from receipt") < 4:
-                await db.execute("update delivery_retry set due_at = now() where leased_until is null")
+                await db.execute("update delivery_retry set due_at = now() - interval '1 s' where leased_until is null")
                 await wake_consumers(runtime, runtime.clock.now())
                 await asyncio.sleep(0.01)
         consumer.stop()
