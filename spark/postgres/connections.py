@@ -5,7 +5,7 @@ import os
 import socket
 import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from datetime import date, datetime
 from pathlib import Path
@@ -18,6 +18,7 @@ from psycopg.rows import dict_row
 
 from spark import schemas
 from spark.errors import BusyError, RunFailedError, SnapshotLostError
+from spark.postgres.readers import Readers
 from spark.postgres.standby import StandbySettings, cancelled_by_replay
 
 Connection: TypeAlias = "psycopg.Connection[dict[str, Any]]"
@@ -214,7 +215,7 @@ class Snapshot:
     """A snapshot of the database. Other sessions of the same server can import it while it is open.
 
     `name`: its name for the import. `seen_at`: a time not later than the snapshot; on a standby, the replayed time.
-    `ended`: set when it is not needed any more, so that every reader stops.
+    `readers`: connections that read it. `ended`: set when it is not needed any more, so that every reader stops.
     """
 
     def __init__(self, connection: Connection, name: str, seen_at: datetime, *, standby: bool) -> None:
@@ -222,6 +223,7 @@ class Snapshot:
         self.name = name
         self.seen_at = seen_at
         self.standby = standby
+        self.readers = Readers(connection, name)
         self.ended = threading.Event()
 
     def days(self) -> list[Day]:
@@ -313,7 +315,9 @@ def open_snapshot(url: str) -> Iterator[Snapshot]:
         connection.execute("begin transaction isolation level repeatable read read only")
         exported = connection.execute("select pg_export_snapshot() as name").fetchone()
         assert exported is not None
-        yield Snapshot(connection, exported["name"], moment["seen_at"], standby=standby)
+        snapshot = Snapshot(connection, exported["name"], moment["seen_at"], standby=standby)
+        with closing(snapshot.readers):
+            yield snapshot
     except psycopg.Error as error:
         said = first_line(error)
         if cancelled_by_replay(str(error), standby=standby):

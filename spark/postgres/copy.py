@@ -6,34 +6,21 @@ halves. COPY takes 1.5 s. Neither figure includes Postgres (docs/decisions/0027)
 
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
-from contextlib import closing, contextmanager
 from pathlib import Path
 from queue import Empty, SimpleQueue
 from typing import Any
 
 import pyarrow.parquet as pq
 from adbc_driver_manager import Error as AdbcError
-from adbc_driver_postgresql import dbapi
-from psycopg.conninfo import make_conninfo
 from pyarrow import ArrowException
 
-from spark.postgres.connections import Connection, Snapshot
+from spark.postgres.connections import Snapshot
 
 # The exceptions of a read.
 FAILURES = (AdbcError, ArrowException, OSError)
 
-# JDBC's connections use these statements too (spark/sources/frames.py). Time limits of a role or a database would end
-# the read.
-IN_SNAPSHOT = (
-    "set transaction isolation level repeatable read, read only",
-    "set transaction snapshot '{}'",
-    "set local statement_timeout = 0",
-    "set local idle_in_transaction_session_timeout = 0",
-)
-# The other options choose a server, which is already chosen, or need a newer libpq than the driver may have.
-OPTIONS = ("sslmode", "sslrootcert", "sslcert", "sslkey", "sslcrl", "channel_binding", "gssencmode", "krbsrvname")
 # The service comes first: while other sessions are active in the database, a reader pauses after each range for this
 # multiple of the time that the range took (docs/decisions/0027 has the cost for both). Between two requests of a busy
 # service the database is idle for some milliseconds; with an idle service, for hundreds.
@@ -63,7 +50,7 @@ def write_copied(
 
     def work() -> int:
         rows = 0
-        with cursor_in(snapshot) as cursor:
+        with snapshot.readers.cursor() as cursor:
             while not stop.is_set():
                 try:
                     number, query = parts.get_nowait()
@@ -104,37 +91,9 @@ def _copy(cursor: Any, query: str, file: Path, unlike: Sequence[str], stop: thre
     return rows
 
 
-@contextmanager
-def cursor_in(snapshot: Snapshot) -> Iterator[Any]:
-    """Lend a cursor of a new connection whose statements read the snapshot."""
-    with closing(dbapi.connect(_reach(snapshot.connection))) as connection, closing(connection.cursor()) as cursor:
-        for statement in IN_SNAPSHOT:
-            cursor.execute(statement.format(snapshot.name))
-        yield cursor
-
-
 def others_are_at_work(cursor: Any) -> bool:
     """Return whether other sessions are active in the database."""
     # Without this the whole database transaction would see its first statistics snapshot.
     cursor.execute("select pg_stat_clear_snapshot()::text")
     cursor.execute(OTHERS_AT_WORK)
     return bool(cursor.fetchone()[0])
-
-
-def _reach(connection: Connection) -> str:
-    """Return libpq's parameters for the same server that a connection uses."""
-    info = connection.info
-    given = info.get_parameters()
-    return make_conninfo(
-        host=info.host,
-        port=info.port,
-        dbname=info.dbname,
-        user=info.user,
-        password=info.password,
-        application_name="halfnote proof",
-        connect_timeout=10,
-        keepalives_idle=30,
-        keepalives_interval=10,
-        keepalives_count=3,
-        **{name: given[name] for name in OPTIONS if name in given},
-    )

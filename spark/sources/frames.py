@@ -26,7 +26,7 @@ from spark.engine.progress import Progress
 from spark.engine.session import cores, is_local
 from spark.errors import RunFailedError, SnapshotLostError
 from spark.frames import Frames, empty
-from spark.postgres import copy
+from spark.postgres import copy, readers
 from spark.postgres.connections import Connection, Day, Snapshot, partition_name
 from spark.postgres.standby import cancelled_by_replay
 from spark.sources import (
@@ -80,7 +80,7 @@ _OF_NO_DAY = frozenset({"audit_broken"})
 
 # For sessionInitStatement: because a fetch size is set, JDBC has turned autocommit off by then. So these statements
 # begin the database transaction that reads the rows, before any read.
-IN_SNAPSHOT = "; ".join(copy.IN_SNAPSHOT)
+IN_SNAPSHOT = "; ".join(readers.IN_SNAPSHOT)
 
 
 @dataclass(frozen=True, slots=True)

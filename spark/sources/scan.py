@@ -82,7 +82,7 @@ def write_found(
     given["receipts_since"] = str(receipts_since(day))
     given["id_time"] = _ID_TIME_18 if snapshot.connection.info.server_version >= 180_000 else _ID_TIME
     pages = 0 if whole else snapshot.pages(given["half"])
-    with copy.cursor_in(snapshot) as cursor:
+    with snapshot.readers.cursor() as cursor:
         cursor.execute(f"set local work_mem = '{WORK_MEM}'")
         for number, (low, high) in enumerate(_ranges(day, pages)):
             if snapshot.ended.is_set():

@@ -19,7 +19,7 @@ from app.database.connection import connect
 from app.migrate import migrate
 from spark.errors import RunFailedError
 from spark.postgres.connections import connect as connect_proof
-from spark.postgres.copy import _reach
+from spark.postgres.readers import _reach
 from tests.support.certificates import Authority
 from tests.support.ports import free_port
 from tests.support.requirements import absent

@@ -1,0 +1,76 @@
+"""The connections that read a snapshot, beside the one that holds it, through Arrow's driver (ADBC)."""
+
+import threading
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from typing import Any
+
+import psycopg
+from adbc_driver_postgresql import dbapi
+from psycopg.conninfo import make_conninfo
+
+# JDBC's connections use these statements too (spark/sources/frames.py). Time limits of a role or a database would end
+# the read.
+IN_SNAPSHOT = (
+    "set transaction isolation level repeatable read, read only",
+    "set transaction snapshot '{}'",
+    "set local statement_timeout = 0",
+    "set local idle_in_transaction_session_timeout = 0",
+)
+# The other options choose a server, which is already chosen, or need a newer libpq than the driver may have.
+OPTIONS = ("sslmode", "sslrootcert", "sslcert", "sslkey", "sslcrl", "channel_binding", "gssencmode", "krbsrvname")
+
+
+class Readers:
+    """Connections to the server of a connection, each in the snapshot that it exported as `name`.
+
+    Before the driver's first connection it reads the types and columns of the whole database, which takes longer than
+    to read a small table. The connections share what it read; the first one stays open for that, and is idle.
+    """
+
+    def __init__(self, holder: "psycopg.Connection[Any]", name: str) -> None:
+        self._holder = holder
+        self._name = name
+        self._first: Any = None
+        # ADBC allows one call at a time of what its connections share.
+        self._sharing = threading.Lock()
+
+    @contextmanager
+    def cursor(self) -> Iterator[Any]:
+        """Lend a cursor of a new connection whose statements read the snapshot. Several threads may ask at once."""
+        with self._sharing:
+            if self._first is None:
+                self._first = dbapi.connect(_reach(self._holder))
+            connection = self._first.adbc_clone()
+        try:
+            with closing(connection.cursor()) as cursor:
+                for statement in IN_SNAPSHOT:
+                    cursor.execute(statement.format(self._name))
+                yield cursor
+        finally:
+            with self._sharing:
+                connection.close()
+
+    def close(self) -> None:
+        """Close the first connection; the others are closed by then."""
+        if self._first is not None:
+            self._first.close()
+
+
+def _reach(connection: "psycopg.Connection[Any]") -> str:
+    """Return libpq's parameters for the same server that a connection uses."""
+    info = connection.info
+    given = info.get_parameters()
+    return make_conninfo(
+        host=info.host,
+        port=info.port,
+        dbname=info.dbname,
+        user=info.user,
+        password=info.password,
+        application_name="halfnote proof",
+        connect_timeout=10,
+        keepalives_idle=30,
+        keepalives_interval=10,
+        keepalives_count=3,
+        **{name: given[name] for name in OPTIONS if name in given},
+    )

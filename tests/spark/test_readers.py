@@ -1,0 +1,62 @@
+"""Connections that read a snapshot: they begin at once, share what the driver knows, and none is left."""
+
+import time
+from concurrent.futures import ThreadPoolExecutor
+from threading import Barrier
+
+import psycopg
+import pytest
+from adbc_driver_manager import Error as AdbcError
+
+from spark.postgres.connections import Snapshot, open_snapshot
+from tests.spark.days import rows
+
+AT_ONCE = 8
+STATES = "select state, count(*) as sessions from pg_stat_activity where application_name = 'halfnote proof' and "
+STATES += "datname = current_database() group by state order by state"
+
+
+def sessions(dsn: str) -> dict[str, int]:
+    return {row["state"]: row["sessions"] for row in rows(dsn, STATES)}
+
+
+def topics_seen(snapshot: Snapshot, begin: Barrier) -> int:
+    begin.wait(30)
+    with snapshot.readers.cursor() as cursor:
+        cursor.execute("select count(*) from topic where name = 'order'")
+        count: int = cursor.fetchone()[0]
+    return count
+
+
+def test_readers_that_begin_at_once_read_the_snapshot_and_none_is_left(dsn: str) -> None:
+    with open_snapshot(dsn) as snapshot, ThreadPoolExecutor(AT_ONCE) as pool:
+        rows(dsn, "insert into topic (name, first_seen_at) values ('order', now()) returning 1")
+        begin = Barrier(AT_ONCE)
+        found = [pool.submit(topics_seen, snapshot, begin) for _ in range(AT_ONCE)]
+        assert [one.result() for one in found] == [0] * AT_ONCE
+    deadline = time.monotonic() + 30
+    while sessions(dsn) and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert sessions(dsn) == {}
+
+
+def test_the_connection_that_readers_share_is_in_no_database_transaction(dsn: str) -> None:
+    with open_snapshot(dsn) as snapshot:
+        for _ in range(2):
+            with snapshot.readers.cursor() as cursor:
+                cursor.execute("select 1")
+                assert cursor.fetchone() == (1,)
+                assert sessions(dsn) == {"idle": 1, "idle in transaction": 1}
+
+
+def test_a_reader_that_fails_leaves_the_others(dsn: str) -> None:
+    with open_snapshot(dsn) as snapshot:
+        with snapshot.readers.cursor() as cursor, pytest.raises(AdbcError, match="division by zero"):
+            cursor.execute("select 1 / 0")
+        with psycopg.connect(dsn, autocommit=True) as other:
+            other.execute(
+                "select pg_terminate_backend(pid, 5000) from pg_stat_activity where application_name = 'halfnote proof'"
+            )
+        with snapshot.readers.cursor() as cursor:
+            cursor.execute("select 1")
+            assert cursor.fetchone() == (1,)
