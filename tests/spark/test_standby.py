@@ -184,5 +184,6 @@ def test_a_snapshot_that_the_standby_ended_is_lost(primary: Primary) -> None:
                     primary.vacuum()
                     snapshot.rows("select 1")
 
-        with pytest.raises(SnapshotLostError, match="conflict with recovery"):
+        # On a busy machine the server ends the session while a statement is on its way to it.
+        with pytest.raises(SnapshotLostError, match=r"conflict with recovery|server closed the connection"):
             hold()
