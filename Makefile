@@ -89,14 +89,15 @@ audit: $(DEV) ## list known vulnerabilities of the packages in the images' lock 
 	  .tools/audit/bin/pip --disable-pip-version-check install --quiet pip-audit==2.10.1; }
 	@$(BIN)/python -m scripts.audit .tools/audit/bin/pip-audit
 
-check: $(DEV) ## check format, lint rules, types, the direction of imports and the language of all texts
+check: $(DEV) ## check format, lint rules, types, the direction of imports, and the language and links of all texts
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/mypy --config-file sdk/pyproject.toml
 	$(BIN)/lint-imports
 	PYTHONPATH=sdk $(BIN)/lint-imports --config sdk/pyproject.toml
-	$(BIN)/python -m pytest -q -p no:schemathesis -p no:cacheprovider tests/project/test_language.py
+	$(BIN)/python -m pytest -q -p no:schemathesis -p no:cacheprovider tests/project/test_language.py \
+	  tests/project/test_readme.py -m "not slow"
 
 format: $(DEV) ## format the sources and fix lint errors
 	$(BIN)/ruff format .
