@@ -21,8 +21,8 @@ HANDLES_MAX = 500
 class Claiming:
     """Claims and settles with the API key of the client for which it is done.
 
-    `held_s`: for how long messages are held at once whose time is renewed. It, and how many messages a claim takes, are
-    halved while Halfnote's settings allow less (HALFNOTE_CLAIM_HELD_MAX_S, HALFNOTE_CLAIM_MAX).
+    `held_s`: how many seconds a claim, and each renewal, holds messages whose time is renewed. If Halfnote's settings
+    (HALFNOTE_CLAIM_HELD_MAX_S, HALFNOTE_CLAIM_MAX) allow less time or fewer messages, each is halved until it is taken.
     """
 
     def __init__(self, api: HalfnoteApi, subscriptions: Subscriptions) -> None:
@@ -36,7 +36,7 @@ class Claiming:
     ) -> Sequence[ClaimedDelivery]:
         """Claim up to `most` messages for `held_s` seconds; wait for one up to `wait_s`. Raises CallRefused.
 
-        Without `held_s` they are to be renewed, and are held for the `held_s` of this object.
+        Without `held_s` the caller renews them, and they are held for the `held_s` of this object.
         """
         path = path_of("subscriptions", name, "claim")
         while True:
