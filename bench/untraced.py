@@ -1,7 +1,7 @@
 """The service without the code that accepts traces: the baseline for the cost of disabled tracing.
 
-An import hook removes the statements that name a part of this code from the modules of the hot paths. Imports, and
-arguments that keep their default, stay.
+An import hook removes the statements that name a part of this code from the modules of the hot paths. Imports and
+parameters stay; the parameters get None.
 """
 
 import ast
@@ -16,12 +16,12 @@ PARTS = frozenset({"trace", "traced", "incoming", "current", "note_trace", "trac
 
 
 class Without(ast.NodeTransformer):
-    """Removes arguments, simple statements and `if` statements that name a part."""
+    """Removes simple statements and `if` statements that name a part, and passes None for arguments that do."""
 
     def visit_Call(self, node: ast.Call) -> ast.AST:
-        """Remove arguments that name a part."""
+        """Pass None for an argument that names a part; leave it out if it has a name, and so a default."""
         self.generic_visit(node)
-        node.args = [argument for argument in node.args if not _names_part(argument)]
+        node.args = [ast.Constant(None) if _names_part(argument) else argument for argument in node.args]
         node.keywords = [keyword for keyword in node.keywords if not _names_part(keyword.value)]
         return node
 

@@ -23,12 +23,12 @@ from app.ids import id_ms, is_uuid7
 from bench import client, console, idle, scale
 from bench.client import answering_at_once, sending_to
 from bench.console_filling import Known
-from bench.payload import BODY_BYTES, end_body, half_body, message_of, transaction_ids
+from bench.payload import BODY_BYTES, GROUP, end_body, half_body, message_of, transaction_ids
 from bench.receiver import END_OF_HEAD, length_of
 from bench.report import Bar, Report
 from bench.scale import Cost, model
-from bench.services import ROOT, Service, receiving
-from bench.stage import count_of, open_stage
+from bench.services import ROOT, Service, receiving, serving
+from bench.stage import count_of, open_stage, post, put
 from bench.statistic import median_interval, percentile
 from bench.untraced import HOT, PARTS, without
 from bench.wire import Wire
@@ -215,6 +215,19 @@ def test_what_tracing_is_compared_with_is_what_is_imported() -> None:
     for imported, has in ((program, "False"), (program.replace("import bench.untraced_app; ", ""), "True")):
         ran = subprocess.run([sys.executable, "-c", imported], cwd=ROOT, capture_output=True, text=True)
         assert (ran.stdout.strip(), ran.stderr) == (has, "")
+
+
+async def test_what_tracing_is_compared_with_serves(dsn: str, tmp_path: Path) -> None:
+    one = json.loads(half_body())
+    plain = {name: one[name] for name in ("producer_group", "messages")}
+    async with serving("bench.untraced_app:app", tmp_path, {"HALFNOTE_DATABASE_URL": dsn}) as service:
+        await put(service, f"/producer-groups/{GROUP}", {"check_urls": [], "checks": "claim"})
+        for path, body in (
+            ("/halves", {"halves": [plain]}),
+            ("/half", plain | {"transaction_id": transaction_ids(1)[0]}),
+            ("/messages", plain),
+        ):
+            await post(service, path, body)
 
 
 async def test_the_client_and_bare_calls_send_to_a_coordinator_that_answers_at_once() -> None:
