@@ -8,10 +8,10 @@ import psutil
 
 from app.database.connection import Connection
 from app.embedded_postgres import EmbeddedPostgres
-from bench.latency import no_collections
+from bench.latency import INSERT, TABLE, no_collections
 from bench.payload import end_body, half_body, request, transaction_ids
 from bench.report import Report
-from bench.services import Service, cpu_s, receiving
+from bench.services import Service, cpu_s, receiving, serving
 from bench.stage import Stage, connected, count_of, halfnote, put, relay_busy
 from bench.wire import Wire, paced
 
@@ -37,11 +37,13 @@ class Used:
 
 
 async def bench(stage: Stage) -> Report:
-    """Measure an idle service with many subscriptions, then another one with one subscription and a low load."""
+    """Measure an idle service with many subscriptions, another one with one subscription and a low load, and the least
+    that the machine takes at that load."""
     report = Report("idle", f"idle: {SUBSCRIPTIONS} subscriptions without a message, and {RATE} transactions a second")
     async with receiving() as receiver:
         await _idle(stage, report, receiver)
         await _low_load(stage, report, receiver)
+    await _least(stage, report)
     return report
 
 
@@ -77,6 +79,43 @@ async def _low_load(stage: Stage, report: Report, receiver: Service) -> None:
     report.add(f"{RATE} delivered transactions/s, database transactions", used.transactions / done, "each")
     report.hold(f"service, a transaction at {RATE}/s, ms CPU", ours, at_most=1.0)
     report.hold(f"Postgres, a transaction at {RATE}/s, ms CPU", theirs, at_most=0.8)
+
+
+async def _least(stage: Stage, report: Report) -> None:
+    """Measure, at the same rate, two requests that do nothing, and two single-row commits, each with a transaction."""
+    dsn, seconds = await stage.empty_database("least"), stage.seconds(LOAD_S)
+    ids = transaction_ids(2 * RATE * (SETTLED_S + seconds))
+    async with connected(dsn) as connection, serving("bench.rivals:app", stage.place, {"BENCH_DSN": dsn}) as rivals:
+        await connection.execute(TABLE)
+        port, wires = rivals.port, [await Wire.to(rivals.port) for _ in range(CONNECTIONS)]
+        nothing = request("/noop", half_body(ids[0]), port)
+
+        async def act(n: int) -> None:
+            wire = wires.pop() if wires else await Wire.to(port)
+            await wire.ask(nothing)
+            await connection.execute(INSERT, ids[2 * n], half_body())
+            await wire.ask(nothing)
+            await connection.execute(INSERT, ids[2 * n + 1], half_body())
+            wires.append(wire)
+
+        # One connection commits all of them, one after another: the least that Postgres can take.
+        free = asyncio.Lock()
+
+        async def alone(n: int) -> None:
+            async with free:
+                await act(n)
+
+        async with connected(dsn) as watching:
+            used = await _measured(stage.server, rivals, watching, lambda: paced(RATE, seconds, alone))
+        for wire in wires:
+            wire.close()
+    await stage.drop("least")
+    done, base = RATE * seconds, f"{RATE} delivered transactions/s"
+    for what, spent, part in (
+        ("two requests that do nothing", used.service_s, "service"),
+        ("two single-row commits", used.postgres_s, "Postgres"),
+    ):
+        report.add(f"{what} at {RATE}/s, {part}", 1000 * spent / done, "ms CPU each", ratio_to=f"{base}, {part}")
 
 
 async def _warm_up(service: Service, receiver: Service) -> None:
@@ -116,7 +155,7 @@ async def _send(service: Service, seconds: float) -> None:
 
 
 async def _measured(
-    server: EmbeddedPostgres, service: Service, connection: Connection, act: Callable[[], Awaitable[None]]
+    server: EmbeddedPostgres, service: Service, connection: Connection, act: Callable[[], Awaitable[object]]
 ) -> Used:
     loop = asyncio.get_running_loop()
     transactions, began_s = await connection.fetchval(TRANSACTIONS), loop.time()
