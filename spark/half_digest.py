@@ -10,15 +10,11 @@ from itertools import product
 from typing import Any, NamedTuple
 
 import msgspec
-import pyarrow as pa
-import pyarrow.compute as pc
 
 # Halfnote publishes operational messages itself. The digest of their half is the digest of the body.
 RESERVED = "halfnote."
 # The most numbers of one context that are tried in both forms.
 MOST_TRIED = 8
-# What JSON has in an escaped form.
-NEEDS_ESCAPE = r'["\\\x00-\x1f]'
 # From here on, JSON has a float in a form with an exponent, and jsonb keeps it as a whole number.
 WITH_EXPONENT = 10**16
 
@@ -62,69 +58,6 @@ def digest_of(messages: Sequence[StoredMessage], *, plain: bool = False, context
         text = _canonical(first.context)
     policy = None if first.policy is None else _decode(first.policy)
     return sha256(_encode((plain, first.producer_group, rows, text, policy))).digest()
-
-
-def confirmed(batch: pa.RecordBatch) -> list[bool]:
-    """Return which rows of a batch are whole transactions whose digest covers what is stored.
-
-    The batch has the columns of StoredMessage, in the order of transactions and positions, with `body_digest` in
-    base64. Only the usual transaction is confirmed: one message without headers, delay, context and policy, whose texts
-    need no escape in JSON. Arrow joins the text of its digest, in a quarter of the time that Python objects of the rows
-    take. `is_altered` judges the others.
-    """
-    ids = batch["transaction_id"]
-    if len(ids) < 2:
-        return [False] * len(ids)
-    # The next batch may go on with the last row's transaction.
-    ends = pa.concat_arrays([pc.not_equal(ids[:-1], ids[1:]), pa.array([False])])
-    usual = pc.and_(ends, pc.equal(batch["position"], 0))
-    for name in ("headers", "deliver_after_s", "context", "policy"):
-        usual = pc.and_(usual, pc.is_null(batch[name]))
-    for name in ("producer_group", "topic", "key", "tag", "content_type"):
-        # Most columns have few values, and each is searched once.
-        values = batch[name].dictionary_encode()
-        clean = pc.invert(pc.match_substring_regex(values.dictionary, NEEDS_ESCAPE))
-        usual = pc.and_(usual, pc.fill_null(clean.take(values.indices), True))
-    held = [False] * len(ids)
-    places = pc.indices_nonzero(usual)
-    for plain in (False, True):
-        some = batch.take(places)
-        digests = some["digest"].to_pylist()
-        other = []
-        for place, digest, text in zip(places.to_pylist(), digests, _usual_texts(some, plain), strict=True):
-            if sha256(text).digest() == digest:
-                held[place] = True
-            else:
-                other.append(place)
-        if not other:
-            break
-        places = pa.array(other)
-    return held
-
-
-def _usual_texts(batch: pa.RecordBatch, plain: bool) -> list[bytes]:
-    """Return what the digests of usual transactions are of: the JSON of `digest_of`."""
-
-    def quoted(name: str) -> Any:
-        return pc.if_else(pc.is_null(batch[name]), "null", pc.binary_join_element_wise('"', batch[name], '"', ""))
-
-    joined = pc.binary_join_element_wise(
-        f'[{"true" if plain else "false"},"',
-        batch["producer_group"],
-        '",[["',
-        batch["topic"],
-        '",',
-        quoted("key"),
-        ",",
-        quoted("tag"),
-        ',null,"',
-        batch["content_type"],
-        '","',
-        batch["body_digest"],
-        '",null]],null,null]',
-        "",
-    )
-    return joined.cast(pa.binary()).to_pylist()  # type: ignore[no-any-return]
 
 
 def is_altered(messages: Sequence[StoredMessage]) -> bool:

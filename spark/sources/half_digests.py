@@ -1,41 +1,76 @@
 """Finds the transactions of a day whose stored half messages are not those that were posted.
 
-The digest covers the content, the context and the policy. This process reads these columns, without bodies, and
-computes each digest again. Postgres computes the digests of the bodies, and compares a reissue with its record. SQL
-that builds the same text takes as much time, and is not exact for every context. Making Python objects of the rows
-takes most of the time, so Arrow builds the text of usual transactions.
+The digest covers the content, the context and the policy. Postgres computes the digest of the usual transaction, which
+is most of a day, and that of each body, and compares a reissue with its record. What it cannot confirm leaves it,
+without bodies, and this process judges it: the digest of a context cannot be computed exactly in SQL.
 """
 
-from base64 import b64decode
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from itertools import groupby
 from operator import attrgetter
 from typing import Any
 
-import pyarrow as pa
 from pyspark.sql import SparkSession
 
-from spark.half_digest import StoredMessage, confirmed, digest_of, is_altered
-from spark.postgres.connections import Day, Snapshot
+from spark.half_digest import StoredMessage, digest_of, is_altered
+from spark.postgres.connections import Day, Snapshot, partition_name
 from spark.sources.scan import write_found
 
-# Served by half's primary key, which has a transaction's rows together. A reissue of a transaction whose day is gone
-# has no record.
-HALVES = """
-select transaction_id::text, position, producer_group, topic, key, tag, headers::text, content_type,
-  encode(body_digest, 'base64') as body_digest, deliver_after_s, context::text, policy::text, digest, concat_ws(', ',
-    case when sha256(body) <> body_digest then 'body' end,
+
+def _text_of(column: str) -> str:
+    """Return the SQL of the JSON of a text whose characters need no escape."""
+    return f"""coalesce('"' || {column} || '"', 'null')"""
+
+
+def _text_of_object(column: str) -> str:
+    """Return the SQL of the JSON of a text that is the JSON of a jsonb object whose texts need no escape.
+
+    The first space of jsonb's own text is left out. With several names or values that nest, other spaces stay, which
+    the service does not write.
+    """
+    json = f"{column}::text"
+    return f"""case when {column} is null then 'null' when jsonb_typeof({column}) = 'object' then '"' || replace(
+      overlay({json} placing '' from strpos({json}, '": ') + 2 for 1), '"', chr(92) || '"') || '"' end"""
+
+
+# The JSON of which the digest of a transaction of one message is, as `spark.half_digest.digest_of` has it, after the
+# first value, which says whether the half was posted to `/messages`.
+_TEXT = f"""concat(',', {_text_of("h.producer_group")}, ',[[', {_text_of("h.topic")}, ',', {_text_of("h.key")}, ',',
+    {_text_of("h.tag")}, ',', {_text_of_object("h.headers")}, ',', {_text_of("h.content_type")}, ',"',
+    encode(h.body_digest, 'base64'), '",null]],', {_text_of_object("h.context")}, ',null]')"""
+# The texts in it that have no quotes of their own.
+_PLAIN = "concat(h.producer_group, h.topic, h.key, h.tag, h.content_type)"
+# Whether a row `h` of half is the only message of a transaction, without a delay and a policy, and has its digest. Null
+# counts as false. If a transaction has more messages than a confirmed one, the others are not confirmed. Without quotes
+# and backslashes in the values, no other content has the same text.
+CONFIRMED = f"""h.position = 0 and num_nulls(h.deliver_after_s, h.policy) = 2
+  and strpos({_PLAIN}, '"') = 0 and strpos({_PLAIN}, chr(92)) = 0
+  and (num_nulls(h.headers, h.context) = 2 or strpos(concat(h.headers, h.context), chr(92)) = 0)
+  and (h.digest = sha256(convert_to('[false' || {_TEXT}, 'UTF8'))
+    or h.digest = sha256(convert_to('[true' || {_TEXT}, 'UTF8')))"""
+_ROWS = """
+select h.transaction_id::text, h.position, h.producer_group, h.topic, h.key, h.tag, h.headers::text, h.content_type,
+  h.body_digest, h.deliver_after_s, h.context::text, h.policy::text, h.digest, concat_ws(', ',
+    case when sha256(h.body) <> h.body_digest then 'body' end,
     case when h.position = 0 and h.reissued_from is distinct from (
       select r.transaction_id from reissue r where r.reissued_as = h.transaction_id
     ) and (h.reissued_from is null or exists (
       select from day d where d.low <= h.reissued_from and d.high > h.reissued_from and d.state <> 'gone'
     )) then 'reissued_from' end
   ) as differs
-from {half} h where h.transaction_id >= '{low}' and h.transaction_id < '{high}' order by h.transaction_id, h.position
-"""
-
-
-_BODY_DIGEST = StoredMessage._fields.index("body_digest")
+from {half} h"""
+# Served by half's primary key, which has a transaction's rows together. A reissue of a transaction whose day is gone
+# has no record.
+UNCONFIRMED = f"""{_ROWS}
+where h.transaction_id >= '{{low}}' and h.transaction_id < '{{high}}' and (
+  {CONFIRMED}
+  and sha256(h.body) = h.body_digest and h.reissued_from is null and h.transaction_id not in (
+    select reissued_as from reissue where reissued_as >= '{{low}}' and reissued_as < '{{high}}'
+  )
+) is not true
+order by h.transaction_id, h.position
+"""  # noqa: S608 -- texts of ours
+WHOLE = f"{_ROWS} where h.transaction_id = '{{one}}' order by h.position"
 
 
 def write_altered(spark: SparkSession, snapshot: Snapshot, day: Day, directory: str) -> int:
@@ -43,20 +78,23 @@ def write_altered(spark: SparkSession, snapshot: Snapshot, day: Day, directory: 
 
     Without any, there is no directory. Raises copy.FAILURES.
     """
-    return write_found(spark, snapshot, day, HALVES, directory, _altered_in)
 
+    def found_in(batches: Any) -> Iterator[dict[str, Any]]:
+        differing: dict[str, set[str]] = {}
+        for one, group in groupby(_rows(batches, differing), key=attrgetter("transaction_id")):
+            messages = list(group)
+            if messages[0].position:
+                # Its first message was confirmed, or is missing.
+                messages = _whole(snapshot, day, one, differing)
+            yield from _altered(messages, differing.get(one, set()))
 
-def _altered_in(batches: Any) -> Iterator[dict[str, Any]]:
-    differing: dict[str, set[str]] = {}
-    yield from _altered(_rows(batches, differing), differing)
+    return write_found(spark, snapshot, day, UNCONFIRMED, directory, found_in)
 
 
 def _rows(batches: Any, differing: dict[str, set[str]]) -> Iterator[StoredMessage]:
     """Yield the rows of record batches; collect in `differing` what Postgres found in them, by transaction."""
-    for whole in batches:
-        batch = whole.filter(_unconfirmed(whole))
+    for batch in batches:
         *columns, found = [batch.column(place).to_pylist() for place in range(batch.num_columns)]
-        columns[_BODY_DIGEST] = map(b64decode, columns[_BODY_DIGEST])
         if any(found):
             for one, names in zip(columns[0], found, strict=True):
                 if names:
@@ -64,24 +102,22 @@ def _rows(batches: Any, differing: dict[str, set[str]]) -> Iterator[StoredMessag
         yield from map(StoredMessage._make, zip(*columns, strict=True))
 
 
-def _unconfirmed(batch: pa.RecordBatch) -> pa.Array:
-    # A transaction in which Postgres found something is reported.
-    return pa.array(
-        [not held or bool(found) for held, found in zip(confirmed(batch), batch["differs"].to_pylist(), strict=True)],
-        pa.bool_(),
-    )
+def _whole(snapshot: Snapshot, day: Day, one: str, differing: dict[str, set[str]]) -> list[StoredMessage]:
+    """Return all messages of a transaction."""
+    with snapshot.readers.cursor() as cursor:
+        cursor.execute(WHOLE.format(half=partition_name("half", day.day), one=one))
+        with cursor.fetch_record_batch() as batches:
+            return list(_rows(batches, differing))
 
 
-def _altered(rows: Iterator[StoredMessage], differing: Mapping[str, set[str]]) -> Iterator[dict[str, Any]]:
-    for one, group in groupby(rows, key=attrgetter("transaction_id")):
-        messages = list(group)
-        altered = is_altered(messages)
-        if altered or one in differing:
-            first = messages[0]
-            yield {
-                "differs": ", ".join([*(["digest"] if altered else []), *sorted(differing.get(one, ()))]),
-                "transaction_id": first.transaction_id,
-                "producer_group": first.producer_group,
-                "digest": None if first.digest is None else first.digest.hex(),
-                "computed": digest_of(messages).hex(),
-            }
+def _altered(messages: list[StoredMessage], differing: set[str]) -> Iterator[dict[str, Any]]:
+    altered = is_altered(messages)
+    if altered or differing:
+        first = messages[0]
+        yield {
+            "differs": ", ".join([*(["digest"] if altered else []), *sorted(differing)]),
+            "transaction_id": first.transaction_id,
+            "producer_group": first.producer_group,
+            "digest": None if first.digest is None else first.digest.hex(),
+            "computed": digest_of(messages).hex(),
+        }

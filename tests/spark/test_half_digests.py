@@ -2,8 +2,7 @@
 
 import io
 import json
-from base64 import b64encode
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import replace
 from datetime import date
 from pathlib import Path
@@ -12,7 +11,6 @@ from uuid import UUID
 
 import msgspec
 import psycopg
-import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -25,11 +23,12 @@ from app.coordinator.wire import HalfRequest, PlainRequest
 from app.store.coordinator.halves import Half
 from spark.engine.progress import Progress
 from spark.frames import Frames
-from spark.half_digest import StoredMessage, confirmed, digest_of, is_altered
+from spark.half_digest import StoredMessage, digest_of, is_altered
 from spark.postgres import copy
 from spark.postgres.connections import open_snapshot
 from spark.sources import scan
 from spark.sources.frames import frames_from_parquet, frames_from_postgres
+from spark.sources.half_digests import CONFIRMED
 from tests.conftest import migrated_template
 from tests.spark.days import Connection, days_ago, fill_day, rows
 from tests.support import postgres
@@ -187,21 +186,19 @@ def test_more_ambiguous_numbers_than_are_tried_end(db: Connection) -> None:
     assert is_altered([stored(db, request(MESSAGES[3:], "[0.0]"))[0]._replace(context=json.dumps([0.0] * 5000))])
 
 
-IN_BATCHES = pa.schema(
-    [
-        (name, {"position": pa.int16(), "deliver_after_s": pa.float64(), "digest": pa.binary()}.get(name, pa.string()))
-        for name in StoredMessage._fields
-    ]
-)
 TEXT = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"), max_size=8)
 USUAL = StoredMessage("1", 0, "shop", "order", "k", None, None, "application/json", bytes(32), None, None, None, None)
+TYPES = {"position": "smallint", "body_digest": "bytea", "deliver_after_s": "float8", "digest": "bytea"}
+TYPES |= dict.fromkeys(("headers", "context", "policy"), "jsonb")
+IS_CONFIRMED = "select ({}) is true from (select {}) h".format(
+    CONFIRMED, ", ".join(f"%({name})s::{TYPES.get(name, 'text')} as {name}" for name in StoredMessage._fields)
+)
 
 
-def in_batch(rows: Sequence[StoredMessage]) -> pa.RecordBatch:
-    """Return rows as the proof reads them from Postgres."""
-    return pa.RecordBatch.from_pylist(
-        [{**row._asdict(), "body_digest": b64encode(row.body_digest).decode()} for row in rows], schema=IN_BATCHES
-    )
+def is_confirmed(db: Connection, row: StoredMessage) -> bool:
+    """Return whether Postgres confirms a row by itself."""
+    [found] = db.execute(IS_CONFIRMED, row._asdict()).fetchone() or ()
+    return bool(found)
 
 
 def with_digest(row: StoredMessage, *, plain: bool = False) -> StoredMessage:
@@ -210,7 +207,14 @@ def with_digest(row: StoredMessage, *, plain: bool = False) -> StoredMessage:
 
 @given(TEXT, TEXT, st.none() | TEXT, st.none() | TEXT, TEXT, st.binary(min_size=32, max_size=32), st.booleans())
 def test_a_usual_transaction_is_confirmed_by_the_same_text(
-    group: str, topic: str, key: str | None, tag: str | None, content_type: str, body_digest: bytes, plain: bool
+    db: Connection,
+    group: str,
+    topic: str,
+    key: str | None,
+    tag: str | None,
+    content_type: str,
+    body_digest: bytes,
+    plain: bool,
 ) -> None:
     row = with_digest(
         USUAL._replace(
@@ -220,40 +224,66 @@ def test_a_usual_transaction_is_confirmed_by_the_same_text(
     )
     texts = [text for text in (group, topic, key, tag, content_type) if text is not None]
     escaped = any(json.dumps(text, ensure_ascii=False) != f'"{text}"' for text in texts)
-    assert confirmed(in_batch([row, USUAL._replace(transaction_id="2")])) == [not escaped, False]
+    assert is_confirmed(db, row) == (not escaped)
 
 
-def test_any_difference_leaves_a_transaction_unconfirmed() -> None:
-    last = USUAL._replace(transaction_id="2")
-    assert confirmed(in_batch([with_digest(USUAL), last])) == [True, False]
-    for name, value in (
-        ("producer_group", "other"),
-        ("topic", "orders"),
-        ("key", None),
-        ("key", "null"),
-        ("tag", "t"),
-        ("tag", "null"),
-        ("content_type", "text/plain"),
-        ("body_digest", bytes(31) + b"1"),
-        ("digest", None),
-        ("position", 1),
-        # These are judged row by row, also where they are right.
-        ("headers", "{}"),
-        ("deliver_after_s", 0.0),
-        ("context", "null"),
-        ("policy", "{}"),
-    ):
-        assert confirmed(in_batch([with_digest(USUAL)._replace(**{name: value}), last])) == [False, False], name
+DIFFERENCES: tuple[tuple[str, Any], ...] = (
+    ("producer_group", "other"),
+    ("topic", "orders"),
+    ("key", None),
+    ("key", "null"),
+    ("tag", "t"),
+    ("tag", "null"),
+    ("content_type", "text/plain"),
+    ("body_digest", bytes(31) + b"1"),
+    ("digest", None),
+    ("position", 1),
+    ("headers", '{"a": ": b"}'),
+    ("headers", '{"a": "b", "c": ""}'),
+    ("headers", None),
+    ("context", '{"order": "1030"}'),
+    ("context", '{"order": 1031}'),
+    ("context", None),
+    # These are judged row by row, also where they are right.
+    ("deliver_after_s", 0.0),
+    ("policy", "{}"),
+)
 
 
-def test_only_whole_transactions_are_confirmed() -> None:
-    row, more = with_digest(USUAL), USUAL._replace(position=1)
-    other = with_digest(USUAL._replace(transaction_id="2"))
-    assert confirmed(in_batch([row, more, other, more._replace(transaction_id="3")])) == [False, False, True, False]
-    # The next batch may have more of the last one.
-    assert confirmed(in_batch([row, other])) == [True, False]
-    assert confirmed(in_batch([row])) == [False]
-    assert confirmed(in_batch([])) == []
+@pytest.mark.parametrize(("name", "value"), DIFFERENCES)
+def test_any_difference_leaves_a_transaction_unconfirmed(db: Connection, name: str, value: Any) -> None:
+    row = with_digest(USUAL._replace(headers='{"a": ":b"}', context='{"order": 1030}'))
+    assert is_confirmed(db, row)
+    assert not is_confirmed(db, row._replace(**{name: value}))
+
+
+@given(st.dictionaries(st.text("abC-", min_size=1, max_size=3), TEXT | st.text(" ,:"), min_size=1, max_size=2))
+def test_headers_are_confirmed_only_as_they_are(db: Connection, headers: dict[str, str]) -> None:
+    row = with_digest(USUAL._replace(headers=json.dumps(headers)))
+    assert is_confirmed(db, row) == (len(headers) == 1 and "\\" not in json.dumps(headers, ensure_ascii=False))
+    for name, value in headers.items():
+        # Some differ by spaces alone.
+        for other in (f"{value} ", f" {value}", value.replace(" ", ""), "", None, [value]):
+            if other != value:
+                assert not is_confirmed(db, row._replace(headers=json.dumps(headers | {name: other})))
+
+
+def test_a_context_of_one_value_is_confirmed(db: Connection) -> None:
+    for context in ('{"order": 1030}', '{"id": "a: b, c"}', '{"ä": true}', '{"n": null}'):
+        assert is_confirmed(db, with_digest(USUAL._replace(context=context))), context
+    for context in ("[]", '": x"', '[": x"]', "null", "{}", '{"a": {"b": 1}}', '{"a": 1, "b": 2}', r'{"a": "\\"}'):
+        row = with_digest(USUAL._replace(context=context))
+        assert not is_confirmed(db, row), context
+        assert not is_altered([row]), context
+
+
+def test_other_content_with_the_same_text_is_not_confirmed(db: Connection) -> None:
+    # Without escapes the second row of each pair has the text of the first one's digest.
+    tab = with_digest(USUAL._replace(key="a\tb"))
+    escaped = tab._replace(key=r"a\tb")
+    comma = with_digest(USUAL._replace(topic="t", key=",null,", tag="g"))
+    moved = comma._replace(topic='t",', key=None, tag=',"g')
+    assert [is_confirmed(db, row) for row in (tab, escaped, comma, moved)] == [False, False, True, False]
 
 
 def read(spark: SparkSession, dsn: str, day: date, directory: Path) -> Frames:
