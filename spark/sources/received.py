@@ -28,7 +28,8 @@ USED_BEFORE = """coalesce((
 # Older versions wrote receipts that were settled before `first_at`, by the length of a turn; of those from before
 # `evidence_since`, a minute is none. Upkeep makes dead letters of what a closed day still holds, and removes those that
 # were delivered at that moment a little later. It also removes the replays of deleted subscriptions, whose receipts are
-# not compared with them. A redelivery may lower the end of a replay, so only the beginning is compared.
+# not compared with them. A redelivery may lower the end of a replay, so only the beginning is compared. The range is
+# given in subqueries too, because the planner may hash the table that they name, once for each range.
 #
 # Each failed try has a row of `attempt`, written with the retry or the dead letter. A redelivery counts from 0 again.
 # An attempt of a day that is closed has no row. A drop writes the receipt and the row of `redelivery` in one statement;
@@ -56,7 +57,7 @@ select transaction_id, position, subscription_id, replay, "offset", differs from
     case when r.outcome = 'delivered' and r.digest is null then 'digest' end,
     case when r."offset" <> o."offset" and not exists (
       select from {{outbox}} other where other.transaction_id = r.transaction_id and other.position = r.position
-        and other."offset" = r."offset"
+        and other."offset" = r."offset" and other.transaction_id >= '{{low}}' and other.transaction_id < '{{high}}'
     ) then 'offset' end,
     case when r.outcome = 'delivered' and r."offset" = o."offset" and (r.first_at < o.committed_at + skew.most or
       r.replay = 0 and r.first_at < o.due_at + skew.most and not exists (

@@ -49,6 +49,15 @@ def test_the_connection_that_readers_share_is_in_no_database_transaction(dsn: st
                 assert sessions(dsn) == {"idle": 1, "idle in transaction": 1}
 
 
+def test_no_session_compiles_expressions(dsn: str) -> None:
+    with psycopg.connect(dsn, autocommit=True) as connection:
+        connection.execute(f'alter database "{connection.info.dbname}" set jit = on')
+    with open_snapshot(dsn) as snapshot, snapshot.readers.cursor() as cursor:
+        cursor.execute("select current_setting('jit')")
+        assert cursor.fetchone() == ("off",)
+        assert snapshot.rows("show jit") == [{"jit": "off"}]
+
+
 def test_a_reader_that_fails_leaves_the_others(dsn: str) -> None:
     with open_snapshot(dsn) as snapshot:
         with snapshot.readers.cursor() as cursor, pytest.raises(AdbcError, match="division by zero"):
