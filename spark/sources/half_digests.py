@@ -7,7 +7,6 @@ without bodies, and this process judges it: the digest of a context cannot be co
 
 from collections.abc import Iterator
 from itertools import groupby
-from operator import attrgetter
 from typing import Any
 
 from pyspark.sql import SparkSession
@@ -70,7 +69,9 @@ where h.transaction_id >= '{{low}}' and h.transaction_id < '{{high}}' and (
 ) is not true
 order by h.transaction_id, h.position
 """  # noqa: S608 -- texts of ours
-WHOLE = f"{_ROWS} where h.transaction_id = '{{one}}' order by h.position"
+WHOLE = f"{_ROWS} where h.transaction_id = any('{{{{{{ids}}}}}}'::uuid[]) order by h.transaction_id, h.position"
+# One statement names so many transactions.
+WHOLE_AT_ONCE = 1000
 
 
 def write_altered(spark: SparkSession, snapshot: Snapshot, day: Day, directory: str) -> int:
@@ -78,36 +79,42 @@ def write_altered(spark: SparkSession, snapshot: Snapshot, day: Day, directory: 
 
     Without any, there is no directory. Raises copy.FAILURES.
     """
+    half = partition_name("half", day.day)
 
     def found_in(batches: Any) -> Iterator[dict[str, Any]]:
-        differing: dict[str, set[str]] = {}
-        for one, group in groupby(_rows(batches, differing), key=attrgetter("transaction_id")):
-            messages = list(group)
+        cut: list[str] = []
+        for one, messages, differing in _transactions(batches):
             if messages[0].position:
                 # Its first message was confirmed, or is missing.
-                messages = _whole(snapshot, day, one, differing)
-            yield from _altered(messages, differing.get(one, set()))
+                cut.append(one)
+            else:
+                yield from _altered(messages, differing)
+        for start in range(0, len(cut), WHOLE_AT_ONCE):
+            with snapshot.readers.cursor() as cursor:
+                cursor.execute(WHOLE.format(half=half, ids=",".join(cut[start : start + WHOLE_AT_ONCE])))
+                with cursor.fetch_record_batch() as whole:
+                    for _, messages, differing in _transactions(whole):
+                        yield from _altered(messages, differing)
 
     return write_found(spark, snapshot, day, UNCONFIRMED, directory, found_in)
 
 
-def _rows(batches: Any, differing: dict[str, set[str]]) -> Iterator[StoredMessage]:
-    """Yield the rows of record batches; collect in `differing` what Postgres found in them, by transaction."""
+def _transactions(batches: Any) -> Iterator[tuple[str, list[StoredMessage], set[str]]]:
+    """Yield the id of each transaction in record batches, its messages, and what Postgres found in them."""
+    for one, rows in groupby(_rows(batches), key=lambda row: row[0].transaction_id):
+        messages: list[StoredMessage] = []
+        differing: set[str] = set()
+        for message, found in rows:
+            messages.append(message)
+            if found:
+                differing.update(found.split(", "))
+        yield one, messages, differing
+
+
+def _rows(batches: Any) -> Iterator[tuple[StoredMessage, str]]:
     for batch in batches:
         *columns, found = [batch.column(place).to_pylist() for place in range(batch.num_columns)]
-        if any(found):
-            for one, names in zip(columns[0], found, strict=True):
-                if names:
-                    differing.setdefault(one, set()).update(names.split(", "))
-        yield from map(StoredMessage._make, zip(*columns, strict=True))
-
-
-def _whole(snapshot: Snapshot, day: Day, one: str, differing: dict[str, set[str]]) -> list[StoredMessage]:
-    """Return all messages of a transaction."""
-    with snapshot.readers.cursor() as cursor:
-        cursor.execute(WHOLE.format(half=partition_name("half", day.day), one=one))
-        with cursor.fetch_record_batch() as batches:
-            return list(_rows(batches, differing))
+        yield from zip(map(StoredMessage._make, zip(*columns, strict=True)), found, strict=True)
 
 
 def _altered(messages: list[StoredMessage], differing: set[str]) -> Iterator[dict[str, Any]]:

@@ -26,7 +26,7 @@ from spark.frames import Frames
 from spark.half_digest import StoredMessage, digest_of, is_altered
 from spark.postgres import copy
 from spark.postgres.connections import open_snapshot
-from spark.sources import scan
+from spark.sources import half_digests, scan
 from spark.sources.frames import frames_from_parquet, frames_from_postgres
 from spark.sources.half_digests import CONFIRMED
 from tests.conftest import migrated_template
@@ -302,27 +302,32 @@ def test_altered_transactions_of_a_day_are_read_in_several_ranges(
     monkeypatch.setattr(scan, "PAGES_AT_ONCE", 1)
     monkeypatch.setattr(copy, "others_are_at_work", lambda cursor: at_work)
     monkeypatch.setattr(copy, "RESTS", 0.001)
+    monkeypatch.setattr(half_digests, "WHOLE_AT_ONCE", 2)
     with psycopg.connect(dsn) as connection:
-        # One with a new message, one without its digest, one with another key.
-        [first, second, third] = [
-            row["transaction_id"] for row in rows(dsn, "select transaction_id from half order by 1 limit 3")
+        # One without its digest, one with another key, and three with a new message, of which one has lost its first.
+        [second, third, *first] = [
+            row["transaction_id"] for row in rows(dsn, "select transaction_id from half order by 1 limit 5")
         ]
         connection.execute(
             "insert into half (transaction_id, position, producer_group, topic, content_type, body, body_digest, "
             "born_at, first_check_at) select transaction_id, 1, producer_group, topic, content_type, body, "
-            "body_digest, born_at, first_check_at from half where transaction_id = %s",
+            "body_digest, born_at, first_check_at from half where transaction_id = any(%s)",
             [first],
         )
+        connection.execute("delete from half where transaction_id = %s and position = 0", [first[2]])
         connection.execute("update half set digest = null where transaction_id = %s", [second])
         connection.execute("update half set key = 'another' where transaction_id = %s", [third])
     f = read(spark, dsn, day, tmp_path)
     assert f.altered is not None
     found = {UUID(row.transaction_id): row for row in f.altered.collect()}
-    assert set(found) == {first, second, third}
+    assert set(found) == {*first, second, third}
     assert {row.producer_group for row in found.values()} == {"shop"}
     assert found[second].digest is None
     assert found[third].digest != found[third].computed
-    assert len({row.computed for row in found.values()}) == 3
+    assert [found[one].digest is None for one in first] == [False, False, True]
+    assert all(found[one].digest != found[one].computed for one in first)
+    assert len({row.computed for row in found.values()}) == 5
+    assert {row.differs for row in found.values()} == {"digest"}
 
 
 def test_frames_that_say_nothing_of_digests_are_not_judged_by_them(
