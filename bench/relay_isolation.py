@@ -13,8 +13,8 @@ TOPIC = "bench.isolation"
 GOOD, HANGING, DEAD = 15, 3, 2
 BAD = range(GOOD, GOOD + HANGING + DEAD)
 ROUNDS = 4
-# The messages of one slice to each of the 15.
-COUNT, COUNT_QUICK = 800, 200
+# The messages of one slice to each of the 15: several seconds, because a change of a subscription takes up to one.
+COUNT, COUNT_QUICK = 3200, 200
 
 
 async def bench(stage: Stage, report: Report) -> None:
