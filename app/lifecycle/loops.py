@@ -81,7 +81,7 @@ def all_loops(runtime: Runtime) -> list[Loop]:
         *following,
         Loop("listen", listen, LISTEN_EVERY_S),
         Loop("relay", RelayWakeups(relay).step, EVERY_S, runtime.wake_ups.relay, relay.drain, INTERVALS_S, BURST),
-        Loop("consumers", pull_sweep.step, pull_sweep.EVERY_S),
+        Loop("consumers", pull_sweep.step, pull_sweep.IDLE_EVERY_S),
         Loop("routing", watch.step, unrouted.EVERY_S, None, watch.drain),
         Loop("sweep", Sweeps(checks_due).step, sweep.EVERY_S),
         Loop("checks", checks.step, checkback_loop.EVERY_S, checks.wake, checks.drain),

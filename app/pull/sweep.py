@@ -21,6 +21,8 @@ log = structlog.get_logger(__name__)
 
 # A message comes again at most this long after its time.
 EVERY_S = 0.5
+# While no subscription is claimed from. The first claim of the first one may last longer by this time.
+IDLE_EVERY_S = 2.0
 
 
 async def step(runtime: Runtime, now: datetime) -> StepResult:
@@ -28,6 +30,8 @@ async def step(runtime: Runtime, now: datetime) -> StepResult:
     follows = False
     async with runtime.database.keyed() as connection:
         subscriptions = await sweeps.pulled(connection)
+        if not subscriptions and not await sweeps.any_claims(connection):
+            return StepResult()
         async with connection.transaction():
             taken = await sweeps.take_over(connection, now)
             lapsed = await sweeps.lapsed(connection, list(subscriptions), now) if subscriptions else []
@@ -47,7 +51,8 @@ async def step(runtime: Runtime, now: datetime) -> StepResult:
     for name, times in Counter(names[one.subscription_id] for one in settled).items():
         log.info("claims_lapsed", subscription=name, messages=times)
         runtime.metrics.relay.deliveries.labels(name, "failed").inc(times)
-    return StepResult(len(settled), bool(taken) or len(lapsed) >= sweeps.ROWS_AT_ONCE or follows)
+    more = bool(taken) or len(lapsed) >= sweeps.ROWS_AT_ONCE or follows
+    return StepResult(len(settled), more, within_s=EVERY_S)
 
 
 def _still_held(

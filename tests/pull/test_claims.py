@@ -412,6 +412,22 @@ async def test_a_message_is_held_for_longer_by_the_same_handle(
     assert row["attempts"] == 1
 
 
+async def test_the_sweep_rests_while_there_is_nothing_to_claim_from(
+    client: httpx.AsyncClient, group: str, runtime: Runtime, db: Connection
+) -> None:
+    assert (await sweep.step(runtime, runtime.clock.now())).within_s is None
+    await put_pulled(client)
+    assert (await sweep.step(runtime, runtime.clock.now())).within_s == sweep.EVERY_S
+    await publish(client, order(1))
+    assert len(await Consumer(client).claim(invisible_s=5)) == 1
+    assert (await client.delete("/subscriptions/worker")).status_code == 204
+    # A claim of a deleted subscription keeps the sweep awake until its end.
+    assert (await sweep.step(runtime, runtime.clock.now())).within_s == sweep.EVERY_S
+    await sweep_after(runtime, 6)
+    assert await standing(db) == {"receipts": 0, "retries": 0, "dead": 0, "claims": 0}
+    assert (await sweep.step(runtime, runtime.clock.now())).within_s is None
+
+
 async def test_a_message_is_held_until_its_last_extension(
     client: httpx.AsyncClient, consumer: Consumer, runtime: Runtime
 ) -> None:

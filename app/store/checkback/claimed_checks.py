@@ -84,6 +84,7 @@ returning {_COLUMNS}
 """  # noqa: S608 -- constants
 
 # Served by check_back_claimed.
+ANY_LAPSED = "select exists (select from check_back where claimed_epoch = lease_epoch and leased_until <= $1)"
 LAPSED = f"""
 with picked as materialized (
   select c.transaction_id, c.leased_until from check_back c
@@ -189,6 +190,11 @@ async def take_answered(
     ids, given = [one for one, _ in epochs], [epoch for _, epoch in epochs]
     rows = await connection.fetch(ANSWERED, ids, given, group, now)
     return [TakenClaim(claim_of(row), row["claimed_at"]) for row in rows]
+
+
+async def any_lapsed(connection: Connection, now: datetime) -> bool:
+    """Return whether there are claims whose time is over."""
+    return bool(await connection.fetchval(ANY_LAPSED, now))
 
 
 async def take_lapsed(connection: Connection, limit: int, now: datetime) -> list[TakenClaim]:

@@ -124,6 +124,11 @@ async def pulled(connection: Connection) -> dict[int, Pulled]:
     return {row["subscription_id"]: Pulled(**row) for row in await connection.fetch(PULLED)}
 
 
+async def any_claims(connection: Connection) -> bool:
+    """Return whether there is any claim, of a deleted subscription too."""
+    return bool(await connection.fetchval("select exists (select from pull_claim)"))
+
+
 async def take_over(connection: Connection, now: datetime) -> list[OverClaimed]:
     """Delete claims that are over or last long; return what they had. Needs a database transaction."""
     return [OverClaimed(**row) for row in await connection.fetch(TAKE_OVER, now)]
