@@ -84,31 +84,23 @@ async def _low_load(stage: Stage, report: Report, receiver: Service) -> None:
 async def _least(stage: Stage, report: Report) -> None:
     """Measure, at the same rate, two requests that do nothing, and two single-row commits, each with a transaction."""
     dsn, seconds = await stage.empty_database("least"), stage.seconds(LOAD_S)
-    ids = transaction_ids(2 * RATE * (SETTLED_S + seconds))
+    ids = iter(transaction_ids(2 * RATE * (SETTLED_S + seconds)))
     async with connected(dsn) as connection, serving("bench.rivals:app", stage.place, {"BENCH_DSN": dsn}) as rivals:
         await connection.execute(TABLE)
-        port, wires = rivals.port, [await Wire.to(rivals.port) for _ in range(CONNECTIONS)]
-        nothing = request("/noop", half_body(ids[0]), port)
-
-        async def act(n: int) -> None:
-            wire = wires.pop() if wires else await Wire.to(port)
-            await wire.ask(nothing)
-            await connection.execute(INSERT, ids[2 * n], half_body())
-            await wire.ask(nothing)
-            await connection.execute(INSERT, ids[2 * n + 1], half_body())
-            wires.append(wire)
-
+        wire, nothing = await Wire.to(rivals.port), request("/noop", half_body(), rivals.port)
         # One connection commits all of them, one after another: the least that Postgres can take.
         free = asyncio.Lock()
 
-        async def alone(n: int) -> None:
+        async def act(n: int) -> None:
             async with free:
-                await act(n)
+                for _ in range(2):
+                    await wire.ask(nothing)
+                    await connection.execute(INSERT, next(ids), half_body())
 
+        await paced(RATE, SETTLED_S, act)
         async with connected(dsn) as watching:
-            used = await _measured(stage.server, rivals, watching, lambda: paced(RATE, seconds, alone))
-        for wire in wires:
-            wire.close()
+            used = await _measured(stage.server, rivals, watching, lambda: paced(RATE, seconds, act))
+        wire.close()
     await stage.drop("least")
     done, base = RATE * seconds, f"{RATE} delivered transactions/s"
     for what, spent, part in (

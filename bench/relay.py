@@ -33,7 +33,7 @@ ROWS = {
     "webhook": Row(relay_webhook.bench, 150),
     "brokers": Row(relay_brokers.bench, 240),
     "latency": Row(relay_latency.bench, 90),
-    "isolation": Row(relay_isolation.bench, 120),
+    "isolation": Row(relay_isolation.bench, 170),
     "shards": Row(relay_shards.bench, 150),
     "many": Row(relay_many.fan_out, 150),
     "idle": Row(relay_many.idle, 90),

@@ -1,7 +1,7 @@
 """The service without the code that accepts traces: the baseline for the cost of disabled tracing.
 
 An import hook removes the statements that name a part of this code from the modules of the hot paths. Imports and
-parameters stay; the parameters get None.
+parameters stay; the parameters get None or their default.
 """
 
 import ast

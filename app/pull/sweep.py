@@ -21,8 +21,8 @@ log = structlog.get_logger(__name__)
 
 # A message comes again at most this long after its time.
 EVERY_S = 0.5
-# While no subscription is claimed from. The first claim of the first one may last longer by this time.
-IDLE_EVERY_S = 2.0
+# While no subscription is claimed from. The first claim of the first one, or its first replay, may wait this long.
+IDLE_EVERY_S = 1.0
 
 
 async def step(runtime: Runtime, now: datetime) -> StepResult:

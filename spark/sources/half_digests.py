@@ -37,7 +37,7 @@ def _text_of_object(column: str) -> str:
 _TEXT = f"""concat(',', {_text_of("h.producer_group")}, ',[[', {_text_of("h.topic")}, ',', {_text_of("h.key")}, ',',
     {_text_of("h.tag")}, ',', {_text_of_object("h.headers")}, ',', {_text_of("h.content_type")}, ',"',
     encode(h.body_digest, 'base64'), '",null]],', {_text_of_object("h.context")}, ',null]')"""
-# The texts in it that have no quotes of their own.
+# The texts that are put into it unescaped.
 _PLAIN = "concat(h.producer_group, h.topic, h.key, h.tag, h.content_type)"
 # Whether a row `h` of half is the only message of a transaction, without a delay and a policy, and has its digest. Null
 # counts as false. If a transaction has more messages than a confirmed one, the others are not confirmed. Without quotes

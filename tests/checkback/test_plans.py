@@ -73,6 +73,7 @@ async def test_plans_of_claimed_checks(db: Connection, runtime: Runtime, subtest
         (claimed_checks.CLAIM, ["text", at, "int", "float8"], ["group-1", now, 32, 30.0], 64),
         (claimed_checks.GIVE_BACK, ["uuid[]", "bigint[]", at], [ids, [1] * 30, now], 60),
         (claimed_checks.ANSWERED, ["uuid[]", "bigint[]", "text", at], [ids, [1] * 30, "group-1", now], 60),
+        (claimed_checks.ANY_LAPSED, [at], [now], 50),
         (claimed_checks.LAPSED, [at, "int"], [now, 500], 50),
         (claimed_checks.DUE, ["text[]", "int[]", at], [["group-1", "group-2"], [32, 32], now], 220),
     ]

@@ -158,7 +158,7 @@ def test_without_its_rule_a_fault_is_not_found(examined: Proved, kind: str) -> N
     [
         ("receipt_wrong", received.WRONG),
         ("delivery_wrong", deliveries.WRONG),
-        ("half_altered", half_digests.HALVES),
+        ("half_altered", half_digests.UNCONFIRMED),
     ],
 )
 def test_each_comparison_finds_a_fault(examined: Proved, kind: str, query: str) -> None:
