@@ -135,10 +135,10 @@ async def load(
     key: str | None = None,
     patience_s: int = PATIENCE_S,
 ) -> Load:
-    """Run wrk for `seconds` and return its result. Raises BrokenRunError unless every status is 2xx, in `patience_s`.
+    """Run wrk for `seconds` and return its result. Raises BrokenRunError unless every answer is 2xx and in time.
 
     `key` is an API key to send. `fill` stores halves before the run: all halves of an `end` run, and the lead of a
-    `whole` run.
+    `whole` run. An answer after `patience_s` seconds counts as an error.
     """
     ids = transaction_ids(seconds * (ids_a_second or IDS_A_SECOND[plan]))
     listed, script, lead = place / "ids", place / "load.lua", LEAD * connections

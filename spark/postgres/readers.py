@@ -10,7 +10,7 @@ from adbc_driver_postgresql import dbapi
 from psycopg.conninfo import make_conninfo
 
 # JDBC's connections use these statements too (spark/sources/frames.py). Time limits of a role or a database would end
-# the read. The planner overrates the comparisons, and each range of ids would have its expressions compiled.
+# the read. With JIT Postgres would compile the expressions of each range of ids, which takes longer than to run them.
 IN_SNAPSHOT = (
     "set transaction isolation level repeatable read, read only",
     "set transaction snapshot '{}'",

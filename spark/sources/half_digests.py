@@ -1,8 +1,8 @@
 """Finds the transactions of a day whose stored half messages are not those that were posted.
 
 The digest covers the content, the context and the policy. Postgres computes the digest of the usual transaction, which
-is most of a day, and that of each body, and compares a reissue with its record. What it cannot confirm leaves it,
-without bodies, and this process judges it: the digest of a context cannot be computed exactly in SQL.
+is most of a day, and that of each body, and compares a reissue with its record. This process reads what Postgres cannot
+confirm, without bodies, and judges it: SQL cannot compute the digest of every context exactly.
 """
 
 from collections.abc import Iterator
