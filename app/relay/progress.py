@@ -35,8 +35,12 @@ class Progress:
         self._outstanding.pop(offset, None)
 
     def target(self, over: Collection[int] = ()) -> int:
-        """Return where the checkpoint may move once the offsets `over` are settled: before the first that is not."""
-        return next((offset - 1 for offset in self._outstanding if offset not in over), self.position)
+        """Return where the checkpoint may move once the offsets `over` are settled: before the first that is not.
+
+        Never beyond `position`: a message that was read and not sent may be before one that is still in flight.
+        """
+        unsettled = next((offset for offset in self._outstanding if offset not in over), None)
+        return self.position if unsettled is None else min(self.position, unsettled - 1)
 
     def may_move(self, now: datetime) -> bool:
         """Return whether the stored checkpoint was last moved long enough ago."""

@@ -16,7 +16,7 @@ from app.relay.window import WINDOW_MOST
 from app.runtime.state import Runtime
 from tests.relay.test_kills import FILL
 from tests.support.check_responder import Call, Responder
-from tests.support.relay_stepping import order, publish, subscribe, turn_until
+from tests.support.relay_stepping import order, publish, step, subscribe, turn_until
 
 
 @pytest.fixture
@@ -94,6 +94,33 @@ async def test_a_failing_key_delays_only_itself(
     assert by_key(receiver.calls)["good"] == all_sent[1::2]
     assert by_key(receiver.calls)["bad"] == [all_sent[0], all_sent[0], *all_sent[::2]]
     assert await db.fetchval("select count(*) from delivery_retry") == 0
+
+
+async def test_a_change_loses_nothing_that_waits_behind_its_key(
+    client: httpx.AsyncClient, runtime: Runtime, relay: Relay, db: Connection
+) -> None:
+    answered = {"a": asyncio.Event(), "b": asyncio.Event()}
+
+    async def wait(call: Call) -> web.Response:
+        await answered[call.headers["ce-subject"]].wait()
+        return web.Response()
+
+    async with Responder(wait) as receiver:
+        await subscribe(client, receiver, ordered="key", timeout_s=60)
+        sent = await publish(client, keyed("a", 1), keyed("a", 2), keyed("b", 3))
+        await turn_until(relay, runtime, lambda: len(receiver.calls) == 2)
+        # The second of `a` waits; one of `b`, which comes after it, is in flight. The change ends the stream.
+        changed = {"topics": ["order"], "destination": {"type": "webhook", "url": receiver.url}, "ordered": "key"}
+        assert (await client.put("/subscriptions/mailer", json=changed)).status_code == 200
+        runtime.clock.offset_s += 2
+        await turn_until(relay, runtime, lambda: any(stream.closing for stream in relay.streams.values()))
+        answered["a"].set()
+        await turn_until(relay, runtime, receipts(db, 1))
+        for _ in range(3):
+            await step(relay, runtime)
+        answered["b"].set()
+        await turn_until(relay, runtime, receipts(db, 3))
+    assert by_key(receiver.calls) == {"a": sent[:2], "b": sent[2:]}
 
 
 async def test_messages_without_a_key_are_not_ordered(

@@ -38,6 +38,23 @@ def test_the_checkpoint_never_passes_an_unsettled_offset(data: st.DataObject) ->
         assert oldest == (message(min(unsettled)).committed_at if unsettled else None)
 
 
+@given(st.data())
+def test_the_checkpoint_never_passes_what_was_not_sent(data: st.DataObject) -> None:
+    progress = Progress(0)
+    offsets = sorted(data.draw(st.sets(st.integers(1, 12), min_size=1)))
+    progress.read([message(offset) for offset in offsets], data.draw(st.integers(offsets[-1], 15)))
+    fates = {offset: data.draw(st.sampled_from(["unread", "in flight", "settled"])) for offset in offsets}
+    for offset in (one for one in reversed(offsets) if fates[one] == "unread"):
+        progress.unread(message(offset))
+    for offset in data.draw(st.permutations([one for one in offsets if fates[one] == "settled"])):
+        progress.settled(offset)
+        lowest = min((one for one in offsets if fates[one] != "settled"), default=None)
+        assert lowest is None or progress.target() < lowest
+    assert all(progress.target() < one for one in offsets if fates[one] != "settled")
+    in_flight = {one for one in offsets if fates[one] == "in flight"}
+    assert all(progress.target(in_flight) < one for one in offsets if fates[one] == "unread")
+
+
 def test_what_was_read_and_not_sent_is_read_again() -> None:
     progress = Progress(10)
     progress.read([message(12), message(15), message(18)], 20)
