@@ -26,6 +26,10 @@ async def standing(db: Connection) -> dict[str, int]:
     return dict(row)
 
 
+def handles(claimed: list[dict[str, Any]]) -> list[str]:
+    return [one["handle"] for one in claimed]
+
+
 @pytest.fixture
 async def consumer(client: httpx.AsyncClient, group: str) -> Consumer:
     """A consumer of `worker`, which takes `order`."""
@@ -124,6 +128,29 @@ async def test_two_requests_for_parts_of_one_claim_at_the_same_time(
     statuses = await asyncio.gather(*(consumer.ack(*claimed[n::8], claimed[0]) for n in range(8)))
     assert {status for answer in statuses for status in answer} == {200}
     assert await standing(db) == {"receipts": 24, "retries": 0, "dead": 0, "claims": 0}
+
+
+@pytest.mark.parametrize("action", ["ack", "nack", "reject", "extend"])
+async def test_what_is_settled_while_its_time_is_extended_is_held(
+    client: httpx.AsyncClient, consumer: Consumer, db: Connection, action: str
+) -> None:
+    sent = await publish(client, *(order(n) for n in range(3)))
+    claimed = await consumer.claim(max=3, invisible_s=20)
+    # Extended once, they are rows of their own.
+    fields: dict[str, Any] = {"invisible_s": 30}
+    assert {one["status"] for one in await consumer.settle("extend", *handles(claimed), **fields)} == {200}
+    async with db.transaction():
+        later = "leased_until = leased_until + interval '1 minute', due_at = due_at + interval '1 minute'"
+        # A consumer extends what it is just settling: here the last two of three.
+        await db.execute(f'update delivery_retry set {later} where "offset" <> $1', sent[0])
+        settling = asyncio.create_task(
+            consumer.settle(action, *handles(claimed), **(fields if action == "extend" else {}))
+        )
+        async with asyncio.timeout(30):
+            while not await db.fetchval("select exists(select from pg_locks where not granted)"):
+                assert not settling.done()
+                await asyncio.sleep(0.02)
+    assert [one["status"] for one in await settling] == [200] * 3
 
 
 async def test_an_acknowledgement_is_repeated(client: httpx.AsyncClient, consumer: Consumer) -> None:

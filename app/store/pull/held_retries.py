@@ -76,7 +76,7 @@ HELD = RowArrays(
 # The rows that these handles hold. `found` looks each one up as the first of a range in the order of the primary key:
 # other indexes begin with the same columns, and a plan from a time when the table was empty may prefer them, and read
 # all rows of the subscription for each one. `locked` locks by ctid, in the order of the table, so that two requests
-# never deadlock; a row that another request has just changed is left out. Upkeep owns the rows of a day that is not
+# never deadlock; a row that another request has just changed is left out, and `lock_held` asks again. Upkeep owns the rows of a day that is not
 # open, except those with a copy of their message.
 LOCK_HELD = f"""
 with asked as materialized (
@@ -195,6 +195,18 @@ async def lock_held(
     connection: Connection, subscription_id: int, messages: Sequence[HeldMessage], now: datetime
 ) -> dict[int, HeldRetry]:
     """Lock the rows that these handles hold; return them by index. Needs a database transaction."""
+    found = await _locked(connection, subscription_id, messages, now)
+    missing = [n for n in range(len(messages)) if n not in found]
+    if missing:
+        # A row that was extended while the first statement waited for its lock has another ctid, and is still held.
+        again = await _locked(connection, subscription_id, [messages[n] for n in missing], now)
+        found |= {missing[n]: row for n, row in again.items()}
+    return found
+
+
+async def _locked(
+    connection: Connection, subscription_id: int, messages: Sequence[HeldMessage], now: datetime
+) -> dict[int, HeldRetry]:
     rows = await connection.fetch(LOCK_HELD, subscription_id, now, *HELD.arrays(messages))
     return {row["n"] - 1: HeldRetry(*row[1:]) for row in rows}
 
