@@ -1,11 +1,13 @@
 """uvicorn's HTTP protocol with one write for each response, limits on slow clients, problems for what is not HTTP."""
 
 import asyncio
+from collections.abc import Sized
 from weakref import WeakKeyDictionary
 
 import structlog
 from httptools import HttpParserError, HttpParserUpgrade, HttpRequestParser
 from uvicorn._types import ASGI3Application
+from uvicorn.protocols.http.flow_control import FlowControl
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 from uvicorn.server import ServerState
 
@@ -24,6 +26,22 @@ OTHER_PROTOCOL = b" RTSP/"
 _reapers: WeakKeyDictionary[ServerState, ConnectionReaper] = WeakKeyDictionary()
 
 
+class _PipelineFlow(FlowControl):
+    """Reads nothing more while requests wait for the answer to an earlier one, so that they do not grow in number.
+
+    Without this, uvicorn reads on after each answer, and one read may contain thousands of requests.
+    """
+
+    def __init__(self, transport: asyncio.Transport, pipeline: Sized) -> None:
+        super().__init__(transport)
+        self._pipeline = pipeline
+
+    def resume_reading(self) -> None:
+        """Read on, unless requests wait."""
+        if not self._pipeline:
+            super().resume_reading()
+
+
 class HttpProtocol(HttpToolsProtocol):
     """The protocol of `halfnote serve`; for plain uvicorn: `--http app.server.http_protocol:HttpProtocol`.
 
@@ -38,8 +56,11 @@ class HttpProtocol(HttpToolsProtocol):
         # What other options of uvicorn do is done in its own cycle.
         is_plain = not (self.root_path or self.access_log or self.limit_concurrency is not None)
         self._fast = fast_routes(self.app if is_plain else None)
+        self.flow = _PipelineFlow(self.transport, self.pipeline)
         now = self.loop.time()
-        self.deadline: float | None = now + self._limits.request_timeout_s
+        # When what the client sends must be whole, and when the client must read again.
+        self._read_by: float | None = now + self._limits.request_timeout_s
+        self._write_by: float | None = None
         self.idle_since: float | None = now
         self.has_sent_request = False
         self._in_head = True
@@ -57,6 +78,17 @@ class HttpProtocol(HttpToolsProtocol):
         self._refusal: bytes | None = None
         if not reaper_of(self.server_state, self.loop).admit(self._limits.connections_max):
             transport.abort()
+
+    @property
+    def deadline(self) -> float | None:
+        """When the client must have sent or read what is expected; None if nothing is."""
+        if self._write_by is None or self._read_by is None:
+            return self._read_by if self._write_by is None else self._write_by
+        return min(self._read_by, self._write_by)
+
+    @deadline.setter
+    def deadline(self, read_by: float | None) -> None:
+        self._read_by = read_by
 
     def give_up(self) -> None:
         """Close this connection. A client that has sent a part of a request gets 408 first."""
@@ -76,7 +108,8 @@ class HttpProtocol(HttpToolsProtocol):
         """Parse received bytes. Refuse what is not HTTP, and a request that is too long."""
         if self._refusal is not None:
             return
-        begins = not (self._in_head or self._in_body or self.deadline is not None) and self._is_idle()
+        expects = self._in_head or self._in_body or self._read_by is not None or self._write_by is not None
+        begins = not expects and self._is_idle()
         known = self._fast.heads.find(data) if begins else None
         if known is not None:
             self._begin_known(*known)
@@ -120,12 +153,12 @@ class HttpProtocol(HttpToolsProtocol):
             else:
                 self._refuse(BadRequest(f"The request is not HTTP: {error}."))
             return
-        if self._in_head or self.deadline is not None:
+        if self._in_head or self._read_by is not None:
             self._received += self._receiving
             self._check_size()
-        if self.deadline is None and self.timeout_keep_alive_task is None and self._is_idle():
+        if self._read_by is None and self.timeout_keep_alive_task is None and self._is_idle():
             # Blank lines between requests stop the keep-alive timeout, and begin no request.
-            self.deadline = self.loop.time() + self._limits.request_timeout_s
+            self._read_by = self.loop.time() + self._limits.request_timeout_s
 
     def _parse(self, data: bytes | memoryview) -> None:
         """Parse received bytes. An upgrade is ignored: the request continues as HTTP/1.1 (RFC 9110 §7.8).
@@ -174,7 +207,7 @@ class HttpProtocol(HttpToolsProtocol):
             return
         self.url, self.headers, self.expect_100_continue = b"", [], False
         self._in_head, self._received = True, 0
-        self.deadline = self.loop.time() + self._limits.request_timeout_s
+        self._read_by = self.loop.time() + self._limits.request_timeout_s
 
     def on_header(self, name: bytes, value: bytes) -> None:
         """Keep a header. Trailers, which follow the body, are dropped (RFC 9110 §6.5.1)."""
@@ -252,7 +285,7 @@ class HttpProtocol(HttpToolsProtocol):
             # The body follows.
             return
         # The rest of this read belongs to the next request, which is counted from the next read on.
-        self.deadline, self._in_body, self._receiving = None, False, 0
+        self._read_by, self._in_body, self._receiving = None, False, 0
         super().on_message_complete()
 
     def on_response_complete(self) -> None:
@@ -261,18 +294,21 @@ class HttpProtocol(HttpToolsProtocol):
         if was_last:
             self.idle_since = self.loop.time()
         super().on_response_complete()
+        if not (was_last or self.pipeline or self.transport.is_closing()):
+            # The last request that waited has begun. The rest of its body may be missing.
+            self.flow.resume_reading()
         if was_last and self._refusal is not None:
             self._send_refusal()
 
     def pause_writing(self) -> None:
         """Set a deadline for a client that does not read, as long as for one that does not send."""
         super().pause_writing()
-        self.deadline = self.loop.time() + self._limits.request_timeout_s
+        self._write_by = self.loop.time() + self._limits.request_timeout_s
 
     def resume_writing(self) -> None:
         """Clear the deadline: the client reads again."""
         super().resume_writing()
-        self.deadline = None
+        self._write_by = None
 
     def _should_upgrade(self) -> bool:
         """Return False: there is no other protocol here, also where uvicorn finds a library for WebSockets."""

@@ -22,6 +22,7 @@ from app.errors import DatabaseUnavailable, Overloaded, Problem
 from app.ids import uuid7
 from app.permissions import Role
 from app.runtime.state import Runtime
+from app.server.connection_limits import HttpLimits
 from app.server.fast_cycle import FastCycle
 from app.server.http_protocol import HttpProtocol
 from app.store.coordinator.halves import Half
@@ -66,14 +67,15 @@ def taken(monkeypatch: pytest.MonkeyPatch) -> Taken:
 
 
 @asynccontextmanager
-async def serving(client: httpx.AsyncClient) -> AsyncIterator[tuple[int, ServerState]]:
+async def serving(client: httpx.AsyncClient, **limits: Any) -> AsyncIterator[tuple[int, ServerState]]:
     """Serve by HttpProtocol; yield the port and what uvicorn knows about connections and tasks."""
+    named = {"http_limits": HttpLimits(**limits)}
     config = uvicorn.Config(
         app_of(client), lifespan="off", ws="none", log_config=None, access_log=False, proxy_headers=False
     )
     config.load()
     state = ServerState()
-    server = await asyncio.get_running_loop().create_server(lambda: HttpProtocol(config, state, {}), "127.0.0.1", 0)
+    server = await asyncio.get_running_loop().create_server(lambda: HttpProtocol(config, state, named), "127.0.0.1", 0)
     async with server:
         yield server.sockets[0].getsockname()[1], state
 
@@ -292,6 +294,57 @@ async def test_an_answer_waits_for_a_client_that_does_not_read(
         writer.write(request_of("/half", half(None), {}))
         assert (await answer_of(reader)).status == 201
     assert counted(runtime) == {("/half", "201"): 2}
+
+
+async def test_a_client_that_sends_on_and_does_not_read_is_disconnected(client: httpx.AsyncClient, group: str) -> None:
+    async with serving(client, request_timeout_s=0.5) as (port, state), connected(port) as (reader, writer):
+        writer.write(request_of("/half", half(None), {}))
+        assert (await answer_of(reader)).status == 201
+        [protocol] = cast(set[HttpProtocol], state.connections)
+        protocol.pause_writing()
+        # A whole request, whose answer cannot be sent.
+        writer.write(request_of("/half", half(None), {}))
+        await until(lambda: not state.connections)
+
+
+async def test_a_request_that_does_not_arrive_is_refused_also_if_the_client_reads_meanwhile(
+    runtime: Runtime, client: httpx.AsyncClient, group: str
+) -> None:
+    async with serving(client, request_timeout_s=0.5) as (port, state), connected(port) as (reader, writer):
+        writer.write(request_of("/half", half(None), {}))
+        assert (await answer_of(reader)).status == 201
+        [protocol] = cast(set[HttpProtocol], state.connections)
+        protocol.pause_writing()
+        writer.write(request_of("/half", half(None), {})[:-10])
+        await until(lambda: runtime.load_limits.in_flight == 1)
+        protocol.resume_writing()
+        assert (await answer_of(reader)).status == 408
+        await until(lambda: not state.connections)
+        assert runtime.load_limits.in_flight == 0
+
+
+@pytest.mark.parametrize("target", ["/end", "/transactions/check"])
+async def test_no_more_is_read_while_requests_wait_for_an_earlier_one(client: httpx.AsyncClient, target: str) -> None:
+    bare = f"POST {target} HTTP/1.1\r\nHost: localhost\r\nContent-Length: 0\r\n\r\n".encode()
+    count, most = 8_000, 0
+    async with serving(client) as (port, state), connected(port) as (reader, writer):
+        writer.write(bare * count)
+
+        async def answers() -> int:
+            nonlocal most
+            found = 0
+            while found < count:
+                [protocol] = cast(set[HttpProtocol], state.connections)
+                most = max(most, len(protocol.pipeline))
+                chunk = await reader.read(1 << 16)
+                assert chunk
+                found += chunk.count(b"HTTP/1.1 4")
+            return found
+
+        async with asyncio.timeout(120):
+            assert await answers() == count
+    # The most that one read of the event loop takes.
+    assert most <= 262_144 // len(bare) + 1
 
 
 @pytest.mark.parametrize(
