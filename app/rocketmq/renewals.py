@@ -53,8 +53,11 @@ class Renewals:
     def __len__(self) -> int:
         return len(self._held)
 
+    def __contains__(self, handle: str) -> bool:
+        return handle in self._held
+
     def hold(self, handles: Iterable[str], client_id: str, subscription: str, keys: ApiKeys, held_s: float) -> None:
-        """Renew these handles, each time for `held_s` seconds, until they are settled or the client is gone."""
+        """Renew these handles, each time for `held_s` seconds, until they are settled or the client stays away."""
         now = time.monotonic()
         for handle in handles:
             self._held[handle] = HeldReceipt(client_id, subscription, keys, now, now + held_s, held_s)
@@ -75,13 +78,16 @@ class Renewals:
                 log.exception("rocketmq_renewal_failed")
 
     async def renew(self, now: float) -> None:
-        """Renew what is due at `now` (monotonic seconds). Forget what is over or whose client has left."""
+        """Renew what is due at `now` (monotonic seconds). Forget what is over.
+
+        A client whose connection breaks works on, and may be back only with its next heartbeat. While it is away, what
+        it holds is not renewed.
+        """
         due: dict[tuple[str, ApiKeys, float], list[str]] = defaultdict(list)
         for handle, one in list(self._held.items()):
-            gone = self._clients.get(one.client_id, one.keys) is None
-            if gone or now > one.until or now - one.since > RENEWED_MOST_S:
+            if now > one.until or now - one.since > RENEWED_MOST_S:
                 del self._held[handle]
-            elif one.until - now <= AHEAD_S:
+            elif one.until - now <= AHEAD_S and self._clients.get(one.client_id, one.keys) is not None:
                 due[one.subscription, one.keys, one.held_s].append(handle)
         for (subscription, keys, held_s), handles in due.items():
             for start in range(0, len(handles), 1000):

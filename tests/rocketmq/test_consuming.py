@@ -40,6 +40,8 @@ __all__ = ["start"]
 
 NAME = "points@order"
 OK, MESSAGE_NOT_FOUND = 20000, 40401
+# Until when the service holds what was renewed.
+LEASED_UNTIL = "select max(leased_until) from delivery_retry"
 
 
 @pytest.fixture
@@ -76,6 +78,13 @@ async def acked(rocket: RocketClient, *handles: str, group: str = "points") -> l
     )
     answer = await rocket.call("AckMessage", request)
     return codes_of([answer, *answer.entries])
+
+
+async def left(parts: GatewayInProcess, rocket: RocketClient) -> None:
+    """Wait until the gateway notices that a client's stream has ended."""
+    async with asyncio.timeout(30):
+        while parts.clients.get(rocket.client_id, ApiKeys(None, None)) is not None:
+            await asyncio.sleep(0.01)
 
 
 def handle_of(message: Message) -> str:
@@ -223,7 +232,7 @@ async def test_a_push_consumer_gives_a_message_back_as_a_failed_attempt(
 
 
 async def test_messages_of_a_push_consumer_are_renewed_while_it_is_connected(
-    gateway: tuple[GatewayInProcess, grpc.aio.Channel], runtime: Runtime
+    gateway: tuple[GatewayInProcess, grpc.aio.Channel], db: Connection, runtime: Runtime
 ) -> None:
     parts, channel = gateway
     rocket = RocketClient(channel)
@@ -237,11 +246,43 @@ async def test_messages_of_a_push_consumer_are_renewed_while_it_is_connected(
     held = parts.renewals._held[handle_of(second)]
     assert held.until == due_at + renewals.HELD_S
     stream.cancel()
-    async with asyncio.timeout(30):
-        while parts.clients.get(rocket.client_id, ApiKeys(None, None)) is not None:
-            await asyncio.sleep(0.01)
-    await parts.renewals.renew(due_at + 50)
+    await left(parts, rocket)
+    # The client is away, and may come back. Nothing is renewed meanwhile, and what lapses is forgotten.
+    leased_until = await db.fetchval(LEASED_UNTIL)
+    assert leased_until is not None
+    await parts.renewals.renew(held.until - 10)
+    assert (held.until, await db.fetchval(LEASED_UNTIL)) == (due_at + renewals.HELD_S, leased_until)
+    await parts.renewals.renew(held.until + 1)
     assert parts.renewals._held == {}
+    assert await db.fetchval(LEASED_UNTIL) == leased_until
+    await lapse(db, runtime)
+    assert await acked(rocket, handle_of(second)) == ["INVALID_RECEIPT_HANDLE"] * 2
+
+
+async def test_what_a_push_consumer_holds_is_renewed_when_it_comes_back(
+    gateway: tuple[GatewayInProcess, grpc.aio.Channel], db: Connection
+) -> None:
+    parts, channel = gateway
+    rocket = RocketClient(channel)
+    settings = consumer_of("points", "order", client_type=PUSH_CONSUMER)
+    stream, _ = await rocket.connect(settings)
+    await sent(rocket, message_of("order", b"x"))
+    [message] = await received(rocket, auto_renew=True)
+    held = parts.renewals._held[handle_of(message)]
+    stream.cancel()
+    await left(parts, rocket)
+    await parts.renewals.renew(held.until - 15)
+    stream, _ = await rocket.connect(settings)
+    assert await db.fetchval(LEASED_UNTIL) is None
+    back_at = held.until - 10
+    await parts.renewals.renew(back_at)
+    assert parts.renewals._held == {handle_of(message): held}
+    assert held.until == back_at + renewals.HELD_S
+    assert await db.fetchval(LEASED_UNTIL) is not None
+    # However long it is connected, it ends.
+    await parts.renewals.renew(held.since + renewals.RENEWED_MOST_S + 1)
+    assert parts.renewals._held == {}
+    stream.cancel()
 
 
 async def test_messages_are_claimed_and_renewed_within_what_halfnote_allows(dsn: str, db: Connection) -> None:

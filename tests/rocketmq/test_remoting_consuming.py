@@ -12,6 +12,7 @@ from app.database.connection import Connection
 from app.rocketmq.remoting import pulling
 from app.rocketmq.remoting.codes import RequestCode, ResultCode
 from app.rocketmq.remoting.remoting_gateway import RemotingGateway
+from app.rocketmq.renewals import HELD_S
 from app.runtime.state import Runtime
 from tests.conftest import assembled, client_of, settings_of
 from tests.support.consumers import lapse
@@ -284,14 +285,26 @@ async def test_a_client_that_comes_back_has_what_it_held(
 ) -> None:
     await sent(peer, b"a")
     assert len(await pulled(peer, 0)) == 1
+    renewals = gateway[0].renewals
+    [held] = renewals._held.values()
     other = await RemotingPeer.connect(gateway[1])
     other.client_id = peer.client_id
     await peer.close()
+    async with asyncio.timeout(30):
+        while gateway[0].clients.get(held.client_id, held.keys) is not None:
+            await asyncio.sleep(0.01)
+    # It comes back with its next heartbeat, later than the next look.
+    until = held.until
+    await renewals.renew(until - 15)
+    assert held.until == until
     # No request is answered before the client says who it is.
     assert (await other.pull(1)).code == ResultCode.SUBSCRIPTION_NOT_EXIST
     await other.heartbeat(consumers={"points": "*"})
+    await renewals.renew(until - 10)
+    assert [one.until for one in renewals._held.values()] == [until - 10 + HELD_S]
     await other.commit(1)
     assert await receipts(db) == 1
+    assert len(renewals) == 0
     await other.close()
 
 
