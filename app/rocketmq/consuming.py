@@ -108,7 +108,9 @@ class Consuming:
             raise CallRefused(Code.ILLEGAL_INVISIBLE_TIME, f"The time is from 0 to {INVISIBLE_MOST_S:.0f} s.")
         client = self._clients.get(call.client_id, call.keys)
         handle = request.receipt_handle
-        if seconds < 1 or (client is not None and client.pushes):
+        # Only push consumers have messages that are renewed. The stream by which this one is known may be broken now.
+        pushed = handle in self._renewals or (client is not None and client.pushes)
+        if seconds < 1 or pushed:
             self._renewals.settled([handle])
             more: dict[str, Any] = {"retry_after_s": seconds, "error": "the consumer asked for it again"}
             (status,) = await self._settle(name, call, "nack", [handle], more)

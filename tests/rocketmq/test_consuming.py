@@ -231,6 +231,29 @@ async def test_a_push_consumer_gives_a_message_back_as_a_failed_attempt(
     stream.cancel()
 
 
+async def test_a_push_consumer_whose_stream_is_broken_gives_a_message_back(
+    gateway: tuple[GatewayInProcess, grpc.aio.Channel], db: Connection
+) -> None:
+    parts, channel = gateway
+    rocket = RocketClient(channel)
+    settings = consumer_of("points", "order", client_type=PUSH_CONSUMER)
+    stream, _ = await rocket.connect(settings)
+    await sent(rocket, message_of("order", b"x"))
+    [message] = await received(rocket, auto_renew=True)
+    held = parts.renewals._held[handle_of(message)]
+    stream.cancel()
+    await left(parts, rocket)
+    assert codes_of([await changed(rocket, handle_of(message), 10)]) == ["OK"]
+    assert await db.fetchval("select count(*) from attempt where kind = 'delivery'") == 1
+    stream, _ = await rocket.connect(settings)
+    await parts.renewals.renew(held.until - 10)
+    assert len(parts.renewals) == 0
+    await db.execute("update delivery_retry set due_at = now() - interval '1 second'")
+    [again] = await received(rocket, auto_renew=True)
+    assert again.system_properties.delivery_attempt == 2
+    stream.cancel()
+
+
 async def test_messages_of_a_push_consumer_are_renewed_while_it_is_connected(
     gateway: tuple[GatewayInProcess, grpc.aio.Channel], db: Connection, runtime: Runtime
 ) -> None:
