@@ -64,11 +64,12 @@ class Consuming:
         if not claimed:
             yield ReceiveMessageResponse(status=Status(code=Code.MESSAGE_NOT_FOUND, message="There is no new message."))
             return
-        left = list(claimed)
+        handles = [one.handle for one in claimed]
+        left, whole = list(claimed), False
         held_s = self._claiming.held_s if wanted_s is None else wanted_s
         try:
             if request.auto_renew:
-                self._renewals.hold([one.handle for one in claimed], call.client_id, name, call.keys, held_s)
+                self._renewals.hold(handles, call.client_id, name, call.keys, held_s)
             yield ReceiveMessageResponse(status=OK_STATUS)
             for one in claimed:
                 yield ReceiveMessageResponse(message=delivered(one, resource, held_s))
@@ -76,8 +77,11 @@ class Consuming:
             end = ReceiveMessageResponse()
             end.delivery_timestamp.GetCurrentTime()
             yield end
+            whole = True
         finally:
-            if left:
+            if not whole:
+                # A client drops what it read of an answer without an end. That lapses.
+                self._renewals.settled(handles)
                 self._give_back(name, call, left)
 
     async def acknowledge(self, request: AckMessageRequest, call: ClientCall) -> AckMessageResponse:
@@ -150,7 +154,6 @@ class Consuming:
     def _give_back(self, name: str, call: ClientCall, left: Sequence[ClaimedDelivery]) -> None:
         """Let messages come again that were claimed for a client which no longer reads."""
         handles = [one.handle for one in left]
-        self._renewals.settled(handles)
         self._claiming.give_back(name, call.keys, handles, "the consumer left before it got the message")
 
 

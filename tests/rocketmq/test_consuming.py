@@ -12,6 +12,8 @@ import pytest
 
 from app.database.connection import Connection
 from app.rocketmq import consuming, renewals
+from app.rocketmq.calls import ClientCall
+from app.rocketmq.claiming import Claiming
 from app.rocketmq.credentials import ApiKeys, Credentials
 from app.rocketmq.protocol.definition_pb2 import DELAY, FIFO, PUSH_CONSUMER, SQL, Code, Message, Resource, Settings
 from app.rocketmq.protocol.service_pb2 import (
@@ -22,6 +24,7 @@ from app.rocketmq.protocol.service_pb2 import (
     SendMessageRequest,
     TelemetryCommand,
 )
+from app.rocketmq.subscriptions import Subscriptions
 from app.runtime.state import Runtime
 from tests.conftest import assembled, client_of, settings_of
 from tests.support.consumers import lapse, sweep_after
@@ -305,6 +308,40 @@ async def test_what_a_push_consumer_holds_is_renewed_when_it_comes_back(
     # However long it is connected, it ends.
     await parts.renewals.renew(held.since + renewals.RENEWED_MOST_S + 1)
     assert parts.renewals._held == {}
+    stream.cancel()
+
+
+@pytest.mark.parametrize(("read", "lapsing"), [(3, 1), (5, 3)])
+async def test_messages_of_an_answer_that_breaks_are_not_renewed(
+    gateway: tuple[GatewayInProcess, grpc.aio.Channel],
+    db: Connection,
+    runtime: Runtime,
+    read: int,
+    lapsing: int,
+) -> None:
+    parts, channel = gateway
+    rocket = RocketClient(channel)
+    stream, _ = await rocket.connect(consumer_of("points", "order", client_type=PUSH_CONSUMER))
+    await sent(rocket, *(message_of("order", body) for body in (b"1", b"2", b"3")))
+    subscriptions = Subscriptions(parts.api)
+    gateway_side = consuming.Consuming(Claiming(parts.api, subscriptions), parts.clients, subscriptions, parts.renewals)
+    call = ClientCall(rocket.client_id, ApiKeys(None, None), None)
+    answers = gateway_side.receive(receive_of("points", "order", auto_renew=True), call)
+    # A status and two messages; or all of them, and the end as well, whose arrival is not certain.
+    bodies = [one.message.body for one in [await anext(answers) for _ in range(read)] if one.HasField("message")]
+    assert len(parts.renewals) == 3
+    await answers.aclose()
+    assert len(parts.renewals) == 0
+    again: set[bytes] = set()
+    async with asyncio.timeout(30):
+        while len(again) < 3 - lapsing:
+            again |= {one.body for one in await received(rocket)}
+    assert again == {b"1", b"2", b"3"} - set(bodies[:lapsing])
+    # What was written comes when its time is over. Of the last one read, that is not certain.
+    assert await received(rocket) == []
+    await lapse(db, runtime)
+    await db.execute("update delivery_retry set due_at = now() - interval '1 second'")
+    assert {one.body for one in await received(rocket)} == {b"1", b"2", b"3"}
     stream.cancel()
 
 
