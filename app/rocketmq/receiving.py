@@ -6,6 +6,7 @@ from datetime import datetime
 from uuid import UUID
 
 import msgspec
+from google.protobuf.timestamp_pb2 import Timestamp
 
 from app.rocketmq import headers as names
 from app.rocketmq.bodies import digest_of
@@ -86,7 +87,7 @@ def orphaned(check: ClaimedOrphan, topic: Resource) -> Message:
 
 
 def _message(one: MessageFields, topic: Resource, stored_at: datetime) -> Message:
-    headers, body = one.headers, one.content
+    headers, body, due = one.headers, one.content, _due(one.headers)
     message_id = headers.get(names.MESSAGE_ID) or one.message_id
     system = SystemProperties(
         tag=one.tag,
@@ -94,23 +95,34 @@ def _message(one: MessageFields, topic: Resource, stored_at: datetime) -> Messag
         message_id=message_id,
         body_digest=digest_of(body),
         body_encoding=Encoding.IDENTITY,
-        message_type=_type_of(headers),
+        message_type=_type_of(headers, due),
         born_host=headers.get(names.BORN_HOST, ""),
         store_host=STORE_HOST,
         message_group=headers.get(names.GROUP),
         trace_context=headers.get(names.TRACE),
+        delivery_timestamp=due,
     )
     # A repeated send has another time of birth, so it is not stored; the id has its second.
     system.born_timestamp.FromDatetime(made_at(message_id) or stored_at)
     system.store_timestamp.FromDatetime(stored_at)
-    if headers.get(names.DELIVERY, "").isdecimal():
-        system.delivery_timestamp.FromMilliseconds(int(headers[names.DELIVERY]))
     return Message(topic=topic, user_properties=names.to_properties(headers), system_properties=system, body=body)
 
 
-def _type_of(headers: Mapping[str, str]) -> MessageType:
+def _due(headers: Mapping[str, str]) -> Timestamp | None:
+    """Return when a delayed message was to come. Any producer can set the header: what is no such time is ignored."""
+    said, due = headers.get(names.DELIVERY, ""), Timestamp()
+    if not said.isdecimal():
+        return None
+    try:
+        due.FromMilliseconds(int(said))
+    except ValueError:
+        return None
+    return due
+
+
+def _type_of(headers: Mapping[str, str], due: Timestamp | None) -> MessageType:
     if headers.get(names.TYPE) == names.TRANSACTION_WORD:
         return MessageType.TRANSACTION
     if names.GROUP in headers:
         return MessageType.FIFO
-    return MessageType.DELAY if names.DELIVERY in headers else MessageType.NORMAL
+    return MessageType.NORMAL if due is None else MessageType.DELAY

@@ -15,7 +15,17 @@ from app.rocketmq import consuming, renewals
 from app.rocketmq.calls import ClientCall
 from app.rocketmq.claiming import Claiming
 from app.rocketmq.credentials import ApiKeys, Credentials
-from app.rocketmq.protocol.definition_pb2 import DELAY, FIFO, PUSH_CONSUMER, SQL, Code, Message, Resource, Settings
+from app.rocketmq.protocol.definition_pb2 import (
+    DELAY,
+    FIFO,
+    NORMAL,
+    PUSH_CONSUMER,
+    SQL,
+    Code,
+    Message,
+    Resource,
+    Settings,
+)
 from app.rocketmq.protocol.service_pb2 import (
     AckMessageEntry,
     AckMessageRequest,
@@ -413,6 +423,21 @@ async def test_messages_of_other_producers_are_received(rocket: RocketClient, cl
     assert dict(one.user_properties) == {"region": "eu"}
 
 
+@pytest.mark.parametrize("due", ["99999999999999999999", "9" * 4000, "9" * 5000, "253402300800000", "-1", "tomorrow"])
+async def test_a_time_of_delivery_that_is_none_stops_no_receive(
+    rocket: RocketClient, client: httpx.AsyncClient, due: str
+) -> None:
+    assert (await client.put("/producer-groups/shop", json={"checks": "claim"})).status_code == 201
+    messages = [{"topic": "order", "body": {"order": 1}, "headers": {"rocketmq-delivery-timestamp": due}}]
+    messages.append({"topic": "order", "body": {"order": 2}})
+    answer = await client.post("/messages", json={"producer_group": "shop", "messages": messages})
+    assert answer.status_code == 201, answer.text
+    found = await received(rocket)
+    assert [one.body for one in found] == [b'{"order":1}', b'{"order":2}']
+    assert [one.system_properties.HasField("delivery_timestamp") for one in found] == [False, False]
+    assert [one.system_properties.message_type for one in found] == [NORMAL, NORMAL]
+
+
 async def test_delay_and_message_group_come_back(rocket: RocketClient, db: Connection) -> None:
     delayed = message_of("order", b"later", message_type=DELAY)
     delayed.system_properties.delivery_timestamp.FromSeconds(round(time.time()) + 3600)
@@ -424,6 +449,7 @@ async def test_delay_and_message_group_come_back(rocket: RocketClient, db: Conne
     await db.execute("update outbox set due_at = now() - interval '1 second' where due_at is not null")
     await db.execute("update delivery_retry set due_at = now() - interval '1 second'")
     [later] = await received(rocket)
+    assert later.system_properties.message_type == DELAY
     assert later.system_properties.delivery_timestamp == delayed.system_properties.delivery_timestamp
 
 
