@@ -8,6 +8,8 @@ import json
 import re
 from collections.abc import Mapping
 
+import msgspec
+
 PREFIX = "rocketmq-"
 MESSAGE_ID = "rocketmq-message-id"
 KEYS = "rocketmq-keys"
@@ -50,10 +52,7 @@ def of_properties(properties: Mapping[str, str]) -> dict[str, str]:
 def to_properties(headers: Mapping[str, str]) -> dict[str, str]:
     """Return the user properties in headers, of a message that any producer sent."""
     properties = {name: value for name, value in headers.items() if not name.lower().startswith(PREFIX)}
-    try:
-        others = json.loads(headers.get(PROPERTIES, "{}"))
-    except ValueError:
-        return properties
+    others = _read(headers.get(PROPERTIES, ""))
     if isinstance(others, dict):
         properties.update({str(name): str(value) for name, value in others.items()})
     return properties
@@ -61,11 +60,17 @@ def to_properties(headers: Mapping[str, str]) -> dict[str, str]:
 
 def to_keys(headers: Mapping[str, str], key: str | None) -> list[str]:
     """Return the keys of a message."""
-    try:
-        keys = json.loads(headers.get(KEYS, ""))
-    except ValueError:
-        keys = None
+    keys = _read(headers.get(KEYS, ""))
     if isinstance(keys, list):
         return [str(one) for one in keys]
     # The key of a message with a message group is the group, and that of a message without keys may be its queue.
     return [] if key is None or GROUP in headers or QUEUE in headers else [key]
+
+
+def _read(text: str) -> object:
+    """Return the JSON in a header, which any producer can set; None: it is none that a client can be told."""
+    try:
+        # Other than `json`, this refuses an escape of half a character, which UTF-8 does not have.
+        return msgspec.json.decode(text)
+    except (msgspec.DecodeError, RecursionError):
+        return None

@@ -438,6 +438,20 @@ async def test_a_time_of_delivery_that_is_none_stops_no_receive(
     assert [one.system_properties.message_type for one in found] == [NORMAL, NORMAL]
 
 
+@pytest.mark.parametrize("value", ['{"a": "\\ud800"}', '["\\ud800"]', "[" * 3500, "no json", "7"])
+async def test_headers_of_the_gateway_that_others_set_stop_no_receive(
+    rocket: RocketClient, client: httpx.AsyncClient, value: str
+) -> None:
+    assert (await client.put("/producer-groups/shop", json={"checks": "claim"})).status_code == 201
+    headers = {"rocketmq-keys": value, "rocketmq-properties": value, "region": "eu"}
+    message = {"topic": "order", "key": "order-1030", "headers": headers, "body": {"order": 1030}}
+    answer = await client.post("/messages", json={"producer_group": "shop", "messages": [message]})
+    assert answer.status_code == 201, answer.text
+    [one] = await received(rocket)
+    assert (one.body, list(one.system_properties.keys)) == (b'{"order":1030}', ["order-1030"])
+    assert dict(one.user_properties) == {"region": "eu"}
+
+
 async def test_delay_and_message_group_come_back(rocket: RocketClient, db: Connection) -> None:
     delayed = message_of("order", b"later", message_type=DELAY)
     delayed.system_properties.delivery_timestamp.FromSeconds(round(time.time()) + 3600)

@@ -92,6 +92,19 @@ async def test_messages_are_pulled_within_what_halfnote_allows(dsn: str, db: Con
         await peer.close()
 
 
+@pytest.mark.parametrize("value", ['{"a": "\\ud800"}', '["\\ud800"]', "[" * 3500])
+async def test_headers_of_the_gateway_that_others_set_stop_no_pull(
+    peer: RemotingPeer, client: httpx.AsyncClient, value: str
+) -> None:
+    assert (await client.put("/producer-groups/shop", json={"checks": "claim"})).status_code == 201
+    headers = {"rocketmq-keys": value, "rocketmq-properties": value, "region": "eu"}
+    message = {"topic": "order", "key": "order-1030", "headers": headers, "body": {"order": 1030}}
+    answer = await client.post("/messages", json={"producer_group": "shop", "messages": [message]})
+    assert answer.status_code == 201, answer.text
+    [one] = await pulled(peer, 0)
+    assert (one.body, one.properties["KEYS"], one.properties["region"]) == (b'{"order":1030}', "order-1030", "eu")
+
+
 async def test_what_is_below_a_committed_offset_is_acknowledged(peer: RemotingPeer, db: Connection) -> None:
     await sent(peer, b"a", b"b", b"c", TAGS="created", KEYS="k1 k2", shop="s1")
     messages = await pulled(peer, 0)

@@ -278,3 +278,4 @@ def test_keys_of_a_message_that_another_producer_sent() -> None:
     assert headers.to_keys({}, "order-1030") == ["order-1030"]
     assert headers.to_keys({headers.KEYS: json.dumps(["a", "b"])}, "a") == ["a", "b"]
     assert headers.to_keys({headers.KEYS: "no json"}, None) == []
+    assert headers.to_keys({headers.KEYS: '["\\ud83d\\ude00", "\\u00e4", 7]'}, None) == ["\U0001f600", "\u00e4", "7"]
