@@ -9,6 +9,7 @@ from typing import TypeAlias
 from uuid import UUID
 
 from msgspec import Struct
+from msgspec.structs import force_setattr
 
 
 class Delivery(Struct, frozen=True):
@@ -56,6 +57,9 @@ class Failed(Struct, frozen=True):
     duration_ms: int
     unreachable: bool = False
 
+    def __post_init__(self) -> None:
+        _make_storable(self, "error", "response")
+
 
 class Refused(Struct, frozen=True):
     """The destination refuses this message for good. `reason`: the reason it gave."""
@@ -66,6 +70,9 @@ class Refused(Struct, frozen=True):
     response: str | None
     duration_ms: int
 
+    def __post_init__(self) -> None:
+        _make_storable(self, "reason", "error", "response")
+
 
 class Gone(Struct, frozen=True):
     """The destination refuses all further messages."""
@@ -75,5 +82,19 @@ class Gone(Struct, frozen=True):
     response: str | None
     duration_ms: int
 
+    def __post_init__(self) -> None:
+        _make_storable(self, "error", "response")
+
 
 Outcome: TypeAlias = Delivered | Failed | Refused | Gone
+
+
+def _make_storable(outcome: Struct, *fields: str) -> None:
+    """Replace what Postgres does not store in texts of a destination: NUL, and surrogates that stand alone.
+
+    One such text would fail the statement that records the outcomes of all subscriptions of a worker.
+    """
+    for field in fields:
+        text = getattr(outcome, field)
+        if text is not None:
+            force_setattr(outcome, field, text.replace("\x00", "\ufffd").encode(errors="replace").decode())

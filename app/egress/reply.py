@@ -39,5 +39,5 @@ class Reply(Struct, frozen=True):
             return min(float(value), RETRY_AFTER_MAX_S)
         try:
             return min(max(0.0, (parsedate_to_datetime(value) - now).total_seconds()), RETRY_AFTER_MAX_S)
-        except (ValueError, TypeError):
+        except (ValueError, TypeError, OverflowError):
             return None

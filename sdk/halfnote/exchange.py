@@ -296,5 +296,5 @@ def retry_after_s(response: Response) -> float | None:
         return float(value[:9])
     try:
         return max(0.0, (parsedate_to_datetime(value) - datetime.now(timezone.utc)).total_seconds())
-    except (ValueError, TypeError):
+    except (ValueError, TypeError, OverflowError):
         return None

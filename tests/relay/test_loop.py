@@ -2,8 +2,8 @@
 
 import asyncio
 import json
-from collections.abc import AsyncIterator
-from datetime import timedelta
+from collections.abc import AsyncIterator, Sequence
+from datetime import datetime, timedelta
 from hashlib import sha256
 from typing import Any
 
@@ -14,8 +14,12 @@ from aiohttp import web
 from standardwebhooks import Webhook as Verifier
 
 from app.database.connection import Connection
+from app.delivery import Delivery, Failed, Outcome
+from app.destinations.base import Destination
+from app.relay import assignments
 from app.relay.loop import Relay
 from app.runtime.state import Runtime
+from app.store.subscriptions.subscriptions import Subscription
 from tests.support.check_responder import Call, Responder
 from tests.support.relay_stepping import offsets, order, publish, step, subscribe, turn_until
 
@@ -355,6 +359,36 @@ async def test_a_change_of_destination_loses_nothing_in_flight(
         answered.set()
         await settled(relay, runtime, db, 2)
     assert (offsets(before), offsets(after)) == ([first], [second])
+
+
+class _Garbled:
+    """A destination whose errors are no text that Postgres stores."""
+
+    address, batch_max = "garbled", 1
+
+    async def deliver(self, deliveries: Sequence[Delivery], now: datetime) -> Sequence[Outcome]:
+        return [Failed("a\x00b", None, "\ud800", None, 0)]
+
+    async def close(self) -> None:
+        pass
+
+
+async def test_an_error_that_cannot_be_stored_stops_no_other_subscription(
+    client: httpx.AsyncClient, runtime: Runtime, relay: Relay, db: Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = assignments.destination_of
+
+    def garbled(subscription: Subscription, *rest: Any) -> Destination:
+        return _Garbled() if subscription.name == "garbled" else made(subscription, *rest)
+
+    monkeypatch.setattr(assignments, "destination_of", garbled)
+    async with Responder() as receiver:
+        await subscribe(client, receiver, "garbled", retry=[30])
+        await subscribe(client, receiver)
+        await publish(client, order(1))
+        await turn_until(relay, runtime, lambda: db.fetchval("select count(*) = 1 from delivery_retry"))
+        await settled(relay, runtime, db, 1)
+    assert [tuple(row) for row in await db.fetch("select error, response from attempt")] == [("a\ufffdb", "?")]
 
 
 async def test_a_day_that_is_being_archived_is_left_to_upkeep(

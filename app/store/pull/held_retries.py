@@ -76,8 +76,8 @@ HELD = RowArrays(
 # The rows that these handles hold. `found` looks each one up as the first of a range in the order of the primary key:
 # other indexes begin with the same columns, and a plan from a time when the table was empty may prefer them, and read
 # all rows of the subscription for each one. `locked` locks by ctid, in the order of the table, so that two requests
-# never deadlock; a row that another request has just changed is left out, and `lock_held` asks again. Upkeep owns the rows of a day that is not
-# open, except those with a copy of their message.
+# never deadlock; a row that another request has just changed is left out, and `lock_held` asks again. Upkeep owns the
+# rows of a day that is not open, except those with a copy of their message.
 LOCK_HELD = f"""
 with asked as materialized (
   select * from {HELD.unnest("a", ordinality="n")}
