@@ -14,7 +14,9 @@ class Progress:
     def __init__(self, offset: int) -> None:
         self.position = self.checkpoint = offset
         # Offsets that are not settled, in order. Messages from delivery_retry do not hold the checkpoint back.
-        self._outstanding: dict[int, datetime] = {}
+        self._outstanding: dict[int, tuple[datetime, int]] = {}
+        # Bytes of their bodies.
+        self.bytes = 0
         self._moved_at: datetime | None = None
 
     def __len__(self) -> int:
@@ -22,17 +24,21 @@ class Progress:
 
     def read(self, messages: Iterable[Outgoing], reached: int | None) -> None:
         """Note a window and the offset that it reached (None: there was nothing)."""
-        self._outstanding.update((message.offset, message.committed_at) for message in messages)
+        for message in messages:
+            self._outstanding[message.offset] = message.committed_at, len(message.body)
+            self.bytes += len(message.body)
         self.position = self.position if reached is None else max(self.position, reached)
 
     def unread(self, message: Outgoing) -> None:
         """Forget a message that was read and not sent; the next holder reads it again."""
-        del self._outstanding[message.offset]
+        self.settled(message.offset)
         self.position = min(self.position, message.offset - 1)
 
     def settled(self, offset: int) -> None:
         """Note that an offset is settled."""
-        self._outstanding.pop(offset, None)
+        found = self._outstanding.pop(offset, None)
+        if found is not None:
+            self.bytes -= found[1]
 
     def target(self, over: Collection[int] = ()) -> int:
         """Return where the checkpoint may move once the offsets `over` are settled: before the first that is not.
@@ -52,4 +58,4 @@ class Progress:
 
     def oldest_at(self) -> datetime | None:
         """Return when the oldest message that is not settled was committed."""
-        return next(iter(self._outstanding.values()), None)
+        return next((at for at, _ in self._outstanding.values()), None)

@@ -5,12 +5,14 @@ from datetime import datetime
 
 from app.relay.progress import Progress
 from app.relay.stream_source import StreamSource
-from app.store.relay.log import Outgoing, Reader, wants
+from app.store.relay.log import WINDOW_BYTES, Outgoing, Reader, wants
 
 # How many messages one read returns: enough to keep every slot busy until the next.
 WINDOW_LEAST, WINDOW_MOST = 64, 2000
 # How many messages may be in memory, in multiples of one read.
 MEMORY_TIMES = 8
+# Bytes of bodies that are read and not settled, past which no more is read. One more read may come on top.
+UNSETTLED_BYTES = 4 * WINDOW_BYTES
 
 
 class Window:
@@ -64,7 +66,7 @@ class Window:
     @property
     def has_room(self) -> bool:
         """Whether memory has room for one more read."""
-        return len(self._progress) < MEMORY_TIMES * self.capacity
+        return len(self._progress) < MEMORY_TIMES * self.capacity and self._progress.bytes < UNSETTLED_BYTES
 
     @property
     def unsettled(self) -> int:

@@ -16,7 +16,7 @@ from standardwebhooks import Webhook as Verifier
 from app.database.connection import Connection
 from app.delivery import Delivery, Failed, Outcome
 from app.destinations.base import Destination
-from app.relay import assignments
+from app.relay import assignments, window
 from app.relay.loop import Relay
 from app.runtime.state import Runtime
 from app.store.subscriptions.subscriptions import Subscription
@@ -472,6 +472,30 @@ async def test_large_bodies_are_read_in_small_windows(
     assert sorted(offsets(receiver)) == sent
     assert all(json.loads(call.body)[:-1] == large for call in receiver.calls)
     assert all("transfer-encoding" not in call.headers for call in receiver.calls)
+
+
+async def test_large_bodies_that_are_not_settled_are_few(
+    client: httpx.AsyncClient, runtime: Runtime, relay: Relay, db: Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(window, "UNSETTLED_BYTES", 2**20)
+    answered = asyncio.Event()
+
+    async def wait(call: Call) -> web.Response:
+        await answered.wait()
+        return web.Response()
+
+    async with Responder(wait) as receiver:
+        await subscribe(client, receiver, timeout_s=60)
+        large = "x" * (3 * 1024 * 1024)
+        sent = await publish(client, *({"topic": "order", "body": large + str(number)} for number in range(7)))
+        await turn_until(relay, runtime, lambda: receiver.calls)
+        for _ in range(5):
+            await step(relay, runtime)
+        # One read.
+        assert [stream.window.unsettled for stream in relay.streams.values()] == [3]
+        answered.set()
+        await settled(relay, runtime, db, 7)
+    assert sorted(offsets(receiver)) == sent
 
 
 async def test_a_database_error_in_a_settle_loses_no_outcome(

@@ -14,7 +14,8 @@ NOW = datetime(2026, 11, 21, 8, tzinfo=UTC)
 
 def message(offset: int) -> Outgoing:
     at = NOW + timedelta(seconds=offset)
-    return Outgoing(offset, UUID(int=offset), 0, "order", None, None, None, at, "shop", None, "text/plain", b"")
+    body = bytes(offset)
+    return Outgoing(offset, UUID(int=offset), 0, "order", None, None, None, at, "shop", None, "text/plain", body)
 
 
 @given(st.data())
@@ -33,7 +34,7 @@ def test_the_checkpoint_never_passes_an_unsettled_offset(data: st.DataObject) ->
             progress.settled(offset)
         unsettled -= settled
         assert progress.target() == min(unsettled, default=reached + 1) - 1
-        assert len(progress) == len(unsettled)
+        assert (len(progress), progress.bytes) == (len(unsettled), sum(unsettled))
         oldest = progress.oldest_at()
         assert oldest == (message(min(unsettled)).committed_at if unsettled else None)
 
@@ -51,6 +52,7 @@ def test_the_checkpoint_never_passes_what_was_not_sent(data: st.DataObject) -> N
         lowest = min((one for one in offsets if fates[one] != "settled"), default=None)
         assert lowest is None or progress.target() < lowest
     assert all(progress.target() < one for one in offsets if fates[one] != "settled")
+    assert progress.bytes == sum(one for one in offsets if fates[one] == "in flight")
     in_flight = {one for one in offsets if fates[one] == "in flight"}
     assert all(progress.target(in_flight) < one for one in offsets if fates[one] == "unread")
 
