@@ -194,10 +194,11 @@ class StreamOutcomes:
     def _probe_failed(self, message: Outgoing, outcome: Failed, sent_at: datetime, now: datetime) -> None:
         """While the breaker is open a failure uses up no try; another message makes the next probe."""
         note = note_of(message, outcome, sent_at)
-        if message.claim is None and not self.closing:
+        if message.claim is None and not self.closing and self._window.has_room:
             self._queue.ready.append(message)
         else:
-            # It is due now, so it comes after the others that are due.
+            # Kept in memory, large messages would leave no room for one that succeeds. This one is due now, so it comes
+            # after the others that are due.
             note.result, note.due_at, note.first_at = RETRY, now, message.first_at or sent_at
             self.put_back(self._queue.postponed(message))
         self._report_failure(note)

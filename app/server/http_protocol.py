@@ -82,9 +82,11 @@ class HttpProtocol(HttpToolsProtocol):
     @property
     def deadline(self) -> float | None:
         """When the client must have sent or read what is expected; None if nothing is."""
-        if self._write_by is None or self._read_by is None:
-            return self._read_by if self._write_by is None else self._write_by
-        return min(self._read_by, self._write_by)
+        # While requests wait, nothing is read: the client cannot be late.
+        read_by = None if self.pipeline else self._read_by
+        if self._write_by is None or read_by is None:
+            return read_by if self._write_by is None else self._write_by
+        return min(read_by, self._write_by)
 
     @deadline.setter
     def deadline(self, read_by: float | None) -> None:
@@ -296,6 +298,8 @@ class HttpProtocol(HttpToolsProtocol):
         super().on_response_complete()
         if not (was_last or self.pipeline or self.transport.is_closing()):
             # The last request that waited has begun. The rest of its body may be missing.
+            if self._read_by is not None:
+                self._read_by = self.loop.time() + self._limits.request_timeout_s
             self.flow.resume_reading()
         if was_last and self._refusal is not None:
             self._send_refusal()

@@ -10,6 +10,7 @@ from aiohttp import web
 
 from app.database.connection import Connection
 from app.policy.circuit_breaker import MESSAGES
+from app.relay import window
 from app.relay.loop import Relay
 from app.runtime.state import Runtime
 from tests.support.check_responder import Call, Responder
@@ -97,9 +98,16 @@ async def test_a_first_message_that_always_fails_does_not_block_the_others(
     assert await announced(db, "subscription.breaker_opened") == []
 
 
+@pytest.mark.parametrize("unsettled_bytes", [window.UNSETTLED_BYTES, 1], ids=["small", "large"])
 async def test_probes_find_the_message_that_succeeds(
-    client: httpx.AsyncClient, runtime: Runtime, relay: Relay, db: Connection
+    client: httpx.AsyncClient,
+    runtime: Runtime,
+    relay: Relay,
+    db: Connection,
+    monkeypatch: pytest.MonkeyPatch,
+    unsettled_bytes: int,
 ) -> None:
+    monkeypatch.setattr(window, "UNSETTLED_BYTES", unsettled_bytes)
     async with Responder(poison(*range(8))) as receiver:
         await subscribe(client, receiver, retry=[1] * 20, max_in_flight=1)
         await publish(client, *(order(number) for number in range(8)))

@@ -323,6 +323,22 @@ async def test_a_request_that_does_not_arrive_is_refused_also_if_the_client_read
         assert runtime.load_limits.in_flight == 0
 
 
+async def test_a_request_that_waits_for_an_earlier_one_is_not_late(
+    runtime: Runtime, client: httpx.AsyncClient, group: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    held = HeldLane(runtime.lanes.half, monkeypatch)
+    second = request_of("/half", half(None), {})
+    async with serving(client, request_timeout_s=0.5) as (port, _), connected(port) as (reader, writer):
+        writer.write(request_of("/half", half(None), {}) + second[:-10])
+        await held.reached()
+        # The connections are swept each second.
+        await asyncio.sleep(2.5)
+        held.released.set()
+        assert (await answer_of(reader)).status == 201
+        writer.write(second[-10:])
+        assert (await answer_of(reader)).status == 201
+
+
 @pytest.mark.parametrize("target", ["/end", "/transactions/check"])
 async def test_no_more_is_read_while_requests_wait_for_an_earlier_one(client: httpx.AsyncClient, target: str) -> None:
     bare = f"POST {target} HTTP/1.1\r\nHost: localhost\r\nContent-Length: 0\r\n\r\n".encode()
