@@ -10,6 +10,7 @@ from datetime import datetime
 from typing import Any
 from uuid import UUID
 
+from app.delivery import storable
 from app.finding_kinds import docs_of
 from app.store.proof.findings import AnnouncedFindings
 from app.store.relay.announcements import Announcement
@@ -150,4 +151,4 @@ def _clean(text: str | None) -> str | None:
     """Return text that any JSON reader accepts: bounded, without NUL and lone surrogates."""
     if text is None:
         return None
-    return text[:TEXT_MAX].replace("\x00", "\ufffd").encode(errors="replace").decode()
+    return storable(text[:TEXT_MAX])

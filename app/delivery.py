@@ -89,12 +89,17 @@ class Gone(Struct, frozen=True):
 Outcome: TypeAlias = Delivered | Failed | Refused | Gone
 
 
+def storable(text: str) -> str:
+    """Return a text of others as Postgres and any JSON reader take it: without NUL and surrogates that stand alone."""
+    return text.replace("\x00", "\ufffd").encode(errors="replace").decode()
+
+
 def _make_storable(outcome: Struct, *fields: str) -> None:
-    """Replace what Postgres does not store in texts of a destination: NUL, and surrogates that stand alone.
+    """Replace what Postgres does not store in texts of a destination.
 
     One such text would fail the statement that records the outcomes of all subscriptions of a worker.
     """
     for field in fields:
         text = getattr(outcome, field)
         if text is not None:
-            force_setattr(outcome, field, text.replace("\x00", "\ufffd").encode(errors="replace").decode())
+            force_setattr(outcome, field, storable(text))

@@ -3,6 +3,7 @@
 from dataclasses import replace
 
 from app.checkback.check import FinishedCheck, outcome_of
+from app.delivery import storable
 from app.egress.urls import without_query
 from app.policy.check_schedule import Answered, Unanswered
 from app.store.checkback.results import SettledCheck
@@ -56,4 +57,4 @@ def answered_check(finished: FinishedCheck) -> AnsweredCheck | None:
 
 def clean(text: str) -> str:
     """Return a text as it can be stored."""
-    return text[:ERROR_MAX].replace("\x00", "\ufffd")
+    return storable(text[:ERROR_MAX])
