@@ -43,6 +43,8 @@ class Service:
             barrier=barrier,
             attempt_s=ATTEMPT_S,
             half_within_s=WITHIN_S,
+            # A shared request has no caller: its transport would not know which order the service must die at.
+            batching=False,
             transport=Deadly(),
         )
         self._way, self._means = WAYS[options.way], Means(self.pool, producer, barrier)
