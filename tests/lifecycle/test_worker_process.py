@@ -46,7 +46,8 @@ def served(data_dir: Path, dsn: str) -> Iterator[Service]:
     """`halfnote serve` with an API process and its worker, the default."""
     if usable_cores() == 1:
         absent("the default is one process on one core", "MACHINE")
-    service = Service(data_dir, "serve", HALFNOTE_DATABASE_URL=dsn, HALFNOTE_WORKERS="auto")
+    # On a busy machine the default drain ends before a test has seen that the port is closed.
+    service = Service(data_dir, "serve", HALFNOTE_DATABASE_URL=dsn, HALFNOTE_WORKERS="auto", HALFNOTE_DRAIN_S="40")
     yield service
     if service.process is not None:
         service.stop()

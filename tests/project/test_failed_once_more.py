@@ -4,8 +4,10 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 
+TEST = "test_it.py::test_it"
 SCRIPT = Path(__file__).parents[2] / "scripts" / "failed-once-more"
 FAILS = "def test_it():\n    raise AssertionError\n"
 PASSES = "def test_it():\n    pass\n"
@@ -20,7 +22,7 @@ def pytest_runtest_setup():
 """
 
 
-def once_more(folder: Path, test: str, *arguments: str, status: int | None = 1, failed: bool = True) -> int:
+def once_more(folder: Path, test: str, *arguments: str, status: int | None = 1, failed: Iterable[str] = (TEST,)) -> int:
     """Run the script in a folder with a test, after a run with an exit status (None: none was written)."""
     (folder / "pytest.ini").write_text("[pytest]\n")
     (folder / "conftest.py").write_text(CONFTEST)
@@ -29,7 +31,7 @@ def once_more(folder: Path, test: str, *arguments: str, status: int | None = 1, 
     for name in ("cache", "halfnote"):
         (cache / name).mkdir(parents=True)
     if failed:
-        (cache / "cache" / "lastfailed").write_text(json.dumps({"test_it.py::test_it": True}))
+        (cache / "cache" / "lastfailed").write_text(json.dumps(dict.fromkeys(failed, True)))
     if status is not None:
         (cache / "halfnote" / "exit_status").write_text(str(status))
     # The plugins of this environment take seconds to import.
@@ -46,6 +48,22 @@ def test_a_test_that_fails_again_is_an_error_also_after_the_time_limit(tmp_path:
     assert once_more(tmp_path, FAILS) == 1
 
 
+def test_all_tests_of_a_file_run_again_but_not_tests_of_many_files(tmp_path: Path) -> None:
+    several = "import pytest\n@pytest.mark.parametrize('number', range(6))\ndef test_it(number):\n    pass\n"
+    of_one_file = [f"test_it.py::test_it[{number}]" for number in range(6)]
+    of_four_files = [f"test_{number}.py::test_it" for number in range(4)]
+    for number, (failed, code) in enumerate(((of_one_file, 0), (of_four_files, 1))):
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        for test in failed:
+            (folder / test.partition("::")[0]).write_text(PASSES)
+        assert once_more(folder, several, failed=failed) == code
+    many = [f"test_it.py::test_it[{number}]" for number in range(21)]
+    folder = tmp_path / "many"
+    folder.mkdir()
+    assert once_more(folder, several.replace("range(6)", "range(21)"), failed=many) == 1
+
+
 def test_a_run_that_broke_off_is_an_error(tmp_path: Path) -> None:
     for number, status in enumerate((None, 2, 3, 4)):
         folder = tmp_path / str(number)
@@ -54,7 +72,7 @@ def test_a_run_that_broke_off_is_an_error(tmp_path: Path) -> None:
 
 
 def test_a_run_that_the_time_limit_cut_is_an_error_only_for_what_fails_again(tmp_path: Path) -> None:
-    for number, (test, failed, code) in enumerate(((PASSES, False, 0), (PASSES, True, 0), (FAILS, True, 1))):
+    for number, (test, failed, code) in enumerate(((PASSES, (), 0), (PASSES, (TEST,), 0), (FAILS, (TEST,), 1))):
         folder = tmp_path / str(number)
         folder.mkdir()
         assert once_more(folder, test, "--if-any", status=2, failed=failed) == code

@@ -36,7 +36,9 @@ SETTINGS = {
 }
 # Numbers of requests that an operator's tool sends.
 UPDATE_TOPIC, UPDATE_GROUP, MAX_OFFSET = 17, 200, 30
+GET_ROUTE = 105
 WITHIN_S = 60.0
+CLUSTER = "DefaultCluster"
 
 
 class RocketMq:
@@ -77,6 +79,21 @@ class RocketMq:
             await peer.close()
 
 
+async def until_registered(names_port: int) -> None:
+    """Wait until the broker is known to the name server, which can be seconds after it listens.
+
+    A proxy that starts earlier finds no broker for its own topic, and ends.
+    """
+    peer = await RemotingPeer.connect(names_port)
+    try:
+        async with asyncio.timeout(WITHIN_S):
+            # A broker has a topic with the name of its cluster.
+            while (await peer.call(GET_ROUTE, {"topic": CLUSTER})).code != 0:
+                await asyncio.sleep(0.1)
+    finally:
+        await peer.close()
+
+
 @asynccontextmanager
 async def rocketmq_of(place: Path, topic_type: str) -> AsyncIterator[RocketMq]:
     """Run RocketMQ with its files in the directory `place`. Skips without its jars.
@@ -89,9 +106,10 @@ async def rocketmq_of(place: Path, topic_type: str) -> AsyncIterator[RocketMq]:
     classes = f"{JARS}/*"
     async with AsyncExitStack() as stack:
         servers = await stack.enter_async_context(rocketmq_servers(place, classes, SETTINGS, MEMORY))
+        await until_registered(servers.names_port)
         port = quiet_port()
         configuration = {
-            "rocketMQClusterName": "DefaultCluster",
+            "rocketMQClusterName": CLUSTER,
             "namesrvAddr": f"127.0.0.1:{servers.names_port}",
             "proxyMode": "CLUSTER",
             "grpcServerPort": port,
