@@ -14,21 +14,24 @@ LONGEST_WAIT = timedelta(hours=72)
 
 State = Literal["provisional", "final"]
 # The reasons to run a day: the command names it; no run has covered it; some of it was undecided or unsettled; it has
-# findings that may be resolved; it is old enough to become final; it was archived since; its rows changed.
-Reason = Literal["asked", "new", "open", "findings", "due", "archived", "changed"]
+# findings that may be resolved; no run has read it since it ended; it is old enough to become final; it was archived
+# since; its rows changed.
+Reason = Literal["asked", "new", "open", "findings", "over", "due", "archived", "changed"]
 
 
 @dataclass(frozen=True, slots=True)
 class Seen:
     """The last run's result for a day.
 
-    Its state, whether any of it was undecided or unsettled, the number of its open findings, and its signature.
+    Its state, whether any of it was undecided or unsettled, the number of its open findings, its signature, and the
+    time of the run's snapshot, if the run is still stored.
     """
 
     state: State
     open: bool
     findings: int
     signature: Mapping[str, Any]
+    seen_at: datetime | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,10 +43,14 @@ class Candidate:
     seen: Seen | None
 
 
+def end_of(day: date) -> datetime:
+    """Return when a day ends."""
+    return datetime(day.year, day.month, day.day, tzinfo=UTC) + timedelta(days=1)
+
+
 def aged(day: date, now: datetime, margin_s: float) -> bool:
     """Return whether a day ended so long ago that none of its messages can still be in flight."""
-    end = datetime(day.year, day.month, day.day, tzinfo=UTC) + timedelta(days=1)
-    return now - end >= LONGEST_WAIT + timedelta(seconds=margin_s)
+    return now - end_of(day) >= LONGEST_WAIT + timedelta(seconds=margin_s)
 
 
 def state_after(day: date, now: datetime, margin_s: float, *, undecided: int, unsettled: int) -> State:
@@ -76,7 +83,11 @@ def _plain_reason(candidate: Candidate, seen: Seen, now: datetime, margin_s: flo
         return "open"
     if seen.findings:
         return "findings"
-    return "due" if aged(candidate.day, now, margin_s) else None
+    if aged(candidate.day, now, margin_s):
+        return "due"
+    # A day with few rows can be the same after its end, and only then is it known that rows are absent.
+    read_before_end = seen.seen_at is not None and seen.seen_at < end_of(candidate.day) <= now
+    return "over" if read_before_end else None
 
 
 def days_to_run(

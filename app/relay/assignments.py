@@ -266,9 +266,13 @@ class Assignments:
         for shard, stream in self.streams.items():
             if stream.queue.keys is not None and stream.queue.keys.dead:
                 freed = stream.queue.keys.dead - await checkpoints.dead_keys(connection, shard)
-                stream.queue.keys.freed(freed)
-                # A redelivered message goes before anything new of its key.
-                stream.outcomes.reclaim = stream.outcomes.reclaim or bool(freed)
+                if not freed:
+                    continue
+                # A redelivered message goes before anything new of its key, also if there is no room to claim it now.
+                # Its row is in delivery_retry until its outcome is settled, and until then this process knows it.
+                stored = await checkpoints.stored_keys(connection, shard, self._runtime.clock.now())
+                stream.queue.keys.freed(freed, stored)
+                stream.outcomes.reclaim = True
 
     async def _store_rates(self, connection: Connection, now: datetime) -> None:
         if not due(self._rated_at, RATES_EVERY, now):

@@ -122,9 +122,15 @@ class KeyOrder:
         self._store(message.key, message.offset)
         return self._remove_waiting(message.key)
 
-    def freed(self, keys: Iterable[str]) -> None:
-        """Note that a person acted on the dead letters that stopped these keys."""
-        self.dead.difference_update(keys)
+    def freed(self, keys: Iterable[str], stored: Mapping[str, Iterable[int]]) -> None:
+        """Note that a person acted on the dead letters that stopped these keys.
+
+        `stored` is as for a new KeyOrder, read after the dead letters: a redelivered message keeps later ones back.
+        """
+        for key in keys:
+            self.dead.discard(key)
+            for offset in stored.get(key, ()):
+                self._store(key, offset)
 
     def has_stored(self, key: str | None) -> bool:
         """Return whether delivery_retry has more of a key."""

@@ -1,7 +1,9 @@
 """Upkeep: creates days before they are needed, and removes them when everything in them is over."""
 
 from datetime import UTC, datetime, time, timedelta
+from time import monotonic
 
+import asyncpg
 import structlog
 
 from app.config import Settings
@@ -19,7 +21,10 @@ from app.verdicts import DayState
 
 log = structlog.get_logger(__name__)
 
+NAME = "upkeep"
 EVERY_S = 60.0
+# The cause that keeps a day whose removal failed.
+FAILED = "failed"
 # A half of a day can arrive until its id is refused as too old, and be written a little later.
 WRITTEN_LATER = timedelta(minutes=10)
 # Longer than a step can lag behind in deleting the rows that belong to a removed day.
@@ -77,7 +82,16 @@ async def let_leave(runtime: Runtime, connection: Connection, now: datetime) -> 
     for day in await days.days(connection):
         if day.state is DayState.GONE or now < ended(day) + keep:
             continue
-        causes = await remove_day(runtime, connection, day, now, forced=now >= ended(day) + longest)
+        try:
+            causes = await remove_day(runtime, connection, day, now, forced=now >= ended(day) + longest)
+        except asyncpg.PostgresError as error:
+            if connection.is_closed():
+                raise
+            # Such as a statement that took too long. The other days leave all the same, and this one is tried again.
+            log.exception("day_not_removed", day=day.day.isoformat(), error=str(error))
+            causes = [FAILED]
+        # The day may have taken minutes, and the loop is not late while it gets on.
+        runtime.heartbeats[NAME] = monotonic()
         if causes != day.held:
             await days.set_held(connection, day.day, causes)
         if causes and causes != day.held:

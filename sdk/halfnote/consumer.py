@@ -212,6 +212,10 @@ class Consumer:
             except HalfnoteError as error:
                 log.warning("%s", error)
                 continue
+            except Exception:
+                # An answer that no service of Halfnote gives, as of a proxy. The lease must be extended all the same.
+                log.exception("leases were not extended")
+                continue
             for one in lost:
                 self._held.pop(one.handle, None)
 

@@ -11,7 +11,7 @@ from urllib.parse import quote
 from halfnote.exchange import Call, Raised
 from halfnote.hosting import Answering, AsgiApp, Reply, django_view, is_async, wsgi_app
 from halfnote.inbox import AsyncInbox, Inbox, Reject
-from halfnote.message import NotAMessage, from_http, ids_of
+from halfnote.message import NotAMessage, from_http, ids_of, is_binary
 from halfnote.signatures import TOLERANCE_S, Secrets, SignatureError, Verifier
 
 log = logging.getLogger("halfnote")
@@ -63,8 +63,11 @@ class DeliveryEndpoint:
     def answering(self, headers: Mapping[str, str], body: bytes) -> Answering:
         """Answer a delivery. A batch is handled message by message; its answer is the worst one."""
         try:
-            self._verifier.verify(headers, body)
+            signed_id = self._verifier.verify(headers, body)
             messages = from_http(headers, body)
+            if is_binary(headers) and messages[0].message_id != signed_id:
+                # The signature covers `webhook-id` and the body, and the inbox knows a message by its id.
+                raise SignatureError("ce-id is not webhook-id, which is signed: altered request")
         except SignatureError as error:
             log.warning("a delivery was refused: %s", error)
             return _refusal(401, str(error))

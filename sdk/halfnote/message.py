@@ -60,6 +60,11 @@ class Message:
         return json.loads(self.body)
 
 
+def is_binary(headers: Mapping[str, str]) -> bool:
+    """Return whether a delivery's body is the message's body alone, and all else is in headers."""
+    return headers.get("content-type", "").partition(";")[0].strip().lower() not in (BATCH, STRUCTURED)
+
+
 def from_http(headers: Mapping[str, str], body: bytes) -> list[Message]:
     """Return the messages of a delivery: one, or those of a batch. Header names are in lower case.
 

@@ -47,6 +47,9 @@ class Verifier:
         given = headers.get("webhook-signature")
         if not message_id or not given or not (timestamp.isascii() and timestamp.isdigit()):
             raise SignatureError("webhook-id, webhook-timestamp or webhook-signature is missing: it was not signed")
+        if "." in message_id:
+            # Else a part of the body could pass as the time.
+            raise SignatureError("webhook-id has a `.`, which no id of Halfnote has: altered request")
         signed = f"{message_id}.{timestamp}.".encode() + body
         fits = self._fits()
         if not any(fit(signature, signed) for signature in given.split(" ")[:20] for fit in fits):

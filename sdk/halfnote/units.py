@@ -14,6 +14,7 @@ from contextlib import (
     closing,
     contextmanager,
 )
+from functools import partial
 from typing import Any
 
 from halfnote.block import DatabaseState, OpenTransaction
@@ -99,20 +100,28 @@ def in_dbapi(
     unit = Unit(hides_rollbacks=hides_rollbacks)
     with in_sync(producer, messages, half, connection, _committed(connection), unit, nested=False) as transaction:
         yield transaction
+        _execute(connection, STANDS)
 
 
 @contextmanager
 def _committed(connection: Any) -> Iterator[None]:
     """Begin a database transaction unless the driver does; commit at the end, roll back after an exception."""
+    commit, rollback = connection.commit, connection.rollback
     if commits_by_itself(connection):
-        with closing(connection.cursor()) as cursor:
-            cursor.execute("begin")
+        # In autocommit mode `commit()` of some drivers (sqlite3, psycopg2) does nothing, also after a `begin`.
+        commit, rollback = partial(_execute, connection, "commit"), partial(_execute, connection, "rollback")
+        _execute(connection, "begin")
     try:
         yield
-        connection.commit()
+        commit()
     except BaseException:
-        connection.rollback()
+        rollback()
         raise
+
+
+def _execute(connection: Any, statement: str) -> None:
+    with closing(connection.cursor()) as cursor:
+        cursor.execute(statement)
 
 
 @contextmanager

@@ -23,6 +23,7 @@ from spark.score import score
 from spark.sources.frames import root_cause
 from spark.transforms.absence import absent, frame_of
 from spark.transforms.figures import figures_and_volumes, figures_of_counts, no_figures
+from spark.transforms.identity import broken_audit
 from spark.transforms.installations import judged_here
 from spark.transforms.joined import Joined
 from spark.transforms.rules import RULES, findings_of, is_small, joined
@@ -115,13 +116,20 @@ def _findings(f: Frames, j: Joined | None, staging_dir: str) -> tuple[DataFrame,
 
     `j` None: the day has no rows.
     """
-    if j is None and not f.absent:
+    cached = _of_no_rows(f) if j is None else findings_of(replace(j, whole=replace(j.whole, absent=f.absent)))
+    if cached is None:
         return empty(f.op.sparkSession, schemas.FINDING), {}, {}
-    cached = frame_of(f) if j is None else findings_of(replace(j, whole=replace(j.whole, absent=f.absent)))
     kept = staged(judged_here(cached, f), f"{staging_dir}/findings", schemas.FINDING)
     cached.unpersist()
     rows = kept.groupBy("kind").agg(F.count("*").alias("count"), F.sum(F.expr(ABOUT)).alias("about")).collect()
     return kept, {row["kind"]: row["count"] for row in rows}, {row["kind"]: row["about"] for row in rows}
+
+
+def _of_no_rows(f: Frames) -> DataFrame | None:
+    """Return the findings of a day without rows: what is absent, and what is wrong with the audit; None without any."""
+    if f.audit_broken is not None and not f.audit_broken.isEmpty():
+        return frame_of(f).unionByName(broken_audit(f))
+    return frame_of(f) if f.absent else None
 
 
 def is_empty(f: Frames) -> bool:

@@ -23,6 +23,7 @@ TREND_DAYS = 30
 
 SEEN = """
 select d.day, d.state, d.signature, d.counts,
+  (select r.seen_at from reconciliation_run r where r.run_id = d.run_id) as seen_at,
   (select count(*) from finding f where f.day = d.day and f.resolved_at is null) as findings
 from reconciliation_day d
 """
@@ -164,6 +165,7 @@ def seen_days(connection: Connection) -> dict[date, Seen]:
             bool(row["counts"].get("undecided") or row["counts"].get("unsettled")),
             row["findings"],
             row["signature"],
+            row["seen_at"],
         )
         for row in rows
     }

@@ -3,6 +3,7 @@
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
+from spark.frames import Frames
 from spark.transforms.finding import delivery_id, findings, message_id
 from spark.transforms.joined import DELIVERY, MESSAGE, Joined
 
@@ -54,9 +55,14 @@ def verdict_unproven(j: Joined) -> DataFrame:
 
 def audit_broken(j: Joined) -> DataFrame:
     """A row of the audit was changed, removed or inserted: see spark/sources/audit_chain.py."""
-    found = j.whole.audit_broken
+    return broken_audit(j.whole)
+
+
+def broken_audit(f: Frames) -> DataFrame:
+    """Return the findings of `audit_broken`, which are found on a day without rows too."""
+    found = f.audit_broken
     assert found is not None
-    return findings(found, j.day, "audit_broken", "subject", "audit_id", "place", "before_place", "differs")
+    return findings(found, f.day, "audit_broken", "subject", "audit_id", "place", "before_place", "differs")
 
 
 def receipt_wrong(j: Joined) -> DataFrame:

@@ -128,7 +128,7 @@ def test_a_dead_letter_stops_its_key_until_it_is_freed() -> None:
     assert keys.settled(one, dead=True) == (None, [two])
     assert keys.admit(message(3, "k")) is Admission.HOLD
     assert keys.admit(message(4, None)) is Admission.GO
-    keys.freed(["k"])
+    keys.freed(["k"], {})
     for offset in (2, 3):
         claimed = message(offset, "k", claim=1)
         assert keys.admit(claimed) is Admission.GO
@@ -144,7 +144,22 @@ def test_a_key_stays_busy_if_a_message_expires_behind_the_one_in_flight() -> Non
     keys.remove({2})
     assert keys.expired(second) == [third]
     # A person redelivers the second message while the first one is in flight.
-    keys.freed({"k"})
+    keys.freed({"k"}, {})
     again = message(2, "k", claim=1)
     assert keys.admit(again) is Admission.WAIT
     assert keys.settled(first) == (again, [])
+
+
+def test_what_is_new_waits_for_a_redelivered_message_that_is_not_claimed_yet() -> None:
+    keys = KeyOrder({}, hold_dead=True)
+    first = message(1, "k")
+    assert keys.admit(first) is Admission.GO
+    keys.settled(first, dead=True)
+    keys.freed({"k"}, {"k": [1], "other": [2]})
+    assert keys.admit(message(3, "k")) is Admission.HOLD
+    assert keys.admit(message(4, "other")) is Admission.GO
+    claimed, held = message(1, "k", claim=1), message(3, "k", claim=2)
+    assert keys.admit(claimed) is Admission.GO
+    keys.settled(claimed)
+    assert keys.admit(message(5, "k")) is Admission.HOLD
+    assert keys.admit(held) is Admission.GO

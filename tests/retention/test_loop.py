@@ -110,6 +110,23 @@ async def test_a_settled_day_is_removed(
     await post_transaction(client)
 
 
+async def test_a_day_whose_removal_fails_does_not_keep_the_others(
+    client: httpx.AsyncClient, runtime: Runtime, db: Connection, old_time: datetime
+) -> None:
+    await post_transaction(client, verdict="rollback")
+    await retention_loop.step(runtime, old_time + timedelta(days=2))
+    later = DAY + timedelta(days=1)
+    # As a statement that takes too long: a table of the earlier day is missing.
+    await db.execute(f"drop table receipt_{DAY:%Y%m%d}")
+    runtime.heartbeats.pop("upkeep", None)
+    with capture_logs() as lines:
+        await retention_loop.step(runtime, NOW)
+    assert [line["day"] for line in lines if line["event"] == "day_not_removed"] == [DAY.isoformat()]
+    assert (await day_row(db)).held == ["failed"]
+    assert (await day_row(db, later)).state == "gone"
+    assert "upkeep" in runtime.heartbeats
+
+
 async def test_retention_is_counted_from_the_end_of_the_day(
     client: httpx.AsyncClient, runtime: Runtime, db: Connection, old_time: datetime
 ) -> None:

@@ -190,3 +190,21 @@ async def test_a_handler_that_only_looks_plain_is_awaited_or_refused(tmp_path: P
         with pytest.raises(TypeError, match="returned an awaitable"):
             await site.call(inbox.receive, arrived(1), lambda message, connection: take(message, connection))
     assert taken == ["1-0"]
+
+
+def test_a_delivery_whose_unsigned_id_was_changed_is_refused() -> None:
+    body, taken = b"{}", list[Message]()
+    endpoint = DeliveryEndpoint(taken.append, secrets=SECRET)
+    signed = {"ce-type": "order", **sign(SECRET, "1-0", body)}
+    for headers, status in (
+        ({"ce-id": "1-0", **signed}, 200),
+        ({"ce-id": "2-0", **signed}, 401),
+    ):
+        assert answered_sync(endpoint, headers, body).status == status
+    # The id and the time, of which the time is moved into the id, so that the body begins with another time.
+    body = b"9999999999." + body
+    headers = {"ce-id": "1-0", "ce-type": "order", **sign(SECRET, "1-0", body, at=1.0)}
+    moved = headers | {"webhook-id": "1-0.1", "ce-id": "1-0.1", "webhook-timestamp": "9999999999"}
+    refused = answered_sync(endpoint, moved, body.partition(b".")[2])
+    assert (refused.status, b"has a `.`" in refused.body) == (401, True)
+    assert [message.message_id for message in taken] == ["1-0"]

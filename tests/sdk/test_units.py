@@ -9,7 +9,8 @@ import asyncpg
 import psycopg
 import pytest
 from halfnote import COMMIT, UNKNOWN, Outgoing, SyncTransactionProducer, TransactionProducer
-from halfnote.units import in_async_psycopg, in_asyncpg, in_django, in_psycopg
+from halfnote.units import in_async_psycopg, in_asyncpg, in_dbapi, in_django, in_psycopg
+from psycopg.pq import TransactionStatus
 
 from tests.sdk.coordinators import Scripted
 from tests.sdk.shop import NOBODY, orders, shop
@@ -209,6 +210,46 @@ async def test_a_failure_that_was_hidden_is_not_taken_for_a_commit(by: str, shop
             await play(fails="hidden")
     assert orders(shop) == []
     assert verdicts(halfnote) == ["rollback"]
+
+
+class OtherDriver:
+    """A connection of psycopg as one of a driver that the SDK does not know; in autocommit mode `commit` does nothing.
+
+    psycopg2, and sqlite3 with `autocommit=True`, are such drivers.
+    """
+
+    def __init__(self, connection: Any) -> None:
+        self._connection = connection
+        self.autocommit, self.info, self.cursor = connection.autocommit, connection.info, connection.cursor
+
+    def commit(self) -> None:
+        if not self.autocommit:
+            self._connection.commit()
+
+    def rollback(self) -> None:
+        if not self.autocommit:
+            self._connection.rollback()
+
+
+@pytest.mark.parametrize("autocommit", [False, True])
+def test_another_driver_commits_and_notices_a_hidden_failure(shop: str, autocommit: bool) -> None:
+    halfnote = Scripted()
+    with plain(halfnote) as producer, psycopg.connect(shop, autocommit=autocommit) as connection:
+        driver = OtherDriver(connection)
+        with in_dbapi(producer, driver, ORDER, hides_rollbacks=False):
+            driver.cursor().execute(INSERT.format(1, 1))
+        assert connection.info.transaction_status == TransactionStatus.IDLE
+        assert orders(shop) == [1]
+        with (
+            pytest.raises(psycopg.errors.InFailedSqlTransaction),
+            in_dbapi(producer, driver, ORDER, hides_rollbacks=False),
+        ):
+            driver.cursor().execute(INSERT.format(2, 1))
+            with suppress(psycopg.errors.UniqueViolation):
+                driver.cursor().execute(INSERT.format(1, 1))
+        assert connection.info.transaction_status == TransactionStatus.IDLE
+    assert orders(shop) == [1]
+    assert verdicts(halfnote) == ["commit", "rollback"]
 
 
 @pytest.mark.parametrize("nested", [False, True])

@@ -14,7 +14,7 @@ from app.retention.loop import clear_audit
 from app.store.admin.audit import Act, record
 from spark.postgres.connections import open_snapshot
 from spark.sources.audit_chain import BROKEN, DIGEST, head, write_broken
-from tests.spark.days import Connection, add_day, days_ago, rows
+from tests.spark.days import Connection, add_day, days_ago, prove, rows
 
 ACT: LiteralString = """
 insert into audit (at, actor, key_id, role, what, target, detail)
@@ -248,3 +248,19 @@ def test_a_break_is_told_once(spark: SparkSession, chained: str, tmp_path: Path)
     assert told(spark, chained, 3, tmp_path / "again") == 1
     rows(chained, "update finding set resolved_at = now() returning 1")
     assert told(spark, chained, 1, tmp_path / "resolved") == 1
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("spark")
+def test_a_change_is_found_on_a_day_without_any_row(dsn: str) -> None:
+    yesterday = days_ago(1)
+    add_day(dsn, yesterday)
+    with psycopg.connect(dsn) as db:
+        for _ in range(3):
+            db.execute(ACT, [datetime.now(UTC)])
+    assert prove(dsn, "--day", yesterday) == 0
+    with psycopg.connect(dsn) as db:
+        db.execute("update audit set actor = 'bob' where place = 2")
+    assert prove(dsn, "--day", yesterday) == 3
+    found = rows(dsn, "select kind, subject from finding where resolved_at is null")
+    assert [row["kind"] for row in found] == ["audit_broken"]

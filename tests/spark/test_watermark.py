@@ -51,6 +51,14 @@ def test_a_day_that_is_neither_open_nor_over_is_run_if_it_changed() -> None:
     assert reason(candidate, soon, MARGIN_S, lambda day: HELD | {"half": 4}) == "changed"
 
 
+def test_a_day_is_read_again_after_its_end_though_nothing_changed() -> None:
+    during = Candidate(DAY, None, seen(seen_at=END - timedelta(hours=22)))
+    assert reason(during, END + timedelta(hours=1), MARGIN_S, unread) == "over"
+    assert reason(during, END - timedelta(hours=1), MARGIN_S, lambda day: dict(HELD)) is None
+    after = Candidate(DAY, None, seen(seen_at=END))
+    assert reason(after, END + timedelta(hours=1), MARGIN_S, lambda day: dict(HELD)) is None
+
+
 def test_a_day_is_over_72_hours_and_the_margin_after_its_end() -> None:
     assert aged(DAY, OVER, MARGIN_S)
     assert not aged(DAY, OVER - timedelta(microseconds=1), MARGIN_S)

@@ -97,7 +97,7 @@ def _patch(form: dict[str, str]) -> dict[str, Any]:
             continue
         try:
             value = one.read(text) if text else None
-        except (ValueError, msgspec.DecodeError):
+        except (ValueError, RecursionError, msgspec.DecodeError):
             raise Invalid(f"`{one.name}`: `{text}` cannot be read. {one.label}.", field=one.name) from None
         if one.nested:
             patch.setdefault("destination", {})[one.name] = value

@@ -16,6 +16,8 @@ from app.schemas.replays import ReplayRequest
 from app.schemas.validation import checked
 
 _PATH = "/console/subscriptions/{name}/do"
+# Of an offset. Python refuses to read a number of thousands of digits.
+_DIGITS_MAX = 19
 
 
 async def _preview(
@@ -109,7 +111,8 @@ def _place(text: str) -> dict[str, Any] | None:
     text = text.strip()
     if not text:
         return None
-    return {"offset": int(text)} if text.isascii() and text.isdigit() else {"time": text}
+    is_offset = text.isascii() and text.isdigit() and len(text) <= _DIGITS_MAX
+    return {"offset": int(text)} if is_offset else {"time": text}
 
 
 async def _reset_preview(visit: Visit) -> Preview:
