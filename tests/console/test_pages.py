@@ -369,6 +369,7 @@ async def test_a_change_of_one_field_is_shown_before_it_is_made(
         ({}, "No field is changed"),
         ({"rate_per_s": "fast"}, "`rate_per_s`"),
         ({"filters": "{"}, "`filters`"),
+        ({"filters": "[" * 5000}, "`filters`"),
         ({"shards": "1000"}, "`shards`"),
         ({"topics": ""}, "`topics`"),
         ({"on_dead": "hold"}, "`on_dead`"),
@@ -396,6 +397,8 @@ async def test_a_replay_is_counted_before_it_begins(client: httpx.AsyncClient, d
     await committed(client, {"topic": "refund", "body": 1})
     first, last = await db.fetchrow('select min("offset"), max("offset") from outbox') or (0, 0)
     path = "/console/subscriptions/mailer/do/replay"
+    refused = await submit(client, path, since="9" * 5000, until="", reason="a slip")
+    assert refused.status_code == 422
     asked = await submit(client, path, since=str(first + 1), until="", reason="the mailer lost them")
     assert asked.status_code == 200
     page = unescape(asked.text)
@@ -523,6 +526,8 @@ async def test_a_message_is_sent_again_from_its_reason(client: httpx.AsyncClient
     assert act.endswith("?subscription=late&position=0")
     preview = unescape((await client.get(act, headers=FORM)).text)
     assert f"halfnote transactions replay {message_id[:36]} --subscription late --position 0" in preview
+    refused = await submit(client, act.replace("position=0", f"position={'9' * 5000}"), reason="a slip")
+    assert (refused.status_code, "`position`" in unescape(refused.text)) == (422, True)
     done = await submit(client, act, reason="it began too late")
     assert done.status_code == 303
     assert await db.fetchval("select reason from replay") == "it began too late"
