@@ -11,7 +11,7 @@ from urllib.parse import quote
 from halfnote.exchange import Call, Raised
 from halfnote.hosting import Answering, AsgiApp, Reply, django_view, is_async, wsgi_app
 from halfnote.inbox import AsyncInbox, Inbox, Reject
-from halfnote.message import NotAMessage, from_http, ids_of, is_binary
+from halfnote.message import NotAMessage, from_http, ids_of, is_signed_as
 from halfnote.signatures import TOLERANCE_S, Secrets, SignatureError, Verifier
 
 log = logging.getLogger("halfnote")
@@ -65,9 +65,9 @@ class DeliveryEndpoint:
         try:
             signed_id = self._verifier.verify(headers, body)
             messages = from_http(headers, body)
-            if is_binary(headers) and messages[0].message_id != signed_id:
-                # The signature covers `webhook-id` and the body, and the inbox knows a message by its id.
-                raise SignatureError("ce-id is not webhook-id, which is signed: altered request")
+            if not is_signed_as(signed_id, headers, messages):
+                # The inbox knows a message by its id.
+                raise SignatureError("the message is another one than webhook-id, which is signed: altered request")
         except SignatureError as error:
             log.warning("a delivery was refused: %s", error)
             return _refusal(401, str(error))

@@ -6,7 +6,7 @@ import of the client.
 
 import base64
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
@@ -16,6 +16,8 @@ from halfnote.errors import HalfnoteError
 from halfnote.times import instant
 
 STRUCTURED, BATCH = "application/cloudevents+json", "application/cloudevents-batch+json"
+# How the `webhook-id` of a batch of several messages begins.
+BATCH_ID = "bat_"
 _OWN = "halfnote-h-"
 # Reserved: no producer can send on it.
 TEST_TOPIC = "halfnote.test"
@@ -60,9 +62,20 @@ class Message:
         return json.loads(self.body)
 
 
-def is_binary(headers: Mapping[str, str]) -> bool:
-    """Return whether a delivery's body is the message's body alone, and all else is in headers."""
-    return headers.get("content-type", "").partition(";")[0].strip().lower() not in (BATCH, STRUCTURED)
+def is_signed_as(signed_id: str, headers: Mapping[str, str], messages: Sequence[Message]) -> bool:
+    """Return whether the messages of a delivery belong to its signed `webhook-id`.
+
+    The signature covers that id and the body, but no other header: neither the mode nor, in binary mode, the message's
+    id. A batch has an id of its own, unless it has one message.
+    """
+    ids = [message.message_id for message in messages]
+    if signed_id.startswith(BATCH_ID):
+        return _kind(headers) == BATCH
+    return ids == [signed_id]
+
+
+def _kind(headers: Mapping[str, str]) -> str:
+    return headers.get("content-type", "").partition(";")[0].strip().lower()
 
 
 def from_http(headers: Mapping[str, str], body: bytes) -> list[Message]:
@@ -70,7 +83,7 @@ def from_http(headers: Mapping[str, str], body: bytes) -> list[Message]:
 
     Raises NotAMessage. It does not verify the signature: see Verifier and DeliveryEndpoint.
     """
-    kind = headers.get("content-type", "").partition(";")[0].strip().lower()
+    kind = _kind(headers)
     if kind == BATCH:
         events = _json(body)
         if not isinstance(events, list):

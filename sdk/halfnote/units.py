@@ -6,6 +6,7 @@ that ends: `unknown` is posted and a check asked for. With Django the end then f
 blocks of a producer with a barrier enter it by themselves.
 """
 
+import logging
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import (
     AbstractAsyncContextManager,
@@ -24,6 +25,7 @@ from halfnote.producer import Messages, TransactionProducer
 from halfnote.sync_producer import SyncTransactionProducer
 
 _IDLE = 0
+log = logging.getLogger("halfnote")
 
 
 class Unit:
@@ -98,30 +100,42 @@ def in_dbapi(
 ) -> Iterator[OpenTransaction]:
     """Send messages with the block's work on a connection of another DB-API driver. Options as of `transaction()`."""
     unit = Unit(hides_rollbacks=hides_rollbacks)
-    with in_sync(producer, messages, half, connection, _committed(connection), unit, nested=False) as transaction:
+    # In autocommit mode `commit()` of psycopg2 and sqlite3 does nothing, also after a `begin`; that of MySQL's drivers
+    # commits, and takes what was not read.
+    by_statement = getattr(connection, "autocommit", None) is True and not hides_rollbacks
+    committed = _committed(connection, by_statement=by_statement)
+    with in_sync(producer, messages, half, connection, committed, unit, nested=False) as transaction:
         yield transaction
-        _execute(connection, STANDS)
+        if not hides_rollbacks:
+            _execute(connection, STANDS)
 
 
 @contextmanager
-def _committed(connection: Any) -> Iterator[None]:
+def _committed(connection: Any, *, by_statement: bool) -> Iterator[None]:
     """Begin a database transaction unless the driver does; commit at the end, roll back after an exception."""
     commit, rollback = connection.commit, connection.rollback
-    if commits_by_itself(connection):
-        # In autocommit mode `commit()` of some drivers (sqlite3, psycopg2) does nothing, also after a `begin`.
+    if by_statement:
         commit, rollback = partial(_execute, connection, "commit"), partial(_execute, connection, "rollback")
+    if commits_by_itself(connection):
         _execute(connection, "begin")
     try:
         yield
         commit()
     except BaseException:
-        rollback()
+        try:
+            rollback()
+        except Exception as error:
+            # Such as a database that has rolled back by itself. The caller sees the error that came first.
+            log.warning("the rollback failed: %s", error)
         raise
 
 
 def _execute(connection: Any, statement: str) -> None:
     with closing(connection.cursor()) as cursor:
         cursor.execute(statement)
+        if cursor.description:
+            # Some drivers refuse to close a cursor with rows that were not read.
+            cursor.fetchall()
 
 
 @contextmanager

@@ -2,6 +2,7 @@
 
 import asyncio
 import base64
+import json
 from collections.abc import AsyncIterator
 from contextlib import suppress
 from datetime import timedelta
@@ -201,6 +202,16 @@ def test_a_delivery_whose_unsigned_id_was_changed_is_refused() -> None:
         ({"ce-id": "2-0", **signed}, 401),
     ):
         assert answered_sync(endpoint, headers, body).status == status
+    # The mode is not signed either: a batch as one message, one message as a batch or as an event of another id.
+    event = {"specversion": "1.0", "id": "8-0", "type": "order", "data": 1}
+    for kind, signed_id, content in (
+        ("application/json", "bat_1", [event]),
+        ("application/cloudevents+json", "1-0", event),
+        ("application/cloudevents-batch+json", "1-0", [event]),
+    ):
+        text = json.dumps(content).encode()
+        headers = {"ce-id": signed_id, "ce-type": "order", "content-type": kind, **sign(SECRET, signed_id, text)}
+        assert answered_sync(endpoint, headers, text).status == 401, kind
     # The id and the time, of which the time is moved into the id, so that the body begins with another time.
     body = b"9999999999." + body
     headers = {"ce-id": "1-0", "ce-type": "order", **sign(SECRET, "1-0", body, at=1.0)}

@@ -1,8 +1,12 @@
 """Blocks that are a message's and a database transaction's at once: psycopg, asyncpg and Django, on Postgres."""
 
 import asyncio
+import sqlite3
 from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager, nullcontext, suppress
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, closing, contextmanager, nullcontext, suppress
+from functools import partial
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import asyncpg
@@ -240,6 +244,15 @@ def test_another_driver_commits_and_notices_a_hidden_failure(shop: str, autocomm
             driver.cursor().execute(INSERT.format(1, 1))
         assert connection.info.transaction_status == TransactionStatus.IDLE
         assert orders(shop) == [1]
+        if autocommit:
+            # The caller has begun one, and what it wrote is committed with the block.
+            driver.cursor().execute("begin")
+            driver.cursor().execute(INSERT.format(7, 1))
+            with in_dbapi(producer, driver, ORDER, hides_rollbacks=False):
+                driver.cursor().execute(INSERT.format(8, 1))
+            assert connection.info.transaction_status == TransactionStatus.IDLE
+        saved = orders(shop)
+        assert saved == ([1, 7, 8] if autocommit else [1])
         with (
             pytest.raises(psycopg.errors.InFailedSqlTransaction),
             in_dbapi(producer, driver, ORDER, hides_rollbacks=False),
@@ -248,8 +261,54 @@ def test_another_driver_commits_and_notices_a_hidden_failure(shop: str, autocomm
             with suppress(psycopg.errors.UniqueViolation):
                 driver.cursor().execute(INSERT.format(1, 1))
         assert connection.info.transaction_status == TransactionStatus.IDLE
-    assert orders(shop) == [1]
-    assert verdicts(halfnote) == ["commit", "rollback"]
+    assert orders(shop) == saved
+    assert verdicts(halfnote) == [*["commit"] * (1 + autocommit), "rollback"]
+
+
+class UnreadRows:
+    """A connection of sqlite3 whose cursors refuse to close while rows are unread, as MySQL Connector/Python's do."""
+
+    class Cursor(sqlite3.Cursor):
+        def close(self) -> None:
+            if self.description and self.fetchone() is not None:
+                raise sqlite3.InternalError("Unread result found")
+            super().close()
+
+    def __init__(self, connection: sqlite3.Connection) -> None:
+        self.commit, self.rollback = connection.commit, connection.rollback
+        self.cursor = partial(connection.cursor, self.Cursor)
+
+
+@pytest.mark.parametrize("hides_rollbacks", [False, True])
+def test_a_driver_that_refuses_to_close_a_cursor_with_unread_rows(tmp_path: Path, hides_rollbacks: bool) -> None:
+    halfnote, place = Scripted(), tmp_path / "shop.db"
+    with plain(halfnote) as producer, closing(sqlite3.connect(place)) as connection:
+        connection.execute("create table orders (number int, customer int)")
+        with in_dbapi(producer, UnreadRows(connection), ORDER, hides_rollbacks=hides_rollbacks):
+            connection.execute(INSERT.format(1, 1))
+        assert not connection.in_transaction
+        assert connection.execute("select number from orders").fetchall() == [(1,)]
+    assert verdicts(halfnote)[0] == "commit"
+
+
+def test_an_error_after_which_the_database_has_rolled_back_by_itself_is_the_one_that_is_raised(tmp_path: Path) -> None:
+    halfnote = Scripted()
+    with (
+        plain(halfnote) as producer,
+        closing(sqlite3.connect(tmp_path / "shop.db", isolation_level=None)) as connection,
+    ):
+        connection.execute("create table orders (number int unique, customer int)")
+        connection.execute(INSERT.format(1, 1))
+        # As since Python 3.12, where sqlite3 has `autocommit=True`: `rollback()` is a statement then, and fails.
+        driver = SimpleNamespace(
+            autocommit=True, commit=None, rollback=None, cursor=connection.cursor, in_transaction=False
+        )
+        with (
+            pytest.raises(sqlite3.IntegrityError),
+            in_dbapi(producer, driver, ORDER, hides_rollbacks=False),
+        ):
+            driver.cursor().execute("insert or rollback into orders values (1, 1)")
+    assert verdicts(halfnote) == ["rollback"]
 
 
 @pytest.mark.parametrize("nested", [False, True])
