@@ -68,6 +68,10 @@ class _Rules:
         if not (yield from self._sql.entering(str(transaction_id))):
             raise BarrierRefused(transaction_id)
 
+    def dropping(self, transaction_id: UUID) -> Script[None]:
+        """Let every check answer rollback, although the database transaction that has the row commits."""
+        return self._sql.dropping(str(transaction_id))
+
     def standing(self, transaction_id: UUID) -> Script[bool]:
         """Read whether the transaction has its row, in the database transaction that may have written it."""
         return self._sql.standing(str(transaction_id))

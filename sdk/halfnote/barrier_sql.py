@@ -60,6 +60,11 @@ class BarrierSql:
         """Write the local transaction's row; return whether it is the first of its transaction."""
         return (yield self._insert(transaction_id, LOCAL)).count == 1
 
+    def dropping(self, transaction_id: str) -> Script[None]:
+        """Let the transaction's row say that its messages are dropped, in the database transaction that wrote it."""
+        reason = f"update {self.table} set reason = '{REFUSED}' where transaction_id = {self._id}"  # noqa: S608
+        yield Statement(reason, (transaction_id,))
+
     def standing(self, transaction_id: str) -> Script[bool]:
         """Return whether the transaction has its row, in the database transaction that may have written it."""
         return len((yield self._read(transaction_id)).rows) == 1

@@ -271,5 +271,7 @@ class BoundProducer:
                 if barrier is not None:
                     await self._session.run_sync(lambda _: binding.enter_with(barrier, transaction))
                 yield transaction
+                if transaction.rolled_back is not None:
+                    await self._session.run_sync(lambda _: binding.drop())
         finally:
             binding.release()

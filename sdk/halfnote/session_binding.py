@@ -1,7 +1,8 @@
 """Watches an SQLAlchemy session, so that a transaction's end is the outcome of its database transaction.
 
-The session's own events show it: the outermost database transaction counts once its commit has returned. Savepoints do
-not count, nor does a session that joined a transaction of its connection which is still open.
+The session's own events show it: the outermost database transaction counts once its commit has returned. Savepoints
+within the block do not count; one around it that is rolled back takes the block's messages along. A session that joined
+a transaction of its connection which is still open does not count either.
 """
 
 from collections.abc import Callable
@@ -10,11 +11,10 @@ from sqlalchemy import Connection, event
 from sqlalchemy.orm import Session, SessionTransaction
 
 from halfnote.barrier import AsyncBarrier, Barrier
-from halfnote.block import DatabaseState
+from halfnote.block import DatabaseState, OpenTransaction
 from halfnote.databases.base import STANDS
 from halfnote.databases.sqlalchemy import is_of, run_on
 from halfnote.errors import NotEntered
-from halfnote.transaction import Transaction
 
 _KEY = "halfnote_bindings"
 
@@ -28,8 +28,11 @@ class SessionBinding:
         self._tried = self._committed = self._hides_rollbacks = False
         self._notify: Callable[[DatabaseState], None] | None = None
         self._barrier: Barrier | AsyncBarrier | None = None
-        self._transaction: Transaction | None = None
+        self._transaction: OpenTransaction | None = None
         self._entered = False
+        # The savepoints that the block is in, the innermost first; whether one of them was rolled back in the block.
+        self._savepoints = _savepoints(session)
+        self._undone = False
         _bindings(session).append(self)
 
     @property
@@ -42,13 +45,24 @@ class SessionBinding:
         """Whether one of its databases may roll back by itself and continue."""
         return self._hides_rollbacks
 
-    def enter_with(self, barrier: Barrier | AsyncBarrier, transaction: Transaction) -> None:
+    def enter_with(self, barrier: Barrier | AsyncBarrier, transaction: OpenTransaction) -> None:
         """Enter a barrier in the database transaction that is open now, or else in each that begins until a commit.
 
         Raises BarrierRefused, also later, from the statement that begins a database transaction.
         """
         self._barrier, self._transaction = barrier, transaction
         for connection in _connections(self._session.get_transaction()):
+            if self._savepoints:
+                # A session sends a savepoint to the database only when it is used, and the row must be in it.
+                self._session.connection(bind_arguments={"bind": connection})
+            self.on_connection(connection)
+
+    def on_begin_of(self, begun: SessionTransaction, connection: Connection) -> None:
+        """Enter the barrier where a database transaction or a savepoint begins, but not outside the block's savepoint.
+
+        That one begins after those around it.
+        """
+        if not self._savepoints or begun is self._savepoints[0] or (begun.nested and begun not in self._savepoints):
             self.on_connection(connection)
 
     def on_connection(self, connection: Connection) -> None:
@@ -58,13 +72,27 @@ class SessionBinding:
             barrier is None
             or transaction is None
             or self._state == "committed"
+            # Closed: what was rolled back since is not entered again.
+            or self._notify is not None
             or not is_of(barrier.database, connection)
         ):
             return
         if self._entered and run_on(connection, barrier.standing(transaction.transaction_id)):
             return
         run_on(connection, barrier.entering(transaction, barrier.settle))
-        self._entered = True
+        self._entered, self._undone = True, False
+
+    def drop(self) -> None:
+        """Write into the open database transaction that the block drops its messages, if it does.
+
+        So a check knows, too, if this process ends before its end is posted.
+        """
+        barrier, transaction = self._barrier, self._transaction
+        if barrier is None or transaction is None or transaction.rolled_back is None or self._state != "open":
+            return
+        for connection in _connections(self._session.get_transaction()):
+            if is_of(barrier.database, connection):
+                run_on(connection, barrier.dropping(transaction.transaction_id))
 
     def require_entered(self, connections: set[Connection]) -> None:
         """Raise NotEntered before a commit that does not reach the barrier's database."""
@@ -86,7 +114,7 @@ class SessionBinding:
     def on_begin(self) -> None:
         """Record the start of a database transaction; one after a rollback is a new try: the outcome is open again."""
         if self._state != "committed":
-            self._state, self._committed = "open", False
+            self._state, self._committed, self._savepoints = "open", False, []
 
     def on_try(self, *, hides_rollbacks: bool) -> None:
         """Record the start of the commit: if it fails from now on, it may still have succeeded."""
@@ -96,15 +124,33 @@ class SessionBinding:
         """Record that the commit has returned."""
         self._committed = True
 
+    def on_rollback_to(self, savepoint: SessionTransaction) -> None:
+        """Record that a savepoint was rolled back: the block's work is gone if the block was in it."""
+        if self._state != "open" or savepoint not in self._savepoints:
+            return
+        if self._notify is None:
+            # The block may do its work again.
+            self._undone = True
+            self._savepoints = self._savepoints[self._savepoints.index(savepoint) + 1 :]
+        else:
+            self._over("rolled_back")
+
     def on_end(self) -> None:
         """Record the end of the database transaction."""
         if self._state != "open":
             return
-        self._state = "committed" if self._committed else "doubtful" if self._tried else "rolled_back"
+        if self._committed:
+            # After a savepoint that was rolled back in the block, only the barrier knows.
+            self._over("doubtful" if self._undone else "committed")
+        else:
+            self._over("doubtful" if self._tried else "rolled_back")
+
+    def _over(self, state: DatabaseState) -> None:
+        self._state = state
         notify, self._notify = self._notify, None
         if notify is not None:
             self.release()
-            notify(self._state)
+            notify(state)
 
 
 def _bindings(session: Session) -> list[SessionBinding]:
@@ -116,6 +162,7 @@ def _bindings(session: Session) -> list[SessionBinding]:
         event.listen(session, "after_begin", _on_begin)
         event.listen(session, "before_commit", _on_before_commit)
         event.listen(session, "after_commit", _on_after_commit)
+        event.listen(session, "after_soft_rollback", _on_soft_rollback)
         event.listen(session, "after_transaction_end", _on_end)
     return found
 
@@ -128,7 +175,7 @@ def _on_create(session: Session, transaction: SessionTransaction) -> None:
 
 def _on_begin(session: Session, transaction: SessionTransaction, connection: Connection) -> None:
     for binding in list(_bindings(session)):
-        binding.on_connection(connection)
+        binding.on_begin_of(transaction, connection)
 
 
 def _on_before_commit(session: Session) -> None:
@@ -144,6 +191,7 @@ def _on_before_commit(session: Session) -> None:
     hides_rollbacks = any(connection.dialect.name in ("mysql", "mariadb") for connection in connections)
     for binding in bindings:
         binding.require_entered(connections)
+        binding.drop()
         binding.on_try(hides_rollbacks=hides_rollbacks)
 
 
@@ -151,6 +199,11 @@ def _on_after_commit(session: Session) -> None:
     if not session.in_nested_transaction() and not _joined(session.get_transaction()):
         for binding in list(_bindings(session)):
             binding.on_commit()
+
+
+def _on_soft_rollback(session: Session, previous: SessionTransaction) -> None:
+    for binding in list(_bindings(session)):
+        binding.on_rollback_to(previous)
 
 
 def _on_end(session: Session, transaction: SessionTransaction) -> None:
@@ -162,6 +215,16 @@ def _on_end(session: Session, transaction: SessionTransaction) -> None:
 def _joined(transaction: SessionTransaction | None) -> bool:
     """Return whether the session is part of a transaction of a connection that is still open."""
     return any(connection.in_transaction() for connection in _connections(transaction))
+
+
+def _savepoints(session: Session) -> list[SessionTransaction]:
+    """Return the savepoints that are open in a session."""
+    found, one = list[SessionTransaction](), session.get_nested_transaction()
+    while one is not None:
+        if one.nested:
+            found.append(one)
+        one = one.parent
+    return found
 
 
 def _connections(transaction: SessionTransaction | None) -> set[Connection]:

@@ -258,5 +258,6 @@ class SyncBoundProducer:
                 if barrier is not None:
                     binding.enter_with(barrier, transaction)
                 yield transaction
+                binding.drop()
         finally:
             binding.release()

@@ -187,6 +187,10 @@ async def in_async(
                     barrier = producer.barrier
                     await barrier.database.within(transaction.connection, barrier.entering(transaction, barrier.settle))
                 yield transaction
+                if producer.barrier is not None and transaction.rolled_back is not None and not unit.marked:
+                    # So that a check knows, too, if this process ends before its end is posted.
+                    dropping = producer.barrier.dropping(transaction.transaction_id)
+                    await producer.barrier.database.within(transaction.connection, dropping)
                 unit.state = "doubtful"
         except BaseException:
             unit.failed()
@@ -218,6 +222,10 @@ def in_sync(
                     barrier = producer.barrier
                     barrier.database.within(transaction.connection, barrier.entering(transaction, barrier.settle))
                 yield transaction
+                if producer.barrier is not None and transaction.rolled_back is not None and not unit.marked:
+                    # So that a check knows, too, if this process ends before its end is posted.
+                    dropping = producer.barrier.dropping(transaction.transaction_id)
+                    producer.barrier.database.within(transaction.connection, dropping)
                 unit.state = "doubtful"
         except BaseException:
             unit.failed()

@@ -55,17 +55,21 @@ class OutOfStock(Exception):
 Play = Callable[..., Any]
 
 
-async def async_block(begun: Any, execute: Any, number: int, *, fails: bool) -> Any:
+async def async_block(begun: Any, execute: Any, number: int, *, fails: bool, drops: bool) -> Any:
     async with begun as tx:
         await execute(INSERT.format(number))
+        if drops:
+            tx.rollback("no teapots left")
         if fails:
             raise OutOfStock
     return tx
 
 
-def sync_block(begun: Any, execute: Any, number: int, *, fails: bool) -> Any:
+def sync_block(begun: Any, execute: Any, number: int, *, fails: bool, drops: bool) -> Any:
     with begun as tx:
         execute(INSERT.format(number))
+        if drops:
+            tx.rollback("no teapots left")
         if fails:
             raise OutOfStock
     return tx
@@ -79,10 +83,10 @@ async def by_async(
     transport = halfnote.transport()
     async with TransactionProducer("http://halfnote", group="shop", barrier=barrier, transport=transport) as producer:
 
-        async def play(number: int, *, fails: bool = False, **half: Any) -> Any:
+        async def play(number: int, *, fails: bool = False, drops: bool = False, **half: Any) -> Any:
             async with connect() as connection:
                 block = producer.begin(ORDER, connection, **half)
-                return await async_block(block, lambda sql: execute(connection, sql), number, fails=fails)
+                return await async_block(block, lambda sql: execute(connection, sql), number, fails=fails, drops=drops)
 
         yield play
 
@@ -99,13 +103,13 @@ async def by_sync(barrier: Barrier, halfnote: Any, connect: Any, execute: Any) -
     transport = halfnote.transport()
     with SyncTransactionProducer("http://halfnote", group="shop", barrier=barrier, transport=transport) as producer:
 
-        def inside(number: int, fails: bool, half: dict[str, Any]) -> Any:
+        def inside(number: int, fails: bool, drops: bool, half: dict[str, Any]) -> Any:
             with connect() as connection:
                 block = producer.begin(ORDER, connection, **half)
-                return sync_block(block, lambda sql: execute(connection, sql), number, fails=fails)
+                return sync_block(block, lambda sql: execute(connection, sql), number, fails=fails, drops=drops)
 
-        async def play(number: int, *, fails: bool = False, **half: Any) -> Any:
-            return await asyncio.to_thread(inside, number, fails, half)
+        async def play(number: int, *, fails: bool = False, drops: bool = False, **half: Any) -> Any:
+            return await asyncio.to_thread(inside, number, fails, drops, half)
 
         yield play
 
@@ -215,6 +219,17 @@ async def test_one_block_commits_and_enters_and_ends(by: str) -> None:
         (True, {"order": 1030}),
         (True, None),
     ]
+
+
+@pytest.mark.parametrize("by", BY)
+async def test_messages_that_a_block_drops_are_dropped_by_checks_too(by: str) -> None:
+    """The process may end between the commit of the database and the end."""
+    url, halfnote = fresh(ORDERS), Scripted()
+    async with BY[by](url, halfnote) as play:
+        tx = await play(1, drops=True)
+    assert tx.result.local_verdict is ROLLBACK
+    assert rows(url) == ([1], {str(tx.transaction_id): "rollback"})
+    assert [(end["verdict"], end["reason"]) for end in halfnote.asked("/end")] == [("rollback", "no teapots left")]
 
 
 @pytest.mark.parametrize("by", BY)
@@ -357,6 +372,66 @@ async def test_in_a_database_transaction_of_the_caller_the_end_follows(
         assert await barrier.check_local(asked(tx.transaction_id)) is truth
     assert [end["verdict"] for end in halfnote.asked("/end")] == ["unknown", truth.value]
     assert await numbers(engine) == ([1] if commits else [])
+
+
+async def test_messages_that_are_dropped_in_a_database_transaction_of_the_caller(
+    engine: AsyncEngine, barrier: AsyncBarrier
+) -> None:
+    halfnote = Scripted()
+    async with producer_of(barrier, halfnote) as producer, AsyncSession(engine) as session:
+        async with session.begin():
+            async with producer.begin(ORDER, session) as tx:
+                await session.execute(text(INSERT.format(1)))
+                tx.rollback("no teapots left")
+        assert await barrier.check_local(asked(tx.transaction_id)) is ROLLBACK
+    assert [end["verdict"] for end in halfnote.asked("/end")] == ["rollback"]
+    assert await numbers(engine) == [1]
+
+
+async def test_a_savepoint_around_a_block_that_is_rolled_back_takes_its_message_along(
+    engine: AsyncEngine, barrier: AsyncBarrier
+) -> None:
+    """A loop that goes on after an error: the work of its first round is committed, and no other."""
+    halfnote, begun = Scripted(), []
+    async with producer_of(barrier, halfnote) as producer, AsyncSession(engine) as session:
+        async with session.begin():
+            for number in range(1, 5):
+                with contextlib.suppress(OutOfStock):
+                    async with session.begin_nested():
+                        async with producer.begin(ORDER, session) as tx:
+                            begun.append(tx)
+                            await session.execute(text(INSERT.format(number)))
+                            if number == 2:
+                                raise OutOfStock
+                        if number > 2:
+                            raise OutOfStock
+        await producer.close(60)
+        truth = [COMMIT, ROLLBACK, ROLLBACK, ROLLBACK]
+        assert [await barrier.check_local(asked(tx.transaction_id)) for tx in begun] == truth
+    last = {end["transaction_id"]: end["verdict"] for end in halfnote.asked("/end")}
+    assert [last[str(tx.transaction_id)] for tx in begun] == [verdict.value for verdict in truth]
+    assert await numbers(engine) == [1]
+
+
+@pytest.mark.parametrize("again", [True, False])
+async def test_a_savepoint_that_is_rolled_back_in_the_block(
+    engine: AsyncEngine, barrier: AsyncBarrier, again: bool
+) -> None:
+    halfnote = Scripted()
+    async with producer_of(barrier, halfnote) as producer, AsyncSession(engine) as session:
+        async with session.begin():
+            savepoint = await session.begin_nested()
+            async with producer.begin(ORDER, session) as tx:
+                await session.execute(text(INSERT.format(1)))
+                await savepoint.rollback()
+                if again:
+                    async with session.begin_nested():
+                        await session.execute(text(INSERT.format(2)))
+        await producer.close(60)
+        truth = COMMIT if again else ROLLBACK
+        assert await barrier.check_local(asked(tx.transaction_id)) is truth
+    assert [end["verdict"] for end in halfnote.asked("/end")] == ["unknown", truth.value]
+    assert await numbers(engine) == ([2] if again else [])
 
 
 async def test_a_bound_session_enters_by_itself(engine: AsyncEngine, barrier: AsyncBarrier) -> None:

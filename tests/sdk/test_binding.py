@@ -4,7 +4,7 @@ import asyncio
 import threading
 import time
 from collections.abc import AsyncIterator, Iterator
-from contextlib import closing
+from contextlib import closing, suppress
 from typing import Any
 
 import pytest
@@ -386,6 +386,30 @@ async def test_a_bound_block_may_have_its_messages_dropped(
             await session.commit()
             tx.rollback("no teapots left")
     assert [(end["verdict"], end["reason"]) for end in halfnote.asked("/end")] == [("rollback", "no teapots left")]
+
+
+def test_a_savepoint_around_a_block_that_is_rolled_back_takes_its_message_along(
+    sync_engine: Engine, sync_producer: SyncTransactionProducer, halfnote: Scripted, shop: str
+) -> None:
+    """Without a barrier as well."""
+    with Session(sync_engine) as session, session.begin():
+        for number in (1, 2, 1, 3):
+            # The third one exists already, and its error leaves the block.
+            with suppress(IntegrityError, KeyError), session.begin_nested():
+                with sync_producer.bind(session).transaction(ORDER):
+                    session.add(Order(number=number, customer=1))
+                    session.flush()
+                if number == 2:
+                    raise KeyError
+    sync_producer.close(60)
+    last = {end["transaction_id"]: end["verdict"] for end in halfnote.asked("/end")}
+    assert [last[half["transaction_id"]] for half in halfnote.asked("/half")] == [
+        "commit",
+        "rollback",
+        "rollback",
+        "commit",
+    ]
+    assert orders(shop) == [1, 3]
 
 
 # SQLAlchemy rolls back its commit if the other commit fails, and warns.
