@@ -272,6 +272,6 @@ class BoundProducer:
                     await self._session.run_sync(lambda _: binding.enter_with(barrier, transaction))
                 yield transaction
                 if transaction.rolled_back is not None:
-                    await self._session.run_sync(lambda _: binding.drop())
+                    await self._session.run_sync(lambda _: binding.drop_at_exit())
         finally:
             binding.release()

@@ -5,9 +5,11 @@ within the block do not count; one around it that is rolled back takes the block
 a transaction of its connection which is still open does not count either.
 """
 
+import logging
 from collections.abc import Callable
 
 from sqlalchemy import Connection, event
+from sqlalchemy.exc import DBAPIError
 from sqlalchemy.orm import Session, SessionTransaction
 
 from halfnote.barrier import AsyncBarrier, Barrier
@@ -17,6 +19,7 @@ from halfnote.databases.sqlalchemy import is_of, run_on
 from halfnote.errors import NotEntered
 
 _KEY = "halfnote_bindings"
+log = logging.getLogger("halfnote")
 
 
 class SessionBinding:
@@ -30,14 +33,18 @@ class SessionBinding:
         self._barrier: Barrier | AsyncBarrier | None = None
         self._transaction: OpenTransaction | None = None
         self._entered = False
-        # The savepoints that the block is in, the innermost first; whether one of them was rolled back in the block.
+        # The savepoints that the block is in, the innermost first; the one that was rolled back in the block with its
+        # work; and whether that one is over, so that the block may do its work again.
         self._savepoints = _savepoints(session)
-        self._undone = False
+        self._undone: SessionTransaction | None = None
+        self._may_redo = False
         _bindings(session).append(self)
 
     @property
     def state(self) -> DatabaseState:
         """The state of the database transaction; `committed` is final."""
+        if self._state == "open" and self._undone is not None and not self._may_redo:
+            return "rolled_back"
         return self._state
 
     @property
@@ -80,7 +87,7 @@ class SessionBinding:
         if self._entered and run_on(connection, barrier.standing(transaction.transaction_id)):
             return
         run_on(connection, barrier.entering(transaction, barrier.settle))
-        self._entered, self._undone = True, False
+        self._entered, self._undone = True, None
 
     def drop(self) -> None:
         """Write into the open database transaction that the block drops its messages, if it does.
@@ -88,11 +95,19 @@ class SessionBinding:
         So a check knows, too, if this process ends before its end is posted.
         """
         barrier, transaction = self._barrier, self._transaction
-        if barrier is None or transaction is None or transaction.rolled_back is None or self._state != "open":
+        if barrier is None or transaction is None or transaction.rolled_back is None or self.state != "open":
             return
         for connection in _connections(self._session.get_transaction()):
             if is_of(barrier.database, connection):
                 run_on(connection, barrier.dropping(transaction.transaction_id))
+
+    def drop_at_exit(self) -> None:
+        """Do it when the block closes within a database transaction of the caller."""
+        try:
+            self.drop()
+        except DBAPIError as error:
+            # As after a failure that the code hid: then nothing is committed.
+            log.warning("the barrier could not note that messages are dropped: %s", error)
 
     def require_entered(self, connections: set[Connection]) -> None:
         """Raise NotEntered before a commit that does not reach the barrier's database."""
@@ -114,7 +129,7 @@ class SessionBinding:
     def on_begin(self) -> None:
         """Record the start of a database transaction; one after a rollback is a new try: the outcome is open again."""
         if self._state != "committed":
-            self._state, self._committed, self._savepoints = "open", False, []
+            self._state, self._committed, self._savepoints, self._undone = "open", False, [], None
 
     def on_try(self, *, hides_rollbacks: bool) -> None:
         """Record the start of the commit: if it fails from now on, it may still have succeeded."""
@@ -124,24 +139,31 @@ class SessionBinding:
         """Record that the commit has returned."""
         self._committed = True
 
-    def on_rollback_to(self, savepoint: SessionTransaction) -> None:
+    def on_rollback(self) -> None:
         """Record that a savepoint was rolled back: the block's work is gone if the block was in it."""
-        if self._state != "open" or savepoint not in self._savepoints:
+        gone = [number for number, savepoint in enumerate(self._savepoints) if not savepoint.is_active]
+        if self._state != "open" or not gone:
             return
-        if self._notify is None:
-            # The block may do its work again.
-            self._undone = True
-            self._savepoints = self._savepoints[self._savepoints.index(savepoint) + 1 :]
-        else:
+        if self._notify is not None:
             self._over("rolled_back")
+            return
+        self._undone, self._may_redo = self._savepoints[gone[-1]], False
+        del self._savepoints[: gone[-1] + 1]
+
+    def on_end_of(self, savepoint: SessionTransaction) -> None:
+        """Record the end of a savepoint. If it was not rolled back, its work belongs to the one around it."""
+        if savepoint is self._undone:
+            self._may_redo = True
+        elif savepoint in self._savepoints:
+            self._savepoints.remove(savepoint)
 
     def on_end(self) -> None:
         """Record the end of the database transaction."""
         if self._state != "open":
             return
         if self._committed:
-            # After a savepoint that was rolled back in the block, only the barrier knows.
-            self._over("doubtful" if self._undone else "committed")
+            # After a savepoint that was rolled back in the block, the barrier knows whether the work was done again.
+            self._over("committed" if self._undone is None else "doubtful")
         else:
             self._over("doubtful" if self._tried else "rolled_back")
 
@@ -162,7 +184,7 @@ def _bindings(session: Session) -> list[SessionBinding]:
         event.listen(session, "after_begin", _on_begin)
         event.listen(session, "before_commit", _on_before_commit)
         event.listen(session, "after_commit", _on_after_commit)
-        event.listen(session, "after_soft_rollback", _on_soft_rollback)
+        event.listen(session, "after_rollback", _on_rollback)
         event.listen(session, "after_transaction_end", _on_end)
     return found
 
@@ -201,14 +223,16 @@ def _on_after_commit(session: Session) -> None:
             binding.on_commit()
 
 
-def _on_soft_rollback(session: Session, previous: SessionTransaction) -> None:
+def _on_rollback(session: Session) -> None:
     for binding in list(_bindings(session)):
-        binding.on_rollback_to(previous)
+        binding.on_rollback()
 
 
 def _on_end(session: Session, transaction: SessionTransaction) -> None:
-    if transaction.parent is None and not _joined(transaction):
-        for binding in list(_bindings(session)):
+    for binding in list(_bindings(session)):
+        if transaction.nested:
+            binding.on_end_of(transaction)
+        elif transaction.parent is None and not _joined(transaction):
             binding.on_end()
 
 

@@ -258,6 +258,6 @@ class SyncBoundProducer:
                 if barrier is not None:
                     binding.enter_with(barrier, transaction)
                 yield transaction
-                binding.drop()
+                binding.drop_at_exit()
         finally:
             binding.release()
