@@ -130,6 +130,9 @@ class Block:
         self, transaction: OpenTransaction, state: DatabaseState, error: Exception | None
     ) -> Exchange[TransactionResult]:
         """Post the outcome of an ended database transaction; a later exception in the block does not change it."""
+        if state == "committed" and transaction.rolled_back is not None:
+            reason = transaction.rolled_back
+            return (yield from self._conversation.end(transaction, Verdict.ROLLBACK, reason=reason, error=error))
         if state == "committed":
             return (yield from self._committed(transaction, error))
         if state == "doubtful":

@@ -9,7 +9,7 @@ import logging
 from collections.abc import Callable
 
 from sqlalchemy import Connection, event
-from sqlalchemy.exc import DBAPIError
+from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.orm import Session, SessionTransaction
 
 from halfnote.barrier import AsyncBarrier, Barrier
@@ -80,7 +80,7 @@ class SessionBinding:
             or transaction is None
             or self._state == "committed"
             # Closed: what was rolled back since is not entered again.
-            or self._notify is not None
+            or (self._entered and self._notify is not None)
             or not is_of(barrier.database, connection)
         ):
             return
@@ -97,15 +97,17 @@ class SessionBinding:
         barrier, transaction = self._barrier, self._transaction
         if barrier is None or transaction is None or transaction.rolled_back is None or self.state != "open":
             return
-        for connection in _connections(self._session.get_transaction()):
-            if is_of(barrier.database, connection):
-                run_on(connection, barrier.dropping(transaction.transaction_id))
+        root = self._session.get_transaction()
+        for entry in set(() if root is None else root._connections.values()):
+            # After a failed flush it is not active: the database has rolled back, and the row is gone.
+            if entry[1].is_active and is_of(barrier.database, entry[0]):
+                run_on(entry[0], barrier.dropping(transaction.transaction_id))
 
     def drop_at_exit(self) -> None:
         """Do it when the block closes within a database transaction of the caller."""
         try:
             self.drop()
-        except DBAPIError as error:
+        except SQLAlchemyError as error:
             # As after a failure that the code hid: then nothing is committed.
             log.warning("the barrier could not note that messages are dropped: %s", error)
 

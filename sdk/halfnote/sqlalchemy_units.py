@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
 
 from sqlalchemy import Connection
+from sqlalchemy.exc import InvalidRequestError
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncSession
 from sqlalchemy.orm import Session, SessionTransactionOrigin
 
@@ -53,7 +54,7 @@ def in_connection(
     """Send messages with the block's work on a Connection. Options as of `transaction()`."""
     nested, dialect = connection.in_transaction(), connection.dialect.name
     begun = connection.begin_nested() if nested else connection.begin()
-    unit = Unit(hides_rollbacks=dialect in _HIDES_ROLLBACKS)
+    unit = Unit(hides_rollbacks=dialect in _HIDES_ROLLBACKS, gone=(InvalidRequestError,))
     with in_sync(producer, messages, half, connection, begun, unit, nested=nested) as transaction:
         yield transaction
         if dialect == "postgresql":
@@ -67,7 +68,7 @@ async def in_async_connection(
     """Send messages with the block's work on an AsyncConnection. Options as of `transaction()`."""
     nested, dialect = connection.in_transaction(), connection.dialect.name
     begun = connection.begin_nested() if nested else connection.begin()
-    unit = Unit(hides_rollbacks=dialect in _HIDES_ROLLBACKS)
+    unit = Unit(hides_rollbacks=dialect in _HIDES_ROLLBACKS, gone=(InvalidRequestError,))
     async with in_async(producer, messages, half, connection, begun, nested=nested, unit=unit) as transaction:
         yield transaction
         if dialect == "postgresql":

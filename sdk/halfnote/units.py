@@ -14,12 +14,13 @@ from contextlib import (
     asynccontextmanager,
     closing,
     contextmanager,
+    suppress,
 )
 from functools import partial
 from typing import Any
 
 from halfnote.block import DatabaseState, OpenTransaction
-from halfnote.databases.base import STANDS
+from halfnote.databases.base import STANDS, NotInTransaction
 from halfnote.databases.dbapi import commits_by_itself
 from halfnote.producer import Messages, TransactionProducer
 from halfnote.sync_producer import SyncTransactionProducer
@@ -31,8 +32,10 @@ log = logging.getLogger("halfnote")
 class Unit:
     """The state of one block's database transaction. `marked`: it will be rolled back in any case."""
 
-    def __init__(self, *, hides_rollbacks: bool = False) -> None:
+    def __init__(self, *, hides_rollbacks: bool = False, gone: tuple[type[Exception], ...] = ()) -> None:
         self.state: DatabaseState = "none"
+        # What a statement raises if the code has rolled back already.
+        self.gone: tuple[type[Exception], ...] = (NotInTransaction, *gone)
         self.hides_rollbacks = hides_rollbacks
         self.marked = False
         self._notify: Callable[[DatabaseState], None] | None = None
@@ -190,7 +193,8 @@ async def in_async(
                 if producer.barrier is not None and transaction.rolled_back is not None and not unit.marked:
                     # So that a check knows, too, if this process ends before its end is posted.
                     dropping = producer.barrier.dropping(transaction.transaction_id)
-                    await producer.barrier.database.within(transaction.connection, dropping)
+                    with suppress(*unit.gone):
+                        await producer.barrier.database.within(transaction.connection, dropping)
                 unit.state = "doubtful"
         except BaseException:
             unit.failed()
@@ -225,7 +229,8 @@ def in_sync(
                 if producer.barrier is not None and transaction.rolled_back is not None and not unit.marked:
                     # So that a check knows, too, if this process ends before its end is posted.
                     dropping = producer.barrier.dropping(transaction.transaction_id)
-                    producer.barrier.database.within(transaction.connection, dropping)
+                    with suppress(*unit.gone):
+                        producer.barrier.database.within(transaction.connection, dropping)
                 unit.state = "doubtful"
         except BaseException:
             unit.failed()

@@ -36,7 +36,7 @@ from halfnote.testing import SECRET, Coordinator
 from sqlalchemy import create_engine, text
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession, create_async_engine
-from sqlalchemy.orm import Session
+from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column
 
 from tests.sdk.coordinators import Scripted, answer
 from tests.sdk.shop import fresh, with_driver
@@ -386,6 +386,96 @@ async def test_messages_that_are_dropped_in_a_database_transaction_of_the_caller
         assert await barrier.check_local(asked(tx.transaction_id)) is ROLLBACK
     assert [end["verdict"] for end in halfnote.asked("/end")] == ["rollback"]
     assert await numbers(engine) == [1]
+
+
+@pytest.mark.parametrize("kind", ["driver", "sqlalchemy"])
+def test_messages_are_dropped_after_the_code_has_rolled_back(tmp_path: Path, kind: str) -> None:
+    """No row of the barrier is left to say so, and none is needed."""
+    place, halfnote = tmp_path / "shop.db", Scripted()
+    engine = create_engine(f"sqlite:///{place}")
+    of_driver = Barrier(DbApi(lambda: sqlite3.connect(place), "sqlite"))
+    barrier = of_driver if kind == "driver" else Barrier(SqlAlchemy(engine))
+    barrier.create_table()
+    with SyncTransactionProducer(
+        "http://halfnote", group="shop", barrier=barrier, transport=halfnote.transport()
+    ) as producer:
+        with closing(
+            sqlite3.connect(place, isolation_level=None) if kind == "driver" else engine.connect()
+        ) as connection:
+            with producer.begin(ORDER, connection) as tx:
+                connection.rollback()
+                tx.rollback("busy")
+    engine.dispose()
+    assert [(end["verdict"], end["reason"]) for end in halfnote.asked("/end")] == [("rollback", "busy")]
+
+
+@pytest.mark.parametrize("within", [True, False])
+async def test_messages_that_are_dropped_before_an_error(
+    engine: AsyncEngine, barrier: AsyncBarrier, within: bool
+) -> None:
+    """The database commits all the same, within the block or after it."""
+    halfnote = Scripted()
+    async with producer_of(barrier, halfnote) as producer, AsyncSession(engine) as session:
+        with contextlib.suppress(OutOfStock):
+            async with producer.bind(session).transaction(ORDER) as tx:
+                await session.execute(text(INSERT.format(1)))
+                tx.rollback("no teapots left")
+                if within:
+                    await session.commit()
+                raise OutOfStock
+        await session.commit()
+        await producer.close(60)
+        assert await barrier.check_local(asked(tx.transaction_id)) is ROLLBACK
+    assert [end["verdict"] for end in halfnote.asked("/end")][-1] == "rollback"
+    assert await numbers(engine) == [1]
+
+
+async def test_the_barrier_is_entered_by_the_flush_of_a_commit_after_the_block(
+    engine: AsyncEngine, barrier: AsyncBarrier
+) -> None:
+    halfnote = Scripted()
+    async with producer_of(barrier, halfnote) as producer, AsyncSession(engine) as session:
+        async with session.begin():
+            async with producer.bind(session).transaction(ORDER) as tx:
+                pass
+            # As a commit's flush does: the first statement, and the block is closed.
+            await session.execute(text(INSERT.format(1)))
+        await producer.close(60)
+        assert await barrier.check_local(asked(tx.transaction_id)) is COMMIT
+    assert [end["verdict"] for end in halfnote.asked("/end")] == ["unknown", "commit"]
+
+
+async def test_messages_are_dropped_after_a_flush_that_failed_and_was_hidden(
+    engine: AsyncEngine, barrier: AsyncBarrier
+) -> None:
+    """The session is bound to a connection, which later database transactions of the session need."""
+    halfnote = Scripted()
+    async with producer_of(barrier, halfnote) as producer, engine.connect() as connection:
+        async with AsyncSession(connection) as session:
+            async with producer.bind(session).transaction(ORDER) as tx:
+                await session.execute(text(INSERT.format(1)))
+                with contextlib.suppress(DBAPIError):
+                    await session.run_sync(failed_flush)
+                tx.rollback("no teapots left")
+            await session.rollback()
+            await session.execute(text(INSERT.format(2)))
+            await session.commit()
+    assert [(end["verdict"], end["reason"]) for end in halfnote.asked("/end")] == [("rollback", "no teapots left")]
+    assert await numbers(engine) == [2]
+
+
+def failed_flush(session: Session) -> None:
+    """Flush an order that exists."""
+
+    class Base(DeclarativeBase):
+        pass
+
+    class Order(Base):
+        __tablename__ = "orders"
+        number: Mapped[int] = mapped_column(primary_key=True)
+
+    session.add(Order(number=1))
+    session.flush()
 
 
 async def test_a_savepoint_around_a_block_that_is_rolled_back_takes_its_message_along(
