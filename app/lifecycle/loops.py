@@ -92,6 +92,6 @@ def all_loops(runtime: Runtime) -> list[Loop]:
         Loop("gauges", gauges.step, gauges.EVERY_S),
         Loop("figures", sampler.step, minutes.LOOK_EVERY_S, None, sampler.drain),
         Loop("disk", disk_usage.DiskUsage().step, disk_usage.EVERY_S),
-        Loop("upkeep", retention_loop.step, retention_loop.EVERY_S),
+        Loop(retention_loop.NAME, retention_loop.step, retention_loop.EVERY_S),
         *last,
     ]

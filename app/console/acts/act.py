@@ -14,6 +14,8 @@ from app.schemas.validation import checked
 
 # The field of a form that comes back confirmed.
 CONFIRMED = "confirmed"
+# Of an offset, the longest number in a form.
+_DIGITS_MAX = 19
 _UNCONFIRMED = "Nothing is done yet. This is what the act does:"
 
 
@@ -102,6 +104,14 @@ class ConsoleAct:
             preview_back = done.back or (await self.preview(visit)).back
             return visit.redirect(preview_back, done=done.said)
         return visit.page("done.html", act=self, done=done)
+
+
+def number_or_text(text: str) -> int | str:
+    """Return a number that the API reads, or the text, which the API then refuses.
+
+    Python does not read a number of thousands of digits.
+    """
+    return int(text) if text.isascii() and text.isdigit() and len(text) <= _DIGITS_MAX else text
 
 
 def note_of(reason: str) -> ActNote:

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from app.console.acts.act import ConsoleAct, Done, Preview
+from app.console.acts.act import ConsoleAct, Done, Preview, number_or_text
 from app.console.rendering import command, link
 from app.console.visit import Visit
 from app.routers.dead_letters import drop_dead_letters, redeliver_dead_letters
@@ -24,8 +24,7 @@ def _selection(visit: Visit, reason: str, *, dry_run: bool) -> ByIds | ByFilter:
     if "message_id" in asked:
         one: dict[str, object] = {"subscription": asked.get("subscription"), "message_id": asked["message_id"]}
         if "replay" in asked:
-            is_number = asked["replay"].isascii() and asked["replay"].isdigit()
-            one["replay"] = int(asked["replay"]) if is_number else asked["replay"]
+            one["replay"] = number_or_text(asked["replay"])
         return checked(ByIds, {"ids": [one], "reason": reason})
     return checked(ByFilter, {"filter": _filter(visit), "dry_run": dry_run, "reason": reason})
 

@@ -5,7 +5,7 @@ from typing import Any
 
 from starlette.responses import Response
 
-from app.console.acts.act import CONFIRMED, Confirm, ConsoleAct, Done, FormField, Preview, note_of
+from app.console.acts.act import CONFIRMED, Confirm, ConsoleAct, Done, FormField, Preview, note_of, number_or_text
 from app.console.acts.subscription_edit import EDIT
 from app.console.rendering import command, duration, link, number, state
 from app.console.visit import Visit
@@ -16,8 +16,6 @@ from app.schemas.replays import ReplayRequest
 from app.schemas.validation import checked
 
 _PATH = "/console/subscriptions/{name}/do"
-# Of an offset. Python refuses to read a number of thousands of digits.
-_DIGITS_MAX = 19
 
 
 async def _preview(
@@ -111,8 +109,8 @@ def _place(text: str) -> dict[str, Any] | None:
     text = text.strip()
     if not text:
         return None
-    is_offset = text.isascii() and text.isdigit() and len(text) <= _DIGITS_MAX
-    return {"offset": int(text)} if is_offset else {"time": text}
+    place = number_or_text(text)
+    return {"offset": place} if isinstance(place, int) else {"time": place}
 
 
 async def _reset_preview(visit: Visit) -> Preview:

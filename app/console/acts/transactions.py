@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from app.console.acts.act import ConsoleAct, Done, FormField, Preview, note_of
+from app.console.acts.act import ConsoleAct, Done, FormField, Preview, note_of, number_or_text
 from app.console.rendering import command, link, state
 from app.console.visit import Visit
 from app.routers.operator_verdicts import (
@@ -25,8 +25,6 @@ from app.verdicts import State
 _ONE = "/console/transactions/{transaction_id:uuid}/do"
 _MANY = "/console/transactions/do"
 _ID = "{transaction_id:uuid}"
-# Of a position. Python refuses to read a number of thousands of digits.
-_DIGITS_MAX = 19
 _UNDECIDED = (State.HALF, State.IN_DOUBT, State.PARKED)
 # The fields of a filter that the API's calls on many transactions have.
 _FILTER = ("producer_group", "state", "born_after", "born_before")
@@ -130,7 +128,7 @@ async def _replay_preview(visit: Visit) -> Preview:
 async def _replay(visit: Visit, reason: str) -> Done:
     asked: dict[str, Any] = {"subscription": visit.asked.get("subscription", ""), "reason": reason}
     if (position := visit.asked.get("position")) is not None:
-        asked["position"] = int(position) if position.isdecimal() and len(position) <= _DIGITS_MAX else position
+        asked["position"] = number_or_text(position)
     wanted = checked(TransactionReplay, asked)
     made = await replay_transaction(visit.runtime, visit.caller, visit.path["transaction_id"], wanted)
     return Done(
