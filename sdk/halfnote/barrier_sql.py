@@ -62,8 +62,8 @@ class BarrierSql:
 
     def dropping(self, transaction_id: str) -> Script[None]:
         """Let the transaction's row say that its messages are dropped, in the database transaction that wrote it."""
-        reason = f"update {self.table} set reason = '{REFUSED}' where transaction_id = {self._id}"  # noqa: S608
-        yield Statement(reason, (transaction_id,))
+        sql = f"update {self.table} set reason = '{REFUSED}' where transaction_id = {self._id}"  # noqa: S608
+        yield Statement(sql, (transaction_id,))
 
     def standing(self, transaction_id: str) -> Script[bool]:
         """Return whether the transaction has its row, in the database transaction that may have written it."""

@@ -104,7 +104,7 @@ class SessionBinding:
                 run_on(entry[0], barrier.dropping(transaction.transaction_id))
 
     def drop_at_exit(self) -> None:
-        """Do it when the block closes within a database transaction of the caller."""
+        """Call `drop` when the block closes within a database transaction of the caller; its failure is logged."""
         try:
             self.drop()
         except SQLAlchemyError as error:
