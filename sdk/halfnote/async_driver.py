@@ -5,6 +5,8 @@ import inspect
 import logging
 import os
 from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import partial
 from importlib.util import find_spec
 from typing import Any, Protocol, TypeVar
 
@@ -32,7 +34,7 @@ log = logging.getLogger("halfnote")
 
 # The most ends that wait in the background; check-back decides the others.
 BACKGROUND_MAX = 10_000
-_parents: list["Wire | None"] = []
+_parents: list["dict[asyncio.AbstractEventLoop, _Running]"] = []
 
 
 class Wire(Protocol):
@@ -45,8 +47,20 @@ class Wire(Protocol):
         """Close the connections."""
 
 
+@dataclass
+class _Running:
+    """What belongs to one event loop: its connections, and the exchanges in its background."""
+
+    loop: asyncio.AbstractEventLoop
+    wire: Wire
+    background: set["asyncio.Task[Any]"] = field(default_factory=set)
+
+
 class AsyncDriver:
-    """Separate connections for each event loop and process: they survive neither a new loop nor a fork."""
+    """Separate connections for each event loop and process: they survive neither a new loop nor a fork.
+
+    Loops of several threads may use it at the same time.
+    """
 
     def __init__(
         self,
@@ -58,9 +72,10 @@ class AsyncDriver:
     ) -> None:
         self._url, self._headers, self._transport = base_of(url), dict(headers), transport
         self._batching = batching
-        self._connections: Wire | None = None
-        self._owner: tuple[int, asyncio.AbstractEventLoop] | None = None
-        self._background: set[asyncio.Task[Any]] = set()
+        self._pid = os.getpid()
+        self._running: dict[asyncio.AbstractEventLoop, _Running] = {}
+        # The last one used: mostly there is one loop.
+        self._last: _Running | None = None
 
     async def run(self, exchange: Exchange[T]) -> T:
         """Run an exchange to its end; return its result or raise its error."""
@@ -74,30 +89,30 @@ class AsyncDriver:
 
     def later(self, exchange: Exchange[Any]) -> bool:
         """Run an exchange in the background; False if too many are under way."""
-        self._current()
-        if len(self._background) >= BACKGROUND_MAX:
+        background = self._current().background
+        if len(background) >= BACKGROUND_MAX:
             return False
         task = asyncio.get_running_loop().create_task(self.run(exchange))
-        self._background.add(task)
-        task.add_done_callback(self._over)
+        background.add(task)
+        task.add_done_callback(partial(_over, background))
         return True
 
     async def close(self, grace_s: float) -> None:
-        """Give background exchanges `grace_s` seconds, then cancel them and close the connections."""
-        self._current()
-        background = list(self._background)
-        if background:
-            _, late = await asyncio.wait(background, timeout=grace_s)
+        """Give background exchanges `grace_s` seconds, then cancel them and close the connections: of this loop."""
+        running = self._current()
+        if running.background:
+            _, late = await asyncio.wait(list(running.background), timeout=grace_s)
             for task in late:
                 task.cancel()
             await asyncio.gather(*late, return_exceptions=True)
-        connections, self._connections, self._owner = self._connections, None, None
-        if connections is not None:
-            await connections.aclose()
+        self._running.pop(running.loop, None)
+        if self._last is running:
+            self._last = None
+        await running.wire.aclose()
 
     async def _do(self, effect: Effect) -> Any:
         if isinstance(effect, Request):
-            return await self._current().ask(effect)
+            return await self._current().wire.ask(effect)
         if isinstance(effect, Wait):
             return await asyncio.sleep(effect.seconds)
         if isinstance(effect, Later):
@@ -106,22 +121,29 @@ class AsyncDriver:
             return await called_async(effect, calls_async=is_async(effect.function))
         return await _called(effect)
 
-    def _current(self) -> Wire:
-        owner = (os.getpid(), asyncio.get_running_loop())
-        if self._connections is None or self._owner != owner:
-            if self._owner is not None and self._owner[0] != owner[0]:
-                # Closing what a fork shares would disturb the parent, so it is never collected.
-                _parents.append(self._connections)
+    def _current(self) -> _Running:
+        loop, last = asyncio.get_running_loop(), self._last
+        if last is not None and last.loop is loop and self._pid == os.getpid():
+            return last
+        if self._pid != os.getpid():
+            # Closing what a fork shares would disturb the parent, so it is never collected.
+            _parents.append(self._running)
+            self._pid, self._running = os.getpid(), {}
+        found = self._running.get(loop)
+        if found is None:
+            # Their connections ended with them.
+            for ended in [other for other in list(self._running) if other.is_closed()]:
+                self._running.pop(ended, None)
             wire = _wire(self._url, self._headers, self._transport)
-            self._connections = BatchingWire(wire) if self._batching else wire
-            self._owner = owner
-            self._background = set()
-        return self._connections
+            found = self._running[loop] = _Running(loop, BatchingWire(wire) if self._batching else wire)
+        self._last = found
+        return found
 
-    def _over(self, task: "asyncio.Task[Any]") -> None:
-        self._background.discard(task)
-        if not task.cancelled() and task.exception() is not None:
-            log.error("an end in the background failed", exc_info=task.exception())
+
+def _over(background: set["asyncio.Task[Any]"], task: "asyncio.Task[Any]") -> None:
+    background.discard(task)
+    if not task.cancelled() and task.exception() is not None:
+        log.error("an end in the background failed", exc_info=task.exception())
 
 
 class HttpxWire:

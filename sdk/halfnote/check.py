@@ -11,6 +11,7 @@ from uuid import UUID
 from halfnote.barrier_mark import unmarked
 from halfnote.exchange import Call, Raised
 from halfnote.hosting import Answering, AsgiApp, Reply, django_view, is_async, wsgi_app
+from halfnote.json_text import parsed
 from halfnote.listener import CheckedMessage, CheckedTransaction, CheckListener
 from halfnote.signatures import TOLERANCE_S, Secrets, SignatureError, Verifier
 from halfnote.times import instant
@@ -73,7 +74,7 @@ class CheckEndpoint:
             log.warning("a check was refused: %s", error)
             return _refusal(401, str(error))
         try:
-            asked = json.loads(body)
+            asked = parsed(body)
             if asked["type"] == "halfnote.ping":
                 return Reply(204)
             if asked["type"] == "halfnote.checks":

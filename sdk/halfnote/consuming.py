@@ -11,6 +11,7 @@ from urllib.parse import quote
 
 from halfnote.errors import Refused
 from halfnote.exchange import Exchange, Request, asked
+from halfnote.json_text import JsonText, with_exact
 from halfnote.message import Message
 from halfnote.times import instant
 
@@ -68,7 +69,12 @@ class Consuming:
             request = self._post("claim", content, timeout_s)
             try:
                 answer = yield from asked(
-                    "a claim of messages", request, within_s=timeout_s, clock=self._clock, attempts=1
+                    "a claim of messages",
+                    request,
+                    within_s=timeout_s,
+                    clock=self._clock,
+                    attempts=1,
+                    read=_claim_of,
                 )
             except Refused as refused:
                 if not self._is_lowered or refused.field != "invisible_s" or self.invisible_s <= 1:
@@ -93,10 +99,7 @@ class Consuming:
         return Request("POST", path, json.dumps(content).encode(), timeout_s)
 
     def _message(self, found: Mapping[str, Any]) -> Message:
-        if "body_base64" in found:
-            body = base64.b64decode(found["body_base64"])
-        else:
-            body = json.dumps(found["body"], ensure_ascii=False, separators=(",", ":")).encode()
+        body: bytes = base64.b64decode(found["body_base64"]) if "body_base64" in found else found["body"]
         replay = found.get("replay")
         return Message(
             message_id=found["message_id"],
@@ -114,6 +117,19 @@ class Consuming:
             replay=None if replay is None else str(replay),
             committed_at=instant(found["committed_at"]),
         )
+
+
+def _claim_of(content: bytes) -> Mapping[str, Any]:
+    """Return the answer to a claim; the `body` of each message is JSON in bytes, as the producer sent it."""
+    text = JsonText(content)
+    found: dict[str, Any] = {}
+    for name in text.members():
+        if name == "messages":
+            found[name] = [with_exact(text, "body") for _ in text.items()]
+        else:
+            found[name] = text.value()
+    text.end()
+    return found
 
 
 def lanes_of(held: Sequence[HeldMessage]) -> list[list[HeldMessage]]:

@@ -4,16 +4,16 @@ This module has no input or output. A driver (`async_driver`, `sync_driver`) sen
 producers share every decision, and tests need neither sockets nor time.
 """
 
-import json
 import random
 import time
 from collections.abc import Callable, Generator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime, timezone
 from email.utils import parsedate_to_datetime
 from typing import Any, TypeAlias, TypeVar
 
 from halfnote.errors import Problem, Refused, Unconfirmed
+from halfnote.json_text import parsed
 
 T = TypeVar("T")
 
@@ -96,14 +96,17 @@ class Raised:
 
 Effect: TypeAlias = Request | Wait | Call | Later
 Exchange: TypeAlias = Generator[Effect, Any, T]
+# Returns the JSON object of an answer's body. Raises ValueError or RecursionError.
+Reader: TypeAlias = Callable[[bytes], Mapping[str, Any]]
 
 
 @dataclass(frozen=True)
 class Answer:
-    """A success: its status and its JSON object."""
+    """A success: its status and its JSON object. `after_doubt`: an earlier attempt may have been stored as well."""
 
     status: int
     content: Mapping[str, Any]
+    after_doubt: bool = False
 
 
 class Temporary(Unconfirmed):
@@ -125,12 +128,14 @@ def asked(
     clock: Callable[[], float] = time.monotonic,
     attempts: int | None = None,
     refused_within_s: float | None = None,
+    read: Reader | None = None,
 ) -> Exchange[Answer]:
     """Send a request until it is answered for good, for at most `within_s` seconds or `attempts` times.
 
     If each attempt was refused a connection, so that nothing can have been stored, for at most `refused_within_s`.
     Only for requests that may be repeated. Each attempt has the time limit `request.timeout_s`. `Retry-After` of a 429
-    or 503 is obeyed; if it exceeds the remaining time, the exchange fails at once. Raises Refused or Unconfirmed.
+    or 503 is obeyed; if it exceeds the remaining time, the exchange fails at once. `read` returns the JSON object of a
+    success, if it is not to be parsed as usual. Raises Refused or Unconfirmed.
     """
     began = clock()
     until, refused_until = began + within_s, began + (within_s if refused_within_s is None else refused_within_s)
@@ -146,12 +151,12 @@ def asked(
             only_refused = only_refused and came.refused
         else:
             only_refused = False
-            read = _read(came)
-            if isinstance(read, Answer):
-                return read
-            if isinstance(read, Problem):
-                raise Refused(what, read, perhaps_done=perhaps_done)
-            error, asked_s = read, retry_after_s(came)
+            found = _read(came, read)
+            if isinstance(found, Answer):
+                return replace(found, after_doubt=perhaps_done)
+            if isinstance(found, Problem):
+                raise Refused(what, found, perhaps_done=perhaps_done)
+            error, asked_s = found, retry_after_s(came)
             perhaps_done = perhaps_done or not _surely_not_done(came)
         # Jitter, so that many callers do not retry at the same moment.
         wait_s = asked_s if asked_s is not None else pause_s * random.uniform(0.5, 1)  # noqa: S311 - no secret
@@ -189,16 +194,18 @@ def asked_each(
                 attempts=attempts,
                 refused_within_s=None if tried else refused_within_s,
             )
-            read = _outcomes(what, answer, len(waiting))
+            outcomes = _outcomes(what, answer, len(waiting))
         except (Refused, Unconfirmed) as fault:
             fault.perhaps_done = fault.perhaps_done or bool(doubtful)
             found.update(dict.fromkeys(waiting, fault))
             break
         tried += 1
-        found.update(zip(waiting, read, strict=True))
-        later = [(n, one) for n, one in zip(waiting, read, strict=True) if isinstance(one, Temporary)]
+        found.update(zip(waiting, outcomes, strict=True))
+        later = [(n, one) for n, one in zip(waiting, outcomes, strict=True) if isinstance(one, Temporary)]
+        if answer.after_doubt:
+            doubtful.update(waiting)
         doubtful |= {n for n, one in later if one.perhaps_done}
-        for n, one in zip(waiting, read, strict=True):
+        for n, one in zip(waiting, outcomes, strict=True):
             if n in doubtful and not isinstance(one, Answer):
                 one.perhaps_done = True
         waiting = [n for n, _ in later]
@@ -231,10 +238,11 @@ def _outcome(what: str, content: Mapping[str, Any]) -> Outcome:
     )
 
 
-def _read(response: Response) -> Answer | Problem | str:
+def _read(response: Response, read: Reader | None = None) -> Answer | Problem | str:
     """Return an answer, a final refusal, or the reason for another attempt."""
-    content = _object(response)
-    if 200 <= response.status < 300:
+    is_success = 200 <= response.status < 300
+    content = _object(response, read if is_success else None)
+    if is_success:
         return (
             f"answered {response.status} without a JSON object" if content is None else Answer(response.status, content)
         )
@@ -261,11 +269,11 @@ def _problem_of(status: int, content: Mapping[str, Any]) -> Problem:
     return Problem(status, kind, str(content.get("detail") or content.get("title") or kind), extra)
 
 
-def _object(response: Response) -> Mapping[str, Any] | None:
+def _object(response: Response, read: Reader | None = None) -> Mapping[str, Any] | None:
     if response.part is not None:
         return response.part
     try:
-        found = json.loads(response.content)
+        found = (read or parsed)(response.content)
     except (ValueError, RecursionError):
         return None
     return found if isinstance(found, dict) else None

@@ -13,6 +13,7 @@ from typing import Any
 from urllib.parse import unquote
 
 from halfnote.errors import HalfnoteError
+from halfnote.json_text import JsonText, with_exact
 from halfnote.times import instant
 
 STRUCTURED, BATCH = "application/cloudevents+json", "application/cloudevents-batch+json"
@@ -31,7 +32,7 @@ class NotAMessage(HalfnoteError):
 class Message:
     """One message. `message_id` is the same in each delivery; `replay` names the replay that sends it again.
 
-    `body` has exactly the producer's bytes, except in structured mode and batches, where it is the same JSON.
+    `body` has exactly the producer's bytes.
     """
 
     message_id: str
@@ -91,12 +92,9 @@ def from_http(headers: Mapping[str, str], body: bytes) -> list[Message]:
     """
     kind = _kind(headers)
     if kind == BATCH:
-        events = _json(body)
-        if not isinstance(events, list):
-            raise NotAMessage("a batch is a JSON array")
-        return [_from_event(event) for event in events]
+        return [_from_event(event) for event in _events(body)]
     if kind == STRUCTURED:
-        return [_from_event(_json(body))]
+        return [_from_event(_event(body))]
     plain = {name: unquote(value) for name, value in headers.items() if name.startswith(("ce-", "halfnote-"))}
     attributes = {name[3:]: value for name, value in plain.items() if name.startswith("ce-")}
     return [_message(attributes, plain, body, headers.get("content-type"), headers)]
@@ -131,20 +129,45 @@ def from_redis(fields: Mapping[Any, Any]) -> Message:
     return _message(_with_prefix(texts, "ce_"), texts, content, texts.get("content-type"), texts)
 
 
-def _from_event(event: Any) -> Message:
+def _event(content: bytes) -> Mapping[str, Any]:
+    """Return an event; its `data` is JSON in bytes, as it was sent."""
+    try:
+        text = JsonText(content)
+        if not text.is_object:
+            raise NotAMessage("an event is a JSON object")
+        event = with_exact(text, "data")
+        text.end()
+    except (ValueError, RecursionError):
+        raise NotAMessage("the event is not JSON") from None
+    return event
+
+
+def _events(content: bytes) -> list[Mapping[str, Any]]:
+    """Return the events of a batch, as `_event` does."""
+    try:
+        text = JsonText(content)
+        if not text.is_array:
+            raise NotAMessage("a batch is a JSON array")
+        events = []
+        for _ in text.items():
+            if not text.is_object:
+                raise NotAMessage("an event is a JSON object")
+            events.append(with_exact(text, "data"))
+        text.end()
+    except (ValueError, RecursionError):
+        raise NotAMessage("the batch is not JSON") from None
+    return events
+
+
+def _from_event(event: Mapping[str, Any]) -> Message:
     """Return the message of an event in JSON; its extensions are Halfnote's headers without hyphens."""
-    if not isinstance(event, dict):
-        raise NotAMessage("an event is a JSON object")
     texts = {name: value for name, value in event.items() if isinstance(value, str)}
     own = {f"halfnote-{name[8:]}": value for name, value in texts.items() if name.startswith("halfnote")}
     headers = _json(own.pop("halfnote-headers", "{}").encode())
     if not isinstance(headers, dict):
         raise NotAMessage("halfnoteheaders is not the text of a JSON object")
     own.update({_OWN + name: str(value) for name, value in headers.items()})
-    if "data_base64" in event:
-        body = _base64(event["data_base64"])
-    else:
-        body = json.dumps(event.get("data"), ensure_ascii=False, separators=(",", ":")).encode()
+    body: bytes = _base64(event["data_base64"]) if "data_base64" in event else event.get("data", b"null")
     return _message(texts, own, body, texts.get("datacontenttype"), texts)
 
 
@@ -204,7 +227,7 @@ def _json(content: bytes) -> Any:
     try:
         return json.loads(content)
     except (ValueError, RecursionError):
-        raise NotAMessage("the event is not JSON") from None
+        raise NotAMessage("halfnoteheaders is not JSON") from None
 
 
 def _base64(value: Any) -> bytes:

@@ -4,6 +4,7 @@ import asyncio
 import json
 import re
 from datetime import datetime, timezone
+from decimal import Decimal
 from typing import Any
 
 import httpx
@@ -107,6 +108,14 @@ async def test_a_clock_that_is_off_is_named_to_the_coordinator_and_in_the_log(
     assert reported(caplog.text)
     assert not listener.asked
     assert not taken
+
+
+async def test_a_context_may_have_a_number_that_python_does_not_parse() -> None:
+    listener = Listener()
+    body = asked(context={"n": 0}).replace(b'"n": 0', b'"n": ' + b"7" * 5000)
+    assert (await post(endpoint_of(listener), body)).status_code == 200
+    [transaction] = listener.asked
+    assert transaction.context == {"n": Decimal("7" * 5000)}
 
 
 @pytest.mark.parametrize(

@@ -235,6 +235,21 @@ async def test_what_is_no_longer_held_is_not_worked_on() -> None:
     assert [one["handles"] for one in coordinator.asked(ACK)] == [["h1"], ["h3"]]
 
 
+async def test_a_body_is_byte_for_byte_and_one_that_python_does_not_parse_keeps_no_other_back() -> None:
+    bodies = [b'{ "n": 1.10 }', b'{"n":1e999}', b"7" * 5000, b"[" * 5000 + b"]" * 5000]
+    content = claimed(*range(1, 5)).content
+    for number, body in enumerate(bodies, 1):
+        content = content.replace(b'"body":%d}' % number, b'"body":' + body + b"}")
+    found: list[bytes] = []
+    coordinator = scripted(httpx.Response(200, content=content))
+    async with Consumer(URL, "worker", transport=coordinator.transport()) as consumer:
+        async for message in consumer.messages():
+            found.append(message.body)
+            if len(found) == 4:
+                consumer.stop()
+    assert found == bodies
+
+
 async def test_a_stop_gives_back_what_was_not_begun() -> None:
     coordinator = scripted(claimed(1, 2, 3))
     async with Consumer(URL, "worker", transport=coordinator.transport()) as consumer:

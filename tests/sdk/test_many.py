@@ -100,6 +100,12 @@ def test_what_may_have_been_stored_is_said_of_the_transactions_alone() -> None:
     assert [one.perhaps_done for one in found] == [True, False]
 
 
+def test_an_attempt_before_the_answer_may_have_been_stored() -> None:
+    answers = [NoAnswer("reset", sent=True), listed(refusal(503, "overloaded"), refusal(422, "invalid"), WELL)]
+    found, _, _ = play([*answers, listed(refusal(409, "x"))], 3)
+    assert [isinstance(one, Answer) or one.perhaps_done for one in found] == [True, True, True]
+
+
 @pytest.mark.parametrize("whole", [NoAnswer("reset", sent=True), Response(503, {}, b"{}"), listed(WELL)])
 def test_an_answer_that_does_not_fit_leaves_all(whole: Any) -> None:
     found, _, _ = play([whole], 2, attempts=1)

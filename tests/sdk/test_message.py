@@ -82,6 +82,28 @@ def test_a_body_in_binary_mode_is_byte_for_byte() -> None:
     assert found.committed_at.tzinfo == UTC
 
 
+@pytest.mark.parametrize(
+    "body",
+    [
+        b'{ "n": 1.10 }',
+        b'{"n":1e999,"n":-0}',
+        b'"caf\\u00e9 \xc3\xa9"',
+        b" [ ] ",
+        b"7",
+        # Python parses neither of them: too many digits, and too many brackets.
+        b"[" + b"7" * 5000 + b',"]\\"}"]',
+        b"7" * 5000,
+        b"[" * 5000 + b'"]"' + b"]" * 5000,
+    ],
+)
+def test_a_body_within_an_event_is_byte_for_byte(body: bytes) -> None:
+    one = b'{"id":"m","type":"order", "data" : ' + body + b' , "subject":"k"}'
+    [found] = from_http({"content-type": "application/cloudevents+json"}, one)
+    assert (found.message_id, found.body, found.key) == ("m", body.strip(), "k")
+    both = from_http({"content-type": "application/cloudevents-batch+json"}, b"[" + one + b"," + one + b"]")
+    assert both == [found, found]
+
+
 @pytest.mark.parametrize("fields", [FULL, LEAST])
 def test_each_broker_s_form(fields: dict[str, Any]) -> None:
     sent = message(**fields)
@@ -108,6 +130,11 @@ def test_each_broker_s_form(fields: dict[str, Any]) -> None:
         ({"content-type": "application/cloudevents+json"}, b"[" * 100_000),
         ({"content-type": "application/cloudevents-batch+json; charset=utf-8"}, b"{}"),
         ({"content-type": "application/cloudevents-batch+json"}, b"[1]"),
+        ({"content-type": "application/cloudevents-batch+json"}, b'[{"id": "m", "type": "order"}'),
+        ({"content-type": "application/cloudevents+json"}, b'{"id": "m", "type": "order"} x'),
+        ({"content-type": "application/cloudevents+json"}, b'{"id": "m", "type": "order",}'),
+        ({"content-type": "application/cloudevents+json"}, b'{"id": "m", "type": "order", "data": ["\xff"]}'),
+        ({"content-type": "application/cloudevents+json"}, b'{"id": "m", "type": "order", "data": ' + b"[" * 9000),
     ],
 )
 def test_what_is_no_message_is_refused(headers: dict[str, str], body: bytes) -> None:

@@ -14,7 +14,7 @@ import pytest
 from halfnote import COMMIT, Outgoing, TransactionProducer, async_driver
 from halfnote.aiohttp_wire import AiohttpWire
 from halfnote.async_driver import AsyncDriver, HttpxWire, Wire
-from halfnote.exchange import NoAnswer, Request, Response
+from halfnote.exchange import Exchange, NoAnswer, Request, Response, Wait, asked
 from halfnote.http import headers_of
 
 from tests.sdk.servers import running
@@ -114,7 +114,7 @@ async def test_an_answer_that_does_not_come_in_time(wire_to: Callable[[str], Wir
 async def test_aiohttp_is_taken_where_it_is_installed_and_no_transport_is_given() -> None:
     for transport, kind in ((None, AiohttpWire), (httpx.MockTransport(lambda _: httpx.Response(200)), HttpxWire)):
         driver = AsyncDriver("http://127.0.0.1:9", HEADERS, transport)
-        assert isinstance(driver._current(), kind)
+        assert isinstance(driver._current().wire, kind)
         await driver.close(0)
 
 
@@ -180,3 +180,44 @@ def _close_a_loop_in_the_midst_of_a_send(by: str, monkeypatch: pytest.MonkeyPatc
         assert asyncio.run(sent()) == "recorded"
         over.set()
     assert response == ["/half", "/half", "/end"]
+
+
+def test_two_loops_keep_their_own_connections_and_their_own_background() -> None:
+    callers = set[Any]()
+    ended: list[str] = []
+
+    class Answering(BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
+
+        def do_POST(self) -> None:
+            """Answer."""
+            self.rfile.read(int(self.headers.get("content-length", 0)))
+            callers.add(self.client_address)
+            self.send_response(200)
+            self.send_header("content-length", "2")
+            self.end_headers()
+            self.wfile.write(b"{}")
+
+        def log_message(self, *arguments: Any) -> None:
+            """Say nothing."""
+
+    def later() -> Exchange[None]:
+        yield Wait(0.2)
+        ended.append("later")
+
+    async def in_background() -> None:
+        assert driver.later(later())
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Answering)
+    server.daemon_threads = True
+    with running(server) as port, asyncio.Runner() as one, asyncio.Runner() as other:
+        driver = AsyncDriver(f"http://127.0.0.1:{port}", {})
+        one.run(in_background())
+        for _ in range(3):
+            for runner in (one, other):
+                assert runner.run(driver.run(asked("it", Request("POST", "/", b"{}", 5.0), within_s=5.0))).status == 200
+        assert len(callers) == 2
+        one.run(driver.close(60))
+        assert ended == ["later"]
+        other.run(driver.close(60))
+    assert driver._running == {}

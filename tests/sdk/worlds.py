@@ -86,8 +86,9 @@ class World:
         )
         lived = await killed(self._placed(producer, number, attempt), attempt.dies)
         # Its background work died with it.
-        for task in list(producer._driver._background):
-            task.cancel()
+        for running in producer._driver._running.values():
+            for task in list(running.background):
+                task.cancel()
         await asyncio.sleep(0)
         return lived
 
