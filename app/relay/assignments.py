@@ -17,7 +17,7 @@ from app.relay.stream_source import StreamContext, StreamSource
 from app.runtime.state import Runtime
 from app.store.relay import checkpoints
 from app.store.relay.checkpoints import Shard, StartPosition
-from app.store.relay.leases import LeaseKind, claim, leave, release, renew, workers_present
+from app.store.relay.leases import LeaseKind, claim, leave, release, renew, unheld, workers_present
 from app.store.relay.log import ReplayFilter
 from app.store.subscriptions import replays
 from app.store.subscriptions.subscriptions import Known, Subscription, streamed
@@ -32,6 +32,9 @@ LEASE = timedelta(seconds=10)
 RENEW_EVERY = timedelta(seconds=3)
 # After a destination cannot be created here, this process leaves the subscription to others for this long.
 UNAVAILABLE_FOR = timedelta(seconds=30)
+# After no worker has taken a shard for this long, one takes it beyond its fair share: the worker whose share it is
+# cannot create its destination.
+UNHELD_FOR = timedelta(seconds=30)
 RATES_EVERY = timedelta(seconds=5)
 
 
@@ -66,21 +69,27 @@ class Assignments:
         self._desired = DesiredReader()
         # When this process last failed to create the destination of a subscription, by its id.
         self._unavailable: dict[int, datetime] = {}
+        # Since when this process has seen that no worker holds a shard, and those that it took beyond its share.
+        self._unheld: dict[Shard, datetime] = {}
+        self._beyond: set[Shard] = set()
 
     async def refresh(self, connection: Connection, now: datetime) -> None:
         """Renew leases, close streams that changed or exceed a fair share, and claim what is free."""
-        if due(self._renewed_at, RENEW_EVERY, now):
+        is_renewing = due(self._renewed_at, RENEW_EVERY, now)
+        if is_renewing:
             await self._renew(connection, now)
             self._renewed_at = now
         desired = await self._desired.read(connection)
         self._close_changed(desired)
         share = ceil(len(desired.shards) / self._workers)
-        live = [stream for shard, stream in self.streams.items() if not shard.replay]
+        live = [s for shard, s in self.streams.items() if not shard.replay and shard not in self._beyond]
         for stream in live[share:]:
             self._close(stream)
         for subscription in desired.to_resize:
             await self._resize(connection, subscription, now)
         await self._claim(connection, desired.shards, share - len(live), now)
+        if is_renewing:
+            await self._claim_beyond_share(connection, desired.shards, len(live) >= share, now)
         await self._update_replays(connection, desired.replays, now)
         await self._free_dead_keys(connection)
         await self._store_rates(connection, now)
@@ -103,6 +112,7 @@ class Assignments:
             [] if shard.replay else [key for key in self.streams if key.replay and replace(key, replay=0) == shard]
         )
         for key in (shard, *replays_of_it):
+            self._beyond.discard(key)
             dropped = self.streams.pop(key, None)
             if dropped is not None:
                 dropped.drop()
@@ -126,7 +136,10 @@ class Assignments:
 
     async def _renew(self, connection: Connection, now: datetime) -> None:
         until, owner = now + LEASE, self._runtime.owner
-        self._workers = await workers_present(connection, LeaseKind.WORKER, owner, until, now)
+        workers = await workers_present(connection, LeaseKind.WORKER, owner, until, now)
+        if workers != self._workers:
+            # The shares are others now, and a worker that joined may have what this one lacked.
+            self._workers, self._beyond = workers, set()
         renewed = await renew(connection, _epochs(self.streams.values()), owner, until) if self.streams else set()
         for stream in list(self.streams.values()):
             if stream.lease.name in renewed:
@@ -158,6 +171,27 @@ class Assignments:
             done = await checkpoints.resize(connection, subscription.subscription_id, subscription.shards, now)
         if done:
             log.info("shards_resized", subscription=subscription.name, shards=subscription.shards)
+
+    async def _claim_beyond_share(
+        self, connection: Connection, wanted: Mapping[Shard, Subscription], is_full: bool, now: datetime
+    ) -> None:
+        """Claim a part of what no worker has held for `UNHELD_FOR`: another one, with room, cannot create it."""
+        open_here = {
+            shard.lease_name: shard
+            for shard, subscription in wanted.items()
+            if is_full and shard not in self.streams and self._can_open(subscription, now)
+        }
+        free = {open_here[name] for name in await unheld(connection, list(open_here), now)} if open_here else set()
+        self._unheld = {shard: self._unheld.get(shard, now) for shard in free}
+        waiting = {shard: wanted[shard] for shard, since in self._unheld.items() if now - since >= UNHELD_FOR}
+        if not waiting:
+            return
+        before = set(self.streams)
+        await self._claim(connection, waiting, ceil(len(waiting) / max(self._workers - 1, 1)), now)
+        taken = {shard for shard in self.streams if shard not in before}
+        self._beyond |= taken
+        if taken:
+            log.warning("shards_taken_beyond_share", shards=len(taken), unheld_s=UNHELD_FOR.total_seconds())
 
     async def _claim(
         self, connection: Connection, wanted: Mapping[Shard, Subscription], at_most: int, now: datetime

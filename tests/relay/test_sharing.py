@@ -12,12 +12,15 @@ from aiohttp import web
 
 from app.config import Settings
 from app.database.connection import Connection
+from app.destinations.base import Destination
+from app.destinations.registry import NotInstalled
 from app.lifecycle.startup import assemble
 from app.relay.loop import Relay
 from app.relay.unrouted import Routing
 from app.relay.wakeups import notify
 from app.runtime.loop_runner import Loop, run
 from app.runtime.state import Runtime
+from app.store.subscriptions.subscriptions import Subscription
 from tests.support.check_responder import Call, Responder
 from tests.support.relay_stepping import offsets, order, publish, step, subscribe, turn_until
 
@@ -220,6 +223,46 @@ async def test_a_stale_claim_of_a_retry_settles_nothing(
         await second.drain(other)
     assert await db.fetchval("select attempts from receipt") == 2
     assert await db.fetchval("select count(*) from delivery_retry") == 0
+
+
+async def test_what_a_worker_cannot_open_is_taken_by_another_beyond_its_share(
+    client: httpx.AsyncClient, runtime: Runtime, other: Runtime, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As with a wrong sealing key at one worker, or without the library of a broker."""
+    first, second = Relay(runtime), Relay(other)
+
+    def unreadable(subscription: Subscription) -> Destination:
+        raise NotInstalled("kafka")
+
+    monkeypatch.setattr(second._assignments, "_destination", unreadable)
+
+    async def turns(count: int) -> None:
+        for _ in range(count):
+            for process, relay in ((other, second), (runtime, first)):
+                process.clock.offset_s += 3.5
+                await step(relay, process)
+
+    async with Responder() as receiver:
+        for number in range(4):
+            await subscribe(client, receiver, f"mailer-{number}")
+        await turns(1)
+        [sent] = await publish(client, order(1))
+        await turn_until(first, runtime, lambda: len(receiver.calls) == 2)
+        # Half of them are the other worker's share, for as long as it may still take them.
+        await turns(7)
+        assert (len(first.streams), len(receiver.calls)) == (2, 2)
+        await turns(4)
+        await turn_until(first, runtime, lambda: len(receiver.calls) == 4)
+        assert offsets(receiver) == [sent] * 4
+        assert len(first._assignments._beyond) == 2
+        # They stay until the number of workers changes.
+        await turns(4)
+        assert len(first.streams) == 4
+        await second.drain(other)
+        runtime.clock.offset_s += 12
+        await step(first, runtime)
+        assert not first._assignments._beyond
+        assert len(first.streams) == 4
 
 
 async def test_two_relays_share_the_subscriptions(

@@ -44,6 +44,12 @@ where l.expires_at <= $5
 returning name, epoch
 """
 
+# Served by the primary key.
+UNHELD = """
+select n.name from unnest($1::text[]) as n(name) left join lease l on l.name = n.name
+where l.name is null or l.expires_at <= $2
+"""
+
 # Served by the primary key. A lease with a stale epoch is not extended.
 RENEW = """
 update lease l set expires_at = $4
@@ -86,6 +92,11 @@ async def claim(
     """Claim up to `at_most` of the named leases that are free or expired. Each claim starts a new epoch."""
     rows = await connection.fetch(CLAIM, names, owner, until, at_most, now)
     return [Lease(row["name"], owner, row["epoch"]) for row in rows]
+
+
+async def unheld(connection: Connection, names: Sequence[str], now: datetime) -> set[str]:
+    """Return those of the named leases that have no owner."""
+    return {row["name"] for row in await connection.fetch(UNHELD, names, now)}
 
 
 async def renew(connection: Connection, epochs: Mapping[str, int], owner: str, until: datetime) -> set[str]:
