@@ -36,6 +36,8 @@ UNAVAILABLE_FOR = timedelta(seconds=30)
 # cannot create its destination.
 UNHELD_FOR = timedelta(seconds=30)
 RATES_EVERY = timedelta(seconds=5)
+# By how much the clock of the process that redelivered a message may be ahead of this one's.
+CLOCKS_APART = timedelta(seconds=5)
 
 
 @dataclass(frozen=True, slots=True)
@@ -304,7 +306,8 @@ class Assignments:
                     continue
                 # A redelivered message goes before anything new of its key, also if there is no room to claim it now.
                 # Its row is in delivery_retry until its outcome is settled, and until then this process knows it.
-                stored = await checkpoints.stored_keys(connection, shard, self._runtime.clock.now())
+                until = self._runtime.clock.now() + CLOCKS_APART
+                stored = await checkpoints.stored_keys(connection, shard, until)
                 stream.queue.keys.freed(freed, stored)
                 stream.outcomes.reclaim = True
 

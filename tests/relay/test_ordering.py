@@ -180,6 +180,28 @@ async def test_with_on_dead_hold_a_key_waits_until_its_dead_letter_is_gone(
     assert by_key(receiver.calls)["k"] == [sent[0], sent[1], sent[2], sent[4], *later]
 
 
+async def test_a_message_that_is_redelivered_by_a_clock_that_is_ahead_is_not_passed(
+    client: httpx.AsyncClient, runtime: Runtime, relay: Relay, db: Connection
+) -> None:
+    async with Responder(status=500) as receiver:
+        await subscribe(client, receiver, ordered="key", on_dead="hold", retry=[])
+        [dead] = await publish(client, keyed("k", 1))
+        await turn_until(relay, runtime, lambda: db.fetchval("select count(*) = 1 from dead_letter"))
+        receiver.status = 200
+        runtime.clock.offset_s += 3
+        wanted = {"filter": {"subscription": "mailer"}, "reason": "again", "dry_run": False}
+        assert (await client.post("/dead-letters/redeliver", json=wanted)).status_code == 200
+        runtime.clock.offset_s -= 1.5
+        await step(relay, runtime)
+        [later] = await publish(client, keyed("k", 2))
+        for _ in range(5):
+            await step(relay, runtime)
+        assert by_key(receiver.calls)["k"] == [dead]
+        runtime.clock.offset_s += 3
+        await turn_until(relay, runtime, receipts(db, 2))
+    assert by_key(receiver.calls)["k"] == [dead, dead, later]
+
+
 async def test_a_delayed_message_is_ordered_from_its_due_time(
     client: httpx.AsyncClient, runtime: Runtime, relay: Relay, db: Connection
 ) -> None:
