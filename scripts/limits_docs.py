@@ -148,6 +148,10 @@ ROCKETMQ = (
     Limit("app.rocketmq.checks.CHECKS_MAX", "checks that a gateway claims for a topic at once"),
     Limit("app.rocketmq.checks.ANSWER_S", "seconds that a checker has for its answer, before the check comes again"),
     Limit("app.rocketmq.renewals.RENEWED_MOST_S", "seconds for which a push consumer's message is renewed"),
+    Limit(
+        "app.rocketmq.renewals.TRIED_AGAIN_S",
+        "seconds for which it is renewed after a settlement that was refused for now",
+    ),
     Limit("app.rocketmq.clients.WAITING_MAX", "commands that wait for a client which does not read its stream"),
     Limit("app.rocketmq.server.CALLS_MAX", "calls of clients that a gateway has at once"),
     Limit("app.rocketmq.server.STREAMS_MAX", "calls that one connection has at once; more of its calls wait"),

@@ -1,7 +1,6 @@
 """Claim messages of subscriptions and settle them, for clients of either protocol."""
 
 import asyncio
-import json
 import sys
 from collections.abc import Sequence
 from typing import Any
@@ -10,7 +9,7 @@ from app.rocketmq.credentials import ApiKeys
 from app.rocketmq.halfnote_api import HalfnoteApi
 from app.rocketmq.paths import path_of
 from app.rocketmq.receiving import ClaimedDelivery, read_messages
-from app.rocketmq.refusals import CallRefused, refusal_of
+from app.rocketmq.refusals import CallRefused, outcomes_of
 from app.rocketmq.renewals import HELD_S, LOOK_S
 from app.rocketmq.subscriptions import Subscriptions
 
@@ -66,10 +65,7 @@ class Claiming:
         for start in range(0, len(handles), HANDLES_MAX):
             content = {"handles": list(handles[start : start + HANDLES_MAX]), **more}
             answer = await self._api.post(path_of("subscriptions", name, how), keys.subscriber, content)
-            results += [
-                None if one["status"] == 200 else refusal_of(one["status"], one)
-                for one in json.loads(answer)["outcomes"]
-            ]
+            results += outcomes_of(answer)
         return results
 
     def give_back(self, name: str, keys: ApiKeys, handles: Sequence[str], why: str) -> None:

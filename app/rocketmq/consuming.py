@@ -1,5 +1,6 @@
 """Calls of consumers: receive, acknowledge, give back, and dead letters."""
 
+import asyncio
 from collections.abc import AsyncGenerator, Sequence
 from typing import Any
 
@@ -90,7 +91,6 @@ class Consuming:
         if not request.entries:
             raise CallRefused(Code.BAD_REQUEST, "The request has no entry.")
         handles = [entry.receipt_handle for entry in request.entries]
-        self._renewals.settled(handles)
         statuses = await self._settle(name, call, "ack", handles, {})
         entries = [
             AckMessageResultEntry(message_id=entry.message_id, receipt_handle=entry.receipt_handle, status=status)
@@ -115,7 +115,6 @@ class Consuming:
         # Only push consumers have messages that are renewed. The stream by which this one is known may be broken now.
         pushed = handle in self._renewals or (client is not None and client.pushes)
         if seconds < 1 or pushed:
-            self._renewals.settled([handle])
             more: dict[str, Any] = {"retry_after_s": seconds, "error": "the consumer asked for it again"}
             (status,) = await self._settle(name, call, "nack", [handle], more)
         else:
@@ -127,7 +126,6 @@ class Consuming:
     ) -> ForwardMessageToDeadLetterQueueResponse:
         """Make a message a dead letter of its subscription. Raises CallRefused."""
         name = subscription_of(request.group, topic_of(request.topic))
-        self._renewals.settled([request.receipt_handle])
         reason = f"the consumer gave up at attempt {request.delivery_attempt} of {request.max_delivery_attempts}"
         (status,) = await self._settle(name, call, "reject", [request.receipt_handle], {"reason": reason})
         return ForwardMessageToDeadLetterQueueResponse(status=status)
@@ -146,9 +144,19 @@ class Consuming:
     async def _settle(
         self, name: str, call: ClientCall, how: str, handles: Sequence[str], more: dict[str, Any]
     ) -> list[Status]:
+        """Settle messages; return a status of each. They are renewed until then, and while the consumer tries again."""
         if not all(0 < len(handle) <= HANDLE_MAX for handle in handles):
             raise CallRefused(Code.INVALID_RECEIPT_HANDLE, "A receipt handle is missing, or is not one of Halfnote.")
-        refusals = await self._claiming.settle(name, call.keys, how, handles, **more)
+        try:
+            refusals = await self._claiming.settle(name, call.keys, how, handles, **more)
+        except (CallRefused, asyncio.CancelledError):
+            self._renewals.tried(handles)
+            raise
+        for handle, refused in zip(handles, refusals, strict=True):
+            if refused is not None and refused.for_now:
+                self._renewals.tried([handle])
+            else:
+                self._renewals.settled([handle])
         return [OK_STATUS if refused is None else refused.status for refused in refusals]
 
     def _give_back(self, name: str, call: ClientCall, left: Sequence[ClaimedDelivery]) -> None:

@@ -65,7 +65,9 @@ class HalfnoteApi:
         except httpx.HTTPError as error:
             self._metrics.api("none", None)
             raise CallRefused(
-                Code.PROXY_TIMEOUT, f"Halfnote does not answer at {self.url}: {error or type(error).__name__}."
+                Code.PROXY_TIMEOUT,
+                f"Halfnote does not answer at {self.url}: {error or type(error).__name__}.",
+                for_now=True,
             ) from None
         self._metrics.api(str(answer.status_code), None if wait_s else time.monotonic() - begun)
         if not answer.is_success:

@@ -1,5 +1,6 @@
 """Why a call of a RocketMQ client is refused: a code of the protocol and a text. Halfnote's problems as such."""
 
+import json
 from collections.abc import Mapping
 from typing import Any
 
@@ -7,11 +8,14 @@ from app.rocketmq.protocol.definition_pb2 import Code, Status
 
 
 class CallRefused(Exception):
-    """A call is refused. `code` is the protocol's; `slug` and `field` are of Halfnote's problem, if there was one."""
+    """A call is refused. `code` is the protocol's; `slug` and `field` are of Halfnote's problem, if there was one.
 
-    def __init__(self, code: Code, text: str, *, slug: str = "", field: str = "") -> None:
+    `for_now`: the same call may succeed later, because Halfnote is away or overloaded.
+    """
+
+    def __init__(self, code: Code, text: str, *, slug: str = "", field: str = "", for_now: bool = False) -> None:
         super().__init__(text)
-        self.code, self.text, self.slug, self.field = code, text, slug, field
+        self.code, self.text, self.slug, self.field, self.for_now = code, text, slug, field, for_now
 
     @property
     def status(self) -> Status:
@@ -68,4 +72,11 @@ def refusal_of(status: int, problem: Mapping[str, Any]) -> CallRefused:
         code = _BY_STATUS.get(status, Code.INTERNAL_SERVER_ERROR)
     title = str(problem.get("title") or f"Halfnote answered {status}")
     detail = problem.get("detail")
-    return CallRefused(code, f"{title}: {detail}" if detail else title, slug=slug, field=field)
+    text = f"{title}: {detail}" if detail else title
+    return CallRefused(code, text, slug=slug, field=field, for_now=status == 429 or status >= 500)
+
+
+def outcomes_of(answer: bytes) -> list[CallRefused | None]:
+    """Return what was refused of each handle in the answer to a settlement; None: it was done."""
+    outcomes = json.loads(answer)["outcomes"]
+    return [None if one["status"] == 200 else refusal_of(one["status"], one) for one in outcomes]

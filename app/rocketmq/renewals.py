@@ -12,7 +12,7 @@ import structlog
 from app.rocketmq.credentials import ApiKeys
 from app.rocketmq.halfnote_api import HalfnoteApi
 from app.rocketmq.paths import path_of
-from app.rocketmq.refusals import CallRefused
+from app.rocketmq.refusals import CallRefused, outcomes_of
 
 log = structlog.get_logger(__name__)
 
@@ -22,6 +22,8 @@ HELD_S = 60.0
 AHEAD_S = 20.0
 LOOK_S = 5.0
 RENEWED_MOST_S = 3 * 3600.0
+# How long it renews after a settlement that was refused for now. Each further try begins this time again.
+TRIED_AGAIN_S = 60.0
 
 
 class ConnectedConsumers(Protocol):
@@ -33,7 +35,7 @@ class ConnectedConsumers(Protocol):
 
 @dataclass(slots=True)
 class HeldReceipt:
-    """A message that a push consumer works on."""
+    """A message that a push consumer works on. `tried_at`: when it last tried to settle it; None: it has not tried."""
 
     client_id: str
     subscription: str
@@ -41,6 +43,7 @@ class HeldReceipt:
     since: float
     until: float
     held_s: float
+    tried_at: float | None = None
 
 
 class Renewals:
@@ -67,6 +70,13 @@ class Renewals:
         for handle in handles:
             self._held.pop(handle, None)
 
+    def tried(self, handles: Iterable[str]) -> None:
+        """Renew these handles for TRIED_AGAIN_S more: they were not settled, and the consumer may try again."""
+        now = time.monotonic()
+        for handle in handles:
+            if (one := self._held.get(handle)) is not None:
+                one.tried_at = now
+
     async def run(self) -> None:
         """Renew without end."""
         while True:
@@ -85,7 +95,8 @@ class Renewals:
         """
         due: dict[tuple[str, ApiKeys, float], list[str]] = defaultdict(list)
         for handle, one in list(self._held.items()):
-            if now > one.until or now - one.since > RENEWED_MOST_S:
+            tried_long_ago = one.tried_at is not None and now - one.tried_at > TRIED_AGAIN_S
+            if now > one.until or now - one.since > RENEWED_MOST_S or tried_long_ago:
                 del self._held[handle]
             elif one.until - now <= AHEAD_S and self._clients.get(one.client_id, one.keys) is not None:
                 due[one.subscription, one.keys, one.held_s].append(handle)
@@ -94,13 +105,19 @@ class Renewals:
                 await self._extend(subscription, keys, handles[start : start + 1000], held_s, now)
 
     async def _extend(self, subscription: str, keys: ApiKeys, handles: list[str], held_s: float, now: float) -> None:
+        """Hold messages for longer. One that is not held any more is forgotten; one refused for now stays due."""
         content = {"handles": handles, "invisible_s": held_s}
         try:
-            await self._api.post(path_of("subscriptions", subscription, "extend"), keys.subscriber, content)
+            answer = await self._api.post(path_of("subscriptions", subscription, "extend"), keys.subscriber, content)
         except CallRefused as refused:
             log.warning("rocketmq_messages_not_renewed", subscription=subscription, error=refused.text)
             return
-        for handle in handles:
-            one = self._held.get(handle)
-            if one is not None:
-                one.until = now + held_s
+        for handle, refusal in zip(handles, outcomes_of(answer), strict=True):
+            if refusal is None:
+                if (one := self._held.get(handle)) is not None:
+                    one.until = now + held_s
+            # It may be settled meanwhile.
+            elif handle in self._held:
+                log.warning("rocketmq_message_not_renewed", subscription=subscription, error=refusal.text)
+                if not refusal.for_now:
+                    self.settled([handle])

@@ -147,12 +147,17 @@ class Pulling:
             return
         handles = [one.handle for one in done]
         try:
-            await self._claiming.settle(queue.subscription, client.keys, "ack", handles)
+            refusals = await self._claiming.settle(queue.subscription, client.keys, "ack", handles)
         except (CallRefused, asyncio.CancelledError):
             # The client commits this offset again.
             queue.hold(done)
             raise
-        self._renewals.settled(handles)
+        again = [one for one, refused in zip(done, refusals, strict=True) if refused is not None and refused.for_now]
+        queue.hold(again)
+        self._renewals.settled({*handles} - {one.handle for one in again})
+        for refused in refusals:
+            if refused is not None and refused.for_now:
+                raise refused
 
     def _give_back(self, queue: ClaimQueue, client: RemotingClient, taken: Sequence[HeldDelivery], why: str) -> None:
         handles = [one.handle for one in taken]

@@ -1,5 +1,6 @@
 """Messages that consumers give back: to come again later, or as dead letters."""
 
+import asyncio
 from typing import Any
 
 from app.rocketmq.claiming import Claiming
@@ -64,8 +65,11 @@ class SendingBack:
     ) -> None:
         how, more = _how(dead=dead, level=level)
         try:
-            await self._claiming.settle(queue.subscription, client.keys, how, [taken.handle], **more)
-        except CallRefused:
+            (refused,) = await self._claiming.settle(queue.subscription, client.keys, how, [taken.handle], **more)
+            if refused is not None and refused.for_now:
+                raise refused
+        except (CallRefused, asyncio.CancelledError):
+            # The client gives it back again.
             queue.hold([taken])
             raise
         # One that was not held any longer comes again by itself.
@@ -74,8 +78,9 @@ class SendingBack:
     async def _settle_handle(self, name: str, handle: str, call: RemotingCall, *, dead: bool) -> None:
         how, more = _how(dead=dead, level=0)
         (refused,) = await self._claiming.settle(name, call.keys, how, [handle], **more)
-        if refused is not None and refused.slug == "handle-invalid":
+        if refused is not None and (refused.for_now or refused.slug == "handle-invalid"):
             raise refused
+        self._renewals.settled([handle])
 
 
 def _how(*, dead: bool, level: int) -> tuple[str, dict[str, Any]]:
