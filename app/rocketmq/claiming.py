@@ -1,8 +1,9 @@
 """Claim messages of subscriptions and settle them, for clients of either protocol."""
 
 import asyncio
+import contextlib
 import sys
-from collections.abc import Sequence
+from collections.abc import Coroutine, Sequence
 from typing import Any
 
 from app.rocketmq.credentials import ApiKeys
@@ -15,6 +16,10 @@ from app.rocketmq.subscriptions import Subscriptions
 
 # A request names at most so many handles.
 HANDLES_MAX = 500
+# How long a claim goes on whose consumer is gone. One that Halfnote answers now is answered by then.
+ANSWERED_BY_S = 1.0
+# How long a gateway that stops waits for what it gives back.
+STOPS_WITHIN_S = 5.0
 
 
 class Claiming:
@@ -35,8 +40,19 @@ class Claiming:
     ) -> Sequence[ClaimedDelivery]:
         """Claim up to `most` messages for `held_s` seconds; wait for one up to `wait_s`. Raises CallRefused.
 
-        Without `held_s` the caller renews them, and they are held for the `held_s` of this object.
+        Without `held_s` the caller renews them, and they are held for the `held_s` of this object. What a caller
+        that is canceled does not get comes again at once.
         """
+        claiming = asyncio.create_task(self._claim(name, keys, most, held_s, wait_s))
+        try:
+            return await asyncio.shield(claiming)
+        except asyncio.CancelledError:
+            self._in_background(self._give_back_claimed(claiming, name, keys))
+            raise
+
+    async def _claim(
+        self, name: str, keys: ApiKeys, most: int, held_s: float | None, wait_s: float
+    ) -> Sequence[ClaimedDelivery]:
         path = path_of("subscriptions", name, "claim")
         while True:
             at_most = min(most, self._most)
@@ -68,17 +84,42 @@ class Claiming:
             results += outcomes_of(answer)
         return results
 
-    def give_back(self, name: str, keys: ApiKeys, handles: Sequence[str], why: str) -> None:
-        """Let messages come again at once, in the background. If that fails, they come when their time is over."""
-        if not handles:
-            return
+    def give_back(
+        self, name: str, keys: ApiKeys, handles: Sequence[str], why: str, *, retry_after_s: float | None = 0
+    ) -> None:
+        """Let messages come again in the background: at once, after a time, or as the subscription says (None).
 
-        async def settle() -> None:
-            try:
-                await self.settle(name, keys, "nack", handles, retry_after_s=0, error=why)
-            except CallRefused:
-                return
+        If that fails, they come when their time is over.
+        """
+        if handles:
+            self._in_background(self._give_back(name, keys, handles, why, retry_after_s))
 
-        task = asyncio.create_task(settle())
+    async def stop(self) -> None:
+        """Wait until what is given back is given back, if that takes no longer than STOPS_WITHIN_S."""
+        if self._give_backs:
+            await asyncio.wait(self._give_backs, timeout=STOPS_WITHIN_S)
+        for task in self._give_backs:
+            task.cancel()
+
+    def _in_background(self, giving_back: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.create_task(giving_back)
         self._give_backs.add(task)
         task.add_done_callback(self._give_backs.discard)
+
+    async def _give_back(
+        self, name: str, keys: ApiKeys, handles: Sequence[str], why: str, retry_after_s: float | None
+    ) -> None:
+        after = {} if retry_after_s is None else {"retry_after_s": retry_after_s}
+        with contextlib.suppress(CallRefused):
+            await self.settle(name, keys, "nack", handles, error=why, **after)
+
+    async def _give_back_claimed(
+        self, claiming: "asyncio.Task[Sequence[ClaimedDelivery]]", name: str, keys: ApiKeys
+    ) -> None:
+        """Give back what a claim still gets whose consumer is gone."""
+        await asyncio.wait([claiming], timeout=ANSWERED_BY_S)
+        claiming.cancel()
+        with contextlib.suppress(CallRefused, asyncio.CancelledError):
+            handles = [one.handle for one in await claiming]
+            if handles:
+                await self._give_back(name, keys, handles, "the consumer left before it got the message", 0)

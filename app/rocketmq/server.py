@@ -76,12 +76,13 @@ async def serve_gateway(options: GatewayOptions) -> None:
     checks = CheckClaims(api, clients, metrics, "grpc")
     clients.on_change = checks.adjust
     subscriptions, renewals = Subscriptions(api), Renewals(api, clients)
+    claiming = Claiming(api, subscriptions)
     service = MessagingService(
         options.credentials,
         metrics,
         ClientSessions(clients, subscriptions, options.limits),
         Producing(Storing(api, checks), clients, checks, options.limits.body_bytes),
-        Consuming(Claiming(api, subscriptions), clients, subscriptions, renewals),
+        Consuming(claiming, clients, subscriptions, renewals),
         options.limits,
     )
     metrics.watch("grpc", clients=lambda: len(clients), checks=lambda: len(checks), held=lambda: len(renewals))
@@ -117,6 +118,7 @@ async def serve_gateway(options: GatewayOptions) -> None:
         renewing.cancel()
         clients.close()
         await server.stop(GRACE_S)
+        await claiming.stop()
         with contextlib.suppress(asyncio.CancelledError):
             await renewing
         await operations.stop()

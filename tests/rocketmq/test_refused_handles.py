@@ -192,7 +192,7 @@ async def test_a_message_is_renewed_while_its_consumer_tries_again(
     assert await settled(rocket, action, handle) == "TOO_MANY_REQUESTS"
     tried_at = time.monotonic()
     held = parts.renewals._held[handle]
-    # It is renewed for a while. A consumer that does not try again gets it anew.
+    # It is renewed for a while. A consumer that does not try again gets it once more.
     held.until = tried_at + renewals.TRIED_AGAIN_S
     await parts.renewals.renew(tried_at + renewals.TRIED_AGAIN_S - 1)
     assert held.until == tried_at + renewals.TRIED_AGAIN_S - 1 + renewals.HELD_S

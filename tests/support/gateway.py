@@ -219,6 +219,7 @@ class GatewayInProcess:
         self.clients.on_change = self.checks.adjust
         self.renewals = Renewals(self.api, self.clients)
         subscriptions = Subscriptions(self.api)
+        self.claiming = Claiming(self.api, subscriptions)
         self.metrics.watch(
             "grpc",
             clients=lambda: len(self.clients),
@@ -230,7 +231,7 @@ class GatewayInProcess:
             self.metrics,
             ClientSessions(self.clients, subscriptions, limits),
             Producing(Storing(self.api, self.checks), self.clients, self.checks, limits.body_bytes),
-            Consuming(Claiming(self.api, subscriptions), self.clients, subscriptions, self.renewals),
+            Consuming(self.claiming, self.clients, subscriptions, self.renewals),
             limits,
         )
         self.connections = service.connections
@@ -246,6 +247,7 @@ class GatewayInProcess:
         """Stop serving."""
         await self.checks.stop()
         await self._server.stop(0)
+        await self.claiming.stop()
         await self.api.aclose()
 
 

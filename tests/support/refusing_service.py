@@ -14,7 +14,8 @@ INVALID = {"type": "/problems/handle-invalid", "title": "Not a handle of this su
 class RefusingService(httpx.AsyncBaseTransport):
     """Passes requests on. `outcomes`: by action, what is answered for handles that the service does not get to see.
 
-    `whole`: actions that are answered 503. `before`: what is awaited before a request of an action goes on.
+    `whole`: actions that are answered 503. `before` and `after`: what is awaited before a request of an action goes on,
+    and before its answer does.
     """
 
     def __init__(self, service: httpx.AsyncBaseTransport) -> None:
@@ -22,6 +23,7 @@ class RefusingService(httpx.AsyncBaseTransport):
         self.outcomes: dict[str, dict[str, dict[str, Any]]] = defaultdict(dict)
         self.whole: set[str] = set()
         self.before: dict[str, Callable[[], Awaitable[object]]] = {}
+        self.after: dict[str, Callable[[], Awaitable[object]]] = {}
         self.asked: list[tuple[str, dict[str, Any]]] = []
 
     async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
@@ -37,7 +39,10 @@ class RefusingService(httpx.AsyncBaseTransport):
         refused = self.outcomes[action]
         handles = wanted.get("handles", [])
         if not any(handle in refused for handle in handles):
-            return await self._service.handle_async_request(request)
+            answer = await self._service.handle_async_request(request)
+            if action in self.after:
+                await self.after[action]()
+            return answer
         passed = [handle for handle in handles if handle not in refused]
         found = iter(await self._settled(request, {**wanted, "handles": passed}) if passed else [])
         outcomes = [refused[handle] if handle in refused else next(found) for handle in handles]

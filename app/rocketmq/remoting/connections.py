@@ -46,11 +46,20 @@ class RemotingConnection:
         """The address of this server on the connection."""
         return self._host
 
+    @property
+    def takes_answers(self) -> bool:
+        """Whether the client is there, and reads."""
+        return not self._writer.is_closing() and not self._is_unread
+
+    @property
+    def _is_unread(self) -> bool:
+        return self._writer.transport.get_write_buffer_size() > UNREAD_MAX_BYTES
+
     def send(self, frame: RemotingFrame) -> bool:
         """Send a frame; return False if the client is gone or does not read."""
         if self._writer.is_closing():
             return False
-        if self._writer.transport.get_write_buffer_size() > UNREAD_MAX_BYTES:
+        if self._is_unread:
             log.warning("rocketmq_client_does_not_read", client=self._name())
             self._metrics.connection_refused("unread")
             self.abort()

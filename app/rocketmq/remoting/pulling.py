@@ -5,6 +5,8 @@ import time
 from collections.abc import Sequence
 from itertools import count
 
+import structlog
+
 from app.rocketmq.claiming import Claiming
 from app.rocketmq.receiving import ClaimedDelivery
 from app.rocketmq.refusals import CallRefused
@@ -19,6 +21,8 @@ from app.rocketmq.remoting.routes import QUEUES
 from app.rocketmq.remoting.store_format import encode_message
 from app.rocketmq.renewals import Renewals
 from app.rocketmq.subscriptions import Subscriptions
+
+log = structlog.get_logger(__name__)
 
 BATCH_MAX = 32
 # A client works on what it has before it gets more, so that another one can take the rest.
@@ -117,6 +121,10 @@ class Pulling:
         )
         if not claimed:
             return _nothing(call, offset)
+        if not call.connection.takes_answers:
+            handles = [one.handle for one in claimed]
+            self._claiming.give_back(queue.subscription, client.keys, handles, "the consumer did not get the answer")
+            return _nothing(call, offset)
         return self._found(call, client, queue, topic, queue_id, claimed)
 
     def _found(
@@ -129,17 +137,37 @@ class Pulling:
         claimed: Sequence[ClaimedDelivery],
     ) -> RemotingFrame:
         offset = queue.next_offset
-        held, parts = [], []
-        for number, (one, position) in enumerate(zip(claimed, _positions, strict=False)):
-            held.append(HeldDelivery(offset + number, position, message_id_of(one), one.handle, one.attempt))
-            message = claimed_message(one, topic, queue_id, offset + number, position)
-            parts.append(encode_message(message, call.connection.host))
+        held: list[HeldDelivery] = []
+        parts: list[bytes] = []
+        for one, position in zip(claimed, _positions, strict=False):
+            try:
+                message = claimed_message(one, topic, queue_id, offset + len(held), position)
+                parts.append(encode_message(message, call.connection.host))
+            except Exception as error:
+                log.exception("rocketmq_message_not_encoded", message_id=one.message_id, topic=topic)
+                self._give_back_from(queue, client, claimed[len(held) :], error)
+                break
+            held.append(HeldDelivery(offset + len(held), position, message_id_of(one), one.handle, one.attempt))
+        if not held:
+            return _nothing(call, offset)
         queue.hold(held)
         queue.next_offset = offset + len(held)
         handles = [one.handle for one in held]
         self._renewals.hold(handles, client.client_id, queue.subscription, client.keys, self._claiming.held_s)
         fields = _offsets(queue.next_offset, queue.next_offset)
         return call.frame.answered(ResultCode.SUCCESS, "FOUND", fields, b"".join(parts))
+
+    def _give_back_from(
+        self, queue: ClaimQueue, client: RemotingClient, claimed: Sequence[ClaimedDelivery], error: Exception
+    ) -> None:
+        """Give back a message that has no form for the client, as a failed attempt, and those after it, to come again.
+
+        Those after it may have its key.
+        """
+        failed, *rest = (one.handle for one in claimed)
+        give_back, name = self._claiming.give_back, queue.subscription
+        give_back(name, client.keys, [failed], f"the gateway cannot encode it: {str(error)[:500]}", retry_after_s=None)
+        give_back(name, client.keys, rest, "the gateway could not encode a message before it")
 
     async def _commit(self, queue: ClaimQueue, offset: int, client: RemotingClient) -> None:
         done = queue.take_below(offset)

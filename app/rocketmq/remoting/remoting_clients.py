@@ -28,6 +28,10 @@ class ClientConnection(Protocol):
     def host(self) -> Host:
         """The address of this server on the connection."""
 
+    @property
+    def takes_answers(self) -> bool:
+        """Whether the client is there, and reads."""
+
     def send(self, frame: RemotingFrame) -> bool:
         """Send a frame; return False if the client is gone or does not read."""
 

@@ -40,7 +40,7 @@ class RemotingGateway:
         self.checks = CheckClaims(api, self.clients, metrics, "remoting")
         self.clients.on_change = self.checks.adjust
         self.renewals = Renewals(api, self.clients)
-        claiming = Claiming(api, subscriptions)
+        self._claiming = claiming = Claiming(api, subscriptions)
         sending_back = SendingBack(claiming, self.renewals)
         parts = RemotingParts(
             Routes(addresses),
@@ -65,9 +65,10 @@ class RemotingGateway:
         return listening
 
     async def stop(self) -> None:
-        """End all connections. What clients hold comes again when its time is over."""
+        """End all connections. What clients hold comes again when its time is over; what they did not get, at once."""
         await self.checks.stop()
         await self._server.stop()
+        await self._claiming.stop()
         if self._renewing is not None:
             self._renewing.cancel()
             with contextlib.suppress(asyncio.CancelledError):

@@ -1,0 +1,170 @@
+"""Messages that were claimed for a consumer which does not get them come again at once, before their time is over."""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+
+import httpx
+import pytest
+
+from app.database.connection import Connection
+from app.rocketmq.credentials import ApiKeys
+from app.rocketmq.remoting import connections
+from app.rocketmq.remoting.codes import RequestCode
+from app.rocketmq.remoting.remoting_gateway import RemotingGateway
+from tests.conftest import assembled, client_of, settings_of
+from tests.rocketmq.test_consuming import received
+from tests.rocketmq.test_consuming import sent as sent_by_grpc
+from tests.rocketmq.test_remoting_consuming import joined, pulled, sent
+from tests.support.gateway import RocketClient, consumer_of, gateway_over, message_of, receive_of
+from tests.support.refusing_service import RefusingService
+from tests.support.remoting import ReadMessage, RemotingPeer, remoting_over
+
+# Well before the time of a claim is over.
+SOON_S = 20.0
+PULL = {"consumerGroup": "points", "topic": "order", "queueId": 0, "queueOffset": 0, "maxMsgNums": 32, "sysFlag": 0}
+
+
+@pytest.fixture
+def service(client: httpx.AsyncClient) -> RefusingService:
+    transport = client._transport
+    assert isinstance(transport, httpx.AsyncBaseTransport)
+    return RefusingService(transport)
+
+
+@pytest.fixture
+async def gateway(service: RefusingService) -> AsyncIterator[tuple[RemotingGateway, int]]:
+    async with remoting_over(service) as both:
+        yield both
+
+
+async def pulled_soon(peer: RemotingPeer) -> list[ReadMessage]:
+    async with asyncio.timeout(SOON_S):
+        while not (messages := await pulled(peer, 0)):
+            await asyncio.sleep(0.05)
+    return messages
+
+
+async def test_messages_claimed_for_a_connection_that_ended_come_again_soon(
+    gateway: tuple[RemotingGateway, int], service: RefusingService
+) -> None:
+    parts, port = gateway
+    peer, other = await RemotingPeer.connect(port), await RemotingPeer.connect(port)
+    await joined(peer)
+    await joined(other)
+    await sent(peer, b"a", b"b")
+    left = asyncio.Event()
+
+    async def leave() -> None:
+        """End the connection after the service has claimed, and before its answer arrives."""
+        service.after.clear()
+        left.set()
+        await peer.close()
+        while parts.clients.get(peer.client_id, ApiKeys(None, None)) is not None:
+            await asyncio.sleep(0.01)
+
+    service.after["claim"] = leave
+    peer.write(RequestCode.PULL_MESSAGE, PULL)
+    async with asyncio.timeout(SOON_S):
+        await left.wait()
+    assert [(one.body, one.reconsume_times) for one in await pulled_soon(other)] == [(b"a", 1), (b"b", 1)]
+    await other.close()
+
+
+async def test_messages_claimed_for_a_client_that_does_not_read_come_again_soon(
+    gateway: tuple[RemotingGateway, int], service: RefusingService, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    parts, port = gateway
+    peer, other = await RemotingPeer.connect(port), await RemotingPeer.connect(port)
+    await joined(peer)
+    await joined(other)
+    await sent(peer, b"a")
+    claimed = asyncio.Event()
+
+    async def unread() -> None:
+        service.after.clear()
+        # Nothing may wait for a client any more.
+        monkeypatch.setattr(connections, "UNREAD_MAX_BYTES", -1)
+        claimed.set()
+
+    service.after["claim"] = unread
+    peer.write(RequestCode.PULL_MESSAGE, PULL)
+    async with asyncio.timeout(SOON_S):
+        await claimed.wait()
+        await peer.ended()
+    monkeypatch.undo()
+    assert [one.body for one in await pulled_soon(other)] == [b"a"]
+    assert len(parts.renewals) == 1
+    await peer.close()
+    await other.close()
+
+
+async def test_messages_claimed_for_a_call_that_was_canceled_come_again_soon(service: RefusingService) -> None:
+    async with gateway_over(service) as (_, channel):
+        rocket, other = RocketClient(channel), RocketClient(channel)
+        stream, _ = await rocket.connect(consumer_of("points", "order"))
+        await sent_by_grpc(rocket, message_of("order", b"x"))
+        claimed = asyncio.Event()
+
+        async def wait() -> None:
+            service.after.clear()
+            claimed.set()
+            # The client goes away meanwhile.
+            await asyncio.sleep(0.2)
+
+        service.after["claim"] = wait
+        receiving = asyncio.create_task(rocket.receive(receive_of("points", "order")))
+        async with asyncio.timeout(SOON_S):
+            await claimed.wait()
+            receiving.cancel()
+            while not (messages := await received(other)):
+                await asyncio.sleep(0.05)
+        assert [one.body for one in messages] == [b"x"]
+        stream.cancel()
+
+
+async def test_a_message_that_cannot_be_given_to_a_client_keeps_no_others(dsn: str, db: Connection) -> None:
+    settings = settings_of(dsn, headers_limit_bytes=65_536)
+    async with (
+        assembled(settings, dsn) as runtime,
+        client_of(runtime) as client,
+        remoting_over(client._transport) as (parts, port),
+    ):
+        peer = await RemotingPeer.connect(port)
+        await joined(peer)
+        # Its keys have more bytes than the format of RocketMQ's messages has room for.
+        headers = {"rocketmq-keys": json.dumps(["k" * 40_000])}
+        assert (await client.put("/producer-groups/shop", json={"checks": "claim"})).status_code == 201
+        messages = [{"topic": "order", "body": n, "headers": headers if n == 1 else {}} for n in range(3)]
+        answer = await client.post("/messages", json={"producer_group": "shop", "messages": messages})
+        assert answer.status_code == 201, answer.text
+        assert [one.body for one in await pulled(peer, 0)] == [b"0"]
+        async with asyncio.timeout(SOON_S):
+            while not (rest := await pulled(peer, 1)):
+                await asyncio.sleep(0.05)
+        assert [(one.body, one.reconsume_times) for one in rest] == [(b"2", 1)]
+        assert len(parts.renewals) == 2
+        # It is a failed attempt, and comes again as `retry` of the subscription says.
+        due_s = await db.fetchval("select extract(epoch from due_at - now()) from delivery_retry where attempts = 1 ")
+        assert float(due_s) > 2
+        await peer.close()
+
+
+async def test_what_is_given_back_as_a_gateway_stops_is_given_back(service: RefusingService) -> None:
+    async with remoting_over(service) as (_, port):
+        peer = await RemotingPeer.connect(port)
+        await joined(peer)
+        await sent(peer, b"a")
+        claimed = asyncio.Event()
+
+        async def wait() -> None:
+            service.after.clear()
+            claimed.set()
+            await asyncio.sleep(0.2)
+
+        service.after["claim"] = wait
+        peer.write(RequestCode.PULL_MESSAGE, PULL)
+        async with asyncio.timeout(SOON_S):
+            await claimed.wait()
+    await peer.close()
+    assert [action for action, _ in service.asked].count("nack") == 1
