@@ -162,7 +162,14 @@ ROCKETMQ = (
     Limit("app.rocketmq.operations_server.CONNECTIONS_MAX", "connections to a gateway's port for probes and metrics"),
     Limit("app.rocketmq.operations_server.HEAD_MAX_BYTES", "bytes of a request there"),
     Limit("app.rocketmq.claiming.HANDLES_MAX", "messages that a gateway settles with one request"),
-    Limit("app.rocketmq.remoting.connections.REQUESTS_MAX", "requests of a remoting connection without an answer"),
+    Limit(
+        "app.rocketmq.remoting.connections.REQUESTS_MAX",
+        "requests of a remoting connection without an answer, beside pulls; more are read later",
+    ),
+    Limit(
+        "app.rocketmq.remoting.connections.PULLS_PER_TOPIC",
+        "its pulls without an answer, in multiples of `--max-topics`; more get `SYSTEM_BUSY`",
+    ),
     Limit("app.rocketmq.remoting.connections.UNREAD_MAX_BYTES", "bytes that wait for a remoting client"),
     Limit("app.rocketmq.remoting.sent_messages.MESSAGES_MAX", "messages of a remoting client's batch"),
     Limit("app.rocketmq.remoting.pulling.BATCH_MAX", "messages that one pull brings"),

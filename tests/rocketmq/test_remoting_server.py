@@ -114,6 +114,52 @@ async def test_many_requests_of_one_connection_are_answered(port: int) -> None:
     await peer.close()
 
 
+WAITS, LONG_MS = 2, 20_000
+
+
+async def test_pulls_that_wait_hold_up_no_other_request(port: int) -> None:
+    peer = await RemotingPeer.connect(port)
+    assert (await peer.heartbeat(consumers={"points": "*"})).code == ResultCode.SUCCESS
+    pull = {
+        "consumerGroup": "points",
+        "queueId": 0,
+        "queueOffset": 0,
+        "sysFlag": WAITS,
+        "suspendTimeoutMillis": LONG_MS,
+    }
+    for topic in ("order", "%RETRY%points"):
+        for _ in range(connections.REQUESTS_MAX):
+            peer.write(RequestCode.PULL_MESSAGE, {**pull, "topic": topic})
+    async with asyncio.timeout(LONG_MS / 1000 / 2):
+        answer = await peer.heartbeat(consumers={"points": "*"})
+        assert answer.code == ResultCode.SUCCESS
+        commit = {"consumerGroup": "points", "topic": "order", "queueId": 0, "commitOffset": 0}
+        assert (await peer.call(RequestCode.UPDATE_CONSUMER_OFFSET, commit)).code == ResultCode.SUCCESS
+        assert (await peer.send(b"x")).code == ResultCode.SUCCESS
+    await peer.close()
+
+
+async def test_pulls_of_a_connection_are_limited(client: httpx.AsyncClient) -> None:
+    async with remoting_over(client._transport, topics=2) as (_, port):
+        peer = await RemotingPeer.connect(port)
+        pull = {"queueId": 0, "queueOffset": 0, "sysFlag": WAITS, "suspendTimeoutMillis": LONG_MS}
+        pull |= {"consumerGroup": "points", "topic": "%RETRY%points"}
+        assert (await peer.heartbeat(consumers={"points": "*"})).code == ResultCode.SUCCESS
+        for _ in range(2 * connections.PULLS_PER_TOPIC):
+            peer.write(RequestCode.PULL_MESSAGE, pull)
+        async with asyncio.timeout(LONG_MS / 1000 / 2):
+            refused = await peer.call(RequestCode.PULL_MESSAGE, pull)
+        # No "not found": the client would pull again at once.
+        assert (refused.code, "--max-topics" in (refused.remark or "")) == (ResultCode.SYSTEM_BUSY, True)
+        assert (await peer.call(RequestCode.GET_ROUTE, {"topic": "order"})).code == ResultCode.SUCCESS
+        # Another connection has its own.
+        other = await RemotingPeer.connect(port)
+        assert (await other.heartbeat(consumers={"mail": "*"})).code == ResultCode.SUCCESS
+        assert (await other.call(RequestCode.PULL_MESSAGE, {**pull, "sysFlag": 0})).code == ResultCode.PULL_NOT_FOUND
+        await peer.close()
+        await other.close()
+
+
 async def test_without_its_service_requests_are_refused(port: int) -> None:
     async with remoting_over(None, url=f"http://127.0.0.1:{free_port()}") as (_, alone):
         peer = await RemotingPeer.connect(alone)

@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable
 import structlog
 
 from app.rocketmq.gateway_metrics import GatewayMetrics
-from app.rocketmq.remoting.codes import RequestCode
+from app.rocketmq.remoting.codes import RequestCode, ResultCode
 from app.rocketmq.remoting.frames import FrameFault, RemotingFrame, decode, encode
 from app.rocketmq.remoting.remoting_clients import RemotingClient
 from app.rocketmq.remoting.store_format import Host
@@ -18,8 +18,12 @@ log = structlog.get_logger(__name__)
 IDLE_S = 120.0
 # Room for a body above the limit, which then gets an answer, and for a batch and its properties.
 FRAME_ROOM_BYTES = 2 * 1024 * 1024
-# Requests of a connection that are not answered yet; more are read when one is answered.
+# Requests of a connection that are not answered yet; more are read when one is answered. Pulls wait for messages, so
+# they have a limit of their own.
 REQUESTS_MAX = 256
+# Pulls of a connection, in multiples of the topics that its client may name: one for each of four queues, and one for
+# the topic of a group's retries.
+PULLS_PER_TOPIC = 5
 # Bytes that wait for a client which does not read.
 UNREAD_MAX_BYTES = 32 * 1024 * 1024
 
@@ -34,6 +38,7 @@ class RemotingConnection:
     ) -> None:
         self._reader, self._writer, self._metrics = reader, writer, metrics
         self._frame_limit, self._arrives_s = limits.body_bytes + FRAME_ROOM_BYTES, limits.arrives_s
+        self._pulls_max = PULLS_PER_TOPIC * limits.topics
         self.client: RemotingClient | None = None
         named = writer.get_extra_info("sockname") or ("", 0)
         self._host: Host = (str(named[0]), int(named[1]))
@@ -81,12 +86,11 @@ class RemotingConnection:
                 within_s = IDLE_S
                 if frame.is_answer:
                     continue
-                await self._free.acquire()
-                task = asyncio.create_task(self._answer(frame, answer))
-                self._tasks.add(task)
                 if frame.code == RequestCode.PULL_MESSAGE:
-                    self._pulls.add(task)
-                task.add_done_callback(self._done)
+                    self._begin_pull(frame, answer)
+                else:
+                    await self._free.acquire()
+                    self._begin(frame, answer).add_done_callback(lambda _: self._free.release())
         except (asyncio.IncompleteReadError, ConnectionError):
             # The client left.
             pass
@@ -110,15 +114,29 @@ class RemotingConnection:
         async with asyncio.timeout(self._arrives_s):
             return decode(await self._reader.readexactly(length))
 
+    def _begin(self, frame: RemotingFrame, answer: Answer) -> asyncio.Task[None]:
+        task = asyncio.create_task(self._answer(frame, answer))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task
+
+    def _begin_pull(self, frame: RemotingFrame, answer: Answer) -> None:
+        if len(self._pulls) < self._pulls_max:
+            task = self._begin(frame, answer)
+            self._pulls.add(task)
+            task.add_done_callback(self._pulls.discard)
+            return
+        # A client pulls again at once after "not found", and after three seconds when the server is busy.
+        text = (
+            f"{self._pulls_max:,} pulls of this connection wait already, the most (--max-topics). Use several clients."
+        )
+        self._metrics.answered("remoting", RequestCode.PULL_MESSAGE.name, ResultCode.SYSTEM_BUSY.name, None)
+        self.send(frame.answered(ResultCode.SYSTEM_BUSY, text))
+
     async def _answer(self, frame: RemotingFrame, answer: Answer) -> None:
         answered = await answer(frame, self)
         if not frame.wants_no_answer:
             self.send(answered)
-
-    def _done(self, task: asyncio.Task[None]) -> None:
-        self._tasks.discard(task)
-        self._pulls.discard(task)
-        self._free.release()
 
     def _name(self) -> str:
         return self.client.client_id if self.client is not None else "unknown"
