@@ -10,6 +10,7 @@ from pathlib import Path
 import httpx
 import pytest
 
+from app.rocketmq.credentials import ApiKeys
 from app.rocketmq.remoting import connections
 from app.rocketmq.remoting.codes import RequestCode, ResultCode
 from app.rocketmq.remoting.frames import RemotingFrame, encode
@@ -105,6 +106,62 @@ async def test_what_a_client_names_is_limited(client: httpx.AsyncClient) -> None
         assert (await peer.heartbeat(producers=("shop",), consumers={"points": "*"})).code == ResultCode.SUCCESS
         await peer.close()
     assert [one["name"] for one in (await client.get("/subscriptions")).json()["items"]] == ["points@order"]
+
+
+async def test_groups_without_topics_and_topics_of_retries_are_limited(client: httpx.AsyncClient) -> None:
+    async with remoting_over(client._transport, topics=2) as (gateway, port):
+        peer = await RemotingPeer.connect(port)
+        groups = {f"points{number}": "*" for number in range(3)}
+        refused = await peer.heartbeat(consumers=groups, subscriptionDataSet=[])
+        assert (refused.code, "--max-topics" in (refused.remark or "")) == (ResultCode.SYSTEM_ERROR, True)
+        # A refused client is not known.
+        assert gateway.clients.get(peer.client_id, ApiKeys(None, None)) is None
+        # Groups of earlier heartbeats count: a client has them until it says that they leave.
+        for group in ("points", "mail"):
+            assert (await peer.heartbeat(consumers={group: "*"}, subscriptionDataSet=[])).code == ResultCode.SUCCESS
+        assert (await peer.heartbeat(consumers={"third": "*"}, subscriptionDataSet=[])).code == ResultCode.SYSTEM_ERROR
+        # The topic of its own retries is free, those of other groups are not.
+        retries = [
+            {"topic": f"%RETRY%{group}", "subString": "*", "expressionType": "TAG"} for group in ("mail", "a", "b", "c")
+        ]
+        refused = await peer.heartbeat(consumers={"mail": "*"}, subscriptionDataSet=retries)
+        assert refused.code == ResultCode.SYSTEM_ERROR
+        own = await peer.heartbeat(consumers={"mail": "*"}, subscriptionDataSet=retries[:1])
+        assert own.code == ResultCode.SUCCESS
+        await peer.close()
+
+
+async def test_a_connection_has_one_client(client: httpx.AsyncClient) -> None:
+    async with remoting_over(client._transport) as (gateway, port):
+        peer = await RemotingPeer.connect(port)
+        first = peer.client_id
+        assert (await peer.heartbeat(producers=("shop",))).code == ResultCode.SUCCESS
+        peer.client_id = f"{first}-2"
+        refused = await peer.heartbeat(producers=("mail",))
+        assert (refused.code, first in (refused.remark or "")) == (ResultCode.SYSTEM_ERROR, True)
+        assert gateway.clients.published() == {("shop", ApiKeys(None, None))}
+        # The client of the connection goes on.
+        peer.client_id = first
+        assert (await peer.heartbeat(producers=("shop", "mail"))).code == ResultCode.SUCCESS
+        assert {group for group, _ in gateway.clients.published()} == {"shop", "mail"}
+        await peer.close()
+
+
+async def test_what_a_client_named_before_is_forgotten(client: httpx.AsyncClient) -> None:
+    async with remoting_over(client._transport, topics=2) as (gateway, port):
+        peer = await RemotingPeer.connect(port)
+        for number in range(5):
+            topic = f"order{number}"
+            assert (await peer.heartbeat(consumers={"points": "*"}, topic=topic)).code == ResultCode.SUCCESS
+            assert (await peer.pull(0, topic=topic)).code == ResultCode.PULL_NOT_FOUND
+            properties = {"TRAN_MSG": "true"}
+            await peer.send(b"x", group=f"shop{number}", topic=topic, properties=properties, f=4)
+        known = gateway.clients.get(peer.client_id, ApiKeys(None, None))
+        assert known is not None
+        assert [topic for _, topic, _ in known._queues] == ["order4"]
+        # It has no producer of these groups.
+        assert known.sends_transactions == set()
+        await peer.close()
 
 
 async def test_many_requests_of_one_connection_are_answered(port: int) -> None:

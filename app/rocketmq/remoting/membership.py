@@ -56,12 +56,20 @@ class Membership:
             raise RemotingRefused(ResultCode.SYSTEM_ERROR, "The heartbeat has no id of its client.")
         producers = named_producers([str(one["groupName"]) for one in _objects(content, "producerDataSet")])
         consumers = {str(one["groupName"]): _member(one) for one in _objects(content, "consumerDataSet")}
+        known = call.connection.client
+        if known is not None and known.client_id != client_id:
+            raise RemotingRefused(
+                ResultCode.SYSTEM_ERROR,
+                f"This connection is of the client `{known.client_id}`. A client connects by itself.",
+            )
+        former = self._clients.consumers_of(client_id, call.keys)
+        now = {**former, **consumers}
+        self._count(producers, now)
         client = self._clients.connect(client_id, call.keys, call.connection)
         call.connection.client = client
-        former, now = client.consumers, {**client.consumers, **consumers}
-        self._count(producers, now)
         client.consumers = now
         client.producers = producers
+        client.forget_former_queues()
         self._clients.on_change()
         for group, member in consumers.items():
             if not member.broadcasting and (former.get(group) != member or group in client.unready):
@@ -74,11 +82,14 @@ class Membership:
         return call.frame.answered(ResultCode.SUCCESS)
 
     def _count(self, producers: Mapping[str, str], consumers: Mapping[str, GroupMember]) -> None:
-        topics = sum(not topic.startswith(RETRY) for one in consumers.values() for topic in one.filters)
+        # Each group names the topic of its retries. One without another topic counts as one.
+        topics = sum(
+            max(1, sum(topic != f"{RETRY}{group}" for topic in member.filters)) for group, member in consumers.items()
+        )
         if (named := len(producers) + topics) > self._topics_max:
             raise RemotingRefused(
                 ResultCode.SYSTEM_ERROR,
-                f"This client names {named:,} producer groups and topics; {self._topics_max:,} are the most "
+                f"This client names {named:,} groups and topics; {self._topics_max:,} are the most "
                 "(--max-topics). Use several clients.",
             )
 

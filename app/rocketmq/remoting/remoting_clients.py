@@ -71,6 +71,16 @@ class RemotingClient:
         """Return the queues of a consumer group."""
         return [queue for (of, _, _), queue in self._queues.items() if of == group]
 
+    def forget_former_queues(self) -> None:
+        """Forget the queues that hold nothing of groups and topics that this client does not name any more."""
+        self._queues = {
+            (group, topic, queue_id): queue
+            for (group, topic, queue_id), queue in self._queues.items()
+            if len(queue)
+            or queue.pulling.locked()
+            or (group in self.consumers and topic in self.consumers[group].filters)
+        }
+
     def forget(self, group: str) -> None:
         """Forget the queues of a consumer group."""
         self._queues = {key: queue for key, queue in self._queues.items() if key[0] != group}
@@ -89,6 +99,11 @@ class RemotingClients:
         """Return the connected client with this id and these rights."""
         found = self._by_id.get((client_id, keys))
         return found if found is not None and found.connection is not None else None
+
+    def consumers_of(self, client_id: str, keys: ApiKeys) -> Mapping[str, GroupMember]:
+        """Return the consumer groups of a client, which may have no connection now."""
+        found = self._by_id.get((client_id, keys))
+        return {} if found is None else found.consumers
 
     def connect(self, client_id: str, keys: ApiKeys, connection: ClientConnection) -> RemotingClient:
         """Return the client of a connection; one that comes back has the queues that it had."""

@@ -35,7 +35,7 @@ class RemotingProducing:
         topic, group = topic_of(fields.topic), producer_group_of(fields.producer_group)
         messages = sent_messages(call.frame, fields, topic, self._body_limit)
         client = call.connection.client
-        if client is not None and any(one.transactional for one in messages):
+        if client is not None and group in client.producers and any(one.transactional for one in messages):
             client.sends_transactions.add(group)
         # A batch that was stored in part is sent again as a whole, and no message of it is stored twice.
         stored = await asyncio.gather(*(self._storing.store(group, topic, one, call.keys) for one in messages))
