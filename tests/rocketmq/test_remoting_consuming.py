@@ -9,6 +9,7 @@ import httpx
 import pytest
 
 from app.database.connection import Connection
+from app.rocketmq.credentials import ApiKeys, Credentials
 from app.rocketmq.remoting import pulling
 from app.rocketmq.remoting.codes import RequestCode, ResultCode
 from app.rocketmq.remoting.remoting_gateway import RemotingGateway
@@ -16,7 +17,10 @@ from app.rocketmq.renewals import HELD_S
 from app.runtime.state import Runtime
 from tests.conftest import assembled, client_of, settings_of
 from tests.support.consumers import lapse
+from tests.support.keyed_services import made, start
 from tests.support.remoting import ONEWAY, ReadMessage, RemotingPeer, read_messages, remoting_over
+
+__all__ = ["start"]
 
 NAME = "points@order"
 
@@ -356,6 +360,38 @@ async def test_the_subscription_filters_and_begins_as_the_client_says(
     answer = await peer.call(RequestCode.CHECK_CLIENT_CONFIG, body=json.dumps(check).encode())
     assert answer.code == ResultCode.SUBSCRIPTION_PARSE_FAILED
     await peer.close()
+
+
+async def offset_asked(peer: RemotingPeer, **fields: Any) -> int:
+    asked = {"consumerGroup": "points", "topic": "order", "queueId": 0, **fields}
+    return (await peer.call(RequestCode.QUERY_CONSUMER_OFFSET, asked)).code
+
+
+async def test_an_offset_is_told_to_a_member_of_the_group_only(
+    peer: RemotingPeer, gateway: tuple[RemotingGateway, int]
+) -> None:
+    assert await offset_asked(peer) == ResultCode.SUCCESS
+    assert await offset_asked(peer, consumerGroup="mailer") == ResultCode.SUBSCRIPTION_NOT_EXIST
+    assert await offset_asked(peer, topic="billing") == ResultCode.SUBSCRIPTION_PARSE_FAILED
+    for queue_id in (-1, 4, 2**31 - 1):
+        assert await offset_asked(peer, queueId=queue_id) == ResultCode.SYSTEM_ERROR
+    [client] = gateway[0].clients._by_id.values()
+    assert list(client._queues) == [("points", "order", 0)]
+    await peer.heartbeat(consumers={"news": "*"}, messageModel="BROADCASTING")
+    assert await offset_asked(peer, consumerGroup="news") == ResultCode.NO_PERMISSION
+
+
+async def test_an_offset_is_told_only_with_the_right_to_the_subscription(start: Any) -> None:
+    _, admin = await start()
+    key = (await made(admin, "subscriber", subscriptions=["points@*"], topics=["order"]))["key"]
+    async with remoting_over(admin._transport, Credentials(None, ApiKeys(None, key))) as (gateway, port):
+        peer = await RemotingPeer.connect(port)
+        assert (await peer.heartbeat(consumers={"points": "*", "mailer": "*"})).code == ResultCode.SUCCESS
+        assert await offset_asked(peer) == ResultCode.SUCCESS
+        assert await offset_asked(peer, consumerGroup="mailer") == ResultCode.NO_PERMISSION
+        [client] = gateway.clients._by_id.values()
+        assert list(client._queues) == [("points", "order", 0)]
+        await peer.close()
 
 
 async def test_what_halfnote_does_not_have_is_refused(peer: RemotingPeer) -> None:

@@ -47,13 +47,13 @@ class Pulling:
         queue_id, offset = call.number("queueId"), call.number("queueOffset")
         flag = call.number("sysFlag", 0)
         wait_s = min(max(call.number("suspendTimeoutMillis", 0) / 1000, 0.0), POLL_MOST_S) if flag & _WAITS else 0.0
-        if not 0 <= queue_id < QUEUES or not 0 <= offset < 2**62:
+        if not _is_queue(queue_id) or not 0 <= offset < 2**62:
             raise RemotingRefused(ResultCode.SYSTEM_ERROR, f"There is no offset {offset} of a queue {queue_id}.")
         if topic.startswith(RETRY):
             await asyncio.sleep(wait_s)
             return _nothing(call, offset)
         member = _member(client, group, topic)
-        ordered = await self._ordered(call, client, group, topic, member)
+        ordered = await self._ordered(call, group, topic, member)
         queue = client.queue(group, topic, queue_id)
         if queue is None:
             if ordered and offset > 0:
@@ -71,8 +71,16 @@ class Pulling:
         client, group, topic = call.client(), call.text("consumerGroup"), call.text("topic")
         if topic.startswith(RETRY):
             return call.frame.answered(ResultCode.SUCCESS, fields={"offset": 0})
-        name = subscription_of(group, topic_of(topic))
-        queue = client.begin(group, topic, call.number("queueId"), name)
+        member, queue_id = _member(client, group, topic), call.number("queueId")
+        if not _is_queue(queue_id):
+            raise RemotingRefused(ResultCode.SYSTEM_ERROR, f"There is no queue {queue_id}.")
+        try:
+            await self._ordered(call, group, topic, member)
+        except CallRefused as refused:
+            # The offset is the client's own, so it can begin while Halfnote is away.
+            if not refused.for_now:
+                raise
+        queue = client.begin(group, topic, queue_id, subscription_of(group, topic_of(topic)))
         self._give_back(queue, client, queue.take_from(0), "the consumer began again")
         return call.frame.answered(ResultCode.SUCCESS, fields={"offset": queue.next_offset})
 
@@ -88,9 +96,8 @@ class Pulling:
         """Return the first or last offset of a queue: clients have offsets of their own, so there is none yet."""
         return call.frame.answered(ResultCode.SUCCESS, fields={"offset": 0})
 
-    async def _ordered(
-        self, call: RemotingCall, client: RemotingClient, group: str, topic: str, member: GroupMember
-    ) -> bool:
+    async def _ordered(self, call: RemotingCall, group: str, topic: str, member: GroupMember) -> bool:
+        """Return whether the subscription is ordered. Raises CallRefused, as for a key without the right to it."""
         halfnote_topic = topic_of(topic)
         name = subscription_of(group, halfnote_topic)
         shape = await self._subscriptions.of(name, halfnote_topic, call.keys, member.filters[topic], member.start)
@@ -191,6 +198,10 @@ class Pulling:
         handles = [one.handle for one in taken]
         self._renewals.settled(handles)
         self._claiming.give_back(queue.subscription, client.keys, handles, why)
+
+
+def _is_queue(queue_id: int) -> bool:
+    return 0 <= queue_id < QUEUES
 
 
 def _member(client: RemotingClient, group: str, topic: str) -> GroupMember:
