@@ -35,7 +35,11 @@ class GatewayMetrics:
         self._check_seconds = histogram(
             "rocketmq_check_seconds", "Time from a check to its client's answer (s)", SECONDS, "protocol"
         )
-        self._held = gauge("rocketmq_messages_held", "Messages renewed for connected push consumers now", "protocol")
+        self._held = gauge(
+            "rocketmq_messages_held",
+            "Messages out to push consumers now, which are renewed while these are connected",
+            "protocol",
+        )
         self._api_requests = counter(
             "rocketmq_api_requests", "Requests of the gateway to Halfnote, by the status; none: no answer", "status"
         )

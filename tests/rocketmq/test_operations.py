@@ -111,8 +111,20 @@ async def test_checks_that_are_out_are_counted_until_their_answer(client: httpx.
         assert found['halfnote_rocketmq_messages_held{protocol="grpc"}'] == 1
         assert found['halfnote_rocketmq_requests_total{code="OK",method="ReceiveMessage",protocol="grpc"}'] == 1
         assert 'halfnote_rocketmq_request_seconds_count{method="ReceiveMessage",protocol="grpc"}' not in found
-        stream.cancel()
+        # Also while it is away, until the time of the message is over.
         consuming.cancel()
+        async with asyncio.timeout(30):
+            while found['halfnote_rocketmq_clients{protocol="grpc"}'] != 0:
+                await asyncio.sleep(0.01)
+                found = samples(gateway.metrics.exposition().decode())
+        assert found['halfnote_rocketmq_messages_held{protocol="grpc"}'] == 1
+        [held] = gateway.renewals._held.values()
+        await gateway.renewals.renew(held.until + 1)
+        found = samples(gateway.metrics.exposition().decode())
+        assert found['halfnote_rocketmq_messages_held{protocol="grpc"}'] == 0
+        described = gateway.metrics.exposition().decode()
+        assert "Messages out to push consumers now, which are renewed while these are connected" in described
+        stream.cancel()
 
 
 async def test_remoting_connections_that_the_gateway_ends_are_counted(client: httpx.AsyncClient) -> None:
