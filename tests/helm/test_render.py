@@ -1,11 +1,14 @@
 """The chart as Helm renders it: lint, its own unit tests, and every object against Kubernetes's schemas."""
 
+import os
+import re
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 
+from app.config import Settings
 from spark.options import archive, reconcile
 from tests.helm.programs import CHART, KUBERNETES, SCHEMAS, VALUES, program, rendered, require, run
 
@@ -102,6 +105,50 @@ def test_the_nightly_programs_know_their_options(values: Path) -> None:
             parsers[program](["--database-url", "postgresql://x", *arguments[start + 1 :]])
         if document["kind"] == "ScheduledSparkApplication":
             parsers[program](["--database-url", "postgresql://x", *document["spec"]["template"].get("arguments", [])])
+
+
+@EACH
+def test_every_container_accepts_its_environment(values: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in [name for name in os.environ if name.startswith("HALFNOTE_")]:
+        monkeypatch.delenv(name)
+    seen = set()
+    for document in yaml.safe_load_all(rendered(values)):
+        for name, variables in environments(document):
+            seen.add(name)
+            with monkeypatch.context() as environment:
+                for variable, value in variables.items():
+                    environment.setenv(variable, value)
+                # Raises for a value, or a combination of values, that the program refuses.
+                settings = Settings()
+            assert "$(" not in repr(settings), name
+    assert {"halfnote", "migrate"} <= seen
+    assert ("reconcile" in seen) == (values.stem != "tryout-values")
+
+
+def environments(document: Any) -> list[tuple[str, dict[str, str]]]:
+    """Each container's name and variables, as Kubernetes expands them; pods of the Spark operator included."""
+    found = [
+        (container["name"], container.get("env", []))
+        for pod in pods(document)
+        for container in [*pod.get("initContainers", []), *pod["containers"]]
+    ]
+    if document is not None and document["kind"] == "ScheduledSparkApplication":
+        template = document["spec"]["template"]
+        program = document["metadata"]["name"].removeprefix("hn-halfnote-")
+        found += [(program, template["driver"]["env"]), ("executor", template["executor"].get("env", []))]
+    return [(name, expanded(variables)) for name, variables in found]
+
+
+def expanded(variables: list[dict[str, Any]]) -> dict[str, str]:
+    """The values of variables. Those of Secrets and of the pod's fields are made up."""
+    values: dict[str, str] = {}
+    for variable in variables:
+        given = variable["name"]
+        if "value" in variable:
+            values[given] = re.sub(r"\$\((\w+)\)", lambda of: values.get(of[1], of[0]), variable["value"])
+        else:
+            values[given] = "postgresql://halfnote@db/halfnote" if "DATABASE_URL" in given else f"hn_{'0' * 64}"
+    return values
 
 
 def own(part: Any) -> list[dict[str, Any]]:

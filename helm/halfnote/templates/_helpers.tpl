@@ -143,6 +143,8 @@ helm.sh/hook-delete-policy: before-hook-creation,hook-succeeded
 {{/* Environment of a migration; takes a list of the root and the Secret that has the URL. */}}
 {{- define "halfnote.migrationEnv" -}}
 {{- include "halfnote.databaseEnv" . }}
+- name: HALFNOTE_AUTH
+  value: keys
 - name: HALFNOTE_SECRETS_KEY_FILE
   value: /etc/halfnote/secrets/secrets.keys
 {{- with (index . 0).Values.settings.days_ahead }}
@@ -158,18 +160,14 @@ helm.sh/hook-delete-policy: before-hook-creation,hook-succeeded
 {{- end -}}
 {{- end -}}
 
-{{/* The values as HALFNOTE_… variables, without the database; the same for every container. */}}
+{{/* The values as HALFNOTE_… variables, without the database; the same for the service and the nightly programs. */}}
 {{- define "halfnote.settingsEnv" -}}
 {{- $settings := dict -}}
-{{- range $name, $value := .Values.settings -}}
+{{- range $name, $value := omit .Values.settings "allowed_hosts" -}}
 {{- $_ := set $settings (printf "HALFNOTE_%s" (upper $name)) (include "halfnote.setting" $value) -}}
 {{- end -}}
-{{- with .Values.settings.allowed_hosts -}}
-{{/* Probes name localhost, Prometheus the pod's address, and the Job of `apply` the host of its URL. */}}
-{{- $called := default (printf "http://%s" (include "halfnote.fullname" $)) $.Values.apply.url | urlParse -}}
-{{- $own := $.Values.apply.enabled | ternary (list $called.hostname) list -}}
-{{- $_ := set $settings "HALFNOTE_ALLOWED_HOSTS" (concat (list "localhost" "$(POD_IP)") $own . | uniq | join ",") -}}
-{{- end -}}
+{{/* Without it some settings, such as those of OpenID Connect, are refused. */}}
+{{- $_ := set $settings "HALFNOTE_AUTH" "keys" -}}
 {{- $_ := set $settings "HALFNOTE_DRAIN_S" (include "halfnote.scalar" .Values.shutdown.drainSeconds) -}}
 {{- with include "halfnote.archivePlace" . -}}
 {{- $_ := set $settings "HALFNOTE_ARCHIVE" . -}}
@@ -182,6 +180,17 @@ helm.sh/hook-delete-policy: before-hook-creation,hook-succeeded
 - name: {{ $name }}
   value: {{ get $settings $name | quote }}
 {{- end }}
+{{- end -}}
+
+{{/* The names under which API and worker pods are called. */}}
+{{- define "halfnote.allowedHostsEnv" -}}
+{{- with .Values.settings.allowed_hosts -}}
+{{/* Probes name localhost, Prometheus the pod's address, and the Job of `apply` the host of its URL. */}}
+{{- $called := default (printf "http://%s" (include "halfnote.fullname" $)) $.Values.apply.url | urlParse -}}
+{{- $own := $.Values.apply.enabled | ternary (list $called.hostname) list -}}
+- name: HALFNOTE_ALLOWED_HOSTS
+  value: {{ concat (list "localhost" "$(POD_IP)") $own . | uniq | join "," | quote }}
+{{- end -}}
 {{- end -}}
 
 {{/* A list with commas, an object as JSON, everything else as it is. */}}

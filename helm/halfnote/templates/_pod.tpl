@@ -86,8 +86,6 @@ spec:
               value: {{ $root.Values.host | quote }}
             - name: HALFNOTE_PORT
               value: "8080"
-            - name: HALFNOTE_AUTH
-              value: keys
             {{- if $root.Values.keys.admin }}
             - name: HALFNOTE_ADMIN_KEY_FILE
               value: /etc/halfnote/secrets/admin-key
@@ -102,6 +100,9 @@ spec:
             {{- end }}
             {{- include "halfnote.databaseEnv" (list $root (include "halfnote.databaseSecret" $root)) | trim | nindent 12 }}
             {{- include "halfnote.settingsEnv" $root | trim | nindent 12 }}
+            {{- with include "halfnote.allowedHostsEnv" $root }}
+            {{- . | nindent 12 }}
+            {{- end }}
             {{- with $root.Values.extraEnv }}
             {{- toYaml . | nindent 12 }}
             {{- end }}
