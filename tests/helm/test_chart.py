@@ -167,6 +167,8 @@ def test_unknown_values_are_refused_everywhere(path: tuple[str, ...]) -> None:
         ("worker/podLabels", {"app.kubernetes.io/name": "shop"}),
         ("worker/podLabels", {"halfnote/spark": "true"}),
         ("networkPolicy/monitoring", []),
+        ("networkPolicy/dns/ports", []),
+        ("networkPolicy/dns/ports", [0]),
         ("rocketmq/replicas", 0),
         ("rocketmq/credentials/existingSecret", "Not A Name"),
         ("rocketmq/remoting/addresses", ["mq1.example"]),

@@ -112,11 +112,18 @@ helm.sh/chart: {{ printf "%s-%s" $root.Chart.Name $root.Chart.Version | replace 
 {{- end }}
 {{- end -}}
 
+{{/* Egress to DNS, in the form of a NetworkPolicy. */}}
+{{- define "halfnote.dnsEgress" -}}
+- ports:
+    {{- range .Values.networkPolicy.dns.ports }}
+    - {protocol: UDP, port: {{ . }}}
+    - {protocol: TCP, port: {{ . }}}
+    {{- end }}
+{{- end -}}
+
 {{/* Egress to DNS and the database, in the form of a NetworkPolicy. */}}
 {{- define "halfnote.databaseEgress" -}}
-- ports:
-    - {protocol: UDP, port: 53}
-    - {protocol: TCP, port: 53}
+{{ include "halfnote.dnsEgress" . }}
 - ports:
     - {protocol: TCP, port: {{ .Values.postgresql.enabled | ternary 5432 .Values.networkPolicy.database.port }}}
   {{- if .Values.postgresql.enabled }}
