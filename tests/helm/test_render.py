@@ -4,11 +4,14 @@ import os
 import re
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import pytest
 import yaml
 
+from app.admission.request_guard import RequestGuard
 from app.config import Settings
+from app.errors import HostNotAllowed
 from spark.options import archive, reconcile
 from tests.helm.programs import CHART, KUBERNETES, SCHEMAS, VALUES, program, rendered, require, run
 
@@ -123,6 +126,26 @@ def test_every_container_accepts_its_environment(values: Path, monkeypatch: pyte
             assert "$(" not in repr(settings), name
     assert {"halfnote", "migrate"} <= seen
     assert ("reconcile" in seen) == (values.stem != "tryout-values")
+
+
+@pytest.mark.parametrize("url", [None, "https://hn-halfnote.prod.svc:8080"])
+def test_limited_host_names_do_not_refuse_what_the_chart_itself_calls(
+    url: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    values = next(file for file in VALUES if file.stem == "production-values")
+    more = ["--set", f"rocketmq.url={url}"] if url else []
+    documents = [one for one in yaml.safe_load_all(rendered(values, "--set", "apply.enabled=false", *more)) if one]
+    deployments = {one["metadata"]["name"]: one for one in documents if one["kind"] == "Deployment"}
+    gateway = deployments["hn-halfnote-rocketmq"]["spec"]["template"]["spec"]["containers"][0]["args"]
+    [(_, variables)] = environments(deployments["hn-halfnote-api"])
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    guard = RequestGuard(Settings())
+    called = [urlsplit(gateway[gateway.index("--url") + 1]).netloc, "127.0.0.1:8080", "localhost"]
+    for host in [*called, "halfnote.example.com"]:
+        guard.check({"method": "GET", "headers": [(b"host", host.encode())]})
+    with pytest.raises(HostNotAllowed):
+        guard.check({"method": "GET", "headers": [(b"host", b"other.example")]})
 
 
 def environments(document: Any) -> list[tuple[str, dict[str, str]]]:

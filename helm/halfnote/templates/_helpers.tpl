@@ -192,11 +192,17 @@ helm.sh/hook-delete-policy: before-hook-creation,hook-succeeded
 {{/* The names under which API and worker pods are called. */}}
 {{- define "halfnote.allowedHostsEnv" -}}
 {{- with .Values.settings.allowed_hosts -}}
-{{/* Probes name localhost, Prometheus the pod's address, and the Job of `apply` the host of its URL. */}}
-{{- $called := default (printf "http://%s" (include "halfnote.fullname" $)) $.Values.apply.url | urlParse -}}
-{{- $own := $.Values.apply.enabled | ternary (list $called.hostname) list -}}
+{{/* Probes name localhost, commands in the pod and port-forward 127.0.0.1, and Prometheus the pod's address. The Job of
+`apply` and the gateways name the host of their URL. */}}
+{{- $own := list "localhost" "127.0.0.1" "$(POD_IP)" -}}
+{{- range list $.Values.apply $.Values.rocketmq -}}
+{{- if .enabled -}}
+{{- $called := default (printf "http://%s" (include "halfnote.fullname" $)) .url | urlParse -}}
+{{- $own = append $own $called.hostname -}}
+{{- end -}}
+{{- end -}}
 - name: HALFNOTE_ALLOWED_HOSTS
-  value: {{ concat (list "localhost" "$(POD_IP)") $own . | uniq | join "," | quote }}
+  value: {{ concat $own . | uniq | join "," | quote }}
 {{- end -}}
 {{- end -}}
 
