@@ -1,6 +1,6 @@
 """The groups of Prometheus families, one class each. `docs/metrics.md` explains every family."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 
 from app.observability.label_limits import OTHER, LimitedLabel
 from app.observability.metric_families import DELIVERY_SECONDS, ROWS, SECONDS, Families, withdraw
@@ -17,6 +17,9 @@ class HttpMetrics:
         self.request_seconds = families.batch_histogram(
             "request_seconds", "Time to answer a request (s)", SECONDS, "route"
         )
+        self.outcomes = counter(
+            "transaction_outcomes", "Outcomes of the transactions of requests that have many", "route", "status"
+        )
         self.flush_rows = histogram("flush_rows", "Requests in one flush", ROWS, "lane")
         self.flush_seconds = histogram("flush_seconds", "Time of one flush, commit included (s)", SECONDS, "lane")
         self.queue_depth = families.gauge("queue_depth", "Requests that wait for a flush", "lane", combine="livesum")
@@ -31,6 +34,7 @@ class HttpMetrics:
         )
         self._tallies = tallies
         self._counts: dict[tuple[str, int], Tally] = {}
+        self._outcome_counts: dict[tuple[str, int], Tally] = {}
         self._seconds: dict[str, list[float]] = {}
 
     def observe_request(self, route: str, status: int, seconds: float) -> None:
@@ -42,6 +46,16 @@ class HttpMetrics:
                 self._seconds[route] = self._tallies.values_of(self.request_seconds.labels(route))
         count.count += 1
         self._seconds[route].append(seconds)
+        self._tallies.publish_soon()
+
+    def observe_outcomes(self, route: str, statuses: Sequence[int]) -> None:
+        """Count the outcomes of one request. `route` is the path's template."""
+        for status in set(statuses):
+            count = self._outcome_counts.get((route, status))
+            if count is None:
+                labeled = self.outcomes.labels(route, str(status))
+                count = self._outcome_counts[route, status] = self._tallies.of(labeled)
+            count.count += statuses.count(status)
         self._tallies.publish_soon()
 
 

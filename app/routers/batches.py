@@ -23,6 +23,7 @@ from app.coordinator.wire import (
 )
 from app.database.errors import problem_of
 from app.errors import Invalid, Problem
+from app.observability.metric_groups import HttpMetrics
 from app.observability.trace_context import context_of
 from app.permissions import Caller
 from app.routers.end import end_begun
@@ -42,17 +43,18 @@ Item: TypeAlias = "_Queued | asyncio.Task[JsonAnswer] | Exception"
 class ManyRoute(Generic[T]):
     """How one route takes many transactions.
 
-    `field` is the field of `many` that is a list of `one`. `begin` takes a decoded transaction.
+    `route` is its path. `field` is the field of `many` that is a list of `one`. `begin` takes a decoded transaction.
     """
 
     def __init__(
         self,
+        route: str,
         field: str,
         many: type[msgspec.Struct],
         one: type[T],
         begin: Callable[[Runtime, Caller, T, str | None], Begun],
     ) -> None:
-        self._field, self._begin = field, begin
+        self._route, self._field, self._begin = route, field, begin
         self._many: msgspec.json.Decoder[Any] = msgspec.json.Decoder(many)
         self._one: msgspec.json.Decoder[T] = msgspec.json.Decoder(one)
         listed = msgspec.defstruct(
@@ -99,7 +101,7 @@ class ManyRoute(Generic[T]):
             else begun_item(partial(self._begin, runtime, caller, request, trace), limit)
             for request, trace in zip(requests, traces, strict=True)
         ]
-        return 200, b'{"outcomes":[%b]}' % b",".join(await outcomes_of(items))
+        return 200, b'{"outcomes":[%b]}' % b",".join(await outcomes_of(items, runtime.metrics.http, self._route))
 
 
 def _traces(given: TraceParents, count: int, of_request: str | None) -> Sequence[str | None]:
@@ -125,14 +127,16 @@ def begun_item(begin: Callable[[], Begun], limit: asyncio.Semaphore) -> Item:
     return asyncio.create_task(_limited(begun, limit))
 
 
-async def outcomes_of(items: Sequence[Item]) -> list[bytes]:
-    """Return the outcome of each transaction of a request, as JSON."""
+async def outcomes_of(items: Sequence[Item], metrics: HttpMetrics, route: str) -> list[bytes]:
+    """Return the outcome of each transaction of a request, as JSON, and count the statuses for the route."""
     try:
-        return [await _outcome(item) for item in items]
+        outcomes = [await _outcome(item) for item in items]
     finally:
         for item in items:
             if isinstance(item, asyncio.Task):
                 item.cancel()
+    metrics.observe_outcomes(route, [status for status, _ in outcomes])
+    return [outcome for _, outcome in outcomes]
 
 
 async def _limited(begun: Coroutine[Any, Any, JsonAnswer], limit: asyncio.Semaphore) -> JsonAnswer:
@@ -140,7 +144,7 @@ async def _limited(begun: Coroutine[Any, Any, JsonAnswer], limit: asyncio.Semaph
         return await begun
 
 
-async def _outcome(item: Item) -> bytes:
+async def _outcome(item: Item) -> JsonAnswer:
     if isinstance(item, Exception):
         return _refusal(item)
     try:
@@ -152,18 +156,18 @@ async def _outcome(item: Item) -> bytes:
             status, body = found if isinstance(found, tuple) else await found
     except Exception as error:
         return _refusal(error)
-    return b'{"status":%d,%b' % (status, body[1:])
+    return status, b'{"status":%d,%b' % (status, body[1:])
 
 
-def _refusal(error: Exception) -> bytes:
+def _refusal(error: Exception) -> JsonAnswer:
     problem = problem_of(error)
     if problem.retry_after_s is None:
-        return problem.body()
-    return b'{"retry_after_s":%d,%b' % (problem.retry_after_s, problem.body()[1:])
+        return problem.status, problem.body()
+    return problem.status, b'{"retry_after_s":%d,%b' % (problem.retry_after_s, problem.body()[1:])
 
 
-_HALVES = ManyRoute("halves", HalvesRequest, HalfRequest, half_begun)
-_ENDS = ManyRoute("ends", EndsRequest, EndRequest, end_begun)
+_HALVES = ManyRoute("/halves", "halves", HalvesRequest, HalfRequest, half_begun)
+_ENDS = ManyRoute("/ends", "ends", EndsRequest, EndRequest, end_begun)
 
 
 def post_halves(runtime: Runtime, caller: Caller, body: bytes, trace: str | None = None) -> Begun:

@@ -130,7 +130,7 @@ async def _outcomes(
             items.append(begun_item(partial(_settled, runtime, group, one, settled[one.transaction_id]), limit))
         else:
             items.append(begun_item(partial(_as_end, runtime, caller, group, one), limit))
-    return await outcomes_of(items)
+    return await outcomes_of(items, runtime.metrics.http, "/producer-groups/{name}/checks/answers")
 
 
 async def _settled(runtime: Runtime, group: str, answer: ClaimAnswer, settled: SettledAnswer) -> JsonAnswer:

@@ -78,7 +78,7 @@ def _answer(runtime: Runtime, half: Half, outcome: PlainOutcome) -> JsonAnswer |
     )
 
 
-_PLAINS = ManyRoute("transactions", PlainsRequest, PlainRequest, plain_begun)
+_PLAINS = ManyRoute("/messages", "transactions", PlainsRequest, PlainRequest, plain_begun)
 
 
 @router.get(

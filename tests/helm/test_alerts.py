@@ -188,6 +188,44 @@ CASES: dict[str, tuple[dict[str, Any], list[tuple[float, set[str]]]]] = {
         },
         [(4, set()), (10, {"HalfnoteErrors"})],
     ),
+    # Such as those of the Python client under load.
+    "one of twenty halves in requests with many is refused": (
+        {
+            f'halfnote_requests_total{{{API}, route="/halves", status="200"}}': "0+300x60",
+            f'halfnote_transaction_outcomes_total{{{API}, route="/halves", status="201"}}': "0+5700x60",
+            f'halfnote_transaction_outcomes_total{{{API}, route="/halves", status="503"}}': "0+300x60",
+        },
+        [(4, set()), (10, {"HalfnoteRefusing"})],
+    ),
+    "requests with many ends are refused whole": (
+        {
+            f'halfnote_requests_total{{{API}, route="/ends", status="200"}}': "0+5700x60",
+            f'halfnote_requests_total{{{API}, route="/ends", status="503"}}': "0+300x60",
+            f'halfnote_transaction_outcomes_total{{{API}, route="/ends", status="200"}}': "0+570000x60",
+        },
+        [(4, set()), (10, {"HalfnoteRefusing"})],
+    ),
+    "one of fifty ends in requests with many ends in an error": (
+        {
+            f'halfnote_transaction_outcomes_total{{{API}, route="/ends", status="200"}}': "0+5880x60",
+            f'halfnote_transaction_outcomes_total{{{API}, route="/ends", status="500"}}': "0+120x60",
+        },
+        [(4, set()), (10, {"HalfnoteErrors"})],
+    ),
+    "one of two hundred ends in requests with many is refused": (
+        {
+            f'halfnote_transaction_outcomes_total{{{API}, route="/ends", status="200"}}': "0+5970x60",
+            f'halfnote_transaction_outcomes_total{{{API}, route="/ends", status="503"}}': "0+30x60",
+        },
+        [(minute, set()) for minute in (4, 10, 30)],
+    ),
+    "requests with many halves are slow": (
+        {
+            f'halfnote_request_seconds_bucket{{{API}, route="/halves", le="{bound}"}}': f"0+{count}x60"
+            for bound, count in (("0.5", 95), ("2.5", 100), ("+Inf", 100))
+        },
+        [(9, set()), (16, {"HalfnoteSlow"})],
+    ),
     "a late subscription is deleted": (
         {f"halfnote_relay_lag_seconds{{{MAILER}}}": "0+60x59 stale"},
         [(25, set()), (27, {"HalfnoteDeliveryLate"}), (59, {"HalfnoteDeliveryLate"}), (60, set()), (300, set())],

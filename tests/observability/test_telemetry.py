@@ -35,6 +35,7 @@ NEVER_LOGGED = (BODY, KEY, KEY.removeprefix("whsec_"))
 FAMILIES = (
     "requests_total",
     "request_seconds",
+    "transaction_outcomes_total",
     "flush_rows",
     "flush_seconds",
     "queue_depth",

@@ -173,6 +173,35 @@ async def test_a_lost_flush_leaves_each_outcome_unknown(
         assert {one["status"] for one in await many(client, "/halves", halves)} == {201}
 
 
+async def test_outcomes_are_counted_by_route_and_status(runtime: Runtime, group: str) -> None:
+    halves = [half(runtime) for _ in range(3)]
+    unknown = end(half(runtime), "commit")
+    async with client_of(runtime) as client:
+        await many(client, "/halves", [*halves, half(runtime, messages=[]), 1])
+        await many(client, "/halves", halves[:1])
+        await many(client, "/ends", [end(halves[0], "commit"), end(halves[1], "rollback"), unknown])
+        await many(client, "/messages", [half(runtime), half(runtime)])
+        answers = [{"transaction_id": unknown["transaction_id"], "verdict": "commit"}]
+        assert (await client.post("/producer-groups/shop/checks/answers", json={"answers": answers})).status_code == 200
+        # A list that is refused as a whole, and a request of one transaction, have no outcomes.
+        await client.post("/halves", json={"halves": []})
+        await client.post("/half", json=half(runtime))
+    runtime.metrics.tallies.publish()
+    families = {family.name: family.samples for family in runtime.metrics.registry.collect()}
+    outcomes = families["halfnote_transaction_outcomes"]
+    assert {(one.labels["route"], one.labels["status"]): one.value for one in outcomes} == {
+        ("/halves", "201"): 3,
+        ("/halves", "422"): 2,
+        ("/halves", "200"): 1,
+        ("/ends", "200"): 2,
+        ("/ends", "404"): 1,
+        ("/messages", "201"): 2,
+        ("/producer-groups/{name}/checks/answers", "404"): 1,
+    }
+    requests = {one.labels["route"] for one in families["halfnote_requests"]}
+    assert {one.labels["route"] for one in outcomes} <= requests
+
+
 @shares
 async def test_each_transaction_may_have_a_trace_context_of_its_own(
     shared_client: httpx.AsyncClient, shared_runtime: Runtime, shared_db: Connection
