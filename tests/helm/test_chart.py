@@ -137,6 +137,7 @@ def test_unknown_values_are_refused_everywhere(path: tuple[str, ...]) -> None:
         ("reconciliation/schedule", "every night"),
         ("reconciliation/backoffLimit", 11),
         ("reconciliation/staging/size", "much"),
+        ("reconciliation/cores", 0),
         ("reconciliation/executor/memory", "3Gi"),
         ("reconciliation/certificate/existingSecret", "Not A Name"),
         ("reconciliation/certificate/existingSecretKey", ""),

@@ -63,13 +63,13 @@ archive:
   value: /staging
 {{- end }}
 {{- if eq $root.Values.reconciliation.engine "local" }}
-{{- with $root.Values.reconciliation.sparkConf }}
+{{- $master := dict "spark.master" (printf "local[%d]" (int $root.Values.reconciliation.cores)) }}
+{{- $conf := merge (dict) $root.Values.reconciliation.sparkConf $master }}
 - name: HALFNOTE_SPARK_CONF
   value: |-
-    {{- range $name := keys . | sortAlpha }}
-    {{ $name }}={{ index $root.Values.reconciliation.sparkConf $name }}
+    {{- range $name := keys $conf | sortAlpha }}
+    {{ $name }}={{ index $conf $name }}
     {{- end }}
-{{- end }}
 {{- end }}
 {{- if include "halfnote.certificateSecret" . }}
 {{- with $root.Values.reconciliation.certificate.command }}
