@@ -210,7 +210,7 @@ class RunState(StrEnum):
 
 
 class ReconciledDayState(StrEnum):
-    """`reconciliation_day.state`. A final day can no longer change."""
+    """`reconciliation_day.state`. Of a final day, only replays and redeliveries can still begin."""
 
     PROVISIONAL = "provisional"
     FINAL = "final"

@@ -15,8 +15,8 @@ LONGEST_WAIT = timedelta(hours=72)
 State = Literal["provisional", "final"]
 # The reasons to run a day: the command names it; no run has covered it; some of it was undecided or unsettled; it has
 # findings that may be resolved; no run has read it since it ended; it is old enough to become final; it was archived
-# since; its rows changed.
-Reason = Literal["asked", "new", "open", "findings", "over", "due", "archived", "changed"]
+# since; it was final, and a replay or a redelivery of its messages began since; its rows changed.
+Reason = Literal["asked", "new", "open", "findings", "over", "due", "archived", "replayed", "changed"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,11 +36,16 @@ class Seen:
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """A day whose tables are in the database; `archive`: the place of its archive, if it has one."""
+    """A day whose tables are in the database.
+
+    `archive`: the place of its archive, if it has one. `replayed`: of a final day, whether a replay or a redelivery of
+    its messages began since.
+    """
 
     day: date
     archive: str | None
     seen: Seen | None
+    replayed: bool = False
 
 
 def end_of(day: date) -> datetime:
@@ -78,7 +83,7 @@ def _plain_reason(candidate: Candidate, seen: Seen, now: datetime, margin_s: flo
     if candidate.archive is not None and candidate.archive != seen.signature.get("archive"):
         return "archived"
     if seen.state == "final":
-        return None
+        return "replayed" if candidate.replayed else None
     if seen.open:
         return "open"
     if seen.findings:

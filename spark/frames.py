@@ -78,6 +78,8 @@ class Frames:
     audit_broken: DataFrame | None = None
     # REPLAY_INCOMPLETE: the replays that are over and lack receipts. None: they were not compared.
     replay_incomplete: DataFrame | None = None
+    # REPLAYING: the replays that still have to read messages of the day. None: they were not looked for.
+    replaying: DataFrame | None = None
     # What each subscription takes and must have got, computed once; see spark/transforms/routes.py.
     routes: DataFrame | None = None
     # The highest offset that each subscription received on time, by its number, if it is known already.

@@ -290,6 +290,12 @@ string first!
 long offset!
 """)
 
+# A replay that runs and still has to read messages of the day.
+REPLAYING = _schema("""
+int subscription_id!, replay_id!
+string name!
+""")
+
 # A break of the audit's chain: at a row, or `head`; the row's place and that of the row before it.
 AUDIT_BROKEN = _schema("""
 string subject!
@@ -333,5 +339,6 @@ FOUND = {
     "out_of_order": OUT_OF_ORDER,
     "audit_broken": AUDIT_BROKEN,
     "replay_incomplete": REPLAY_INCOMPLETE,
+    "replaying": REPLAYING,
     "without_evidence": WITHOUT_EVIDENCE,
 }

@@ -42,7 +42,7 @@ class DayShown(Shown):
 
     day: date = Field(examples=[DAY])
     state: Literal["provisional", "final"] = Field(
-        description="`provisional`: it is read again when it has changed; `final`: it can no longer change",
+        description="`provisional`: it is read again when it has changed; `final`: all is decided and settled",
         examples=["final"],
     )
     run_id: int = Field(description="the last run that read it", examples=[30])
@@ -96,7 +96,7 @@ class ReconciliationShown(Shown):
         description="open findings of all days by kind; kinds without any are left out", examples=[{"parked": 2}]
     )
     provisional: int = Field(description="days that may still change", examples=[4])
-    final: int = Field(description="days that can no longer change", examples=[38])
+    final: int = Field(description="days in which everything is decided and settled", examples=[38])
     runs: RunPage
     days: DayPage
 

@@ -61,6 +61,34 @@ select min(least(c."offset", o.last)) as reached
 from (select max("offset") as last from {outbox}) o, checkpoint c join subscription s using (subscription_id)
 where o.last is not null and s.deleted_at is null
 """
+# The replays over a range of offsets. Ids are given out before rows become visible, so both numbers are needed; the
+# replays of a deleted subscription are removed. The table is small.
+_REPLAYS_OVER = """
+select count(*) as replays, coalesce(max(p.replay_id), 0) as newest_replay from replay p
+where p.after < {last} and p.until >= {first}
+"""
+# Served by outbox_by_offset, from its two ends.
+REPLAYED = f"""
+select o.first as first_offset, o.last as last_offset, p.replays, p.newest_replay
+from (select min("offset") as first, max("offset") as last from {{outbox}}) o
+cross join lateral ({_REPLAYS_OVER.format(first="o.first", last="o.last")}) p
+"""  # noqa: S608 -- names of ours
+# The days over which more has begun than their signatures have: a replay, or a redelivery. It reads none of their own
+# tables, which upkeep may remove at any time. Served by the primary key of day, and redelivery_transaction.
+REPLAYED_SINCE = f"""
+select f.day
+from unnest(
+  %(day)s::date[], %(first_offset)s::bigint[], %(last_offset)s::bigint[], %(replays)s::bigint[],
+  %(newest_replay)s::int[], %(redelivery)s::bigint[]
+) as f (day, first_offset, last_offset, replays, newest_replay, redelivery)
+join day d on d.day = f.day
+cross join lateral ({_REPLAYS_OVER.format(first="f.first_offset", last="f.last_offset")}) p
+where p.replays > f.replays or p.newest_replay > f.newest_replay or f.redelivery < (
+  select count(*) from redelivery r where r.transaction_id >= d.low and r.transaction_id < d.high
+)
+"""  # noqa: S608 -- names of ours
+# What a signature has for it.
+OF_REPLAYS = ("first_offset", "last_offset", "replays", "newest_replay", "redelivery")
 # Ids are compared by range: served by the primary key, or the table is small.
 SMALL_COUNTS = " union all ".join(
     [
@@ -261,9 +289,9 @@ class Snapshot:
     def signature(self, day: Day, rows: Mapping[str, int] | None = None) -> dict[str, Any]:
         """Return the day's signature as JSON, which shows whether the day changed.
 
-        It has the rows by table, the changes of subscriptions, the progress of the slowest one, and the archive. An
-        `update` of the day's own rows does not change it. `rows`: the number of rows of its own tables, if it is known;
-        else they are counted, which reads each table.
+        It has the rows by table, the changes of subscriptions, the progress of the slowest one, the archive, and the
+        replays over its offsets. An `update` of the day's own rows does not change it. `rows`: the number of rows of
+        its own tables, if it is known; else they are counted, which reads each table.
         """
         counted = {
             table: self.rows(f"select count(*) as rows from {partition_name(table, day.day)}")[0]["rows"]  # noqa: S608
@@ -273,12 +301,25 @@ class Snapshot:
         }
         [subscriptions] = self.rows(SUBSCRIPTIONS)
         [slowest] = self.rows(REACHED.format(outbox=partition_name("outbox", day.day)))
+        [replays] = self.rows(REPLAYED.format(outbox=partition_name("outbox", day.day)))
         small = self.small_counts(day)
         return (
             counted
             | {table: small[table] for table in schemas.OF_DAY}
+            | replays
             | {"subscription": subscriptions["newest"], "archive": day.archive, "reached": slowest["reached"]}
         )
+
+    def replayed_since(self, signatures: Mapping[date, Mapping[str, Any]]) -> set[date]:
+        """Return the days over which a replay began, or a redelivery, since they had these signatures.
+
+        A day whose signature is of a version that did not look for replays is left out.
+        """
+        known = {day: one for day, one in signatures.items() if all(name in one for name in OF_REPLAYS)}
+        if not known:
+            return set()
+        given: dict[str, Any] = {name: [one[name] for one in known.values()] for name in OF_REPLAYS}
+        return {row["day"] for row in self.rows(REPLAYED_SINCE, given | {"day": list(known)})}
 
     def small_counts(self, day: Day) -> dict[str, int]:
         """Return how many rows with the day's ids each small table has, and how many in total if it is read whole."""

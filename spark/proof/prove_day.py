@@ -76,7 +76,7 @@ def prove(
                 kept, found, affected = _findings(f, j, staging_dir)
                 stage.rows = sum(found.values())
             with progress.stage("waiting", f.day) as stage:
-                stage.rows = 0 if j is None else waiting(j.whole).count()
+                stage.rows = 0 if j is None else waiting(j.whole).count() + _running(j.whole)
     except FAILURES as error:
         raise RunFailedError(f"The day {f.day} cannot be proved: {root_cause(str(error))}") from error
     outcomes = {name: sum(counts) for name, counts in drawn["outcomes"].items()}
@@ -100,6 +100,11 @@ def prove(
         ),
         kept,
     )
+
+
+def _running(f: Frames) -> int:
+    """Return how many replays still have to read messages of the day."""
+    return 0 if f.replaying is None else f.replaying.count()
 
 
 def _figures(spark: SparkSession, f: Frames, j: Joined | None) -> tuple[dict[str, Any], Volumes]:

@@ -78,9 +78,7 @@ def choose_days(url: str, wish: Wish, progress: Progress) -> list[date]:
 
     def in_one() -> list[date]:
         with open_snapshot(url) as snapshot:
-            days = {day.day: day for day in snapshot.days()}
-            snapshot.lock([day for day in days if _may_run(wish, days[day])])
-            return _chosen(snapshot, days, wish, progress)
+            return _chosen(snapshot, {day.day: day for day in snapshot.days()}, wish, progress)
 
     return _in_a_lasting_snapshot(in_one, lambda: None, progress)
 
@@ -104,8 +102,6 @@ def _read(spark: SparkSession, snapshot: Snapshot, wish: Wish, staging_dir: str,
     if warning is not None:
         progress.say("standby", warning)
     days = {day.day: day for day in snapshot.days()}
-    # Lock all candidate days, so that they still exist when they are counted and read.
-    snapshot.lock([day for day in days if _may_run(wish, days[day])])
     read = [
         _read_day(spark, snapshot, days[day], f"{staging_dir}/{day}", progress)
         for day in _chosen(snapshot, days, wish, progress)
@@ -113,15 +109,23 @@ def _read(spark: SparkSession, snapshot: Snapshot, wish: Wish, staging_dir: str,
     return Read(snapshot.seen_at, snapshot.standby, read)
 
 
-def _may_run(wish: Wish, day: Day) -> bool:
+def _candidates(snapshot: Snapshot, days: Mapping[date, Day], wish: Wish) -> list[Candidate]:
+    final = {day: seen.signature for day, seen in wish.seen.items() if day in days and seen.state == "final"}
+    replayed = set() if wish.asked else snapshot.replayed_since(final)
+    return [Candidate(day.day, day.archive, wish.seen.get(day.day), day.day in replayed) for day in days.values()]
+
+
+def _may_run(wish: Wish, one: Candidate) -> bool:
     if wish.asked:
-        return day.day in wish.asked
-    seen = wish.seen.get(day.day)
-    return seen is None or seen.state != "final" or day.archive is not None
+        return one.day in wish.asked
+    return one.seen is None or one.seen.state != "final" or one.archive is not None or one.replayed
 
 
 def _chosen(snapshot: Snapshot, days: Mapping[date, Day], wish: Wish, progress: Progress) -> list[date]:
-    candidates = [Candidate(day.day, day.archive, wish.seen.get(day.day)) for day in days.values()]
+    """Return the days to read, locked."""
+    candidates = _candidates(snapshot, days, wish)
+    # Lock all candidate days, so that they still exist when they are counted and read.
+    snapshot.lock([one.day for one in candidates if _may_run(wish, one)])
     asked = [day for day in wish.asked if day in days] if wish.if_stored else wish.asked
     if wish.asked and not asked:
         return []

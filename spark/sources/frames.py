@@ -72,6 +72,7 @@ _FOUND: dict[str, tuple[str, Writes]] = {
     "without_evidence": ("compare verdicts", verdicts.write_without_evidence),
     "audit_broken": ("compare the audit", audit_chain.write_broken),
     "replay_incomplete": ("compare replays", replays.write_incomplete),
+    "replaying": ("look for running replays", replays.write_running),
     "out_of_order": ("compare the order of keys", key_order.write_out_of_order),
 }
 

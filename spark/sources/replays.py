@@ -1,4 +1,4 @@
-"""Finds replays that are over although messages of them have no receipt.
+"""Finds replays that are over although messages of them have no receipt, and replays that still run.
 
 The comparison runs in Postgres, and one row for each replay leaves it. A day without such a replay costs nothing.
 """
@@ -70,6 +70,14 @@ where {TAKES.format(patterns="r.topics", topic="o.topic")}
 group by r.subscription_id, r.replay_id, r.name
 """  # noqa: S608 -- constants
 
+# Usually none runs. Served by replay_running and outbox_by_offset.
+RUNNING = """
+select s.subscription_id, p.replay_id, s.name
+from replay p join subscription s on s.subscription_id = p.subscription_id and s.deleted_at is null
+where p.state = 'running' and p."offset" < p.until
+  and exists (select from {outbox} o where o."offset" > p."offset" and o."offset" <= p.until)
+"""
+
 
 def write_incomplete(spark: SparkSession, snapshot: Snapshot, day: Day, directory: str) -> int:
     """Write the replays that lack receipts of the day's messages (schemas.REPLAY_INCOMPLETE) to files in `directory`;
@@ -85,6 +93,23 @@ def write_incomplete(spark: SparkSession, snapshot: Snapshot, day: Day, director
         snapshot,
         day,
         INCOMPLETE,
+        directory,
+        lambda batches: [row for one in batches for row in one.to_pylist()],
+        whole=True,
+    )
+
+
+def write_running(spark: SparkSession, snapshot: Snapshot, day: Day, directory: str) -> int:
+    """Write the replays that still have to read messages of the day (schemas.REPLAYING) to files in `directory`; return
+    their number.
+
+    Without any, there is no directory. Raises copy.FAILURES.
+    """
+    return write_found(
+        spark,
+        snapshot,
+        day,
+        RUNNING,
         directory,
         lambda batches: [row for one in batches for row in one.to_pylist()],
         whole=True,

@@ -8,12 +8,14 @@ from spark.transforms.routes import routes, tag_taken, takers
 
 
 def waiting(f: Frames) -> DataFrame:
-    """Return `transaction_id`, `position`, `subscription_id` of what waits for a retry, or for its subscription's turn.
+    """Return `transaction_id`, `position`, `subscription_id`, `replay` of what waits for a retry, also of a replay, or
+    for its subscription's turn. What a deleted subscription has left waits for nothing.
 
     By topic and tag; a message that the headers' filter leaves out counts until the subscription has passed it.
     """
-    delivery = ["transaction_id", "position", "subscription_id"]
-    retried = f.delivery_retry.where("replay = 0").select(delivery)
+    delivery = ["transaction_id", "position", "subscription_id", "replay"]
+    deleted = routes(f).where("deleted_at is not null").select("subscription_id")
+    retried = f.delivery_retry.select(delivery).join(F.broadcast(deleted), "subscription_id", "left_anti")
     behind = routes(f).where("deleted_at is null").agg(F.min("lowest").alias("lowest")).first()
     if behind is None or behind["lowest"] is None:
         return retried
@@ -23,4 +25,4 @@ def waiting(f: Frames) -> DataFrame:
     coming = ahead.join(F.broadcast(taken), "topic").where(
         (F.col("offset") > F.col("lowest")) & (F.col("offset") > F.col("started_after")) & tag_taken()
     )
-    return retried.unionByName(coming.select(delivery)).distinct()
+    return retried.unionByName(coming.withColumn("replay", F.lit(0)).select(delivery)).distinct()

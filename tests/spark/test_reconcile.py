@@ -162,6 +162,28 @@ def test_what_is_open_keeps_its_day_provisional(dsn: str) -> None:
     assert (seen["state"], seen["counts"]["undecided"], seen["counts"]["unsettled"]) == ("provisional", 1, 1)
 
 
+@pytest.mark.slow
+def test_a_final_day_is_read_again_when_it_is_replayed_and_is_final_after_the_replay(dsn: str) -> None:
+    day = days_ago(5)
+    fill_day(dsn, day, 3)
+    assert prove(dsn) == 0
+    assert days(dsn)[day]["state"] == "final"
+    insert = 'insert into replay (subscription_id, after, until, "offset", state, created_at, moved_at) '
+    rows(dsn, insert + "select subscription_id, 0, 3, 0, 'running', now(), now() from subscription returning 1")
+    for unsettled in (1, 1):
+        assert prove(dsn) == 0
+        assert day in runs(dsn)[-1]["days"]
+        seen = days(dsn)[day]
+        assert (seen["state"], seen["counts"]["unsettled"]) == ("provisional", unsettled)
+    # It ends, and sent nothing.
+    rows(dsn, "update replay set state = 'done', \"offset\" = 3, ended_at = now() returning 1")
+    assert prove(dsn) == 3
+    assert [(row["day"], row["kind"]) for row in findings(dsn)] == [(day, "replay_incomplete")]
+    assert days(dsn)[day]["state"] == "final"
+    assert prove(dsn) == 0
+    assert day not in runs(dsn)[-1]["days"]
+
+
 def test_two_runs_at_once(dsn: str, capsys: pytest.CaptureFixture[str]) -> None:
     with psycopg.connect(dsn, autocommit=True, application_name="the other run") as other:
         other.execute("select pg_advisory_lock(%s)", [RUN_LOCK])

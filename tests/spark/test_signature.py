@@ -1,15 +1,26 @@
 """A day's signature shows that the day changed when a run has no other reason to read it."""
 
 import json
-from typing import Any
+from datetime import date
+from typing import Any, LiteralString
 
 import psycopg
 import pytest
 
 from spark.postgres.connections import open_snapshot
-from tests.spark.days import days_ago, fill_day
+from tests.spark.days import days_ago, fill_day, rows
 
 DAY = days_ago(2)
+REPLAY: LiteralString = """
+insert into replay (replay_id, subscription_id, after, until, "offset", state, created_at, moved_at)
+overriding system value select %s, 1, %s, %s, %s, 'running', now(), now() returning 1
+"""
+REDELIVERED: LiteralString = """
+insert into redelivery (subscription_id, replay, transaction_id, position, "offset", what, at, died_at, died_because,
+  attempts)
+select 1, 0, transaction_id, 0, "offset", 'redelivered', now(), now(), 'refused', 1 from outbox where "offset" = %s
+returning 1
+"""
 
 
 def signature(dsn: str) -> dict[str, Any]:
@@ -35,6 +46,8 @@ def before(dsn: str) -> dict[str, Any]:
         'insert into redelivery (subscription_id, replay, transaction_id, position, "offset", what, at, died_at, '
         "died_because, attempts) select 1, 0, transaction_id, 0, 1, 'dropped', now(), now(), 'refused', 1 from half "
         "order by transaction_id limit 1",
+        'insert into replay (subscription_id, after, until, "offset", state, created_at, moved_at) '
+        "values (1, 9, 20, 9, 'running', now(), now())",
     ],
 )
 def test_what_changes_what_must_be_there_changes_it(dsn: str, before: dict[str, Any], change: str) -> None:
@@ -56,3 +69,45 @@ def test_nor_do_they_for_a_day_with_nothing_in_it(dsn: str) -> None:
     before = signature(dsn)
     fill_day(dsn, days_ago(1), 20)
     assert signature(dsn) == before
+
+
+def test_a_replay_or_a_redelivery_since_then_is_of_the_days_that_it_meets(dsn: str) -> None:
+    """Of all final days at once. None of their own tables is read, so that upkeep can remove them meanwhile."""
+    days = {days_ago(4): range(1, 11), days_ago(3): range(11, 11), DAY: range(21, 31)}
+    for day, offsets in days.items():
+        fill_day(dsn, day, len(offsets), first=offsets.start)
+    rows(dsn, REPLAY, 7, 0, 30, 30)
+    rows(dsn, REDELIVERED, 1)
+
+    def signatures() -> dict[date, dict[str, Any]]:
+        with open_snapshot(dsn) as snapshot:
+            return {day: json.loads(json.dumps(snapshot.signature(snapshot.day(day)))) for day in days}
+
+    def since(before: dict[date, dict[str, Any]]) -> set[date]:
+        with psycopg.connect(dsn) as upkeep:
+            for day in days:
+                upkeep.execute(f"lock table outbox_{day:%Y%m%d}, receipt_{day:%Y%m%d} in access exclusive mode")
+            with open_snapshot(dsn) as snapshot:
+                snapshot.connection.execute("set local lock_timeout = '1s'")
+                return snapshot.replayed_since(before)
+
+    before = signatures()
+    assert since(before) == set()
+    assert since({day: {"half": 10, "redelivery": 0} for day in days}) == set()
+    # After all of them; then before the first message of the last one, and before its last.
+    rows(dsn, REPLAY, 8, 30, 99, 30)
+    rows(dsn, REPLAY, 9, 10, 20, 10)
+    assert since(before) == set()
+    rows(dsn, REPLAY, 10, 29, 99, 29)
+    assert since(before) == {DAY}
+    rows(dsn, REDELIVERED, 2)
+    assert since(before) == {DAY, days_ago(4)}
+    before = signatures()
+    assert since(before) == set()
+    # It got its number before the others, and is visible after them; and another's rows are gone with its subscription.
+    rows(dsn, REPLAY, 6, 5, 6, 5)
+    assert since(before) == {days_ago(4)}
+    rows(dsn, "delete from replay where replay_id < 8 returning 1")
+    assert since(before) == set()
+    rows(dsn, REPLAY, 11, 5, 6, 5)
+    assert since(before) == {days_ago(4)}

@@ -45,6 +45,12 @@ def test_why_a_day_is_run(known: Seen | None, archive: str | None, now: datetime
     assert reason(Candidate(DAY, archive, known), now, MARGIN_S, unread) == why
 
 
+def test_a_final_day_over_which_a_replay_began_is_read_again() -> None:
+    final = seen(state="final", signature=HELD | {"archive": "there"})
+    assert reason(Candidate(DAY, "there", final, replayed=True), OVER, MARGIN_S, unread) == "replayed"
+    assert reason(Candidate(DAY, "elsewhere", final, replayed=True), OVER, MARGIN_S, unread) == "archived"
+
+
 def test_a_day_that_is_neither_open_nor_over_is_run_if_it_changed() -> None:
     candidate, soon = Candidate(DAY, None, seen()), OVER - timedelta(microseconds=1)
     assert reason(candidate, soon, MARGIN_S, lambda day: dict(HELD)) is None
