@@ -44,15 +44,17 @@ COPY = "copy found (day, kind, subject, transaction_id, position, subscription_i
 # Only one run at a time writes (RUN_LOCK); the service changes only announced_at. Served by finding_subject. A resolved
 # finding that occurs again is announced again.
 COUNT_NEW = """
-select count(*) as new from found f
+select count(distinct (day, kind, subject)) as new from found f
 where not exists (
   select from finding g where g.day = f.day and g.kind = f.kind and g.subject = f.subject and g.resolved_at is null
 )
 """
+# A rule that names one subject twice does not end the run.
 MERGE = """
 insert into finding (day, kind, subject, transaction_id, position, subscription_id, producer_group, detail, first_run,
   first_seen_at, last_run, last_seen_at)
-select day, kind, subject, transaction_id, position, subscription_id, producer_group, detail, %(run_id)s, %(at)s,
+select distinct on (day, kind, subject)
+  day, kind, subject, transaction_id, position, subscription_id, producer_group, detail, %(run_id)s, %(at)s,
   %(run_id)s, %(at)s
 from found order by day, kind, subject
 on conflict (day, kind, subject) do update set

@@ -16,14 +16,14 @@ def undelivered(j: Joined) -> DataFrame:
 
 def delivery_late(j: Joined) -> DataFrame:
     """A subscription works and has not passed messages that it takes, although the SLA is over: one finding for each
-    subscription."""
+    name."""
     lag = (F.unix_micros(j.seen_at) - F.unix_micros("due_from")) / F.lit(1e6)
     found = j.late.withColumn("lag_s", F.round(lag, 3))
     return findings(found, j.day, "delivery_late", "name", "messages", "first", "offset", "due_from", "lag_s")
 
 
 def retry_overdue(j: Joined) -> DataFrame:
-    """A subscription works, and its retries were due longer ago than the SLA: one finding for each subscription.
+    """A subscription works, and its retries were due longer ago than the SLA: one finding for each name.
 
     Without an attempt, a message of an ordered subscription waits for an earlier one of its key, which is judged.
     """
@@ -31,13 +31,15 @@ def retry_overdue(j: Joined) -> DataFrame:
     asked = routes(j.whole).select("subscription_id", "name", "ordered", "works_since")
     waits = F.expr("ordered = 'key' and key is not null and attempts = 0")
     overdue = (F.col("due_at") <= on_time) & (F.col("works_since") <= on_time) & ~waits
+    place = F.struct("due_at", "offset")
     found = (
         j.whole.delivery_retry.join(F.broadcast(asked), "subscription_id")
         .where(overdue)
-        .groupBy("subscription_id", "name")
+        .groupBy("name")
         .agg(
+            F.min_by("subscription_id", place).alias("subscription_id"),
             F.count("*").alias("retries"),
-            F.min_by(message_id(), F.struct("due_at", "offset")).alias("first"),
+            F.min_by(message_id(), place).alias("first"),
             F.min("due_at").alias("due_at"),
         )
     )
@@ -68,8 +70,8 @@ def checkpoint_differs(j: Joined) -> DataFrame:
     )
     if j.whole.differing_subscription is not None:
         impossible = j.whole.differing_subscription.where("checkpoint <> ''").select("subscription_id")
-        found = found.unionByName(known.join(impossible, "subscription_id", "left_semi")).dropDuplicates(["name"])
-    return findings(found, j.day, "checkpoint_differs", "name", "lowest", "read_to")
+        found = found.unionByName(known.join(impossible, "subscription_id", "left_semi"))
+    return findings(found.dropDuplicates(["name"]), j.day, "checkpoint_differs", "name", "lowest", "read_to")
 
 
 def receipt_without_message(j: Joined) -> DataFrame:

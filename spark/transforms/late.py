@@ -40,7 +40,8 @@ def not_passed(f: Frames, sla_s: float, last_offset: int | None = None) -> DataF
 
 
 def late(f: Frames, ahead: DataFrame) -> DataFrame:
-    """Return one row for each subscription with late deliveries, in the schema LATE, of those that are `not_passed`.
+    """Return one row for each name of a subscription with late deliveries, in the schema LATE, of those that are
+    `not_passed`. Two subscriptions have one name if the deletion of the first is not in its history.
 
     A delivery with any trace is not late here: it is over, or the rule retry_overdue judges it. Nor is a message whose
     half is gone, if the subscription filters by headers.
@@ -52,8 +53,9 @@ def late(f: Frames, ahead: DataFrame) -> DataFrame:
         ahead.join(reduce(DataFrame.unionByName, traces), DELIVERY, "left_anti")
         .join(halves, MESSAGE, "left")
         .where(taken)
-        .groupBy("subscription_id", "name")
+        .groupBy("name")
         .agg(
+            F.min_by("subscription_id", "offset").alias("subscription_id"),
             F.count("*").alias("messages"),
             F.min_by(message_id(), "offset").alias("first"),
             F.min("offset").alias("offset"),

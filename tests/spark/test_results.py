@@ -120,8 +120,14 @@ def test_what_fails_before_the_end_takes_the_whole_run_back(dsn: str) -> None:
 
 def test_a_database_that_does_not_take_it_is_reported(dsn: str) -> None:
     with pytest.raises(RunFailedError, match="The database did not accept the result: "):
-        write(dsn, ["a", "a"])
+        write(dsn, ["a\0"])
     assert findings(dsn) == []
+
+
+def test_a_subject_that_a_rule_names_twice_is_one_finding(dsn: str) -> None:
+    assert summary(write(dsn, ["a", "b", "a"])) == ("findings", 2, 2, 0)
+    assert summary(write(dsn, ["a", "a", "c", "c"])) == ("findings", 2, 1, 1)
+    assert [row["subject"] for row in findings(dsn, open_only=True)] == ["a", "c"]
 
 
 def test_the_numbers_of_the_verdict_add_up() -> None:

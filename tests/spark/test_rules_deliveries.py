@@ -157,6 +157,29 @@ def a_retry_of_a_key_that_others_wait_for(case: Case) -> Found:
     return {("retry_overdue", case.name)}
 
 
+def two_subscriptions_with_one_name_that_are_late(case: Case) -> Found:
+    # The history lacks the deletion of the first.
+    case.lose_all()
+    case.checkpoints(0)
+    case.day.subscribe(103, case.topic, name=case.name, lowest=0)
+    return {("delivery_late", case.name)}
+
+
+def retries_of_two_subscriptions_with_one_name(case: Case) -> Found:
+    case.day.subscribe(104, case.topic, name=case.name, started_after=900_000)
+    case.lose(5)
+    case.retry(5)
+    case.day.delivery("delivery_retry", case.number * 20 + 4, 0, 104, topic=case.topic, due_at=born(0))
+    return {("retry_overdue", case.name)}
+
+
+def checkpoints_of_two_subscriptions_with_one_name(case: Case) -> Found:
+    case.checkpoints()
+    case.day.subscribe(105, case.topic, name=case.name, started_after=900_000)
+    case.day.rows["checkpoint"].pop()
+    return {("checkpoint_differs", case.name)}
+
+
 def delayed_messages_that_were_passed_and_wait_nowhere(case: Case) -> Found:
     case.lose(4, 5)
     for row in case.day.rows["outbox"]:
@@ -245,6 +268,9 @@ CASES: tuple[Callable[[Case], Found], ...] = (
     two_layouts_of_a_checkpoint,
     a_message_with_the_wanted_headers,
     a_retry_of_a_key_that_others_wait_for,
+    two_subscriptions_with_one_name_that_are_late,
+    retries_of_two_subscriptions_with_one_name,
+    checkpoints_of_two_subscriptions_with_one_name,
     delayed_messages_that_were_passed_and_wait_nowhere,
     others_of_a_key_that_wait,
     a_retry_that_is_late_within_the_sla,
