@@ -251,6 +251,43 @@ def test_what_was_redelivered_or_is_left_of_a_check_is_no_suspect(spark: SparkSe
     assert (j.suspects, found) == (3, wanted)
 
 
+@pytest.mark.usefixtures("adaptive")
+def test_rows_of_a_ledger_or_receipts_that_repeat_a_message_do_not_cancel(spark: SparkSession) -> None:
+    """Each transaction has receipts, a ledger row with a count for each subscription or none, and what is found."""
+    once, other = ("mailer-1", 1), ("mailer-2", 1)
+    cases: tuple[tuple[list[int], list[tuple[str, int]], set[str]], ...] = (
+        # A receipt for each number of a replay; 0 is live.
+        ([0, 7], [other, other], {"never_consumed", "consumed_twice", "consumed_not_sent"}),
+        ([0, 7, 8], [other, other, once], {"consumed_twice", "consumed_not_sent"}),
+        ([0, 7], [("mailer-1", 2), ("mailer-2", 0)], {"consumed_twice"}),
+        ([0, 7, 8], [once], set()),
+        ([0], [once], set()),
+    )
+    day = plain_day()
+    day.subscribe(2, "another")
+    for number, (replays, seen, _) in enumerate(cases, start=100):
+        day.committed(number)
+        for replay in replays[1:]:
+            day.received(number, replay=replay)
+        for name, times in seen:
+            day.ledger(
+                "consumer_ledger",
+                {"message_id": message_id(number), "times_seen": times, "subscription": name, "answered": []},
+            )
+    # Of two rows that differ, either may be the wrong one.
+    for number in (1, 2):
+        late = born(number + 1 + (3600 if number == 1 else -3600))
+        for at in (born(number + 1), late):
+            said = {"transaction_id": id_of(number), "verdict": "commit", "end_decided_at": at}
+            day.ledger("producer_ledger", said)
+    for number in range(1, 11):
+        seen_once = {"message_id": message_id(number), "times_seen": 1, "subscription": "mailer-1", "answered": []}
+        day.ledger("consumer_ledger", seen_once)
+    found = {(row.kind, row.subject) for row in findings(day.frames(spark, counted=False), sla_s=SLA_S).collect()}
+    wanted = {(kind, message_id(number)) for number, case in enumerate(cases, start=100) for kind in case[2]}
+    assert found == wanted | {("ledger_disagrees", id_of(number)) for number in (1, 2)}
+
+
 @pytest.mark.slow
 @pytest.mark.usefixtures("adaptive")
 def test_more_subscriptions_may_ask_for_headers_than_a_number_has_bits(spark: SparkSession, tmp_path: Path) -> None:
