@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from functools import reduce
 from pathlib import Path
 from typing import Any
 from uuid import UUID
@@ -23,7 +24,7 @@ from spark.score import score
 from spark.sources.frames import root_cause
 from spark.transforms.absence import absent, frame_of
 from spark.transforms.figures import figures_and_volumes, figures_of_counts, no_figures
-from spark.transforms.identity import broken_audit
+from spark.transforms.identity import broken_audit, differing_subscriptions
 from spark.transforms.installations import judged_here
 from spark.transforms.joined import Joined
 from spark.transforms.rules import RULES, findings_of, is_small, joined
@@ -131,10 +132,14 @@ def _findings(f: Frames, j: Joined | None, staging_dir: str) -> tuple[DataFrame,
 
 
 def _of_no_rows(f: Frames) -> DataFrame | None:
-    """Return the findings of a day without rows: what is absent, and what is wrong with the audit; None without any."""
+    """Return the findings of a day without rows: what is absent, and what is wrong with the audit and the subscriptions;
+    None without any."""
+    found = [frame_of(f)] if f.absent else []
     if f.audit_broken is not None and not f.audit_broken.isEmpty():
-        return frame_of(f).unionByName(broken_audit(f))
-    return frame_of(f) if f.absent else None
+        found.append(broken_audit(f))
+    if f.differing_subscription is not None and not f.differing_subscription.isEmpty():
+        found.append(differing_subscriptions(f))
+    return reduce(DataFrame.unionByName, found) if found else None
 
 
 def is_empty(f: Frames) -> bool:

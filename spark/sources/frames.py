@@ -77,7 +77,7 @@ _FOUND: dict[str, tuple[str, Writes]] = {
 }
 
 # Compared also for a day without any half message.
-_OF_NO_DAY = frozenset({"audit_broken"})
+_OF_NO_DAY = frozenset({"audit_broken", "differing_subscription"})
 
 # For sessionInitStatement: because a fetch size is set, JDBC has turned autocommit off by then. So these statements
 # begin the database transaction that reads the rows, before any read.

@@ -83,12 +83,17 @@ def delivery_wrong(j: Joined) -> DataFrame:
 
 def subscription_differs(j: Joined) -> DataFrame:
     """A subscription's row is not as its last version says, or one of both is gone, or a change is not in the audit."""
-    found = j.whole.differing_subscription
+    return differing_subscriptions(j.whole)
+
+
+def differing_subscriptions(f: Frames) -> DataFrame:
+    """Return the findings of `subscription_differs`, which are found on a day without rows too."""
+    found = f.differing_subscription
     assert found is not None
     # The name of a deleted one may be used again.
     place = F.struct("subscription_id", "differs")
     by_name = found.where("differs <> ''").groupBy("name").agg(F.max(place).alias("last"))
-    return findings(by_name.select("name", "last.*"), j.day, "subscription_differs", "name", "differs")
+    return findings(by_name.select("name", "last.*"), f.day, "subscription_differs", "name", "differs")
 
 
 def order_broken(j: Joined) -> DataFrame:

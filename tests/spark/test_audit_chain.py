@@ -14,7 +14,7 @@ from app.retention.loop import clear_audit
 from app.store.admin.audit import Act, record
 from spark.postgres.connections import open_snapshot
 from spark.sources.audit_chain import BROKEN, DIGEST, head, write_broken
-from tests.spark.days import Connection, add_day, days_ago, prove, rows
+from tests.spark.days import Connection, add_day, days_ago, fill_day, prove, rows
 
 ACT: LiteralString = """
 insert into audit (at, actor, key_id, role, what, target, detail)
@@ -264,3 +264,26 @@ def test_a_change_is_found_on_a_day_without_any_row(dsn: str) -> None:
     assert prove(dsn, "--day", yesterday) == 3
     found = rows(dsn, "select kind, subject from finding where resolved_at is null")
     assert [row["kind"] for row in found] == ["audit_broken"]
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("spark")
+def test_so_is_a_subscription_that_is_not_as_its_history_says(dsn: str) -> None:
+    yesterday = days_ago(1)
+    fill_day(dsn, yesterday, 0)
+    assert prove(dsn, "--day", yesterday) == 0
+
+    def take(topics: list[str]) -> None:
+        with psycopg.connect(dsn) as db:
+            db.execute("set session_replication_role = replica")
+            db.execute("update subscription set topics = %s", [topics])
+
+    take(["none"])
+    assert prove(dsn, "--day", yesterday) == 3
+    [found] = rows(dsn, "select kind, subject, detail from finding where resolved_at is null")
+    assert found == {"kind": "subscription_differs", "subject": "billing", "detail": {"differs": "topics"}}
+    take(["order"])
+    rows(dsn, "update audit set actor = 'bob' where place = 1 returning 1")
+    assert prove(dsn, "--day", yesterday) == 3
+    [found] = rows(dsn, "select kind from finding where resolved_at is null")
+    assert found == {"kind": "audit_broken"}
