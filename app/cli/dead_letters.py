@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from app.cli.api_client import DEFAULT_URL, PAGE_MAX, AsJson, Url, call, list_items, path_of, print_json
-from app.cli.errors import Refusal
+from app.cli.errors import WRONG_USAGE, Refusal
 from app.cli.since import Since, time_of
 from app.cli.sorted_commands import SortedCommands
 from app.cli.tables import age, amount, moment, print_fields, print_table, share, text
@@ -177,7 +177,7 @@ def redeliver(
     """Redeliver dead letters: MESSAGE_IDs of a --subscription, or all that match a filter."""
     after = time_of(since, died_after, "--died-after")
     filters = _filter(subscription, topic, key, because, error, after, died_before)
-    wanted = _selection(message_ids, filters, replay) | _given(reason=reason, actor=actor)
+    wanted = _selection(message_ids, filters, replay, dry_run) | _given(reason=reason, actor=actor)
 
     def act(content: dict[str, Any]) -> Any:
         return call(url, "POST", "/dead-letters/redeliver", content=content, as_json=as_json)
@@ -208,7 +208,7 @@ def drop(
     """Drop dead letters for good: MESSAGE_IDs of a --subscription, or all that match a filter."""
     after = time_of(since, died_after, "--died-after")
     filters = _filter(subscription, topic, key, because, error, after, died_before)
-    wanted = _selection(message_ids, filters, replay) | _given(reason=reason, actor=actor)
+    wanted = _selection(message_ids, filters, replay, dry_run) | _given(reason=reason, actor=actor)
 
     def act(content: dict[str, Any]) -> Any:
         return call(url, "DELETE", "/dead-letters", content=content, as_json=as_json)
@@ -241,12 +241,20 @@ def _given(**options: Any) -> dict[str, Any]:
     return {name: value for name, value in options.items() if value is not None}
 
 
-def _selection(message_ids: list[str] | None, filters: dict[str, Any], replay: int | None) -> dict[str, Any]:
-    """Return a request's selection. Raises Refusal unless it is either ids or a filter."""
+def _selection(
+    message_ids: list[str] | None, filters: dict[str, Any], replay: int | None, dry_run: bool
+) -> dict[str, Any]:
+    """Return a request's selection. Raises Refusal unless it is either ids or a filter; a dry run is of a filter."""
     if not message_ids:
         if not filters or replay is not None:
             raise Refusal("Name MESSAGE_IDs and their --subscription, or a filter such as --subscription.", code=2)
         return {"filter": filters}
+    if dry_run:
+        raise Refusal(
+            "--dry-run goes with a filter, not with MESSAGE_IDs. Nothing was done. To see one first: "
+            "halfnote dead-letters show",
+            code=WRONG_USAGE,
+        )
     if set(filters) != {"subscription"}:
         raise Refusal("MESSAGE_IDs go with --subscription and with no other filter.", code=2)
     return {"ids": [{**filters, "message_id": one, **_given(replay=replay)} for one in message_ids]}

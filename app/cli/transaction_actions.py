@@ -5,7 +5,8 @@ from typing import Annotated, Any
 import typer
 
 from app.cli.api_client import DEFAULT_URL, AsJson, Url, call, path_of, print_json
-from app.cli.errors import Refusal
+from app.cli.errors import WRONG_USAGE, Refusal
+from app.cli.given_options import given
 from app.cli.tables import moment
 
 TransactionId = Annotated[str, typer.Argument(metavar="TRANSACTION_ID")]
@@ -19,6 +20,8 @@ BornAfter = Annotated[str | None, typer.Option(help="born at this time or later 
 BornBefore = Annotated[str | None, typer.Option(help="born before this time (RFC 3339)")]
 Limit = Annotated[int, typer.Option(help="the most to act on, newest first")]
 DryRun = Annotated[bool, typer.Option(help="with a filter: only list what would change")]
+# The options of a filter, as parameters.
+OF_FILTER = ("group", "state", "born_after", "born_before", "limit")
 
 
 def install(app: typer.Typer) -> None:
@@ -30,6 +33,7 @@ def install(app: typer.Typer) -> None:
 
 
 def check(
+    context: typer.Context,
     transaction_id: OneOrMany = None,
     group: Group = None,
     state: StateName = None,
@@ -42,6 +46,7 @@ def check(
 ) -> None:
     """Check one transaction now, or all that match a filter: Halfnote asks the producer."""
     if transaction_id is not None:
+        _refuse_filter(context)
         answer = call(url, "POST", path_of("transactions", transaction_id, "check"), as_json=as_json)
         print_json(answer) if as_json else print(
             f"Halfnote asks its producer now ({moment(answer['next_check_at'])} UTC)."
@@ -52,6 +57,7 @@ def check(
 
 
 def verdict(
+    context: typer.Context,
     verdict: VerdictWord,
     reason: Reason,
     transaction_id: OneOrMany = None,
@@ -69,6 +75,7 @@ def verdict(
     """Decide one transaction, or all that match a filter. A verdict is final."""
     decision = {"verdict": verdict, "reason": reason, **_given(actor=actor)}
     if transaction_id is not None:
+        _refuse_filter(context)
         content = {**decision, "force": force}
         answer = call(url, "POST", path_of("transactions", transaction_id, "verdict"), content=content, as_json=as_json)
         stood = " It was recorded before." if not as_json and answer["replayed"] else ""
@@ -81,6 +88,7 @@ def verdict(
 
 
 def reissue(
+    context: typer.Context,
     reason: Reason,
     transaction_id: Annotated[str | None, typer.Argument(metavar="TRANSACTION_ID", help="or --group")] = None,
     actor: Actor = None,
@@ -104,6 +112,7 @@ def reissue(
         many = {"producer_group": group, "limit": limit, "dry_run": dry_run, **times, **why}
         _print_answer(call(url, "POST", "/transactions/reissue", content=many, as_json=as_json), "reissued", as_json)
         return
+    _refuse_filter(context)
     path = path_of("transactions", transaction_id, "reissue")
     answer = call(url, "POST", path, content=why, as_json=as_json)
     if as_json:
@@ -141,6 +150,19 @@ def filtered(
         raise Refusal("Name a TRANSACTION_ID, or a filter by --group and --state.", code=2)
     times = _given(born_after=born_after, born_before=born_before)
     return {"producer_group": group, "state": state, "limit": limit, "dry_run": dry_run, **times}
+
+
+def _refuse_filter(context: typer.Context) -> None:
+    """Raise Refusal if --dry-run or a filter was given beside a TRANSACTION_ID: an act on one has no preview."""
+    ignored = given(context, *OF_FILTER)
+    if context.params["dry_run"]:
+        ignored += given(context, "dry_run")
+    if ignored:
+        raise Refusal(
+            f"{', '.join(ignored)} cannot go with a TRANSACTION_ID. Nothing was done. To see the transaction first: "
+            "halfnote transactions show",
+            code=WRONG_USAGE,
+        )
 
 
 def _given(**options: str | None) -> dict[str, str]:

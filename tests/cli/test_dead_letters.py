@@ -3,15 +3,15 @@
 import io
 import time
 from collections.abc import Iterator
-from uuid import uuid4
+from uuid import UUID, uuid4
 
 import httpx
 import pytest
 
 from tests.support.cli_requests import answering, group
-from tests.support.cli_runs import Run, run
+from tests.support.cli_runs import Run, run, run_alone
 
-__all__ = ["group", "run"]
+__all__ = ["group", "run", "run_alone"]
 
 
 @pytest.fixture
@@ -125,3 +125,10 @@ def test_dropping_by_a_filter_asks_first(
     done = run("dead-letters", "drop", "--subscription", name, "--because", "unknown customer", "--yes")
     assert "1 dead letter was dropped." in done.out
     assert "0 dead letters would be dropped." in run("dead-letters", "drop", "--subscription", name, "--yes").out
+
+
+@pytest.mark.parametrize("act", ["redeliver", "drop"])
+def test_a_dry_run_of_ids_is_refused(run_alone: Run, act: str) -> None:
+    refused = run_alone("dead-letters", act, "--subscription", "mailer", "--dry-run", f"{UUID(int=7)}-0")
+    assert (refused.code, refused.out) == (2, "")
+    assert "--dry-run goes with a filter, not with MESSAGE_IDs. Nothing was done." in refused.err

@@ -3,11 +3,12 @@
 from uuid import UUID
 
 import asyncpg
+import pytest
 
 from tests.support.cli_requests import group, post_end, post_half
-from tests.support.cli_runs import Run, run
+from tests.support.cli_runs import Run, run, run_alone
 
-__all__ = ["group", "run"]
+__all__ = ["group", "run", "run_alone"]
 
 
 def test_a_list_of_transactions_is_filtered_and_paged(run: Run, url: str, group: str) -> None:
@@ -110,3 +111,27 @@ def test_a_filter_decides_only_without_dry_run(run: Run, url: str, group: str) -
     assert "0 would be reissued" in run(*these).out
     assert ids <= {one["transaction_id"] for one in run(*rolled_back, "--reissued").json["items"]}
     assert not ids & {one["transaction_id"] for one in run(*rolled_back, "--no-reissued").json["items"]}
+
+
+@pytest.mark.parametrize(
+    "act", [("check",), ("verdict", "commit", "--reason", "x"), ("reissue", "--reason", "x")], ids=lambda act: act[0]
+)
+@pytest.mark.parametrize(
+    "option",
+    [("--dry-run",), ("--group", "shop"), ("--born-after", "2026-11-21T10:30:00Z"), ("--limit", "100")],
+    ids=lambda option: option[0],
+)
+def test_a_preview_or_a_filter_beside_an_id_is_refused(
+    run_alone: Run, act: tuple[str, ...], option: tuple[str, ...]
+) -> None:
+    refused = run_alone("transactions", *act, str(UUID(int=7)), *option)
+    assert (refused.code, refused.out) == (2, "")
+    assert f"{option[0]} cannot go with a TRANSACTION_ID. Nothing was done." in refused.err
+
+
+def test_an_id_goes_with_no_dry_run(run: Run, url: str, group: str) -> None:
+    transaction_id = post_half(url, group)
+    decided = ("transactions", "verdict", "rollback", transaction_id, "--reason", "told by phone", "--force")
+    assert run(*decided, "--dry-run").code == 2
+    assert run("transactions", "show", transaction_id, "--json").json["state"] == "half"
+    assert run(*decided, "--no-dry-run").code == 0
