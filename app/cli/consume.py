@@ -1,10 +1,15 @@
 """`halfnote consume`: claim the messages of a subscription, print them, and acknowledge them."""
 
+import os
+import sys
+from contextlib import suppress
 from typing import Annotated, Any
 
 import typer
 
 from app.cli.api_client import DEFAULT_URL, AsJson, Url, call, path_of, print_json
+from app.cli.errors import Refusal
+from app.cli.leaving import leaving
 from app.cli.tables import moment
 from app.schemas.claims import CLAIM_DEFAULT
 
@@ -26,21 +31,40 @@ def consume(
 ) -> None:
     """Claim messages, print each, and acknowledge what was printed."""
     path, left = path_of("subscriptions", name), count
-    while left is None or left > 0:
-        most = _most(at_once, left)
-        wanted = {"wait_s": 0.0 if once else WAIT_S, **({} if most is None else {"max": most})}
-        messages: list[dict[str, Any]] = call(url, "POST", f"{path}/claim", content=wanted)["messages"]
+    with leaving():
+        while left is None or left > 0:
+            most = _most(at_once, left)
+            wanted = {"wait_s": 0.0 if once else WAIT_S, **({} if most is None else {"max": most})}
+            messages: list[dict[str, Any]] = call(url, "POST", f"{path}/claim", content=wanted)["messages"]
+            _write(messages, as_json)
+            if messages and not keep:
+                call(url, "POST", f"{path}/ack", content={"handles": [message["handle"] for message in messages]})
+            if left is not None:
+                left -= len(messages)
+            if once and not messages:
+                return
+
+
+def _write(messages: list[dict[str, Any]], as_json: bool) -> None:
+    """Print messages and hand them to the operating system: what is only in the process's buffer can be lost.
+
+    Raises Refusal if that fails.
+    """
+    try:
         for message in messages:
             if as_json:
                 print_json(message)
             else:
                 _print(message)
-        if messages and not keep:
-            call(url, "POST", f"{path}/ack", content={"handles": [message["handle"] for message in messages]})
-        if left is not None:
-            left -= len(messages)
-        if once and not messages:
-            return
+        sys.stdout.flush()
+    except OSError as error:
+        with suppress(OSError):
+            # Otherwise the interpreter's end writes what is left, and fails again.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        raise Refusal(
+            f"The messages cannot be printed: {error.strerror}. Those of the last claim were not acknowledged; they "
+            "come again."
+        ) from None
 
 
 def _most(at_once: int | None, left: int | None) -> int | None:

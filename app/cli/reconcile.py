@@ -3,17 +3,16 @@
 import asyncio
 import os
 import re
-import signal
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from textwrap import fill
-from types import FrameType
 from typing import NoReturn
 
 import typer
 
 from app.cli.errors import WRONG_USAGE, Refusal
+from app.cli.leaving import leaving
 from app.cli.serve import settings_with
 from app.cli.spark_program import follow, refuse_without_java, refuse_without_spark, runs_elsewhere
 from app.config import Settings
@@ -66,7 +65,7 @@ def run(program: str, arguments: Sequence[str], *, several: bool = False) -> Non
         os.environ.pop("HALFNOTE_DATABASE_URL_FILE", None)
         os.environ.pop(DATABASE_URLS, None)
     settings = settings_with(database_url=urls[-1] if urls else None)
-    with _leaving(), database_of(settings) as url:
+    with leaving(), database_of(settings) as url:
         # In the environment: every user of the machine can read a program's arguments.
         ended = follow([*command, *rest], {**os.environ, "HALFNOTE_DATABASE_URL": url})
     raise SystemExit(ended)
@@ -130,18 +129,3 @@ def database_of(settings: Settings) -> Iterator[str]:
             url = settings.database_url or stack.enter_context(borrowed(settings.data_dir))
             asyncio.run(refuse(url))
         yield url
-
-
-@contextmanager
-def _leaving() -> Iterator[None]:
-    """Raise SystemExit on SIGTERM and Ctrl-C, so that a server that was started here is stopped."""
-
-    def leave(number: int, frame: FrameType | None) -> None:
-        raise SystemExit(128 + number)
-
-    before = {number: signal.signal(number, leave) for number in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)

@@ -1,0 +1,21 @@
+"""End a command by an exception, so that what it began is ended in order."""
+
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import FrameType
+
+
+@contextmanager
+def leaving() -> Iterator[None]:
+    """Raise SystemExit on SIGTERM and Ctrl-C, so that a server that was started here is stopped."""
+
+    def leave(number: int, frame: FrameType | None) -> None:
+        raise SystemExit(128 + number)
+
+    before = {number: signal.signal(number, leave) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
