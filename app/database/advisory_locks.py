@@ -24,6 +24,9 @@ class AdvisoryLock(IntEnum):
     CHECK_CLAIMS = 7005
     # One replica at a time sweeps.
     SWEEP = 7006
+    # Requests that start a subscription or a replay share it, from before they look where the log begins until their
+    # commit. Upkeep takes it alone to close a day.
+    NEW_READERS = 7007
     # One run of the proof at a time writes.
     PROOF = 7010
     # One run of `archive`, `restore` or `redact` at a time.

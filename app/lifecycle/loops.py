@@ -31,6 +31,7 @@ from app.relay import unrouted
 from app.relay.loop import BURST, EVERY_S, INTERVALS_S, Relay
 from app.relay.unrouted import Routing
 from app.relay.wakeups import LISTEN_EVERY_S, NOTIFY_EVERY_S, RelayWakeups, listen, notify
+from app.retention import heartbeat
 from app.retention import loop as retention_loop
 from app.runtime.loop_runner import Loop
 from app.runtime.state import Runtime
@@ -92,6 +93,6 @@ def all_loops(runtime: Runtime) -> list[Loop]:
         Loop("gauges", gauges.step, gauges.EVERY_S),
         Loop("figures", sampler.step, minutes.LOOK_EVERY_S, None, sampler.drain),
         Loop("disk", disk_usage.DiskUsage().step, disk_usage.EVERY_S),
-        Loop(retention_loop.NAME, retention_loop.step, retention_loop.EVERY_S),
+        Loop(heartbeat.NAME, retention_loop.step, retention_loop.EVERY_S),
         *last,
     ]

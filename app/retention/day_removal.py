@@ -6,23 +6,22 @@ together, delete the row. No step takes a lock that blocks a request.
 """
 
 import asyncio
-from dataclasses import replace
 from datetime import datetime, timedelta
 
 import asyncpg
 import structlog
 
-from app.announcements import dead_letter
 from app.database.connection import Connection
-from app.ids import message_id
 from app.migrate import LOCK_TIMEOUT_MS
 from app.retention import archive_check
+from app.retention.day_closing import EVERY_SUBSCRIPTION, close_by_force, close_settled
+from app.retention.day_dead_letters import bury_log, bury_retries, drop_confirmed
+from app.retention.heartbeat import beat
 from app.runtime.state import Runtime
-from app.store.relay.announcements import Announcement, announce
-from app.store.retention import day_blockers, days, partitions
+from app.store.retention import day_blockers, day_dead_letters, days, partitions
 from app.store.retention.days import Day
 from app.store.subscriptions.subscriptions import Subscription, page
-from app.verdicts import DayState, DeadLetterReason
+from app.verdicts import DayState
 
 log = structlog.get_logger(__name__)
 
@@ -31,7 +30,6 @@ CLOCKS_APART = timedelta(minutes=1)
 OLDER_SNAPSHOTS_WAITS = 20
 OLDER_SNAPSHOTS_REST_S = 0.1
 NAMED_AT_MOST = 20
-EVERY_SUBSCRIPTION = 1_000_000
 
 # Errors that end a wait for other sessions.
 IN_THE_WAY = (asyncpg.LockNotAvailableError, asyncpg.QueryCanceledError)
@@ -43,23 +41,34 @@ async def remove_day(runtime: Runtime, connection: Connection, day: Day, now: da
     `forced`: remove the day even if transactions are undecided or messages undelivered, but never without a required
     archive. `connection` is not in a database transaction.
     """
-    subscriptions = await page(connection, "", EVERY_SUBSCRIPTION)
     if day.state is DayState.OPEN:
-        causes = [] if forced else await _holding(connection, day, subscriptions, whole=False)
-        if not forced:
-            causes += await archive_check.unarchived(runtime, connection, day, counted=not causes)
-        if causes:
-            return sorted(causes)
-        day = await _close(runtime, connection, day, subscriptions if forced else [], now)
+        closed, causes = await _close(runtime, connection, day, forced, now)
+        if closed is None:
+            return causes
+        day = closed
     if not await _older_snapshots_ended(connection, day):
         return ["reader"]
     standings = [await partitions.standing(connection, table, day.day) for table in partitions.DETACHED]
     if set(standings) == {"attached"}:
-        causes = await _prove(runtime, connection, day, subscriptions, forced, now)
+        causes = await _prove(runtime, connection, day, forced, now)
         causes = causes or await archive_check.unarchived(runtime, connection, day, forced=forced)
         if causes:
             return causes
     return await _detach(connection, day) or await _drop(runtime, connection, day, forced, now)
+
+
+async def _close(
+    runtime: Runtime, connection: Connection, day: Day, forced: bool, now: datetime
+) -> tuple[Day | None, list[str]]:
+    """Return the closed day, or None and what keeps it open."""
+    if forced:
+        return await close_by_force(runtime, connection, day, now)
+    subscriptions = await page(connection, "", EVERY_SUBSCRIPTION)
+    causes = await _holding(connection, day, subscriptions, whole=False)
+    causes += await archive_check.unarchived(runtime, connection, day, counted=not causes)
+    if causes:
+        return None, sorted(causes)
+    return await close_settled(connection, day, subscriptions)
 
 
 async def _holding(connection: Connection, day: Day, subscriptions: list[Subscription], *, whole: bool) -> list[str]:
@@ -83,79 +92,36 @@ async def _holding(connection: Connection, day: Day, subscriptions: list[Subscri
     return sorted(causes)
 
 
-async def _close(
-    runtime: Runtime, connection: Connection, day: Day, undelivered_of: list[Subscription], now: datetime
-) -> Day:
-    """Accept no more verdicts for the day. Undelivered messages become dead letters in the same database transaction,
-    because the relay skips a closed day."""
-    async with connection.transaction():
-        late_since = now + timedelta(days=1)
-        news = [await dead_letter_rest(runtime, connection, day, one, late_since, now) for one in undelivered_of]
-        await days.close_day(connection, day.day, now)
-        written = await announce(connection, [one for one in news if one is not None], now)
-    if written:
-        runtime.wake_ups.published()
-    return replace(day, state=DayState.ARCHIVING, changed_at=now)
-
-
 async def _older_snapshots_ended(connection: Connection, day: Day) -> bool:
+    """Wait for the database transactions that may have seen the closed day open; False if some go on."""
+    readers = await day_blockers.readers(connection)
     for _ in range(OLDER_SNAPSHOTS_WAITS):
-        if await day_blockers.older_snapshots(connection, day.day) == 0:
+        readers = await day_blockers.readers(connection, readers) if readers else []
+        if not readers and await day_blockers.older_snapshots(connection, day.day) == 0:
             return True
         await asyncio.sleep(OLDER_SNAPSHOTS_REST_S)
     return False
 
 
-async def _prove(
-    runtime: Runtime,
-    connection: Connection,
-    day: Day,
-    subscriptions: list[Subscription],
-    forced: bool,
-    now: datetime,
-) -> list[str]:
+async def _prove(runtime: Runtime, connection: Connection, day: Day, forced: bool, now: datetime) -> list[str]:
     """Check again: the day can no longer change. A day that is not over is opened again, unless it must be removed."""
-    if forced:
-        # Verdicts may have arrived until the day was closed, and the relay may have skipped their messages.
+    subscriptions = await page(connection, "", EVERY_SUBSCRIPTION)
+    causes = [] if forced else await _holding(connection, day, subscriptions, whole=True)
+    if forced or (causes and not day.decided):
+        # The day was closed by force. Verdicts may have arrived until then, and the relay skipped their messages.
         late_since = day.changed_at - CLOCKS_APART
-        async with connection.transaction():
-            news = [await dead_letter_rest(runtime, connection, day, one, late_since, now) for one in subscriptions]
-            written = await announce(connection, [one for one in news if one is not None], now)
-        if written:
-            runtime.wake_ups.published()
-        await day_blockers.drop_confirmed(connection, day)
-    else:
-        causes = await _holding(connection, day, subscriptions, whole=True)
-        if causes:
-            await days.reopen_day(connection, day.day, now)
-            return causes
-    while await day_blockers.keep_bodies(connection, day) == day_blockers.BODIES_AT_ONCE:
-        pass
+        for one in subscriptions:
+            await bury_log(runtime, connection, day, one, now, late_since=late_since)
+    if causes:
+        await days.reopen_day(connection, day.day, now)
+        return causes
+    if forced:
+        for one in subscriptions:
+            await bury_retries(runtime, connection, day, one, now)
+            await drop_confirmed(runtime, connection, day, one)
+    while await day_dead_letters.keep_bodies(connection, day) == day_dead_letters.BODIES_AT_ONCE:
+        beat(runtime)
     return []
-
-
-async def dead_letter_rest(
-    runtime: Runtime, connection: Connection, day: Day, subscription: Subscription, late_since: datetime, now: datetime
-) -> Announcement | None:
-    """Make dead letters of the messages that a subscription has not settled. Return their announcements."""
-    if await day_blockers.replaying(connection, day, subscription):
-        log.error("day_left_unreplayed", day=day.day.isoformat(), subscription=subscription.name)
-    buried = await day_blockers.bury(connection, day, subscription, late_since, now)
-    if buried is None:
-        return None
-    runtime.metrics.retention.left_undelivered.labels(subscription.name).inc(buried.messages)
-    log.error("day_left_undelivered", day=day.day.isoformat(), subscription=subscription.name, messages=buried.messages)
-    announcement = dead_letter(
-        subscription.name,
-        message_id=message_id(buried.transaction_id, buried.position),
-        topic=buried.topic,
-        key=buried.key,
-        reason=DeadLetterReason.DAY_LEFT,
-        error=buried.error,
-        attempts=buried.attempts,
-        at=now,
-    )
-    return None if announcement is None else replace(announcement, stands_for=buried.announced)
 
 
 async def _detach(connection: Connection, day: Day) -> list[str]:

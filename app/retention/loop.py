@@ -1,7 +1,6 @@
 """Upkeep: creates days before they are needed, and removes them when everything in them is over."""
 
 from datetime import UTC, datetime, time, timedelta
-from time import monotonic
 
 import asyncpg
 import structlog
@@ -10,6 +9,7 @@ from app.config import Settings
 from app.database.connection import Connection
 from app.migrate import ensure_days
 from app.retention.day_removal import remove_day
+from app.retention.heartbeat import beat
 from app.runtime.loop_runner import StepResult
 from app.runtime.state import Runtime
 from app.store.admin import audit
@@ -21,7 +21,6 @@ from app.verdicts import DayState
 
 log = structlog.get_logger(__name__)
 
-NAME = "upkeep"
 EVERY_S = 60.0
 # The cause that keeps a day whose removal failed.
 FAILED = "failed"
@@ -90,8 +89,7 @@ async def let_leave(runtime: Runtime, connection: Connection, now: datetime) -> 
             # Such as a statement that took too long. The other days leave all the same, and this one is tried again.
             log.exception("day_not_removed", day=day.day.isoformat(), error=str(error))
             causes = [FAILED]
-        # The day may have taken minutes, and the loop is not late while it gets on.
-        runtime.heartbeats[NAME] = monotonic()
+        beat(runtime)
         if causes != day.held:
             await days.set_held(connection, day.day, causes)
         if causes and causes != day.held:

@@ -26,6 +26,7 @@ from app.schemas.replays import (
 from app.store.admin.audit import Act, record
 from app.store.relay.lag import latest, since, until
 from app.store.subscriptions import replays as store
+from app.store.subscriptions.new_readers import share_new_readers
 from app.store.subscriptions.replays import NewReplay, StoredReplay
 from app.verdicts import ReplayState
 
@@ -79,6 +80,7 @@ async def start_replay(name: str, wanted: ReplayRequest, runtime: Runtime, calle
     caller.must_have_subscription(name)
     now = runtime.clock.now()
     async with runtime.request_pool.transaction() as connection:
+        await share_new_readers(connection)
         subscription = await known(connection, name, lock=True)
         caller.must_cover_topics(subscription.topics)
         after, last = await _part(connection, wanted)

@@ -65,6 +65,7 @@ from app.store.relay import lag as places
 from app.store.relay.lag import SubscriptionLag, opened
 from app.store.relay.page_standing import PageStanding, page_standing
 from app.store.subscriptions import subscriptions as store
+from app.store.subscriptions.new_readers import share_new_readers
 from app.store.subscriptions.rankings import SubscriptionOrder, count_subscriptions, ranked_subscriptions
 from app.store.subscriptions.subscriptions import Private, Subscription, SubscriptionSpec
 from app.verdicts import BreakerState
@@ -155,6 +156,7 @@ async def _store(
     granted = await _consent(runtime, shape, dry_run=dry_run)
     now = runtime.clock.now()
     async with runtime.request_pool.transaction(dry_run=dry_run) as connection:
+        await share_new_readers(connection)
         stored = await store.one(connection, name, lock=True)
         if base is not None and (stored is None or SubscriptionSpec.of(stored) != SubscriptionSpec.of(base)):
             raise DatabaseUnavailable(f"`{name}` was changed at the same time. Repeat the request.", retry_after_s=1)

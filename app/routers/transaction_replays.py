@@ -27,6 +27,7 @@ from app.store.admin.audit import record
 from app.store.coordinator.delivery_facts import DeliveryFacts, read_facts
 from app.store.coordinator.transactions import transaction_state
 from app.store.subscriptions import replays as store
+from app.store.subscriptions.new_readers import share_new_readers
 from app.store.subscriptions.replays import NewReplay
 
 router = APIRouter(prefix="/transactions", tags=["transactions"])
@@ -62,6 +63,7 @@ async def replay_transaction(
     """
     now = runtime.clock.now()
     async with runtime.request_pool.transaction() as connection:
+        await share_new_readers(connection)
         subscription = await known(connection, wanted.subscription, lock=True)
         standing = await transaction_state(connection, transaction_id)
         facts = await read_facts(connection, transaction_id, wanted.position, subscription.name, 1, now)

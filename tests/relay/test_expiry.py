@@ -14,7 +14,7 @@ from app.database.connection import Connection
 from app.relay.loop import Relay
 from app.runtime.state import Runtime
 from app.store.relay.expiry import matching_ahead
-from app.store.retention import day_blockers, days
+from app.store.retention import day_blockers, day_dead_letters, days
 from app.store.retention.days import Day
 from app.store.subscriptions.subscriptions import one
 from tests.support.check_responder import Call, Responder
@@ -92,8 +92,8 @@ async def test_a_paused_subscription_lets_its_day_go(
         assert await db.fetch(REASONS) == [("expired", 6)]
         await turn_until(relay, runtime, lambda: db.fetchval('select "offset" >= $1 from checkpoint', delayed[0]))
         assert not await day_blockers.undelivered(db, day, subscription)
-        assert await day_blockers.keep_bodies(db, day) == 6
-        assert await day_blockers.keep_bodies(db, day) == 0
+        assert await day_dead_letters.keep_bodies(db, day) == 6
+        assert await day_dead_letters.keep_bodies(db, day) == 0
         bodies = [json.loads(row[0]) for row in await db.fetch('select body from dead_letter order by "offset"')]
         assert bodies == [{"order": number} for number in range(6)]
         assert receiver.calls == []

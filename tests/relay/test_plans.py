@@ -20,7 +20,7 @@ from app.store.relay.page_standing import ENTRIES_MOST, PAGE_STANDING
 from app.store.relay.results import FIRST_TRIES, OUTCOMES, SETTLE, SETTLE_FIRST_TRIES, STREAMS, Batch
 from app.store.relay.retries import CLAIM_RETRIES
 from app.store.relay.unrouted import INACTIVE, TOPICS_AFTER
-from app.store.retention.day_blockers import BODIES_AT_ONCE, KEEP_BODIES
+from app.store.retention.day_dead_letters import BODIES_AT_ONCE, KEEP_BODIES
 from app.store.retention.days import partition_name
 from app.store.subscriptions.subscriptions import Route
 from app.topic_patterns import TopicPatterns

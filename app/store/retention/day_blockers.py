@@ -1,14 +1,12 @@
-"""Find what keeps a day from being removed, and make dead letters of the deliveries that its removal cuts short."""
+"""Find what keeps a day from being removed."""
 
 from dataclasses import dataclass
 from datetime import date, datetime
-from uuid import UUID
 
 from app.database.connection import Connection
 from app.store.retention.days import Day
 from app.store.subscriptions.subscriptions import Route, Subscription
-from app.topic_patterns import match_sql, reserved_sql
-from app.verdicts import DeadLetterReason
+from app.topic_patterns import match_sql
 
 # check_back by primary key range, with each row looked up in op. `unswept`: halves that no sweep has found. If a swept
 # transaction is undecided, the rest of the day is not read.
@@ -96,70 +94,27 @@ select exists (
 )
 """
 
-# One statement turns the remaining deliveries of one subscription into dead letters with their own bodies. A repetition
-# finds the rows and inserts none. $7: messages committed at or after this time count even below the checkpoint, because
-# the relay skips a closed day.
-BURY = f"""
-with waiting as materialized (
-  select o.transaction_id, o.position, 0 as replay, 0 as attempts, null::timestamptz as first_at, null as last_error
-  from outbox o where (o."offset" > {PLACE} or o.committed_at >= $7) and {MATCHING}
-    and not exists (
-      select from delivery_retry r where r.subscription_id = $3 and r.replay = 0
-        and r.transaction_id = o.transaction_id and r.position = o.position
-    )
-  union all
-  select r.transaction_id, r.position, r.replay, r.attempts, r.first_at, r.last_error from {RETRIES}
-), gone as (
-  delete from {RETRIES}
-), buried as (
-  insert into dead_letter (subscription_id, replay, transaction_id, position, "offset", topic, key, attempts, first_at,
-    reason, error, died_at, producer_group, tag, headers, content_type, body, body_digest, committed_at)
-  select $3, w.replay, o.transaction_id, o.position, o."offset", o.topic, o.key, w.attempts, w.first_at,
-    '{DeadLetterReason.DAY_LEFT}', w.last_error, $8, h.producer_group, o.tag, h.headers, h.content_type, h.body,
-    h.body_digest, o.committed_at
-  from waiting w
-  join outbox o on o.transaction_id = w.transaction_id and o.position = w.position
-  join half h on h.transaction_id = w.transaction_id and h.position = w.position
-  where o.transaction_id >= $1 and o.transaction_id < $2 and h.transaction_id >= $1 and h.transaction_id < $2
-  on conflict do nothing
-  returning transaction_id, position, "offset", topic, key, attempts, error
-)
-select transaction_id, position, topic, key, attempts, error,
-  count(*) over () as messages, count(*) filter (where not {reserved_sql("topic")}) over () as announced
-from buried order by {reserved_sql("topic")}, "offset" desc limit 1
-"""  # noqa: S608 -- constants of this module
+# The subscriptions with a replay that runs. Served by replay_running.
+REPLAYED = "select distinct subscription_id from replay where state = 'running'"
 
-# dead_letter is small; half and outbox are read by primary key. If a delivery was confirmed while its message became a
-# dead letter, the dead letter is deleted.
-UNBURY = f"""
-delete from dead_letter d using receipt r
-where d.transaction_id >= $1 and d.transaction_id < $2 and d.reason = '{DeadLetterReason.DAY_LEFT}'
-  and r.transaction_id = d.transaction_id and r.position = d.position and r.subscription_id = d.subscription_id
-  and r.replay = d.replay
-"""  # noqa: S608 -- a constant
+# When the oldest open database transaction began that may have written, or now. `committed_at` is read from the same
+# clock, so it is no earlier in a message that becomes visible after this statement.
+OLDEST_WRITER = """
+select least(clock_timestamp(), (
+  select min(xact_start) from pg_stat_activity
+  where datname = current_database() and backend_type = 'client backend' and pid <> pg_backend_pid()
+    and (backend_xid is not null or backend_xmin is not null)
+))
+"""
 
-# Dead letters can be many, so one statement copies some: it finds them by dead_letter_uncopied, reads half and outbox
-# by primary key, and updates by ctid, because a join would be planned as a scan of the whole table.
-BODIES_AT_ONCE = 1000
-KEEP_BODIES = f"""
-with uncopied as materialized (
-  select d.ctid as at from dead_letter d
-  where d.transaction_id >= $1 and d.transaction_id < $2 and d.body is null
-    and exists (
-      select from half h where h.transaction_id = d.transaction_id and h.position = d.position offset 0
-    ) and exists (
-      select from outbox o where o.transaction_id = d.transaction_id and o.position = d.position offset 0
-    )
-  order by d.transaction_id, d.position limit {BODIES_AT_ONCE} for update of d
-)
-update dead_letter d set (producer_group, tag, headers, content_type, body, body_digest) = (
-    select h.producer_group, h.tag, h.headers, h.content_type, h.body, h.body_digest
-    from half h where h.transaction_id = d.transaction_id and h.position = d.position
-  ), committed_at = (
-    select o.committed_at from outbox o where o.transaction_id = d.transaction_id and o.position = d.position
-  )
-where d.ctid = any(array(select at from uncopied))
-"""  # noqa: S608 -- a constant
+# The database transactions that have read `day`: each holds a lock on it until its end. OLDER_SNAPSHOTS misses one
+# that has read the day as open, got its xid after the close had its own, and has no snapshot any more: it only commits.
+READERS = """
+select coalesce(array_agg(distinct l.virtualtransaction), '{}') from pg_locks l
+where l.locktype = 'relation' and l.relation = 'day'::regclass and l.pid <> pg_backend_pid()
+  and l.database = (select oid from pg_database where datname = current_database())
+  and ($1::text[] is null or l.virtualtransaction = any($1))
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,23 +129,6 @@ class DayUndecided:
     def count(self) -> int:
         """How many transactions without a verdict the read found."""
         return max(self.undecided or 0, self.in_doubt + self.parked)
-
-
-@dataclass(frozen=True, slots=True)
-class Buried:
-    """The newest message that became a dead letter (an operational message only if there is no other).
-
-    `messages` counts all messages that became dead letters, `announced` only those of producers, which are announced.
-    """
-
-    transaction_id: UUID
-    position: int
-    topic: str
-    key: str | None
-    attempts: int
-    error: str | None
-    messages: int
-    announced: int
 
 
 async def undecided(connection: Connection, day: Day, *, whole: bool = False) -> DayUndecided:
@@ -211,9 +149,29 @@ async def older_snapshots(connection: Connection, day: date) -> int:
     return count
 
 
+async def readers(connection: Connection, among: list[str] | None = None) -> list[str]:
+    """Return the open database transactions that may have read the day's state, all of them or those `among` others.
+
+    Call it once the close is visible: a database transaction that reads the day later sees it closed.
+    """
+    found: list[str] = await connection.fetchval(READERS, among)
+    return found
+
+
+async def oldest_writer(connection: Connection) -> datetime:
+    """Return a time before which no message was committed that is not visible yet, by the database's clock."""
+    at: datetime = await connection.fetchval(OLDEST_WRITER)
+    return at
+
+
+async def replayed(connection: Connection) -> set[int]:
+    """Return the ids of the subscriptions with a replay that runs."""
+    return {row[0] for row in await connection.fetch(REPLAYED)}
+
+
 async def undelivered(connection: Connection, day: Day, subscription: Subscription) -> bool:
     """Return whether the day holds a committed message that the subscription takes and has not settled."""
-    mine = _mine(subscription.route)
+    mine = of_route(subscription.route)
     return bool(await connection.fetchval(UNDELIVERED, day.low, day.high, subscription.subscription_id, *mine))
 
 
@@ -222,29 +180,6 @@ async def replaying(connection: Connection, day: Day, subscription: Subscription
     return bool(await connection.fetchval(REPLAYING, day.low, day.high, subscription.subscription_id))
 
 
-async def bury(
-    connection: Connection, day: Day, subscription: Subscription, late_since: datetime, now: datetime
-) -> Buried | None:
-    """Make dead letters of messages that the subscription has not settled and its replays retry; None: there are none.
-
-    Messages committed at or after `late_since` count even below the checkpoint.
-    """
-    row = await connection.fetchrow(
-        BURY, day.low, day.high, subscription.subscription_id, *_mine(subscription.route), late_since, now
-    )
-    return None if row is None else Buried(**row)
-
-
-def _mine(route: Route) -> tuple[tuple[str, ...], list[str] | None, str | None]:
+def of_route(route: Route) -> tuple[tuple[str, ...], list[str] | None, str | None]:
+    """Return the parameters $4 to $6 of MATCHING."""
     return route.topics.patterns, route.tags, route.headers
-
-
-async def drop_confirmed(connection: Connection, day: Day) -> None:
-    """Delete the dead letters whose delivery was confirmed meanwhile."""
-    await connection.execute(UNBURY, day.low, day.high)
-
-
-async def keep_bodies(connection: Connection, day: Day) -> int:
-    """Copy the messages of up to BODIES_AT_ONCE of the day's dead letters into them; return how many it copied."""
-    done: str = await connection.execute(KEEP_BODIES, day.low, day.high)
-    return int(done.rpartition(" ")[2])

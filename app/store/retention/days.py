@@ -42,6 +42,7 @@ class Day:
     """A UTC day of the large tables: half-open id range, state (open, archiving, gone), and the place of its archive.
 
     `decided`: every half of the day has an Op. `held`: the reasons that keep it although its retention is over.
+    `changed_at`: of a closed day by the database's clock, see `close_day`.
     """
 
     day: date
@@ -115,9 +116,12 @@ async def set_held(connection: Connection, day: date, causes: Sequence[str]) -> 
     await connection.execute(HELD, day, sorted(causes))
 
 
-async def close_day(connection: Connection, day: date, now: datetime) -> None:
-    """Close the day for verdicts: statements that begin from now on refuse them."""
-    await connection.execute(CLOSED, day, now)
+async def close_day(connection: Connection, day: date, late_since: datetime) -> None:
+    """Close the day for verdicts: statements that begin after the commit refuse them.
+
+    `late_since` becomes its `changed_at`: messages that become visible only after the close were committed since then.
+    """
+    await connection.execute(CLOSED, day, late_since)
 
 
 async def reopen_day(connection: Connection, day: date, now: datetime) -> None:

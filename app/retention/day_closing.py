@@ -1,0 +1,101 @@
+"""Closes a day: its row says `archiving`, and from then on the day takes no verdict and no delivery.
+
+The database transaction that closes a day finds every subscription and replay that may begin in it. A request that
+starts one shares a lock (`AdvisoryLock.NEW_READERS`) from before it looks where the log begins until its commit. The
+close takes this lock alone. So none begins between the last look and the close, and later ones find the day closed.
+"""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from datetime import datetime
+
+from app.database.connection import Connection
+from app.retention.day_dead_letters import BEGINNING, announce_buried, bury_log, count, report
+from app.runtime.state import Runtime
+from app.store.retention import day_blockers, day_dead_letters, days
+from app.store.retention.days import Day
+from app.store.subscriptions.new_readers import take_new_readers
+from app.store.subscriptions.subscriptions import Subscription, page
+from app.verdicts import DayState
+
+EVERY_SUBSCRIPTION = 1_000_000
+# How often a forced close goes through the log again because of new messages, before it waits for the next turn.
+TRIES = 3
+# The cause that keeps a day while a request starts a subscription or a replay.
+STARTING = "reader"
+
+
+async def close_settled(
+    connection: Connection, day: Day, looked_at: Sequence[Subscription]
+) -> tuple[Day | None, list[str]]:
+    """Close a day of which nothing is left for the subscriptions `looked_at`. Return the closed day, or what keeps it.
+
+    New and changed subscriptions are looked at now, and the replays of all.
+    """
+    known = {_route(one) for one in looked_at}
+    async with connection.transaction():
+        late_since = await day_blockers.oldest_writer(connection)
+        if not await take_new_readers(connection):
+            return None, [STARTING]
+        replayed = await day_blockers.replayed(connection)
+        causes = []
+        for one in await page(connection, "", EVERY_SUBSCRIPTION):
+            if _route(one) not in known and await day_blockers.undelivered(connection, day, one):
+                causes.append(f"undelivered:{one.name}")
+            if one.subscription_id in replayed and await day_blockers.replaying(connection, day, one):
+                causes.append(f"replay:{one.name}")
+        if causes:
+            return None, sorted(causes)
+        await days.close_day(connection, day.day, late_since)
+    return replace(day, state=DayState.ARCHIVING, changed_at=late_since), []
+
+
+async def close_by_force(
+    runtime: Runtime, connection: Connection, day: Day, now: datetime
+) -> tuple[Day | None, list[str]]:
+    """Close a day whatever is left in it: log entries that no subscription has settled become dead letters.
+
+    Return the closed day, or what keeps it for this turn.
+    """
+    reached: dict[tuple[int, str], int] = {}
+    left: list[Subscription] = []
+    for _ in range(TRIES):
+        for one in await page(connection, "", EVERY_SUBSCRIPTION):
+            after = reached.get(_route(one))
+            if after is None or one in left:
+                reached[_route(one)] = await bury_log(runtime, connection, day, one, now, after=after or BEGINNING)
+        closed, left = await _close_after(runtime, connection, day, reached, now)
+        if closed is not None:
+            return closed, []
+    return None, sorted(f"undelivered:{one.name}" for one in left) or [STARTING]
+
+
+async def _close_after(
+    runtime: Runtime, connection: Connection, day: Day, reached: dict[tuple[int, str], int], now: datetime
+) -> tuple[Day | None, list[Subscription]]:
+    """Go on through the log in one short step for each subscription, and close the day. If a subscription is new, was
+    changed or has more, return these instead."""
+    async with connection.transaction():
+        late_since = await day_blockers.oldest_writer(connection)
+        if not await take_new_readers(connection):
+            return None, []
+        subscriptions = await page(connection, "", EVERY_SUBSCRIPTION)
+        left = [one for one in subscriptions if _route(one) not in reached]
+        buried = []
+        for one in subscriptions if not left else []:
+            step = await day_dead_letters.bury_log(connection, day, one, reached[_route(one)], None, now)
+            reached[_route(one)] = step.reached
+            buried.append((one, step.buried))
+            if step.more:
+                left.append(one)
+        if not left:
+            await days.close_day(connection, day.day, late_since)
+        written = await announce_buried(connection, buried, now)
+    for one, some in buried:
+        report(day, one, count(runtime, one, some, written))
+    return None if left else replace(day, state=DayState.ARCHIVING, changed_at=late_since), left
+
+
+def _route(subscription: Subscription) -> tuple[int, str]:
+    """Return what decides which messages a subscription takes."""
+    return subscription.subscription_id, repr((subscription.topics, subscription.filters))

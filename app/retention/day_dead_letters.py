@@ -1,0 +1,119 @@
+"""Makes dead letters of what a day's removal cuts short, in short database transactions of one subscription each.
+
+The relay skips a closed day and moves its checkpoint past it. So the log is gone through before the day is closed, and
+the database transaction that closes it adds only what came since (`day_closing.py`). Retries stay where they are until
+the day is closed: from then on no worker claims or settles them, so no lock on them makes a worker wait.
+"""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from datetime import datetime
+
+import structlog
+
+from app.announcements import dead_letter
+from app.database.connection import Connection
+from app.ids import message_id
+from app.retention.heartbeat import beat
+from app.runtime.state import Runtime
+from app.store.relay.announcements import Announcement, announce
+from app.store.retention import day_blockers
+from app.store.retention import day_dead_letters as store
+from app.store.retention.day_dead_letters import START, Buried, RowPlace
+from app.store.retention.days import Day
+from app.store.subscriptions.subscriptions import Subscription
+from app.verdicts import DeadLetterReason
+
+log = structlog.get_logger(__name__)
+
+# Before the first offset.
+BEGINNING = 0
+
+
+async def bury_log(
+    runtime: Runtime,
+    connection: Connection,
+    day: Day,
+    subscription: Subscription,
+    now: datetime,
+    *,
+    after: int = BEGINNING,
+    late_since: datetime | None = None,
+) -> int:
+    """Make dead letters of the day's log entries after an offset that the subscription has not settled.
+
+    Entries committed at or after `late_since` count even below the checkpoint. Return the last offset that was read.
+    """
+    reached, messages, more = after, 0, True
+    while more:
+        async with connection.transaction():
+            step = await store.bury_log(connection, day, subscription, reached, late_since, now)
+            written = await announce_buried(connection, [(subscription, step.buried)], now)
+        reached, more = step.reached, step.more
+        messages += count(runtime, subscription, step.buried, written)
+    report(day, subscription, messages)
+    return reached
+
+
+async def bury_retries(
+    runtime: Runtime, connection: Connection, day: Day, subscription: Subscription, now: datetime
+) -> None:
+    """Make dead letters of a closed day's retries, of replays too. What a replay has not read is only logged."""
+    if await day_blockers.replaying(connection, day, subscription):
+        log.error("day_left_unreplayed", day=day.day.isoformat(), subscription=subscription.name)
+    place: RowPlace | None = START
+    messages = 0
+    while place is not None:
+        async with connection.transaction():
+            step = await store.bury_retries(connection, day, subscription, place, now)
+            written = await announce_buried(connection, [(subscription, step.buried)], now)
+        place = step.place
+        messages += count(runtime, subscription, step.buried, written)
+    report(day, subscription, messages)
+
+
+async def drop_confirmed(runtime: Runtime, connection: Connection, day: Day, subscription: Subscription) -> None:
+    """Delete the day's dead letters whose delivery was confirmed while they were written."""
+    place: RowPlace | None = START
+    while place is not None:
+        place = await store.drop_confirmed(connection, day, subscription, place)
+        beat(runtime)
+
+
+async def announce_buried(
+    connection: Connection, buried: Sequence[tuple[Subscription, Buried | None]], now: datetime
+) -> int:
+    """Announce dead letters, as the last statement of the database transaction that made them; return the number."""
+    news = [_announcement(subscription, one, now) for subscription, one in buried if one is not None]
+    return await announce(connection, [one for one in news if one is not None], now)
+
+
+def count(runtime: Runtime, subscription: Subscription, buried: Buried | None, written: int) -> int:
+    """Count a committed step, wake the relay if it wrote an announcement, and return the number of messages."""
+    beat(runtime)
+    if written:
+        runtime.wake_ups.published()
+    if buried is None:
+        return 0
+    runtime.metrics.retention.left_undelivered.labels(subscription.name).inc(buried.messages)
+    return buried.messages
+
+
+def report(day: Day, subscription: Subscription, messages: int) -> None:
+    """Log how many messages became dead letters, if any did."""
+    if messages:
+        log.error("day_left_undelivered", day=day.day.isoformat(), subscription=subscription.name, messages=messages)
+
+
+def _announcement(subscription: Subscription, buried: Buried, now: datetime) -> Announcement | None:
+    announcement = dead_letter(
+        subscription.name,
+        message_id=message_id(buried.transaction_id, buried.position),
+        topic=buried.topic,
+        key=buried.key,
+        reason=DeadLetterReason.DAY_LEFT,
+        error=buried.error,
+        attempts=buried.attempts,
+        at=now,
+    )
+    return None if announcement is None else replace(announcement, stands_for=buried.announced)

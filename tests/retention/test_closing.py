@@ -1,0 +1,291 @@
+"""What begins or ends while upkeep closes a day: nothing is lost without a trace, and no worker waits for long."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from datetime import datetime, timedelta
+from typing import Any
+from uuid import UUID
+
+import httpx
+import pytest
+
+from app.database.connection import Connection, connect
+from app.retention import loop as retention_loop
+from app.runtime.state import Runtime
+from app.store.coordinator.ops import RECORD_END
+from app.store.retention import day_dead_letters, days
+from app.store.subscriptions import subscriptions
+from app.verdicts import Source, Verdict
+from tests.support.days import all_delivered, go_to, long_ago, post_half, post_transaction, subscribe
+
+pytestmark = pytest.mark.usefixtures("group", "old_time")
+
+PROMPTLY_S = 20
+OLD_TIME = long_ago(10)
+DAY = OLD_TIME.date()
+# Past retention (7 days), not past the longest one (45 days).
+NOW = OLD_TIME + timedelta(days=9)
+AFTER_MAX_RETENTION = OLD_TIME + timedelta(days=46)
+LOCK_DAY = f"select from day where day = '{DAY}' for update"
+WAITS_IN = "select count(*) from pg_stat_activity where wait_event_type = 'Lock' and query like $1 || '%'"
+WEBHOOK = {"type": "webhook", "url": "https://receiver.example/hook"}
+
+
+@pytest.fixture
+async def old_time(runtime: Runtime, db: Connection) -> datetime:
+    """Set the service's clock to a time in a day that is to be removed; return that time."""
+    await go_to(runtime, db, OLD_TIME)
+    await db.execute("update day set state = 'gone' where day = $1", DAY - timedelta(days=1))
+    return OLD_TIME
+
+
+@asynccontextmanager
+async def holding(dsn: str, statement: str, *arguments: Any) -> AsyncIterator[Connection]:
+    """Hold a database transaction of another session open after one statement; commit it at the end."""
+    connection = await connect(dsn)
+    try:
+        async with connection.transaction():
+            await connection.execute(statement, *arguments)
+            yield connection
+    finally:
+        await connection.close()
+
+
+async def until_waiting(db: Connection, statement: str) -> None:
+    """Wait until a session waits for a lock in a statement that begins so."""
+    async with asyncio.timeout(PROMPTLY_S):
+        while not await db.fetchval(WAITS_IN, statement):
+            await asyncio.sleep(0.01)
+
+
+async def standing(db: Connection) -> tuple[str, list[str]]:
+    """Return the day's state and what holds it."""
+    row = await db.fetchrow("select state, held from day where day = $1", DAY)
+    assert row is not None
+    return row["state"], row["held"]
+
+
+async def dead_letters(db: Connection) -> set[tuple[str, str]]:
+    """Return the subscription and the transaction of each dead letter."""
+    rows = await db.fetch(
+        "select s.name, d.transaction_id from dead_letter d join subscription s using (subscription_id)"
+    )
+    return {(row["name"], str(row["transaction_id"])) for row in rows}
+
+
+async def record_commit(connection: Connection, transaction_id: str) -> None:
+    """Record a commit as the lane of Ends does."""
+    ended = [Verdict.COMMIT, Source.PRODUCER, None, None]
+    assert await connection.fetch(RECORD_END, UUID(transaction_id), "shop", *ended, OLD_TIME)
+
+
+async def write_retry(db: Connection, transaction_id: str, subscription_id: int) -> None:
+    """Write a retry of a message."""
+    await db.execute(
+        'insert into delivery_retry (subscription_id, transaction_id, position, "offset", topic, attempts, due_at) '
+        'select $1, transaction_id, position, "offset", topic, 3, now() from outbox where transaction_id = $2',
+        subscription_id,
+        transaction_id,
+    )
+
+
+async def test_a_subscription_that_is_being_created_holds_the_close(
+    client: httpx.AsyncClient, runtime: Runtime, db: Connection, dsn: str
+) -> None:
+    """The request has read where the log begins, and waits with its insert for another one of the same name."""
+    await post_transaction(client)
+    other = await connect(dsn)
+    try:
+        inserted = other.transaction()
+        await inserted.start()
+        await subscribe(other, "late", "order")
+        created = asyncio.create_task(
+            client.put("/subscriptions/late", json={"topics": ["order"], "start": "earliest", "destination": WEBHOOK})
+        )
+        await until_waiting(db, "\nwith made as")
+        await retention_loop.step(runtime, NOW)
+        assert await standing(db) == ("open", ["reader"])
+        await inserted.rollback()
+    finally:
+        await other.close()
+    assert (await created).status_code == 201
+    await retention_loop.step(runtime, NOW)
+    assert await standing(db) == ("open", ["undelivered:late"])
+
+
+async def test_a_subscription_that_is_created_between_the_look_and_the_close_holds_it(
+    client: httpx.AsyncClient, runtime: Runtime, db: Connection, dsn: str
+) -> None:
+    """Upkeep has looked at all subscriptions that there were. The relay would skip the closed day at once."""
+    await post_transaction(client)
+    await subscribe(db, "billing", "order")
+    await all_delivered(db)
+    async with holding(dsn, "lock table replay in access exclusive mode"):
+        step = asyncio.create_task(retention_loop.step(runtime, NOW))
+        # It looks for replays of the subscriptions that it knows.
+        await until_waiting(db, "\nselect exists (\n  select from replay")
+        await subscribe(db, "late", "order")
+    await step
+    assert await standing(db) == ("open", ["undelivered:late"])
+
+
+async def test_a_replay_that_begins_while_a_day_is_closed_finds_it_closed(
+    client: httpx.AsyncClient, runtime: Runtime, db: Connection, dsn: str
+) -> None:
+    await post_transaction(client)
+    await subscribe(db, "billing", "order")
+    await all_delivered(db)
+    await db.execute("update day set decided = true where day = $1", DAY)
+    async with holding(dsn, "lock table replay in share mode"):
+        async with holding(dsn, LOCK_DAY):
+            step = asyncio.create_task(retention_loop.step(runtime, NOW))
+            await until_waiting(db, "update day set state = 'archiving'")
+            asked = asyncio.create_task(client.post("/subscriptions/billing/replay", json={"from": "earliest"}))
+            # It waits for its turn, or with its insert.
+            async with asyncio.timeout(PROMPTLY_S):
+                while await db.fetchval("select count(*) from pg_stat_activity where wait_event_type = 'Lock'") < 2:
+                    await asyncio.sleep(0.01)
+        async with asyncio.timeout(PROMPTLY_S):
+            while (await standing(db))[0] == "open":
+                await asyncio.sleep(0.01)
+    await step
+    answer = await asked
+    assert await standing(db) == ("gone", [])
+    assert answer.status_code == 422
+    assert "the log is empty" in answer.json()["detail"]
+    assert await db.fetchval("select count(*) from replay") == 0
+
+
+async def test_a_commit_that_takes_longer_than_a_minute_becomes_a_dead_letter(
+    client: httpx.AsyncClient, runtime: Runtime, db: Connection, dsn: str
+) -> None:
+    """It is recorded before the close and visible long after it; the relay skips it, because its day is closed."""
+    late = await post_half(client)
+    await subscribe(db, "billing", "order")
+    hanging = await connect(dsn)
+    try:
+        async with hanging.transaction():
+            await record_commit(hanging, late)
+            # The service's time at the close is days after the time of that commit.
+            await retention_loop.step(runtime, AFTER_MAX_RETENTION)
+            assert await standing(db) == ("archiving", ["reader"])
+    finally:
+        await hanging.close()
+    await all_delivered(db)
+    await retention_loop.step(runtime, AFTER_MAX_RETENTION)
+    assert await standing(db) == ("gone", [])
+    assert await dead_letters(db) == {("billing", late)}
+
+
+async def test_a_commit_with_a_newer_transaction_id_than_the_close_delays_the_removal(
+    client: httpx.AsyncClient, runtime: Runtime, db: Connection, dsn: str
+) -> None:
+    """It read the day as open after the close had begun, and has no snapshot any more while it commits."""
+    late = await post_half(client)
+    await subscribe(db, "billing", "order")
+    hanging = await connect(dsn)
+    try:
+        async with hanging.transaction():
+            async with holding(dsn, LOCK_DAY):
+                step = asyncio.create_task(retention_loop.step(runtime, AFTER_MAX_RETENTION))
+                await until_waiting(db, "update day set state = 'archiving'")
+                await record_commit(hanging, late)
+            await step
+            assert await standing(db) == ("archiving", ["reader"])
+            assert await db.fetchval("select count(*) from pg_inherits where inhrelid = $1::regclass", part("outbox"))
+    finally:
+        await hanging.close()
+    await all_delivered(db)
+    await retention_loop.step(runtime, AFTER_MAX_RETENTION)
+    assert await standing(db) == ("gone", [])
+    assert await dead_letters(db) == {("billing", late)}
+
+
+def part(table: str) -> str:
+    """Return the name of the day's partition of a table."""
+    return days.partition_name(table, DAY)
+
+
+async def test_a_locked_retry_of_one_subscription_keeps_only_its_own_messages(
+    client: httpx.AsyncClient, runtime: Runtime, db: Connection, dsn: str
+) -> None:
+    transaction_id = await post_transaction(client)
+    for name in ("billing", "stock"):
+        await write_retry(db, transaction_id, await subscribe(db, name, "order"))
+    await all_delivered(db)
+    await db.execute("update day set state = 'archiving' where day = $1", DAY)
+    locked = "select from delivery_retry join subscription using (subscription_id) where name = 'stock' for update"
+    async with holding(dsn, locked):
+        await retention_loop.step(runtime, AFTER_MAX_RETENTION)
+        assert await standing(db) == ("archiving", ["failed"])
+        assert await dead_letters(db) == {("billing", transaction_id)}
+    await retention_loop.step(runtime, AFTER_MAX_RETENTION)
+    assert await standing(db) == ("gone", [])
+    assert await dead_letters(db) == {("billing", transaction_id), ("stock", transaction_id)}
+
+
+MANY = 2 * day_dead_letters.AT_ONCE + 500
+
+
+async def write_many(db: Connection) -> None:
+    """Write committed transactions of one message each."""
+    await db.execute(
+        """
+        with ids as (
+          select n, (lpad(to_hex((extract(epoch from $1::timestamptz) * 1000)::bigint), 12, '0') || '70008'
+            || lpad(to_hex(n), 15, '0'))::uuid as id
+          from generate_series(1, $2::int) n
+        ), halves as (
+          insert into half (transaction_id, position, producer_group, topic, content_type, body, body_digest, born_at,
+            first_check_at, digest)
+          select id, 0, 'shop', 'order', 'application/json', '1', '', $1, $1, '' from ids
+        ), ops as (
+          insert into op (transaction_id, verdict, source, decided_at) select id, 1, 0, $1 from ids
+        )
+        insert into outbox (transaction_id, position, "offset", topic, committed_at)
+        select id, 0, n, 'order', $1 from ids
+        """,
+        OLD_TIME,
+        MANY,
+    )
+
+
+async def test_a_large_day_is_gone_through_in_steps(runtime: Runtime, db: Connection) -> None:
+    await write_many(db)
+    await subscribe(db, "billing", "order")
+    day = {row.day: row for row in await days.days(db)}[DAY]
+    billing = await subscriptions.one(db, "billing")
+    assert billing is not None
+    first = await day_dead_letters.bury_log(db, day, billing, 0, None, NOW)
+    assert first.buried is not None
+    assert (first.reached, first.more, first.buried.messages) == (day_dead_letters.AT_ONCE, True, 1000)
+    await retention_loop.step(runtime, AFTER_MAX_RETENTION)
+    assert await standing(db) == ("gone", [])
+    found = await db.fetchrow("select count(*) as rows, count(body) as bodies from dead_letter")
+    assert tuple(found or ()) == (MANY, MANY)
+
+
+async def test_many_retries_and_confirmed_deliveries_are_gone_through_in_steps(
+    runtime: Runtime, db: Connection
+) -> None:
+    await write_many(db)
+    billing = await subscribe(db, "billing", "order")
+    await db.execute(
+        'insert into delivery_retry (subscription_id, transaction_id, position, "offset", topic, attempts, due_at) '
+        'select $1, transaction_id, position, "offset", topic, 3, now() from outbox',
+        billing,
+    )
+    await db.execute("update day set state = 'archiving' where day = $1", DAY)
+    await db.execute(
+        'insert into receipt (transaction_id, position, subscription_id, "offset", outcome, attempts, first_at, '
+        "duration_ms, settled_at) select transaction_id, position, $1, \"offset\", 'delivered', 1, now(), 1, now() "
+        'from outbox where "offset" % 2 = 0',
+        billing,
+    )
+    await all_delivered(db)
+    await retention_loop.step(runtime, AFTER_MAX_RETENTION)
+    assert await standing(db) == ("gone", [])
+    assert await db.fetchval("select count(*) from delivery_retry") == 0
+    found = await db.fetchrow('select count(*) as rows, bool_and("offset" % 2 = 1) as odd from dead_letter')
+    assert tuple(found or ()) == (MANY // 2, True)
