@@ -54,7 +54,8 @@ async def remove_day(runtime: Runtime, connection: Connection, day: Day, now: da
         causes = causes or await archive_check.unarchived(runtime, connection, day, forced=forced)
         if causes:
             return causes
-    return await _detach(connection, day) or await _drop(runtime, connection, day, forced, now)
+    # A day that was closed by force may be undecided, even if the longest retention has been raised since.
+    return await _detach(connection, day) or await _drop(runtime, connection, day, forced or not day.decided, now)
 
 
 async def _close(

@@ -79,7 +79,8 @@ async def let_leave(runtime: Runtime, connection: Connection, now: datetime) -> 
     keep = timedelta(seconds=runtime.settings.retention_s)
     longest = timedelta(seconds=runtime.settings.max_retention_s)
     for day in await days.days(connection):
-        if day.state is DayState.GONE or now < ended(day) + keep:
+        # A removal that has begun goes on, even if the retention was raised since.
+        if day.state is DayState.GONE or (day.state is DayState.OPEN and now < ended(day) + keep):
             continue
         try:
             causes = await remove_day(runtime, connection, day, now, forced=now >= ended(day) + longest)

@@ -289,3 +289,29 @@ async def test_many_retries_and_confirmed_deliveries_are_gone_through_in_steps(
     assert await db.fetchval("select count(*) from delivery_retry") == 0
     found = await db.fetchrow('select count(*) as rows, bool_and("offset" % 2 = 1) as odd from dead_letter')
     assert tuple(found or ()) == (MANY // 2, True)
+
+
+@pytest.mark.parametrize("undecided", [False, True])
+async def test_a_removal_that_has_begun_goes_on_after_the_retention_was_raised(
+    client: httpx.AsyncClient, runtime: Runtime, db: Connection, undecided: bool
+) -> None:
+    if undecided:
+        await post_half(client)
+    await post_transaction(client)
+    await db.execute("update day set state = 'archiving', decided = not $2 where day = $1", DAY, undecided)
+    runtime.settings = runtime.settings.model_copy(update={"retention_s": 30 * 86_400})
+    await retention_loop.step(runtime, NOW)
+    assert await standing(db) == (("open", ["in_doubt"]) if undecided else ("gone", []))
+
+
+async def test_a_detached_day_is_dropped_after_the_longest_retention_was_raised(
+    client: httpx.AsyncClient, runtime: Runtime, db: Connection, dsn: str
+) -> None:
+    """It was closed by force with an undecided transaction, and can no more be opened."""
+    await post_half(client)
+    async with holding(dsn, f"select from {part('attempt')}"):
+        await retention_loop.step(runtime, AFTER_MAX_RETENTION)
+        assert await standing(db) == ("archiving", ["reader"])
+    runtime.settings = runtime.settings.model_copy(update={"max_retention_s": 90 * 86_400})
+    await retention_loop.step(runtime, AFTER_MAX_RETENTION)
+    assert await standing(db) == ("gone", [])

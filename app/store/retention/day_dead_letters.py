@@ -226,7 +226,9 @@ async def bury_retries(
     return RowStep(RowPlace(*row[:3]) if row["more"] else None, _buried(row, 4))
 
 
-async def drop_confirmed(connection: Connection, day: Day, subscription: Subscription, after: RowPlace) -> RowPlace | None:
+async def drop_confirmed(
+    connection: Connection, day: Day, subscription: Subscription, after: RowPlace
+) -> RowPlace | None:
     """Delete those of the next dead letters whose delivery was confirmed meanwhile; None: these were the last."""
     row = await connection.fetchrow(
         UNBURY, day.low, day.high, subscription.subscription_id, after.replay, after.transaction_id, after.position
