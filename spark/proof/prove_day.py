@@ -132,8 +132,7 @@ def _findings(f: Frames, j: Joined | None, staging_dir: str) -> tuple[DataFrame,
 
 
 def _of_no_rows(f: Frames) -> DataFrame | None:
-    """Return the findings of a day without rows: what is absent, and what is wrong with the audit and the subscriptions;
-    None without any."""
+    """Return the findings of a day without rows: what is absent, and what audit and subscriptions show; or None."""
     found = [frame_of(f)] if f.absent else []
     if f.audit_broken is not None and not f.audit_broken.isEmpty():
         found.append(broken_audit(f))
