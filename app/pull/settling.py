@@ -6,12 +6,13 @@ message is not held by it any more gets None, and nothing is changed for it.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import datetime, timedelta
 
 import asyncpg
 import structlog
 
 from app.announcements import dead_letter
+from app.clock import Clock
 from app.database.connection import Connection
 from app.ids import message_id
 from app.pull.settlements import Held, Refusal, acknowledged, refused
@@ -126,13 +127,21 @@ async def extend(
     connection: Connection,
     subscription: Subscription,
     handles: Sequence[HeldMessage],
-    until: datetime,
-    now: datetime,
+    invisible: timedelta,
+    clock: Clock,
 ) -> list[Extended | None]:
-    """Hold messages until another time; their handles stay the same."""
+    """Hold messages for a time from now on; their handles stay the same.
+
+    The time begins after the wait for the locks of what is held.
+    """
     subscription_id = subscription.subscription_id
     async with connection.transaction():
+        now = clock.now()
         taken = await claims.take_back(connection, subscription_id, handles, now)
+        rest = [n for n in range(len(handles)) if n not in taken]
+        wanted = [handles[n] for n in rest]
+        rows = await held_retries.lock_held(connection, subscription_id, wanted, now) if wanted else {}
+        until = clock.now() + invisible
         await held_retries.hold(
             connection,
             subscription_id,
@@ -151,9 +160,6 @@ async def extend(
                 for n, log_entry in taken.items()
             ],
         )
-        rest = [n for n in range(len(handles)) if n not in taken]
-        wanted = [handles[n] for n in rest]
-        rows = await held_retries.lock_held(connection, subscription_id, wanted, now) if wanted else {}
         await held_retries.extend_held(connection, [row.at for row in rows.values()], until)
     held = {*taken, *(rest[index] for index in rows)}
     return [Extended(until) if n in held else None for n in range(len(handles))]

@@ -179,10 +179,9 @@ async def post_extend(name: NamePath, wanted: ExtendRequest, runtime: RuntimeDep
     _refuse_over(wanted.invisible_s, runtime.settings.claim_held_max_s, "invisible_s", "HALFNOTE_CLAIM_HELD_MAX_S")
     opening = await _Opening.of(runtime, caller, name)
     handles = opening.valid(wanted.handles)
-    now = runtime.clock.now()
-    until = now + timedelta(seconds=wanted.invisible_s)
+    invisible = timedelta(seconds=wanted.invisible_s)
     async with runtime.claim_connections.connection() as connection:
-        found = await settling.extend(connection, opening.subscription, handles, until, now)
+        found = await settling.extend(connection, opening.subscription, handles, invisible, runtime.clock)
     answer = opening.answer(wanted.handles, found, lambda named, one: _Settled(200, named, held_until=one.until))
     return Response(answer, media_type=_JSON)
 

@@ -2,7 +2,7 @@
 
 import asyncio
 import base64
-from datetime import timedelta
+from datetime import datetime, timedelta
 from hashlib import sha256
 from typing import Any
 
@@ -13,6 +13,7 @@ from app.database.connection import Connection
 from app.pull import sweep
 from app.runtime.state import Runtime
 from tests.conftest import assembled, client_of, settings_of
+from tests.coordinator.test_races import until_waiting
 from tests.support.consumers import Consumer, lapse, put_pulled, sweep_after
 from tests.support.relay_stepping import order, publish
 
@@ -688,3 +689,25 @@ async def test_a_deleted_subscription_leaves_nothing(
 async def test_a_sweep_without_such_a_subscription_does_nothing(runtime: Runtime) -> None:
     result = await sweep.step(runtime, runtime.clock.now())
     assert (result.done, result.more) == (0, False)
+
+
+@pytest.mark.parametrize("held_in", ["a claim", "a row"])
+async def test_the_time_of_an_extension_begins_when_it_is_written(
+    client: httpx.AsyncClient, group: str, runtime: Runtime, db: Connection, held_in: str
+) -> None:
+    await put_pulled(client)
+    consumer = Consumer(client)
+    await publish(client, order(1))
+    [message] = await consumer.claim(invisible_s=60)
+    if held_in == "a row":
+        await consumer.settle("extend", message["handle"], invisible_s=60)
+    runtime.clock.fixed = began = runtime.clock.now()
+    async with db.transaction():
+        await db.execute("select from pull_claim for update")
+        await db.execute("select from delivery_retry for update")
+        extending = asyncio.create_task(consumer.settle("extend", message["handle"], invisible_s=20))
+        await until_waiting(db)
+        runtime.clock.fixed = now = began + timedelta(seconds=15)
+    [outcome] = await extending
+    assert datetime.fromisoformat(outcome["held_until"]) == now + timedelta(seconds=20)
+    assert await db.fetchval("select leased_until from delivery_retry") == now + timedelta(seconds=20)
