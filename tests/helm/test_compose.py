@@ -109,6 +109,18 @@ def test_what_is_kept_is_found_again_by_a_new_container(tmp_path: Path) -> None:
     assert services["rabbitmq"]["hostname"] == "rabbitmq"
 
 
+def test_the_data_of_postgres_is_in_the_volume_with_any_image(tmp_path: Path) -> None:
+    """Images up to 17 have their own default of PGDATA, below the volume of the file and in a volume without a name."""
+    postgres = project(tmp_path, POSTGRES_IMAGE="postgres:15")["services"]["postgres"]
+    assert postgres["image"] == "postgres:15"
+    [volume] = postgres["volumes"]
+    data = Path(postgres["environment"]["PGDATA"])
+    assert data.is_relative_to(volume["target"])
+    assert not data.is_relative_to("/var/lib/postgresql/data")
+    # Where the image of 18 has put the data of existing volumes.
+    assert data == Path("/var/lib/postgresql/18/docker")
+
+
 def test_callbacks_reach_the_network_of_the_containers(tmp_path: Path) -> None:
     read = project(tmp_path, SUBNET="172.31.5.0/24")
     assert read["networks"]["default"]["ipam"]["config"][0]["subnet"] == "172.31.5.0/24"
