@@ -7,13 +7,14 @@ from uuid import uuid4
 import msgspec
 import structlog
 
-from app.checkback.check import Check, FinishedCheck, fields_of
+from app.checkback.body_memory import BodyMemory
+from app.checkback.check import Check, FinishedCheck, ask_producer, fields_of
 from app.checkback.check_requests import CheckReply, ask
 from app.errors import SecretsUnreadable
 from app.policy.check_schedule import Answered, Unanswered, after_check, before_check
 from app.runtime.state import Runtime
 from app.secrets.vault import GROUP_SECRETS
-from app.store.checkback.claims import message_bytes
+from app.store.checkback.claims import asked_messages, message_bytes
 
 log = structlog.get_logger(__name__)
 
@@ -42,6 +43,36 @@ def batches_of(checks: Sequence[Check]) -> Iterator[list[Check]]:
             batch.append(check)
             sizes[group.name] = sizes.get(group.name, 0) + size
     yield from together.values()
+
+
+async def ask_batch(runtime: Runtime, checks: Sequence[Check], memory: BodyMemory) -> list[FinishedCheck]:
+    """Send what one call asks, with the bodies that it sends; they are released when the call has ended.
+
+    Raises TimeoutError if `memory` has no room for them for too long, and the database's errors.
+    """
+    async with memory.held(checks[0].claim.producer_group, sum(map(_body_bytes, checks))):
+        finished = await _asked_with(runtime, await _with_bodies(runtime, checks))
+    # Settling needs no body.
+    return [replace(one, check=check) for one, check in zip(finished, checks, strict=True)]
+
+
+def _body_bytes(check: Check) -> int:
+    return sum(message.body_bytes for message in check.messages)
+
+
+async def _with_bodies(runtime: Runtime, checks: Sequence[Check]) -> Sequence[Check]:
+    if not any(map(_body_bytes, checks)):
+        return checks
+    async with runtime.database.keyed() as connection:
+        messages = await asked_messages(connection, [check.claim.transaction_id for check in checks])
+    return [replace(check, messages=messages.get(check.claim.transaction_id, ())) for check in checks]
+
+
+async def _asked_with(runtime: Runtime, checks: Sequence[Check]) -> list[FinishedCheck]:
+    group = checks[0].group
+    if group is not None and group.batch_checks and group.deleted_at is None:
+        return await ask_about_many(runtime, checks)
+    return [await ask_producer(runtime, checks[0])]
 
 
 async def ask_about_many(runtime: Runtime, checks: Sequence[Check]) -> list[FinishedCheck]:

@@ -13,8 +13,9 @@ import asyncpg
 import structlog
 from sqlalchemy.exc import SQLAlchemyError
 
-from app.checkback.check import Check, FinishedCheck, ask_producer
-from app.checkback.check_batches import ask_about_many, batches_of
+from app.checkback.body_memory import BodyMemory
+from app.checkback.check import Check, FinishedCheck
+from app.checkback.check_batches import ask_batch, batches_of
 from app.checkback.group_feedback import GroupFeedback
 from app.checkback.settle import settle_batch
 from app.database.connection import Connection
@@ -22,6 +23,7 @@ from app.errors import Problem
 from app.runtime.loop_runner import StepResult
 from app.runtime.state import Runtime
 from app.store.checkback.check_urls import note_urls
+from app.store.checkback.claimed_checks import give_back
 from app.store.checkback.claims import (
     AskedGroup,
     CheckCapacity,
@@ -55,7 +57,7 @@ DRAIN_SHARE = 0.6
 class CheckBack:
     """The checks of one process that are in flight, or finished and not settled. `wake` is set when there is room."""
 
-    def __init__(self) -> None:
+    def __init__(self, bodies: BodyMemory | None = None) -> None:
         self.wake = asyncio.Event()
         self._tasks: dict[asyncio.Task[None], list[Claim]] = {}
         self._finished: list[FinishedCheck] = []
@@ -63,6 +65,7 @@ class CheckBack:
         self._in_flight: Counter[str] = Counter()
         self._turns: Counter[str] = Counter()
         self._feedback = GroupFeedback()
+        self._bodies = bodies or BodyMemory()
 
     @property
     def in_flight(self) -> int:
@@ -126,7 +129,7 @@ class CheckBack:
         if not claims:
             return []
         groups = await asked_groups(connection, list({one.producer_group for one in claims}))
-        messages = await asked_messages(connection, [one.transaction_id for one in claims])
+        messages = await asked_messages(connection, [one.transaction_id for one in claims], bodies=False)
         return [
             Check(one, group, messages.get(one.transaction_id, ()), self._urls(group))
             for one in claims
@@ -142,13 +145,27 @@ class CheckBack:
         return group.check_urls[first:] + group.check_urls[:first]
 
     async def _run(self, runtime: Runtime, checks: list[Check]) -> None:
-        group = checks[0].group
-        if group is not None and group.batch_checks and group.deleted_at is None:
-            self._finished += await ask_about_many(runtime, checks)
-        else:
-            self._finished.append(await ask_producer(runtime, checks[0]))
+        try:
+            finished = await ask_batch(runtime, checks, self._bodies)
+        except Exception as error:
+            await self._give_back(runtime, checks, error)
+            return
+        self._finished += finished
         if self._settler is None:
             self._settler = asyncio.create_task(self._settle(runtime))
+
+    async def _give_back(self, runtime: Runtime, checks: list[Check], error: Exception) -> None:
+        """Make checks due again whose bodies could not be read; if this fails too, their leases expire."""
+        claims = [check.claim for check in checks]
+        log.warning("checks_not_sent", checks=len(claims), producer_group=claims[0].producer_group, error=repr(error))
+        try:
+            async with runtime.database.connection() as connection:
+                await give_back(connection, claims, runtime.clock.now())
+        except Exception as failure:
+            log.warning("checks_not_released", checks=len(claims), error=repr(failure))
+        finally:
+            self._in_flight = +(self._in_flight - Counter(one.producer_group for one in claims))
+            self.wake.set()
 
     async def _settle(self, runtime: Runtime) -> None:
         """Settle batches until none is left; retry with backoff while the database is unavailable."""

@@ -117,10 +117,11 @@ select name, check_urls, interval_s, max_checks, on_exhausted, unanswered_park_s
 from producer_group where name = any($1)
 """
 
-# Primary key of half, one partition per row (LATERAL ... OFFSET 0). Bodies are read only if the policy sends them.
+# Primary key of half, one partition per row (LATERAL ... OFFSET 0). Bodies are read only if the policy sends them, and
+# sizes need no TOAST read.
 MESSAGES = """
 select a.transaction_id, f.born_at, f.context, f.policy, f.traceparent, m.position, m.topic, m.key, m.tag, m.headers,
-  m.content_type, m.body
+  m.content_type, m.body, m.body_bytes
 from unnest($1::uuid[]) as a(transaction_id)
 cross join lateral (
   select born_at, context, policy, traceparent from half h
@@ -128,7 +129,8 @@ cross join lateral (
 ) f
 cross join lateral (
   select position, topic, key, tag, headers, content_type,
-    case when $2::bool and (f.policy ->> 'include_body')::boolean then body end as body
+    case when $2::bool and (f.policy ->> 'include_body')::boolean then body end as body,
+    case when (f.policy ->> 'include_body')::boolean then octet_length(body) else 0 end as body_bytes
   from half h where h.transaction_id = a.transaction_id order by position offset 0
 ) m
 """
@@ -183,7 +185,10 @@ class AskedGroup:
 
 @dataclass(frozen=True, slots=True)
 class AskedMessage:
-    """One message of a claimed transaction with the columns of position 0; `context` and `policy` are JSON text."""
+    """One message of a claimed transaction with the columns of position 0; `context` and `policy` are JSON text.
+
+    `body_bytes`: the size of the body if the check sends it, whether it was read or not.
+    """
 
     transaction_id: UUID
     born_at: datetime
@@ -197,6 +202,7 @@ class AskedMessage:
     headers: str | None
     content_type: str
     body: bytes | None
+    body_bytes: int
 
 
 async def any_due(connection: Connection, capacity: CheckCapacity, now: datetime) -> tuple[bool, datetime | None]:
@@ -260,7 +266,7 @@ async def asked_messages(
 
 def message_bytes(message: AskedMessage) -> int:
     """Return about how many bytes a check needs for a message."""
-    return len(message.body or b"") + len(message.headers or "") + len(message.context or "") + len(message.topic)
+    return message.body_bytes + len(message.headers or "") + len(message.context or "") + len(message.topic)
 
 
 def _arguments(capacity: CheckCapacity, now: datetime) -> tuple[object, ...]:
