@@ -47,20 +47,22 @@ class GroupFeedback:
 
     def adjustments(self, batch: Sequence[FinishedCheck], now: datetime) -> list[Adjustment]:
         """Return how the windows of a batch's groups change and which are held; unchanged groups are left out."""
-        by_group: defaultdict[str, list[FinishedCheck]] = defaultdict(list)
+        by_group: defaultdict[tuple[str, datetime], list[FinishedCheck]] = defaultdict(list)
         for finished in batch:
-            if finished.check.group is not None and finished.result is not None:
-                by_group[finished.check.group.name].append(finished)
-        found = (self._adjustment(name, checks, now) for name, checks in by_group.items())
+            group = finished.check.group
+            if group is not None and finished.result is not None:
+                by_group[group.name, group.updated_at].append(finished)
+        found = (self._adjustment(checks, now) for checks in by_group.values())
         return [adjustment for adjustment in found if adjustment is not None]
 
-    def _adjustment(self, name: str, checks: list[FinishedCheck], now: datetime) -> Adjustment | None:
+    def _adjustment(self, checks: list[FinishedCheck], now: datetime) -> Adjustment | None:
         group = checks[-1].check.group
         assert group is not None
+        name = group.name
         results = [finished.result for finished in checks]
         hold = max(held_s(one) for one in results if one is not None)
         congested = any(isinstance(one, Unanswered) and one.congested for one in results)
-        adjustment = Adjustment(name, False, 0, now + timedelta(seconds=hold) if hold else None)
+        adjustment = Adjustment(name, group.updated_at, False, 0, now + timedelta(seconds=hold) if hold else None)
         if congested:
             last = self._halved.get(name)
             if last is None or now >= last + timedelta(seconds=HALVE_EVERY_S):

@@ -1,5 +1,6 @@
 """Checks that get no answer: back-off, parking, replies that are no answer, and groups that ask for a pause."""
 
+import asyncio
 from datetime import timedelta
 
 import httpx
@@ -133,3 +134,37 @@ async def test_retry_after_delays_the_whole_group(client: httpx.AsyncClient, run
         await turn(runtime, checks)
     assert await verdict(db, transaction_id) == await verdict(db, two) == (1, 1)
     assert await db.fetchval("select check_window from producer_group where name = 'shop'") > 16
+
+
+@pytest.mark.parametrize("changed", [True, False])
+async def test_a_late_answer_of_a_former_url_holds_no_changed_group(
+    client: httpx.AsyncClient, runtime: Runtime, db: Connection, changed: bool
+) -> None:
+    """The former URL asks for an hour's pause after the group has got another URL."""
+    released = asyncio.Event()
+
+    async def late(_: Call) -> web.Response:
+        await released.wait()
+        return web.Response(status=503, headers={"retry-after": "3600"})
+
+    checks = CheckBack()
+    async with Responder(late) as former, Responder(content=COMMIT) as working:
+        await register_group(db, "shop", check_urls=[former.url])
+        await in_doubt(client, runtime)
+        await checks.step(runtime, runtime.clock.now())
+        try:
+            async with asyncio.timeout(20):
+                while not former.calls:
+                    await asyncio.sleep(0.01)
+            if changed:
+                put = await client.put("/producer-groups/shop", json={"check_urls": [working.url]})
+                assert put.status_code == 200
+        finally:
+            released.set()
+        await checks.settle_all()
+        group = await db.fetchrow("select check_window, held_until from producer_group")
+        assert group is not None
+        assert (group["check_window"], group["held_until"] is None) == ((32, True) if changed else (16, False))
+        second = await in_doubt(client, runtime)
+        await turn(runtime, checks)
+    assert await verdict(db, second) == ((1, 1) if changed else None)

@@ -113,7 +113,7 @@ from picked p left join taken t using (transaction_id)
 # Primary key.
 GROUPS = """
 select name, check_urls, interval_s, max_checks, on_exhausted, unanswered_park_s, check_timeout_s,
-  check_max_in_flight, check_window, secrets, deleted_at, checks, claimed_at, batch_checks
+  check_max_in_flight, check_window, secrets, deleted_at, checks, claimed_at, batch_checks, updated_at
 from producer_group where name = any($1)
 """
 
@@ -165,7 +165,10 @@ class Claim:
 
 @dataclass(frozen=True, slots=True)
 class AskedGroup:
-    """The columns of a group that a check needs; `secrets` is JSON text. If `deleted_at` is set, no URL is called."""
+    """The columns of a group that a check needs; `secrets` is JSON text. If `deleted_at` is set, no URL is called.
+
+    `updated_at` tells its configurations apart.
+    """
 
     name: str
     check_urls: list[str]
@@ -181,6 +184,7 @@ class AskedGroup:
     checks: Checks
     claimed_at: datetime | None
     batch_checks: bool
+    updated_at: datetime
 
 
 @dataclass(frozen=True, slots=True)

@@ -33,7 +33,11 @@ CHECKS = RowArrays(
     Column("parked_reason", "text"),
 )
 ADJUSTMENTS = RowArrays(
-    Column("name", "text"), Column("halve", "bool"), Column("grow", "int"), Column("held_until", "timestamptz")
+    Column("name", "text"),
+    Column("updated_at", "timestamptz"),
+    Column("halve", "bool"),
+    Column("grow", "int"),
+    Column("held_until", "timestamptz"),
 )
 
 _CHECK_ATTEMPT = same(
@@ -112,14 +116,15 @@ from unnest($1::uuid[], $2::bigint[]) as r(transaction_id, epoch)
 where c.transaction_id = any ($1) and c.transaction_id = r.transaction_id and c.lease_epoch = r.epoch
 """
 
-# Each group's window has additive increase and multiplicative decrease, as in TCP.
+# Each group's window has additive increase and multiplicative decrease, as in TCP. The answer of an old URL changes
+# nothing: a change of the configuration has reset the window and the hold.
 ADJUST = f"""
 update producer_group g set
   check_window = greatest(1, least(g.check_max_in_flight,
     case when a.halve then g.check_window / 2 else g.check_window + a.grow end)),
   held_until = greatest(g.held_until, a.held_until)
 from {ADJUSTMENTS.unnest("a")}
-where g.name = a.name
+where g.name = a.name and g.updated_at = a.updated_at
 """  # noqa: S608 -- constants
 
 
@@ -155,9 +160,13 @@ class SettledCheck:
 
 @dataclass(frozen=True, slots=True)
 class Adjustment:
-    """A change of one group's window (halved, or one step larger) and the time until which the group is held."""
+    """A change of one group's window (halved, or one step larger) and the time until which the group is held.
+
+    `updated_at`: of the configuration that the checks were sent with.
+    """
 
     name: str
+    updated_at: datetime
     halve: bool
     grow: int
     held_until: datetime | None
@@ -184,5 +193,5 @@ async def release(connection: Connection, leases: Sequence[tuple[UUID, int]]) ->
 
 
 async def adjust(connection: Connection, adjustments: Sequence[Adjustment]) -> None:
-    """Write the adjustments of groups (names distinct)."""
+    """Write the adjustments of groups (distinct), except of those whose configuration was changed meanwhile."""
     await connection.execute(ADJUST, *ADJUSTMENTS.arrays(adjustments))
