@@ -19,6 +19,7 @@ from app.runtime.loop_runner import StepResult
 from app.runtime.state import Runtime
 from app.store.checkback import sweeps
 from app.store.checkback.sweeps import Range, Swept
+from app.store.proof.shared_settings import longest_id_skew_s
 
 log = structlog.get_logger(__name__)
 
@@ -56,6 +57,9 @@ class Sweeps:
         # The main sweep's cursor as this process last knew it; it is never ahead of the stored one. None while halves
         # come.
         self._reached: datetime | None = None
+        # The skew of ids that any process permits, as the last turn of the main sweep read it. A larger one counts from
+        # the next turn on; until then the trailing pass finds what the main sweep misses.
+        self._skew_s = 0
         # The id ranges that the running hourly pass has left, oldest first.
         self._days: list[tuple[UUID, UUID]] = []
         # When this process last asked for a run of each pass.
@@ -81,7 +85,7 @@ class Sweeps:
         if since is None or not timedelta() <= now - since < MOVES_EVERY:
             return None
         async with runtime.database.keyed() as connection:
-            due = await sweeps.next_due(connection, Range(since, now, runtime.settings.id_skew_s))
+            due = await sweeps.next_due(connection, Range(since, now, self._skew_s))
         if due is None:
             return EVERY_S
         return max(BUSY_EVERY_S, min(EVERY_S, (due - now).total_seconds())) if due > now else None
@@ -89,10 +93,11 @@ class Sweeps:
     async def _main(self, runtime: Runtime, now: datetime) -> Swept:
         self._reached = None
         async with runtime.database.transaction() as connection:
+            self._skew_s = await longest_id_skew_s(connection, runtime.settings.id_skew_s)
             if not await sweeps.take_turn(connection):
                 return Swept(0, 0, None)
             since = await sweeps.reached_main(connection, now)
-            times = Range(since, now, runtime.settings.id_skew_s)
+            times = Range(since, now, self._skew_s)
             swept = await sweeps.sweep_main(connection, times, BATCH, now)
         if not swept.scanned:
             self._reached = now if since < now - MOVES_EVERY else since
@@ -109,7 +114,7 @@ class Sweeps:
                 self._trailing = _Trailing(now - TRAILING_BACK, now)
             left = self._trailing
             if left.since < left.until:
-                times = Range(left.since, left.until, runtime.settings.id_skew_s)
+                times = Range(left.since, left.until, self._skew_s)
                 batch = await sweeps.sweep_again(connection, times, PASS_BATCH, now)
                 whole = batch.scanned < PASS_BATCH or batch.reached is None
                 left.since = left.until if whole or batch.reached is None else batch.reached
@@ -129,7 +134,7 @@ class Sweeps:
             if not self._days:
                 if not await sweeps.take_run(connection, "hourly", HOURLY_EVERY_S, now):
                     return 0
-                self._days = await sweeps.undecided_days(connection, now, runtime.settings.id_skew_s)
+                self._days = await sweeps.undecided_days(connection, now, self._skew_s)
                 return 0
             after, high = self._days[0]
             batch = await sweeps.sweep_ids(connection, after, high, PASS_BATCH, now)

@@ -37,7 +37,7 @@ from app.runtime.worker_state import worker_state_file
 from app.secrets.vault import Vault
 from app.store.checkback import producer_groups
 from app.store.coordinator import topics
-from app.store.proof.shared_settings import raise_rule, read_rule
+from app.store.proof.shared_settings import LONGEST_ID_SKEW, raise_rule, read_rule
 
 if TYPE_CHECKING:  # it imports OpenTelemetry
     from app.observability.tracing import Tracing
@@ -51,7 +51,6 @@ LEAST_DRAIN_S = 0.5
 COLLECT_AFTER = 10_000
 # The most bytes of an answer of the issuer of OpenID Connect: its metadata, its keys with their certificates, a token.
 ISSUER_LIMIT_BYTES = 256 * 1024
-LONGEST_ID_SKEW = "longest_id_skew_s"
 
 
 def log_open_networks(settings: Settings) -> None:
@@ -120,7 +119,7 @@ def freeze_startup_objects() -> None:
 async def share_id_skew(connection: Connection, seconds: int) -> None:
     """Store the largest difference between a new id's time and its half's birth that any process permitted.
 
-    The nightly proof compares both. Almost every start only reads.
+    Sweeps, upkeep and the nightly proof use it. Almost every start only reads.
     """
     known = await read_rule(connection, LONGEST_ID_SKEW)
     if known is None or known < seconds:

@@ -13,6 +13,7 @@ from app.retention.heartbeat import beat
 from app.runtime.loop_runner import StepResult
 from app.runtime.state import Runtime
 from app.store.admin import audit
+from app.store.proof.shared_settings import longest_id_skew_s
 from app.store.relay import announcements as announcement_store
 from app.store.retention import day_blockers, days, orphans
 from app.store.retention.days import Day
@@ -63,8 +64,9 @@ async def mark_decided(connection: Connection, settings: Settings, now: datetime
     A day is marked only when no database transaction is open that began while halves of the day could arrive. A
     hanging commit is invisible and would be missed.
     """
+    skew = timedelta(seconds=await longest_id_skew_s(connection, settings.id_skew_s))
     for day in await days.days(connection):
-        last_written = ended(day) + timedelta(seconds=settings.id_skew_s) + WRITTEN_LATER
+        last_written = ended(day) + skew + WRITTEN_LATER
         if day.state is not DayState.OPEN or day.decided or now < last_written:
             continue
         if await day_blockers.writers_since_before(connection, last_written):

@@ -18,6 +18,7 @@ from app.migrate import ensure_days
 from app.runtime.state import Runtime
 from app.store.checkback import sweeps as store
 from app.store.checkback.sweeps import Range
+from app.store.proof.shared_settings import LONGEST_ID_SKEW, raise_rule
 from tests.support.explain import scans
 
 SWEPT = "select transaction_id, at from attempt where kind = 'swept' order by attempt_id"
@@ -86,6 +87,26 @@ async def test_a_half_is_swept_only_after_its_immunity(
         (one, timedelta(seconds=7)),
         (longer_immunity, timedelta(seconds=61)),
     ]
+
+
+async def test_a_half_with_an_id_that_only_another_process_permits_is_swept(
+    db: Connection, runtime: Runtime, group: str
+) -> None:
+    """Another process permits ids three days from its own time; the id of this half is of a later day."""
+    await raise_rule(db, LONGEST_ID_SKEW, 3 * 86_400)
+    now = runtime.clock.now()
+    swept = Sweeps(quiet)
+    assert await run_passes(swept, runtime, now) == 0
+    await ensure_days(db, now + timedelta(days=2), days_ahead=0)
+    one = uuid7(now + timedelta(days=2))
+    await db.execute(
+        "insert into half (transaction_id, position, producer_group, topic, content_type, body, body_digest, born_at, "
+        "first_check_at) values ($1, 0, 'shop', 'order', 'application/json', '1', '', $2, $2)",
+        one,
+        now + timedelta(seconds=1),
+    )
+    assert (await swept.step(runtime, now + timedelta(seconds=2))).done == 1
+    assert await in_doubt(db) == {one}
 
 
 async def test_no_sweep_is_recorded_in_a_day_that_is_being_removed(

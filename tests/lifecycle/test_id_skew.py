@@ -3,8 +3,7 @@
 import pytest
 
 from app.database.connection import Connection
-from app.lifecycle.startup import LONGEST_ID_SKEW
-from app.store.proof.shared_settings import read_rule
+from app.store.proof.shared_settings import LONGEST_ID_SKEW, read_rule
 from tests.conftest import assembled, settings_of
 
 

@@ -16,6 +16,7 @@ from app.ids import uuid7
 from app.retention import loop as retention_loop
 from app.runtime.loop_runner import StepResult
 from app.runtime.state import Runtime
+from app.store.proof.shared_settings import LONGEST_ID_SKEW, raise_rule
 from app.store.retention import day_blockers, days, partitions
 from tests.conftest import DAYS_AHEAD
 from tests.support.days import (
@@ -292,6 +293,20 @@ async def test_a_day_is_decided_only_when_no_session_may_still_write_in_it(
         await retention_loop.mark_decided(db, runtime.settings, later)
         assert not (await day_row(db, tomorrow)).decided
     await retention_loop.mark_decided(db, runtime.settings, later)
+    assert (await day_row(db, tomorrow)).decided
+
+
+async def test_a_day_is_not_decided_while_another_process_may_take_halves_of_it(
+    runtime: Runtime, db: Connection
+) -> None:
+    tomorrow = datetime.now(UTC).date() + timedelta(days=1)
+    end = retention_loop.ended(await day_row(db, tomorrow))
+    await raise_rule(db, LONGEST_ID_SKEW, 3600)
+    longest = end + timedelta(hours=1) + retention_loop.WRITTEN_LATER
+    assert runtime.settings.id_skew_s < 3600
+    await retention_loop.mark_decided(db, runtime.settings, longest - timedelta(seconds=1))
+    assert not (await day_row(db, tomorrow)).decided
+    await retention_loop.mark_decided(db, runtime.settings, longest)
     assert (await day_row(db, tomorrow)).decided
 
 

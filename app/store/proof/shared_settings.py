@@ -1,8 +1,12 @@
-"""Store the rules of the service that the nightly proof reads, because the proof imports no code of the service."""
+"""Store rules that processes share, and that the nightly proof reads, because it imports no code of the service."""
 
+import math
 from collections.abc import Mapping
 
 from app.database.connection import Connection
+
+# The largest `HALFNOTE_ID_SKEW_S` of all processes that ever started.
+LONGEST_ID_SKEW = "longest_id_skew_s"
 
 # Safe under concurrency: the last migration wins, and all replicas of one version write the same values.
 WRITE = """
@@ -34,3 +38,9 @@ async def read_rule(connection: Connection, name: str) -> float | None:
     """Return a rule, or None if it was never stored."""
     value: float | None = await connection.fetchval(READ, name)
     return value
+
+
+async def longest_id_skew_s(connection: Connection, own_s: int) -> int:
+    """Return how far the time of any id may be from its half's birth: what any process permits, at least `own_s`."""
+    shared_s = await read_rule(connection, LONGEST_ID_SKEW)
+    return max(own_s, math.ceil(shared_s or 0))
