@@ -9,7 +9,7 @@ from typing import Any
 from uuid import UUID
 
 from app.database.connection import Connection
-from app.store.retention.day_blockers import MATCHING, PLACE, RETRIES, of_route
+from app.store.retention.day_blockers import MATCHING_FEW, PLACE, RETRIES, of_route
 from app.store.retention.days import Day
 from app.store.subscriptions.subscriptions import Subscription
 from app.topic_patterns import reserved_sql
@@ -47,9 +47,9 @@ with span as materialized (
     )))
   order by o."offset" limit {AT_ONCE}
 ), waiting as materialized (
-  select o.* from span o where {MATCHING} and not exists (
+  select o.* from span o where {MATCHING_FEW} and not exists (
     select from delivery_retry r where r.subscription_id = $3 and r.replay = 0
-      and r.transaction_id = o.transaction_id and r.position = o.position
+      and r.transaction_id = o.transaction_id and r.position = o.position offset 0
   )
 ), buried as (
   insert into dead_letter (subscription_id, replay, transaction_id, position, "offset", topic, key, attempts, reason,
