@@ -81,6 +81,58 @@ async def test_other_content_under_the_same_id_is_refused(
     assert other.json()["field"] == field
 
 
+@pytest.mark.parametrize(
+    ("stored", "sent"),
+    [
+        ({"a": 1}, {"a": 1.0}),
+        ({"a": 1}, {"a": True}),
+        ({"a": [0]}, {"a": [False]}),
+        (1.0, True),
+        ({"a": 1.0}, {"a": "1.0"}),
+        (1e300, 1e301),
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("checks", [False, True], ids=["", "and another check"])
+async def test_a_context_that_python_takes_for_equal_is_named(
+    client: httpx.AsyncClient, runtime: Runtime, group: str, stored: object, sent: object, checks: bool
+) -> None:
+    for first, then in ((stored, sent), (sent, stored)):
+        chosen = str(uuid7(runtime.clock.now()))
+        assert (await post_half(client, transaction_id=chosen, context=first)).status_code == 201
+        more = {"check": {"max_checks": 2}} if checks else {}
+        other = await post_half(client, transaction_id=chosen, context=then, **more)
+        assert (other.status_code, other.json().get("field")) == (409, "context")
+
+
+@pytest.mark.parametrize("context", [1e22, 1e300, 1.0, 1.5e-7, -0.0, [True, 1, {"a": 1e16}]], ids=str)
+async def test_a_context_that_postgres_writes_in_another_way_does_not_differ(
+    client: httpx.AsyncClient, runtime: Runtime, group: str, context: object
+) -> None:
+    chosen = str(uuid7(runtime.clock.now()))
+    assert (await post_half(client, transaction_id=chosen, context=context)).status_code == 201
+    other = await post_half(client, transaction_id=chosen, context=context, check={"max_checks": 2})
+    assert (other.status_code, other.json()["field"]) == (409, "check")
+
+
+async def test_a_context_that_differs_before_it_is_stored_is_named(
+    client: httpx.AsyncClient, runtime: Runtime, group: str
+) -> None:
+    chosen = str(uuid7(runtime.clock.now()))
+    # Postgres stores both as 0.0.
+    assert (await post_half(client, transaction_id=chosen, context=0.0)).status_code == 201
+    other = await post_half(client, transaction_id=chosen, context=-0.0)
+    assert (other.status_code, other.json()["field"]) == (409, "context")
+
+
+async def test_another_endpoint_is_named(client: httpx.AsyncClient, runtime: Runtime, group: str) -> None:
+    chosen = str(uuid7(runtime.clock.now()))
+    assert (await post_half(client, transaction_id=chosen)).status_code == 201
+    content = {"producer_group": "shop", "messages": [ORDER], "transaction_id": chosen}
+    other = await client.post("/messages", json=content)
+    assert (other.status_code, other.json()["field"]) == (409, "endpoint")
+
+
 async def test_one_verdict_ever(client: httpx.AsyncClient, db: Connection, group: str) -> None:
     half = (await post_half(client)).json()
     first = await post_end(client, half["transaction_id"], "commit")
