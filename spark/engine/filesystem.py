@@ -64,7 +64,7 @@ class Files(ABC):
 
     @abstractmethod
     def remove(self, place: str) -> None:
-        """Remove a file, or a directory with its content, if it exists."""
+        """Remove a file, or a directory with its content, if it exists. Raises OSError if something is left of it."""
 
     @abstractmethod
     def replace(self, place: str, by: str) -> None:
@@ -89,6 +89,18 @@ class Files(ABC):
 def files_for(spark: SparkSession) -> Files:
     """Return the files as Spark has them, or, if Spark runs behind a Connect server, as this process has them."""
     return FilesHere() if is_remote() else FilesOfSpark(spark)
+
+
+def normal(place: str) -> str:
+    """Return a URL as Hadoop writes it: `file:/archive` for `file:///archive`; without a slash at the end."""
+    if place.startswith("file:"):
+        place = "file:/" + place.removeprefix("file:").lstrip("/")
+    return place.rstrip("/")
+
+
+def is_below(place: str, root: str) -> bool:
+    """Return whether a URL is below another one."""
+    return normal(place).startswith(f"{normal(root)}/")
 
 
 def name_of(place: str) -> str:
@@ -157,11 +169,13 @@ class FilesOfSpark(Files):
 
     def remove(self, place: str) -> None:
         system, path = self._at(place)
-        system.delete(path, True)
+        # Hadoop's local filesystem returns false, also if it could not remove the path, and throws nothing.
+        if not system.delete(path, True) and system.exists(path):
+            raise OSError(f"{place} could not be removed")
 
     def replace(self, place: str, by: str) -> None:
+        self.remove(place)
         system, path = self._at(place)
-        system.delete(path, True)
         if not system.rename(self._path(by), path):
             raise OSError(f"{by} could not be renamed to {place}")
 
@@ -201,7 +215,7 @@ class FilesHere(Files):
         return [f"{directory.rstrip('/')}/{one.base_name}" for one in system.get_file_info(fs.FileSelector(path))]
 
     def qualified(self, place: str) -> str:
-        return (place if urlsplit(place).scheme else f"file:{Path(place).absolute()}").rstrip("/")
+        return normal(place if urlsplit(place).scheme else f"file:{Path(place).absolute()}")
 
     def size(self, place: str) -> int:
         return int(self._found(place).size)

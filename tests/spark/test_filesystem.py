@@ -1,6 +1,7 @@
 """Files as Spark has them, and as pyarrow has them for a session of Spark Connect: the same."""
 
 import hashlib
+import sys
 from pathlib import Path
 
 import pytest
@@ -45,6 +46,16 @@ def test_files_are_written_listed_moved_and_removed(files: Files, scheme: str, t
     assert files.names(root) == []
     # No checksum files of Hadoop's are left.
     assert list(tmp_path.rglob("*")) == [tmp_path / "a day ü"]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="Linux lets nobody remove this file, whoever runs the test.")
+def test_what_cannot_be_removed_is_an_error(files: Files, tmp_path: Path) -> None:
+    with pytest.raises(OSError, match="version"):
+        files.remove("file:/proc/version")
+    files.write_text(f"{tmp_path}/new", "")
+    with pytest.raises(OSError, match="version"):
+        files.replace("file:/proc/version", f"{tmp_path}/new")
+    assert files.exists("file:/proc/version")
 
 
 def test_a_classic_session_has_the_files_of_spark(spark: SparkSession) -> None:
