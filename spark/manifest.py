@@ -230,11 +230,12 @@ def _totals(table: str) -> list[Column]:
         F.count("*").alias("rows"),
         F.min("transaction_id").alias("first_id"),
         F.max("transaction_id").alias("last_id"),
-        F.coalesce(F.sum(_number(table)), F.lit(0)).cast("string").alias("digest"),
+        F.coalesce(F.sum(row_digest(table)), F.lit(0)).cast("string").alias("digest"),
     ]
 
 
-def _number(table: str) -> Column:
+def row_digest(table: str) -> Column:
+    """Return a row's part of its table's digest: the first 60 bits of the MD5 of its canonical text, as a number."""
     texts = [F.coalesce(_text(F.col(f"`{name}`"), kind), F.lit("\\N")) for name, kind in _digested(table)]
     first_bits = F.substring(F.md5(F.concat_ws("|", *texts)), 1, HEX_DIGITS)
     return F.conv(first_bits, 16, 10).cast("decimal(20, 0)")

@@ -1,4 +1,4 @@
-"""Removes unreferenced attempts, files that a redaction replaced, and days past their retention from an archive."""
+"""Removes attempts that are not needed, files that a redaction replaced, and days past their retention."""
 
 import json
 from datetime import date, datetime
@@ -8,24 +8,37 @@ from spark.archive import records
 from spark.archive.files import sync
 from spark.archive.layout import MANIFEST
 from spark.archive.records import ArchivedDay
-from spark.engine.filesystem import Files, name_of
+from spark.archive.removal import Fate, fate, found_manifest, is_named, is_whole
+from spark.engine.filesystem import FAILURES, Files, is_below, name_of
 from spark.engine.progress import Progress
+from spark.errors import RunFailedError
 from spark.postgres import audit
 from spark.postgres.connections import Connection
+from spark.sources.frames import root_cause
 
 DAY = "day="
 
 
-def finish_redactions(connection: Connection, files: Files) -> None:
-    """Finish interrupted redactions: the pointer moved, but replaced files may still exist."""
+def finish_redactions(connection: Connection, files: Files) -> list[str]:
+    """Finish redactions whose pointer moved while replaced files may still exist. Return failures as texts."""
+    failures = []
     for day in records.days(connection):
         if day.archive_manifest is not None and "rubbish" in day.archive_manifest:
-            finish_redaction(connection, files, day)
+            try:
+                finish_redaction(connection, files, day)
+            except (RunFailedError, *FAILURES) as error:
+                failures.append(f"A redaction of {day.day} is not finished: {root_cause(str(error))}")
+    return failures
 
 
 def finish_redaction(connection: Connection, files: Files, day: ArchivedDay) -> None:
-    """Remove the files that a day's redaction replaced, and write its manifest beside the others."""
+    """Remove the files that a day's redaction replaced, and write its manifest beside the others.
+
+    Raises RunFailedError if the archive is not there, because its files would be taken for removed.
+    """
     assert day.archive_manifest is not None
+    if not files.exists(f"{day.archive}/{MANIFEST}"):
+        raise RunFailedError(f"{day.archive}/{MANIFEST} does not exist. Is the archive mounted?")
     described = {name: value for name, value in day.archive_manifest.items() if name != "rubbish"}
     for path in day.archive_manifest["rubbish"]:
         files.remove(f"{day.archive}/{path}")
@@ -34,38 +47,66 @@ def finish_redaction(connection: Connection, files: Files, day: ArchivedDay) -> 
     records.redescribe(connection, day, described)
 
 
-def remove_rubbish(connection: Connection, files: Files, root: str, progress: Progress) -> None:
-    """Remove incomplete and replaced attempts.
+def remove_rubbish(connection: Connection, files: Files, root: str, progress: Progress, *, report: bool) -> int:
+    """Remove the attempts that `fate` lets go; return how many could not be removed.
 
-    A complete attempt of a gone day stays even if no row points to it, because the database may be an older copy.
+    `report`: name the complete attempts that stay although no row names them.
     """
     here = {day.day: day for day in records.days(connection)}
+    failed = 0
     for day in archived_days(files, root):
         row = here.get(day)
-        for place in attempts(files, root, day):
-            if row is not None and row.archive == place:
-                continue
-            whole = files.exists(f"{place}/{MANIFEST}")
-            replaced = row is not None and (row.state != "gone" or row.archive is not None)
-            if not whole or replaced:
-                files.remove(place)
-                progress.say("rubbish_removed", f"{place} is not the archive of a day and is removed", place=place)
+        others = [place for place in attempts(files, root, day) if row is None or not is_named(row, name_of(place))]
+        whole = bool(others) and row is not None and _names_whole(files, row)
+        for place in others:
+            try:
+                found = fate(name_of(place), found_manifest(files, place), row, named_is_whole=whole)
+                if found is Fate.REMOVED:
+                    remove_attempt(files, place)
+                    progress.say("rubbish_removed", f"{place} is not the archive of a day and is removed", place=place)
+                elif found is Fate.REPORTED and report:
+                    progress.say(
+                        "attempt_kept",
+                        f"{place} is complete, no row names it, and it may have the only copy of rows. "
+                        'It stays: docs/archive.md, "What is removed".',
+                        day=day,
+                        place=place,
+                    )
+            except FAILURES as error:
+                failed += 1
+                progress.say("not_removed", f"{place} could not be removed: {root_cause(str(error))}", place=place)
+    return failed
 
 
-def remove_expired(connection: Connection, files: Files, root: str, before: datetime, progress: Progress) -> None:
-    """Remove the archives of the days that are gone from Postgres and ended before `before`."""
+def remove_attempt(files: Files, place: str) -> None:
+    """Remove an attempt, its manifest first, so that an interrupted removal leaves an incomplete attempt."""
+    files.remove(f"{place}/{MANIFEST}")
+    files.remove(place)
+
+
+def remove_expired(connection: Connection, files: Files, root: str, before: datetime, progress: Progress) -> int:
+    """Remove the archives of the days that are gone from Postgres and ended before `before`.
+
+    Return how many could not be removed; the next run tries again.
+    """
     here = {day.day: day for day in records.days(connection)}
+    failed = 0
     for day in archived_days(files, root):
         row = here.get(day)
         if row is None or row.state != "gone" or row.ended >= before:
             continue
         # The row changes first, because an answer must not name a removed archive.
         with connection.transaction():
-            if row.archive is not None and row.archive.startswith(f"{root}/"):
+            if row.archive is not None and is_below(row.archive, root):
                 records.forget(connection, day)
             audit.record(connection, "archive.expire", day, archive=f"{root}/{DAY}{day}")
-        files.remove(f"{root}/{DAY}{day}")
-        progress.say("archive_expired", f"The archive of {day} is past its retention and removed", day=day)
+        try:
+            files.remove(f"{root}/{DAY}{day}")
+            progress.say("archive_expired", f"The archive of {day} is past its retention and removed", day=day)
+        except FAILURES as error:
+            failed += 1
+            progress.say("not_removed", f"The archive of {day} could not be removed: {root_cause(str(error))}", day=day)
+    return failed
 
 
 def archived_days(files: Files, root: str) -> list[date]:
@@ -83,6 +124,14 @@ def attempts(files: Files, root: str, day: date) -> list[str]:
     """Return the attempts of a day, as `<root>/day=…/<uuid>`; files with other names are not ours."""
     directory = f"{root}/{DAY}{day}"
     return [f"{directory}/{name}" for name in map(name_of, files.children(directory)) if _is_uuid(name)]
+
+
+def _names_whole(files: Files, row: ArchivedDay) -> bool:
+    return (
+        row.archive is not None
+        and row.archive_manifest is not None
+        and is_whole(files, row.archive, row.archive_manifest)
+    )
 
 
 def _is_uuid(name: str) -> bool:

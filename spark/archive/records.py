@@ -41,6 +41,12 @@ REDESCRIBE = """
 update day set archive_manifest = %(manifest)s
 where day = %(day)s and archive = %(archive)s and archive_manifest = %(before)s
 """
+# After the day's tables were dropped; the caller has compared the two attempts.
+REPOINT = """
+update day set archive = %(archive)s, archive_manifest = %(manifest)s, archived_at = clock_timestamp()
+where day = %(day)s and state = 'gone' and archive = %(former)s and archive_manifest = %(before)s
+"""
+READDRESS = "update day set archive = %(archive)s where day = %(day)s and archive = %(former)s"
 FORGET = "update day set archive = null, archive_manifest = null, archived_at = null where day = %s and state = 'gone'"
 
 
@@ -117,6 +123,20 @@ def point(connection: Connection, day: date, place: str, described: Mapping[str,
     rows = {table: described["tables"][table]["rows"] for table in TABLES}
     given = {"archive": place, "manifest": Jsonb(described), "day": day, **rows}
     return connection.execute(POINT.format(counts=same), given).rowcount == 1
+
+
+def repoint(connection: Connection, day: ArchivedDay, place: str, described: Mapping[str, Any]) -> bool:
+    """Make another attempt the archive of a day whose tables were dropped; False if its row is not as it was read."""
+    given = {"archive": place, "manifest": Jsonb(described), "day": day.day}
+    given |= {"former": day.archive, "before": Jsonb(day.archive_manifest)}
+    return connection.execute(REPOINT, given).rowcount == 1
+
+
+def readdress(connection: Connection, day: ArchivedDay, place: str) -> None:
+    """Record another address of the same attempt. Raises RunFailedError if the row is not as it was read."""
+    given = {"archive": place, "day": day.day, "former": day.archive}
+    if connection.execute(READDRESS, given).rowcount != 1:
+        raise RunFailedError(f"The archive of {day.day} changed meanwhile.")
 
 
 def manifest_in(day: ArchivedDay) -> Mapping[str, Any]:

@@ -4,13 +4,15 @@
     halfnote archive [--day DAY] [--verify]
 
 Without --day it archives every final day, and every closed day that waits for its archive, unless the day already has
-an archive that equals its tables. The next run removes an incomplete attempt.
+an archive that equals its tables. An archive is replaced only by one that has all its rows; with --day, by what the
+tables have. The next run removes an incomplete attempt.
 """
 
 import json
 import sys
 from argparse import Namespace
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any
 from uuid import uuid4
@@ -19,12 +21,16 @@ import psycopg
 from pyspark.sql import SparkSession
 
 from spark.archive import records
-from spark.archive.cleanup import finish_redactions, remove_expired, remove_rubbish
+from spark.archive.addresses import moved_days, record_moved, refuse_moved
+from spark.archive.cleanup import DAY, finish_redactions, remove_attempt, remove_expired, remove_rubbish
 from spark.archive.files import sync
 from spark.archive.layout import MANIFEST, manifest_of, problems
+from spark.archive.owner import own, wrong_owners
 from spark.archive.records import ArchivedDay
+from spark.archive.removal import REPLACES, has_all, is_named
+from spark.archive.replacement import refuse_changed, replaced
 from spark.archive.writer import read_back, write_day
-from spark.engine.filesystem import FAILURES, Files, files_for
+from spark.engine.filesystem import FAILURES, Files, files_for, name_of
 from spark.engine.niceness import stand_behind
 from spark.engine.progress import Progress
 from spark.engine.session import session
@@ -36,11 +42,23 @@ from spark.postgres.connections import Connection
 from spark.sources.frames import root_cause
 
 DONE, FAILED, DIFFERS = 0, 1, 3
-OWNER = "halfnote.json"
 # Times in files are whole microseconds, which every reader supports.
 CONF = {"spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS"}
 # Rows may be added to a day while it is read; then it is read again.
 TRIES = 2
+
+
+@dataclass(frozen=True, slots=True)
+class ArchiveRun:
+    """What each day of a run needs: the archive at `root`, and whether it gets `bodies`."""
+
+    spark: SparkSession
+    connection: Connection
+    files: Files
+    root: str
+    bodies: bool
+    url: str
+    progress: Progress
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -74,133 +92,130 @@ def archive(spark: SparkSession, connection: Connection, root: str, given: Names
     bodies = given.bodies
     if bodies is None:
         bodies = from_environment(BODIES, yes_or_no) is not False
-    _own(connection, files, root, adopt=given.adopt)
-    finish_redactions(connection, files)
-    remove_rubbish(connection, files, root, progress)
-    failed = 0
+    _at_its_address(connection, files, root, given)
+    unfinished = finish_redactions(connection, files)
+    for words in unfinished:
+        progress.say("redaction_unfinished", words)
+    failed = len(unfinished) + remove_rubbish(connection, files, root, progress, report=False)
+    run = ArchiveRun(spark, connection, files, root, bodies, given.url, progress)
     for day in _wanted(connection, given.day):
         try:
-            _archive_day(spark, connection, files, root, day, bodies, given.url, progress)
-        except RunFailedError as error:
+            if given.day or not _is_archived(connection, files, day):
+                _archive_day(run, day, asked=bool(given.day))
+        except (RunFailedError, *FAILURES, psycopg.Error) as error:
+            if connection.closed:
+                raise
             failed += 1
-            progress.say("archive_failed", f"{day.day} was not archived: {error}", day=day.day)
-    remove_rubbish(connection, files, root, progress)
+            progress.say("archive_failed", f"{day.day} was not archived: {root_cause(str(error))}", day=day.day)
+    failed += remove_rubbish(connection, files, root, progress, report=True)
     if keep_s is not None:
-        remove_expired(connection, files, root, datetime.now(UTC) - timedelta(seconds=keep_s), progress)
+        failed += remove_expired(connection, files, root, datetime.now(UTC) - timedelta(seconds=keep_s), progress)
     return FAILED if failed else DONE
 
 
-def _own(connection: Connection, files: Files, root: str, *, adopt: bool) -> None:
-    """Record the database that owns the archive, because files of another database would be removed as garbage.
-
-    Raises RunFailedError if another database owns it.
-    """
-    place, identity = f"{root}/{OWNER}", records.identity(connection)
-    owner = _owner(files, place)
-    if owner == identity:
-        return
-    if owner is not None and not adopt:
-        raise RunFailedError(
-            f"{root} is the archive of another database ({owner}; this is {identity}). Use a separate directory "
-            "or, if this database replaces the other one (a dump, an upgrade), run this once with --adopt."
-        )
-    if owner is not None:
-        audit.record(connection, "archive.adopt", root, former=owner)
-    files.make(root)
-    files.write_text(place, json.dumps({"database": identity}))
-    sync([place])
-
-
-def _owner(files: Files, place: str) -> str | None:
-    """Return the database that owns an archive; None for a new one. Raises RunFailedError if the file is damaged."""
-    try:
-        return str(json.loads(files.read_text(place))["database"]) if files.exists(place) else None
-    except (ValueError, KeyError, TypeError):
-        raise RunFailedError(
-            f'{place} is damaged: it must be {{"database": "…"}}. Restore it, or remove it if this is its database.'
-        ) from None
+def _at_its_address(connection: Connection, files: Files, root: str, given: Namespace) -> None:
+    """Record or compare the archive's owner and address. Raises RunFailedError if it is another archive, or moved."""
+    own(connection, files, root, adopt=given.adopt)
+    moved = moved_days(connection, files, root)
+    if given.moved:
+        record_moved(connection, files, moved)
+    else:
+        refuse_moved(moved, root)
 
 
 def _wanted(connection: Connection, asked: Sequence[Any]) -> list[ArchivedDay]:
-    """Return the days to archive, oldest first. Raises RunFailedError if a requested day is not stored."""
+    """Return the days that may have to be archived, oldest first.
+
+    Raises RunFailedError if a requested day is not stored.
+    """
     here = {day.day: day for day in records.days(connection) if day.state != "gone"}
     for day in asked:
         if day not in here:
             raise RunFailedError(f"{day} is not in the database: it was removed, or it never existed.")
     if asked:
         return [here[day] for day in sorted(set(asked))]
-    ready = [day for day in here.values() if day.final or day.state == "archiving"]
-    return [day for day in ready if not _is_archived(connection, day)]
+    return [day for day in here.values() if day.final or day.state == "archiving"]
 
 
-def _is_archived(connection: Connection, day: ArchivedDay) -> bool:
+def _is_archived(connection: Connection, files: Files, day: ArchivedDay) -> bool:
+    """Return whether a day has an archive that is there, and has as many rows as its tables, or needs none any more."""
     if day.archive is None or day.archive_manifest is None or day.differs or "archive_differs" in day.held:
         return False
     rows = {table: held["rows"] for table, held in day.archive_manifest["tables"].items()}
-    return records.counts(connection, day.day) == rows
+    try:
+        same = records.counts(connection, day.day) == rows
+    except psycopg.errors.UndefinedTable:
+        # Upkeep has removed the day, which its archive equals.
+        return records.day_of(connection, day.day).state == "gone"
+    return same and files.exists(f"{day.archive}/{MANIFEST}")
 
 
-def _archive_day(
-    spark: SparkSession,
-    connection: Connection,
-    files: Files,
-    root: str,
-    day: ArchivedDay,
-    bodies: bool,
-    url: str,
-    progress: Progress,
-) -> None:
+def _archive_day(run: ArchiveRun, day: ArchivedDay, *, asked: bool) -> None:
     """Write the archive, read it back, and point the day to it. Raises RunFailedError; then the day does not change."""
+    if not asked:
+        refuse_changed(run.connection, day)
     for _ in range(TRIES):
-        place = f"{root}/day={day.day}/{uuid4()}"
+        place = f"{run.root}/{DAY}{day.day}/{uuid4()}"
         try:
-            described = _written(spark, files, place, day, bodies, url, progress)
-            if _pointed_at(connection, day, place, described):
+            described = _written(run, place, day, asked=asked)
+            if _pointed_at(run.connection, day, place, described):
                 rows = sum(held["rows"] for held in described["tables"].values())
-                progress.say("archived", f"{day.day} is archived at {place}", day=day.day, archive=place, rows=rows)
+                run.progress.say("archived", f"{day.day} is archived at {place}", day=day.day, archive=place, rows=rows)
                 return
-        except FAILURES as error:
-            raise RunFailedError(root_cause(str(error))) from error
         finally:
             # The attempt is unreferenced; if its removal fails too, the next run removes it.
-            _remove_unless_pointed_at(connection, files, place, day)
+            _discard_unless_pointed_at(run.connection, run.files, place, day)
     raise RunFailedError("rows were added while it was archived, twice; the next run archives it.")
 
 
 def _pointed_at(connection: Connection, day: ArchivedDay, place: str, described: Mapping[str, Any]) -> bool:
-    with connection.transaction():
-        pointed = records.point(connection, day.day, place, described)
-        if pointed:
-            audit.record(connection, "archive.write", day.day, archive=place)
+    """Make an attempt the day's archive; False if rows were added. Raises RunFailedError if the day was removed."""
+    try:
+        with connection.transaction():
+            pointed = records.point(connection, day.day, place, described)
+            if pointed:
+                audit.record(connection, "archive.write", day.day, archive=place, former=day.archive)
+    except psycopg.errors.UndefinedTable:
+        # Upkeep has removed the day, by its former archive, which may be the damaged one.
+        pointed = False
+        if day.archive_manifest is not None and has_all(described, day.archive_manifest):
+            with connection.transaction():
+                pointed = records.repoint(connection, day, place, described)
+                if pointed:
+                    audit.record(connection, "archive.write", day.day, archive=place, former=day.archive)
+        if not pointed:
+            raise RunFailedError(
+                f"it was removed from Postgres meanwhile, and {place} is not what its archive {day.archive} has. "
+                "Both stay. Compare them, and remove what is not needed."
+            ) from None
     return pointed
 
 
-def _written(
-    spark: SparkSession,
-    files: Files,
-    place: str,
-    day: ArchivedDay,
-    bodies: bool,
-    url: str,
-    progress: Progress,
-) -> Mapping[str, Any]:
-    with connections.open_snapshot(url) as snapshot:
+def _written(run: ArchiveRun, place: str, day: ArchivedDay, *, asked: bool) -> Mapping[str, Any]:
+    with connections.open_snapshot(run.url) as snapshot:
         snapshot.lock([day.day])
-        written = write_day(spark, snapshot, snapshot.day(day.day), place, bodies=bodies, progress=progress)
-    described = read_back(spark, files, place, written, day.day, progress)
-    files.write_text(f"{place}/{MANIFEST}", json.dumps(described, indent=1))
-    with progress.stage("have it on the disk", day.day):
+        found = snapshot.day(day.day)
+        written = write_day(run.spark, snapshot, found, place, bodies=run.bodies, progress=run.progress)
+    described = read_back(run.spark, run.files, place, written, day.day, run.progress)
+    names = replaced(run.spark, run.files, run.root, day, place, described, asked=asked)
+    described = {**described, REPLACES: names}
+    run.files.write_text(f"{place}/{MANIFEST}", json.dumps(described, indent=1))
+    with run.progress.stage("have it on the disk", day.day):
         listed = [file for held in described["tables"].values() for file in held["files"]]
         paths = [file["path"] for file in [*listed, *described["beside"]]]
         sync([f"{place}/{path}" for path in [*paths, MANIFEST]])
     return described
 
 
-def _remove_unless_pointed_at(connection: Connection, files: Files, place: str, day: ArchivedDay) -> None:
+def _discard_unless_pointed_at(connection: Connection, files: Files, place: str, day: ArchivedDay) -> None:
+    """Remove an attempt that does not count. A complete one stays if the day's tables are gone."""
     try:
-        if not connection.closed and records.day_of(connection, day.day).archive != place:
-            files.remove(place)
-    except (RunFailedError, *FAILURES):
+        if connection.closed:
+            return
+        row = records.day_of(connection, day.day)
+        if not is_named(row, name_of(place)) and (row.state != "gone" or not files.exists(f"{place}/{MANIFEST}")):
+            remove_attempt(files, place)
+    except (RunFailedError, *FAILURES, psycopg.Error):
         return
 
 
@@ -208,7 +223,7 @@ def verify(spark: SparkSession, connection: Connection, given: Namespace, progre
     """Read every archived day, or the requested days, and report differences from the written files."""
     files = files_for(spark)
     archived = [day for day in records.days(connection) if day.archive is not None]
-    wrong = _wrong_owners(connection, files, archived, progress)
+    wrong = wrong_owners(connection, files, archived, progress)
     for day in [day for day in archived if not given.day or day.day in given.day]:
         with progress.stage("verify", day.day):
             found = _verified(spark, files, day)
@@ -219,25 +234,6 @@ def verify(spark: SparkSession, connection: Connection, given: Namespace, progre
     if missing:
         raise RunFailedError(f"{', '.join(map(str, missing))} is not archived.")
     return DIFFERS if wrong else DONE
-
-
-def _wrong_owners(connection: Connection, files: Files, archived: Sequence[ArchivedDay], progress: Progress) -> int:
-    """Report the archives whose file of the owner does not name this database; return their number."""
-    wrong = 0
-    for root in sorted({day.archive.rsplit("/", 2)[0] for day in archived if day.archive is not None}):
-        place, found = f"{root}/{OWNER}", None
-        try:
-            owner = _owner(files, place)
-            if owner != records.identity(connection):
-                found = f"{place} {'is missing' if owner is None else f'names another database, {owner}'}"
-        except RunFailedError as error:
-            found = str(error)
-        except FAILURES as error:
-            found = f"{place} cannot be read: {root_cause(str(error))}"
-        if found is not None:
-            wrong += 1
-            progress.say("archive_wrong", found, archive=root)
-    return wrong
 
 
 def _verified(spark: SparkSession, files: Files, day: ArchivedDay) -> list[str]:

@@ -17,10 +17,11 @@ from pyspark.sql import Column, SparkSession
 from pyspark.sql import functions as F
 
 from spark.archive import records
-from spark.archive.cleanup import finish_redaction, finish_redactions
+from spark.archive.cleanup import attempts, finish_redaction, finish_redactions
 from spark.archive.files import sync
 from spark.archive.layout import NAMED_AT_MOST, body_problems, entries, read, small_batches
 from spark.archive.records import ArchivedDay, manifest_in
+from spark.archive.removal import is_named
 from spark.archive.writer import parquet_options
 from spark.engine.filesystem import FAILURES, Files, files_for, name_of
 from spark.engine.niceness import stand_behind
@@ -48,6 +49,10 @@ order by 1, 2
 """
 
 
+class UnfinishedError(Exception):
+    """The redaction is on record, and a file with the body may still exist."""
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Return 0: done, now or earlier; 1: it failed; 2: wrong usage."""
     parser = options.parser()
@@ -61,8 +66,15 @@ def main(argv: Sequence[str] | None = None) -> int:
         with records.archive_lock(connection):
             day = _day_of(connection, *wanted)
             spark = session(given.master, jdbc=True, **CONF)
-            finish_redactions(connection, files_for(spark))
-            done = redact(spark, connection, records.day_of(connection, day), *wanted, record)
+            unfinished = finish_redactions(connection, files_for(spark))
+            found = records.day_of(connection, day)
+            if "rubbish" in manifest_in(found):
+                raise RunFailedError(" ".join(unfinished))
+            _refuse_attempts(files_for(spark), found)
+            done = redact(spark, connection, found, *wanted, record)
+    except UnfinishedError as error:
+        print(error, file=sys.stderr)
+        return FAILED
     except (RunFailedError, *FAILURES, psycopg.Error) as error:
         print(f"Nothing was redacted: {frames.root_cause(str(error))}", file=sys.stderr)
         return FAILED
@@ -113,7 +125,13 @@ def redact(
     with connection.transaction():
         day = records.redescribe(connection, day, described)
         audit.record(connection, "archive.redact", message_id, **record)
-    finish_redaction(connection, files, day)
+    try:
+        finish_redaction(connection, files, day)
+    except FAILURES as error:
+        raise UnfinishedError(
+            f"The body is taken out of the archive of {day.day}, but a file that still has it could not be removed: "
+            f"{frames.root_cause(str(error))}. The next halfnote archive or redact tries again."
+        ) from error
     return True
 
 
@@ -143,6 +161,17 @@ def _refuse_copies(connection: Connection, day: date, transaction_id: UUID, posi
     if copies:
         named = ", ".join(f"a {copy['what']} of {copy['name']}" for copy in copies[:NAMED_AT_MOST])
         raise RunFailedError(f"Postgres has copies of the body: {named}. Drop or deliver them first.")
+
+
+def _refuse_attempts(files: Files, day: ArchivedDay) -> None:
+    """Raise RunFailedError if the archive has another attempt of the day, which may have the body."""
+    root = str(day.archive).rsplit("/", 2)[0]
+    others = [place for place in attempts(files, root, day.day) if not is_named(day, name_of(place))]
+    if others:
+        raise RunFailedError(
+            f"The archive may have the body a second time, at {others[0]}. Run halfnote archive, which removes what is "
+            'not needed and names what stays; docs/archive.md, "What is removed", says what to do with that.'
+        )
 
 
 def _is_it(transaction_id: UUID, position: int) -> Column:

@@ -26,5 +26,8 @@ def parser() -> ArgumentParser:
         help=f"remove archived days that ended more than S seconds ago; default: {common.KEEP_S}",
     )
     made.add_argument("--adopt", action="store_true", help="take over the archive of another database")
+    made.add_argument(
+        "--moved", action="store_true", help="record that archives were moved here, from the addresses the database has"
+    )
     made.add_argument("--verify", action="store_true", help="only read archived days and compare them; write nothing")
     return made

@@ -271,14 +271,18 @@ async def test_a_row_that_comes_after_the_archive_keeps_the_day(
 
 
 @pytest.mark.slow
-async def test_detached_tables_that_differ_are_archived_again_and_then_dropped(
+async def test_detached_tables_that_differ_stay_until_a_person_decides_and_are_then_dropped(
     archived: list[str], runtime: Runtime, db: Connection, dsn: str, root: Path
 ) -> None:
     # The row counts agree; only the digests differ.
     await db.execute("update op set reason = 'another'")
     await retention_loop.step(runtime, NOW)
     assert (row_of(dsn).state, row_of(dsn).held) == ("archiving", ["archive_differs"])
-    assert run(dsn, root) == 0
+    before = row_of(dsn)
+    assert run(dsn, root) == 1
+    await retention_loop.step(runtime, NOW)
+    assert (row_of(dsn), path_of(before.archive).is_dir()) == (before, True)
+    assert run(dsn, root, "--day", str(DAY)) == 0
     await retention_loop.step(runtime, NOW)
     assert (row_of(dsn).state, row_of(dsn).held) == ("gone", [])
 

@@ -1,0 +1,72 @@
+"""The file `halfnote.json` of an archive: it names the database whose rows decide what is needed there."""
+
+import json
+from collections.abc import Sequence
+
+from spark.archive import records
+from spark.archive.files import sync
+from spark.archive.records import ArchivedDay
+from spark.engine.filesystem import FAILURES, Files, is_below
+from spark.engine.progress import Progress
+from spark.errors import RunFailedError
+from spark.postgres import audit
+from spark.postgres.connections import Connection
+from spark.sources.frames import root_cause
+
+OWNER = "halfnote.json"
+
+
+def own(connection: Connection, files: Files, root: str, *, adopt: bool) -> None:
+    """Record the database that owns the archive, because files of another database would be removed as garbage.
+
+    Raises RunFailedError if another database owns it, or if the database has archives there and the file is missing.
+    """
+    place, identity = f"{root}/{OWNER}", records.identity(connection)
+    owner = _owner(files, place)
+    if owner == identity:
+        return
+    if owner is not None and not adopt:
+        raise RunFailedError(
+            f"{root} is the archive of another database ({owner}; this is {identity}). Use a separate directory "
+            "or, if this database replaces the other one (a dump, an upgrade), run this once with --adopt."
+        )
+    days = [day for day in records.days(connection) if day.archive is not None and is_below(day.archive, root)]
+    if owner is None and days and not adopt:
+        raise RunFailedError(
+            f"{place} is missing, and the database has {len(days)} days archived there. Is the archive mounted? If "
+            "the file alone was lost, or the archive is gone for good, run this once with --adopt."
+        )
+    if owner is not None or days:
+        audit.record(connection, "archive.adopt", root, former=owner)
+    files.make(root)
+    files.write_text(place, json.dumps({"database": identity}))
+    sync([place])
+
+
+def wrong_owners(connection: Connection, files: Files, archived: Sequence[ArchivedDay], progress: Progress) -> int:
+    """Report the archives whose file of the owner does not name this database; return their number."""
+    wrong = 0
+    for root in sorted({day.archive.rsplit("/", 2)[0] for day in archived if day.archive is not None}):
+        place, found = f"{root}/{OWNER}", None
+        try:
+            owner = _owner(files, place)
+            if owner != records.identity(connection):
+                found = f"{place} {'is missing' if owner is None else f'names another database, {owner}'}"
+        except RunFailedError as error:
+            found = str(error)
+        except FAILURES as error:
+            found = f"{place} cannot be read: {root_cause(str(error))}"
+        if found is not None:
+            wrong += 1
+            progress.say("archive_wrong", found, archive=root)
+    return wrong
+
+
+def _owner(files: Files, place: str) -> str | None:
+    """Return the database that owns an archive; None for a new one. Raises RunFailedError if the file is damaged."""
+    try:
+        return str(json.loads(files.read_text(place))["database"]) if files.exists(place) else None
+    except (ValueError, KeyError, TypeError):
+        raise RunFailedError(
+            f'{place} is damaged: it must be {{"database": "…"}}. Restore it, or remove it if this is its database.'
+        ) from None
