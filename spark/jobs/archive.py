@@ -36,7 +36,7 @@ from spark.engine.progress import Progress
 from spark.engine.session import session
 from spark.errors import RunFailedError
 from spark.options import archive as options
-from spark.options.common import ARCHIVE, BODIES, KEEP_S, from_environment, parsed, yes_or_no
+from spark.options.common import ARCHIVE, BODIES, KEEP_S, from_environment, keep_s, parsed, yes_or_no
 from spark.postgres import audit, connections
 from spark.postgres.connections import Connection
 from spark.sources.frames import root_cause
@@ -88,7 +88,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def archive(spark: SparkSession, connection: Connection, root: str, given: Namespace, progress: Progress) -> int:
     """Archive the due days below `root`; a day that fails does not stop the others."""
     files = files_for(spark)
-    keep_s = given.keep_s if given.keep_s is not None else from_environment(KEEP_S, int)
+    kept_s = given.keep_s if given.keep_s is not None else from_environment(KEEP_S, keep_s)
     bodies = given.bodies
     if bodies is None:
         bodies = from_environment(BODIES, yes_or_no) is not False
@@ -108,8 +108,8 @@ def archive(spark: SparkSession, connection: Connection, root: str, given: Names
             failed += 1
             progress.say("archive_failed", f"{day.day} was not archived: {root_cause(str(error))}", day=day.day)
     failed += remove_rubbish(connection, files, root, progress, report=True)
-    if keep_s is not None:
-        failed += remove_expired(connection, files, root, datetime.now(UTC) - timedelta(seconds=keep_s), progress)
+    if kept_s is not None:
+        failed += remove_expired(connection, files, root, datetime.now(UTC) - timedelta(seconds=kept_s), progress)
     return FAILED if failed else DONE
 
 

@@ -1,6 +1,6 @@
 """The options of `halfnote archive`."""
 
-from argparse import ArgumentParser
+from argparse import ArgumentParser, ArgumentTypeError
 
 from spark.options import common
 
@@ -21,9 +21,9 @@ def parser() -> ArgumentParser:
     )
     made.add_argument(
         "--keep-s",
-        type=int,
+        type=_keep_s,
         metavar="S",
-        help=f"remove archived days that ended more than S seconds ago; default: {common.KEEP_S}",
+        help=f"remove archived days that ended more than S seconds ago, at least a day; default: {common.KEEP_S}",
     )
     made.add_argument("--adopt", action="store_true", help="take over the archive of another database")
     made.add_argument(
@@ -31,3 +31,10 @@ def parser() -> ArgumentParser:
     )
     made.add_argument("--verify", action="store_true", help="only read archived days and compare them; write nothing")
     return made
+
+
+def _keep_s(text: str) -> int:
+    try:
+        return common.keep_s(text)
+    except ValueError:
+        raise ArgumentTypeError(f"{text!r} is not a number of seconds, {common.LEAST_KEEP_S} or more") from None

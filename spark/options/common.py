@@ -14,6 +14,8 @@ DATABASE_URL = "HALFNOTE_DATABASE_URL"
 ARCHIVE = "HALFNOTE_ARCHIVE"
 BODIES = "HALFNOTE_ARCHIVE_BODIES"
 KEEP_S = "HALFNOTE_ARCHIVE_KEEP_S"
+# The service's setting has the same minimum: a test compares them.
+LEAST_KEEP_S = 86_400
 YES = {"true", "1", "yes", "on", "t", "y"}
 NO = {"false", "0", "no", "off", "f", "n"}
 
@@ -62,6 +64,14 @@ def yes_or_no(text: str) -> bool:
     if text.lower() not in YES | NO:
         raise ValueError(text)
     return text.lower() in YES
+
+
+def keep_s(text: str) -> int:
+    """Parse how long an archived day is kept, as the service's setting: at least a day. Raises ValueError."""
+    seconds = int(text)
+    if seconds < LEAST_KEEP_S:
+        raise ValueError(text)
+    return seconds
 
 
 def day(text: str) -> date:

@@ -23,6 +23,7 @@ from spark.archive.layout import frames_from_archive
 from spark.archive.records import ARCHIVE_LOCK
 from spark.jobs import archive
 from spark.manifest import TABLES
+from spark.options.common import keep_s
 from tests.conftest import migrated_template
 from tests.spark.archives import DAY, NOW, THEN, MadeDay, changed, path_of, row_of, written
 from tests.support import postgres
@@ -391,6 +392,28 @@ async def test_old_days_leave_the_archive_but_never_what_is_in_postgres(
         ("archive.write", person().name, str(DAY)),
         ("archive.expire", person().name, str(DAY)),
     ]
+
+
+def test_no_archive_is_kept_for_less_than_a_day(
+    dsn: str, root: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    least = next(one.ge for one in Settings.model_fields["archive_keep_s"].metadata if hasattr(one, "ge"))
+    assert keep_s(str(least)) == least
+    for text in ("0", "-1", str(least - 1), "1.5", "a week"):
+        with pytest.raises(SystemExit) as ended:
+            run(dsn, root, f"--keep-s={text}")
+        assert (
+            ended.value.code,
+            f"'{text}' is not a number of seconds, {least} or more" in capsys.readouterr().err,
+        ) == (
+            2,
+            True,
+        )
+        monkeypatch.setenv("HALFNOTE_ARCHIVE_KEEP_S", text)
+        assert run(dsn, root) == 1
+        assert f"HALFNOTE_ARCHIVE_KEEP_S has the invalid value '{text}'" in capsys.readouterr().err
+        monkeypatch.delenv("HALFNOTE_ARCHIVE_KEEP_S")
+    assert not root.exists()
 
 
 async def test_wrong_usage_is_reported(dsn: str, root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
