@@ -1,11 +1,12 @@
 """An archived day, as Parquet with a manifest: `<archive>/day=YYYY-MM-DD/<attempt>/<table>/*.parquet`, manifest.json.
 
-The day's row in Postgres points at the attempt and has the manifest too; an unreferenced attempt is garbage. Only the
-files that the manifest names count. A manifest is
-`{version, day, seen_at, written_at, bodies, largest_body, tables, beside, redacted}`; a table in it is that of
-spark/manifest.py and its `files`, `[{path, bytes, sha256, rows, first_id, last_id, digest}]`; `beside` has the other
-files, which the rules need, as `[{path, bytes, sha256}]`; `redacted` is `[{message_id, at, actor, reason}]`.
-During a redaction the manifest in Postgres also has `rubbish`, paths.
+The day's row in Postgres points at the attempt and has the manifest too; spark/archive/removal.py says what becomes of
+others. Only the files that the manifest names count. A manifest is
+`{version, day, seen_at, written_at, bodies, largest_body, tables, beside, redacted, replaces}`; a table in it is that
+of spark/manifest.py and its `files`, `[{path, bytes, sha256, rows, first_id, last_id, digest}]`; `beside` has the other
+files, which the rules need, as `[{path, bytes, sha256}]`; `redacted` is `[{message_id, at, actor, reason}]`; `replaces`
+has the names of attempts, and archives of earlier versions lack it. During a redaction the manifest in Postgres also
+has `rubbish`, paths.
 """
 
 import json

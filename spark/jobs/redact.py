@@ -7,9 +7,10 @@ file is removed. A body that is still in Postgres is refused: upkeep must have r
 """
 
 import sys
+from argparse import ArgumentParser
 from collections.abc import Mapping, Sequence
 from datetime import UTC, date, datetime
-from typing import Any
+from typing import Any, NamedTuple
 from uuid import UUID, uuid4
 
 import psycopg
@@ -48,6 +49,25 @@ where d.transaction_id = %(id)s and d.position = %(position)s and d.body is not 
 order by 1, 2
 """
 
+# The row of `reissue` leaves with the day of its transaction; the audit keeps it longer. By the primary key and
+# audit_target.
+REISSUES = """
+select reissued_as from reissue where transaction_id = %(id)s
+union
+select (detail ->> 'reissued_as')::uuid from audit
+where target = %(target)s and what = 'transaction.reissue' and detail ? 'reissued_as'
+"""
+
+
+class Message(NamedTuple):
+    """A message's transaction and position."""
+
+    transaction_id: UUID
+    position: int
+
+    def __str__(self) -> str:
+        return f"{self.transaction_id}-{self.position}"
+
 
 class UnfinishedError(Exception):
     """The redaction is on record, and a file with the body may still exist."""
@@ -57,29 +77,40 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Return 0: done, now or earlier; 1: it failed; 2: wrong usage."""
     parser = options.parser()
     given = parsed(parser, argv)
-    wanted = parsed_id(given.message_id)
-    if wanted is None:
-        parser.error(f"{given.message_id!r} is not a message id like 019a9f1c-1030-7b1e-8f00-1030a1030a10-0")
+    wanted = [Message(*_parsed(parser, text)) for text in given.message_id]
     record = {"actor": given.actor or audit.user(), "reason": given.reason}
+    done: list[Message] = []
     try:
         connection = connections.connect(given.url)
         with records.archive_lock(connection):
-            day = _day_of(connection, *wanted)
+            days = {message: _day_of(connection, message) for message in wanted}
             spark = session(given.master, jdbc=True, **CONF)
             unfinished = finish_redactions(connection, files_for(spark))
-            found = records.day_of(connection, day)
-            if "rubbish" in manifest_in(found):
-                raise RunFailedError(" ".join(unfinished))
-            _refuse_attempts(files_for(spark), found)
-            done = redact(spark, connection, found, *wanted, record)
+            for message, day in days.items():
+                found = records.day_of(connection, day)
+                if "rubbish" in manifest_in(found):
+                    raise RunFailedError(" ".join(unfinished))
+                _refuse_attempts(files_for(spark), found)
+                _refuse_reissues(spark, connection, found, message, wanted)
+            for message, day in days.items():
+                now = redact(spark, connection, records.day_of(connection, day), message, record)
+                print(f"{message} is redacted." if now else f"{message} was redacted before.")
+                done.append(message)
     except UnfinishedError as error:
         print(error, file=sys.stderr)
         return FAILED
     except (RunFailedError, *FAILURES, psycopg.Error) as error:
-        print(f"Nothing was redacted: {frames.root_cause(str(error))}", file=sys.stderr)
+        more = " more" if done else ""
+        print(f"Nothing{more} was redacted: {frames.root_cause(str(error))}", file=sys.stderr)
         return FAILED
-    print(f"{given.message_id} is redacted." if done else f"{given.message_id} was redacted before.")
     return DONE
+
+
+def _parsed(parser: ArgumentParser, text: str) -> tuple[UUID, int]:
+    found = parsed_id(text)
+    if found is None:
+        parser.error(f"{text!r} is not a message id like 019a9f1c-1030-7b1e-8f00-1030a1030a10-0")
+    return found
 
 
 def parsed_id(text: str) -> tuple[UUID, int] | None:
@@ -97,26 +128,25 @@ def redact(
     spark: SparkSession,
     connection: Connection,
     day: ArchivedDay,
-    transaction_id: UUID,
-    position: int,
+    message: Message,
     record: Mapping[str, str],
 ) -> bool:
     """Remove a body from a day's archive; False if it was removed before. `record`: actor and reason.
 
     Raises RunFailedError; the archive is then unchanged, and the next archive or redact removes the partial files.
     """
-    files, message_id = files_for(spark), f"{transaction_id}-{position}"
-    if any(one["message_id"] == message_id for one in manifest_in(day)["redacted"]):
+    files = files_for(spark)
+    if _is_redacted(day, message):
         return False
-    old = _file_of(spark, day, transaction_id, position)
+    old = _file_of(spark, day, message)
     aside, name = f"redact-{uuid4()}", f"half/redacted-{uuid4()}.zstd.parquet"
     # Record the new names before any file is written, so that an interruption leaves only known files.
     day = records.redescribe(connection, day, {**manifest_in(day), "rubbish": [aside, name]})
-    _write_without(spark, files, day, old, aside, name, _is_it(transaction_id, position))
+    _write_without(spark, files, day, old, aside, name, _is_it(message))
     (new,) = entries(spark, files, str(day.archive), "half", [name])
     if TableManifest.of(new) != TableManifest.of(old):
         raise RunFailedError("The rewritten file has other rows than the old one. The archive still has the body.")
-    entry = {"message_id": message_id, "at": datetime.now(UTC).isoformat(), **record}
+    entry = {"message_id": str(message), "at": datetime.now(UTC).isoformat(), **record}
     described = {**_described(manifest_in(day), old, new, entry), "rubbish": [aside, old["path"]]}
     wrong = body_problems(spark, str(day.archive), {**described, "tables": {"half": {"files": [new]}}})
     if wrong:
@@ -124,7 +154,7 @@ def redact(
     sync([f"{day.archive}/{name}"])
     with connection.transaction():
         day = records.redescribe(connection, day, described)
-        audit.record(connection, "archive.redact", message_id, **record)
+        audit.record(connection, "archive.redact", message, **record)
     try:
         finish_redaction(connection, files, day)
     except FAILURES as error:
@@ -135,12 +165,11 @@ def redact(
     return True
 
 
-def _day_of(connection: Connection, transaction_id: UUID, position: int) -> date:
+def _day_of(connection: Connection, message: Message) -> date:
     """Return the message's day. Raises RunFailedError if its body is also elsewhere than in the archive."""
-    found = [day for day in records.days(connection) if day.low <= transaction_id < day.high]
-    if not found:
+    day = _recorded_day(connection, message)
+    if day is None:
         raise RunFailedError("The database has no record of the message's day.")
-    day = found[0]
     if day.state != "gone":
         raise RunFailedError(
             f"The message is still in Postgres, where halves never change, until {day.day} is removed "
@@ -150,14 +179,23 @@ def _day_of(connection: Connection, transaction_id: UUID, position: int) -> date
         raise RunFailedError(f"{day.day} was removed and is not archived, so the message does not exist any more.")
     if not day.archive_manifest["bodies"]:
         raise RunFailedError(f"The archive of {day.day} has no bodies.")
-    _refuse_copies(connection, day.day, transaction_id, position)
+    _refuse_copies(connection, day.day, message)
     return day.day
 
 
-def _refuse_copies(connection: Connection, day: date, transaction_id: UUID, position: int) -> None:
+def _recorded_day(connection: Connection, message: Message) -> ArchivedDay | None:
+    found = [day for day in records.days(connection) if day.low <= message.transaction_id < day.high]
+    return found[0] if found else None
+
+
+def _is_redacted(day: ArchivedDay, message: Message) -> bool:
+    return any(one["message_id"] == str(message) for one in manifest_in(day)["redacted"])
+
+
+def _refuse_copies(connection: Connection, day: date, message: Message) -> None:
     if is_restored(connection, day):
         raise RunFailedError(f"{schema_of(day)} also has the body. Drop it first: halfnote restore {day} --drop")
-    copies = connection.execute(COPIES, {"id": transaction_id, "position": position}).fetchall()
+    copies = connection.execute(COPIES, {"id": message.transaction_id, "position": message.position}).fetchall()
     if copies:
         named = ", ".join(f"a {copy['what']} of {copy['name']}" for copy in copies[:NAMED_AT_MOST])
         raise RunFailedError(f"Postgres has copies of the body: {named}. Drop or deliver them first.")
@@ -174,14 +212,37 @@ def _refuse_attempts(files: Files, day: ArchivedDay) -> None:
         )
 
 
-def _is_it(transaction_id: UUID, position: int) -> Column:
-    return (F.col("transaction_id") == str(transaction_id)) & (F.col("position") == position)
+def _refuse_reissues(
+    spark: SparkSession, connection: Connection, day: ArchivedDay, message: Message, wanted: Sequence[Message]
+) -> None:
+    """Raise RunFailedError if the reissue of the message, or the message that it reissues, still has the same body."""
+    of = read(spark, str(day.archive), manifest_in(day), "half").where(_is_it(message)).select("reissued_from")
+    others = [UUID(row["reissued_from"]) for row in of.collect() if row["reissued_from"] is not None]
+    reissues = connection.execute(REISSUES, {"id": message.transaction_id, "target": str(message.transaction_id)})
+    others += [row["reissued_as"] for row in reissues.fetchall()]
+    for other in (Message(one, message.position) for one in others):
+        if other not in wanted and _has_body(_recorded_day(connection, other), other):
+            raise RunFailedError(
+                f"{other} has the same body, because one of the two is the reissue of the other. Name both in one "
+                "command, once both days are removed from Postgres."
+            )
 
 
-def _file_of(spark: SparkSession, day: ArchivedDay, transaction_id: UUID, position: int) -> dict[str, Any]:
+def _has_body(day: ArchivedDay | None, message: Message) -> bool:
+    """Return whether a message has its body, in Postgres or in the archive."""
+    if day is None or day.state != "gone":
+        return day is not None
+    return day.archive_manifest is not None and day.archive_manifest["bodies"] and not _is_redacted(day, message)
+
+
+def _is_it(message: Message) -> Column:
+    return (F.col("transaction_id") == str(message.transaction_id)) & (F.col("position") == message.position)
+
+
+def _file_of(spark: SparkSession, day: ArchivedDay, message: Message) -> dict[str, Any]:
     """Return the manifest's entry of the file that has a message. Raises RunFailedError if no file has it."""
     described = manifest_in(day)
-    rows = read(spark, str(day.archive), described, "half").where(_is_it(transaction_id, position))
+    rows = read(spark, str(day.archive), described, "half").where(_is_it(message))
     urls = [row["file"] for row in rows.select(F.input_file_name().alias("file")).collect()]
     if not urls:
         raise RunFailedError(f"The archive of {day.day} does not have the message.")

@@ -182,6 +182,32 @@ async def test_a_redacted_body_is_nowhere(
     assert f"{SCHEMA} also has the body" in capsys.readouterr().err
 
 
+async def test_a_body_is_not_called_redacted_while_a_reissue_has_it(
+    ids: list[str],
+    client: httpx.AsyncClient,
+    db: Connection,
+    dsn: str,
+    root: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    answer = await client.post(f"/transactions/{ids[3]}/reissue", json={"reason": "a mistake"})
+    old, new = f"{ids[3]}-0", f"{answer.json()['transaction_id']}-0"
+    assert archive.main(["--database-url", dsn, "--archive", str(root)]) == 0
+    [body] = {row["body"] for row in await db.fetch("select body from half where reissued_from = $1", ids[3])}
+    assert bodies_below(root).count(body) == 2
+    await db.execute("update day set state = 'gone' where day = $1", DAY)
+    for _ in range(2):
+        for one, other in ((old, new), (new, old)):
+            assert take_out(dsn, one) == 1
+            assert f"{other} has the same body" in capsys.readouterr().err
+        # Retention removes it with the day.
+        await db.execute("delete from reissue")
+    assert redact.main(["--database-url", dsn, old, new, "--reason", "request 17"]) == 0
+    assert capsys.readouterr().out.splitlines() == [f"{old} is redacted.", f"{new} is redacted."]
+    assert bodies_below(root).count(body) == 0
+    assert (take_out(dsn, old), take_out(dsn, new), verify(dsn)) == (0, 0, 0)
+
+
 @pytest.mark.slow
 async def test_what_an_interrupted_redaction_left_is_removed(
     ids: list[str], runtime: Runtime, db: Connection, dsn: str, root: Path
