@@ -1,4 +1,4 @@
-"""`--out`: findings as Parquet by day and the report. They are published after the database has committed the run."""
+"""`--out`: findings by day, certificates and the report, published after the database has committed the run."""
 
 import json
 import re
@@ -18,6 +18,8 @@ from spark.sources.frames import root_cause
 ASIDE = ".run-"
 MARK = "run.json"
 REPORT = "report.html"
+# Of the SHA-256 of a certificate that is not put in the place of another one.
+DIGITS = 12
 URL_SCHEME = re.compile(r"[a-z][a-z0-9+.-]*:/", re.IGNORECASE)
 
 
@@ -55,6 +57,8 @@ class Output:
         self._directory = directory.rstrip("/")
         self._aside = f"{self._directory}/{ASIDE}{token}"
         self._marked = False
+        # The certificates that were published before and stay, each with the place of the new one of the same day.
+        self.contradicted: dict[str, str] = {}
 
     def begin(self, committed: Callable[[Mark], bool] | None) -> None:
         """Make the directory; publish the files of an earlier run whose result is `committed`, remove those of others.
@@ -122,10 +126,22 @@ class Output:
         for day in self._files.children(f"{aside}/findings"):
             self._files.replace(f"{self._directory}/findings/{_name(day)}", day)
         for certificate in self._files.children(f"{aside}/certificates"):
-            self._files.make(f"{self._directory}/certificates")
-            self._files.replace(f"{self._directory}/certificates/{_name(certificate)}", certificate)
+            self._put_certificate(certificate)
         if self._files.exists(f"{aside}/{REPORT}"):
             self._files.replace(f"{self._directory}/{REPORT}", f"{aside}/{REPORT}")
+
+    def _put_certificate(self, certificate: str) -> None:
+        """Move a certificate into place. A published one of the same day stays: it is evidence against the new one."""
+        self._files.make(f"{self._directory}/certificates")
+        name, digest = _name(certificate), self._files.sha256(certificate)
+        place = f"{self._directory}/certificates/{name}"
+        if self._files.exists(place):
+            if self._files.sha256(place) == digest:
+                return
+            beside = f"{place.removesuffix('.json')}.{digest[:DIGITS]}.json"
+            self.contradicted[place] = beside
+            place = beside
+        self._files.replace(place, certificate)
 
     def discard(self) -> None:
         """Remove the unpublished files if they are not marked; ignore failures."""

@@ -30,7 +30,10 @@ from spark.usual import Expected
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a run wrote, and what it says: the verdict in words, and whether the examined days have open findings."""
+    """What a run wrote, and what it says: the verdict in words, and whether the examined days have open findings.
+
+    `open` is also true if a published certificate is not the one that the run wrote for its day.
+    """
 
     written: Written
     said: str
@@ -151,7 +154,7 @@ class Run:
                     self.output.mark(Mark(written.run["run_id"], self._facts.started_at))
             self.committed = True
             self._publish()
-        return outcome_of(written, proved)
+        return self._outcome(written, proved)
 
     def write_alone(self, read: Read, proved: Sequence[ProvedDay], names: Mapping[int, str]) -> Outcome:
         """Write the output of a run over Parquet. `names`: of subscriptions, by number."""
@@ -161,7 +164,19 @@ class Run:
         written = store_results.unwritten(facts, [day.result for day in proved], shown, names)
         self._write_report(written)
         self._publish()
-        return outcome_of(written, proved)
+        return self._outcome(written, proved)
+
+    def _outcome(self, written: Written, proved: Sequence[ProvedDay]) -> Outcome:
+        """Return what the run says, also of published certificates that differ from those it wrote."""
+        made = outcome_of(written, proved)
+        contradicted = self.output.contradicted if self.output is not None else {}
+        for place, beside in contradicted.items():
+            text = f"{place} is another certificate of the same day and stays. The new one is {beside}. Compare them."
+            self.progress.say("certificate_contradicted", text, place=place, beside=beside)
+        if not contradicted:
+            return made
+        named = ", ".join(sorted(place.rpartition("/")[2] for place in contradicted))
+        return replace(made, said=f"{made.said}; contradicted certificates in --out: {named}", open=True)
 
     def _write_certificates(self, run_id: int) -> None:
         documents = certify.write(self.database, run_id, self._made, self._signer)

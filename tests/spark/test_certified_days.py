@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -108,6 +109,25 @@ def test_a_day_that_lost_all_rows_or_whose_certificate_was_changed(dsn: str, pro
     found = subjects(dsn)
     assert "certificate" in found
     assert {subject.split()[0] for subject in found} == {*TABLES, "certificate"}
+
+
+def test_a_published_certificate_is_not_replaced(dsn: str, proved: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Who deletes the stored certificate gets a new one, and is not rid of the old one."""
+    [before] = [one["document"] for one in stored(dsn) if one["day"] == OLD]
+    published = proved / f"out/certificates/{OLD}.json"
+    given = ("--day", OLD, "--out", proved / "out", "--certificate-key", proved / "key.pem")
+    rows(dsn, "delete from day_certificate returning 1")
+    capsys.readouterr()
+    assert prove(dsn, *given) == 3
+    [after] = [one["document"] for one in stored(dsn) if one["day"] == OLD]
+    beside = proved / f"out/certificates/{OLD}.{sha256(after.encode()).hexdigest()[:12]}.json"
+    assert (published.read_text(), beside.read_text()) == (before, after)
+    assert before != after
+    said = capsys.readouterr()
+    assert f"contradicted certificates in --out: {OLD}.json" in said.out
+    assert '"note": "certificate_contradicted"' in said.err
+    # There are no findings, and a run that writes no certificate says nothing of it.
+    assert prove(dsn, *given) == 0
 
 
 @pytest.mark.slow  # A whole run of the proof, and one of the archive.
