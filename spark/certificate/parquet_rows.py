@@ -55,7 +55,7 @@ def read_tables(root: Path, body: Mapping[str, Any]) -> dict[str, dict[str, Any]
     try:
         if (place / "half").is_dir():
             for table, columns in COLUMNS_OF[body["format"]].items():
-                made[table] = _read(_files(place, table), table, columns, before)
+                made[table] = _read(files_of(place, table), table, columns, before)
         if _findings(place, day).is_dir():
             files = sorted(_findings(place, day).glob("*.parquet"))
             made[FINDING] = _read(files, FINDING, FINDINGS, before)
@@ -64,7 +64,7 @@ def read_tables(root: Path, body: Mapping[str, Any]) -> dict[str, dict[str, Any]
     return made
 
 
-def _files(place: Path, table: str) -> list[Path]:
+def files_of(place: Path, table: str) -> list[Path]:
     """Return a table's files: those that an archive's manifest names, or all of them."""
     manifest = place / "manifest.json"
     if manifest.exists():

@@ -62,10 +62,12 @@ def _verify(given: argparse.Namespace) -> int:
         found += _chain_wrong(certificate, previous)
     for directory in given.parquet:
         # Imported here: a certificate alone is verified without pyarrow.
+        from spark.certificate.half_content import content_wrong
         from spark.certificate.parquet_rows import NoRowsError, read_tables
 
         try:
             found += rows_wrong(certificate.body, read_tables(directory, certificate.body))
+            found += content_wrong(directory, certificate.body)
         except NoRowsError as error:
             print(error, file=sys.stderr)
             return FAILED

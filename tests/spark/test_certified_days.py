@@ -153,6 +153,46 @@ def test_an_archive_is_compared_with_the_certificate(
     assert last.endswith(f"of {OLD} differs in 1 places.")
 
 
+@pytest.mark.slow  # A whole run of the proof, and one of the archive.
+def test_content_that_only_digests_cover_is_compared(
+    dsn: str, proved: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Bodies, the key and the context: the certificate has none of them."""
+    root = proved / "archive"
+    assert archive.main(["--database-url", dsn, "--archive", str(root), "--day", str(OLD)]) == 0
+    given = ["verify", str(proved / f"out/certificates/{OLD}.json"), "--parquet", str(root)]
+    assert certificate(given) == 0, capsys.readouterr().out
+    [file] = root.glob(f"day={OLD}/*/half/*.parquet")
+    content, manifest = file.read_bytes(), file.parent.parent / "manifest.json"
+    half = pq.read_table(file)
+    one = half["transaction_id"][20].as_py()
+    this = pc.equal(half["transaction_id"], one)
+    for column, value, said in (
+        ("body", b"another", f"half: the body of {one}-0 is not of its digest"),
+        ("body", None, f"half: the body of {one}-0 is missing, and no redaction is on record"),
+        ("key", "another", f"half: the messages of {one} are not those of its digest"),
+        ("context", "{}", f"half: the messages of {one} are not those of its digest"),
+        ("content_type", "a/b", f"half: the messages of {one} are not those of its digest"),
+    ):
+        other = pc.if_else(this, pa.scalar(value, half[column].type), half[column])
+        pq.write_table(half.set_column(half.column_names.index(column), column, other), file)
+        capsys.readouterr()
+        assert certificate(given) == 3
+        first, last = capsys.readouterr().out.splitlines()
+        assert (first, last.endswith("differs in 1 places.")) == (said, True)
+    pq.write_table(half.drop_columns(["body"]), file)
+    assert certificate(given) == 3
+    # A redacted body, and an archive without bodies, are no difference.
+    described = json.loads(manifest.read_text())
+    manifest.write_text(json.dumps({**described, "bodies": False}))
+    assert certificate(given) == 0
+    file.write_bytes(content)
+    manifest.write_text(json.dumps({**described, "redacted": [{"message_id": f"{one}-0"}]}))
+    nulls = pc.if_else(this, pa.scalar(None, half["body"].type), half["body"])
+    pq.write_table(half.set_column(half.column_names.index("body"), "body", nulls), file)
+    assert certificate(given) == 0, capsys.readouterr().out
+
+
 def test_a_key_that_cannot_sign(dsn: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     # Without rows, which need no rules: the certificates are the same otherwise.
     fill_day(dsn, OLD, 0)
