@@ -64,7 +64,8 @@ def found_manifest(files: Files, place: str) -> Mapping[str, Any] | str | None:
 def is_whole(files: Files, place: str, described: Mapping[str, Any]) -> bool:
     """Return whether an attempt is there as its row describes it: manifest.json, and each file with its length.
 
-    Reads no rows. While a redaction is unfinished, manifest.json may still be the one before it.
+    Reads no rows; false if they cannot be reached. While a redaction is unfinished, manifest.json may still be the one
+    before it.
     """
     try:
         if "rubbish" not in described and found_manifest(files, place) != described:
@@ -72,7 +73,7 @@ def is_whole(files: Files, place: str, described: Mapping[str, Any]) -> bool:
         listed = [file for held in described["tables"].values() for file in held["files"]]
         paths = [(f"{place}/{file['path']}", file["bytes"]) for file in [*listed, *described.get(BESIDE, ())]]
         return all(files.exists(path) and files.size(path) == size for path, size in paths)
-    except FAILURES:
+    except (RunFailedError, *FAILURES):
         return False
 
 
