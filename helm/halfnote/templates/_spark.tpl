@@ -171,6 +171,39 @@ root and the program. */}}
 {{- end }}
 {{- end -}}
 
+{{/* A quantity of memory in MiB. Java's units are lower case, so `g` is Gi; `m` of Kubernetes is no amount of memory. */}}
+{{- define "halfnote.mebibytes" -}}
+{{- $text := toString . -}}
+{{- $unit := regexFind "[A-Za-z]+$" $text -}}
+{{- $units := dict "" 1 "k" 1024 "m" 1048576 "g" 1073741824 "t" 1099511627776 -}}
+{{- $units = merge $units (dict "Ki" 1024 "Mi" 1048576 "Gi" 1073741824 "Ti" 1099511627776 "Pi" 1125899906842624) -}}
+{{- $units = merge $units (dict "M" 1000000 "G" 1000000000 "T" 1000000000000 "P" 1000000000000000) -}}
+{{- divf (mulf (trimSuffix $unit $text | float64) (get $units $unit)) 1048576 -}}
+{{- end -}}
+
+{{/* What the operator's driver requests, in MiB: Spark adds 40 % for Python, at least 384 MiB. Empty: its settings say. */}}
+{{- define "halfnote.driverRequest" -}}
+{{- $conf := .Values.reconciliation.sparkConf -}}
+{{- if not (or (hasKey $conf "spark.driver.memoryOverhead") (hasKey $conf "spark.driver.minMemoryOverhead") (hasKey $conf "spark.driver.memoryOverheadFactor") (hasKey $conf "spark.kubernetes.memoryOverheadFactor")) -}}
+{{- $memory := include "halfnote.mebibytes" .Values.reconciliation.driverMemory | float64 -}}
+{{- addf $memory (maxf (mulf $memory 0.4) 384) | ceil -}}
+{{- end -}}
+{{- end -}}
+
+{{/* The limit of that driver's memory; empty: Spark's own, which is its request. The value's default is of other engines,
+and a limit below the request would make a pod that Kubernetes refuses. */}}
+{{- define "halfnote.driverLimit" -}}
+{{- $limit := include "halfnote.scalar" (dig "limits" "memory" "" .Values.reconciliation.resources) -}}
+{{- $request := include "halfnote.driverRequest" . -}}
+{{- if and $limit $request (lt (include "halfnote.mebibytes" $limit | float64) (float64 $request)) -}}
+{{- if ne $limit "4Gi" -}}
+{{- fail (printf "reconciliation.resources.limits.memory is %s, but Spark's driver requests %sMi: driverMemory (%s), and 40 %% of it for Python, at least 384Mi. Raise the limit, or lower driverMemory." $limit $request .Values.reconciliation.driverMemory) -}}
+{{- end -}}
+{{- else -}}
+{{- $limit -}}
+{{- end -}}
+{{- end -}}
+
 {{- define "halfnote.stagingClaim" -}}
 {{- default (printf "%s-staging" (include "halfnote.fullname" .)) .Values.reconciliation.staging.existingClaim -}}
 {{- end -}}
