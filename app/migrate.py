@@ -4,12 +4,14 @@ import asyncio
 from datetime import date, datetime, timedelta
 from functools import cache
 from pathlib import Path
+from time import monotonic
 
 import asyncpg
 from alembic import command
 from alembic.config import Config
 from alembic.script import ScriptDirectory
 
+from app.database.blockers import blockers_of
 from app.database.connection import Connection, UnusableDatabase, connect
 from app.models import DAY_TABLES
 from app.permissions import Caller
@@ -21,7 +23,7 @@ from app.store.retention import days
 # upgrade, and alone after a rollback. A migration that takes away what they use raises it. Services before 0012 need
 # the table `sealing` to store a secret.
 OLDEST_SERVED = "0012"
-_OLDEST_SERVED_RULE = "oldest_served_revision"
+OLDEST_SERVED_RULE = "oldest_served_revision"
 # Settings that the nightly proof reads from the database.
 SHARED_RULES = {
     "longest_backoff_s": LONGEST_BACKOFF_S,
@@ -34,6 +36,12 @@ SHARED_RULES = {
 LOCK_RETRIES = 60
 LOCK_TIMEOUT_MS = 100
 LOCK_REST_S = 0.2
+# For how long a revision is tried while another session holds a lock that it needs.
+PATIENCE_S = 120.0
+# How often a migration that waits is looked at, to name who blocks it.
+LOOK_EVERY_S = 0.05
+# lock_not_available, deadlock_detected
+LOCK_STATES = ("55P03", "40P01")
 
 
 def alembic_config(dsn: str, *, key_file: Path | None = None, by: Caller | None = None) -> Config:
@@ -65,7 +73,7 @@ async def serves(connection: Connection, revision: str | None) -> bool:
     """Return whether this version works on a database at `revision`: its own, or a later one that still serves it."""
     if revision is None or revision in revisions():
         return revision == head()
-    oldest = await read_rule(connection, _OLDEST_SERVED_RULE)
+    oldest = await read_rule(connection, OLDEST_SERVED_RULE)
     return oldest is not None and oldest <= int(head())
 
 
@@ -86,47 +94,83 @@ async def current(connection: Connection) -> str | None:
     return revision
 
 
-async def migrate(dsn: str, *, days_ahead: int, key_file: Path | None = None, by: Caller | None = None) -> None:
+async def migrate(
+    dsn: str,
+    *,
+    days_ahead: int,
+    key_file: Path | None = None,
+    by: Caller | None = None,
+    patience_s: float = PATIENCE_S,
+) -> None:
     """Upgrade the database to `head` and make the partitions from yesterday to `days_ahead` days from now.
 
     `key_file`: the keys that seal secrets which an older version stored in plain text; needed only if there are any.
-    `by`: the person who migrates, recorded in the audit if the schema changes. Retries while another session holds a
-    lock. Raises UnusableDatabase if the database is newer than this version or the key file is needed and unusable, and
-    asyncpg's errors for anything else.
+    `by`: the person who migrates, recorded in the audit if the schema changes. Each revision is committed by itself,
+    and tried again while another session holds a lock. Raises UnusableDatabase if the database is newer than this
+    version, if the key file is needed and unusable, or if a lock was not free for `patience_s`, and asyncpg's errors
+    and SQLAlchemy's for anything else. After any of them the next call goes on where this one ended.
     """
-    for attempt in range(LOCK_RETRIES):
-        try:
-            await _upgrade(dsn, key_file, by)
-            break
-        except Exception as error:
-            if not _lock_timeout(error) or attempt == LOCK_RETRIES - 1:
-                raise
-            await asyncio.sleep(LOCK_REST_S)
+    await _upgrade(dsn, alembic_config(dsn, key_file=key_file, by=by), patience_s)
     connection = await connect(dsn)
     try:
         # The database's own clock decides about partitions, and this process has not measured its offset.
         now: datetime = await connection.fetchval("select clock_timestamp()")
         await ensure_days(connection, now, days_ahead=days_ahead)
         await write_rules(connection, SHARED_RULES)
-        await raise_rule(connection, _OLDEST_SERVED_RULE, int(OLDEST_SERVED))
+        await raise_rule(connection, OLDEST_SERVED_RULE, int(OLDEST_SERVED))
     finally:
         await connection.close()
 
 
-async def _upgrade(dsn: str, key_file: Path | None, by: Caller | None) -> None:
+async def _upgrade(dsn: str, config: Config, patience_s: float) -> None:
+    """Run the revisions that are missing. Raises as `migrate`."""
+    config.attributes["oldest_served"] = int(OLDEST_SERVED)
+    until = monotonic() + patience_s
+    # It looks at the database, beside the connection that changes it.
     connection = await connect(dsn)
     try:
-        await connection.execute("set lock_timeout = '2s'")
-        refuse_newer(await current(connection))
+        await connection.execute(f"set lock_timeout = {LOCK_TIMEOUT_MS}")
+        while (blockers := await _upgraded(connection, config)) is not None:
+            if monotonic() > until:
+                raise UnusableDatabase(
+                    f"The database stays at revision {await current(connection)}. The next one needs a lock that "
+                    f"another session has held for {patience_s:.0f} s: {', '.join(blockers) or 'which is unknown'}. "
+                    "End that session or wait for its end, then run `halfnote migrate` again; it goes on from there."
+                )
+            await asyncio.sleep(LOCK_REST_S)
     finally:
         await connection.close()
-    # In a thread, because Alembic's environment runs its own event loop.
-    await asyncio.to_thread(command.upgrade, alembic_config(dsn, key_file=key_file, by=by), "head")
 
 
-def _lock_timeout(error: BaseException | None) -> bool:
+async def _upgraded(connection: Connection, config: Config) -> tuple[str, ...] | None:
+    """Run the revisions that are missing; return None, or who blocked them if a lock was not free in time."""
+    blockers: tuple[str, ...] = ()
+    try:
+        refuse_newer(await current(connection))
+        # In a thread, because Alembic's environment runs its own event loop.
+        upgrading = asyncio.create_task(asyncio.to_thread(command.upgrade, config, "head"))
+        blockers = await _blockers_during(upgrading, connection, config)
+        await upgrading
+    except Exception as error:
+        if not _lost_to_a_lock(error):
+            raise
+        return blockers
+    return None
+
+
+async def _blockers_during(upgrading: asyncio.Task[None], connection: Connection, config: Config) -> tuple[str, ...]:
+    """Wait for the end of an upgrade; return who blocked its session when that was last seen."""
+    seen: tuple[str, ...] = ()
+    while not (await asyncio.wait([upgrading], timeout=LOOK_EVERY_S))[0]:
+        backend = config.attributes.get("backend")
+        seen = (() if backend is None else await blockers_of(connection, backend)) or seen
+    return seen
+
+
+def _lost_to_a_lock(error: BaseException | None) -> bool:
+    """Return whether a lock was not free in time, or two sessions waited for each other."""
     while error is not None:
-        if isinstance(error, asyncpg.LockNotAvailableError) or getattr(error, "sqlstate", None) == "55P03":
+        if getattr(error, "sqlstate", None) in LOCK_STATES:
             return True
         error = error.__cause__ or getattr(error, "orig", None)
     return False

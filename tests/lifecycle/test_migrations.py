@@ -6,7 +6,9 @@ import os
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
 from datetime import UTC, date, datetime
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +21,7 @@ from app.database.advisory_locks import AdvisoryLock
 from app.database.connection import Connection, UnusableDatabase, connect
 from app.ids import uuid7
 from app.lifecycle.database import refuse_behind
-from app.migrate import alembic_config, current, head, migrate, revisions
+from app.migrate import OLDEST_SERVED, OLDEST_SERVED_RULE, alembic_config, current, head, migrate, revisions
 from app.models import DAY_TABLES, metadata
 from app.store.retention import days
 from tests.conftest import DAYS_AHEAD
@@ -298,3 +300,110 @@ async def test_database_that_is_behind_is_refused_naming_the_command(empty: str,
         await refuse_behind(empty)
     await migrate(empty, days_ahead=1)
     await refuse_behind(empty)
+
+
+# Revision 0028 changes pull_claim alone, and later ones do not change it.
+BEFORE, BLOCKED = "0026", "0028"
+
+
+@asynccontextmanager
+async def dumping(url: str, table: str) -> AsyncIterator[Connection]:
+    """Hold the lock of a reader, as pg_dump does on every table, until the block ends."""
+    holder = await connect(url)
+    try:
+        await holder.execute("set application_name = 'pg_dump'")
+        async with holder.transaction():
+            await holder.execute(f"lock table {table} in access share mode")
+            yield holder
+    finally:
+        await holder.close()
+
+
+async def waits_for_a_table(there: Connection) -> float:
+    """Return for how long a session has waited for the lock of a table, in seconds; 0 if none waits."""
+    waited: float = await there.fetchval(
+        "select coalesce(max(extract(epoch from clock_timestamp() - waitstart)), 0)::float8 from pg_locks "
+        "where not granted and locktype = 'relation'"
+    )
+    return waited
+
+
+async def test_a_revision_waits_for_a_table_only_for_a_moment_at_a_time(empty: str, there: Connection) -> None:
+    await up(empty, BEFORE)
+    async with dumping(empty, "pull_claim"):
+        migrating = asyncio.create_task(migrate(empty, days_ahead=1, by=person()))
+        waits: list[float] = []
+        async with asyncio.timeout(60):
+            # Until it has given up waiting, and waited again, twice.
+            while sum(later < earlier for earlier, later in pairwise(waits)) < 2:
+                assert not migrating.done()
+                waits.append(await waits_for_a_table(there))
+                await asyncio.sleep(0.02)
+        # What is committed stays, and old replicas work on it.
+        assert await current(there) == "0027"
+    await migrating
+    assert max(waits) < 1, waits
+    assert await current(there) == head()
+    acts = await there.fetch("select target, detail::json ->> 'former' as former from audit order by audit_id")
+    done = OLDEST_FIRST[OLDEST_FIRST.index(BEFORE) :]
+    assert [(act["former"], act["target"]) for act in acts] == list(pairwise(done))
+
+
+async def test_giving_up_names_who_holds_the_lock_and_the_next_run_goes_on(empty: str, there: Connection) -> None:
+    await up(empty, BEFORE)
+    async with dumping(empty, "pull_claim") as holder:
+        with pytest.raises(UnusableDatabase) as refused:
+            await migrate(empty, days_ahead=1, patience_s=0.5)
+        assert "stays at revision 0027. The next one needs a lock that another session has held" in str(refused.value)
+        assert f"pg_dump (pid {holder.get_server_pid()}, user " in str(refused.value)
+        # A version that knows this revision as its own serves on it; this one refuses until it is migrated.
+        with pytest.raises(UnusableDatabase, match=r"revision 0027; .* Run `halfnote migrate`"):
+            await refuse_behind(empty)
+    await migrate(empty, days_ahead=1)
+    assert await current(there) == head()
+
+
+async def test_a_killed_migration_is_continued(empty: str, there: Connection, db: Connection) -> None:
+    await up(empty, BEFORE)
+    await there.execute("delete from shared_rule")
+    program = f"import asyncio, app.migrate as m; asyncio.run(m.migrate({empty!r}, days_ahead=3))"
+    async with dumping(empty, "pull_claim"):
+        process = subprocess.Popen([sys.executable, "-c", program], cwd=ROOT)
+        try:
+            async with asyncio.timeout(60):
+                while await waits_for_a_table(there) == 0:
+                    assert process.poll() is None
+                    await asyncio.sleep(0.01)
+        finally:
+            process.kill()
+            process.wait()
+    assert await current(there) == "0027"
+    # The rule is as new as the schema, so that no version starts that the schema does not serve.
+    assert await there.fetchval("select value from shared_rule where name = $1", OLDEST_SERVED_RULE) == int(
+        OLDEST_SERVED
+    )
+    await migrate(empty, days_ahead=3)
+    assert await schema_of(there) == await schema_of(db)
+    assert len(await days.days(there)) == 5
+
+
+SEEN = """
+create table seen (program text, commits text, statement_timeout text);
+create function see() returns event_trigger language plpgsql as $$ begin
+  insert into public.seen values (current_setting('application_name'), current_setting('synchronous_commit'),
+    current_setting('statement_timeout'));
+end $$;
+create event trigger see on ddl_command_end when tag in ('ALTER TABLE') execute function see();
+"""
+
+
+async def test_the_limits_of_a_role_do_not_hold_for_migrations(empty: str, there: Connection) -> None:
+    await up(empty, BEFORE)
+    await there.execute(SEEN)
+    for setting in ("statement_timeout = '30s'", "synchronous_commit = off"):
+        await there.execute(f"alter database {empty.rpartition('/')[2]} set {setting}")
+    await migrate(empty, days_ahead=1)
+    await there.execute("drop event trigger see")
+    seen = {tuple(row) for row in await there.fetch("select distinct program, commits, statement_timeout from seen")}
+    # The partitions are attached on a connection of their own.
+    assert seen == {("halfnote", "on", "0"), ("halfnote", "on", "30s")}
