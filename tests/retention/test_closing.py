@@ -130,6 +130,20 @@ async def test_a_subscription_that_is_created_between_the_look_and_the_close_hol
     assert await standing(db) == ("open", ["undelivered:late"])
 
 
+async def test_a_subscription_that_is_created_while_a_day_is_closed_by_force_gets_its_dead_letters(
+    client: httpx.AsyncClient, runtime: Runtime, db: Connection, dsn: str
+) -> None:
+    transaction_id = await post_transaction(client)
+    await subscribe(db, "billing", "order")
+    async with holding(dsn, "lock table dead_letter in share row exclusive mode"):
+        step = asyncio.create_task(retention_loop.step(runtime, AFTER_MAX_RETENTION))
+        await until_waiting(db, "\nwith span as")
+        await subscribe(db, "late", "order")
+    await step
+    assert await standing(db) == ("gone", [])
+    assert await dead_letters(db) == {("billing", transaction_id), ("late", transaction_id)}
+
+
 async def test_a_replay_that_begins_while_a_day_is_closed_finds_it_closed(
     client: httpx.AsyncClient, runtime: Runtime, db: Connection, dsn: str
 ) -> None:
