@@ -14,7 +14,7 @@ from app.database.connection import Connection, connect
 from app.retention import loop as retention_loop
 from app.runtime.state import Runtime
 from app.store.coordinator.ops import RECORD_END
-from app.store.retention import day_dead_letters, days
+from app.store.retention import day_blockers, day_dead_letters, days
 from app.store.subscriptions import subscriptions
 from app.verdicts import Source, Verdict
 from tests.support.days import all_delivered, go_to, long_ago, post_half, post_transaction, subscribe
@@ -133,13 +133,19 @@ async def test_a_subscription_that_is_created_between_the_look_and_the_close_hol
 async def test_a_subscription_that_is_created_while_a_day_is_closed_by_force_gets_its_dead_letters(
     client: httpx.AsyncClient, runtime: Runtime, db: Connection, dsn: str
 ) -> None:
+    """Upkeep has the list of subscriptions already. The relay moves the new one's checkpoint past the closed day."""
     transaction_id = await post_transaction(client)
+    await db.execute("update outbox set committed_at = committed_at - interval '1 day'")
     await subscribe(db, "billing", "order")
-    async with holding(dsn, "lock table dead_letter in share row exclusive mode"):
-        step = asyncio.create_task(retention_loop.step(runtime, AFTER_MAX_RETENTION))
-        await until_waiting(db, "\nwith span as")
-        await subscribe(db, "late", "order")
-    await step
+    async with holding(dsn, "select from day"):
+        async with holding(dsn, "lock table dead_letter in share row exclusive mode"):
+            step = asyncio.create_task(retention_loop.step(runtime, AFTER_MAX_RETENTION))
+            await until_waiting(db, "\nwith span as")
+            await subscribe(db, "late", "order")
+        await step
+        assert await standing(db) == ("archiving", ["reader"])
+    await all_delivered(db)
+    await retention_loop.step(runtime, AFTER_MAX_RETENTION)
     assert await standing(db) == ("gone", [])
     assert await dead_letters(db) == {("billing", transaction_id), ("late", transaction_id)}
 
@@ -190,6 +196,27 @@ async def test_a_commit_that_takes_longer_than_a_minute_becomes_a_dead_letter(
     await retention_loop.step(runtime, AFTER_MAX_RETENTION)
     assert await standing(db) == ("gone", [])
     assert await dead_letters(db) == {("billing", late)}
+
+
+async def test_the_time_of_late_messages_is_that_of_the_oldest_open_database_transaction(
+    client: httpx.AsyncClient, runtime: Runtime, db: Connection, dsn: str
+) -> None:
+    """However long its commit takes."""
+    late = await post_half(client)
+    before = await db.fetchval("select clock_timestamp()")
+    hanging = await connect(dsn)
+    try:
+        async with hanging.transaction():
+            await record_commit(hanging, late)
+            began = await hanging.fetchval("select now()")
+            await asyncio.sleep(0.05)
+            assert before < began == await day_blockers.oldest_writer(db)
+            assert await hanging.fetchval('select min(committed_at) from outbox where "offset" > 0') >= began
+            await retention_loop.step(runtime, AFTER_MAX_RETENTION)
+            assert await db.fetchval("select changed_at from day where day = $1", DAY) == began
+    finally:
+        await hanging.close()
+    assert await day_blockers.oldest_writer(db) > began
 
 
 async def test_a_commit_with_a_newer_transaction_id_than_the_close_delays_the_removal(
