@@ -8,6 +8,7 @@ Invariants:
 - A canceled caller does not cancel its batch.
 - A bad row fails alone. A request that fails after the commit of its batch fails alone, too.
 - A commit without a confirmed outcome is answered `outcome-unknown`, never as a success and never as a failure.
+- A lane that stops answers every request that it has, and takes none.
 """
 
 import asyncio
@@ -85,6 +86,8 @@ class GroupCommitLane(Generic[R, Outcome]):
         # Whether the last batch of the queue had more than one request.
         self._had_concurrency = False
         self._warning: str | None = None
+        # Whether the lane takes and flushes nothing more.
+        self._stopped = False
 
     @property
     def depth(self) -> int:
@@ -120,7 +123,12 @@ class GroupCommitLane(Generic[R, Outcome]):
         return outcome
 
     def enqueue(self, request: R) -> "asyncio.Future[Outcome]":
-        """Queue a request; the future resolves after its commit. Raises Overloaded when the queue is full."""
+        """Queue a request; the future resolves after its commit.
+
+        Raises Overloaded when the queue is full, and DatabaseUnavailable once the lane has stopped.
+        """
+        if self._stopped:
+            raise _stopping()
         if len(self._queue) >= self._limits.queue_max:
             raise Overloaded(
                 f"{len(self._queue)} requests wait for the database already; repeat later.", retry_after_s=RETRY_AFTER_S
@@ -137,13 +145,14 @@ class GroupCommitLane(Generic[R, Outcome]):
 
     def give_up(self) -> None:
         """Answer every request that waits. The flush in progress is `outcome-unknown`; queued ones were not stored."""
+        self._stopped = True
         waiting = list(self._queue)
         self._queue.clear()
-        self._fail(waiting, DatabaseUnavailable("The service is stopping; repeat later.", retry_after_s=RETRY_AFTER_S))
+        self._fail(waiting, _stopping())
         self._drop()
 
     async def close(self) -> None:
-        """Flush what is queued, then close the connection. A flush that hangs gets CLOSE_WITHIN_S."""
+        """Flush what is queued, then close the connection. A flush that hangs gets CLOSE_WITHIN_S, then `give_up`."""
         if self._lone_caller is not None:
             await asyncio.wait([self._lone_caller], timeout=CLOSE_WITHIN_S)
         if self._runner is not None:
@@ -151,7 +160,7 @@ class GroupCommitLane(Generic[R, Outcome]):
         if self._runner is not None:
             self._runner.cancel()
             await asyncio.wait([self._runner])
-        self._drop()
+        self.give_up()
 
     async def _run(self) -> None:
         try:
@@ -180,7 +189,8 @@ class GroupCommitLane(Generic[R, Outcome]):
         """Flush the next batch and answer it. Answer or requeue the requests that repeat an id of the batch."""
         if len(self._queue) == 1:
             self._had_concurrency = False
-            await self._settle([self._queue.popleft()])
+            entry = self._queue.popleft()
+            await self._settle_all([entry], [])
             return
         batch: dict[UUID, tuple[R, asyncio.Future[Outcome]]] = {}
         repeats: list[tuple[R, asyncio.Future[Outcome]]] = []
@@ -189,15 +199,30 @@ class GroupCommitLane(Generic[R, Outcome]):
             if batch.setdefault(entry[0].transaction_id, entry) is not entry:
                 repeats.append(entry)
         self._had_concurrency = len(batch) > 1
-        entries = [batch[key] for key in sorted(batch)]
-        await self._settle(entries)
+        await self._settle_all([batch[key] for key in sorted(batch)], repeats)
         for request, future in reversed(repeats):
             first = batch[request.transaction_id][1]
             answer = None if first.cancelled() or first.exception() else self._answer_repeat(request, first.result())
-            if answer is None:
+            if answer is None and self._stopped:
+                # The first one may be stored.
+                self._fail([(request, future)], Unconfirmed("the lane has stopped"))
+            elif answer is None:
                 self._queue.appendleft((request, future))
             elif not future.done():
                 future.set_result(answer)
+
+    async def _settle_all(
+        self,
+        entries: list[tuple[R, asyncio.Future[Outcome]]],
+        repeats: list[tuple[R, asyncio.Future[Outcome]]],
+    ) -> None:
+        """Flush entries. If the lane is closed meanwhile, their outcome and that of their repeats is unknown."""
+        try:
+            await self._settle(entries)
+        except asyncio.CancelledError:
+            left = [entry for entry in [*entries, *repeats] if not entry[1].done()]
+            self._fail(left, Unconfirmed("the lane was closed during the flush"))
+            raise
 
     async def _settle(self, entries: list[tuple[R, asyncio.Future[Outcome]]]) -> None:
         """Flush entries and resolve their futures. A bad row is found by halving the batch, and fails alone."""
@@ -246,22 +271,33 @@ class GroupCommitLane(Generic[R, Outcome]):
         except BROKEN as error:
             self._drop()
             raise Unconfirmed(str(error) or type(error).__name__) from error
-        except BaseException:
+        except BaseException as error:
             self._drop()
+            if self._stopped and isinstance(error, Exception):
+                # It met the end of the connection.
+                raise Unconfirmed(str(error) or type(error).__name__) from error
             raise
         if self._warning is not None:
             raise Unconfirmed(self._warning)
         return outcomes, perf_counter() - started
 
     async def _open(self) -> Connection:
+        """Connect. Raises DatabaseUnavailable, or what the database says of itself."""
         try:
-            connection = self._connection = await self._connect()
-        except asyncpg.PostgresError:
+            connection = await self._connect()
+        except asyncpg.PostgresError as error:
+            if error.sqlstate[:2] in ROW_ERRORS:
+                # Of a setting of the connection, and of no row.
+                raise _unreachable() from error
             raise
-        except BROKEN as error:
-            raise DatabaseUnavailable(
-                "The database cannot be reached; repeat later.", retry_after_s=RETRY_AFTER_S
-            ) from error
+        except Exception as error:
+            if not isinstance(error, BROKEN):
+                log.error("lane_cannot_connect", exc_info=error)
+            raise _unreachable() from error
+        if self._stopped:
+            connection.terminate()
+            raise _stopping()
+        self._connection = connection
         connection.add_log_listener(self._note_warning)
         return connection
 
@@ -291,3 +327,11 @@ class GroupCommitLane(Generic[R, Outcome]):
                 future.set_exception(problem)
                 # The caller may be gone. Reading the exception keeps asyncio from logging it as never retrieved.
                 future.exception()
+
+
+def _stopping() -> DatabaseUnavailable:
+    return DatabaseUnavailable("The service is stopping; repeat later.", retry_after_s=RETRY_AFTER_S)
+
+
+def _unreachable() -> DatabaseUnavailable:
+    return DatabaseUnavailable("The database cannot be reached; repeat later.", retry_after_s=RETRY_AFTER_S)
