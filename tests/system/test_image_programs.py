@@ -1,0 +1,134 @@
+"""The images' own programs, without a container: the health check and the nightly runs."""
+
+import os
+import signal
+import ssl
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from threading import Thread
+
+import pytest
+
+from tests.support.certificates import Authority
+from tests.support.processes import ROOT
+
+IMAGES = ROOT / "images"
+
+
+class Service(BaseHTTPRequestHandler):
+    """Answers /livez, and nothing else."""
+
+    def do_GET(self) -> None:
+        self.send_response(200 if self.path == "/livez" else 404)
+        self.send_header("content-length", "0")
+        self.end_headers()
+
+    def log_message(self, format: str, *args: object) -> None:
+        pass
+
+
+@contextmanager
+def serving(certificate: tuple[Path, Path] | None) -> Iterator[int]:
+    """Yield the port of a service that speaks TLS with a certificate and its key, or plain HTTP."""
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Service)
+    # A client that speaks another protocol ends its connection with an error here.
+    server.handle_error = lambda request, client_address: None  # type: ignore[method-assign]
+    if certificate is not None:
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.load_cert_chain(*certificate)
+        server.socket = context.wrap_socket(server.socket, server_side=True, do_handshake_on_connect=False)
+    thread = Thread(target=server.serve_forever, args=(0.05,))
+    thread.start()
+    try:
+        yield server.server_port
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()
+
+
+def health(port: int, **variables: str) -> int:
+    """Run the health check as the image does; return its exit status."""
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("HALFNOTE_")}
+    command = [sys.executable, str(IMAGES / "healthcheck")]
+    environment = {**kept, "HALFNOTE_PORT": str(port), **variables}
+    return subprocess.run(command, env=environment, capture_output=True, timeout=30, check=False).returncode
+
+
+def test_a_service_that_speaks_tls_is_healthy(tmp_path: Path) -> None:
+    certificate, key = Authority(tmp_path / "ca").issue("halfnote.example.com").write(tmp_path / "tls")
+    with serving((certificate, key)) as port:
+        assert health(port, HALFNOTE_TLS_CERT=str(certificate), HALFNOTE_TLS_KEY=str(key)) == 0
+        assert health(port) != 0
+
+
+def test_a_service_without_tls_is_healthy() -> None:
+    with serving(None) as port:
+        assert health(port) == 0
+        assert health(port, HALFNOTE_TLS_CERT="") == 0
+        assert health(port, HALFNOTE_TLS_CERT="/tls.crt") != 0
+    assert health(port) != 0
+
+
+# Plays `halfnote`: it writes what it does, and takes a while to stop.
+PROGRAM = """#!/bin/bash
+trap 'sleep 0.5; echo "$1 stopped" >> "$LOG"; exit 143' TERM
+echo "$1 began" >> "$LOG"
+for _ in {1..600}; do sleep 0.05; done
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT], ids=["TERM", "INT"])
+def test_the_nightly_runs_end_after_the_program_that_they_stop(tmp_path: Path, number: signal.Signals) -> None:
+    log, program = tmp_path / "log", tmp_path / "halfnote"
+    program.write_text(PROGRAM)
+    program.chmod(0o755)
+    log.touch()
+    path = f"{tmp_path}{os.pathsep}{os.environ['PATH']}"
+    # The next full second is now, so the first run begins within two seconds.
+    at = f"{datetime.now(UTC):%H:%M:%S}"
+    environment = {**os.environ, "PATH": path, "LOG": str(log), "NIGHTLY_AT": at, "HALFNOTE_ARCHIVE": ""}
+    nightly = subprocess.Popen([str(IMAGES / "nightly")], env=environment, stderr=subprocess.DEVNULL)
+    try:
+        deadline = time.monotonic() + 30
+        while not log.read_text():
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+        nightly.send_signal(number)
+        assert nightly.wait(timeout=30) == 143
+        assert log.read_text().splitlines() == ["reconcile began", "reconcile stopped"]
+    finally:
+        nightly.kill()
+        nightly.wait()
+
+
+def test_the_nightly_runs_end_at_once_between_two_nights(tmp_path: Path) -> None:
+    later = f"{datetime.fromtimestamp(time.time() + 7200, UTC):%H:%M}"
+    nightly = subprocess.Popen([str(IMAGES / "nightly")], env={**os.environ, "NIGHTLY_AT": later})
+    try:
+        # It sleeps as soon as it has computed until when.
+        children = Path(f"/proc/{nightly.pid}/task/{nightly.pid}/children")
+        deadline = time.monotonic() + 30
+        while not (waiting := [pid for pid in children.read_text().split() if is_sleep(pid)]):
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+        nightly.send_signal(signal.SIGTERM)
+        assert nightly.wait(timeout=10) == 143
+        # The shell has waited for it, so it is gone.
+        assert not Path(f"/proc/{waiting[0]}").exists()
+    finally:
+        nightly.kill()
+        nightly.wait()
+
+
+def is_sleep(pid: str) -> bool:
+    try:
+        return Path(f"/proc/{pid}/comm").read_text() == "sleep\n"
+    except OSError:
+        return False
