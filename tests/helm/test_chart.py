@@ -218,6 +218,8 @@ def test_the_pages_say_how_many_connections_a_process_takes() -> None:
     assert said in (ROOT / "docs" / "kubernetes.md").read_text()
     assert kept == 7
     assert f"so {pool + kept}." in (ROOT / "docs" / "operations" / "sizing.md").read_text()
+    example = (ROOT / "helm" / "examples" / "cloudnativepg.yaml").read_text()
+    assert f"Each process of the service holds up to {pool + kept} connections." in example
 
 
 def test_no_pod_reaches_what_hands_out_credentials_of_its_machine() -> None:
