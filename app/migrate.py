@@ -77,9 +77,14 @@ async def serves(connection: Connection, revision: str | None) -> bool:
     return oldest is not None and oldest <= int(head())
 
 
+def _is_newer(revision: str | None) -> bool:
+    """Return whether a later version of Halfnote has migrated the database."""
+    return revision is not None and revision not in revisions()
+
+
 def refuse_newer(revision: str | None) -> None:
     """Raise UnusableDatabase if a later version of Halfnote has migrated the database."""
-    if revision is not None and revision not in revisions():
+    if _is_newer(revision):
         raise UnusableDatabase(
             f"The database is at revision {revision}, which is newer than this Halfnote (it knows up to {head()}). "
             "Start the version that migrated the database, or a later one."
@@ -101,14 +106,17 @@ async def migrate(
     key_file: Path | None = None,
     by: Caller | None = None,
     patience_s: float = PATIENCE_S,
-) -> None:
+) -> str:
     """Upgrade the database to `head` and make the partitions from yesterday to `days_ahead` days from now.
+
+    Returns the database's revision: `head`, or a later one that serves this version, whose schema and rules stay.
 
     `key_file`: the keys that seal secrets which an older version stored in plain text; needed only if there are any.
     `by`: the person who migrates, recorded in the audit if the schema changes. Each revision is committed by itself,
     and tried again while another session holds a lock. Raises UnusableDatabase if the database is newer than this
-    version, if the key file is needed and unusable, or if a lock was not free for `patience_s`, and asyncpg's errors
-    and SQLAlchemy's for anything else. After any of them the next call goes on where this one ended.
+    version and does not serve it, if the key file is needed and unusable, or if a lock was not free for `patience_s`,
+    and asyncpg's errors and SQLAlchemy's for anything else. After any of them the next call goes on where this one
+    ended.
     """
     await _upgrade(dsn, alembic_config(dsn, key_file=key_file, by=by), patience_s)
     connection = await connect(dsn)
@@ -116,10 +124,14 @@ async def migrate(
         # The database's own clock decides about partitions, and this process has not measured its offset.
         now: datetime = await connection.fetchval("select clock_timestamp()")
         await ensure_days(connection, now, days_ahead=days_ahead)
-        await write_rules(connection, SHARED_RULES)
-        await raise_rule(connection, OLDEST_SERVED_RULE, int(OLDEST_SERVED))
+        revision = await current(connection)
+        if not _is_newer(revision):
+            await write_rules(connection, SHARED_RULES)
+            await raise_rule(connection, OLDEST_SERVED_RULE, int(OLDEST_SERVED))
     finally:
         await connection.close()
+    assert revision is not None
+    return revision
 
 
 async def _upgrade(dsn: str, config: Config, patience_s: float) -> None:
@@ -146,13 +158,19 @@ async def _upgraded(connection: Connection, config: Config) -> tuple[str, ...] |
     """Run the revisions that are missing; return None, or who blocked them if a lock was not free in time."""
     blockers: tuple[str, ...] = ()
     try:
-        refuse_newer(await current(connection))
+        if _is_newer(revision := await current(connection)):
+            if not await serves(connection, revision):
+                refuse_newer(revision)
+            return None
         # In a thread, because Alembic's environment runs its own event loop.
         upgrading = asyncio.create_task(asyncio.to_thread(command.upgrade, config, "head"))
         blockers = await _blockers_during(upgrading, connection, config)
         await upgrading
+    except UnusableDatabase:
+        raise
     except Exception as error:
-        if not _lost_to_a_lock(error):
+        # A later version may have migrated the database meanwhile.
+        if not _lost_to_a_lock(error) and not _is_newer(await current(connection)):
             raise
         return blockers
     return None

@@ -55,8 +55,7 @@ def migrate_command(data_dir: DataDir = None) -> None:
     settings = settings_with(data_dir=data_dir)
     from app.cli.server_process import migrate_database
 
-    migrate_database(settings)
-    print("The database is at this version's schema.")
+    print(migrate_database(settings))
 
 
 def _print_version(is_asked: bool) -> None:

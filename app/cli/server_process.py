@@ -27,7 +27,7 @@ from app.database.connection import UnusableDatabase, refuse_unusable
 from app.embedded_postgres import EmbeddedPostgres, EmbeddedPostgresError
 from app.lifecycle.database import database_url, migrate_embedded
 from app.lifecycle.startup import log_open_networks, server_certificate
-from app.migrate import migrate
+from app.migrate import head, migrate
 from app.observability.logs import set_up_logs
 from app.runtime.server_certificate import BadCertificate
 
@@ -96,25 +96,29 @@ def _is_installed(module: str) -> bool:
         return False
 
 
-def migrate_database(settings: Settings) -> None:
-    """Migrate the database to this version's schema. Raises Refusal."""
+def migrate_database(settings: Settings) -> str:
+    """Migrate the database to this version's schema; return what was done, as a sentence. Raises Refusal."""
     set_up_logs()
 
-    async def migrated() -> None:
+    async def migrated() -> str:
         if settings.database_url:
             await refuse_unusable(settings.database_url)
-            await migrate(
+            return await migrate(
                 settings.database_url, days_ahead=settings.days_ahead, key_file=settings.key_file, by=person()
             )
-            return
         server = await asyncio.to_thread(EmbeddedPostgres.start, settings.data_dir)
         try:
-            await migrate_embedded(server.url, settings, by=person())
+            return await migrate_embedded(server.url, settings, by=person())
         finally:
             await asyncio.to_thread(server.stop)
 
     with refusals():
-        asyncio.run(migrated())
+        revision = asyncio.run(migrated())
+    if revision == head():
+        return "The database is at this version's schema."
+    return (
+        f"The database stays at revision {revision}, later than this version's {head()}.\nIt serves this version too."
+    )
 
 
 def listen(settings: Settings) -> socket.socket:

@@ -59,7 +59,9 @@ async def database_url(settings: Settings) -> AsyncIterator[str]:
     stopping = asyncio.Event()
     watcher = asyncio.create_task(_watch(server, stopping))
     try:
-        await migrate_embedded(server.url, settings)
+        revision = await migrate_embedded(server.url, settings)
+        if revision != head():
+            log.warning("schema_is_later", revision=revision, needed=head())
         await _log_missing_keys(server.url, settings.key_file)
         yield server.url
     finally:
@@ -68,15 +70,15 @@ async def database_url(settings: Settings) -> AsyncIterator[str]:
         await asyncio.to_thread(server.stop)
 
 
-async def migrate_embedded(dsn: str, settings: Settings, by: Caller | None = None) -> None:
-    """Migrate the embedded database; make its key file first unless there is one. `by`: see `migrate`.
+async def migrate_embedded(dsn: str, settings: Settings, by: Caller | None = None) -> str:
+    """Migrate the embedded database; make its key file first unless there is one. Arguments and result: see `migrate`.
 
     Raises UnusableDatabase if there is no key file and the database has sealed secrets: a new key would not open them.
     """
     if settings.key_file is not None and not settings.key_file.exists():
         await _refuse_sealed(dsn, settings.key_file)
         make_key_file(settings.key_file)
-    await migrate(dsn, days_ahead=settings.days_ahead, key_file=settings.key_file, by=by)
+    return await migrate(dsn, days_ahead=settings.days_ahead, key_file=settings.key_file, by=by)
 
 
 def refuse_without_keys(key_file: Path | None) -> None:

@@ -26,8 +26,11 @@ from app.models import DAY_TABLES, metadata
 from app.store.retention import days
 from tests.conftest import DAYS_AHEAD
 from tests.support import postgres
+from tests.support.cli_runs import Run, run_alone
 from tests.support.processes import ROOT
 from tests.support.schema_catalog import schema_of
+
+__all__ = ["run_alone"]
 
 OLDEST_FIRST = tuple(reversed(revisions()))
 AT = datetime(2026, 11, 21, 10, 30, tzinfo=UTC)
@@ -274,10 +277,45 @@ async def test_lock_in_the_way_is_waited_for_in_turns(empty: str, there: Connect
 
 async def test_database_of_a_newer_version_that_still_serves_this_one_is_taken(dsn: str, db: Connection) -> None:
     await db.execute("update alembic_version set version_num = '9999'")
+    # A later version's own.
+    await db.execute("update shared_rule set value = 7 where name = 'max_checks'")
+    rules = await db.fetch("select * from shared_rule order by name")
+    schema = await schema_of(db)
     await refuse_behind(dsn)
-    with pytest.raises(UnusableDatabase, match=r"9999, which is newer than this Halfnote"):
-        await migrate(dsn, days_ahead=1)
+    assert await migrate(dsn, days_ahead=DAYS_AHEAD + 1, by=person()) == "9999"
     assert await current(db) == "9999"
+    assert await schema_of(db) == schema
+    assert await db.fetch("select * from shared_rule order by name") == rules
+    assert await db.fetchval("select count(*) from audit") == 0
+    assert len(await days.days(db)) == DAYS_AHEAD + 3
+
+
+def test_a_rollback_may_run_migrate_first(run_alone: Run, dsn: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HALFNOTE_DATABASE_URL", dsn)
+    assert run_alone("migrate").out == "The database is at this version's schema.\n"
+
+    async def renumber() -> None:
+        connection = await connect(dsn)
+        await connection.execute("update alembic_version set version_num = '9999'")
+        await connection.close()
+
+    asyncio.run(renumber())
+    after = run_alone("migrate")
+    assert (after.code, after.err) == (0, "")
+    assert f"stays at revision 9999, later than this version's {head()}.\nIt serves this version too." in after.out
+
+
+async def test_a_later_version_that_migrates_meanwhile_is_no_error(empty: str, there: Connection) -> None:
+    await up(empty, "head")
+    await there.execute("insert into shared_rule values ($1, $2)", OLDEST_SERVED_RULE, float(OLDEST_SERVED))
+    await there.execute(f"select pg_advisory_lock({AdvisoryLock.MIGRATION})")
+    migrating = asyncio.create_task(migrate(empty, days_ahead=1))
+    async with asyncio.timeout(60):
+        while not await there.fetch(WAITS):
+            await asyncio.sleep(0.02)
+    await there.execute("update alembic_version set version_num = '9999'")
+    await there.execute(f"select pg_advisory_unlock({AdvisoryLock.MIGRATION})")
+    assert await migrating == "9999"
 
 
 @pytest.mark.parametrize(
