@@ -56,7 +56,7 @@ class Frames:
     # Redeliveries since this time have left a receipt. None: the day is closed and accepts no receipt, or it is
     # unknown.
     receipts_since: datetime | None = None
-    # SAME_OFFSET: messages of earlier stored days at offsets of this day, if there are any.
+    # SAME_OFFSET: messages of other stored days at offsets of this day, if there are any.
     same_offset: DataFrame | None = None
     # ALTERED: the transactions whose half is not the one that was posted. None: no digest was computed.
     altered: DataFrame | None = None

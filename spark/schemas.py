@@ -199,7 +199,7 @@ short position!
 binary body_digest!
 """)
 
-# A message of an earlier day at an offset that a message of the day also has.
+# A message of another day at an offset that a message of the day also has.
 SAME_OFFSET = _schema("""
 string transaction_id!
 short position!

@@ -23,7 +23,7 @@ from spark.postgres.standby import standby_warning
 from spark.proof.prove_day import ReadDay
 from spark.sources.frames import days_of_parquet, frames_from_parquet, frames_from_postgres, root_cause
 from spark.sources.ledgers import Ledger, consumer_ledger, producer_ledger, write_set_aside
-from spark.sources.same_offsets import earlier_with_same
+from spark.sources.same_offsets import others_with_same
 
 T = TypeVar("T")
 
@@ -144,7 +144,7 @@ def _chosen(snapshot: Snapshot, days: Mapping[date, Day], wish: Wish, progress: 
 def _read_day(spark: SparkSession, snapshot: Snapshot, day: Day, staging_dir: str, progress: Progress) -> ReadDay:
     frames = frames_from_postgres(spark, snapshot, day.day, staging_dir, progress)
     with progress.stage("read same offsets", day.day):
-        frames = replace(frames, same_offset=earlier_with_same(spark, snapshot, day, staging_dir))
+        frames = replace(frames, same_offset=others_with_same(spark, snapshot, day, staging_dir))
     if day.archive is not None and day.archive_manifest is not None:
         with progress.stage("manifest", day.day):
             found = manifest.of_day(snapshot.connection, day.day)
