@@ -222,6 +222,21 @@ def test_the_pages_say_how_many_connections_a_process_takes() -> None:
     assert f"Each process of the service holds up to {pool + kept} connections." in example
 
 
+def test_helm_waits_longer_than_the_hooks_may_take() -> None:
+    hooks = max(DEFAULTS[of]["activeDeadlineSeconds"] for of in ("migration", "apply"))
+    commands = [
+        line
+        for page in [ROOT / "README.md", *(ROOT / "docs").rglob("*.md")]
+        for line in page.read_text().replace("\\\n", " ").splitlines()
+        if re.match(r"helm (install|upgrade) ", line)
+    ]
+    assert len(commands) >= 2
+    for command in commands:
+        given = re.search(r"--timeout (\d+)m", command)
+        assert given, command
+        assert int(given[1]) * 60 > hooks, command
+
+
 def test_no_pod_reaches_what_hands_out_credentials_of_its_machine() -> None:
     blocks = [peer["ipBlock"] for peer in DEFAULTS["networkPolicy"]["destinations"] if "ipBlock" in peer]
     for address, whose in METADATA:
