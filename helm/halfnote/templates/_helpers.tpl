@@ -121,11 +121,31 @@ helm.sh/chart: {{ printf "%s-%s" $root.Chart.Name $root.Chart.Version | replace 
     {{- end }}
 {{- end -}}
 
+{{/* The ports of the database: those that are named, else those of the URL's hosts, as a list in YAML. */}}
+{{- define "halfnote.databasePorts" -}}
+{{- $ports := list 5432 -}}
+{{- if .Values.postgresql.enabled -}}
+{{- else if .Values.networkPolicy.database.port -}}
+{{- $ports = list (int .Values.networkPolicy.database.port) -}}
+{{- else if .Values.database.url -}}
+{{- $rest := regexReplaceAll "^[a-z+]+://" .Values.database.url "" -}}
+{{- $hosts := regexReplaceAll "^.*@" (regexFind "^[^/?#]*" $rest) "" -}}
+{{- $ports = list -}}
+{{- range splitList "," $hosts -}}
+{{- $ports = append $ports (regexFind ":[0-9]+$" . | trimPrefix ":" | default "5432" | int) -}}
+{{- end -}}
+{{- $ports = uniq $ports -}}
+{{- end -}}
+{{- toYaml $ports -}}
+{{- end -}}
+
 {{/* Egress to DNS and the database, in the form of a NetworkPolicy. */}}
 {{- define "halfnote.databaseEgress" -}}
 {{ include "halfnote.dnsEgress" . }}
 - ports:
-    - {protocol: TCP, port: {{ .Values.postgresql.enabled | ternary 5432 .Values.networkPolicy.database.port }}}
+    {{- range include "halfnote.databasePorts" . | fromYamlArray }}
+    - {protocol: TCP, port: {{ . }}}
+    {{- end }}
   {{- if .Values.postgresql.enabled }}
   to:
     - podSelector:
