@@ -91,7 +91,7 @@ def test_the_nightly_runs_end_after_the_program_that_they_stop(tmp_path: Path, n
     program.chmod(0o755)
     log.touch()
     path = f"{tmp_path}{os.pathsep}{os.environ['PATH']}"
-    # It is a time for `date`, which adds this to its own clock: a time of the day could be over when the script reads it.
+    # For `date`, which adds this to its own clock: a time of the day could be over when the script reads it.
     environment = {**os.environ, "PATH": path, "LOG": str(log), "NIGHTLY_AT": "3 seconds", "HALFNOTE_ARCHIVE": ""}
     nightly = subprocess.Popen([str(IMAGES / "nightly")], env=environment, stderr=subprocess.DEVNULL)
     try:
