@@ -34,7 +34,7 @@ __all__ = ["run_alone"]
 
 OLDEST_FIRST = tuple(reversed(revisions()))
 AT = datetime(2026, 11, 21, 10, 30, tzinfo=UTC)
-WAITS = "select pid from pg_stat_activity where datname = current_database() and wait_event_type = 'Lock'"
+WAITS = "select pid, query_start from pg_stat_activity where datname = current_database() and wait_event_type = 'Lock'"
 
 # Values of columns whose check constraints do not take every value of the type.
 CHOSEN = {
@@ -269,7 +269,7 @@ async def test_lock_in_the_way_is_waited_for_in_turns(empty: str, there: Connect
                 assert not migrating.done()
                 # In a database transaction the activity is read but once.
                 await there.execute("select pg_stat_clear_snapshot()")
-                tried |= {row["pid"] for row in await there.fetch(WAITS)}
+                tried |= {tuple(row) for row in await there.fetch(WAITS)}
                 await asyncio.sleep(0.02)
     await migrating
     assert await current(there) == head()
