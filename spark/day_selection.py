@@ -12,10 +12,13 @@ from typing import Any, Literal
 # An unanswered check-back is parked after this time, which is also the longest `Retry-After` of a delivery.
 LONGEST_WAIT = timedelta(hours=72)
 
+# The most days that one run reads again because they were replayed, oldest first. A replay may cover all days.
+MOST_REPLAYED = 7
+
 State = Literal["provisional", "final"]
 # The reasons to run a day: the command names it; no run has covered it; some of it was undecided or unsettled; it has
 # findings that may be resolved; no run has read it since it ended; it is old enough to become final; it was archived
-# since; it was final, and a replay or a redelivery of its messages began since; its rows changed.
+# since; it was final, and a replay of its messages ended or a redelivery began since; its rows changed.
 Reason = Literal["asked", "new", "open", "findings", "over", "due", "archived", "replayed", "changed"]
 
 
@@ -38,8 +41,8 @@ class Seen:
 class Candidate:
     """A day whose tables are in the database.
 
-    `archive`: the place of its archive, if it has one. `replayed`: of a final day, whether a replay or a redelivery of
-    its messages began since.
+    `archive`: the place of its archive, if it has one. `replayed`: of a final day, whether a replay of its messages
+    ended or a redelivery began since.
     """
 
     day: date
@@ -104,7 +107,7 @@ def days_to_run(
 ) -> dict[date, Reason]:
     """Return the days to run, oldest first, with the reasons: only the requested days, or else by watermark.
 
-    A day that has not begun at `now` is left out. Raises KeyError with the first requested day that is not stored.
+    At most MOST_REPLAYED of them are run only because they were replayed; a later run takes the others. A day that has not begun at `now` is left out. Raises KeyError with the first requested day that is not stored.
     """
     here = {candidate.day: candidate for candidate in sorted(candidates, key=lambda c: c.day)}
     if asked:
@@ -117,4 +120,5 @@ def days_to_run(
         for day, candidate in here.items()
         if day <= now.astimezone(UTC).date()
     }
-    return {day: why for day, why in found.items() if why is not None}
+    later = [day for day, why in found.items() if why == "replayed"][MOST_REPLAYED:]
+    return {day: why for day, why in found.items() if why is not None and day not in later}

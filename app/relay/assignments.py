@@ -35,6 +35,7 @@ UNAVAILABLE_FOR = timedelta(seconds=30)
 # After no worker has taken a shard for this long, one takes it beyond its fair share: the worker whose share it is
 # cannot create its destination.
 UNHELD_FOR = timedelta(seconds=30)
+UNHELD_AGAIN_FOR = timedelta(seconds=6)
 RATES_EVERY = timedelta(seconds=5)
 # By how much the clock of the process that redelivered a message may be ahead of this one's.
 CLOCKS_APART = timedelta(seconds=5)
@@ -74,6 +75,8 @@ class Assignments:
         # Since when this process has seen that no worker holds a shard, and those that it took beyond its share.
         self._unheld: dict[Shard, datetime] = {}
         self._beyond: set[Shard] = set()
+        # The subscriptions of which it ever took one.
+        self._taken_before: set[int] = set()
 
     async def refresh(self, connection: Connection, now: datetime) -> None:
         """Renew leases, close streams that changed or exceed a fair share, and claim what is free."""
@@ -177,21 +180,25 @@ class Assignments:
     async def _claim_beyond_share(
         self, connection: Connection, wanted: Mapping[Shard, Subscription], is_full: bool, now: datetime
     ) -> None:
-        """Claim a part of what no worker has held for `UNHELD_FOR`: another one, with room, cannot create it."""
-        open_here = {
-            shard.lease_name: shard
-            for shard, subscription in wanted.items()
-            if is_full and shard not in self.streams and self._can_open(subscription, now)
+        """Claim a part of what no worker has held for `UNHELD_FOR`: another one, with room, cannot create it.
+
+        What was once taken so waits for `UNHELD_AGAIN_FOR`, as after a change of its subscription.
+        """
+        others = {shard.lease_name: shard for shard in wanted if is_full and shard not in self.streams}
+        free = {others[name] for name in await unheld(connection, list(others), now)} if others else set()
+        self._unheld = {shard: self._unheld.get(shard, now) for shard in free if self._can_open(wanted[shard], now)}
+        waiting = {
+            shard: wanted[shard]
+            for shard, since in self._unheld.items()
+            if now - since >= (UNHELD_AGAIN_FOR if shard.subscription_id in self._taken_before else UNHELD_FOR)
         }
-        free = {open_here[name] for name in await unheld(connection, list(open_here), now)} if open_here else set()
-        self._unheld = {shard: self._unheld.get(shard, now) for shard in free}
-        waiting = {shard: wanted[shard] for shard, since in self._unheld.items() if now - since >= UNHELD_FOR}
         if not waiting:
             return
         before = set(self.streams)
         await self._claim(connection, waiting, ceil(len(waiting) / max(self._workers - 1, 1)), now)
         taken = {shard for shard in self.streams if shard not in before}
         self._beyond |= taken
+        self._taken_before |= {shard.subscription_id for shard in taken}
         if taken:
             log.warning("shards_taken_beyond_share", shards=len(taken), unheld_s=UNHELD_FOR.total_seconds())
 
@@ -247,7 +254,7 @@ class Assignments:
             return False
         await checkpoints.free_claims(connection, shard)
         if subscription.ordered is Ordered.KEY:
-            stored = await checkpoints.stored_keys(connection, shard, now)
+            stored = await checkpoints.stored_keys(connection, shard, now + CLOCKS_APART)
             holds = subscription.on_dead is OnDead.HOLD
             dead = await checkpoints.dead_keys(connection, shard) if holds else frozenset[str]()
             start = replace(start, stored=stored, dead=dead)

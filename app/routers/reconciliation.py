@@ -113,7 +113,7 @@ async def get_reconciliation(
     """Return the result of the last run and the open findings, with pages of the runs and of the days, newest first.
 
     `verdict` covers the days of the last run. `open` covers all days. A run reads the days that have changed or that
-    have findings. A final day is read again only if a replay or a redelivery of its messages began, or on demand.
+    have findings. A final day is read again only if a replay of its messages ended, a redelivery began, or on demand.
     """
     async with runtime.request_pool.transaction() as connection:
         newest, _ = await list_runs(connection, FIRST_RUN, 1)

@@ -12,7 +12,7 @@ from typing import Any
 
 _at_value = json.JSONDecoder().raw_decode
 _past_space = re.compile(r"[ \t\n\r]*").match
-_tokens = re.compile(r'"(?:[^"\\]|\\.)*"|[\[\]{}]', re.DOTALL).finditer
+_mark = re.compile(r'["\[\]{}]').search
 _scalar = re.compile(r"[^\s,\]}]+").match
 
 
@@ -132,15 +132,18 @@ class JsonText:
         if self._text[start : start + 1] not in ("{", "["):
             scalar = _scalar(self._text, start)
             return start if scalar is None else scalar.end()
-        depth = 0
-        for token in _tokens(self._text, start):
-            opened = token[0]
-            if opened in ("{", "["):
+        depth, at = 0, start
+        while (found := _mark(self._text, at)) is not None:
+            at = found.end()
+            if found[0] == '"':
+                # One pass, which fails at once if there is no end.
+                _, at = _at_value(self._text, found.start())
+            elif found[0] in "{[":
                 depth += 1
-            elif opened in ("}", "]"):
+            else:
                 depth -= 1
                 if depth == 0:
-                    return token.end()
+                    return at
         raise ValueError("the JSON ends within a value")
 
 

@@ -32,7 +32,7 @@ class NotAMessage(HalfnoteError):
 class Message:
     """One message. `message_id` is the same in each delivery; `replay` names the replay that sends it again.
 
-    `body` has exactly the producer's bytes.
+    `body` has exactly the producer's bytes; within an event or a claim, without white space around its JSON.
     """
 
     message_id: str

@@ -134,7 +134,8 @@ def _wanted(connection: Connection, asked: Sequence[Any]) -> list[ArchivedDay]:
             raise RunFailedError(f"{day} is not in the database: it was removed, or it never existed.")
     if asked:
         return [here[day] for day in sorted(set(asked))]
-    return [day for day in here.values() if day.final or day.state == "archiving"]
+    # A day that was archived as final may have got rows of a replay that still runs.
+    return [day for day in here.values() if day.final or day.state == "archiving" or day.archive is not None]
 
 
 def _is_archived(connection: Connection, files: Files, day: ArchivedDay) -> bool:

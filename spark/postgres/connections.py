@@ -61,11 +61,12 @@ select min(least(c."offset", o.last)) as reached
 from (select max("offset") as last from {outbox}) o, checkpoint c join subscription s using (subscription_id)
 where o.last is not null and s.deleted_at is null
 """
-# The replays over a range of offsets. Ids are given out before rows become visible, so both numbers are needed; the
-# replays of a deleted subscription are removed. The table is small.
+# The replays over a range of offsets that have ended: one that runs would be read about each night. Ids are given out
+# before rows become visible, so both numbers are needed; the replays of a deleted subscription are removed. The table
+# is small.
 _REPLAYS_OVER = """
 select count(*) as replays, coalesce(max(p.replay_id), 0) as newest_replay from replay p
-where p.after < {last} and p.until >= {first}
+where p.state <> 'running' and p.after < {last} and p.until >= {first}
 """
 # Served by outbox_by_offset, from its two ends.
 REPLAYED = f"""
@@ -73,7 +74,7 @@ select o.first as first_offset, o.last as last_offset, p.replays, p.newest_repla
 from (select min("offset") as first, max("offset") as last from {{outbox}}) o
 cross join lateral ({_REPLAYS_OVER.format(first="o.first", last="o.last")}) p
 """  # noqa: S608 -- names of ours
-# The days over which more has begun than their signatures have: a replay, or a redelivery. It reads none of their own
+# The days over which there was more than their signatures have: a replay that ended, or a redelivery. It reads none of their own
 # tables, which upkeep may remove at any time. Served by the primary key of day, and redelivery_transaction.
 REPLAYED_SINCE = f"""
 select f.day

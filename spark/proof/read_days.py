@@ -148,6 +148,8 @@ def _read_day(spark: SparkSession, snapshot: Snapshot, day: Day, staging_dir: st
     if day.archive is not None and day.archive_manifest is not None:
         with progress.stage("manifest", day.day):
             found = manifest.of_day(snapshot.connection, day.day)
+            if day.open_since is not None:
+                found = manifest.before_growth(day.archive_manifest, found)
         frames = replace(frames, archive_manifest=day.archive_manifest, found_manifest=found)
     return ReadDay(frames, snapshot.signature(day, frames.rows))
 

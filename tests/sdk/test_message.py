@@ -93,6 +93,7 @@ def test_a_body_in_binary_mode_is_byte_for_byte() -> None:
         # Python parses neither of them: too many digits, and too many brackets.
         b"[" + b"7" * 5000 + b',"]\\"}"]',
         b"7" * 5000,
+        b"[" + b"7" * 5000 + b',"' + b'x\\"' * 50_000 + b'"]',
         b"[" * 5000 + b'"]"' + b"]" * 5000,
     ],
 )
@@ -135,6 +136,11 @@ def test_each_broker_s_form(fields: dict[str, Any]) -> None:
         ({"content-type": "application/cloudevents+json"}, b'{"id": "m", "type": "order",}'),
         ({"content-type": "application/cloudevents+json"}, b'{"id": "m", "type": "order", "data": ["\xff"]}'),
         ({"content-type": "application/cloudevents+json"}, b'{"id": "m", "type": "order", "data": ' + b"[" * 9000),
+        # In linear time: each quote would else begin a search for the end of a text.
+        (
+            {"content-type": "application/cloudevents+json"},
+            b'{"id": "m", "type": "order", "data": ' + b"[" * 5000 + b'"' + b'\\"' * 1_000_000,
+        ),
     ],
 )
 def test_what_is_no_message_is_refused(headers: dict[str, str], body: bytes) -> None:

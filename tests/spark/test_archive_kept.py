@@ -12,7 +12,7 @@ import psycopg
 import pytest
 
 from app.ids import uuid7
-from spark.jobs import archive, redact
+from spark.jobs import archive, reconcile, redact
 from spark.manifest import TABLES, partition
 from tests.spark.archives import DAY, THEN, MadeDay, path_of, row_of
 from tests.spark.days import rows
@@ -94,6 +94,26 @@ def test_a_moved_archive_is_refused_until_its_new_address_is_recorded(
     assert act == {"target": str(DAY), "detail": {"archive": row_of(dsn).archive, "former": before.archive}}
     assert (run(dsn, new), run(dsn, new, "--verify")) == (0, 0)
     assert attempts(new) == {moved}
+
+
+def test_what_a_replay_adds_to_an_archived_day_is_no_finding_and_is_archived(dsn: str, root: Path, first: Path) -> None:
+    change(
+        dsn,
+        "update reconciliation_day set state = 'provisional'",
+        "insert into receipt select (jsonb_populate_record(r, '{\"replay\": 7}')).* from receipt r",
+        "insert into attempt select (jsonb_populate_record(a, '{\"replay\": 7}')).* from attempt a where kind = 'delivery'",
+    )
+    assert reconcile.main(["--database-url", dsn, "--day", str(DAY)]) in (0, 3)
+    found = rows(dsn, "select subject from finding where kind = 'archive_differs' and resolved_at is null")
+    assert found == []
+    assert run(dsn, root) == 0
+    (second,) = attempts(root)
+    assert second != first
+    # Of other tables a row that is added is one.
+    change(dsn, WRITE_OP)
+    reconcile.main(["--database-url", dsn, "--day", str(DAY)])
+    found = rows(dsn, "select subject from finding where kind = 'archive_differs' and resolved_at is null")
+    assert [row["subject"] for row in found] == ["op"]
 
 
 def test_another_form_of_the_same_address_is_no_move(dsn: str, root: Path, first: Path) -> None:

@@ -163,24 +163,27 @@ def test_what_is_open_keeps_its_day_provisional(dsn: str) -> None:
 
 
 @pytest.mark.slow
-def test_a_final_day_is_read_again_when_it_is_replayed_and_is_final_after_the_replay(dsn: str) -> None:
-    day = days_ago(5)
+def test_a_final_day_is_read_again_after_a_replay_of_it_and_one_that_is_not_final_waits_for_its_end(dsn: str) -> None:
+    day, later = days_ago(5), days_ago(2)
     fill_day(dsn, day, 3)
+    fill_day(dsn, later, 3, first=4)
     assert prove(dsn) == 0
-    assert days(dsn)[day]["state"] == "final"
+    assert (days(dsn)[day]["state"], days(dsn)[later]["state"]) == ("final", "provisional")
     insert = 'insert into replay (subscription_id, after, until, "offset", state, created_at, moved_at) '
-    rows(dsn, insert + "select subscription_id, 0, 3, 0, 'running', now(), now() from subscription returning 1")
-    for unsettled in (1, 1):
-        assert prove(dsn) == 0
-        assert day in runs(dsn)[-1]["days"]
-        seen = days(dsn)[day]
-        assert (seen["state"], seen["counts"]["unsettled"]) == ("provisional", unsettled)
-    # It ends, and sent nothing.
-    rows(dsn, "update replay set state = 'done', \"offset\" = 3, ended_at = now() returning 1")
-    assert prove(dsn) == 3
-    assert [(row["day"], row["kind"]) for row in findings(dsn)] == [(day, "replay_incomplete")]
-    assert days(dsn)[day]["state"] == "final"
+    rows(dsn, insert + "select subscription_id, 0, 6, 0, 'running', now(), now() from subscription returning 1")
+    assert prove(dsn, "--day", str(later)) == 0
+    assert days(dsn)[later]["counts"]["unsettled"] == 1
     assert prove(dsn) == 0
+    assert runs(dsn)[-1]["days"] == [later]
+    # It ends, and sent nothing.
+    rows(dsn, "update replay set state = 'done', \"offset\" = 6, ended_at = now() returning 1")
+    assert prove(dsn) == 3
+    assert {(row["day"], row["kind"]) for row in findings(dsn)} == {
+        (day, "replay_incomplete"),
+        (later, "replay_incomplete"),
+    }
+    assert days(dsn)[day]["state"] == "final"
+    assert prove(dsn) == 3
     assert day not in runs(dsn)[-1]["days"]
 
 

@@ -13,7 +13,7 @@ from tests.spark.days import days_ago, fill_day, rows
 DAY = days_ago(2)
 REPLAY: LiteralString = """
 insert into replay (replay_id, subscription_id, after, until, "offset", state, created_at, moved_at)
-overriding system value select %s, 1, %s, %s, %s, 'running', now(), now() returning 1
+overriding system value select %s, 1, %s, %s, %s, 'done', now(), now() returning 1
 """
 REDELIVERED: LiteralString = """
 insert into redelivery (subscription_id, replay, transaction_id, position, "offset", what, at, died_at, died_because,
@@ -47,7 +47,7 @@ def before(dsn: str) -> dict[str, Any]:
         "died_because, attempts) select 1, 0, transaction_id, 0, 1, 'dropped', now(), now(), 'refused', 1 from half "
         "order by transaction_id limit 1",
         'insert into replay (subscription_id, after, until, "offset", state, created_at, moved_at) '
-        "values (1, 9, 20, 9, 'running', now(), now())",
+        "values (1, 9, 20, 20, 'done', now(), now())",
     ],
 )
 def test_what_changes_what_must_be_there_changes_it(dsn: str, before: dict[str, Any], change: str) -> None:

@@ -115,7 +115,7 @@ helm.sh/chart: {{ printf "%s-%s" $root.Chart.Name $root.Chart.Version | replace 
 {{/* Egress to DNS, in the form of a NetworkPolicy. */}}
 {{- define "halfnote.dnsEgress" -}}
 - ports:
-    {{- range .Values.networkPolicy.dns.ports }}
+    {{- range dig "dns" "ports" (list 53 5353) .Values.networkPolicy }}
     - {protocol: UDP, port: {{ . }}}
     - {protocol: TCP, port: {{ . }}}
     {{- end }}

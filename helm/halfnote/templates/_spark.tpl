@@ -63,7 +63,7 @@ archive:
   value: /staging
 {{- end }}
 {{- if eq $root.Values.reconciliation.engine "local" }}
-{{- $master := dict "spark.master" (printf "local[%d]" (int $root.Values.reconciliation.cores)) }}
+{{- $master := dict "spark.master" (printf "local[%d]" (int (default 2 $root.Values.reconciliation.cores))) }}
 {{- $conf := merge (dict) $root.Values.reconciliation.sparkConf $master }}
 - name: HALFNOTE_SPARK_CONF
   value: |-
