@@ -46,10 +46,11 @@ async def remove_day(runtime: Runtime, connection: Connection, day: Day, now: da
         if closed is None:
             return causes
         day = closed
-    if not await _older_snapshots_ended(connection, day):
-        return ["reader"]
     standings = [await partitions.standing(connection, table, day.day) for table in partitions.DETACHED]
+    # A day whose detaching has begun was proved to be over after this wait.
     if set(standings) == {"attached"}:
+        if not await _older_snapshots_ended(runtime, connection, day):
+            return ["reader"]
         causes = await _prove(runtime, connection, day, forced, now)
         causes = causes or await archive_check.unarchived(runtime, connection, day, forced=forced)
         if causes:
@@ -93,12 +94,13 @@ async def _holding(connection: Connection, day: Day, subscriptions: list[Subscri
     return sorted(causes)
 
 
-async def _older_snapshots_ended(connection: Connection, day: Day) -> bool:
+async def _older_snapshots_ended(runtime: Runtime, connection: Connection, day: Day) -> bool:
     """Wait for the database transactions that may have seen the closed day open; False if some go on."""
-    readers = await day_blockers.readers(connection)
     for _ in range(OLDER_SNAPSHOTS_WAITS):
-        readers = await day_blockers.readers(connection, readers) if readers else []
-        if not readers and await day_blockers.older_snapshots(connection, day.day) == 0:
+        # Kept for the next turns, which must not wait for database transactions that began after the close.
+        readers = await day_blockers.readers(connection, day.day, runtime.day_readers.get(day.day))
+        runtime.day_readers[day.day] = readers
+        if not readers.open and await day_blockers.older_snapshots(connection, day.day) == 0:
             return True
         await asyncio.sleep(OLDER_SNAPSHOTS_REST_S)
     return False
@@ -159,6 +161,7 @@ async def _drop(runtime: Runtime, connection: Connection, day: Day, forced: bool
             await days.set_gone(connection, day.day, now)
     except IN_THE_WAY:
         return ["reader"]
+    runtime.day_readers.pop(day.day, None)
     runtime.metrics.retention.left_undecided.inc(found.undecided)
     log.info("day_left", day=day.day.isoformat(), halves=found.halves, ops=found.ops, published=found.published)
     return []

@@ -1,6 +1,7 @@
 """The parts of one running process of the service."""
 
 from dataclasses import dataclass, field
+from datetime import date
 from time import monotonic
 from typing import TYPE_CHECKING
 from uuid import uuid4
@@ -24,6 +25,7 @@ from app.runtime.waiting_claims import WaitingClaims
 from app.runtime.wake_up_socket import WakeUpReceiver, WakeUpSender
 from app.secrets.vault import Vault
 from app.store.pull.claims import PulledSubscription
+from app.store.retention.day_blockers import DayReaders
 
 if TYPE_CHECKING:  # OpenTelemetry is an optional dependency
     from app.observability.tracing import Tracing
@@ -85,6 +87,8 @@ class Runtime:
 
     # Subscriptions whose messages consumers claim, by name, as they were read last: see `app.routers.claims`.
     pulled: dict[str, PulledSubscription] = field(default_factory=dict)
+    # For each day that is being closed, the database transactions that may have read it as open.
+    day_readers: dict[date, DayReaders] = field(default_factory=dict)
 
     def show_loop_ages(self) -> None:
         """Set the gauge of the time since each loop of this process turned."""

@@ -243,6 +243,53 @@ async def test_a_commit_with_a_newer_transaction_id_than_the_close_delays_the_re
     assert await dead_letters(db) == {("billing", late)}
 
 
+async def test_a_close_does_not_wait_for_database_transactions_that_began_after_it(
+    runtime: Runtime, db: Connection, dsn: str
+) -> None:
+    """As a proof, an archive and a dump do, of which one is open at each look."""
+    async with holding(dsn, "select from day"):
+        for _ in range(2):
+            await retention_loop.step(runtime, AFTER_MAX_RETENTION)
+            assert await standing(db) == ("archiving", ["reader"])
+        later = await connect(dsn)
+        reading = later.transaction()
+        await reading.start()
+        await later.execute("select from day")
+        await retention_loop.step(runtime, AFTER_MAX_RETENTION)
+        assert await standing(db) == ("archiving", ["reader"])
+    try:
+        await retention_loop.step(runtime, AFTER_MAX_RETENTION)
+        assert await standing(db) == ("gone", [])
+    finally:
+        await later.close()
+
+
+async def test_a_second_close_waits_for_readers_that_began_after_the_first(
+    runtime: Runtime, db: Connection, dsn: str
+) -> None:
+    async with holding(dsn, "select from day"):
+        for _ in range(2):
+            await retention_loop.step(runtime, AFTER_MAX_RETENTION)
+    # As if another worker had opened the day again. The time that the row keeps of a close may be the same again.
+    await db.execute("update day set state = 'open' where day = $1", DAY)
+    async with holding(dsn, "select from day"):
+        await db.execute("update day set state = 'archiving' where day = $1", DAY)
+        await retention_loop.step(runtime, AFTER_MAX_RETENTION)
+        assert await standing(db) == ("archiving", ["reader"])
+    await retention_loop.step(runtime, AFTER_MAX_RETENTION)
+    assert await standing(db) == ("gone", [])
+
+
+async def test_a_detached_day_waits_for_no_reader(runtime: Runtime, db: Connection, dsn: str) -> None:
+    async with holding(dsn, f"select from {part('attempt')}"):
+        await retention_loop.step(runtime, AFTER_MAX_RETENTION)
+        assert await standing(db) == ("archiving", ["reader"])
+        assert not await db.fetchval("select count(*) from pg_inherits where inhrelid = $1::regclass", part("outbox"))
+    async with holding(dsn, "select from day"):
+        await retention_loop.step(runtime, AFTER_MAX_RETENTION)
+        assert await standing(db) == ("gone", [])
+
+
 def part(table: str) -> str:
     """Return the name of the day's partition of a table."""
     return days.partition_name(table, DAY)

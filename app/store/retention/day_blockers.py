@@ -117,12 +117,22 @@ select least(clock_timestamp(), (
 
 # The database transactions that have read `day`: each holds a lock on it until its end. OLDER_SNAPSHOTS misses one
 # that has read the day as open, got its xid after the close had its own, and has no snapshot any more: it only commits.
+# The row's xmin changes with each close, so it tells one close from the next.
 READERS = """
-select coalesce(array_agg(distinct l.virtualtransaction), '{}') from pg_locks l
-where l.locktype = 'relation' and l.relation = 'day'::regclass and l.pid <> pg_backend_pid()
-  and l.database = (select oid from pg_database where datname = current_database())
-  and ($1::text[] is null or l.virtualtransaction = any($1))
+select d.xmin::text as version, array(
+  select distinct l.virtualtransaction from pg_locks l
+  where l.locktype = 'relation' and l.relation = 'day'::regclass and l.pid <> pg_backend_pid()
+    and l.database = (select oid from pg_database where datname = current_database())
+) as open from day d where d.day = $1
 """
+
+
+@dataclass(frozen=True, slots=True)
+class DayReaders:
+    """The open database transactions that may have read a day's state, and the version of the row that was read."""
+
+    version: str
+    open: frozenset[str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,13 +167,18 @@ async def older_snapshots(connection: Connection, day: date) -> int:
     return count
 
 
-async def readers(connection: Connection, among: list[str] | None = None) -> list[str]:
-    """Return the open database transactions that may have read the day's state, all of them or those `among` others.
+async def readers(connection: Connection, day: date, before: DayReaders | None) -> DayReaders:
+    """Return the open database transactions that may have read a closed day as open.
 
-    Call it once the close is visible: a database transaction that reads the day later sees it closed.
+    Those of `before`, an earlier look at the same close, that are still open; without it all that have read `day`. A
+    database transaction that reads the day after the first look sees it closed.
     """
-    found: list[str] = await connection.fetchval(READERS, among)
-    return found
+    row = await connection.fetchrow(READERS, day)
+    assert row is not None
+    found = DayReaders(row["version"], frozenset(row["open"]))
+    if before is None or before.version != found.version:
+        return found
+    return DayReaders(found.version, found.open & before.open)
 
 
 async def oldest_writer(connection: Connection) -> datetime:
