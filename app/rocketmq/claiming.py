@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import sys
+import time
 from collections.abc import Coroutine, Sequence
 from typing import Any
 
@@ -18,6 +19,8 @@ from app.rocketmq.subscriptions import Subscriptions
 HANDLES_MAX = 500
 # How long a claim goes on whose consumer is gone. One that Halfnote answers now is answered by then.
 ANSWERED_BY_S = 1.0
+# How long Halfnote needs for a claim of messages that are there. One without an answer after that waits for messages.
+AT_ONCE_S = 0.2
 # How long a gateway that stops waits for what it gives back.
 STOPS_WITHIN_S = 5.0
 
@@ -41,13 +44,18 @@ class Claiming:
         """Claim up to `most` messages for `held_s` seconds; wait for one up to `wait_s`. Raises CallRefused.
 
         Without `held_s` the caller renews them, and they are held for the `held_s` of this object. What a caller
-        that is canceled does not get comes again at once.
+        that is canceled does not get comes again at once. One that is canceled while it waits gets nothing.
         """
+        begun = time.monotonic()
         claiming = asyncio.create_task(self._claim(name, keys, most, held_s, wait_s))
         try:
             return await asyncio.shield(claiming)
         except asyncio.CancelledError:
-            self._in_background(self._give_back_claimed(claiming, name, keys))
+            if wait_s and not claiming.done() and time.monotonic() - begun > AT_ONCE_S:
+                # Its request ends. One that goes on would take a message that comes now, and use up an attempt of it.
+                claiming.cancel()
+            else:
+                self._in_background(self._give_back_claimed(claiming, name, keys))
             raise
 
     async def _claim(

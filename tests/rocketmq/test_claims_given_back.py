@@ -8,6 +8,7 @@ import httpx
 import pytest
 
 from app.database.connection import Connection
+from app.rocketmq import claiming
 from app.rocketmq.credentials import ApiKeys
 from app.rocketmq.remoting import connections
 from app.rocketmq.remoting.codes import RequestCode
@@ -68,6 +69,38 @@ async def test_messages_claimed_for_a_connection_that_ended_come_again_soon(
     async with asyncio.timeout(SOON_S):
         await left.wait()
     assert [(one.body, one.reconsume_times) for one in await pulled_soon(other)] == [(b"a", 1), (b"b", 1)]
+    await other.close()
+
+
+async def test_a_claim_that_waits_ends_as_its_client_leaves(
+    gateway: tuple[RemotingGateway, int], service: RefusingService, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # A claim that goes on is not over within the time of this test.
+    monkeypatch.setattr(claiming, "ANSWERED_BY_S", 2 * SOON_S)
+    peer, other = await RemotingPeer.connect(gateway[1]), await RemotingPeer.connect(gateway[1])
+    await joined(peer)
+    await joined(other)
+    waits, canceled = asyncio.Event(), asyncio.Event()
+
+    async def wait() -> None:
+        waits.set()
+        try:
+            await asyncio.sleep(2 * SOON_S)
+        except asyncio.CancelledError:
+            canceled.set()
+            raise
+
+    service.before["claim"] = wait
+    peer.write(RequestCode.PULL_MESSAGE, {**PULL, "sysFlag": 2, "suspendTimeoutMillis": 20_000})
+    async with asyncio.timeout(SOON_S):
+        await waits.wait()
+        await asyncio.sleep(claiming.AT_ONCE_S + 0.1)
+        await peer.close()
+        await canceled.wait()
+    service.before.clear()
+    await sent(other, b"a")
+    # It used up no attempt.
+    assert [(one.body, one.reconsume_times) for one in await pulled_soon(other)] == [(b"a", 0)]
     await other.close()
 
 
