@@ -17,7 +17,7 @@ from app.rocketmq.remoting.frames import RemotingFrame, encode
 from tests.support.gateway import BODY_LIMIT, GatewayProcess
 from tests.support.ports import free_port
 from tests.support.processes import ROOT
-from tests.support.remoting import RemotingPeer, remoting_over
+from tests.support.remoting import ONEWAY, RemotingPeer, remoting_over
 
 ROUTE = encode(RemotingFrame(RequestCode.GET_ROUTE, 1, fields={"topic": "order"}))
 
@@ -215,6 +215,34 @@ async def test_pulls_of_a_connection_are_limited(client: httpx.AsyncClient) -> N
         assert (await other.call(RequestCode.PULL_MESSAGE, {**pull, "sysFlag": 0})).code == ResultCode.PULL_NOT_FOUND
         await peer.close()
         await other.close()
+
+
+@pytest.mark.parametrize(("more", "body"), [({}, b"x"), ({"subscription": "x" * 20_000}, b"")], ids=["body", "fields"])
+async def test_a_pull_that_would_take_much_memory_is_refused_at_once(
+    port: int, more: dict[str, str], body: bytes
+) -> None:
+    peer = await RemotingPeer.connect(port)
+    assert (await peer.heartbeat(consumers={"points": "*"})).code == ResultCode.SUCCESS
+    pull = {"queueId": 0, "queueOffset": 0, "sysFlag": WAITS, "suspendTimeoutMillis": LONG_MS}
+    pull |= {"consumerGroup": "points", "topic": "%RETRY%points", **more}
+    async with asyncio.timeout(LONG_MS / 1000 / 2):
+        # The gateway would keep it for as long as it waits.
+        refused = await peer.call(RequestCode.PULL_MESSAGE, pull, body)
+    assert (refused.code, "body" in (refused.remark or "")) == (ResultCode.SYSTEM_ERROR, True)
+    await peer.close()
+
+
+@pytest.mark.parametrize("body", [b"x", b""], ids=["with a body", "too many"])
+async def test_a_refused_pull_takes_no_answer_if_it_wants_none(client: httpx.AsyncClient, body: bytes) -> None:
+    async with remoting_over(client._transport, topics=0) as (_, port):
+        peer = await RemotingPeer.connect(port)
+        pull = {"consumerGroup": "points", "topic": "order", "queueId": 0, "queueOffset": 0}
+        refused: asyncio.Future[RemotingFrame] = asyncio.get_running_loop().create_future()
+        peer._answers[peer.write(RequestCode.PULL_MESSAGE, pull, body, flag=ONEWAY)] = refused
+        # Answers of a connection come in the order in which they are sent.
+        assert (await peer.call(RequestCode.PULL_MESSAGE, pull, body)).code != ResultCode.SUCCESS
+        assert not refused.done()
+        await peer.close()
 
 
 async def test_without_its_service_requests_are_refused(port: int) -> None:

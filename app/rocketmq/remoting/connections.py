@@ -24,6 +24,8 @@ REQUESTS_MAX = 256
 # Pulls of a connection, in multiples of the topics that its client may name: one for each of four queues, and one for
 # the topic of a group's retries.
 PULLS_PER_TOPIC = 5
+# Characters of a pull's fields, names and remark. The gateway keeps them while the pull waits.
+PULL_MAX_CHARACTERS = 16 * 1024
 # Bytes that wait for a client which does not read.
 UNREAD_MAX_BYTES = 32 * 1024 * 1024
 
@@ -121,17 +123,25 @@ class RemotingConnection:
         return task
 
     def _begin_pull(self, frame: RemotingFrame, answer: Answer) -> None:
-        if len(self._pulls) < self._pulls_max:
+        if frame.body or _characters(frame) > PULL_MAX_CHARACTERS:
+            text = f"A pull has no body, and at most {PULL_MAX_CHARACTERS:,} characters in its fields."
+            self._refuse_pull(frame, ResultCode.SYSTEM_ERROR, text)
+        elif len(self._pulls) >= self._pulls_max:
+            # A client pulls again at once after "not found", and after three seconds when the server is busy.
+            text = (
+                f"{self._pulls_max:,} pulls of this connection wait already, the most (--max-topics). "
+                "Use several clients."
+            )
+            self._refuse_pull(frame, ResultCode.SYSTEM_BUSY, text)
+        else:
             task = self._begin(frame, answer)
             self._pulls.add(task)
             task.add_done_callback(self._pulls.discard)
-            return
-        # A client pulls again at once after "not found", and after three seconds when the server is busy.
-        text = (
-            f"{self._pulls_max:,} pulls of this connection wait already, the most (--max-topics). Use several clients."
-        )
-        self._metrics.answered("remoting", RequestCode.PULL_MESSAGE.name, ResultCode.SYSTEM_BUSY.name, None)
-        self.send(frame.answered(ResultCode.SYSTEM_BUSY, text))
+
+    def _refuse_pull(self, frame: RemotingFrame, code: ResultCode, text: str) -> None:
+        self._metrics.answered("remoting", RequestCode.PULL_MESSAGE.name, code.name, None)
+        if not frame.wants_no_answer:
+            self.send(frame.answered(code, text))
 
     async def _answer(self, frame: RemotingFrame, answer: Answer) -> None:
         answered = await answer(frame, self)
@@ -140,3 +150,7 @@ class RemotingConnection:
 
     def _name(self) -> str:
         return self.client.client_id if self.client is not None else "unknown"
+
+
+def _characters(frame: RemotingFrame) -> int:
+    return len(frame.remark or "") + sum(len(name) + len(value) for name, value in frame.fields.items())
