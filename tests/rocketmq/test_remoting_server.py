@@ -164,6 +164,22 @@ async def test_what_a_client_named_before_is_forgotten(client: httpx.AsyncClient
         await peer.close()
 
 
+async def test_groups_that_sent_transactions_are_forgotten_with_their_producers(client: httpx.AsyncClient) -> None:
+    async with remoting_over(client._transport) as (gateway, port):
+        peer = await RemotingPeer.connect(port)
+        for group in ("shop0", "shop1", "shop2"):
+            assert (await peer.heartbeat(producers=(group,))).code == ResultCode.SUCCESS
+            half = await peer.send(b"x", group=group, properties={"TRAN_MSG": "true"}, f=4)
+            assert half.code == ResultCode.SUCCESS
+        known = gateway.clients.get(peer.client_id, ApiKeys(None, None))
+        assert known is not None
+        assert known.sends_transactions == {"shop2"}
+        left = {"clientID": peer.client_id, "producerGroup": "shop2"}
+        assert (await peer.call(RequestCode.UNREGISTER_CLIENT, left)).code == ResultCode.SUCCESS
+        assert known.sends_transactions == set()
+        await peer.close()
+
+
 async def test_many_requests_of_one_connection_are_answered(port: int) -> None:
     peer = await RemotingPeer.connect(port)
     answers = await asyncio.gather(*(peer.call(RequestCode.GET_ROUTE, {"topic": f"t{n}"}) for n in range(1000)))

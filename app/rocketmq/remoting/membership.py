@@ -68,7 +68,7 @@ class Membership:
         client = self._clients.connect(client_id, call.keys, call.connection)
         call.connection.client = client
         client.consumers = now
-        client.producers = producers
+        client.has_producers(producers)
         client.forget_former_queues()
         self._clients.on_change()
         for group, member in consumers.items():
@@ -132,7 +132,7 @@ class Membership:
         client = call.client()
         producer, consumer = call.frame.fields.get("producerGroup"), call.frame.fields.get("consumerGroup")
         if producer:
-            client.producers = {name: group for name, group in client.producers.items() if group != producer}
+            client.has_producers({name: group for name, group in client.producers.items() if group != producer})
             self._clients.on_change()
         if consumer and client.consumers.pop(consumer, None) is not None:
             leaving = asyncio.create_task(self._give_back(consumer, client))

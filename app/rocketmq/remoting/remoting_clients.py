@@ -59,6 +59,11 @@ class RemotingClient:
         self.unready: set[str] = set()
         self._queues: dict[tuple[str, str, int], ClaimQueue] = {}
 
+    def has_producers(self, producers: dict[str, str]) -> None:
+        """Note the producer groups that this client has now, and forget what it sent by others."""
+        self.producers = producers
+        self.sends_transactions &= producers.keys()
+
     def queue(self, group: str, topic: str, queue_id: int) -> ClaimQueue | None:
         """Return a queue that this client began; None: it began none here."""
         return self._queues.get((group, topic, queue_id))
