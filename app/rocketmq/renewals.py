@@ -71,7 +71,10 @@ class Renewals:
             self._held.pop(handle, None)
 
     def tried(self, handles: Iterable[str]) -> None:
-        """Renew these handles for TRIED_AGAIN_S more: they were not settled, and the consumer may try again."""
+        """Renew these handles for TRIED_AGAIN_S more: they were not settled, and the consumer may try again.
+
+        For clients that try again at once, as those of RocketMQ 5. One of RocketMQ 4 may run its handler before.
+        """
         now = time.monotonic()
         for handle in handles:
             if (one := self._held.get(handle)) is not None:

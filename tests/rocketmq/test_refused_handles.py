@@ -110,6 +110,10 @@ async def test_what_is_given_back_and_refused_for_now_stays_with_the_client(
     )
     assert answer.code == ResultCode.SYSTEM_BUSY
     await other.close()
+    # It runs its handler before it tries again, and keeps the message until then.
+    later = time.monotonic() + renewals.TRIED_AGAIN_S + 1
+    gateway[0].renewals._held[handle].until = later
+    await gateway[0].renewals.renew(later)
     assert handle in gateway[0].renewals
     service.outcomes.clear()
     assert await sent_back(peer, message, delayLevel=-1) == ResultCode.SUCCESS
