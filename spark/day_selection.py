@@ -107,7 +107,8 @@ def days_to_run(
 ) -> dict[date, Reason]:
     """Return the days to run, oldest first, with the reasons: only the requested days, or else by watermark.
 
-    At most MOST_REPLAYED of them are run only because they were replayed; a later run takes the others. A day that has not begun at `now` is left out. Raises KeyError with the first requested day that is not stored.
+    At most MOST_REPLAYED of them are run only because they were replayed; a later run takes the others. A day that has
+    not begun at `now` is left out. Raises KeyError with the first requested day that is not stored.
     """
     here = {candidate.day: candidate for candidate in sorted(candidates, key=lambda c: c.day)}
     if asked:

@@ -74,8 +74,8 @@ select o.first as first_offset, o.last as last_offset, p.replays, p.newest_repla
 from (select min("offset") as first, max("offset") as last from {{outbox}}) o
 cross join lateral ({_REPLAYS_OVER.format(first="o.first", last="o.last")}) p
 """  # noqa: S608 -- names of ours
-# The days over which there was more than their signatures have: a replay that ended, or a redelivery. It reads none of their own
-# tables, which upkeep may remove at any time. Served by the primary key of day, and redelivery_transaction.
+# The days over which there was more than their signatures have: a replay that ended, or a redelivery. It reads none of
+# their own tables, which upkeep may remove at any time. Served by the primary key of day, and redelivery_transaction.
 REPLAYED_SINCE = f"""
 select f.day
 from unnest(

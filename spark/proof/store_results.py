@@ -98,7 +98,7 @@ from (
 ) numbered left join subscription s using (subscription_id)
 where place <= %(most)s order by day, kind, place
 """
-# Open findings of the other days; served by finding_open. A final day is seldom proved again, so its findings stay open.
+# Open findings of the other days; served by finding_open. A final day is seldom proved again; its findings stay.
 ELSEWHERE = """
 select day, count(*) as findings from finding where resolved_at is null and not day = any(%(days)s)
 group by day order by day desc
