@@ -115,13 +115,15 @@ async def _prove(runtime: Runtime, connection: Connection, day: Day, forced: boo
         late_since = day.changed_at - CLOCKS_APART
         for one in subscriptions:
             await bury_log(runtime, connection, day, one, now, late_since=late_since)
-    if causes:
-        await days.reopen_day(connection, day.day, now)
-        return causes
     if forced:
         for one in subscriptions:
             await bury_retries(runtime, connection, day, one, now)
-            await drop_confirmed(runtime, connection, day, one)
+    for one in subscriptions:
+        # Even if the longest retention has been raised since a forced close made dead letters.
+        await drop_confirmed(runtime, connection, day, one)
+    if causes:
+        await days.reopen_day(connection, day.day, now)
+        return causes
     while await day_dead_letters.keep_bodies(connection, day) == day_dead_letters.BODIES_AT_ONCE:
         beat(runtime)
     return []

@@ -392,6 +392,34 @@ async def test_a_removal_that_has_begun_goes_on_after_the_retention_was_raised(
     assert await standing(db) == (("open", ["in_doubt"]) if undecided else ("gone", []))
 
 
+@pytest.mark.parametrize("undecided", [False, True])
+async def test_a_confirmed_delivery_is_no_dead_letter_after_the_longest_retention_was_raised(
+    client: httpx.AsyncClient, runtime: Runtime, db: Connection, undecided: bool
+) -> None:
+    """A forced close made the dead letter while the relay delivered; the day is removed, or opened again."""
+    if undecided:
+        await post_half(client)
+    confirmed = await post_transaction(client)
+    billing = await subscribe(db, "billing", "order")
+    day = {row.day: row for row in await days.days(db)}[DAY]
+    subscription = await subscriptions.one(db, "billing")
+    assert subscription is not None
+    await day_dead_letters.bury_log(db, day, subscription, 0, None, NOW)
+    assert await dead_letters(db) == {("billing", confirmed)}
+    await db.execute(
+        'insert into receipt (transaction_id, position, subscription_id, "offset", outcome, attempts, first_at, '
+        "duration_ms, settled_at) select transaction_id, position, $1, \"offset\", 'delivered', 1, now(), 1, now() "
+        "from outbox where transaction_id = $2",
+        billing,
+        UUID(confirmed),
+    )
+    await all_delivered(db)
+    await db.execute("update day set state = 'archiving', decided = not $2 where day = $1", DAY, undecided)
+    await retention_loop.step(runtime, NOW)
+    assert await standing(db) == (("open", ["in_doubt"]) if undecided else ("gone", []))
+    assert await dead_letters(db) == set()
+
+
 async def test_a_detached_day_is_dropped_after_the_longest_retention_was_raised(
     client: httpx.AsyncClient, runtime: Runtime, db: Connection, dsn: str
 ) -> None:
