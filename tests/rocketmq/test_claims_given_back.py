@@ -168,15 +168,19 @@ async def test_a_message_that_cannot_be_given_to_a_client_keeps_no_others(dsn: s
         # Its keys have more bytes than the format of RocketMQ's messages has room for.
         headers = {"rocketmq-keys": json.dumps(["k" * 40_000])}
         assert (await client.put("/producer-groups/shop", json={"checks": "claim"})).status_code == 201
-        messages = [{"topic": "order", "body": n, "headers": headers if n == 1 else {}} for n in range(3)]
+        keys = [{}, {"key": "a"}, {"key": "a"}, {"key": "b"}]
+        messages = [
+            {"topic": "order", "body": n, "headers": headers if n == 1 else {}, **key} for n, key in enumerate(keys)
+        ]
         answer = await client.post("/messages", json={"producer_group": "shop", "messages": messages})
         assert answer.status_code == 201, answer.text
-        assert [one.body for one in await pulled(peer, 0)] == [b"0"]
+        assert [(one.body, one.reconsume_times) for one in await pulled(peer, 0)] == [(b"0", 0), (b"3", 0)]
+        # What comes after it with its key comes again.
         async with asyncio.timeout(SOON_S):
-            while not (rest := await pulled(peer, 1)):
+            while not (rest := await pulled(peer, 2)):
                 await asyncio.sleep(0.05)
         assert [(one.body, one.reconsume_times) for one in rest] == [(b"2", 1)]
-        assert len(parts.renewals) == 2
+        assert len(parts.renewals) == 3
         # It is a failed attempt, and comes again as `retry` of the subscription says.
         due_s = await db.fetchval("select extract(epoch from due_at - now()) from delivery_retry where attempts = 1 ")
         assert float(due_s) > 2

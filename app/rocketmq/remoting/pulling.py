@@ -146,15 +146,24 @@ class Pulling:
         offset = queue.next_offset
         held: list[HeldDelivery] = []
         parts: list[bytes] = []
+        failed_keys: set[str] = set()
+        after: list[str] = []
         for one, position in zip(claimed, _positions, strict=False):
+            if one.key in failed_keys:
+                after.append(one.handle)
+                continue
             try:
                 message = claimed_message(one, topic, queue_id, offset + len(held), position)
                 parts.append(encode_message(message, call.connection.host))
             except Exception as error:
                 log.exception("rocketmq_message_not_encoded", message_id=one.message_id, topic=topic)
-                self._give_back_from(queue, client, claimed[len(held) :], error)
-                break
+                self._give_back_failed(queue, client, one.handle, error)
+                if one.key is not None:
+                    failed_keys.add(one.key)
+                continue
             held.append(HeldDelivery(offset + len(held), position, message_id_of(one), one.handle, one.attempt))
+        why = "the gateway could not encode a message of its key before it"
+        self._claiming.give_back(queue.subscription, client.keys, after, why)
         if not held:
             return _nothing(call, offset)
         queue.hold(held)
@@ -164,17 +173,10 @@ class Pulling:
         fields = _offsets(queue.next_offset, queue.next_offset)
         return call.frame.answered(ResultCode.SUCCESS, "FOUND", fields, b"".join(parts))
 
-    def _give_back_from(
-        self, queue: ClaimQueue, client: RemotingClient, claimed: Sequence[ClaimedDelivery], error: Exception
-    ) -> None:
-        """Give back a message that has no form for the client, as a failed attempt, and those after it, to come again.
-
-        Those after it may have its key.
-        """
-        failed, *rest = (one.handle for one in claimed)
-        give_back, name = self._claiming.give_back, queue.subscription
-        give_back(name, client.keys, [failed], f"the gateway cannot encode it: {str(error)[:500]}", retry_after_s=None)
-        give_back(name, client.keys, rest, "the gateway could not encode a message before it")
+    def _give_back_failed(self, queue: ClaimQueue, client: RemotingClient, handle: str, error: Exception) -> None:
+        """Give back a message that has no form for the client, as a failed attempt."""
+        why = f"the gateway cannot encode it: {str(error)[:500]}"
+        self._claiming.give_back(queue.subscription, client.keys, [handle], why, retry_after_s=None)
 
     async def _commit(self, queue: ClaimQueue, offset: int, client: RemotingClient) -> None:
         done = queue.take_below(offset)
