@@ -170,6 +170,10 @@ ROCKETMQ = (
         "app.rocketmq.remoting.connections.PULLS_PER_TOPIC",
         "its pulls without an answer, in multiples of `--max-topics`; more get `SYSTEM_BUSY`",
     ),
+    Limit(
+        "app.rocketmq.remoting.connections.PULL_MAX_CHARACTERS",
+        "characters of a remoting client's pull: its fields, their names and its remark",
+    ),
     Limit("app.rocketmq.remoting.connections.UNREAD_MAX_BYTES", "bytes that wait for a remoting client"),
     Limit("app.rocketmq.remoting.sent_messages.MESSAGES_MAX", "messages of a remoting client's batch"),
     Limit("app.rocketmq.remoting.pulling.BATCH_MAX", "messages that one pull brings"),

@@ -101,7 +101,8 @@ def test_what_a_replay_adds_to_an_archived_day_is_no_finding_and_is_archived(dsn
         dsn,
         "update reconciliation_day set state = 'provisional'",
         "insert into receipt select (jsonb_populate_record(r, '{\"replay\": 7}')).* from receipt r",
-        "insert into attempt select (jsonb_populate_record(a, '{\"replay\": 7}')).* from attempt a",
+        "insert into attempt select (jsonb_populate_record(a, jsonb_build_object('attempt_id', attempt_id + 7))).* "
+        "from attempt a",
     )
     assert reconcile.main(["--database-url", dsn, "--day", str(DAY)]) in (0, 3)
     found = rows(dsn, "select subject from finding where kind = 'archive_differs' and resolved_at is null")
