@@ -16,7 +16,9 @@ from tests.support.requirements import absent
 # With every extra; and what the tests use besides. The newest that are for Python 3.10.
 CLIENT = f"{ROOT / 'sdk'}[asyncpg,django,ed25519,fast,parquet,psycopg,pymysql,sqlalchemy]"
 PACKAGES = [
+    "mysql-connector-python",
     "psycopg[binary]",
+    "psycopg2-binary",
     "pytest",
     "pytest-asyncio",
     "pytest-timeout",

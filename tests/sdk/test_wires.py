@@ -4,7 +4,7 @@ import asyncio
 import gc
 import threading
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, closing
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from importlib.util import find_spec
 from typing import Any
@@ -210,14 +210,16 @@ def test_two_loops_keep_their_own_connections_and_their_own_background() -> None
 
     server = ThreadingHTTPServer(("127.0.0.1", 0), Answering)
     server.daemon_threads = True
-    with running(server) as port, asyncio.Runner() as one, asyncio.Runner() as other:
+    with running(server) as port, closing(asyncio.new_event_loop()) as one, closing(asyncio.new_event_loop()) as other:
         driver = AsyncDriver(f"http://127.0.0.1:{port}", {})
-        one.run(in_background())
+        one.run_until_complete(in_background())
         for _ in range(3):
-            for runner in (one, other):
-                assert runner.run(driver.run(asked("it", Request("POST", "/", b"{}", 5.0), within_s=5.0))).status == 200
+            for loop in (one, other):
+                request = Request("POST", "/", b"{}", 5.0)
+                answer = loop.run_until_complete(driver.run(asked("it", request, within_s=5.0)))
+                assert answer.status == 200
         assert len(callers) == 2
-        one.run(driver.close(60))
+        one.run_until_complete(driver.close(60))
         assert ended == ["later"]
-        other.run(driver.close(60))
+        other.run_until_complete(driver.close(60))
     assert driver._running == {}
