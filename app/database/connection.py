@@ -139,11 +139,9 @@ class Database:
                 raw = await _alive(pooled)
                 try:
                     yield raw
-                except BaseException:
-                    # Interrupted mid-statement it may hold a transaction or an unread answer.
-                    if raw.is_closed() or raw.is_in_transaction():
+                finally:
+                    if raw.is_closed() or _is_left_open(raw):
                         await pooled.invalidate()
-                    raise
         except PoolTimeout as error:
             raise PoolBusy("all connections of the pool are in use") from error
 
@@ -166,12 +164,9 @@ class Database:
             return
         try:
             yield kept
-        except BaseException:
-            # Interrupted mid-statement it may hold a transaction or an unread answer.
-            if not kept.is_closed() and kept.is_in_transaction():
-                kept.terminate()
-            raise
         finally:
+            if not kept.is_closed() and _is_left_open(kept):
+                kept.terminate()
             if kept.is_closed():
                 self._keyed_open -= 1
             else:
@@ -263,6 +258,15 @@ class PoolShare:
                     await transaction.rollback()
 
 
+def _is_left_open(connection: Connection) -> bool:
+    """Return whether work that was interrupted has left a database transaction open, or may have.
+
+    The next one to get the connection would work in it, and nothing would be committed. While the statement that begins
+    one is under way, only asyncpg's own mark says so: the server has not answered.
+    """
+    return connection.is_in_transaction() or getattr(connection, "_top_xact", None) is not None
+
+
 async def _alive(pooled: AsyncConnection) -> Connection:
     """Return the asyncpg connection behind a pooled one, after replacing those that died while they rested."""
     while True:
@@ -292,12 +296,9 @@ class KeyedShare:
             connection = await self._open()
             try:
                 yield connection
-            except BaseException:
-                # Interrupted mid-statement it may hold a transaction or an unread answer.
-                if not connection.is_closed() and connection.is_in_transaction():
-                    connection.terminate()
-                raise
             finally:
+                if not connection.is_closed() and _is_left_open(connection):
+                    connection.terminate()
                 if not connection.is_closed():
                     self._idle.append(connection)
         finally:

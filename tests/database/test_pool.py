@@ -2,14 +2,23 @@
 
 import asyncio
 from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, nullcontext, suppress
 
 import asyncpg
 import httpx
 import pytest
 from sqlalchemy.exc import DBAPIError
 
-from app.database.connection import KEYED_CONNECTIONS, LOOP_CONNECTIONS, Connection, Database, PoolBusy, PoolShare
+from app.database.connection import (
+    KEYED_CONNECTIONS,
+    LOOP_CONNECTIONS,
+    Connection,
+    Database,
+    KeyedShare,
+    PoolBusy,
+    PoolShare,
+    connect,
+)
 from app.database.errors import problem_of
 from app.ids import uuid7
 from app.runtime.state import Runtime
@@ -146,3 +155,46 @@ async def test_a_connection_that_keeps_plans_is_replaced_when_it_is_broken(dsn: 
         assert database.connections_in_use == 0
         assert not {closed, *left, died} & set(lent)
     await database.close()
+
+
+@pytest.mark.parametrize("hides", [False, True])
+@pytest.mark.parametrize("lender", ["pool", "share", "keyed", "keyed share", "dry run"])
+async def test_what_was_canceled_while_a_transaction_began_leaves_nothing_open(
+    dsn: str, lender: str, hides: bool
+) -> None:
+    """Else the next one to get the connection works in a database transaction that nothing commits."""
+    database = Database(dsn, pool_size=1)
+    share, keyed_share = PoolShare(database, 1), KeyedShare(database, 1)
+    lend = {"pool": database.connection, "keyed": database.keyed, "keyed share": keyed_share.connection}.get(
+        lender, share.connection
+    )
+
+    async def hang() -> None:
+        if lender == "dry run":
+            async with share.transaction(dry_run=True):
+                await asyncio.sleep(60)
+        async with lend() as connection:
+            # As a time limit within the block does.
+            with suppress(asyncio.CancelledError) if hides else nullcontext():
+                async with connection.transaction():
+                    await asyncio.sleep(60)
+
+    other = await connect(dsn)
+    try:
+        await other.execute("create table written (number int)")
+        async with lend():
+            pass
+        for turns in range(40):
+            # Before, in, and after the statement that begins it.
+            hanging = asyncio.create_task(hang())
+            for _ in range(turns):
+                await asyncio.sleep(0)
+            hanging.cancel()
+            await asyncio.gather(hanging, return_exceptions=True)
+            async with asyncio.timeout(20), lend() as connection, connection.transaction():
+                await connection.execute("insert into written values ($1)", turns)
+            assert await other.fetchval("select count(*) from written") == turns + 1
+    finally:
+        await other.close()
+        await keyed_share.close()
+        await database.close()
