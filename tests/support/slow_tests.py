@@ -264,6 +264,11 @@ TESTS: dict[str, tuple[str, ...]] = {
     ),
     "relay/test_unrouted.py": ("test_the_count_survives_a_kill",),
     "relay/test_wakeups.py": ("test_only_topics_of_its_streams_wake_a_relay",),
+    "retention/test_closing.py": (
+        "test_a_close_does_not_wait_for_database_transactions_that_began_after_it",
+        "test_a_second_close_waits_for_readers_that_began_after_the_first",
+        "test_a_subscription_that_is_created_while_a_day_is_closed_by_force_gets_its_dead_letters",
+    ),
     "retention/test_loop.py": (
         "test_retries_of_a_cancelled_replay_are_removed_and_a_replay_that_ended_too_early_continues",
         "test_a_replay_holds_the_days_that_it_has_not_read",
@@ -344,15 +349,23 @@ TESTS: dict[str, tuple[str, ...]] = {
     "secrets/test_vault.py": ("test_migrating_by_the_command_seals", "test_the_commands_make_a_key_and_rotate"),
     "server/test_tls_limits.py": ("test_slow_clients_are_disconnected",),
     "spark/test_archive.py": ("test_the_archive_can_be_proved_again_by_itself",),
+    "spark/test_archive_kept.py": (
+        "test_what_a_replay_adds_to_an_archived_day_is_no_finding_and_is_archived",
+        "test_changed_tables_do_not_replace_their_archive_unless_a_person_says_so",
+    ),
+    "spark/test_certified_days.py": ("test_a_published_certificate_is_not_replaced",),
     "spark/test_generate.py": ("test_a_made_day_in_postgres_is_as_the_service_makes_its_own",),
     "spark/test_ledgers.py": (
         "test_a_directory_may_hold_both_in_any_layout",
         "test_rows_that_agree_are_merged_and_others_set_aside",
     ),
     "spark/test_restore.py": ("test_a_redacted_body_is_nowhere",),
+    "spark/test_rights.py": ("test_the_role_proves_archives_restores_and_redacts",),
+    "spark/test_rules_screen.py": ("test_rows_of_a_ledger_or_receipts_that_repeat_a_message_do_not_cancel",),
     "spark/test_sources.py": (
         "test_the_layout_is_that_of_parquet",
         "test_readers_rest_while_others_are_at_work",
     ),
     "spark/test_topic_patterns.py": ("test_the_proof_matches_topics_as_the_service_does",),
+    "system/test_image_programs.py": ("test_the_nightly_runs_end_after_the_program_that_they_stop",),
 }
