@@ -14,10 +14,13 @@ from app.rocketmq.credentials import ApiKeys
 from app.rocketmq.remoting import connections
 from app.rocketmq.remoting.codes import RequestCode, ResultCode
 from app.rocketmq.remoting.frames import RemotingFrame, encode
+from tests.support.cli_runs import Run, run_alone
 from tests.support.gateway import BODY_LIMIT, GatewayProcess
 from tests.support.ports import free_port
 from tests.support.processes import ROOT
 from tests.support.remoting import ONEWAY, RemotingPeer, remoting_over
+
+__all__ = ["run_alone"]
 
 ROUTE = encode(RemotingFrame(RequestCode.GET_ROUTE, 1, fields={"topic": "order"}))
 
@@ -287,12 +290,6 @@ async def test_the_port_is_an_option(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("address", ["localhost", "localhost:x", "a:1;b:2", "[::1]:1", "0.0.0.0:9876"])
-def test_an_address_that_clients_cannot_use_is_refused(address: str) -> None:
-    ran = subprocess.run(
-        [sys.executable, "-m", "app.cli", "rocketmq", "--remoting-port", "0", "--remoting-address", address],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=60,
-    )
-    assert (ran.returncode, "--remoting-address is " in ran.stderr) == (2, True)
+def test_an_address_that_clients_cannot_use_is_refused(address: str, run_alone: Run) -> None:
+    refusal = run_alone("rocketmq", "--remoting-port", "0", "--remoting-address", address)
+    assert (refusal.code, "--remoting-address is " in refusal.err) == (2, True)

@@ -5,11 +5,13 @@ import contextlib
 import os
 import subprocess
 import sys
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import grpc
 import grpc.aio
 import pytest
+import pytest_asyncio
 
 from app.rocketmq import server
 from app.rocketmq.credentials import ApiKeys, Credentials
@@ -17,22 +19,26 @@ from app.rocketmq.protocol.definition_pb2 import Resource
 from app.rocketmq.protocol.service_pb2 import QueryRouteRequest, SendMessageRequest, SendMessageResponse
 from app.rocketmq.service import SERVICE
 from tests.support.certificates import Authority
+from tests.support.cli_runs import Run, run_alone
 from tests.support.gateway import LIMITS, GatewayProcess, RocketClient, codes_of, message_of
 from tests.support.ports import free_port
 from tests.support.processes import ROOT
+
+__all__ = ["run_alone"]
 
 # The beginning of an HTTP/2 connection, and its first frame without settings.
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 SETTINGS = b"\x00\x00\x00\x04\x00\x00\x00\x00\x00"
 
 
-def refused(*arguments: str, code: int = 2) -> str:
-    ran = subprocess.run(
-        [sys.executable, "-m", "app.cli", "rocketmq", *arguments], cwd=ROOT, capture_output=True, text=True, timeout=60
-    )
-    assert ran.returncode == code, ran.stderr
-    assert "Traceback" not in ran.stderr
-    return ran.stderr
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def standing(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[GatewayProcess]:
+    """A gateway without a service, for several tests. It ends in order, and its log has no traceback."""
+    gateway = GatewayProcess(tmp_path_factory.mktemp("gateway"), "http://127.0.0.1:9")
+    await gateway.start()
+    yield gateway
+    assert gateway.stop() == 0
+    assert "Traceback" not in gateway.log.read_text()
 
 
 def test_without_the_extra_the_command_says_what_to_install(tmp_path: Path) -> None:
@@ -57,17 +63,24 @@ def test_without_the_extra_the_command_says_what_to_install(tmp_path: Path) -> N
         (["--credentials", "missing.yaml"], "missing.yaml cannot be read"),
     ],
 )
-def test_options_that_cannot_be_used_are_refused(arguments: list[str], said: str) -> None:
-    assert said in refused(*arguments)
+def test_options_that_cannot_be_used_are_refused(arguments: list[str], said: str, run_alone: Run) -> None:
+    refusal = run_alone("rocketmq", *arguments)
+    assert (refusal.code, refusal.out) == (2, "")
+    assert said in refusal.err
 
 
-async def test_a_port_that_is_taken_is_said(tmp_path: Path) -> None:
-    gateway = GatewayProcess(tmp_path, "http://127.0.0.1:9")
-    await gateway.start()
-    try:
-        assert "cannot listen" in refused("--port", str(gateway.port), code=1)
-    finally:
-        assert gateway.stop() == 0
+@pytest.mark.asyncio(loop_scope="module")
+async def test_a_port_that_is_taken_is_said(standing: GatewayProcess) -> None:
+    ran = subprocess.run(
+        [sys.executable, "-m", "app.cli", "rocketmq", "--port", str(standing.port)],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert ran.returncode == 1, ran.stderr
+    assert "cannot listen" in ran.stderr
+    assert "Traceback" not in ran.stderr
 
 
 async def test_it_starts_without_the_service_and_answers_that_it_is_away(tmp_path: Path) -> None:
@@ -111,21 +124,16 @@ async def test_it_starts_without_the_service_and_answers_that_it_is_away(tmp_pat
     ],
     ids=["http 1", "tls", "zeros", "no frame", "giant frame", "continuation"],
 )
-async def test_bytes_that_are_no_protocol_end_the_connection(content: bytes, tmp_path: Path) -> None:
-    gateway = GatewayProcess(tmp_path, "http://127.0.0.1:9")
-    await gateway.start()
-    try:
-        reader, writer = await asyncio.open_connection("127.0.0.1", gateway.port)
-        writer.write(content)
-        async with asyncio.timeout(60):
-            with contextlib.suppress(ConnectionResetError):
-                await reader.read()
-        writer.close()
-        async with grpc.aio.insecure_channel(gateway.endpoint) as channel:
-            assert await routed(channel) == "OK"
-    finally:
-        assert gateway.stop() == 0
-    assert "Traceback" not in gateway.log.read_text()
+@pytest.mark.asyncio(loop_scope="module")
+async def test_bytes_that_are_no_protocol_end_the_connection(content: bytes, standing: GatewayProcess) -> None:
+    reader, writer = await asyncio.open_connection("127.0.0.1", standing.port)
+    writer.write(content)
+    async with asyncio.timeout(60):
+        with contextlib.suppress(ConnectionResetError):
+            await reader.read()
+    writer.close()
+    async with grpc.aio.insecure_channel(standing.endpoint) as channel:
+        assert await routed(channel) == "OK"
 
 
 @pytest.mark.parametrize("content", [b"", PREFACE[:10], PREFACE], ids=["nothing", "half a preface", "a preface"])
