@@ -28,6 +28,10 @@ Accept = Literal["all", "ends"]
 Auth = Literal["off", "keys"]
 Topics = Literal["open", "declared"]
 MOST_WORKERS = 64
+# No wait and no interval is longer: a day.
+LONGEST_WAIT_S = 86_400
+# 100 years. Times that are much longer have no date from which or to which they can be counted.
+LONGEST_KEPT_S = 36_500 * 86_400
 # The roles of people.
 PersonRole = Literal[Role.VIEWER, Role.OPERATOR, Role.ADMIN]
 
@@ -69,7 +73,9 @@ class Settings(BaseSettings):
     """Options, read from the environment as `HALFNOTE_<NAME>` when the service starts (never at import)."""
 
     # Errors do not repeat inputs: a URL may hold a password.
-    model_config = SettingsConfigDict(env_prefix="HALFNOTE_", extra="ignore", frozen=True, hide_input_in_errors=True)
+    model_config = SettingsConfigDict(
+        env_prefix="HALFNOTE_", extra="ignore", frozen=True, hide_input_in_errors=True, allow_inf_nan=False
+    )
 
     database_url: str | None = Field(
         None,
@@ -92,6 +98,7 @@ class Settings(BaseSettings):
     tls_reload_s: float = Field(
         10.0,
         gt=0,
+        le=LONGEST_WAIT_S,
         description="how often HALFNOTE_TLS_CERT and HALFNOTE_TLS_KEY are read; new connections use what changed",
     )
     auth: Auth = Field(
@@ -206,13 +213,17 @@ class Settings(BaseSettings):
     key_rate_per_s: float | None = Field(
         None,
         gt=0,
+        le=1_000_000,
         description="most requests per second of a key in each process, unless the key has its own limit; above it 429",
     )
     key_in_flight_max: int | None = Field(
         None, ge=1, description="most requests of one key in flight in each process; above it 429"
     )
     request_timeout_s: float = Field(
-        30.0, gt=0, description="time limit for a whole request to arrive, and for a caller to read a response"
+        30.0,
+        gt=0,
+        le=LONGEST_WAIT_S,
+        description="time limit for a whole request to arrive, and for a caller to read a response",
     )
     head_limit_bytes: int = Field(
         64 * 1024,
@@ -258,19 +269,27 @@ class Settings(BaseSettings):
         "three of them to the loops and to /readyz",
     )
     pool_timeout_s: float = Field(
-        10.0, gt=0, description="how long a request or a loop waits for one of them; after it 503 with Retry-After"
+        10.0,
+        gt=0,
+        le=LONGEST_WAIT_S,
+        description="how long a request or a loop waits for one of them; after it 503 with Retry-After",
     )
     timeline_look_s: float = Field(
         5.0,
         gt=0,
+        le=LONGEST_WAIT_S,
         description="how often a process looks for a promoted server, if HALFNOTE_DATABASE_URL names several hosts",
     )
     timeline_look_timeout_s: float = Field(
-        2.0, gt=0, description="time limit of such a look at one host; a host that does not answer is left out"
+        2.0,
+        gt=0,
+        le=LONGEST_WAIT_S,
+        description="time limit of such a look at one host; a host that does not answer is left out",
     )
     clock_skew_max_s: float = Field(
         5.0,
         gt=0,
+        le=LONGEST_WAIT_S,
         description="the largest difference between the clocks of a process and of the database; above it `/readyz` "
         "fails",
     )
@@ -285,7 +304,10 @@ class Settings(BaseSettings):
         description="how long a flush waits at most while requests keep coming, if the flush before it had several",
     )
     flush_timeout_s: float = Field(
-        10.0, gt=0, description="time limit of a flush; after it the answer is the error `outcome-unknown`"
+        10.0,
+        gt=0,
+        le=LONGEST_WAIT_S,
+        description="time limit of a flush; after it the answer is the error `outcome-unknown`",
     )
 
     recent_halves_bytes: int = Field(
@@ -301,12 +323,28 @@ class Settings(BaseSettings):
         8192, ge=0, description="the largest `headers` of one message, names and values together"
     )
     id_skew_s: int = Field(
-        300, ge=1, description="the largest difference between a new transaction_id's time and the coordinator's"
+        300,
+        ge=1,
+        le=LONGEST_WAIT_S,
+        description="the largest difference between a new transaction_id's time and the coordinator's",
     )
-    delay_limit_s: int = Field(40 * 86_400, ge=0, description="the largest deliver_after_s")
-    retention_s: int = Field(7 * 86_400, ge=3600, description="how long a settled day is kept")
+    delay_limit_s: int = Field(
+        40 * 86_400,
+        ge=0,
+        le=LONGEST_KEPT_S,
+        description="the largest deliver_after_s",
+    )
+    retention_s: int = Field(
+        7 * 86_400,
+        ge=3600,
+        le=LONGEST_KEPT_S,
+        description="how long a settled day is kept",
+    )
     max_retention_s: int = Field(
-        45 * 86_400, ge=3600, description="age at which a day is removed even if something still holds it"
+        45 * 86_400,
+        ge=3600,
+        le=LONGEST_KEPT_S,
+        description="age at which a day is removed even if something still holds it",
     )
     archive: str | None = Field(
         None,
@@ -317,7 +355,10 @@ class Settings(BaseSettings):
         True, description="`true`: the archive holds the bodies of messages; `false`: only their digests"
     )
     archive_keep_s: int | None = Field(
-        None, ge=86_400, description="how long the archive keeps a day after the end of the day; empty: forever"
+        None,
+        ge=86_400,
+        le=LONGEST_KEPT_S,
+        description="how long the archive keeps a day after the end of the day; empty: forever",
     )
     days_ahead: int = Field(7, ge=1, le=60, description="for how many days after today partitions are made")
     claim_max: int = Field(
@@ -332,7 +373,9 @@ class Settings(BaseSettings):
     claim_connections: int = Field(
         8, ge=1, le=100, description="database connections of a process for consumers that claim, opened when needed"
     )
-    drain_s: float = Field(8.0, gt=0, description="how long a process that received SIGTERM waits for work in flight")
+    drain_s: float = Field(
+        8.0, gt=0, le=LONGEST_WAIT_S, description="how long a process that received SIGTERM waits for work in flight"
+    )
     otlp_endpoint: str | None = Field(
         None,
         description="URL of the collector that receives spans by OTLP over HTTP, such as http://collector:4318; empty: "
@@ -360,7 +403,7 @@ class Settings(BaseSettings):
         description="directory that `halfnote reconcile --out` writes to, so that the console can show its report; "
         "empty: `reconciliation` in HALFNOTE_DATA_DIR",
     )
-    audit_keep_s: int = Field(400 * 86_400, ge=86_400, description="how long audit rows are kept")
+    audit_keep_s: int = Field(400 * 86_400, ge=86_400, le=LONGEST_KEPT_S, description="how long audit rows are kept")
     database_disk_bytes: int | None = Field(
         None,
         ge=1,
@@ -370,6 +413,7 @@ class Settings(BaseSettings):
     lag_refresh_s: float = Field(
         5.0,
         gt=0,
+        le=LONGEST_WAIT_S,
         description="how often a worker reads the end of the log for the lag metrics, while its deliveries do not keep "
         "up; otherwise it reads it at each turn",
     )

@@ -23,7 +23,7 @@ def parser() -> ArgumentParser:
         "--keep-s",
         type=_keep_s,
         metavar="S",
-        help=f"remove archived days that ended more than S seconds ago, at least a day; default: {common.KEEP_S}",
+        help=f"remove archived days that ended more than S seconds ago, a day to 100 years; default: {common.KEEP_S}",
     )
     made.add_argument("--adopt", action="store_true", help="take over the archive of another database")
     made.add_argument(
@@ -37,4 +37,6 @@ def _keep_s(text: str) -> int:
     try:
         return common.keep_s(text)
     except ValueError:
-        raise ArgumentTypeError(f"{text!r} is not a number of seconds, {common.LEAST_KEEP_S} or more") from None
+        raise ArgumentTypeError(
+            f"{text!r} is not a number of seconds, {common.LEAST_KEEP_S} to {common.MOST_KEEP_S}"
+        ) from None

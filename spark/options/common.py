@@ -14,8 +14,8 @@ DATABASE_URL = "HALFNOTE_DATABASE_URL"
 ARCHIVE = "HALFNOTE_ARCHIVE"
 BODIES = "HALFNOTE_ARCHIVE_BODIES"
 KEEP_S = "HALFNOTE_ARCHIVE_KEEP_S"
-# The service's setting has the same minimum: a test compares them.
-LEAST_KEEP_S = 86_400
+# The service's setting has the same limits: a test compares them.
+LEAST_KEEP_S, MOST_KEEP_S = 86_400, 36_500 * 86_400
 YES = {"true", "1", "yes", "on", "t", "y"}
 NO = {"false", "0", "no", "off", "f", "n"}
 
@@ -67,9 +67,9 @@ def yes_or_no(text: str) -> bool:
 
 
 def keep_s(text: str) -> int:
-    """Parse how long an archived day is kept, as the service's setting: at least a day. Raises ValueError."""
+    """Parse how long an archived day is kept, as the service's setting: a day to 100 years. Raises ValueError."""
     seconds = int(text)
-    if seconds < LEAST_KEEP_S:
+    if not LEAST_KEEP_S <= seconds <= MOST_KEEP_S:
         raise ValueError(text)
     return seconds
 

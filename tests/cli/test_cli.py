@@ -137,6 +137,23 @@ def test_a_fault_of_two_settings_names_both(run_alone: Run, monkeypatch: pytest.
     assert refused.err == "halfnote: set HALFNOTE_DATABASE_URL or HALFNOTE_DATABASE_URL_FILE, not both\n"
 
 
+@pytest.mark.parametrize(
+    ("name", "value", "said"),
+    [
+        ("HALFNOTE_AUDIT_KEEP_S", "99999999999999", ": Input should be less than or equal to 3153600000"),
+        ("HALFNOTE_DRAIN_S", "inf", ": Input should be a finite number"),
+    ],
+)
+def test_a_time_that_cannot_hold_is_refused_at_the_start(
+    run_alone: Run, monkeypatch: pytest.MonkeyPatch, name: str, value: str, said: str
+) -> None:
+    monkeypatch.setenv(name, value)
+    refused = run_alone("migrate")
+    assert (refused.code, refused.out) == (2, "")
+    assert refused.err.startswith(f"halfnote: {name}")
+    assert said in refused.err
+
+
 def test_a_new_signing_secret_is_one_that_groups_and_clients_take(run: Run) -> None:
     first, second = (run("new-signing-secret").out.strip() for _ in range(2))
     assert first.startswith("whsec_")

@@ -147,6 +147,7 @@ def test_unknown_values_are_refused_everywhere(path: tuple[str, ...]) -> None:
         ("reconciliation/installations/others", [{"name": "us", "existingSecret": "us", "baseUrl": "us.example"}]),
         ("archive/url", "/a/path"),
         ("archive/keepSeconds", 1),
+        ("archive/keepSeconds", 10**12),
         ("archive/volume/accessMode", "ReadOnlyMany"),
         ("settings/batch_max", 501),
         ("settings/retention_s", "a week"),

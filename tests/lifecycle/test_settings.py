@@ -1,7 +1,10 @@
 """The environment as settings: variables that are no settings are named, and each form of a database URL is taken."""
 
+from datetime import UTC, datetime, timedelta
+
 import pytest
 import structlog
+from pydantic import ValidationError
 
 from app.config import Settings, unknown_variables
 from app.lifecycle.startup import log_unknown_variables
@@ -34,3 +37,20 @@ def test_a_variable_of_another_program_is_not_unknown() -> None:
 def test_each_form_of_a_database_url_is_taken(scheme: str) -> None:
     settings = Settings(_env_file=None, database_url=f"{scheme}://u:p@db:6432/halfnote")  # type: ignore[call-arg]
     assert settings.database_url == "postgresql://u:p@db:6432/halfnote"
+
+
+TIMES = [name for name in Settings.model_fields if name.endswith("_s")]
+
+
+@pytest.mark.parametrize("name", TIMES)
+@pytest.mark.parametrize("value", ["inf", "nan", "1" + 30 * "0"])
+def test_no_time_is_without_a_limit(name: str, value: str) -> None:
+    """A larger one would overflow a date in a loop, long after the start."""
+    with pytest.raises(ValidationError, match=f"{name}|{name.upper()}"):
+        Settings(_env_file=None, **{name: value})
+
+
+def test_each_time_of_the_settings_can_be_counted_from_now() -> None:
+    for name in TIMES:
+        for largest in (one.le for one in Settings.model_fields[name].metadata if hasattr(one, "le")):
+            assert datetime.now(UTC) - timedelta(seconds=largest) < datetime.now(UTC) + timedelta(seconds=largest)

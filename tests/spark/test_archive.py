@@ -394,17 +394,19 @@ async def test_old_days_leave_the_archive_but_never_what_is_in_postgres(
     ]
 
 
-def test_no_archive_is_kept_for_less_than_a_day(
+def test_an_archive_is_kept_for_a_day_to_100_years(
     dsn: str, root: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    least = next(one.ge for one in Settings.model_fields["archive_keep_s"].metadata if hasattr(one, "ge"))
-    assert keep_s(str(least)) == least
-    for text in ("0", "-1", str(least - 1), "1.5", "a week"):
+    limits = Settings.model_fields["archive_keep_s"].metadata
+    least = next(one.ge for one in limits if hasattr(one, "ge"))
+    most = next(one.le for one in limits if hasattr(one, "le"))
+    assert (keep_s(str(least)), keep_s(str(most))) == (least, most)
+    for text in ("0", "-1", str(least - 1), str(most + 1), "1.5", "a week"):
         with pytest.raises(SystemExit) as ended:
             run(dsn, root, f"--keep-s={text}")
         assert (
             ended.value.code,
-            f"'{text}' is not a number of seconds, {least} or more" in capsys.readouterr().err,
+            f"'{text}' is not a number of seconds, {least} to {most}" in capsys.readouterr().err,
         ) == (
             2,
             True,
