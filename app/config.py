@@ -32,6 +32,10 @@ MOST_WORKERS = 64
 LONGEST_WAIT_S = 86_400
 # 100 years. Times that are much longer have no date from which or to which they can be counted.
 LONGEST_KEPT_S = 36_500 * 86_400
+# A day is removed by force HALFNOTE_MAX_RETENTION_S after its end, and a delayed message is due HALFNOTE_DELAY_LIMIT_S
+# after its commit. Its id may be older than the half by HALFNOTE_ID_SKEW_S, a day at most. Another day is left for the
+# verdict and the delivery.
+DELAY_MARGIN_S = LONGEST_WAIT_S + 86_400
 # The roles of people.
 PersonRole = Literal[Role.VIEWER, Role.OPERATOR, Role.ADMIN]
 
@@ -332,13 +336,13 @@ class Settings(BaseSettings):
         40 * 86_400,
         ge=0,
         le=LONGEST_KEPT_S,
-        description="the largest deliver_after_s",
+        description="the largest deliver_after_s; 0, or at least 2 days less than HALFNOTE_MAX_RETENTION_S",
     )
     retention_s: int = Field(
         7 * 86_400,
         ge=3600,
         le=LONGEST_KEPT_S,
-        description="how long a settled day is kept",
+        description="how long a settled day is kept; at most HALFNOTE_MAX_RETENTION_S",
     )
     max_retention_s: int = Field(
         45 * 86_400,
@@ -633,6 +637,21 @@ class Settings(BaseSettings):
     def _one_body_fits(self) -> Self:
         if self.bodies_max_bytes < self.body_limit_bytes:
             raise ValueError("HALFNOTE_BODIES_MAX_BYTES must be at least HALFNOTE_BODY_LIMIT_BYTES")
+        return self
+
+    @model_validator(mode="after")
+    def _retention(self) -> Self:
+        if self.retention_s > self.max_retention_s:
+            raise ValueError(
+                f"HALFNOTE_RETENTION_S ({self.retention_s}) is more than HALFNOTE_MAX_RETENTION_S "
+                f"({self.max_retention_s}), at which every day is removed: lower the first or raise the second"
+            )
+        if self.delay_limit_s and self.delay_limit_s + DELAY_MARGIN_S > self.max_retention_s:
+            raise ValueError(
+                f"HALFNOTE_DELAY_LIMIT_S ({self.delay_limit_s}) is not {DELAY_MARGIN_S} (2 days) less than "
+                f"HALFNOTE_MAX_RETENTION_S ({self.max_retention_s}): the day of a delayed message could be removed "
+                "before it is due. Lower the first (0 allows no delays) or raise the second"
+            )
         return self
 
     @property

@@ -140,6 +140,8 @@ def test_a_fault_of_two_settings_names_both(run_alone: Run, monkeypatch: pytest.
 @pytest.mark.parametrize(
     ("name", "value", "said"),
     [
+        ("HALFNOTE_RETENTION_S", "3888001", "(3888001) is more than HALFNOTE_MAX_RETENTION_S (3888000)"),
+        ("HALFNOTE_DELAY_LIMIT_S", "3715201", "(3715201) is not 172800 (2 days) less than HALFNOTE_MAX_RETENTION_S"),
         ("HALFNOTE_AUDIT_KEEP_S", "99999999999999", ": Input should be less than or equal to 3153600000"),
         ("HALFNOTE_DRAIN_S", "inf", ": Input should be a finite number"),
     ],

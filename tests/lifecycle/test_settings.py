@@ -39,6 +39,38 @@ def test_each_form_of_a_database_url_is_taken(scheme: str) -> None:
     assert settings.database_url == "postgresql://u:p@db:6432/halfnote"
 
 
+DAY_S = 86_400
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"retention_s": 45 * DAY_S, "max_retention_s": 45 * DAY_S},
+        {"delay_limit_s": 43 * DAY_S},
+        {"retention_s": 3600, "max_retention_s": 3600, "delay_limit_s": 0},
+        {"audit_keep_s": 36_500 * DAY_S, "archive_keep_s": 36_500 * DAY_S, "max_retention_s": 36_500 * DAY_S},
+    ],
+)
+def test_settings_at_their_limits_are_taken(fields: dict[str, int]) -> None:
+    assert Settings(_env_file=None, **fields).model_dump(include=set(fields)) == fields  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("fields", "named"),
+    [
+        ({"retention_s": 45 * DAY_S + 1}, ("HALFNOTE_RETENTION_S", "HALFNOTE_MAX_RETENTION_S")),
+        ({"delay_limit_s": 43 * DAY_S + 1}, ("HALFNOTE_DELAY_LIMIT_S", "HALFNOTE_MAX_RETENTION_S")),
+        ({"max_retention_s": 42 * DAY_S - 1}, ("HALFNOTE_DELAY_LIMIT_S", "HALFNOTE_MAX_RETENTION_S")),
+    ],
+)
+def test_settings_that_contradict_each_other_are_refused(fields: dict[str, int], named: tuple[str, ...]) -> None:
+    with pytest.raises(ValidationError) as refused:
+        Settings(_env_file=None, **fields)  # type: ignore[arg-type]
+    [error] = refused.value.errors()
+    assert all(f"{name} (" in error["msg"] for name in named)
+    assert "raise the second" in error["msg"]
+
+
 TIMES = [name for name in Settings.model_fields if name.endswith("_s")]
 
 
