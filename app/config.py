@@ -13,6 +13,7 @@ from pydantic import Field, FilePath, SecretStr, ValidationInfo, field_validator
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
 from app.database.url_file import FILE, FORM, checked_url
+from app.field_rules import RATE_LEAST_PER_S
 from app.permissions import Role, is_key
 
 # Ports that checks and webhooks must not reach even at allowed addresses: logins, mail, files, databases, clusters.
@@ -216,7 +217,7 @@ class Settings(BaseSettings):
 
     key_rate_per_s: float | None = Field(
         None,
-        gt=0,
+        ge=RATE_LEAST_PER_S,
         le=1_000_000,
         description="most requests per second of a key in each process, unless the key has its own limit; above it 429",
     )

@@ -7,6 +7,8 @@ import msgspec
 
 NAME_MAX = 255
 REASON_MAX = 1000
+# One message or request in 10,000 seconds. The time between two must be one that can be added to a date.
+RATE_LEAST_PER_S = 0.0001
 # The kind of an error: its text without what varies.
 ERROR_KIND_MAX = 200
 # What a producer may send with `body`: as narrow as the API document says. Reading is wider, see `is_json_type`.

@@ -62,6 +62,7 @@ GROUPS = (
     Limit("app.schemas.subscription_put.TAGS_MAX", "tags of a subscription's filter"),
     Limit("app.schemas.subscription_put.RETRIES_MAX", "waits in a subscription's `retry`"),
     Limit("app.schemas.subscription_put.SHARDS_MAX", "shards of a subscription"),
+    Limit("app.field_rules.RATE_LEAST_PER_S", "the lowest `rate_per_s` of a subscription or a key"),
     Limit("app.schemas.destination_fields.HEADERS_MAX", "own headers of a webhook"),
     Limit("app.schemas.destination_fields.HEADER_NAME_MAX", "characters of such a header's name"),
     Limit("app.schemas.destination_fields.HEADER_VALUE_MAX", "characters of such a header's value"),

@@ -5,7 +5,7 @@ from typing import Annotated, Any
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, SecretStr, WithJsonSchema, model_validator
 
-from app.field_rules import NAME_MAX, has_control_character
+from app.field_rules import NAME_MAX, RATE_LEAST_PER_S, has_control_character
 from app.permissions import KEY_CHARACTERS, PREFIX, Role, is_key
 from app.schemas.fields import Name, PutChanges, Strict, Time, Whole
 from app.schemas.subscription_put import TopicPattern
@@ -90,7 +90,7 @@ class ApiKeyNew(Strict):
     )
     subscriptions: Names = Field([], description="a subscriber's subscriptions: names, or prefixes with a `*`")
     rate_per_s: float | None = Field(
-        None, gt=0, le=1_000_000, strict=True, description="instead of HALFNOTE_KEY_RATE_PER_S"
+        None, ge=RATE_LEAST_PER_S, le=1_000_000, strict=True, description="instead of HALFNOTE_KEY_RATE_PER_S"
     )
     bodies: bool | None = Field(
         None,

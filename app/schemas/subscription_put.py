@@ -5,7 +5,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, ConfigDict, Field, ValidationInfo, WithJsonSchema, field_validator
 
-from app.field_rules import NAME_MAX, NAME_PATTERN
+from app.field_rules import NAME_MAX, NAME_PATTERN, RATE_LEAST_PER_S
 from app.policy.delivery_retry import DEFAULT_RETRY
 from app.schemas.destination_fields import HEADERS_MAX
 from app.schemas.destinations import PULL_EXAMPLE, PUT_EXAMPLES, WEBHOOK_EXAMPLE, DestinationPut
@@ -159,7 +159,7 @@ class SubscriptionPut(Strict):
     max_in_flight: Whole = Field(64, ge=1, le=1000, description="requests in flight at once, per shard")
     rate_per_s: float | None = Field(
         None,
-        gt=0,
+        ge=RATE_LEAST_PER_S,
         le=100_000,
         strict=True,
         description="messages per second at most, replays and retries included, divided among the shards. Bursts "

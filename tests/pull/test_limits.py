@@ -9,6 +9,7 @@ import pytest
 
 from app.clock import Clock
 from app.database.connection import Connection, connect
+from app.field_rules import RATE_LEAST_PER_S
 from app.pull import expiry, sweep
 from app.pull.claiming import claim
 from app.pull.pacing import CLAIMED_AT, paced_until_of, pacer_of
@@ -245,6 +246,19 @@ async def test_claims_follow_the_rate_together(
     clock.fixed -= timedelta(hours=1)
     for expected in (1, 0):
         assert len((await claim(db, clock, subscription, 100, timedelta(seconds=600))).messages) == expected
+
+
+async def test_the_lowest_rate_lets_claims_through_and_lower_ones_are_refused(
+    client: httpx.AsyncClient, group: str
+) -> None:
+    """The time until the next message must be one that can be added to the time of a claim."""
+    consumer = await subscribed(client, rate_per_s=RATE_LEAST_PER_S)
+    await publish(client, order(1), order(2))
+    assert len(await consumer.claim(max=5)) == 1
+    assert await consumer.claim(max=5) == []
+    for lower in (RATE_LEAST_PER_S / 2, 1e-300):
+        refused = await client.patch("/subscriptions/worker", json={"rate_per_s": lower})
+        assert (refused.status_code, refused.json()["field"]) == (422, "rate_per_s")
 
 
 async def test_a_claim_sees_what_one_at_the_same_time_took_of_the_rate(

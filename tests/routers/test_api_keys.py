@@ -215,6 +215,8 @@ async def test_the_configured_key_cannot_be_chosen_for_another(shared_admin: htt
         ({"role": "producer", "producer_groups": ["a*b"], "topics": ["*"]}, "producer_groups"),
         ({"role": "producer", "producer_groups": ["shop"], "topics": ["a*b"]}, "topics"),
         ({"role": "metrics", "rate_per_s": 0}, "rate_per_s"),
+        # The time between two requests would not be a number of seconds that a client can wait.
+        ({"role": "metrics", "rate_per_s": 1e-300}, "rate_per_s"),
         ({"role": "metrics", "key": "hn_short"}, "key"),
     ],
 )

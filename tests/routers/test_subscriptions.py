@@ -73,6 +73,7 @@ async def test_a_given_secret_is_not_shown_and_another_one_rotates(client: httpx
         ({"ordered": "topic"}, "ordered"),
         ({"shards": 65}, "shards"),
         ({"rate_per_s": 0.0}, "rate_per_s"),
+        ({"rate_per_s": 1e-300}, "rate_per_s"),
         ({"destination": {"type": "kafka"}}, "destination"),
         ({"destination": {"type": "webhook", "url": "ftp://x/"}}, "destination.url"),
         ({"destination": {"type": "webhook", "url": URL, "mode": "bulk"}}, "destination.mode"),
