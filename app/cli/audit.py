@@ -9,6 +9,7 @@ import typer
 
 from app.cli.api_client import DEFAULT_URL, AsJson, Url, call, print_json
 from app.cli.audit_chain import Chain, witness_of_certificate, witness_of_text
+from app.cli.given_options import refuse_before_command
 from app.cli.since import Since, time_of
 from app.cli.tables import moment, print_table
 
@@ -53,6 +54,7 @@ def audit(
 ) -> None:
     """List the actions of people, newest first."""
     if context.invoked_subcommand is not None:
+        refuse_before_command(context)
         return
     at_or_later = time_of(since, after, "--after")
     query = {

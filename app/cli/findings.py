@@ -5,7 +5,7 @@ from typing import Annotated, Any
 import typer
 
 from app.cli.api_client import DEFAULT_URL, AsJson, Url, call, list_items, path_of, print_json
-from app.cli.errors import Refusal
+from app.cli.given_options import refuse_before_command
 from app.cli.sorted_commands import SortedCommands
 from app.cli.tables import moment, print_fields, print_table, text
 
@@ -31,10 +31,10 @@ def findings(
     as_json: AsJson = False,
 ) -> None:
     """Findings of the nightly proof. Without a command: list the open ones."""
-    if context.invoked_subcommand is None:
-        list_findings(day, kind, state, limit, cursor, url, as_json)
-    elif any((day, kind, state, cursor, as_json)):
-        raise Refusal(f"Put options after the command: halfnote findings {context.invoked_subcommand} …", code=2)
+    if context.invoked_subcommand is not None:
+        refuse_before_command(context)
+        return
+    list_findings(day, kind, state, limit, cursor, url, as_json)
 
 
 @app.command("list")

@@ -41,6 +41,25 @@ def test_wrong_usage_ends_with_2(run: Run, arguments: tuple[str, ...]) -> None:
     assert "Traceback" not in wrong.err
 
 
+@pytest.mark.parametrize(
+    ("arguments", "option"),
+    [
+        (("audit", "--url", "http://127.0.0.1:9", "verify"), "--url"),
+        (("audit", "--limit", "7", "verify"), "--limit"),
+        (("findings", "--url=http://127.0.0.1:9", "list"), "--url"),
+        (("findings", "--limit", "50", "list"), "--limit"),
+        (("findings", "--json", "show", "1"), "--json"),
+    ],
+)
+def test_an_option_before_a_command_of_a_group_is_refused(run: Run, arguments: tuple[str, ...], option: str) -> None:
+    """The command would not get it: with --url it would ask another service than the named one."""
+    refused = run(*arguments)
+    assert (refused.code, refused.out) == (2, "")
+    assert refused.err.startswith(f"halfnote: Put {option} after the command: halfnote {arguments[0]} ")
+    # The address of the environment stands for every command.
+    assert run("audit", "verify").code == 0
+
+
 def test_a_problem_is_told_in_words_and_as_json(run: Run) -> None:
     transaction_id = str(uuid7(datetime.now(UTC) - timedelta(seconds=9)))
     refused = run("transactions", "show", transaction_id)
