@@ -7,7 +7,7 @@ import signal
 import socket
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from multiprocessing import Pipe, parent_process, resource_tracker
 from multiprocessing.connection import wait
 from pathlib import Path
@@ -44,7 +44,14 @@ End = Literal["stopped", "interrupted", "not started"]
 
 
 class Server(uvicorn.Server):
-    """Uvicorn's server. It logs no error on a second Ctrl-C."""
+    """Uvicorn's server. It tells its event loop to other threads, and logs no error on a second Ctrl-C."""
+
+    event_loop: asyncio.AbstractEventLoop | None = None
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Start to listen."""
+        self.event_loop = asyncio.get_running_loop()
+        await super().startup(sockets)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Shut down; after a second Ctrl-C cancel open requests, and do not log that as an error."""
@@ -61,6 +68,8 @@ class Server(uvicorn.Server):
 
 class Child(Process):
     """A process that serves in one role and ends when its parent is gone, however the parent ended."""
+
+    _server: Server | None
 
     def __init__(self, config: uvicorn.Config, sockets: list[socket.socket], role: ProcessRole, niceness: int) -> None:
         super().__init__(config, sockets)
@@ -80,14 +89,32 @@ class Child(Process):
             signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGINT])
 
     @property
-    def server(self) -> uvicorn.Server:
+    def server(self) -> Server:
         """The server that runs in the child."""
-        if self._server is None:
-            self._server = Server(config=self.config)
+        assert self._server is not None
         return self._server
+
+    def pong(self) -> None:
+        """Take a question of the parent, in a thread of the child, and let the event loop answer it.
+
+        So a child whose event loop is blocked does not answer.
+        """
+        self.child_conn.recv()
+        loop = self.server.event_loop
+        if loop is None:
+            self._answer()
+            return
+        # An event loop that has ended answers no more: a child that does not end then hangs, too.
+        with suppress(RuntimeError):
+            loop.call_soon_threadsafe(self._answer)
+
+    def _answer(self) -> None:
+        self.child_conn.send(self.server.started)
 
     def target(self, sockets: list[socket.socket] | None = None) -> None:
         """Serve, in the child."""
+        # Before the thread that answers starts: it and this thread could make one each.
+        self._server = Server(config=self.config)
         threading.Thread(target=_end_with_parent, daemon=True).start()
         if self.niceness:
             os.nice(self.niceness)

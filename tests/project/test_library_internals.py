@@ -146,7 +146,9 @@ def test_uvicorn_child_processes() -> None:
     assert list(inspect.signature(Process.target).parameters) == ["self", "sockets"]
     assert "self.server.run(sockets)" in source_of(Process.target)
     assert "self._server" in source_of(Process.server.fget)
-    # A child answers what it is sent by whether it serves; the answer comes to `parent_conn`.
+    # A thread of the child calls `pong` for each question; the answer, whether it serves, comes to `parent_conn`.
+    assert "target=self.always_pong" in source_of(Process.target)
+    assert "self.pong()" in source_of(Process.always_pong)
     assert "self.child_conn.send(self.server.started)" in source_of(Process.pong)
     assert "self.parent_conn" in source_of(Process.__init__)
     assert isinstance(Process.exitcode, property)

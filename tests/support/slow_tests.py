@@ -203,6 +203,7 @@ TESTS: dict[str, tuple[str, ...]] = {
         "test_the_parent_of_several_workers_starts_a_dead_postgres_again",
         "test_two_services_on_one_data_directory",
     ),
+    "lifecycle/test_supervisor.py": ("test_a_child_that_hangs_is_replaced",),
     "lifecycle/test_worker_process.py": (
         "test_a_second_ctrl_c_drops_what_is_in_flight_in_every_process",
         "test_each_process_is_replaced_when_it_is_killed_and_all_end_in_order",
