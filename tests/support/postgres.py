@@ -133,7 +133,7 @@ def drop_database(url: str) -> None:
     _execute(f"DROP DATABASE IF EXISTS {urlsplit(url).path[1:]} WITH (FORCE)")
 
 
-def ensure_template(name: str, build: Callable[[str], None], *, template: str | None = None) -> str:
+def ensure_template(name: str, build: Callable[[str], object], *, template: str | None = None) -> str:
     """Create the database `name`, a copy of `template` if one is named, and fill it by `build(url)`; once in a run."""
 
     def work() -> str:
