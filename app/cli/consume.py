@@ -1,8 +1,6 @@
 """`halfnote consume`: claim the messages of a subscription, print them, and acknowledge them."""
 
-import os
 import sys
-from contextlib import suppress
 from typing import Annotated, Any
 
 import typer
@@ -10,6 +8,7 @@ import typer
 from app.cli.api_client import DEFAULT_URL, AsJson, Url, call, path_of, print_json
 from app.cli.errors import Refusal
 from app.cli.leaving import leaving
+from app.cli.standard_output import discard_output
 from app.cli.tables import moment
 from app.schemas.claims import CLAIM_DEFAULT
 
@@ -58,9 +57,7 @@ def _write(messages: list[dict[str, Any]], as_json: bool) -> None:
                 _print(message)
         sys.stdout.flush()
     except OSError as error:
-        with suppress(OSError):
-            # Otherwise the interpreter's end writes what is left, and fails again.
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        discard_output()
         raise Refusal(
             f"The messages cannot be printed: {error.strerror}. Those of the last claim were not acknowledged; they "
             "come again."

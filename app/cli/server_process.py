@@ -15,11 +15,13 @@ from pathlib import Path
 from types import FrameType
 
 import asyncpg
+import structlog
 import uvicorn
 from anyio.from_thread import start_blocking_portal
 
 from app.cli.errors import WRONG_USAGE, Refusal
 from app.cli.os_user import person
+from app.cli.standard_output import discard_output
 from app.cli.supervisor import Server, Supervisor
 from app.cli.usable_cores import usable_cores
 from app.config import BadAdminKeyFile, BadOidcSecretFile, ProcessRole, Settings
@@ -30,6 +32,8 @@ from app.lifecycle.startup import log_open_networks, server_certificate
 from app.migrate import head, migrate
 from app.observability.logs import set_up_logs
 from app.runtime.server_certificate import BadCertificate
+
+log = structlog.get_logger(__name__)
 
 BACKLOG = 2048
 PLAIN, TLS = "app.server.http_protocol:HttpProtocol", "app.server.tls_protocol:TlsProtocol"
@@ -236,14 +240,19 @@ class GreetingServer(Server):
 
 
 def greet(config: uvicorn.Config) -> None:
-    """Print the service's URL and commands to try."""
+    """Print the service's URL and commands to try, if standard output takes them."""
     host = f"[{config.host}]" if ":" in config.host else config.host
     url = f"{'https' if config.http == TLS else 'http'}://{host}:{config.port}"
     tries = (*(OF_CHECKOUT if (CHECKOUT / "Makefile").exists() else ()), *TRIES)
     commands = [command.format(url=url, halfnote=_command()) for command, _ in tries]
     width = max(map(len, commands)) + 2
     lines = "\n".join(f"  {command:<{width}} {why}" for command, (_, why) in zip(commands, tries, strict=True))
-    print(f"\nHalfnote is ready on {url}; Ctrl-C stops it. In another terminal:\n\n{lines}\n", flush=True)
+    try:
+        print(f"\nHalfnote is ready on {url}; Ctrl-C stops it. In another terminal:\n\n{lines}\n", flush=True)
+    except (OSError, UnicodeError) as error:
+        # Its reader is gone, its disk is full, or its encoding lacks a character of the path.
+        discard_output()
+        log.warning("greeting_not_printed", because=str(error))
 
 
 # The wheel has neither the Makefile nor the demo.

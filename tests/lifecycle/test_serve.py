@@ -372,3 +372,22 @@ async def test_each_role_answers_health_and_runs_its_loops(
     checks = {check["name"] for check in ready.json()["checks"]}
     assert ("loop:relay" in checks) is works
     assert ("loop:checks" in checks) is works
+
+
+@pytest.mark.parametrize("workers", ["1", "2"])
+async def test_a_greeting_that_cannot_be_printed_does_not_end_the_service(
+    service: Callable[..., Service], dsn: str, workers: str
+) -> None:
+    served = service("serve", "--workers", workers, HALFNOTE_DATABASE_URL=dsn)
+    reader, writer = os.pipe()
+    os.close(reader)
+    await served.start(stdout=writer)
+    os.close(writer)
+    async with asyncio.timeout(60):
+        while "greeting_not_printed" not in served.log.read_text():
+            assert served.process is not None
+            assert served.process.poll() is None, served.log.read_text()
+            await asyncio.sleep(0.02)
+    assert httpx.get(f"{served.url}/livez").status_code == 200
+    assert served.stop() == 0
+    assert "Traceback" not in served.log.read_text()

@@ -50,14 +50,17 @@ class Service:
         }
         self.process: subprocess.Popen[bytes] | None = None
 
-    async def start(self) -> None:
-        """Start the process and wait until it answers; raises with its log if it ends instead."""
+    async def start(self, *, stdout: int | None = None) -> None:
+        """Start the process and wait until it answers; raises with its log if it ends instead.
+
+        `stdout`: a file descriptor for its standard output; by default the log.
+        """
         with self.log.open("ab") as log:
             self.process = subprocess.Popen(
                 self._command,
                 cwd=self._root,
                 env=self._env,
-                stdout=log,
+                stdout=log if stdout is None else stdout,
                 stderr=log,
                 start_new_session=True,
             )

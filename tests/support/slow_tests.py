@@ -189,6 +189,7 @@ TESTS: dict[str, tuple[str, ...]] = {
         "test_a_database_that_hangs_does_not_hold_up_the_end",
         "test_a_database_that_is_behind_is_refused_by_one_line",
         "test_a_database_that_is_not_there_is_named",
+        "test_a_greeting_that_cannot_be_printed_does_not_end_the_service",
         "test_a_migrated_database_is_served",
         "test_a_second_ctrl_c_ends_at_once_and_quietly",
         "test_a_signal_while_postgres_starts_leaves_no_postgres_behind",
