@@ -179,14 +179,13 @@ class Place:
         self.child: Child | None = None
         self.served = False
         self.told_at: float | None = None
-        self._interrupted = False
+        self._interrupted = self._killed = False
 
     def turn(self, now: float) -> bool:
         """Start, ask or replace the child; return False if the service cannot start."""
         if self.child is None:
             if now >= self._starts_at:
-                self.child = self._start(self.role)
-                log.info("process_started", role=self.role, pid=self.child.pid)
+                self._begin(now)
             return True
         if self.child.exitcode is None and self.child.hangs:
             log.error("process_hangs", role=self.role, pid=self.child.pid)
@@ -198,6 +197,16 @@ class Place:
             return True
         return self._died(self.child, now)
 
+    def _begin(self, now: float) -> None:
+        try:
+            self.child = self._start(self.role)
+        except OSError as error:
+            # The machine lacks processes, memory or open files. Others may end soon.
+            self._rest(now, steady=False)
+            log.error("process_not_started", role=self.role, because=str(error), restart_s=self._pause_s)
+        else:
+            log.info("process_started", role=self.role, pid=self.child.pid)
+
     def _died(self, child: Child, now: float) -> bool:
         code = child.exitcode
         assert code is not None
@@ -205,14 +214,19 @@ class Place:
         child.child_conn.close()
         self.child = None
         if self._state_file is not None:
-            worker_state.clear(self._state_file)
+            # Readers take a state that stays for a silent worker's, a little later.
+            with suppress(OSError):
+                worker_state.clear(self._state_file)
         if not self.served and code > 0:
             return False
-        steady = now - child.started_at >= STEADY_AFTER_S
-        self._pause_s = 0.0 if steady else min(LONGEST_PAUSE_S, max(FIRST_PAUSE_S, 2 * self._pause_s))
-        self._starts_at = now + self._pause_s
+        self._rest(now, steady=now - child.started_at >= STEADY_AFTER_S)
         log.error("process_died", role=self.role, pid=child.pid, status=code, restart_s=self._pause_s)
         return True
+
+    def _rest(self, now: float, *, steady: bool) -> None:
+        """Wait before the next start, longer after each failure."""
+        self._pause_s = 0.0 if steady else min(LONGEST_PAUSE_S, max(FIRST_PAUSE_S, 2 * self._pause_s))
+        self._starts_at = now + self._pause_s
 
     @property
     def runs(self) -> bool:
@@ -226,7 +240,8 @@ class Place:
         if self.told_at is None:
             self.told_at = now
             self.child.signal(signal.SIGTERM)
-        elif now - self.told_at > within_s:
+        elif now - self.told_at > within_s and not self._killed:
+            self._killed = True
             log.error("process_killed", role=self.role, pid=self.child.pid, because="it did not end")
             self.child.process.kill()
 
@@ -266,20 +281,29 @@ class Supervisor:
         self._woken, self._waker = Pipe(duplex=False)
 
     def run(self, ready: Callable[[], None]) -> End:
-        """Run the processes until a signal ends them; call `ready` once all of them serve."""
-        told = False
+        """Run the processes until a signal ends them; call `ready` once all of them serve. Raises what it raises."""
         with self._handling_signals():
-            while not self._signals:
-                now = monotonic()
-                if not all(place.turn(now) for place in self._places):
-                    self._stop()
-                    return "not started"
-                if not told and all(place.served for place in self._places):
-                    told = True
-                    ready()
-                self._wait()
-            self._stop()
+            try:
+                started = self._supervise(ready)
+            finally:
+                # After an error, too: without a parent nothing restarts the processes or stops them in order.
+                self._stop()
+        if not started:
+            return "not started"
         return "interrupted" if self._interrupts > 1 else "stopped"
+
+    def _supervise(self, ready: Callable[[], None]) -> bool:
+        """Start and replace processes until a signal comes; return False if the service cannot start."""
+        told = False
+        while not self._signals:
+            now = monotonic()
+            if not all(place.turn(now) for place in self._places):
+                return False
+            if not told and all(place.served for place in self._places):
+                told = True
+                ready()
+            self._wait()
+        return True
 
     def _stop(self) -> None:
         """Stop the processes that listen, then the worker beside them."""

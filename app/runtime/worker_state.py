@@ -1,6 +1,6 @@
 """What API processes know of the worker process of the same `halfnote serve`: a file with its loops' last turns.
 
-The worker writes the file, the parent empties it when the worker's process ended, and API processes read it for
+The worker writes the file, the parent removes it when the worker's process ended, and API processes read it for
 `/readyz`. Times are monotonic seconds, which all processes of a machine share.
 """
 
@@ -32,12 +32,15 @@ def worker_state_file() -> Path | None:
 
 def write(file: Path, heartbeats: dict[str, float], every_s: dict[str, float]) -> None:
     """Write the state of this process, the worker."""
-    _replace(file, json.dumps([monotonic(), heartbeats, every_s]))
+    # A reader sees the former or the new state, never a part of one.
+    new = file.with_name(f"{file.name}.{os.getpid()}")
+    new.write_text(json.dumps([monotonic(), heartbeats, every_s]))
+    new.replace(file)
 
 
 def clear(file: Path) -> None:
-    """Say that no worker process runs."""
-    _replace(file, "")
+    """Say that no worker process runs: remove the file, which needs no room on the disk."""
+    file.unlink(missing_ok=True)
 
 
 def read(file: Path) -> WorkerState | None:
@@ -46,11 +49,4 @@ def read(file: Path) -> WorkerState | None:
         text = file.read_text()
     except FileNotFoundError:
         return None
-    return WorkerState(*json.loads(text)) if text else None
-
-
-def _replace(file: Path, text: str) -> None:
-    # A reader sees the former or the new state, never a part of one.
-    new = file.with_name(f"{file.name}.{os.getpid()}")
-    new.write_text(text)
-    new.replace(file)
+    return WorkerState(*json.loads(text))

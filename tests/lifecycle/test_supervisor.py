@@ -1,20 +1,33 @@
 """The parent of several processes: children whose event loop is blocked, starts that fail, errors of the parent."""
 
 import os
+import resource
 import signal
 import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import httpx
 import psutil
 import pytest
 import uvicorn
 
-from app.cli.supervisor import ASK_SERVING_EVERY_S, HANGS_AFTER_LOOKS, Child, Supervisor
+from app.cli.supervisor import (
+    ASK_SERVING_EVERY_S,
+    FIRST_PAUSE_S,
+    HANGS_AFTER_LOOKS,
+    STEADY_AFTER_S,
+    Child,
+    Place,
+    Supervisor,
+)
+from tests.lifecycle.test_worker_process import DeadChild
 from tests.support.blocking_app import STOPS_WITH, waits
 
 WITHIN_S = 60.0
@@ -136,3 +149,73 @@ def test_a_child_that_hangs_is_replaced(listener: socket.socket, tmp_path: Path,
         broken = pool.submit(break_first)
         assert supervisor.run(ready.set) == "stopped"
     broken.result()
+
+
+def test_a_start_that_fails_is_tried_again(listener: socket.socket) -> None:
+    place = Place("api", lambda role: Child(config(), [listener], role, 0), None)
+    with no_more_files():
+        assert place.turn(0.0)
+        assert place.child is None
+        # Not at once.
+        assert place.turn(FIRST_PAUSE_S / 2)
+        assert place.turn(FIRST_PAUSE_S)
+        assert place.child is None
+    assert place.turn(2 * FIRST_PAUSE_S)
+    assert place.child is None
+    assert place.turn(3 * FIRST_PAUSE_S)
+    assert place.runs
+    assert place.child is not None
+    place.child.process.kill()
+    place.child.process.join()
+
+
+@contextmanager
+def no_more_files() -> Iterator[None]:
+    """Let this process open no more files until the block ends."""
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    lowest = os.open(os.devnull, os.O_RDONLY)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (lowest, before[1]))
+    try:
+        os.close(lowest)
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)
+
+
+def test_an_error_of_the_parent_stops_its_children(listener: socket.socket, tmp_path: Path) -> None:
+    supervisor = Supervisor(config(), listener, ["api", "api"], tmp_path / "worker.json", api_niceness=0)
+    served: list[psutil.Process] = []
+
+    def fail() -> None:
+        served.extend(one for one in psutil.Process().children() if "spawn_main" in " ".join(one.cmdline()))
+        raise RuntimeError("a fault of the parent")
+
+    with pytest.raises(RuntimeError, match="a fault of the parent"):
+        supervisor.run(fail)
+    assert len(served) == 2
+    assert not any(one.is_running() for one in served)
+
+
+def test_a_worker_is_replaced_although_its_state_cannot_be_removed(tmp_path: Path) -> None:
+    """A program that cleans the directory for temporary files may remove that of the state, too."""
+    starts: list[str] = []
+
+    def start(role: str) -> Any:
+        starts.append(role)
+        return DeadChild(0.0)
+
+    place = Place("worker", start, tmp_path / "gone" / "worker.json")
+    for now in (0.0, STEADY_AFTER_S, STEADY_AFTER_S, STEADY_AFTER_S):
+        assert place.turn(now)
+    assert starts == ["worker", "worker"]
+
+
+def test_a_child_that_does_not_end_is_killed_once() -> None:
+    acts: list[str] = []
+    place = Place("api", lambda role: DeadChild(0.0), None)  # type: ignore[arg-type,return-value]
+    place.child = SimpleNamespace(  # type: ignore[assignment]
+        pid=1, signal=lambda number: acts.append("told"), process=SimpleNamespace(kill=lambda: acts.append("killed"))
+    )
+    for now in (0.0, 5.0, 11.0, 11.1, 30.0):
+        place.tell(now, within_s=10.0)
+    assert acts == ["told", "killed"]
