@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Annotated, Literal, Self
+from typing import Annotated, Any, Literal, Self
 from urllib.parse import urlsplit
 
 from pydantic import Field, FilePath, SecretStr, ValidationInfo, field_validator, model_validator
@@ -37,6 +37,7 @@ LONGEST_KEPT_S = 36_500 * 86_400
 # after its commit. Its id may be older than the half by HALFNOTE_ID_SKEW_S, a day at most. Another day is left for the
 # verdict and the delivery.
 DELAY_MARGIN_S = LONGEST_WAIT_S + 86_400
+MAX_RETENTION_S, RETENTION_S, DELAY_LIMIT_S = 45 * 86_400, 7 * 86_400, 40 * 86_400
 # The roles of people.
 PersonRole = Literal[Role.VIEWER, Role.OPERATOR, Role.ADMIN]
 
@@ -333,23 +334,24 @@ class Settings(BaseSettings):
         le=LONGEST_WAIT_S,
         description="the largest difference between a new transaction_id's time and the coordinator's",
     )
-    delay_limit_s: int = Field(
-        40 * 86_400,
-        ge=0,
-        le=LONGEST_KEPT_S,
-        description="the largest deliver_after_s; 0, or at least 2 days less than HALFNOTE_MAX_RETENTION_S",
-    )
-    retention_s: int = Field(
-        7 * 86_400,
-        ge=3600,
-        le=LONGEST_KEPT_S,
-        description="how long a settled day is kept; at most HALFNOTE_MAX_RETENTION_S",
-    )
     max_retention_s: int = Field(
-        45 * 86_400,
+        MAX_RETENTION_S,
         ge=3600,
         le=LONGEST_KEPT_S,
         description="age at which a day is removed even if something still holds it",
+    )
+    retention_s: int = Field(
+        default_factory=lambda given: min(RETENTION_S, _longest(given)),
+        ge=3600,
+        le=LONGEST_KEPT_S,
+        description="how long a settled day is kept; at most HALFNOTE_MAX_RETENTION_S, which lowers the default",
+    )
+    delay_limit_s: int = Field(
+        default_factory=lambda given: max(0, min(DELAY_LIMIT_S, _longest(given) - DELAY_MARGIN_S)),
+        ge=0,
+        le=LONGEST_KEPT_S,
+        description="the largest deliver_after_s; 0, or at least 2 days less than HALFNOTE_MAX_RETENTION_S, which "
+        "lowers the default",
     )
     archive: str | None = Field(
         None,
@@ -673,6 +675,11 @@ class Settings(BaseSettings):
     def embedded(self) -> bool:
         """Whether this service runs its own Postgres."""
         return not self.database_url
+
+
+def _longest(given: Mapping[str, Any]) -> int:
+    """Return the longest retention among the settings that were read; it is missing if it is not valid."""
+    return int(given.get("max_retention_s", MAX_RETENTION_S))
 
 
 def unknown_variables(environment: Mapping[str, str]) -> dict[str, str | None]:

@@ -40,7 +40,8 @@ def page() -> str:
 def row(name: str, field: FieldInfo) -> str:
     """Return an option's line: name, default, meaning and allowed values."""
     text = f"{field.description}{limits(field)}".replace("|", "\\|")
-    return f"| `HALFNOTE_{name.upper()}` | {default(field.default)} | {text} |\n"
+    value = field.get_default(call_default_factory=True, validated_data={})
+    return f"| `HALFNOTE_{name.upper()}` | {default(value)} | {text} |\n"
 
 
 def default(value: Any) -> str:

@@ -60,7 +60,10 @@ def test_settings_at_their_limits_are_taken(fields: dict[str, int]) -> None:
     [
         ({"retention_s": 45 * DAY_S + 1}, ("HALFNOTE_RETENTION_S", "HALFNOTE_MAX_RETENTION_S")),
         ({"delay_limit_s": 43 * DAY_S + 1}, ("HALFNOTE_DELAY_LIMIT_S", "HALFNOTE_MAX_RETENTION_S")),
-        ({"max_retention_s": 42 * DAY_S - 1}, ("HALFNOTE_DELAY_LIMIT_S", "HALFNOTE_MAX_RETENTION_S")),
+        (
+            {"max_retention_s": 42 * DAY_S - 1, "delay_limit_s": 40 * DAY_S},
+            ("HALFNOTE_DELAY_LIMIT_S", "HALFNOTE_MAX_RETENTION_S"),
+        ),
     ],
 )
 def test_settings_that_contradict_each_other_are_refused(fields: dict[str, int], named: tuple[str, ...]) -> None:
@@ -69,6 +72,16 @@ def test_settings_that_contradict_each_other_are_refused(fields: dict[str, int],
     [error] = refused.value.errors()
     assert all(f"{name} (" in error["msg"] for name in named)
     assert "raise the second" in error["msg"]
+
+
+@pytest.mark.parametrize(
+    ("longest", "retention", "delay"), [(45, 7, 40), (42, 7, 40), (30, 7, 28), (3, 3, 1), (2, 2, 0), (1, 1, 0)]
+)
+def test_a_lower_longest_retention_lowers_the_defaults_of_what_it_limits(
+    longest: int, retention: int, delay: int
+) -> None:
+    settings = Settings(_env_file=None, max_retention_s=longest * DAY_S)  # type: ignore[call-arg]
+    assert (settings.retention_s, settings.delay_limit_s) == (retention * DAY_S, delay * DAY_S)
 
 
 TIMES = [name for name in Settings.model_fields if name.endswith("_s")]
