@@ -82,6 +82,7 @@ async def _close_after(
         subscriptions = await page(connection, "", EVERY_SUBSCRIPTION)
         left = [one for one in subscriptions if _route(one) not in reached]
         buried = []
+        await day_dead_letters.probe(connection)
         for one in subscriptions if not left else []:
             step = await day_dead_letters.bury_log(connection, day, one, reached[_route(one)], None, now)
             reached[_route(one)] = step.reached

@@ -19,7 +19,7 @@ from app.runtime.state import Runtime
 from app.store.relay.announcements import Announcement, announce
 from app.store.retention import day_blockers
 from app.store.retention import day_dead_letters as store
-from app.store.retention.day_dead_letters import START, Buried, RowPlace
+from app.store.retention.day_dead_letters import Buried, RowPlace
 from app.store.retention.days import Day
 from app.store.subscriptions.subscriptions import Subscription
 from app.verdicts import DeadLetterReason
@@ -47,6 +47,7 @@ async def bury_log(
     reached, messages, more = after, 0, True
     while more:
         async with connection.transaction():
+            await store.probe(connection)
             step = await store.bury_log(connection, day, subscription, reached, late_since, now)
             written = await announce_buried(connection, [(subscription, step.buried)], now)
         reached, more = step.reached, step.more
@@ -61,23 +62,28 @@ async def bury_retries(
     """Make dead letters of a closed day's retries, of replays too. What a replay has not read is only logged."""
     if await day_blockers.replaying(connection, day, subscription):
         log.error("day_left_unreplayed", day=day.day.isoformat(), subscription=subscription.name)
-    place: RowPlace | None = START
     messages = 0
-    while place is not None:
-        async with connection.transaction():
-            step = await store.bury_retries(connection, day, subscription, place, now)
-            written = await announce_buried(connection, [(subscription, step.buried)], now)
-        place = step.place
-        messages += count(runtime, subscription, step.buried, written)
+    for replay in await store.replays_of_retries(connection, subscription):
+        place: RowPlace | None = RowPlace.before(day, replay)
+        while place is not None:
+            async with connection.transaction():
+                await store.probe(connection)
+                step = await store.bury_retries(connection, day, subscription, place, now)
+                written = await announce_buried(connection, [(subscription, step.buried)], now)
+            place = step.place
+            messages += count(runtime, subscription, step.buried, written)
     report(day, subscription, messages)
 
 
 async def drop_confirmed(runtime: Runtime, connection: Connection, day: Day, subscription: Subscription) -> None:
     """Delete the day's dead letters whose delivery was confirmed while they were written."""
-    place: RowPlace | None = START
-    while place is not None:
-        place = await store.drop_confirmed(connection, day, subscription, place)
-        beat(runtime)
+    for replay in await store.replays_of_dead_letters(connection, subscription):
+        place: RowPlace | None = RowPlace.before(day, replay)
+        while place is not None:
+            async with connection.transaction():
+                await store.probe(connection)
+                place = await store.drop_confirmed(connection, day, subscription, place)
+            beat(runtime)
 
 
 async def announce_buried(

@@ -9,8 +9,8 @@ from typing import Any
 from uuid import UUID
 
 from app.database.connection import Connection
-from app.store.retention.day_blockers import MATCHING_FEW, PLACE, RETRIES, of_route
-from app.store.retention.days import Day
+from app.store.retention.day_blockers import MATCHING_FEW, PLACE, of_route
+from app.store.retention.days import Day, partition_name
 from app.store.subscriptions.subscriptions import Subscription
 from app.topic_patterns import reserved_sql
 from app.verdicts import DeadLetterReason
@@ -34,17 +34,20 @@ left join lateral (
 """  # noqa: S608 -- a condition of ours
 _RETURNING = 'transaction_id, position, "offset", topic, key, attempts, error'
 
-# The next entries of the day ($1 and $2) in the log, after the offset $9: those after the checkpoint, and those that
-# were committed at or after $7 even if the checkpoint is past them, because the relay skips a closed day. Those that
-# nothing has settled become dead letters with their own bodies; a retry is left to BURY_RETRIES. A repetition inserts
-# none. outbox_by_offset of the day's partition; primary keys otherwise.
-BURY_LOG = f"""
-with span as materialized (
-  select o.transaction_id, o.position, o."offset", o.topic, o.key, o.tag, o.committed_at from outbox o
-  where o.transaction_id >= $1 and o.transaction_id < $2 and o."offset" > $9
-    and (o."offset" > {PLACE} or (o.committed_at >= $7 and o."offset" > (
+# What the subscription has not settled is after its checkpoint. Served by outbox_by_offset, also if nothing is.
+_UNSETTLED = f'o."offset" > greatest($8, {PLACE})'
+# The relay skips a closed day and moves its checkpoint past it. So entries that were committed at or after $9 count
+# too. Served by outbox_by_offset after $8.
+_UNSETTLED_OR_LATE = f"""o."offset" > $8 and (o."offset" > {PLACE} or (o.committed_at >= $9 and o."offset" > (
       select s.started_after from subscription s where s.subscription_id = $3
-    )))
+    )))"""  # noqa: S608 -- constants
+
+
+def _bury(entries: str) -> str:
+    return f"""
+with span as materialized (
+  select o.transaction_id, o.position, o."offset", o.topic, o.key, o.tag, o.committed_at from {{outbox}} o
+  where {entries}
   order by o."offset" limit {AT_ONCE}
 ), waiting as materialized (
   select o.* from span o where {MATCHING_FEW} and not exists (
@@ -54,7 +57,7 @@ with span as materialized (
 ), buried as (
   insert into dead_letter (subscription_id, replay, transaction_id, position, "offset", topic, key, attempts, reason,
     died_at, {_COPY})
-  select $3, 0, w.transaction_id, w.position, w."offset", w.topic, w.key, 0, '{DeadLetterReason.DAY_LEFT}', $8,
+  select $3, 0, w.transaction_id, w.position, w."offset", w.topic, w.key, 0, '{DeadLetterReason.DAY_LEFT}', $7,
     h.producer_group, w.tag, h.headers, h.content_type, h.body, h.body_digest, w.committed_at
   from waiting w {_HALF}
   on conflict do nothing
@@ -64,19 +67,29 @@ select s.reached, s.count >= {AT_ONCE} as more, n.*
 from (select max("offset") as reached, count(*) from span) s {_NEWEST}
 """  # noqa: S608 -- constants
 
-# The next retries of a closed day, of replays too, in the order of the primary key after ($5, $6, $7). No worker claims
-# or settles them any more.
+
+# The next entries of the day ($1 and $2) in the log, after the offset $8. Those that nothing has settled become dead
+# letters with their own bodies; a retry is left to BURY_RETRIES. A repetition inserts none. The day's partition of the
+# log is named: a plan for any day reads the partition whole in each step, by its primary key, and sorts it. Primary
+# keys otherwise.
+BURY_LOG = _bury(_UNSETTLED)
+BURY_LATE = _bury(_UNSETTLED_OR_LATE)
+
+# The next retries of a closed day, of one replay or (0) of live delivery, in the order of the primary key after
+# ($5, $6). No worker claims or settles them any more.
 BURY_RETRIES = f"""
 with waiting as materialized (
   select r.ctid as at, r.replay, r.transaction_id, r.position, r.attempts, r.first_at, r.last_error
-  from {RETRIES} and (r.replay, r.transaction_id, r.position) > ($5::int, $6::uuid, $7::smallint)
-  order by r.replay, r.transaction_id, r.position limit {AT_ONCE} for update of r
+  from delivery_retry r
+  where r.subscription_id = $2 and r.replay = $3 and (r.transaction_id, r.position) > ($5::uuid, $6::smallint)
+    and r.transaction_id < $1 and r.body is null
+  order by r.transaction_id, r.position limit {AT_ONCE} for update of r
 ), gone as (
   delete from delivery_retry where ctid = any(array(select at from waiting))
 ), buried as (
   insert into dead_letter (subscription_id, replay, transaction_id, position, "offset", topic, key, attempts, first_at,
     reason, error, died_at, {_COPY})
-  select $3, w.replay, w.transaction_id, w.position, o."offset", o.topic, o.key, w.attempts, w.first_at,
+  select $2, w.replay, w.transaction_id, w.position, o."offset", o.topic, o.key, w.attempts, w.first_at,
     '{DeadLetterReason.DAY_LEFT}', w.last_error, $4, h.producer_group, o.tag, h.headers, h.content_type, h.body,
     h.body_digest, o.committed_at
   from waiting w cross join lateral (
@@ -86,31 +99,47 @@ with waiting as materialized (
   on conflict do nothing
   returning {_RETURNING}
 )
-select l.replay as last_replay, l.transaction_id as last_id, l.position as last_position,
+select l.transaction_id as last_id, l.position as last_position,
   (select count(*) from waiting) >= {AT_ONCE} as more, n.*
 from (values (1)) one (row)
-left join (select * from waiting order by replay desc, transaction_id desc, position desc limit 1) l on true {_NEWEST}
+left join (select * from waiting order by transaction_id desc, position desc limit 1) l on true {_NEWEST}
 """  # noqa: S608 -- constants
 
-# Deletes the dead letters whose delivery was confirmed while they were written. Primary keys.
+# Deletes the dead letters of one replay, or (0) of live delivery, whose delivery was confirmed while they were written.
+# Primary keys: those of other days are not read.
 UNBURY = f"""
 with span as materialized (
-  select d.ctid as at, d.replay, d.transaction_id, d.position from dead_letter d
-  where d.subscription_id = $3 and d.transaction_id >= $1 and d.transaction_id < $2
-    and d.reason = '{DeadLetterReason.DAY_LEFT}'
-    and (d.replay, d.transaction_id, d.position) > ($4::int, $5::uuid, $6::smallint)
-  order by d.replay, d.transaction_id, d.position limit {AT_ONCE}
+  select d.ctid as at, d.transaction_id, d.position, d.reason from dead_letter d
+  where d.subscription_id = $2 and d.replay = $3 and (d.transaction_id, d.position) > ($4::uuid, $5::smallint)
+    and d.transaction_id < $1
+  order by d.transaction_id, d.position limit {AT_ONCE}
 ), gone as (
   delete from dead_letter where ctid = any(array(
-    select s.at from span s where exists (
+    select s.at from span s where s.reason = '{DeadLetterReason.DAY_LEFT}' and exists (
       select from receipt r where r.transaction_id = s.transaction_id and r.position = s.position
-        and r.subscription_id = $3 and r.replay = s.replay offset 0
+        and r.subscription_id = $2 and r.replay = $3 offset 0
     )
   ))
 )
-select replay, transaction_id, position, (select count(*) from span) >= {AT_ONCE} as more
-from span order by replay desc, transaction_id desc, position desc limit 1
+select transaction_id, position, (select count(*) from span) >= {AT_ONCE} as more
+from span order by transaction_id desc, position desc limit 1
 """  # noqa: S608 -- a constant
+
+# The replays of a subscription's rows, with 0 for live delivery: one descent of the primary key for each. Conditions on
+# a day without the replay would read the rows of all days.
+REPLAYS = {
+    table: f"""
+with recursive found as (
+  (select r.replay from {table} r where r.subscription_id = $1 order by r.replay limit 1)
+  union all
+  select n.replay from found f, lateral (
+    select r.replay from {table} r where r.subscription_id = $1 and r.replay > f.replay order by r.replay limit 1
+  ) n
+)
+select replay from found
+"""  # noqa: S608 -- names of tables
+    for table in ("delivery_retry", "dead_letter")
+}
 
 # Dead letters can be many, so one statement copies some: it finds them by dead_letter_uncopied, reads half and outbox
 # by primary key, and updates by ctid, because a join would be planned as a scan of the whole table.
@@ -170,6 +199,11 @@ class RowPlace:
     transaction_id: UUID
     position: int
 
+    @classmethod
+    def before(cls, day: Day, replay: int) -> "RowPlace":
+        """Return the place before the first row of a day."""
+        return cls(replay, day.low, -1)
+
 
 @dataclass(frozen=True, slots=True)
 class RowStep:
@@ -179,7 +213,13 @@ class RowStep:
     buried: Buried | None = None
 
 
-START = RowPlace(-1, UUID(int=0), -1)
+async def probe(connection: Connection) -> None:
+    """Let this database transaction read its next rows by the order of an index, and look up others by key.
+
+    A plan is kept for later steps. Made for few rows, it would read all that the earlier steps wrote; made for any day,
+    it would read and sort all rows of the day in each step.
+    """
+    await connection.execute("set local enable_seqscan = off; set local enable_sort = off")
 
 
 async def bury_log(
@@ -194,46 +234,43 @@ async def bury_log(
 
     Entries that were committed at or after `late_since` count even below the checkpoint.
     """
-    row = await connection.fetchrow(
-        BURY_LOG,
-        day.low,
-        day.high,
-        subscription.subscription_id,
-        *of_route(subscription.route),
-        late_since,
-        now,
-        after,
-    )
+    statement = (BURY_LOG if late_since is None else BURY_LATE).format(outbox=partition_name("outbox", day.day))
+    arguments = [day.low, day.high, subscription.subscription_id, *of_route(subscription.route), now, after]
+    row = await connection.fetchrow(statement, *arguments, *([] if late_since is None else [late_since]))
     assert row is not None
     return LogStep(after if row["reached"] is None else row["reached"], row["more"], _buried(row, 2))
+
+
+async def replays_of_retries(connection: Connection, subscription: Subscription) -> list[int]:
+    """Return the replays that have retries, and 0 if live delivery has."""
+    return [row[0] for row in await connection.fetch(REPLAYS["delivery_retry"], subscription.subscription_id)]
+
+
+async def replays_of_dead_letters(connection: Connection, subscription: Subscription) -> list[int]:
+    """Return the replays that have dead letters, and 0 if live delivery has."""
+    return [row[0] for row in await connection.fetch(REPLAYS["dead_letter"], subscription.subscription_id)]
 
 
 async def bury_retries(
     connection: Connection, day: Day, subscription: Subscription, after: RowPlace, now: datetime
 ) -> RowStep:
-    """Make dead letters of the next retries of the day, which must be closed."""
-    row = await connection.fetchrow(
-        BURY_RETRIES,
-        day.low,
-        day.high,
-        subscription.subscription_id,
-        now,
-        after.replay,
-        after.transaction_id,
-        after.position,
-    )
+    """Make dead letters of the next retries of the day, which must be closed, in the replay of the place."""
+    arguments = [day.high, subscription.subscription_id, after.replay, now, after.transaction_id, after.position]
+    row = await connection.fetchrow(BURY_RETRIES, *arguments)
     assert row is not None
-    return RowStep(RowPlace(*row[:3]) if row["more"] else None, _buried(row, 4))
+    return RowStep(RowPlace(after.replay, *row[:2]) if row["more"] else None, _buried(row, 3))
 
 
 async def drop_confirmed(
     connection: Connection, day: Day, subscription: Subscription, after: RowPlace
 ) -> RowPlace | None:
-    """Delete those of the next dead letters whose delivery was confirmed meanwhile; None: these were the last."""
-    row = await connection.fetchrow(
-        UNBURY, day.low, day.high, subscription.subscription_id, after.replay, after.transaction_id, after.position
-    )
-    return RowPlace(*row[:3]) if row is not None and row["more"] else None
+    """Delete those of the next dead letters whose delivery was confirmed meanwhile, in the replay of the place.
+
+    None: these were the last.
+    """
+    arguments = [day.high, subscription.subscription_id, after.replay, after.transaction_id, after.position]
+    row = await connection.fetchrow(UNBURY, *arguments)
+    return RowPlace(after.replay, *row[:2]) if row is not None and row["more"] else None
 
 
 async def keep_bodies(connection: Connection, day: Day) -> int:

@@ -1,0 +1,179 @@
+"""The plans of upkeep's statements over full days: short index ranges of the day's log, keyed reads elsewhere."""
+
+from datetime import UTC, datetime, timedelta
+from typing import Any
+from uuid import UUID
+
+import pytest
+
+from app.database.connection import Connection
+from app.store.retention.day_dead_letters import (
+    AT_ONCE,
+    BURY_LATE,
+    BURY_LOG,
+    BURY_RETRIES,
+    REPLAYS,
+    UNBURY,
+    probe,
+)
+from app.store.retention.days import Day, days, partition_name
+from tests.coordinator.test_statement_plans import full
+from tests.support.days import subscribe
+from tests.support.explain import Scan, scans
+
+__all__ = ["full"]
+
+BOTH_PLANS = pytest.mark.parametrize("generic", [False, True], ids=["custom", "generic"])
+OF_ROUTE = ["uuid", "uuid", "int", "text[]", "text[]", "jsonb"]
+
+
+async def oldest(db: Connection) -> Day:
+    """Return the oldest full day."""
+    first: UUID = await db.fetchval("select transaction_id from outbox order by transaction_id limit 1")
+    return next(day for day in await days(db) if day.low <= first < day.high)
+
+
+async def last_offset(db: Connection) -> int:
+    """Return the last offset of the log."""
+    offset: int = await db.fetchval('select max("offset") from outbox')
+    return offset
+
+
+def of_route(day: Day, subscription_id: int, topic: str = "order") -> list[Any]:
+    """Return the first parameters of a statement about a subscription in a day."""
+    return [day.low, day.high, subscription_id, [topic], None, None]
+
+
+async def probed(
+    db: Connection, statement: str, types: list[str], arguments: list[Any], *, generic: bool
+) -> list[Scan]:
+    """Return the scans of a statement in a database transaction as upkeep's."""
+    async with db.transaction():
+        await probe(db)
+        return await scans(db, statement, types, arguments, generic=generic)
+
+
+def rows_of(found: list[Scan], table: str) -> float:
+    """Return how many rows of a table or its partitions were read."""
+    return sum(scan.rows for scan in found if scan.table == table or scan.table.startswith(f"{table}_2"))
+
+
+def in_log(day: Day, statement: str) -> str:
+    """Return a statement that names the day's partition of the log."""
+    return statement.format(outbox=partition_name("outbox", day.day))
+
+
+@BOTH_PLANS
+async def test_a_forced_close_reads_nothing_for_a_subscription_that_has_settled_the_day(
+    full: Connection, generic: bool
+) -> None:
+    """It reads while new subscriptions wait."""
+    day = await oldest(full)
+    settled = await subscribe(full, "settled", "order", after=await last_offset(full))
+    arguments = [*of_route(day, settled), datetime.now(UTC), 0]
+    found = await probed(full, in_log(day, BURY_LOG), [*OF_ROUTE, "timestamptz", "bigint"], arguments, generic=generic)
+    assert rows_of(found, "outbox") == 0
+    assert [scan.index for scan in found if scan.table.startswith("outbox")] == [f"outbox_{day.day:%Y%m%d}_offset_idx"]
+
+
+@BOTH_PLANS
+@pytest.mark.parametrize("late", [False, True])
+async def test_a_step_through_the_log_of_a_day_is_a_short_index_range(
+    full: Connection, generic: bool, late: bool
+) -> None:
+    day = await oldest(full)
+    at = await full.fetchval("select min(committed_at) from outbox where transaction_id >= $1", day.low)
+    after = await full.fetchval('select min("offset") from outbox where transaction_id >= $1', day.low)
+    behind = await subscribe(full, "behind", "order")
+    arguments = [*of_route(day, behind), datetime.now(UTC), after + 500, *([at] if late else [])]
+    types = [*OF_ROUTE, "timestamptz", "bigint", *(["timestamptz"] if late else [])]
+    found = await probed(full, in_log(day, BURY_LATE if late else BURY_LOG), types, arguments, generic=generic)
+    assert rows_of(found, "outbox") == AT_ONCE
+    assert rows_of(found, "half") == AT_ONCE
+    assert {scan.node for scan in found if scan.table.startswith(("outbox_", "half_"))} == {"Index Scan"}
+
+
+@BOTH_PLANS
+async def test_a_plan_that_was_made_with_few_dead_letters_does_not_read_all_later(
+    full: Connection, generic: bool
+) -> None:
+    """It is kept while a day is gone through, and each step writes more of them."""
+    day = await oldest(full)
+    await full.execute("vacuum analyze dead_letter, delivery_retry")
+    behind = await subscribe(full, "behind", "order")
+    arguments = [*of_route(day, behind), datetime.now(UTC), 0]
+    found = await probed(full, in_log(day, BURY_LOG), [*OF_ROUTE, "timestamptz", "bigint"], arguments, generic=generic)
+    looked_up = [
+        scan for scan in found if scan.table in ("dead_letter", "delivery_retry", "redelivery", "subscription")
+    ]
+    assert {scan.table for scan in looked_up} >= {"dead_letter", "delivery_retry", "redelivery"}
+    assert {scan.node for scan in looked_up} <= {"Index Scan", "Index Only Scan"}
+
+
+REPLAY = 7
+
+
+async def write_of_many_days(db: Connection, table: str, subscription_id: int, *columns: str) -> None:
+    """Write rows of a subscription from all days: of live delivery, and of a replay."""
+    names, values = (
+        ", ".join(column.split(" = ")[0] for column in columns),
+        ", ".join(c.split(" = ")[1] for c in columns),
+    )
+    for replay in (0, REPLAY):
+        await db.execute(
+            f'insert into {table} (subscription_id, replay, transaction_id, position, "offset", topic, attempts, '
+            f'{names}) select $1, $2, transaction_id, 0, "offset", topic, 1, {values} from outbox',
+            subscription_id,
+            replay,
+        )
+    await db.execute(f"analyze {table}")
+
+
+async def in_day(db: Connection, day: Day) -> int:
+    """Return the number of the day's messages."""
+    count: int = await db.fetchval(
+        "select count(*) from outbox where transaction_id between $1 and $2", day.low, day.high
+    )
+    return count
+
+
+@BOTH_PLANS
+@pytest.mark.parametrize("replay", [0, REPLAY])
+async def test_confirmed_dead_letters_of_a_day_are_found_among_those_of_many(
+    full: Connection, generic: bool, replay: int
+) -> None:
+    day = await oldest(full)
+    await write_of_many_days(full, "dead_letter", 1, "reason = 'day_left'", "died_at = now()")
+    types = ["uuid", "int", "int", "uuid", "smallint"]
+    found = await probed(full, UNBURY, types, [day.high, 1, replay, day.low, -1], generic=generic)
+    assert rows_of(found, "dead_letter") == AT_ONCE
+    assert [scan.index for scan in found if scan.table == "dead_letter" and scan.rows] == ["dead_letter_pkey"]
+    assert rows_of(found, "receipt") <= AT_ONCE
+    # A day of which there are none.
+    low, high = (
+        bound.int - int(timedelta(days=30) / timedelta(milliseconds=1)) * 2**80 for bound in (day.low, day.high)
+    )
+    found = await probed(full, UNBURY, types, [UUID(int=high), 1, replay, UUID(int=low), -1], generic=generic)
+    assert rows_of(found, "dead_letter") == 0
+
+
+@BOTH_PLANS
+@pytest.mark.parametrize("replay", [0, REPLAY])
+async def test_retries_of_a_day_are_found_among_those_of_many(full: Connection, generic: bool, replay: int) -> None:
+    day = await oldest(full)
+    await write_of_many_days(full, "delivery_retry", 1, "due_at = now()")
+    types = ["uuid", "int", "int", "timestamptz", "uuid", "smallint"]
+    arguments = [day.high, 1, replay, datetime.now(UTC), day.low, -1]
+    found = await probed(full, BURY_RETRIES, types, arguments, generic=generic)
+    read = [(scan.index, scan.rows) for scan in found if scan.table == "delivery_retry" and scan.node != "Tid Scan"]
+    assert read == [("delivery_retry_pkey", AT_ONCE)]
+
+
+@BOTH_PLANS
+@pytest.mark.parametrize("table", ["dead_letter", "delivery_retry"])
+async def test_the_replays_of_many_rows_are_one_descent_each(full: Connection, generic: bool, table: str) -> None:
+    died = ["reason = 'day_left'", "died_at = now()"]
+    await write_of_many_days(full, table, 1, *(died if table == "dead_letter" else ["due_at = now()"]))
+    found = await probed(full, REPLAYS[table], ["int"], [1], generic=generic)
+    assert rows_of(found, table) == 2
+    assert [row[0] for row in await full.fetch(REPLAYS[table], 1)] == [0, REPLAY]
