@@ -10,10 +10,12 @@ from dataclasses import replace
 from datetime import datetime
 
 from app.database.connection import Connection
-from app.retention.day_dead_letters import BEGINNING, announce_buried, bury_log, count, report
+from app.retention.day_dead_letters import announce_buried, bury_log, count, report
+from app.retention.day_holders import BEGINNING, route_of, waits
 from app.runtime.state import Runtime
 from app.store.retention import day_blockers, day_dead_letters, days
 from app.store.retention.days import Day
+from app.store.retention.index_plans import probe
 from app.store.subscriptions.new_readers import take_new_readers
 from app.store.subscriptions.subscriptions import Subscription, page
 from app.verdicts import DayState
@@ -26,13 +28,13 @@ STARTING = "reader"
 
 
 async def close_settled(
-    connection: Connection, day: Day, looked_at: Sequence[Subscription]
+    runtime: Runtime, connection: Connection, day: Day, looked_at: Sequence[Subscription]
 ) -> tuple[Day | None, list[str]]:
     """Close a day of which nothing is left for the subscriptions `looked_at`. Return the closed day, or what keeps it.
 
     New and changed subscriptions are looked at now, and the replays of all.
     """
-    known = {_route(one) for one in looked_at}
+    known = {route_of(one) for one in looked_at}
     async with connection.transaction():
         late_since = await day_blockers.oldest_writer(connection)
         if not await take_new_readers(connection):
@@ -40,7 +42,7 @@ async def close_settled(
         replayed = await day_blockers.replayed(connection)
         causes = []
         for one in await page(connection, "", EVERY_SUBSCRIPTION):
-            if _route(one) not in known and await day_blockers.undelivered(connection, day, one):
+            if route_of(one) not in known and await waits(runtime, connection, day, one, {}):
                 causes.append(f"undelivered:{one.name}")
             if one.subscription_id in replayed and await day_blockers.replaying(connection, day, one):
                 causes.append(f"replay:{one.name}")
@@ -61,9 +63,9 @@ async def close_by_force(
     left: list[Subscription] = []
     for _ in range(TRIES):
         for one in await page(connection, "", EVERY_SUBSCRIPTION):
-            after = reached.get(_route(one))
+            after = reached.get(route_of(one))
             if after is None or one in left:
-                reached[_route(one)] = await bury_log(runtime, connection, day, one, now, after=after or BEGINNING)
+                reached[route_of(one)] = await bury_log(runtime, connection, day, one, now, after=after or BEGINNING)
         closed, left = await _close_after(runtime, connection, day, reached, now)
         if closed is not None:
             return closed, []
@@ -80,12 +82,12 @@ async def _close_after(
         if not await take_new_readers(connection):
             return None, []
         subscriptions = await page(connection, "", EVERY_SUBSCRIPTION)
-        left = [one for one in subscriptions if _route(one) not in reached]
+        left = [one for one in subscriptions if route_of(one) not in reached]
         buried = []
-        await day_dead_letters.probe(connection)
+        await probe(connection)
         for one in subscriptions if not left else []:
-            step = await day_dead_letters.bury_log(connection, day, one, reached[_route(one)], None, now)
-            reached[_route(one)] = step.reached
+            step = await day_dead_letters.bury_log(connection, day, one, reached[route_of(one)], None, now)
+            reached[route_of(one)] = step.reached
             buried.append((one, step.buried))
             if step.more:
                 left.append(one)
@@ -95,8 +97,3 @@ async def _close_after(
     for one, some in buried:
         report(day, one, count(runtime, one, some, written))
     return None if left else replace(day, state=DayState.ARCHIVING, changed_at=late_since), left
-
-
-def _route(subscription: Subscription) -> tuple[int, str]:
-    """Return what decides which messages a subscription takes."""
-    return subscription.subscription_id, repr((subscription.topics, subscription.filters))

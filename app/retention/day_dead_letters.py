@@ -14,6 +14,7 @@ import structlog
 from app.announcements import dead_letter
 from app.database.connection import Connection
 from app.ids import message_id
+from app.retention.day_holders import BEGINNING
 from app.retention.heartbeat import beat
 from app.runtime.state import Runtime
 from app.store.relay.announcements import Announcement, announce
@@ -21,13 +22,11 @@ from app.store.retention import day_blockers
 from app.store.retention import day_dead_letters as store
 from app.store.retention.day_dead_letters import Buried, RowPlace
 from app.store.retention.days import Day
+from app.store.retention.index_plans import probe
 from app.store.subscriptions.subscriptions import Subscription
 from app.verdicts import DeadLetterReason
 
 log = structlog.get_logger(__name__)
-
-# Before the first offset.
-BEGINNING = 0
 
 
 async def bury_log(
@@ -47,7 +46,7 @@ async def bury_log(
     reached, messages, more = after, 0, True
     while more:
         async with connection.transaction():
-            await store.probe(connection)
+            await probe(connection)
             step = await store.bury_log(connection, day, subscription, reached, late_since, now)
             written = await announce_buried(connection, [(subscription, step.buried)], now)
         reached, more = step.reached, step.more
@@ -67,7 +66,7 @@ async def bury_retries(
         place: RowPlace | None = RowPlace.before(day, replay)
         while place is not None:
             async with connection.transaction():
-                await store.probe(connection)
+                await probe(connection)
                 step = await store.bury_retries(connection, day, subscription, place, now)
                 written = await announce_buried(connection, [(subscription, step.buried)], now)
             place = step.place
@@ -81,7 +80,7 @@ async def drop_confirmed(runtime: Runtime, connection: Connection, day: Day, sub
         place: RowPlace | None = RowPlace.before(day, replay)
         while place is not None:
             async with connection.transaction():
-                await store.probe(connection)
+                await probe(connection)
                 place = await store.drop_confirmed(connection, day, subscription, place)
             beat(runtime)
 

@@ -13,14 +13,14 @@ import structlog
 
 from app.database.connection import Connection
 from app.migrate import LOCK_TIMEOUT_MS
-from app.retention import archive_check
+from app.retention import archive_check, day_holders
 from app.retention.day_closing import EVERY_SUBSCRIPTION, close_by_force, close_settled
 from app.retention.day_dead_letters import bury_log, bury_retries, drop_confirmed
 from app.retention.heartbeat import beat
 from app.runtime.state import Runtime
 from app.store.retention import day_blockers, day_dead_letters, days, partitions
 from app.store.retention.days import Day
-from app.store.subscriptions.subscriptions import Subscription, page
+from app.store.subscriptions.subscriptions import page
 from app.verdicts import DayState
 
 log = structlog.get_logger(__name__)
@@ -35,14 +35,17 @@ NAMED_AT_MOST = 20
 IN_THE_WAY = (asyncpg.LockNotAvailableError, asyncpg.QueryCanceledError)
 
 
-async def remove_day(runtime: Runtime, connection: Connection, day: Day, now: datetime, *, forced: bool) -> list[str]:
+async def remove_day(
+    runtime: Runtime, connection: Connection, day: Day, written_until: datetime, now: datetime, *, forced: bool
+) -> list[str]:
     """Take the next steps of a day's removal. Return the causes that keep it, sorted; none if it is removed.
 
+    Halves of the day were written before `written_until`.
     `forced`: remove the day even if transactions are undecided or messages undelivered, but never without a required
     archive. `connection` is not in a database transaction.
     """
     if day.state is DayState.OPEN:
-        closed, causes = await _close(runtime, connection, day, forced, now)
+        closed, causes = await _close(runtime, connection, day, forced, written_until, now)
         if closed is None:
             return causes
         day = closed
@@ -51,7 +54,7 @@ async def remove_day(runtime: Runtime, connection: Connection, day: Day, now: da
     if set(standings) == {"attached"}:
         if not await _older_snapshots_ended(runtime, connection, day):
             return ["reader"]
-        causes = await _prove(runtime, connection, day, forced, now)
+        causes = await _prove(runtime, connection, day, forced, written_until, now)
         causes = causes or await archive_check.unarchived(runtime, connection, day, forced=forced)
         if causes:
             return causes
@@ -60,38 +63,25 @@ async def remove_day(runtime: Runtime, connection: Connection, day: Day, now: da
 
 
 async def _close(
-    runtime: Runtime, connection: Connection, day: Day, forced: bool, now: datetime
+    runtime: Runtime, connection: Connection, day: Day, forced: bool, written_until: datetime, now: datetime
 ) -> tuple[Day | None, list[str]]:
     """Return the closed day, or None and what keeps it open."""
     if forced:
+        runtime.day_settled_to.pop(day.day, None)
         return await close_by_force(runtime, connection, day, now)
     subscriptions = await page(connection, "", EVERY_SUBSCRIPTION)
-    causes = await _holding(connection, day, subscriptions, whole=False)
+    known = runtime.day_settled_to.setdefault(day.day, {})
+    looked_before = bool(known)
+    causes = await day_holders.undecided(connection, day, written_until, whole=False)
+    causes += await day_holders.undelivered(runtime, connection, day, subscriptions, known)
     causes += await archive_check.unarchived(runtime, connection, day, counted=not causes)
+    if not causes and looked_before:
+        # After a failover the database may lack receipts that this worker has seen.
+        causes = await day_holders.undelivered(runtime, connection, day, subscriptions)
     if causes:
         return None, sorted(causes)
-    return await close_settled(connection, day, subscriptions)
-
-
-async def _holding(connection: Connection, day: Day, subscriptions: list[Subscription], *, whole: bool) -> list[str]:
-    """Return the causes that keep a day: in_doubt, parked, undelivered:<subscription>, replay:<subscription>, or an
-    open database transaction."""
-    causes = []
-    if whole or not day.decided:
-        found = await day_blockers.undecided(connection, day, whole=whole)
-        if found.parked:
-            causes.append("parked")
-        if found.count > found.parked:
-            causes.append("in_doubt")
-        if not causes and not day.decided:
-            # No undecided transaction is visible, but an open database transaction may still write one.
-            causes.append("reader")
-    for subscription in subscriptions:
-        if await day_blockers.undelivered(connection, day, subscription):
-            causes.append(f"undelivered:{subscription.name}")
-        if await day_blockers.replaying(connection, day, subscription):
-            causes.append(f"replay:{subscription.name}")
-    return sorted(causes)
+    runtime.day_settled_to.pop(day.day)
+    return await close_settled(runtime, connection, day, subscriptions)
 
 
 async def _older_snapshots_ended(runtime: Runtime, connection: Connection, day: Day) -> bool:
@@ -106,10 +96,15 @@ async def _older_snapshots_ended(runtime: Runtime, connection: Connection, day: 
     return False
 
 
-async def _prove(runtime: Runtime, connection: Connection, day: Day, forced: bool, now: datetime) -> list[str]:
+async def _prove(
+    runtime: Runtime, connection: Connection, day: Day, forced: bool, written_until: datetime, now: datetime
+) -> list[str]:
     """Check again: the day can no longer change. A day that is not over is opened again, unless it must be removed."""
     subscriptions = await page(connection, "", EVERY_SUBSCRIPTION)
-    causes = [] if forced else await _holding(connection, day, subscriptions, whole=True)
+    causes: list[str] = []
+    if not forced:
+        causes = await day_holders.undecided(connection, day, written_until, whole=True)
+        causes += await day_holders.undelivered(runtime, connection, day, subscriptions)
     if forced or (causes and not day.decided):
         # The day was closed by force. Verdicts may have arrived until then, and the relay skipped their messages.
         late_since = day.changed_at - CLOCKS_APART
@@ -123,7 +118,7 @@ async def _prove(runtime: Runtime, connection: Connection, day: Day, forced: boo
         await drop_confirmed(runtime, connection, day, one)
     if causes:
         await days.reopen_day(connection, day.day, now)
-        return causes
+        return sorted(causes)
     while await day_dead_letters.keep_bodies(connection, day) == day_dead_letters.BODIES_AT_ONCE:
         beat(runtime)
     return []

@@ -64,15 +64,25 @@ async def mark_decided(connection: Connection, settings: Settings, now: datetime
     A day is marked only when no database transaction is open that began while halves of the day could arrive. A
     hanging commit is invisible and would be missed.
     """
-    skew = timedelta(seconds=await longest_id_skew_s(connection, settings.id_skew_s))
+    written_later = await _written_later(connection, settings)
     for day in await days.days(connection):
-        last_written = ended(day) + skew + WRITTEN_LATER
+        last_written = ended(day) + written_later
         if day.state is not DayState.OPEN or day.decided or now < last_written:
             continue
         if await day_blockers.writers_since_before(connection, last_written):
             continue
-        if (await day_blockers.undecided(connection, day)).count == 0:
+        # Most often a swept one is undecided, and the rest of the day is not read.
+        if (
+            (await day_blockers.undecided(connection, day)).count
+            == 0
+            == (await day_blockers.undecided(connection, day, whole=True)).count
+        ):
             await days.set_decided(connection, day.day, now)
+
+
+async def _written_later(connection: Connection, settings: Settings) -> timedelta:
+    """Return how long after the end of a day its halves can be written."""
+    return timedelta(seconds=await longest_id_skew_s(connection, settings.id_skew_s)) + WRITTEN_LATER
 
 
 async def let_leave(runtime: Runtime, connection: Connection, now: datetime) -> int:
@@ -80,12 +90,14 @@ async def let_leave(runtime: Runtime, connection: Connection, now: datetime) -> 
     left = 0
     keep = timedelta(seconds=runtime.settings.retention_s)
     longest = timedelta(seconds=runtime.settings.max_retention_s)
+    written_later = await _written_later(connection, runtime.settings)
     for day in await days.days(connection):
         # A removal that has begun goes on, even if the retention was raised since.
         if day.state is DayState.GONE or (day.state is DayState.OPEN and now < ended(day) + keep):
             continue
         try:
-            causes = await remove_day(runtime, connection, day, now, forced=now >= ended(day) + longest)
+            forced = now >= ended(day) + longest
+            causes = await remove_day(runtime, connection, day, ended(day) + written_later, now, forced=forced)
         except asyncpg.PostgresError as error:
             if connection.is_closed():
                 raise

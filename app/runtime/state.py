@@ -25,7 +25,7 @@ from app.runtime.waiting_claims import WaitingClaims
 from app.runtime.wake_up_socket import WakeUpReceiver, WakeUpSender
 from app.secrets.vault import Vault
 from app.store.pull.claims import PulledSubscription
-from app.store.retention.day_blockers import DayReaders
+from app.store.retention.day_blockers import DayReaders, SubscriptionRoute
 
 if TYPE_CHECKING:  # OpenTelemetry is an optional dependency
     from app.observability.tracing import Tracing
@@ -89,6 +89,8 @@ class Runtime:
     pulled: dict[str, PulledSubscription] = field(default_factory=dict)
     # For each day that is being closed, the database transactions that may have read it as open.
     day_readers: dict[date, DayReaders] = field(default_factory=dict)
+    # For each day that is held, up to which offset its log is settled.
+    day_settled_to: dict[date, dict[SubscriptionRoute, int]] = field(default_factory=dict)
 
     def show_loop_ages(self) -> None:
         """Set the gauge of the time since each loop of this process turned."""

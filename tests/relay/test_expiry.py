@@ -12,9 +12,10 @@ from aiohttp import web
 
 from app.database.connection import Connection
 from app.relay.loop import Relay
+from app.retention import day_holders
 from app.runtime.state import Runtime
 from app.store.relay.expiry import matching_ahead
-from app.store.retention import day_blockers, day_dead_letters, days
+from app.store.retention import day_dead_letters, days
 from app.store.retention.days import Day
 from app.store.subscriptions.subscriptions import one
 from tests.support.check_responder import Call, Responder
@@ -77,7 +78,7 @@ async def test_a_paused_subscription_lets_its_day_go(
         subscription, day = await one(db, "mailer"), await today(db)
         assert subscription is not None
         await counted(relay, runtime)
-        assert await day_blockers.undelivered(db, day, subscription)
+        assert await day_holders.waits(runtime, db, day, subscription, {})
         assert await db.fetchval("select count(*) from dead_letter") == 0
         runtime.clock.offset_s += 61
         await turn_until(relay, runtime, dead(db, 5))
@@ -91,7 +92,7 @@ async def test_a_paused_subscription_lets_its_day_go(
         assert (await dead_offsets(db))[5:] == delayed
         assert await db.fetch(REASONS) == [("expired", 6)]
         await turn_until(relay, runtime, lambda: db.fetchval('select "offset" >= $1 from checkpoint', delayed[0]))
-        assert not await day_blockers.undelivered(db, day, subscription)
+        assert not await day_holders.waits(runtime, db, day, subscription, {})
         assert await day_dead_letters.keep_bodies(db, day) == 6
         assert await day_dead_letters.keep_bodies(db, day) == 0
         bodies = [json.loads(row[0]) for row in await db.fetch('select body from dead_letter order by "offset"')]

@@ -13,11 +13,15 @@ from structlog.testing import capture_logs
 
 from app.database.connection import Connection, connect
 from app.ids import uuid7
+from app.retention import day_holders
 from app.retention import loop as retention_loop
 from app.runtime.loop_runner import StepResult
 from app.runtime.state import Runtime
 from app.store.proof.shared_settings import LONGEST_ID_SKEW, raise_rule
 from app.store.retention import day_blockers, days, partitions
+from app.store.retention.day_blockers import SubscriptionRoute
+from app.store.retention.days import partition_name
+from app.store.subscriptions.subscriptions import page
 from tests.conftest import DAYS_AHEAD
 from tests.support.days import (
     ORDER,
@@ -181,6 +185,67 @@ async def test_an_undelivered_message_holds_its_day(
     await all_delivered(db)
     await retention_loop.step(runtime, NOW)
     assert (await day_row(db)).state == "gone"
+
+
+async def rows_read(db: Connection, table: str) -> int:
+    """Return how many rows of the day's partition this database transaction has read, and scans that found none."""
+    found: int = await db.fetchval(
+        "select seq_scan + coalesce(idx_scan, 0) + seq_tup_read + coalesce(idx_tup_fetch, 0) "
+        "from pg_stat_xact_user_tables where relname = $1",
+        partition_name(table, DAY),
+    )
+    return found
+
+
+async def test_a_look_at_a_held_day_begins_where_the_last_one_ended(
+    client: httpx.AsyncClient, runtime: Runtime, db: Connection, old_time: datetime
+) -> None:
+    await post_transaction(client, ORDER, ORDER, ORDER)
+    await subscribe(db, "stock", "stock")
+    subscriptions, day = await page(db, "", 10), await day_row(db)
+    settled_to: dict[SubscriptionRoute, int] = {}
+    async with db.transaction():
+        before = await rows_read(db, "outbox")
+        assert await day_holders.undelivered(runtime, db, day, subscriptions, settled_to) == []
+        first = await rows_read(db, "outbox")
+        assert first - before >= 3
+        assert await day_holders.undelivered(runtime, db, day, subscriptions, settled_to) == []
+        # One descent of the index, without a row.
+        assert await rows_read(db, "outbox") <= first + 1
+    waiting = await post_transaction(client, {"topic": "stock", "body": 1})
+    for _ in range(2):
+        assert await day_holders.undelivered(runtime, db, day, subscriptions, settled_to) == ["undelivered:stock"]
+    await write_receipt(db, waiting, subscriptions[0].subscription_id)
+    assert await day_holders.undelivered(runtime, db, day, subscriptions, settled_to) == []
+
+
+async def test_a_day_is_looked_at_whole_before_it_is_closed(
+    client: httpx.AsyncClient, runtime: Runtime, db: Connection, old_time: datetime
+) -> None:
+    """After a failover the database may lack receipts that the worker has seen at an earlier look."""
+    delivered, held = await post_transaction(client), await post_half(client)
+    billing = await subscribe(db, "billing", "order")
+    await write_receipt(db, delivered, billing)
+    await retention_loop.step(runtime, NOW)
+    assert (await day_row(db)).held == ["in_doubt"]
+    await db.execute("delete from receipt")
+    await post_end(client, held, "rollback")
+    await retention_loop.step(runtime, NOW)
+    row = await day_row(db)
+    assert (row.state, row.held) == ("open", ["undelivered:billing"])
+
+
+async def test_a_day_that_an_open_database_transaction_may_still_change_is_not_read_each_time(
+    client: httpx.AsyncClient, runtime: Runtime, db: Connection, dsn: str, old_time: datetime
+) -> None:
+    await post_transaction(client)
+    day, later = await day_row(db), datetime.now(UTC) + timedelta(days=1)
+    async with open_snapshot(dsn), db.transaction():
+        before = await rows_read(db, "half")
+        assert await day_holders.undecided(db, day, later, whole=False) == ["reader"]
+        assert await rows_read(db, "half") == before
+        assert await day_holders.undecided(db, day, OLD_TIME, whole=False) == ["reader"]
+        assert await rows_read(db, "half") > before
 
 
 async def test_a_receipt_ahead_of_the_checkpoint_is_a_delivery(

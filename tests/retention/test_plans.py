@@ -7,16 +7,16 @@ from uuid import UUID
 import pytest
 
 from app.database.connection import Connection
+from app.store.retention.day_blockers import AT_ONCE, REPLAYING, WAITING
 from app.store.retention.day_dead_letters import (
-    AT_ONCE,
     BURY_LATE,
     BURY_LOG,
     BURY_RETRIES,
     REPLAYS,
     UNBURY,
-    probe,
 )
 from app.store.retention.days import Day, days, partition_name
+from app.store.retention.index_plans import probe
 from tests.coordinator.test_statement_plans import full
 from tests.support.days import subscribe
 from tests.support.explain import Scan, scans
@@ -56,6 +56,11 @@ async def probed(
 def rows_of(found: list[Scan], table: str) -> float:
     """Return how many rows of a table or its partitions were read."""
     return sum(scan.rows for scan in found if scan.table == table or scan.table.startswith(f"{table}_2"))
+
+
+def sequential_scans(found: list[Scan]) -> list[Scan]:
+    """Return the scans of whole partitions."""
+    return [scan for scan in found if scan.node == "Seq Scan" and scan.table.startswith(("outbox_", "half_"))]
 
 
 def in_log(day: Day, statement: str) -> str:
@@ -108,6 +113,36 @@ async def test_a_plan_that_was_made_with_few_dead_letters_does_not_read_all_late
     ]
     assert {scan.table for scan in looked_up} >= {"dead_letter", "delivery_retry", "redelivery"}
     assert {scan.node for scan in looked_up} <= {"Index Scan", "Index Only Scan"}
+
+
+@BOTH_PLANS
+async def test_a_look_for_undelivered_messages_is_a_short_index_range(full: Connection, generic: bool) -> None:
+    day = await oldest(full)
+    last = await last_offset(full)
+    types = [*OF_ROUTE, "bigint"]
+    for name, checkpoint, topic, rows in (("settled", last, "order", 0), ("other", 0, "stock", AT_ONCE)):
+        subscription_id = await subscribe(full, name, topic, after=checkpoint)
+        arguments = [*of_route(day, subscription_id, topic), 0]
+        found = await probed(full, in_log(day, WAITING), types, arguments, generic=generic)
+        assert rows_of(found, "outbox") == rows
+        assert {scan.node for scan in found if scan.table.startswith("outbox_")} == {"Index Scan"}
+
+
+@BOTH_PLANS
+async def test_a_look_for_messages_of_a_replay_is_one_probe(full: Connection, generic: bool) -> None:
+    day = await oldest(full)
+    last = await last_offset(full)
+    for at in (0, last - 1):
+        await full.execute(
+            'insert into replay (subscription_id, after, until, "offset", state, created_at, moved_at) '
+            "values (1, 0, $1, $2, 'running', now(), now())",
+            last,
+            at,
+        )
+        found = await scans(full, in_log(day, REPLAYING), ["int"], [1], generic=generic)
+        assert rows_of(found, "outbox") <= 1
+        assert sequential_scans(found) == []
+        await full.execute("delete from replay")
 
 
 REPLAY = 7

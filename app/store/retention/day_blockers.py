@@ -2,14 +2,18 @@
 
 from dataclasses import dataclass
 from datetime import date, datetime
+from typing import TypeAlias
 
 from app.database.connection import Connection
-from app.store.retention.days import Day
+from app.store.retention.days import Day, partition_name
 from app.store.subscriptions.subscriptions import Route, Subscription
 from app.topic_patterns import match_sql
 
-# check_back by primary key range, with each row looked up in op. `unswept`: halves that no sweep has found. If a swept
-# transaction is undecided, the rest of the day is not read.
+# The most log entries, retries or dead letters of a day that one statement reads.
+AT_ONCE = 1000
+
+# check_back by primary key range, with each row looked up in op. `unswept`: halves that no sweep has found; they take a
+# read of the whole day ($3).
 UNDECIDED = """
 with swept as materialized (
   select c.state, count(*) as n from check_back c
@@ -18,7 +22,7 @@ with swept as materialized (
 )
 select coalesce((select n from swept where state = 1), 0) as in_doubt,
   coalesce((select n from swept where state = 2), 0) as parked,
-  case when $3 or not exists (select from swept) then (
+  case when $3 then (
     select count(*) from half h where h.transaction_id >= $1 and h.transaction_id < $2 and h.position = 0
       and not exists (
         select from op o where o.transaction_id >= $1 and o.transaction_id < $2 and o.transaction_id = h.transaction_id
@@ -48,9 +52,9 @@ where d.day = $1 and a.datname = current_database() and a.backend_type = 'client
 # Messages that a subscription takes ($4 topic patterns, $5 tags, $6 headers, as in the relay's window) and that have no
 # receipt, dead letter or redelivery. A redelivery or drop by a person on a closed day leaves no receipt, so the record
 # in `redelivery` shows that a person decided about the message and that it must not become a dead letter again. The id
-# range prunes the partitions; then the primary keys and redelivery_transaction serve.
-def _matching(fence: str) -> str:
-    return f"""
+# range prunes the partitions; then the primary keys and redelivery_transaction serve for each message (OFFSET 0),
+# however old the planner's statistics are.
+MATCHING = f"""
 o.transaction_id >= $1 and o.transaction_id < $2
   and {match_sql("o.topic", "$4::text[]")}
   and ($5::text[] is null or o.tag = any($5::text[]))
@@ -61,22 +65,18 @@ o.transaction_id >= $1 and o.transaction_id < $2
   and not exists (
     select from receipt r
     where r.transaction_id = o.transaction_id and r.position = o.position and r.subscription_id = $3 and r.replay = 0
-      {fence}
+      offset 0
   )
   and not exists (
     select from dead_letter d where d.subscription_id = $3 and d.replay = 0
-      and d.transaction_id = o.transaction_id and d.position = o.position {fence}
+      and d.transaction_id = o.transaction_id and d.position = o.position offset 0
   )
   and not exists (
     select from redelivery x where x.transaction_id = o.transaction_id and x.position = o.position
-      and x.subscription_id = $3 and x.replay = 0 {fence}
+      and x.subscription_id = $3 and x.replay = 0 offset 0
   )
 """  # noqa: S608 -- a condition of ours
 
-
-MATCHING = _matching("")
-# The same for few messages: each is looked up by the primary keys (OFFSET 0), however old the planner's statistics are.
-MATCHING_FEW = _matching("offset 0")
 # The offset of its slowest shard.
 PLACE = '(select coalesce(min(c."offset"), 0) from checkpoint c where c.subscription_id = $3)'
 
@@ -87,17 +87,26 @@ delivery_retry r
 where r.subscription_id = $3 and r.transaction_id >= $1 and r.transaction_id < $2 and r.body is null
 """
 
-# Not settled: its retries, and the messages after its checkpoint.
-UNDELIVERED = f"""
-select exists (select from {RETRIES}) or exists (select from outbox o where o."offset" > {PLACE} and {MATCHING})
+RETRIES_WAIT = f"select exists (select from {RETRIES})"  # noqa: S608 -- a constant of this module
+
+# Whether a message waits among the next entries of the day's log after the checkpoint and the offset $7. The day's
+# partition of the log is named, because a plan for any day reads the partition whole. Served by outbox_by_offset.
+WAITING = f"""
+with span as materialized (
+  select o.transaction_id, o.position, o."offset", o.topic, o.tag from {{outbox}} o
+  where o."offset" > greatest($7, {PLACE}) order by o."offset" limit {AT_ONCE}
+)
+select max("offset") as reached, count(*) >= {AT_ONCE} as more,
+  exists (select from span o where {MATCHING}) as waits
+from span
 """  # noqa: S608 -- constants of this module
 
-# Whether a running replay still has to read messages of the day. Served by replay_running and outbox_by_offset.
+# Whether a running replay still has to read messages of the day. Served by replay_running, and by outbox_by_offset of
+# the day's partition, which is named.
 REPLAYING = """
 select exists (
-  select from replay p where p.subscription_id = $3 and p.state = 'running' and exists (
-    select from outbox o where o.transaction_id >= $1 and o.transaction_id < $2
-      and o."offset" > p."offset" and o."offset" <= p.until
+  select from replay p where p.subscription_id = $1 and p.state = 'running' and exists (
+    select from {outbox} o where o."offset" > p."offset" and o."offset" <= p.until offset 0
   )
 )
 """
@@ -127,12 +136,25 @@ select d.xmin::text as version, array(
 """
 
 
+# What decides which messages a subscription takes: its id, and its topics and filters.
+SubscriptionRoute: TypeAlias = tuple[int, str]
+
+
 @dataclass(frozen=True, slots=True)
 class DayReaders:
     """The open database transactions that may have read a day's state, and the version of the row that was read."""
 
     version: str
     open: frozenset[str]
+
+
+@dataclass(frozen=True, slots=True)
+class LogLook:
+    """A step of a look through a day's log: the offset it reached, whether more may follow, whether a message waits."""
+
+    reached: int
+    more: bool
+    waits: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,7 +172,7 @@ class DayUndecided:
 
 
 async def undecided(connection: Connection, day: Day, *, whole: bool = False) -> DayUndecided:
-    """Count the transactions without a verdict; `whole` reads the day even if a swept one is already undecided."""
+    """Count the transactions without a verdict: those that a sweep found, or all, with a read of the whole day."""
     row = await connection.fetchrow(UNDECIDED, day.low, day.high, whole)
     assert row is not None
     return DayUndecided(**row)
@@ -192,17 +214,32 @@ async def replayed(connection: Connection) -> set[int]:
     return {row[0] for row in await connection.fetch(REPLAYED)}
 
 
-async def undelivered(connection: Connection, day: Day, subscription: Subscription) -> bool:
-    """Return whether the day holds a committed message that the subscription takes and has not settled."""
-    mine = of_route(subscription.route)
-    return bool(await connection.fetchval(UNDELIVERED, day.low, day.high, subscription.subscription_id, *mine))
+async def retries_wait(connection: Connection, day: Day, subscription: Subscription) -> bool:
+    """Return whether the subscription has retries of the day, those of replays among them."""
+    return bool(await connection.fetchval(RETRIES_WAIT, day.low, day.high, subscription.subscription_id))
+
+
+async def waiting(connection: Connection, day: Day, subscription: Subscription, after: int) -> LogLook:
+    """Look whether the next entries of the day's log after an offset hold a message that waits for the subscription.
+
+    It is committed, the subscription takes it and has not settled it. Retries are left out.
+    """
+    row = await connection.fetchrow(
+        _in_log(WAITING, day), day.low, day.high, subscription.subscription_id, *of_route(subscription.route), after
+    )
+    assert row is not None
+    return LogLook(after if row["reached"] is None else row["reached"], row["more"], row["waits"])
 
 
 async def replaying(connection: Connection, day: Day, subscription: Subscription) -> bool:
     """Return whether a replay of the subscription still has to read messages of the day."""
-    return bool(await connection.fetchval(REPLAYING, day.low, day.high, subscription.subscription_id))
+    return bool(await connection.fetchval(_in_log(REPLAYING, day), subscription.subscription_id))
 
 
 def of_route(route: Route) -> tuple[tuple[str, ...], list[str] | None, str | None]:
     """Return the parameters $4 to $6 of MATCHING."""
     return route.topics.patterns, route.tags, route.headers
+
+
+def _in_log(statement: str, day: Day) -> str:
+    return statement.format(outbox=partition_name("outbox", day.day))

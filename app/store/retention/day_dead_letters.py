@@ -9,14 +9,11 @@ from typing import Any
 from uuid import UUID
 
 from app.database.connection import Connection
-from app.store.retention.day_blockers import MATCHING_FEW, PLACE, of_route
+from app.store.retention.day_blockers import AT_ONCE, MATCHING, PLACE, of_route
 from app.store.retention.days import Day, partition_name
 from app.store.subscriptions.subscriptions import Subscription
 from app.topic_patterns import reserved_sql
 from app.verdicts import DeadLetterReason
-
-# The most log entries, retries or dead letters that one statement reads.
-AT_ONCE = 1000
 
 _COPY = "producer_group, tag, headers, content_type, body, body_digest, committed_at"
 # half and outbox by primary key, one partition each (LATERAL … OFFSET 0).
@@ -50,7 +47,7 @@ with span as materialized (
   where {entries}
   order by o."offset" limit {AT_ONCE}
 ), waiting as materialized (
-  select o.* from span o where {MATCHING_FEW} and not exists (
+  select o.* from span o where {MATCHING} and not exists (
     select from delivery_retry r where r.subscription_id = $3 and r.replay = 0
       and r.transaction_id = o.transaction_id and r.position = o.position offset 0
   )
@@ -211,15 +208,6 @@ class RowStep:
 
     place: RowPlace | None
     buried: Buried | None = None
-
-
-async def probe(connection: Connection) -> None:
-    """Let this database transaction read its next rows by the order of an index, and look up others by key.
-
-    A plan is kept for later steps. Made for few rows, it would read all that the earlier steps wrote; made for any day,
-    it would read and sort all rows of the day in each step.
-    """
-    await connection.execute("set local enable_seqscan = off; set local enable_sort = off")
 
 
 async def bury_log(
