@@ -275,15 +275,17 @@ def _act(
         return preview
     if ask and not typer.confirm(f"{_many(preview['left'])} will be {done}. Go on?", err=True):
         raise Refusal(f"Nothing was {done}.")
-    # No more than the preview counted: some may die again meanwhile.
+    # Those that the preview counted: what dies meanwhile was not agreed to.
+    counted = {**wanted, "filter": {**wanted["filter"], "died_before": preview["died_before"]}}
     total, whole = preview["left"], {**preview, "dry_run": False, done: 0, "ids": []}
     while whole[done] < total:
-        answer = act({**wanted, "dry_run": False, "at_most": min(total - whole[done], MOVED_MAX)})
+        answer = act({**counted, "dry_run": False, "at_most": min(total - whole[done], MOVED_MAX)})
         ids, count = whole["ids"] + answer["ids"], whole[done] + answer[done]
         whole |= {**answer, "ids": ids, done: count}
         if not answer[done]:
             break
-    return whole
+    del whole["died_before"]
+    return whole | {"left": act({**wanted, "dry_run": True, "at_most": 1})["left"]}
 
 
 def _print_answer(answer: dict[str, Any], done: str) -> None:

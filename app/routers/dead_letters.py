@@ -1,7 +1,7 @@
 """Dead letters: messages that a subscription could not get. A person inspects, redelivers or drops them."""
 
 import re
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import asdict, replace
 from datetime import UTC, datetime, timedelta
 from typing import Annotated, Any
@@ -230,19 +230,17 @@ async def redeliver_dead_letters(runtime: RuntimeDep, caller: CallerDep, wanted:
     """Deliver dead letters again, at once, with a full set of tries.
 
     Repeating the request changes nothing: the dead letters are then `not_found`. With a filter, `dry_run` defaults to
-    true. If the subscription is paused or disabled, they are redelivered when it is resumed (`waiting`). A message that
-    uses up its tries again becomes a new dead letter.
+    true. To leave out what dies after a dry run, send its `died_before` in the filter. If the subscription is paused or
+    disabled, they are redelivered when it is resumed (`waiting`). A message that uses up its tries again becomes a new
+    dead letter.
     """
-    acted, chosen, dry_run = await _act(runtime, caller, wanted, drop=False)
+    acted, answer = await _act(runtime, caller, wanted, drop=False)
     states = {one.subscription: one.state for one in acted.moved}
     if acted.moved:
         runtime.wake_ups.published()
     return RedeliverAnswer(
-        dry_run=dry_run,
+        **answer,
         redelivered=len(acted.moved),
-        not_found=acted.not_found,
-        left=acted.left,
-        ids=chosen,
         waiting=[
             Waiting.model_validate({"subscription": name, "state": state})
             for name, state in sorted(states.items())
@@ -260,17 +258,17 @@ async def redeliver_dead_letters(runtime: RuntimeDep, caller: CallerDep, wanted:
 async def drop_dead_letters(runtime: RuntimeDep, caller: CallerDep, wanted: Wanted) -> DropAnswer:
     """Drop dead letters for good. They are never delivered to their subscription.
 
-    The request body selects them as in `/dead-letters/redeliver`. With a filter, `dry_run` defaults to true. A key that
-    `on_dead: hold` stopped continues.
+    The request body selects them as in `/dead-letters/redeliver`. With a filter, `dry_run` defaults to true, and its
+    answer has the `died_before` that leaves out what dies later. A key that `on_dead: hold` stopped continues.
     """
-    acted, chosen, dry_run = await _act(runtime, caller, wanted, drop=True)
-    return DropAnswer(dry_run=dry_run, dropped=len(acted.moved), not_found=acted.not_found, left=acted.left, ids=chosen)
+    acted, answer = await _act(runtime, caller, wanted, drop=True)
+    return DropAnswer(**answer, dropped=len(acted.moved))
 
 
 async def _act(
     runtime: Runtime, caller: Caller, wanted: ByIds | ByFilter, *, drop: bool
-) -> tuple[Acted, list[DeadLetterRef], bool]:
-    """Act on a selection. Return the counts, the dead letters concerned, and whether it was a dry run."""
+) -> tuple[Acted, dict[str, Any]]:
+    """Act on a selection. Return what changed, and the fields that every answer has."""
     deed, now = Deed(drop, acting_person(caller, wanted.actor), wanted.reason), runtime.clock.now()
     async with runtime.request_pool.connection() as connection:
         if isinstance(wanted, ByIds):
@@ -282,7 +280,12 @@ async def _act(
             meets = await _filter(connection, wanted.filter)
             if wanted.dry_run:
                 found, count = await would_act_on(connection, meets, wanted.at_most)
-                return Acted([], left=count), [_ref(one.subscription, one.place) for one in found], True
+                acted = Acted([], left=count)
+                return acted, {
+                    **_answer(acted, found),
+                    "dry_run": True,
+                    "died_before": _bound(wanted.filter, found, now),
+                }
             # The audit row comes first, because a filter takes several database transactions.
             await record(connection, _act_of(caller, wanted, drop=drop, target=wanted.filter.subscription), now)
             acted = await act_on_all(connection, meets, wanted.at_most, deed, now)
@@ -294,7 +297,21 @@ async def _act(
         reason=wanted.reason,
         left=acted.left,
     )
-    return acted, [_ref(one.subscription, one.place) for one in acted.moved], False
+    return acted, _answer(acted, acted.moved)
+
+
+def _answer(acted: Acted, concerned: Sequence[Moved | DeadLetterSummary]) -> dict[str, Any]:
+    ids = [_ref(one.subscription, one.place) for one in concerned]
+    return {"dry_run": False, "not_found": acted.not_found, "left": acted.left, "ids": ids}
+
+
+def _bound(asked: DeadLetterFilter, found: Sequence[DeadLetterSummary], now: datetime) -> datetime:
+    """Return a time before which all died that a dry run counted, and none that dies later.
+
+    It is after the newest, because the clocks of workers may be ahead of this process.
+    """
+    bound = found[0].place.died_at + timedelta(microseconds=1) if found else now
+    return bound if asked.died_before is None else min(bound, asked.died_before)
 
 
 def _act_of(caller: Caller, wanted: ByIds | ByFilter, *, drop: bool, target: str | None) -> Act:

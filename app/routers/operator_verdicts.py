@@ -141,7 +141,8 @@ async def check_transactions(
 ) -> Matched:
     """Make the checks of all transactions that match a filter due at once.
 
-    `dry_run` defaults to true, so that the first call shows which transactions would be checked.
+    `dry_run` defaults to true, so that the first call shows which transactions would be checked. To check no others,
+    send its `transaction_ids`.
     """
     rows, more = await matching(runtime, wanted, wanted.state)
     changed = 0
@@ -163,7 +164,8 @@ async def check_transactions(
 async def decide_transactions(runtime: RuntimeDep, caller: CallerDep, wanted: DecideMany) -> Matched:
     """Record one verdict for every transaction that matches a filter. Transactions decided meanwhile do not change.
 
-    `dry_run` defaults to true, because a verdict is final: the first call shows which transactions it would decide.
+    `dry_run` defaults to true, because a verdict is final: the first call shows which transactions it would decide. To
+    decide no others, send its `transaction_ids`.
     After a 503 some may have been decided. Repeating the call decides the rest.
     """
     rows, more = await matching(runtime, wanted, wanted.state)

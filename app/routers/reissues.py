@@ -66,7 +66,8 @@ async def reissue_transaction(
 async def reissue_transactions(runtime: RuntimeDep, caller: CallerDep, wanted: ReissueMany) -> Matched:
     """Reissue every rolled-back transaction that matches a filter and was not reissued, in the order of their ids.
 
-    `dry_run` defaults to true: the first call shows which transactions it would reissue. Each is a commit of its own.
+    `dry_run` defaults to true: the first call shows which transactions it would reissue. To reissue no others, send its
+    `transaction_ids`. Each is a commit of its own.
     Transactions that another call reissues meanwhile do not change. After an error some may have been reissued:
     repeating the call reissues the rest.
     """

@@ -1,11 +1,13 @@
 """Selects many transactions by a filter, for an act on all of them: check, decide, reissue."""
 
+from dataclasses import replace
+
 from pydantic import Field
 
 from app.routers.transactions import filter_of
 from app.runtime.state import Runtime
-from app.schemas.fields import Name, Strict, Time, Whole
-from app.schemas.transactions import Matched
+from app.schemas.fields import Id, Name, Strict, Time, Whole
+from app.schemas.transactions import ID, Matched
 from app.store.coordinator.transactions import TransactionSummary, list_transactions
 from app.verdicts import State
 
@@ -19,6 +21,13 @@ class Many(Strict):
     born_after: Time | None = Field(None, description="born at this time or later")
     born_before: Time | None = Field(None, description="born before this time")
     limit: Whole = Field(100, ge=1, le=MANY_MAX, description="the maximum number, newest first")
+    transaction_ids: list[Id] | None = Field(
+        None,
+        min_length=1,
+        max_length=MANY_MAX,
+        description="only those of these that match the filter, such as the ones of a dry run; `limit` is not used",
+        examples=[[ID]],
+    )
     dry_run: bool = Field(True, strict=True, description="report what would change; send false to change it")
 
 
@@ -37,8 +46,11 @@ async def matching(
         born_before=wanted.born_before,
         reissued=reissued,
     )
+    limit = wanted.limit
+    if wanted.transaction_ids is not None:
+        chosen, limit = replace(chosen, ids=tuple(wanted.transaction_ids)), len(wanted.transaction_ids)
     async with runtime.request_pool.connection() as connection:
-        rows, cursor = await list_transactions(connection, chosen, wanted.limit)
+        rows, cursor = await list_transactions(connection, chosen, limit)
     return rows, cursor is not None
 
 

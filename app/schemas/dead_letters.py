@@ -245,6 +245,11 @@ class _Acted(Shown):
     ids: list[DeadLetterRef] = Field(
         description="the dead letters; in a dry run the first ones concerned, newest first"
     )
+    died_before: datetime | None = Field(
+        None,
+        description="of a dry run: send it in the filter to leave out what dies after this answer",
+        examples=[AT],
+    )
 
 
 class RedeliverAnswer(_Acted):

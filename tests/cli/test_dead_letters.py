@@ -2,7 +2,7 @@
 
 import io
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from uuid import UUID, uuid4
 
 import httpx
@@ -125,6 +125,41 @@ def test_dropping_by_a_filter_asks_first(
     done = run("dead-letters", "drop", "--subscription", name, "--because", "unknown customer", "--yes")
     assert "1 dead letter was dropped." in done.out
     assert "0 dead letters would be dropped." in run("dead-letters", "drop", "--subscription", name, "--yes").out
+
+
+class Answering(io.TextIOBase):
+    """A person at the terminal: answers yes, after something happened."""
+
+    def __init__(self, happens: Callable[[], None]) -> None:
+        self._happens = happens
+
+    def readline(self, size: int | None = -1, /) -> str:
+        self._happens()
+        return "y\n"
+
+
+def test_what_dies_before_the_answer_is_not_dropped(
+    run: Run, url: str, group: str, dead: tuple[str, list[str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    name, ids = dead
+    made: list[str] = []
+
+    def one_more_dies() -> None:
+        message = {"topic": name, "body": {"order": 3}}
+        answer = httpx.post(f"{url}/messages", json={"producer_group": group, "messages": [message]})
+        made.append(answer.raise_for_status().json()["messages"][0]["message_id"])
+        buried(url, name, 4)
+        gone = {"ids": [{"subscription": name, "message_id": ids[0]}]}
+        httpx.request("DELETE", f"{url}/dead-letters", json=gone).raise_for_status()
+
+    monkeypatch.setattr("sys.stdin", Answering(one_more_dies))
+    done = run("dead-letters", "drop", "--subscription", name)
+    assert "3 dead letters will be dropped. Go on?" in done.err
+    assert "2 dead letters were dropped." in done.out
+    assert "1 dead letter still meets the filter." in done.out
+    assert [
+        one["message_id"] for one in run("dead-letters", "list", "--subscription", name, "--json").json["items"]
+    ] == made
 
 
 @pytest.mark.parametrize("act", ["redeliver", "drop"])

@@ -117,6 +117,41 @@ async def test_many_are_asked_or_decided_by_a_filter(client: httpx.AsyncClient, 
     assert (await client.get(f"/transactions/{in_half}")).json()["state"] == "half"
 
 
+async def test_a_filter_with_ids_acts_on_no_others(
+    client: httpx.AsyncClient, db: Connection, runtime: Runtime, group: str
+) -> None:
+    shown = sorted([await half_of(client) for _ in range(3)], reverse=True)
+    for one in shown:
+        await in_doubt(db, one)
+    foreign, in_half = await half_of(client), await half_of(client)
+    await in_doubt(db, foreign)
+    chosen = {"producer_group": "shop", "state": "in_doubt", "verdict": "rollback", "reason": "all"}
+    await act(client, shown[1], "verdict", verdict="commit", reason="it was paid")
+    named = [*shown, shown[0], in_half, str(uuid7(runtime.clock.now()))]
+    for dry_run in (True, False):
+        answer = await client.post(
+            "/transactions/verdict", json={**chosen, "transaction_ids": named, "dry_run": dry_run, "limit": 1}
+        )
+        assert answer.json() == {
+            "dry_run": dry_run,
+            "matched": 2,
+            "changed": 0 if dry_run else 2,
+            "transaction_ids": [shown[0], shown[2]],
+            "more": False,
+        }
+    states = [(await client.get(f"/transactions/{one}")).json()["state"] for one in (*shown, foreign, in_half)]
+    assert states == ["rolled_back", "committed", "rolled_back", "in_doubt", "half"]
+    again = {"producer_group": "shop", "reason": "mistake", "dry_run": False, "transaction_ids": [shown[0], shown[1]]}
+    answer = await client.post("/transactions/reissue", json=again)
+    assert answer.json()["transaction_ids"] == [shown[0]]
+    asked = {"producer_group": "shop", "state": "half", "dry_run": False, "transaction_ids": [in_half, foreign]}
+    assert (await client.post("/transactions/check", json=asked)).json()["transaction_ids"] == [in_half]
+    for refused in ([], ["order-1030"], [in_half] * 1001, in_half):
+        answer = await client.post("/transactions/check", json={**asked, "transaction_ids": refused})
+        assert answer.status_code == 422
+        assert answer.json()["field"].startswith("transaction_ids")
+
+
 async def test_a_filter_keeps_to_its_group_and_range(client: httpx.AsyncClient, db: Connection, group: str) -> None:
     first = await half_of(client)
     await in_doubt(db, first)

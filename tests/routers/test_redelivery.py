@@ -114,6 +114,7 @@ async def test_a_filter_acts_only_without_dry_run(
     reported = await acting(client, {"filter": {"subscription": "mailer"}, "at_most": 2})
     assert (reported["dry_run"], reported[done], reported["left"]) == (True, 0, 5)
     assert [one["message_id"] for one in reported["ids"]] == [made[4], made[3]]
+    assert reported["died_before"] == "2026-11-21T08:00:04.000001Z"
     assert await db.fetchval("select count(*) from dead_letter") == 5
     acted = await acting(client, by_filter(at_most=2, subscription="mailer"))
     assert (acted["dry_run"], acted[done], acted["left"], acted["ids"]) == (False, 2, 3, reported["ids"])
@@ -426,3 +427,24 @@ async def test_a_replays_dead_letter_is_redelivered_as_of_the_replay(
     reported = [(entry["what"], entry.get("replay")) for entry in timeline]
     assert ("redelivered", replay) in reported
     assert ("replayed", replay) in reported
+
+
+@pytest.mark.parametrize("acting", [redeliver, drop])
+async def test_what_dies_after_a_dry_run_is_left_out(
+    client: httpx.AsyncClient, db: Connection, mailer: str, acting: Any
+) -> None:
+    shown = [await dead(client, db, mailer, number, died_at=AT + timedelta(days=number)) for number in range(2)]
+    counted = await acting(client, {"filter": {"subscription": "mailer"}})
+    bound = counted["died_before"]
+    earlier = (AT + timedelta(hours=1)).isoformat()
+    earlier_bound = (await acting(client, {"filter": {"subscription": "mailer", "died_before": earlier}}))[
+        "died_before"
+    ]
+    assert earlier_bound == "2026-11-21T08:00:00.000001Z"
+    later = await dead(client, db, mailer, 2, died_at=AT + timedelta(days=1, microseconds=1))
+    acted = await acting(client, by_filter(subscription="mailer", died_before=bound))
+    assert {one["message_id"] for one in acted["ids"]} == set(shown)
+    assert "died_before" not in acted
+    assert await listed(client) == [later]
+    none = await acting(client, {"filter": {"topic": "other"}})
+    assert (none["left"], none["died_before"] > bound) == (0, True)

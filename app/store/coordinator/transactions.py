@@ -31,13 +31,17 @@ where h.transaction_id = $1 and h.position < 1
 
 # The source of a list's ids within [$1, $2). `id`: half's primary key; the range prunes partitions. `key`: half_key,
 # which is in id order within a key; a transaction with several messages of the key counts once. `doubt`: check_back's
-# primary key; the table is small.
+# primary key; the table is small. `ids`: the ids that a request names.
 SOURCES = {
     "id": "select transaction_id from half where transaction_id >= $1 and transaction_id < $2 and position < 1",
     "key": (
         "select distinct transaction_id from half where key = {key} and transaction_id >= $1 and transaction_id < $2"
     ),
     "doubt": "select transaction_id from check_back where transaction_id >= $1 and transaction_id < $2",
+    "ids": (
+        "select distinct transaction_id from unnest({key}::uuid[]) transaction_id "
+        "where transaction_id >= $1 and transaction_id < $2"
+    ),
 }
 
 # The lowest id of the next window; no row if the window holds all remaining ids.
@@ -120,7 +124,10 @@ class TransactionState:
 
 @dataclass(frozen=True, slots=True)
 class TransactionFilter:
-    """The filters of a list; None does not filter. Ids are in [low, high), birth times in [born_after, born_before)."""
+    """The filters of a list; None does not filter. Ids are in [low, high), birth times in [born_after, born_before).
+
+    A filter has a `key` or `ids`, or neither.
+    """
 
     low: UUID = LOWEST
     high: UUID = HIGHEST
@@ -133,6 +140,7 @@ class TransactionFilter:
     decided_by: Source | None = None
     has_refused_end: bool | None = None
     is_reissued: bool | None = None
+    ids: tuple[UUID, ...] | None = None
 
     def beyond(self, cursor: UUID, *, oldest_first: bool) -> "TransactionFilter":
         """Return the filter of the page that a cursor begins."""
@@ -143,6 +151,8 @@ class TransactionFilter:
     @property
     def source(self) -> str:
         """The key of SOURCES for this filter."""
+        if self.ids is not None:
+            return "ids"
         if self.key is not None:
             return "key"
         return "doubt" if self.state in (State.IN_DOUBT, State.PARKED) else "id"
@@ -306,7 +316,10 @@ def _arguments(wanted: TransactionFilter, limit: int) -> tuple[object, ...]:
     )
 
 
-def _key(wanted: TransactionFilter) -> tuple[str, ...]:
+def _key(wanted: TransactionFilter) -> tuple[object, ...]:
+    """Return what the statements of `source` need beside the range of ids."""
+    if wanted.ids is not None:
+        return (wanted.ids,)
     return () if wanted.key is None else (wanted.key,)
 
 
