@@ -5,14 +5,15 @@ import re
 from datetime import timedelta
 from html import escape, unescape
 from io import StringIO
-from urllib.parse import urlencode
+from urllib.parse import parse_qs, urlencode, urlsplit
+from uuid import UUID
 
 import httpx
 import pytest
 
 from app.console.site import PAGES
 from app.database.connection import Connection
-from tests.support.console_forms import FORM, submit, token_of
+from tests.support.console_forms import FORM, send, submit, token_of
 from tests.support.dead_letters import AT, bury, committed, subscription
 from tests.support.proof_runs import DAY, find, reconciled
 
@@ -293,6 +294,78 @@ async def test_rolled_back_transactions_are_reissued_by_a_filter(
     assert await db.fetchval("select count(*) from reissue") == 2
     assert ("transaction.reissue", "they were paid after all") in await audited(db)
     assert "not possible in this state" in (await client.get(act, headers=FORM)).text
+
+
+async def in_doubt(client: httpx.AsyncClient, db: Connection) -> str:
+    transaction_id = await half(client)
+    await db.execute(
+        "insert into check_back (transaction_id, producer_group, state, swept_at) values ($1::uuid, 'shop', 1, now())",
+        transaction_id,
+    )
+    return transaction_id
+
+
+@pytest.mark.parametrize("act", ["commit", "rollback", "check"])
+async def test_an_act_by_a_filter_takes_only_the_transactions_that_it_showed(
+    client: httpx.AsyncClient, db: Connection, group: str, act: str
+) -> None:
+    shown = [await in_doubt(client, db) for _ in range(101)]
+    page = await client.get(f"/console/transactions/do/{act}?producer_group=shop&state=in_doubt", headers=FORM)
+    unseen = await in_doubt(client, db)
+    await client.post(f"/transactions/{shown[50]}/verdict", json={"verdict": "commit", "reason": "it was paid"})
+    done = await send(client, page, reason="the shop is gone")
+    told = parse_qs(urlsplit(done.headers["location"]).query)["done"][0]
+    assert told.startswith("99 ")
+    assert told.endswith("1 of those shown no longer matched, and is as before.")
+    # The newest hundred were shown, and all but one of them still match.
+    acted = await db.fetch("select target from audit where detail ->> 'reason' = 'the shop is gone'")
+    assert {row["target"] for row in acted} == set(shown[1:]) - {shown[50]}
+    assert (await client.get(f"/transactions/{unseen}")).json()["state"] == "in_doubt"
+    assert (await client.get(f"/transactions/{unseen}")).json().get("verdict") is None
+
+
+async def test_a_form_that_names_no_transactions_acts_on_none(
+    client: httpx.AsyncClient, db: Connection, group: str
+) -> None:
+    await in_doubt(client, db)
+    path = "/console/transactions/do/rollback?producer_group=shop&state=in_doubt"
+    page = await client.get(path, headers=FORM)
+    refused = await client.post(path, data={"csrf": token_of(page), "reason": "the shop is gone"})
+    assert (refused.status_code, "The form names no transactions" in refused.text) == (422, True)
+    assert await db.fetchval("select count(*) from op") == 0
+    # The page shows them again, to be confirmed.
+    assert (await send(client, refused, reason="the shop is gone")).status_code == 303
+    assert await db.fetchval("select count(*) from op") == 1
+
+
+@pytest.mark.parametrize("act", ["redeliver", "drop"])
+async def test_an_act_by_a_filter_takes_only_the_dead_letters_that_it_showed(
+    client: httpx.AsyncClient, db: Connection, group: str, act: str
+) -> None:
+    await subscription(client, "mailer")
+    ids = [await committed(client, {"topic": "order", "body": number}) for number in range(5)]
+    for one in ids[:3]:
+        await bury(db, one, "mailer")
+    path = f"/console/dead-letters/do/{act}?subscription=mailer"
+    page = await client.get(path, headers=FORM)
+    await bury(db, ids[3], "mailer", died_at=AT + timedelta(seconds=1))
+    await db.execute("delete from dead_letter where transaction_id = $1", UUID(ids[0][:36]))
+    done = await send(client, page, reason="test orders")
+    told = parse_qs(urlsplit(done.headers["location"]).query)["done"][0]
+    word = "dropped" if act == "drop" else "redelivered"
+    assert told == f"2 dead letters are {word}. 1 of those shown had been redelivered or dropped before."
+    left = await db.fetch("select transaction_id from dead_letter")
+    assert [str(row["transaction_id"]) for row in left] == [ids[3][:36]]
+    # A worker stores a dead letter after the preview, with an earlier time of death.
+    page = await client.get(path, headers=FORM)
+    await bury(db, ids[4], "mailer", died_at=AT)
+    changed = await send(client, page, reason="test orders")
+    assert (changed.status_code, "More dead letters match than were shown" in changed.text) == (422, True)
+    assert await db.fetchval("select count(*) from dead_letter") == 2
+    await send(client, changed, reason="test orders")
+    assert await db.fetchval("select count(*) from dead_letter") == 0
+    formless = await client.post(path, data={"csrf": token_of(changed), "reason": "test orders"})
+    assert formless.status_code == 422
 
 
 async def test_acts_on_dead_letters(client: httpx.AsyncClient, db: Connection, group: str) -> None:

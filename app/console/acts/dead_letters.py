@@ -2,14 +2,17 @@
 
 from typing import Any
 
-from app.console.acts.act import ConsoleAct, Done, Preview, number_or_text
+from app.console.acts.act import ConsoleAct, Done, FormField, Preview, number_or_text
 from app.console.rendering import command, link
 from app.console.visit import Visit
+from app.errors import Invalid
 from app.routers.dead_letters import drop_dead_letters, redeliver_dead_letters
-from app.schemas.dead_letters import ByFilter, ByIds, DeadLetterRef
+from app.schemas.dead_letters import ByFilter, ByIds, DropAnswer, RedeliverAnswer
 from app.schemas.validation import checked
 
 _FILTER = ("subscription", "topic", "key", "reason", "error", "died_after", "died_before")
+# The dead letters of one act.
+AT_ONCE = 1000
 _PATH = "/console/dead-letters/do"
 _EFFECTS = {
     "redeliver": (
@@ -19,14 +22,12 @@ _EFFECTS = {
 }
 
 
-def _selection(visit: Visit, reason: str, *, dry_run: bool) -> ByIds | ByFilter:
+def _by_id(visit: Visit, reason: str) -> ByIds:
     asked = visit.asked
-    if "message_id" in asked:
-        one: dict[str, object] = {"subscription": asked.get("subscription"), "message_id": asked["message_id"]}
-        if "replay" in asked:
-            one["replay"] = number_or_text(asked["replay"])
-        return checked(ByIds, {"ids": [one], "reason": reason})
-    return checked(ByFilter, {"filter": _filter(visit), "dry_run": dry_run, "reason": reason})
+    one: dict[str, object] = {"subscription": asked.get("subscription"), "message_id": asked["message_id"]}
+    if "replay" in asked:
+        one["replay"] = number_or_text(asked["replay"])
+    return checked(ByIds, {"ids": [one], "reason": reason})
 
 
 def _filter(visit: Visit) -> dict[str, str]:
@@ -37,14 +38,37 @@ def _back(visit: Visit) -> str:
     return link("dead-letters", **_filter(visit))
 
 
-async def _run(visit: Visit, word: str, reason: str, *, dry_run: bool) -> tuple[int, int, list[DeadLetterRef]]:
-    """Return how many left the table, how many still match, and the dead letters concerned."""
-    wanted = _selection(visit, reason, dry_run=dry_run)
+async def _run(visit: Visit, word: str, wanted: ByIds | ByFilter) -> tuple[int, DropAnswer | RedeliverAnswer]:
+    """Return how many left the table, and the answer of the API."""
     if word == "drop":
         dropped = await drop_dead_letters(visit.runtime, visit.caller, wanted)
-        return dropped.dropped, dropped.left, dropped.ids
+        return dropped.dropped, dropped
     sent = await redeliver_dead_letters(visit.runtime, visit.caller, wanted)
-    return sent.redelivered, sent.left, sent.ids
+    return sent.redelivered, sent
+
+
+async def _would(visit: Visit, word: str, chosen: dict[str, str], at_most: int) -> DropAnswer | RedeliverAnswer:
+    return (await _run(visit, word, checked(ByFilter, {"filter": chosen, "at_most": at_most})))[1]
+
+
+async def _run_as_shown(visit: Visit, word: str, reason: str) -> tuple[int, str]:
+    """Act on those that the preview counted, the newest first. Return how many, and what is different from then.
+
+    Raises Invalid if more match now that died before the preview: a worker had not stored them yet.
+    """
+    shown = number_or_text(visit.form.get("shown", ""))
+    if not isinstance(shown, int):
+        raise Invalid("The form does not say what it showed. Load the page again and repeat the act.", field="shown")
+    chosen = {**_filter(visit), "died_before": visit.form.get("died_before", "")}
+    if (await _would(visit, word, chosen, 1)).left > shown:
+        raise Invalid("More dead letters match than were shown. Nothing is done yet: look at them below.")
+    at_most = max(1, min(shown, AT_ONCE))
+    wanted = {"filter": chosen, "dry_run": False, "at_most": at_most, "reason": reason}
+    count, answer = await _run(visit, word, checked(ByFilter, wanted))
+    said = f" {answer.left:,} still match: repeat the act for the rest." if answer.left else ""
+    if (gone := shown - count - answer.left) > 0:
+        said += f" {gone:,} of those shown had been redelivered or dropped before."
+    return count, said
 
 
 def _act(word: str, method: str, route: str, tone: str) -> ConsoleAct:
@@ -54,20 +78,37 @@ def _act(word: str, method: str, route: str, tone: str) -> ConsoleAct:
         if "message_id" in asked:
             said = command("dead-letters", word, asked["message_id"], subscription=asked.get("subscription"))
             return Preview(asked["message_id"], _back(visit), facts, _EFFECTS[word], said)
-        _, left, ids = await _run(visit, word, "preview", dry_run=True)
-        facts.append(("dead letters", f"{left:,}"))
+        found = await _would(visit, word, _filter(visit), AT_ONCE)
+        left = found.left
+        facts.append(("dead letters", f"{left:,}{f'; the newest {AT_ONCE:,} at once' if left > AT_ONCE else ''}"))
         options = {"because" if name == "reason" else name: value for name, value in _filter(visit).items()}
         said = f"{command('dead-letters', word, **options)} --yes"
-        items = [(f"{one.subscription} · {one.message_id}", _of_message(one.message_id)) for one in ids[:50]]
+        items = [(f"{one.subscription} · {one.message_id}", _of_message(one.message_id)) for one in found.ids[:50]]
         more = f"and {left - 50:,} more" if left > 50 else ""
+        assert found.died_before is not None  # a dry run has it
+        # What dies while the person reads was not shown.
+        fields = (
+            FormField("died_before", "", "hidden", found.died_before.isoformat()),
+            FormField("shown", "", "hidden", str(left)),
+        )
         return Preview(
-            f"{left:,} dead letters", _back(visit), facts, _EFFECTS[word], said, items, more, is_possible=left > 0
+            f"{left:,} dead letters",
+            _back(visit),
+            facts,
+            _EFFECTS[word],
+            said,
+            items,
+            more,
+            fields,
+            is_possible=left > 0,
         )
 
     async def run(visit: Visit, reason: str) -> Done:
-        count, left, _ = await _run(visit, word, reason, dry_run=False)
+        if "message_id" in visit.asked:
+            count, rest = (await _run(visit, word, _by_id(visit, reason)))[0], ""
+        else:
+            count, rest = await _run_as_shown(visit, word, reason)
         done = "dropped" if word == "drop" else "redelivered"
-        rest = f" {left:,} still match: repeat the act for the rest." if left else ""
         return Done(f"{count:,} dead letters are {done}.{rest}", back=_back(visit))
 
     return ConsoleAct(f"{_PATH}/{word}", word.capitalize(), (method, route), preview, run, tone)

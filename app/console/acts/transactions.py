@@ -5,6 +5,7 @@ from typing import Any
 from app.console.acts.act import ConsoleAct, Done, FormField, Preview, note_of, number_or_text
 from app.console.rendering import command, link, state
 from app.console.visit import Visit
+from app.errors import Invalid
 from app.routers.operator_verdicts import (
     CheckMany,
     DecideMany,
@@ -28,6 +29,8 @@ _ID = "{transaction_id:uuid}"
 _UNDECIDED = (State.HALF, State.IN_DOUBT, State.PARKED)
 # The fields of a filter that the API's calls on many transactions have.
 _FILTER = ("producer_group", "state", "born_after", "born_before")
+# The field of a form that holds the transactions of the preview.
+_IDS = "transaction_ids"
 
 _ASKS = (
     "A worker asks the producer's check URL as soon as one is free. A parked transaction stays parked unless the "
@@ -145,6 +148,25 @@ def _options(asked: dict[str, Any]) -> dict[str, Any]:
     return {"group" if name == "producer_group" else name: value for name, value in asked.items()}
 
 
+def _shown_ids(visit: Visit) -> dict[str, Any]:
+    """Return the transactions that the preview named. Raises Invalid if the form names none.
+
+    What matches the filter only since then was not seen by the person, so the act leaves it out.
+    """
+    ids = visit.form.get(_IDS, "").split()
+    if not ids:
+        raise Invalid("The form names no transactions. Load the page again and repeat the act.", field=_IDS)
+    return {_IDS: ids}
+
+
+def _unchanged(visit: Visit, changed: int) -> str:
+    """Return a sentence about transactions that the preview named and the act left as they are."""
+    left = len(visit.form[_IDS].split()) - changed
+    if not left:
+        return ""
+    return f" {left} of those shown no longer matched, and {'is' if left == 1 else 'are'} as before."
+
+
 def _many_preview(visit: Visit, matched: Matched, effect: str, said: str) -> Preview:
     asked = _filter(visit)
     facts: list[tuple[str, Any]] = [(name.replace("_", " "), value) for name, value in asked.items()]
@@ -159,6 +181,7 @@ def _many_preview(visit: Visit, matched: Matched, effect: str, said: str) -> Pre
         said,
         items,
         more,
+        (FormField(_IDS, "", "hidden", " ".join(map(str, matched.transaction_ids))),),
         is_possible=matched.matched > 0,
     )
 
@@ -179,9 +202,10 @@ async def _check_many_preview(visit: Visit) -> Preview:
 
 
 async def _check_many(visit: Visit, reason: str) -> Done:
-    wanted = checked(CheckMany, {**_filter(visit), "dry_run": False})
+    wanted = checked(CheckMany, {**_filter(visit), **_shown_ids(visit), "dry_run": False})
     done = await check_transactions(visit.runtime, visit.caller, wanted, note_of(reason))
-    return Done(f"{done.changed} checks are due now.", back=link("transactions", **_filter(visit)))
+    said = f"{done.changed} checks are due now.{_unchanged(visit, done.changed)}"
+    return Done(said, back=link("transactions", **_filter(visit)))
 
 
 def _verdict_many(word: str, tone: str) -> ConsoleAct:
@@ -193,9 +217,10 @@ def _verdict_many(word: str, tone: str) -> ConsoleAct:
         return _many_preview(visit, matched, effect, f"{said} --no-dry-run")
 
     async def run(visit: Visit, reason: str) -> Done:
-        asked = {**_filter(visit), "verdict": word, "reason": reason, "dry_run": False}
+        asked = {**_filter(visit), **_shown_ids(visit), "verdict": word, "reason": reason, "dry_run": False}
         done = await decide_transactions(visit.runtime, visit.caller, checked(DecideMany, asked))
-        return Done(f"{done.changed} transactions are decided: {word}.", back=link("transactions", **_filter(visit)))
+        said = f"{done.changed} transactions are decided: {word}.{_unchanged(visit, done.changed)}"
+        return Done(said, back=link("transactions", **_filter(visit)))
 
     label = f"{word.capitalize()} all"
     return ConsoleAct(f"{_MANY}/{word}", label, ("POST", "/transactions/verdict"), preview, run, tone)
@@ -214,9 +239,10 @@ async def _reissue_many_preview(visit: Visit) -> Preview:
 
 
 async def _reissue_many(visit: Visit, reason: str) -> Done:
-    wanted = checked(ReissueMany, {**_reissued_filter(visit), "reason": reason, "dry_run": False})
-    done = await reissue_transactions(visit.runtime, visit.caller, wanted)
-    return Done(f"{done.changed} transactions are reissued.", back=link("transactions", **_filter(visit)))
+    asked = {**_reissued_filter(visit), **_shown_ids(visit), "reason": reason, "dry_run": False}
+    done = await reissue_transactions(visit.runtime, visit.caller, checked(ReissueMany, asked))
+    said = f"{done.changed} transactions are reissued.{_unchanged(visit, done.changed)}"
+    return Done(said, back=link("transactions", **_filter(visit)))
 
 
 ACTS = [
