@@ -4,7 +4,6 @@ An address is checked after it was resolved and before the connection to it, so 
 """
 
 import asyncio
-import ipaddress
 import os
 import socket
 from base64 import b64encode
@@ -17,10 +16,9 @@ from aiohappyeyeballs import AddrInfoType, start_connection
 
 from app.egress.http_connection import HEADER_BYTES, HttpConnection
 from app.egress.network_policy import AddressRefused, NetworkPolicy
+from app.egress.resolver import NoAddress
 from app.egress.urls import PORTS
 
-# Addresses of a name are used again for this time.
-LOOKUP_S = 10.0
 # The time after which the next address is tried as well (RFC 8305, "Connection Attempt Delay").
 NEXT_ADDRESS_S = 0.25
 
@@ -73,7 +71,6 @@ class Connector:
     def __init__(self, network_policy: NetworkPolicy) -> None:
         self._network_policy = network_policy
         self.proxy = None if network_policy.proxy is None else Proxy.of(network_policy.proxy)
-        self._lookups: dict[tuple[str, int], tuple[float, asyncio.Task[Sequence[str]]]] = {}
 
     async def connect(self, origin: Origin, protocol: Callable[[], HttpConnection]) -> HttpConnection:
         """Connect to an origin, or to the proxy, which then connects to the origin.
@@ -82,7 +79,7 @@ class Connector:
         """
         if self.proxy is not None:
             return await self._connect_by_proxy(self.proxy, origin, protocol)
-        addresses = self._allowed(await self._addresses(origin.host, origin.port), origin)
+        addresses = self._allowed(await self._addresses(origin.host), origin)
         connected = await _connected_socket(addresses, origin)
         tls = self._network_policy.tls if origin.encrypted else None
         name = origin.host.rstrip(".") if origin.encrypted else None
@@ -104,23 +101,12 @@ class Connector:
             )
         return allowed
 
-    async def _addresses(self, host: str, port: int) -> Sequence[str]:
-        """Return the addresses of a host. Concurrent callers share a lookup, and its result for LOOKUP_S."""
-        if _is_address(host):
-            return [host]
-        now = asyncio.get_running_loop().time()
-        until, lookup = self._lookups.get((host, port), (0.0, None))
-        if lookup is None or now >= until:
-            for old in [key for key, (end, _) in self._lookups.items() if now >= end]:
-                del self._lookups[old]
-            lookup = asyncio.ensure_future(self._network_policy.lookup(host, port))
-            self._lookups[host, port] = now + LOOKUP_S, lookup
+    async def _addresses(self, host: str) -> Sequence[str]:
+        """Return the addresses of a host. Raises NotConnected."""
         try:
-            # A caller that gives up must not end the lookup for the others.
-            return await asyncio.shield(lookup)
-        except OSError as error:
-            self._lookups.pop((host, port), None)
-            raise NotConnected(f"no address of {host}: {error.strerror or error}") from error
+            return await self._network_policy.resolver.addresses(host)
+        except NoAddress as failure:
+            raise NotConnected(str(failure)) from failure
 
     async def _connect_by_proxy(
         self, proxy: Proxy, origin: Origin, protocol: Callable[[], HttpConnection]
@@ -128,7 +114,7 @@ class Connector:
         """Connect to the proxy, whose address the operator set; for TLS by a tunnel (RFC 9110 §9.3.6)."""
         loop = asyncio.get_running_loop()
         at = Origin(False, proxy.host, proxy.port)
-        connected = await _connected_socket(await self._addresses(proxy.host, proxy.port), at)
+        connected = await _connected_socket(await self._addresses(proxy.host), at)
         if not origin.encrypted:
             _, connection = await loop.create_connection(protocol, sock=connected)
             return connection
@@ -211,11 +197,3 @@ def _address_info(address: str, port: int) -> AddrInfoType:
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
     at: tuple[Any, ...] = (address, port, 0, 0) if family == socket.AF_INET6 else (address, port)
     return cast(AddrInfoType, (family, socket.SOCK_STREAM, socket.IPPROTO_TCP, "", at))
-
-
-def _is_address(host: str) -> bool:
-    try:
-        ipaddress.ip_address(host)
-    except ValueError:
-        return False
-    return True

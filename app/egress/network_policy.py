@@ -4,20 +4,16 @@ The checked address is the connected one, so a name that resolves differently th
 help an attacker. Brokers' clients get a checked address instead of the name.
 """
 
-import asyncio
 import ipaddress
-import socket
 import ssl
-from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Self, TypeAlias, TypeVar
+from typing import Self, TypeVar
 
 from app.config import Settings
 from app.egress.denied_addresses import Network, denied_reason
+from app.egress.resolver import Lookup, Resolver, system_addresses
 
-# Takes a host name and a port; returns numeric addresses in the order to try them. Raises OSError.
-Lookup: TypeAlias = Callable[[str, int], Awaitable[Sequence[str]]]
 C = TypeVar("C", bound=ssl.SSLContext)
 
 NO_PORTS: frozenset[int] = frozenset()
@@ -25,15 +21,6 @@ NO_PORTS: frozenset[int] = frozenset()
 
 class AddressRefused(OSError):
     """The address, the port or a connection without TLS is not allowed; the text names the setting."""
-
-
-async def resolve_host(host: str, port: int) -> Sequence[str]:
-    """Return a host's addresses by the system's resolver. Raises OSError."""
-    try:
-        found = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
-    except UnicodeError as fault:
-        raise OSError(f"{host!r} is not a host name") from fault
-    return list(dict.fromkeys(str(address[0]) for *_, address in found))
 
 
 class NamedTls(ssl.SSLContext):
@@ -69,10 +56,12 @@ class NetworkPolicy:
     cert_file: Path | None = None
     key_file: Path | None = None
     proxy: str | None = None
-    lookup: Lookup = resolve_host
+    lookup: Lookup = system_addresses
+    resolver: Resolver = field(init=False)
     tls: ssl.SSLContext = field(init=False)
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "resolver", Resolver(self.lookup))
         object.__setattr__(self, "tls", self._tls(ssl.SSLContext))
 
     @classmethod
@@ -109,12 +98,13 @@ class NetworkPolicy:
     ) -> list[str]:
         """Return the allowed addresses of a broker in the resolver's order; at least one.
 
-        Raises AddressRefused if none of its addresses is allowed, OSError if it has none.
+        The name is looked up for each connection, because a failover may have moved it. Raises AddressRefused if none
+        of its addresses is allowed, NoAddress if it has none.
         """
         fault = self.port_fault(port, own_ports) or (None if encrypted else self.plain_fault())
         if fault is not None:
             raise AddressRefused(f"{host}:{port} {fault}")
-        addresses = await self.lookup(host, port)
+        addresses = await self.resolver.addresses(host, anew=True)
         faults = {address: self.address_fault(address) for address in addresses}
         good = [address for address in addresses if faults[address] is None]
         if not good:

@@ -181,7 +181,7 @@ async def recording_server(address: str, port: int = 0) -> AsyncIterator[tuple[i
 def policy_with_names_from(server: NameServer, *opened: str) -> NetworkPolicy:
     """Return rules that resolve names by a DNS server, with 127.0.0.2 opened."""
 
-    async def lookup(host: str, port: int) -> list[str]:
+    async def lookup(host: str) -> list[str]:
         return [address for kind in (A, AAAA) for address in await ask(server.port, host, kind)]
 
     return NetworkPolicy(opened=networks_of(*opened), lookup=lookup)
@@ -190,10 +190,9 @@ def policy_with_names_from(server: NameServer, *opened: str) -> NetworkPolicy:
 async def test_a_name_that_resolves_to_another_address_the_second_time_is_refused() -> None:
     answers = {"shop.test": [["127.0.0.2"], ["127.0.0.1"]]}
     async with NameServer(answers) as names, recording_server("0.0.0.0") as (port, accepted):
-        rules = policy_with_names_from(names, "127.0.0.2/32")
         replies = []
         for _ in range(2):
-            async with callback_client(rules) as client:
+            async with callback_client(policy_with_names_from(names, "127.0.0.2/32")) as client:
                 replies.append(await client.call(f"http://shop.test:{port}/", b"{}", {}, timeout_s=30))
         assert names.asked["shop.test", A] == 2
     assert replies[0].status == 204

@@ -8,12 +8,17 @@ from collections.abc import Mapping, Sequence
 from types import TracebackType
 
 A, CNAME, AAAA = 1, 5, 28
+# Questions about names below this one get no answer.
+SILENT = ".silent.test"
 # The answers to successive questions of a name; the last one answers all later questions. Each is a list of addresses.
 Answers = Mapping[str, Sequence[Sequence[str]]]
 
 
 class NameServer(asyncio.DatagramProtocol):
-    """Answers A and AAAA by `answers`, with no time to live; other names do not exist. `asked` counts them by type."""
+    """Answers A and AAAA by `answers`, with no time to live; other names do not exist.
+
+    `asked` counts the questions by name and type.
+    """
 
     def __init__(self, answers: Answers, address: str = "127.0.0.1", port: int = 0) -> None:
         self.asked: Counter[tuple[str, int]] = Counter()
@@ -35,6 +40,8 @@ class NameServer(asyncio.DatagramProtocol):
         rounds = self._answers.get(name)
         found = [] if rounds is None else rounds[min(self.asked[name, kind], len(rounds) - 1)]
         self.asked[name, kind] += 1
+        if name.endswith(SILENT):
+            return
         records = [_record(answer, kind) for answer in found]
         encoded = b"".join(record for record in records if record is not None)
         count = sum(record is not None for record in records)

@@ -16,7 +16,7 @@ import sys
 import tempfile
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from app.config import DENIED_PORTS
@@ -66,10 +66,10 @@ def make_every_address_local() -> None:
                 raise OSError(-fault, "no route could be made")
 
 
-def resolve_here(directory: Path) -> None:
-    """Make the C library resolve names by 127.0.0.1, and by files only `localhost`."""
+def resolve_here(directory: Path, options: str = "") -> None:
+    """Make the C library resolve names by 127.0.0.1, and by files only `localhost`. `options`: of resolv.conf."""
     files = {
-        "resolv.conf": "nameserver 127.0.0.1\n",
+        "resolv.conf": f"nameserver 127.0.0.1\noptions {options}\n",
         "hosts": "127.0.0.1 localhost\n",
         "nsswitch.conf": "hosts: files dns\n",
     }
@@ -123,7 +123,8 @@ async def listening() -> AsyncIterator[Listener]:
 async def error_of_call(url: str, policy: NetworkPolicy) -> str:
     """POST to a URL with a new client, twice if the second lookup returns another address; return the error."""
     for _ in range(2 if "rebind" in url else 1):
-        async with callback_client(policy) as client:
+        # New rules remember no addresses.
+        async with callback_client(replace(policy)) as client:
             reply = await client.call(url, b"{}", {}, timeout_s=TIMEOUT_S)
     return reply.error or f"answered {reply.status}"
 
