@@ -12,7 +12,7 @@ from pathlib import Path
 
 import psutil
 
-from app.secrets.vault import make_key_file
+from app.secrets.key_file import make_key_file
 
 START_S = 60.0
 STOP_S = 15.0

@@ -22,7 +22,8 @@ from app.lifecycle.startup import assemble
 from app.main import create_app
 from app.migrate import migrate
 from app.runtime.state import Runtime
-from app.secrets.vault import GROUP_SECRETS, new_key
+from app.secrets.key_file import new_key
+from app.secrets.vault import GROUP_SECRETS
 from tests.support import postgres
 from tests.support.examples import examples
 from tests.support.pool_guard import lend_one_at_a_time

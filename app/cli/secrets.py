@@ -18,7 +18,7 @@ def install(app: typer.Typer) -> None:
 
 def new_secrets_key() -> None:
     """Print a new key as a line for the key file. The key on the file's last line seals."""
-    from app.secrets.vault import new_key
+    from app.secrets.key_file import new_key
 
     print(new_key())
 

@@ -15,8 +15,9 @@ from app.migrate import current, head, migrate, refuse_newer, serves
 from app.operations.secret_rotation import Rotation, rotate
 from app.permissions import Caller
 from app.runtime.loop_runner import wait
+from app.secrets.key_file import BadSecretsKeyFile, make_key_file, read_keys
 from app.secrets.status import missing_keys
-from app.secrets.vault import BadSecretsKeyFile, Vault, make_key_file, read_keys
+from app.secrets.vault import Vault
 from app.store.admin.encrypted_secrets import keys_in_use
 
 log = structlog.get_logger(__name__)

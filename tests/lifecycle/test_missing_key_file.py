@@ -5,7 +5,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from app.secrets.vault import read_keys
+from app.secrets.key_file import read_keys
 from tests.support.processes import Service
 
 

@@ -29,16 +29,8 @@ from app.loops import gauges
 from app.migrate import alembic_config, migrate
 from app.operations.secret_rotation import rotate
 from app.runtime.state import Runtime
-from app.secrets.vault import (
-    CREDENTIALS,
-    GROUP_SECRETS,
-    SUBSCRIPTION_SECRETS,
-    BadSecretsKeyFile,
-    Vault,
-    make_key_file,
-    new_key,
-    read_keys,
-)
+from app.secrets.key_file import BadSecretsKeyFile, make_key_file, new_key, read_keys
+from app.secrets.vault import CREDENTIALS, GROUP_SECRETS, SUBSCRIPTION_SECRETS, Vault
 from app.store.admin import encrypted_secrets
 from tests.conftest import client_of, register_group
 from tests.routers.test_transactions import subscribe

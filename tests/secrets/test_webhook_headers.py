@@ -9,7 +9,8 @@ import pytest
 
 from app.database.connection import Connection
 from app.runtime.state import Runtime
-from app.secrets.vault import Vault, new_key
+from app.secrets.key_file import new_key
+from app.secrets.vault import Vault
 from tests.support.check_responder import Responder
 from tests.support.vaults import credentials
 
