@@ -115,6 +115,14 @@ DELIVERY = (
 
 PROCESSES = (
     Limit("app.database.connection.LOOP_CONNECTIONS", "pool connections that requests leave to the loops"),
+    Limit(
+        "app.database.keepalive.SILENT_S",
+        "seconds without an answer of the database server's kernel after which a TCP connection to it is lost",
+    ),
+    Limit(
+        "app.database.lent_connections.LENT_AT_MOST_S",
+        "seconds for which a request or a turn of a loop may use a database connection; then it is closed",
+    ),
     Limit("app.server.connection_limits.OTHER_FILES", "open files that a process keeps free of connections"),
     Limit(
         "app.server.known_heads.HEADS_MAX",

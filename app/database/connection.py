@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from time import monotonic
 from typing import TypeAlias
 
 import asyncpg
@@ -11,6 +12,8 @@ from sqlalchemy.exc import TimeoutError as PoolTimeout
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_engine
 from sqlalchemy.pool import QueuePool
 
+from app.database.keepalive import keep_alive
+from app.database.lent_connections import LentConnections
 from app.database.timelines import Host, LookTimes, StaleServer, TimelineGuard
 from app.database.url_file import url_of
 
@@ -92,6 +95,8 @@ async def _connect(dsn: str, host: Host | None, timeout_s: float, guard: Timelin
     settings = {"application_name": "halfnote", "timezone": "UTC"}
     connection = await asyncpg.connect(url_of(dsn), host=name, port=port, timeout=timeout_s, server_settings=settings)
     try:
+        # asyncpg has no setting for it.
+        keep_alive(connection._transport.get_extra_info("socket"))  # type: ignore[attr-defined]
         if await connection.fetchval(SESSION) in WEAK_COMMITS:
             await connection.execute("set synchronous_commit = on")
         await guard.admit(connection)
@@ -105,6 +110,8 @@ async def _connect(dsn: str, host: Host | None, timeout_s: float, guard: Timelin
 class Database:
     """A bounded pool over one Postgres. `connection()` is autocommit; `transaction()` commits at its end.
 
+    `lent`: its connections that are in use, but for those of `dedicated`.
+
     No function takes a second connection while it holds one: as many such functions as the pool has connections would
     wait for each other.
     """
@@ -115,6 +122,7 @@ class Database:
         self.dsn = dsn
         self.pool_timeout_s = pool_timeout_s
         self.guard = timeline_guard(dsn, look_times)
+        self.lent = LentConnections()
         self.engine: AsyncEngine = create_async_engine(
             "postgresql+asyncpg://",
             async_creator=lambda: connect(dsn, guard=self.guard),
@@ -137,9 +145,11 @@ class Database:
         try:
             async with self.engine.connect() as pooled:
                 raw = await _alive(pooled)
+                self.lent.lend(raw, monotonic())
                 try:
                     yield raw
                 finally:
+                    self.lent.take_back(raw)
                     if raw.is_closed() or _is_left_open(raw):
                         await pooled.invalidate()
         except PoolTimeout as error:
@@ -162,9 +172,11 @@ class Database:
             async with self.connection() as pooled:
                 yield pooled
             return
+        self.lent.lend(kept, monotonic())
         try:
             yield kept
         finally:
+            self.lent.take_back(kept)
             if not kept.is_closed() and _is_left_open(kept):
                 kept.terminate()
             if kept.is_closed():
@@ -294,9 +306,12 @@ class KeyedShare:
         await _in_turn(self._free, self._database.pool_timeout_s)
         try:
             connection = await self._open()
+            lent = self._database.lent
+            lent.lend(connection, monotonic())
             try:
                 yield connection
             finally:
+                lent.take_back(connection)
                 if not connection.is_closed() and _is_left_open(connection):
                     connection.terminate()
                 if not connection.is_closed():

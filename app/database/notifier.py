@@ -19,6 +19,8 @@ CHANNEL = "halfnote_outbox"
 NOTIFY_EVERY_S = 0.02
 # Postgres takes payloads of less than 8000 bytes; an empty one stands for any topic.
 PAYLOAD_MAX_BYTES = 7_000
+# A server that is frozen or gone does not answer.
+ANSWER_WITHIN_S = 10.0
 NOTIFY = "select pg_notify($1, $2)"
 # Sent as a topic, which no message has: consumers may claim more than before, such as the next message of a key.
 CLAIMABLE = "halfnote.claimable"
@@ -148,7 +150,8 @@ class WakeUps:
         topics, whatever = self._topics, self._any
         self._topics, self._any = set(), False
         try:
-            await self._notifying.execute(NOTIFY, CHANNEL, payload_of(None if whatever else topics).decode())
+            payload = payload_of(None if whatever else topics).decode()
+            await self._notifying.execute(NOTIFY, CHANNEL, payload, timeout=ANSWER_WITHIN_S)
         except BaseException:
             self._topics |= topics
             self._any = self._any or whatever
@@ -169,7 +172,7 @@ class WakeUps:
                 # Messages may have been published while no session listened.
                 self.wake()
             # A connection that died silently is noticed here.
-            await self._listener.execute("select 1", timeout=10)
+            await self._listener.execute("select 1", timeout=ANSWER_WITHIN_S)
         except BaseException:
             # What is known of the connection may be wrong.
             self._listener.terminate()

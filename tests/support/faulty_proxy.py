@@ -1,7 +1,23 @@
-"""A TCP proxy before a server that can cut its connections, or hold them open and forward nothing."""
+"""A TCP proxy before a server that can cut its connections, hold them open and forward nothing, or vanish."""
 
 import asyncio
+import ctypes
+import socket
+import struct
+from asyncio.trsock import TransportSocket
 from types import TracebackType
+from urllib.parse import urlsplit, urlunsplit
+
+# Of Linux; Python does not name it.
+SO_ATTACH_FILTER, SO_DETACH_FILTER = 26, 27
+# One instruction of the packet filter: keep no byte of any packet.
+DROP_ALL = struct.pack("HBBI", 0x06, 0, 0, 0)
+
+
+def receive_nothing(connection: socket.socket | TransportSocket) -> None:
+    """Have the kernel drop each packet to a socket before TCP gets it, so that nothing is acknowledged."""
+    instructions = ctypes.create_string_buffer(DROP_ALL, len(DROP_ALL))
+    connection.setsockopt(socket.SOL_SOCKET, SO_ATTACH_FILTER, struct.pack("HL", 1, ctypes.addressof(instructions)))
 
 
 class FaultyProxy:
@@ -12,6 +28,9 @@ class FaultyProxy:
         self._forwarding = asyncio.Event()
         self._forwarding.set()
         self._open: set[asyncio.StreamWriter] = set()
+        # Those of `_open` that lead to clients, and those that are silent for good.
+        self._clients: set[asyncio.StreamWriter] = set()
+        self._vanished: set[asyncio.StreamWriter] = set()
         self._tasks: set[asyncio.Task[None]] = set()
         self.connections = 0
 
@@ -39,6 +58,21 @@ class FaultyProxy:
         """Forward nothing, and keep all connections open."""
         self._forwarding.clear()
 
+    def vanish(self) -> None:
+        """Acknowledge no packet of any client and send none, as a machine that has lost its power. On Linux only."""
+        self._vanished |= self._clients
+        for writer in self._clients:
+            receive_nothing(writer.get_extra_info("socket"))
+        receive_nothing(self._server.sockets[0])
+        for writer in self._open - self._clients:
+            writer.transport.abort()
+
+    def come_back(self) -> None:
+        """Take new connections again, as a machine that has restarted and knows none of the former ones."""
+        self._server.sockets[0].setsockopt(socket.SOL_SOCKET, SO_DETACH_FILTER, 0)
+        self._forwarding = asyncio.Event()
+        self._forwarding.set()
+
     def release(self) -> None:
         """Forward again, also what was held."""
         self._forwarding.set()
@@ -46,20 +80,33 @@ class FaultyProxy:
     async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.connections += 1
         server_reader, server_writer = await asyncio.open_connection("127.0.0.1", self._to)
+        self._clients.add(writer)
         self._open |= {writer, server_writer}
         for source, target in ((reader, server_writer), (server_reader, writer)):
-            task = asyncio.create_task(self._forward(source, target))
+            task = asyncio.create_task(self._forward(source, target, self._forwarding))
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
 
-    async def _forward(self, source: asyncio.StreamReader, target: asyncio.StreamWriter) -> None:
+    async def _forward(
+        self, source: asyncio.StreamReader, target: asyncio.StreamWriter, forwarding: asyncio.Event
+    ) -> None:
         try:
             while piece := await source.read(65536):
-                await self._forwarding.wait()
+                await forwarding.wait()
                 target.write(piece)
                 await target.drain()
         except ConnectionError:
             pass
         finally:
-            self._open.discard(target)
-            target.close()
+            # Whose machine has vanished sends no last packet.
+            if target not in self._vanished:
+                self._open.discard(target)
+                self._clients.discard(target)
+                target.close()
+
+
+def through(proxy: FaultyProxy, dsn: str) -> str:
+    """Return a database's URL with the proxy's address."""
+    parts = urlsplit(dsn)
+    login, _, _ = parts.netloc.rpartition("@")
+    return urlunsplit(parts._replace(netloc=f"{login}@127.0.0.1:{proxy.port}"))

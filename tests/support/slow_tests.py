@@ -116,6 +116,7 @@ TESTS: dict[str, tuple[str, ...]] = {
         "test_rollback_publishes_nothing",
     ),
     "coordinator/test_races.py": ("test_twelve_connections_and_both_verdicts",),
+    "database/test_lost_server.py": ("test_a_statement_ends_whose_servers_machine_is_gone",),
     "destinations/test_kafka.py": (
         "test_calls_to_a_broker_that_hangs_end_in_time_and_nothing_is_sent_later",
         "test_a_broker_that_is_down_is_unreachable_and_used_again_after_its_restart",

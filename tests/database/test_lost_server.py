@@ -1,0 +1,111 @@
+"""A server whose machine is gone, or which is frozen: its connections end, so that no loop waits for ever."""
+
+import asyncio
+import socket
+import sys
+from collections.abc import AsyncIterator
+from math import inf
+from time import monotonic
+from urllib.parse import urlsplit
+
+import asyncpg
+import pytest
+
+from app.database.connection import Connection, Database, KeyedShare, connect
+from app.database.keepalive import IDLE_S, PROBE_EVERY_S, PROBES, SILENT_S
+from app.database.lent_connections import LENT_AT_MOST_S
+from tests.support.faulty_proxy import FaultyProxy, through
+from tests.support.requirements import absent
+
+
+@pytest.fixture
+async def proxy(dsn: str) -> AsyncIterator[FaultyProxy]:
+    async with FaultyProxy(urlsplit(dsn).port or 5432) as made:
+        yield made
+
+
+@pytest.fixture
+def url(dsn: str, proxy: FaultyProxy) -> str:
+    """The test's database, through the proxy."""
+    return through(proxy, dsn)
+
+
+def option(connection: Connection, level: int, name: int) -> int:
+    """Return the value of an option of a connection's socket."""
+    value: int = connection._transport.get_extra_info("socket").getsockopt(level, name)
+    return value
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the options of Linux")
+async def test_the_kernel_probes_the_server_of_each_connection(dsn: str, url: str) -> None:
+    database = Database(url, pool_size=1)
+    try:
+        dedicated = await database.dedicated()
+        async with database.connection() as pooled, database.keyed() as keyed:
+            for connection in (dedicated, pooled, keyed):
+                assert option(connection, socket.SOL_SOCKET, socket.SO_KEEPALIVE) == 1
+                assert option(connection, socket.IPPROTO_TCP, socket.TCP_KEEPIDLE) == IDLE_S
+                assert option(connection, socket.IPPROTO_TCP, socket.TCP_KEEPINTVL) == PROBE_EVERY_S
+                assert option(connection, socket.IPPROTO_TCP, socket.TCP_KEEPCNT) == PROBES
+                assert option(connection, socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT) == SILENT_S * 1000
+        await dedicated.close()
+    finally:
+        await database.close()
+
+
+async def test_a_statement_ends_whose_servers_machine_is_gone(proxy: FaultyProxy, url: str, db: Connection) -> None:
+    """The server's kernel has acknowledged one statement, and neither the other nor a connection at rest."""
+    if sys.platform != "linux":
+        absent("a socket's packets can be dropped on Linux only", "MACHINE")
+    awaits, sends, rests = [await connect(url) for _ in range(3)]
+    awaited = asyncio.create_task(awaits.fetch("select 'awaited', pg_sleep(600)"))
+    async with asyncio.timeout(30):
+        while not await db.fetchval(
+            "select exists (select from pg_stat_activity where query like '%''awaited''%600%')"
+        ):
+            await asyncio.sleep(0.05)
+    proxy.vanish()
+    sent = asyncio.create_task(sends.fetch("select 1"))
+    async with asyncio.timeout(3 * SILENT_S):
+        for statement in (awaited, sent):
+            with pytest.raises((asyncpg.ConnectionDoesNotExistError, OSError)):
+                await statement
+        while not rests.is_closed():
+            await asyncio.sleep(0.05)
+    for connection in (awaits, sends, rests):
+        assert connection.is_closed()
+
+
+@pytest.mark.parametrize("kind", ["pool", "keyed", "claims"])
+async def test_a_statement_ends_that_a_frozen_server_never_answers(proxy: FaultyProxy, url: str, kind: str) -> None:
+    """The proxy acknowledges all, and forwards nothing. What uses a connection afterwards gets another."""
+    database = Database(url, pool_size=1)
+    share = KeyedShare(database, 1)
+    lender = {"pool": database.connection, "keyed": database.keyed, "claims": share.connection}[kind]
+
+    lent = asyncio.Event()
+
+    async def read() -> int:
+        async with lender() as connection:
+            lent.set()
+            value: int = await connection.fetchval("select 1")
+            return value
+
+    try:
+        assert await read() == 1
+        proxy.hold()
+        lent.clear()
+        stuck = asyncio.create_task(read())
+        await lent.wait()
+        assert database.lent.close_overdue(monotonic() + LENT_AT_MOST_S - 1) == 0
+        assert not stuck.done()
+        assert database.lent.close_overdue(monotonic() + LENT_AT_MOST_S + 1) == 1
+        with pytest.raises(asyncpg.ConnectionDoesNotExistError):
+            await stuck
+        proxy.release()
+        assert await read() == 1
+        # One that is free is never overdue.
+        assert database.lent.close_overdue(inf) == 0
+    finally:
+        await share.close()
+        await database.close()
