@@ -13,7 +13,7 @@ import structlog
 from app.admission.authenticator import Authenticator
 from app.admission.load_limits import LoadLimits
 from app.admission.request_guard import RequestGuard
-from app.clock import Clock
+from app.clock import FIRST_MEASURES, Clock
 from app.config import Settings, unknown_variables
 from app.coordinator.commit_lanes import CommitLanes
 from app.coordinator.group_commit import LaneLimits
@@ -139,7 +139,9 @@ async def assemble(settings: Settings, dsn: str, stack: AsyncExitStack) -> Runti
     stack.push_async_callback(claim_connections.close)
     clock = Clock()
     async with database.connection() as connection:
-        await clock.measure(connection)
+        # The first has nothing to be compared with, so it must not be the only one.
+        for _ in range(FIRST_MEASURES):
+            await clock.measure(connection)
         await share_id_skew(connection, settings.id_skew_s)
     if database.guard.unreadable is not None:
         log.warning("timeline_unreadable", because=database.guard.unreadable, effect="a former primary is not refused")

@@ -113,7 +113,7 @@ def _secrets(missing: dict[str, int]) -> HealthCheck:
 
 
 def _of_process(runtime: Runtime) -> Iterator[HealthCheck]:
-    skew_s = runtime.clock.offset_s
+    skew_s = runtime.clock.skew_s
     yield HealthCheck(
         "clock",
         abs(skew_s) <= runtime.settings.clock_skew_max_s,

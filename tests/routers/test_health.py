@@ -123,12 +123,12 @@ async def test_readyz_asks_for_the_partitions_of_today_and_tomorrow(
 
 
 @pytest.mark.parametrize(
-    ("offset_s", "ok", "said"), [(4.9, True, "behind"), (5.1, False, "behind"), (-5.1, False, "ahead")]
+    ("skew_s", "ok", "said"), [(4.9, True, "behind"), (5.1, False, "behind"), (-5.1, False, "ahead")]
 )
 async def test_readyz_judges_the_clock(
-    client: httpx.AsyncClient, runtime: Runtime, offset_s: float, ok: bool, said: str
+    client: httpx.AsyncClient, runtime: Runtime, skew_s: float, ok: bool, said: str
 ) -> None:
-    runtime.clock.offset_s = offset_s
+    runtime.clock.skew_s = skew_s
     status, checks, _ = await ready(client)
     assert status == (200 if ok else 503)
     assert checks["clock"]["ok"] is ok
@@ -463,7 +463,7 @@ async def test_clock_loop_measures_and_says_so(runtime: Runtime) -> None:
         await clock_offset.step(runtime, runtime.clock.now())
     assert abs(runtime.clock.offset_s) < 1
     assert lines == []
-    assert exposed(runtime)["halfnote_clock_skew_seconds"] == runtime.clock.offset_s
+    assert exposed(runtime)["halfnote_clock_skew_seconds"] == runtime.clock.skew_s
 
 
 async def test_gauges_look_at_the_verdict_first(

@@ -1,10 +1,6 @@
 """Processes whose clock is set an hour forward and back while they deliver."""
 
 import asyncio
-import shutil
-import subprocess
-import sys
-import tempfile
 import time
 from collections.abc import Iterator
 from email.utils import parsedate_to_datetime
@@ -18,38 +14,22 @@ from app.database.connection import Connection
 from tests.support.processes import Service
 from tests.support.receiver import Sink
 from tests.support.relay_stepping import order, publish
-from tests.support.requirements import absent
+from tests.support.stepped_clock import SteppedClock, stepped_clock
 
 STEPS_S = (0, 3600, 0, -3600, 3600)
 BATCH = 40
-
-
-class SteppedClock:
-    """A clock for processes started with `env`, and for their children; `set` steps it while they run."""
-
-    def __init__(self, directory: Path) -> None:
-        self._file = directory / "seconds"
-        self._file.write_bytes(bytes(8))
-        self._file.chmod(0o644)
-        library = directory / "stepped_clock.so"
-        source = Path(__file__).parents[1] / "support" / "stepped_clock.c"
-        subprocess.run(["cc", "-O1", "-shared", "-fPIC", "-o", library, source, "-ldl"], check=True)
-        self.env = {"LD_PRELOAD": str(library), "STEPPED_CLOCK": str(self._file)}
-
-    def set(self, seconds: int) -> None:
-        """Set the clock this many seconds ahead of the machine's."""
-        with self._file.open("r+b") as file:
-            file.write(seconds.to_bytes(8, sys.byteorder, signed=True))
+HELD = "select name, owner, epoch from lease where name like 'relay:%' order by name"
+RENEWED = "select name, expires_at from lease where name like 'relay:%'"
+# Two workers hold two shards each.
+SHARED = """
+select array_agg(held) = '{2,2}' from (select count(*) as held from lease where name like 'relay:%' group by owner) h
+"""
 
 
 @pytest.fixture
 def clock() -> Iterator[SteppedClock]:
-    if sys.platform != "linux" or shutil.which("cc") is None:
-        absent("a C compiler on Linux is needed to step a process's clock", "DEPS")
-    # Not in pytest's directory, which only its owner may enter: Postgres may run as another user.
-    with tempfile.TemporaryDirectory(prefix="halfnote-clock-") as directory:
-        Path(directory).chmod(0o755)
-        yield SteppedClock(Path(directory))
+    with stepped_clock() as made:
+        yield made
 
 
 async def until(reached: Any, within_s: float = 40) -> None:
@@ -99,6 +79,37 @@ async def test_steps_of_a_workers_clock_stop_nothing_and_repeat_nothing(
         assert_in_order(sink)
 
 
+async def test_steps_of_one_workers_clock_take_no_lease_from_another(
+    client: httpx.AsyncClient, db: Connection, group: str, dsn: str, tmp_path: Path, clock: SteppedClock
+) -> None:
+    """Step the clock of one of two workers. Each would take the other's shards if they disagreed on the time."""
+    workers = []
+    for name, env in (("stepped", clock.env), ("steady", {})):
+        (tmp_path / name).mkdir()
+        arguments = ("serve", "--role", "worker")
+        workers.append(Service(tmp_path / name / "data", *arguments, HALFNOTE_DATABASE_URL=dsn, **env))
+    async with Sink() as sink:
+        await subscribe(client, sink, ordered="key", shards=4)
+        await asyncio.gather(*(worker.start() for worker in workers))
+        try:
+            await until(lambda: db.fetchval(SHARED))
+            held = await db.fetch(HELD)
+            sent: list[int] = []
+            for step_s in (3600, 0, -3600, 0):
+                clock.set(step_s)
+                await until(lambda at=step_s: has_stepped(workers[0], at))
+                sent += await publish(client, *({**order(n), "key": f"k{n}"} for n in range(BATCH)))
+                for _ in range(2):
+                    before = await db.fetch(RENEWED)
+                    await until(lambda seen=before: all_differ(db, seen))
+                assert await db.fetch(HELD) == held
+            await until(lambda: db.fetchval("select count(*) = $1 from receipt", len(sent)))
+        finally:
+            await asyncio.gather(*(asyncio.to_thread(worker.stop) for worker in workers))
+    assert sorted(sink.counts) == sorted(sent)
+    assert set(sink.counts.values()) == {1}
+
+
 @pytest.mark.parametrize("fields", [{}, {"ordered": "key"}], ids=["plain", "ordered"])
 async def test_steps_of_a_machines_clock_stop_nothing_and_repeat_nothing(
     tmp_path: Path, clock: SteppedClock, fields: dict[str, Any]
@@ -127,6 +138,11 @@ async def test_steps_of_a_machines_clock_stop_nothing_and_repeat_nothing(
                 assert_in_order(sink)
     finally:
         await asyncio.to_thread(service.stop)
+
+
+async def all_differ(db: Connection, before: list[Any]) -> bool:
+    """Return whether each lease of a shard was renewed, or taken, since it was read."""
+    return not set(map(tuple, before)) & set(map(tuple, await db.fetch(RENEWED)))
 
 
 async def has_stepped(service: Service, step_s: int) -> bool:
