@@ -60,6 +60,25 @@ class NatsAddress:
     network_policy: NetworkPolicy
 
 
+def failure_of(answer: bytes) -> NotStored | None:
+    """Return why an answer is no acknowledgement; None if JetStream says in which stream and where it stored it.
+
+    Anyone who subscribes to the subject can answer too, and without a stream no one else does.
+    """
+    try:
+        told = json.loads(answer)
+    except ValueError:
+        told = None
+    if not isinstance(told, dict):
+        told = {}
+    error, stream, place = told.get("error"), told.get("stream"), told.get("seq")
+    if isinstance(error, dict):
+        return NotStored(error.get("err_code", 0), error.get("description", ""))
+    if error is None and isinstance(stream, str) and isinstance(place, int) and place > 0:
+        return None
+    return NotStored(0, "the answer is not JetStream's: a subscriber listens on the subject too")
+
+
 class ConnectedTransport(TcpTransport):
     """A socket that is already connected. With `secure` it writes nothing before TLS."""
 
@@ -210,15 +229,11 @@ class NatsConnection:
         if message.headers and message.headers.get("Status") == NO_RESPONDERS:
             answer.set_exception(NoStream())
             return
-        try:
-            error = json.loads(message.data).get("error")
-        except (ValueError, AttributeError):
-            answer.set_exception(NotStored(0, "the answer is not JetStream's: a subscriber listens on the subject too"))
-            return
-        if error is None:
+        failure = failure_of(message.data)
+        if failure is None:
             answer.set_result(None)
         else:
-            answer.set_exception(NotStored(error.get("err_code", 0), error.get("description", "")))
+            answer.set_exception(failure)
 
     async def _erred(self, error: Exception) -> None:
         refused = _not_permitted(str(error))

@@ -164,6 +164,30 @@ async def test_without_a_stream_the_delivery_fails_and_says_what_to_create(name:
     assert isinstance(after, Delivered)
 
 
+@pytest.mark.parametrize(
+    "answer",
+    [b"", b"thanks", b"[]", b"{}", b'{"ok":true}', b'{"error":"none"}', b'{"stream":"s"}', b'{"stream":"s","seq":"1"}'],
+)
+async def test_an_answer_of_another_subscriber_is_no_acknowledgement(name: str, answer: bytes) -> None:
+    server = brokers.nats()
+
+    async def reply(message: Msg) -> None:
+        await message.respond(answer)
+
+    client = await nats.connect(server.url, allow_reconnect=False)
+    try:
+        await client.subscribe(name, cb=reply)
+        # The server knows of the subscription when it answers a ping.
+        await client.flush()
+        async with destination(server.url) as jet:
+            [outcome] = await jet.deliver([delivery(topic=name)], NOW)
+    finally:
+        await client.close()
+    assert isinstance(outcome, Failed)
+    assert "a subscriber listens on the subject too" in outcome.error
+    assert not outcome.unreachable
+
+
 async def test_a_full_stream_fails(name: str) -> None:
     server = brokers.nats()
     async with jetstream(server) as js, destination(server.url) as jet:
