@@ -8,7 +8,7 @@ create temp table moment as
 select '$seen_at'::timestamptz as seen_at, '$seen_at'::timestamptz - make_interval(secs => $sla_s) as on_time,
   '$receipts_since'::timestamptz as receipts_since;
 
--- Each subscription by the last version in its history. `passed`: what it has read, by its checkpoint or by a receipt.
+-- Each subscription by the last version in its history. `lowest`: it has passed all messages up to there.
 create temp table route as
 with marked as (
   select *,
@@ -19,26 +19,20 @@ with marked as (
 ), known as (
   select distinct on (subscription_id) subscription_id, name, topics, filters, ordered, started_after, deleted_at,
     min("at") over s as created_at, max(matches) over s as matches_since,
-    case when state = 'active' and deleted_at is null then max(entered) over s end as works_since,
-    max(coalesce(shards, 2)) over s = 1 as one_shard
+    case when state = 'active' and deleted_at is null then max(entered) over s end as works_since
   from marked window s as (partition by subscription_id) order by subscription_id, "at" desc, version_id desc
 ), lowest as (
   select subscription_id, min("offset") as lowest, count(*) = max(shards) and min(shards) = max(shards) as whole_layout
   from checkpoint group by subscription_id
-), received as (
-  select subscription_id, max("offset") as read_to from $receipt, moment
-  where replay = 0 and settled_at <= on_time group by subscription_id
 )
 select k.subscription_id, k.name, k.topics, k.ordered, k.started_after, k.created_at, k.deleted_at, k.works_since,
   k.matches_since, k.matches_since + interval '60 seconds' as judged_from,
   k.deleted_at + interval '60 seconds' as matches_until,
   coalesce(c.whole_layout, false) as whole_layout, coalesce(c.lowest, 0) as lowest,
-  greatest(coalesce(c.lowest, 0), case when k.one_shard and k.works_since <= m.on_time then r.read_to end) as passed,
   case when jsonb_array_length(k.filters->'tags') > 0
     then array(select jsonb_array_elements_text(k.filters->'tags')) end as tags,
   nullif(k.filters->'headers', '{}') as headers
-from known k cross join moment m left join lowest c using (subscription_id)
-left join received r using (subscription_id);
+from known k left join lowest c using (subscription_id);
 
 create temp table taker as
 select t.topic, r.* from (select distinct topic from $outbox) t join route r on exists (
@@ -161,7 +155,7 @@ where not o.topic ^@ 'halfnote.' and not exists (
 insert into found
 select distinct 'undelivered', s.transaction_id || '-' || s.position || ':' || s.subscription_id
 from sent s join route r on r.subscription_id = s.subscription_id, moment m
-where s.matched and r.deleted_at is null and s."offset" > r.started_after and s."offset" <= r.passed
+where s.matched and r.deleted_at is null and s."offset" > r.started_after and s."offset" <= r.lowest
   and s.committed_at >= r.judged_from and s.committed_at <= m.on_time
   and not exists (
     select from trace t where t.transaction_id = s.transaction_id and t.position = s.position
@@ -171,7 +165,7 @@ where s.matched and r.deleted_at is null and s."offset" > r.started_after and s.
 insert into found
 select distinct 'delivery_late', r.name
 from sent s join route r on r.subscription_id = s.subscription_id, moment m
-where s.matched and r.works_since <= m.on_time and s."offset" > r.passed and s."offset" > r.started_after
+where s.matched and r.works_since <= m.on_time and s."offset" > r.lowest and s."offset" > r.started_after
   and s.committed_at >= r.judged_from and s.due_from <= m.on_time
   and not exists (
     select from trace t where t.transaction_id = s.transaction_id and t.position = s.position

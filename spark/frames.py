@@ -82,8 +82,6 @@ class Frames:
     replaying: DataFrame | None = None
     # What each subscription takes and must have got, computed once; see spark/transforms/routes.py.
     routes: DataFrame | None = None
-    # The highest offset that each subscription received on time, by its number, if it is known already.
-    read_to: Mapping[int, int] | None = None
     # The Parquet files of the frames, and of `archive`, if this process can read them; see spark/transforms/screen/.
     files: Mapping[str, Sequence[str]] | None = None
     # The number of rows of each frame, if it is known.

@@ -71,7 +71,7 @@ def checkpoint_differs(j: Joined) -> DataFrame:
     if j.whole.differing_subscription is not None:
         impossible = j.whole.differing_subscription.where("checkpoint <> ''").select("subscription_id")
         found = found.unionByName(known.join(impossible, "subscription_id", "left_semi"))
-    return findings(found.dropDuplicates(["name"]), j.day, "checkpoint_differs", "name", "lowest", "read_to")
+    return findings(found.dropDuplicates(["name"]), j.day, "checkpoint_differs", "name", "lowest")
 
 
 def receipt_without_message(j: Joined) -> DataFrame:

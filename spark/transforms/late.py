@@ -24,16 +24,16 @@ def not_passed(f: Frames, sla_s: float, last_offset: int | None = None) -> DataF
     """
     on_time = before(F.lit(f.seen_at), sla_s)
     works = (F.col("works_since") <= on_time) & F.col("works_since").isNotNull()
-    slowest = routes(f).where(works).agg(F.min("passed").alias("passed")).first()
-    if slowest is None or slowest["passed"] is None:
+    slowest = routes(f).where(works).agg(F.min("lowest").alias("lowest")).first()
+    if slowest is None or slowest["lowest"] is None:
         return None
-    if last_offset is not None and last_offset <= slowest["passed"]:
+    if last_offset is not None and last_offset <= slowest["lowest"]:
         return None
-    ahead = f.outbox.where((F.col("offset") > slowest["passed"]) & (due_from() <= on_time))
+    ahead = f.outbox.where((F.col("offset") > slowest["lowest"]) & (due_from() <= on_time))
     taken = takers(f, ahead.select("topic").distinct()).where(F.col("subscription_id").isNotNull() & works)
     return (
         ahead.join(F.broadcast(taken), "topic")
-        .where((F.col("offset") > F.col("passed")) & (F.col("offset") > F.col("started_after")))
+        .where((F.col("offset") > F.col("lowest")) & (F.col("offset") > F.col("started_after")))
         .where((F.col("committed_at") >= F.col("judged_from")) & tag_taken())
         .select(*DELIVERY, "offset", "name", F.col("headers").alias("wanted"), due_from().alias("due_from"))
     )

@@ -4,8 +4,6 @@ A topic matches by its name, or by a prefix (a pattern with a trailing `*`); `ha
 prefix itself begins with `halfnote.`. An empty list of tags, and an empty set of headers, match every message.
 """
 
-import json
-
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
@@ -18,33 +16,23 @@ _FILTERS = "tags array<string>, headers map<string, string>"
 
 
 def routes(f: Frames) -> DataFrame:
-    """Return the routes that were computed for the run, or else those without evidence from receipts."""
-    return f.routes if f.routes is not None else routed(f, None)
+    """Return the routes that were computed for the run, or else compute them."""
+    return f.routes if f.routes is not None else routed(f)
 
 
-def routed(f: Frames, sla_s: float | None) -> DataFrame:
+def routed(f: Frames) -> DataFrame:
     """Return one row a subscription, deleted ones too, by its history.
 
     `tags` and `headers` (a map) null: any. `matches_since`: when they and `topics` last changed; `judged_from`:
-    messages committed from then on can be judged by them. `lowest`: the checkpoint of its slowest shard; 0 if unknown;
-    `whole_layout`: whether its checkpoint has one row for each shard. `passed`: it has read all messages up to there,
-    by its checkpoint or, whatever that says, by a receipt older than the SLA (`sla_s`; None: by the checkpoint alone).
+    messages committed from then on can be judged by them. `lowest`: the checkpoint of its slowest shard; 0 if unknown.
+    It has passed all messages up to there; a receipt of a later message does not show that, because the worker, or the
+    consumer, may still hold earlier ones. `whole_layout`: whether its checkpoint has one row for each shard.
     `works_since`: it is active since then; null if it is paused, disabled or deleted. `taker` is the hash of its
     number, never 0. `matches_until`, of a deleted one: no worker took a message for it that was committed later.
     """
     known = subscriptions(f).join(_checkpoints(f), "subscription_id", "left")
     known = known.withColumn("works_since", F.expr("if(state = 'active' and deleted_at is null, state_since, null)"))
-    if sla_s is None:
-        known = known.withColumn("read_to", F.lit(None).cast("long"))
-    else:
-        on_time = before(F.lit(f.seen_at), sla_s)
-        known = known.join(_received(f, on_time), "subscription_id", "left").withColumn(
-            # One of several shards may be behind the others. After a pause the messages in flight come again.
-            "read_to",
-            F.when(F.col("one_shard") & (F.col("works_since") <= on_time), F.col("read_to")),
-        )
     wanted = F.from_json("filters", _FILTERS)
-    lowest = F.coalesce("lowest", F.lit(0)).cast("long")
     return known.select(
         "subscription_id",
         "name",
@@ -54,15 +42,13 @@ def routed(f: Frames, sla_s: float | None) -> DataFrame:
         "deleted_at",
         "works_since",
         "ordered",
-        "read_to",
         F.coalesce("whole_layout", F.lit(False)).alias("whole_layout"),
         F.when(F.size(wanted["tags"]) > 0, wanted["tags"]).alias("tags"),
         F.when(F.size(wanted["headers"]) > 0, wanted["headers"]).alias("headers"),
         "matches_since",
         (F.col("matches_since") + F.make_dt_interval(secs=F.lit(CHANGE_SETTLES_S))).alias("judged_from"),
         (F.col("deleted_at") + F.make_dt_interval(secs=F.lit(CHANGE_SETTLES_S))).alias("matches_until"),
-        lowest.alias("lowest"),
-        F.greatest(lowest, "read_to").alias("passed"),
+        F.coalesce("lowest", F.lit(0)).cast("long").alias("lowest"),
     ).withColumn("taker", F.xxhash64("subscription_id"))
 
 
@@ -71,17 +57,6 @@ def _checkpoints(f: Frames) -> DataFrame:
     whole = (F.count("*") == F.max("shards")) & (F.min("shards") == F.max("shards"))
     by_subscription = f.checkpoint.groupBy("subscription_id")
     return by_subscription.agg(F.min("offset").alias("lowest"), whole.alias("whole_layout"))
-
-
-def _received(f: Frames, on_time: Column) -> DataFrame:
-    """Return the highest offset that each subscription received: what is in flight is settled within the SLA."""
-    if f.read_to is not None:
-        rows = json.dumps([{"subscription_id": one, "read_to": offset} for one, offset in f.read_to.items()])
-        # As JSON: rows made in Python would need Python on the executors.
-        known = F.inline(F.from_json(F.lit(rows), "array<struct<subscription_id int, read_to bigint>>"))
-        return f.receipt.sparkSession.range(1).select(known)
-    settled = f.receipt.where((F.col("replay") == 0) & (F.col("settled_at") <= on_time))
-    return settled.groupBy("subscription_id").agg(F.max("offset").alias("read_to"))
 
 
 def takers(f: Frames, topics: DataFrame) -> DataFrame:
@@ -134,7 +109,7 @@ def must_be_there(seen_at: Column, sla_s: float) -> Column:
     return F.coalesce(
         F.col("deleted_at").isNull()
         & (F.col("offset") > F.col("started_after"))
-        & (F.col("offset") <= F.col("passed"))
+        & (F.col("offset") <= F.col("lowest"))
         & (F.col("committed_at") >= F.col("judged_from"))
         # Compute the bound once, not in each of the day's rows.
         & (F.col("committed_at") <= before(seen_at, sla_s)),

@@ -34,7 +34,7 @@ from spark.transforms.late import late as late_of
 from spark.transforms.late import not_passed
 from spark.transforms.outcomes import COUNTED
 from spark.transforms.routes import routed, takers
-from spark.transforms.screen.search import can_search, search, with_read_to
+from spark.transforms.screen.search import can_search, search
 from spark.transforms.suspect_rows import OF_TRANSACTIONS, narrowed, nothing_of
 from spark.transforms.suspects import named, screened
 
@@ -176,7 +176,7 @@ def joined(f: Frames, sla_s: float, place: Path | None = None) -> Joined:
     if place is not None and can_search(f) and not is_small(f):
         return _joined_by_search(f, sla_s, place)
     with as_they_are(spark, if_=is_small(f)):
-        f = replace(f, routes=_few(routed(f, sla_s)))
+        f = replace(f, routes=_few(routed(f)))
     if is_small(f):
         with as_they_are(spark, if_=True):
             disorder = _computed(offsets.disorder(offsets.breaks(f.outbox)))
@@ -211,9 +211,8 @@ def joined(f: Frames, sla_s: float, place: Path | None = None) -> Joined:
 
 def _joined_by_search(f: Frames, sla_s: float, place: Path) -> Joined:
     spark = f.op.sparkSession
-    f = with_read_to(f, sla_s)
     with as_they_are(spark, if_=True):
-        f = replace(f, routes=_few(routed(f, sla_s)))
+        f = replace(f, routes=_few(routed(f)))
     found = search(f, sla_s, place)
     few = found.few if found.suspects > FEW_SUSPECTS else _in_one_partition(found.few)
     late = _late(f, sla_s, found.last_offset)

@@ -15,7 +15,7 @@ def subscriptions(f: Frames) -> DataFrame:
     """Return one row a subscription, deleted ones too: the columns `_LAST` of its last version.
 
     `created_at`: the time of its first version; `matches_since`: when its topics and filters last changed;
-    `state_since`: when its state last changed; `one_shard`: whether it never had several shards.
+    `state_since`: when its state last changed.
     """
     marked = f.subscription_version.withColumns(
         {"matches": _changed("topics", "filters"), "entered": _changed("state"), "place": F.struct("at", "version_id")}
@@ -25,7 +25,6 @@ def subscriptions(f: Frames) -> DataFrame:
         F.min("at").alias("created_at"),
         F.max("matches").alias("matches_since"),
         F.max("entered").alias("state_since"),
-        (F.max(F.coalesce("shards", F.lit(2))) == 1).alias("one_shard"),
     )
 
 

@@ -33,7 +33,8 @@ NAMED = "returning transaction_id::text || '-' || position || ':' || subscriptio
 async def make_day(dsn: str) -> tuple[date, UUID]:
     """Make yesterday: acknowledged in parts, given back, rejected, redelivered, lapsed, held for long, and delayed.
 
-    Another subscription claims three messages, and the others expire. A webhook gets two; the last one is damaged.
+    Another subscription claims three messages, and the others expire. The consumer of a third one holds two and settles
+    what comes after them. A webhook gets two; the last one is damaged.
     Return the day and the transaction of the damaged one.
     """
     async with AsyncExitStack() as stack:
@@ -46,6 +47,7 @@ async def make_day(dsn: str) -> tuple[date, UUID]:
             await connection.execute("update producer_group set created_at = created_at - interval '2 days'")
         await put_pulled(client)
         await put_pulled(client, "late", expire_after_s=60)
+        await put_pulled(client, "holding", topics=["held"])
         await publish(client, *(order(n) for n in range(30)), order(30, deliver_after_s=0.5))
         # The ids are of yesterday; the log has its times from the database.
         runtime.clock.fixed = None
@@ -57,6 +59,7 @@ async def make_day(dsn: str) -> tuple[date, UUID]:
         assert await late.ack(*first[:2]) == [200, 200]
         await late.settle("nack", first[2]["handle"], retry_after_s=3600)
         await sweep_after(runtime, 120)
+        await _held(runtime, client, noon)
         async with runtime.database.connection() as connection:
             # The worker was ahead of the time that the proof reads.
             await connection.execute("update dead_letter set died_at = now() where reason = 'expired'")
@@ -127,6 +130,14 @@ async def send_damaged(runtime: Runtime, client: httpx.AsyncClient, db: Connecti
     return damaged
 
 
+async def _held(runtime: Runtime, client: httpx.AsyncClient, noon: datetime) -> None:
+    runtime.clock.fixed = noon
+    await publish(client, *(order(n, topic="held") for n in range(3)))
+    runtime.clock.fixed = None
+    holding = Consumer(client, "holding")
+    assert await holding.ack((await holding.claim(max=3, invisible_s=3600))[-1]) == [200]
+
+
 @dataclass(frozen=True)
 class ProvedDay:
     """The day, its database, the transaction with the damaged body, the delivery without its receipt, and a run's exit
@@ -153,30 +164,37 @@ def proved(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Ite
     postgres.drop_database(dsn)
 
 
-def test_a_day_of_consumers_has_no_finding_but_of_a_lost_receipt(proved: ProvedDay) -> None:
+def test_a_day_of_consumers_has_no_finding_but_of_a_lost_receipt_and_what_is_late(proved: ProvedDay) -> None:
+    """What a consumer holds is late once the SLA is over, and not lost, although a later message was received."""
     receipts = "select s.name, count(*) as n from receipt join subscription s using (subscription_id) group by 1"
-    assert {row["name"]: row["n"] for row in rows(proved.dsn, receipts)} == {"worker": 30, "late": 2, "mailer": 2}
+    assert {row["name"]: row["n"] for row in rows(proved.dsn, receipts)} == {
+        "worker": 30,
+        "late": 2,
+        "holding": 1,
+        "mailer": 2,
+    }
     expired = "select count(*) as n, sum(attempts) as tries from dead_letter where reason = 'expired'"
     assert rows(proved.dsn, expired) == [{"n": 29, "tries": 1}]
-    others = "select kind, subject from finding where transaction_id is distinct from %s"
-    found = rows(proved.dsn, others, proved.damaged)
-    assert found == [{"kind": "undelivered", "subject": proved.lost}]
+    others = "select kind, subject, detail from finding where transaction_id is distinct from %s order by kind desc"
+    lost, late = rows(proved.dsn, others, proved.damaged)
+    assert (lost["kind"], lost["subject"]) == ("undelivered", proved.lost)
+    assert (late["kind"], late["subject"], late["detail"]["messages"]) == ("delivery_late", "holding", 2)
 
 
 def test_a_body_that_was_damaged_before_it_was_sent_is_a_finding(proved: ProvedDay) -> None:
     assert proved.status == 3
     # The half's digest of its body shows the damage, too.
-    found, altered, _ = rows(proved.dsn, "select * from finding order by kind")
+    found, _, altered, _ = rows(proved.dsn, "select * from finding order by kind")
     assert (found["kind"], found["subject"]) == ("content_differs", message_id(proved.damaged, 0))
     assert (altered["kind"], altered["transaction_id"]) == ("half_altered", proved.damaged)
     assert {digest["source"].partition(":")[0] for digest in found["detail"]["digests"]} == {"half", "receipt"}
     # The run and its files say the same.
     [run] = rows(proved.dsn, "select * from reconciliation_run")
     said = (run["state"], run["days"], run["open"], run["new"], run["resolved"])
-    assert said == ("findings", [proved.day], 3, 3, 0)
+    assert said == ("findings", [proved.day], 4, 4, 0)
     files = pyarrow.dataset.dataset(proved.out / "findings", partitioning="hive").to_table().to_pylist()
     [written] = [one for one in files if one["kind"] == found["kind"]]
-    assert len(files) == 3
+    assert len(files) == 4
     assert json.loads(written["detail"]) == found["detail"]
     assert (written["kind"], written["subject"]) == (found["kind"], found["subject"])
     assert str(proved.damaged) in (proved.out / "report.html").read_text()

@@ -105,22 +105,6 @@ def _write(directory: Path, number: int, rows: pa.Table) -> None:
         pq.write_table(rows, directory / f"part-{number:05}.parquet", compression="snappy")
 
 
-def read_to(files: Sequence[str], on_time: int) -> dict[int, int]:
-    """Return the highest offset that each subscription received live, settled by `on_time`, microseconds."""
-    highest: dict[int, int] = {}
-    for file in files:
-        with pq.ParquetFile(file, coerce_int96_timestamp_unit="us") as receipts:
-            for group in range(receipts.metadata.num_row_groups):
-                names = ["subscription_id", "offset", "replay", "settled_at"]
-                rows = receipts.read_row_group(group, columns=names, use_threads=False)
-                settled = pc.less_equal(rows["settled_at"].cast(pa.int64()), on_time)
-                live = rows.filter(pc.and_(pc.equal(rows["replay"], 0), settled))
-                for row in live.group_by("subscription_id").aggregate([("offset", "max")]).to_pylist():
-                    one = row["subscription_id"]
-                    highest[one] = max(highest.get(one, row["offset_max"]), row["offset_max"])
-    return highest
-
-
 def ids_in(files: Sequence[str]) -> np.ndarray:
     """Return the transactions' ids in files, sorted."""
     ids = [pq.read_table(file, columns=["transaction_id"])["transaction_id"].combine_chunks() for file in files]

@@ -24,7 +24,6 @@ from spark.transforms.screen.day_files import (
     SUSPECT,
     Searched,
     ids_in,
-    read_to,
     search_files,
 )
 from spark.transforms.screen.subscribers import Takers, subscribers_of
@@ -61,12 +60,6 @@ class SearchedDay:
 def can_search(f: Frames) -> bool:
     """Return whether all rows of the day's own tables are in files that this process reads."""
     return f.files is not None and (f.archive is None or "archive" in f.files)
-
-
-def with_read_to(f: Frames, sla_s: float) -> Frames:
-    """Return the frames with the evidence from receipts that `routed` needs. Raises RunFailedError."""
-    files = f.files or {}
-    return replace(f, read_to=_reading(lambda: read_to(files["receipt"], _due_by(f, sla_s))))
 
 
 def search(f: Frames, sla_s: float, place: Path) -> SearchedDay:

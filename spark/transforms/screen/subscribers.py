@@ -21,7 +21,6 @@ class Subscriber:
     headers: Mapping[str, str] | None
     started_after: int
     lowest: int
-    passed: int
     matches_since: int
     judged_from: int
     deleted_at: int | None

@@ -165,7 +165,7 @@ class _Deliveries:
         got, may = self._message[mine], message[matched]
         self._got[got] = True
         if one.deleted_at is None:
-            due = matched & (offset <= one.passed) & (committed >= one.judged_from)
+            due = matched & (offset <= one.lowest) & (committed >= one.judged_from)
             lacking = message[due & (committed <= self._due_by)]
             traces = self._traces[place]
             self._got[traces] = True
