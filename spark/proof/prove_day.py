@@ -23,6 +23,7 @@ from spark.proof.store_results import DayResult
 from spark.score import score
 from spark.sources.frames import root_cause
 from spark.transforms.absence import absent, frame_of
+from spark.transforms.deliveries import differing_checkpoints
 from spark.transforms.figures import figures_and_volumes, figures_of_counts, no_figures
 from spark.transforms.identity import broken_audit, differing_subscriptions
 from spark.transforms.installations import judged_here
@@ -74,7 +75,7 @@ def prove(
                 drawn, volumes = _figures(spark, f, j)
                 f = replace(f, absent=None if expected is None else absent(f, volumes, expected))
             with progress.stage("rules", f.day) as stage:
-                kept, found, affected = _findings(f, j, staging_dir)
+                kept, found, affected = _findings(f, j, sla_s, staging_dir)
                 stage.rows = sum(found.values())
             with progress.stage("waiting", f.day) as stage:
                 stage.rows = 0 if j is None else waiting(j.whole).count() + _running(j.whole)
@@ -117,12 +118,14 @@ def _figures(spark: SparkSession, f: Frames, j: Joined | None) -> tuple[dict[str
         return figures_of_counts(f, j.counts)
 
 
-def _findings(f: Frames, j: Joined | None, staging_dir: str) -> tuple[DataFrame, dict[str, int], dict[str, int]]:
+def _findings(
+    f: Frames, j: Joined | None, sla_s: float, staging_dir: str
+) -> tuple[DataFrame, dict[str, int], dict[str, int]]:
     """Return a day's findings, staged, and for each kind how many there are and how many messages they are about.
 
     `j` None: the day has no rows.
     """
-    cached = _of_no_rows(f) if j is None else findings_of(replace(j, whole=replace(j.whole, absent=f.absent)))
+    cached = _of_no_rows(f, sla_s) if j is None else findings_of(replace(j, whole=replace(j.whole, absent=f.absent)))
     if cached is None:
         return empty(f.op.sparkSession, schemas.FINDING), {}, {}
     kept = staged(judged_here(cached, f), f"{staging_dir}/findings", schemas.FINDING)
@@ -131,9 +134,12 @@ def _findings(f: Frames, j: Joined | None, staging_dir: str) -> tuple[DataFrame,
     return kept, {row["kind"]: row["count"] for row in rows}, {row["kind"]: row["about"] for row in rows}
 
 
-def _of_no_rows(f: Frames) -> DataFrame | None:
-    """Return the findings of a day without rows: what is absent, and what audit and subscriptions show; or None."""
+def _of_no_rows(f: Frames, sla_s: float) -> DataFrame | None:
+    """Return the findings of a day without rows, or None: what is absent, and what audit, subscriptions and checkpoints
+    show."""
     found = [frame_of(f)] if f.absent else []
+    if f.rows.get("subscription_version", 1) and not (of_them := differing_checkpoints(f, sla_s)).isEmpty():
+        found.append(of_them)
     if f.audit_broken is not None and not f.audit_broken.isEmpty():
         found.append(broken_audit(f))
     if f.differing_subscription is not None and not f.differing_subscription.isEmpty():

@@ -3,6 +3,7 @@
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
+from spark.frames import Frames
 from spark.transforms.finding import delivery_id, findings, message_id
 from spark.transforms.joined import Joined
 from spark.transforms.routes import before, must_be_there, routes
@@ -64,14 +65,17 @@ def replay_incomplete(j: Joined) -> DataFrame:
 def checkpoint_differs(j: Joined) -> DataFrame:
     """A subscription's checkpoint has not one row for each of its shards, so no worker delivers what is missing; or it
     is at an offset that the log does not have."""
-    known = routes(j.whole)
-    found = known.where(
-        F.col("deleted_at").isNull() & ~F.col("whole_layout") & (F.col("created_at") <= before(j.seen_at, j.sla_s))
-    )
-    if j.whole.differing_subscription is not None:
-        impossible = j.whole.differing_subscription.where("checkpoint <> ''").select("subscription_id")
+    return differing_checkpoints(j.whole, j.sla_s)
+
+
+def differing_checkpoints(f: Frames, sla_s: float) -> DataFrame:
+    """Return the findings of `checkpoint_differs`, which are found on a day without rows too."""
+    known, on_time = routes(f), before(F.lit(f.seen_at), sla_s)
+    found = known.where(F.col("deleted_at").isNull() & ~F.col("whole_layout") & (F.col("created_at") <= on_time))
+    if f.differing_subscription is not None:
+        impossible = f.differing_subscription.where("checkpoint <> ''").select("subscription_id")
         found = found.unionByName(known.join(impossible, "subscription_id", "left_semi"))
-    return findings(found.dropDuplicates(["name"]), j.day, "checkpoint_differs", "name", "lowest")
+    return findings(found.dropDuplicates(["name"]), f.day, "checkpoint_differs", "name", "lowest")
 
 
 def receipt_without_message(j: Joined) -> DataFrame:

@@ -283,6 +283,11 @@ def test_so_is_a_subscription_that_is_not_as_its_history_says(dsn: str) -> None:
     [found] = rows(dsn, "select kind, subject, detail from finding where resolved_at is null")
     assert found == {"kind": "subscription_differs", "subject": "billing", "detail": {"differs": "topics"}}
     take(["order"])
+    rows(dsn, 'update checkpoint set "offset" = 900000 returning 1')
+    assert prove(dsn, "--day", yesterday) == 3
+    [found] = rows(dsn, "select kind, subject, detail from finding where resolved_at is null")
+    assert found == {"kind": "checkpoint_differs", "subject": "billing", "detail": {"lowest": 900_000}}
+    rows(dsn, 'update checkpoint set "offset" = 0 returning 1')
     rows(dsn, "update audit set actor = 'bob' where place = 1 returning 1")
     assert prove(dsn, "--day", yesterday) == 3
     [found] = rows(dsn, "select kind from finding where resolved_at is null")

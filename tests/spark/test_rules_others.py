@@ -1,11 +1,15 @@
 """More faults of each kind than test_rules_planted.py has: the rules find each of them and nothing else."""
 
+import io
 from collections.abc import Callable
 from datetime import timedelta
+from pathlib import Path
 
 import pytest
 from pyspark.sql import SparkSession
 
+from spark.engine.progress import Progress
+from spark.proof.prove_day import ReadDay, prove
 from spark.transforms.rules import findings
 from tests.spark.frames import Day, born, id_of, message_id, plain_day
 
@@ -214,3 +218,17 @@ def _prove_others(spark: SparkSession, *, counted: bool) -> None:
     wanted: Found = set().union(*(put(day) for put in PLANTED))
     found = findings(day.frames(spark, counted=counted), sla_s=SLA_S).select("kind", "subject").collect()
     assert sorted(tuple(row) for row in found) == sorted(wanted)
+
+
+def test_checkpoints_are_judged_on_a_day_without_rows(spark: SparkSession, tmp_path: Path) -> None:
+    """One is beyond the log, one has no row, and one is as it must be."""
+    day = Day()
+    for number in (1, 2, 3):
+        day.subscribe(number)
+    day.rows["checkpoint"].pop(1)
+    impossible = {"subscription_id": 1, "name": "mailer-1", "differs": "", "checkpoint": "offset or shard"}
+    day.extra["differing_subscription"] = [impossible]
+    read = ReadDay(day.frames(spark), {})
+    proved = prove(spark, read, str(tmp_path), Progress(stream=io.StringIO()), sla_s=SLA_S, margin_s=3600)
+    found = sorted((row.kind, row.subject) for row in proved.findings.collect())
+    assert found == [("checkpoint_differs", "mailer-1"), ("checkpoint_differs", "mailer-2")]
