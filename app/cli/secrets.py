@@ -6,6 +6,7 @@ from contextlib import ExitStack
 import typer
 
 from app.cli.errors import Refusal
+from app.cli.leaving import leaving
 from app.cli.serve import settings_with
 
 
@@ -46,7 +47,7 @@ def rotate_keys() -> None:
     from app.observability.logs import set_up_logs
 
     set_up_logs()
-    with refusals(), ExitStack() as stack:
+    with leaving(), refusals(), ExitStack() as stack:
         if settings.database_url:
             refuse_without_keys(settings.key_file)
         url = settings.database_url or stack.enter_context(borrowed(settings.data_dir))

@@ -20,6 +20,7 @@ import uvicorn
 from anyio.from_thread import start_blocking_portal
 
 from app.cli.errors import WRONG_USAGE, Refusal
+from app.cli.leaving import hangup_as_sigterm, leaving
 from app.cli.os_user import person
 from app.cli.standard_output import discard_output
 from app.cli.supervisor import Server, Supervisor
@@ -45,7 +46,7 @@ API_NICENESS = 5
 
 
 def serve(settings: Settings) -> None:
-    """Serve until SIGTERM or Ctrl-C. Raises Refusal."""
+    """Serve until SIGTERM, Ctrl-C or a hang-up. Raises Refusal."""
     set_up_logs()
     refuse_without_exporter(settings)
     refuse_without_openid(settings)
@@ -56,7 +57,7 @@ def serve(settings: Settings) -> None:
     signal.signal(signal.SIGTERM, _leave)
     listener = listen(settings)
     try:
-        with prepared_database(settings) as url:
+        with hangup_as_sigterm(), prepared_database(settings) as url:
             # The app reads its settings from the environment, in this process or in its children.
             os.environ["HALFNOTE_DATABASE_URL"] = url
             os.environ["HALFNOTE_SECRETS_KEY_FILE"] = str(settings.key_file)
@@ -104,20 +105,19 @@ def migrate_database(settings: Settings) -> str:
     """Migrate the database to this version's schema; return what was done, as a sentence. Raises Refusal."""
     set_up_logs()
 
-    async def migrated() -> str:
-        if settings.database_url:
-            await refuse_unusable(settings.database_url)
-            return await migrate(
-                settings.database_url, days_ahead=settings.days_ahead, key_file=settings.key_file, by=person()
-            )
-        server = await asyncio.to_thread(EmbeddedPostgres.start, settings.data_dir)
-        try:
-            return await migrate_embedded(server.url, settings, by=person())
-        finally:
-            await asyncio.to_thread(server.stop)
+    async def migrated(url: str) -> str:
+        await refuse_unusable(url)
+        return await migrate(url, days_ahead=settings.days_ahead, key_file=settings.key_file, by=person())
 
-    with refusals():
-        revision = asyncio.run(migrated())
+    with leaving(), refusals():
+        if settings.database_url:
+            revision = asyncio.run(migrated(settings.database_url))
+        else:
+            server = EmbeddedPostgres.start(settings.data_dir)
+            try:
+                revision = asyncio.run(migrate_embedded(server.url, settings, by=person()))
+            finally:
+                server.stop()
     if revision == head():
         return "The database is at this version's schema."
     return (

@@ -12,6 +12,7 @@ from pathlib import Path
 from types import FrameType
 
 from app.cli.errors import WRONG_USAGE, Refusal
+from app.cli.leaving import hangup_as_sigterm
 
 NEEDED = ("pyspark", "psycopg", "pyarrow", "jinja2", "matplotlib")
 OLDEST_JAVA = 17
@@ -19,10 +20,7 @@ GET_JAVA = (
     "Spark needs Java 17: on Debian and Ubuntu `apt install openjdk-17-jre-headless`, on macOS "
     "`brew install openjdk@17`, elsewhere from https://adoptium.net. Put it on the PATH, or name it by JAVA_HOME."
 )
-# Each signal, and the signal that the child gets. A closed terminal ends the child.
-PASSED_ON = {signal.SIGINT: signal.SIGINT, signal.SIGTERM: signal.SIGTERM}
-if os.name == "posix":
-    PASSED_ON[signal.SIGHUP] = signal.SIGTERM
+PASSED_ON = (signal.SIGINT, signal.SIGTERM)
 
 
 def refuse_without_spark() -> None:
@@ -62,24 +60,26 @@ def refuse_without_java() -> None:
 def follow(command: Sequence[str], environment: Mapping[str, str]) -> int:
     """Run a program to its end and pass signals on to it; return its exit status as a shell does (128 + signal).
 
-    Its child processes end with it: a program that ends while its Java starts would leave Java waiting forever.
+    A closed terminal ends it by SIGTERM. Its child processes end with it: a program that ends while its Java starts
+    would leave Java waiting forever.
     """
     early: list[int] = []
     child: subprocess.Popen[bytes] | None = None
 
     def pass_on(number: int, frame: FrameType | None) -> None:
         if child is None:
-            early.append(PASSED_ON[signal.Signals(number)])
+            early.append(number)
         else:
-            child.send_signal(PASSED_ON[signal.Signals(number)])
+            child.send_signal(number)
 
     before = {number: signal.signal(number, pass_on) for number in PASSED_ON}
     try:
-        # In its own process group: otherwise a terminal's Ctrl-C reaches it twice.
-        child = subprocess.Popen(command, env=environment, process_group=0 if os.name == "posix" else None)  # noqa: S603
-        for number in early:
-            child.send_signal(number)
-        ended = child.wait()
+        with hangup_as_sigterm():
+            # In its own process group: otherwise a terminal's Ctrl-C reaches it twice.
+            child = subprocess.Popen(command, env=environment, process_group=0 if os.name == "posix" else None)  # noqa: S603
+            for number in early:
+                child.send_signal(number)
+            ended = child.wait()
         if os.name == "posix":
             with suppress(ProcessLookupError, PermissionError):
                 os.killpg(child.pid, signal.SIGTERM)

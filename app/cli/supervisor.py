@@ -39,6 +39,8 @@ BEYOND_DRAIN_S = 10.0
 # A canceled future takes three turns of the event loop to its answer: its callback, a task, the write.
 CANCEL_TURNS = 10
 STOPPING = (signal.SIGTERM, signal.SIGINT)
+# A terminal sends them to all processes. The parent's signal is enough for its children.
+OF_TERMINAL = (signal.SIGINT, signal.SIGHUP) if os.name == "posix" else (signal.SIGINT,)
 
 End = Literal["stopped", "interrupted", "not started"]
 
@@ -80,13 +82,13 @@ class Child(Process):
         self.serves = False
         # A spawned process has the environment and the blocked signals of the moment of its start.
         os.environ["HALFNOTE_ROLE"] = role
-        # It would unblock the signal.
+        # It would unblock the signals.
         resource_tracker.ensure_running()
-        signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
+        signal.pthread_sigmask(signal.SIG_BLOCK, OF_TERMINAL)
         try:
             self.start()
         finally:
-            signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGINT])
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, OF_TERMINAL)
 
     @property
     def server(self) -> Server:
@@ -120,10 +122,10 @@ class Child(Process):
             os.nice(self.niceness)
         # Uvicorn's handlers raise its signals again in the end. This lets it answer requests that it cuts off.
         signal.signal(signal.SIGTERM, _leave)
-        # Ctrl-C in a terminal reaches all processes. Until the server handles it, and after that, the parent's signal
-        # is enough.
-        signal.signal(signal.SIGINT, signal.SIG_IGN)
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGINT])
+        # The server handles SIGINT later, for a second Ctrl-C.
+        for number in OF_TERMINAL:
+            signal.signal(number, signal.SIG_IGN)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, OF_TERMINAL)
         super().target(sockets)
 
     def ask(self, now: float) -> None:

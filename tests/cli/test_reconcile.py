@@ -124,12 +124,28 @@ def test_a_killed_program_gives_the_exit_status_of_a_shell(environment: dict[str
     assert reconcile({**environment, "HALFNOTE_DATABASE_URL": dsn}, "--killed").returncode == 128 + signal.SIGKILL
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_signals_are_passed_on(environment: dict[str, str], dsn: str, number: signal.Signals) -> None:
+@pytest.mark.parametrize(
+    ("number", "passed"),
+    [(signal.SIGINT, "SIGINT"), (signal.SIGTERM, "SIGTERM"), (signal.SIGHUP, "SIGTERM")],
+)
+def test_signals_are_passed_on(environment: dict[str, str], dsn: str, number: signal.Signals, passed: str) -> None:
     process = started({**environment, "HALFNOTE_DATABASE_URL": dsn}, "--stay", "--ends")
     process.send_signal(number)
     printed, _ = process.communicate(timeout=60)
-    assert (printed.split(), process.returncode) == ([number.name], 130)
+    assert (printed.split(), process.returncode) == ([passed], 130)
+
+
+def test_a_hangup_that_nohup_ignores_stays_ignored(environment: dict[str, str], dsn: str) -> None:
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        process = started({**environment, "HALFNOTE_DATABASE_URL": dsn}, "--stay", "--ends")
+    finally:
+        signal.signal(signal.SIGHUP, before)
+    process.send_signal(signal.SIGHUP)
+    # The later signal alone reaches the program.
+    process.send_signal(signal.SIGINT)
+    printed, _ = process.communicate(timeout=60)
+    assert (printed.split(), process.returncode) == (["SIGINT"], 130)
 
 
 def test_processes_that_the_program_leaves_end_with_it(environment: dict[str, str], dsn: str) -> None:
@@ -217,13 +233,16 @@ def resting(data_dir: Path) -> Path:
     return data_dir
 
 
-def test_a_resting_database_is_started_for_the_run(environment: dict[str, str], resting: Path) -> None:
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_a_resting_database_is_started_for_the_run(
+    environment: dict[str, str], resting: Path, number: signal.Signals
+) -> None:
     process = started({**environment, "HALFNOTE_DATA_DIR": str(resting)}, "--stay", "--ends")
     assert len(postmasters_of(find_paths(resting))) == 1
     # Other users find it meanwhile.
     with borrowed(resting) as url:
         assert asyncio.run(revision(url)) is not None
-    process.send_signal(signal.SIGTERM)
+    process.send_signal(number)
     process.communicate(timeout=60)
     assert process.returncode == 130
     assert postmasters_of(find_paths(resting)) == []

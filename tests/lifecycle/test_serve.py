@@ -8,6 +8,7 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 from time import monotonic
@@ -343,18 +344,29 @@ async def test_the_greeting_says_where_to_go(service: Callable[..., Service], ds
         assert text.lower() in said.lower()
 
 
-async def test_a_signal_while_postgres_starts_leaves_no_postgres_behind(
-    service: Callable[..., Service], data_dir: Path
+@pytest.mark.parametrize(
+    ("command", "number", "status"),
+    [
+        ("serve", signal.SIGTERM, 0),
+        ("serve", signal.SIGHUP, 0),
+        ("migrate", signal.SIGTERM, 128 + signal.SIGTERM),
+        ("migrate", signal.SIGHUP, 128 + signal.SIGTERM),
+    ],
+)
+def test_a_signal_while_postgres_starts_leaves_no_postgres_behind(
+    data_dir: Path, command: str, number: signal.Signals, status: int
 ) -> None:
-    served = service("serve")
-    starting = asyncio.create_task(served.start())
-    async with asyncio.timeout(60):
-        while not data_dir.exists():
-            await asyncio.sleep(0.005)
-    ended = await asyncio.to_thread(served.stop)
-    with pytest.raises(RuntimeError):
-        await starting
-    assert ended == 0
+    inherited = {name: value for name, value in os.environ.items() if not name.startswith("HALFNOTE_")}
+    process = subprocess.Popen(
+        [sys.executable, "-m", "app.cli", command, "--data-dir", str(data_dir)],
+        cwd=ROOT,
+        env=inherited | {"HALFNOTE_PORT": str(free_port())},
+    )
+    while not data_dir.exists():
+        assert process.poll() is None
+        time.sleep(0.005)
+    process.send_signal(number)
+    assert process.wait(60) == status
     assert postmasters_of(find_paths(data_dir)) == []
 
 

@@ -95,6 +95,7 @@ TESTS: dict[str, tuple[str, ...]] = {
     ),
     "cli/test_reconcile.py": (
         "test_a_database_of_an_owner_that_never_gets_ready_is_given_up",
+        "test_a_hangup_that_nohup_ignores_stays_ignored",
         "test_a_database_that_is_behind_is_refused",
         "test_a_killed_program_gives_the_exit_status_of_a_shell",
         "test_a_resting_database_is_started_for_the_run",
@@ -204,6 +205,10 @@ TESTS: dict[str, tuple[str, ...]] = {
         "test_the_greeting_says_where_to_go",
         "test_the_parent_of_several_workers_starts_a_dead_postgres_again",
         "test_two_services_on_one_data_directory",
+    ),
+    "lifecycle/test_hangup.py": (
+        "test_a_closed_terminal_leaves_no_postgres_behind",
+        "test_a_hangup_that_nohup_ignores_stays_ignored",
     ),
     "lifecycle/test_supervisor.py": ("test_a_child_that_hangs_is_replaced",),
     "lifecycle/test_worker_process.py": (
