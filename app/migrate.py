@@ -164,8 +164,11 @@ async def _upgraded(connection: Connection, config: Config) -> tuple[str, ...] |
             return None
         # In a thread, because Alembic's environment runs its own event loop.
         upgrading = asyncio.create_task(asyncio.to_thread(command.upgrade, config, "head"))
-        blockers = await _blockers_during(upgrading, connection, config)
-        await upgrading
+        try:
+            blockers = await _blockers_during(upgrading, connection, config)
+        finally:
+            # Its error says what failed, also if the other connection was lost with it.
+            await upgrading
     except UnusableDatabase:
         raise
     except Exception as error:

@@ -113,7 +113,7 @@ def database_of(settings: Settings) -> Iterator[str]:
     Raises Refusal.
     """
     # Imported here: these modules take long to import, and other commands do not need them.
-    from app.cli.server_process import refusals
+    from app.cli.refusals import refusals
     from app.database.connection import refuse_unusable
     from app.embedded_postgres.attach import borrowed
     from app.lifecycle.database import refuse_behind

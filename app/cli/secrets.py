@@ -40,20 +40,26 @@ def rotate_keys() -> None:
     settings = settings_with()
     # Imported here: these modules take long to import, and other commands do not need them.
     from app.cli.os_user import person
-    from app.cli.server_process import refusals
+    from app.cli.refusals import refusals
+    from app.database.connection import refuse_unusable
     from app.embedded_postgres.attach import borrowed
     from app.errors import SecretsUnreadable
     from app.lifecycle.database import refuse_behind, refuse_without_keys, rotate_secret_keys
     from app.observability.logs import set_up_logs
+    from app.operations.secret_rotation import Rotation
+
+    async def rotated(url: str) -> Rotation:
+        await refuse_unusable(url)
+        await refuse_behind(url)
+        return await rotate_secret_keys(url, settings.key_file, person())
 
     set_up_logs()
     with leaving(), refusals(), ExitStack() as stack:
         if settings.database_url:
             refuse_without_keys(settings.key_file)
         url = settings.database_url or stack.enter_context(borrowed(settings.data_dir))
-        asyncio.run(refuse_behind(url))
         try:
-            done = asyncio.run(rotate_secret_keys(url, settings.key_file, person()))
+            done = asyncio.run(rotated(url))
         except SecretsUnreadable as error:
             raise Refusal(error.detail) from None
     print(f"Sealed again by key {done.key}: {done.changed}. Could not be opened: {len(done.unreadable)}.")

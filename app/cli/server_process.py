@@ -14,7 +14,6 @@ from math import ceil
 from pathlib import Path
 from types import FrameType
 
-import asyncpg
 import structlog
 import uvicorn
 from anyio.from_thread import start_blocking_portal
@@ -22,17 +21,17 @@ from anyio.from_thread import start_blocking_portal
 from app.cli.errors import WRONG_USAGE, Refusal
 from app.cli.leaving import hangup_as_sigterm, leaving
 from app.cli.os_user import person
+from app.cli.refusals import refusals
 from app.cli.standard_output import discard_output
 from app.cli.supervisor import Server, Supervisor
 from app.cli.usable_cores import usable_cores
-from app.config import BadAdminKeyFile, BadOidcSecretFile, ProcessRole, Settings
-from app.database.connection import UnusableDatabase, refuse_unusable
-from app.embedded_postgres import EmbeddedPostgres, EmbeddedPostgresError
+from app.config import BadOidcSecretFile, ProcessRole, Settings
+from app.database.connection import refuse_unusable
+from app.embedded_postgres import EmbeddedPostgres
 from app.lifecycle.database import database_url, migrate_embedded
 from app.lifecycle.startup import log_open_networks, server_certificate
 from app.migrate import head, migrate
 from app.observability.logs import set_up_logs
-from app.runtime.server_certificate import BadCertificate
 
 log = structlog.get_logger(__name__)
 
@@ -148,19 +147,6 @@ def prepared_database(settings: Settings) -> Iterator[str]:
         with refusals():
             url = stack.enter_context(thread.wrap_async_context_manager(database_url(settings)))
         yield url
-
-
-@contextmanager
-def refusals() -> Iterator[None]:
-    """Turn the errors of an unusable database, key or certificate into a Refusal."""
-    try:
-        yield
-    except (UnusableDatabase, EmbeddedPostgresError, BadAdminKeyFile, BadCertificate) as error:
-        raise Refusal(str(error)) from None
-    except (OSError, TimeoutError, asyncpg.PostgresError, asyncpg.InterfaceError) as error:
-        raise Refusal(
-            f"The database cannot be used: {error or type(error).__name__}. Check HALFNOTE_DATABASE_URL."
-        ) from None
 
 
 def uvicorn_config(settings: Settings) -> uvicorn.Config:

@@ -191,7 +191,7 @@ def test_a_database_that_is_behind_is_refused_by_one_line() -> None:
 def test_a_database_of_another_encoding_is_refused_by_one_line(encoding: str) -> None:
     url = postgres.create_database(encoding=encoding)
     try:
-        for command in (("serve", "--port", str(free_port())), ("migrate",)):
+        for command in (("serve", "--port", str(free_port())), ("migrate",), ("rotate-keys",)):
             refused = run(*command, HALFNOTE_DATABASE_URL=url)
             assert (refused.returncode, refused.stdout) == (1, "")
             assert f"The database's encoding is {encoding}; Halfnote needs UTF8" in refused.stderr

@@ -84,6 +84,13 @@ TESTS: dict[str, tuple[str, ...]] = {
         "test_prune_deletes_in_the_sections_of_the_files_only",
         "test_what_failed_and_what_was_not_tried_is_told",
     ),
+    "cli/test_database_refusals.py": (
+        "test_a_database_that_does_not_exist_is_named",
+        "test_a_fault_of_the_server_in_a_migration_is_named",
+        "test_a_lock_that_is_held_is_named",
+        "test_a_missing_right_of_a_rotation_is_named",
+        "test_a_wrong_password_is_named",
+    ),
     "cli/test_dead_letters.py": (
         "test_dead_letters_are_listed_and_shown",
         "test_dropping_by_a_filter_asks_first",
