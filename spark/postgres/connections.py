@@ -17,6 +17,7 @@ from psycopg.pq import TransactionStatus
 from psycopg.rows import dict_row
 
 from spark import schemas
+from spark.day_selection import Seen
 from spark.errors import BusyError, RunFailedError, SnapshotLostError
 from spark.postgres.readers import Readers
 from spark.postgres.standby import StandbySettings, cancelled_by_replay
@@ -68,6 +69,13 @@ _REPLAYS_OVER = """
 select count(*) as replays, coalesce(max(p.replay_id), 0) as newest_replay from replay p
 where p.state <> 'running' and p.after < {last} and p.until >= {first}
 """
+# The redeliveries and drops of a day's dead letters. Their records are removed after 45 days, so their number alone may
+# stay the same. Served by redelivery_transaction.
+_REDELIVERED = """
+select count(*) as redelivery, coalesce(max(r.redelivery_id), 0) as newest_redelivery from redelivery r
+where r.transaction_id >= {low} and r.transaction_id < {high}
+"""
+REDELIVERED = _REDELIVERED.format(low="%(low)s", high="%(high)s")
 # Served by outbox_by_offset, from its two ends.
 REPLAYED = f"""
 select o.first as first_offset, o.last as last_offset, p.replays, p.newest_replay
@@ -75,21 +83,34 @@ from (select min("offset") as first, max("offset") as last from {{outbox}}) o
 cross join lateral ({_REPLAYS_OVER.format(first="o.first", last="o.last")}) p
 """  # noqa: S608 -- names of ours
 # The days over which there was more than their signatures have: a replay that ended, or a redelivery. It reads none of
-# their own tables, which upkeep may remove at any time. Served by the primary key of day, and redelivery_transaction.
+# their own tables, which upkeep may remove at any time. Served by the primary key of day.
 REPLAYED_SINCE = f"""
 select f.day
 from unnest(
   %(day)s::date[], %(first_offset)s::bigint[], %(last_offset)s::bigint[], %(replays)s::bigint[],
-  %(newest_replay)s::int[], %(redelivery)s::bigint[]
-) as f (day, first_offset, last_offset, replays, newest_replay, redelivery)
+  %(newest_replay)s::int[], %(redelivery)s::bigint[], %(newest_redelivery)s::bigint[]
+) as f (day, first_offset, last_offset, replays, newest_replay, redelivery, newest_redelivery)
 join day d on d.day = f.day
 cross join lateral ({_REPLAYS_OVER.format(first="f.first_offset", last="f.last_offset")}) p
-where p.replays > f.replays or p.newest_replay > f.newest_replay or f.redelivery < (
-  select count(*) from redelivery r where r.transaction_id >= d.low and r.transaction_id < d.high
-)
+cross join lateral ({_REDELIVERED.format(low="d.low", high="d.high")}) r
+where p.replays > f.replays or p.newest_replay > f.newest_replay
+  or r.redelivery > f.redelivery or r.newest_redelivery > f.newest_redelivery
 """  # noqa: S608 -- names of ours
 # What a signature has for it.
-OF_REPLAYS = ("first_offset", "last_offset", "replays", "newest_replay", "redelivery")
+OF_REPLAYS = ("first_offset", "last_offset", "replays", "newest_replay", "redelivery", "newest_redelivery")
+# The same for days whose signatures lack that: an older version made them final. The day's offsets are not known, so
+# any replay that ended since the run may be one of the day; it is proved again, and has a signature then. A row with a
+# time shortly before the run may have become visible after it, and the run may be unknown. The table replay is small.
+REPLAYED_SINCE_RUN = """
+select f.day
+from unnest(%(day)s::date[], %(seen_at)s::timestamptz[]) as g (day, seen_at)
+cross join lateral (select g.day, coalesce(g.seen_at - interval '1 hour', '-infinity') as seen_at) f
+join day d on d.day = f.day
+where exists (select from replay p where p.state <> 'running' and coalesce(p.ended_at, p.moved_at) > f.seen_at)
+  or exists (
+    select from redelivery r where r.transaction_id >= d.low and r.transaction_id < d.high and r.at > f.seen_at
+  )
+"""
 # Ids are compared by range: served by the primary key, or the table is small.
 SMALL_COUNTS = " union all ".join(
     [
@@ -290,9 +311,9 @@ class Snapshot:
     def signature(self, day: Day, rows: Mapping[str, int] | None = None) -> dict[str, Any]:
         """Return the day's signature as JSON, which shows whether the day changed.
 
-        It has the rows by table, the changes of subscriptions, the progress of the slowest one, the archive, and the
-        replays over its offsets. An `update` of the day's own rows does not change it. `rows`: the number of rows of
-        its own tables, if it is known; else they are counted, which reads each table.
+        It has the rows by table, the changes of subscriptions, the progress of the slowest one, the archive, the
+        replays over its offsets, and the redeliveries. An `update` of the day's own rows does not change it. `rows`:
+        the number of rows of its own tables, if it is known; else they are counted, which reads each table.
         """
         counted = {
             table: self.rows(f"select count(*) as rows from {partition_name(table, day.day)}")[0]["rows"]  # noqa: S608
@@ -303,24 +324,28 @@ class Snapshot:
         [subscriptions] = self.rows(SUBSCRIPTIONS)
         [slowest] = self.rows(REACHED.format(outbox=partition_name("outbox", day.day)))
         [replays] = self.rows(REPLAYED.format(outbox=partition_name("outbox", day.day)))
+        [redelivered] = self.rows(REDELIVERED, {"low": day.low, "high": day.high})
         small = self.small_counts(day)
         return (
             counted
             | {table: small[table] for table in schemas.OF_DAY}
             | replays
+            | redelivered
             | {"subscription": subscriptions["newest"], "archive": day.archive, "reached": slowest["reached"]}
         )
 
-    def replayed_since(self, signatures: Mapping[date, Mapping[str, Any]]) -> set[date]:
-        """Return the days over which a replay began, or a redelivery, since they had these signatures.
+    def replayed_since(self, seen: Mapping[date, Seen]) -> set[date]:
+        """Return the days over which a replay ended, or a redelivery began, since these results.
 
-        A day whose signature is of a version that did not look for replays is left out.
+        By their signatures; of a version that did not look for all of that, by the time of the run.
         """
-        known = {day: one for day, one in signatures.items() if all(name in one for name in OF_REPLAYS)}
-        if not known:
-            return set()
+        known = {day: one.signature for day, one in seen.items() if all(name in one.signature for name in OF_REPLAYS)}
         given: dict[str, Any] = {name: [one[name] for one in known.values()] for name in OF_REPLAYS}
-        return {row["day"] for row in self.rows(REPLAYED_SINCE, given | {"day": list(known)})}
+        older = {day: one.seen_at for day, one in seen.items() if day not in known}
+        found = self.rows(REPLAYED_SINCE, given | {"day": list(known)}) if known else []
+        if older:
+            found += self.rows(REPLAYED_SINCE_RUN, {"day": list(older), "seen_at": list(older.values())})
+        return {row["day"] for row in found}
 
     def small_counts(self, day: Day) -> dict[str, int]:
         """Return how many rows with the day's ids each small table has, and how many in total if it is read whole."""

@@ -110,7 +110,7 @@ def _read(spark: SparkSession, snapshot: Snapshot, wish: Wish, staging_dir: str,
 
 
 def _candidates(snapshot: Snapshot, days: Mapping[date, Day], wish: Wish) -> list[Candidate]:
-    final = {day: seen.signature for day, seen in wish.seen.items() if day in days and seen.state == "final"}
+    final = {day: seen for day, seen in wish.seen.items() if day in days and seen.state == "final"}
     replayed = set() if wish.asked else snapshot.replayed_since(final)
     return [Candidate(day.day, day.archive, wish.seen.get(day.day), day.day in replayed) for day in days.values()]
 

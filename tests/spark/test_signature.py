@@ -1,12 +1,13 @@
 """A day's signature shows that the day changed when a run has no other reason to read it."""
 
 import json
-from datetime import date
+from datetime import date, datetime, timedelta
 from typing import Any, LiteralString
 
 import psycopg
 import pytest
 
+from spark.day_selection import Seen
 from spark.postgres.connections import open_snapshot
 from tests.spark.days import days_ago, fill_day, rows
 
@@ -28,6 +29,11 @@ def signature(dsn: str) -> dict[str, Any]:
     with open_snapshot(dsn) as snapshot:
         found: dict[str, Any] = json.loads(json.dumps(snapshot.signature(snapshot.day(DAY))))
     return found
+
+
+def final(signature: dict[str, Any], seen_at: datetime | None = None) -> Seen:
+    """The result of a run that made a day with this signature final."""
+    return Seen("final", open=False, findings=0, signature=signature, seen_at=seen_at)
 
 
 @pytest.fixture
@@ -89,11 +95,10 @@ def test_a_replay_or_a_redelivery_since_then_is_of_the_days_that_it_meets(dsn: s
                 upkeep.execute(f"lock table outbox_{day:%Y%m%d}, receipt_{day:%Y%m%d} in access exclusive mode")
             with open_snapshot(dsn) as snapshot:
                 snapshot.connection.execute("set local lock_timeout = '1s'")
-                return snapshot.replayed_since(before)
+                return snapshot.replayed_since({day: final(one) for day, one in before.items()})
 
     before = signatures()
     assert since(before) == set()
-    assert since({day: {"half": 10, "redelivery": 0} for day in days}) == set()
     # After all of them; then before the first message of the last one, and before its last.
     rows(dsn, REPLAY, 8, 30, 99, 30)
     rows(dsn, REPLAY, 9, 10, 20, 10)
@@ -111,3 +116,32 @@ def test_a_replay_or_a_redelivery_since_then_is_of_the_days_that_it_meets(dsn: s
     assert since(before) == set()
     rows(dsn, REPLAY, 11, 5, 6, 5)
     assert since(before) == {days_ago(4)}
+    before = signatures()
+    # Records of redeliveries are kept for 45 days.
+    rows(dsn, "delete from redelivery returning 1")
+    assert since(before) == set()
+    rows(dsn, REDELIVERED, 2)
+    assert since(before) == {days_ago(4)}
+
+
+def test_of_a_day_that_an_older_version_made_final_the_time_of_its_run_says_it(dsn: str) -> None:
+    """Its signature has nothing of replays, so a replay of any day counts, and a redelivery of its own messages."""
+    fill_day(dsn, days_ago(4), 10)
+    fill_day(dsn, DAY, 10, first=11)
+    [now] = rows(dsn, "select clock_timestamp() as at")
+
+    def since(seen_at: datetime | None) -> set[date]:
+        with open_snapshot(dsn) as snapshot:
+            old = {"half": 10, "redelivery": 0}
+            return snapshot.replayed_since({day: final(old, seen_at) for day in (days_ago(4), DAY)})
+
+    later, earlier = now["at"] + timedelta(hours=2), now["at"] - timedelta(hours=2)
+    assert [since(at) for at in (later, earlier, None)] == [set()] * 3
+    rows(dsn, REDELIVERED, 12)
+    assert [since(at) for at in (later, earlier, None)] == [set(), {DAY}, {DAY}]
+    rows(dsn, REPLAY, 7, 0, 30, 30)
+    both = {days_ago(4), DAY}
+    assert [since(at) for at in (later, earlier, None)] == [set(), both, both]
+    # What runs has its end to come.
+    rows(dsn, "update replay set state = 'running' returning 1")
+    assert since(earlier) == {DAY}
