@@ -67,43 +67,54 @@ def timeline_guard(dsn: str, times: LookTimes | None = None) -> TimelineGuard:
     return TimelineGuard(dsn, connect_host, times)
 
 
-async def connect(dsn: str, *, timeout_s: float = 10.0, guard: TimelineGuard | None = None) -> Connection:
+async def connect(
+    dsn: str, *, timeout_s: float = 10.0, guard: TimelineGuard | None = None, keeps_plans: bool = False
+) -> Connection:
     """Open one connection with `synchronous_commit` at least `on`, UTC, and without JIT (hot statements are short).
 
     `dsn`: a URL, or `file:` and the path of a file that contains it now.
+    `timeout_s`: for one host, from the first packet to the last statement that prepares the session.
     `guard`: what this process has seen of the servers' timelines; by default a guard of this connection alone.
+    `keeps_plans`: for statements that look up rows by key.
 
     Raises StaleServer if every server that takes writes is a former primary, and OSError, asyncpg.PostgresError or
     TimeoutError as asyncpg does.
     """
     guard = guard or timeline_guard(dsn)
+    session = KEYED_PLANS if keeps_plans else ""
     await guard.look()
     try:
-        return await _connect(dsn, None, timeout_s, guard)
+        return await _connect(dsn, None, timeout_s, guard, session)
     except StaleServer as stale:
         # asyncpg returned the first host of the URL that takes writes.
         for host in guard.hosts if len(guard.hosts) > 1 else ():
             try:
-                return await _connect(dsn, host, timeout_s, guard)
+                return await _connect(dsn, host, timeout_s, guard, session)
             except (asyncpg.PostgresError, asyncpg.InterfaceError, OSError):
                 continue
         raise stale
 
 
-async def _connect(dsn: str, host: Host | None, timeout_s: float, guard: TimelineGuard) -> Connection:
+async def _connect(dsn: str, host: Host | None, timeout_s: float, guard: TimelineGuard, session: str) -> Connection:
     name, port = host or (None, None)
     settings = {"application_name": "halfnote", "timezone": "UTC"}
-    connection = await asyncpg.connect(url_of(dsn), host=name, port=port, timeout=timeout_s, server_settings=settings)
-    try:
-        # asyncpg has no setting for it.
-        keep_alive(connection._transport.get_extra_info("socket"))  # type: ignore[attr-defined]
-        if await connection.fetchval(SESSION) in WEAK_COMMITS:
-            await connection.execute("set synchronous_commit = on")
-        await guard.admit(connection)
-    except BaseException:
-        # No other code has a reference to it yet.
-        connection.terminate()
-        raise
+    # Around all of it: a pooler answers the login itself, and the first statement when it has a server.
+    async with asyncio.timeout(timeout_s):
+        connection = await asyncpg.connect(
+            url_of(dsn), host=name, port=port, timeout=timeout_s, server_settings=settings
+        )
+        try:
+            # asyncpg has no setting for it.
+            keep_alive(connection._transport.get_extra_info("socket"))  # type: ignore[attr-defined]
+            if await connection.fetchval(SESSION) in WEAK_COMMITS:
+                await connection.execute("set synchronous_commit = on")
+            await guard.admit(connection)
+            if session:
+                await connection.execute(session)
+        except BaseException:
+            # No other code has a reference to it yet.
+            connection.terminate()
+            raise
     return connection
 
 
@@ -202,13 +213,7 @@ class Database:
 
     async def dedicated(self) -> Connection:
         """Open a connection outside the pool, for a lane or a listener that keeps it."""
-        connection = await connect(self.dsn, guard=self.guard)
-        try:
-            await connection.execute(KEYED_PLANS)
-        except BaseException:
-            connection.terminate()
-            raise
-        return connection
+        return await connect(self.dsn, guard=self.guard, keeps_plans=True)
 
     @property
     def connections_in_use(self) -> int:

@@ -14,6 +14,7 @@ import pytest
 from app.database.connection import Connection, Database, KeyedShare, connect
 from app.database.keepalive import IDLE_S, PROBE_EVERY_S, PROBES, SILENT_S
 from app.database.lent_connections import LENT_AT_MOST_S
+from app.database.timelines import Host, LookTimes, TimelineGuard
 from tests.support.faulty_proxy import FaultyProxy, through
 from tests.support.requirements import absent
 
@@ -109,3 +110,25 @@ async def test_a_statement_ends_that_a_frozen_server_never_answers(proxy: Faulty
     finally:
         await share.close()
         await database.close()
+
+
+@pytest.mark.parametrize("statement", ["first", "last"])
+async def test_a_server_that_stops_answering_after_the_login_is_given_up(
+    proxy: FaultyProxy, url: str, statement: str
+) -> None:
+    """As a pooler in session mode does that has no server to spare."""
+
+    class Stops(TimelineGuard):
+        async def admit(self, connection: Connection) -> None:
+            if statement == "first":
+                proxy.hold()
+            await super().admit(connection)
+            proxy.hold()
+
+    async def connect_host(host: Host) -> Connection:
+        raise AssertionError("a URL of one host")
+
+    guard = Stops(url, connect_host, LookTimes())
+    async with asyncio.timeout(30):
+        with pytest.raises(TimeoutError):
+            await connect(url, timeout_s=1.0, guard=guard, keeps_plans=True)
