@@ -21,7 +21,10 @@ def receive_nothing(connection: socket.socket | TransportSocket) -> None:
 
 
 class FaultyProxy:
-    """A TCP proxy to `port` of 127.0.0.1; `self.port` is its own. `connections` counts accepted connections."""
+    """A TCP proxy to `port` of 127.0.0.1; `self.port` is its own. `connections` counts accepted connections.
+
+    `held` counts the connections, by direction, of which something waits to be forwarded.
+    """
 
     def __init__(self, port: int) -> None:
         self._to = port
@@ -32,7 +35,7 @@ class FaultyProxy:
         self._clients: set[asyncio.StreamWriter] = set()
         self._vanished: set[asyncio.StreamWriter] = set()
         self._tasks: set[asyncio.Task[None]] = set()
-        self.connections = 0
+        self.connections = self.held = 0
 
     async def __aenter__(self) -> "FaultyProxy":
         self._server = await asyncio.start_server(self._accept, "127.0.0.1", 0)
@@ -92,7 +95,9 @@ class FaultyProxy:
     ) -> None:
         try:
             while piece := await source.read(65536):
+                self.held += 1
                 await forwarding.wait()
+                self.held -= 1
                 target.write(piece)
                 await target.drain()
         except ConnectionError:

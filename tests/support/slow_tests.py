@@ -37,6 +37,7 @@ FILES = (
     "system/test_scale_out.py",
     "system/test_upgrade.py",
     "system/test_faults.py",
+    "system/test_vanished_database.py",
     # In a browser: each page in each size, light and dark, and sign-in by an issuer. `make test` has each page once and
     # each act (test_screens.py).
     "console/test_browser.py",
