@@ -71,10 +71,13 @@ async def note_claimer(connection: Connection, group: AskedGroup, now: datetime,
         await store.note_claim(connection, group.name, now)
 
 
-async def take_claims(runtime: Runtime, name: str, limit: int, invisible_s: float) -> ClaimedChecks | None:
+async def take_claims(
+    runtime: Runtime, name: str, limit: int, invisible_s: float, act_of: Callable[[int], Act] | None = None
+) -> ClaimedChecks | None:
     """Lease due checks of a group to a producer; None if the group has no claims.
 
-    A check that policy decides before it is asked is settled here, and left out.
+    A check that policy decides before it is asked is settled here, and left out. `act_of`: the audit of a person's
+    claim of so many checks, written with the leases.
     """
     now = runtime.clock.now()
     async with runtime.request_pool.transaction() as connection:
@@ -85,15 +88,18 @@ async def take_claims(runtime: Runtime, name: str, limit: int, invisible_s: floa
         checks, rest = await _with_messages(connection, group, claims)
         if rest:
             await store.give_back(connection, rest, now)
-    decided, asked = [], []
-    for check in checks:
-        decision = before_check(check.policy, check.history) if check.messages else None
-        if decision is not None or not check.messages:
-            decided.append(FinishedCheck(check, now, decision))
-        else:
-            asked.append({**fields_of(check, check.policy), "handle": handle_of(check.claim), **_trace(check)})
+        decided, out = [], []
+        for check in checks:
+            decision = before_check(check.policy, check.history) if check.messages else None
+            if decision is not None or not check.messages:
+                decided.append(FinishedCheck(check, now, decision))
+            else:
+                out.append(check)
+        if out and act_of is not None:
+            await record(connection, act_of(len(out)), now)
     if decided:
         await settle_batch(runtime, decided, runtime.request_pool)
+    asked = [{**fields_of(one, one.policy), "handle": handle_of(one.claim), **_trace(one)} for one in out]
     return ClaimedChecks(now + timedelta(seconds=invisible_s), asked)
 
 

@@ -32,7 +32,7 @@ from app.routers.end import end_act, end_answer, end_begun, refusal, unknown_tra
 from app.runtime.state import Runtime
 from app.schemas.claimed_checks import AnswerOutcomes, AnswersRequest, CheckVerdict, Claimed, ClaimRequest
 from app.schemas.fields import NamePath
-from app.store.admin.audit import Act, record
+from app.store.admin.audit import Act
 from app.store.coordinator.ops import End
 from app.store.coordinator.transactions import transaction_state
 from app.verdicts import Checks, Source, Verdict
@@ -66,13 +66,12 @@ async def claim_checks(
     loop = asyncio.get_running_loop()
     until = loop.time() + wanted.wait_s
     await _note_claimer(runtime, name, started=wanted.started)
+    act_of = partial(_claim_act, caller, name) if caller.role is Role.ADMIN else None
     while True:
-        claimed = await take_claims(runtime, name, wanted.max, wanted.invisible_s)
+        claimed = await take_claims(runtime, name, wanted.max, wanted.invisible_s, act_of)
         if claimed is None:
             raise await _not_claimed(runtime, name)
         left_s = until - loop.time()
-        if claimed.checks and caller.role is Role.ADMIN:
-            await _note_act(runtime, caller, name, len(claimed.checks))
         if claimed.checks or left_s <= 0 or not await runtime.waiting_claims.wait(name, wanted.max, left_s):
             break
         if await request.is_disconnected():
@@ -169,6 +168,10 @@ def _end(group: str, answer: ClaimAnswer) -> EndRequest:
     return EndRequest(answer.transaction_id, group, word, from_check=True, reason=answer.reason)
 
 
+def _claim_act(caller: Caller, group: str, checks: int) -> Act:
+    return audit_entry(caller, "producer_group.claim_checks", group, checks=checks)
+
+
 def _act(caller: Caller, group: str, answer: ClaimAnswer) -> Act:
     return end_act(caller, _end(group, answer))
 
@@ -178,13 +181,6 @@ async def _note_claimer(runtime: Runtime, name: str, *, started: bool) -> None:
         group = await read_group(connection, name)
         if group is not None and group.checks is Checks.CLAIM:
             await note_claimer(connection, group, runtime.clock.now(), started=started)
-
-
-async def _note_act(runtime: Runtime, caller: Caller, name: str, checks: int) -> None:
-    async with runtime.request_pool.connection() as connection:
-        await record(
-            connection, audit_entry(caller, "producer_group.claim_checks", name, checks=checks), runtime.clock.now()
-        )
 
 
 async def _not_claimed(runtime: Runtime, name: str) -> Problem:

@@ -17,12 +17,13 @@ from app.delivery import Refused
 from app.errors import HandleInvalid, Invalid, NotHeld, NotPulled, Problem, SubscriptionUnknown
 from app.field_rules import json_of
 from app.ids import message_id
-from app.permissions import Caller
+from app.permissions import Caller, Role
 from app.pull import settling
 from app.pull.claiming import ClaimedBatch, HandedOut, claim, claim_more
 from app.pull.handles import opened, opened_together
 from app.pull.settlements import Refusal, failed
 from app.pull.settling import Acknowledged, Extended, GivenBack
+from app.routers.claim_audit import note_act, note_act_first
 from app.routers.dependencies import CallerDep, RuntimeDep, problems
 from app.routers.subscription_lookup import unknown
 from app.runtime.state import Runtime
@@ -153,7 +154,10 @@ async def post_nack(name: NamePath, wanted: GiveBackRequest, runtime: RuntimeDep
 
     After the last try of the subscription's `retry` it is a dead letter (`result: dead`).
     """
-    return await _give_back(runtime, caller, name, wanted.handles, failed(wanted.error), wanted.retry_after_s)
+    opening = await _Opening.of(runtime, caller, name)
+    handles = opening.valid(wanted.handles)
+    await note_act_first(runtime, caller, "subscription.give_back", name, handles)
+    return await _give_back(runtime, opening, wanted.handles, handles, failed(wanted.error), wanted.retry_after_s)
 
 
 @router.post(
@@ -164,8 +168,11 @@ async def post_nack(name: NamePath, wanted: GiveBackRequest, runtime: RuntimeDep
 )
 async def post_reject(name: NamePath, wanted: RejectRequest, runtime: RuntimeDep, caller: CallerDep) -> Response:
     """Record that no try can succeed: each message is a dead letter, which a person redelivers or drops."""
+    opening = await _Opening.of(runtime, caller, name)
+    handles = opening.valid(wanted.handles)
+    await note_act_first(runtime, caller, "subscription.reject", name, handles, wanted.reason)
     outcome = Refused(wanted.reason, wanted.reason, None, None, 0)
-    return await _give_back(runtime, caller, name, wanted.handles, outcome, None)
+    return await _give_back(runtime, opening, wanted.handles, handles, outcome, None)
 
 
 @router.post(
@@ -179,6 +186,7 @@ async def post_extend(name: NamePath, wanted: ExtendRequest, runtime: RuntimeDep
     _refuse_over(wanted.invisible_s, runtime.settings.claim_held_max_s, "invisible_s", "HALFNOTE_CLAIM_HELD_MAX_S")
     opening = await _Opening.of(runtime, caller, name)
     handles = opening.valid(wanted.handles)
+    await note_act_first(runtime, caller, "subscription.extend", name, handles)
     invisible = timedelta(seconds=wanted.invisible_s)
     async with runtime.claim_connections.connection() as connection:
         found = await settling.extend(connection, opening.subscription, handles, invisible, runtime.clock)
@@ -221,7 +229,8 @@ async def _claimed(
     until = loop.time() + wanted.wait_s
     while True:
         async with runtime.claim_connections.connection() as connection:
-            subscription, found = await _claim_once(runtime, connection, caller, name, at_most, invisible)
+            once = _claim_and_note if caller.role is Role.ADMIN else _claim_once
+            subscription, found = await once(runtime, connection, caller, name, at_most, invisible)
         left_s = until - loop.time()
         if found.messages or left_s <= 0:
             break
@@ -266,8 +275,22 @@ async def _claim_once(
     return known.subscription, found
 
 
+async def _claim_and_note(
+    runtime: Runtime, connection: Connection, caller: Caller, name: str, at_most: int, invisible: timedelta
+) -> tuple[Subscription, ClaimedBatch]:
+    """Claim for an admin, with the audit row in the same database transaction. A claim of nothing leaves no row."""
+    async with connection.transaction():
+        subscription, found = await _claim_once(runtime, connection, caller, name, at_most, invisible)
+        messages = [one.message for one in found.messages]
+        await note_act(runtime, connection, caller, "subscription.claim", name, messages)
+    return subscription, found
+
+
 async def _acknowledged(runtime: Runtime, caller: Caller, name: str, given: Sequence[str]) -> bytes:
     caller.must_have_subscription(name)
+    if caller.role is Role.ADMIN:
+        acting = await _Opening.of(runtime, caller, name)
+        await note_act_first(runtime, caller, "subscription.acknowledge", name, acting.valid(given))
     known, found = runtime.pulled.get(name), None
     async with runtime.claim_connections.connection() as connection:
         # After the wait for a connection, so that no message is acknowledged whose time is over.
@@ -292,14 +315,12 @@ async def _acknowledged(runtime: Runtime, caller: Caller, name: str, given: Sequ
 
 async def _give_back(
     runtime: Runtime,
-    caller: Caller,
-    name: str,
+    opening: "_Opening",
     given: Sequence[str],
+    handles: Sequence[HeldMessage],
     outcome: Refusal,
     retry_after_s: float | None,
 ) -> Response:
-    opening = await _Opening.of(runtime, caller, name)
-    handles = opening.valid(given)
     async with runtime.claim_connections.connection() as connection:
         found, published = await settling.give_back(
             connection, opening.subscription, handles, outcome, runtime.clock.now(), retry_after_s=retry_after_s
@@ -308,7 +329,7 @@ async def _give_back(
     if published:
         runtime.wake_ups.published()
     what = "refused" if isinstance(outcome, Refused) else "failed"
-    runtime.metrics.relay.deliveries.labels(name, what).inc(sum(one is not None for one in found))
+    runtime.metrics.relay.deliveries.labels(opening.subscription.name, what).inc(sum(one is not None for one in found))
 
     def shown(named: str, one: GivenBack) -> _Settled:
         return _Settled(200, named, result="dead" if one.due_at is None else "retry", due_at=one.due_at)

@@ -4,12 +4,17 @@ from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
+import pytest
+
 from app.database.connection import Connection
 from app.permissions import Role
 from app.retention.loop import clear_audit
 from tests.conftest import register_group
 from tests.support.api_keys import bearer, make
+from tests.support.check_stepping import in_doubt
+from tests.support.consumers import put_pulled
 from tests.support.keyed_services import ORDER, start
+from tests.support.relay_stepping import order, publish
 
 __all__ = ["start"]
 
@@ -114,6 +119,92 @@ async def test_nothing_an_admin_sends_is_stored_without_its_act(start: Callable[
     assert [await db.fetchval(f"select count(*) from {table}") for table in ("half", "op")] == [1, 0]
 
 
+@pytest.mark.parametrize("fields", [{}, {"ordered": "key"}, {"rate_per_s": 1000}])
+async def test_an_admins_claims_are_audited_and_those_of_a_subscriber_are_not(
+    start: Callable[..., Any], db: Connection, fields: dict[str, Any]
+) -> None:
+    runtime, client = await start()
+    await register_group(db, "shop")
+    await put_pulled(client, **fields)
+    await publish(client, *(order(n) for n in range(12)))
+    scope = {"subscriptions": ["worker"], "topics": ["order"]}
+    subscriber = bearer(await make(runtime, Role.SUBSCRIBER, **scope))
+    settles = [("ack", {}), ("nack", {"error": "no paper"}), ("reject", {"reason": "unknown customer"})]
+    for count, headers in ((1, subscriber), (11, {})):
+        answer = await client.post("/subscriptions/worker/claim", json={"max": count}, headers=headers)
+        messages = answer.json()["messages"]
+        assert len(messages) == count
+        handles = [one["handle"] for one in messages]
+        requests = [("extend", {"invisible_s": 60}), *settles]
+        for (action, sent), held in zip(requests, (handles, handles[:1], handles[1:2], handles[2:]), strict=True):
+            for taken in [held] if held else []:
+                wanted = {"handles": ["none", *taken], **sent}
+                path = f"/subscriptions/worker/{action}"
+                assert (await client.post(path, json=wanted, headers=headers)).status_code == 200
+    # They are about no message.
+    assert (await client.post("/subscriptions/worker/ack", json={"handles": ["none"]})).status_code == 200
+    await db.execute("update delivery_retry set due_at = now() + interval '1 hour'")
+    assert (await client.post("/subscriptions/worker/claim", json={})).json()["messages"] == []
+    rows = (await client.get("/audit", params={"target": "worker", "sort": "oldest"})).json()["items"]
+    assert [(row["what"].partition(".")[2], row["detail"].get("messages")) for row in rows] == [
+        ("put", None),
+        ("claim", 11),
+        ("extend", 11),
+        ("acknowledge", 1),
+        ("give_back", 1),
+        ("reject", 9),
+    ]
+    assert {row["role"] for row in rows} == {"admin"}
+    claimed = [one["message_id"] for one in messages]
+    assert rows[1]["detail"]["message_ids"] == claimed[:10]
+    assert rows[3]["detail"]["message_ids"] == claimed[:1]
+    assert rows[5]["detail"]["reason"] == "unknown customer"
+
+
+@pytest.mark.parametrize("fields", [{}, {"ordered": "key"}, {"rate_per_s": 1000}])
+async def test_no_claim_of_an_admin_is_without_its_act(
+    start: Callable[..., Any], db: Connection, fields: dict[str, Any]
+) -> None:
+    _, client = await start()
+    await register_group(db, "shop")
+    await put_pulled(client, **fields)
+    await publish(client, *(order(n) for n in range(3)))
+    wanted = {"max": 1, "invisible_s": 3600}
+    held = (await client.post("/subscriptions/worker/claim", json=wanted)).json()["messages"]
+    handles = {"handles": [one["handle"] for one in held]}
+    await db.execute("alter table audit rename to elsewhere")
+    settles = [("ack", handles), ("nack", handles), ("reject", handles), ("extend", {**handles, "invisible_s": 600})]
+    # How messages are settled does not depend on the order or the rate.
+    for action, sent in [("claim", {"max": 1}), *([] if fields else settles)]:
+        assert (await client.post(f"/subscriptions/worker/{action}", json=sent)).status_code >= 500, action
+    tables = {"pull_claim": 1, "receipt": 0, "delivery_retry": 0, "dead_letter": 0, "attempt": 0}
+    assert {name: await db.fetchval(f"select count(*) from {name}") for name in tables} == tables
+    await db.execute("alter table elsewhere rename to audit")
+    assert len((await client.post("/subscriptions/worker/claim", json={})).json()["messages"]) == 2
+    answer = await client.post("/subscriptions/worker/ack", json=handles)
+    assert [one["status"] for one in answer.json()["outcomes"]] == [200]
+
+
+async def test_no_claim_of_checks_of_an_admin_is_without_its_act(start: Callable[..., Any], db: Connection) -> None:
+    runtime, client = await start()
+    group = {"check_urls": [], "checks": "claim"}
+    assert (await client.put("/producer-groups/shop", json=group)).status_code == 201
+    doubtful = await in_doubt(client, runtime)
+    producer = bearer(await make(runtime, Role.PRODUCER, producer_groups=["shop"], topics=["order"]))
+    path = "/producer-groups/shop/checks/claim"
+    await db.execute("alter table audit rename to elsewhere")
+    assert (await client.post(path, json={})).status_code >= 500
+    await db.execute("alter table elsewhere rename to audit")
+    # The check is not out: the next claim gets it.
+    assert [one["transaction_id"] for one in (await client.post(path, json={})).json()["checks"]] == [str(doubtful)]
+    assert (await client.post(path, json={})).json()["checks"] == []
+    await in_doubt(client, runtime)
+    assert len((await client.post(path, json={}, headers=producer)).json()["checks"]) == 1
+    query = {"what": "producer_group.claim_checks"}
+    [row] = (await client.get("/audit", params=query)).json()["items"]
+    assert (row["target"], row["detail"]) == ("shop", {"checks": 1})
+
+
 async def test_the_audit_in_pages_and_by_filters(start: Callable[..., Any]) -> None:
     runtime, client = await start()
     before = runtime.clock.now()
@@ -149,8 +240,8 @@ async def test_the_audit_in_pages_and_by_filters(start: Callable[..., Any]) -> N
         ({"after": before.isoformat()}, 6),
         ({"before": before.isoformat()}, 0),
     ):
-        for order in ("newest", "oldest"):
-            page = (await client.get("/audit", params={**query, "sort": order, "count": "true"})).json()
+        for sort in ("newest", "oldest"):
+            page = (await client.get("/audit", params={**query, "sort": sort, "count": "true"})).json()
             assert (len(page["items"]), page["total"]["count"]) == (count, count), query
 
 
