@@ -71,6 +71,27 @@ async def test_a_message_arrives_as_it_was_sent_and_has_a_receipt(
     assert await consumer.claim() == []
 
 
+@pytest.mark.parametrize("action", ["ack", "nack", "reject", "extend"])
+async def test_a_handle_of_a_lost_claim_changes_nothing_of_a_claim_with_its_number(
+    client: httpx.AsyncClient, consumer: Consumer, db: Connection, action: str
+) -> None:
+    """After a failover to a standby that was behind, a sequence gives numbers again that it gave before."""
+    await publish(client, order(1))
+    [lost] = await consumer.claim()
+    number = await db.fetchval("select claim_id from pull_claim")
+    await db.execute("delete from pull_claim")
+    await db.execute("delete from outbox")
+    await db.execute("select setval('pull_claim_id', $1, false)", number)
+    await publish(client, order(2))
+    [other] = await consumer.claim()
+    assert await db.fetchval("select claim_id from pull_claim") == number
+    fields = {"extend": {"invisible_s": 600}}.get(action, {})
+    assert [one["status"] for one in await consumer.settle(action, lost["handle"], **fields)] == [409]
+    assert await standing(db) == {"receipts": 0, "retries": 0, "dead": 0, "claims": 1}
+    assert await consumer.ack(other) == [200]
+    assert await db.fetchval("select transaction_id || '-' || position from receipt") == other["message_id"]
+
+
 async def test_bytes_that_are_not_json_come_in_base64(client: httpx.AsyncClient, consumer: Consumer) -> None:
     await publish(client, {"topic": "order", "body_base64": base64.b64encode(b"\xff\x00").decode()})
     [message] = await consumer.claim()

@@ -184,12 +184,15 @@ SETTLED = RowArrays(
     Column("position", "smallint"),
     Column("offset", "bigint"),
     Column("digest", "bytea"),
+    Column("at", "timestamptz"),
     first=4,
 )
 
 # What of a request is held: `locked` locks the claims in their order, so two requests never deadlock, and reads them
 # after other requests have changed them. A claim is over at its time, even if no worker has found it yet. Upkeep owns
-# the messages of a day that is not open; `days` are the open ones between the first and the last message.
+# the messages of a day that is not open; `days` are the open ones between the first and the last message. A database
+# that went back gives the number of a lost claim to another one, so the time of the claim, to the microsecond, must be
+# that of the handle as well.
 _HELD = f"""
 with asked as materialized (
   select * from {SETTLED.unnest("a", ordinality="n")}
@@ -204,7 +207,7 @@ with asked as materialized (
     and d.low <= (select transaction_id from asked order by transaction_id desc limit 1)
 ), held as materialized (
   select a.*, l.claimed_at from asked a join locked l on l.claim_id = a.claim_id
-  where a.place <= l.size and a.place <> all(l.settled)
+  where a.at = l.claimed_at and a.place <= l.size and a.place <> all(l.settled)
     and exists (select from days d where d.low <= a.transaction_id and d.high > a.transaction_id)
 ), done as materialized (
   select h.claim_id, array_agg(h.place) as places, count(*) + cardinality(l.settled) >= l.size as whole
