@@ -3,6 +3,7 @@
 from collections.abc import Iterable
 from datetime import datetime
 
+from app.relay.lost_claims import closing_if_lost
 from app.relay.stream import Stream
 from app.runtime.state import Runtime
 from app.store.relay.announcements import announce
@@ -15,7 +16,9 @@ async def expire(runtime: Runtime, streams: Iterable[Stream], now: datetime) -> 
         if expiry is None or stream.closing or stream.lost or not expiry.due(now):
             continue
         async with runtime.database.connection() as connection:
-            stream.expire(await expiry.claim(connection, now), now)
+            with closing_if_lost(connection, [stream]):
+                claimed = await expiry.claim(connection, now)
+            stream.expire(claimed, now)
         approaching = expiry.approaching(now)
         if approaching is not None:
             async with runtime.database.transaction() as connection:

@@ -13,6 +13,7 @@ from app.ids import message_id
 from app.relay.assignments import Assignments, due
 from app.relay.expiry_turn import expire
 from app.relay.handed_messages import HandedMessages
+from app.relay.lost_claims import closing_if_lost
 from app.relay.stream import Stream
 from app.runtime.loop_runner import StepResult
 from app.runtime.state import Runtime
@@ -184,7 +185,8 @@ class Relay:
             return
         with_room = [(s, claimant) for s in self.streams.values() if (claimant := s.claimant(now)) is not None]
         claimants = [claimant for _, claimant in with_room]
-        claimed = await claim_retries(connection, claimants, now + RETRY_LEASE, now) if claimants else []
+        with closing_if_lost(connection, [stream for stream, _ in with_room]):
+            claimed = await claim_retries(connection, claimants, now + RETRY_LEASE, now) if claimants else []
         for (stream, _), messages in zip(with_room, claimed, strict=True):
             if messages:
                 stream.retry(messages)

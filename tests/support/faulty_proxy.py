@@ -1,4 +1,4 @@
-"""A TCP proxy before a server that can cut its connections, hold them open and forward nothing, or vanish."""
+"""A TCP proxy before a server: it can cut its connections, forward nothing or no answer on them, or vanish."""
 
 import asyncio
 import ctypes
@@ -30,6 +30,9 @@ class FaultyProxy:
         self._to = port
         self._forwarding = asyncio.Event()
         self._forwarding.set()
+        # The mark of an answer that is held, with all that follows on its connection.
+        self._mark: bytes | None = None
+        self.holding_answer = asyncio.Event()
         self._open: set[asyncio.StreamWriter] = set()
         # Those of `_open` that lead to clients, and those that are silent for good.
         self._clients: set[asyncio.StreamWriter] = set()
@@ -76,6 +79,10 @@ class FaultyProxy:
         self._forwarding = asyncio.Event()
         self._forwarding.set()
 
+    def hold_answer(self, mark: bytes) -> None:
+        """Hold the next answer of the server that has these bytes; `holding_answer` is set then. Only `cut` ends it."""
+        self._mark = mark
+
     def release(self) -> None:
         """Forward again, also what was held."""
         self._forwarding.set()
@@ -86,15 +93,21 @@ class FaultyProxy:
         self._clients.add(writer)
         self._open |= {writer, server_writer}
         for source, target in ((reader, server_writer), (server_reader, writer)):
-            task = asyncio.create_task(self._forward(source, target, self._forwarding))
+            task = asyncio.create_task(self._forward(source, target, self._forwarding, answers=target is writer))
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
 
     async def _forward(
-        self, source: asyncio.StreamReader, target: asyncio.StreamWriter, forwarding: asyncio.Event
+        self, source: asyncio.StreamReader, target: asyncio.StreamWriter, forwarding: asyncio.Event, *, answers: bool
     ) -> None:
         try:
             while piece := await source.read(65536):
+                if answers and self._mark is not None and self._mark in piece:
+                    self._mark = None
+                    self.holding_answer.set()
+                    while await source.read(65536):
+                        pass
+                    return
                 self.held += 1
                 await forwarding.wait()
                 self.held -= 1

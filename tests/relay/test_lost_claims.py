@@ -1,0 +1,75 @@
+"""A claim of retries that is committed and whose answer is lost: the retries are claimed again, and soon."""
+
+from collections.abc import AsyncIterator
+from typing import Any
+from urllib.parse import urlsplit
+
+import httpx
+import pytest
+
+from app.database.connection import Connection
+from app.runtime.state import Runtime
+from tests.conftest import assembled, settings_of
+from tests.relay.test_faults import running, until
+from tests.support.check_responder import Responder
+from tests.support.faulty_proxy import FaultyProxy
+from tests.support.relay_stepping import order, publish, subscribe
+
+KEY = "the-key-of-the-claimed-message"
+WAITING = "select leased_until is null from delivery_retry"
+CLAIMED = "select leased_until is not null from delivery_retry"
+
+
+@pytest.fixture
+async def proxy(dsn: str) -> AsyncIterator[FaultyProxy]:
+    port = urlsplit(dsn).port
+    assert port is not None
+    async with FaultyProxy(port) as made:
+        yield made
+
+
+@pytest.fixture
+async def worker(dsn: str, proxy: FaultyProxy) -> AsyncIterator[Runtime]:
+    """A process whose connections to the database go through the proxy."""
+    parts = urlsplit(dsn)
+    url = parts._replace(netloc=f"{parts.netloc.rpartition(':')[0]}:{proxy.port}").geturl()
+    async with assembled(settings_of(url), url) as made:
+        yield made
+
+
+@pytest.mark.parametrize("fields", [{}, {"ordered": "key"}], ids=["plain", "ordered"])
+async def test_retries_of_a_lost_claim_are_sent_soon(
+    client: httpx.AsyncClient,
+    worker: Runtime,
+    proxy: FaultyProxy,
+    db: Connection,
+    group: str,
+    fields: dict[str, Any],
+) -> None:
+    async with Responder(status=500) as receiver, running(worker):
+        await subscribe(client, receiver, retry=[1] * 100, **fields)
+        await publish(client, order(1, key=KEY))
+        await until(lambda: db.fetchval(WAITING))
+        proxy.hold_answer(KEY.encode())
+        await proxy.holding_answer.wait()
+        receiver.status = 200
+        await until(lambda: db.fetchval(CLAIMED))
+        proxy.cut()
+        await until(lambda: db.fetchval("select count(*) = 1 from receipt"))
+        await publish(client, order(2, key=KEY))
+        await until(lambda: db.fetchval("select count(*) = 2 from receipt"))
+
+
+async def test_messages_of_a_lost_claim_expire_soon(
+    client: httpx.AsyncClient, worker: Runtime, proxy: FaultyProxy, db: Connection, group: str
+) -> None:
+    async with Responder(status=500) as receiver, running(worker):
+        await subscribe(client, receiver, retry=[600] * 100, expire_after_s=60)
+        await publish(client, order(1, key=KEY))
+        await until(lambda: db.fetchval(WAITING))
+        proxy.hold_answer(KEY.encode())
+        worker.clock.offset_s += 120
+        await proxy.holding_answer.wait()
+        await until(lambda: db.fetchval(CLAIMED))
+        proxy.cut()
+        await until(lambda: db.fetchval("select count(*) = 1 from dead_letter"))
