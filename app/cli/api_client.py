@@ -2,9 +2,11 @@
 
 import json
 import os
+import re
 import ssl
 import sys
 from collections.abc import Iterator
+from math import isfinite
 from pathlib import Path
 from typing import Annotated, Any
 from urllib.parse import quote
@@ -23,7 +25,30 @@ PAGE_MAX = 1000
 
 NO_KEY = "\n  This command sends the key that is in HALFNOTE_API_KEY."
 
-Url = Annotated[str, typer.Option(envvar="HALFNOTE_URL", help="the URL of Halfnote")]
+NOT_TEXT = "An argument, or a text of the request, is not text in UTF-8. Nothing was sent."
+
+_names_user = re.compile(r"([^/?#]*//)?[^/?#]*@").match
+
+
+def _checked_url(url: str) -> str:
+    """Return the URL of the service. Raises Refusal for one that names a user, which would be sent instead of the key.
+
+    The error leaves out the URL: it may have a password.
+    """
+    if _names_user(url):
+        raise Refusal(
+            "The URL of --url or HALFNOTE_URL names a user. Leave out everything up to the `@`: commands send the key "
+            "in HALFNOTE_API_KEY.",
+            code=WRONG_USAGE,
+        )
+    if not url.isprintable():
+        raise Refusal(
+            "The URL of --url or HALFNOTE_URL has a control character, or is not text in UTF-8.", code=WRONG_USAGE
+        )
+    return url
+
+
+Url = Annotated[str, typer.Option(envvar="HALFNOTE_URL", help="the URL of Halfnote", callback=_checked_url)]
 AsJson = Annotated[bool, typer.Option("--json", help="print the API's JSON instead of a table")]
 FromFile = Annotated[
     Path | None, typer.Option("--file", help="JSON of the whole request, `-` for stdin; options override its fields")
@@ -39,17 +64,23 @@ def call(
     content: dict[str, Any] | None = None,
     as_json: bool = False,
 ) -> Any:
-    """Return the decoded answer, or None if it is empty. Raises Refusal for a problem or without an answer.
+    """Return the decoded answer, or None if it is empty. Raises Refusal for a problem or without an answer, and for
+    what cannot be sent.
 
     With `as_json` a problem is also printed on stdout as the API answered it.
     """
     parameters = {name: value for name, value in (query or {}).items() if value is not None}
+    body = None if content is None else encoded(content)
+    headers = _key() if body is None else {**_key(), "content-type": "application/json"}
     try:
         # No proxy from the environment: the service is on this machine or in this network.
         with httpx.Client(
-            base_url=url, timeout=TIMEOUT_S, trust_env=False, headers=_key(), verify=trusted(url)
+            base_url=url, timeout=TIMEOUT_S, trust_env=False, headers=headers, verify=trusted(url)
         ) as client:
-            answer = client.request(method, path, params=parameters, json=content)
+            answer = client.request(method, path, params=parameters, content=body)
+    except UnicodeEncodeError:
+        # Of the query: the rest was checked.
+        raise Refusal(NOT_TEXT, code=WRONG_USAGE) from None
     except (httpx.ConnectError, httpx.UnsupportedProtocol, httpx.InvalidURL) as error:
         raise _no_answer(url, error) from None
     except httpx.HTTPError as error:
@@ -123,21 +154,50 @@ def trusted(url: str) -> ssl.SSLContext | bool:
     return context
 
 
-def _key() -> dict[str, str]:
-    # From the environment only: every user of the machine can read a command's arguments.
+def encoded(content: dict[str, Any]) -> bytes:
+    """Return a request's content as JSON. Raises Refusal for text that is not UTF-8 and numbers that JSON lacks."""
+    try:
+        return json.dumps(content, ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode()
+    except UnicodeEncodeError:
+        raise Refusal(NOT_TEXT, code=WRONG_USAGE) from None
+    except ValueError:
+        infinite = (name for name, value in content.items() if isinstance(value, float) and not isfinite(value))
+        named = next((f"`{name}` is no number" for name in infinite), "A value of the request is no number")
+        raise Refusal(f"{named} of JSON: it is nan or infinite. Nothing was sent.", code=WRONG_USAGE) from None
+
+
+def own_key() -> str | None:
+    """Return the key in HALFNOTE_API_KEY, or None. Raises Refusal for one that no header can contain.
+
+    From the environment only: every user of the machine can read a command's arguments.
+    """
     key = os.environ.get("HALFNOTE_API_KEY", "").strip()
+    if not (key.isascii() and key.isprintable()):
+        # The error leaves out the key.
+        raise Refusal(
+            "HALFNOTE_API_KEY has a character that no key has: a key is ASCII on one line. Copy it again.",
+            code=WRONG_USAGE,
+        )
+    return key or None
+
+
+def _key() -> dict[str, str]:
+    key = own_key()
     return {"authorization": f"Bearer {key}"} if key else {}
 
 
 def caller_prefix() -> str | None:
-    """Return the characters that lists show of the key in HALFNOTE_API_KEY, or None."""
-    key = os.environ.get("HALFNOTE_API_KEY", "").strip()
-    return key[:SHOWN_CHARACTERS] or None
+    """Return the characters that lists show of the key in HALFNOTE_API_KEY, or None. Raises Refusal."""
+    return (own_key() or "")[:SHOWN_CHARACTERS] or None
 
 
 def path_of(*parts: str) -> str:
     """Return a path of the API. Raises Refusal for a name that no path can contain."""
     for part in parts:
+        try:
+            part.encode()
+        except UnicodeEncodeError:
+            raise Refusal(NOT_TEXT, code=WRONG_USAGE) from None
         if part in ("", ".", "..") or "/" in part:
             raise Refusal(
                 f"`{part}` is not a name: a name has 1 to 255 characters, no `/`, and is not `.` or `..`.",
@@ -164,8 +224,8 @@ def request_of(file: Path | None, **options: Any) -> dict[str, Any]:
     content: dict[str, Any] = {}
     if file is not None:
         try:
-            read = json.loads(sys.stdin.read() if str(file) == "-" else file.read_text())
-        except (OSError, ValueError) as error:
+            read = json.loads(sys.stdin.read() if str(file) == "-" else file.read_text(encoding="utf-8"))
+        except (OSError, ValueError, RecursionError) as error:
             raise Refusal(f"{file} cannot be read as JSON: {error}", code=2) from None
         if not isinstance(read, dict):
             raise Refusal(f"{file} is not a JSON object.", code=2)

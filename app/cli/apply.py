@@ -12,6 +12,7 @@ import typer
 
 from app.cli.api_client import DEFAULT_URL, Url, print_json, trusted
 from app.cli.errors import WRONG_USAGE, Refusal
+from app.cli.finite import finite
 from app.cli.tables import NARROWEST
 
 if TYPE_CHECKING:
@@ -42,7 +43,7 @@ SecretsFile = Annotated[
     Path | None,
     typer.Option(help="write the secrets that the service makes to this file, as JSON, mode 0600; `-` for stdout"),
 ]
-Wait = Annotated[float, typer.Option(help="seconds to wait for the service to be ready")]
+Wait = Annotated[float, typer.Option(callback=finite, help="seconds to wait for the service to be ready")]
 AsJson = Annotated[bool, typer.Option("--json", help="print JSON")]
 
 

@@ -15,11 +15,14 @@ def changes_of(given: list[str]) -> dict[str, Any]:
             raise Refusal(f"`{one}` is not FIELD=VALUE.", code=WRONG_USAGE)
         try:
             value = json.loads(written)
-        except ValueError:
+        except (ValueError, RecursionError):
             value = written
         *parents, name = path.split(".")
-        at = patch
+        at: Any = patch
         for parent in parents:
-            at = at.setdefault(parent, {})
+            at = at.setdefault(parent, {}) if isinstance(at, dict) else None
+        # Otherwise one of the two would be lost.
+        if not isinstance(at, dict) or name in at:
+            raise Refusal(f"`{path}` contradicts another argument: give each field once.", code=WRONG_USAGE)
         at[name] = value
     return patch

@@ -12,9 +12,10 @@ from typing import Annotated, Any, TypeAlias
 
 import typer
 
-from app.cli.api_client import DEFAULT_URL, AsJson, Url, all_pages, call, path_of, print_json
+from app.cli.api_client import DEFAULT_URL, AsJson, Url, all_pages, call, encoded, own_key, path_of, print_json
 from app.cli.confirmation import Yes, must_agree
 from app.cli.errors import Refusal
+from app.cli.finite import finite
 from app.cli.sorted_commands import SortedCommands
 from app.cli.tables import moment, print_fields, print_table
 from app.database.url_file import SETTING
@@ -35,7 +36,7 @@ Subscriptions = Annotated[
     list[str] | None, typer.Option("--subscription", help="a subscription, or a prefix and *; repeatable")
 ]
 ExpiresAt = Annotated[str | None, typer.Option(help="when the key expires (RFC 3339)")]
-Rate = Annotated[float | None, typer.Option(help="the most requests a second, in each process")]
+Rate = Annotated[float | None, typer.Option(callback=finite, help="the most requests a second, in each process")]
 Bodies = Annotated[bool | None, typer.Option(help="of an operator or viewer: whether it reads the bodies of messages")]
 Overlap = Annotated[int, typer.Option(help="seconds for which the former key stays valid")]
 
@@ -68,6 +69,8 @@ def create(
         "bodies": bodies,
     }
     asked = {field: value for field, value in asked.items() if value is not None}
+    # Refused alike on both ways.
+    encoded(asked)
     if _over_http(url):
         made = call(url, "POST", "/api-keys", content=asked, as_json=as_json)
     else:
@@ -136,7 +139,7 @@ def revoke(key_id: KeyId, yes: Yes = False, url: Url = DEFAULT_URL, as_json: AsJ
 
 def _over_http(url: str) -> bool:
     """Return whether to call the service: a key is set, or an address is and no database is."""
-    if os.environ.get("HALFNOTE_API_KEY", "").strip():
+    if own_key() is not None:
         return True
     has_address = url != DEFAULT_URL or bool(os.environ.get("HALFNOTE_URL"))
     return has_address and not any(os.environ.get(name) for name in ("HALFNOTE_DATABASE_URL", SETTING))

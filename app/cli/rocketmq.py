@@ -1,7 +1,6 @@
 """`halfnote rocketmq`: the gateway for RocketMQ's clients."""
 
 import asyncio
-import os
 import re
 import ssl
 from pathlib import Path
@@ -9,8 +8,9 @@ from typing import Annotated
 
 import typer
 
-from app.cli.api_client import DEFAULT_URL, Url, trusted
+from app.cli.api_client import DEFAULT_URL, Url, own_key, trusted
 from app.cli.errors import WRONG_USAGE, Refusal
+from app.cli.finite import finite
 from app.observability.logs import set_up_logs
 
 PORT = 8081
@@ -53,7 +53,11 @@ BodyBytes = Annotated[
 ]
 RequestTime = Annotated[
     float,
-    typer.Option(help="seconds in which a request must arrive; a slower one ends, so that it holds no memory", min=0.1),
+    typer.Option(
+        help="seconds in which a request must arrive; a slower one ends, so that it holds no memory",
+        min=0.1,
+        callback=finite,
+    ),
 ]
 Connections = Annotated[
     int, typer.Option(help="the most connections of each port; clients of further ones are refused", min=1)
@@ -103,7 +107,7 @@ def rocketmq(
         if (error.name or "").partition(".")[0] not in ("grpc", "google"):
             raise
         raise Refusal("RocketMQ clients need gRPC: pip install 'halfnote-server[rocketmq]'", code=WRONG_USAGE) from None
-    key = os.environ.get("HALFNOTE_API_KEY", "").strip() or None
+    key = own_key()
     try:
         known = None if credentials is None else read_credentials(credentials)
     except CredentialsFault as fault:

@@ -11,6 +11,7 @@ from app.cli import replays
 from app.cli.api_client import DEFAULT_URL, AsJson, FromFile, Url, all_pages, call, path_of, print_json, request_of
 from app.cli.confirmation import Yes, must_agree
 from app.cli.field_changes import changes_of
+from app.cli.finite import finite
 from app.cli.sorted_commands import SortedCommands
 from app.cli.subscription_options import address_text, destination_from, print_subscription
 from app.cli.tables import duration, moment, print_fields, print_new_secret, print_table, text
@@ -82,10 +83,10 @@ def put(
     ] = None,
     shards: Annotated[int | None, typer.Option(help="the most workers that share it")] = None,
     max_in_flight: Annotated[int | None, typer.Option(help="requests in flight at once")] = None,
-    rate: Annotated[float | None, typer.Option(help="the most messages a second")] = None,
-    timeout_s: Annotated[float | None, typer.Option(help="seconds for a whole answer")] = None,
+    rate: Annotated[float | None, typer.Option(callback=finite, help="the most messages a second")] = None,
+    timeout_s: Annotated[float | None, typer.Option(callback=finite, help="seconds for a whole answer")] = None,
     expire_after_s: Annotated[
-        float | None, typer.Option(help="seconds after which a waiting message becomes a dead letter")
+        float | None, typer.Option(callback=finite, help="seconds after which a waiting message becomes a dead letter")
     ] = None,
     max_backlog: Annotated[
         int | None, typer.Option(help="the most messages that wait, for each shard; the oldest become dead letters")

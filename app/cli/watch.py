@@ -11,7 +11,7 @@ import httpx
 import typer
 
 from app.cli.api_client import DEFAULT_URL, Url, stream_lines
-from app.cli.errors import Refusal
+from app.cli.errors import WRONG_USAGE, Refusal
 from app.cli.status import print_status
 
 # Moves to the first line and clears the rest (ECMA-48: CUP, ED).
@@ -54,7 +54,8 @@ def _screens(url: str, *, is_live: bool) -> Iterator[dict[str, Any]]:
                 elif state is not None and is_live:
                     yield {**state, "at": _later(state["at"], time.monotonic() - at)}
         except Refusal as refusal:
-            if refusal.problem:
+            # What the service refuses, or what cannot be sent to it, is refused again.
+            if refusal.problem or refusal.code == WRONG_USAGE:
                 raise
             print(refusal, file=sys.stderr)
         except httpx.HTTPError as error:

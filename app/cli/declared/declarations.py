@@ -2,9 +2,10 @@
 
 import difflib
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -79,17 +80,21 @@ def read(files: Sequence[Path]) -> Declarations:
 def _texts(files: Sequence[Path]) -> Iterable[tuple[str, str]]:
     for file in files:
         if str(file) == "-":
-            yield "stdin", sys.stdin.read()
+            yield "stdin", _text("stdin", sys.stdin.read)
             continue
         found = sorted(one for one in file.iterdir() if one.suffix in SUFFIXES) if file.is_dir() else [file]
         if not found:
             raise Refusal(f"{file} has no file that ends in {_listed(SUFFIXES)}.", code=WRONG_USAGE)
         for one in found:
-            try:
-                yield str(one), one.read_text()
-            except (OSError, UnicodeDecodeError) as error:
-                reason = getattr(error, "strerror", None) or "it is not text in UTF-8"
-                raise Refusal(f"{one} cannot be read: {reason}.", code=WRONG_USAGE) from None
+            yield str(one), _text(str(one), partial(one.read_text, encoding="utf-8"))
+
+
+def _text(source: str, read: Callable[[], str]) -> str:
+    try:
+        return read()
+    except (OSError, UnicodeDecodeError) as error:
+        reason = getattr(error, "strerror", None) or "it is not text in UTF-8"
+        raise Refusal(f"{source} cannot be read: {reason}.", code=WRONG_USAGE) from None
 
 
 def _add(declarations: Declarations, document: Document) -> None:

@@ -67,6 +67,8 @@ def documents(text: str, source: str) -> Iterator[Document]:
         mark = error.problem_mark or error.context_mark
         line = mark.line + 1 if mark else 1
         raise Refusal(f"{source}:{line}: this is not YAML: {error.problem}.", code=WRONG_USAGE) from None
+    except RecursionError:
+        raise Refusal(f"{source}: this is nested too deeply.", code=WRONG_USAGE) from None
     except yaml.YAMLError as error:
         raise Refusal(f"{source}: this is not YAML: {error}.", code=WRONG_USAGE) from None
 
@@ -127,5 +129,8 @@ def _scalar(document: Document, node: yaml.ScalarNode, path: Path) -> Any:
         return int(text) if kind == "int" else float(text)
     if kind in ("str", "merge"):
         # JSON writes a character beyond the first 65,536 as two escapes.
-        return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+        try:
+            return text.encode("utf-16", "surrogatepass").decode("utf-16")
+        except UnicodeDecodeError:
+            raise document.refusal(path, "has half a character (a lone surrogate), which is not Unicode.") from None
     raise document.refusal(path, f"has the tag `{node.tag}`, which Halfnote does not read.")
