@@ -8,13 +8,14 @@ import os
 from collections.abc import Awaitable, Callable
 from datetime import datetime
 from enum import StrEnum
-from typing import Annotated, Any, TypeAlias
+from typing import Annotated, Any, TypeAlias, TypeVar
 
 import typer
+from pydantic import BaseModel, ValidationError
 
 from app.cli.api_client import DEFAULT_URL, AsJson, Url, all_pages, call, encoded, own_key, path_of, print_json
 from app.cli.confirmation import Yes, must_agree
-from app.cli.errors import Refusal
+from app.cli.errors import WRONG_USAGE, Refusal
 from app.cli.finite import finite
 from app.cli.sorted_commands import SortedCommands
 from app.cli.tables import moment, print_fields, print_table
@@ -27,7 +28,11 @@ app = typer.Typer(
     cls=SortedCommands,
 )
 
-KeyId = Annotated[int, typer.Argument(metavar="KEY_ID", help="as `halfnote keys list` shows it")]
+# Of the column's type.
+HIGHEST_KEY_ID = 2**31 - 1
+KeyId = Annotated[
+    int, typer.Argument(metavar="KEY_ID", min=1, max=HIGHEST_KEY_ID, help="as `halfnote keys list` shows it")
+]
 Name = Annotated[str, typer.Option(help="the holder's name")]
 RoleName = Annotated[str, typer.Option(help="producer, subscriber, operator, viewer, admin or metrics")]
 Groups = Annotated[list[str] | None, typer.Option("--group", help="a producer group, or a prefix and *; repeatable")]
@@ -40,6 +45,7 @@ Rate = Annotated[float | None, typer.Option(callback=finite, help="the most requ
 Bodies = Annotated[bool | None, typer.Option(help="of an operator or viewer: whether it reads the bodies of messages")]
 Overlap = Annotated[int, typer.Option(help="seconds for which the former key stays valid")]
 
+Model = TypeVar("Model", bound=BaseModel)
 # Acts on the database: takes a connection inside a database transaction, and the time.
 Action: TypeAlias = Callable[[Any, datetime], Awaitable[Any]]
 
@@ -149,14 +155,19 @@ def _in_database(action: Action) -> Any:
     """Run an action in a database transaction on the service's database. Raises Refusal."""
     # Imported here: these modules take long to import, and commands over HTTP do not need them.
     from app.cli.reconcile import database_of
+    from app.cli.refusals import refusals
     from app.cli.serve import settings_with
 
-    with database_of(settings_with()) as url:
+    with database_of(settings_with()) as url, refusals():
         return asyncio.run(_in_transaction(url, action))
 
 
 async def _in_transaction(url: str, action: Action) -> Any:
+    """Run an action in a database transaction. Raises Refusal, and what the database raises before the action."""
+    from asyncpg import PostgresError
+
     from app.database.connection import connect
+    from app.database.errors import BROKEN, GONE
     from app.errors import Problem
 
     connection = await connect(url)
@@ -166,26 +177,40 @@ async def _in_transaction(url: str, action: Action) -> Any:
             return await action(connection, await connection.fetchval("select clock_timestamp()"))
     except Problem as problem:
         raise Refusal(problem.detail) from None
+    except (*BROKEN, PostgresError) as error:
+        if (getattr(error, "sqlstate", None) or GONE[0]).startswith(GONE):
+            raise _unknown(error) from None
+        raise
     finally:
         await connection.close()
 
 
+def _unknown(error: Exception) -> Refusal:
+    """Return the error of an action whose commit may have been lost."""
+    return Refusal(
+        f"The connection to the database broke: {error or type(error).__name__}. It is not known whether anything was "
+        "changed: see `halfnote keys list`. A new key in it was not shown and is of no use: revoke it."
+    )
+
+
+def _checked(model: type[Model], asked: dict[str, Any]) -> Model:
+    """Return a request as the API reads it. Raises Refusal."""
+    try:
+        return model.model_validate(asked)
+    except ValidationError as error:
+        first = error.errors()[0]
+        field = ".".join(map(str, first["loc"]))
+        fault = first["msg"].removeprefix("Value error, ")
+        raise Refusal(f"{field}: {fault}" if field else fault, code=WRONG_USAGE) from None
+
+
 def _create(asked: dict[str, Any]) -> Action:
     async def action(connection: Any, now: datetime) -> Any:
-        from pydantic import ValidationError
-
         from app.cli.os_user import person
         from app.operations.api_keys import make_key, shown
         from app.schemas.api_keys import ApiKeyNew
 
-        try:
-            wanted = ApiKeyNew.model_validate(asked)
-        except ValidationError as error:
-            first = error.errors()[0]
-            field = ".".join(map(str, first["loc"]))
-            fault = first["msg"].removeprefix("Value error, ")
-            raise Refusal(f"{field}: {fault}" if field else fault, code=2) from None
-        key, made = await make_key(connection, person(), wanted, now)
+        key, made = await make_key(connection, person(), _checked(ApiKeyNew, asked), now)
         return {**shown(made).model_dump(mode="json"), "key": key}
 
     return action
@@ -195,8 +220,10 @@ def _rotate(key_id: int, overlap_s: int) -> Action:
     async def action(connection: Any, now: datetime) -> Any:
         from app.cli.os_user import person
         from app.operations.api_keys import rotate_key, shown
+        from app.schemas.api_keys import RotateRequest
 
-        key, made = await rotate_key(connection, person(), key_id, overlap_s, now)
+        wanted = _checked(RotateRequest, {"overlap_s": overlap_s})
+        key, made = await rotate_key(connection, person(), key_id, wanted.overlap_s, now)
         return {**shown(made).model_dump(mode="json"), "key": key}
 
     return action
