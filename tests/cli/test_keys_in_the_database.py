@@ -69,8 +69,8 @@ def test_a_user_without_rights_is_told_whom_to_name(
     for act in ACTS[:3]:
         refused = keys(*act)
         assert (refused.code, refused.out) == (1, "")
-        said = "halfnote: The user in HALFNOTE_DATABASE_URL lacks a right: permission denied for table service_switch."
-        assert refused.err.startswith(said)
+        said = "The database cannot be used: permission denied for table service_switch. The login lacks a right."
+        assert refused.err.startswith(f"halfnote: {said}")
         assert "docs/operations/roles.md" in refused.err
     with psycopg.connect(dsn, autocommit=True) as db:
         db.execute(
@@ -85,7 +85,7 @@ def test_a_server_that_takes_no_writes_is_told(keys: Run, dsn: str) -> None:
         db.execute(sql.SQL("alter database {} set default_transaction_read_only = on").format(name))
     refused = keys("create", "--role", "viewer")
     assert (refused.code, refused.out) == (1, "")
-    assert refused.err.startswith("halfnote: The database takes no writes: ")
+    assert "The server takes no writes. Name the primary in HALFNOTE_DATABASE_URL." in refused.err
 
 
 def test_a_lost_commit_is_told_with_the_key_that_nobody_saw(keys: Run, dsn: str) -> None:
