@@ -68,7 +68,7 @@ class Assignments:
         self._context = StreamContext(runtime.clock, runtime.metrics, runtime.wake_ups.request_turn, runtime.tracing)
         self._renewed_at: datetime | None = None
         self._rated_at: datetime | None = None
-        self._workers = 1
+        self._workers = frozenset({runtime.owner})
         self._desired = DesiredReader()
         # When this process last failed to create the destination of a subscription, by its id.
         self._unavailable: dict[int, datetime] = {}
@@ -86,7 +86,7 @@ class Assignments:
             self._renewed_at = now
         desired = await self._desired.read(connection)
         self._close_changed(desired)
-        share = ceil(len(desired.shards) / self._workers)
+        share = ceil(len(desired.shards) / len(self._workers))
         live = [s for shard, s in self.streams.items() if not shard.replay and shard not in self._beyond]
         for stream in live[share:]:
             self._close(stream)
@@ -195,7 +195,7 @@ class Assignments:
         if not waiting:
             return
         before = set(self.streams)
-        await self._claim(connection, waiting, ceil(len(waiting) / max(self._workers - 1, 1)), now)
+        await self._claim(connection, waiting, ceil(len(waiting) / max(len(self._workers) - 1, 1)), now)
         taken = {shard for shard in self.streams if shard not in before}
         self._beyond |= taken
         self._taken_before |= {shard.subscription_id for shard in taken}

@@ -265,6 +265,36 @@ async def test_what_a_worker_cannot_open_is_taken_by_another_beyond_its_share(
         assert len(first.streams) == 4
 
 
+async def test_a_worker_that_replaces_another_gets_what_was_taken_beyond_the_share(
+    client: httpx.AsyncClient, runtime: Runtime, other: Runtime, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """There are as many workers as before, so their number says nothing."""
+    first, second = Relay(runtime), Relay(other)
+
+    def unreadable(subscription: Subscription) -> Destination:
+        raise NotInstalled("kafka")
+
+    monkeypatch.setattr(second._assignments, "_destination", unreadable)
+    async with Responder() as receiver:
+        for number in range(4):
+            await subscribe(client, receiver, f"mailer-{number}")
+        for _ in range(14):
+            for process, relay in ((other, second), (runtime, first)):
+                process.clock.offset_s += 3.5
+                await step(relay, process)
+        assert len(first.streams) == 4
+        await second.drain(other)
+        other.owner = "replacement"
+        replacement = Relay(other)
+        for _ in range(4):
+            for process, relay in ((other, replacement), (runtime, first)):
+                process.clock.offset_s += 3.5
+                await step(relay, process)
+        assert [len(relay.streams) for relay in (first, replacement)] == [2, 2]
+        await replacement.drain(other)
+        await first.drain(runtime)
+
+
 async def test_two_relays_share_the_subscriptions(
     client: httpx.AsyncClient, runtime: Runtime, other: Runtime, db: Connection
 ) -> None:

@@ -58,7 +58,7 @@ where l.name = mine.name and l.epoch = mine.epoch and l.owner = $3
 returning l.name
 """
 
-# Register a worker's presence and count the other present workers. The table is small: a row for each shard and worker.
+# Register a worker's presence and read the other present workers. The table is small: a row for each shard and worker.
 PRESENT = """
 with gone as (
   delete from lease where starts_with(name, $1) and expires_at < $4::timestamptz - interval '1 hour'
@@ -66,7 +66,7 @@ with gone as (
   insert into lease (name, owner, epoch, expires_at) values ($1 || $2, $2, 1, $3)
   on conflict (name) do update set expires_at = excluded.expires_at
 )
-select count(*) + 1 from lease where starts_with(name, $1) and name <> $1 || $2 and expires_at > $4
+select owner from lease where starts_with(name, $1) and name <> $1 || $2 and expires_at > $4
 """
 
 # Served by the primary key.
@@ -110,10 +110,11 @@ async def release(connection: Connection, epochs: Mapping[str, int], owner: str,
     await connection.execute(RELEASE, list(epochs), list(epochs.values()), owner, now)
 
 
-async def workers_present(connection: Connection, kind: LeaseKind, owner: str, until: datetime, now: datetime) -> int:
-    """Register `owner` as a present worker of a kind until `until`; return how many are present, this one included."""
-    count: int = await connection.fetchval(PRESENT, f"{kind}:", owner, until, now)
-    return count
+async def workers_present(
+    connection: Connection, kind: LeaseKind, owner: str, until: datetime, now: datetime
+) -> frozenset[str]:
+    """Register `owner` as a present worker of a kind until `until`; return the present ones, this one included."""
+    return frozenset([owner, *(row["owner"] for row in await connection.fetch(PRESENT, f"{kind}:", owner, until, now))])
 
 
 async def leave(connection: Connection, kind: LeaseKind, owner: str) -> None:
