@@ -99,7 +99,10 @@ DELIVERY = (
     ),
     Limit("app.relay.key_order.HELD_MOST", "messages that a shard holds back for busy keys"),
     Limit("app.store.relay.log.WINDOW_BYTES", "bytes of bodies that a shard reads at once, unless one is larger"),
-    Limit("app.relay.window.UNSETTLED_BYTES", "bytes of unsettled bodies past which a shard reads no more"),
+    Limit(
+        "app.relay.window.UNSETTLED_BYTES",
+        "bytes of unsettled bodies past which a shard reads no more of the log, and claims no more retries",
+    ),
     Limit("app.destinations.kafka.BATCH_MAX", "messages of one Kafka request"),
     Limit("app.destinations.kafka_producer.BATCH_BYTES", "bytes of one batch of a Kafka partition"),
     Limit("app.destinations.nats.BATCH_MAX", "messages that one NATS connection has in flight together"),

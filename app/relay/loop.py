@@ -21,7 +21,7 @@ from app.store.relay.announcements import Announcement, announce
 from app.store.relay.checkpoints import Shard, set_breaker
 from app.store.relay.log import NEWEST, Outgoing, Read, Reader, log_head, takes, union, window
 from app.store.relay.results import DEAD, Batch, Settlement, settle
-from app.store.relay.retries import claim_retries
+from app.store.relay.retries import claim_retries, is_full
 from app.store.subscriptions.subscriptions import disable
 from app.topic_patterns import is_reserved
 
@@ -191,7 +191,7 @@ class Relay:
             if messages:
                 stream.retry(messages)
         # If all room was used, more may be due, so the next turn claims again.
-        full = any(len(found) >= claimant.room for claimant, found in zip(claimants, claimed, strict=True))
+        full = any(is_full(claimant, found) for claimant, found in zip(claimants, claimed, strict=True))
         if full:
             self._retries_at = None
 

@@ -14,7 +14,7 @@ from app.relay.sender import Sender
 from app.relay.settle_buffer import RECEIPT_WITHIN_S, SETTLE_WITHIN_S, SettleBuffer
 from app.relay.stream_source import StreamContext
 from app.relay.throughput import Rates
-from app.relay.window import Window
+from app.relay.window import UNSETTLED_BYTES, Window
 from app.store.relay.log import Outgoing
 from app.store.relay.results import DEAD, DELIVERED, NOTE, RETRY, Settlement
 from app.store.subscriptions.subscriptions import Subscription
@@ -59,6 +59,8 @@ class StreamOutcomes:
         self.buffer = SettleBuffer(context.request_turn)
         # Messages from delivery_retry that are not settled.
         self.unsettled_retries = 0
+        # Bytes of their bodies.
+        self.unsettled_retry_bytes = 0
         self._context, self._subscription = context, subscription
         self._window, self._queue, self._breaker, self._expiry = window, queue, breaker, expiry
         self._unsettled_most = max(UNSETTLED_LEAST, UNSETTLED_TIMES * messages_at_once)
@@ -71,6 +73,11 @@ class StreamOutcomes:
         self._newly_delivered = 0
         # A replay sends messages that were committed long ago, so their age says nothing.
         self._commit_to_received = None if is_replay else metrics.commit_to_received.of(subscription.name)
+
+    @property
+    def has_retry_room(self) -> bool:
+        """Whether memory has room for the bodies of one more claim from delivery_retry."""
+        return self.unsettled_retry_bytes < UNSETTLED_BYTES
 
     # What the sender asks (SenderOwner)
 
@@ -248,6 +255,7 @@ class StreamOutcomes:
                 self._expiry.leaving.discard(message.offset)
         else:
             self.unsettled_retries -= 1
+            self.unsettled_retry_bytes -= len(message.body)
         if result is RETRY:
             return
         if result is DEAD and settlement.what is None:

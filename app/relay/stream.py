@@ -116,7 +116,7 @@ class Stream:
         elif rate is not None:
             most = min(most, max(1, int(rate)))
         room, shard = most - self.outcomes.unsettled_retries, self.source.shard
-        if room <= 0:
+        if room <= 0 or not self.outcomes.has_retry_room:
             return None
         return Claimant(
             subscription_id=shard.subscription_id,
@@ -209,6 +209,7 @@ class Stream:
     def retry(self, messages: Sequence[Outgoing]) -> None:
         """Take messages that were claimed from delivery_retry; they go before new ones."""
         self.outcomes.unsettled_retries += len(messages)
+        self.outcomes.unsettled_retry_bytes += sum(len(message.body) for message in messages)
         self.queue.admit_retries(messages)
         self.sender.fill()
 

@@ -224,8 +224,15 @@ async def test_due_retries_are_a_short_range_and_their_messages_keyed_reads(
     types = [*["int[]"] * 5, "bool[]", "bool[]", "timestamptz", "timestamptz"]
     found = await scans(full, CLAIM_RETRIES, types, arguments, generic=generic)
     assert sequential_scans(found) == []
-    assert sum(scan.rows for scan in scans_of(found, "half")) == 20
+    # For the length of the body, and for the message.
+    assert sum(scan.rows for scan in scans_of(found, "half")) == 2 * 20
     assert sum(scan.rows for scan in scans_of(found, "outbox")) == 20
+    # Many are due, and there is room for few.
+    later = await full.fetchval("select max(first_at) + interval '2 days' from delivery_retry")
+    arguments = [*arguments[:-2], later, later]
+    found = await scans(full, CLAIM_RETRIES, types, arguments, generic=generic)
+    assert sequential_scans(found) == []
+    assert sum(scan.rows for scan in scans_of(found, "half")) == 2 * 20 * 32
 
 
 @BOTH_PLANS

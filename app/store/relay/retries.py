@@ -6,7 +6,7 @@ from datetime import datetime
 
 from app.database.columns import Column, RowArrays, field_names
 from app.database.connection import Connection
-from app.store.relay.log import HASH, Outgoing
+from app.store.relay.log import HASH, WINDOW_BYTES, Outgoing
 
 # The most rows of one key in a claim; they are sent one after another.
 RUN = 32
@@ -46,6 +46,11 @@ FREE = "({0}.leased_until is null or {0}.leased_until <= {1})"
 OPEN = """({0}.body is not null or exists (
     select from day y where y.low <= {0}.transaction_id and y.high > {0}.transaction_id and y.state = 'open'
   ))"""
+# The bytes of a row's body, `own` if the row has a copy. They need no TOAST read.
+BYTES = """coalesce({0}.own, (
+    select octet_length(h.body) from half h
+    where h.transaction_id = {0}.transaction_id and h.position = {0}.position offset 0
+  ), 0)"""
 
 # `waiting` finds the streams that have rows, one descent for each: most subscriptions have none, and are not looked up.
 # 1. `due` locks the rows that are due, oldest first, one range of delivery_retry_due for each stream. SKIP LOCKED and
@@ -53,8 +58,10 @@ OPEN = """({0}.body is not null or exists (
 #    `ordered` a row is claimable only if no lower offset of its key was sent before or is due (delivery_retry_key).
 #    With `hold` it is claimable only if no lower offset of its key is dead either (dead_letter_key). A delayed message
 #    that is not due blocks no other.
-# 2. `run` adds the next rows of the same key, up to the first that is not claimable. They are sent one after another.
-# 3. `claimed` updates by ctid, because a join would be planned as a scan of the whole table. The row lock keeps the
+# 2. `heads` are as many of them as their bodies have room in WINDOW_BYTES, at least one for each stream.
+# 3. `run` adds the next rows of the same key, up to the first that is not claimable, if their bodies have room too.
+#    They are sent one after another.
+# 4. `claimed` updates by ctid, because a join would be planned as a scan of the whole table. The row lock keeps the
 #    ctid valid. The condition is repeated, because `run` locks nothing.
 # The message comes from outbox and half by primary key, one partition each, or from the row's own copy.
 CLAIM_RETRIES = f"""
@@ -70,8 +77,10 @@ with recursive waiting as (
   select * from {CLAIMANTS.unnest("s", ordinality="n")}
   where (s.subscription_id, s.replay) in (select subscription_id, replay from waiting)
 ), due as materialized (
-  select d.*, s.ordered and not s.hold and d.key is not null as runs from streams s, lateral (
-    select d.ctid as at, d.subscription_id, d.replay, d.key, d."offset" from delivery_retry d
+  select d.*, s.n, s.ordered and not s.hold and d.key is not null as runs from streams s, lateral (
+    select d.ctid as at, d.subscription_id, d.replay, d.transaction_id, d.position, d.key, d."offset", d.due_at,
+      octet_length(d.body) as own
+    from delivery_retry d
     where d.subscription_id = s.subscription_id and d.replay = s.replay and d.due_at <= $9 and {FREE.format("d", "$9")}
       and (s.shards = 1 or {HASH.format("d")} % s.shards = s.shard)
       and {OPEN.format("d")}
@@ -87,20 +96,32 @@ with recursive waiting as (
       ))
     order by d.due_at, d."offset" limit s.room for update skip locked
   ) d
+), sized as materialized (
+  select d.*, {BYTES.format("d")} as bytes from due d
+), heads as materialized (
+  select d.*, sum(d.bytes) over (partition by d.n) as taken from (
+    select d.*, sum(d.bytes) over (partition by d.n order by d.due_at, d."offset") - d.bytes as before from sized d
+  ) d where d.before < {WINDOW_BYTES}
 ), run as materialized (
-  select f.at from due h, lateral (
-    select n.at, bool_and(n.claimable) over (order by n."offset") as unbroken from (
-      select n.ctid as at, n."offset", n.due_at <= $9 and {FREE.format("n", "$9")} and {OPEN.format("n")} as claimable
-      from delivery_retry n
-      where n.subscription_id = h.subscription_id and n.replay = h.replay and n.key = h.key
-        and n."offset" > h."offset" and (n.first_at is not null or n.due_at <= $9)
-      order by n."offset" limit {RUN}
+  select f.at from (
+    select n.at, h.taken + sum(n.bytes) over (partition by h.n order by h.due_at, h."offset", n."offset") - n.bytes
+      as before
+    from heads h, lateral (
+      select n.at, n."offset", {BYTES.format("n")} as bytes,
+        bool_and(n.claimable) over (order by n."offset") as unbroken from (
+        select n.ctid as at, n.transaction_id, n.position, n."offset", octet_length(n.body) as own,
+          n.due_at <= $9 and {FREE.format("n", "$9")} and {OPEN.format("n")} as claimable
+        from delivery_retry n
+        where n.subscription_id = h.subscription_id and n.replay = h.replay and n.key = h.key
+          and n."offset" > h."offset" and (n.first_at is not null or n.due_at <= $9)
+        order by n."offset" limit {RUN}
+      ) n
     ) n
-  ) f
-  where h.runs and f.unbroken
+    where h.runs and n.unbroken
+  ) f where f.before < {WINDOW_BYTES}
 ), claimed as (
   update delivery_retry r set leased_until = $8, lease_epoch = r.lease_epoch + 1
-  where r.ctid = any(array(select at from due union all select at from run)) and {FREE.format("r", "$9")}
+  where r.ctid = any(array(select at from heads union all select at from run)) and {FREE.format("r", "$9")}
   returning r.*
 )
 select {", ".join(MESSAGE[name] for name in field_names(Outgoing))}, s.n::int
@@ -136,10 +157,16 @@ async def claim_retries(
 ) -> list[list[Outgoing]]:
     """Claim due retries until `until`; return the messages of each claimant in offset order.
 
-    A claimant may get more than its room, because the first row of a key brings the next ones.
+    A claimant may get more than its room, because the first row of a key brings the next ones, and less, because the
+    bodies have at most WINDOW_BYTES, not counting the last.
     """
     rows = await connection.fetch(CLAIM_RETRIES, *CLAIMANTS.arrays(claimants), until, now)
     found: list[list[Outgoing]] = [[] for _ in claimants]
     for *message, n in rows:
         found[n - 1].append(Outgoing(*message))
     return found
+
+
+def is_full(claimant: Claimant, claimed: Sequence[Outgoing]) -> bool:
+    """Return whether a claim used all its room, so that more may be due."""
+    return len(claimed) >= claimant.room or sum(len(message.body) for message in claimed) >= WINDOW_BYTES
