@@ -4,6 +4,9 @@ import gzip
 import json
 from hashlib import sha256
 
+import httpx
+import pytest
+
 from app.console.static_files import FOLDER, TYPES, static_file
 
 # Swagger UI is for the page `/docs` alone.
@@ -27,3 +30,11 @@ def test_scripts_and_styles_are_small() -> None:
     sizes = {name: len(static_file(name).compressed) for name in names}
     assert sum(sizes.values()) <= BUDGET_BYTES, sizes
     assert gzip.decompress(static_file("console.js").compressed) == static_file("console.js").body
+
+
+@pytest.mark.parametrize(
+    "name", ["x" * 260 + ".js", "..%2fpage.py", "", "nothing.css", "licenses", "%00.js", "a" * 5000]
+)
+async def test_there_are_no_other_files(client: httpx.AsyncClient, name: str) -> None:
+    answer = await client.get(f"/console/static/{name}")
+    assert (answer.status_code, answer.json()["type"]) == (404, "/problems/not-found")
