@@ -80,8 +80,8 @@ async def get_livez() -> Live:
 async def get_readyz(runtime: RuntimeDep, caller: CallerDep, response: Response) -> Ready:
     """Check the database, the partitions, the clock and the loops: 200 if all pass, else 503 with the same body.
 
-    All callers together cause about one look at the database per second. With auth on, only operators and admins see
-    the details, because details name URLs and hosts.
+    All callers together cause about one look at the database per second. With auth on, only operators, viewers and
+    admins see the details, because details name URLs and hosts.
     """
     found = await readiness(runtime)
     response.status_code = 200 if found.ready else 503
