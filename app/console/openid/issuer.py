@@ -95,7 +95,9 @@ class Issuer:
                 raise SignInRefused("The issuer's answer has no code. Begin again.")
             token = await self._exchanged(metadata, sign_in, answer["code"])
             claims = await self._verified(metadata, sign_in, token)
-            if self.settings.oidc_role_claim.partition(".")[0] not in claims:
+            claim = self.settings.oidc_role_claim
+            # A name with dots is a path, or that of a claim, such as `https://example.com/roles`.
+            if claim not in claims and claim.partition(".")[0] not in claims:
                 claims = await self._with_user_info(metadata, claims, token)
         assert self.settings.oidc_issuer is not None
         return person_of(self.settings, self.settings.oidc_issuer, claims)
