@@ -512,6 +512,37 @@ async def test_claims_may_come_from_the_user_info(start: Callable[..., Any], iss
         assert (refused.status_code, "another person" in said(refused)) == (403, True)
 
 
+async def test_a_claim_may_be_named_by_a_url(start: Callable[..., Any], issuer: HandMadeIssuer) -> None:
+    claim = "https://example.com/roles"
+    issuer.claims = {claim: ["oncall"]}
+    issuer.user_info = {"sub": "another"}
+    runtime, _ = await start(**issuer.settings(oidc_role_claim=claim))
+    async with client_of(runtime) as client:
+        # The ID token has the claim, so the user info is not asked.
+        entered = await signed_in(client, issuer)
+        assert entered.status_code == 200, said(entered)
+        assert "<small>operator</small>" in (await client.get("/console", headers=FORM)).text
+
+
+async def test_a_person_with_many_groups_signs_in(start: Callable[..., Any], issuer: HandMadeIssuer) -> None:
+    groups = [f"CN=group-{n},OU={'x' * 100},DC=example,DC=com" for n in range(60)]
+    roles = {**dict.fromkeys(groups, "viewer"), groups[40]: "operator"}
+    runtime, _ = await start(**issuer.settings(oidc_roles=json.dumps(roles), oidc_bodies=json.dumps([groups[50]])))
+    issuer.claims = {"groups": groups, "email": "\U0001f600" * 300}
+    async with client_of(runtime) as client:
+        entered = await signed_in(client, issuer)
+        assert entered.status_code == 200, said(entered)
+        [cookie] = [one for one in entered.headers.get_list("set-cookie") if one.startswith(f"{SESSION_COOKIE}=")]
+        # Browsers drop a larger one.
+        assert len(cookie) <= 4096
+        assert "<small>operator</small>" in (await client.get("/console", headers=FORM)).text
+        session = sessions.session_of(runtime, {"headers": [(b"cookie", cookie.partition(";")[0].encode())]})
+        assert session is not None
+        caller = sessions.holder_of(runtime, session)
+        assert caller is not None
+        assert (caller.role, caller.reads_bodies) == (Role.OPERATOR, True)
+
+
 async def test_a_client_names_itself_as_the_issuer_asks(
     start: Callable[..., Any], issuer: HandMadeIssuer, tmp_path: Path
 ) -> None:

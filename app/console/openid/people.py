@@ -14,11 +14,14 @@ BY_RIGHTS = (Role.ADMIN, Role.OPERATOR, Role.VIEWER)
 NAME_MAX, SUBJECT_MAX = 200, 255
 # Values of a claim that are looked at, and characters of one.
 VALUES_MAX, VALUE_MAX = 1000, 500
+# Bytes of the values in a session's cookie: browsers drop one of more than 4,096 bytes without a word.
+KEPT_BYTES = 1300
 
 
 @dataclass(frozen=True, slots=True)
 class Person:
-    """A person as the issuer knows it. `values`: those of the role claim that the settings of sign-in name."""
+    """A person as the issuer knows it. `values`: those of the role claim that the settings of sign-in name, cut at
+    KEPT_BYTES."""
 
     issuer: str
     subject: str
@@ -29,9 +32,7 @@ class Person:
 def person_of(settings: Settings, issuer: str, claims: Mapping[str, Any]) -> Person:
     """Return the person of a verified ID token. The caller has checked that `sub` is a text."""
     subject = str(claims["sub"])
-    named = {*settings.oidc_roles, *(settings.oidc_bodies or ())}
-    # A cookie has room for few values, so only those that count are kept.
-    values = tuple(value for value in values_of(claims, settings.oidc_role_claim) if value in named)
+    values = _kept(settings, values_of(claims, settings.oidc_role_claim))
     return Person(issuer, subject, _name(settings, claims) or subject[:NAME_MAX], values)
 
 
@@ -67,6 +68,24 @@ def values_of(claims: Mapping[str, Any], claim: str) -> list[str]:
     if not isinstance(found, list):
         return []
     return [value for value in found[:VALUES_MAX] if isinstance(value, str) and len(value) <= VALUE_MAX]
+
+
+def _kept(settings: Settings, values: Iterable[str]) -> tuple[str, ...]:
+    """Return the values that the settings name, as many as a cookie has room for.
+
+    First come one that gives the best role, and one that gives the permission for bodies.
+    """
+    roles, bodies = settings.oidc_roles, settings.oidc_bodies or ()
+    named = [value for value in dict.fromkeys(values) if value in roles or value in bodies]
+    by_rights = sorted((value for value in named if value in roles), key=lambda value: BY_RIGHTS.index(roles[value]))
+    first = [*by_rights[:1], *[value for value in named if value in bodies][:1]]
+    kept, room = [], KEPT_BYTES
+    for value in dict.fromkeys([*first, *named]):
+        room -= len(value.encode()) + len('"",')
+        if room < 0:
+            break
+        kept.append(value)
+    return tuple(kept)
 
 
 def _reads_bodies(settings: Settings, role: Role, values: Iterable[str]) -> bool:
