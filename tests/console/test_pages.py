@@ -246,6 +246,25 @@ async def test_an_act_needs_the_token_a_reason_and_the_own_origin(
     assert (await client.post(path, data=fields)).status_code == 403
 
 
+async def test_an_act_that_is_done_says_so_whatever_happens_next(
+    client: httpx.AsyncClient, db: Connection, group: str
+) -> None:
+    await subscription(client, "mailer")
+    page = await client.get("/console/subscriptions/mailer/do/pause", headers=FORM)
+    # Another person deletes the subscription as soon as it is paused.
+    await db.execute(
+        "create function delete_paused() returns trigger language plpgsql as $$ begin "
+        "update subscription set deleted_at = now() where subscription_id = new.subscription_id; return null; end $$"
+    )
+    await db.execute(
+        "create constraint trigger paused after update of state on subscription deferrable initially deferred "
+        "for each row when (new.state = 'paused') execute function delete_paused()"
+    )
+    done = await send(client, page, reason="the mailer is moved")
+    assert (done.status_code, done.headers["location"].partition("?")[0]) == (303, "/console/subscriptions/mailer")
+    assert await audited(db) == [("subscription.pause", "the mailer is moved")]
+
+
 async def test_acts_on_transactions(client: httpx.AsyncClient, db: Connection, group: str) -> None:
     first, second, third = [await half(client, key=f"order-{number}") for number in (1030, 1031, 1032)]
     path = f"/console/transactions/{first}/do"

@@ -52,10 +52,10 @@ class Preview:
 
 @dataclass(frozen=True, slots=True)
 class Done:
-    """What an act did. `secret`: shown once. `results`: rows of a result that has no other place."""
+    """What an act did, and the page that shows it. `secret`: shown once. `results`: rows that have no other place."""
 
     said: str
-    back: str | None = None
+    back: str
     secret: str | None = None
     results: list[tuple[str, Any]] = field(default_factory=list)
 
@@ -101,8 +101,7 @@ class ConsoleAct:
             preview = replace(preview, effect=_UNCONFIRMED, facts=preview.facts + done.facts, fields=hidden)
             return visit.page("act.html", act=self, preview=preview, problem=None, reason=reason)
         if done.secret is None and not done.results:
-            preview_back = done.back or (await self.preview(visit)).back
-            return visit.redirect(preview_back, done=done.said)
+            return visit.redirect(done.back, done=done.said)
         return visit.page("done.html", act=self, done=done)
 
 

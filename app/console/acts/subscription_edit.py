@@ -119,7 +119,7 @@ async def _run(visit: Visit, reason: str) -> Done | Confirm:
         field = ".".join(str(part) for part in first["loc"][1:]) or "(body)"
         raise Invalid(f"`{field}`: {str(first['msg']).removeprefix('Value error, ')}.", field=field) from None
     if not is_dry:
-        return Done("The subscription is changed.")
+        return Done("The subscription is changed.", link("subscriptions", name))
     # Only a change of the kind of signature is answered by a response, and the form has no such field.
     assert not isinstance(after, Response)
     changes = [(one.label, _text(before, one), _text(after, one)) for one in _FIELDS]

@@ -18,6 +18,10 @@ from app.schemas.validation import checked
 _PATH = "/console/subscriptions/{name}/do"
 
 
+def _back(visit: Visit) -> str:
+    return link("subscriptions", visit.path["name"])
+
+
 async def _preview(
     visit: Visit, effect: str, act: str, fields: tuple[FormField, ...] = (), *, possible: set[str] | None = None
 ) -> Preview:
@@ -43,7 +47,7 @@ async def _pause_preview(visit: Visit) -> Preview:
 
 async def _pause(visit: Visit, reason: str) -> Done:
     await post_pause(visit.path["name"], visit.runtime, visit.caller, note_of(reason))
-    return Done("The subscription is paused.")
+    return Done("The subscription is paused.", _back(visit))
 
 
 async def _resume_preview(visit: Visit) -> Preview:
@@ -53,7 +57,7 @@ async def _resume_preview(visit: Visit) -> Preview:
 
 async def _resume(visit: Visit, reason: str) -> Done:
     await post_resume(visit.path["name"], visit.runtime, visit.caller, note_of(reason))
-    return Done("The subscription is active.")
+    return Done("The subscription is active.", _back(visit))
 
 
 async def _test_preview(visit: Visit) -> Preview:
@@ -66,7 +70,7 @@ async def _test(visit: Visit, reason: str) -> Done:
     results: list[tuple[str, Any]] = [("outcome", found.outcome), ("status", found.status)]
     results += [("took", f"{found.duration_ms} ms"), ("error", found.error), ("answer", found.response)]
     said = "The destination took the test message." if found.outcome == "delivered" else "The test message failed."
-    return Done(said, link("subscriptions", visit.path["name"]), results=[row for row in results if row[1] is not None])
+    return Done(said, _back(visit), results=[row for row in results if row[1] is not None])
 
 
 async def _rotate_preview(visit: Visit) -> Preview:
@@ -76,7 +80,7 @@ async def _rotate_preview(visit: Visit) -> Preview:
 
 async def _rotate(visit: Visit, reason: str) -> Done:
     made = await post_rotate_secret(visit.path["name"], visit.runtime, visit.caller, Response(), note_of(reason))
-    return Done("The new secret signs now.", link("subscriptions", visit.path["name"]), secret=made.secret)
+    return Done("The new secret signs now.", _back(visit), secret=made.secret)
 
 
 async def _replay_preview(visit: Visit) -> Preview:
@@ -102,7 +106,7 @@ async def _replay(visit: Visit, reason: str) -> Done | Confirm:
         return Confirm([("offsets", f"{number(found.after + 1)} to {number(found.until)}"), ("messages", count)])
     made = await start_replay(name, wanted, visit.runtime, visit.caller)
     said = f"Replay {made.replay_id} sends the offsets {number(made.after + 1)} to {number(made.until)}."
-    return Done(said)
+    return Done(said, _back(visit))
 
 
 def _place(text: str) -> dict[str, Any] | None:
@@ -127,7 +131,7 @@ async def _reset_preview(visit: Visit) -> Preview:
 
 async def _reset(visit: Visit, reason: str) -> Done:
     await post_reset_breaker(visit.path["name"], visit.runtime, visit.caller, note_of(reason))
-    return Done("The circuit breaker is closed.")
+    return Done("The circuit breaker is closed.", _back(visit))
 
 
 ACTS = [

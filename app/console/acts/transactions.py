@@ -56,6 +56,10 @@ _REPLAYS = (
 )
 
 
+def _back(visit: Visit) -> str:
+    return link("transactions", visit.path["transaction_id"])
+
+
 async def _shown(visit: Visit) -> TransactionShown:
     return await get_transaction(visit.runtime, visit.caller, visit.path["transaction_id"])
 
@@ -82,7 +86,7 @@ async def _check_preview(visit: Visit) -> Preview:
 
 async def _check(visit: Visit, reason: str) -> Done:
     await check_transaction(visit.runtime, visit.caller, visit.path["transaction_id"], note_of(reason))
-    return Done("The check is due now.")
+    return Done("The check is due now.", _back(visit))
 
 
 def _verdict(word: str, effect: str, tone: str) -> ConsoleAct:
@@ -97,7 +101,7 @@ def _verdict(word: str, effect: str, tone: str) -> ConsoleAct:
         asked = {"verdict": word, "reason": reason, "force": visit.form.get("force") == "on"}
         wanted = checked(VerdictRequest, asked)
         await decide_transaction(visit.runtime, visit.caller, visit.path["transaction_id"], wanted)
-        return Done(f"The verdict {word} is recorded.")
+        return Done(f"The verdict {word} is recorded.", _back(visit))
 
     return ConsoleAct(f"{_ONE}/{word}", word.capitalize(), ("POST", f"/transactions/{_ID}/verdict"), preview, run, tone)
 
