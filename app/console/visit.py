@@ -1,5 +1,6 @@
 """One request to the console, and the answers that pages build: HTML, CSV, a redirect."""
 
+import hmac
 from collections.abc import Iterable, Sequence
 from csv import writer
 from dataclasses import dataclass, field
@@ -21,7 +22,7 @@ if TYPE_CHECKING:  # it imports Authlib, an optional dependency
     from app.console.openid.issuer import Issuer
 
 # Parameters that are the console's own, beside those of the API.
-OWN = frozenset({"format", "internal", "done"})
+OWN = frozenset({"format", "internal", "done", "done_code"})
 # The rows of a list on a page, and in a CSV file.
 ROWS, CSV_ROWS = 50, 1000
 # The beginnings of a cell that spreadsheets run as a formula.
@@ -90,7 +91,7 @@ class Visit:
 
     def here(self, **changes: str | None) -> str:
         """Return this page's URL with other query parameters (None: without it)."""
-        asked = {**self.asked, "done": None, **changes}
+        asked = {**self.asked, "done": None, "done_code": None, **changes}
         wanted = {name: value for name, value in asked.items() if value is not None}
         return quote(self.request.scope["path"]) + (f"?{urlencode(wanted)}" if wanted else "")
 
@@ -116,10 +117,24 @@ class Visit:
 
     def redirect(self, to: str, *, done: str | None = None) -> Response:
         """Return a redirect to a page of the console, which shows what was done."""
-        parameters = f"{'&' if '?' in to else '?'}{urlencode({'done': done})}" if done else ""
-        response = RedirectResponse(to + parameters, 303, headers=HEADERS)
+        if done:
+            to += f"{'&' if '?' in to else '?'}{urlencode({'done': done, 'done_code': self._code_of(done)})}"
+        response = RedirectResponse(to, 303, headers=HEADERS)
         self._keep(response)
         return response
+
+    @property
+    def done(self) -> str | None:
+        """What was done, if a redirect of this session says so: a link of another person could say anything."""
+        text = self.asked.get("done")
+        if text is None or not hmac.compare_digest(
+            self.asked.get("done_code", "").encode(), self._code_of(text).encode()
+        ):
+            return None
+        return text
+
+    def _code_of(self, text: str) -> str:
+        return hmac.new(self.session.token.encode(), text.encode(), "sha256").hexdigest()[:32]
 
     def _keep(self, response: Response) -> None:
         if self.is_new:

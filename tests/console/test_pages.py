@@ -265,6 +265,22 @@ async def test_an_act_that_is_done_says_so_whatever_happens_next(
     assert await audited(db) == [("subscription.pause", "the mailer is moved")]
 
 
+async def test_only_the_console_itself_says_that_something_is_done(client: httpx.AsyncClient, group: str) -> None:
+    await subscription(client, "mailer")
+    done = await submit(client, "/console/subscriptions/mailer/do/pause", reason="the mailer is moved")
+    said = 'role="status">The subscription is paused.'
+    assert said in (await client.get(done.headers["location"], headers=FORM)).text
+    forged = done.headers["location"].replace("paused", "deleted")
+    for link in (forged, forged.partition("&")[0], "/console?done=Your+key+has+expired&done_code=%C3%A9"):
+        page = await client.get(link, headers=FORM)
+        assert page.status_code == 200
+        assert "deleted" not in page.text
+        assert "Your key has expired" not in page.text
+    # The sentence belongs to the session.
+    client.cookies.clear()
+    assert said not in (await client.get(done.headers["location"], headers=FORM)).text
+
+
 async def test_acts_on_transactions(client: httpx.AsyncClient, db: Connection, group: str) -> None:
     first, second, third = [await half(client, key=f"order-{number}") for number in (1030, 1031, 1032)]
     path = f"/console/transactions/{first}/do"
