@@ -14,6 +14,7 @@ from starlette.responses import HTMLResponse, RedirectResponse, Response
 from app.admission.route_roles import RULES
 from app.console.rendering import render
 from app.console.sessions import Session, cookie_of
+from app.errors import Invalid
 from app.permissions import Caller
 from app.runtime.state import Runtime
 from app.schemas.validation import Model, checked
@@ -69,6 +70,16 @@ class Visit:
     def asked(self) -> dict[str, str]:
         """The query without empty fields."""
         return {name: value for name, value in self.request.query_params.items() if value}
+
+    def filter_of(self, names: Sequence[str]) -> dict[str, str]:
+        """Return the query of an act by a filter. Raises Invalid for a parameter that is none of these names.
+
+        To ignore it would act on more than was asked for.
+        """
+        for name in self.asked:
+            if name not in names:
+                raise Invalid(f"`{name}` is no filter of this act. Its filters: {', '.join(names)}.", field=name)
+        return self.asked
 
     @property
     def wants_csv(self) -> bool:

@@ -265,6 +265,35 @@ async def test_an_act_that_is_done_says_so_whatever_happens_next(
     assert await audited(db) == [("subscription.pause", "the mailer is moved")]
 
 
+@pytest.mark.parametrize(
+    "path",
+    [
+        "/console/dead-letters/do/drop?subscription=mailer&ke=order-1030",
+        "/console/dead-letters/do/drop?subscription=mailer&message_id={id}-0&topic=other",
+        "/console/transactions/do/commit?producer_group=shop&state=in_doubt&key=order-1030",
+        "/console/transactions/do/check?producer_group=shop&state=in_doubt&topic=other",
+        "/console/transactions/do/reissue?producer_group=shop&source=policy",
+        "/console/transactions/do/reissue?producer_group=shop&state=in_doubt",
+    ],
+)
+async def test_an_act_refuses_a_filter_that_it_does_not_have(
+    client: httpx.AsyncClient, db: Connection, group: str, path: str
+) -> None:
+    await subscription(client, "mailer")
+    message_id = await committed(client, {"topic": "order", "key": "order-1", "body": 1})
+    await bury(db, message_id, "mailer")
+    await in_doubt(client, db)
+    path = path.format(id=message_id[:36])
+    page = await client.get(path, headers=FORM)
+    assert page.status_code == 422
+    assert path.rpartition("&")[2].partition("=")[0] in page.text
+    other = await client.get("/console/subscriptions/mailer/do/pause", headers=FORM)
+    fields = {"csrf": token_of(other), "reason": "it was paid", "died_before": "2030-01-01T00:00:00Z", "shown": "9"}
+    assert (await client.post(path, data=fields)).status_code == 422
+    assert await db.fetchval("select count(*) from dead_letter") == 1
+    assert await db.fetchval("select count(*) from op") == 1
+
+
 async def test_only_the_console_itself_says_that_something_is_done(client: httpx.AsyncClient, group: str) -> None:
     await subscription(client, "mailer")
     done = await submit(client, "/console/subscriptions/mailer/do/pause", reason="the mailer is moved")

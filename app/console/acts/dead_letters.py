@@ -11,6 +11,7 @@ from app.schemas.dead_letters import ByFilter, ByIds, DropAnswer, RedeliverAnswe
 from app.schemas.validation import checked
 
 _FILTER = ("subscription", "topic", "key", "reason", "error", "died_after", "died_before")
+_ID = ("subscription", "message_id", "replay")
 # The dead letters of one act.
 AT_ONCE = 1000
 _PATH = "/console/dead-letters/do"
@@ -23,7 +24,7 @@ _EFFECTS = {
 
 
 def _by_id(visit: Visit, reason: str) -> ByIds:
-    asked = visit.asked
+    asked = visit.filter_of(_ID)
     one: dict[str, object] = {"subscription": asked.get("subscription"), "message_id": asked["message_id"]}
     if "replay" in asked:
         one["replay"] = number_or_text(asked["replay"])
@@ -31,11 +32,11 @@ def _by_id(visit: Visit, reason: str) -> ByIds:
 
 
 def _filter(visit: Visit) -> dict[str, str]:
-    return {name: visit.asked[name] for name in _FILTER if name in visit.asked}
+    return visit.filter_of(_FILTER)
 
 
 def _back(visit: Visit) -> str:
-    return link("dead-letters", **_filter(visit))
+    return link("dead-letters", **{name: visit.asked[name] for name in _FILTER if name in visit.asked})
 
 
 async def _run(visit: Visit, word: str, wanted: ByIds | ByFilter) -> tuple[int, DropAnswer | RedeliverAnswer]:
@@ -73,7 +74,7 @@ async def _run_as_shown(visit: Visit, word: str, reason: str) -> tuple[int, str]
 
 def _act(word: str, method: str, route: str, tone: str) -> ConsoleAct:
     async def preview(visit: Visit) -> Preview:
-        asked = visit.asked
+        asked = visit.filter_of(_ID if "message_id" in visit.asked else _FILTER)
         facts: list[tuple[str, Any]] = [(name.replace("_", " "), value) for name, value in asked.items()]
         if "message_id" in asked:
             said = command("dead-letters", word, asked["message_id"], subscription=asked.get("subscription"))

@@ -144,7 +144,7 @@ async def _replay(visit: Visit, reason: str) -> Done:
 
 
 def _filter(visit: Visit) -> dict[str, Any]:
-    return {name: visit.asked[name] for name in _FILTER if name in visit.asked}
+    return dict(visit.filter_of(_FILTER))
 
 
 def _options(asked: dict[str, Any]) -> dict[str, Any]:
@@ -231,6 +231,8 @@ def _verdict_many(word: str, tone: str) -> ConsoleAct:
 
 
 def _reissued_filter(visit: Visit) -> dict[str, Any]:
+    if visit.asked.get("state", State.ROLLED_BACK) != State.ROLLED_BACK:
+        raise Invalid("`state` must be rolled_back: only such transactions are reissued.", field="state")
     return {name: value for name, value in _filter(visit).items() if name != "state"}
 
 
