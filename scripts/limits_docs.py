@@ -40,6 +40,9 @@ REQUESTS = (
     Limit("app.schemas.api_keys.OVERLAP_MAX_S", "seconds for which a rotated key stays valid"),
     Limit("app.lifecycle.startup.ISSUER_LIMIT_BYTES", "bytes of an answer of the issuer of OpenID Connect"),
     Limit("app.console.openid.sign_in.LASTS_S", "seconds that a sign-in at the issuer may take"),
+    Limit("app.console.openid.people.KEPT_BYTES", "bytes of a claim's values that a session of the console keeps"),
+    Limit("app.console.acts.dead_letters.AT_ONCE", "dead letters of one act of the console by filter, the newest"),
+    Limit("app.routers.claim_audit.IDS_NOTED", "messages that an audit row of an admin's claim or ack names"),
     Limit(
         "app.operations.proof_report.BYTES_MAX", "bytes of the report of the nightly proof; a larger one is not shown"
     ),
