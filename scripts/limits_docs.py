@@ -135,6 +135,10 @@ PROCESSES = (
         "heads of requests that a process keeps instead of parsing them again",
     ),
     Limit("app.server.known_heads.HEAD_MAX_BYTES", "bytes of such a head; a longer one is parsed each time"),
+    Limit(
+        "app.secrets.key_file.LOOK_EVERY_S",
+        "seconds after which a process has seen that the key file of the secrets changed, for sessions of the console",
+    ),
     Limit("app.runtime.readiness.ANSWER_WITHIN_S", "seconds that `/readyz` gives the database"),
     Limit("app.runtime.readiness.TURN_WITHIN_S", "seconds after which `/readyz` reports a loop that made no turn"),
     Limit("app.runtime.loop_runner.LONGEST_BACKOFF_S", "the longest wait of a loop after an error, in seconds"),

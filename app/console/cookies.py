@@ -43,6 +43,6 @@ def header(
 def _opened(runtime: Runtime, text: str, column: Column) -> Any:
     key, _, ciphertext = text.replace("-", "=").replace("_", "/").replace("~", "+").partition(".")
     try:
-        return runtime.vault.open(column, _NAME, {"key": key, "sealed": ciphertext})
+        return runtime.vault.open_sent(column, _NAME, {"key": key, "sealed": ciphertext})
     except SecretsUnreadable:
         return None

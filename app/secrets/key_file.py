@@ -5,13 +5,16 @@ import contextlib
 import os
 import re
 import secrets
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from time import monotonic
 
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
 KEY_BYTES = 32
+# Seconds between two looks at whether the file has changed.
+LOOK_EVERY_S = 1.0
 
 _key_line = re.compile(r"([0-9a-f]{8}) ([A-Za-z0-9+/]{43}=)").fullmatch
 
@@ -78,3 +81,46 @@ def make_key_file(path: Path) -> None:
             os.fsync(directory)
         finally:
             os.close(directory)
+
+
+class KeyFile:
+    """A key file, and the keys that it had when the process last looked."""
+
+    def __init__(self, path: Path, clock: Callable[[], float] = monotonic) -> None:
+        self.path, self._clock = path, clock
+        self._keys: SealingKeys | None = None
+        self._version: tuple[int, ...] | None = None
+        self._looked_at = 0.0
+
+    def read(self) -> SealingKeys:
+        """Read the file and return its keys. Raises BadSecretsKeyFile."""
+        # The version first: what changes while the file is read is found by the next look.
+        version = _version(self.path)
+        self._keys = read_keys(self.path)
+        self._version, self._looked_at = version, self._clock()
+        return self._keys
+
+    def present(self) -> SealingKeys:
+        """Return the keys that the file has now, or had at most LOOK_EVERY_S ago.
+
+        A file that is gone or unusable, as while it is replaced, changes nothing. Raises BadSecretsKeyFile if it was
+        never usable.
+        """
+        if self._keys is None:
+            return self.read()
+        if self._clock() < self._looked_at + LOOK_EVERY_S:
+            return self._keys
+        self._looked_at = self._clock()
+        if _version(self.path) != self._version:
+            with contextlib.suppress(BadSecretsKeyFile):
+                self.read()
+        return self._keys
+
+
+def _version(path: Path) -> tuple[int, ...] | None:
+    """Return what differs after a file was changed or replaced; None if there is no file."""
+    try:
+        found = path.stat()
+    except OSError:
+        return None
+    return found.st_ino, found.st_size, found.st_mtime_ns

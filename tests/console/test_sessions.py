@@ -1,14 +1,17 @@
 """Sign-in with a key: the session's cookie, its end, and refusals by role."""
 
+import asyncio
 import re
 from collections.abc import Callable
 from dataclasses import replace
 from html import unescape
+from pathlib import Path
 from typing import Any
 
 from app.console import sessions
 from app.permissions import Role
 from app.runtime.live_settings import follow
+from app.secrets.key_file import new_key
 from tests.conftest import client_of
 from tests.support.api_keys import make
 from tests.support.console_forms import FORM, sign_in, submit, token_of
@@ -144,6 +147,32 @@ async def test_a_session_ends_with_its_key_and_after_12_hours(start: Callable[..
         assert (found is not None) == opens
     for forged in (b"halfnote_8080=", b"halfnote_8080=abc.def", b"halfnote_8080=" + header[14:-4] + b"AAAA", b"\xff=;"):
         assert sessions.session_of(runtime, {"type": "http", "headers": [(b"cookie", forged)]}) is None
+
+
+async def test_a_session_ends_in_every_process_when_the_key_that_sealed_it_is_removed(
+    start: Callable[..., Any], tmp_path: Path
+) -> None:
+    keys, former, later = tmp_path / "secrets.keys", new_key(), new_key()
+    keys.write_text(f"{former}\n")
+    (_, client), (_, other) = [await start(secrets_key_file=keys) for _ in range(2)]
+    del client.headers["authorization"], other.headers["authorization"]
+
+    async def shown(at: Any) -> bool:
+        other.cookies = client.cookies
+        return bool((await at.get("/console", headers=FORM)).status_code == 200)
+
+    await sign_in(client, CONFIGURED)
+    # Both processes have opened the session. A key that was added ends nothing.
+    keys.write_text(f"{former}\n{later}\n")
+    assert (await shown(client), await shown(other)) == (True, True)
+    keys.write_text(f"{later}\n")
+    async with asyncio.timeout(30):
+        while await shown(client) or await shown(other):
+            await asyncio.sleep(0.05)
+    # People sign in again without a restart, and sessions are sealed by a key that is left.
+    taken = await sign_in(client, CONFIGURED)
+    assert client.cookies["halfnote_8080"].startswith(later.split()[0]), taken.text
+    assert (await shown(client), await shown(other)) == (True, True)
 
 
 async def test_roles_are_those_of_the_api(start: Callable[..., Any]) -> None:

@@ -17,10 +17,11 @@ from app.runtime import state_feed
 from app.runtime.live_settings import follow
 from app.runtime.state import Runtime
 from app.runtime.state_feed import StateEvent, StateFeed
+from app.secrets.key_file import new_key
 from tests.conftest import client_of
 from tests.support.api_keys import bearer, make
 from tests.support.console_forms import sign_in
-from tests.support.keyed_services import start
+from tests.support.keyed_services import CONFIGURED, start
 from tests.support.processes import Service
 
 __all__ = ["start"]
@@ -144,6 +145,24 @@ async def test_a_stream_ends_with_its_key(start: Callable[..., Any], quick: None
             answer = await stream
     assert answer.status_code == 200
     assert blocks(answer.text)[0]["event"] == "stats"
+    assert runtime.state_feed.streams == 0
+
+
+async def test_a_stream_ends_with_the_key_that_sealed_its_session(
+    start: Callable[..., Any], quick: None, tmp_path: Path
+) -> None:
+    keys = tmp_path / "secrets.keys"
+    keys.write_text(f"{new_key()}\n")
+    runtime, _ = await start(secrets_key_file=keys)
+    async with client_of(runtime) as other:
+        await sign_in(other, CONFIGURED)
+        stream = asyncio.create_task(other.get("/console/events"))
+        await until(lambda: runtime.state_feed.state is not None)
+        assert not stream.done()
+        keys.write_text(f"{new_key()}\n")
+        async with asyncio.timeout(30):
+            answer = await stream
+    assert answer.status_code == 200
     assert runtime.state_feed.streams == 0
 
 

@@ -29,8 +29,8 @@ from app.loops import gauges
 from app.migrate import alembic_config, migrate
 from app.operations.secret_rotation import rotate
 from app.runtime.state import Runtime
-from app.secrets.key_file import BadSecretsKeyFile, make_key_file, new_key, read_keys
-from app.secrets.vault import CREDENTIALS, GROUP_SECRETS, SUBSCRIPTION_SECRETS, Vault
+from app.secrets.key_file import LOOK_EVERY_S, BadSecretsKeyFile, make_key_file, new_key, read_keys
+from app.secrets.vault import CREDENTIALS, GROUP_SECRETS, SESSION, SUBSCRIPTION_SECRETS, Vault
 from app.store.admin import encrypted_secrets
 from tests.conftest import client_of, register_group
 from tests.routers.test_transactions import subscribe
@@ -123,6 +123,63 @@ def test_a_value_in_plain_text_is_never_used(tmp_path: Path, plain: Any) -> None
         Vault(key_file(tmp_path / "keys", new_key())).open(SUBSCRIPTION_SECRETS, "mailer", plain)
     assert SECRET not in refused.value.detail
     assert PASSWORD not in refused.value.detail
+
+
+class Time:
+    """A clock that stands still until a test sets it."""
+
+    now = 1000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def test_a_sent_value_opens_by_the_keys_that_the_file_has_now(tmp_path: Path) -> None:
+    time, former, later = Time(), new_key(), new_key()
+    path = key_file(tmp_path / "keys", former)
+    vault = Vault(path, time)
+    sent = vault.seal(SESSION, "cookie", {"token": "t"})
+    assert vault.open_sent(SESSION, "cookie", sent) == {"token": "t"}
+    key_file(path, later)
+    time.now += LOOK_EVERY_S
+    with pytest.raises(SecretsUnreadable, match="which the key file lacks"):
+        vault.open_sent(SESSION, "cookie", sent)
+    # A stored value still opens: an emergency must not stop deliveries before the restart.
+    assert vault.open(SESSION, "cookie", sent) == {"token": "t"}
+    # What is sealed from now on opens after a restart.
+    again = vault.seal(SESSION, "cookie", {"token": "u"})
+    assert Vault(path).open(SESSION, "cookie", again) == {"token": "u"}
+
+
+def test_a_sent_value_with_an_unknown_key_changes_nothing(tmp_path: Path) -> None:
+    time, former, later = Time(), new_key(), new_key()
+    path = key_file(tmp_path / "keys", former)
+    vault = Vault(path, time)
+    vault.seal(SESSION, "cookie", {"token": "t"})
+    key_file(path, former, later)
+    sent = Vault(path).seal(SESSION, "cookie", {"token": "u"})
+    # The file is not read for it before a second is over.
+    with pytest.raises(SecretsUnreadable, match="which the key file lacks"):
+        vault.open_sent(SESSION, "cookie", sent)
+    time.now += LOOK_EVERY_S
+    assert vault.open_sent(SESSION, "cookie", sent) == {"token": "u"}
+    assert vault.seal(SESSION, "cookie", {"token": "v"})["key"] == former.split()[0]
+
+
+@pytest.mark.parametrize("text", [None, "", "half of a ke"])
+def test_a_key_file_that_is_being_replaced_ends_no_session(tmp_path: Path, text: str | None) -> None:
+    time = Time()
+    path = key_file(tmp_path / "keys", new_key())
+    vault = Vault(path, time)
+    sent = vault.seal(SESSION, "cookie", {"token": "t"})
+    if text is None:
+        path.unlink()
+    else:
+        path.write_text(text)
+    for _ in range(3):
+        time.now += LOOK_EVERY_S
+        assert vault.open_sent(SESSION, "cookie", sent) == {"token": "t"}
+    assert vault.open_sent(SESSION, "cookie", vault.seal(SESSION, "cookie", {"token": "u"})) == {"token": "u"}
 
 
 def test_sealing_is_aes_gcm_of_256_bits_with_the_place_as_associated_data(tmp_path: Path) -> None:

@@ -4,7 +4,7 @@ from starlette.responses import Response
 
 from app.console.page import Page
 from app.console.sessions import LASTS_S as SESSION_LASTS_S
-from app.console.sessions import holder_of
+from app.console.sessions import caller_of
 from app.console.visit import HEADERS, Visit
 from app.routers.events import LASTS_S, still_may, stream_of
 
@@ -21,7 +21,8 @@ async def follow(visit: Visit) -> Response:
         caller,
         seen,
         0 if visit.request.method == "HEAD" else min(LASTS_S, left_s),
-        lambda: still_may(caller, runtime.authenticator.off, lambda: holder_of(runtime, session)),
+        # The cookie is opened again, because the key that sealed it may have been removed.
+        lambda: still_may(caller, runtime.authenticator.off, lambda: caller_of(runtime, visit.request.scope)),
     )
     response.headers.update(HEADERS)
     return response
