@@ -65,6 +65,10 @@ class Sweeps:
         # When this process last asked for a run of each pass.
         self._asked_at: dict[str, datetime] = {}
 
+    def forget(self) -> None:
+        """Forget the main sweep's cursor: after a promotion, the stored one may be behind it."""
+        self._reached = None
+
     async def step(self, runtime: Runtime, now: datetime) -> StepResult:
         """Sweep what is newly due, then one batch of each other pass."""
         within_s = await self._next_within_s(runtime, now)

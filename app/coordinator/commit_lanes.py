@@ -64,11 +64,18 @@ class LaneFlushes:
             source: metrics.http.verdicts_refused.labels(source.word) for source in Source
         }
 
+    def forget(self) -> None:
+        """Forget what is stored: after a promotion, the database may lack the last of it."""
+        self._topics.clear()
+        if self._recent is not None:
+            self._recent.clear()
+
     async def halves(self, connection: Connection, halves: Sequence[Half]) -> list[StoredHalf | Exception]:
         """Store a batch. Returns one outcome for each half, in order; repeats are answered from the stored rows."""
         stored = await self._insert(connection, halves)
         self._count_halves(halves, stored)
-        if self._recent is not None:
+        # The guard of timelines closes a connection to a former primary, and then nothing of it is kept.
+        if self._recent is not None and not connection.is_closed():
             for half in halves:
                 if half.transaction_id in stored:
                     self._recent.keep(half)
@@ -126,7 +133,7 @@ class LaneFlushes:
         now = self._clock.now()
         topics = {message.topic for half in halves for message in half.messages} - self._topics
         stored = await insert_halves(connection, halves, sorted(topics), now)
-        if topics and not connection.is_in_transaction():
+        if topics and not (connection.is_closed() or connection.is_in_transaction()):
             self._remember(topics)
         return {
             half.transaction_id: StoredHalf(
@@ -295,6 +302,7 @@ class CommitLanes:
         recent_halves_bytes: int = 0,
     ) -> None:
         flushes = LaneFlushes(clock, metrics, published, recent_halves_bytes)
+        database.guard.on_promotion.append(flushes.forget)
         self._tallies = metrics.tallies
 
         def observe(lane: str) -> Callable[[int, float, int], None]:

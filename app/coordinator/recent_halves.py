@@ -43,6 +43,11 @@ class RecentHalves:
         self._bytes -= size
         return half
 
+    def clear(self) -> None:
+        """Forget all halves."""
+        self._halves.clear()
+        self._bytes = 0
+
 
 def _bytes_of(messages: Sequence[HalfMessage]) -> int:
     return sum(MESSAGE_BYTES + len(message.body) + len(message.headers or "") for message in messages)

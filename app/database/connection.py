@@ -161,7 +161,7 @@ class Database:
                     yield raw
                 finally:
                     self.lent.take_back(raw)
-                    if raw.is_closed() or _is_left_open(raw):
+                    if raw.is_closed() or _is_left_open(raw) or self.guard.is_of_standby(raw):
                         await pooled.invalidate()
         except PoolTimeout as error:
             raise PoolBusy("all connections of the pool are in use") from error
@@ -188,7 +188,7 @@ class Database:
             yield kept
         finally:
             self.lent.take_back(kept)
-            if not kept.is_closed() and _is_left_open(kept):
+            if not kept.is_closed() and (_is_left_open(kept) or self.guard.is_of_standby(kept)):
                 kept.terminate()
             if kept.is_closed():
                 self._keyed_open -= 1
@@ -317,7 +317,8 @@ class KeyedShare:
                 yield connection
             finally:
                 lent.take_back(connection)
-                if not connection.is_closed() and _is_left_open(connection):
+                guard = self._database.guard
+                if not connection.is_closed() and (_is_left_open(connection) or guard.is_of_standby(connection)):
                     connection.terminate()
                 if not connection.is_closed():
                     self._idle.append(connection)

@@ -76,6 +76,10 @@ class TimelineGuard:
         self._looking: asyncio.Task[None] | None = None
         # Why no timeline can be read: then a former primary is not recognized.
         self.unreadable: str | None = None
+        # Called once a higher timeline was seen, before this process runs a statement of its own there. A standby that
+        # was behind has less than its former primary, and gives the same offsets, versions and epochs to other rows. So
+        # each part of the process that keeps what it read has a function here that forgets it.
+        self.on_promotion: list[Callable[[], None]] = []
 
     @property
     def hosts(self) -> Sequence[Host]:
@@ -94,6 +98,11 @@ class TimelineGuard:
         if found.cluster != highest.cluster or (found.number < highest.number and not found.in_recovery):
             raise StaleServer(_fault(found, highest))
         self._admitted[connection] = found
+
+    def is_of_standby(self, connection: Connection) -> bool:
+        """Return whether a connection's server was a standby. It may have been promoted since, which nothing shows."""
+        timeline = self._admitted.get(connection)
+        return timeline is not None and timeline.in_recovery
 
     async def look(self) -> None:
         """Read the timelines of all hosts of the URL, unless there is only one or the last look was recent.
@@ -146,7 +155,10 @@ class TimelineGuard:
         return Timeline(**row)
 
     def _raise_to(self, found: Timeline) -> Timeline:
-        """Keep the higher of a timeline and the highest; return the highest. Close connections that became stale."""
+        """Keep the higher of a timeline and the highest; return the highest.
+
+        Closes the connections that became stale, and forgets what was read by them.
+        """
         highest = self.highest
         if highest is not None and (found.cluster != highest.cluster or found.number <= highest.number):
             return highest
@@ -155,6 +167,9 @@ class TimelineGuard:
             if timeline.number < found.number:
                 # A commit in progress is answered `outcome-unknown`: the promoted server may not have it.
                 connection.terminate()
+        if highest is not None:
+            for forget in self.on_promotion:
+                forget()
         return found
 
 

@@ -188,6 +188,7 @@ async def assemble(settings: Settings, dsn: str, stack: AsyncExitStack) -> Runti
         certificate=server_certificate(settings),
         refusing_halves=settings.accept == "ends",
     )
+    database.guard.on_promotion.append(runtime.forget)
     wake_ups.on_wake = runtime.waiting_consumers.may_be_due
     stack.push_async_callback(runtime.found.close)
     stack.push_async_callback(runtime.state_feed.end)

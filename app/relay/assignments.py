@@ -77,9 +77,12 @@ class Assignments:
         self._beyond: set[Shard] = set()
         # The subscriptions of which it ever took one.
         self._taken_before: set[int] = set()
+        # Leases of streams that were dropped while they were held, name → epoch.
+        self._dropped: dict[str, int] = {}
 
     async def refresh(self, connection: Connection, now: datetime) -> None:
         """Renew leases, close streams that changed or exceed a fair share, and claim what is free."""
+        await self._release_dropped(connection, now)
         is_renewing = due(self._renewed_at, RENEW_EVERY, now)
         if is_renewing:
             await self._renew(connection, now)
@@ -99,6 +102,28 @@ class Assignments:
         await self._free_dead_keys(connection)
         await self._store_rates(connection, now)
         self._runtime.wake_ups.elsewhere = self._elsewhere(desired)
+
+    def drop_all(self) -> int:
+        """Drop every stream, and forget what was read; return how many were dropped.
+
+        The next refresh claims the shards again, with new epochs, and reads from their stored checkpoints.
+        """
+        live = [stream for stream in self.streams.values() if not stream.lost]
+        self._dropped |= _epochs(stream for stream in live if not stream.source.shard.replay)
+        for stream in live:
+            stream.drop()
+        self._desired = DesiredReader()
+        # Other processes may take the topics meanwhile.
+        self._runtime.wake_ups.elsewhere = None
+        return len(live)
+
+    async def _release_dropped(self, connection: Connection, now: datetime) -> None:
+        if not self._dropped:
+            return
+        for stream in [stream for stream in self.streams.values() if stream.lost]:
+            await self.forget(stream)
+        await release(connection, self._dropped, self._runtime.owner, now)
+        self._dropped = {}
 
     async def release(self, connection: Connection, streams: Sequence[Stream], now: datetime) -> None:
         """Release the leases of these streams and forget them; a replay has no lease of its own."""

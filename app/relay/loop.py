@@ -54,6 +54,8 @@ class Relay:
 
     def __init__(self, runtime: Runtime) -> None:
         runtime.publications.relay = self.hand_over
+        runtime.database.guard.on_promotion.append(self.forget)
+        self._wake_ups = runtime.wake_ups
         self._assignments = Assignments(runtime)
         self._connections = asyncio.Semaphore(CONNECTIONS)
         self._head = 0
@@ -75,6 +77,15 @@ class Relay:
     def streams(self) -> dict[Shard, Stream]:
         """The streams that this process holds."""
         return self._assignments.streams
+
+    def forget(self) -> None:
+        """Forget what was read of the log: the database may have less of it now, and reuse the offsets after that."""
+        dropped = self._assignments.drop_all()
+        log.warning("log_forgotten", head=self._head, streams=dropped)
+        self._handed = HandedMessages()
+        self._head, self._resting, self._retries_wait = 0, [], True
+        self._head_at = self._looked_at = self._refreshed_at = self._retries_at = None
+        self._wake_ups.wake()
 
     def hand_over(self, messages: Sequence[Outgoing], now: datetime) -> bool:
         """Give the streams messages that were committed just now, without reading the log.
@@ -170,7 +181,13 @@ class Relay:
         if not (reads_head or claims):
             return groups
         async with runtime.database.keyed() as connection:
-            self._head, self._retries_wait = await log_head(connection)
+            before = self._head
+            head, retries_wait = await log_head(connection)
+            if head < before:
+                # The database went back and no timeline showed it, or upkeep removed the day of the newest message.
+                # Then the streams read again from their checkpoints, which are at the end.
+                self.forget()
+            self._head, self._retries_wait = head, retries_wait
             self._head_at = self._looked_at = now
             self._unread = self._direct = False
             if claims:

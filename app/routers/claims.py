@@ -291,8 +291,10 @@ async def _acknowledged(runtime: Runtime, caller: Caller, name: str, given: Sequ
     if caller.role is Role.ADMIN:
         acting = await _Opening.of(runtime, caller, name)
         await note_act_first(runtime, caller, "subscription.acknowledge", name, acting.valid(given))
-    known, found = runtime.pulled.get(name), None
+    found = None
     async with runtime.claim_connections.connection() as connection:
+        # After the connection was opened: it may be the first one to a promoted server.
+        known = runtime.pulled.get(name)
         # After the wait for a connection, so that no message is acknowledged whose time is over.
         now = runtime.clock.now()
         if known is not None:

@@ -11,7 +11,7 @@ async def follow_keys(runtime: Runtime, now: datetime) -> None:
     """Read all keys if any key changed since the last read."""
     async with runtime.database.connection() as connection:
         version = await api_keys.version(connection, api_keys.CHANGED)
-        # Unchanged keys are read once. A database restored to an earlier time has another version.
+        # Unchanged keys are read once from each server that was promoted.
         if runtime.keys_read and version == runtime.authenticator.version:
             return
         runtime.authenticator.learn(await api_keys.known(connection, now), version)
@@ -22,9 +22,10 @@ async def follow_topics(runtime: Runtime) -> None:
     """Read all declared topics if any changed since the last read."""
     async with runtime.database.connection() as connection:
         version = await api_keys.version(connection, topics.CHANGED)
-        if runtime.declared is not None and version == runtime.declared_version:
+        if runtime.topics_read and version == runtime.declared_version:
             return
         runtime.declared, runtime.declared_version = await topics.declared(connection), version
+        runtime.topics_read = True
 
 
 async def follow(runtime: Runtime, now: datetime) -> None:

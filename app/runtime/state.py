@@ -74,8 +74,10 @@ class Runtime:
     # True while new halves are refused: by HALFNOTE_ACCEPT, by `halfnote drain`, or because the process stops.
     refusing_halves: bool = False
     stopping: bool = False
-    # Whether API keys were read once; the declared topics, None if any topic is accepted; the version of that list.
+    # Whether the API keys, and the declared topics, were read from this server; the declared topics, None if any topic
+    # is accepted; the version of that list.
     keys_read: bool = False
+    topics_read: bool = False
     declared: frozenset[str] | None = None
     declared_version: str | None = None
     # For each loop, the monotonic seconds of its last finished turn, and its interval; for `readyz`.
@@ -91,6 +93,12 @@ class Runtime:
     day_readers: dict[date, DayReaders] = field(default_factory=dict)
     # For each day that is held, up to which offset its log is settled.
     day_settled_to: dict[date, dict[SubscriptionRoute, int]] = field(default_factory=dict)
+
+    def forget(self) -> None:
+        """Read again what was read before a promotion: there, the same versions may be of other rows."""
+        self.keys_read = self.topics_read = False
+        self.pulled.clear()
+        self.day_readers.clear()
 
     def show_loop_ages(self) -> None:
         """Set the gauge of the time since each loop of this process turned."""

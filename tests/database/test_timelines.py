@@ -9,8 +9,8 @@ from pathlib import Path
 import asyncpg
 import pytest
 
-from app.database.connection import Connection, Database, connect, timeline_guard
-from app.database.timelines import LookTimes, StaleServer, hosts_of
+from app.database.connection import Connection, Database, KeyedShare, connect, timeline_guard
+from app.database.timelines import LookTimes, StaleServer, Timeline, hosts_of
 from app.embedded_postgres import EmbeddedPostgres
 from app.embedded_postgres.paths import find_paths
 from app.runtime.readiness import readiness
@@ -71,6 +71,33 @@ async def test_a_former_primary_is_refused(data_dir: Path) -> None:
             await connect(former, guard=guard)
         with pytest.raises(StaleServer, match="belongs to another cluster"):
             await connect(postgres.server().url, guard=guard)
+
+
+async def test_a_connection_to_a_standby_is_lent_once(data_dir: Path) -> None:
+    """The standby may be promoted while it is open, and then only another connection shows that."""
+    async with two_servers(data_dir) as (_, other):
+        promotions: list[Timeline] = []
+        database = Database(other, pool_size=2)
+        share = KeyedShare(database, 1)
+        database.guard.on_promotion.append(lambda: promotions.append(highest(database)))
+        try:
+            async with database.keyed() as keyed, database.connection() as pooled, share.connection() as shared:
+                for connection in (keyed, pooled, shared):
+                    assert await connection.fetchval("select pg_is_in_recovery()")
+            assert all(connection.is_closed() for connection in (keyed, pooled, shared))
+            await execute(other, "select pg_promote()")
+            async with database.keyed() as keyed:
+                assert promotions == [highest(database)]
+                await keyed.execute("create table t ()")
+            assert not keyed.is_closed()
+        finally:
+            await share.close()
+            await database.close()
+
+
+def highest(database: Database) -> Timeline:
+    assert database.guard.highest is not None
+    return database.guard.highest
 
 
 async def test_readyz_names_a_former_primary(runtime: Runtime) -> None:

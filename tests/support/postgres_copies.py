@@ -14,6 +14,7 @@ import asyncpg
 
 from app.embedded_postgres import EmbeddedPostgres
 from app.embedded_postgres.paths import ServerPaths, find_paths
+from tests.support.load import until
 from tests.support.processes import free_port
 
 
@@ -85,3 +86,12 @@ def url_of_both(first: str, second: str) -> str:
     one, other = urlsplit(first), urlsplit(second)
     hosts = f"{one.netloc},{other.hostname}:{other.port}"
     return one._replace(netloc=hosts, query="target_session_attrs=primary").geturl()
+
+
+async def follow_no_more(primary: str, other: str) -> None:
+    """Let a standby apply all that its primary has written, and then cut it off: from now on it falls behind."""
+    written = await execute(primary, "select pg_current_wal_flush_lsn()::text")
+    await until(lambda: is_true(other, f"select pg_last_wal_replay_lsn() >= '{written}'"))
+    await execute(other, "alter system set primary_conninfo = ''")
+    await execute(other, "select pg_reload_conf()")
+    await until(lambda: is_true(other, "select not exists (select from pg_stat_wal_receiver)"))
