@@ -72,6 +72,11 @@ class WakeUps:
         self._listener: Connection | None = None
         self._listening = False
 
+    def timeline(self) -> int | None:
+        """Return the highest timeline that this process has seen; None if it can read none."""
+        highest = self._database.guard.highest
+        return None if highest is None else highest.number
+
     def published(
         self,
         topics: Collection[str] | None = None,

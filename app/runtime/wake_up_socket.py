@@ -33,9 +33,11 @@ DATAGRAM_MAX_BYTES = 128 * 1024
 Topics: TypeAlias = Collection[str] | None
 # Topics, messages in the order of their offsets, and whether these are all that was published.
 Received: TypeAlias = Callable[[Topics, Sequence[Logged], bool], None]
+# Returns the highest timeline that this process has seen, None if it can read none.
+Timeline: TypeAlias = Callable[[], int | None]
 
 _encode = msgspec.msgpack.Encoder(uuid_format="bytes").encode
-_decode = msgspec.msgpack.Decoder(tuple[list[str] | None, list[Logged], bool]).decode
+_decode = msgspec.msgpack.Decoder(tuple[list[str] | None, list[Logged], bool, int | None]).decode
 
 
 def join_worker_beside(wake_ups: WakeUps, role: str, received: Received) -> "WakeUpSender | WakeUpReceiver | None":
@@ -49,20 +51,20 @@ def join_worker_beside(wake_ups: WakeUps, role: str, received: Received) -> "Wak
     path = state_file.with_name("wake-ups")
     if role == "worker":
         try:
-            return WakeUpReceiver(path, received)
+            return WakeUpReceiver(path, received, wake_ups.timeline)
         except OSError as error:
             # Such as a path of over 107 bytes.
             log.warning("wake_up_socket_unavailable", path=str(path), because=str(error), effect="NOTIFY is used")
             return None
-    wake_ups.worker = sender = WakeUpSender(path, wake_ups.notify_soon)
+    wake_ups.worker = sender = WakeUpSender(path, wake_ups.notify_soon, wake_ups.timeline)
     return sender
 
 
 class WakeUpSender:
     """Sends what this process published to the worker, or its topics to `otherwise` if that cannot be reached."""
 
-    def __init__(self, path: Path, otherwise: Callable[[Topics], None]) -> None:
-        self._path, self._otherwise = str(path), otherwise
+    def __init__(self, path: Path, otherwise: Callable[[Topics], None], timeline: Timeline = lambda: None) -> None:
+        self._path, self._otherwise, self._timeline = str(path), otherwise, timeline
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
         self._socket.setblocking(False)
         self._loop = asyncio.get_running_loop()
@@ -109,7 +111,7 @@ class WakeUpSender:
 
     def _send(self, topics: Topics, messages: Sequence[Logged], complete: bool) -> None:
         named = None if topics is None or sum(map(len, topics)) > PAYLOAD_MAX_BYTES // 4 else sorted(topics)
-        datagram = _encode((named, messages, complete))
+        datagram = _encode((named, messages, complete, self._timeline()))
         if len(datagram) > DATAGRAM_MAX_BYTES:
             middle = len(messages) // 2
             if middle:
@@ -124,10 +126,13 @@ class WakeUpSender:
 
 
 class WakeUpReceiver:
-    """Receives what API processes published. Raises OSError if the socket cannot be bound."""
+    """Receives what API processes published. Raises OSError if the socket cannot be bound.
 
-    def __init__(self, path: Path, received: Received) -> None:
-        self._path, self._received = path, received
+    Messages of a process that has seen another timeline are left to the log: the same offsets may be of others here.
+    """
+
+    def __init__(self, path: Path, received: Received, timeline: Timeline = lambda: None) -> None:
+        self._path, self._received, self._timeline = path, received, timeline
         # A worker that was killed leaves its socket.
         path.unlink(missing_ok=True)
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
@@ -159,4 +164,8 @@ class WakeUpReceiver:
                 datagram = self._socket.recv(DATAGRAM_MAX_BYTES)
             except OSError:
                 return
-            self._received(*_decode(datagram))
+            topics, messages, complete, timeline = _decode(datagram)
+            if timeline == self._timeline():
+                self._received(topics, messages, complete)
+            else:
+                self._received(topics, (), False)

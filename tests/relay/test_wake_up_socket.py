@@ -201,6 +201,23 @@ async def test_messages_arrive_as_they_were_sent(passed: tuple[WakeUpSender, lis
     assert received == [(["order"], messages, True), (["order"], messages, False)]
 
 
+@pytest.mark.parametrize(("theirs", "own"), [(1, 2), (2, 1)], ids=["a former primary", "a promoted server"])
+async def test_messages_of_another_timeline_are_not_taken(tmp_path: Path, theirs: int, own: int) -> None:
+    """Servers before and after a promotion give the same offsets to different messages."""
+    received: list[Datagram] = []
+    receiver = WakeUpReceiver(
+        tmp_path / PATH,
+        lambda topics, messages, complete: received.append((topics, list(messages), complete)),
+        lambda: own,
+    )
+    sender = WakeUpSender(tmp_path / PATH, lambda topics: pytest.fail(f"not sent: {topics}"), lambda: theirs)
+    sender.published(["order"], [logged(1)], True)
+    await until(lambda: len(received) == 1)
+    assert received == [(["order"], [], False)]
+    sender.close()
+    receiver.close()
+
+
 async def test_many_messages_take_several_datagrams(passed: tuple[WakeUpSender, list[Datagram]]) -> None:
     sender, received = passed
     messages = [logged(number, b"x" * 20_000) for number in range(1, 12)]
