@@ -104,7 +104,7 @@ class NetworkPolicy:
         fault = self.port_fault(port, own_ports) or (None if encrypted else self.plain_fault())
         if fault is not None:
             raise AddressRefused(f"{host}:{port} {fault}")
-        addresses = await self.resolver.addresses(host, anew=True)
+        addresses = await self.resolver.addresses(host, fresh=True)
         faults = {address: self.address_fault(address) for address in addresses}
         good = [address for address in addresses if faults[address] is None]
         if not good:

@@ -47,9 +47,9 @@ class _Known:
     until: float = -inf
     has_failed: bool = False
 
-    def counts(self, now: float, *, anew: bool = False) -> bool:
+    def counts(self, now: float, *, fresh: bool = False) -> bool:
         """Return whether a caller takes its result."""
-        return not self.lookup.done() or (now < self.until and (self.has_failed or not anew))
+        return not self.lookup.done() or (now < self.until and (self.has_failed or not fresh))
 
 
 class Resolver:
@@ -62,15 +62,15 @@ class Resolver:
         self._was_slow: dict[str, bool] = {}
         self._all, self._unproven, self._slow = map(asyncio.Semaphore, (LOOKUPS_MAX, UNPROVEN_MAX, SLOW_MAX))
 
-    async def addresses(self, host: str, *, anew: bool = False) -> Sequence[str]:
+    async def addresses(self, host: str, *, fresh: bool = False) -> Sequence[str]:
         """Return the addresses of a host; a numeric address is its own. Raises NoAddress.
 
-        `anew`: addresses of an earlier lookup do not count. The failure of one still does.
+        `fresh`: addresses of an earlier lookup do not count. The failure of one still does.
         """
         if _is_address(host):
             return [host]
         known = self._known.get(host)
-        if known is None or not known.counts(self._clock(), anew=anew):
+        if known is None or not known.counts(self._clock(), fresh=fresh):
             known = self._begin(host)
         # A caller that gives up must not end the lookup for the others.
         found = await asyncio.shield(known.lookup)

@@ -64,9 +64,9 @@ class Lookups:
         self._running[host] = running
         return await running
 
-    async def begin(self, *hosts: str, anew: bool = False) -> list[asyncio.Task[list[str]]]:
+    async def begin(self, *hosts: str, fresh: bool = False) -> list[asyncio.Task[list[str]]]:
         """Ask for these names, and let their lookups begin."""
-        asked = [asyncio.create_task(self._addresses(host, anew)) for host in hosts]
+        asked = [asyncio.create_task(self._addresses(host, fresh)) for host in hosts]
         await self.settle()
         return asked
 
@@ -98,8 +98,8 @@ class Lookups:
         for _ in range(20):
             await asyncio.sleep(0)
 
-    async def _addresses(self, host: str, anew: bool) -> list[str]:
-        return list(await self.resolver.addresses(host, anew=anew))
+    async def _addresses(self, host: str, fresh: bool) -> list[str]:
+        return list(await self.resolver.addresses(host, fresh=fresh))
 
 
 def names(kind: str, count: int) -> list[str]:
@@ -112,7 +112,7 @@ async def test_a_name_has_one_lookup_at_a_time_however_long_it_takes() -> None:
     asked[0].cancel()
     lookups.now += 10 * LOOKUP_S
     asked += await lookups.begin("shop.test")
-    asked += await lookups.begin("shop.test", anew=True)
+    asked += await lookups.begin("shop.test", fresh=True)
     assert lookups.began == {"shop.test": 1}
     await lookups.end("shop.test")
     assert await asyncio.gather(*asked[1:]) == [FOUND] * 3
@@ -127,7 +127,7 @@ async def test_addresses_are_used_again_for_a_time_except_by_brokers() -> None:
     [again] = await lookups.begin("shop.test")
     assert await again == FOUND
     assert lookups.began["shop.test"] == 1
-    await lookups.begin("shop.test", anew=True)
+    await lookups.begin("shop.test", fresh=True)
     assert lookups.began["shop.test"] == 2
     await lookups.end("shop.test")
     lookups.now += LOOKUP_S
@@ -142,7 +142,7 @@ async def test_a_failure_is_remembered_for_a_moment() -> None:
     await lookups.end("shop.test", error=OSError("the name server is away"))
     lookups.now += FAILED_S - 0.1
     asked += await lookups.begin("shop.test")
-    asked += await lookups.begin("shop.test", anew=True)
+    asked += await lookups.begin("shop.test", fresh=True)
     for each in asked:
         with pytest.raises(NoAddress, match=r"^no address of shop\.test: the name server is away$"):
             await each
