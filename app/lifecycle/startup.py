@@ -38,6 +38,7 @@ from app.secrets.vault import Vault
 from app.store.checkback import producer_groups
 from app.store.coordinator import topics
 from app.store.proof.shared_settings import LONGEST_ID_SKEW, raise_rule, read_rule
+from app.store.subscriptions import subscriptions
 
 if TYPE_CHECKING:  # it imports OpenTelemetry
     from app.observability.tracing import Tracing
@@ -200,11 +201,12 @@ async def assemble(settings: Settings, dsn: str, stack: AsyncExitStack) -> Runti
 
 
 async def show_traffic_from_zero(runtime: Runtime) -> None:
-    """Make the series of the oldest producer groups and topics, so that all processes and all starts show the same."""
+    """Let the oldest producer groups, topics and subscriptions have series, in all processes and after all starts."""
     most = runtime.settings.metrics_values_max
     async with runtime.database.connection() as connection:
         groups = await producer_groups.oldest(connection, most)
         runtime.metrics.traffic.learn(groups, await topics.oldest(connection, most))
+        runtime.metrics.relay.subscriptions.learn(await subscriptions.oldest(connection, most))
 
 
 def log_auth_state(runtime: Runtime) -> None:

@@ -12,7 +12,7 @@ def totals(metrics: Metrics) -> dict[str, int]:
     """Return the counts of this process since its counters began, by the names of app.store.admin.minutes.Activity."""
     metrics.tallies.publish()
     verdicts = list(_values(metrics.http.verdicts))
-    attempts = list(_values(metrics.relay.deliveries))
+    attempts = list(_values(metrics.relay.deliveries.family))
     return {
         "halves": sum(value for _, value in _values(metrics.http.halves)),
         "commits": sum(value for labels, value in verdicts if labels["verdict"] == Verdict.COMMIT.word),

@@ -4,9 +4,11 @@ import os
 from bisect import bisect_left
 from collections.abc import Iterable
 from math import nan
-from typing import Literal
+from typing import Generic, Literal, TypeVar
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+
+from app.observability.label_limits import LimitedLabel
 
 # Bucket bounds: seconds, and requests in one flush.
 SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
@@ -37,6 +39,26 @@ class BatchHistogram(Histogram):
             self._buckets[bucket].inc(count)
         if counts:
             self._sum.inc(total)
+
+
+Counted = TypeVar("Counted", Counter, BatchHistogram)
+
+
+class LimitedFamily(Generic[Counted]):
+    """A family whose first label has the values that `values` allows, which several families share.
+
+    Its series cannot be removed: the files that processes share support no removal, and a counter must not fall.
+    """
+
+    family: Counted
+
+    def __init__(self, family: Counted, values: LimitedLabel[str, str]) -> None:
+        self.family, self._values = family, values
+
+    def labels(self, value: str, *others: str | None) -> Counted:
+        """Return the series of a value, or the one of `other`."""
+        series: Counted = self.family.labels(self._values.of(value), *others)
+        return series
 
 
 class Families:

@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Mapping, Sequence
 
 from app.observability.label_limits import OTHER, LimitedLabel
-from app.observability.metric_families import DELIVERY_SECONDS, ROWS, SECONDS, Families, withdraw
+from app.observability.metric_families import DELIVERY_SECONDS, ROWS, SECONDS, Families, LimitedFamily, withdraw
 from app.observability.tallies import Tallies, Tally
 from app.verdicts import DeadLetterReason
 
@@ -79,13 +79,15 @@ class RelayMetrics:
 
     def __init__(self, families: Families, values_max: int) -> None:
         counter, gauge = families.counter, families.gauge
+        # The subscriptions that have counters and histograms of their own.
+        self.subscriptions = LimitedLabel[str, str](values_max, str, lambda: OTHER)
         self.unrouted = gauge(
             "unrouted_messages",
             "Messages that match no subscription, since the database was made; the maximum of all processes",
             combine="livemax",
         )
-        self.deliveries = counter("deliveries", "Delivery attempts, by outcome", "subscription", "outcome")
-        self.expired = counter(
+        deliveries = counter("deliveries", "Delivery attempts, by outcome", "subscription", "outcome")
+        expired = counter(
             "expired_messages",
             "Messages that became dead letters because they waited too long",
             "subscription",
@@ -96,7 +98,7 @@ class RelayMetrics:
             "Share of the subscription's limits that its waiting messages use; at 1 they become dead letters",
             "subscription",
         )
-        self.delivery_seconds = families.batch_histogram(
+        delivery_seconds = families.batch_histogram(
             "delivery_seconds", "Time of one delivery attempt (s)", SECONDS, "subscription"
         )
         received = families.batch_histogram(
@@ -105,13 +107,12 @@ class RelayMetrics:
             DELIVERY_SECONDS,
             "subscription",
         )
-        self.commit_to_received = LimitedLabel(values_max, received.labels, lambda: received.labels(OTHER))
         self.breaker_open = gauge(
             "breaker_open",
             "1 if the circuit breaker of the subscription (of any shard) is open now, else 0",
             "subscription",
         )
-        self.breakers = counter("breakers", "Circuit breakers that opened or closed", "subscription", "what")
+        breakers = counter("breakers", "Circuit breakers that opened or closed", "subscription", "what")
         self.lag_s = gauge("relay_lag_seconds", "Age of the oldest message not settled (s)", "subscription")
         self.lag_messages = gauge(
             "relay_lag_messages", "Log entries not yet read (of any topic) and messages not settled", "subscription"
@@ -127,6 +128,11 @@ class RelayMetrics:
         self.dead_letters = gauge(
             "dead_letters", "Dead letters now, counted up to 100,000 for each subscription", "subscription"
         )
+        self.deliveries = LimitedFamily(deliveries, self.subscriptions)
+        self.expired = LimitedFamily(expired, self.subscriptions)
+        self.breakers = LimitedFamily(breakers, self.subscriptions)
+        self.delivery_seconds = LimitedFamily(delivery_seconds, self.subscriptions)
+        self.commit_to_received = LimitedFamily(received, self.subscriptions)
         self._with_limits: dict[str, set[str]] = {}
         self._with_breakers: set[str] = set()
         self._with_dead_letters: set[str] = set()
@@ -197,7 +203,7 @@ class RelayMetrics:
 class RetentionMetrics:
     """Held days, and the unfinished transactions and deliveries of removed days."""
 
-    def __init__(self, families: Families) -> None:
+    def __init__(self, families: Families, subscriptions: LimitedLabel[str, str]) -> None:
         self.day_held = families.gauge(
             "day_held", "1 while this cause keeps the day past its retention, else 0", "day", "cause"
         )
@@ -217,9 +223,10 @@ class RetentionMetrics:
         self.left_undecided = families.counter(
             "left_undecided", "Transactions whose day was removed before they had a verdict"
         )
-        self.left_undelivered = families.counter(
+        left_undelivered = families.counter(
             "left_undelivered", "Messages that became dead letters because their day was removed", "subscription"
         )
+        self.left_undelivered = LimitedFamily(left_undelivered, subscriptions)
         self._held: set[tuple[str, str]] = set()
         self._with_bytes: set[str] = set()
 

@@ -39,7 +39,7 @@ class Metrics:
         self.checkback = CheckbackMetrics(families)
         self.traffic = TrafficMetrics(families, self.tallies, values_max)
         self.relay = RelayMetrics(families, values_max)
-        self.retention = RetentionMetrics(families)
+        self.retention = RetentionMetrics(families, self.relay.subscriptions)
         self.proof = ProofMetrics(families)
         self.process = ProcessMetrics(families)
 

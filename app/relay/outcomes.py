@@ -72,7 +72,7 @@ class StreamOutcomes:
         self._new_durations_s: list[float] = []
         self._newly_delivered = 0
         # A replay sends messages that were committed long ago, so their age says nothing.
-        self._commit_to_received = None if is_replay else metrics.commit_to_received.of(subscription.name)
+        self._commit_to_received = None if is_replay else metrics.commit_to_received.labels(subscription.name)
 
     @property
     def has_retry_room(self) -> bool:

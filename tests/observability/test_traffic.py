@@ -1,6 +1,7 @@
 """Counts by producer group, topic and key, within their limit; the time from commits to receivers' answers."""
 
 import asyncio
+import re
 from collections.abc import Callable
 from datetime import UTC, datetime
 
@@ -13,6 +14,8 @@ from app.admission.load_limits import LoadLimits
 from app.config import Settings
 from app.coordinator import commit_lanes
 from app.database.connection import Connection
+from app.lifecycle.startup import show_traffic_from_zero
+from app.loops import gauges
 from app.observability.label_limits import OTHER, LimitedLabel
 from app.observability.metric_families import DELIVERY_SECONDS, Families
 from app.observability.metrics import Metrics
@@ -83,6 +86,35 @@ async def test_invented_names_make_no_series(settings: Settings, dsn: str, db: C
             await publish(client, {"topic": "newest", "body": 1}, {"topic": "old", "body": 1})
             assert shown(runtime, "topic_messages_total") == {'topic="old"': 1, f'topic="{OTHER}"': 21}
             assert 'halfnote_topic_messages_total{topic="newer"} 0.0' in runtime.metrics.exposition().decode()
+
+
+async def test_further_subscriptions_share_their_counters_and_histograms(
+    settings: Settings, dsn: str, db: Connection, group: str
+) -> None:
+    few = settings.model_copy(update={"metrics_values_max": 2})
+    by_name = {'subscription="first"', 'subscription="second"', f'subscription="{OTHER}"'}
+    async with assembled(few, dsn) as runtime, client_of(runtime) as client, Responder() as receiver:
+        relay = Relay(runtime)
+        for name in ("first", "second", "third", "fourth"):
+            await subscribe(client, receiver, name)
+        # As in a process that starts now.
+        await show_traffic_from_zero(runtime)
+        await gauges.step(runtime, runtime.clock.now())
+        await publish(client, order(1))
+        await turn_until(relay, runtime, lambda: db.fetchval("select count(*) = 4 from receipt"))
+        await relay.drain(runtime)
+        assert sum(shown(runtime, "deliveries_total").values()) == 4
+        for family in ("deliveries", "delivery_seconds", "commit_to_received_seconds", "breakers", "expired_messages"):
+            assert subscriptions_of(runtime, family) == by_name
+        assert subscriptions_of(runtime, "left_undelivered") == by_name
+        # Gauges tell of every one.
+        assert len(subscriptions_of(runtime, "breaker_open")) == 4
+
+
+def subscriptions_of(runtime: Runtime, family: str) -> set[str]:
+    """Return the labels of the subscriptions that a family has series of."""
+    pattern = rf"^halfnote_{family}[a-z_]*{{.*?(subscription=\"[^\"]*\")"
+    return set(re.findall(pattern, runtime.metrics.exposition().decode(), re.MULTILINE))
 
 
 def test_values_beyond_the_limit_are_not_stored() -> None:

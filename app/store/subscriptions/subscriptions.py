@@ -62,6 +62,8 @@ order by name limit $2
 """  # noqa: S608
 
 # Served by subscription_name.
+# Served by the primary key, once when a process starts.
+OLDEST = "select name from subscription where deleted_at is null order by subscription_id limit $1"
 NAMED = f"select {COLUMNS} from subscription where deleted_at is null and name = any($1::text[])"  # noqa: S608
 
 # Primary keys.
@@ -284,6 +286,11 @@ async def of_names(connection: Connection, names: Sequence[str]) -> list[Subscri
     """Return the subscriptions of these names, in this order; those that do not exist are left out."""
     found = {row["name"]: subscription_of(row) for row in await connection.fetch(NAMED, names)}
     return [found[name] for name in names if name in found]
+
+
+async def oldest(connection: Connection, at_most: int) -> list[str]:
+    """Return the names of the subscriptions that were made first, oldest first."""
+    return [row[0] for row in await connection.fetch(OLDEST, at_most)]
 
 
 async def active(connection: Connection, subscription_ids: Sequence[int]) -> dict[int, Subscription]:
