@@ -61,9 +61,9 @@ select {COLUMNS} from subscription where deleted_at is null and name > $1
 order by name limit $2
 """  # noqa: S608
 
-# Served by subscription_name.
 # Served by the primary key, once when a process starts.
 OLDEST = "select name from subscription where deleted_at is null order by subscription_id limit $1"
+# Served by subscription_name.
 NAMED = f"select {COLUMNS} from subscription where deleted_at is null and name = any($1::text[])"  # noqa: S608
 
 # Primary keys.
