@@ -31,6 +31,7 @@ PRIVATE = {
     "_pending_batches": "aiokafka",
     "_sender": "aiokafka",
     "_ssl_context": "aiokafka",
+    "_transport": "asyncpg",
     "_writer": "aiokafka",
     "_ensure_initialized": "pyspark",
     "_is_autocommit_isolation": "sqlalchemy",
@@ -53,6 +54,17 @@ def test_asyncpg_introspection() -> None:
 
     assert list(inspect.signature(Connection._introspect_types).parameters) == ["self", "typeoids", "timeout"]
     assert "_introspect_types(" in source_of(Connection._get_statement)
+
+
+def test_asyncpg_transport() -> None:
+    """app/database/connection.py sets options on the socket of a connection.
+
+    Goes when asyncpg has settings for keepalive.
+    """
+    from asyncpg import Connection, connect
+
+    assert "self._transport = transport" in source_of(Connection.__init__)
+    assert not [name for name in inspect.signature(connect).parameters if "keepalive" in name]
 
 
 def test_uvicorn_http_protocol() -> None:
