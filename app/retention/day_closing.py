@@ -5,18 +5,21 @@ starts one shares a lock (`AdvisoryLock.NEW_READERS`) from before it looks where
 close takes this lock alone. So none begins between the last look and the close, and later ones find the day closed.
 """
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 from datetime import datetime
 
 from app.database.connection import Connection
-from app.retention.day_dead_letters import announce_buried, bury_log, count, report
+from app.retention.day_dead_letters import announce_buried, bury_log, bury_unreplayed, count, report
 from app.retention.day_holders import BEGINNING, route_of, waits
 from app.runtime.state import Runtime
 from app.store.retention import day_blockers, day_dead_letters, days
+from app.store.retention.day_blockers import SubscriptionRoute
 from app.store.retention.days import Day
 from app.store.retention.index_plans import probe
+from app.store.subscriptions import replays
 from app.store.subscriptions.new_readers import take_new_readers
+from app.store.subscriptions.replays import Replay
 from app.store.subscriptions.subscriptions import Subscription, page
 from app.verdicts import DayState
 
@@ -55,34 +58,46 @@ async def close_settled(
 async def close_by_force(
     runtime: Runtime, connection: Connection, day: Day, now: datetime
 ) -> tuple[Day | None, list[str]]:
-    """Close a day whatever is left in it: log entries that no subscription has settled become dead letters.
+    """Close a day whatever is left in it: log entries that a subscription has not settled become its dead letters, and
+    those that a running replay has not read become the replay's.
 
     Return the closed day, or what keeps it for this turn.
     """
-    reached: dict[tuple[int, str], int] = {}
+    reached: dict[SubscriptionRoute, int] = {}
+    replayed: set[tuple[SubscriptionRoute, int]] = set()
     left: list[Subscription] = []
     for _ in range(TRIES):
         for one in await page(connection, "", EVERY_SUBSCRIPTION):
             after = reached.get(route_of(one))
             if after is None or one in left:
                 reached[route_of(one)] = await bury_log(runtime, connection, day, one, now, after=after or BEGINNING)
-        closed, left = await _close_after(runtime, connection, day, reached, now)
+        for one, replay in await _running(connection):
+            if (route_of(one), replay.replay_id) not in replayed:
+                await bury_unreplayed(runtime, connection, day, one, replay, now)
+                replayed.add((route_of(one), replay.replay_id))
+        closed, left = await _close_after(runtime, connection, day, reached, replayed, now)
         if closed is not None:
             return closed, []
     return None, sorted(f"undelivered:{one.name}" for one in left) or [STARTING]
 
 
 async def _close_after(
-    runtime: Runtime, connection: Connection, day: Day, reached: dict[tuple[int, str], int], now: datetime
+    runtime: Runtime,
+    connection: Connection,
+    day: Day,
+    reached: dict[SubscriptionRoute, int],
+    replayed: Collection[tuple[SubscriptionRoute, int]],
+    now: datetime,
 ) -> tuple[Day | None, list[Subscription]]:
     """Go on through the log in one short step for each subscription, and close the day. If a subscription is new, was
-    changed or has more, return these instead."""
+    changed, has more or has a new replay, return these instead. No message is added to a part that is replayed."""
     async with connection.transaction():
         late_since = await day_blockers.oldest_writer(connection)
         if not await take_new_readers(connection):
             return None, []
         subscriptions = await page(connection, "", EVERY_SUBSCRIPTION)
         left = [one for one in subscriptions if route_of(one) not in reached]
+        left += [one for one, found in await _running(connection) if (route_of(one), found.replay_id) not in replayed]
         buried = []
         await probe(connection)
         for one in subscriptions if not left else []:
@@ -97,3 +112,10 @@ async def _close_after(
     for one, some in buried:
         report(day, one, count(runtime, one, some, written))
     return None if left else replace(day, state=DayState.ARCHIVING, changed_at=late_since), left
+
+
+async def _running(connection: Connection) -> list[tuple[Subscription, Replay]]:
+    """Return the replays that run, each with its subscription."""
+    by_id = {one.subscription_id: one for one in await page(connection, "", EVERY_SUBSCRIPTION)}
+    found = await replays.running(connection)
+    return [(by_id[one.subscription_id], one) for one in found if one.subscription_id in by_id]

@@ -18,11 +18,11 @@ from app.retention.day_holders import BEGINNING
 from app.retention.heartbeat import beat
 from app.runtime.state import Runtime
 from app.store.relay.announcements import Announcement, announce
-from app.store.retention import day_blockers
 from app.store.retention import day_dead_letters as store
 from app.store.retention.day_dead_letters import Buried, RowPlace
 from app.store.retention.days import Day
 from app.store.retention.index_plans import probe
+from app.store.subscriptions.replays import Replay
 from app.store.subscriptions.subscriptions import Subscription
 from app.verdicts import DeadLetterReason
 
@@ -55,12 +55,33 @@ async def bury_log(
     return reached
 
 
+async def bury_unreplayed(
+    runtime: Runtime,
+    connection: Connection,
+    day: Day,
+    subscription: Subscription,
+    replay: Replay,
+    now: datetime,
+    *,
+    after: int = BEGINNING,
+) -> int:
+    """Make dead letters of what a running replay has not read of the day's log, as `bury_log` does."""
+    reached, messages, more = after, 0, True
+    while more:
+        async with connection.transaction():
+            await probe(connection)
+            step = await store.bury_unreplayed(connection, day, subscription, replay, reached, now)
+            written = await announce_buried(connection, [(subscription, step.buried)], now, replay=replay.replay_id)
+        reached, more = step.reached, step.more
+        messages += count(runtime, subscription, step.buried, written)
+    report(day, subscription, messages, replay=replay.replay_id)
+    return reached
+
+
 async def bury_retries(
     runtime: Runtime, connection: Connection, day: Day, subscription: Subscription, now: datetime
 ) -> None:
-    """Make dead letters of a closed day's retries, of replays too. What a replay has not read is only logged."""
-    if await day_blockers.replaying(connection, day, subscription):
-        log.error("day_left_unreplayed", day=day.day.isoformat(), subscription=subscription.name)
+    """Make dead letters of a closed day's retries, of replays too."""
     messages = 0
     for replay in await store.replays_of_retries(connection, subscription):
         place: RowPlace | None = RowPlace.before(day, replay)
@@ -86,10 +107,10 @@ async def drop_confirmed(runtime: Runtime, connection: Connection, day: Day, sub
 
 
 async def announce_buried(
-    connection: Connection, buried: Sequence[tuple[Subscription, Buried | None]], now: datetime
+    connection: Connection, buried: Sequence[tuple[Subscription, Buried | None]], now: datetime, *, replay: int = 0
 ) -> int:
     """Announce dead letters, as the last statement of the database transaction that made them; return the number."""
-    news = [_announcement(subscription, one, now) for subscription, one in buried if one is not None]
+    news = [_announcement(subscription, one, replay, now) for subscription, one in buried if one is not None]
     return await announce(connection, [one for one in news if one is not None], now)
 
 
@@ -104,13 +125,21 @@ def count(runtime: Runtime, subscription: Subscription, buried: Buried | None, w
     return buried.messages
 
 
-def report(day: Day, subscription: Subscription, messages: int) -> None:
+def report(day: Day, subscription: Subscription, messages: int, *, replay: int = 0) -> None:
     """Log how many messages became dead letters, if any did."""
-    if messages:
+    if messages and replay:
+        log.error(
+            "day_left_unreplayed",
+            day=day.day.isoformat(),
+            subscription=subscription.name,
+            replay=replay,
+            messages=messages,
+        )
+    elif messages:
         log.error("day_left_undelivered", day=day.day.isoformat(), subscription=subscription.name, messages=messages)
 
 
-def _announcement(subscription: Subscription, buried: Buried, now: datetime) -> Announcement | None:
+def _announcement(subscription: Subscription, buried: Buried, replay: int, now: datetime) -> Announcement | None:
     announcement = dead_letter(
         subscription.name,
         message_id=message_id(buried.transaction_id, buried.position),
@@ -119,6 +148,7 @@ def _announcement(subscription: Subscription, buried: Buried, now: datetime) -> 
         reason=DeadLetterReason.DAY_LEFT,
         error=buried.error,
         attempts=buried.attempts,
+        replay=replay,
         at=now,
     )
     return None if announcement is None else replace(announcement, stands_for=buried.announced)

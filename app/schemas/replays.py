@@ -110,7 +110,9 @@ class ReplayShown(ReplayAnswer):
 
     delivered: int
     retrying: int = Field(description="messages that wait for their next try, or for earlier messages of their key")
-    dead: int
+    dead: int = Field(
+        description="dead letters; those that it had not read when their day was removed at the longest retention too"
+    )
 
 
 class ReplayPage(Strict):

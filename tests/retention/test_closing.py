@@ -150,6 +150,39 @@ async def test_a_subscription_that_is_created_while_a_day_is_closed_by_force_get
     assert await dead_letters(db) == {("billing", transaction_id), ("late", transaction_id)}
 
 
+async def test_a_replay_that_begins_while_a_day_is_closed_by_force_gets_its_dead_letters(
+    client: httpx.AsyncClient, runtime: Runtime, db: Connection, dsn: str
+) -> None:
+    """Upkeep has looked for replays already, and goes through the log of another one."""
+    transaction_id = await post_transaction(client)
+    await db.execute("update outbox set committed_at = committed_at - interval '1 day'")
+    billing = await subscribe(db, "billing", "order")
+    await all_delivered(db)
+    write = (
+        'insert into replay (subscription_id, after, until, "offset", state, created_at, moved_at) '
+        "values ($1, 0, 1000, 0, 'running', now(), now())"
+    )
+    await db.execute(write, billing)
+    # A dead letter of the first replay that is not committed yet.
+    dead = (
+        'insert into dead_letter (subscription_id, replay, transaction_id, position, "offset", topic, attempts, '
+        "reason, died_at) select $1, 1, transaction_id, 0, \"offset\", topic, 0, 'day_left', now() from outbox "
+        "where topic = 'order'"
+    )
+    async with holding(dsn, "select from day"):
+        async with holding(dsn, dead, billing):
+            step = asyncio.create_task(retention_loop.step(runtime, AFTER_MAX_RETENTION))
+            await until_waiting(db, "\nwith span as")
+            await db.execute(write, billing)
+        await step
+        assert await standing(db) == ("archiving", ["reader"])
+    await db.execute('update replay set "offset" = until')
+    await retention_loop.step(runtime, AFTER_MAX_RETENTION)
+    assert await standing(db) == ("gone", [])
+    found = await db.fetch("select replay, transaction_id from dead_letter order by replay")
+    assert [tuple(row) for row in found] == [(1, UUID(transaction_id)), (2, UUID(transaction_id))]
+
+
 async def test_a_replay_that_begins_while_a_day_is_closed_finds_it_closed(
     client: httpx.AsyncClient, runtime: Runtime, db: Connection, dsn: str
 ) -> None:

@@ -643,7 +643,59 @@ async def test_retries_of_a_replay_become_its_dead_letters(
     (dead,) = await db.fetch("select replay, reason, attempts, body, length(body_digest) as digest from dead_letter")
     assert tuple(dead) == (replay, "day_left", 3, b'{"order":1030}', 32)
     assert await db.fetchval("select count(*) from delivery_retry") == 0
-    assert "day_left_unreplayed" in {line["event"] for line in lines}
+    assert "day_left_unreplayed" not in {line["event"] for line in lines}
+
+
+async def test_what_a_replay_has_not_read_becomes_its_dead_letters(
+    client: httpx.AsyncClient, runtime: Runtime, db: Connection, old_time: datetime
+) -> None:
+    """The replay shows them, and a person can redeliver them."""
+    read, unread = await post_transaction(client), await post_transaction(client)
+    await post_transaction(client, {**ORDER, "key": "order-2"})
+    await post_transaction(client, {**ORDER, "tag": "changed"})
+    await post_transaction(client, {**ORDER, "headers": {"vip": "no"}})
+    await post_transaction(client, {"topic": "stock", "body": 1})
+    billing = await subscribe(db, "billing", "order")
+    await all_delivered(db)
+    # Not while the day is closed.
+    await db.execute("update outbox set committed_at = committed_at - interval '1 day'")
+    wanted = {"keys": ["order-1030"], "tags": ["created"], "topics": ["order"], "headers": {"vip": "yes"}}
+    replay = await write_replay(db, billing)
+    await db.execute(
+        'update replay set filters = $1, "offset" = (select "offset" from outbox where transaction_id = $2)',
+        json.dumps(wanted),
+        read,
+    )
+    ended = await write_replay(db, billing, state="done")
+    with capture_logs() as lines:
+        await retention_loop.step(runtime, AFTER_MAX_RETENTION)
+    assert (await day_row(db)).state == "gone"
+    [dead] = await db.fetch("select transaction_id, replay, reason, attempts, body from dead_letter")
+    assert (str(dead["transaction_id"]), *list(dead)[1:]) == (unread, replay, "day_left", 0, b'{"order":1030}')
+    [line] = [line for line in lines if line["event"] == "day_left_unreplayed"]
+    assert (line["replay"], line["messages"]) == (replay, 1)
+    answer = await client.get(f"/subscriptions/billing/replays/{replay}")
+    assert (answer.json()["dead"], answer.json()["delivered"]) == (1, 0)
+    assert (await client.get(f"/subscriptions/billing/replays/{ended}")).json()["dead"] == 0
+
+
+async def test_a_replay_that_delivers_while_its_day_is_closed_has_no_dead_letter(
+    client: httpx.AsyncClient, runtime: Runtime, db: Connection, dsn: str, old_time: datetime
+) -> None:
+    delivered = await post_transaction(client)
+    billing = await subscribe(db, "billing", "order")
+    await all_delivered(db)
+    # Not while the day is closed.
+    await db.execute("update outbox set committed_at = committed_at - interval '1 day'")
+    replay = await write_replay(db, billing)
+    async with open_snapshot(dsn):
+        await retention_loop.step(runtime, AFTER_MAX_RETENTION)
+    assert (await day_row(db)).state == "archiving"
+    assert await db.fetchval("select count(*) from dead_letter where replay = $1", replay) == 1
+    await write_receipt(db, delivered, billing, replay=replay)
+    await retention_loop.step(runtime, AFTER_MAX_RETENTION)
+    assert (await day_row(db)).state == "gone"
+    assert await db.fetchval("select count(*) from dead_letter") == 0
 
 
 async def test_a_dropped_dead_letter_is_not_written_again(

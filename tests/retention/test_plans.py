@@ -12,6 +12,7 @@ from app.store.retention.day_dead_letters import (
     BURY_LATE,
     BURY_LOG,
     BURY_RETRIES,
+    BURY_UNREPLAYED,
     REPLAYS,
     UNBURY,
 )
@@ -143,6 +144,26 @@ async def test_a_look_for_messages_of_a_replay_is_one_probe(full: Connection, ge
         assert rows_of(found, "outbox") <= 1
         assert sequential_scans(found) == []
         await full.execute("delete from replay")
+
+
+@BOTH_PLANS
+async def test_a_step_through_what_a_replay_has_not_read_is_a_short_index_range(
+    full: Connection, generic: bool
+) -> None:
+    day = await oldest(full)
+    first = await full.fetchval('select min("offset") from outbox where transaction_id >= $1', day.low)
+    replay = await full.fetchval(
+        'insert into replay (subscription_id, after, until, "offset", state, created_at, moved_at) '
+        "values (1, 0, $1, $2, 'running', now(), now()) returning replay_id",
+        await last_offset(full),
+        first + 500,
+    )
+    types = [*OF_ROUTE, "timestamptz", "bigint", "int", "text[]", "text[]", "text[]", "jsonb"]
+    arguments = [*of_route(day, 1), datetime.now(UTC), 0, replay, None, None, None, None]
+    found = await probed(full, in_log(day, BURY_UNREPLAYED), types, arguments, generic=generic)
+    assert rows_of(found, "outbox") == AT_ONCE
+    assert rows_of(found, "half") == AT_ONCE
+    assert sequential_scans(found) == []
 
 
 REPLAY = 7

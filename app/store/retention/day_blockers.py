@@ -54,7 +54,9 @@ where d.day = $1 and a.datname = current_database() and a.backend_type = 'client
 # in `redelivery` shows that a person decided about the message and that it must not become a dead letter again. The id
 # range prunes the partitions; then the primary keys and redelivery_transaction serve for each message (OFFSET 0),
 # however old the planner's statistics are.
-MATCHING = f"""
+def matching_sql(replay: str) -> str:
+    """Return the condition that a log entry `o` matches, with a replay's id as SQL; 0 for live delivery."""
+    return f"""
 o.transaction_id >= $1 and o.transaction_id < $2
   and {match_sql("o.topic", "$4::text[]")}
   and ($5::text[] is null or o.tag = any($5::text[]))
@@ -64,19 +66,21 @@ o.transaction_id >= $1 and o.transaction_id < $2
   ))
   and not exists (
     select from receipt r
-    where r.transaction_id = o.transaction_id and r.position = o.position and r.subscription_id = $3 and r.replay = 0
-      offset 0
+    where r.transaction_id = o.transaction_id and r.position = o.position and r.subscription_id = $3
+      and r.replay = {replay} offset 0
   )
   and not exists (
-    select from dead_letter d where d.subscription_id = $3 and d.replay = 0
+    select from dead_letter d where d.subscription_id = $3 and d.replay = {replay}
       and d.transaction_id = o.transaction_id and d.position = o.position offset 0
   )
   and not exists (
     select from redelivery x where x.transaction_id = o.transaction_id and x.position = o.position
-      and x.subscription_id = $3 and x.replay = 0 offset 0
+      and x.subscription_id = $3 and x.replay = {replay} offset 0
   )
 """  # noqa: S608 -- a condition of ours
 
+
+MATCHING = matching_sql("0")
 # The offset of its slowest shard.
 PLACE = '(select coalesce(min(c."offset"), 0) from checkpoint c where c.subscription_id = $3)'
 

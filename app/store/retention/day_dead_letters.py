@@ -8,9 +8,12 @@ from datetime import datetime
 from typing import Any
 from uuid import UUID
 
+import msgspec
+
 from app.database.connection import Connection
-from app.store.retention.day_blockers import AT_ONCE, MATCHING, PLACE, of_route
+from app.store.retention.day_blockers import AT_ONCE, PLACE, matching_sql, of_route
 from app.store.retention.days import Day, partition_name
+from app.store.subscriptions.replays import Replay
 from app.store.subscriptions.subscriptions import Subscription
 from app.topic_patterns import reserved_sql
 from app.verdicts import DeadLetterReason
@@ -40,21 +43,31 @@ _UNSETTLED_OR_LATE = f"""o."offset" > $8 and (o."offset" > {PLACE} or (o.committ
     )))"""  # noqa: S608 -- constants
 
 
-def _bury(entries: str) -> str:
+# A replay $9 that runs: what it has not read, up to its end. Its filters are $10 to $13, as in the relay's `wants`.
+_UNREAD = """o."offset" > greatest($8, (select p."offset" from replay p where p.replay_id = $9))
+    and o."offset" <= (select p.until from replay p where p.replay_id = $9 and p.state = 'running')"""
+_WANTED = """ and ($10::text[] is null or o.topic = any($10)) and ($11::text[] is null or o.key = any($11))
+    and ($12::text[] is null or o.tag = any($12)) and ($13::jsonb is null or exists (
+      select from half h where h.transaction_id = o.transaction_id and h.position = o.position and h.headers @> $13
+      offset 0
+    ))"""
+
+
+def _bury(entries: str, replay: str = "0", wanted: str = "") -> str:
     return f"""
 with span as materialized (
   select o.transaction_id, o.position, o."offset", o.topic, o.key, o.tag, o.committed_at from {{outbox}} o
   where {entries}
   order by o."offset" limit {AT_ONCE}
 ), waiting as materialized (
-  select o.* from span o where {MATCHING} and not exists (
-    select from delivery_retry r where r.subscription_id = $3 and r.replay = 0
+  select o.* from span o where {matching_sql(replay)}{wanted} and not exists (
+    select from delivery_retry r where r.subscription_id = $3 and r.replay = {replay}
       and r.transaction_id = o.transaction_id and r.position = o.position offset 0
   )
 ), buried as (
   insert into dead_letter (subscription_id, replay, transaction_id, position, "offset", topic, key, attempts, reason,
     died_at, {_COPY})
-  select $3, 0, w.transaction_id, w.position, w."offset", w.topic, w.key, 0, '{DeadLetterReason.DAY_LEFT}', $7,
+  select $3, {replay}, w.transaction_id, w.position, w."offset", w.topic, w.key, 0, '{DeadLetterReason.DAY_LEFT}', $7,
     h.producer_group, w.tag, h.headers, h.content_type, h.body, h.body_digest, w.committed_at
   from waiting w {_HALF}
   on conflict do nothing
@@ -71,6 +84,7 @@ from (select max("offset") as reached, count(*) from span) s {_NEWEST}
 # keys otherwise.
 BURY_LOG = _bury(_UNSETTLED)
 BURY_LATE = _bury(_UNSETTLED_OR_LATE)
+BURY_UNREPLAYED = _bury(_UNREAD, "$9::int", _WANTED)
 
 # The next retries of a closed day, of one replay or (0) of live delivery, in the order of the primary key after
 # ($5, $6). No worker claims or settles them any more.
@@ -225,6 +239,23 @@ async def bury_log(
     statement = (BURY_LOG if late_since is None else BURY_LATE).format(outbox=partition_name("outbox", day.day))
     arguments = [day.low, day.high, subscription.subscription_id, *of_route(subscription.route), now, after]
     row = await connection.fetchrow(statement, *arguments, *([] if late_since is None else [late_since]))
+    assert row is not None
+    return LogStep(after if row["reached"] is None else row["reached"], row["more"], _buried(row, 2))
+
+
+async def bury_unreplayed(
+    connection: Connection, day: Day, subscription: Subscription, replay: Replay, after: int, now: datetime
+) -> LogStep:
+    """Make dead letters of what a running replay has not read of the day's next log entries."""
+    filters = replay.filters or {}
+    headers = filters.get("headers")
+    row = await connection.fetchrow(
+        BURY_UNREPLAYED.format(outbox=partition_name("outbox", day.day)),
+        *(day.low, day.high, subscription.subscription_id, *of_route(subscription.route), now, after),
+        replay.replay_id,
+        *(filters.get(name) or None for name in ("topics", "keys", "tags")),
+        msgspec.json.encode(headers).decode() if headers else None,
+    )
     assert row is not None
     return LogStep(after if row["reached"] is None else row["reached"], row["more"], _buried(row, 2))
 
