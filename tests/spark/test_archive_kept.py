@@ -66,7 +66,7 @@ WRITE_OP = f"insert into op values ('{uuid7(THEN)}', 2, 0, null, null, '{THEN}')
 FORGET = f"update day set archive = null, archive_manifest = null, archived_at = null where day = '{DAY}'"
 
 
-@pytest.mark.parametrize("state", ["open", "gone"])
+@pytest.mark.parametrize("state", [pytest.param("open", marks=pytest.mark.slow), "gone"])
 def test_a_moved_archive_is_refused_until_its_new_address_is_recorded(
     dsn: str, root: Path, first: Path, tmp_path: Path, state: str, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -57,7 +57,7 @@ def test_a_damaged_gz_is_named(
     assert "\n" not in str(refused.value)
 
 
-@pytest.mark.parametrize("checksums", [True, False])
+@pytest.mark.parametrize("checksums", [pytest.param(True, marks=pytest.mark.slow), False])
 def test_a_damaged_parquet_is_named(checksums: bool, spark: SparkSession, tmp_path: Path, staging: str) -> None:
     rows = pa.table({"transaction_id": IDS, "verdict": ["commit"] * len(IDS)})
     pq.write_table(rows, tmp_path / "a.parquet", compression="gzip", write_page_checksum=checksums)

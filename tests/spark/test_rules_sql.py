@@ -88,7 +88,7 @@ def _value(kind: str, value: Any) -> Any:
     return Jsonb(json.loads(value)) if kind == "jsonb" and value is not None else value
 
 
-@pytest.mark.parametrize("seed", [1, pytest.param(2, marks=pytest.mark.slow), pytest.param(4, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("seed", [1, 2, 4])
 async def test_the_scripts_find_what_the_rules_find(spark: SparkSession, dsn: str, seed: int, tmp_path: Path) -> None:
     day = damaged_day(seed)
     wanted = by_rules(spark, day)

@@ -14,7 +14,7 @@ FILES = (
     "helm/test_render.py",
     "system/test_compose.py",
     "system/test_images.py",
-    # Each test archives and proves days; other engines, and a real day of the service.
+    # Each test archives and proves days; other engines, and a real day of the service; the benchmark's rules in SQL.
     "spark/test_archive_faults.py",
     "spark/test_archived_days.py",
     "spark/test_engines.py",
@@ -22,6 +22,7 @@ FILES = (
     "spark/test_ledger_topics.py",
     "spark/test_planted.py",
     "spark/test_real_day.py",
+    "spark/test_rules_sql.py",
     # Its examples are generated when the file is collected: 40 CPU seconds.
     "routers/test_schemathesis.py",
     # Whole services, each with its Postgres, that are killed, replaced, or lose their database.
@@ -366,16 +367,22 @@ TESTS: dict[str, tuple[str, ...]] = {
     "server/test_tls_limits.py": ("test_slow_clients_are_disconnected",),
     "spark/test_archive.py": ("test_the_archive_can_be_proved_again_by_itself",),
     "spark/test_archive_kept.py": (
+        "test_a_new_archive_counts_if_the_day_is_removed_meanwhile",
+        "test_an_attempt_whose_rows_are_all_in_the_new_archive_is_removed",
+        "test_what_a_restored_database_does_not_know_stays",
         "test_what_a_replay_adds_to_an_archived_day_is_no_finding_and_is_archived",
         "test_changed_tables_do_not_replace_their_archive_unless_a_person_says_so",
     ),
-    "spark/test_certified_days.py": ("test_a_published_certificate_is_not_replaced",),
+    "spark/test_certified_days.py": ("test_a_key_that_cannot_sign", "test_a_published_certificate_is_not_replaced"),
     "spark/test_generate.py": ("test_a_made_day_in_postgres_is_as_the_service_makes_its_own",),
     "spark/test_ledgers.py": (
         "test_a_directory_may_hold_both_in_any_layout",
         "test_rows_that_agree_are_merged_and_others_set_aside",
     ),
-    "spark/test_restore.py": ("test_a_redacted_body_is_nowhere",),
+    "spark/test_restore.py": (
+        "test_a_body_is_not_called_redacted_while_a_reissue_has_it",
+        "test_a_redacted_body_is_nowhere",
+    ),
     "spark/test_rights.py": ("test_the_role_proves_archives_restores_and_redacts",),
     "spark/test_rules_screen.py": ("test_rows_of_a_ledger_or_receipts_that_repeat_a_message_do_not_cancel",),
     "spark/test_sources.py": (
