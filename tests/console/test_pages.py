@@ -57,10 +57,12 @@ async def test_every_page_answers_with_the_policy(client: httpx.AsyncClient, db:
         if page.path in ("/console/events", "/console/proof/report"):
             # It has no end; it is no page of the console (test_proof_report.py).
             continue
-        query = {
+        queries = {
             "/console/dead-letters/do": f"?subscription=mailer&message_id={message_id}",
             "/console/transactions/do": "?producer_group=shop&state=in_doubt",
-        }.get(path.rpartition("/")[0], "")
+            "/console/transactions/do/reissue": "?producer_group=shop&state=rolled_back",
+        }
+        query = queries.get(path, queries.get(path.rpartition("/")[0], ""))
         answer = await client.get(path + query, headers=FORM)
         assert answer.status_code == (303 if path == "/console/find" else 200), (path, unescape(answer.text))
         assert answer.headers["content-security-policy"] == POLICY
