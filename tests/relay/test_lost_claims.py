@@ -10,9 +10,10 @@ import pytest
 from app.database.connection import Connection
 from app.runtime.state import Runtime
 from tests.conftest import assembled, settings_of
-from tests.relay.test_faults import running, until
+from tests.relay.test_faults import running
 from tests.support.check_responder import Responder
 from tests.support.faulty_proxy import FaultyProxy
+from tests.support.load import until
 from tests.support.relay_stepping import order, publish, subscribe
 
 KEY = "the-key-of-the-claimed-message"
