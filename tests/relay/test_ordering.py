@@ -4,6 +4,7 @@ import asyncio
 import random
 from collections import defaultdict
 from collections.abc import AsyncIterator
+from datetime import timedelta
 
 import httpx
 import pytest
@@ -188,15 +189,17 @@ async def test_a_message_that_is_redelivered_by_a_clock_that_is_ahead_is_not_pas
         [dead] = await publish(client, keyed("k", 1))
         await turn_until(relay, runtime, lambda: db.fetchval("select count(*) = 1 from dead_letter"))
         receiver.status = 200
-        runtime.clock.offset_s += 3
+        now = runtime.clock.now()
+        runtime.clock.fixed = now + timedelta(seconds=3)
         wanted = {"filter": {"subscription": "mailer"}, "reason": "again", "dry_run": False}
         assert (await client.post("/dead-letters/redeliver", json=wanted)).status_code == 200
-        runtime.clock.offset_s -= 1.5
+        runtime.clock.fixed = now + timedelta(seconds=1.5)
         await step(relay, runtime)
         [later] = await publish(client, keyed("k", 2))
         for _ in range(5):
             await step(relay, runtime)
         assert by_key(receiver.calls)["k"] == [dead]
+        runtime.clock.fixed = None
         runtime.clock.offset_s += 3
         await turn_until(relay, runtime, receipts(db, 2))
     assert by_key(receiver.calls)["k"] == [dead, dead, later]
