@@ -15,8 +15,11 @@ from urllib.parse import parse_qs, urlsplit
 from weakref import WeakKeyDictionary
 
 import asyncpg
+import structlog
 
 from app.database.url_file import url_of
+
+log = structlog.get_logger(__name__)
 
 Connection: TypeAlias = "asyncpg.Connection[asyncpg.Record]"
 Host: TypeAlias = tuple[str, int]
@@ -169,7 +172,11 @@ class TimelineGuard:
                 connection.terminate()
         if highest is not None:
             for forget in self.on_promotion:
-                forget()
+                try:
+                    forget()
+                except Exception:
+                    # The timeline is known now, so no one would call the others later.
+                    log.exception("not_forgotten", part=repr(forget))
         return found
 
 

@@ -92,7 +92,7 @@ class Assignments:
         share = ceil(len(desired.shards) / len(self._workers))
         live = [s for shard, s in self.streams.items() if not shard.replay and shard not in self._beyond]
         for stream in live[share:]:
-            self._close(stream)
+            self.close(stream)
         for subscription in desired.to_resize:
             await self._resize(connection, subscription, now)
         await self._claim(connection, desired.shards, share - len(live), now)
@@ -118,12 +118,12 @@ class Assignments:
         return len(live)
 
     async def _release_dropped(self, connection: Connection, now: datetime) -> None:
-        if not self._dropped:
-            return
-        for stream in [stream for stream in self.streams.values() if stream.lost]:
-            await self.forget(stream)
-        await release(connection, self._dropped, self._runtime.owner, now)
-        self._dropped = {}
+        # First, because a destination can take a second to close. Others may be dropped meanwhile.
+        dropped, self._dropped = self._dropped, {}
+        if dropped:
+            await release(connection, dropped, self._runtime.owner, now)
+            for stream in [stream for stream in self.streams.values() if stream.lost]:
+                await self.forget(stream)
 
     async def release(self, connection: Connection, streams: Sequence[Stream], now: datetime) -> None:
         """Release the leases of these streams and forget them; a replay has no lease of its own."""
@@ -150,6 +150,7 @@ class Assignments:
 
     async def leave(self, connection: Connection, now: datetime) -> None:
         """Release every lease, and withdraw this worker's presence."""
+        await self._release_dropped(connection, now)
         await self.release(connection, list(self.streams.values()), now)
         await leave(connection, LeaseKind.WORKER, self._runtime.owner)
 
@@ -184,10 +185,10 @@ class Assignments:
             # An unchanged subscription is the same object, and to compare two takes longer.
             changed = wanted is not stream.subscription and wanted != stream.subscription
             if changed or (shard.replay and not _runs_on(stream, desired.replays.get(shard))):
-                self._close(stream)
+                self.close(stream)
 
-    def _close(self, stream: Stream) -> None:
-        """Close a stream, after the replays under its lease."""
+    def close(self, stream: Stream) -> None:
+        """Close a stream, after the replays under its lease: without them it could not end."""
         shard = stream.source.shard
         for key, other in self.streams.items():
             if not shard.replay and key.replay and replace(key, replay=0) == shard:

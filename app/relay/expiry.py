@@ -91,23 +91,27 @@ class Expiry:
         """Return whether to count or to claim in this turn."""
         return self.more or self._counted_at is None or abs(now - self._counted_at) >= COUNT_EVERY
 
-    async def claim(self, connection: Connection, now: datetime) -> list[tuple[Outgoing, DeadLetterReason, str | None]]:
-        """Count what waits, and claim retries that must not wait any longer; each with the reason and its last error.
-
-        While there are more than one turn takes, the next turns claim without another count.
-        """
+    async def count(self, connection: Connection, now: datetime) -> None:
+        """Count what waits. While there are more than one turn takes, the next turns claim without another count."""
         if not self.more:
             await self._count(connection, now)
+
+    async def claim_old(
+        self, connection: Connection, now: datetime
+    ) -> list[tuple[Outgoing, DeadLetterReason, str | None]]:
+        """Claim retries that have waited too long; each with the reason and its last error."""
         self.more = False
         after, oldest_at = self.limits.expire_after, self._oldest_retry_at
-        found = []
-        if after is not None and oldest_at is not None and self.limits.too_old(oldest_at, now):
-            found += await self._claim(connection, DeadLetterReason.EXPIRED, now - after, AT_ONCE, now)
-        at_most = min(self._surplus, self._retries, AT_ONCE - len(found))
-        if at_most > 0:
-            found += await self._claim(connection, DeadLetterReason.BACKLOG, now, at_most, now)
-        self.more = len(found) >= AT_ONCE
-        return found
+        if after is None or oldest_at is None or not self.limits.too_old(oldest_at, now):
+            return []
+        return await self._claim(connection, DeadLetterReason.EXPIRED, now - after, AT_ONCE, now)
+
+    async def claim_surplus(
+        self, connection: Connection, now: datetime
+    ) -> list[tuple[Outgoing, DeadLetterReason, str | None]]:
+        """Claim retries beyond the backlog that may wait, the oldest first, as `claim_old` does and after it."""
+        at_most = 0 if self.more else min(self._surplus, self._retries, AT_ONCE)
+        return await self._claim(connection, DeadLetterReason.BACKLOG, now, at_most, now) if at_most > 0 else []
 
     def approaching(self, now: datetime) -> Announcement | None:
         """Return the announcement that the messages approach a limit; None if it was made or they do not."""
@@ -148,6 +152,7 @@ class Expiry:
         claimed = await claim_waiting(connection, self._shard, before, at_most, now + CLAIM_FOR, now)
         self._retries = max(0, self._retries - len(claimed))
         self._gone(len(claimed))
+        self.more = len(claimed) >= AT_ONCE
         return [(message, reason, error) for message, error in claimed]
 
     async def _count(self, connection: Connection, now: datetime) -> None:

@@ -1,24 +1,27 @@
 """The relay's turn over streams whose messages can expire."""
 
-from collections.abc import Iterable
 from datetime import datetime
 
+from app.relay.assignments import Assignments
 from app.relay.lost_claims import closing_if_lost
-from app.relay.stream import Stream
 from app.runtime.state import Runtime
 from app.store.relay.announcements import announce
 
 
-async def expire(runtime: Runtime, streams: Iterable[Stream], now: datetime) -> None:
+async def expire(runtime: Runtime, assignments: Assignments, now: datetime) -> None:
     """Queue dead letters for the messages that must not wait any longer; announce that others approach a limit."""
-    for stream in streams:
+    for stream in assignments.streams.values():
         expiry = stream.expiry
         if expiry is None or stream.closing or stream.lost or not expiry.due(now):
             continue
         async with runtime.database.connection() as connection:
-            with closing_if_lost(connection, [stream]):
-                claimed = await expiry.claim(connection, now)
-            stream.expire(claimed, now)
+            await expiry.count(connection, now)
+            for claim in (expiry.claim_old, expiry.claim_surplus):
+                # Each is committed by itself, so the stream knows of the first before the second.
+                with closing_if_lost(connection, [stream], assignments.close):
+                    claimed = await claim(connection, now)
+                stream.expire(claimed, now)
+            stream.expire_unsent(now)
         approaching = expiry.approaching(now)
         if approaching is not None:
             async with runtime.database.transaction() as connection:

@@ -80,12 +80,12 @@ class Relay:
 
     def forget(self) -> None:
         """Forget what was read of the log: the database may have less of it now, and reuse the offsets after that."""
-        dropped = self._assignments.drop_all()
-        log.warning("log_forgotten", head=self._head, streams=dropped)
+        head, dropped = self._head, self._assignments.drop_all()
         self._handed = HandedMessages()
         self._head, self._resting, self._retries_wait = 0, [], True
         self._head_at = self._looked_at = self._refreshed_at = self._retries_at = None
         self._wake_ups.wake()
+        log.warning("log_forgotten", head=head, streams=dropped)
 
     def hand_over(self, messages: Sequence[Outgoing], now: datetime) -> bool:
         """Give the streams messages that were committed just now, without reading the log.
@@ -123,7 +123,7 @@ class Relay:
             return StepResult()
         if self.streams:
             groups = await self._look(runtime, now, looks=woken.looks)
-            await expire(runtime, self.streams.values(), now)
+            await expire(runtime, self._assignments, now)
             await self._read_and_settle(runtime, groups, now)
             await self._release_ended(runtime, now)
         if self._refreshed_at == now:
@@ -185,8 +185,9 @@ class Relay:
             head, retries_wait = await log_head(connection)
             if head < before:
                 # The database went back and no timeline showed it, or upkeep removed the day of the newest message.
-                # Then the streams read again from their checkpoints, which are at the end.
+                # Then the streams read again from their checkpoints, which are at the end, and claim then.
                 self.forget()
+                claims = False
             self._head, self._retries_wait = head, retries_wait
             self._head_at = self._looked_at = now
             self._unread = self._direct = False
@@ -202,7 +203,7 @@ class Relay:
             return
         with_room = [(s, claimant) for s in self.streams.values() if (claimant := s.claimant(now)) is not None]
         claimants = [claimant for _, claimant in with_room]
-        with closing_if_lost(connection, [stream for stream, _ in with_room]):
+        with closing_if_lost(connection, [stream for stream, _ in with_room], self._assignments.close):
             claimed = await claim_retries(connection, claimants, now + RETRY_LEASE, now) if claimants else []
         for (stream, _), messages in zip(with_room, claimed, strict=True):
             if messages:

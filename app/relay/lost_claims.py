@@ -1,6 +1,6 @@
 """Closes streams whose claim of retries may be committed without its answer: then no one knows the rows it took."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 
 import asyncpg
@@ -10,10 +10,13 @@ from app.relay.stream import Stream
 
 
 @contextmanager
-def closing_if_lost(connection: Connection, streams: Iterable[Stream]) -> Iterator[None]:
+def closing_if_lost(
+    connection: Connection, streams: Iterable[Stream], close: Callable[[Stream], None]
+) -> Iterator[None]:
     """Close the streams if the claims of this block get no answer; the next holder of their shards frees the rows.
 
     Otherwise the rows, and with `ordered: key` all later messages of their keys, would wait until the claim expires.
+    The block is one statement.
     """
     try:
         yield
@@ -21,5 +24,5 @@ def closing_if_lost(connection: Connection, streams: Iterable[Stream]) -> Iterat
         # An error of the server on a connection that lives on means that nothing was committed.
         if connection.is_closed() or not isinstance(error, asyncpg.PostgresError):
             for stream in streams:
-                stream.close()
+                close(stream)
         raise

@@ -214,13 +214,13 @@ class Stream:
         self.sender.fill()
 
     def expire(self, claimed: Sequence[tuple[Outgoing, DeadLetterReason, str | None]], now: datetime) -> None:
-        """Queue dead letters for claimed retries, and for messages in memory that must not wait any longer.
-
-        What is being sent is finished first.
-        """
+        """Queue dead letters for claimed retries."""
         self.outcomes.unsettled_retries += len(claimed)
         for message, reason, error in claimed:
             self.outcomes.expire(message, reason, now, queued=False, error=error)
+
+    def expire_unsent(self, now: datetime) -> None:
+        """Queue dead letters for messages in memory that must not wait any longer. What is being sent is finished."""
         if self.expiry is not None:
             self._expire_unsent(self.expiry, now)
 

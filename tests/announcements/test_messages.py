@@ -31,6 +31,7 @@ from app.ids import uuid7
 from app.loops import announce_held_back
 from app.relay.loop import Relay
 from app.relay.unrouted import Routing
+from app.retention import day_holders
 from app.retention import loop as retention_loop
 from app.retention.loop import ANNOUNCED_KEPT, clear_leftovers
 from app.runtime.state import Runtime
@@ -39,7 +40,7 @@ from app.store.coordinator.ops import End, record_ends
 from app.store.proof.findings import AnnouncedFindings
 from app.store.relay import announcements as store
 from app.store.relay.announcements import ANNOUNCE_EVERY_S, AT_ONCE, Announcement, announce, announce_withheld, forget
-from app.store.retention import day_blockers, days
+from app.store.retention import days
 from app.store.subscriptions.subscriptions import one as subscription_of
 from app.verdicts import Source, Verdict
 from tests.conftest import client_of
@@ -415,7 +416,7 @@ async def test_only_subscriptions_to_reserved_topics_get_operational_messages(
     assert paused is not None
     assert day is not None
     await db.execute("delete from outbox where topic = 'order'")
-    assert not await day_blockers.undelivered(db, day, paused)
+    assert await day_holders.undelivered(runtime, db, day, [paused]) == []
     assert (await routing.step(runtime, runtime.clock.now())).done == 0
 
 
