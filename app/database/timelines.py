@@ -7,6 +7,7 @@ transactions that its successor does not have.
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from math import inf
 from time import monotonic
@@ -15,11 +16,8 @@ from urllib.parse import parse_qs, urlsplit
 from weakref import WeakKeyDictionary
 
 import asyncpg
-import structlog
 
 from app.database.url_file import url_of
-
-log = structlog.get_logger(__name__)
 
 Connection: TypeAlias = "asyncpg.Connection[asyncpg.Record]"
 Host: TypeAlias = tuple[str, int]
@@ -171,12 +169,10 @@ class TimelineGuard:
                 # A commit in progress is answered `outcome-unknown`: the promoted server may not have it.
                 connection.terminate()
         if highest is not None:
-            for forget in self.on_promotion:
-                try:
-                    forget()
-                except Exception:
-                    # The timeline is known now, so no one would call the others later.
-                    log.exception("not_forgotten", part=repr(forget))
+            # The timeline is known from now on, so an error must not leave the others uncalled.
+            with ExitStack() as stack:
+                for forget in reversed(self.on_promotion):
+                    stack.callback(forget)
         return found
 
 
