@@ -38,6 +38,10 @@ SESSION = "select current_setting('synchronous_commit') from set_config('jit', '
 NO_SESSION = (asyncpg.InvalidSQLStatementNameError, asyncpg.DuplicatePreparedStatementError)
 NO_TRANSACTIONS = "statement pooling mode"
 
+# A host that fails so is passed over for the next one of the URL.
+NOT_CONNECTED = (OSError, asyncpg.PostgresError, asyncpg.InterfaceError, asyncpg.InternalClientError)
+# When all hosts fail, the first of these says most.
+TELLING = (StaleServer, asyncpg.PostgresError, OSError)
 
 # Connections of the pool that requests leave to the loops and to `readyz`.
 LOOP_CONNECTIONS = 3
@@ -77,22 +81,25 @@ async def connect(
     `guard`: what this process has seen of the servers' timelines; by default a guard of this connection alone.
     `keeps_plans`: for statements that look up rows by key.
 
-    Raises StaleServer if every server that takes writes is a former primary, and OSError, asyncpg.PostgresError or
-    TimeoutError as asyncpg does.
+    Raises StaleServer if every server that takes writes is a former primary, and OSError, asyncpg.PostgresError,
+    asyncpg.InterfaceError, asyncpg.InternalClientError or TimeoutError as asyncpg does.
     """
     guard = guard or timeline_guard(dsn)
     session = KEYED_PLANS if keeps_plans else ""
     await guard.look()
-    try:
-        return await _connect(dsn, None, timeout_s, guard, session)
-    except StaleServer as stale:
-        # asyncpg returned the first host of the URL that takes writes.
-        for host in guard.hosts if len(guard.hosts) > 1 else ():
-            try:
-                return await _connect(dsn, host, timeout_s, guard, session)
-            except (asyncpg.PostgresError, asyncpg.InterfaceError, OSError):
-                continue
-        raise stale
+    # asyncpg itself has one limit for all hosts, which one that does not answer uses up, and it returns the first that
+    # takes writes.
+    failed: list[Exception] = []
+    for host in guard.hosts_to_try if len(guard.hosts) > 1 else [None]:
+        try:
+            return await _connect(dsn, host, timeout_s, guard, session)
+        except NOT_CONNECTED as error:
+            failed.append(error)
+    raise min(failed, key=_telling)
+
+
+def _telling(error: Exception) -> int:
+    return next((rank for rank, kind in enumerate(TELLING) if isinstance(error, kind)), len(TELLING))
 
 
 async def _connect(dsn: str, host: Host | None, timeout_s: float, guard: TimelineGuard, session: str) -> Connection:

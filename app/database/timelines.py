@@ -75,6 +75,8 @@ class TimelineGuard:
         self._admitted: WeakKeyDictionary[Connection, Timeline] = WeakKeyDictionary()
         self._looked_at = -inf
         self._looking: asyncio.Task[None] | None = None
+        # The hosts that did not answer the last look.
+        self._silent: set[Host] = set()
         # Why no timeline can be read: then a former primary is not recognized.
         self.unreadable: str | None = None
         # Called once a higher timeline was seen, before this process runs a statement of its own there. A standby that
@@ -86,6 +88,11 @@ class TimelineGuard:
     def hosts(self) -> Sequence[Host]:
         """The hosts of the URL. Raises BadUrlFile."""
         return hosts_of(url_of(self._dsn))
+
+    @property
+    def hosts_to_try(self) -> Sequence[Host]:
+        """The hosts of the URL, with those at the end that did not answer the last look. Raises BadUrlFile."""
+        return sorted(self.hosts, key=self._silent.__contains__)
 
     async def admit(self, connection: Connection) -> None:
         """Remember a connection's timeline.
@@ -138,11 +145,14 @@ class TimelineGuard:
             async with asyncio.timeout(self.times.within_s):
                 connection = await self._connect_host(host)
                 try:
-                    return await self._read(connection)
+                    found = await self._read(connection)
                 finally:
                     connection.terminate()
         except (asyncpg.PostgresError, asyncpg.InterfaceError, OSError, TimeoutError):
+            self._silent.add(host)
             return None
+        self._silent.discard(host)
+        return found
 
     async def _read(self, connection: Connection) -> Timeline | None:
         try:

@@ -11,11 +11,12 @@ from urllib.parse import urlsplit
 import asyncpg
 import pytest
 
-from app.database.connection import Connection, Database, KeyedShare, connect
+from app.database.connection import Connection, Database, KeyedShare, connect, timeline_guard
 from app.database.keepalive import IDLE_S, PROBE_EVERY_S, PROBES, SILENT_S
 from app.database.lent_connections import LENT_AT_MOST_S
 from app.database.timelines import Host, LookTimes, TimelineGuard
 from tests.support.faulty_proxy import FaultyProxy, through
+from tests.support.postgres_copies import url_of_both
 from tests.support.requirements import absent
 
 
@@ -132,3 +133,38 @@ async def test_a_server_that_stops_answering_after_the_login_is_given_up(
     async with asyncio.timeout(30):
         with pytest.raises(TimeoutError):
             await connect(url, timeout_s=1.0, guard=guard, keeps_plans=True)
+
+
+@pytest.mark.parametrize("kind", ["frozen", "gone"])
+async def test_a_first_host_that_does_not_answer_is_passed_over(
+    dsn: str, proxy: FaultyProxy, url: str, kind: str
+) -> None:
+    """The last look found it well."""
+    if kind == "gone" and sys.platform != "linux":
+        absent("a socket's packets can be dropped on Linux only", "MACHINE")
+    both = url_of_both(url, dsn)
+    guard = timeline_guard(both, LookTimes(every_s=inf, within_s=30))
+    before = await connect(both, guard=guard)
+    assert proxy.connections == 2
+    {"frozen": proxy.hold, "gone": proxy.vanish}[kind]()
+    connection = await connect(both, timeout_s=5.0, guard=guard)
+    assert await connection.fetchval("select inet_server_port()") == urlsplit(dsn).port
+    await connection.close()
+    before.terminate()
+
+
+async def test_a_host_that_did_not_answer_the_last_look_is_tried_last(dsn: str, proxy: FaultyProxy, url: str) -> None:
+    both = url_of_both(url, dsn)
+    proxy.hold()
+    guard = timeline_guard(both, LookTimes(every_s=inf, within_s=5))
+    connection = await connect(both, timeout_s=30, guard=guard)
+    # Of the look alone.
+    assert proxy.connections == 1
+    await connection.close()
+
+
+async def test_of_hosts_that_all_fail_the_most_telling_error_is_raised(dsn: str, proxy: FaultyProxy, url: str) -> None:
+    both = urlsplit(url_of_both(url, dsn))._replace(path="/no_such_database").geturl()
+    proxy.hold()
+    with pytest.raises(asyncpg.InvalidCatalogNameError):
+        await connect(both, timeout_s=5.0)
