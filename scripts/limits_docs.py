@@ -126,8 +126,8 @@ PROCESSES = (
         "seconds without an answer of the database server's kernel after which a TCP connection to it is lost",
     ),
     Limit(
-        "app.database.lent_connections.LENT_AT_MOST_S",
-        "seconds for which a request or a turn of a loop may use a database connection; then it is closed",
+        "app.database.lent_connections.LENT_FOR_LOOKS",
+        "looks, one each 10 s, at which a request or a turn of a loop may use a database connection; then it is closed",
     ),
     Limit("app.server.connection_limits.OTHER_FILES", "open files that a process keeps free of connections"),
     Limit(

@@ -3,7 +3,6 @@
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from time import monotonic
 from typing import TypeAlias
 
 import asyncpg
@@ -163,7 +162,7 @@ class Database:
         try:
             async with self.engine.connect() as pooled:
                 raw = await _alive(pooled)
-                self.lent.lend(raw, monotonic())
+                self.lent.lend(raw)
                 try:
                     yield raw
                 finally:
@@ -190,7 +189,7 @@ class Database:
             async with self.connection() as pooled:
                 yield pooled
             return
-        self.lent.lend(kept, monotonic())
+        self.lent.lend(kept)
         try:
             yield kept
         finally:
@@ -319,7 +318,7 @@ class KeyedShare:
         try:
             connection = await self._open()
             lent = self._database.lent
-            lent.lend(connection, monotonic())
+            lent.lend(connection)
             try:
                 yield connection
             finally:

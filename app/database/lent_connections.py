@@ -10,27 +10,30 @@ import asyncpg
 
 Connection: TypeAlias = "asyncpg.Connection[asyncpg.Record]"
 
-# No turn of a loop and no request takes so long. Upkeep and migrations do; they have connections of their own.
-LENT_AT_MOST_S = 300.0
+# No turn of a loop and no request takes so many looks, 5 minutes. Upkeep and migrations do; they have connections of
+# their own. Looks are counted, not seconds: a process that was stopped for an hour finds its connections well.
+LENT_FOR_LOOKS = 30
 
 
 class LentConnections:
-    """Since when each connection of a Database is lent, by the monotonic clock."""
+    """At how many looks each connection of a Database was lent, since it was lent last."""
 
     def __init__(self) -> None:
-        self._since: dict[Connection, float] = {}
+        self._looks: dict[Connection, int] = {}
 
-    def lend(self, connection: Connection, at: float) -> None:
+    def lend(self, connection: Connection) -> None:
         """Note that a connection is in use from now on."""
-        self._since[connection] = at
+        self._looks[connection] = 0
 
     def take_back(self, connection: Connection) -> None:
         """Note that a connection is no longer in use."""
-        del self._since[connection]
+        del self._looks[connection]
 
-    def close_overdue(self, at: float) -> int:
-        """Close those that have been lent for more than LENT_AT_MOST_S; return how many."""
-        overdue = [one for one, since in self._since.items() if at - since > LENT_AT_MOST_S and not one.is_closed()]
+    def close_overdue(self) -> int:
+        """Look once: close those that were lent at more than LENT_FOR_LOOKS looks; return how many."""
+        for connection in self._looks:
+            self._looks[connection] += 1
+        overdue = [one for one, looks in self._looks.items() if looks > LENT_FOR_LOOKS and not one.is_closed()]
         for connection in overdue:
             connection.terminate()
         return len(overdue)

@@ -5,7 +5,6 @@ import socket
 import sys
 from collections.abc import AsyncIterator
 from math import inf
-from time import monotonic
 from urllib.parse import urlsplit
 
 import asyncpg
@@ -13,8 +12,10 @@ import pytest
 
 from app.database.connection import Connection, Database, KeyedShare, connect, timeline_guard
 from app.database.keepalive import IDLE_S, PROBE_EVERY_S, PROBES, SILENT_S
-from app.database.lent_connections import LENT_AT_MOST_S
+from app.database.lent_connections import LENT_FOR_LOOKS
 from app.database.timelines import Host, LookTimes, TimelineGuard
+from app.loops import overdue_connections
+from app.runtime.state import Runtime
 from tests.support.faulty_proxy import FaultyProxy, through
 from tests.support.postgres_copies import url_of_both
 from tests.support.requirements import absent
@@ -99,18 +100,31 @@ async def test_a_statement_ends_that_a_frozen_server_never_answers(proxy: Faulty
         lent.clear()
         stuck = asyncio.create_task(read())
         await lent.wait()
-        assert database.lent.close_overdue(monotonic() + LENT_AT_MOST_S - 1) == 0
+        for _ in range(LENT_FOR_LOOKS):
+            assert database.lent.close_overdue() == 0
         assert not stuck.done()
-        assert database.lent.close_overdue(monotonic() + LENT_AT_MOST_S + 1) == 1
+        assert database.lent.close_overdue() == 1
         with pytest.raises(asyncpg.ConnectionDoesNotExistError):
             await stuck
         proxy.release()
-        assert await read() == 1
-        # One that is free is never overdue.
-        assert database.lent.close_overdue(inf) == 0
+        # One that is free is never overdue, nor one that is lent again and again.
+        for _ in range(LENT_FOR_LOOKS + 1):
+            assert database.lent.close_overdue() == 0
+            assert await read() == 1
     finally:
         await share.close()
         await database.close()
+
+
+async def test_looks_of_the_loop_are_counted_and_not_seconds(runtime: Runtime) -> None:
+    """A process that is stopped does not look, and goes on with its connections."""
+    looks = [await overdue_connections.step(runtime, runtime.clock.now()) for _ in range(LENT_FOR_LOOKS)]
+    async with runtime.database.connection() as connection:
+        looks += [await overdue_connections.step(runtime, runtime.clock.now()) for _ in range(LENT_FOR_LOOKS)]
+        assert not any(look.done for look in looks)
+        assert not connection.is_closed()
+        assert (await overdue_connections.step(runtime, runtime.clock.now())).done == 1
+        assert connection.is_closed()
 
 
 @pytest.mark.parametrize("statement", ["first", "last"])
