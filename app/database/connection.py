@@ -71,7 +71,12 @@ def timeline_guard(dsn: str, times: LookTimes | None = None) -> TimelineGuard:
 
 
 async def connect(
-    dsn: str, *, timeout_s: float = 10.0, guard: TimelineGuard | None = None, keeps_plans: bool = False
+    dsn: str,
+    *,
+    timeout_s: float = 10.0,
+    guard: TimelineGuard | None = None,
+    keeps_plans: bool = False,
+    answer_within_s: float | None = None,
 ) -> Connection:
     """Open one connection with `synchronous_commit` at least `on`, UTC, and without JIT (hot statements are short).
 
@@ -79,6 +84,7 @@ async def connect(
     `timeout_s`: for one host, from the first packet to the last statement that prepares the session.
     `guard`: what this process has seen of the servers' timelines; by default a guard of this connection alone.
     `keeps_plans`: for statements that look up rows by key.
+    `answer_within_s`: for each statement; one that takes longer is canceled and raises TimeoutError.
 
     Raises StaleServer if every server that takes writes is a former primary, and OSError, asyncpg.PostgresError,
     asyncpg.InterfaceError, asyncpg.InternalClientError or TimeoutError as asyncpg does.
@@ -91,7 +97,7 @@ async def connect(
     failed: list[Exception] = []
     for host in guard.hosts_to_try if len(guard.hosts) > 1 else [None]:
         try:
-            return await _connect(dsn, host, timeout_s, guard, session)
+            return await _connect(dsn, host, timeout_s, guard, session, answer_within_s)
         except NOT_CONNECTED as error:
             failed.append(error)
     raise min(failed, key=_telling)
@@ -101,13 +107,20 @@ def _telling(error: Exception) -> int:
     return next((rank for rank, kind in enumerate(TELLING) if isinstance(error, kind)), len(TELLING))
 
 
-async def _connect(dsn: str, host: Host | None, timeout_s: float, guard: TimelineGuard, session: str) -> Connection:
+async def _connect(
+    dsn: str, host: Host | None, timeout_s: float, guard: TimelineGuard, session: str, answer_within_s: float | None
+) -> Connection:
     name, port = host or (None, None)
     settings = {"application_name": "halfnote", "timezone": "UTC"}
     # Around all of it: a pooler answers the login itself, and the first statement when it has a server.
     async with asyncio.timeout(timeout_s):
         connection = await asyncpg.connect(
-            url_of(dsn), host=name, port=port, timeout=timeout_s, server_settings=settings
+            url_of(dsn),
+            host=name,
+            port=port,
+            timeout=timeout_s,
+            command_timeout=answer_within_s,
+            server_settings=settings,
         )
         try:
             # asyncpg has no setting for it.
@@ -217,9 +230,9 @@ class Database:
             self._keyed_open -= 1
             raise
 
-    async def dedicated(self) -> Connection:
-        """Open a connection outside the pool, for a lane or a listener that keeps it."""
-        return await connect(self.dsn, guard=self.guard, keeps_plans=True)
+    async def dedicated(self, *, answer_within_s: float | None = None) -> Connection:
+        """Open a connection outside the pool, for who keeps it, such as a lane. See `connect` for `answer_within_s`."""
+        return await connect(self.dsn, guard=self.guard, keeps_plans=True, answer_within_s=answer_within_s)
 
     @property
     def connections_in_use(self) -> int:

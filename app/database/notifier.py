@@ -148,7 +148,7 @@ class WakeUps:
         if not (self._topics or self._any):
             return False
         if self._notifying is None:
-            self._notifying = await self._database.dedicated()
+            self._notifying = await self._database.dedicated(answer_within_s=ANSWER_WITHIN_S)
             # A hint needs no disk.
             await self._notifying.execute("set synchronous_commit = off")
         # Before the statement: the next NOTIFY covers messages that are published while this one runs.
@@ -156,7 +156,7 @@ class WakeUps:
         self._topics, self._any = set(), False
         try:
             payload = payload_of(None if whatever else topics).decode()
-            await self._notifying.execute(NOTIFY, CHANNEL, payload, timeout=ANSWER_WITHIN_S)
+            await self._notifying.execute(NOTIFY, CHANNEL, payload)
         except BaseException:
             self._topics |= topics
             self._any = self._any or whatever
@@ -169,7 +169,7 @@ class WakeUps:
     async def listen(self) -> None:
         """Make sure that other processes' publications are heard. Raises what asyncpg does; the next call connects."""
         if self._listener is None:
-            self._listener = await self._database.dedicated()
+            self._listener = await self._database.dedicated(answer_within_s=ANSWER_WITHIN_S)
         try:
             if not self._listening:
                 await self._listener.add_listener(CHANNEL, self._heard)
@@ -177,7 +177,7 @@ class WakeUps:
                 # Messages may have been published while no session listened.
                 self.wake()
             # A connection that died silently is noticed here.
-            await self._listener.execute("select 1", timeout=ANSWER_WITHIN_S)
+            await self._listener.execute("select 1")
         except BaseException:
             # What is known of the connection may be wrong.
             self._listener.terminate()

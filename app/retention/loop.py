@@ -33,12 +33,14 @@ GONE_LATELY = timedelta(days=2)
 ANNOUNCED_KEPT = timedelta(days=45)
 # Upkeep's waits block no other session. They end by timeout, so that a stop does not wait for them.
 SESSION = "set lock_timeout = '2s'; set statement_timeout = '10min'"
+# A frozen server ends no statement of its own. Longer than `statement_timeout`, which ends one of a server that works.
+ANSWER_WITHIN_S = 660.0
 
 
 async def step(runtime: Runtime, now: datetime) -> StepResult:
     """Create future days, mark decided days, and remove days whose time is over. One replica at a time."""
     # A separate session: when it ends, its lock and its settings end.
-    connection = await runtime.database.dedicated()
+    connection = await runtime.database.dedicated(answer_within_s=ANSWER_WITHIN_S)
     try:
         if not await days.take_upkeep(connection):
             return StepResult()

@@ -10,12 +10,15 @@ from urllib.parse import urlsplit
 import asyncpg
 import pytest
 
+from app.database import notifier
 from app.database.connection import Connection, Database, KeyedShare, connect, timeline_guard
 from app.database.keepalive import IDLE_S, PROBE_EVERY_S, PROBES, SILENT_S
 from app.database.lent_connections import LENT_FOR_LOOKS
 from app.database.timelines import Host, LookTimes, TimelineGuard
 from app.loops import overdue_connections
+from app.retention import loop as retention_loop
 from app.runtime.state import Runtime
+from tests.conftest import assembled, settings_of
 from tests.support.faulty_proxy import FaultyProxy, through
 from tests.support.postgres_copies import url_of_both
 from tests.support.requirements import absent
@@ -125,6 +128,36 @@ async def test_looks_of_the_loop_are_counted_and_not_seconds(runtime: Runtime) -
         assert not connection.is_closed()
         assert (await overdue_connections.step(runtime, runtime.clock.now())).done == 1
         assert connection.is_closed()
+
+
+@pytest.mark.parametrize(("loop", "answer"), [("upkeep", b"pg_try_advisory_lock"), ("listen", b"LISTEN")])
+async def test_a_loop_with_its_own_connection_does_not_wait_for_ever(
+    proxy: FaultyProxy, url: str, loop: str, answer: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The server freezes in the midst of a statement."""
+    for module in (retention_loop, notifier):
+        monkeypatch.setattr(module, "ANSWER_WITHIN_S", 5.0)
+    async with assembled(settings_of(url), url) as runtime:
+
+        async def turn() -> None:
+            if loop == "listen":
+                await runtime.wake_ups.listen()
+            else:
+                await retention_loop.step(runtime, runtime.clock.now())
+
+        proxy.hold_answer(answer)
+        stuck = asyncio.create_task(turn())
+        try:
+            await proxy.holding_answer.wait()
+            proxy.hold()
+            await asyncio.wait([stuck], timeout=60)
+            assert stuck.done()
+            with pytest.raises(TimeoutError):
+                await stuck
+        finally:
+            stuck.cancel()
+            proxy.release()
+        await turn()
 
 
 @pytest.mark.parametrize("statement", ["first", "last"])
