@@ -91,6 +91,7 @@ DELIVERY = (
     Limit("app.egress.resolver.UNPROVEN_MAX", "of these, names that were never looked up, or slow the last time"),
     Limit("app.egress.resolver.SLOW_MAX", "of these, names whose last lookup was slow"),
     Limit("app.egress.resolver.SLOW_S", "seconds from which on a lookup is slow"),
+    Limit("app.egress.resolver.LASTING_MAX", "lookups that go on besides, of names that were quick and are slow now"),
     Limit("app.egress.resolver.NAMES_MAX", "names of which a process remembers whether the last lookup was slow"),
     Limit("app.relay.settle_buffer.RECEIPT_WITHIN_S", "seconds that a receipt may wait to be stored with others"),
     Limit("app.policy.delivery_retry.SHORTEST_WAIT_S", "the shortest wait before another attempt, in seconds"),

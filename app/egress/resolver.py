@@ -2,7 +2,8 @@
 
 A lookup of the C library blocks a thread, takes 10 s and more for a name whose server does not answer, and cannot be
 canceled. uvloop runs at most two at once for the whole process. So lookups have threads of their own here, and names
-that are not known to answer quickly may take only a share of them.
+that are not known to answer quickly may take only a share of them. A name that was quick and becomes slow leaves its
+place to another name while its thread waits.
 """
 
 import asyncio
@@ -24,13 +25,16 @@ Lookup: TypeAlias = Callable[[str], Awaitable[Sequence[str]]]
 LOOKUP_S = 10.0
 # A name is not looked up again for this time after a lookup that failed.
 FAILED_S = 1.0
-# Lookups that run at once, each in a thread.
+# Lookups that run at once, each in a thread, besides those that last.
 LOOKUPS_MAX = 32
 # Those of names that were never looked up or were slow, and those of names that were slow: the rest is for the others.
 UNPROVEN_MAX = 24
 SLOW_MAX = 16
 # A lookup is slow from this time on. The C library asks again, or the next server, after 5 s.
 SLOW_S = 2.0
+# Lookups of quick names that became slow and left their places to others: as many threads besides. One that waits takes
+# about 25 kB, and all names at one provider become slow at once.
+LASTING_MAX = 224
 # Names of which a process remembers whether the last lookup was slow.
 NAMES_MAX = 10_000
 
@@ -55,12 +59,18 @@ class _Known:
 class Resolver:
     """Resolves names by `lookup`. A name has at most one lookup at a time, and concurrent callers share it."""
 
-    def __init__(self, lookup: Lookup, clock: Callable[[], float] = monotonic) -> None:
-        self._lookup, self._clock = lookup, clock
+    def __init__(
+        self,
+        lookup: Lookup,
+        clock: Callable[[], float] = monotonic,
+        sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
+    ) -> None:
+        self._lookup, self._clock, self._sleep = lookup, clock, sleep
         self._known: dict[str, _Known] = {}
         # Whether the last lookup of a name was slow, by the age of that lookup.
         self._was_slow: dict[str, bool] = {}
         self._all, self._unproven, self._slow = map(asyncio.Semaphore, (LOOKUPS_MAX, UNPROVEN_MAX, SLOW_MAX))
+        self._lasting = asyncio.Semaphore(LASTING_MAX)
 
     async def addresses(self, host: str, *, fresh: bool = False) -> Sequence[str]:
         """Return the addresses of a host; a numeric address is its own. Raises NoAddress.
@@ -88,22 +98,34 @@ class Resolver:
 
     async def _look_up(self, host: str, known: _Known) -> Sequence[str] | NoAddress:
         found: Sequence[str] | NoAddress
-        async with AsyncExitStack() as stack:
+        async with AsyncExitStack() as places:
             # Always in the same order, so that no lookup waits for one that waits for it.
             for share in self._shares(host):
-                await stack.enter_async_context(share)
+                await places.enter_async_context(share)
             began = self._clock()
+            leaving = asyncio.create_task(self._leave(places)) if self._was_slow.get(host) is False else None
             try:
                 found = await self._lookup(host)
             except OSError as error:
                 found = NoAddress(f"no address of {host}: {error.strerror or error}")
             except ValueError:
                 found = NoAddress(f"no address of {host}: it is not a host name")
+            finally:
+                if leaving is not None:
+                    leaving.cancel()
         now = self._clock()
         known.has_failed = isinstance(found, NoAddress)
         known.until = now + (FAILED_S if known.has_failed else LOOKUP_S)
         self._remember(host, was_slow=now - began >= SLOW_S)
         return found
+
+    async def _leave(self, places: AsyncExitStack) -> None:
+        """Leave the places of a lookup to others once it is slow and may be one of those that last."""
+        await self._sleep(SLOW_S)
+        await self._lasting.acquire()
+        # Neither waits, so the end of the lookup comes before or after both.
+        await places.aclose()
+        places.callback(self._lasting.release)
 
     def _shares(self, host: str) -> Sequence[asyncio.Semaphore]:
         """Return what limits the lookups of a name, by its last one."""

@@ -12,6 +12,7 @@ import pytest
 
 from app.egress.resolver import (
     FAILED_S,
+    LASTING_MAX,
     LOOKUP_S,
     LOOKUPS_MAX,
     SLOW_MAX,
@@ -55,7 +56,8 @@ class Lookups:
         self.now = 1000.0
         self.began: Counter[str] = Counter()
         self._running: dict[str, asyncio.Future[list[str]]] = {}
-        self.resolver = Resolver(self.look_up, lambda: self.now)
+        self._sleeping: list[tuple[float, asyncio.Future[None]]] = []
+        self.resolver = Resolver(self.look_up, lambda: self.now, self.sleep)
 
     async def look_up(self, host: str) -> list[str]:
         """Wait for the end of this lookup."""
@@ -63,6 +65,20 @@ class Lookups:
         running: asyncio.Future[list[str]] = asyncio.get_running_loop().create_future()
         self._running[host] = running
         return await running
+
+    async def sleep(self, seconds: float) -> None:
+        """Sleep until this time has passed on the clock of the test."""
+        woken: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._sleeping.append((self.now + seconds, woken))
+        await woken
+
+    async def let_pass(self, seconds: float) -> None:
+        """Move the clock, and let run what slept until then."""
+        self.now += seconds
+        for until, woken in self._sleeping:
+            if until <= self.now and not woken.done():
+                woken.set_result(None)
+        await self.settle()
 
     async def begin(self, *hosts: str, fresh: bool = False) -> list[asyncio.Task[list[str]]]:
         """Ask for these names, and let their lookups begin."""
@@ -84,7 +100,7 @@ class Lookups:
         """Let the lookup of each name take this time, and what it found expire."""
         for host in hosts:
             asked = await self.begin(host)
-            self.now += took_s
+            await self.let_pass(took_s)
             await self.end(host)
             await asyncio.gather(*asked)
         self.now += LOOKUP_S
@@ -185,6 +201,40 @@ async def test_names_that_were_slow_take_a_share_and_new_names_another() -> None
     asked = await lookups.begin(*names("slow", SLOW_MAX + 1))
     assert len(lookups.running()) == SLOW_MAX + 1
     await lookups.end(*lookups.running())
+    await asyncio.gather(*asked)
+
+
+async def test_names_that_become_slow_leave_their_places_to_others() -> None:
+    """Else the names of one provider whose servers fail would take all places for as long as their lookups last."""
+    lookups = Lookups()
+    most = LOOKUPS_MAX + LASTING_MAX
+    failing, others = names("failing", most + 1), names("other", 2)
+    await lookups.prove([*failing, *others], took_s=0)
+    asked = await lookups.begin(*failing[:LOOKUPS_MAX], others[0])
+    assert lookups.running() == set(failing[:LOOKUPS_MAX])
+    await lookups.let_pass(SLOW_S)
+    assert lookups.running() == {*failing[:LOOKUPS_MAX], others[0]}
+    await lookups.end(others[0])
+    # The lookups that last are limited, and so are all of them.
+    asked += await lookups.begin(*failing[LOOKUPS_MAX:], others[1])
+    for _ in range(most):
+        await lookups.let_pass(SLOW_S)
+    assert lookups.running() == set(failing[:most])
+    # One that ends makes room among those that last.
+    await lookups.end(failing[0])
+    assert lookups.running() == set(failing[1:])
+    await lookups.end(failing[1])
+    assert others[1] in lookups.running()
+    while lookups.running():
+        await lookups.end(*lookups.running())
+    assert await asyncio.gather(*asked) == [FOUND] * len(asked)
+    # Now they are known to be slow, and no place is lost.
+    lookups.now += LOOKUP_S
+    await lookups.prove(names("quick", LOOKUPS_MAX), took_s=0)
+    asked = await lookups.begin(*failing[:most], *names("quick", LOOKUPS_MAX))
+    assert lookups.running() == {*failing[:SLOW_MAX], *names("quick", LOOKUPS_MAX - SLOW_MAX)}
+    while lookups.running():
+        await lookups.end(*lookups.running())
     await asyncio.gather(*asked)
 
 
