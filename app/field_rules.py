@@ -30,6 +30,11 @@ def has_control_character(value: str) -> bool:
     return _CONTROL(value) is not None
 
 
+def rate_of_stored(rate_per_s: float | None) -> float | None:
+    """Return a stored rate, or the lowest one that is accepted: an older version also stored lower ones."""
+    return None if rate_per_s is None else max(rate_per_s, RATE_LEAST_PER_S)
+
+
 def is_subscription_name(name: str) -> bool:
     """Return whether a new subscription may have this name."""
     return len(name) <= NAME_MAX and _subscription_name(name) is not None

@@ -16,6 +16,7 @@ from app.pull.pacing import CLAIMED_AT, paced_until_of, pacer_of
 from app.pull.wake import wake_consumers
 from app.runtime.state import Runtime
 from app.store.pull import waiting_limits
+from app.store.pull.waiting import claimable
 from app.store.subscriptions.subscriptions import one
 from tests.pull.test_waiting import waiting
 from tests.relay.test_expiry import shown
@@ -259,6 +260,21 @@ async def test_the_lowest_rate_lets_claims_through_and_lower_ones_are_refused(
     for lower in (RATE_LEAST_PER_S / 2, 1e-300):
         refused = await client.patch("/subscriptions/worker", json={"rate_per_s": lower})
         assert (refused.status_code, refused.json()["field"]) == (422, "rate_per_s")
+
+
+@pytest.mark.parametrize("stored", [1e-5, 1e-300])
+async def test_a_stored_rate_below_the_lowest_one_lets_claims_through(
+    client: httpx.AsyncClient, runtime: Runtime, db: Connection, group: str, stored: float
+) -> None:
+    """An older version stored such rates."""
+    consumer = await subscribed(client, rate_per_s=RATE_LEAST_PER_S)
+    await db.execute("update subscription set rate_per_s = $1", stored)
+    await publish(client, order(1), order(2))
+    assert len(await consumer.claim(max=5)) == 1
+    assert await consumer.claim(max=5) == []
+    subscription_id = await db.fetchval("select subscription_id from subscription")
+    [found] = await claimable(db, {subscription_id: 5}, runtime.clock.now())
+    assert found.rate_per_s == RATE_LEAST_PER_S
 
 
 async def test_a_claim_sees_what_one_at_the_same_time_took_of_the_rate(

@@ -7,6 +7,7 @@ import httpx
 import pytest
 
 from app.database.connection import Connection
+from app.field_rules import RATE_LEAST_PER_S
 from app.operations.merge_patch import merged
 from app.runtime.state import Runtime
 from tests.support.check_responder import Responder
@@ -89,6 +90,19 @@ async def test_a_patch_is_refused_as_the_put_would_be(client: httpx.AsyncClient,
         assert refused.json()["field"] == field, (patch, refused.text)
     unknown = await client.patch("/subscriptions/nobody", json={"rate_per_s": 1})
     assert (unknown.status_code, unknown.json()["type"]) == (404, "/problems/subscription-unknown")
+
+
+async def test_a_stored_rate_below_the_lowest_one_is_read_as_that(
+    client: httpx.AsyncClient, db: Connection, group: str
+) -> None:
+    """An older version stored such rates. They refuse neither a patch of another field nor a PUT of what is shown."""
+    assert (await client.put("/subscriptions/mailer", json=PUT)).status_code == 201
+    await db.execute("update subscription set rate_per_s = 1e-12")
+    assert (await client.get("/subscriptions/mailer")).json()["rate_per_s"] == RATE_LEAST_PER_S
+    answer = await client.patch("/subscriptions/mailer", json={"timeout_s": 4})
+    assert (answer.status_code, answer.json()["changed"]) == (200, ["timeout_s"]), answer.text
+    again = await client.put("/subscriptions/mailer", json={**PUT, "timeout_s": 4, "rate_per_s": RATE_LEAST_PER_S})
+    assert (again.status_code, again.json()["changed"]) == (200, []), again.text
 
 
 async def test_patches_at_once_lose_nothing(client: httpx.AsyncClient, group: str) -> None:

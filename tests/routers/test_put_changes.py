@@ -7,6 +7,7 @@ import httpx
 import pytest
 
 from app.database.connection import Connection
+from app.field_rules import RATE_LEAST_PER_S
 from tests.conftest import shares
 
 URL = "http://127.0.0.1:9/check"
@@ -100,6 +101,19 @@ async def test_a_key_gets_another_scope_and_stays_valid(client: httpx.AsyncClien
     assert (await client.put("/api-keys/1234567", json=asked)).status_code == 404
     past = await client.put(path, json={**asked, "expires_at": "2020-01-01T00:00:00Z"})
     assert past.status_code == 409
+
+
+async def test_a_stored_rate_of_a_key_below_the_lowest_one_is_read_as_that(
+    client: httpx.AsyncClient, db: Connection
+) -> None:
+    """An older version stored such rates; a PUT of what is shown is not refused."""
+    asked = {"name": "shop", "role": "producer", "producer_groups": ["shop"], "topics": ["order"], "rate_per_s": 5.0}
+    path = f"/api-keys/{(await client.post('/api-keys', json=asked)).json()['key_id']}"
+    await db.execute("update api_key set rate_per_s = 1e-12")
+    shown = (await client.get(path)).json()["rate_per_s"]
+    assert shown == RATE_LEAST_PER_S
+    again = await client.put(path, json={**asked, "rate_per_s": shown})
+    assert (again.status_code, said(again.json())) == (200, ([], [])), again.text
 
 
 @shares

@@ -3,9 +3,10 @@
 from collections.abc import Collection
 from dataclasses import astuple, dataclass
 from datetime import datetime, timedelta
-from typing import Literal
+from typing import Any, Literal
 
 from app.database.connection import Connection
+from app.field_rules import rate_of_stored
 
 ApiKeyOrder = Literal["name", "used"]
 
@@ -156,28 +157,28 @@ async def add(connection: Connection, key: NewApiKey, now: datetime) -> ApiKey |
         key.expires_at,
         key.bodies,
     )
-    return ApiKey(**row) if row else None
+    return _key_of(row) if row else None
 
 
 async def known(connection: Connection, now: datetime) -> list[ApiKey]:
     """Return every key that is valid or ended less than KNOWN_AFTER_END ago."""
-    return [ApiKey(**row) for row in await connection.fetch(KNOWN, now - KNOWN_AFTER_END)]
+    return [_key_of(row) for row in await connection.fetch(KNOWN, now - KNOWN_AFTER_END)]
 
 
 async def one(connection: Connection, key_id: int, *, lock: bool = False) -> ApiKey | None:
     """Return a key, or None."""
     row = await connection.fetchrow(ONE_LOCKED if lock else ONE, key_id)
-    return ApiKey(**row) if row else None
+    return _key_of(row) if row else None
 
 
 async def page(connection: Connection, below: int, limit: int) -> list[ApiKey]:
     """Return keys with ids below `below`, newest first."""
-    return [ApiKey(**row) for row in await connection.fetch(PAGE, below, limit)]
+    return [_key_of(row) for row in await connection.fetch(PAGE, below, limit)]
 
 
 async def ranked(connection: Connection, order: ApiKeyOrder, rank: int, limit: int) -> list[ApiKey]:
     """Return keys in another order, from a rank on."""
-    return [ApiKey(**row) for row in await connection.fetch(RANKED[order], rank, limit)]
+    return [_key_of(row) for row in await connection.fetch(RANKED[order], rank, limit)]
 
 
 async def count_keys(connection: Connection, most: int) -> int:
@@ -189,23 +190,27 @@ async def count_keys(connection: Connection, most: int) -> int:
 async def revoke(connection: Connection, key_id: int, now: datetime) -> ApiKey | None:
     """Revoke a key at once; None if it does not exist or was revoked before."""
     row = await connection.fetchrow(REVOKE, key_id, now)
-    return ApiKey(**row) if row else None
+    return _key_of(row) if row else None
 
 
 async def expire(connection: Connection, key_id: int, at: datetime) -> ApiKey:
     """Set the time at which a key expires, unless it expires earlier."""
     row = await connection.fetchrow(EXPIRE, key_id, at)
     assert row is not None
-    return ApiKey(**row)
+    return _key_of(row)
 
 
 async def change(connection: Connection, key_id: int, rights: KeyRights, now: datetime) -> ApiKey:
     """Give a key (locked by `one`) other rights."""
     row = await connection.fetchrow(CHANGE, key_id, *astuple(rights))
     assert row is not None
-    return ApiKey(**row)
+    return _key_of(row)
 
 
 async def note_used(connection: Connection, key_ids: Collection[int], now: datetime) -> None:
     """Store when these keys were last used."""
     await connection.execute(USED, list(key_ids), now)
+
+
+def _key_of(row: Any) -> ApiKey:
+    return ApiKey(**{**row, "rate_per_s": rate_of_stored(row["rate_per_s"])})

@@ -3,8 +3,10 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
+from typing import Any
 
 from app.database.connection import Connection
+from app.field_rules import rate_of_stored
 from app.store.pull.ordered_claims import FULL
 from app.topic_patterns import match_sql
 from app.verdicts import OnDead, Ordered
@@ -71,4 +73,9 @@ class Claimable:
 async def claimable(connection: Connection, limits: Mapping[int, int], now: datetime) -> list[Claimable]:
     """Return what may be claimed of these subscriptions; `limits`: how much their consumers would take."""
     rows = await connection.fetch(CLAIMABLE, list(limits), list(limits.values()), now)
-    return [Claimable(**{**row, "ordered": Ordered(row["ordered"]), "on_dead": OnDead(row["on_dead"])}) for row in rows]
+    return [_claimable(row) for row in rows]
+
+
+def _claimable(row: Any) -> Claimable:
+    words = {"ordered": Ordered(row["ordered"]), "on_dead": OnDead(row["on_dead"])}
+    return Claimable(**{**row, **words, "rate_per_s": rate_of_stored(row["rate_per_s"])})

@@ -8,6 +8,7 @@ from typing import Any, TypeAlias
 import msgspec
 
 from app.database.connection import Connection
+from app.field_rules import rate_of_stored
 from app.permissions import EVERYTHING, Within
 from app.topic_patterns import TopicPatterns
 from app.verdicts import OnDead, Ordered, SubscriptionState
@@ -230,6 +231,8 @@ def subscription_of(row: Any) -> Subscription:
     fields.pop("version", None)
     for name, words in (("state", SubscriptionState), ("ordered", Ordered), ("on_dead", OnDead)):
         fields[name] = words(fields[name])
+    for name in ("rate_per_s", "asked_rate_per_s"):
+        fields[name] = rate_of_stored(fields[name])
     return Subscription(**fields)
 
 
