@@ -1,7 +1,7 @@
 """The parts of one running process of the service."""
 
 from dataclasses import dataclass, field
-from datetime import date
+from datetime import date, datetime
 from time import monotonic
 from typing import TYPE_CHECKING
 from uuid import uuid4
@@ -80,6 +80,8 @@ class Runtime:
     topics_read: bool = False
     declared: frozenset[str] | None = None
     declared_version: str | None = None
+    # When the skew of this machine's clock was logged last; None: it is not over a second.
+    skew_logged_at: datetime | None = None
     # For each loop, the monotonic seconds of its last finished turn, and its interval; for `readyz`.
     heartbeats: dict[str, float] = field(default_factory=dict)
     every_s: dict[str, float] = field(default_factory=dict)

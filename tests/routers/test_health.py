@@ -2,12 +2,12 @@
 
 import asyncio
 import resource
+import time
 from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
 from datetime import timedelta
 from pathlib import Path
-from time import monotonic
 from typing import Any
 
 import httpx
@@ -136,7 +136,7 @@ async def test_readyz_judges_the_clock(
 
 
 async def test_readyz_names_a_stalled_loop(client: httpx.AsyncClient, runtime: Runtime) -> None:
-    runtime.heartbeats.update(upkeep=monotonic() - 200, relay=monotonic() - 200)
+    runtime.heartbeats.update(upkeep=time.monotonic() - 200, relay=time.monotonic() - 200)
     runtime.every_s.update(upkeep=60.0, relay=1.0)
     status, checks, _ = await ready(client)
     assert status == 503
@@ -150,7 +150,7 @@ async def test_readyz_of_an_api_process_tells_of_the_worker_process_beside_it(
     file = tmp_path / "worker.json"
     monkeypatch.setenv(worker_state.VARIABLE, str(file))
     runtime.settings = runtime.settings.model_copy(update={"role": "api"})
-    runtime.heartbeats.update(clock=monotonic())
+    runtime.heartbeats.update(clock=time.monotonic())
 
     async def found() -> tuple[int, dict[str, Any]]:
         status, checks, _ = await ready(client)
@@ -158,14 +158,16 @@ async def test_readyz_of_an_api_process_tells_of_the_worker_process_beside_it(
 
     # It did not start yet.
     assert await found() == (503, {"worker": False, "loop:clock": True})
-    worker_state.write(file, {"relay": monotonic(), "clock": monotonic()}, {"relay": 1.0, "clock": 60.0})
+    worker_state.write(file, {"relay": time.monotonic(), "clock": time.monotonic()}, {"relay": 1.0, "clock": 60.0})
     assert await found() == (200, {"worker": True, "loop:relay": True, "loop:clock": True})
     # Of a loop that both have, the later one counts.
-    worker_state.write(file, {"relay": monotonic() - 200, "clock": monotonic() - 500}, {"relay": 1.0, "clock": 60.0})
+    worker_state.write(
+        file, {"relay": time.monotonic() - 200, "clock": time.monotonic() - 500}, {"relay": 1.0, "clock": 60.0}
+    )
     assert await found() == (503, {"worker": True, "loop:relay": False, "loop:clock": False})
-    worker_state.write(file, {"relay": monotonic()}, {"relay": 1.0})
-    monkeypatch.setattr(worker_state, "monotonic", lambda: monotonic() - 2 * worker_state.SILENT_AFTER_S)
-    worker_state.write(file, {"relay": monotonic()}, {"relay": 1.0})
+    worker_state.write(file, {"relay": time.monotonic()}, {"relay": 1.0})
+    monkeypatch.setattr(worker_state, "monotonic", lambda: time.monotonic() - 2 * worker_state.SILENT_AFTER_S)
+    worker_state.write(file, {"relay": time.monotonic()}, {"relay": 1.0})
     # It hangs, or is stopped.
     assert await found() == (503, {"worker": False, "loop:relay": True, "loop:clock": True})
     # It died.
@@ -196,11 +198,11 @@ async def test_loop_that_never_ends_a_turn_has_an_age(runtime: Runtime) -> None:
         await asyncio.Event().wait()
         return StepResult()
 
-    before = monotonic()
+    before = time.monotonic()
     running = asyncio.create_task(run(Loop("stuck", hang, 3.0), runtime, asyncio.Event()))
     await entered.wait()
     running.cancel()
-    assert before <= runtime.heartbeats["stuck"] <= monotonic()
+    assert before <= runtime.heartbeats["stuck"] <= time.monotonic()
     assert runtime.every_s["stuck"] == 3.0
 
 
@@ -264,13 +266,13 @@ async def test_concurrent_probes_query_the_database_once_a_second(settings: Sett
     async with AsyncExitStack() as stack:
         runtime = await assemble(settings.model_copy(update={"auth": "keys"}), dsn, stack)
         client = await stack.enter_async_context(client_of(runtime))
-        lent, began, answered = lent_by(runtime), monotonic(), 0
-        while monotonic() < began + 2.5:
+        lent, began, answered = lent_by(runtime), time.monotonic(), 0
+        while time.monotonic() < began + 2.5:
             answers = await asyncio.gather(*(client.get(path) for _ in range(200)))
             assert {answer.status_code for answer in answers} == {200}
             answered += len(answers)
         assert answered >= 400
-        assert 2 <= len(lent) <= monotonic() - began + 1
+        assert 2 <= len(lent) <= time.monotonic() - began + 1
         assert max(lent) == 1
 
 
@@ -282,9 +284,9 @@ async def test_health_results_expire(settings: Settings, dsn: str) -> None:
         await runtime.database.close()
         runtime.database = Database("postgresql://nobody@127.0.0.1:9/none", pool_size=2)
         stack.push_async_callback(runtime.database.close)
-        gone = monotonic()
+        gone = time.monotonic()
         while (await ready(client))[0] == 200 or (await client.get("/version")).status_code == 200:
-            assert monotonic() < gone + 3
+            assert time.monotonic() < gone + 3
             await asyncio.sleep(0.05)
         assert (await ready(client))[1]["database"]["ok"] is False
 
@@ -314,7 +316,7 @@ async def test_a_service_that_is_well_stays_ready_in_a_flood_of_probes(data_dir:
 
     async def probe(until: float) -> None:
         reader, writer = await asyncio.open_connection("127.0.0.1", service.port)
-        while monotonic() < until:
+        while time.monotonic() < until:
             writer.write(b"GET /readyz HTTP/1.1\r\nhost: localhost\r\n\r\n")
             head = await reader.readuntil(b"\r\n\r\n")
             statuses[head.split(b" ", 2)[1]] += 1
@@ -323,7 +325,7 @@ async def test_a_service_that_is_well_stays_ready_in_a_flood_of_probes(data_dir:
         writer.transport.abort()
 
     try:
-        until = monotonic() + FLOOD_S
+        until = time.monotonic() + FLOOD_S
         await asyncio.gather(*(probe(until) for _ in range(FLOOD)))
     finally:
         service.stop()
@@ -464,6 +466,28 @@ async def test_clock_loop_measures_and_says_so(runtime: Runtime) -> None:
     assert abs(runtime.clock.offset_s) < 1
     assert lines == []
     assert exposed(runtime)["halfnote_clock_skew_seconds"] == runtime.clock.skew_s
+
+
+async def test_a_skew_of_the_clock_is_logged_at_most_once_a_minute_and_when_it_has_ended(
+    runtime: Runtime, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    began, machine_time = runtime.clock.now(), time.time
+
+    async def said(after_s: float, ahead_s: float) -> list[str]:
+        """Take a step while the machine's clock is ahead; return what it logs."""
+        monkeypatch.setattr(time, "time", lambda: machine_time() + ahead_s)
+        with capture_logs() as lines:
+            await clock_offset.step(runtime, began + timedelta(seconds=after_s))
+        return [line["event"] for line in lines]
+
+    assert await said(0, 20) == ["clock_skew"]
+    assert [await said(after_s, 20) for after_s in range(5, 60, 5)] == [[]] * 11
+    assert await said(60, 20) == ["clock_skew"]
+    # A skew that ends and begins again has one line a minute, too.
+    assert [await said(after_s, ahead_s) for after_s, ahead_s in ((65, 0), (70, 20), (115, 0))] == [[]] * 3
+    assert await said(120, 0) == ["clock_skew_ended"]
+    assert await said(180, 0) == []
+    assert await said(185, -20) == ["clock_skew"]
 
 
 async def test_gauges_look_at_the_verdict_first(
