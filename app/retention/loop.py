@@ -1,5 +1,6 @@
 """Upkeep: creates days before they are needed, and removes them when everything in them is over."""
 
+from collections.abc import Sequence
 from datetime import UTC, datetime, time, timedelta
 
 import asyncpg
@@ -93,7 +94,9 @@ async def let_leave(runtime: Runtime, connection: Connection, now: datetime) -> 
     keep = timedelta(seconds=runtime.settings.retention_s)
     longest = timedelta(seconds=runtime.settings.max_retention_s)
     written_later = await _written_later(connection, runtime.settings)
-    for day in await days.days(connection):
+    known = await days.days(connection)
+    _forget_closed(runtime, known)
+    for day in known:
         # A removal that has begun goes on, even if the retention was raised since.
         if day.state is DayState.GONE or (day.state is DayState.OPEN and now < ended(day) + keep):
             continue
@@ -113,6 +116,15 @@ async def let_leave(runtime: Runtime, connection: Connection, now: datetime) -> 
             log.warning("day_held", day=day.day.isoformat(), causes=causes)
         left += not causes
     return left
+
+
+def _forget_closed(runtime: Runtime, known: Sequence[Day]) -> None:
+    """Forget what was found of days that another worker has closed or removed meanwhile."""
+    states = {day.day: day.state for day in known}
+    for one in [one for one in runtime.day_settled_to if states.get(one) is not DayState.OPEN]:
+        del runtime.day_settled_to[one]
+    for one in [one for one in runtime.day_readers if states.get(one) is not DayState.ARCHIVING]:
+        del runtime.day_readers[one]
 
 
 async def clear_leftovers(connection: Connection, now: datetime) -> None:

@@ -11,6 +11,7 @@ import httpx
 import pytest
 from structlog.testing import capture_logs
 
+from app.config import Settings
 from app.database.connection import Connection, connect
 from app.ids import uuid7
 from app.retention import day_holders
@@ -22,7 +23,7 @@ from app.store.retention import day_blockers, days, partitions
 from app.store.retention.day_blockers import SubscriptionRoute
 from app.store.retention.days import partition_name
 from app.store.subscriptions.subscriptions import page
-from tests.conftest import DAYS_AHEAD
+from tests.conftest import DAYS_AHEAD, assembled
 from tests.support.days import (
     ORDER,
     all_delivered,
@@ -233,6 +234,22 @@ async def test_a_day_is_looked_at_whole_before_it_is_closed(
     await retention_loop.step(runtime, NOW)
     row = await day_row(db)
     assert (row.state, row.held) == ("open", ["undelivered:billing"])
+
+
+async def test_what_is_known_of_a_day_that_another_worker_removed_is_forgotten(
+    client: httpx.AsyncClient, runtime: Runtime, settings: Settings, dsn: str, db: Connection, old_time: datetime
+) -> None:
+    half = await post_half(client)
+    await retention_loop.step(runtime, NOW)
+    assert set(runtime.day_settled_to) == {DAY}
+    runtime.day_readers[DAY] = day_blockers.DayReaders("1", frozenset())
+    await post_end(client, half, "rollback")
+    async with assembled(settings, dsn) as other:
+        await retention_loop.step(other, NOW)
+        assert other.day_settled_to == other.day_readers == {}
+    assert (await day_row(db)).state == "gone"
+    await retention_loop.step(runtime, NOW)
+    assert runtime.day_settled_to == runtime.day_readers == {}
 
 
 async def test_a_day_that_an_open_database_transaction_may_still_change_is_not_read_each_time(
