@@ -34,9 +34,10 @@ LONGEST_WAIT_S = 86_400
 # 100 years. Times that are much longer have no date from which or to which they can be counted.
 LONGEST_KEPT_S = 36_500 * 86_400
 # A day is removed by force HALFNOTE_MAX_RETENTION_S after its end, and a delayed message is due HALFNOTE_DELAY_LIMIT_S
-# after its commit. Its id may be older than the half by HALFNOTE_ID_SKEW_S, a day at most. Another day is left for the
-# verdict and the delivery.
-DELAY_MARGIN_S = LONGEST_WAIT_S + 86_400
+# after its commit. Its id may be older than the half by HALFNOTE_ID_SKEW_S. Another day is left for the verdict and the
+# delivery.
+DECIDED_WITHIN_S = 86_400
+ID_SKEW_S = 300
 MAX_RETENTION_S, RETENTION_S, DELAY_LIMIT_S = 45 * 86_400, 7 * 86_400, 40 * 86_400
 # The roles of people.
 PersonRole = Literal[Role.VIEWER, Role.OPERATOR, Role.ADMIN]
@@ -329,7 +330,7 @@ class Settings(BaseSettings):
         8192, ge=0, description="the largest `headers` of one message, names and values together"
     )
     id_skew_s: int = Field(
-        300,
+        ID_SKEW_S,
         ge=1,
         le=LONGEST_WAIT_S,
         description="the largest difference between a new transaction_id's time and the coordinator's",
@@ -347,11 +348,13 @@ class Settings(BaseSettings):
         description="how long a settled day is kept; at most HALFNOTE_MAX_RETENTION_S, which lowers the default",
     )
     delay_limit_s: int = Field(
-        default_factory=lambda given: max(0, min(DELAY_LIMIT_S, _longest(given) - DELAY_MARGIN_S)),
+        default_factory=lambda given: max(
+            0, min(DELAY_LIMIT_S, _longest(given) - _delay_margin_s(given.get("id_skew_s", ID_SKEW_S)))
+        ),
         ge=0,
         le=LONGEST_KEPT_S,
-        description="the largest deliver_after_s; 0, or at least 2 days less than HALFNOTE_MAX_RETENTION_S, which "
-        "lowers the default",
+        description="the largest deliver_after_s; 0, or at least a day and HALFNOTE_ID_SKEW_S less than "
+        "HALFNOTE_MAX_RETENTION_S, which lowers the default",
     )
     archive: str | None = Field(
         None,
@@ -649,11 +652,12 @@ class Settings(BaseSettings):
                 f"HALFNOTE_RETENTION_S ({self.retention_s}) is more than HALFNOTE_MAX_RETENTION_S "
                 f"({self.max_retention_s}), at which every day is removed: lower the first or raise the second"
             )
-        if self.delay_limit_s and self.delay_limit_s + DELAY_MARGIN_S > self.max_retention_s:
+        margin_s = _delay_margin_s(self.id_skew_s)
+        if self.delay_limit_s and self.delay_limit_s + margin_s > self.max_retention_s:
             raise ValueError(
-                f"HALFNOTE_DELAY_LIMIT_S ({self.delay_limit_s}) is not {DELAY_MARGIN_S} (2 days) less than "
-                f"HALFNOTE_MAX_RETENTION_S ({self.max_retention_s}): the day of a delayed message could be removed "
-                "before it is due. Lower the first (0 allows no delays) or raise the second"
+                f"HALFNOTE_DELAY_LIMIT_S ({self.delay_limit_s}) is not {margin_s} (a day and HALFNOTE_ID_SKEW_S) less "
+                f"than HALFNOTE_MAX_RETENTION_S ({self.max_retention_s}): the day of a delayed message could be "
+                "removed before it is due. Lower the first (0 allows no delays) or raise the second"
             )
         return self
 
@@ -680,6 +684,10 @@ class Settings(BaseSettings):
 def _longest(given: Mapping[str, Any]) -> int:
     """Return the longest retention among the settings that were read; it is missing if it is not valid."""
     return int(given.get("max_retention_s", MAX_RETENTION_S))
+
+
+def _delay_margin_s(id_skew_s: int) -> int:
+    return id_skew_s + DECIDED_WITHIN_S
 
 
 def unknown_variables(environment: Mapping[str, str]) -> dict[str, str | None]:

@@ -8,7 +8,7 @@ import socket
 import sys
 import tempfile
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from importlib.util import find_spec
 from math import ceil
 from pathlib import Path
@@ -108,7 +108,9 @@ def migrate_database(settings: Settings) -> str:
         await refuse_unusable(url)
         return await migrate(url, days_ahead=settings.days_ahead, key_file=settings.key_file, by=person())
 
-    with leaving(), refusals():
+    # With a server of its own nothing is left to be stopped, and a signal ends the program at once: the revision under
+    # way is one database transaction.
+    with nullcontext() if settings.database_url else leaving(), refusals():
         if settings.database_url:
             revision = asyncio.run(migrated(settings.database_url))
         else:

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from datetime import datetime
+from datetime import datetime, timedelta
 
 from app.database.connection import Connection
 from app.store.subscriptions.dead_letters import (
@@ -62,11 +62,17 @@ async def act_on_all(
 async def would_act_on(
     connection: Connection, wanted: DeadLetterSearch, at_most: int
 ) -> tuple[list[DeadLetterSummary], int]:
-    """Return the newest `at_most` dead letters that match a filter, and how many match it."""
-    count = await _left(connection, wanted)
-    # To look for none would read the whole range a second time.
-    found = (await list_dead_letters(connection, wanted, at_most, scan_s=LOOK_S))[0] if count else []
-    return found, count
+    """Return the newest `at_most` dead letters that match a filter, and how many match it.
+
+    What dies after the newest was read is not counted.
+    """
+    found, rest = await list_dead_letters(connection, wanted, at_most, scan_s=LOOK_S)
+    if not found:
+        # Without a rest, all of the range was read.
+        return found, 0 if rest is None else await _left(connection, wanted)
+    above = DeadLetterCursor(found[0].place.died_at + timedelta(microseconds=1))
+    below = min(wanted.below, above, key=lambda place: place.columns)
+    return found, await _left(connection, replace(wanted, below=below))
 
 
 async def _left(connection: Connection, wanted: DeadLetterSearch) -> int:

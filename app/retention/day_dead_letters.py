@@ -89,7 +89,7 @@ async def bury_retries(
             async with connection.transaction():
                 await probe(connection)
                 step = await store.bury_retries(connection, day, subscription, place, now)
-                written = await announce_buried(connection, [(subscription, step.buried)], now)
+                written = await announce_buried(connection, [(subscription, step.buried)], now, replay=replay)
             place = step.place
             messages += count(runtime, subscription, step.buried, written)
     report(day, subscription, messages)

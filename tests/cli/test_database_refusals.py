@@ -1,6 +1,10 @@
 """`halfnote migrate` and `rotate-keys` on databases that they cannot use: one line that says what is wrong."""
 
+import os
 import secrets
+import signal
+import subprocess
+import sys
 from collections.abc import AsyncIterator, Iterator
 from urllib.parse import urlsplit, urlunsplit
 
@@ -9,6 +13,8 @@ import pytest
 from app.database.connection import connect
 from tests.lifecycle.test_serve import run
 from tests.support import postgres
+from tests.support.load import until
+from tests.support.processes import ROOT
 
 # What Postgres does when a table is made: the server's own errors, planted.
 FAULT = """
@@ -16,6 +22,7 @@ create function fault() returns event_trigger language plpgsql as $$ begin {} en
 create event trigger fault on ddl_command_start when tag in ('CREATE TABLE') execute function fault()
 """
 DISK_FULL = "raise exception 'could not extend file' using errcode = 'disk_full', detail = 'a row';"
+HANGS = "perform pg_sleep(600);"
 LOST = "perform pg_terminate_backend(pg_backend_pid()); perform pg_sleep(1);"
 
 
@@ -103,3 +110,31 @@ async def test_a_missing_right_of_a_rotation_is_named(dsn: str) -> None:
     refused(with_parts(dsn, login=f"{name}:secret"), "rotate-keys", "permission denied", "docs/operations/roles.md")
     await admin.execute(f"drop role {name}")
     await admin.close()
+
+
+async def test_sigterm_ends_a_migration_that_waits_at_once(empty: str) -> None:
+    """The server rolls back the revision under way, and the revision's thread holds up nothing."""
+    admin = await connect(empty)
+    try:
+        await admin.execute(FAULT.format(HANGS))
+        inherited = {name: value for name, value in os.environ.items() if not name.startswith("HALFNOTE_")}
+        with subprocess.Popen(
+            [sys.executable, "-m", "app.cli", "migrate"],
+            cwd=ROOT,
+            env={**inherited, "HALFNOTE_DATABASE_URL": empty},
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+        ) as migration:
+            try:
+                await until(
+                    lambda: admin.fetchval(
+                        "select exists (select from pg_stat_activity "
+                        "where datname = current_database() and wait_event = 'PgSleep')"
+                    )
+                )
+                migration.terminate()
+                assert migration.wait(60) == -signal.SIGTERM
+            finally:
+                migration.kill()
+    finally:
+        await admin.close()

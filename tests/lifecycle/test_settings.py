@@ -46,7 +46,7 @@ DAY_S = 86_400
     "fields",
     [
         {"retention_s": 45 * DAY_S, "max_retention_s": 45 * DAY_S},
-        {"delay_limit_s": 43 * DAY_S},
+        {"delay_limit_s": 44 * DAY_S - 300},
         {"retention_s": 3600, "max_retention_s": 3600, "delay_limit_s": 0},
         {"audit_keep_s": 36_500 * DAY_S, "archive_keep_s": 36_500 * DAY_S, "max_retention_s": 36_500 * DAY_S},
     ],
@@ -59,9 +59,9 @@ def test_settings_at_their_limits_are_taken(fields: dict[str, int]) -> None:
     ("fields", "named"),
     [
         ({"retention_s": 45 * DAY_S + 1}, ("HALFNOTE_RETENTION_S", "HALFNOTE_MAX_RETENTION_S")),
-        ({"delay_limit_s": 43 * DAY_S + 1}, ("HALFNOTE_DELAY_LIMIT_S", "HALFNOTE_MAX_RETENTION_S")),
+        ({"delay_limit_s": 44 * DAY_S - 299}, ("HALFNOTE_DELAY_LIMIT_S", "HALFNOTE_MAX_RETENTION_S")),
         (
-            {"max_retention_s": 42 * DAY_S - 1, "delay_limit_s": 40 * DAY_S},
+            {"max_retention_s": 41 * DAY_S + 299, "delay_limit_s": 40 * DAY_S},
             ("HALFNOTE_DELAY_LIMIT_S", "HALFNOTE_MAX_RETENTION_S"),
         ),
     ],
@@ -75,13 +75,14 @@ def test_settings_that_contradict_each_other_are_refused(fields: dict[str, int],
 
 
 @pytest.mark.parametrize(
-    ("longest", "retention", "delay"), [(45, 7, 40), (42, 7, 40), (30, 7, 28), (3, 3, 1), (2, 2, 0), (1, 1, 0)]
+    ("longest", "retention", "delay_s"),
+    [(45, 7, 40 * DAY_S), (30, 7, 29 * DAY_S - 300), (2, 2, DAY_S - 300), (1, 1, 0)],
 )
 def test_a_lower_longest_retention_lowers_the_defaults_of_what_it_limits(
-    longest: int, retention: int, delay: int
+    longest: int, retention: int, delay_s: int
 ) -> None:
     settings = Settings(_env_file=None, max_retention_s=longest * DAY_S)  # type: ignore[call-arg]
-    assert (settings.retention_s, settings.delay_limit_s) == (retention * DAY_S, delay * DAY_S)
+    assert (settings.retention_s, settings.delay_limit_s) == (retention * DAY_S, delay_s)
 
 
 TIMES = [name for name in Settings.model_fields if name.endswith("_s")]

@@ -654,12 +654,15 @@ async def test_retries_of_a_replay_become_its_dead_letters(
     await all_delivered(db)
     await retention_loop.step(runtime, NOW)
     assert (await day_row(db)).held == ["replay:billing", "undelivered:billing"]
+    await subscribe(db, "people", "halfnote.delivery.dead")
     with capture_logs() as lines:
         await retention_loop.step(runtime, AFTER_MAX_RETENTION)
     assert (await day_row(db)).state == "gone"
     (dead,) = await db.fetch("select replay, reason, attempts, body, length(body_digest) as digest from dead_letter")
     assert tuple(dead) == (replay, "day_left", 3, b'{"order":1030}', 32)
     assert await db.fetchval("select count(*) from delivery_retry") == 0
+    told = json.loads(await db.fetchval("select body from half where topic = 'halfnote.delivery.dead'"))
+    assert (told["subscription"], told["replay"]) == ("billing", replay)
     assert "day_left_unreplayed" not in {line["event"] for line in lines}
 
 

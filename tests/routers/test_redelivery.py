@@ -8,6 +8,7 @@ import httpx
 import pytest
 
 from app.database.connection import Connection, connect
+from app.operations import dead_letters as dead_letter_operations
 from app.relay.loop import Relay
 from app.retention import loop as retention_loop
 from app.runtime.state import Runtime
@@ -427,6 +428,27 @@ async def test_a_replays_dead_letter_is_redelivered_as_of_the_replay(
     reported = [(entry["what"], entry.get("replay")) for entry in timeline]
     assert ("redelivered", replay) in reported
     assert ("replayed", replay) in reported
+
+
+async def test_a_dry_run_counts_what_its_bound_covers(
+    client: httpx.AsyncClient, db: Connection, mailer: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Otherwise an act on what was shown is refused, while messages go on to die."""
+    numbers = iter(range(10))
+    await dead(client, db, mailer, next(numbers), died_at=AT)
+    listing = dead_letter_operations.list_dead_letters
+
+    async def die_around(*arguments: Any, **options: Any) -> Any:
+        await dead(client, db, mailer, (number := next(numbers)), died_at=AT + timedelta(seconds=number))
+        found = await listing(*arguments, **options)
+        await dead(client, db, mailer, (number := next(numbers)), died_at=AT + timedelta(seconds=number))
+        return found
+
+    with monkeypatch.context() as patched:
+        patched.setattr(dead_letter_operations, "list_dead_letters", die_around)
+        counted = await redeliver(client, {"filter": {"subscription": "mailer"}})
+    covered = await redeliver(client, {"filter": {"subscription": "mailer", "died_before": counted["died_before"]}})
+    assert counted["left"] == covered["left"] == 2
 
 
 @pytest.mark.parametrize("acting", [redeliver, drop])
