@@ -160,7 +160,11 @@ def test_a_fault_of_two_settings_names_both(run_alone: Run, monkeypatch: pytest.
     ("name", "value", "said"),
     [
         ("HALFNOTE_RETENTION_S", "3888001", "(3888001) is more than HALFNOTE_MAX_RETENTION_S (3888000)"),
-        ("HALFNOTE_DELAY_LIMIT_S", "3715201", "(3715201) is not 172800 (2 days) less than HALFNOTE_MAX_RETENTION_S"),
+        (
+            "HALFNOTE_DELAY_LIMIT_S",
+            "3801301",
+            "(3801301) is not 86700 (a day and HALFNOTE_ID_SKEW_S) less than HALFNOTE_MAX_RETENTION_S",
+        ),
         ("HALFNOTE_AUDIT_KEEP_S", "99999999999999", ": Input should be less than or equal to 3153600000"),
         ("HALFNOTE_DRAIN_S", "inf", ": Input should be a finite number"),
     ],
