@@ -39,6 +39,6 @@ def hangup_as_sigterm() -> Iterator[None]:
 
 
 def _hung_up(number: int, frame: FrameType | None) -> None:
-    # The shell and the kernel may each send it. A second one must not cut off what ends in order.
+    # The shell and the kernel may each send one. A second one must not interrupt the orderly end.
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
     signal.raise_signal(signal.SIGTERM)

@@ -231,7 +231,7 @@ class Database:
             raise
 
     async def dedicated(self, *, answer_within_s: float | None = None) -> Connection:
-        """Open a connection outside the pool, for who keeps it, such as a lane. See `connect` for `answer_within_s`."""
+        """Open a connection outside the pool that is kept, as by a lane. `answer_within_s`: see `connect`."""
         return await connect(self.dsn, guard=self.guard, keeps_plans=True, answer_within_s=answer_within_s)
 
     @property

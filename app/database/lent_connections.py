@@ -11,7 +11,7 @@ import asyncpg
 Connection: TypeAlias = "asyncpg.Connection[asyncpg.Record]"
 
 # No turn of a loop and no request takes so many looks, 5 minutes. Upkeep and migrations do; they have connections of
-# their own. Looks are counted, not seconds: a process that was stopped for an hour finds its connections well.
+# their own. Looks are counted, not seconds: a process that was stopped for an hour keeps its connections.
 LENT_FOR_LOOKS = 30
 
 

@@ -32,8 +32,8 @@ UNPROVEN_MAX = 24
 SLOW_MAX = 16
 # A lookup is slow from this time on. The C library asks again, or the next server, after 5 s.
 SLOW_S = 2.0
-# Lookups of quick names that became slow and left their places to others: as many threads besides. One that waits takes
-# about 25 kB, and all names at one provider become slow at once.
+# Lookups of quick names that became slow and left their places to others: as many more threads. One that waits takes
+# about 25 kB, and all names of one provider become slow at once.
 LASTING_MAX = 224
 # Names of which a process remembers whether the last lookup was slow.
 NAMES_MAX = 10_000

@@ -225,15 +225,16 @@ async def test_a_stale_claim_of_a_retry_settles_nothing(
     assert await db.fetchval("select count(*) from delivery_retry") == 0
 
 
+def unreadable(subscription: Subscription) -> Destination:
+    """Stand in for `Assignments._destination`, as with a wrong sealing key or without the library of a broker."""
+    raise NotInstalled("kafka")
+
+
 async def test_what_a_worker_cannot_open_is_taken_by_another_beyond_its_share(
     client: httpx.AsyncClient, runtime: Runtime, other: Runtime, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As with a wrong sealing key at one worker, or without the library of a broker."""
     first, second = Relay(runtime), Relay(other)
-
-    def unreadable(subscription: Subscription) -> Destination:
-        raise NotInstalled("kafka")
-
     monkeypatch.setattr(second._assignments, "_destination", unreadable)
 
     async def turns(count: int) -> None:
@@ -270,10 +271,6 @@ async def test_a_worker_that_replaces_another_gets_what_was_taken_beyond_the_sha
 ) -> None:
     """There are as many workers as before, so their number says nothing."""
     first, second = Relay(runtime), Relay(other)
-
-    def unreadable(subscription: Subscription) -> Destination:
-        raise NotInstalled("kafka")
-
     monkeypatch.setattr(second._assignments, "_destination", unreadable)
     async with Responder() as receiver:
         for number in range(4):
