@@ -12,9 +12,9 @@ DEV := $(VENV)/.dev-$(shell cat requirements-dev.lock pyproject.toml | cksum | c
 PREFIX ?= $(HOME)/.local
 INSTALLED := $(PREFIX)/share/halfnote
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet
-# The tests share one Postgres; more than two test processes are not faster on small machines.
-# The tests of the proof run in one of the two (tests/support/xdist_scheduling.py), so that there is one Spark session.
-PYTEST := $(BIN)/python -m pytest -n 2 --dist loadgroup
+# The tests share one Postgres. Tests that wait leave two cores to a third process.
+# The tests of the proof run in one of them (tests/support/xdist_scheduling.py), so that there is one Spark session.
+PYTEST := $(BIN)/python -m pytest -n 3 --dist loadgroup
 # The quick runs do not use Schemathesis, whose plugin takes seconds to import in each process.
 QUICK := $(PYTEST) -p no:schemathesis
 # With this variable set, every process that a test starts would compile the sources again.

@@ -1,4 +1,4 @@
-"""Each screen once in Debian's Chromium, with API keys: faults, accessibility, text of users, roles, and each act.
+"""Each screen once in Debian's Chromium, with API keys: faults, accessibility, text of users, roles, and acts.
 
 One service and one browser, so that it runs in `make test`. test_browser.py has the other sizes and colors. An act is
 done to its effect: what the API answers afterwards, and the audit.
@@ -28,6 +28,13 @@ from tests.support.keyed_services import CONFIGURED
 from tests.support.processes import serving
 
 LISTS = ("transactions", "dead-letters", "audit", "keys", "topics", "producer-groups")
+# Those in `make test`, which has the forms of all acts without a browser (test_pages.py).
+USUAL_ACTS = (
+    "/console/dead-letters/do/redeliver",
+    "/console/subscriptions/{name}/do/pause",
+    "/console/transactions/{transaction_id:uuid}/do/commit",
+    "/console/transactions/{transaction_id:uuid}/do/rollback",
+)
 # What a page has of marked text: elements and scripts that it made, and the text of the page, its fields and titles.
 MADE = f"""() => ({{
   made: document.querySelectorAll("{MARK}, img, script:not([src])").length,
@@ -202,7 +209,9 @@ def test_an_act_needs_the_token_of_its_session(site: Site, browser: Browser) -> 
     assert site.world.get("/subscriptions/photos")["state"] == "active"
 
 
-@pytest.mark.parametrize("act", [act.path for act in ACTS])
+@pytest.mark.parametrize(
+    "act", [pytest.param(act.path, marks=() if act.path in USUAL_ACTS else pytest.mark.slow) for act in ACTS]
+)
 def test_an_act_has_its_effect(site: Site, browser: Browser, admin: StorageState, act: str) -> None:
     watched = Watched(browser, kept=admin)
     try:

@@ -33,7 +33,28 @@ def test_every_file_and_test_that_is_named_exists() -> None:
     for file, names in slow_tests.TESTS.items():
         tree = ast.parse((TESTS / file).read_text())
         there = {node.name for node in ast.walk(tree) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)}
-        assert set(names) <= there, f"tests/support/slow_tests.py names tests that {file} does not have"
+        assert {name.partition("[")[0] for name in names} <= there, (
+            f"tests/support/slow_tests.py names tests that {file} does not have"
+        )
+
+
+@pytest.mark.slow
+def test_every_case_that_is_named_exists() -> None:
+    cases = {f"tests/{file}::{name}" for file, names in slow_tests.TESTS.items() for name in names if "[" in name}
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-q",
+        "--collect-only",
+        "-p",
+        "no:cacheprovider",
+        "-p",
+        "no:schemathesis",
+    ]
+    files = sorted({case.partition("::")[0] for case in cases})
+    collected = subprocess.run([*command, *files], cwd=TESTS.parent, capture_output=True, text=True, check=True)
+    assert cases <= set(collected.stdout.splitlines())
 
 
 def test_marks_follow_from_the_path() -> None:

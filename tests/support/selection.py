@@ -2,7 +2,8 @@
 
 `make test` leaves out the mark `slow`; `make test-fast` leaves out `broker`, `spark` and `full` as well; `make
 test-all` runs everything. A file whose marks exclude it is not even imported: collecting costs each worker CPU time.
-A slow test in a quick file is named in `slow_tests.py`, or has `@pytest.mark.slow` of its own.
+A slow test in a quick file is named in `slow_tests.py`, or has `@pytest.mark.slow` of its own; a slow case of a test is
+named with its parameters, as in `test_name[parameters]`.
 
 Two environment variables serve `.ci/run`. `HALFNOTE_TEST_ROTATION`: a whole number, the day; each day the run begins
 a seventh of the list of files later than the day before. `HALFNOTE_TEST_UNTIL`: seconds since 1970; a test that has
@@ -103,7 +104,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         path = _relative(item.path) or ""
         for mark in marks_of(path):
             item.add_marker(mark)
-        if item.nodeid.partition("::")[2].partition("[")[0] in slow_tests.TESTS.get(path, ()):
+        case = item.nodeid.partition("::")[2]
+        if {case, case.partition("[")[0]} & set(slow_tests.TESTS.get(path, ())):
             item.add_marker("slow")
     day = os.environ.get("HALFNOTE_TEST_ROTATION")
     if day:

@@ -1,7 +1,7 @@
 """The slow tests, by file and by name. All of them run in `make test-all`, and by turns in `.ci/run`.
 
-`make test` keeps for each of these parts at least one short example: a Postgres that is killed, a service that is
-stopped, each broker, each kind of client, a day that is dropped.
+A name with parameters is one case of a test. `make test` keeps for each of these parts at least one short example: a
+Postgres that is killed, a service that is stopped, each broker, each kind of client, a day that is dropped.
 """
 
 # No test of these runs in `make test`, so they are not even imported there.
@@ -26,6 +26,7 @@ FILES = (
     # Its examples are generated when the file is collected: 40 CPU seconds.
     "routers/test_schemathesis.py",
     # Whole services, each with its Postgres, that are killed, replaced, or lose their database.
+    "system/test_claimed_checks.py",
     "system/test_clock_steps.py",
     "system/test_example_producers.py",
     "system/test_crash.py",
@@ -86,6 +87,7 @@ TESTS: dict[str, tuple[str, ...]] = {
         "test_prune_deletes_in_the_sections_of_the_files_only",
         "test_what_failed_and_what_was_not_tried_is_told",
     ),
+    "cli/test_consume.py": ("test_what_is_not_given_is_lowered_to_what_the_service_allows",),
     "cli/test_database_refusals.py": (
         "test_a_database_that_does_not_exist_is_named",
         "test_a_fault_of_the_server_in_a_migration_is_named",
@@ -93,10 +95,7 @@ TESTS: dict[str, tuple[str, ...]] = {
         "test_a_missing_right_of_a_rotation_is_named",
         "test_a_wrong_password_is_named",
     ),
-    "cli/test_dead_letters.py": (
-        "test_dead_letters_are_listed_and_shown",
-        "test_dropping_by_a_filter_asks_first",
-    ),
+    "cli/test_dead_letters.py": ("test_dead_letters_are_listed_and_shown", "test_dropping_by_a_filter_asks_first"),
     "cli/test_groups_and_subscriptions.py": (
         "test_replays_are_begun_shown_and_cancelled",
         "test_subscriptions_are_put_tested_paused_and_deleted",
@@ -117,7 +116,15 @@ TESTS: dict[str, tuple[str, ...]] = {
         "test_the_running_services_database_is_used_and_left_alone",
         "test_the_url_goes_by_the_environment_alone",
         "test_without_pyspark_it_says_what_to_install",
+        "test_help_without_the_extra_lists_the_options_and_what_to_install",
+        "test_several_databases_go_by_the_environment_alone[given1]",
     ),
+    "cli/test_watch_and_lists.py": ("test_the_days_of_the_proof",),
+    "console/test_openid.py": (
+        "test_people_of_a_real_issuer_sign_in[basic-claims in the user info]",
+        "test_people_of_a_real_issuer_sign_in[post-claims in the ID token]",
+    ),
+    "console/test_plans.py": ("test_no_page_reads_a_large_table_as_a_whole",),
     "coordinator/test_group_commit.py": ("test_the_timeout_counts_from_each_flush_s_own_beginning",),
     "coordinator/test_half_end.py": (
         "test_half_is_stored_and_invisible_until_commit",
@@ -144,6 +151,7 @@ TESTS: dict[str, tuple[str, ...]] = {
     "destinations/test_optional_clients.py": (
         "test_every_other_module_is_imported_without_a_client",
         "test_only_programs_that_export_traces_require_the_exporter",
+        "test_sign_in_of_people_requires_authlib",
     ),
     "destinations/test_rabbitmq.py": (
         "test_each_message_has_an_outcome_when_the_server_is_killed",
@@ -159,6 +167,8 @@ TESTS: dict[str, tuple[str, ...]] = {
         "test_many_receivers_that_hang_do_not_delay_others",
     ),
     "destinations/test_webhook_relayed.py": ("test_one_poison_message_of_a_batch_fails_alone_and_opens_no_breaker",),
+    "egress/test_resolver.py": ("test_names_whose_servers_do_not_answer_do_not_hold_up_others[asyncio]",),
+    "helm/test_examples.py": ("test_the_api_accepts_every_example_strictly",),
     "lifecycle/test_embedded_postgres.py": (
         "test_a_connection_without_the_password_is_refused",
         "test_asked_for_port_is_used_or_refused",
@@ -195,7 +205,11 @@ TESTS: dict[str, tuple[str, ...]] = {
         "test_stop_ends_every_server_process_and_may_be_repeated",
         "test_waits_for_recovery_to_end",
     ),
-    "helm/test_examples.py": ("test_the_api_accepts_every_example_strictly",),
+    "lifecycle/test_hangup.py": (
+        "test_a_closed_terminal_leaves_no_postgres_behind",
+        "test_a_hangup_that_nohup_ignores_stays_ignored",
+        "test_a_hangup_answers_requests_in_flight[2]",
+    ),
     "lifecycle/test_migrations.py": (
         "test_a_manual_migration_is_audited_if_it_changed_anything",
         "test_every_revision_goes_up_and_down_from_nothing",
@@ -220,10 +234,6 @@ TESTS: dict[str, tuple[str, ...]] = {
         "test_the_greeting_says_where_to_go",
         "test_the_parent_of_several_workers_starts_a_dead_postgres_again",
         "test_two_services_on_one_data_directory",
-    ),
-    "lifecycle/test_hangup.py": (
-        "test_a_closed_terminal_leaves_no_postgres_behind",
-        "test_a_hangup_that_nohup_ignores_stays_ignored",
     ),
     "lifecycle/test_supervisor.py": ("test_a_child_that_hangs_is_replaced",),
     "lifecycle/test_worker_process.py": (
@@ -253,14 +263,15 @@ TESTS: dict[str, tuple[str, ...]] = {
     "project/test_bench.py": (
         "test_the_client_and_bare_calls_send_to_a_coordinator_that_answers_at_once",
         "test_what_tracing_is_compared_with_is_what_is_imported",
+        "test_what_tracing_is_compared_with_serves",
     ),
-    "project/test_bench_relay.py": (
-        "test_a_client_alone_publishes_to_the_broker",
-        "test_a_row_measures_a_real_relay",
-    ),
+    "project/test_bench_peers.py": ("test_each_half_has_its_end[ahead]",),
+    "project/test_bench_relay.py": ("test_a_client_alone_publishes_to_the_broker", "test_a_row_measures_a_real_relay"),
+    "project/test_embedded_programs.py": ("test_embedded_imports_resolve",),
     "project/test_proof_docs.py": ("test_options_that_are_named_exist",),
     "project/test_readme.py": ("test_order_1030_by_hand",),
     "project/test_selection.py": ("test_a_run_that_is_killed_in_the_middle_of_a_test_leaves_nothing_running",),
+    "pull/test_claims.py": ("test_a_consumer_that_dies_with_ten_thousand_messages_loses_none",),
     "relay/test_breaker.py": (
         "test_a_first_message_that_always_fails_does_not_block_the_others",
         "test_an_outage_of_six_hours_makes_no_dead_letters",
@@ -270,6 +281,10 @@ TESTS: dict[str, tuple[str, ...]] = {
     "relay/test_loop.py": (
         "test_a_database_error_in_a_settle_loses_no_outcome",
         "test_a_new_topics_first_message_is_not_lost_to_a_prefix",
+    ),
+    "relay/test_lost_claims.py": (
+        "test_live_delivery_goes_on_after_a_lost_claim_beside_a_replay_that_waits",
+        "test_retries_of_a_lost_claim_are_sent_soon[ordered]",
     ),
     "relay/test_ordering.py": (
         "test_with_on_dead_hold_a_key_waits_until_its_dead_letter_is_gone",
@@ -292,6 +307,10 @@ TESTS: dict[str, tuple[str, ...]] = {
         "test_a_close_does_not_wait_for_database_transactions_that_began_after_it",
         "test_a_second_close_waits_for_readers_that_began_after_the_first",
         "test_a_subscription_that_is_created_while_a_day_is_closed_by_force_gets_its_dead_letters",
+        "test_a_commit_that_takes_longer_than_a_minute_becomes_a_dead_letter",
+        "test_a_commit_with_a_newer_transaction_id_than_the_close_delays_the_removal",
+        "test_a_locked_retry_of_one_subscription_keeps_only_its_own_messages",
+        "test_the_time_of_late_messages_is_that_of_the_oldest_open_database_transaction",
     ),
     "retention/test_loop.py": (
         "test_retries_of_a_cancelled_replay_are_removed_and_a_replay_that_ended_too_early_continues",
@@ -319,6 +338,11 @@ TESTS: dict[str, tuple[str, ...]] = {
         "test_an_undelivered_message_holds_its_day",
         "test_a_dropped_dead_letter_is_not_written_again",
     ),
+    "rocketmq/test_client_limits.py": (
+        "test_a_client_that_disappears_without_reading_is_not_counted",
+        "test_far_more_connections_are_ended_when_they_connect",
+    ),
+    "rocketmq/test_server.py": ("test_a_port_that_is_taken_is_said",),
     "routers/test_api_keys.py": (
         "test_a_wrong_admin_key_is_not_repeated",
         "test_the_first_key_is_made_beside_the_database",
@@ -360,17 +384,28 @@ TESTS: dict[str, tuple[str, ...]] = {
         "test_unknown_ids_and_gone_days",
         "test_what_a_person_did_is_on_the_timeline",
     ),
-    "sdk/test_client_pages.py": (
-        "test_asyncpg",
-        "test_django",
-        "test_fastapi",
-        "test_flask",
-        "test_sqlalchemy",
-    ),
+    "sdk/test_client_pages.py": ("test_asyncpg", "test_django", "test_fastapi", "test_flask", "test_sqlalchemy"),
     "sdk/test_docs.py": ("test_ledgers",),
-    "sdk/test_testing.py": ("test_against_the_real_service_over_real_sockets",),
+    "sdk/test_killed_producers.py": (
+        "test_a_stored_order_is_never_rolled_back_by_a_check[forgotten-None]",
+        "test_a_stored_order_is_never_rolled_back_by_a_check[not awaited-None]",
+        "test_a_stored_order_is_never_rolled_back_by_a_check[sync begin-decided1]",
+    ),
+    "sdk/test_testing.py": (
+        "test_against_the_real_service_over_real_sockets",
+        "test_the_sync_producer_against_the_real_service",
+    ),
     "secrets/test_secret_rotation.py": ("test_the_database_password_is_changed_by_a_second_login",),
     "secrets/test_vault.py": ("test_migrating_by_the_command_seals", "test_the_commands_make_a_key_and_rotate"),
+    "server/test_known_heads_framing.py": (
+        "test_a_connection_is_read_the_same_with_known_heads[1]",
+        "test_a_connection_is_read_the_same_with_known_heads[2]",
+        "test_a_connection_is_read_the_same_with_known_heads[3]",
+    ),
+    "server/test_requests_without_task.py": (
+        "test_no_more_is_read_while_requests_wait_for_an_earlier_one[/transactions/check]",
+    ),
+    "server/test_tls.py": ("test_a_new_pair_is_used_without_a_restart",),
     "server/test_tls_limits.py": ("test_slow_clients_are_disconnected",),
     "spark/test_archive.py": ("test_the_archive_can_be_proved_again_by_itself",),
     "spark/test_archive_kept.py": (
@@ -379,12 +414,23 @@ TESTS: dict[str, tuple[str, ...]] = {
         "test_what_a_restored_database_does_not_know_stays",
         "test_what_a_replay_adds_to_an_archived_day_is_no_finding_and_is_archived",
         "test_changed_tables_do_not_replace_their_archive_unless_a_person_says_so",
+        "test_a_day_whose_archive_is_not_there_is_archived_again",
+        "test_a_failure_of_the_database_at_one_day_leaves_the_other_days",
+        "test_another_archive_stays_if_the_day_is_removed_meanwhile",
     ),
     "spark/test_certified_days.py": ("test_a_key_that_cannot_sign", "test_a_published_certificate_is_not_replaced"),
-    "spark/test_generate.py": ("test_a_made_day_in_postgres_is_as_the_service_makes_its_own",),
+    "spark/test_figures.py": ("test_an_empty_day_has_figures_of_nothing",),
+    "spark/test_generate.py": (
+        "test_a_made_day_in_postgres_is_as_the_service_makes_its_own",
+        "test_a_second_day_joins_the_first",
+    ),
+    "spark/test_ledger_damage.py": ("test_a_ledger_without_rows_must_be_declared",),
     "spark/test_ledgers.py": (
         "test_a_directory_may_hold_both_in_any_layout",
         "test_rows_that_agree_are_merged_and_others_set_aside",
+    ),
+    "spark/test_reconcile_faults.py": (
+        "test_a_run_that_is_ended_while_java_starts_leaves_no_java[15-halfnote-proof-*/java]",
     ),
     "spark/test_restore.py": (
         "test_a_body_is_not_called_redacted_while_a_reissue_has_it",
@@ -392,10 +438,7 @@ TESTS: dict[str, tuple[str, ...]] = {
     ),
     "spark/test_rights.py": ("test_the_role_proves_archives_restores_and_redacts",),
     "spark/test_rules_screen.py": ("test_rows_of_a_ledger_or_receipts_that_repeat_a_message_do_not_cancel",),
-    "spark/test_sources.py": (
-        "test_the_layout_is_that_of_parquet",
-        "test_readers_rest_while_others_are_at_work",
-    ),
+    "spark/test_sources.py": ("test_the_layout_is_that_of_parquet", "test_readers_rest_while_others_are_at_work"),
     "spark/test_topic_patterns.py": ("test_the_proof_matches_topics_as_the_service_does",),
     "system/test_image_programs.py": ("test_the_nightly_runs_end_after_the_program_that_they_stop",),
 }
