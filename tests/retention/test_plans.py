@@ -7,7 +7,7 @@ from uuid import UUID
 import pytest
 
 from app.database.connection import Connection
-from app.store.retention.day_blockers import AT_ONCE, REPLAYING, WAITING
+from app.store.retention.day_blockers import AT_ONCE, REPLAYING, RETRIES_WAIT, WAITING
 from app.store.retention.day_dead_letters import (
     BURY_LATE,
     BURY_LOG,
@@ -223,6 +223,30 @@ async def test_retries_of_a_day_are_found_among_those_of_many(full: Connection, 
     found = await probed(full, BURY_RETRIES, types, arguments, generic=generic)
     read = [(scan.index, scan.rows) for scan in found if scan.table == "delivery_retry" and scan.node != "Tid Scan"]
     assert read == [("delivery_retry_pkey", AT_ONCE)]
+
+
+@BOTH_PLANS
+async def test_a_look_for_retries_of_a_day_does_not_read_those_of_others(full: Connection, generic: bool) -> None:
+    """Before Postgres 18, conditions on a day without the replay read the retries of all days."""
+    day = await oldest(full)
+    await write_of_many_days(full, "delivery_retry", 1, "due_at = now()")
+    low = UUID(int=day.low.int - int(timedelta(days=30) / timedelta(milliseconds=1)) * 2**80)
+    await full.execute("set enable_seqscan = off")
+    for bounds, rows in (((low, day.low), 0), ((day.low, day.high), 1)):
+        found = await scans(full, RETRIES_WAIT, ["int", "uuid", "uuid"], [1, *bounds], generic=generic)
+        of_day = [scan for scan in found if "transaction_id" in scan.condition]
+        assert [(scan.index, scan.rows) for scan in of_day] == [("delivery_retry_pkey", rows)]
+        assert all("replay = " in scan.condition for scan in of_day)
+        # One row for each replay besides.
+        assert rows_of(found, "delivery_retry") <= rows + 2
+        assert await full.fetchval(RETRIES_WAIT, 1, *bounds) is bool(rows)
+    # A retry with its own copy needs no day.
+    await full.execute("update delivery_retry set body = ''")
+    assert await full.fetchval(RETRIES_WAIT, 1, day.low, day.high) is False
+    # One of a replay does.
+    await full.execute("update delivery_retry set body = null where replay = $1", REPLAY)
+    assert await full.fetchval(RETRIES_WAIT, 1, day.low, day.high) is True
+    assert await full.fetchval(RETRIES_WAIT, 2, day.low, day.high) is False
 
 
 @BOTH_PLANS

@@ -12,12 +12,14 @@ BIG = ("half", "op", "outbox", "receipt", "attempt")
 
 @dataclass(frozen=True)
 class Scan:
-    """An executed scan: its plan node, its table, partition or part of `with`, and the number of rows that it read."""
+    """An executed scan: its plan node, its table, partition or part of `with`, the number of rows that it read, and its
+    conditions on the index."""
 
     node: str
     table: str
     index: str | None
     rows: float
+    condition: str = ""
 
 
 async def scans(
@@ -54,7 +56,7 @@ def _scans(node: dict[str, Any]) -> Iterator[Scan]:
     loops, table = node["Actual Loops"], node.get("Relation Name", node.get("CTE Name"))
     if table is not None and node["Node Type"].endswith("Scan") and loops:
         read = (node["Actual Rows"] + node.get("Rows Removed by Filter", 0)) * loops
-        yield Scan(node["Node Type"], table, node.get("Index Name"), read)
+        yield Scan(node["Node Type"], table, node.get("Index Name"), read, node.get("Index Cond", ""))
     for child in node.get("Plans", []):
         yield from _scans(child)
 

@@ -84,14 +84,34 @@ MATCHING = matching_sql("0")
 # The offset of its slowest shard.
 PLACE = '(select coalesce(min(c."offset"), 0) from checkpoint c where c.subscription_id = $3)'
 
-# Its retries of the day, including those of replays; by the first column of the primary key. A retry with its own copy
-# of the message does not need the day.
-RETRIES = """
-delivery_retry r
-where r.subscription_id = $3 and r.transaction_id >= $1 and r.transaction_id < $2 and r.body is null
-"""
 
-RETRIES_WAIT = f"select exists (select from {RETRIES})"  # noqa: S608 -- a constant of this module
+def replays_sql(table: str) -> str:
+    """Return the recursive part `found`: the replays of a subscription's ($1) rows in a table, 0 for live delivery.
+
+    One descent for each, of an index that begins with these two columns.
+    """
+    return f"""found as (
+  (select r.replay from {table} r where r.subscription_id = $1 order by r.replay limit 1)
+  union all
+  select n.replay from found f, lateral (
+    select r.replay from {table} r where r.subscription_id = $1 and r.replay > f.replay order by r.replay limit 1
+  ) n
+)"""  # noqa: S608 -- names of tables
+
+
+# Whether it has retries of the day ($2 and $3), those of replays among them. A retry with its own copy of the message
+# does not need the day. One range of the primary key for each replay (OFFSET 0): before Postgres 18, conditions on a
+# day without the replay read the retries of all days.
+RETRIES_WAIT = f"""
+with recursive {replays_sql("delivery_retry")}
+select exists (
+  select from found f where exists (
+    select from delivery_retry r
+    where r.subscription_id = $1 and r.replay = f.replay and r.transaction_id >= $2 and r.transaction_id < $3
+      and r.body is null offset 0
+  )
+)
+"""  # noqa: S608 -- a constant
 
 # Whether a message waits among the next entries of the day's log after the checkpoint and the offset $7. The day's
 # partition of the log is named, because a plan for any day reads the partition whole. Served by outbox_by_offset.
@@ -220,7 +240,7 @@ async def replayed(connection: Connection) -> set[int]:
 
 async def retries_wait(connection: Connection, day: Day, subscription: Subscription) -> bool:
     """Return whether the subscription has retries of the day, those of replays among them."""
-    return bool(await connection.fetchval(RETRIES_WAIT, day.low, day.high, subscription.subscription_id))
+    return bool(await connection.fetchval(RETRIES_WAIT, subscription.subscription_id, day.low, day.high))
 
 
 async def waiting(connection: Connection, day: Day, subscription: Subscription, after: int) -> LogLook:

@@ -11,7 +11,7 @@ from uuid import UUID
 import msgspec
 
 from app.database.connection import Connection
-from app.store.retention.day_blockers import AT_ONCE, PLACE, matching_sql, of_route
+from app.store.retention.day_blockers import AT_ONCE, PLACE, matching_sql, of_route, replays_sql
 from app.store.retention.days import Day, partition_name
 from app.store.subscriptions.replays import Replay
 from app.store.subscriptions.subscriptions import Subscription
@@ -136,19 +136,10 @@ select transaction_id, position, (select count(*) from span) >= {AT_ONCE} as mor
 from span order by transaction_id desc, position desc limit 1
 """  # noqa: S608 -- a constant
 
-# The replays of a subscription's rows, with 0 for live delivery: one descent of the primary key for each. Conditions on
-# a day without the replay would read the rows of all days.
+# The replays of a subscription's rows, with 0 for live delivery. Conditions on a day without the replay would read the
+# rows of all days.
 REPLAYS = {
-    table: f"""
-with recursive found as (
-  (select r.replay from {table} r where r.subscription_id = $1 order by r.replay limit 1)
-  union all
-  select n.replay from found f, lateral (
-    select r.replay from {table} r where r.subscription_id = $1 and r.replay > f.replay order by r.replay limit 1
-  ) n
-)
-select replay from found
-"""  # noqa: S608 -- names of tables
+    table: f"with recursive {replays_sql(table)} select replay from found"  # noqa: S608 -- names of tables
     for table in ("delivery_retry", "dead_letter")
 }
 
