@@ -37,17 +37,17 @@ async def bury_log(
     now: datetime,
     *,
     after: int = BEGINNING,
-    late_since: datetime | None = None,
+    late_after: int | None = None,
 ) -> int:
     """Make dead letters of the day's log entries after an offset that the subscription has not settled.
 
-    Entries committed at or after `late_since` count even below the checkpoint. Return the last offset that was read.
+    Entries after the offset `late_after` count even below the checkpoint. Return the last offset that was read.
     """
     reached, messages, more = after, 0, True
     while more:
         async with connection.transaction():
             await probe(connection)
-            step = await store.bury_log(connection, day, subscription, reached, late_since, now)
+            step = await store.bury_log(connection, day, subscription, reached, late_after, now)
             written = await announce_buried(connection, [(subscription, step.buried)], now)
         reached, more = step.reached, step.more
         messages += count(runtime, subscription, step.buried, written)

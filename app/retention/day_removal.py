@@ -107,9 +107,9 @@ async def _prove(
         causes += await day_holders.undelivered(runtime, connection, day, subscriptions)
     if forced or (causes and not day.decided):
         # The day was closed by force. Verdicts may have arrived until then, and the relay skipped their messages.
-        late_since = day.changed_at - CLOCKS_APART
+        late_after = await day_dead_letters.last_before(connection, day, day.changed_at - CLOCKS_APART)
         for one in subscriptions:
-            await bury_log(runtime, connection, day, one, now, late_since=late_since)
+            await bury_log(runtime, connection, day, one, now, late_after=late_after)
     if forced:
         for one in subscriptions:
             await bury_retries(runtime, connection, day, one, now)

@@ -13,6 +13,7 @@ from app.store.retention.day_dead_letters import (
     BURY_LOG,
     BURY_RETRIES,
     BURY_UNREPLAYED,
+    LAST_BEFORE,
     REPLAYS,
     UNBURY,
 )
@@ -88,15 +89,52 @@ async def test_a_step_through_the_log_of_a_day_is_a_short_index_range(
     full: Connection, generic: bool, late: bool
 ) -> None:
     day = await oldest(full)
-    at = await full.fetchval("select min(committed_at) from outbox where transaction_id >= $1", day.low)
     after = await full.fetchval('select min("offset") from outbox where transaction_id >= $1', day.low)
     behind = await subscribe(full, "behind", "order")
-    arguments = [*of_route(day, behind), datetime.now(UTC), after + 500, *([at] if late else [])]
-    types = [*OF_ROUTE, "timestamptz", "bigint", *(["timestamptz"] if late else [])]
+    arguments = [*of_route(day, behind), datetime.now(UTC), after + 500, *([after] if late else [])]
+    types = [*OF_ROUTE, "timestamptz", "bigint", *(["bigint"] if late else [])]
     found = await probed(full, in_log(day, BURY_LATE if late else BURY_LOG), types, arguments, generic=generic)
     assert rows_of(found, "outbox") == AT_ONCE
     assert rows_of(found, "half") == AT_ONCE
     assert {scan.node for scan in found if scan.table.startswith(("outbox_", "half_"))} == {"Index Scan"}
+
+
+@BOTH_PLANS
+async def test_only_late_entries_are_read_again_for_a_subscription_that_has_settled_the_day(
+    full: Connection, generic: bool
+) -> None:
+    day, late = await oldest(full), 7
+    settled = await subscribe(full, "settled", "order", after=await last_offset(full))
+    last: int = await full.fetchval(f'select max("offset") from {partition_name("outbox", day.day)}')
+    types = [*OF_ROUTE, "timestamptz", "bigint", "bigint"]
+    arguments = [*of_route(day, settled), datetime.now(UTC), 0, last - late]
+    found = await probed(full, in_log(day, BURY_LATE), types, arguments, generic=generic)
+    assert rows_of(found, "outbox") == late
+    assert [scan.index for scan in found if scan.table.startswith("outbox") and scan.rows] == [
+        f"outbox_{day.day:%Y%m%d}_offset_idx"
+    ]
+    # A subscription that started later than that gets what came after its start.
+    await full.execute("update subscription set started_after = $1 where subscription_id = $2", last - 2, settled)
+    found = await probed(full, in_log(day, BURY_LATE), types, arguments, generic=generic)
+    assert rows_of(found, "outbox") == 2
+
+
+@BOTH_PLANS
+async def test_the_look_for_late_entries_reads_those_and_one_before(full: Connection, generic: bool) -> None:
+    day, late = await oldest(full), 7
+    log = partition_name("outbox", day.day)
+    last: int = await full.fetchval(f'select max("offset") from {log}')
+    await full.execute(
+        f"update {log} set committed_at = committed_at + interval '1 day' where \"offset\" > $1",
+        last - late,
+    )
+    await full.execute(f"vacuum {log}")
+    since = await full.fetchval(f"select max(committed_at) from {log}")
+    statement = in_log(day, LAST_BEFORE)
+    await full.execute("set enable_seqscan = off")
+    assert await full.fetchval(statement, since) == last - late
+    found = await scans(full, statement, ["timestamptz"], [since], generic=generic)
+    assert [(scan.index, scan.rows) for scan in found] == [(f"outbox_{day.day:%Y%m%d}_offset_idx", late + 1)]
 
 
 @BOTH_PLANS

@@ -36,11 +36,11 @@ _RETURNING = 'transaction_id, position, "offset", topic, key, attempts, error'
 
 # What the subscription has not settled is after its checkpoint. Served by outbox_by_offset, also if nothing is.
 _UNSETTLED = f'o."offset" > greatest($8, {PLACE})'
-# The relay skips a closed day and moves its checkpoint past it. So entries that were committed at or after $9 count
-# too. Served by outbox_by_offset after $8.
-_UNSETTLED_OR_LATE = f"""o."offset" > $8 and (o."offset" > {PLACE} or (o.committed_at >= $9 and o."offset" > (
+# The relay skips a closed day and moves its checkpoint past it. So late entries, after the offset $9, count too. Served
+# by outbox_by_offset, also if nothing is late.
+_UNSETTLED_OR_LATE = f"""o."offset" > greatest($8, least({PLACE}, greatest($9::bigint, (
       select s.started_after from subscription s where s.subscription_id = $3
-    )))"""  # noqa: S608 -- constants
+    ))))"""  # noqa: S608 -- constants
 
 
 # A replay $9 that runs: what it has not read, up to its end. Its filters are $10 to $13, as in the relay's `wants`.
@@ -85,6 +85,13 @@ from (select max("offset") as reached, count(*) from span) s {_NEWEST}
 BURY_LOG = _bury(_UNSETTLED)
 BURY_LATE = _bury(_UNSETTLED_OR_LATE)
 BURY_UNREPLAYED = _bury(_UNREAD, "$9::int", _WANTED)
+
+# The offset of the day's last entry that was committed before a time: later ones are late, for each subscription.
+# committed_at rises with the offset except at clock steps; the caller's margin covers those. Served by
+# outbox_by_offset, from its end.
+LAST_BEFORE = """
+select coalesce(max("offset"), 0) from {outbox} where committed_at < $1
+"""
 
 # The next retries of a closed day, of one replay or (0) of live delivery, in the order of the primary key after
 # ($5, $6). No worker claims or settles them any more.
@@ -215,21 +222,27 @@ class RowStep:
     buried: Buried | None = None
 
 
+async def last_before(connection: Connection, day: Day, at: datetime) -> int:
+    """Return the last offset of the day's log that was committed before `at`, or 0."""
+    offset: int = await connection.fetchval(LAST_BEFORE.format(outbox=partition_name("outbox", day.day)), at)
+    return offset
+
+
 async def bury_log(
     connection: Connection,
     day: Day,
     subscription: Subscription,
     after: int,
-    late_since: datetime | None,
+    late_after: int | None,
     now: datetime,
 ) -> LogStep:
     """Make dead letters of what the subscription has not settled of the day's next log entries.
 
-    Entries that were committed at or after `late_since` count even below the checkpoint.
+    Entries after the offset `late_after` count even below the checkpoint.
     """
-    statement = (BURY_LOG if late_since is None else BURY_LATE).format(outbox=partition_name("outbox", day.day))
+    statement = (BURY_LOG if late_after is None else BURY_LATE).format(outbox=partition_name("outbox", day.day))
     arguments = [day.low, day.high, subscription.subscription_id, *of_route(subscription.route), now, after]
-    row = await connection.fetchrow(statement, *arguments, *([] if late_since is None else [late_since]))
+    row = await connection.fetchrow(statement, *arguments, *([] if late_after is None else [late_after]))
     assert row is not None
     return LogStep(after if row["reached"] is None else row["reached"], row["more"], _buried(row, 2))
 
