@@ -19,17 +19,24 @@ from app.retention.day_dead_letters import bury_log, bury_retries, drop_confirme
 from app.retention.heartbeat import beat
 from app.runtime.state import Runtime
 from app.store.retention import day_blockers, day_dead_letters, days, partitions
+from app.store.retention.day_changes import ClosedDayLook, changes
 from app.store.retention.days import Day
 from app.store.subscriptions.subscriptions import page
 from app.verdicts import DayState
 
 log = structlog.get_logger(__name__)
 
+# The cause that keeps a day whose tables contradict each other.
+CONTRADICTS = "manifest"
 # The allowed difference between the clocks of the database and the service when their times are compared.
 CLOCKS_APART = timedelta(minutes=1)
 OLDER_SNAPSHOTS_WAITS = 20
 OLDER_SNAPSHOTS_REST_S = 0.1
 NAMED_AT_MOST = 20
+# What keeps a closed day until a person or an archive changes it. The day is read whole to find it.
+KEPT_UNTIL_CHANGED = {archive_check.MISSING, archive_check.DIFFERS, CONTRADICTS}
+# A closed day that did not change is read again after this, in case the server lost its counts of changes.
+LOOK_AGAIN_AFTER = timedelta(hours=1)
 
 # Errors that end a wait for other sessions.
 IN_THE_WAY = (asyncpg.LockNotAvailableError, asyncpg.QueryCanceledError)
@@ -49,6 +56,20 @@ async def remove_day(
         if closed is None:
             return causes
         day = closed
+    seen, known = (await changes(connection, day.day), forced), runtime.day_looks.get(day.day)
+    if known is not None and known.seen == seen and abs(now - known.at) < LOOK_AGAIN_AFTER:
+        return list(known.causes)
+    runtime.day_looks.pop(day.day, None)
+    causes = await _remove_closed(runtime, connection, day, written_until, now, forced=forced)
+    if causes and KEPT_UNTIL_CHANGED.issuperset(causes):
+        runtime.day_looks[day.day] = ClosedDayLook(seen, now, tuple(causes))
+    return causes
+
+
+async def _remove_closed(
+    runtime: Runtime, connection: Connection, day: Day, written_until: datetime, now: datetime, *, forced: bool
+) -> list[str]:
+    """Take the next steps of a closed day's removal, as `remove_day` does."""
     standings = [await partitions.standing(connection, table, day.day) for table in partitions.DETACHED]
     # A day whose detaching has begun was proved to be over after this wait.
     if set(standings) == {"attached"}:
@@ -144,7 +165,7 @@ async def _drop(runtime: Runtime, connection: Connection, day: Day, forced: bool
     found = await partitions.manifest(connection, day.day)
     if not found.sound or (found.undecided and not forced):
         log.error("day_unsound", day=day.day.isoformat(), manifest=str(found))
-        return ["manifest"]
+        return [CONTRADICTS]
     causes = await archive_check.differs(runtime, connection, day)
     if causes:
         return causes

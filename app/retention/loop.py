@@ -123,8 +123,9 @@ def _forget_closed(runtime: Runtime, known: Sequence[Day]) -> None:
     states = {day.day: day.state for day in known}
     for one in [one for one in runtime.day_settled_to if states.get(one) is not DayState.OPEN]:
         del runtime.day_settled_to[one]
-    for one in [one for one in runtime.day_readers if states.get(one) is not DayState.ARCHIVING]:
-        del runtime.day_readers[one]
+    for kept in (runtime.day_readers, runtime.day_looks):
+        for one in [one for one in kept if states.get(one) is not DayState.ARCHIVING]:
+            del kept[one]
 
 
 async def clear_leftovers(connection: Connection, now: datetime) -> None:

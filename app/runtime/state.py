@@ -26,6 +26,7 @@ from app.runtime.wake_up_socket import WakeUpReceiver, WakeUpSender
 from app.secrets.vault import Vault
 from app.store.pull.claims import PulledSubscription
 from app.store.retention.day_blockers import DayReaders, SubscriptionRoute
+from app.store.retention.day_changes import ClosedDayLook
 
 if TYPE_CHECKING:  # OpenTelemetry is an optional dependency
     from app.observability.tracing import Tracing
@@ -93,6 +94,8 @@ class Runtime:
     pulled: dict[str, PulledSubscription] = field(default_factory=dict)
     # For each day that is being closed, the database transactions that may have read it as open.
     day_readers: dict[date, DayReaders] = field(default_factory=dict)
+    # For each closed day that waits for its archive or contradicts it, the last look at its rows.
+    day_looks: dict[date, ClosedDayLook] = field(default_factory=dict)
     # For each day that is held, up to which offset its log is settled.
     day_settled_to: dict[date, dict[SubscriptionRoute, int]] = field(default_factory=dict)
 
@@ -101,6 +104,7 @@ class Runtime:
         self.keys_read = self.topics_read = False
         self.pulled.clear()
         self.day_readers.clear()
+        self.day_looks.clear()
 
     def show_loop_ages(self) -> None:
         """Set the gauge of the time since each loop of this process turned."""

@@ -13,8 +13,10 @@ from app.database.connection import Connection
 from app.ids import uuid7
 from app.loops import gauges
 from app.retention import loop as retention_loop
+from app.retention.loop import let_leave
 from app.runtime.state import Runtime
 from app.store.retention import archive_manifest, partitions
+from app.store.retention.days import partition_name
 from tests.support.days import (
     ORDER,
     go_to,
@@ -25,6 +27,7 @@ from tests.support.days import (
     post_half,
     post_transaction,
     subscribe,
+    write_transactions,
 )
 
 pytestmark = pytest.mark.usefixtures("group")
@@ -187,6 +190,86 @@ async def test_tables_that_differ_from_the_archive_are_not_dropped(
     await archive(db)
     await retention_loop.step(runtime, NOW)
     assert await day_state(db) == ("gone", [])
+
+
+async def scans_of_day(db: Connection) -> int:
+    """Return how often this session has scanned the day's tables."""
+    await report_counts(db)
+    names = [partition_name(table, DAY) for table in partitions.DETACHED]
+    scans: int = await db.fetchval(
+        "select sum(seq_scan + coalesce(idx_scan, 0))::int from pg_stat_user_tables where relname = any($1)", names
+    )
+    return scans
+
+
+async def report_counts(db: Connection) -> None:
+    """Make this session report at once what it did to each table."""
+    await db.execute("select pg_stat_force_next_flush()")
+
+
+async def test_a_closed_day_that_waits_for_its_archive_is_read_when_it_changed(
+    runtime: Runtime, db: Connection
+) -> None:
+    await write_transactions(db, OLD_TIME, 3)
+    await subscribe(db, "billing", "order")
+    await report_counts(db)
+    await let_leave(runtime, db, AFTER_MAX_RETENTION)
+    assert await day_state(db) == ("archiving", ["archive"])
+    scans = await scans_of_day(db)
+    for minutes in (1, 2):
+        await let_leave(runtime, db, AFTER_MAX_RETENTION + timedelta(minutes=minutes))
+        assert await scans_of_day(db) == scans
+    assert await day_state(db) == ("archiving", ["archive"])
+    # It has more rows than its archive: it waits for another one.
+    await archive(db)
+    await db.execute(
+        "insert into attempt (transaction_id, kind, at, outcome) values ($1, 'swept', now(), 'x')", uuid7(OLD_TIME)
+    )
+    scans = await scans_of_day(db)
+    await let_leave(runtime, db, AFTER_MAX_RETENTION)
+    assert await scans_of_day(db) > scans
+    scans = await scans_of_day(db)
+    await let_leave(runtime, db, AFTER_MAX_RETENTION)
+    assert await scans_of_day(db) == scans
+    assert await day_state(db) == ("archiving", ["archive"])
+    await archive(db)
+    await let_leave(runtime, db, AFTER_MAX_RETENTION)
+    assert await day_state(db) == ("gone", [])
+
+
+@pytest.mark.parametrize("counted", [True, False])
+async def test_tables_that_differ_from_the_archive_are_read_when_they_changed(
+    runtime: Runtime, db: Connection, counted: bool
+) -> None:
+    """Or after an hour: a server that crashes may lose what it counted."""
+    await write_transactions(db, OLD_TIME, 3)
+    await db.execute("update day set state = 'archiving', decided = true where day = $1", DAY)
+    for table in partitions.DETACHED:
+        await partitions.detach(db, table, DAY, finalize=False)
+    await archive(db)
+    op = partition_name("op", DAY)
+    await db.execute(f"update {op} set reason = 'because'")
+    await report_counts(db)
+    await forget_counts(db)
+    await let_leave(runtime, db, NOW)
+    assert await day_state(db) == ("archiving", ["archive_differs"])
+    scans = await scans_of_day(db)
+    await let_leave(runtime, db, NOW)
+    assert await scans_of_day(db) == scans
+    await db.execute(f"update {op} set reason = null")
+    await report_counts(db)
+    if not counted:
+        await forget_counts(db)
+        await let_leave(runtime, db, NOW)
+        assert await day_state(db) == ("archiving", ["archive_differs"])
+    await let_leave(runtime, db, NOW if counted else NOW + timedelta(hours=1))
+    assert await day_state(db) == ("gone", [])
+    assert runtime.day_looks == {}
+
+
+async def forget_counts(db: Connection) -> None:
+    """Let the server forget what it counted of the day's table of verdicts."""
+    await db.execute("select pg_stat_reset_single_table_counters($1::text::regclass)", partition_name("op", DAY))
 
 
 async def test_the_longest_retention_does_not_drop_an_unarchived_day(

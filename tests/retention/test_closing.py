@@ -17,7 +17,15 @@ from app.store.coordinator.ops import RECORD_END
 from app.store.retention import day_blockers, day_dead_letters, days
 from app.store.subscriptions import subscriptions
 from app.verdicts import Source, Verdict
-from tests.support.days import all_delivered, go_to, long_ago, post_half, post_transaction, subscribe
+from tests.support.days import (
+    all_delivered,
+    go_to,
+    long_ago,
+    post_half,
+    post_transaction,
+    subscribe,
+    write_transactions,
+)
 
 pytestmark = pytest.mark.usefixtures("group", "old_time")
 
@@ -349,31 +357,8 @@ async def test_a_locked_retry_of_one_subscription_keeps_only_its_own_messages(
 MANY = 2 * day_dead_letters.AT_ONCE + 500
 
 
-async def write_many(db: Connection) -> None:
-    """Write committed transactions of one message each."""
-    await db.execute(
-        """
-        with ids as (
-          select n, (lpad(to_hex((extract(epoch from $1::timestamptz) * 1000)::bigint), 12, '0') || '70008'
-            || lpad(to_hex(n), 15, '0'))::uuid as id
-          from generate_series(1, $2::int) n
-        ), halves as (
-          insert into half (transaction_id, position, producer_group, topic, content_type, body, body_digest, born_at,
-            first_check_at, digest)
-          select id, 0, 'shop', 'order', 'application/json', '1', '', $1, $1, '' from ids
-        ), ops as (
-          insert into op (transaction_id, verdict, source, decided_at) select id, 1, 0, $1 from ids
-        )
-        insert into outbox (transaction_id, position, "offset", topic, committed_at)
-        select id, 0, n, 'order', $1 from ids
-        """,
-        OLD_TIME,
-        MANY,
-    )
-
-
 async def test_a_large_day_is_gone_through_in_steps(runtime: Runtime, db: Connection) -> None:
-    await write_many(db)
+    await write_transactions(db, OLD_TIME, MANY)
     await subscribe(db, "billing", "order")
     day = {row.day: row for row in await days.days(db)}[DAY]
     billing = await subscriptions.one(db, "billing")
@@ -390,7 +375,7 @@ async def test_a_large_day_is_gone_through_in_steps(runtime: Runtime, db: Connec
 async def test_many_retries_and_confirmed_deliveries_are_gone_through_in_steps(
     runtime: Runtime, db: Connection
 ) -> None:
-    await write_many(db)
+    await write_transactions(db, OLD_TIME, MANY)
     billing = await subscribe(db, "billing", "order")
     await db.execute(
         'insert into delivery_retry (subscription_id, transaction_id, position, "offset", topic, attempts, due_at) '

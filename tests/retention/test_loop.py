@@ -21,6 +21,7 @@ from app.runtime.state import Runtime
 from app.store.proof.shared_settings import LONGEST_ID_SKEW, raise_rule
 from app.store.retention import day_blockers, days, partitions
 from app.store.retention.day_blockers import SubscriptionRoute
+from app.store.retention.day_changes import ClosedDayLook
 from app.store.retention.days import partition_name
 from app.store.subscriptions.subscriptions import page
 from tests.conftest import DAYS_AHEAD, assembled
@@ -243,13 +244,14 @@ async def test_what_is_known_of_a_day_that_another_worker_removed_is_forgotten(
     await retention_loop.step(runtime, NOW)
     assert set(runtime.day_settled_to) == {DAY}
     runtime.day_readers[DAY] = day_blockers.DayReaders("1", frozenset())
+    runtime.day_looks[DAY] = ClosedDayLook(("", False), NOW, ("archive",))
     await post_end(client, half, "rollback")
     async with assembled(settings, dsn) as other:
         await retention_loop.step(other, NOW)
         assert other.day_settled_to == other.day_readers == {}
     assert (await day_row(db)).state == "gone"
     await retention_loop.step(runtime, NOW)
-    assert runtime.day_settled_to == runtime.day_readers == {}
+    assert runtime.day_settled_to == runtime.day_readers == runtime.day_looks == {}
 
 
 async def test_a_day_that_an_open_database_transaction_may_still_change_is_not_read_each_time(

@@ -48,6 +48,29 @@ async def post_transaction(client: httpx.AsyncClient, *messages: dict[str, Any],
     return transaction_id
 
 
+async def write_transactions(db: Connection, at: datetime, count: int) -> None:
+    """Write committed transactions of one message each, with the offsets from 1, in one statement."""
+    await db.execute(
+        """
+        with ids as (
+          select n, (lpad(to_hex((extract(epoch from $1::timestamptz) * 1000)::bigint), 12, '0') || '70008'
+            || lpad(to_hex(n), 15, '0'))::uuid as id
+          from generate_series(1, $2::int) n
+        ), halves as (
+          insert into half (transaction_id, position, producer_group, topic, content_type, body, body_digest, born_at,
+            first_check_at, digest)
+          select id, 0, 'shop', 'order', 'application/json', '1', '', $1, $1, '' from ids
+        ), ops as (
+          insert into op (transaction_id, verdict, source, decided_at) select id, 1, 0, $1 from ids
+        )
+        insert into outbox (transaction_id, position, "offset", topic, committed_at)
+        select id, 0, n, 'order', $1 from ids
+        """,
+        at,
+        count,
+    )
+
+
 async def partitions_of(db: Connection, day: date) -> dict[str, bool]:
     """Return which of the day's tables exist, and whether each is attached."""
     names = [partition_name(table, day) for table in ("half", "op", "outbox", "receipt", "attempt")]
