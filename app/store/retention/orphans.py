@@ -9,20 +9,35 @@ from app.store.relay.leases import LeaseKind
 AT_ONCE = 10_000
 
 # By the primary key range of each day that was removed lately. A day is removed only once, so earlier days have no rows
-# left. A retry with its own copy of the message continues without its day.
+# left.
 OF_GONE_DAYS = {
     table: f"""
 delete from {table} where ctid = any(array(
   select t.ctid from day d join {table} t on t.transaction_id >= d.low and t.transaction_id < d.high
-  where d.state = 'gone' and d.changed_at > $1 and {spared} limit {AT_ONCE}
-))"""  # noqa: S608 -- names of tables and a condition of ours
-    for table, spared in (
-        ("check_back", "true"),
-        ("delivery_retry", "t.body is null"),
-        ("postponement", "true"),
-        ("reissue", "true"),
-    )
+  where d.state = 'gone' and d.changed_at > $1 limit {AT_ONCE}
+))"""  # noqa: S608 -- names of tables
+    for table in ("check_back", "postponement", "reissue")
 }
+# The same for each subscription and replay that has retries (OFFSET 0): before Postgres 18, conditions on a day without
+# these first columns of the primary key read all retries. A retry with its own copy of the message continues without
+# its day.
+OF_GONE_DAYS["delivery_retry"] = f"""
+with recursive streams as (
+  (select r.subscription_id, r.replay from delivery_retry r order by r.subscription_id, r.replay limit 1)
+  union all
+  select n.subscription_id, n.replay from streams s, lateral (
+    select r.subscription_id, r.replay from delivery_retry r
+    where (r.subscription_id, r.replay) > (s.subscription_id, s.replay) order by r.subscription_id, r.replay limit 1
+  ) n
+)
+delete from delivery_retry where ctid = any(array(
+  select t.at from day d, streams s, lateral (
+    select r.ctid as at from delivery_retry r
+    where r.subscription_id = s.subscription_id and r.replay = s.replay
+      and r.transaction_id >= d.low and r.transaction_id < d.high and r.body is null offset 0
+  ) t
+  where d.state = 'gone' and d.changed_at > $1 limit {AT_ONCE}
+))"""  # noqa: S608 -- a number of ours
 
 # By the first column of the primary key, for the few subscriptions that are tombstones.
 OF_DELETED_SUBSCRIPTIONS = {
