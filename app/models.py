@@ -556,7 +556,7 @@ redelivery = Table(
     Column("died_because", Text, nullable=False),
     Column("attempts", Integer, nullable=False),
     CheckConstraint("what IN ('redelivered', 'dropped')", name="redelivery_what"),
-    Index("redelivery_transaction", "transaction_id"),
+    Index("redelivery_transaction", "transaction_id", "redelivery_id"),
     Index("redelivery_at", "at"),
 )
 

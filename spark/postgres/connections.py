@@ -70,7 +70,7 @@ select count(*) as replays, coalesce(max(p.replay_id), 0) as newest_replay from 
 where p.state <> 'running' and p.after < {last} and p.until >= {first}
 """
 # The redeliveries and drops of a day's dead letters. Their records are removed after 45 days, so their number alone may
-# stay the same. Served by redelivery_transaction.
+# stay the same. Served by redelivery_transaction alone: a person can redeliver very many.
 _REDELIVERED = """
 select count(*) as redelivery, coalesce(max(r.redelivery_id), 0) as newest_redelivery from redelivery r
 where r.transaction_id >= {low} and r.transaction_id < {high}

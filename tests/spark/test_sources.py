@@ -20,7 +20,7 @@ from spark.engine.progress import Progress
 from spark.errors import RunFailedError, SnapshotLostError
 from spark.frames import Frames
 from spark.postgres import copy
-from spark.postgres.connections import Snapshot, open_snapshot, partition_name
+from spark.postgres.connections import REDELIVERED, Snapshot, open_snapshot, partition_name
 from spark.postgres.standby import StandbySettings, cancelled_by_replay, standby_warning
 from spark.sources import frames, id_ranges
 from spark.sources.frames import frames_from_parquet, frames_from_postgres, page_ranges, receipts_since
@@ -245,6 +245,29 @@ def test_ranges_of_ids_leave_nothing_out_and_are_scans_by_index(
     monkeypatch.undo()
     with open_snapshot(dsn) as snapshot:
         assert id_ranges.id_ranges(snapshot, snapshot.day(day)) == ("true",)
+
+
+def test_the_redeliveries_of_a_day_are_counted_by_an_index_alone(dsn: str, day: date, other: Connection) -> None:
+    fill_day(dsn, day, 3)
+    other.execute(
+        """
+        insert into redelivery (subscription_id, replay, transaction_id, position, "offset", what, at, died_at,
+          died_because, attempts)
+        select 1, 0, low, 0, 1, 'redelivered', now(), now(), 'exhausted', 1 from day, generate_series(1, 3)
+        where day = %s
+        """,
+        [day],
+    )
+    with open_snapshot(dsn) as snapshot:
+        # Of few rows any plan would do.
+        for scan in ("seqscan", "bitmapscan"):
+            snapshot.connection.execute(f"set local enable_{scan} = off")
+        found = snapshot.day(day)
+        bounds = {"low": found.low, "high": found.high}
+        assert snapshot.rows(REDELIVERED, bounds) == [{"redelivery": 3, "newest_redelivery": 3}]
+        plan = "\n".join(row["QUERY PLAN"] for row in snapshot.rows(f"explain {REDELIVERED}", bounds))
+    assert "Index Only Scan using redelivery_transaction" in plan
+    assert plan.count("Scan") == 1
 
 
 def test_ranges_of_pages_leave_nothing_out(monkeypatch: pytest.MonkeyPatch) -> None:

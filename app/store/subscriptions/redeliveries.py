@@ -119,7 +119,7 @@ def _statement(text: str, source: str, what: DeadLetterAction) -> str:
 REDELIVER = {source: _statement(_REDELIVER, source, DeadLetterAction.REDELIVERED) for source in PICKED}
 DROP = {source: _statement(_DROP, source, DeadLetterAction.DROPPED) for source in PICKED}
 
-# Served by redelivery_transaction.
+# Served by redelivery_transaction, in its order.
 EARLIER = """
 select at, actor, reason from redelivery
 where transaction_id = $1 and position = $2 and subscription_id = $3 and replay = $4 and what = 'redelivered'
