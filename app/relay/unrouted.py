@@ -29,7 +29,8 @@ class Routing:
     async def step(self, runtime: Runtime, now: datetime) -> StepResult:
         """Count the messages since the last turn; more is waiting if a whole span was read."""
         relay = runtime.metrics.relay
-        async with runtime.database.connection() as connection:
+        # A plan that was made while a day was empty would read the whole day in each turn, and sort it.
+        async with runtime.database.keyed() as connection:
             before = await counted(connection)
             if not await self._lease.held(connection, runtime.owner, now):
                 relay.unrouted.set(before.unrouted)

@@ -11,6 +11,7 @@ from app.store.checkback.sweeps import NEXT_DUE
 from app.store.relay.log import LOG_HEAD, READER, WINDOW
 from app.store.relay.results import FIRST_TRIES, OUTCOMES, SETTLE, SETTLE_FIRST_TRIES, STREAMS
 from app.store.relay.retries import CLAIM_RETRIES, CLAIMANTS
+from app.store.relay.unrouted import TOPICS_AFTER
 
 BIG = re.compile(r" on (?:half|op|outbox|receipt|attempt)_\d{8}")
 SETTLED = ["text", "timestamptz", *STREAMS.types, *FIRST_TRIES.types]
@@ -25,8 +26,9 @@ SETTLED = ["text", "timestamptz", *STREAMS.types, *FIRST_TRIES.types]
         (SETTLE, [*SETTLED, *OUTCOMES.types]),
         (CLAIM_RETRIES, [*CLAIMANTS.types, "timestamptz", "timestamptz"]),
         (NEXT_DUE, ["timestamptz", "uuid"]),
+        (TOPICS_AFTER, ["bigint", "int"]),
     ],
-    ids=["log_head", "window", "settle_first_tries", "settle", "claim_retries", "next_due"],
+    ids=["log_head", "window", "settle_first_tries", "settle", "claim_retries", "next_due", "topics_after"],
 )
 async def test_a_plan_of_empty_days_scans_no_whole_day(dsn: str, statement: str, types: Sequence[str]) -> None:
     database = Database(dsn, pool_size=1)
@@ -45,6 +47,9 @@ async def test_a_plan_of_empty_days_scans_no_whole_day(dsn: str, statement: str,
     # A settle reads none of them.
     assert bool(reads) is (statement not in (SETTLE, SETTLE_FIRST_TRIES))
     assert [line for line in reads if "Seq Scan" in line] == []
+    if statement is TOPICS_AFTER:
+        # Merged in the order of the index.
+        assert [line for line in plan if "Sort" in line and "Sort Key: o." not in line] == []
     if statement is NEXT_DUE:
         # The first row of each day's index, and no other.
         assert [line for line in plan if "Sort" in line and "Sort Key: half" not in line] == []

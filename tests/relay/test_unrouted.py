@@ -9,8 +9,10 @@ from app.database.connection import Connection
 from app.relay.unrouted import SPAN, Routing, unrouted_of
 from app.runtime.state import Runtime
 from app.store.relay.unrouted import count, counted, topics_after
+from app.store.retention.days import partition_name
 from app.topic_patterns import TopicPatterns
 from tests.support.check_responder import Responder
+from tests.support.days import write_transactions
 from tests.support.processes import Service
 from tests.support.relay_stepping import order, publish, subscribe
 
@@ -103,3 +105,25 @@ async def test_a_paused_subscription_shows_the_lag_of_its_slowest_shard(
     await Routing().step(runtime, runtime.clock.now())
     assert metric(runtime, "halfnote_relay_lag_messages{") == 2
     assert metric(runtime, "halfnote_relay_lag_seconds{") >= 30
+
+
+async def test_a_plan_that_was_made_while_the_day_was_empty_reads_no_whole_day_later(
+    runtime: Runtime, db: Connection
+) -> None:
+    await db.execute("vacuum analyze outbox")
+    routing, now = Routing(), runtime.clock.now()
+    # From the sixth time on, a session may keep one plan for any values.
+    for _ in range(7):
+        await routing.step(runtime, now)
+    await write_transactions(db, now, 3000)
+    assert (await routing.step(runtime, now)).done == 3000
+    # The pool lends its connections in turn.
+    for lend in (runtime.database.keyed, *[runtime.database.connection] * runtime.settings.pool_size):
+        async with lend() as used:
+            await used.execute("select pg_stat_force_next_flush()")
+    found = await db.fetchrow(
+        "select seq_tup_read as whole, idx_tup_fetch as by_index from pg_stat_user_tables where relname = $1",
+        partition_name("outbox", now.date()),
+    )
+    assert found is not None
+    assert (found["whole"], found["by_index"] >= 3000) == (0, True)
