@@ -11,6 +11,7 @@ import typer
 from app.cli.api_client import DEFAULT_URL, Url, own_key, trusted
 from app.cli.errors import WRONG_USAGE, Refusal
 from app.cli.finite import finite
+from app.lifecycle.signals import hangup_as_sigterm
 from app.observability.logs import set_up_logs
 
 PORT = 8081
@@ -93,7 +94,7 @@ def rocketmq(
     remoting_address: RemotingAddress = None,
     operations_port: OperationsPort = None,
 ) -> None:
-    """Serve RocketMQ clients, on the HTTP API of a running Halfnote. Ends at SIGTERM.
+    """Serve RocketMQ clients, on the HTTP API of a running Halfnote. Ends at SIGTERM, or when its terminal is closed.
 
     RocketMQ 5 clients use gRPC, RocketMQ 4 clients and those of 5 for remoting use --remoting-port.
     """
@@ -141,7 +142,8 @@ def rocketmq(
         operations_port=operations_port,
     )
     try:
-        asyncio.run(serve_gateway(options))
+        with hangup_as_sigterm():
+            asyncio.run(serve_gateway(options))
     except CannotListen as error:
         raise Refusal(str(error)) from None
 

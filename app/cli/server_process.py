@@ -19,7 +19,7 @@ import uvicorn
 from anyio.from_thread import start_blocking_portal
 
 from app.cli.errors import WRONG_USAGE, Refusal
-from app.cli.leaving import hangup_as_sigterm, leaving
+from app.cli.leaving import leaving
 from app.cli.os_user import person
 from app.cli.refusals import refusals
 from app.cli.standard_output import discard_output
@@ -29,6 +29,7 @@ from app.config import BadOidcSecretFile, ProcessRole, Settings
 from app.database.connection import refuse_unusable
 from app.embedded_postgres import EmbeddedPostgres
 from app.lifecycle.database import database_url, migrate_embedded
+from app.lifecycle.signals import hangup_as_sigterm
 from app.lifecycle.startup import log_open_networks, server_certificate
 from app.migrate import head, migrate
 from app.observability.logs import set_up_logs

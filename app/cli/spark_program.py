@@ -12,7 +12,7 @@ from pathlib import Path
 from types import FrameType
 
 from app.cli.errors import WRONG_USAGE, Refusal
-from app.cli.leaving import hangup_as_sigterm
+from app.lifecycle.signals import hangup_as_sigterm
 
 NEEDED = ("pyspark", "psycopg", "pyarrow", "jinja2", "matplotlib")
 OLDEST_JAVA = 17

@@ -1,6 +1,7 @@
-"""Start the shutdown at SIGTERM or SIGINT, before the web server passes it on."""
+"""Start the shutdown at SIGTERM or SIGINT, before the web server passes it on; treat a closed terminal as SIGTERM."""
 
 import asyncio
+import os
 import signal
 import threading
 from collections.abc import Callable, Iterator
@@ -15,7 +16,8 @@ def on_shutdown_signal(begin: Callable[[], None]) -> Iterator[None]:
     """Call `begin` in the running event loop as soon as SIGTERM or SIGINT comes, and pass the signal on.
 
     The web server notifies the app only after the last answer. Background work ends meanwhile, so that both keep one
-    time limit. Outside the main thread, which cannot handle signals, it does nothing.
+    time limit. SIGHUP counts as SIGTERM: plain uvicorn would end at it. Outside the main thread, which cannot handle
+    signals, it does nothing.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
@@ -33,7 +35,29 @@ def on_shutdown_signal(begin: Callable[[], None]) -> Iterator[None]:
     for number in handled:
         signal.signal(number, both)
     try:
-        yield
+        with hangup_as_sigterm():
+            yield
     finally:
         for number in handled:
             signal.signal(number, before[number])
+
+
+@contextmanager
+def hangup_as_sigterm() -> Iterator[None]:
+    """Treat SIGHUP, which a closed terminal sends, as SIGTERM. Where it is ignored, as below `nohup`, it stays so."""
+    if os.name != "posix" or signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
+        yield
+        return
+    before = signal.signal(signal.SIGHUP, _hung_up)
+    try:
+        yield
+    finally:
+        # After a hang-up it stays ignored, until the process ends.
+        if signal.getsignal(signal.SIGHUP) is _hung_up:
+            signal.signal(signal.SIGHUP, before)
+
+
+def _hung_up(number: int, frame: FrameType | None) -> None:
+    # The shell and the kernel may each send one. A second one must not interrupt the orderly end.
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    signal.raise_signal(signal.SIGTERM)

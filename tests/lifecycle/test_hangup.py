@@ -1,4 +1,4 @@
-"""A closed terminal ends `halfnote serve` as SIGTERM does: requests are answered, and no Postgres is left."""
+"""A closed terminal ends a service as SIGTERM does: requests are answered, and no Postgres is left."""
 
 import asyncio
 import fcntl
@@ -44,9 +44,24 @@ def hang_up(service: Service) -> None:
 
 
 async def test_a_hangup_answers_requests_in_flight(served: Service, dsn: str, db: Connection) -> None:
-    await register_group(db, "shop")
     await served.start()
     await served.until_ready()
+    assert await hung_up_with_a_request_in_flight(served, dsn, db) == 0
+
+
+async def test_a_hangup_of_plain_uvicorn_answers_requests_in_flight(data_dir: Path, dsn: str, db: Connection) -> None:
+    service = Service(data_dir, HALFNOTE_DATABASE_URL=dsn)
+    await service.start()
+    try:
+        # Uvicorn raises the signal again that ended it.
+        assert await hung_up_with_a_request_in_flight(service, dsn, db) == -signal.SIGTERM
+    finally:
+        service.stop()
+
+
+async def hung_up_with_a_request_in_flight(served: Service, dsn: str, db: Connection) -> int:
+    """Return the exit status of a service that is hung up while a half waits for the database, and answers it."""
+    await register_group(db, "shop")
     assert served.process is not None
     async with httpx.AsyncClient(base_url=served.url, timeout=WITHIN_S) as client:
         async with halves_held_up(dsn):
@@ -57,10 +72,11 @@ async def test_a_hangup_answers_requests_in_flight(served: Service, dsn: str, db
             # The shell and the kernel may each send it.
             hang_up(served)
         assert (await half).status_code == 201
-    assert await asyncio.to_thread(served.process.wait, WITHIN_S) == 0
+    status = await asyncio.to_thread(served.process.wait, WITHIN_S)
     said = served.log.read_text()
     assert "process_died" not in said
     assert "Traceback" not in said
+    return status
 
 
 async def test_a_hangup_that_nohup_ignores_stays_ignored(served: Service) -> None:

@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import AsyncIterator
@@ -10,6 +11,7 @@ from pathlib import Path
 
 import grpc
 import grpc.aio
+import httpx
 import pytest
 import pytest_asyncio
 
@@ -216,3 +218,46 @@ async def test_tls_and_a_certificate_that_is_renewed(tmp_path: Path) -> None:
                 await routed(plain)
     finally:
         assert gateway.stop() == 0
+
+
+async def test_a_hangup_answers_calls_in_flight(tmp_path: Path) -> None:
+    """A closed terminal ends the gateway as SIGTERM does."""
+    asked, answer = asyncio.Event(), asyncio.Event()
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """Be a service whose answers take as long as the test wants."""
+        await reader.readuntil(b"\r\n\r\n")
+        asked.set()
+        await answer.wait()
+        writer.write(b"HTTP/1.1 503 Unavailable\r\nContent-Length: 0\r\nConnection: close\r\n\r\n")
+        writer.close()
+
+    async with await asyncio.start_server(serve, "127.0.0.1", 0) as service:
+        url = f"http://127.0.0.1:{service.sockets[0].getsockname()[1]}"
+        gateway = GatewayProcess(tmp_path, url, "--operations-port", "0")
+        await gateway.start()
+        try:
+            assert gateway.process is not None
+            async with grpc.aio.insecure_channel(gateway.endpoint) as channel:
+                request = SendMessageRequest(messages=[message_of("order", b"x")])
+                call = asyncio.create_task(RocketClient(channel).call("SendMessage", request))
+                await asked.wait()
+                gateway.process.send_signal(signal.SIGHUP)
+                await until_draining(gateway)
+                # The shell and the kernel may each send it.
+                gateway.process.send_signal(signal.SIGHUP)
+                answer.set()
+                assert codes_of([await call]) == ["PROXY_TIMEOUT"]
+            assert await asyncio.to_thread(gateway.process.wait, 60) == 0
+        finally:
+            answer.set()
+            gateway.stop()
+    assert "Traceback" not in gateway.log.read_text()
+
+
+async def until_draining(gateway: GatewayProcess) -> None:
+    """Wait until a gateway says that it ends."""
+    async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{gateway.operations_port}", trust_env=False) as probe:
+        async with asyncio.timeout(60):
+            while (await probe.get("/readyz")).status_code == 200:
+                await asyncio.sleep(0.01)
