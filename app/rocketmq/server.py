@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import logging
 import signal
 import ssl
 from dataclasses import dataclass
@@ -41,6 +42,8 @@ IDLE_MS = 120_000
 STREAMS_MAX = 1000
 # Calls may end in this time after a signal.
 GRACE_S = 5.0
+# The logger of gRPC, and its error when it cannot send an answer because the call has ended.
+GRPC_LOGGER, NOT_SENT = "grpc._cython.cygrpc", "ExecuteBatchError"
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +72,7 @@ class CannotListen(Exception):
 
 async def serve_gateway(options: GatewayOptions) -> None:
     """Serve until SIGTERM or SIGINT. Raises CannotListen."""
+    logging.getLogger(GRPC_LOGGER).addFilter(_without_ended_calls)
     metrics = GatewayMetrics()
     operations = OperationsServer(metrics)
     api = HalfnoteApi(options.url, options.verify, metrics)
@@ -123,6 +127,15 @@ async def serve_gateway(options: GatewayOptions) -> None:
             await renewing
         await operations.stop()
         await api.aclose()
+
+
+def _without_ended_calls(record: logging.LogRecord) -> bool:
+    """Return False for the answer to a call that has ended.
+
+    gRPC says nothing of it if it knows already that the client has left. It learns so too late where it ends the call
+    itself, as with a request that is too large uncompressed: the handler then answers that no request came.
+    """
+    return record.exc_info is None or record.exc_info[0] is None or record.exc_info[0].__name__ != NOT_SENT
 
 
 def _channel_options(options: GatewayOptions) -> list[tuple[str, int]]:

@@ -28,6 +28,8 @@ from tests.support.processes import ROOT
 
 __all__ = ["run_alone"]
 
+ROUNDS = 10
+
 # The beginning of an HTTP/2 connection, and its first frame without settings.
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 SETTINGS = b"\x00\x00\x00\x04\x00\x00\x00\x00\x00"
@@ -184,6 +186,25 @@ async def test_a_small_request_that_is_giant_uncompressed_is_refused(tmp_path: P
             assert await routed(channel) == "OK"
     finally:
         assert gateway.stop() == 0
+
+
+async def test_a_client_that_leaves_while_its_request_is_refused_leaves_no_traceback(tmp_path: Path) -> None:
+    gateway = GatewayProcess(tmp_path, "http://127.0.0.1:9")
+    await gateway.start()
+    request = SendMessageRequest(messages=[message_of("order", bytes(40_000_000))])
+    try:
+        # gRPC learns of the end of the call before or after the gateway answers it.
+        for _ in range(ROUNDS):
+            async with grpc.aio.insecure_channel(gateway.endpoint) as channel:
+                send = channel.unary_unary(f"/{SERVICE}/SendMessage", SendMessageRequest.SerializeToString)
+                metadata = RocketClient(channel).metadata
+                with pytest.raises(grpc.aio.AioRpcError):
+                    await send(request, metadata=metadata, compression=grpc.Compression.Gzip, timeout=60)
+        async with grpc.aio.insecure_channel(gateway.endpoint) as channel:
+            assert await routed(channel) == "OK"
+    finally:
+        assert gateway.stop() == 0
+    assert "Traceback" not in gateway.log.read_text()
 
 
 async def routed(channel: grpc.aio.Channel) -> str:
