@@ -572,7 +572,8 @@ class Settings(BaseSettings):
         if info.field_name == "public_url":
             if parts.path not in ("", "/"):
                 raise ValueError("must have no path: the console is at /console")
-            return value.rstrip("/")
+            # The case of a scheme has no meaning. `urlsplit` returns it in lower case.
+            return (parts.scheme + value[len(parts.scheme) :]).rstrip("/")
         return value
 
     @model_validator(mode="after")

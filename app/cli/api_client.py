@@ -142,7 +142,7 @@ def _problem(answer: httpx.Response) -> dict[str, Any]:
 
 def trusted(url: str) -> ssl.SSLContext | bool:
     """Return the context for https: public CAs, or those of SSL_CERT_FILE, and those of HALFNOTE_CA_FILE."""
-    if not url.startswith("https:"):
+    if not url.lower().startswith("https:"):
         return True
     context = httpx.create_ssl_context()
     if file := os.environ.get("HALFNOTE_CA_FILE"):

@@ -13,7 +13,7 @@ def trusted(url: str) -> ssl.SSLContext | bool:
 
     SSL_CERT_FILE and SSL_CERT_DIR replace the public CAs. Raises ValueError if the file is unusable.
     """
-    if not url.startswith("https:"):
+    if not url.lower().startswith("https:"):
         # Reading the CAs takes a while.
         return True
     context = httpx.create_ssl_context()

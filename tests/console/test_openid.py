@@ -330,8 +330,11 @@ async def test_a_sign_in_lasts_ten_minutes(start: Callable[..., Any], issuer: Ha
     assert sign_in_of(runtime, {"headers": [(b"cookie", forged)]}) is None
 
 
-async def test_the_cookies_are_for_tls_behind_tls(start: Callable[..., Any], issuer: HandMadeIssuer) -> None:
-    runtime, _ = await start(**issuer.settings(public_url="https://halfnote.example.com"))
+@pytest.mark.parametrize("scheme", ["https", "HTTPS"])
+async def test_the_cookies_are_for_tls_behind_tls(
+    start: Callable[..., Any], issuer: HandMadeIssuer, scheme: str
+) -> None:
+    runtime, _ = await start(**issuer.settings(public_url=f"{scheme}://halfnote.example.com"))
     async with client_of(runtime) as client:
         answer = await client.get(BEGIN)
         assert "redirect_uri=https%3A%2F%2Fhalfnote.example.com%2Fconsole" in answer.headers["location"]

@@ -256,10 +256,10 @@ async def test_the_command_and_the_client_trust_a_private_ca(
 ) -> None:
     url = served.service.url
 
-    def ready() -> object:
+    def ready(url: str = url) -> object:
         return call(url, "GET", "/readyz")["status"]
 
-    async def send() -> None:
+    async def send(url: str) -> None:
         """By aiohttp, then by httpx."""
         async with TransactionProducer(url, group="shop") as producer:
             await producer.send_plain(Outgoing(TOPIC, {"n": 1}))
@@ -267,16 +267,18 @@ async def test_the_command_and_the_client_trust_a_private_ca(
         async with TransactionProducer(url, group="shop", transport=transport) as producer:
             await producer.send_plain(Outgoing(TOPIC, {"n": 1}))
 
-    def send_in_thread() -> None:
+    def send_in_thread(url: str) -> None:
         with SyncTransactionProducer(url, group="shop") as producer:
             producer.send_plain(Outgoing(TOPIC, {"n": 1}))
 
     with pytest.raises(Refusal, match="HALFNOTE_CA_FILE"):
         await asyncio.to_thread(ready)
     monkeypatch.setenv("HALFNOTE_CA_FILE", str(served.authority.file))
-    assert await asyncio.to_thread(ready) == "ready"
-    await send()
-    await asyncio.to_thread(send_in_thread)
+    # The case of a scheme has no meaning.
+    for one in (url, url.replace("https", "HTTPS")):
+        assert await asyncio.to_thread(ready, one) == "ready"
+        await send(one)
+        await asyncio.to_thread(send_in_thread, one)
     monkeypatch.setenv("HALFNOTE_CA_FILE", str(tmp_path / "missing"))
     with pytest.raises(Refusal, match="is no readable PEM file of CAs: No such file"):
         await asyncio.to_thread(ready)
