@@ -190,14 +190,20 @@ class Place:
                 self._begin(now)
             return True
         if self.child.exitcode is None and self.child.hangs:
-            log.error("process_hangs", role=self.role, pid=self.child.pid)
-            self.child.process.kill()
-            self.child.process.join()
+            self._kill(self.child)
+            return True
         if self.child.exitcode is None:
             self.child.ask(now)
             self.served = self.served or self.child.serves
             return True
         return self._died(self.child, now)
+
+    def _kill(self, child: Child) -> None:
+        """Kill a child that hangs. A later turn replaces it: one that waits for a disk ends later, or never."""
+        if not self._killed:
+            self._killed = True
+            log.error("process_hangs", role=self.role, pid=child.pid)
+            child.process.kill()
 
     def _begin(self, now: float) -> None:
         try:
@@ -207,6 +213,7 @@ class Place:
             self._rest(now, steady=False)
             log.error("process_not_started", role=self.role, because=str(error), restart_s=self._pause_s)
         else:
+            self._killed = False
             log.info("process_started", role=self.role, pid=self.child.pid)
 
     def _died(self, child: Child, now: float) -> bool:

@@ -219,3 +219,34 @@ def test_a_child_that_does_not_end_is_killed_once() -> None:
     for now in (0.0, 5.0, 11.0, 11.1, 30.0):
         place.tell(now, within_s=10.0)
     assert acts == ["told", "killed"]
+
+
+def test_a_killed_child_that_does_not_end_delays_nothing(tmp_path: Path) -> None:
+    """A process that waits for a disk takes no signal, not even SIGKILL."""
+    acts: list[str] = []
+
+    def start(role: str) -> Any:
+        acts.append("started")
+        return DeadChild(0.0)
+
+    place = Place("api", start, None)
+    pipe = SimpleNamespace(close=lambda: None)
+    process = SimpleNamespace(kill=lambda: acts.append("killed"), join=lambda: acts.append("waited"))
+    hanging = SimpleNamespace(
+        pid=1,
+        hangs=True,
+        exitcode=None,
+        started_at=0.0,
+        process=process,
+        parent_conn=pipe,
+        child_conn=pipe,
+        ask=lambda now: None,
+    )
+    place.child, place.served = hanging, True  # type: ignore[assignment]
+    for now in (STEADY_AFTER_S, STEADY_AFTER_S + 1):
+        assert place.turn(now)
+    assert acts == ["killed"]
+    hanging.exitcode = -signal.SIGKILL
+    for now in (STEADY_AFTER_S + 2, STEADY_AFTER_S + 2):
+        assert place.turn(now)
+    assert acts == ["killed", "started"]
