@@ -357,6 +357,15 @@ class ReplayOver(Problem):
     status, slug, title = 409, "replay-over", "The replay is over"
 
 
+class ReplayRunning(Problem):
+    """A replay of the same messages to this subscription runs already: `replay_id`, up to the offset `until`.
+
+    Another one would send each of them twice. Wait for its end, or cancel it.
+    """
+
+    status, slug, title = 409, "replay-running", "The same replay is running"
+
+
 class TooManyReplays(Problem):
     """The subscription already runs the maximum number of replays (`limit`). Wait for one to end, or cancel one."""
 

@@ -1,12 +1,21 @@
 """Replays: send a part of the log to one subscription again, with the same message ids."""
 
+from datetime import datetime
 from typing import Annotated
 
 from fastapi import APIRouter, Path, Query
 from fastapi.responses import JSONResponse
 
 from app.database.connection import Connection
-from app.errors import Invalid, LogGone, ReplayOver, ReplayUnknown, SubscriptionUnknown, TooManyReplays
+from app.errors import (
+    Invalid,
+    LogGone,
+    ReplayOver,
+    ReplayRunning,
+    ReplayUnknown,
+    SubscriptionUnknown,
+    TooManyReplays,
+)
 from app.operations.audit import acting_person, audit_entry
 from app.permissions import Caller
 from app.routers.dependencies import CallerDep, RuntimeDep, problems
@@ -45,7 +54,7 @@ ReplayId = Annotated[int, Path(ge=1, le=ID_MAX, description="the id in the answe
     summary="Send a part of the log again",
     responses={
         200: {"model": ReplayPreview, "description": "`dry_run`: what the replay would send"},
-        **problems(SubscriptionUnknown, Invalid, LogGone, TooManyReplays),
+        **problems(SubscriptionUnknown, Invalid, LogGone, ReplayRunning, TooManyReplays),
     },
 )
 async def post_replay(
@@ -54,9 +63,10 @@ async def post_replay(
     """Send the matching messages of a part of the log to this subscription again, beside its live delivery.
 
     Messages keep their ids, and `halfnote-replay` names the replay. A replay has its own retries and dead letters,
-    keeps the order by key within itself, and shares the subscription's rate. At most 10 replays run at once. The scope
-    of a subscriber's key must include every topic of the subscription. With `dry_run` nothing is sent: the answer has
-    the part and how many messages match.
+    keeps the order by key within itself, and shares the subscription's rate. At most 10 replays run at once, and none
+    twice: a repeated request is refused as long as its first replay runs (`replay-running`). Without `until`, one with
+    the same `from` and filters is the same. The scope of a subscriber's key must include every topic of the
+    subscription. With `dry_run` nothing is sent: the answer has the part and how many messages match.
     """
     if wanted.dry_run:
         return JSONResponse((await preview_replay(name, wanted, runtime, caller)).model_dump(mode="json"))
@@ -87,14 +97,29 @@ async def start_replay(name: str, wanted: ReplayRequest, runtime: Runtime, calle
         filters = wanted.filters.model_dump(mode="json", exclude_none=True) if wanted.filters else None
         actor = acting_person(caller, wanted.actor)
         asked = NewReplay(subscription.subscription_id, after, last, filters or None, actor, wanted.reason)
-        made = await store.start(connection, asked, RUNNING_MAX, now)
-        if made is not None:
-            await record(connection, _replay_act(caller, name, made, wanted), now)
+        made = await begin(connection, name, asked, now, to_newest=wanted.until is None)
+        await record(connection, _replay_act(caller, name, made, wanted), now)
+    return replay_answer(name, made)
+
+
+async def begin(
+    connection: Connection, name: str, asked: NewReplay, now: datetime, *, to_newest: bool = False
+) -> StoredReplay:
+    """Store a replay of the subscription `name`, whose row is locked. Raises ReplayRunning or TooManyReplays."""
+    same = await store.same_running(connection, asked, to_newest=to_newest)
+    if same is not None:
+        raise ReplayRunning(
+            f"Replay {same.replay_id} of `{name}` sends the same messages, up to offset {same.until}, and is running. "
+            "Wait for its end, or cancel it.",
+            replay_id=same.replay_id,
+            until=same.until,
+        )
+    made = await store.start(connection, asked, RUNNING_MAX, now)
     if made is None:
         raise TooManyReplays(
             f"{RUNNING_MAX} replays of `{name}` are running. Wait for one to end, or cancel one.", limit=RUNNING_MAX
         )
-    return replay_answer(name, made)
+    return made
 
 
 @router.get("/{name}/replays", summary="List a subscription's replays", responses=problems(SubscriptionUnknown))

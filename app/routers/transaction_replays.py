@@ -11,6 +11,7 @@ from app.errors import (
     Invalid,
     LogGone,
     NotCommitted,
+    ReplayRunning,
     SubscriptionUnknown,
     TooManyReplays,
     TransactionUnknown,
@@ -18,7 +19,7 @@ from app.errors import (
 from app.operations.audit import acting_person, audit_entry
 from app.routers.dependencies import CallerDep, RuntimeDep, problems
 from app.routers.end import unknown_transaction
-from app.routers.replays import RUNNING_MAX, replay_answer
+from app.routers.replays import begin, replay_answer
 from app.routers.subscription_lookup import known
 from app.routers.transactions import TransactionId
 from app.schemas.fields import Actor, Name, Position, Reason, Strict
@@ -49,7 +50,14 @@ class TransactionReplay(Strict):
     status_code=202,
     summary="Send the messages of a transaction to one subscription again",
     responses=problems(
-        TransactionUnknown, NotCommitted, DayGone, SubscriptionUnknown, Invalid, LogGone, TooManyReplays
+        TransactionUnknown,
+        NotCommitted,
+        DayGone,
+        SubscriptionUnknown,
+        Invalid,
+        LogGone,
+        ReplayRunning,
+        TooManyReplays,
     ),
 )
 async def replay_transaction(
@@ -59,7 +67,7 @@ async def replay_transaction(
 
     Messages keep their ids, and `halfnote-replay` names the replay. A message that was never delivered, because the
     subscription is newer or was changed, is sent as well. One that is still waiting is delivered twice. A paused
-    subscription gets it when it is resumed.
+    subscription gets it when it is resumed. A repeated request is refused as long as its first replay runs.
     """
     now = runtime.clock.now()
     async with runtime.request_pool.transaction() as connection:
@@ -74,8 +82,7 @@ async def replay_transaction(
             actor = acting_person(caller, wanted.actor)
             part = (offsets[0] - 1, offsets[-1])
             asked = NewReplay(subscription.subscription_id, *part, None, actor, wanted.reason)
-            made = await store.start(connection, asked, RUNNING_MAX, now)
-        if made is not None:
+            made = await begin(connection, subscription.name, asked, now)
             said = audit_entry(
                 caller,
                 "transaction.replay",
@@ -86,13 +93,8 @@ async def replay_transaction(
                 replay_id=made.replay_id,
             )
             await record(connection, said, now)
-    if standing is None:
-        raise await unknown_transaction(runtime, transaction_id)
     if made is None:
-        raise TooManyReplays(
-            f"{RUNNING_MAX} replays of `{subscription.name}` are running. Wait for one to end, or cancel one.",
-            limit=RUNNING_MAX,
-        )
+        raise await unknown_transaction(runtime, transaction_id)
     return replay_answer(subscription.name, made)
 
 

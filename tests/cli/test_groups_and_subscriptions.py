@@ -209,6 +209,9 @@ def test_replays_are_begun_shown_and_cancelled(run: Run, url: str, group: str, t
     run("subscriptions", "pause", name)
     again = run("subscriptions", "replay", name, "--from", "earliest", "--until", str(offsets[1]), "--json").json
     assert (again["until"], again["actor"]) == (offsets[1], "dana")
+    twice = run("subscriptions", "replay", name, "--from", "earliest", "--until", str(offsets[1]))
+    assert (twice.code, twice.out) == (1, "")
+    assert f"Replay {again['replay_id']} of `{name}` sends the same messages" in twice.err
     assert run("subscriptions", "cancel-replay", name, str(again["replay_id"])).code == 0
     listed = run("subscriptions", "replays", name).out
     assert "cancelled" in listed

@@ -19,4 +19,8 @@ def test_a_transaction_is_sent_to_one_subscription_again(run: Run, url: str, gro
     [replay] = run("subscriptions", "replays", "resent-mailer", "--json").json
     assert f"Replay {replay['replay_id']} has begun" in done.out
     assert (replay["reason"], replay["actor"]) == ("lost", "dana")
+    twice = run(*asked)
+    assert (twice.code, twice.out) == (1, "")
+    assert f"Replay {replay['replay_id']} of `resent-mailer` sends the same messages" in twice.err
+    assert run("subscriptions", "cancel-replay", "resent-mailer", str(replay["replay_id"])).code == 0
     assert run(*asked, "--json").json["subscription"] == "resent-mailer"

@@ -556,6 +556,10 @@ async def test_a_replay_is_counted_before_it_begins(client: httpx.AsyncClient, d
     assert row is not None
     assert tuple(row) == (first, last, "the mailer lost them")
     assert ("subscription.replay", "the mailer lost them") in await audited(db)
+    # A second click.
+    twice = await client.post(path, data={**hidden, "reason": "the mailer lost them"}, headers=origin)
+    assert twice.status_code == 409
+    assert "sends the same messages" in twice.text
     for since in (str(last + 9), "yesterday", "²"):
         refused = await submit(client, path, since=since, reason="x")
         assert (refused.status_code, "from" in refused.text) == (422, True), since

@@ -336,6 +336,7 @@ async def test_a_replay_of_old_messages_waits_from_its_start(
         replay = {"from": "earliest", "reason": "a test"}
         assert (await client.post("/subscriptions/mailer/replay", json=replay)).status_code == 202
         await turn_until(relay, runtime, lambda: db.fetchval("select count(*) = 6 from receipt"))
+        await turn_until(relay, runtime, lambda: db.fetchval("select state = 'done' from replay"))
         await client.post("/subscriptions/mailer/pause")
         assert (await client.post("/subscriptions/mailer/replay", json=replay)).status_code == 202
         await counted(relay, runtime)

@@ -1,5 +1,6 @@
 """Requests for replays: the part of the log that they cover, refusals, their states, and their end."""
 
+import asyncio
 from collections.abc import AsyncIterator
 from datetime import datetime, timedelta
 from typing import Any
@@ -178,11 +179,44 @@ async def test_lists_show_the_newest_first_in_pages(client: httpx.AsyncClient, s
 
 
 async def test_only_so_many_run_at_once(client: httpx.AsyncClient, sent: list[int]) -> None:
-    made = [await ask(client, from_="earliest") for _ in range(11)]
-    assert [answer.status_code for answer in made] == [202] * 10 + [409]
-    assert (made[-1].json()["type"], made[-1].json()["limit"]) == ("/problems/too-many-replays", 10)
+    made = [await ask(client, from_="earliest", until={"offset": offset}) for offset in sent]
+    assert [answer.status_code for answer in made] == [202] * 10
+    refused = await ask(client, from_={"offset": sent[1]})
+    assert (refused.json()["type"], refused.json()["limit"]) == ("/problems/too-many-replays", 10)
     await client.delete(f"/subscriptions/mailer/replays/{made[0].json()['replay_id']}")
-    assert (await ask(client, from_="earliest")).status_code == 202
+    assert (await ask(client, from_={"offset": sent[1]})).status_code == 202
+
+
+async def test_the_same_one_does_not_run_twice(client: httpx.AsyncClient, sent: list[int], db: Connection) -> None:
+    """A caller without an answer repeats the request."""
+    part = {"from_": {"offset": sent[1]}, "until": {"offset": sent[3]}, "filters": {"tags": ["b", "a"]}}
+    answers = await asyncio.gather(*(ask(client, **part) for _ in range(2)))
+    made, refused = sorted((one.json() for one in answers), key=lambda one: "detail" in one)
+    assert sorted(one.status_code for one in answers) == [202, 409]
+    assert (refused["type"], refused["until"]) == ("/problems/replay-running", sent[3])
+    assert refused["replay_id"] == made["replay_id"]
+    assert f"Replay {made['replay_id']} of `mailer`" in refused["detail"]
+    others = ({"from_": {"offset": sent[0]}}, {"until": {"offset": sent[4]}}, {"filters": {"tags": ["a"]}})
+    for other in (*others, {"filters": None}):
+        assert (await ask(client, **{**part, **other})).status_code == 202
+    await client.put("/subscriptions/other", json=SHAPE)
+    same = {"from": part["from_"], "until": part["until"], "filters": part["filters"]}
+    assert (await client.post("/subscriptions/other/replay", json=same)).status_code == 202
+    await client.delete(f"/subscriptions/mailer/replays/{made['replay_id']}")
+    assert (await ask(client, **part)).status_code == 202
+    assert await db.fetchval("select count(*) from audit where what = 'subscription.replay'") == 7
+
+
+async def test_the_newest_message_of_a_repeated_request_may_be_newer(
+    client: httpx.AsyncClient, sent: list[int]
+) -> None:
+    made = (await ask(client, from_="earliest")).json()
+    [newest] = await publish(client, order(11))
+    refused = (await ask(client, from_="earliest")).json()
+    assert (refused["type"], refused["replay_id"]) == ("/problems/replay-running", made["replay_id"])
+    after = made["until"] + 1
+    assert (await ask(client, from_={"offset": after})).json()["until"] == newest
+    assert (await ask(client, from_="earliest", until={"offset": newest})).status_code == 202
 
 
 async def test_a_cancelled_one_leaves_nothing_to_retry(

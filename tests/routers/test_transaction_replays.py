@@ -105,9 +105,19 @@ async def test_what_cannot_be_sent_is_refused(client: httpx.AsyncClient, db: Con
 
 async def test_a_subscription_has_a_limit_of_replays(client: httpx.AsyncClient, group: str) -> None:
     await subscription(client, "mailer")
-    transaction_id, _ = await committed(client)
-    answers = [await ask(client, transaction_id) for _ in range(11)]
+    ids = [(await committed(client))[0] for _ in range(11)]
+    answers = [await ask(client, transaction_id) for transaction_id in ids]
     assert [one.status_code for one in answers] == [202] * 10 + [409]
+    assert answers[-1].json()["type"] == "/problems/too-many-replays"
+
+
+async def test_the_same_one_does_not_run_twice(client: httpx.AsyncClient, group: str) -> None:
+    await subscription(client, "mailer")
+    transaction_id, _ = await committed(client)
+    made = (await ask(client, transaction_id)).json()
+    refused = (await ask(client, transaction_id)).json()
+    assert (refused["type"], refused["replay_id"]) == ("/problems/replay-running", made["replay_id"])
+    assert (await ask(client, transaction_id, position=2)).status_code == 202
 
 
 @pytest.mark.parametrize("missing", ["subscription", "reason"])

@@ -29,6 +29,15 @@ where $8 > (select count(*) from replay where subscription_id = $1 and state = '
 returning {COLUMNS}
 """  # noqa: S608 -- names of columns
 
+# The caller has locked the subscription's row, so that two equal requests cannot look at the same time. Served by
+# replay_running.
+SAME = f"""
+select {COLUMNS} from replay
+where subscription_id = $1 and state = 'running' and after = $2 and ($3::bigint is null or until = $3)
+  and filters is not distinct from $4::jsonb
+order by replay_id limit 1
+"""  # noqa: S608 -- names of columns
+
 # Served by replay_subscription.
 PAGE = f"""
 select {COLUMNS} from replay where subscription_id = $1 and replay_id < $2 order by replay_id desc limit $3
@@ -164,9 +173,20 @@ async def running(connection: Connection) -> list[Replay]:
     return [Replay(**_fields(row)) for row in await connection.fetch(RUNNING)]
 
 
+async def same_running(connection: Connection, asked: NewReplay, *, to_newest: bool) -> StoredReplay | None:
+    """Return a running replay of the same part and filters as the one asked for, whose subscription is locked.
+
+    `to_newest`: it was asked for up to the newest message. The same request meant an earlier end before, so the end is
+    not compared.
+    """
+    until = None if to_newest else asked.until
+    row = await connection.fetchrow(SAME, asked.subscription_id, asked.after, until, _json(asked.filters))
+    return _stored(row) if row else None
+
+
 async def start(connection: Connection, asked: NewReplay, at_most: int, now: datetime) -> StoredReplay | None:
     """Store a replay of a subscription (locked by `one`); None if `at_most` of its replays run already."""
-    filters = None if asked.filters is None else msgspec.json.encode(asked.filters).decode()
+    filters = _json(asked.filters)
     row = await connection.fetchrow(
         START, asked.subscription_id, asked.after, asked.until, filters, asked.actor, asked.reason, now, at_most
     )
@@ -200,6 +220,10 @@ async def oldest(connection: Connection) -> int | None:
     """Return the lowest offset that a replay can still read, or None if there is none."""
     offset: int | None = await connection.fetchval(OLDEST)
     return offset
+
+
+def _json(filters: dict[str, Any] | None) -> str | None:
+    return None if filters is None else msgspec.json.encode(filters).decode()
 
 
 def _fields(row: Any) -> dict[str, Any]:
