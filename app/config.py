@@ -29,6 +29,12 @@ Accept = Literal["all", "ends"]
 Auth = Literal["off", "keys"]
 Topics = Literal["open", "declared"]
 MOST_WORKERS = 64
+# Beyond what one process can have. A number without a limit would overflow somewhere, long after the start.
+MOST_REQUESTS = 1_000_000
+MOST_MEMORY_BYTES = 1024**4
+LARGEST_DISK_BYTES = 1024**5
+# A statement of a flush carries whole bodies, and Postgres takes at most 1 GiB in one.
+LARGEST_BODY_BYTES = 256 * 1024 * 1024
 # No wait and no interval is longer: a day.
 LONGEST_WAIT_S = 86_400
 # 100 years. Times that are much longer have no date from which or to which they can be counted.
@@ -181,7 +187,7 @@ class Settings(BaseSettings):
     deny_networks: Annotated[tuple[str, ...], NoDecode] = Field(
         (), description="more denied networks, unless HALFNOTE_ALLOW_NETWORKS allows them, comma-separated"
     )
-    deny_ports: Annotated[tuple[int, ...], NoDecode] = Field(
+    deny_ports: Annotated[tuple[Annotated[int, Field(ge=1, le=65535)], ...], NoDecode] = Field(
         DENIED_PORTS,
         description="ports that checks, webhooks and brokers must not use, comma-separated; a broker may use the usual "
         "port of its kind",
@@ -224,7 +230,7 @@ class Settings(BaseSettings):
         description="most requests per second of a key in each process, unless the key has its own limit; above it 429",
     )
     key_in_flight_max: int | None = Field(
-        None, ge=1, description="most requests of one key in flight in each process; above it 429"
+        None, ge=1, le=MOST_REQUESTS, description="most requests of one key in flight in each process; above it 429"
     )
     request_timeout_s: float = Field(
         30.0,
@@ -255,23 +261,32 @@ class Settings(BaseSettings):
     connections_max: int = Field(
         10_000,
         ge=16,
+        le=MOST_REQUESTS,
         description="most open connections of each process; above it the connections that have been idle longest "
         "are closed",
     )
     in_flight_max: int = Field(
-        10_000, ge=1, description="most requests in flight in each process, except probes and metrics; above it 503"
+        10_000,
+        ge=1,
+        le=MOST_REQUESTS,
+        description="most requests in flight in each process, except probes and metrics; above it 503",
     )
     event_streams_max: int = Field(
-        200, ge=1, description="most open streams of `GET /events` in each process; above it 503 with Retry-After"
+        200,
+        ge=1,
+        le=MOST_REQUESTS,
+        description="most open streams of `GET /events` in each process; above it 503 with Retry-After",
     )
     bodies_max_bytes: int = Field(
         64 * 1024 * 1024,
         ge=1024,
+        le=MOST_MEMORY_BYTES,
         description="most bytes of all request bodies in flight in each process; above it 503 with Retry-After",
     )
     pool_size: int = Field(
         8,
         ge=2,
+        le=1000,
         description="database connections of each process, besides those that commit halves and ends; requests leave "
         "three of them to the loops and to /readyz",
     )
@@ -302,7 +317,10 @@ class Settings(BaseSettings):
     )
     batch_max: int = Field(500, ge=1, le=500, description="most requests in one flush")
     queue_max: int = Field(
-        10_000, ge=1, description="most requests that wait for a flush; above it 503 with Retry-After"
+        10_000,
+        ge=1,
+        le=MOST_REQUESTS,
+        description="most requests that wait for a flush; above it 503 with Retry-After",
     )
     linger_s: float = Field(
         0.001,
@@ -320,14 +338,25 @@ class Settings(BaseSettings):
     recent_halves_bytes: int = Field(
         16 * 1024 * 1024,
         ge=0,
+        le=MOST_MEMORY_BYTES,
         description="memory for halves without an end, whose messages then go to the relay of the same machine without "
         "being read from the database; 0 reads each message",
     )
 
-    body_limit_bytes: int = Field(4 * 1024 * 1024, ge=1024, description="the largest request body of a transaction")
-    context_limit_bytes: int = Field(4096, ge=0, description="the largest `context` of a half, as JSON")
+    body_limit_bytes: int = Field(
+        4 * 1024 * 1024,
+        ge=1024,
+        le=LARGEST_BODY_BYTES,
+        description="the largest request body of a transaction",
+    )
+    context_limit_bytes: int = Field(
+        4096, ge=0, le=LARGEST_BODY_BYTES, description="the largest `context` of a half, as JSON"
+    )
     headers_limit_bytes: int = Field(
-        8192, ge=0, description="the largest `headers` of one message, names and values together"
+        8192,
+        ge=0,
+        le=1024 * 1024,
+        description="the largest `headers` of one message, names and values together",
     )
     id_skew_s: int = Field(
         ID_SKEW_S,
@@ -417,6 +446,7 @@ class Settings(BaseSettings):
     database_disk_bytes: int | None = Field(
         None,
         ge=1,
+        le=LARGEST_DISK_BYTES,
         description="bytes that your own Postgres has for this database, for the metric of the hours until its disk is "
         "full; not set: the free space of the data directory with the embedded Postgres, otherwise not known",
     )
@@ -428,7 +458,7 @@ class Settings(BaseSettings):
         "up; otherwise it reads it at each turn",
     )
     check_concurrency: int = Field(
-        64, ge=1, description="most checks in flight in one worker, over all producer groups"
+        64, ge=1, le=10_000, description="most checks in flight in one worker, over all producer groups"
     )
 
     @field_validator("workers", mode="before")

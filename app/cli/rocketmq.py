@@ -22,6 +22,8 @@ CONNECTIONS = 4096
 TOPICS = 1000
 SETTINGS_BYTES = 1024 * 1024
 SETTINGS_PER_MINUTE = 60
+# gRPC has numbers of 32 bits.
+LARGEST_BYTES, MOST = 256 * 1024 * 1024, 1_000_000
 
 Host = Annotated[str, typer.Option(help="the address to listen on")]
 Port = Annotated[int, typer.Option(help="the port to listen on", min=0, max=65_535)]
@@ -50,30 +52,38 @@ OperationsPort = Annotated[
 ]
 BodyBytes = Annotated[
     int,
-    typer.Option(help="the largest body of a message; about 0.7 of the service's HALFNOTE_BODY_LIMIT_BYTES", min=1),
+    typer.Option(
+        help="the largest body of a message; about 0.7 of the service's HALFNOTE_BODY_LIMIT_BYTES",
+        min=1,
+        max=LARGEST_BYTES,
+    ),
 ]
 RequestTime = Annotated[
     float,
     typer.Option(
         help="seconds in which a request must arrive; a slower one ends, so that it holds no memory",
         min=0.1,
+        max=86_400,
         callback=finite,
     ),
 ]
 Connections = Annotated[
-    int, typer.Option(help="the most connections of each port; clients of further ones are refused", min=1)
+    int,
+    typer.Option(help="the most connections of each port; clients of further ones are refused", min=1, max=MOST),
 ]
 Topics = Annotated[
     int,
     typer.Option(
-        help="the most topics and producer groups that one client may name; the gateway works for each of them", min=1
+        help="the most topics and producer groups that one client may name; the gateway works for each of them",
+        min=1,
+        max=MOST,
     ),
 ]
 SettingsBytes = Annotated[
-    int, typer.Option(help="the largest settings that a RocketMQ 5 client may send of itself", min=1)
+    int, typer.Option(help="the largest settings that a RocketMQ 5 client may send of itself", min=1, max=LARGEST_BYTES)
 ]
 SettingsPerMinute = Annotated[
-    int, typer.Option(help="how often in a minute a RocketMQ 5 client may send its settings", min=1)
+    int, typer.Option(help="how often in a minute a RocketMQ 5 client may send its settings", min=1, max=MOST)
 ]
 
 

@@ -89,7 +89,6 @@ def settings_with(**flags: Any) -> Settings:
         return Settings()
     except ValidationError as error:
         first = error.errors()[0]
-        name = "_".join(str(part) for part in first["loc"]).upper()
-        # A fault of several settings names them in its text.
-        place = f"HALFNOTE_{name}: " if name else ""
+        # A fault of several settings names them in its text. Of a list only the setting is named, not the place in it.
+        place = f"HALFNOTE_{first['loc'][0]}: ".upper() if first["loc"] else ""
         raise Refusal(f"{place}{first['msg'].removeprefix('Value error, ')}", code=WRONG_USAGE) from None

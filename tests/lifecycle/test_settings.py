@@ -1,6 +1,8 @@
 """The environment as settings: variables that are no settings are named, and each form of a database URL is taken."""
 
+import re
 from datetime import UTC, datetime, timedelta
+from typing import get_args
 
 import pytest
 import structlog
@@ -94,6 +96,21 @@ def test_no_time_is_without_a_limit(name: str, value: str) -> None:
     """A larger one would overflow a date in a loop, long after the start."""
     with pytest.raises(ValidationError, match=f"{name}|{name.upper()}"):
         Settings(_env_file=None, **{name: value})
+
+
+INTEGERS = [
+    name for name, field in Settings.model_fields.items() if int in (field.annotation, *get_args(field.annotation))
+]
+
+
+@pytest.mark.parametrize("name", INTEGERS)
+def test_no_number_is_without_a_limit(name: str) -> None:
+    with pytest.raises(ValidationError) as refused:
+        Settings(_env_file=None, **{name: "1" + 18 * "0"})
+    # Further errors are of settings whose defaults depend on it.
+    error = refused.value.errors()[0]
+    assert error["loc"][0] == name
+    assert re.search(r"less than or equal to \d+|must be", error["msg"])
 
 
 def test_each_time_of_the_settings_can_be_counted_from_now() -> None:
